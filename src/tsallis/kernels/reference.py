@@ -1,0 +1,179 @@
+"""The ground truth: naive float64 versions of every operation, for tests and benchmarks alone.
+
+Nothing here is fast and nothing here is clever. A threshold is found by bisection without a graph; two Newton steps
+taken inside the graph then make autograd return every derivative of every order, in the scores and in alpha.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+BISECTIONS = 200
+
+
+def _columns(scores: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
+    scores = scores.double()
+    alpha = torch.as_tensor(alpha, dtype=torch.float64, device=scores.device)
+    if alpha.dim() > 0 and alpha.shape[-1] != 1:
+        raise ValueError(f"alpha must have size 1 along the last dimension, got {tuple(alpha.shape)}")
+    return scores, alpha.expand(*scores.shape[:-1], 1)
+
+
+def exp_alpha(u: Tensor, alpha: Tensor) -> Tensor:
+    r"""`[1 + (alpha-1) u]_+^{1/(alpha-1)}`, and `exp(u)` at alpha = 1, with derivatives of every order."""
+    eps = alpha - 1
+    inside = 1 + eps * u > 0
+    u = torch.where(inside, u, torch.zeros_like(u))
+    x = eps * u
+    # log1p(x)/eps = u * (log1p(x)/x), and log1p(x)/x has a removable singularity at 0: its Taylor series near it.
+    near = x.abs() < 1e-2
+    far = torch.where(near, torch.ones_like(x), x)
+    series = torch.zeros_like(x)
+    for n in range(12, -1, -1):
+        series = series * torch.where(near, x, torch.zeros_like(x)) + (-1.0) ** n / (n + 1)
+    ratio = torch.where(near, series, torch.log1p(far) / far)
+    return torch.where(inside, torch.exp(u * ratio), torch.zeros_like(u))
+
+
+def entmax(scores: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
+    r"""`argmax_p p.z + H_alpha(p)` over the last dimension, in float64, differentiable to every order.
+
+    -inf takes no part; a row with nothing left is all zeros.
+    """
+    scores, alpha = _columns(scores, alpha)
+    live = scores > -torch.inf
+    empty = ~live.any(-1, keepdim=True)
+    z = torch.where(live, scores, torch.zeros_like(scores))
+    top = torch.where(live, scores, -torch.inf).amax(-1, keepdim=True).detach()
+    z = z - torch.where(empty, torch.zeros_like(top), top)
+
+    # The unknown is y = -log(largest probability): thresholds of large alphas differ only beyond float64's digits.
+    eps = alpha - 1
+    steep = eps > 1
+
+    def probabilities(y: Tensor) -> Tensor:
+        e = torch.where(steep, eps, torch.ones_like(eps))
+        u = torch.exp(-e * y) + e * z
+        inside = live & (u > 0)
+        power = torch.where(inside, torch.where(inside, u, torch.ones_like(u)) ** (1 / e), torch.zeros_like(z))
+        small = torch.where(steep, torch.ones_like(eps), eps)
+        ratio = (1 - torch.exp(-small * y)) / torch.where(small == 0, torch.ones_like(small), small)
+        c = torch.where(small.abs() < 1e-9, y, ratio)
+        return torch.where(steep, power, torch.where(live, exp_alpha(z - c, alpha), torch.zeros_like(z)))
+
+    with torch.no_grad():
+        low = torch.zeros_like(alpha)
+        high = torch.full_like(alpha, math.log(max(scores.shape[-1], 1)))
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            above = probabilities(middle).sum(-1, keepdim=True) > 1
+            low = torch.where(above, middle, low)
+            high = torch.where(above, high, middle)
+        y = (low + high) / 2
+    for _ in range(2):
+        p = probabilities(y)
+        inside = p > 0
+        weight = torch.where(inside, torch.where(inside, p, torch.ones_like(p)) ** (2 - alpha), torch.zeros_like(p))
+        total = torch.where(empty, torch.ones_like(y), weight.sum(-1, keepdim=True)) * torch.exp(-eps * y)
+        y = y + (p.sum(-1, keepdim=True) - 1) / total * (~empty)
+    return probabilities(y)
+
+
+def tsallis_entropy(probs: Tensor, alpha: float | Tensor) -> Tensor:
+    r"""`(1 - sum p^alpha) / (alpha (alpha-1))`, Shannon's `-sum p log p` at alpha = 1."""
+    probs, alpha = _columns(probs, alpha)
+    inside = probs > 0
+    log_p = torch.where(inside, torch.where(inside, probs, torch.ones_like(probs)).log(), torch.zeros_like(probs))
+    at_one = alpha == 1
+    a = torch.where(at_one, torch.full_like(alpha, 2.0), alpha)
+    power = torch.where(inside, torch.exp(a * log_p), torch.zeros_like(probs)).sum(-1, keepdim=True)
+    shannon = -(probs * log_p).sum(-1, keepdim=True)
+    return torch.where(at_one, shannon, (1 - power) / (a * (a - 1))).squeeze(-1)
+
+
+def entmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
+    r"""The Fenchel-Young loss `(p - y).z + H(p) - H(y)` of each row; `target` holds classes or probabilities."""
+    scores, alpha = _columns(scores, alpha)
+    if not target.is_floating_point():
+        target = torch.nn.functional.one_hot(target, scores.shape[-1])
+    y = target.double()
+    p = entmax(scores, alpha)
+    z = torch.where(scores > -torch.inf, scores, torch.zeros_like(scores))
+    # The lost entropy is linear in z along the simplex: any constant may be taken off the scores first.
+    z = z - z.amax(-1, keepdim=True).detach()
+    return ((p - y) * z).sum(-1) + tsallis_entropy(p, alpha) - tsallis_entropy(y, alpha)
+
+
+def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) -> Tensor:
+    r"""`[(alpha-1) z - tau]_+^{1/(alpha-1)}`, entry by entry."""
+    u = (alpha - 1) * scores.double() - tau
+    inside = u > 0
+    return torch.where(inside, torch.where(inside, u, torch.ones_like(u)) ** (1 / (alpha - 1)), torch.zeros_like(u))
+
+
+def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) -> Tensor:
+    r"""`(r - e_y).(z - tau/(alpha-1)) + (1 - sum r^alpha)/(alpha (alpha-1))` of each row."""
+    scores = scores.double()
+    r = alpha_relu(scores, alpha, tau)
+    y = torch.nn.functional.one_hot(target, scores.shape[-1]).double()
+    z = torch.where(scores > -torch.inf, scores, torch.zeros_like(scores)) - tau / (alpha - 1)
+    inside = r > 0
+    power = torch.where(inside, torch.where(inside, r, torch.ones_like(r)) ** alpha, torch.zeros_like(r)).sum(-1)
+    return ((r - y) * z).sum(-1) + (1 - power) / (alpha * (alpha - 1))
+
+
+def normmax(scores: Tensor, alpha: float = 2.0) -> Tensor:
+    r"""`argmax_p p.z - ||p||_alpha`: the threshold by bisection on `sum [z - tau]_+^{alpha/(alpha-1)} = 1`."""
+    z = scores.double()
+    top = z.amax(-1, keepdim=True).detach()
+    z = z - top
+    low, high = torch.full_like(top, -1.0), torch.zeros_like(top)
+
+    def mass(tau: Tensor) -> Tensor:
+        return ((z - tau).clamp(min=0) ** (alpha / (alpha - 1))).sum(-1, keepdim=True)
+
+    with torch.no_grad():
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            above = mass(middle) > 1
+            low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+        tau = (low + high) / 2
+    r = alpha / (alpha - 1)
+    for _ in range(2):
+        u = (z - tau).clamp(min=0)
+        tau = tau + ((u**r).sum(-1, keepdim=True) - 1) / (r * (u ** (r - 1)).sum(-1, keepdim=True))
+    u = z - tau
+    inside = u > 0
+    q = torch.where(inside, torch.where(inside, u, torch.ones_like(u)) ** (1 / (alpha - 1)), torch.zeros_like(u))
+    return q / q.sum(-1, keepdim=True)
+
+
+def budgeted_entmax(scores: Tensor, alpha: float | Tensor = 1.5, budget: float = 2) -> Tensor:
+    r"""`argmax p.z + H_alpha(p)` over `0 <= p <= 1, sum p = budget`."""
+    z, alpha = _columns(scores, alpha)
+    eps = (alpha - 1).clamp(min=1e-12)
+    z = z - z.amax(-1, keepdim=True).detach()
+    low, high = z.amin(-1, keepdim=True).detach() - 1 / eps * 0 - 1, torch.full_like(alpha, 0.0) + 1 / eps
+    high = torch.where(alpha == 1, torch.full_like(high, 50.0), high)
+
+    def clipped(c: Tensor) -> Tensor:
+        return exp_alpha(z - c, alpha).clamp(max=1)
+
+    with torch.no_grad():
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            above = clipped(middle).sum(-1, keepdim=True) > budget
+            low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+        c = (low + high) / 2
+    for _ in range(2):
+        p = clipped(c)
+        inside = (p > 0) & (p < 1)
+        weight = torch.where(inside, torch.where(inside, p, torch.ones_like(p)) ** (2 - alpha), torch.zeros_like(p))
+        total = weight.sum(-1, keepdim=True)
+        some = total > 0
+        step = (p.sum(-1, keepdim=True) - budget) / torch.where(some, total, torch.ones_like(total))
+        c = c + torch.where(some, step, torch.zeros_like(step))
+    return clipped(c)

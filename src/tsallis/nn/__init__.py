@@ -1,0 +1,1 @@
+"""Modules: maps, losses, attention and output layers of sparse probability."""
