@@ -1,0 +1,226 @@
+"""alpha-ReLU: an output layer as sparse as entmax that needs no normalisation (Tezekbayev et al. 2022)."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from tsallis.functional.losses import REDUCTIONS, class_rows, reduce
+from tsallis.functional.rows import alpha_number, as_rows, check_floating, result_dtype, widen
+from tsallis.kernels import autograd
+
+
+def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) -> Tensor:
+    r"""The entmax formula with a constant threshold: entry by entry, no sum to find, no normalisation.
+
+    .. math:: r_i = [(\alpha - 1) z_i - \tau]_+^{1/(\alpha-1)}
+
+    the maximiser of :math:`r^\top (z - \tfrac{\tau}{\alpha-1}) + H_\alpha(r)` over all :math:`r \ge 0`
+    (Tezekbayev et al. 2022, eq. 4). With the mean threshold of entmax as `tau` (see :func:`estimate_tau`) the values
+    sum to about 1.
+
+    Args:
+        scores: any shape, any floating dtype; -inf gives 0. Half precision is computed in float32.
+        alpha: a number above 1.
+        tau: the threshold: a number, or a tensor broadcastable to `scores` (it gets a gradient).
+
+    Raises:
+        ValueError: an alpha that is not above 1 or not finite.
+
+    Example:
+        >>> alpha_relu(torch.tensor([2.0, 1.0, 0.1]), tau=0.2)
+        tensor([0.6400, 0.0900, 0.0000])
+    """
+    eps = _eps(alpha)
+    check_floating(scores)
+    return _power(_margin(widen(scores), eps, tau), eps).to(result_dtype(scores))
+
+
+def alpha_relu_loss(
+    scores: Tensor,
+    target: Tensor,
+    alpha: float = 1.5,
+    tau: float | Tensor = 0.0,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Tensor:
+    r"""The loss that belongs to :func:`alpha_relu`: convex, never negative, with gradient `r - e_y`.
+
+    .. math:: \ell(z, y) = (r - e_y)^\top \big(z - \tfrac{\tau}{\alpha-1}\big)
+              + \frac{1 - \sum_i r_i^\alpha}{\alpha(\alpha-1)}, \qquad \nabla_z \ell = r - e_y
+
+    (Tezekbayev et al. 2022, eq. 5 and lemma 1).
+
+    Args:
+        scores: [..., classes]; a score of -inf takes that class out.
+        target: classes [...].
+        alpha: a number above 1.
+        tau: the threshold: a number or a scalar tensor (it gets a gradient).
+        ignore_index: targets of this value have loss 0 and no gradient.
+        reduction: "mean" over the targets that count, "sum" or "none".
+
+    Raises:
+        ValueError: wrong shapes, a class out of range, an unknown reduction, a bad alpha.
+
+    Example:
+        >>> alpha_relu_loss(torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([0]))
+        tensor(0.)
+    """
+    eps = _eps(alpha)
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+    if scores.dim() == 0:
+        raise ValueError("scores must be [..., classes], got a tensor without dimensions")
+    rows = as_rows(scores, -1, None)
+    if target.is_floating_point():
+        raise TypeError(f"target must hold classes (integers), got {target.dtype}")
+    classes = class_rows(scores, target, ignore_index)
+    if isinstance(tau, Tensor) and (tau.numel() != 1 or tau.dim() > 1):
+        raise ValueError(f"tau must be one number, got a tensor of shape {tuple(tau.shape)}")
+    fused = not (isinstance(tau, Tensor) or torch.compiler.is_compiling() or autograd.transforms_active())
+    loss = _Loss.apply(rows.scores, classes, eps, tau) if fused else _loss(rows.scores, classes, eps, tau)
+    loss = loss.reshape(scores.shape[:-1])
+    return reduce(loss, (classes >= 0).sum(), reduction).to(rows.dtype)
+
+
+def estimate_tau(d_model: int, d_vocab: int) -> float:
+    r"""The threshold for alpha-ReLU (alpha 1.5) of an output layer that has seen no data.
+
+    For scores :math:`N(0, \sigma^2)` with :math:`\sigma^2 = 2 d_{model} / (d_{model} + d_{vocab})` (a Xavier-uniform
+    output layer after a layer normalisation) it is the mean threshold of 1.5-entmax, from the truncated moments of the
+    normal distribution (Tezekbayev et al. 2022, sec. 3 and table 3).
+
+    Args:
+        d_model: size of the hidden state.
+        d_vocab: number of classes, at least 2.
+
+    Raises:
+        ValueError: sizes for which there is no such threshold.
+
+    Example:
+        >>> round(estimate_tau(512, 40_000), 4)
+        0.1683
+    """
+    if d_model < 1 or d_vocab < 2:
+        raise ValueError(f"d_model must be at least 1 and d_vocab at least 2, got {d_model} and {d_vocab}")
+    sigma = math.sqrt(2 * d_model / (d_model + d_vocab))
+    normal = NormalDist()
+    eps = 1 / d_vocab
+
+    def quantile(p: float) -> float:
+        return normal.inv_cdf(1 - p)
+
+    def excess(p: float) -> float:
+        # Positive while the mean threshold of the top share p lies above the quantile that cuts the share off.
+        q, q_eps = quantile(p), quantile(eps)
+        width = p - eps
+        mean = (normal.pdf(q) - normal.pdf(q_eps)) / width
+        spread = (p - normal.pdf(q) * q - (eps - normal.pdf(q_eps) * q_eps)) / width
+        variance = spread - mean * mean
+        inside = (4 / sigma**2) * (eps / p) - variance
+        return q - mean + math.sqrt(inside) if inside > 0 else -1.0
+
+    low, high = eps * (1 + 1e-9), 1 - 1e-12
+    # Near eps the spread is small and the excess positive; it changes sign once on the way to 1.
+    for _ in range(200):
+        middle = math.sqrt(low * high)
+        if excess(middle) > 0:
+            low = middle
+        else:
+            high = middle
+    if high > 0.999:
+        raise ValueError(f"no threshold for d_model {d_model} and d_vocab {d_vocab}: the support would be everything")
+    return sigma / 2 * quantile((low + high) / 2)
+
+
+def estimate_tau_from_scores(scores: Tensor, alpha: float = 1.5) -> float:
+    r"""The threshold for alpha-ReLU from data: the mean entmax threshold :math:`\tau` of rows of scores.
+
+    Scores of the first batch through the untrained network make the values of :func:`alpha_relu` sum to about 1
+    (Tezekbayev et al. 2022, sec. 3).
+
+    Args:
+        scores: [..., classes]; rows in which nothing takes part are left out.
+        alpha: a number above 1.
+
+    Raises:
+        ValueError: no row with finite scores, a bad alpha.
+
+    Example:
+        >>> round(estimate_tau_from_scores(torch.zeros(2, 4)), 4)  # p = 1/4 = (0 - tau)^2
+        -0.5
+    """
+    eps = _eps(alpha)
+    rows = as_rows(scores.detach(), -1, None).scores.double()
+    top = rows.amax(-1)
+    finite = top.abs() < torch.inf
+    if not finite.any():
+        raise ValueError(f"scores of shape {tuple(scores.shape)} hold no row with finite scores")
+    probs = autograd.entmax(rows[finite], eps + 1)
+    return float((eps * top[finite] - probs.amax(-1) ** eps).mean())
+
+
+def _eps(alpha: float) -> float:
+    alpha = alpha_number(alpha)
+    if alpha == 1:
+        raise ValueError("alpha of alpha-ReLU must be above 1, got 1")
+    return alpha - 1
+
+
+def _margin(scores: Tensor, eps: float, tau: float | Tensor) -> Tensor:
+    return eps * scores - (tau.to(scores) if isinstance(tau, Tensor) else tau)
+
+
+def _power(u: Tensor, eps: float) -> Tensor:
+    if eps == 0.5:
+        return u.relu().square()
+    if eps == 1.0:
+        return u.relu()
+    outside = u <= 0  # a NaN stays inside, and NaN
+    return torch.where(outside, 0, torch.where(outside, 1, u) ** (1 / eps))
+
+
+def _loss(scores: Tensor, target: Tensor, eps: float, tau: float | Tensor) -> Tensor:
+    """`sum r u / alpha + 1/(alpha eps) + tau/eps - z_y`: the loss without a difference of large numbers; [rows]."""
+    u = _margin(scores, eps, tau)
+    value = (_power(u, eps) * u.clamp(min=0)).sum(-1) / (1 + eps) + 1 / ((1 + eps) * eps)
+    shift = (tau.to(scores).squeeze() if isinstance(tau, Tensor) else tau) / eps
+    gold = scores.gather(-1, target.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    return torch.where(target >= 0, value + shift - gold, 0)
+
+
+class _Loss(Function):
+    """The loss in two passes; a second derivative goes through the differentiable form."""
+
+    @staticmethod
+    def forward(scores: Tensor, target: Tensor, eps: float, tau: float) -> Tensor:
+        return _loss(scores, target, eps, tau)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        scores, target, ctx.eps, ctx.tau = inputs
+        ctx.save_for_backward(scores, target)
+        ctx.save_for_forward(scores, target)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        scores, target = ctx.saved_tensors
+        return _gradient(scores, target, ctx.eps, ctx.tau, grad), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
+        scores, target = ctx.saved_tensors
+        return (_gradient(scores, target, ctx.eps, ctx.tau, torch.ones_like(scores[:, 0])) * tangent).sum(-1)
+
+
+def _gradient(scores: Tensor, target: Tensor, eps: float, tau: float, grad: Tensor) -> Tensor:
+    values = _power(_margin(scores, eps, tau), eps)
+    gold = target.clamp(min=0).unsqueeze(-1)
+    values = values.scatter_add(-1, gold, torch.full_like(gold, -1, dtype=values.dtype))
+    return torch.where((target >= 0).unsqueeze(-1), values * grad.unsqueeze(-1), 0)

@@ -1,0 +1,153 @@
+"""Losses that belong to the maps: convex in the scores, never negative, zero once the target wins by a margin."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tsallis.functional.rows import Alpha, Rows, alpha_rows, as_rows
+from tsallis.kernels import autograd, eager
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def entmax_loss(
+    scores: Tensor,
+    target: Tensor,
+    alpha: Alpha = 1.5,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    r"""The Fenchel-Young loss of alpha-entmax: cross-entropy at `alpha = 1`, the sparsemax loss at 2.
+
+    .. math:: L_\alpha(z; y) = (p - y)^\top z + H_\alpha(p) - H_\alpha(y),
+              \qquad p = \mathrm{entmax}_\alpha(z), \qquad \nabla_z L = p - y
+
+    (Peters et al. 2019, eq. 11 and 12). For a class target it is exactly zero as soon as the target's score leads every
+    other by :math:`1/(\alpha - 1)`. It is computed from score differences, so that no offset blurs it or turns it
+    negative, and it needs no probability of the target, which may be zero.
+
+    Args:
+        scores: [..., classes], any floating dtype; a score of -inf takes that class out.
+        target: classes [...] (integers), or probabilities [..., classes]. For probabilities :math:`H_\alpha(y)` is
+            subtracted: at `alpha = 1` the loss is then the Kullback-Leibler divergence.
+        alpha: at least 1: a number, or a tensor broadcastable to `scores` with last size 1; it gets a gradient.
+        weight: [classes] weight of each class. As in `torch.nn.functional.cross_entropy`, a mean over classes
+            divides by the summed weights of the targets. A probability target is scaled by it before it is compared.
+        ignore_index: class targets of this value have loss 0 and no gradient.
+        reduction: "mean" over the targets that count, "sum", or "none" for a loss of shape [...].
+        label_smoothing: share of the target spread evenly over the classes that take part, from 0 to 1.
+
+    Raises:
+        ValueError: wrong shapes, a class out of range, an unknown reduction, a smoothing outside [0, 1], a bad alpha.
+
+    Example:
+        >>> scores = torch.tensor([[2.0, 1.0, 0.1], [4.0, 1.0, 0.1]], requires_grad=True)
+        >>> loss = entmax_loss(scores, torch.tensor([0, 0]), reduction="none")
+        >>> loss
+        tensor([0.1224, 0.0000], grad_fn=<ReshapeAliasBackward0>)
+        >>> loss.sum().backward()
+        >>> scores.grad
+        tensor([[-0.1771,  0.1771,  0.0000],
+                [ 0.0000,  0.0000,  0.0000]])
+    """
+    _check(scores, reduction, label_smoothing)
+    rows = as_rows(scores, -1, None)
+    alpha = alpha_rows(alpha, rows, scores.dim())
+    if weight is not None:
+        if weight.shape != scores.shape[-1:]:
+            raise ValueError(f"weight must have shape ({scores.shape[-1]},), got {tuple(weight.shape)}")
+        weight = weight.to(device=scores.device, dtype=rows.scores.dtype)
+    if target.is_floating_point():
+        loss = _soft(rows, target, alpha, weight, label_smoothing)
+        total: Tensor | int = loss.numel()
+    else:
+        loss, total = _hard(rows, target, alpha, weight, ignore_index, label_smoothing)
+    loss = loss.reshape(scores.shape[:-1])
+    return reduce(loss, total, reduction).to(rows.dtype)
+
+
+def reduce(loss: Tensor, total: Tensor | int, reduction: str) -> Tensor:
+    """Sum, mean by what counts, or nothing; a mean over nothing is NaN, as in PyTorch."""
+    if reduction == "none":
+        return loss
+    return loss.sum() if reduction == "sum" else loss.sum() / total
+
+
+def _check(scores: Tensor, reduction: str, label_smoothing: float = 0.0) -> None:
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
+    if scores.dim() == 0 or scores.shape[-1] == 0:
+        raise ValueError(f"scores must be [..., classes] with at least one class, got shape {tuple(scores.shape)}")
+
+
+def class_rows(scores: Tensor, target: Tensor, ignore_index: int) -> Tensor:
+    """Classes [rows], -1 where the target does not count."""
+    if target.shape != scores.shape[:-1]:
+        raise ValueError(
+            f"class targets must have shape {tuple(scores.shape[:-1])} for scores of shape {tuple(scores.shape)}, "
+            f"got {tuple(target.shape)}"
+        )
+    if target.dtype == torch.bool:
+        raise TypeError("class targets must be integers, got torch.bool")
+    classes = scores.shape[-1]
+    target = target.to(device=scores.device, dtype=torch.long).reshape(-1)
+    counted = target != ignore_index
+    if not torch.compiler.is_compiling() and not autograd.transforms_active():
+        wrong = counted & ((target < 0) | (target >= classes))
+        if wrong.any():
+            raise ValueError(
+                f"target must hold classes from 0 to {classes - 1} or ignore_index {ignore_index}, "
+                f"got {int(target[wrong][0])}"
+            )
+    # A negative class that could not be checked here fails in the kernel, as one that is too large.
+    return torch.where(counted, torch.where(target < 0, classes, target), -1)
+
+
+def _hard(
+    rows: Rows, target: Tensor, alpha: Alpha, weight: Tensor | None, ignore_index: int, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    scores = rows.scores
+    classes = class_rows(scores.reshape(rows.shape), target, ignore_index)
+    counted = classes >= 0
+    loss = autograd.entmax_loss(scores, classes, alpha)  # [rows]
+    index = classes.clamp(min=0)
+    share = counted.to(loss.dtype) if weight is None else torch.where(counted, weight[index], 0)
+    if weight is not None:
+        loss = loss * share
+    if smoothing > 0:
+        # The loss of class c is the target's plus z_y - z_c: the mean over classes needs no other loss.
+        live = scores > -torch.inf
+        lead = torch.where(live, scores.gather(-1, index.unsqueeze(-1)) - torch.where(live, scores, 0), 0)
+        each = loss if weight is None else autograd.entmax_loss(scores, classes, alpha)
+        if weight is None:
+            spread = each + lead.sum(-1) / live.sum(-1).clamp(min=1)
+        else:
+            spread = (torch.where(live, each.unsqueeze(-1) + lead, 0) * weight).sum(-1) / live.sum(-1).clamp(min=1)
+        loss = (1 - smoothing) * loss + smoothing * torch.where(counted, spread, 0)
+    return loss, share.sum()
+
+
+def _soft(rows: Rows, target: Tensor, alpha: Alpha, weight: Tensor | None, smoothing: float) -> Tensor:
+    if target.shape != rows.shape:
+        raise ValueError(
+            f"probability targets must have the scores' shape {tuple(rows.shape)}, got {tuple(target.shape)}"
+        )
+    scores = rows.scores
+    y = target.to(device=scores.device, dtype=scores.dtype).reshape(scores.shape)
+    live = scores > -torch.inf
+    if smoothing > 0:
+        y = (1 - smoothing) * y + smoothing * live / live.sum(-1, keepdim=True).clamp(min=1)
+    if weight is not None:
+        y = y * weight
+    mass = y.sum(-1, keepdim=True)
+    best = scores.detach().argmax(-1)
+    gaps = torch.where(y > 0, scores.gather(-1, best.unsqueeze(-1)) - scores, 0)  # 0 * inf would be NaN
+    loss = autograd.entmax_loss(scores, best, alpha) * mass.squeeze(-1) + (y * gaps).sum(-1)
+    share = y / torch.where(mass > 0, mass, 1)
+    return loss - mass.squeeze(-1) * eager.entropy(share, alpha).squeeze(-1)

@@ -1,0 +1,199 @@
+"""Maps from scores to sparse probabilities: alpha-entmax and its relatives."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from tsallis.functional.rows import Alpha, alpha_number, alpha_rows, as_rows, check_floating, result_dtype, widen
+from tsallis.kernels import autograd, eager
+
+
+def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
+    r"""Probabilities that are softmax at `alpha = 1`, sparsemax at 2, and sparse for every alpha above 1.
+
+    Solves, for every row of scores :math:`z` along `dim`,
+
+    .. math:: \arg\max_{p \in \triangle} \; p^\top z + H_\alpha(p), \qquad
+              H_\alpha(p) = \frac{1 - \sum_i p_i^\alpha}{\alpha(\alpha - 1)},
+
+    whose solution is :math:`p_i = [(\alpha - 1) z_i - \tau]_+^{1/(\alpha-1)}` (Peters et al. 2019, eq. 10 and 13).
+    Differentiable to every order in the scores and in alpha (Correia et al. 2019, prop. 1), at `alpha = 1` too.
+
+    Args:
+        scores: any shape, any floating dtype. -inf takes no part. Half precision is computed in float32.
+        alpha: at least 1: a number, or a tensor broadcastable to `scores` with size 1 along `dim`.
+        dim: the dimension whose entries sum to 1.
+        mask: boolean, broadcastable to `scores`; True takes part.
+
+    Returns:
+        Probabilities of the shape and dtype of `scores`. A row in which nothing takes part is all zeros; a row with a
+        NaN is all NaN.
+
+    Raises:
+        ValueError: an alpha below 1 or not finite, or of a wrong shape.
+        TypeError: scores that are not floating point, a mask that is not boolean.
+
+    Example:
+        >>> entmax(torch.tensor([2.0, 1.0, 0.1]))
+        tensor([0.8229, 0.1771, 0.0000])
+        >>> per_head = torch.tensor([1.0, 2.0]).view(2, 1, 1)
+        >>> entmax(torch.zeros(2, 3, 4), per_head).shape
+        torch.Size([2, 3, 4])
+    """
+    rows = as_rows(scores, dim, mask)
+    alpha = alpha_rows(alpha, rows, scores.dim())
+    if scores.numel() == 0:
+        return scores.clone()
+    return rows.restore(autograd.entmax(rows.scores, alpha))
+
+
+def sparsemax(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
+    r"""The Euclidean projection of the scores onto the simplex: :func:`entmax` with `alpha = 2`.
+
+    .. math:: \arg\min_{p \in \triangle} \; \lVert p - z \rVert^2
+
+    Args and errors as in :func:`entmax` (Martins and Astudillo 2016; Peters et al. 2019, sec. 2).
+
+    Example:
+        >>> sparsemax(torch.tensor([1.0, 0.6, -1.0]))
+        tensor([0.7000, 0.3000, 0.0000])
+    """
+    return entmax(scores, 2.0, dim, mask=mask)
+
+
+def entmax15(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
+    r"""1.5-entmax: :func:`entmax` with `alpha = 1.5`, smooth like softmax and sparse like sparsemax.
+
+    .. math:: p_i = [z_i / 2 - \tau]_+^2
+
+    Args and errors as in :func:`entmax` (Peters et al. 2019, alg. 2 solves it by sorting; this needs no sort).
+
+    Example:
+        >>> entmax15(torch.tensor([[0.0, 0.0], [3.0, 0.0]]))
+        tensor([[0.5000, 0.5000],
+                [1.0000, 0.0000]])
+    """
+    return entmax(scores, 1.5, dim, mask=mask)
+
+
+def normmax(scores: Tensor, alpha: float = 2.0, dim: int = -1) -> Tensor:
+    r"""Sparse probabilities whose sparsity does not depend on the number of entries.
+
+    .. math:: \arg\max_{p \in \triangle} \; p^\top z - \lVert p \rVert_\alpha
+
+    The solution is :math:`p_i \propto [z_i - \tau]_+^{1/(\alpha-1)}` (Blondel et al. 2020, sec. 4), reached through
+    :func:`entmax`: with :math:`\beta = 2 - 1/\alpha`, :math:`p` is the escort of
+    :math:`\beta`-entmax :math:`(\tfrac{\alpha}{\alpha-1} z)` of exponent :math:`1/\alpha`.
+
+    Args:
+        scores: any shape, any floating dtype; -inf takes no part.
+        alpha: the norm, above 1.
+        dim: the dimension whose entries sum to 1.
+
+    Raises:
+        ValueError: an alpha that is not above 1 or not finite.
+
+    Example:
+        >>> normmax(torch.tensor([1.0, 0.8, -1.0]))
+        tensor([0.6427, 0.3573, 0.0000])
+    """
+    alpha = alpha_number(alpha)
+    if alpha == 1:
+        raise ValueError("alpha of normmax must be above 1, got 1")
+    check_floating(scores)
+    wide = widen(scores) * (alpha / (alpha - 1))
+    return escort(entmax(wide, 2 - 1 / alpha, dim), 1 / alpha, dim).to(result_dtype(scores))
+
+
+def budgeted_entmax(scores: Tensor, alpha: Alpha = 1.5, budget: float = 2, dim: int = -1) -> Tensor:
+    r"""Marginals of choosing `budget` entries: each at most 1, together `budget`, sparse at both ends.
+
+    .. math:: \arg\max_{0 \le p \le 1,\; \sum_i p_i = k} \; p^\top z + H_\alpha(p)
+
+    with :math:`k` the budget. Entries at 1 are chosen for certain, entries at 0 never. Differentiable like
+    :func:`entmax`.
+
+    Args:
+        scores: any shape, any floating dtype; -inf takes no part.
+        alpha: at least 1: a number, or a tensor broadcastable to `scores` with size 1 along `dim`.
+        budget: above 0. Where fewer entries than it take part, all of those are 1.
+        dim: the dimension whose entries sum to the budget.
+
+    Raises:
+        ValueError: a budget that is not positive and finite; alphas as in :func:`entmax`.
+
+    Example:
+        >>> budgeted_entmax(torch.tensor([3.0, 1.0, 1.0, -4.0]), budget=2)
+        tensor([1.0000, 0.5000, 0.5000, 0.0000])
+    """
+    budget = float(budget)
+    if not (math.isfinite(budget) and budget > 0):
+        raise ValueError(f"budget must be positive and finite, got {budget:g}")
+    rows = as_rows(scores, dim, None)
+    alpha = alpha_rows(alpha, rows, scores.dim())
+    if scores.numel() == 0:
+        return scores.clone()
+    return rows.restore(autograd.entmax(rows.scores, alpha, budget))
+
+
+def tsallis_entropy(probs: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
+    r"""The Tsallis entropy of probabilities: Shannon's at `alpha = 1`, half the Gini index at 2.
+
+    .. math:: H_\alpha(p) = \frac{1 - \sum_i p_i^\alpha}{\alpha (\alpha - 1)}
+              = -\frac{1}{\alpha} \sum_i p_i \frac{p_i^{\alpha-1} - 1}{\alpha - 1}
+
+    computed in the second form, which has no singularity at `alpha = 1` (Peters et al. 2019, eq. 9). The gradient in
+    `probs` is taken on the support; zeros get none.
+
+    Args:
+        probs: probabilities along `dim`.
+        alpha: at least 1: a number, or a tensor broadcastable to `probs` with size 1 along `dim`.
+        dim: the dimension to sum over.
+
+    Returns:
+        Entropies in nats (at `alpha = 1`), without dimension `dim`.
+
+    Example:
+        >>> tsallis_entropy(torch.tensor([0.5, 0.5, 0.0]), alpha=2.0)
+        tensor(0.2500)
+    """
+    rows = as_rows(probs, dim, None)
+    alpha = alpha_rows(alpha, rows, probs.dim())
+    shape = rows.shape[:-1]
+    if probs.numel() == 0:
+        return probs.new_zeros(shape)
+    return eager.entropy(rows.scores, alpha).reshape(shape).to(rows.dtype)
+
+
+def escort(probs: Tensor, beta: float, dim: int = -1) -> Tensor:
+    r"""The escort distribution: probabilities raised to a power and normalised, zeros staying zero.
+
+    .. math:: \tilde p_i = p_i^\beta \Big/ \sum_j p_j^\beta \quad \text{on the support}
+
+    `beta = 1` is the distribution itself, `beta = 0` the uniform one on its support, and `beta = 2 - alpha` the one
+    in the Jacobian of :func:`entmax` (Martins et al. 2020, sec. 2).
+
+    Args:
+        probs: probabilities along `dim`; a row of zeros stays zero.
+        beta: any finite number.
+        dim: the dimension that sums to 1.
+
+    Example:
+        >>> escort(torch.tensor([0.8, 0.2, 0.0]), beta=0.0)
+        tensor([0.5000, 0.5000, 0.0000])
+    """
+    check_floating(probs)
+    if not math.isfinite(beta):
+        raise ValueError(f"beta must be finite, got {beta}")
+    wide = widen(probs)
+    outside = wide == 0  # and not `> 0`: a NaN must stay one
+    dim = dim if wide.dim() else 0
+    # By the largest first: a power of a tiny probability alone could leave the range of the numbers.
+    scale = wide.detach().amax(dim, keepdim=True) if wide.numel() and wide.dim() else wide.detach()
+    ratio = torch.where(outside, 1, wide / torch.where(scale == 0, 1, scale))
+    power = torch.where(outside, 0, ratio**beta)
+    total = power.sum(dim, keepdim=True) if wide.dim() else power
+    return (power / torch.where(total == 0, 1, total)).to(result_dtype(probs))

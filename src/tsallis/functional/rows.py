@@ -1,0 +1,101 @@
+"""From tensors of any shape, dtype and mask to the rows [rows, d] the kernels work on, and back."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tsallis.kernels.autograd import transforms_active
+
+Alpha = float | Tensor
+
+
+class Rows(NamedTuple):
+    """Scores as contiguous rows in the dtype of the computation, and the way back to the caller's layout."""
+
+    scores: Tensor  # [rows, d], float32 or float64
+    shape: torch.Size  # of the caller's tensor with `dim` moved last
+    dim: int
+    dtype: torch.dtype  # of the result
+
+    def restore(self, rows: Tensor) -> Tensor:
+        return rows.reshape(self.shape).movedim(-1, self.dim).to(self.dtype)
+
+
+def as_rows(scores: Tensor, dim: int, mask: Tensor | None) -> Rows:
+    """Rows of `scores` along `dim`; entries that `mask` leaves out are -inf."""
+    check_floating(scores)
+    if mask is not None:
+        if mask.dtype != torch.bool:
+            raise TypeError(f"mask must be boolean (True takes part), got {mask.dtype}")
+        try:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        except RuntimeError as error:
+            raise ValueError(
+                f"mask of shape {tuple(mask.shape)} can't be broadcast to scores of shape {tuple(scores.shape)}"
+            ) from error
+    moved = scores.reshape(1) if scores.dim() == 0 else scores.movedim(dim, -1)
+    if scores.dim() == 0:
+        if dim not in (-1, 0):
+            raise IndexError(f"dim must be -1 or 0 for a tensor without dimensions, got {dim}")
+        return Rows(widen(moved.reshape(1, 1)), scores.shape, 0, result_dtype(scores))
+    rows = moved.reshape(-1, moved.shape[-1]) if moved.numel() else moved.reshape(0, max(moved.shape[-1], 1))
+    return Rows(widen(rows), moved.shape, dim, result_dtype(scores))
+
+
+def check_floating(scores: Tensor) -> None:
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"scores must be a tensor, got {type(scores).__name__}")
+    if not scores.is_floating_point():
+        raise TypeError(f"scores must be floating point, got {scores.dtype}; convert them first, as in scores.float()")
+
+
+def widen(x: Tensor) -> Tensor:
+    """Half precision is computed in float32."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def result_dtype(scores: Tensor) -> torch.dtype:
+    """The caller's dtype, or float32 for half precision under autocast, as softmax and cross_entropy have it."""
+    if scores.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(scores.device.type):
+        return torch.float32
+    return scores.dtype
+
+
+def alpha_number(alpha: float) -> float:
+    """A checked alpha."""
+    alpha = float(alpha)
+    if not math.isfinite(alpha) or alpha < 1:
+        raise ValueError(f"alpha must be finite and at least 1, got {alpha:g}")
+    return alpha
+
+
+def alpha_rows(alpha: Alpha, rows: Rows, ndim: int) -> Alpha:
+    """Alpha as a checked float, or as a tensor [rows, 1]; `ndim` is the number of dimensions of the scores."""
+    if not isinstance(alpha, Tensor):
+        return alpha_number(alpha)
+    if not alpha.is_floating_point():
+        alpha = alpha.to(rows.scores.dtype)
+    one_number = alpha.numel() == 1 and alpha.dim() <= ndim
+    if one_number and not alpha.requires_grad and not torch.compiler.is_compiling() and not transforms_active():
+        return alpha_number(alpha.item())
+    if alpha.dim() > ndim:
+        raise ValueError(f"alpha of shape {tuple(alpha.shape)} has more dimensions than the scores, which have {ndim}")
+    alpha = alpha.to(device=rows.scores.device, dtype=rows.scores.dtype)
+    if ndim == 0:
+        return alpha.reshape(1, 1)
+    alpha = alpha.reshape((1,) * (ndim - alpha.dim()) + alpha.shape).movedim(rows.dim, -1)
+    if alpha.shape[-1] != 1:
+        raise ValueError(
+            f"alpha must have size 1 along dim {rows.dim} of the scores: one alpha a row, got size {alpha.shape[-1]}"
+        )
+    try:
+        alpha = alpha.expand(*rows.shape[:-1], 1)
+    except RuntimeError as error:
+        raise ValueError(
+            f"alpha of shape {tuple(alpha.shape)} can't be broadcast to rows of shape {tuple(rows.shape[:-1])}"
+        ) from error
+    return alpha.reshape(-1, 1)

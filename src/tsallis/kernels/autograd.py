@@ -1,0 +1,308 @@
+"""Autograd around the kernels: gradients of every order, forward mode, vmap, and opaque operators for the compiler.
+
+The kernels decide by looking at numbers (how many Newton steps, how many candidates), which no tracer can follow. Run
+eagerly they sit in an `autograd.Function` whose backward is a few in-place passes. When a second derivative is wanted
+or `torch.func` is at work, the backward is made of differentiable operations on the saved output instead. Under
+`torch.compile` and `torch.export` the forward is one opaque operator, and the backward is traced and fused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from tsallis.kernels import eager
+from tsallis.kernels.eager import Alpha, Packed
+
+
+def entmax(scores: Tensor, alpha: Alpha, budget: float | None = None) -> Tensor:
+    """Probabilities of rows [rows, d]; `alpha` a float or [rows, 1]; with a budget they sum to it and none exceeds 1."""
+    if torch.compiler.is_compiling():
+        number, numbers = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
+        return _CompiledMap.apply(scores, number, numbers, budget)
+    return _Map.apply(scores, alpha, budget)[0]
+
+
+def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> Tensor:
+    """Fenchel-Young loss [rows] against classes [rows]; a negative class has loss 0 and no gradient."""
+    if torch.compiler.is_compiling():
+        number, numbers = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
+        return _CompiledLoss.apply(scores, target, number, numbers)[0]
+    return _Loss.apply(scores, target, alpha)[0]
+
+
+def transforms_active() -> bool:
+    """Whether torch.func is at work: tensors may be wrappers that can't be looked into or changed in place."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def _differentiable() -> bool:
+    return torch.is_grad_enabled() or transforms_active()
+
+
+def check_alpha(alpha: Alpha) -> None:
+    """Every alpha is finite and at least 1; checked where numbers are at hand."""
+    if isinstance(alpha, Tensor):
+        wrong = ~((alpha >= 1) & (alpha < torch.inf))
+        if wrong.any():
+            raise ValueError(f"alpha must be finite and at least 1, got a tensor with {alpha[wrong][0].item():g}")
+
+
+def _check_target(target: Tensor, classes: int) -> None:
+    if target.numel() and int(target.max()) >= classes:
+        raise ValueError(f"target must hold classes from 0 to {classes - 1} or ignore_index, got one out of range")
+
+
+def _leading(x: Tensor, dim: int | None, batch: int) -> Tensor:
+    """The vmapped dimension first and merged with the rows: [batch * rows, ...]."""
+    x = x.expand(batch, *x.shape) if dim is None else x.movedim(dim, 0)
+    return x.reshape(-1, *x.shape[2:])
+
+
+class _Map(Function):
+    @staticmethod
+    def forward(scores: Tensor, alpha: Alpha, budget: float | None) -> tuple[Tensor, Tensor | None, Tensor | None, int]:
+        check_alpha(alpha)
+        if budget is not None:
+            return eager.budgeted_entmax(scores, alpha, budget), None, None, 0
+        probs, packed = eager.entmax(scores, alpha)
+        return (probs, None, None, 0) if packed is None else (probs, *packed)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        _, alpha, budget = inputs
+        probs, position, slot, width = output
+        ctx.alpha, ctx.saturates, ctx.width = alpha, budget is not None, width
+        if position is not None:
+            ctx.mark_non_differentiable(position, slot)
+        kept = (probs, position, slot)
+        if isinstance(alpha, Tensor):
+            ctx.alpha = None
+            kept = (*kept, alpha)
+        ctx.save_for_backward(*kept)
+        ctx.save_for_forward(*kept)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, Tensor | None, None]:
+        if grad is None:
+            return None, None, None
+        probs, position, slot, *rest = ctx.saved_tensors
+        alpha = rest[0] if rest else ctx.alpha
+        need_alpha = ctx.needs_input_grad[1]
+        if _differentiable():
+            return *eager.pullback(probs, grad, alpha, need_alpha, ctx.saturates), None
+        packed = None if position is None else Packed(position, slot, ctx.width)
+        p, g = (probs, grad) if packed is None else (packed.gather(probs), packed.gather(grad))
+        if need_alpha or ctx.saturates:
+            dz, da = eager.pullback(p, g, alpha, need_alpha, ctx.saturates)
+        else:
+            dz, da = eager.pullback_in_place(p, g, alpha), None
+        return (dz if packed is None else packed.scatter(dz, probs)), da, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor | None, alpha_tangent: Tensor | None, _: Any) -> tuple[Tensor, None, None, None]:
+        probs, _position, _slot, *rest = ctx.saved_tensors
+        alpha = rest[0] if rest else ctx.alpha
+        return eager.pushforward(probs, tangent, alpha, alpha_tangent, ctx.saturates), None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], scores: Tensor, alpha: Alpha, budget: float | None) -> Any:
+        rows = _leading(scores, in_dims[0], info.batch_size)
+        if isinstance(alpha, Tensor):
+            alpha = _leading(alpha, in_dims[1], info.batch_size)
+        probs = _Map.apply(rows, alpha, budget)[0].unflatten(0, (info.batch_size, -1))
+        return (probs, None, None, 0), (0, None, None, None)
+
+
+class _Loss(Function):
+    @staticmethod
+    def forward(
+        scores: Tensor, target: Tensor, alpha: Alpha
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int]:
+        check_alpha(alpha)
+        _check_target(target, scores.shape[-1])
+        loss, probs, packed = eager.entmax_loss(scores, target, alpha)
+        return (loss, probs, None, None, 0) if packed is None else (loss, probs, *packed)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        scores, target, alpha = inputs
+        _, probs, position, slot, width = output
+        ctx.alpha, ctx.width = alpha, width
+        ctx.mark_non_differentiable(*(x for x in (probs, position, slot) if x is not None))
+        kept = (scores, target, probs, position, slot)
+        if isinstance(alpha, Tensor):
+            ctx.alpha = None
+            kept = (*kept, alpha)
+        ctx.save_for_backward(*kept)
+        ctx.save_for_forward(*kept)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None, Tensor | None]:
+        if grad is None:
+            return None, None, None
+        scores, target, probs, position, slot, *rest = ctx.saved_tensors
+        alpha = rest[0] if rest else ctx.alpha
+        need_alpha = ctx.needs_input_grad[2]
+        if _differentiable():
+            dz, da = _loss_pullback(scores, target, alpha, grad, need_alpha)
+            return dz, None, da
+        counted = target >= 0
+        weight = torch.where(counted, grad, 0).unsqueeze(-1)
+        dz = probs * weight
+        da = eager.entropy_alpha_gradient(probs, alpha) * weight if need_alpha else None
+        if position is not None:
+            dz = Packed(position, slot, ctx.width).scatter(dz, scores)
+            broken = (probs[:, :1] * weight).isnan()  # a table holds a row's candidates alone, a broken row is all NaN
+            if broken.any():
+                dz.masked_fill_(broken, torch.nan)
+        dz = dz.masked_fill_(~counted.unsqueeze(-1), 0) if bool(dz.isnan().any()) else dz
+        dz.scatter_add_(-1, target.clamp(min=0).unsqueeze(-1), -weight)
+        return dz, None, da
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor | None, _: Any, alpha_tangent: Tensor | None) -> tuple[Any, ...]:
+        scores, target, _probs, _position, _slot, *rest = ctx.saved_tensors
+        alpha = rest[0] if rest else ctx.alpha
+        one = torch.ones_like(scores[:, 0])
+        dz, da = _loss_pullback(scores, target, alpha, one, alpha_tangent is not None)
+        result = torch.zeros_like(one)
+        if tangent is not None:
+            result = result + (dz * tangent).sum(-1)
+        if alpha_tangent is not None and da is not None:
+            result = result + (da * alpha_tangent).squeeze(-1)
+        return result, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], scores: Tensor, target: Tensor, alpha: Alpha) -> Any:
+        rows = _leading(scores, in_dims[0], info.batch_size)
+        if isinstance(alpha, Tensor):
+            alpha = _leading(alpha, in_dims[2], info.batch_size)
+        loss = _Loss.apply(rows, _leading(target, in_dims[1], info.batch_size), alpha)[0]
+        return (loss.unflatten(0, (info.batch_size, -1)), None, None, None, 0), (0, None, None, None, None)
+
+
+def _loss_pullback(
+    scores: Tensor, target: Tensor, alpha: Alpha, grad: Tensor, need_alpha: bool, probs: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the scores [rows, d] and of alpha [rows, 1], themselves differentiable."""
+    probs = entmax(scores, alpha) if probs is None else probs
+    counted = (target >= 0).unsqueeze(-1)
+    gold = torch.zeros_like(probs).scatter(-1, target.clamp(min=0).unsqueeze(-1), 1.0)
+    weight = grad.unsqueeze(-1)
+    dz = torch.where(counted, (probs - gold) * weight, 0)
+    if not need_alpha:
+        return dz, None
+    return dz, torch.where(counted, eager.entropy_alpha_gradient(probs, alpha) * weight, 0)
+
+
+def _join(number: float, numbers: Tensor | None) -> Alpha:
+    return number if numbers is None else numbers
+
+
+@torch.library.custom_op(
+    "tsallis::entmax",
+    mutates_args=(),
+    schema="(Tensor scores, float alpha, Tensor? alphas, float? budget) -> Tensor",
+)
+def _entmax_op(scores: Tensor, alpha: float, alphas: Tensor | None, budget: float | None) -> Tensor:
+    return _Map.forward(scores, _join(alpha, alphas), budget)[0].contiguous()
+
+
+@_entmax_op.register_fake
+def _(scores: Tensor, alpha: float, alphas: Tensor | None, budget: float | None) -> Tensor:
+    return torch.empty_like(scores, memory_format=torch.contiguous_format)
+
+
+@_entmax_op.register_vmap
+def _(info: Any, in_dims: Any, scores: Tensor, alpha: float, alphas: Tensor | None, budget: float | None) -> Any:
+    rows = _leading(scores, in_dims[0], info.batch_size)
+    if alphas is not None:
+        alphas = _leading(alphas, in_dims[2], info.batch_size)
+    return _entmax_op(rows, alpha, alphas, budget).unflatten(0, (info.batch_size, -1)), 0
+
+
+@torch.library.custom_op(
+    "tsallis::entmax_loss",
+    mutates_args=(),
+    schema="(Tensor scores, Tensor target, float alpha, Tensor? alphas) -> (Tensor, Tensor)",
+)
+def _loss_op(scores: Tensor, target: Tensor, alpha: float, alphas: Tensor | None) -> tuple[Tensor, Tensor]:
+    loss, probs, position, slot, width = _Loss.forward(scores, target, _join(alpha, alphas))
+    if position is not None and slot is not None and probs is not None:
+        probs = Packed(position, slot, width).scatter(probs, scores)
+        broken = loss.isnan().unsqueeze(-1)
+        probs = probs.masked_fill_(broken, torch.nan)
+    assert probs is not None
+    return loss, probs.contiguous()
+
+
+@_loss_op.register_fake
+def _(scores: Tensor, target: Tensor, alpha: float, alphas: Tensor | None) -> tuple[Tensor, Tensor]:
+    return scores.new_empty(scores.shape[0]), torch.empty_like(scores, memory_format=torch.contiguous_format)
+
+
+@_loss_op.register_vmap
+def _(info: Any, in_dims: Any, scores: Tensor, target: Tensor, alpha: float, alphas: Tensor | None) -> Any:
+    rows = _leading(scores, in_dims[0], info.batch_size)
+    if alphas is not None:
+        alphas = _leading(alphas, in_dims[3], info.batch_size)
+    results = _loss_op(rows, _leading(target, in_dims[1], info.batch_size), alpha, alphas)
+    return tuple(x.unflatten(0, (info.batch_size, -1)) for x in results), (0, 0)
+
+
+class _CompiledMap(Function):
+    """The opaque operator and a traceable backward; no jvp: the compiler refuses Functions that have one."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(scores: Tensor, alpha: float, alphas: Tensor | None, budget: float | None) -> Tensor:
+        result: Tensor = _entmax_op(scores, alpha, alphas, budget)
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.alpha, alphas, budget = inputs
+        ctx.saturates, ctx.many = budget is not None, alphas is not None
+        if alphas is None:
+            ctx.save_for_backward(output)
+        else:
+            ctx.save_for_backward(output, alphas)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor | None, None]:
+        alpha = ctx.saved_tensors[1] if ctx.many else ctx.alpha
+        dz, da = eager.pullback(ctx.saved_tensors[0], grad, alpha, ctx.needs_input_grad[2], ctx.saturates)
+        return dz, None, da, None
+
+
+class _CompiledLoss(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(scores: Tensor, target: Tensor, alpha: float, alphas: Tensor | None) -> tuple[Tensor, Tensor]:
+        loss, probs = _loss_op(scores, target, alpha, alphas)
+        return loss, probs
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        scores, target, ctx.alpha, alphas = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.many = alphas is not None
+        if alphas is None:
+            ctx.save_for_backward(scores, target, output[1])
+        else:
+            ctx.save_for_backward(scores, target, output[1], alphas)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None, Tensor | None]:
+        scores, target, probs = ctx.saved_tensors[:3]
+        alpha = ctx.saved_tensors[3] if ctx.many else ctx.alpha
+        dz, da = _loss_pullback(scores, target, alpha, grad, ctx.needs_input_grad[3], probs)
+        return dz, None, None, da
