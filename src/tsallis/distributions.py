@@ -1,1 +1,230 @@
-"""Sparse distributions."""
+"""Sparse distributions for `torch.distributions`: the support is part of what they know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, constraints, kl_divergence, register_kl
+from torch.distributions.utils import lazy_property
+
+from tsallis import functional
+from tsallis.functional.rows import Alpha, check_floating
+
+__all__ = ["EntmaxCategorical", "Support", "kl_divergence"]
+
+
+class Support(constraints.Constraint):
+    """The classes that have a probability above zero, row by row.
+
+    `check(value)` tells, as for every constraint of `torch.distributions`, which values lie in it; `mask` is the
+    support itself [..., classes], and `size` counts it.
+
+    >>> support = EntmaxCategorical(torch.tensor([2.0, 1.0, 0.1])).support
+    >>> support.mask, support.size, support.check(torch.tensor([0, 2]))
+    (tensor([ True,  True, False]), tensor(2), tensor([ True, False]))
+    """
+
+    is_discrete = True
+    event_dim = 0
+
+    def __init__(self, mask: Tensor) -> None:
+        self.mask = mask
+        super().__init__()
+
+    @property
+    def size(self) -> Tensor:
+        return self.mask.sum(-1)
+
+    def check(self, value: Tensor) -> Tensor:
+        classes = self.mask.shape[-1]
+        known = (value >= 0) & (value < classes) & (value == value.floor())
+        index, mask = _align(torch.where(known, value, 0).long(), self.mask)
+        return known & mask.gather(-1, index).squeeze(-1)
+
+    def __repr__(self) -> str:
+        return f"Support(shape={tuple(self.mask.shape)})"
+
+
+class EntmaxCategorical(Distribution):
+    r"""A categorical distribution with the probabilities of alpha-entmax, zeros included.
+
+    .. math:: P(k) = [(\alpha - 1) z_k - \tau]_+^{1/(\alpha-1)}
+
+    (Peters et al. 2019, eq. 13). What a sparse distribution knows and a dense one does not is at hand: its `support`,
+    the `threshold` under which scores get no probability, and its non-zeros packed, as `indices` and `values`.
+    Train it by :meth:`loss`: the log-probability of an outcome may be -inf.
+
+    Args:
+        scores: [..., classes], any floating dtype; -inf takes a class out.
+        alpha: at least 1: a number, or a tensor broadcastable to the batch shape [...].
+        validate_args: check scores and values, as everywhere in `torch.distributions`.
+
+    Raises:
+        ValueError: scores with NaN or without a class, an alpha below 1.
+
+    Example:
+        >>> d = EntmaxCategorical(torch.tensor([2.0, 1.0, 0.1, 0.0]))
+        >>> d.probs
+        tensor([0.8307, 0.1693, 0.0000, 0.0000])
+        >>> d.indices, d.values
+        (tensor([0, 1]), tensor([0.8307, 0.1693]))
+        >>> d.log_prob(torch.tensor([0, 3]))
+        tensor([-0.1855,    -inf])
+    """
+
+    arg_constraints = {"scores": constraints.independent(constraints.real, 1)}  # noqa: RUF012 (torch's own convention)
+    has_enumerate_support = True
+
+    def __init__(self, scores: Tensor, alpha: Alpha = 1.5, validate_args: bool | None = None) -> None:
+        check_floating(scores)
+        if scores.dim() == 0 or scores.shape[-1] == 0:
+            raise ValueError(f"scores must be [..., classes] with at least one class, got shape {tuple(scores.shape)}")
+        self.scores = scores
+        self.alpha: Alpha = alpha.expand(scores.shape[:-1]) if isinstance(alpha, Tensor) else alpha
+        super().__init__(scores.shape[:-1], validate_args=validate_args)
+
+    @property
+    def _row_alpha(self) -> Alpha:
+        return self.alpha.unsqueeze(-1) if isinstance(self.alpha, Tensor) else self.alpha
+
+    @lazy_property
+    def probs(self) -> Tensor:
+        """[..., classes]"""
+        return functional.entmax(self.scores, self._row_alpha)
+
+    @lazy_property
+    def _log_probs(self) -> Tensor:
+        inside = self.probs > 0
+        log_p = torch.where(inside, torch.where(inside, self.probs, 1).log(), -torch.inf)
+        # A softmax probability can be too small for a number; its logarithm is not.
+        if isinstance(self.alpha, Tensor):
+            ones = self._row_alpha == 1
+            return torch.where(ones, self.scores.log_softmax(-1), log_p) if bool(ones.any()) else log_p
+        return self.scores.log_softmax(-1) if self.alpha == 1 else log_p
+
+    @property
+    def support(self) -> Support:  # type: ignore[override]
+        """The classes with a probability above zero."""
+        return Support(self.probs.detach() > 0)
+
+    @property
+    def support_size(self) -> Tensor:
+        """How many classes are in the support [...]."""
+        return self.support.size
+
+    @property
+    def threshold(self) -> Tensor:
+        r""":math:`\tau` [...]: a class has a probability if and only if :math:`(\alpha - 1) z_k > \tau`."""
+        eps = self.alpha - 1
+        return eps * self.scores.amax(-1) - self.probs.amax(-1) ** eps
+
+    @lazy_property
+    def indices(self) -> Tensor:
+        """The classes in the support, most probable first [..., width]; rows with fewer are filled up with -1."""
+        width = max(int(self.support_size.amax()), 1) if self.scores.numel() else 1
+        values, order = self.probs.detach().topk(width, -1)
+        return order.masked_fill(values == 0, -1)
+
+    @property
+    def values(self) -> Tensor:
+        """The probabilities of `indices` [..., width]; 0 where there is none."""
+        return self.probs.gather(-1, self.indices.clamp(min=0)).masked_fill(self.indices < 0, 0)
+
+    @property
+    def num_classes(self) -> int:
+        return self.scores.shape[-1]
+
+    @property
+    def mode(self) -> Tensor:
+        return self.probs.argmax(-1)
+
+    @property
+    def mean(self) -> Tensor:
+        """NaN: classes have no mean."""
+        return self.scores.new_full(self._extended_shape(), torch.nan)
+
+    @property
+    def variance(self) -> Tensor:
+        """NaN: classes have no variance."""
+        return self.scores.new_full(self._extended_shape(), torch.nan)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-probabilities; -inf, with gradient zero, outside the support.
+
+        Raises:
+            ValueError: a value that is no class.
+        """
+        value = value.long()
+        if self._validate_args:
+            wrong = (value < 0) | (value >= self.num_classes)
+            if wrong.any():
+                raise ValueError(f"value must hold classes from 0 to {self.num_classes - 1}, got {int(value[wrong][0])}")
+        index, log_p = _align(value, self._log_probs)
+        return log_p.gather(-1, index).squeeze(-1)
+
+    def loss(self, value: Tensor) -> Tensor:
+        """The loss that belongs to the map, see :func:`tsallis.entmax_loss`: finite outside the support too."""
+        index, scores = _align(value.long(), self.scores)
+        alpha = self._row_alpha.expand(*scores.shape[:-1], 1) if isinstance(self.alpha, Tensor) else self.alpha
+        return functional.entmax_loss(scores, index.squeeze(-1), alpha, reduction="none")  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """Classes [*sample_shape, ...], from the support alone.
+
+        Raises:
+            ValueError: a row without support (every class taken out).
+        """
+        if bool((self.support_size == 0).any()):
+            raise ValueError("can't sample: a row has no support, every one of its scores is -inf")
+        shape = self._extended_shape(sample_shape)
+        width = self.indices.shape[-1]
+        count = torch.Size(sample_shape).numel()
+        cumulative = self.values.double().cumsum(-1).reshape(-1, width)  # [rows, width]
+        draws = torch.rand(cumulative.shape[0], count, dtype=torch.float64, device=self.scores.device)
+        slot = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True)  # [rows, count]
+        slot = slot.minimum(self.support_size.reshape(-1, 1) - 1)
+        return self.indices.reshape(-1, width).gather(-1, slot).T.reshape(shape)
+
+    def entropy(self) -> Tensor:
+        """Shannon's entropy in nats [...]."""
+        return functional.tsallis_entropy(self.probs, 1.0)
+
+    def tsallis_entropy(self) -> Tensor:
+        """The entropy the map maximises, see :func:`tsallis.tsallis_entropy` [...]."""
+        return functional.tsallis_entropy(self.probs, self._row_alpha)
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        """All classes, as rows may differ in their support: those outside have log-probability -inf."""
+        classes = torch.arange(self.num_classes, device=self.scores.device)
+        classes = classes.view((-1,) + (1,) * len(self.batch_shape))
+        return classes.expand((-1, *self.batch_shape)) if expand else classes
+
+    def expand(self, batch_shape: Any, _instance: EntmaxCategorical | None = None) -> EntmaxCategorical:
+        new = self._get_checked_instance(EntmaxCategorical, _instance)
+        shape = torch.Size(batch_shape)
+        new.scores = self.scores.expand(*shape, self.num_classes)
+        new.alpha = self.alpha.expand(shape) if isinstance(self.alpha, Tensor) else self.alpha
+        for name in ("probs", "_log_probs", "indices"):
+            if name in self.__dict__:
+                tensor = self.__dict__[name]
+                new.__dict__[name] = tensor.expand(*shape, tensor.shape[-1])
+        super(EntmaxCategorical, new).__init__(shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+
+def _align(value: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Values [..., 1] and rows [..., classes] of one batch shape."""
+    shape = torch.broadcast_shapes(value.shape, rows.shape[:-1])
+    return value.expand(shape).unsqueeze(-1), rows.expand(*shape, rows.shape[-1])
+
+
+@register_kl(EntmaxCategorical, EntmaxCategorical)
+def _kl(p: EntmaxCategorical, q: EntmaxCategorical) -> Tensor:
+    """Infinite where p has a probability and q has none."""
+    inside = p.probs > 0
+    difference = torch.where(inside, p._log_probs, 0) - torch.where(inside, q._log_probs, 0)
+    return (p.probs * difference).sum(-1)

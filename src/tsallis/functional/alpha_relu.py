@@ -121,8 +121,8 @@ def estimate_tau(d_model: int, d_vocab: int) -> float:
         q, q_eps = quantile(p), quantile(eps)
         width = p - eps
         mean = (normal.pdf(q) - normal.pdf(q_eps)) / width
-        spread = (p - normal.pdf(q) * q - (eps - normal.pdf(q_eps) * q_eps)) / width
-        variance = spread - mean * mean
+        square = (p + normal.pdf(q) * q - (eps + normal.pdf(q_eps) * q_eps)) / width
+        variance = square - mean * mean
         inside = (4 / sigma**2) * (eps / p) - variance
         return q - mean + math.sqrt(inside) if inside > 0 else -1.0
 

@@ -39,8 +39,9 @@ def transforms_active() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-def _differentiable() -> bool:
-    return torch.is_grad_enabled() or transforms_active()
+def _differentiable(grad: Tensor) -> bool:
+    """Whether the backward must be made of operations that can be differentiated or batched again."""
+    return torch.is_grad_enabled() or transforms_active() or torch._C._functorch.is_legacy_batchedtensor(grad)
 
 
 def check_alpha(alpha: Alpha) -> None:
@@ -93,7 +94,7 @@ class _Map(Function):
         probs, position, slot, *rest = ctx.saved_tensors
         alpha = rest[0] if rest else ctx.alpha
         need_alpha = ctx.needs_input_grad[1]
-        if _differentiable():
+        if _differentiable(grad):
             return *eager.pullback(probs, grad, alpha, need_alpha, ctx.saturates), None
         packed = None if position is None else Packed(position, slot, ctx.width)
         p, g = (probs, grad) if packed is None else (packed.gather(probs), packed.gather(grad))
@@ -149,19 +150,19 @@ class _Loss(Function):
         scores, target, probs, position, slot, *rest = ctx.saved_tensors
         alpha = rest[0] if rest else ctx.alpha
         need_alpha = ctx.needs_input_grad[2]
-        if _differentiable():
+        if _differentiable(grad):
             dz, da = _loss_pullback(scores, target, alpha, grad, need_alpha)
             return dz, None, da
-        counted = target >= 0
-        weight = torch.where(counted, grad, 0).unsqueeze(-1)
+        counted = _counted(scores, target).unsqueeze(-1)
+        weight = torch.where(counted, grad.unsqueeze(-1), 0)
         dz = probs * weight
         da = eager.entropy_alpha_gradient(probs, alpha) * weight if need_alpha else None
+        broken = probs[:, :1].isnan()  # all of such a row is NaN
         if position is not None:
             dz = Packed(position, slot, ctx.width).scatter(dz, scores)
-            broken = (probs[:, :1] * weight).isnan()  # a table holds a row's candidates alone, a broken row is all NaN
-            if broken.any():
-                dz.masked_fill_(broken, torch.nan)
-        dz = dz.masked_fill_(~counted.unsqueeze(-1), 0) if bool(dz.isnan().any()) else dz
+        if broken.any():
+            dz.masked_fill_(broken & counted, torch.nan).masked_fill_(broken & ~counted, 0)
+            da = None if da is None else da.masked_fill_(broken & ~counted, 0)
         dz.scatter_add_(-1, target.clamp(min=0).unsqueeze(-1), -weight)
         return dz, None, da
 
@@ -187,12 +188,21 @@ class _Loss(Function):
         return (loss.unflatten(0, (info.batch_size, -1)), None, None, None, 0), (0, None, None, None, None)
 
 
+def _counted(scores: Tensor, target: Tensor) -> Tensor:
+    """Rows that have a loss: with a target, and with something that takes part. Looks at whole rows only if it must."""
+    counted = target >= 0
+    lost = (scores.gather(-1, target.clamp(min=0).unsqueeze(-1)) == -torch.inf).squeeze(-1)
+    if lost.any():
+        counted &= scores.amax(-1) != -torch.inf
+    return counted
+
+
 def _loss_pullback(
     scores: Tensor, target: Tensor, alpha: Alpha, grad: Tensor, need_alpha: bool, probs: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of the scores [rows, d] and of alpha [rows, 1], themselves differentiable."""
     probs = entmax(scores, alpha) if probs is None else probs
-    counted = (target >= 0).unsqueeze(-1)
+    counted = ((target >= 0) & (scores.detach().amax(-1) != -torch.inf)).unsqueeze(-1)
     gold = torch.zeros_like(probs).scatter(-1, target.clamp(min=0).unsqueeze(-1), 1.0)
     weight = grad.unsqueeze(-1)
     dz = torch.where(counted, (probs - gold) * weight, 0)
@@ -236,8 +246,7 @@ def _loss_op(scores: Tensor, target: Tensor, alpha: float, alphas: Tensor | None
     loss, probs, position, slot, width = _Loss.forward(scores, target, _join(alpha, alphas))
     if position is not None and slot is not None and probs is not None:
         probs = Packed(position, slot, width).scatter(probs, scores)
-        broken = loss.isnan().unsqueeze(-1)
-        probs = probs.masked_fill_(broken, torch.nan)
+        probs = probs.masked_fill_(loss.isnan().unsqueeze(-1), torch.nan)
     assert probs is not None
     return loss, probs.contiguous()
 

@@ -64,7 +64,8 @@ def entmax(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Packed | None]:
 def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor, Packed | None]:
     """Fenchel-Young loss of each row against a class [rows] (negative: none), and the probabilities.
 
-    Where the rows were compacted the probabilities are the table [rows, width] that `Packed` places.
+    Where the rows were compacted the probabilities are the table [rows, width] that `Packed` places; a row with a NaN
+    is all NaN in it.
     """
     if scores.dtype == torch.float32 and _steep(alpha):
         loss, probs, packed = entmax_loss(scores.double(), target, alpha)
@@ -81,8 +82,10 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> tuple[Tensor, T
     gold = scores.gather(-1, target.clamp(min=0).unsqueeze(-1))
     loss = ((c - mean) / alpha + mean).clamp(min=0) + (top - gold)
     loss = torch.where((top == -torch.inf) | (target < 0).unsqueeze(-1), 0, loss)
-    broken = (top.isnan() | (top == torch.inf)) & (target >= 0).unsqueeze(-1)
-    return loss.masked_fill(broken, torch.nan).squeeze(-1), probs, packed
+    broken = ~(top < torch.inf)
+    if packed is not None and broken.any():
+        probs.masked_fill_(broken, torch.nan)
+    return loss.masked_fill_(broken & (target >= 0).unsqueeze(-1), torch.nan).squeeze(-1), probs, packed
 
 
 def pullback(
@@ -110,7 +113,7 @@ def pullback_in_place(probs: Tensor, grad: Tensor, alpha: Alpha) -> Tensor:
         weighted = probs * grad
         return weighted.addcmul_(probs, weighted.sum(-1, keepdim=True), value=-1)
     if isinstance(alpha, float) and alpha in (1.5, 2.0):
-        s = probs.sqrt() if alpha == 1.5 else (probs > 0).to(probs.dtype)
+        s = probs.sqrt() if alpha == 1.5 else probs.ceil()
         total = s.sum(-1, keepdim=True).clamp_(min=torch.finfo(s.dtype).tiny)
         return s.mul_(grad - (s * grad).sum(-1, keepdim=True).div_(total))
     return pullback(probs, grad, alpha, False)[0]
@@ -134,13 +137,14 @@ def pushforward(
 
 
 def _interior(probs: Tensor, saturates: bool) -> Tensor:
-    return (probs > 0) & (probs < 1) if saturates else probs > 0
+    """Where probabilities move with their scores; NaN counts, so that it reaches the gradients."""
+    return (probs != 0) & (probs != 1) if saturates else probs != 0
 
 
 def slope(probs: Tensor, inside: Tensor, alpha: Alpha) -> Tensor:
     r"""`p^{2-alpha}` on the support and 0 off it: the inverse curvature of the entropy."""
     if isinstance(alpha, float) and alpha == 2.0:
-        return inside.to(probs.dtype)
+        return torch.where(inside, probs.ceil(), 0)
     safe = torch.where(inside, probs, 1)
     power = safe.sqrt() if isinstance(alpha, float) and alpha == 1.5 else safe ** (2 - alpha)
     return torch.where(inside, power, 0)
@@ -160,14 +164,14 @@ def curvature(probs: Tensor, inside: Tensor, alpha: Alpha) -> Tensor:
 
 def entropy(probs: Tensor, alpha: Alpha) -> Tensor:
     r"""Tsallis entropy, without a singularity at alpha = 1: `-(1/alpha) sum p log(p) (e^x - 1)/x` with `x = eps log p`; [rows, 1]."""
-    inside = probs > 0
+    inside = probs != 0
     log_p = torch.where(inside, probs, 1).log()
     return -(probs * log_p * _expm1_over((alpha - 1) * log_p)).sum(-1, keepdim=True) / alpha
 
 
 def entropy_alpha_gradient(probs: Tensor, alpha: Alpha) -> Tensor:
     r"""`dH_alpha(p)/d alpha` at fixed p [rows, 1], without a singularity at alpha = 1."""
-    inside = probs > 0
+    inside = probs != 0
     log_p = torch.where(inside, probs, 1).log()
     x = (alpha - 1) * log_p
     near = x.abs() < SERIES_BELOW

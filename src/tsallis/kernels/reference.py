@@ -89,9 +89,10 @@ def tsallis_entropy(probs: Tensor, alpha: float | Tensor) -> Tensor:
     log_p = torch.where(inside, torch.where(inside, probs, torch.ones_like(probs)).log(), torch.zeros_like(probs))
     at_one = alpha == 1
     a = torch.where(at_one, torch.full_like(alpha, 2.0), alpha)
-    power = torch.where(inside, torch.exp(a * log_p), torch.zeros_like(probs)).sum(-1, keepdim=True)
+    # sum p - sum p^alpha instead of 1 - sum p^alpha: a sum that is off by its last digit would be divided by alpha - 1.
+    lost = -(probs * torch.expm1((a - 1) * log_p)).sum(-1, keepdim=True)
     shannon = -(probs * log_p).sum(-1, keepdim=True)
-    return torch.where(at_one, shannon, (1 - power) / (a * (a - 1))).squeeze(-1)
+    return torch.where(at_one, shannon, lost / (a * (a - 1))).squeeze(-1)
 
 
 def entmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
