@@ -18,6 +18,7 @@ from torch import Tensor
 
 Alpha = float | Tensor
 
+SMALL = 8192  # fewer entries than this: sorting takes fewer operations than Newton steps, and operations are what costs
 LONG = 1024  # shorter rows are solved whole: compaction would cost more than it saves
 DENSE_SHARE = 4  # rows are compacted when at most one entry in this many is a candidate
 NEARLY_DENSE = 1.1  # below this alpha nearly every score has a probability
@@ -287,6 +288,12 @@ def _normalised(probs: Tensor, mass: Tensor) -> Tensor:
 
 
 def _solve_two(x: Tensor) -> tuple[Tensor, Tensor]:
+    if x.numel() < SMALL:
+        # The thresholds of the largest k, k = 1, 2, ...: they rise up to the row's own and fall from there.
+        best = x.clamp(min=-1).sort(-1, descending=True).values
+        tau = best.cumsum(-1).sub_(1).div_(_counting(best)).amax(-1, keepdim=True)
+        u = (x - tau).clamp_(min=0)
+        return _normalised(u, u.sum(-1, keepdim=True)), 1 + tau
     tau = torch.full_like(x[:, :1], -1.0)
     tolerance = _tolerance(x, quadratic=False)
     for _ in range(NEWTON_LIMIT):
@@ -303,6 +310,8 @@ def _solve_two(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _solve_three_halves(values: Tensor) -> tuple[Tensor, Tensor]:
     x = values * 0.5
+    if x.numel() < SMALL:
+        return _solve_three_halves_sorted(x)
     tau = torch.full_like(x[:, :1], -1.0)
     tolerance = _tolerance(x, quadratic=True)
     for _ in range(NEWTON_LIMIT):
@@ -315,6 +324,26 @@ def _solve_three_halves(values: Tensor) -> tuple[Tensor, Tensor]:
             break
     p = (x - tau).clamp_(min=0).square_()
     return _normalised(p, p.sum(-1, keepdim=True)), 2 * (1 + tau)
+
+
+def _solve_three_halves_sorted(x: Tensor) -> tuple[Tensor, Tensor]:
+    best = x.clamp(min=-1).sort(-1, descending=True).values
+    k = _counting(best)
+    mean = best.cumsum(-1).div_(k)
+    spread = best.square().cumsum_(-1).addcmul_(k * mean, mean, value=-1)
+    taus = mean.sub_(((1 - spread) / k).clamp_(min=0).sqrt_())
+    size = (taus < best).sum(-1, keepdim=True).clamp_(min=1)
+    tau = taus.gather(-1, size - 1)
+    u = (x - tau).clamp_(min=0)
+    norm = u.square().sum(-1, keepdim=True).sqrt_()
+    # A spread is a difference of sums: one Newton step takes its rounding back.
+    tau = tau + norm * (norm - 1) / u.sum(-1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny)
+    p = (x - tau).clamp_(min=0).square_()
+    return _normalised(p, p.sum(-1, keepdim=True)), 2 * (1 + tau)
+
+
+def _counting(rows: Tensor) -> Tensor:
+    return torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype, device=rows.device)
 
 
 def _solve_convex(values: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
