@@ -23,7 +23,9 @@ def entmax(scores: Tensor, alpha: Alpha, budget: float | None = None) -> Tensor:
     if torch.compiler.is_compiling():
         number, numbers = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
         return _CompiledMap.apply(scores, number, numbers, budget)
-    return _Map.apply(scores, alpha, budget)[0]
+    if transforms_active():
+        return _Map.apply(scores, alpha, budget)[0]
+    return _DirectMap.apply(scores, alpha, budget)[0]
 
 
 def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> Tensor:
@@ -31,7 +33,9 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> Tensor:
     if torch.compiler.is_compiling():
         number, numbers = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
         return _CompiledLoss.apply(scores, target, number, numbers)[0]
-    return _Loss.apply(scores, target, alpha)[0]
+    if transforms_active():
+        return _Loss.apply(scores, target, alpha)[0]
+    return _DirectLoss.apply(scores, target, alpha)[0]
 
 
 def transforms_active() -> bool:
@@ -119,6 +123,19 @@ class _Map(Function):
         return (probs, None, None, 0), (0, None, None, None)
 
 
+class _DirectMap(Function):
+    """The same without `torch.func`: PyTorch then binds the arguments by itself, several times as fast."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor | None, Tensor | None, int]:
+        output = _Map.forward(*inputs)
+        _Map.setup_context(ctx, inputs, output)
+        return output
+
+    backward = _Map.backward
+    jvp = _Map.jvp
+
+
 class _Loss(Function):
     @staticmethod
     def forward(
@@ -186,6 +203,17 @@ class _Loss(Function):
             alpha = _leading(alpha, in_dims[2], info.batch_size)
         loss = _Loss.apply(rows, _leading(target, in_dims[1], info.batch_size), alpha)[0]
         return (loss.unflatten(0, (info.batch_size, -1)), None, None, None, 0), (0, None, None, None, None)
+
+
+class _DirectLoss(Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int]:
+        output = _Loss.forward(*inputs)
+        _Loss.setup_context(ctx, inputs, output)
+        return output
+
+    backward = _Loss.backward
+    jvp = _Loss.jvp
 
 
 def _counted(scores: Tensor, target: Tensor) -> Tensor:
