@@ -104,7 +104,11 @@ def normmax(scores: Tensor, alpha: float = 2.0, dim: int = -1) -> Tensor:
     if alpha == 1:
         raise ValueError("alpha of normmax must be above 1, got 1")
     check_floating(scores)
-    wide = widen(scores) * (alpha / (alpha - 1))
+    wide = widen(scores)
+    if scores.numel() and scores.dim():
+        top = wide.detach().amax(dim, keepdim=True)
+        wide = wide - torch.where(top == -torch.inf, 0, top)  # before the factor, which would round an offset
+    wide = wide * (alpha / (alpha - 1))
     return escort(entmax(wide, 2 - 1 / alpha, dim), 1 / alpha, dim).to(result_dtype(scores))
 
 

@@ -106,7 +106,12 @@ class _Map(Function):
             dz, da = eager.pullback(p, g, alpha, need_alpha, ctx.saturates)
         else:
             dz, da = eager.pullback_in_place(p, g, alpha), None
-        return (dz if packed is None else packed.scatter(dz, probs)), da, None
+        if packed is not None:
+            dz = packed.scatter(dz, probs)
+            broken = probs[:, :1].isnan()  # all of such a row is NaN, and none of it a candidate
+            if broken.any():
+                dz.masked_fill_(broken, torch.nan)
+        return dz, da, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor | None, alpha_tangent: Tensor | None, _: Any) -> tuple[Tensor, None, None, None]:

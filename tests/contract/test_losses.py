@@ -1,0 +1,293 @@
+"""What every loss promises: the reference's values, the map's residual as gradient, cross-entropy's conventions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+import tsallis
+from tsallis.kernels import reference
+
+ALPHAS = (1.0, 1.0001, 1.2, 1.5, 1.9, 2.0, 2.5)
+
+
+def problem(rows: int = 6, d: int = 7, dtype: torch.dtype = torch.float64, scale: float = 2.0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(d)
+    z = torch.randn(rows, d, generator=generator, dtype=dtype) * scale
+    return z, torch.randint(d, (rows,), generator=generator)
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("d", [1, 2, 9, 1025, 9001])
+def test_values_and_gradients_are_the_references(alpha: float, d: int) -> None:
+    z, y = problem(d=d)
+    exact = z.clone().requires_grad_()
+    expected = reference.entmax_loss(exact, y, alpha)
+    (slope,) = torch.autograd.grad(expected.sum(), exact)
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
+        scores = z.to(dtype).requires_grad_()
+        loss = tsallis.entmax_loss(scores, y, alpha, reduction="none")
+        torch.testing.assert_close(loss.double(), expected, atol=tolerance, rtol=tolerance)
+        (grad,) = torch.autograd.grad(loss.sum(), scores)
+        torch.testing.assert_close(grad.double(), slope, atol=max(tolerance, 1e-7), rtol=0)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0])
+def test_derivatives_of_both_orders_and_modes(alpha: float) -> None:
+    z, y = problem(3, 5)
+    z.requires_grad_()
+
+    def loss(z: Tensor) -> Tensor:
+        return tsallis.entmax_loss(z, y, alpha, reduction="none")
+
+    assert gradcheck(loss, (z,), check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(loss, (z,), check_fwd_over_rev=True)
+
+
+def test_derivatives_in_alpha_weights_and_soft_targets() -> None:
+    z, y = problem(3, 5)
+    z.requires_grad_()
+    alpha = torch.tensor([[1.1], [1.5], [1.8]], dtype=torch.float64, requires_grad=True)
+    weight = torch.rand(5, dtype=torch.float64)
+    soft = torch.rand(3, 5, dtype=torch.float64).softmax(-1).requires_grad_()
+
+    def hard(z: Tensor, alpha: Tensor) -> Tensor:
+        return tsallis.entmax_loss(z, y, alpha, weight=weight, label_smoothing=0.1)
+
+    def mixed(z: Tensor, alpha: Tensor, soft: Tensor) -> Tensor:
+        return tsallis.entmax_loss(z, soft, alpha, weight=weight, label_smoothing=0.1)
+
+    for function, arguments in ((hard, (z, alpha)), (mixed, (z, alpha, soft))):
+        assert gradcheck(function, arguments, check_forward_ad=True)
+        assert gradgradcheck(function, arguments)
+
+
+def test_the_gradient_in_alpha_at_one() -> None:
+    z, y = problem(4, 6)
+    for dtype in (torch.float32, torch.float64):
+        alpha = torch.ones(4, 1, dtype=dtype, requires_grad=True)
+        exact = torch.full((4, 1), 1.0, dtype=torch.float64)
+        step = 1e-5
+        up, down = (reference.entmax_loss(z, y, exact + s * step) for s in (2, 0))
+        middle = reference.entmax_loss(z, y, exact + step)
+        expected = (-3 * down + 4 * middle - up) / (2 * step)  # one-sided: alpha can't go below 1
+        (found,) = torch.autograd.grad(tsallis.entmax_loss(z.to(dtype), y, alpha, reduction="sum"), alpha)
+        torch.testing.assert_close(found.squeeze(-1).double(), expected, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_alpha_one_is_cross_entropy_with_all_its_options(reduction: str, smoothing: float, weighted: bool) -> None:
+    z, y = problem(8, 5)
+    y[3] = -100
+    weight = torch.rand(5, dtype=torch.float64) + 0.1 if weighted else None
+    options = {"weight": weight, "reduction": reduction, "label_smoothing": smoothing}
+    torch.testing.assert_close(tsallis.entmax_loss(z, y, 1.0, **options), F.cross_entropy(z, y, **options))
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
+def test_soft_targets(alpha: float) -> None:
+    z, y = problem()
+    soft = torch.rand(6, 7, dtype=torch.float64) ** 4
+    soft = soft / soft.sum(-1, keepdim=True)
+    loss = tsallis.entmax_loss(z, soft, alpha, reduction="none")
+    torch.testing.assert_close(loss, reference.entmax_loss(z, soft, alpha))
+    assert (loss > 0).all()
+    own = tsallis.entmax(z, alpha)
+    torch.testing.assert_close(tsallis.entmax_loss(z, own, alpha), torch.zeros((), dtype=torch.float64))
+    classes = F.one_hot(y, 7).double()
+    torch.testing.assert_close(tsallis.entmax_loss(z, classes, alpha), tsallis.entmax_loss(z, y, alpha))
+
+
+@pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
+def test_the_margin_makes_it_exactly_zero(alpha: float) -> None:
+    z = torch.zeros(1, 5)
+    z[0, 2] = 1 / (alpha - 1) + 1e-3
+    assert tsallis.entmax_loss(z, torch.tensor([2]), alpha).item() == 0
+    assert tsallis.entmax_loss(z, torch.tensor([1]), alpha).item() > 1
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.1, 1.5, 2.0, 3.0])
+@pytest.mark.parametrize("offset", [1e6, -1e6, 1e20])
+def test_offsets_never_make_it_negative(alpha: float, offset: float) -> None:
+    z, y = problem(64, 300, torch.float32)
+    shifted = z + offset
+    loss = tsallis.entmax_loss(shifted, y, alpha, reduction="none")
+    assert (loss >= 0).all()
+    exact = reference.entmax_loss(shifted.double(), y, alpha)
+    torch.testing.assert_close(loss.double(), exact, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0, 2.5])
+@pytest.mark.parametrize("d", [6, 2048])
+def test_ignored_empty_and_broken_rows(alpha: float, d: int) -> None:
+    z = torch.randn(6, d)
+    z[0] = -torch.inf
+    z[1, 2] = torch.nan
+    z[2, 3] = torch.nan
+    z[3, 1] = -torch.inf
+    z.requires_grad_()
+    y = torch.tensor([0, -100, 1, 4, -100, 2])
+    loss = tsallis.entmax_loss(z, y, alpha, reduction="none")
+    assert loss[0] == 0 and loss[1] == 0 and loss[4] == 0
+    assert loss[2].isnan() and loss[[3, 5]].isfinite().all()
+    for create_graph in (False, True):
+        (grad,) = torch.autograd.grad(loss.sum(), z, create_graph=create_graph, retain_graph=True)
+        assert (grad[[0, 1, 4]] == 0).all()
+        assert grad[2].isnan().any()
+        assert grad[[3, 5]].isfinite().all() and grad[3, 1] == 0
+    target_out = tsallis.entmax_loss(z[3:4], torch.tensor([1]), alpha)
+    assert target_out == torch.inf
+
+
+def test_all_ignored_is_as_in_cross_entropy() -> None:
+    z, y = problem(3, 4)
+    y[:] = -100
+    assert tsallis.entmax_loss(z, y).isnan()
+    assert tsallis.entmax_loss(z, y, reduction="sum") == 0
+    assert tsallis.entmax_loss(z[:0], y[:0], reduction="sum") == 0
+
+
+def test_targets_of_any_shape() -> None:
+    z, y = problem(12, 5)
+    loss = tsallis.entmax_loss(z.view(3, 4, 5), y.view(3, 4), reduction="none")
+    torch.testing.assert_close(loss.flatten(), tsallis.entmax_loss(z, y, reduction="none"))
+    single = tsallis.entmax_loss(z[0], y[0])
+    torch.testing.assert_close(single, loss[0, 0])
+    torch.testing.assert_close(tsallis.entmax_loss(z, y.int()), tsallis.entmax_loss(z, y))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision(dtype: torch.dtype) -> None:
+    z, y = problem(16, 500, torch.float32)
+    z = z.to(dtype).requires_grad_()
+    loss = tsallis.entmax_loss(z, y, reduction="none")
+    assert loss.dtype == dtype
+    torch.testing.assert_close(loss, tsallis.entmax_loss(z.float(), y, reduction="none").to(dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert tsallis.entmax_loss(z, y).dtype == torch.float32
+    loss.sum().backward()
+    assert z.grad is not None and z.grad.dtype == dtype
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "entmax": lambda z, y: tsallis.entmax_loss(z, y, 1.5),
+    "smoothed": lambda z, y: tsallis.entmax_loss(z, y, 1.3, label_smoothing=0.1),
+    "alpha-relu": lambda z, y: tsallis.alpha_relu_loss(z, y, 1.5, 0.1),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_torch_func_and_the_compiler(name: str) -> None:
+    loss = LOSSES[name]
+    z, y = problem(4, 6)
+    exact = z.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(exact, y), exact)
+
+    def one(row: Tensor, target: Tensor) -> Tensor:
+        return loss(row.unsqueeze(0), target.unsqueeze(0))
+
+    torch.testing.assert_close(torch.vmap(torch.func.grad(one))(z, y) / 4, expected)
+    torch.testing.assert_close(torch.vmap(one)(z, y).mean(), loss(z, y))
+    hessian = torch.func.hessian(lambda z: loss(z, y))(z)
+    plain = torch.autograd.functional.hessian(lambda z: loss(z, y), z)
+    torch.testing.assert_close(hessian, plain)
+    assert hessian.abs().sum() > 0
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    traced = z.clone().requires_grad_()
+    value = compiled(traced, y)
+    value.backward()
+    torch.testing.assert_close(value, loss(z, y))
+    torch.testing.assert_close(traced.grad, expected)
+
+
+@pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])
+@pytest.mark.parametrize("tau", [-0.3, 0.0, 0.2])
+def test_alpha_relu_is_the_reference(alpha: float, tau: float) -> None:
+    z, y = problem(6, 9)
+    z[0, 3] = -torch.inf
+    exact = z.clone().requires_grad_()
+    expected = reference.alpha_relu_loss(exact, y, alpha, tau)
+    (slope,) = torch.autograd.grad(expected.sum(), exact)
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 2e-5)):
+        scores = z.to(dtype).requires_grad_()
+        torch.testing.assert_close(
+            tsallis.alpha_relu(scores, alpha, tau).double(), reference.alpha_relu(z, alpha, tau), atol=tolerance, rtol=tolerance
+        )
+        loss = tsallis.alpha_relu_loss(scores, y, alpha, tau, reduction="none")
+        torch.testing.assert_close(loss.double(), expected, atol=tolerance, rtol=tolerance)
+        assert (loss >= 0).all()
+        (grad,) = torch.autograd.grad(loss.sum(), scores)
+        torch.testing.assert_close(grad.double(), slope, atol=tolerance, rtol=tolerance)
+
+
+def test_alpha_relu_derivatives_of_both_orders_and_modes() -> None:
+    z, y = problem(3, 5)
+    z.requires_grad_()
+    tau = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+    for alpha in (1.3, 1.5, 2.0):
+        for function in (
+            lambda z, a=alpha: tsallis.alpha_relu(z, a, 0.1),
+            lambda z, a=alpha: tsallis.alpha_relu_loss(z, y, a, 0.1, reduction="none"),
+        ):
+            assert gradcheck(function, (z,), check_forward_ad=True)
+            assert gradgradcheck(function, (z,))
+    assert gradcheck(lambda z, t: tsallis.alpha_relu_loss(z, y, 1.5, t), (z, tau), check_forward_ad=True)
+
+
+def test_alpha_relu_ignores_what_it_is_told_to() -> None:
+    z, y = problem(4, 5)
+    y[1] = -100
+    z.requires_grad_()
+    loss = tsallis.alpha_relu_loss(z, y, reduction="none")
+    assert loss[1] == 0
+    torch.testing.assert_close(tsallis.alpha_relu_loss(z, y), loss.sum() / 3)
+    (grad,) = torch.autograd.grad(loss.sum(), z)
+    assert (grad[1] == 0).all()
+
+
+@pytest.mark.parametrize(("d_vocab", "tau"), [(10_000, 0.3258), (40_000, 0.1683), (60_000, 0.1379)])
+def test_tau_without_data(d_vocab: int, tau: float) -> None:
+    assert tsallis.estimate_tau(512, d_vocab) == pytest.approx(tau, abs=5e-5)
+
+
+def test_tau_from_scores_is_the_mean_threshold() -> None:
+    z = torch.randn(200, 4000) * (2 * 512 / 4512) ** 0.5
+    tau = tsallis.estimate_tau_from_scores(z)
+    assert tau == pytest.approx(tsallis.estimate_tau(512, 4000), abs=0.02)
+    assert tsallis.alpha_relu(z, tau=tau).sum(-1).mean().item() == pytest.approx(1, abs=0.1)
+    p = tsallis.entmax(z[:1], 1.3)
+    one = tsallis.estimate_tau_from_scores(z[:1], 1.3)
+    torch.testing.assert_close(tsallis.alpha_relu(z[:1], 1.3, one), p, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda z, y: tsallis.entmax_loss(z, y + 3), ValueError, "got 5"),
+        (lambda z, y: tsallis.entmax_loss(z, y - 1), ValueError, "got -1"),
+        (lambda z, y: tsallis.entmax_loss(z, y[:2]), ValueError, r"\(2,\)"),
+        (lambda z, y: tsallis.entmax_loss(z, y, reduction="max"), ValueError, "max"),
+        (lambda z, y: tsallis.entmax_loss(z, y, label_smoothing=1.5), ValueError, "1.5"),
+        (lambda z, y: tsallis.entmax_loss(z, y, weight=torch.ones(3)), ValueError, r"\(3,\)"),
+        (lambda z, y: tsallis.entmax_loss(z, y.double()), ValueError, "probability targets"),
+        (lambda z, y: tsallis.entmax_loss(z, y == 1), TypeError, "bool"),
+        (lambda z, y: tsallis.entmax_loss(z, y, 0.9), ValueError, "0.9"),
+        (lambda z, y: tsallis.entmax_loss(z, y, torch.full((4, 1), 0.5)), ValueError, "0.5"),
+        (lambda z, y: tsallis.alpha_relu_loss(z, y + 3), ValueError, "got 5"),
+        (lambda z, y: tsallis.alpha_relu(z, 1.0), ValueError, "above 1"),
+        (lambda z, y: tsallis.alpha_relu_loss(z, y, tau=torch.zeros(2)), ValueError, r"\(2,\)"),
+        (lambda z, y: tsallis.estimate_tau(0, 10), ValueError, "0"),
+        (lambda z, y: tsallis.estimate_tau_from_scores(z * torch.nan), ValueError, "finite"),
+    ],
+)
+def test_bad_input_gets_an_error_that_shows_it(call, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        call(torch.randn(4, 5), torch.tensor([0, 1, 2, 2]))

@@ -1,0 +1,296 @@
+"""What every map promises: equality with the float64 reference, in values and in derivatives of every kind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from contract.maps import ALPHAS, KINDS, MAPS, SMOOTH, Map, rows
+from torch.autograd import gradcheck, gradgradcheck
+
+import tsallis
+from tsallis.kernels import reference
+
+every_map = pytest.mark.parametrize("m", MAPS, ids=str)
+
+
+@every_map
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_values_are_the_references(m: Map, kind: str, dtype: torch.dtype) -> None:
+    z = rows(kind, dtype)
+    p = m.ours(z)
+    assert p.dtype == dtype and p.shape == z.shape
+    tolerance = m.tolerance if dtype == torch.float32 else 1e-10
+    torch.testing.assert_close(p.double(), m.reference(z), atol=tolerance, rtol=0)
+    torch.testing.assert_close(p.sum(-1), torch.full_like(p[:, 0], m.total), atol=1e-6, rtol=0)
+
+
+@every_map
+@pytest.mark.parametrize("d", [1, 2, 3, 31, 257, 1023, 1025, 3001, 9001])
+def test_sizes_that_are_no_powers_of_two(m: Map, d: int) -> None:
+    if m.total > d:
+        pytest.skip("a budget of more than there is has a test of its own")
+    for scale in (1.0, 5.0):
+        z = torch.randn(4, d, generator=torch.Generator().manual_seed(d), dtype=torch.float64) * scale
+        torch.testing.assert_close(m.ours(z), m.reference(z), atol=1e-9, rtol=0)
+        torch.testing.assert_close(m.ours(z.float()).double(), m.reference(z.float()), atol=m.tolerance, rtol=0)
+
+
+@every_map
+def test_gradients_are_the_references(m: Map) -> None:
+    for d in (7, 2049):
+        z = torch.randn(3, d, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2
+        weights = torch.randn(3, d, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        exact = z.clone().requires_grad_()
+        (expected,) = torch.autograd.grad((m.reference(exact) * weights).sum(), exact)
+        for dtype, tolerance in ((torch.float64, 1e-7), (torch.float32, 1e-4)):
+            scores = z.to(dtype).requires_grad_()
+            (found,) = torch.autograd.grad((m.ours(scores) * weights.to(dtype)).sum(), scores)
+            if m.name == "entmax-2.5" and dtype == torch.float32:
+                continue  # the slope is unbounded at the edge of the support: rounding the scores changes it
+            torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("m", SMOOTH, ids=str)
+def test_derivatives_of_both_orders_and_modes(m: Map) -> None:
+    z = rows("normal", d=5)[:3].requires_grad_()
+    assert gradcheck(m.ours, (z,), check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(m.ours, (z,), check_fwd_over_rev=True)
+
+
+def test_derivatives_in_alpha_of_both_orders_and_modes() -> None:
+    z = rows("normal", d=5)[:3].requires_grad_()
+    alpha = torch.tensor([[1.1], [1.5], [1.8]], dtype=torch.float64, requires_grad=True)
+    assert gradcheck(tsallis.entmax, (z, alpha), check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(tsallis.entmax, (z, alpha), check_fwd_over_rev=True)
+
+    def budgeted(z: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
+        return tsallis.budgeted_entmax(z, alpha, 1.5)
+
+    assert gradcheck(budgeted, (z, alpha), check_forward_ad=True)
+    assert gradgradcheck(budgeted, (z, alpha))
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.00001, 1.001, 1.01, 1.2, 1.5, 2.0])
+def test_the_alpha_gradient_is_right_near_one_in_float32(alpha: float) -> None:
+    z, weights = torch.randn(6, 33), torch.randn(6, 33)
+    ours = torch.full((6, 1), alpha, requires_grad=True)
+    exact = ours.detach().double().requires_grad_()
+    (found,) = torch.autograd.grad((tsallis.entmax(z, ours) * weights).sum(), ours)
+    (expected,) = torch.autograd.grad((reference.entmax(z, exact) * weights).sum(), exact)
+    scale = expected.abs().amax()
+    assert ((found - expected).abs() / scale).max() < 1e-3 if alpha > 1.0001 else 5e-3
+
+
+def test_alpha_one_is_softmax_exactly_in_numbers_and_in_tensors() -> None:
+    z = torch.randn(4, 7)
+    assert torch.equal(tsallis.entmax(z, 1.0), z.softmax(-1))
+    mixed = torch.tensor([[1.0], [1.5], [1.0], [2.0]])
+    p = tsallis.entmax(z, mixed)
+    assert torch.equal(p[::2], z.softmax(-1)[::2])
+    torch.testing.assert_close(p[1], tsallis.entmax15(z[1]), atol=1e-6, rtol=0)
+    torch.testing.assert_close(p[3], tsallis.sparsemax(z[3]), atol=1e-6, rtol=0)
+
+
+def test_alpha_per_row_is_alpha_row_by_row() -> None:
+    z = torch.randn(len(ALPHAS), 3, 40, dtype=torch.float64)
+    alpha = torch.tensor(ALPHAS, dtype=torch.float64).view(-1, 1, 1)
+    p = tsallis.entmax(z, alpha)
+    for i, a in enumerate(ALPHAS):
+        torch.testing.assert_close(p[i], reference.entmax(z[i], a), atol=1e-10, rtol=0)
+    along = tsallis.entmax(z.movedim(-1, 0), alpha.movedim(-1, 0), dim=0)
+    torch.testing.assert_close(along.movedim(0, -1), p)
+
+
+@every_map
+def test_any_dim_and_any_layout(m: Map) -> None:
+    z = torch.randn(4, 5, 6, dtype=torch.float64)
+    expected = m.ours(z)
+    torch.testing.assert_close(m.ours(z.transpose(0, 2), 0).transpose(0, 2), expected)
+    torch.testing.assert_close(m.ours(z.transpose(1, 2), 1).transpose(1, 2), expected)
+    torch.testing.assert_close(m.ours(z.transpose(1, 2), -2).transpose(1, 2), expected)
+    strided = torch.randn(4, 12, dtype=torch.float64)[:, ::2]
+    assert not strided.is_contiguous()
+    torch.testing.assert_close(m.ours(strided), m.ours(strided.contiguous()))
+
+
+@every_map
+def test_input_is_left_alone(m: Map) -> None:
+    z = torch.randn(3, 2000)
+    kept = z.clone()
+    p = m.ours(z.requires_grad_())
+    p.sum().backward()
+    assert torch.equal(z, kept)
+
+
+@every_map
+def test_minus_infinity_takes_no_part(m: Map) -> None:
+    z = torch.randn(6, 9, dtype=torch.float64)
+    out = torch.zeros(6, 9, dtype=torch.bool)
+    out[:, [1, 4, 5]] = True
+    if m.name.startswith("normmax"):
+        expected = torch.zeros_like(z)
+        expected[~out] = m.ours(z[~out].view(6, -1)).flatten()
+    else:
+        expected = torch.zeros_like(z).masked_scatter(~out, m.ours(z[~out].view(6, -1)))
+    scores = z.masked_fill(out, -torch.inf).requires_grad_()
+    p = m.ours(scores)
+    torch.testing.assert_close(p.detach(), expected)
+    (grad,) = torch.autograd.grad((p * torch.randn_like(p)).sum(), scores)
+    assert (grad[out] == 0).all() and grad.isfinite().all()
+
+
+@every_map
+@pytest.mark.parametrize("d", [6, 2048])
+def test_rows_that_are_empty_or_broken_stay_by_themselves(m: Map, d: int) -> None:
+    z = torch.randn(5, d) * 3
+    expected = m.ours(z[3:])
+    z[0] = -torch.inf
+    z[1, 2] = torch.nan
+    z[2, 3] = torch.inf
+    scores = z.requires_grad_()
+    p = m.ours(scores)
+    assert (p[0] == 0).all()
+    assert p[1].isnan().all()
+    torch.testing.assert_close(p[3:], expected, atol=1e-6, rtol=0)
+    (grad,) = torch.autograd.grad((p * torch.randn_like(p)).sum(), scores)
+    assert (grad[0] == 0).all()
+    assert grad[1].isnan().any()
+    assert grad[3:].isfinite().all()
+
+
+@every_map
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_computed_in_float32(m: Map, dtype: torch.dtype) -> None:
+    z = (torch.randn(4, 1000) * 2).to(dtype).requires_grad_()
+    p = m.ours(z)
+    assert p.dtype == dtype
+    wide = z.detach().float().requires_grad_()
+    exact = m.ours(wide)
+    assert torch.equal(p, exact.to(dtype))
+    weights = torch.randn(4, 1000)
+    (found,) = torch.autograd.grad((p.float() * weights).sum(), z)
+    (expected,) = torch.autograd.grad((exact * weights).sum(), wide)
+    torch.testing.assert_close(found.float(), expected, atol=1e-2, rtol=1e-2)
+
+
+@every_map
+def test_autocast_gives_float32(m: Map) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert m.ours(torch.randn(3, 4).bfloat16()).dtype == torch.float32
+        assert m.ours(torch.randn(3, 4)).dtype == torch.float32
+
+
+@every_map
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0), (0, 4), (2, 0, 3)], ids=str)
+def test_empty_tensors_and_single_numbers(m: Map, shape: tuple[int, ...]) -> None:
+    z = torch.randn(shape, requires_grad=True)
+    p = m.ours(z)
+    assert p.shape == z.shape
+    if z.numel() == 1:
+        assert p.item() == pytest.approx(1.0)
+    p.sum().backward()
+    assert z.grad is not None and z.grad.shape == z.shape
+
+
+@every_map
+def test_torch_func(m: Map) -> None:
+    z = torch.randn(4, 3, 6, dtype=torch.float64)
+    weights = torch.randn(6, dtype=torch.float64)
+    torch.testing.assert_close(torch.vmap(m.ours)(z), m.ours(z))
+    torch.testing.assert_close(torch.vmap(m.ours, in_dims=1, out_dims=1)(z), m.ours(z))
+
+    def value(row: torch.Tensor) -> torch.Tensor:
+        return (m.ours(row) * weights).sum()
+
+    flat = z.view(-1, 6)
+    exact = flat.clone().requires_grad_()
+    (expected,) = torch.autograd.grad((m.ours(exact) * weights).sum(), exact)
+    torch.testing.assert_close(torch.vmap(torch.func.grad(value))(flat), expected)
+    row = flat[0]
+    torch.testing.assert_close(torch.func.jacrev(m.ours)(row), torch.func.jacfwd(m.ours)(row))
+    exact_hessian = torch.autograd.functional.hessian(lambda x: (m.reference(x) * weights).sum(), row)
+    torch.testing.assert_close(torch.func.hessian(value)(row), exact_hessian, atol=1e-6, rtol=1e-6)
+    _, pushed = torch.func.jvp(m.ours, (row,), (weights,))
+    torch.testing.assert_close(pushed, torch.func.jacrev(m.ours)(row) @ weights)
+
+
+@pytest.mark.parametrize("m", [m for m in MAPS if m.name in ("entmax-1.0", "entmax-1.25", "entmax-1.5", "normmax-2", "budget-2")], ids=str)
+def test_compiled_in_one_graph(m: Map) -> None:
+    torch._dynamo.reset()
+    z = torch.randn(4, 7)
+    plain, traced = z.clone().requires_grad_(), z.clone().requires_grad_()
+    compiled = torch.compile(m.ours, fullgraph=True, backend="aot_eager")
+    expected, found = m.ours(plain), compiled(traced)
+    torch.testing.assert_close(found, expected)
+    expected.square().sum().backward()
+    found.square().sum().backward()
+    torch.testing.assert_close(traced.grad, plain.grad)
+
+
+def test_compiled_with_a_learned_alpha() -> None:
+    torch._dynamo.reset()
+    z = torch.randn(4, 7)
+    alpha = torch.tensor([[1.0], [1.3], [1.5], [2.0]], requires_grad=True)
+    (expected,) = torch.autograd.grad(tsallis.entmax(z, alpha)[:, 0].sum(), alpha)
+    compiled = torch.compile(tsallis.entmax, fullgraph=True, backend="aot_eager")
+    (found,) = torch.autograd.grad(compiled(z, alpha)[:, 0].sum(), alpha)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_exported(strict: bool) -> None:
+    class Module(torch.nn.Module):
+        def forward(self, scores: torch.Tensor) -> torch.Tensor:
+            return tsallis.entmax(scores, 1.5)
+
+    z = torch.randn(4, 7)
+    program = torch.export.export(Module(), (z,), strict=strict)
+    torch.testing.assert_close(program.module()(z), tsallis.entmax15(z))
+
+
+def test_mask_is_minus_infinity() -> None:
+    z = torch.randn(3, 8, requires_grad=True)
+    mask = torch.rand(3, 8) > 0.4
+    mask[1] = False
+    p = tsallis.entmax(z, 1.5, mask=mask)
+    assert (p[~mask] == 0).all() and (p[1] == 0).all()
+    torch.testing.assert_close(p, tsallis.entmax(z.masked_fill(~mask, -torch.inf), 1.5))
+    p.square().sum().backward()
+    assert z.grad is not None and (z.grad[~mask] == 0).all() and z.grad.isfinite().all()
+    torch.testing.assert_close(
+        tsallis.sparsemax(z.T, 0, mask=mask.T), tsallis.sparsemax(z, mask=mask).T
+    )
+
+
+def test_a_batched_gradient_is_the_gradients_one_by_one() -> None:
+    z = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    p = tsallis.entmax15(z)
+    many = torch.randn(4, 3, 5, dtype=torch.float64)
+    (batched,) = torch.autograd.grad(p, z, many, is_grads_batched=True, retain_graph=True)
+    for grad, found in zip(many, batched, strict=True):
+        torch.testing.assert_close(found, torch.autograd.grad(p, z, grad, retain_graph=True)[0])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda z: tsallis.entmax(z, 0.5), ValueError, "0.5"),
+        (lambda z: tsallis.entmax(z, float("nan")), ValueError, "nan"),
+        (lambda z: tsallis.entmax(z, float("inf")), ValueError, "inf"),
+        (lambda z: tsallis.entmax(z, torch.tensor([[1.5], [0.25]])), ValueError, "0.25"),
+        (lambda z: tsallis.entmax(z, torch.ones(3)), ValueError, "size 3"),
+        (lambda z: tsallis.entmax(z, torch.ones(5, 1)), ValueError, r"\(5, 1\)"),
+        (lambda z: tsallis.entmax(z, torch.ones(1, 1, 1, requires_grad=True)), ValueError, "more dimensions"),
+        (lambda z: tsallis.entmax(z.long()), TypeError, "torch.int64"),
+        (lambda z: tsallis.entmax(z, mask=torch.ones(2, 3)), TypeError, "torch.float32"),
+        (lambda z: tsallis.entmax(z, mask=torch.ones(4).bool()), ValueError, r"\(4,\)"),
+        (lambda z: tsallis.entmax(z, dim=2), IndexError, "2"),
+        (lambda z: tsallis.normmax(z, 1.0), ValueError, "above 1"),
+        (lambda z: tsallis.budgeted_entmax(z, budget=0), ValueError, "positive"),
+        (lambda z: tsallis.escort(z, float("nan")), ValueError, "nan"),
+    ],
+)
+def test_bad_input_gets_an_error_that_shows_it(call, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        call(torch.randn(2, 3))
