@@ -19,7 +19,7 @@ from torch import Tensor
 Alpha = float | Tensor
 
 SMALL = 8192  # fewer entries than this: sorting takes fewer operations than Newton steps, and operations are what costs
-LONG = 1024  # shorter rows are solved whole: compaction would cost more than it saves
+LONG = 256  # shorter rows are solved whole: compaction would cost more than it saves
 DENSE_SHARE = 4  # rows are compacted when at most one entry in this many is a candidate
 NEARLY_DENSE = 1.1  # below this alpha nearly every score has a probability
 NEWTON_LIMIT = 60
@@ -53,8 +53,8 @@ def entmax(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Packed | None]:
     if scores.dtype == torch.float32 and _steep(alpha):
         probs, packed = entmax(scores.double(), alpha)
         return probs.float(), packed
-    values, top, packed = _candidates(scores, alpha)
-    probs = _solve(values, alpha)[0]
+    values, top, packed, start = _candidates(scores, alpha)
+    probs = _solve(values, alpha, start)[0]
     if packed is None:
         return _exactly_softmax_at_one(probs, scores, alpha), None
     probs = packed.scatter(probs, scores)
@@ -76,8 +76,8 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> tuple[Tensor, T
         values = scores - torch.where(top == -torch.inf, 0, top)
         probs, c = entmax(scores, alpha)[0], values.logsumexp(-1, keepdim=True)
     else:
-        values, top, packed = _candidates(scores, alpha)
-        probs, c = _solve(values, alpha)
+        values, top, packed, start = _candidates(scores, alpha)
+        probs, c = _solve(values, alpha, start)
     # L = sum p (z - z_y) + sum p (c - z) / alpha, both terms taken from the row's maximum: offsets cancel exactly.
     mean = (probs * values.clamp_(min=torch.finfo(values.dtype).min)).sum(-1, keepdim=True)  # 0 * -inf would be NaN
     gold = scores.gather(-1, target.clamp(min=0).unsqueeze(-1))
@@ -217,36 +217,40 @@ def _exp_alpha(u: Tensor, eps: Tensor) -> Tensor:
     return (u * eps).clamp_(min=-1).log1p_().div_(eps).exp_()
 
 
-def _candidates(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor, Packed | None]:
-    """Scores less their row's maximum: of whole rows, or of the entries that may be in the support."""
+def _candidates(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor, Packed | None, Tensor | None]:
+    """Scores less their row's maximum: of whole rows, or of the entries that may be in the support.
+
+    With them the maxima, where the entries lie, and a lower bound of the threshold to start from.
+    """
     rows, d = scores.shape
     least = alpha if isinstance(alpha, float) else (float(alpha.amin()) if d >= LONG else 1.0)
     if d < LONG or least < NEARLY_DENSE or rows == 0:
-        return _whole(scores, scores.amax(-1, keepdim=True))
+        return _whole(scores, scores.amax(-1, keepdim=True), None)
     lanes = 256 if d >= 8192 else 64
     blocks = d // lanes
     maxima = scores[:, : blocks * lanes].unflatten(-1, (blocks, lanes)).amax(1)  # [rows, lanes]
     if blocks * lanes < d:
         maxima = torch.cat([maxima, scores[:, blocks * lanes :].amax(-1, keepdim=True)], -1)
     top = maxima.amax(-1, keepdim=True)
-    bound = _solve(maxima - torch.where(top == -torch.inf, 0, top), alpha)[1] - 1 / (alpha - 1)
+    start = _solve(maxima - torch.where(top == -torch.inf, 0, top), alpha)[1]
+    bound = start - 1 / (alpha - 1)
     # Rounding: of the bound itself, and of its sum with a maximum that may be large.
     slack = 1e-5 + 4 * torch.finfo(scores.dtype).eps * top.abs()
     keep = scores > top + bound - slack
-    count = keep.sum(-1)
+    count = keep.view(torch.int8).sum(-1, dtype=torch.int32).long()
     width = max(int(count.amax()), 1)
     if width * DENSE_SHARE > d:
-        return _whole(scores, top)
+        return _whole(scores, top, start)
     position = keep.view(-1).nonzero().squeeze(-1)
     row = torch.arange(rows, device=scores.device).repeat_interleave(count, output_size=position.numel())
     first = count.cumsum(0) - count
     slot = row * width + torch.arange(position.numel(), device=scores.device) - first[row]
     packed = Packed(position, slot, width)
-    return packed.gather(scores, -torch.inf) - torch.where(top == -torch.inf, 0, top), top, packed
+    return packed.gather(scores, -torch.inf) - torch.where(top == -torch.inf, 0, top), top, packed, start
 
 
-def _whole(scores: Tensor, top: Tensor) -> tuple[Tensor, Tensor, None]:
-    return scores - torch.where(top == -torch.inf, 0, top), top, None
+def _whole(scores: Tensor, top: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor, None, Tensor | None]:
+    return scores - torch.where(top == -torch.inf, 0, top), top, None, start
 
 
 def _steep(alpha: Alpha) -> bool:
@@ -262,16 +266,20 @@ def _exactly_softmax_at_one(probs: Tensor, scores: Tensor, alpha: Alpha) -> Tens
     return probs
 
 
-def _solve(values: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
-    """Probabilities of scores whose maximum is 0, and the threshold c [rows, 1]. Rows of -inf give zeros."""
+def _solve(values: Tensor, alpha: Alpha, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Probabilities of scores whose maximum is 0, and the threshold c [rows, 1]. Rows of -inf give zeros.
+
+    `start` is a lower bound of c, if one is known.
+    """
+    start = torch.zeros_like(values[:, :1]) if start is None else start
     if isinstance(alpha, float):
         if alpha == 2.0:
-            return _solve_two(values)
+            return _solve_two(values, start)
         if alpha == 1.5:
-            return _solve_three_halves(values)
-        return _solve_convex(values, alpha) if alpha <= 2 else _solve_bracketed(values, alpha)
+            return _solve_three_halves(values, start)
+        return _solve_convex(values, alpha, start) if alpha <= 2 else _solve_bracketed(values, alpha)
     steep = (alpha > 2).squeeze(-1)
-    probs, c = _solve_convex(values, alpha.clamp(max=2))
+    probs, c = _solve_convex(values, alpha.clamp(max=2), start)
     if steep.any():
         probs[steep], c[steep] = _solve_bracketed(values[steep], alpha[steep])
     return probs, c
@@ -287,18 +295,18 @@ def _normalised(probs: Tensor, mass: Tensor) -> Tensor:
     return probs.div_(mass.clamp_(min=0.5))  # a row that takes no part has mass 0 and stays 0
 
 
-def _solve_two(x: Tensor) -> tuple[Tensor, Tensor]:
+def _solve_two(x: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
     if x.numel() < SMALL:
         # The thresholds of the largest k, k = 1, 2, ...: they rise up to the row's own and fall from there.
         best = x.clamp(min=-1).sort(-1, descending=True).values
         tau = best.cumsum(-1).sub_(1).div_(_counting(best)).amax(-1, keepdim=True)
         u = (x - tau).clamp_(min=0)
         return _normalised(u, u.sum(-1, keepdim=True)), 1 + tau
-    tau = torch.full_like(x[:, :1], -1.0)
+    tau = start - 1
     tolerance = _tolerance(x, quadratic=False)
     for _ in range(NEWTON_LIMIT):
         u = (x - tau).clamp_(min=0)
-        size = (u > 0).sum(-1, keepdim=True).clamp_(min=1)
+        size = (u > 0).to(x.dtype).sum(-1, keepdim=True).clamp_(min=1)
         excess = u.sum(-1, keepdim=True) - 1
         # The threshold of the current set, exactly; entries only leave it, so it ends.
         tau = tau + excess.clamp(min=-0.5) / size
@@ -308,11 +316,11 @@ def _solve_two(x: Tensor) -> tuple[Tensor, Tensor]:
     return _normalised(u, u.sum(-1, keepdim=True)), 1 + tau
 
 
-def _solve_three_halves(values: Tensor) -> tuple[Tensor, Tensor]:
+def _solve_three_halves(values: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
     x = values * 0.5
     if x.numel() < SMALL:
         return _solve_three_halves_sorted(x)
-    tau = torch.full_like(x[:, :1], -1.0)
+    tau = start / 2 - 1
     tolerance = _tolerance(x, quadratic=True)
     for _ in range(NEWTON_LIMIT):
         u = (x - tau).clamp_(min=0)
@@ -346,12 +354,12 @@ def _counting(rows: Tensor) -> Tensor:
     return torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype, device=rows.device)
 
 
-def _solve_convex(values: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
+def _solve_convex(values: Tensor, alpha: Alpha, start: Tensor) -> tuple[Tensor, Tensor]:
     eps: Alpha = max(alpha - 1, TINY_EPS) if isinstance(alpha, float) else (alpha - 1).clamp(min=TINY_EPS)
     smooth = alpha <= 1.5 if isinstance(alpha, float) else bool((alpha <= 1.5).all())
     tolerance = _tolerance(values, smooth)
     tiny = torch.finfo(values.dtype).tiny
-    c = torch.zeros_like(values[:, :1])
+    c = start
     for _ in range(NEWTON_LIMIT):
         u = ((values - c) * eps).clamp_(min=-1)
         p = u.log1p().div_(eps).exp_()
