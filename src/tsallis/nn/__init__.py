@@ -1,1 +1,7 @@
-"""Modules: maps, losses, attention and output layers of sparse probability."""
+"""Modules: the maps and losses, attention, and the output layer."""
+
+from tsallis.nn.attention import GlobalAttention
+from tsallis.nn.maps import AlphaReLULoss, Entmax, EntmaxLoss, Sparsemax
+from tsallis.nn.output import OutputLayer
+
+__all__ = ["AlphaReLULoss", "Entmax", "EntmaxLoss", "GlobalAttention", "OutputLayer", "Sparsemax"]

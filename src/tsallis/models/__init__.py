@@ -1,0 +1,6 @@
+"""Models with sparse attention and sparse outputs; plain arguments, no configuration objects."""
+
+from tsallis.models.decoder import Decoded, Decoder, Memory, Step
+from tsallis.models.rnn import RNNSeq2Seq
+
+__all__ = ["Decoded", "Decoder", "Memory", "RNNSeq2Seq", "Step"]

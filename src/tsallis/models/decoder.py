@@ -1,0 +1,66 @@
+"""The protocol all models follow, so that search, scoring and ensembles are written once.
+
+A model encodes a batch of sources into a memory, starts a decoder state from it, and steps: the state and one token a
+row give scores of the next token. States are rows: they are selected, repeated and dropped by index.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from tsallis.nn import OutputLayer
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the encoder knows of a batch of sources."""
+
+    states: Tensor  # [batch, src, d_model]
+    mask: Tensor  # [batch, src], True where there is a symbol
+    summary: tuple[Tensor, ...] = ()  # [batch, ...]: the encoder's last states
+
+    def select(self, index: Tensor) -> Memory:
+        return Memory(self.states[index], self.mask[index], tuple(x[index] for x in self.summary))
+
+
+class Step(NamedTuple):
+    """One step of decoding."""
+
+    scores: Tensor  # [batch, d_vocab], -inf for symbols that can't come
+    attention: Tensor  # [batch, src]
+    state: Any
+
+
+class Decoded(NamedTuple):
+    """All steps at once, with the target given."""
+
+    hidden: Tensor  # [batch, tgt, d_model]
+    attention: Tensor  # [batch, tgt, src]
+
+
+class State(Protocol):
+    def select(self, index: Tensor) -> State:
+        """Rows by index: reordered, repeated or dropped."""
+        ...
+
+
+class Decoder(Protocol):
+    """What search needs of a model."""
+
+    @property
+    def output(self) -> OutputLayer: ...
+
+    def encode(self, src: Tensor, src_lengths: Tensor) -> Any:
+        """[batch, src] symbols and their counts [batch] to a memory."""
+        ...
+
+    def start(self, memory: Any) -> Any:
+        """The state before the first token."""
+        ...
+
+    def step(self, state: Any, token: Tensor) -> Step:
+        """One token [batch] further."""
+        ...

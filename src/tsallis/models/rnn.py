@@ -1,0 +1,185 @@
+"""The sequence-to-sequence LSTM of Peters et al. 2019, with any map in its attention and in its output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from tsallis.models.decoder import Decoded, Memory, Step
+from tsallis.nn import GlobalAttention, OutputLayer
+
+INITIAL = 0.1  # parameters start uniform in [-0.1, 0.1], as in OpenNMT's LSTM models
+
+
+@dataclass(frozen=True)
+class RNNState:
+    """Rows of a decoder state with all they look at."""
+
+    memory: Memory
+    keys: Tensor  # [batch, src, d_model]
+    hidden: tuple[Tensor, ...]  # one [batch, d_model] a layer
+    cell: tuple[Tensor, ...]
+    feed: Tensor  # [batch, d_model]: the attentional state of the step before
+
+    def select(self, index: Tensor) -> RNNState:
+        return RNNState(
+            self.memory.select(index),
+            self.keys[index],
+            tuple(h[index] for h in self.hidden),
+            tuple(c[index] for c in self.cell),
+            self.feed[index],
+        )
+
+
+class RNNSeq2Seq(nn.Module):
+    r"""A bidirectional LSTM encoder and an LSTM decoder with input feeding and global attention.
+
+    Each decoder step reads the embedding of the last token beside the last attentional state
+    :math:`\tilde h = \tanh(W [c; s])`, attends to the encoder's states with the map `attention`, and predicts with the
+    map `output` (Peters et al. 2019, sec. 4: two layers, 300 units, dropout 0.3 for inflection).
+
+    Args:
+        src_vocab: number of source symbols; 0 is padding.
+        tgt_vocab: number of target symbols; 0 is padding.
+        d_model: size of embeddings and states; even.
+        layers: of the encoder and of the decoder.
+        dropout: on embeddings, between layers and on the attentional state.
+        attention: "softmax", "sparsemax" or "entmax", with `attention_alpha`.
+        output: "softmax", "sparsemax", "entmax" or "alpha_relu", with `output_alpha` and `tau`.
+        input_feeding: whether a step sees the attentional state of the one before. Without it all steps of a known
+            target run in one call, at some loss of accuracy.
+        forbidden: target symbols that are never predicted (by default padding, start and unknown).
+
+    Example:
+        >>> model = RNNSeq2Seq(20, 15, d_model=8)
+        >>> src, lengths = torch.randint(4, 20, (2, 5)), torch.tensor([5, 3])
+        >>> decoded = model(src, lengths, torch.randint(4, 15, (2, 4)))
+        >>> decoded.hidden.shape, decoded.attention.shape
+        (torch.Size([2, 4, 8]), torch.Size([2, 4, 5]))
+    """
+
+    def __init__(
+        self,
+        src_vocab: int,
+        tgt_vocab: int,
+        d_model: int = 300,
+        layers: int = 2,
+        dropout: float = 0.3,
+        attention: str = "entmax",
+        attention_alpha: float = 1.5,
+        output: str = "entmax",
+        output_alpha: float = 1.5,
+        tau: float = 0.0,
+        input_feeding: bool = True,
+        forbidden: Sequence[int] = (0, 1, 3),
+    ) -> None:
+        super().__init__()
+        if d_model < 2 or d_model % 2:
+            raise ValueError(f"d_model must be even: half of it goes to each direction of the encoder, got {d_model}")
+        if layers < 1:
+            raise ValueError(f"layers must be at least 1, got {layers}")
+        self.arguments: dict[str, Any] = {
+            "src_vocab": src_vocab,
+            "tgt_vocab": tgt_vocab,
+            "d_model": d_model,
+            "layers": layers,
+            "dropout": dropout,
+            "attention": attention,
+            "attention_alpha": attention_alpha,
+            "output": output,
+            "output_alpha": output_alpha,
+            "tau": tau,
+            "input_feeding": input_feeding,
+            "forbidden": list(forbidden),
+        }
+        self.d_model, self.layers, self.input_feeding = d_model, layers, input_feeding
+        between = dropout if layers > 1 else 0.0
+        self.src_embedding = nn.Embedding(src_vocab, d_model, padding_idx=0)
+        self.tgt_embedding = nn.Embedding(tgt_vocab, d_model, padding_idx=0)
+        self.encoder = nn.LSTM(d_model, d_model // 2, layers, batch_first=True, dropout=between, bidirectional=True)
+        # Its input is [embedding; attentional state], or the embedding alone.
+        self.decoder = nn.LSTM(d_model * (1 + input_feeding), d_model, layers, batch_first=True, dropout=between)
+        self.attention = GlobalAttention(d_model, d_model, attention, attention_alpha)
+        self.combine = nn.Linear(2 * d_model, d_model, bias=False)
+        self.output = OutputLayer(d_model, tgt_vocab, output, output_alpha, tau, forbidden=forbidden)
+        self.dropout = nn.Dropout(dropout)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -INITIAL, INITIAL)
+        with torch.no_grad():
+            self.src_embedding.weight[0] = 0
+            self.tgt_embedding.weight[0] = 0
+
+    def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
+        """[batch, src] symbols and their counts [batch]."""
+        embedded = self.dropout(self.src_embedding(src))  # [batch, src, d_model]
+        packed = pack_padded_sequence(embedded, src_lengths.cpu(), batch_first=True, enforce_sorted=False)
+        packed_states, (hidden, cell) = self.encoder(packed)
+        states, _ = pad_packed_sequence(packed_states, batch_first=True, total_length=src.shape[1])
+        mask = torch.arange(src.shape[1], device=src.device) < src_lengths.unsqueeze(1).to(src.device)
+        return Memory(states, mask, (*self._both_directions(hidden), *self._both_directions(cell)))
+
+    def _both_directions(self, x: Tensor) -> tuple[Tensor, ...]:
+        # [layers * 2, batch, d_model / 2] to one [batch, d_model] a layer
+        return tuple(torch.cat([x[2 * i], x[2 * i + 1]], -1) for i in range(self.layers))
+
+    def start(self, memory: Memory) -> RNNState:
+        feed = memory.states.new_zeros(memory.states.shape[0], self.d_model)
+        hidden, cell = memory.summary[: self.layers], memory.summary[self.layers :]
+        return RNNState(memory, self.attention.keys(memory.states), hidden, cell, feed)
+
+    def step(self, state: RNNState, token: Tensor) -> Step:
+        gates = self._embedding_gates(self.dropout(self.tgt_embedding(token)))
+        state, attention = self._advance(state, gates)
+        return Step(self.output.scores(state.feed), attention, state)
+
+    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor) -> Decoded:
+        """All steps with the target given: [batch, src] symbols, their counts [batch], [batch, tgt] tokens."""
+        state = self.start(self.encode(src, src_lengths))
+        embedded = self.dropout(self.tgt_embedding(tgt_in))  # [batch, tgt, d_model]
+        if not self.input_feeding:
+            states, _ = self.decoder(embedded, (torch.stack(state.hidden), torch.stack(state.cell)))
+            context, attention = self.attention(states, state.memory.states, state.memory.mask, state.keys)
+            return Decoded(self._attentional(states, context), attention)
+        gates = self._embedding_gates(embedded).unbind(1)  # one [batch, 4 * d_model] a step, by one product
+        hidden, weights = [], []
+        for step_gates in gates:
+            state, attention = self._advance(state, step_gates)
+            hidden.append(state.feed)
+            weights.append(attention)
+        return Decoded(torch.stack(hidden, 1), torch.stack(weights, 1))
+
+    def _embedding_gates(self, embedded: Tensor) -> Tensor:
+        """The share of the first layer's gates that comes from the token: [..., d_model] to [..., 4 * d_model]."""
+        weight = self.decoder.weight_ih_l0[:, : self.d_model]
+        return nn.functional.linear(embedded, weight, self.decoder.bias_ih_l0)
+
+    def _advance(self, state: RNNState, gates: Tensor) -> tuple[RNNState, Tensor]:
+        if self.input_feeding:
+            gates = torch.addmm(gates, state.feed, self.decoder.weight_ih_l0[:, self.d_model :].t())
+        hidden, cell = [], []
+        for i in range(self.layers):
+            if i:
+                weight, bias = getattr(self.decoder, f"weight_ih_l{i}"), getattr(self.decoder, f"bias_ih_l{i}")
+                gates = nn.functional.linear(self.dropout(hidden[-1]), weight, bias)
+            recurrent = getattr(self.decoder, f"weight_hh_l{i}"), getattr(self.decoder, f"bias_hh_l{i}")
+            h, c = _cell(gates + nn.functional.linear(state.hidden[i], *recurrent), state.cell[i])
+            hidden.append(h)
+            cell.append(c)
+        context, attention = self.attention(hidden[-1], state.memory.states, state.memory.mask, state.keys)
+        feed = self._attentional(hidden[-1], context)
+        return RNNState(state.memory, state.keys, tuple(hidden), tuple(cell), feed), attention
+
+    def _attentional(self, states: Tensor, context: Tensor) -> Tensor:
+        result: Tensor = self.dropout(torch.tanh(self.combine(torch.cat([context, states], -1))))
+        return result
+
+
+def _cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    into, forget, candidate, out = gates.chunk(4, -1)
+    cell = forget.sigmoid() * cell + into.sigmoid() * candidate.tanh()
+    return out.sigmoid() * cell.tanh(), cell

@@ -1,0 +1,65 @@
+"""Attention that can ignore: weights that are exactly zero where nothing is to be seen."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from tsallis import functional
+from tsallis.nn.output import transform_alpha
+
+
+class GlobalAttention(nn.Module):
+    r"""Attention of one state over a memory by a bilinear score, with any of our maps.
+
+    .. math:: w = \mathrm{entmax}_\alpha\big(s^\top W h_1, \dots, s^\top W h_n\big), \qquad c = \sum_j w_j h_j
+
+    the "general" score of Luong et al. as Peters et al. 2019 (sec. 4) use it.
+
+    Args:
+        d_query: size of the state :math:`s`.
+        d_memory: size of the memory :math:`h_j`.
+        transform: "softmax", "sparsemax" or "entmax".
+        alpha: for "entmax".
+
+    Example:
+        >>> import torch
+        >>> attention = GlobalAttention(4, 6)
+        >>> mask = torch.tensor([[True, True, False]])
+        >>> context, weights = attention(torch.randn(1, 4), torch.randn(1, 3, 6), mask)
+        >>> context.shape, weights[0, 2].item()
+        (torch.Size([1, 6]), 0.0)
+    """
+
+    def __init__(self, d_query: int, d_memory: int, transform: str = "entmax", alpha: float = 1.5) -> None:
+        super().__init__()
+        if transform == "alpha_relu":
+            raise ValueError("attention needs weights that sum to 1: softmax, sparsemax or entmax, got 'alpha_relu'")
+        self.transform, self.alpha = transform, transform_alpha(transform, alpha)
+        self.bilinear = nn.Linear(d_memory, d_query, bias=False)
+
+    def keys(self, memory: Tensor) -> Tensor:
+        """`W h_j` of a whole sentence [batch, src, d_query]: the same at every step, so computed once."""
+        keys: Tensor = self.bilinear(memory)
+        return keys
+
+    def forward(
+        self, query: Tensor, memory: Tensor, mask: Tensor, keys: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Context and weights.
+
+        Args:
+            query: [batch, d_query], or [batch, tgt, d_query] for many steps at once.
+            memory: [batch, src, d_memory].
+            mask: boolean [batch, src]; True takes part.
+            keys: what :meth:`keys` gives for the memory.
+        """
+        keys = self.keys(memory) if keys is None else keys
+        single = query.dim() == 2
+        steps = query.unsqueeze(1) if single else query  # [batch, tgt, d_query]
+        scores = steps @ keys.transpose(1, 2)  # [batch, tgt, src]
+        weights = functional.entmax(scores.masked_fill(~mask.unsqueeze(1), float("-inf")), self.alpha)
+        context = weights @ memory  # [batch, tgt, d_memory]
+        return (context.squeeze(1), weights.squeeze(1)) if single else (context, weights)
+
+    def extra_repr(self) -> str:
+        return f"transform={self.transform}, alpha={self.alpha:g}"

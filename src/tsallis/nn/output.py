@@ -1,0 +1,114 @@
+"""The output layer: a projection, a map and the loss that belongs to the map, so that they can't disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from tsallis import functional
+from tsallis.functional.rows import alpha_number
+
+TRANSFORMS = ("softmax", "sparsemax", "entmax", "alpha_relu")
+
+
+def transform_alpha(transform: str, alpha: float) -> float:
+    """The alpha a transform stands for; `alpha` counts for "entmax" and "alpha_relu" alone."""
+    if transform not in TRANSFORMS:
+        raise ValueError(f"transform must be one of {', '.join(TRANSFORMS)}, got {transform!r}")
+    alpha = alpha_number({"softmax": 1.0, "sparsemax": 2.0}.get(transform, alpha))
+    if transform == "alpha_relu" and alpha == 1:
+        raise ValueError("alpha of alpha_relu must be above 1, got 1")
+    return alpha
+
+
+class OutputLayer(nn.Module):
+    r"""From hidden states to probabilities of symbols, and to the loss to train them by.
+
+    .. math:: z = W h + b, \qquad p = \mathrm{entmax}_\alpha(z) \;\text{ or }\; r = [(\alpha-1) z - \tau]_+^{1/(\alpha-1)}
+
+    (Peters et al. 2019, sec. 3; Tezekbayev et al. 2022.)
+
+    Args:
+        d_model: size of the hidden states.
+        d_vocab: number of symbols.
+        transform: "softmax", "sparsemax", "entmax" or "alpha_relu".
+        alpha: for "entmax" and "alpha_relu".
+        tau: for "alpha_relu", see :func:`tsallis.estimate_tau`.
+        bias: whether there is one.
+        forbidden: symbols that never get a probability (padding, start): their scores are -inf.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> layer = OutputLayer(8, 5, "sparsemax", forbidden=(0,))
+        >>> scores = layer(torch.randn(2, 3, 8))  # [2, 3, 5]
+        >>> layer.probs(scores)[..., 0].sum().item()
+        0.0
+        >>> layer.loss(torch.randn(2, 3, 8), torch.ones(2, 3, dtype=torch.long)).shape
+        torch.Size([])
+    """
+
+    never: Tensor
+
+    def __init__(
+        self,
+        d_model: int,
+        d_vocab: int,
+        transform: str = "entmax",
+        alpha: float = 1.5,
+        tau: float = 0.0,
+        bias: bool = True,
+        forbidden: Sequence[int] = (),
+    ) -> None:
+        super().__init__()
+        self.transform, self.alpha, self.tau = transform, transform_alpha(transform, alpha), float(tau)
+        wrong = [i for i in forbidden if not 0 <= i < d_vocab]
+        if wrong or len(set(forbidden)) >= d_vocab:
+            raise ValueError(f"forbidden must leave some of the symbols 0 to {d_vocab - 1}, got {tuple(forbidden)}")
+        self.projection = nn.Linear(d_model, d_vocab, bias=bias)
+        never = torch.zeros(d_vocab, dtype=torch.bool)
+        never[list(forbidden)] = True
+        self.register_buffer("never", never, persistent=False)
+        self._any_forbidden = bool(forbidden)
+
+    @property
+    def normalized(self) -> bool:
+        """Whether the probabilities sum to 1: true for all but alpha-ReLU."""
+        return self.transform != "alpha_relu"
+
+    @property
+    def margin(self) -> float:
+        r"""The lead of a score at which its probability is 1 and its loss 0: :math:`1/(\alpha-1)`, or infinite."""
+        return float("inf") if self.alpha == 1 else 1 / (self.alpha - 1)
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """[..., d_model] to [..., d_vocab]."""
+        scores: Tensor = self.projection(hidden)
+        return scores.masked_fill(self.never, -torch.inf) if self._any_forbidden else scores
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.scores(hidden)
+
+    def probs(self, scores: Tensor) -> Tensor:
+        """Probabilities [..., d_vocab]; for alpha-ReLU the values, which need not sum to 1."""
+        if self.transform == "alpha_relu":
+            return functional.alpha_relu(scores, self.alpha, self.tau)
+        return functional.entmax(scores, self.alpha)
+
+    def loss(self, hidden: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
+        """The loss of the map for classes [...]; with reduction "none" of the target's shape."""
+        return self.loss_of_scores(self.scores(hidden), target, ignore_index, reduction)
+
+    def loss_of_scores(
+        self, scores: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean"
+    ) -> Tensor:
+        """The same from scores that are at hand already."""
+        options = {"ignore_index": ignore_index, "reduction": reduction}
+        if self.transform == "alpha_relu":
+            return functional.alpha_relu_loss(scores, target, self.alpha, self.tau, **options)  # type: ignore[arg-type]
+        return functional.entmax_loss(scores, target, self.alpha, **options)  # type: ignore[arg-type]
+
+    def extra_repr(self) -> str:
+        threshold = f", tau={self.tau:g}" if self.transform == "alpha_relu" else ""
+        return f"transform={self.transform}, alpha={self.alpha:g}{threshold}"
