@@ -1,0 +1,107 @@
+"""Morphological inflection: a lemma and its tags to a form, as sequences of symbols (CoNLL-SIGMORPHON 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tsallis.errors import InputError
+
+COLUMNS = "lemma<TAB>form<TAB>tags"
+
+
+@dataclass(frozen=True)
+class InflectionExample:
+    """One cell of a paradigm; `form` is None where it is to be predicted.
+
+    >>> example = InflectionExample("draw", ("V", "PST"), "drew", "english")
+    >>> example.src_tokens()
+    ['<lang:english>', '<tag:V>', '<tag:PST>', 'd', 'r', 'a', 'w']
+    >>> example.tgt_tokens()
+    ['d', 'r', 'e', 'w']
+    """
+
+    lemma: str
+    tags: tuple[str, ...]
+    form: str | None = None
+    language: str | None = None
+
+    def src_tokens(self) -> list[str]:
+        """The language token if there is a language, the tags in the file's order, the lemma's characters."""
+        language = [f"<lang:{self.language}>"] if self.language is not None else []
+        return [*language, *(f"<tag:{tag}>" for tag in self.tags), *self.lemma]
+
+    def tgt_tokens(self) -> list[str]:
+        if self.form is None:
+            raise ValueError(f"the example {self.lemma!r} has no form")
+        return list(self.form)
+
+
+def read_inflection(
+    path: Path | str, language: str | None = None, need_form: bool = True
+) -> list[InflectionExample]:
+    """All examples of a file of `lemma<TAB>form<TAB>tags` lines, tags separated by `;`.
+
+    Fields are taken as they are: a form may end in a space. Without `need_form`, lines of two columns
+    (`lemma<TAB>tags`) are read too.
+
+    Raises:
+        InputError: a file that is missing, empty or not UTF-8, or a malformed line, each with its place.
+    """
+    return [
+        parse_line(line, f"{path}:{number}", language, need_form)
+        for number, line in enumerate(read_lines(path), start=1)
+    ]
+
+
+def read_languages(pattern: str, languages: Sequence[str], need_form: bool = True) -> list[InflectionExample]:
+    """The examples of many languages, one file each: `{language}` in the pattern stands for its name."""
+    if "{language}" not in pattern:
+        raise InputError(f"{pattern}: a path for several languages must contain {{language}}")
+    return [
+        example
+        for language in languages
+        for example in read_inflection(pattern.replace("{language}", language), language, need_form)
+    ]
+
+
+def read_lines(path: Path | str) -> list[str]:
+    """The lines of a UTF-8 file, split at line feeds alone: fields may hold any other separator."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: can't be read: {error.strerror}") from error
+    return decode_lines(data, str(path))
+
+
+def decode_lines(data: bytes, name: str) -> list[str]:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{name}:{line}: expected UTF-8 text, found byte 0x{data[error.start]:02x}") from error
+    if not text:
+        raise InputError(f"{name}: the file is empty, expected lines of {COLUMNS}")
+    lines = text.split("\n")
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def parse_line(line: str, place: str, language: str | None = None, need_form: bool = True) -> InflectionExample:
+    """One line; without `need_form` also `lemma<TAB>tags`."""
+    fields = line.split("\t")
+    expected = COLUMNS if need_form else f"lemma<TAB>tags or {COLUMNS}"
+    if len(fields) not in ((3,) if need_form else (2, 3)):
+        count = f"{len(fields)} column" + ("s" if len(fields) != 1 else "")
+        raise InputError(f"{place}: expected {expected}, found {count}: {_short(line)}")
+    lemma, tags = fields[0], tuple(fields[-1].split(";"))
+    form = fields[1] if len(fields) == 3 else None
+    if not lemma or form == "":
+        raise InputError(f"{place}: expected {expected}, found an empty {'lemma' if not lemma else 'form'}")
+    if not all(tags):
+        raise InputError(f"{place}: expected tags separated by single semicolons, found {fields[-1]!r}")
+    return InflectionExample(lemma, tags, form, language)
+
+
+def _short(line: str) -> str:
+    return repr(line if len(line) <= 40 else line[:37] + "...")

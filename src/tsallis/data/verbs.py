@@ -1,0 +1,138 @@
+"""English verbs and their forms: the embedded default data, so that nothing need be fetched.
+
+The file `embedded/english_verbs.tsv` is written by `python -m tsallis.data.verbs` from the lemmas in
+`embedded/english_verbs.txt`: regular verbs, verbs that double their last consonant though they have more than one
+syllable, and irregular verbs with their two past forms. Spelling is American.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from importlib.resources import files
+from pathlib import Path
+
+from tsallis.data.inflection import InflectionExample
+from tsallis.files import write_atomic
+
+CELLS = ("V;3;SG;PRS", "V;PST", "V;V.PTCP;PST", "V;V.PTCP;PRS")
+SPLITS = ("train", "dev", "test")
+PREFIXES = ("be", "for", "fore", "inter", "mis", "out", "over", "re", "un", "under", "up", "with")
+VOWELS = "aeiou"
+DOUBLING_IRREGULAR = ("begin",)
+KEEPS_E = ("singe", "tinge", "swinge")  # singeing, not singing
+
+
+def english_verbs() -> dict[str, list[InflectionExample]]:
+    """The embedded verbs as splits "train", "dev" and "test", which share no lemma.
+
+    Irregular verbs that can't be derived from another are in "train": the other two measure the rules.
+
+    >>> verbs = english_verbs()
+    >>> sorted(verbs), verbs["dev"][0].src_tokens()[0]
+    (['dev', 'test', 'train'], '<tag:V>')
+    """
+    splits: dict[str, list[InflectionExample]] = {split: [] for split in SPLITS}
+    text = files("tsallis.data").joinpath("embedded/english_verbs.tsv").read_text(encoding="utf-8")
+    for line in text.split("\n")[:-1]:
+        split, lemma, form, tags = line.split("\t")
+        splits[split].append(InflectionExample(lemma, tuple(tags.split(";")), form))
+    return splits
+
+
+def third_person(lemma: str) -> str:
+    """
+    >>> [third_person(v) for v in ("walk", "try", "play", "catch", "echo", "quiz")]
+    ['walks', 'tries', 'plays', 'catches', 'echoes', 'quizzes']
+    """
+    if lemma == "have":
+        return "has"
+    if re.search(r"[^aeiou]y$", lemma):
+        return lemma[:-1] + "ies"
+    if re.search(r"[^aeiou]iz$", lemma) or lemma.endswith("uiz"):
+        return lemma + "zes"
+    if re.search(r"(s|x|z|ch|sh|[^aeiou]o)$", lemma):
+        return lemma + "es"
+    return lemma + "s"
+
+
+def past(lemma: str, doubles: bool = False) -> str:
+    """
+    >>> past("walk"), past("bake"), past("try"), past("stop"), past("prefer", doubles=True), past("panic")
+    ('walked', 'baked', 'tried', 'stopped', 'preferred', 'panicked')
+    """
+    if lemma.endswith("e"):
+        return lemma + "d"
+    if re.search(r"[^aeiou]y$", lemma):
+        return lemma[:-1] + "ied"
+    return _stem(lemma, doubles) + "ed"
+
+
+def present_participle(lemma: str, doubles: bool = False) -> str:
+    """
+    >>> [present_participle(v) for v in ("walk", "bake", "die", "agree", "dye", "stop", "singe")]
+    ['walking', 'baking', 'dying', 'agreeing', 'dyeing', 'stopping', 'singeing']
+    """
+    if lemma.endswith("ie"):
+        return lemma[:-2] + "ying"
+    if lemma.endswith("e") and not re.search(r"(ee|oe|ye)$", lemma) and lemma not in KEEPS_E:
+        return lemma[:-1] + "ing"
+    return _stem(lemma, doubles) + "ing"
+
+
+def _stem(lemma: str, doubles: bool) -> str:
+    """What -ed and -ing follow: a last consonant after a single stressed vowel is doubled, c takes a k."""
+    if lemma.endswith("c"):
+        return lemma + "k"
+    short = re.fullmatch(rf"(?:[^{VOWELS}]*qu|[^{VOWELS}]*)[{VOWELS}y][^{VOWELS}wxyhc]", lemma)
+    return lemma + lemma[-1] if doubles or (short and len(lemma) > 2) else lemma
+
+
+def paradigms() -> dict[str, tuple[str, tuple[str, str, str, str]]]:
+    """Every lemma with its split and its four forms, from the list of lemmas."""
+    found: dict[str, tuple[str, tuple[str, str, str, str]]] = {}
+    listed = _listed()
+    irregular = {lemma: (forms[0], forms[-1]) for lemma, kind, forms in listed if kind == "irregular"}
+    for lemma, kind, forms in listed:
+        doubles = kind == "doubling"
+        pasts = irregular.get(lemma, (past(lemma, doubles),) * 2)
+        base = next((lemma[len(p) :] for p in PREFIXES if lemma.startswith(p) and lemma[len(p) :] in irregular), "")
+        doubles = doubles or bool(forms and base and _stem(base, False) != base) or lemma in DOUBLING_IRREGULAR
+        cells = (third_person(lemma), *pasts, present_participle(lemma, doubles))
+        derived = bool(forms and base)
+        found[lemma] = ("train" if kind == "irregular" and not derived else _split(lemma), cells)
+    return dict(sorted(found.items()))
+
+
+def _split(lemma: str) -> str:
+    bucket = int(hashlib.sha256(lemma.encode()).hexdigest(), 16) % 10
+    return {0: "dev", 1: "test"}.get(bucket, "train")
+
+
+def _listed() -> list[tuple[str, str, list[str]]]:
+    """Lemma, kind and irregular past forms of every entry of the list."""
+    text = files("tsallis.data").joinpath("embedded/english_verbs.txt").read_text(encoding="utf-8")
+    kind, entries = "", []
+    for line in text.split("\n"):
+        if line.startswith("["):
+            kind = line.strip("[]")
+        elif kind == "irregular" and line:
+            lemma, *forms = line.split()
+            entries.append((lemma, kind, forms))
+        else:
+            entries += [(lemma, kind, []) for lemma in line.split()]
+    return entries
+
+
+def main() -> None:
+    """Write the table of all forms beside the list of lemmas."""
+    rows = [
+        f"{split}\t{lemma}\t{form}\t{tags}\n"
+        for lemma, (split, forms) in paradigms().items()
+        for form, tags in zip(forms, CELLS, strict=True)
+    ]
+    write_atomic(Path(__file__).parent / "embedded" / "english_verbs.tsv", "".join(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""The symbols a model knows, and their numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tsallis.errors import InputError
+from tsallis.files import write_atomic
+
+PAD, BOS, EOS, UNK = 0, 1, 2, 3
+SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
+FORMAT = 1
+
+
+class Vocabulary:
+    """Symbols numbered from 4; 0 to 3 are padding, start, end and unknown.
+
+    The four have no spelling: a symbol of the data that reads `<s>` is a symbol like any other.
+
+    >>> vocabulary = Vocabulary.build([["d", "r", "a", "w"], ["d", "o"]])
+    >>> vocabulary.encode(["d", "o", "x"])
+    [4, 6, 3]
+    >>> vocabulary.decode([1, 4, 6, 2])
+    ['d', 'o']
+    """
+
+    def __init__(self, symbols: Sequence[str]) -> None:
+        self.symbols = tuple(symbols)
+        self._number = {symbol: i + len(SPECIALS) for i, symbol in enumerate(self.symbols)}
+        if len(self._number) != len(self.symbols):
+            twice = next(s for s, n in Counter(self.symbols).items() if n > 1)
+            raise InputError(f"vocabulary: symbol {twice!r} stands in it more than once")
+
+    @classmethod
+    def build(cls, sequences: Iterable[Sequence[str]], min_count: int = 1) -> Vocabulary:
+        """Every symbol seen at least `min_count` times, most frequent first, ties in code-point order."""
+        counts = Counter(symbol for sequence in sequences for symbol in sequence)
+        return cls([s for s, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])) if n >= min_count])
+
+    def __len__(self) -> int:
+        return len(self.symbols) + len(SPECIALS)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocabulary) and self.symbols == other.symbols
+
+    def __hash__(self) -> int:
+        return hash(self.symbols)
+
+    def __contains__(self, symbol: str) -> bool:
+        return symbol in self._number
+
+    def encode(self, symbols: Iterable[str]) -> list[int]:
+        """Numbers; an unknown symbol is 3."""
+        return [self._number.get(symbol, UNK) for symbol in symbols]
+
+    def decode(self, numbers: Iterable[int]) -> list[str]:
+        """Symbols, without padding, start and end; 3 is shown as `<unk>`."""
+        return [self.name(i) for i in numbers if i not in (PAD, BOS, EOS)]
+
+    def name(self, number: int) -> str:
+        """The spelling of one symbol, special ones too."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"symbols are numbered from 0 to {len(self) - 1}, got {number}")
+        return SPECIALS[number] if number < len(SPECIALS) else self.symbols[number - len(SPECIALS)]
+
+    def fingerprint(self) -> str:
+        """A hash of the symbols in their order: two vocabularies with one fingerprint are the same."""
+        return hashlib.sha256(json.dumps(self.symbols).encode()).hexdigest()
+
+    def save(self, path: Path | str) -> None:
+        content = {"format": FORMAT, "fingerprint": self.fingerprint(), "symbols": self.symbols}
+        write_atomic(path, json.dumps(content, ensure_ascii=False, indent=0))
+
+    @classmethod
+    def load(cls, path: Path | str) -> Vocabulary:
+        """Read what :meth:`save` wrote; anything else is an :class:`~tsallis.errors.InputError`."""
+        try:
+            content = json.loads(Path(path).read_bytes().decode("utf-8"))
+            symbols, fingerprint, version = content["symbols"], content["fingerprint"], content["format"]
+        except OSError as error:
+            raise InputError(f"{path}: can't be read: {error.strerror}") from error
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputError(f"{path}: not a vocabulary file (JSON with format, fingerprint and symbols)") from error
+        if version != FORMAT:
+            raise InputError(f"{path}: vocabulary format {version!r}, this program reads {FORMAT}")
+        if not isinstance(symbols, list) or not all(isinstance(s, str) for s in symbols):
+            raise InputError(f"{path}: symbols must be a list of strings")
+        vocabulary = cls(symbols)
+        if vocabulary.fingerprint() != fingerprint:
+            raise InputError(f"{path}: symbols and fingerprint don't belong together: the file was changed or cut")
+        return vocabulary
