@@ -6,12 +6,12 @@ row give scores of the next token. States are rows: they are selected, repeated 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
-
-from tsallis.nn import OutputLayer
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,18 @@ class Memory:
 
     def select(self, index: Tensor) -> Memory:
         return Memory(self.states[index], self.mask[index], tuple(x[index] for x in self.summary))
+
+
+def join(states: Sequence[Any]) -> Any:
+    """Rows of several states one after the other: a state is a dataclass of tensors, tuples and dataclasses of them."""
+    first = states[0]
+    if len(states) == 1:
+        return first
+    if isinstance(first, Tensor):
+        return torch.cat(list(states))
+    if isinstance(first, tuple):
+        return tuple(join(parts) for parts in zip(*states, strict=True))
+    return type(first)(**{f.name: join([getattr(s, f.name) for s in states]) for f in fields(first)})
 
 
 class Step(NamedTuple):
@@ -47,11 +59,24 @@ class State(Protocol):
         ...
 
 
+class Output(Protocol):
+    """What search needs of an output layer; :class:`tsallis.nn.OutputLayer` has it."""
+
+    @property
+    def normalized(self) -> bool:
+        """Whether probabilities sum to 1, so that a longer hypothesis is never more probable."""
+        ...
+
+    def log_probs(self, scores: Tensor) -> Tensor:
+        """[rows, d_vocab] in float64, -inf where impossible."""
+        ...
+
+
 class Decoder(Protocol):
     """What search needs of a model."""
 
     @property
-    def output(self) -> OutputLayer: ...
+    def output(self) -> Output: ...
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> Any:
         """[batch, src] symbols and their counts [batch] to a memory."""

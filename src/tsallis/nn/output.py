@@ -96,6 +96,12 @@ class OutputLayer(nn.Module):
             return functional.alpha_relu(scores, self.alpha, self.tau)
         return functional.entmax(scores, self.alpha)
 
+    def log_probs(self, scores: Tensor) -> Tensor:
+        """Their logarithms in float64; -inf where the probability is zero, and only there."""
+        if self.alpha == 1:
+            return scores.double().log_softmax(-1)
+        return self.probs(scores).double().log()
+
     def loss(self, hidden: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
         """The loss of the map for classes [...]; with reduction "none" of the target's shape."""
         return self.loss_of_scores(self.scores(hidden), target, ignore_index, reduction)

@@ -1,0 +1,87 @@
+"""What a search returns: hypotheses, and a certificate that says what is known about them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+Kind = Literal["complete", "optimal", "bounded", "none"]
+ROUNDING = 1e-9  # of log-probabilities summed in float64 over as many steps as there may be
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A finished output."""
+
+    tokens: tuple[int, ...]  # without start and end
+    log_prob: float  # natural logarithm, the end included
+    support: tuple[int, ...]  # symbols with a probability, one count a step, the end's step included
+    attended: tuple[int, ...]  # source positions with a weight, one count a step
+    attention: Tensor | None = None  # [steps, src], where it was asked for
+
+    @property
+    def prob(self) -> float:
+        return math.exp(self.log_prob)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What is proved of a result.
+
+    - `complete`: no output with a probability is missing: the hypotheses are the whole distribution.
+    - `optimal`: no output is more probable than the best hypothesis.
+    - `bounded`: no output is more probable than the best hypothesis or `exp(bound)`.
+    - `none`: nothing is, because nothing was finished or the model's values are no probabilities.
+    """
+
+    kind: Kind
+    bound: float  # log-probability of the best prefix that was given up, -inf if none was
+
+    @property
+    def proves_best(self) -> bool:
+        return self.kind in ("complete", "optimal")
+
+
+@dataclass(frozen=True)
+class Result:
+    """The hypotheses of one source, best first, and their certificate."""
+
+    hypotheses: tuple[Hypothesis, ...]
+    certificate: Certificate
+
+    @property
+    def best(self) -> Hypothesis | None:
+        """The most probable hypothesis; None where every path is a dead end or longer than allowed."""
+        return self.hypotheses[0] if self.hypotheses else None
+
+    @property
+    def mass(self) -> float:
+        """The probability of all hypotheses together: 1 if the result is complete and the model normalised."""
+        return math.fsum(h.prob for h in self.hypotheses)
+
+    def truncated(self, n_best: int | None) -> Result:
+        return self if n_best is None else Result(self.hypotheses[:n_best], self.certificate)
+
+
+def conclude(hypotheses: Sequence[Hypothesis], bound: float, open_prefix: bool, normalized: bool) -> Result:
+    """Sort what was finished and state what is proved.
+
+    Args:
+        hypotheses: everything finished.
+        bound: log-probability of the best prefix dropped, cut or left open.
+        open_prefix: whether there was any such prefix.
+        normalized: whether a longer hypothesis is never more probable.
+    """
+    ranked = tuple(sorted(hypotheses, key=lambda h: (-h.log_prob, h.tokens)))
+    if not open_prefix:
+        kind: Kind = "complete"
+    elif not ranked or not normalized:
+        kind = "none"
+    else:
+        # Rounding must not turn a near tie into a proof, nor a tie with a prefix of itself into a doubt.
+        kind = "optimal" if ranked[0].log_prob >= bound - ROUNDING else "bounded"
+    return Result(ranked, Certificate(kind, bound))
