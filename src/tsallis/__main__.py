@@ -1,0 +1,5 @@
+"""`python -m tsallis` is the command `tsallis`."""
+
+from tsallis.cli import main
+
+main()

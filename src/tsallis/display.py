@@ -1,0 +1,59 @@
+"""What a training shows while it runs: one bar an epoch, one line a validation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from tsallis.training.loop import Progress as State
+
+
+class TrainingDisplay:
+    """Bars on a terminal, plain lines elsewhere."""
+
+    def __init__(self, folder: Path, resumed: bool, epochs: int) -> None:
+        self.epochs = epochs
+        self.console = Console()
+        self.progress = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]:.4f}  attended {task.fields[attended]}  symbols {task.fields[symbols]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self.task: TaskID | None = None
+        self.console.print(f"{'Going on' if resumed else 'Training'} in {folder}", highlight=False)
+
+    def __enter__(self) -> TrainingDisplay:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+
+    def update(self, state: State) -> None:
+        fields = {
+            "epoch": f"{min(state.position.epoch + 1, self.epochs)}/{self.epochs}",
+            "loss": state.loss,
+            "attended": "-" if state.attended is None else f"{state.attended:.2f}",
+            "symbols": "-" if state.supported is None else f"{state.supported:.2f}",
+        }
+        if self.task is None:
+            self.task = self.progress.add_task("", total=state.updates, **fields)  # type: ignore[arg-type]
+        self.progress.update(self.task, total=state.updates, completed=state.position.update, **fields)
+        if state.validation is not None:
+            v = state.validation
+            self.console.print(
+                f"epoch {state.position.epoch:>3}  loss {state.loss:.4f}  dev loss {v['dev_loss']:.4f}  "
+                f"dev accuracy {v['dev_accuracy']:.2%}  attended {v['attention_support']:.2f}  "
+                f"symbols {v['output_support']:.2f}",
+                highlight=False,
+            )

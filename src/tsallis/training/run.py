@@ -1,0 +1,149 @@
+"""The run folder: everything a trained model needs to be used, in files anyone can read.
+
+    config.yaml       the configuration, with every default filled in
+    model.json        the model's class and arguments
+    task.json         how a line of input is read
+    src.vocab.json    source symbols
+    tgt.vocab.json    target symbols
+    log.jsonl         one event a line
+    checkpoints/      see `tsallis.training.checkpoint`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tsallis.data.vocabulary import Vocabulary
+from tsallis.errors import InputError
+from tsallis.files import write_atomic
+from tsallis.models import RNNSeq2Seq
+from tsallis.training.checkpoint import Checkpoints
+
+MODELS = {"rnn": RNNSeq2Seq}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained model with what belongs to it."""
+
+    folder: Path
+    model: RNNSeq2Seq
+    src_vocab: Vocabulary
+    tgt_vocab: Vocabulary
+    task: dict[str, Any]
+    facts: dict[str, Any]  # of the checkpoint: step, epoch, metrics
+
+
+def load_run(folder: Path | str, which: str = "best") -> Run:
+    """The model of a run folder, ready for search.
+
+    Raises:
+        InputError: a folder that is no run, a damaged checkpoint, vocabularies that don't fit the model.
+    """
+    folder = Path(folder)
+    if not (folder / "model.json").exists():
+        raise InputError(f"{folder}: not a run folder (it has no model.json)")
+    description, task = read_json(folder / "model.json"), read_json(folder / "task.json")
+    src_vocab, tgt_vocab = Vocabulary.load(folder / "src.vocab.json"), Vocabulary.load(folder / "tgt.vocab.json")
+    model = build_model(description, folder / "model.json")
+    for name, vocabulary in (("src", src_vocab), ("tgt", tgt_vocab)):
+        expected = model.arguments[f"{name}_vocab"]
+        if len(vocabulary) != expected:
+            raise InputError(
+                f"{folder / name}.vocab.json: the vocabulary has {len(vocabulary)} symbols, "
+                f"the model was trained with {expected}"
+            )
+    checkpoints = Checkpoints(folder / "checkpoints")
+    parameters = checkpoints.load_model(which)
+    try:
+        model.load_state_dict(parameters)
+    except RuntimeError as error:
+        detail = " ".join(str(error).split())
+        raise InputError(f"{folder}: the checkpoint does not fit model.json: {detail}") from error
+    model.eval()
+    return Run(folder, model, src_vocab, tgt_vocab, task, checkpoints.facts(which))
+
+
+def build_model(description: dict[str, Any], place: Path | str = "model.json") -> RNNSeq2Seq:
+    """A model from `{"class": ..., "arguments": {...}}`."""
+    name, arguments = description.get("class"), description.get("arguments")
+    if name not in MODELS:
+        raise InputError(f"{place}: unknown class {name!r}, known: {', '.join(MODELS)}")
+    try:
+        return MODELS[name](**arguments)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{place}: arguments the class does not take: {error}") from error
+
+
+def start_run(
+    folder: Path,
+    config: str,
+    description: dict[str, Any],
+    task: dict[str, Any],
+    src_vocab: Vocabulary,
+    tgt_vocab: Vocabulary,
+) -> bool:
+    """Write what the folder holds besides checkpoints, or check that it is the same run; whether it was there.
+
+    Raises:
+        InputError: a folder with something else in it, another configuration, or other data.
+    """
+    path = folder / "config.yaml"
+    if not path.exists():
+        if folder.exists() and any(p.name != ".lock" for p in folder.iterdir()):
+            raise InputError(f"{folder}: the folder is not empty and holds no run; choose another one")
+        for name, content in (("model", description), ("task", task)):
+            write_atomic(folder / f"{name}.json", json.dumps(content, indent=1))
+        src_vocab.save(folder / "src.vocab.json")
+        tgt_vocab.save(folder / "tgt.vocab.json")
+        write_atomic(path, config)  # last: with it the folder is a run
+        return False
+    if path.read_text(encoding="utf-8") != config:
+        changed = _difference(path.read_text(encoding="utf-8"), config)
+        raise InputError(f"{folder}: holds a run of another configuration ({changed}); choose another folder")
+    for name, vocabulary in (("src", src_vocab), ("tgt", tgt_vocab)):
+        if Vocabulary.load(folder / f"{name}.vocab.json") != vocabulary:
+            raise InputError(f"{folder / name}.vocab.json: the training data has changed since the run was started")
+    return True
+
+
+def _difference(old: str, new: str) -> str:
+    before, after = set(old.split("\n")), set(new.split("\n"))
+    lines = [f"now {line.strip()}" for line in new.split("\n") if line not in before]
+    lines += [f"then {line.strip()}" for line in old.split("\n") if line not in after]
+    return "; ".join(lines[:4])
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """The folder for one process alone; the lock goes with the process, however it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # no advisory locks on this system
+        yield
+        return
+    with (folder / ".lock").open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InputError(f"{folder}: another process is training in this folder") from error
+        yield
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of a run."""
+    try:
+        content = json.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"{path}: not a JSON file") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected a JSON object")
+    return content

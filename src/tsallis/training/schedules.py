@@ -1,0 +1,104 @@
+"""Learning rates over a run."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class Schedule(Protocol):
+    """A learning rate that depends on the step, on the losses of the development set, or on nothing."""
+
+    def rate(self, step: int) -> float:
+        """For the update after `step` updates."""
+        ...
+
+    def after_validation(self, loss: float) -> None: ...
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+class Constant:
+    """The same rate always.
+
+    >>> Constant(0.001).rate(500)
+    0.001
+    """
+
+    def __init__(self, learning_rate: float) -> None:
+        self.learning_rate = learning_rate
+
+    def rate(self, step: int) -> float:
+        return self.learning_rate
+
+    def after_validation(self, loss: float) -> None:
+        pass
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class HalveOnWorse:
+    """Halved whenever the loss of the development set rises (Peters et al. 2019, sec. 4).
+
+    >>> schedule = HalveOnWorse(0.001)
+    >>> for loss in (2.0, 1.0, 1.5):
+    ...     schedule.after_validation(loss)
+    >>> schedule.rate(0)
+    0.0005
+    """
+
+    def __init__(self, learning_rate: float, factor: float = 0.5) -> None:
+        self.learning_rate, self.factor = learning_rate, factor
+        self.previous: float | None = None
+
+    def rate(self, step: int) -> float:
+        return self.learning_rate
+
+    def after_validation(self, loss: float) -> None:
+        if self.previous is not None and loss > self.previous:
+            self.learning_rate *= self.factor
+        self.previous = loss
+
+    def state(self) -> dict[str, Any]:
+        return {"learning_rate": self.learning_rate, "previous": self.previous}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.learning_rate, self.previous = state["learning_rate"], state["previous"]
+
+
+class InverseSquareRoot(Constant):
+    """Linear warm-up to the rate, then falling with the square root of the step.
+
+    >>> schedule = InverseSquareRoot(0.001, warmup=100)
+    >>> schedule.rate(49), schedule.rate(99), schedule.rate(399)
+    (0.0005, 0.001, 0.0005)
+    """
+
+    def __init__(self, learning_rate: float, warmup: int) -> None:
+        super().__init__(learning_rate)
+        if warmup < 1:
+            raise ValueError(f"warmup must be at least 1 step, got {warmup}")
+        self.warmup = warmup
+
+    def rate(self, step: int) -> float:
+        done = step + 1
+        factor: float = min(done / self.warmup, (self.warmup / done) ** 0.5)
+        return self.learning_rate * factor
+
+
+def make_schedule(name: str, learning_rate: float, warmup: int = 4000) -> Schedule:
+    """"constant", "halve-on-worse" or "inverse-square-root"."""
+    if name == "constant":
+        return Constant(learning_rate)
+    if name == "halve-on-worse":
+        return HalveOnWorse(learning_rate)
+    if name == "inverse-square-root":
+        return InverseSquareRoot(learning_rate, warmup)
+    raise ValueError(f"schedule must be constant, halve-on-worse or inverse-square-root, got {name!r}")
