@@ -10,7 +10,7 @@ import torch
 
 from tsallis.data.batching import IGNORED
 from tsallis.data.corpus import Corpus
-from tsallis.data.vocabulary import Vocabulary
+from tsallis.data.vocabulary import UNK, Vocabulary
 from tsallis.models import RNNSeq2Seq
 from tsallis.search import Result, beam_search
 from tsallis.search.beam import evaluating
@@ -34,7 +34,7 @@ def levenshtein(a: Sequence[Any], b: Sequence[Any]) -> int:
 
 @dataclass(frozen=True)
 class Forced:
-    """A model on given outputs."""
+    """A model on given outputs, symbols that its vocabulary lacks left out."""
 
     loss: float  # the map's own loss, a symbol
     gold_in_support: float  # share of symbols with a probability
@@ -75,10 +75,12 @@ def forced(model: RNNSeq2Seq, corpus: Corpus, batch_size: int = 128) -> Forced:
         for batch in corpus.batches(batch_size):
             decoded = model(batch.src, batch.src_lengths, batch.tgt_in)
             scores = model.output.scores(decoded.hidden)  # [batch, tgt, d_vocab]
-            counted = batch.tgt_out != IGNORED
-            gold = batch.tgt_out.clamp(min=0).unsqueeze(-1)
+            # A symbol unknown to the vocabulary is never predicted: its loss would be infinite whatever is learned.
+            target = batch.tgt_out.masked_fill(batch.tgt_out == UNK, IGNORED)
+            counted = target != IGNORED
+            gold = target.clamp(min=0).unsqueeze(-1)
             probs = model.output.probs(scores)
-            loss = model.output.loss_of_scores(scores, batch.tgt_out, reduction="sum")
+            loss = model.output.loss_of_scores(scores, target, reduction="sum")
             hit = probs.argmax(-1) == gold.squeeze(-1)
             parts = [
                 loss,
@@ -88,7 +90,7 @@ def forced(model: RNNSeq2Seq, corpus: Corpus, batch_size: int = 128) -> Forced:
                 (decoded.attention > 0).sum(-1)[counted].sum(),
             ]
             totals += torch.stack([p.double() for p in parts])
-            symbols += batch.tokens
+            symbols += int(counted.sum())
     return Forced(*(totals / max(symbols, 1)).tolist())
 
 

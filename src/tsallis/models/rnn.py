@@ -134,7 +134,7 @@ class RNNSeq2Seq(nn.Module):
 
     def step(self, state: RNNState, token: Tensor) -> Step:
         gates = self._embedding_gates(self.dropout(self.tgt_embedding(token)))
-        state, attention = self._advance(state, gates)
+        state, attention = self._advance(state, gates, self._feed_weight())
         return Step(self.output.scores(state.feed), attention, state)
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor) -> Decoded:
@@ -146,9 +146,10 @@ class RNNSeq2Seq(nn.Module):
             context, attention = self.attention(states, state.memory.states, state.memory.mask, state.keys)
             return Decoded(self._attentional(states, context), attention)
         gates = self._embedding_gates(embedded).unbind(1)  # one [batch, 4 * d_model] a step, by one product
+        feed_weight = self._feed_weight()  # once: the gradient of a slice is as large as what it was cut from
         hidden, weights = [], []
         for step_gates in gates:
-            state, attention = self._advance(state, step_gates)
+            state, attention = self._advance(state, step_gates, feed_weight)
             hidden.append(state.feed)
             weights.append(attention)
         return Decoded(torch.stack(hidden, 1), torch.stack(weights, 1))
@@ -158,9 +159,13 @@ class RNNSeq2Seq(nn.Module):
         weight = self.decoder.weight_ih_l0[:, : self.d_model]
         return nn.functional.linear(embedded, weight, self.decoder.bias_ih_l0)
 
-    def _advance(self, state: RNNState, gates: Tensor) -> tuple[RNNState, Tensor]:
-        if self.input_feeding:
-            gates = torch.addmm(gates, state.feed, self.decoder.weight_ih_l0[:, self.d_model :].t())
+    def _feed_weight(self) -> Tensor | None:
+        """The share of the same weights that reads the attentional state [d_model, 4 * d_model]."""
+        return self.decoder.weight_ih_l0[:, self.d_model :].t() if self.input_feeding else None
+
+    def _advance(self, state: RNNState, gates: Tensor, feed_weight: Tensor | None) -> tuple[RNNState, Tensor]:
+        if feed_weight is not None:
+            gates = torch.addmm(gates, state.feed, feed_weight)
         hidden, cell = [], []
         for i in range(self.layers):
             if i:
