@@ -152,7 +152,10 @@ def machine() -> dict[str, object]:
 
 
 def table(measured: list[dict[str, object]]) -> str:
-    lines = ["| rows x d | input | operation | what | to softmax / cross-entropy | peer / ours |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| rows x d | input | operation | what | to softmax / cross-entropy | peer / ours |",
+        "|---|---|---|---|---|---|",
+    ]
     for row in measured:
         if row["owner"] == "tsallis":
             lines.append(

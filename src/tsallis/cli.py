@@ -122,7 +122,9 @@ def translate(
     file: FileArgument = None,
     nbest: Annotated[int, typer.Option(min=1, help="Outputs a line.")] = 1,
     beam: Annotated[int | None, typer.Option(min=1, help="Beam size; default: the run's.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every output with a probability, by exhaustive search.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every output with a probability, by exhaustive search.")
+    ] = False,
     budget: Annotated[int, typer.Option(min=1, help="Prefixes --all may expand a line.")] = 10_000,
     language: Language = None,
     as_json: Json = False,

@@ -195,9 +195,7 @@ def languages(data: DataConfig) -> list[str] | None:
     if data.train.count("{language}") != 1:
         raise InputError(f"data.train: languages: all needs one {{language}} in the name, found {data.train!r}")
     before, after = data.train.split("{language}")
-    found = sorted(
-        p.name[len(before) : len(p.name) - len(after)] for p in Path(data.folder).glob(f"{before}*{after}")
-    )
+    found = sorted(p.name[len(before) : len(p.name) - len(after)] for p in Path(data.folder).glob(f"{before}*{after}"))
     if not found:
         raise InputError(f"data.folder: no file {before}*{after} in {data.folder}")
     return found

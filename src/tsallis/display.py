@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -21,7 +22,9 @@ class TrainingDisplay:
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.4f}  attended {task.fields[attended]}  symbols {task.fields[symbols]}"),
+            TextColumn(
+                "loss {task.fields[loss]:.4f}  attended {task.fields[attended]}  symbols {task.fields[symbols]}"
+            ),
             TimeRemainingColumn(),
             console=self.console,
             transient=True,
@@ -40,7 +43,7 @@ class TrainingDisplay:
         self.progress.stop()
 
     def update(self, state: State) -> None:
-        fields = {
+        fields: dict[str, Any] = {
             "epoch": f"{min(state.position.epoch + 1, self.epochs)}/{self.epochs}",
             "loss": state.loss,
             "attended": "-" if state.attended is None else f"{state.attended:.2f}",

@@ -100,7 +100,7 @@ class EntmaxCategorical(Distribution):
         log_p = torch.where(inside, torch.where(inside, self.probs, 1).log(), -torch.inf)
         # A softmax probability can be too small for a number; its logarithm is not.
         if isinstance(self.alpha, Tensor):
-            ones = self._row_alpha == 1
+            ones = self.alpha.unsqueeze(-1) == 1
             return torch.where(ones, self.scores.log_softmax(-1), log_p) if bool(ones.any()) else log_p
         return self.scores.log_softmax(-1) if self.alpha == 1 else log_p
 
@@ -160,14 +160,16 @@ class EntmaxCategorical(Distribution):
         if self._validate_args:
             wrong = (value < 0) | (value >= self.num_classes)
             if wrong.any():
-                raise ValueError(f"value must hold classes from 0 to {self.num_classes - 1}, got {int(value[wrong][0])}")
+                raise ValueError(
+                    f"value must hold classes from 0 to {self.num_classes - 1}, got {int(value[wrong][0])}"
+                )
         index, log_p = _align(value, self._log_probs)
         return log_p.gather(-1, index).squeeze(-1)
 
     def loss(self, value: Tensor) -> Tensor:
         """The loss that belongs to the map, see :func:`tsallis.entmax_loss`: finite outside the support too."""
         index, scores = _align(value.long(), self.scores)
-        alpha = self._row_alpha.expand(*scores.shape[:-1], 1) if isinstance(self.alpha, Tensor) else self.alpha
+        alpha = self.alpha.unsqueeze(-1).expand(*scores.shape[:-1], 1) if isinstance(self.alpha, Tensor) else self.alpha
         return functional.entmax_loss(scores, index.squeeze(-1), alpha, reduction="none")  # type: ignore[arg-type]
 
     @torch.no_grad()

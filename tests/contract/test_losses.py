@@ -219,7 +219,10 @@ def test_alpha_relu_is_the_reference(alpha: float, tau: float) -> None:
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 2e-5)):
         scores = z.to(dtype).requires_grad_()
         torch.testing.assert_close(
-            tsallis.alpha_relu(scores, alpha, tau).double(), reference.alpha_relu(z, alpha, tau), atol=tolerance, rtol=tolerance
+            tsallis.alpha_relu(scores, alpha, tau).double(),
+            reference.alpha_relu(z, alpha, tau),
+            atol=tolerance,
+            rtol=tolerance,
         )
         loss = tsallis.alpha_relu_loss(scores, y, alpha, tau, reduction="none")
         torch.testing.assert_close(loss.double(), expected, atol=tolerance, rtol=tolerance)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from contract.maps import ALPHAS, KINDS, MAPS, SMOOTH, Map, rows
 from torch.autograd import gradcheck, gradgradcheck
 
 import tsallis
+from contract.maps import ALPHAS, KINDS, MAPS, SMOOTH, Map, rows
 from tsallis.kernels import reference
 
 every_map = pytest.mark.parametrize("m", MAPS, ids=str)
@@ -215,7 +215,11 @@ def test_torch_func(m: Map) -> None:
     torch.testing.assert_close(pushed, torch.func.jacrev(m.ours)(row) @ weights)
 
 
-@pytest.mark.parametrize("m", [m for m in MAPS if m.name in ("entmax-1.0", "entmax-1.25", "entmax-1.5", "normmax-2", "budget-2")], ids=str)
+@pytest.mark.parametrize(
+    "m",
+    [m for m in MAPS if m.name in ("entmax-1.0", "entmax-1.25", "entmax-1.5", "normmax-2", "budget-2")],
+    ids=str,
+)
 def test_compiled_in_one_graph(m: Map) -> None:
     torch._dynamo.reset()
     z = torch.randn(4, 7)
@@ -258,9 +262,7 @@ def test_mask_is_minus_infinity() -> None:
     torch.testing.assert_close(p, tsallis.entmax(z.masked_fill(~mask, -torch.inf), 1.5))
     p.square().sum().backward()
     assert z.grad is not None and (z.grad[~mask] == 0).all() and z.grad.isfinite().all()
-    torch.testing.assert_close(
-        tsallis.sparsemax(z.T, 0, mask=mask.T), tsallis.sparsemax(z, mask=mask).T
-    )
+    torch.testing.assert_close(tsallis.sparsemax(z.T, 0, mask=mask.T), tsallis.sparsemax(z, mask=mask).T)
 
 
 def test_a_batched_gradient_is_the_gradients_one_by_one() -> None:

@@ -140,7 +140,9 @@ def test_samples_come_from_the_answer_set_in_proportion() -> None:
     src, lengths = sources(2, 2)
     results = exhaustive(model, src, lengths, max_length=12)
     generator = torch.Generator().manual_seed(0)
-    for drawn, result in zip(sample(model, src, lengths, 4000, max_length=12, generator=generator), results, strict=True):
+    for drawn, result in zip(
+        sample(model, src, lengths, 4000, max_length=12, generator=generator), results, strict=True
+    ):
         known = {h.tokens: h.prob for h in result.hypotheses}
         kept = [d for d in drawn if d is not None]
         if result.certificate.kind == "complete":

@@ -38,9 +38,7 @@ class InflectionExample:
         return list(self.form)
 
 
-def read_inflection(
-    path: Path | str, language: str | None = None, need_form: bool = True
-) -> list[InflectionExample]:
+def read_inflection(path: Path | str, language: str | None = None, need_form: bool = True) -> list[InflectionExample]:
     """All examples of a file of `lemma<TAB>form<TAB>tags` lines, tags separated by `;`.
 
     Fields are taken as they are: a form may end in a space. Without `need_form`, lines of two columns

@@ -7,7 +7,15 @@ import math
 import torch
 from torch import Tensor
 
-from tsallis.functional.rows import Alpha, alpha_number, alpha_rows, as_rows, check_floating, result_dtype, widen
+from tsallis.functional.rows import (
+    Alpha,
+    alpha_number,
+    alpha_rows,
+    as_rows,
+    check_floating,
+    result_dtype,
+    widen,
+)
 from tsallis.kernels import autograd, eager
 
 

@@ -19,7 +19,7 @@ from tsallis.kernels.eager import Alpha, Packed
 
 
 def entmax(scores: Tensor, alpha: Alpha, budget: float | None = None) -> Tensor:
-    """Probabilities of rows [rows, d]; `alpha` a float or [rows, 1]; with a budget they sum to it and none exceeds 1."""
+    """Probabilities of rows [rows, d]; `alpha` a float or [rows, 1]; under a budget they sum to it, each at most 1."""
     if torch.compiler.is_compiling():
         number, numbers = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
         return _CompiledMap.apply(scores, number, numbers, budget)
@@ -83,7 +83,7 @@ class _Map(Function):
         ctx.alpha, ctx.saturates, ctx.width = alpha, budget is not None, width
         if position is not None:
             ctx.mark_non_differentiable(position, slot)
-        kept = (probs, position, slot)
+        kept: tuple[Any, ...] = (probs, position, slot)
         if isinstance(alpha, Tensor):
             ctx.alpha = None
             kept = (*kept, alpha)
@@ -157,7 +157,7 @@ class _Loss(Function):
         _, probs, position, slot, width = output
         ctx.alpha, ctx.width = alpha, width
         ctx.mark_non_differentiable(*(x for x in (probs, position, slot) if x is not None))
-        kept = (scores, target, probs, position, slot)
+        kept: tuple[Any, ...] = (scores, target, probs, position, slot)
         if isinstance(alpha, Tensor):
             ctx.alpha = None
             kept = (*kept, alpha)

@@ -164,7 +164,10 @@ def curvature(probs: Tensor, inside: Tensor, alpha: Alpha) -> Tensor:
 
 
 def entropy(probs: Tensor, alpha: Alpha) -> Tensor:
-    r"""Tsallis entropy, without a singularity at alpha = 1: `-(1/alpha) sum p log(p) (e^x - 1)/x` with `x = eps log p`; [rows, 1]."""
+    r"""Tsallis entropy [rows, 1], without a singularity at alpha = 1.
+
+    `-(1/alpha) sum p log(p) (e^x - 1)/x` with `x = eps log p`.
+    """
     inside = probs != 0
     log_p = torch.where(inside, probs, 1).log()
     return -(probs * log_p * _expm1_over((alpha - 1) * log_p)).sum(-1, keepdim=True) / alpha

@@ -166,10 +166,14 @@ class RNNSeq2Seq(nn.Module):
     def _advance(self, state: RNNState, gates: Tensor, feed_weight: Tensor | None) -> tuple[RNNState, Tensor]:
         if feed_weight is not None:
             gates = torch.addmm(gates, state.feed, feed_weight)
-        hidden, cell = [], []
+        hidden: list[Tensor] = []
+        cell: list[Tensor] = []
         for i in range(self.layers):
             if i:
-                weight, bias = getattr(self.decoder, f"weight_ih_l{i}"), getattr(self.decoder, f"bias_ih_l{i}")
+                weight, bias = (
+                    getattr(self.decoder, f"weight_ih_l{i}"),
+                    getattr(self.decoder, f"bias_ih_l{i}"),
+                )
                 gates = nn.functional.linear(self.dropout(hidden[-1]), weight, bias)
             recurrent = getattr(self.decoder, f"weight_hh_l{i}"), getattr(self.decoder, f"bias_hh_l{i}")
             h, c = _cell(gates + nn.functional.linear(state.hidden[i], *recurrent), state.cell[i])

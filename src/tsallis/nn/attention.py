@@ -42,9 +42,7 @@ class GlobalAttention(nn.Module):
         keys: Tensor = self.bilinear(memory)
         return keys
 
-    def forward(
-        self, query: Tensor, memory: Tensor, mask: Tensor, keys: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, query: Tensor, memory: Tensor, mask: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Context and weights.
 
         Args:

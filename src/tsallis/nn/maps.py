@@ -108,7 +108,12 @@ class AlphaReLULoss(nn.Module):
     """
 
     def __init__(
-        self, alpha: float = 1.5, tau: float | Tensor = 0.0, *, ignore_index: int = -100, reduction: str = "mean"
+        self,
+        alpha: float = 1.5,
+        tau: float | Tensor = 0.0,
+        *,
+        ignore_index: int = -100,
+        reduction: str = "mean",
     ) -> None:
         super().__init__()
         self.alpha, self.tau = alpha_number(alpha), tau

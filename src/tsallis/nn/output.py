@@ -26,7 +26,8 @@ def transform_alpha(transform: str, alpha: float) -> float:
 class OutputLayer(nn.Module):
     r"""From hidden states to probabilities of symbols, and to the loss to train them by.
 
-    .. math:: z = W h + b, \qquad p = \mathrm{entmax}_\alpha(z) \;\text{ or }\; r = [(\alpha-1) z - \tau]_+^{1/(\alpha-1)}
+    .. math:: z = W h + b, \qquad p = \mathrm{entmax}_\alpha(z) \;\text{ or }\;
+              r = [(\alpha-1) z - \tau]_+^{1/(\alpha-1)}
 
     (Peters et al. 2019, sec. 3; Tezekbayev et al. 2022.)
 

@@ -15,7 +15,6 @@ from tsallis.data.vocabulary import BOS, EOS
 from tsallis.models.decoder import Decoder
 from tsallis.search.hypothesis import Hypothesis, Result, conclude
 
-
 SORTED = 4096  # of more candidates only the largest are found: ties among vocabularies of words do not matter
 
 

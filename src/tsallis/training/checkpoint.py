@@ -47,7 +47,12 @@ class Checkpoints:
         return content
 
     def save(
-        self, model: dict[str, Tensor], training: dict[str, Any], facts: dict[str, Any], best: bool, finished: bool
+        self,
+        model: dict[str, Tensor],
+        training: dict[str, Any],
+        facts: dict[str, Any],
+        best: bool,
+        finished: bool,
     ) -> None:
         """A new checkpoint that becomes the last one, and the best one if `best`; what is neither is removed."""
         index = self.index()
@@ -61,7 +66,11 @@ class Checkpoints:
             write_atomic(target / file, blob)
         sums = {file: {"bytes": len(b), "sha256": hashlib.sha256(b).hexdigest()} for file, b in blobs.items()}
         write_atomic(target / MANIFEST, json.dumps({**facts, "files": sums}, indent=1))
-        new = {"last": name, "best": name if best or "best" not in index else index["best"], "finished": finished}
+        new = {
+            "last": name,
+            "best": name if best or "best" not in index else index["best"],
+            "finished": finished,
+        }
         write_atomic(self.folder / INDEX, json.dumps(new, indent=1))
         self.sweep()
 

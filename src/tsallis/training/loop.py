@@ -102,9 +102,7 @@ class Trainer:
 
     def _finished(self) -> bool:
         patience = self.settings.patience
-        return self.position.epoch >= self.settings.epochs or (
-            patience is not None and self.position.stale >= patience
-        )
+        return self.position.epoch >= self.settings.epochs or (patience is not None and self.position.stale >= patience)
 
     def _resume(self) -> None:
         if not self.checkpoints.index():
@@ -183,7 +181,12 @@ class Trainer:
         metrics = self._validate() if due else None
         loss = position.loss / max(position.symbols, 1)
         self.log.write(
-            "epoch", epoch=position.epoch, step=position.step, loss=loss, learning_rate=rate, **(metrics or {})
+            "epoch",
+            epoch=position.epoch,
+            step=position.step,
+            loss=loss,
+            learning_rate=rate,
+            **(metrics or {}),
         )
         progress = self._progress(updates, metrics)
         position.update, position.loss, position.symbols = 0, 0.0, 0

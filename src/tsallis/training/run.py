@@ -1,12 +1,12 @@
 """The run folder: everything a trained model needs to be used, in files anyone can read.
 
-    config.yaml       the configuration, with every default filled in
-    model.json        the model's class and arguments
-    task.json         how a line of input is read
-    src.vocab.json    source symbols
-    tgt.vocab.json    target symbols
-    log.jsonl         one event a line
-    checkpoints/      see `tsallis.training.checkpoint`
+config.yaml       the configuration, with every default filled in
+model.json        the model's class and arguments
+task.json         how a line of input is read
+src.vocab.json    source symbols
+tgt.vocab.json    target symbols
+log.jsonl         one event a line
+checkpoints/      see `tsallis.training.checkpoint`
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
     if not (folder / "model.json").exists():
         raise InputError(f"{folder}: not a run folder (it has no model.json)")
     description, task = read_json(folder / "model.json"), read_json(folder / "task.json")
-    src_vocab, tgt_vocab = Vocabulary.load(folder / "src.vocab.json"), Vocabulary.load(folder / "tgt.vocab.json")
+    src_vocab, tgt_vocab = (
+        Vocabulary.load(folder / "src.vocab.json"),
+        Vocabulary.load(folder / "tgt.vocab.json"),
+    )
     model = build_model(description, folder / "model.json")
     for name, vocabulary in (("src", src_vocab), ("tgt", tgt_vocab)):
         expected = model.arguments[f"{name}_vocab"]
@@ -71,7 +74,7 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
 
 def build_model(description: dict[str, Any], place: Path | str = "model.json") -> RNNSeq2Seq:
     """A model from `{"class": ..., "arguments": {...}}`."""
-    name, arguments = description.get("class"), description.get("arguments")
+    name, arguments = description.get("class"), description.get("arguments") or {}
     if name not in MODELS:
         raise InputError(f"{place}: unknown class {name!r}, known: {', '.join(MODELS)}")
     try:

@@ -94,7 +94,7 @@ class InverseSquareRoot(Constant):
 
 
 def make_schedule(name: str, learning_rate: float, warmup: int = 4000) -> Schedule:
-    """"constant", "halve-on-worse" or "inverse-square-root"."""
+    """ "constant", "halve-on-worse" or "inverse-square-root"."""
     if name == "constant":
         return Constant(learning_rate)
     if name == "halve-on-worse":
