@@ -50,7 +50,7 @@ class TrainingDisplay:
             "symbols": "-" if state.supported is None else f"{state.supported:.2f}",
         }
         if self.task is None:
-            self.task = self.progress.add_task("", total=state.updates, **fields)  # type: ignore[arg-type]
+            self.task = self.progress.add_task("", total=state.updates, **fields)
         self.progress.update(self.task, total=state.updates, completed=state.position.update, **fields)
         if state.validation is not None:
             v = state.validation

@@ -105,7 +105,7 @@ class EntmaxCategorical(Distribution):
         return self.scores.log_softmax(-1) if self.alpha == 1 else log_p
 
     @property
-    def support(self) -> Support:  # type: ignore[override]
+    def support(self) -> Support:
         """The classes with a probability above zero."""
         return Support(self.probs.detach() > 0)
 
@@ -170,7 +170,7 @@ class EntmaxCategorical(Distribution):
         """The loss that belongs to the map, see :func:`tsallis.entmax_loss`: finite outside the support too."""
         index, scores = _align(value.long(), self.scores)
         alpha = self.alpha.unsqueeze(-1).expand(*scores.shape[:-1], 1) if isinstance(self.alpha, Tensor) else self.alpha
-        return functional.entmax_loss(scores, index.squeeze(-1), alpha, reduction="none")  # type: ignore[arg-type]
+        return functional.entmax_loss(scores, index.squeeze(-1), alpha, reduction="none")
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = ()) -> Tensor:
@@ -205,7 +205,7 @@ class EntmaxCategorical(Distribution):
         return classes.expand((-1, *self.batch_shape)) if expand else classes
 
     def expand(self, batch_shape: Any, _instance: EntmaxCategorical | None = None) -> EntmaxCategorical:
-        new = self._get_checked_instance(EntmaxCategorical, _instance)
+        new: EntmaxCategorical = self._get_checked_instance(EntmaxCategorical, _instance)
         shape = torch.Size(batch_shape)
         new.scores = self.scores.expand(*shape, self.num_classes)
         new.alpha = self.alpha.expand(shape) if isinstance(self.alpha, Tensor) else self.alpha
@@ -224,7 +224,7 @@ def _align(value: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     return value.expand(shape).unsqueeze(-1), rows.expand(*shape, rows.shape[-1])
 
 
-@register_kl(EntmaxCategorical, EntmaxCategorical)
+@register_kl(EntmaxCategorical, EntmaxCategorical)  # type: ignore[untyped-decorator]
 def _kl(p: EntmaxCategorical, q: EntmaxCategorical) -> Tensor:
     """Infinite where p has a probability and q has none."""
     inside = p.probs > 0

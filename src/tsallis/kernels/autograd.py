@@ -8,7 +8,7 @@ or `torch.func` is at work, the backward is made of differentiable operations on
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -22,20 +22,18 @@ def entmax(scores: Tensor, alpha: Alpha, budget: float | None = None) -> Tensor:
     """Probabilities of rows [rows, d]; `alpha` a float or [rows, 1]; under a budget they sum to it, each at most 1."""
     if torch.compiler.is_compiling():
         number, numbers = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
-        return _CompiledMap.apply(scores, number, numbers, budget)
-    if transforms_active():
-        return _Map.apply(scores, alpha, budget)[0]
-    return _DirectMap.apply(scores, alpha, budget)[0]
+        return cast(Tensor, _CompiledMap.apply(scores, number, numbers, budget))
+    function = _Map if transforms_active() else _DirectMap
+    return cast(Tensor, function.apply(scores, alpha, budget)[0])
 
 
 def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> Tensor:
     """Fenchel-Young loss [rows] against classes [rows]; a negative class has loss 0 and no gradient."""
     if torch.compiler.is_compiling():
         number, numbers = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
-        return _CompiledLoss.apply(scores, target, number, numbers)[0]
-    if transforms_active():
-        return _Loss.apply(scores, target, alpha)[0]
-    return _DirectLoss.apply(scores, target, alpha)[0]
+        return cast(Tensor, _CompiledLoss.apply(scores, target, number, numbers)[0])
+    function = _Loss if transforms_active() else _DirectLoss
+    return cast(Tensor, function.apply(scores, target, alpha)[0])
 
 
 def transforms_active() -> bool:
