@@ -1,0 +1,135 @@
+"""EntmaxCategorical: what torch.distributions asks of a distribution, and what only a sparse one has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributions import Categorical, Independent, MixtureSameFamily
+
+import tsallis
+from tsallis.distributions import EntmaxCategorical, Support, kl_divergence
+
+
+@pytest.fixture
+def scores() -> torch.Tensor:
+    return torch.tensor([[2.0, 1.0, 0.1, 0.0], [0.0, 0.0, 0.0, 0.0], [9.0, 1.0, 8.9, 1.0]], dtype=torch.float64)
+
+
+def test_probabilities_threshold_and_support_agree(scores: torch.Tensor) -> None:
+    for alpha in (1.2, 1.5, 2.0):
+        d = EntmaxCategorical(scores, alpha)
+        torch.testing.assert_close(d.probs, tsallis.entmax(scores, alpha))
+        assert torch.equal(d.support.mask, d.probs > 0)
+        assert torch.equal(d.support_size, (d.probs > 0).sum(-1))
+        rebuilt = ((alpha - 1) * scores - d.threshold.unsqueeze(-1)).clamp(min=0) ** (1 / (alpha - 1))
+        torch.testing.assert_close(rebuilt, d.probs)
+    assert isinstance(d.support, Support)
+    assert d.support.check(torch.tensor([2, 0, 1])).tolist() == [False, True, False]
+    assert not d.support.check(torch.tensor([4, -1, 7])).any()
+
+
+def test_packed_non_zeros_are_the_probabilities(scores: torch.Tensor) -> None:
+    d = EntmaxCategorical(scores)
+    assert d.indices.shape == d.values.shape == (3, 4)
+    dense = torch.zeros(3, 5, dtype=torch.float64).scatter(-1, d.indices.where(d.indices >= 0, 4), d.values)
+    torch.testing.assert_close(dense[:, :4], d.probs)
+    assert (d.values[:, :-1] >= d.values[:, 1:]).all()
+    assert ((d.indices < 0) == (d.values == 0)).all()
+
+
+def test_log_prob_is_safe_outside_the_support(scores: torch.Tensor) -> None:
+    scores.requires_grad_()
+    d = EntmaxCategorical(scores)
+    log_prob = d.log_prob(torch.tensor([3, 1, 0]))
+    assert log_prob[0] == -torch.inf and log_prob[1:].isfinite().all()
+    (grad,) = torch.autograd.grad(log_prob[1:].sum() + torch.where(log_prob[0] > -9e9, log_prob[0], 0), scores)
+    assert grad.isfinite().all()
+    many = d.log_prob(torch.tensor([[0, 1, 2], [3, 3, 3]]))
+    torch.testing.assert_close(many.exp(), d.probs.gather(-1, torch.tensor([[0, 3], [1, 3], [2, 3]])).T)
+
+
+def test_alpha_one_is_a_categorical_even_where_probabilities_underflow() -> None:
+    scores = torch.tensor([[0.0, -300.0, -500.0]])
+    ours, theirs = EntmaxCategorical(scores, 1.0), Categorical(logits=scores)
+    value = torch.tensor([2])
+    torch.testing.assert_close(ours.log_prob(value), theirs.log_prob(value))
+    mixed = EntmaxCategorical(scores.expand(2, 3), torch.tensor([1.0, 2.0]))
+    torch.testing.assert_close(mixed.log_prob(torch.tensor([2, 2])), torch.tensor([-500.0, -torch.inf]))
+    torch.testing.assert_close(ours.entropy(), theirs.entropy())
+
+
+def test_entropies(scores: torch.Tensor) -> None:
+    d = EntmaxCategorical(scores, 2.0)
+    p = d.probs
+    torch.testing.assert_close(d.entropy(), Categorical(probs=p).entropy())
+    torch.testing.assert_close(d.tsallis_entropy(), (1 - p.square().sum(-1)) / 2)
+
+
+def test_samples_come_from_the_support_in_proportion(scores: torch.Tensor) -> None:
+    torch.manual_seed(0)
+    d = EntmaxCategorical(scores)
+    drawn = d.sample((20_000,))
+    assert drawn.shape == (20_000, 3) and drawn.dtype == torch.long
+    assert (d.log_prob(drawn) > -torch.inf).all()
+    share = torch.nn.functional.one_hot(drawn, 4).double().mean(0)
+    torch.testing.assert_close(share, d.probs, atol=0.015, rtol=0)
+    assert d.sample().shape == (3,) and d.sample((2, 5)).shape == (2, 5, 3)
+    with pytest.raises(ValueError, match="no support"):
+        EntmaxCategorical(torch.full((2, 3), -torch.inf), validate_args=False).sample()
+
+
+def test_expand_keeps_what_is_known(scores: torch.Tensor) -> None:
+    d = EntmaxCategorical(scores, torch.tensor([1.0, 1.5, 2.0]))
+    known = d.probs
+    wide = d.expand((5, 3))
+    assert wide.batch_shape == (5, 3) and wide.probs.shape == (5, 3, 4)
+    torch.testing.assert_close(wide.probs[4], known)
+    torch.testing.assert_close(wide.log_prob(torch.zeros(5, 3))[2], d.log_prob(torch.zeros(3)))
+    assert wide.sample((2,)).shape == (2, 5, 3)
+    torch.testing.assert_close(d.expand((2, 3)).threshold[1], d.threshold)
+
+
+def test_enumeration_covers_every_class(scores: torch.Tensor) -> None:
+    d = EntmaxCategorical(scores)
+    assert d.enumerate_support().shape == (4, 3) and d.enumerate_support(expand=False).shape == (4, 1)
+    torch.testing.assert_close(d.log_prob(d.enumerate_support()).exp().T, d.probs)
+
+
+def test_kl_is_infinite_where_the_other_has_no_probability() -> None:
+    p = EntmaxCategorical(torch.tensor([1.0, 1.0, -5.0]))
+    q = EntmaxCategorical(torch.tensor([5.0, 0.0, -5.0]))
+    assert kl_divergence(p, q) == torch.inf
+    assert kl_divergence(q, p).item() == pytest.approx(torch.log(torch.tensor(2.0)).item())
+    assert kl_divergence(p, p) == 0
+
+
+def test_the_loss_is_finite_where_the_log_probability_is_not(scores: torch.Tensor) -> None:
+    value = torch.tensor([3, 0, 1])
+    for alpha in (1.5, torch.tensor([1.0, 1.5, 2.0], dtype=torch.float64)):
+        d = EntmaxCategorical(scores, alpha)
+        column = alpha.unsqueeze(-1) if isinstance(alpha, torch.Tensor) else alpha
+        expected = tsallis.entmax_loss(scores, value, column, reduction="none")
+        torch.testing.assert_close(d.loss(value), expected)
+        assert d.loss(value).isfinite().all()
+
+
+def test_it_composes_with_torch_distributions(scores: torch.Tensor) -> None:
+    d = EntmaxCategorical(scores)
+    assert Independent(d, 1).log_prob(torch.tensor([0, 1, 2])).shape == ()
+    mixture = MixtureSameFamily(Categorical(torch.ones(3) / 3), d)
+    assert mixture.log_prob(torch.tensor(0)).isfinite()
+    assert d.mean.isnan().all() and d.variance.isnan().all()
+    assert d.mode.tolist() == [0, 0, 0]
+
+
+def test_bad_input_is_refused(scores: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="at least one class"):
+        EntmaxCategorical(torch.tensor(1.0))
+    with pytest.raises(TypeError, match="floating point"):
+        EntmaxCategorical(torch.arange(3))
+    with pytest.raises(ValueError, match="scores"):
+        EntmaxCategorical(torch.tensor([1.0, torch.nan]), validate_args=True)
+    with pytest.raises(ValueError, match="got 4"):
+        EntmaxCategorical(scores, validate_args=True).log_prob(torch.tensor([0, 1, 4]))
+    with pytest.raises(ValueError, match="0.5"):
+        _ = EntmaxCategorical(scores, 0.5).probs

@@ -1,0 +1,85 @@
+"""Entropy, escort, normmax and budgets: closed forms and edges the contract does not reach."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+import tsallis
+from tsallis.kernels import reference
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.0001, 1.3, 1.5, 2.0, 3.0])
+def test_entropy_is_the_reference(alpha: float) -> None:
+    p = tsallis.entmax(torch.randn(5, 30, dtype=torch.float64), 1.5)
+    torch.testing.assert_close(tsallis.tsallis_entropy(p, alpha), reference.tsallis_entropy(p, alpha))
+    torch.testing.assert_close(
+        tsallis.tsallis_entropy(p.float(), alpha).double(), reference.tsallis_entropy(p, alpha), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_entropy_of_the_uniform_distribution() -> None:
+    p = torch.full((8,), 1 / 8, dtype=torch.float64)
+    assert tsallis.tsallis_entropy(p, 1.0).item() == pytest.approx(math.log(8))
+    assert tsallis.tsallis_entropy(p, 2.0).item() == pytest.approx((1 - 1 / 8) / 2)
+    assert tsallis.tsallis_entropy(torch.tensor([0.0, 1.0]), 1.0) == 0
+
+
+def test_entropy_derivatives() -> None:
+    p = torch.rand(3, 5, dtype=torch.float64).softmax(-1).requires_grad_()
+    alpha = torch.tensor([[1.05], [1.5], [2.2]], dtype=torch.float64, requires_grad=True)
+    assert gradcheck(tsallis.tsallis_entropy, (p, alpha), check_forward_ad=True)
+    assert gradgradcheck(tsallis.tsallis_entropy, (p, alpha))
+    ones = torch.ones(3, 1, dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(tsallis.tsallis_entropy(p, ones).sum(), ones)
+    step = 1e-6
+    up, middle, down = (reference.tsallis_entropy(p.detach(), 1 + s * step) for s in (2, 1, 0))
+    torch.testing.assert_close(found.squeeze(-1), (-3 * down + 4 * middle - up) / (2 * step), atol=1e-4, rtol=1e-4)
+
+
+def test_entropy_along_any_dim() -> None:
+    p = torch.rand(2, 3, 4).softmax(1)
+    assert tsallis.tsallis_entropy(p, 1.5, dim=1).shape == (2, 4)
+    torch.testing.assert_close(tsallis.tsallis_entropy(p, 1.5, 1), tsallis.tsallis_entropy(p.movedim(1, -1), 1.5))
+
+
+def test_escort() -> None:
+    p = torch.tensor([[0.7, 0.3, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    torch.testing.assert_close(tsallis.escort(p, 1.0), p)
+    torch.testing.assert_close(tsallis.escort(p, 0.0)[0], torch.tensor([0.5, 0.5, 0.0]))
+    torch.testing.assert_close(tsallis.escort(p, 2.0)[0], torch.tensor([0.49, 0.09, 0.0]) / 0.58)
+    assert torch.equal(tsallis.escort(p, 0.5)[2], p[2])
+    tiny = torch.tensor([1e-30, 1e-31, 0.0])
+    torch.testing.assert_close(tsallis.escort(tiny, 3.0), torch.tensor([1000.0, 1.0, 0.0]) / 1001)
+    q = torch.rand(3, 5, dtype=torch.float64).softmax(-1).requires_grad_()
+    assert gradcheck(lambda q: tsallis.escort(q, 0.5), (q,), check_forward_ad=True)
+
+
+@pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0, 4.0])
+def test_normmax_solves_its_problem(alpha: float) -> None:
+    z = torch.randn(4, 6, dtype=torch.float64) * 2
+    p = tsallis.normmax(z, alpha)
+    value = (p * z).sum(-1) - p.norm(alpha, -1)
+    for _ in range(200):
+        other = torch.randn(4, 6, dtype=torch.float64).mul(3).softmax(-1)
+        mixed = p + (other - p) * torch.rand(4, 1, dtype=torch.float64)
+        assert ((mixed * z).sum(-1) - mixed.norm(alpha, -1) <= value + 1e-9).all()
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.25, 1.5, 2.0])
+@pytest.mark.parametrize("budget", [0.5, 1.0, 2.0, 3.5, 5.0])
+def test_budgets(alpha: float, budget: float) -> None:
+    z = torch.randn(6, 5, dtype=torch.float64) * 3
+    p = tsallis.budgeted_entmax(z, alpha, budget)
+    torch.testing.assert_close(p.sum(-1), torch.full((6,), budget, dtype=torch.float64))
+    assert (p >= 0).all() and (p <= 1).all()
+    if budget == 1.0:
+        torch.testing.assert_close(p, tsallis.entmax(z, alpha))
+    z[0, 1:] = -torch.inf
+    p = tsallis.budgeted_entmax(z, alpha, budget)
+    assert p[0, 0].item() == pytest.approx(min(budget, 1.0)) and (p[0, 1:] == 0).all()
+    more = tsallis.budgeted_entmax(z[1:], alpha, 9.0)
+    assert (more == 1).all()
