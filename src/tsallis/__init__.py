@@ -1,27 +1,33 @@
 """Sparse probability in PyTorch: alpha-entmax maps, their losses, and what is built on them."""
 
-from tsallis import distributions, nn
-from tsallis.functional import (
-    alpha_relu,
-    alpha_relu_loss,
-    budgeted_entmax,
-    entmax,
-    entmax15,
-    entmax_loss,
-    escort,
-    estimate_tau,
-    estimate_tau_from_scores,
-    normmax,
-    sparsemax,
-    tsallis_entropy,
-)
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from tsallis import compat, distributions, nn
+    from tsallis.functional import (
+        alpha_relu,
+        alpha_relu_loss,
+        budgeted_entmax,
+        entmax,
+        entmax15,
+        entmax_loss,
+        escort,
+        estimate_tau,
+        estimate_tau_from_scores,
+        normmax,
+        sparsemax,
+        tsallis_entropy,
+    )
 
 __all__ = [
     "alpha_relu",
     "alpha_relu_loss",
     "budgeted_entmax",
+    "compat",
     "distributions",
     "entmax",
     "entmax15",
@@ -34,3 +40,20 @@ __all__ = [
     "sparsemax",
     "tsallis_entropy",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Everything public, and torch with it, is loaded at the first use: the command's --help needs none of it."""
+    if name not in __all__:
+        raise AttributeError(f"module 'tsallis' has no attribute {name!r}")
+    import importlib
+
+    functional = importlib.import_module("tsallis.functional")
+    for public in __all__:
+        value = getattr(functional, public, None)
+        globals()[public] = importlib.import_module(f"tsallis.{public}") if value is None else value
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

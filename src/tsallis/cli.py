@@ -27,7 +27,8 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder."
 FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Input file; default: standard input.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Language = Annotated[str | None, typer.Option(help="The lines' language, for a run of several.")]
-DEMO_WORDS = ("relay;V;PST", "propel;V;V.PTCP;PRS", "waltz;V;3;SG;PRS")
+SHOWN = 3  # words whose answers the demo lists
+LISTED = 10  # answers listed a word
 
 
 def main() -> None:
@@ -305,28 +306,32 @@ def demo(
     print("\nOn verbs never seen in training:")
     print(_table(_evaluate(run, read_split(config.data, "dev"), config.search.beam_size)))
     print("\nThe complete set of answers the model holds possible for three of them:")
-    for word in DEMO_WORDS:
-        _show_answers(run, word)
+    _show_answers(run, read_split(config.data, "dev"))
     print(f"\nThe run is in {run_dir}. Ask it for more:")
     print(f"  printf 'rebel\\tV;PST\\n' | tsallis translate {run_dir} --all")
 
 
-def _show_answers(run: Run, word: str) -> None:
-    import torch
-
-    from tsallis.data.inflection import InflectionExample
+def _show_answers(run: Run, examples: list[InflectionExample]) -> None:
+    """The words the model is least decided about, with all it holds possible for them."""
+    from tsallis.data.corpus import Corpus
+    from tsallis.metrics import search_corpus
     from tsallis.search import exhaustive
 
-    lemma, *tags = word.split(";")
-    numbers = run.src_vocab.encode(InflectionExample(lemma, tuple(tags)).src_tokens())
-    (result,) = exhaustive(run.model, torch.tensor([numbers]), torch.tensor([len(numbers)]))
-    count = len(result.hypotheses)
-    print(f"  {lemma} + {';'.join(tags)}: {count} answer{'s' * (count != 1)}, {result.certificate.kind}")
-    for hypothesis in result.hypotheses[:10]:
-        print(f"    {_form(run, hypothesis):<16}{hypothesis.prob:.6f}")
-    if count > 10:
-        print(f"    and {count - 10} more")
-    print(f"    {'sum':<16}{result.mass:.6f}")
+    corpus = Corpus.encode(examples, run.src_vocab, run.tgt_vocab)
+    found = search_corpus(run.model, corpus, beam_size=LISTED)
+    complete = [i for i, r in enumerate(found) if r.certificate.kind == "complete" and 0 < len(r.hypotheses) <= LISTED]
+    rows = sorted(complete, key=lambda i: found[i].hypotheses[0].log_prob)[:SHOWN]
+    batch = corpus.batch(rows or range(SHOWN))
+    results = exhaustive(run.model, batch.src, batch.src_lengths)
+    for i, result in zip(batch.index, results, strict=True):
+        count = len(result.hypotheses)
+        title = f"{examples[i].lemma} + {';'.join(examples[i].tags)}"
+        print(f"  {title}: {count} answer{'s' * (count != 1)}, {result.certificate.kind}")
+        for hypothesis in result.hypotheses[:LISTED]:
+            print(f"    {_form(run, hypothesis):<20}{hypothesis.prob:.6f}")
+        if count > LISTED:
+            print(f"    and {count - LISTED} more")
+        print(f"    {'sum':<20}{result.mass:.6f}")
 
 
 if __name__ == "__main__":

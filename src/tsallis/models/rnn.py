@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tsallis.models.decoder import Decoded, Memory, Step
 from tsallis.nn import GlobalAttention, OutputLayer
 
+PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # of a layer of nn.LSTM
 INITIAL = 0.1  # parameters start uniform in [-0.1, 0.1], as in OpenNMT's LSTM models
 
 
@@ -34,6 +36,14 @@ class RNNState:
             tuple(c[index] for c in self.cell),
             self.feed[index],
         )
+
+
+class _Layer(NamedTuple):
+    """A decoder layer's parameters, made ready once for all steps."""
+
+    weight: Tensor | None  # [d_model, 4 * d_model]; the first layer's reads what is fed back, if anything is
+    recurrent: Tensor  # [d_model, 4 * d_model]
+    bias: Tensor  # [4 * d_model]
 
 
 class RNNSeq2Seq(nn.Module):
@@ -83,6 +93,8 @@ class RNNSeq2Seq(nn.Module):
             raise ValueError(f"d_model must be even: half of it goes to each direction of the encoder, got {d_model}")
         if layers < 1:
             raise ValueError(f"layers must be at least 1, got {layers}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
         self.arguments: dict[str, Any] = {
             "src_vocab": src_vocab,
             "tgt_vocab": tgt_vocab,
@@ -107,7 +119,7 @@ class RNNSeq2Seq(nn.Module):
         self.attention = GlobalAttention(d_model, d_model, attention, attention_alpha)
         self.combine = nn.Linear(2 * d_model, d_model, bias=False)
         self.output = OutputLayer(d_model, tgt_vocab, output, output_alpha, tau, forbidden=forbidden)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = float(dropout)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -INITIAL, INITIAL)
         with torch.no_grad():
@@ -115,12 +127,19 @@ class RNNSeq2Seq(nn.Module):
             self.tgt_embedding.weight[0] = 0
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
-        """[batch, src] symbols and their counts [batch]."""
-        embedded = self.dropout(self.src_embedding(src))  # [batch, src, d_model]
-        packed = pack_padded_sequence(embedded, src_lengths.cpu(), batch_first=True, enforce_sorted=False)
+        """[batch, src] symbols and their counts [batch] to states; what lies beyond a count changes nothing.
+
+        Raises:
+            ValueError: counts below 1 or above the width of `src`.
+        """
+        counts, width = src_lengths.cpu(), src.shape[1]
+        if not 1 <= int(counts.min()) <= int(counts.max()) <= width:
+            raise ValueError(f"src_lengths must be from 1 to {width}, the width of src, got {counts.tolist()}")
+        embedded = self._drop(self.src_embedding(src))  # [batch, src, d_model]
+        packed = pack_padded_sequence(embedded, counts, batch_first=True, enforce_sorted=False)
         packed_states, (hidden, cell) = self.encoder(packed)
-        states, _ = pad_packed_sequence(packed_states, batch_first=True, total_length=src.shape[1])
-        mask = torch.arange(src.shape[1], device=src.device) < src_lengths.unsqueeze(1).to(src.device)
+        states, _ = pad_packed_sequence(packed_states, batch_first=True, total_length=width)
+        mask = torch.arange(width, device=src.device) < src_lengths.to(src.device).unsqueeze(1)
         return Memory(states, mask, (*self._both_directions(hidden), *self._both_directions(cell)))
 
     def _both_directions(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -133,59 +152,88 @@ class RNNSeq2Seq(nn.Module):
         return RNNState(memory, self.attention.keys(memory.states), hidden, cell, feed)
 
     def step(self, state: RNNState, token: Tensor) -> Step:
-        gates = self._embedding_gates(self.dropout(self.tgt_embedding(token)))
-        state, attention = self._advance(state, gates, self._feed_weight())
+        """The scores of what follows `token` [batch], which itself follows all that the state has read."""
+        layers = self._decoder_layers()
+        gates = self._token_gates(self.tgt_embedding(token), layers[0])
+        between, out = self._dropped(self.layers - 1, *state.feed.shape), self._dropped(*state.feed.shape)
+        state, attention = self._advance(state, gates, layers, between, out)
         return Step(self.output.scores(state.feed), attention, state)
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor) -> Decoded:
-        """All steps with the target given: [batch, src] symbols, their counts [batch], [batch, tgt] tokens."""
+        """All steps with the target given: [batch, src] symbols, their counts [batch], [batch, tgt] tokens.
+
+        What :meth:`step` computes token by token, with all that need not wait for the step before done at once.
+        """
         state = self.start(self.encode(src, src_lengths))
-        embedded = self.dropout(self.tgt_embedding(tgt_in))  # [batch, tgt, d_model]
         if not self.input_feeding:
+            embedded = self._drop(self.tgt_embedding(tgt_in))  # [batch, tgt, d_model]
             states, _ = self.decoder(embedded, (torch.stack(state.hidden), torch.stack(state.cell)))
             context, attention = self.attention(states, state.memory.states, state.memory.mask, state.keys)
-            return Decoded(self._attentional(states, context), attention)
-        gates = self._embedding_gates(embedded).unbind(1)  # one [batch, 4 * d_model] a step, by one product
-        feed_weight = self._feed_weight()  # once: the gradient of a slice is as large as what it was cut from
+            return Decoded(self._mix(states, context, self._dropped(*states.shape)), attention)
+        layers = self._decoder_layers()
+        embedded = self.tgt_embedding(tgt_in.t())  # [tgt, batch, d_model]
+        steps = self._token_gates(embedded, layers[0]).unbind(0)
+        between = self._dropped(len(steps), self.layers - 1, *state.feed.shape)
+        out = self._dropped(len(steps), *state.feed.shape)
         hidden, weights = [], []
-        for step_gates in gates:
-            state, attention = self._advance(state, step_gates, feed_weight)
+        for t, gates in enumerate(steps):
+            drop = (None, None) if between is None or out is None else (between[t], out[t])
+            state, attention = self._advance(state, gates, layers, *drop)
             hidden.append(state.feed)
             weights.append(attention)
         return Decoded(torch.stack(hidden, 1), torch.stack(weights, 1))
 
-    def _embedding_gates(self, embedded: Tensor) -> Tensor:
-        """The share of the first layer's gates that comes from the token: [..., d_model] to [..., 4 * d_model]."""
-        weight = self.decoder.weight_ih_l0[:, : self.d_model]
-        return nn.functional.linear(embedded, weight, self.decoder.bias_ih_l0)
+    def _decoder_layers(self) -> list[_Layer]:
+        layers = []
+        for i in range(self.layers):
+            weight, recurrent, bias, bias_too = (getattr(self.decoder, f"{name}_l{i}") for name in PARAMETERS)
+            if i == 0:  # the token's share of the gates is computed apart, for all steps at once
+                weight = weight[:, self.d_model :] if self.input_feeding else None
+            layers.append(_Layer(None if weight is None else weight.t(), recurrent.t(), bias + bias_too))
+        return layers
 
-    def _feed_weight(self) -> Tensor | None:
-        """The share of the same weights that reads the attentional state [d_model, 4 * d_model]."""
-        return self.decoder.weight_ih_l0[:, self.d_model :].t() if self.input_feeding else None
+    def _token_gates(self, embedded: Tensor, first: _Layer) -> Tensor:
+        # [..., d_model] to [..., 4 * d_model]
+        weight: Tensor = self.decoder.weight_ih_l0  # type: ignore[assignment]
+        return linear(self._drop(embedded), weight[:, : self.d_model], first.bias)
 
-    def _advance(self, state: RNNState, gates: Tensor, feed_weight: Tensor | None) -> tuple[RNNState, Tensor]:
-        if feed_weight is not None:
-            gates = torch.addmm(gates, state.feed, feed_weight)
+    def _advance(
+        self, state: RNNState, gates: Tensor, layers: list[_Layer], between: Tensor | None, out: Tensor | None
+    ) -> tuple[RNNState, Tensor]:
+        """One step from the token's gates [batch, 4 * d_model].
+
+        `between` [layers - 1, batch, d_model] and `out` [batch, d_model] are dropout masks.
+        """
         hidden: list[Tensor] = []
         cell: list[Tensor] = []
-        for i in range(self.layers):
-            if i:
-                weight, bias = (
-                    getattr(self.decoder, f"weight_ih_l{i}"),
-                    getattr(self.decoder, f"bias_ih_l{i}"),
-                )
-                gates = nn.functional.linear(self.dropout(hidden[-1]), weight, bias)
-            recurrent = getattr(self.decoder, f"weight_hh_l{i}"), getattr(self.decoder, f"bias_hh_l{i}")
-            h, c = _cell(gates + nn.functional.linear(state.hidden[i], *recurrent), state.cell[i])
+        for i, layer in enumerate(layers):
+            below = hidden[-1] if i else state.feed
+            if i and between is not None:
+                below = below * between[i - 1]
+            if layer.weight is not None:
+                gates = torch.addmm(layer.bias if i else gates, below, layer.weight)
+            h, c = _cell(torch.addmm(gates, state.hidden[i], layer.recurrent), state.cell[i])
             hidden.append(h)
             cell.append(c)
         context, attention = self.attention(hidden[-1], state.memory.states, state.memory.mask, state.keys)
-        feed = self._attentional(hidden[-1], context)
+        feed = self._mix(hidden[-1], context, out)
         return RNNState(state.memory, state.keys, tuple(hidden), tuple(cell), feed), attention
 
-    def _attentional(self, states: Tensor, context: Tensor) -> Tensor:
-        result: Tensor = self.dropout(torch.tanh(self.combine(torch.cat([context, states], -1))))
-        return result
+    def _mix(self, states: Tensor, context: Tensor, out: Tensor | None) -> Tensor:
+        """Attentional states [..., d_model] from states and what they attend to."""
+        mixed: Tensor = torch.tanh(self.combine(torch.cat([context, states], -1)))
+        return mixed if out is None else mixed * out
+
+    def _dropped(self, *shape: int) -> Tensor | None:
+        """A dropout mask, scaled; on a CPU several times as fast as what nn.Dropout draws."""
+        if not self.training or self.dropout == 0:
+            return None
+        like = self.combine.weight
+        return torch.rand(shape, device=like.device, dtype=like.dtype).ge_(self.dropout).div_(1 - self.dropout)
+
+    def _drop(self, x: Tensor) -> Tensor:
+        mask = self._dropped(*x.shape)
+        return x if mask is None else x * mask
 
 
 def _cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,13 +13,16 @@ class GlobalAttention(nn.Module):
 
     .. math:: w = \mathrm{entmax}_\alpha\big(s^\top W h_1, \dots, s^\top W h_n\big), \qquad c = \sum_j w_j h_j
 
-    the "general" score of Luong et al. as Peters et al. 2019 (sec. 4) use it.
+    the "general" score of Luong et al. 2015, with maps that leave positions out (Peters et al. 2019, sec. 2 and 3).
 
     Args:
         d_query: size of the state :math:`s`.
         d_memory: size of the memory :math:`h_j`.
         transform: "softmax", "sparsemax" or "entmax".
         alpha: for "entmax".
+
+    Raises:
+        ValueError: a transform that is unknown or doesn't sum to 1, an alpha below 1.
 
     Example:
         >>> import torch
@@ -50,6 +53,9 @@ class GlobalAttention(nn.Module):
             memory: [batch, src, d_memory].
             mask: boolean [batch, src]; True takes part.
             keys: what :meth:`keys` gives for the memory.
+
+        Returns:
+            Context [batch, d_memory] and weights [batch, src], or [batch, tgt, d_memory] and [batch, tgt, src].
         """
         keys = self.keys(memory) if keys is None else keys
         single = query.dim() == 2

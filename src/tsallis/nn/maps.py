@@ -5,33 +5,60 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from tsallis import functional
+from tsallis.functional.losses import REDUCTIONS
 from tsallis.functional.rows import Alpha, alpha_number
+from tsallis.nn.output import transform_alpha
+
+
+def _hold(module: nn.Module, name: str, value: Alpha) -> None:
+    """A number as it is, a parameter to be learned, another tensor as a buffer that moves with the module."""
+    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+        module.register_buffer(name, value)
+    else:
+        setattr(module, name, value)
+
+
+def _shown(name: str, value: Alpha) -> str:
+    return f"{name}: {tuple(value.shape)}" if isinstance(value, Tensor) else f"{name}={value:g}"
+
+
+def _reduction(name: str) -> str:
+    if name not in REDUCTIONS:
+        raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {name!r}")
+    return name
 
 
 class _Alpha(nn.Module):
-    """Holds alpha: a number, a parameter that is learned, or a buffer that moves with the module."""
+    """Holds alpha."""
 
     alpha: Alpha
 
     def __init__(self, alpha: Alpha) -> None:
         super().__init__()
-        if isinstance(alpha, nn.Parameter):
-            self.alpha = alpha
-        elif isinstance(alpha, Tensor):
-            self.register_buffer("alpha", alpha)
-        else:
-            self.alpha = alpha_number(alpha)
+        _hold(self, "alpha", alpha if isinstance(alpha, Tensor) else alpha_number(alpha))
 
     def extra_repr(self) -> str:
-        return f"alpha={tuple(self.alpha.shape)}" if isinstance(self.alpha, Tensor) else f"alpha={self.alpha:g}"
+        return _shown("alpha", self.alpha)
 
 
 class Entmax(_Alpha):
-    """:func:`tsallis.entmax` as a module; `alpha` may be an `nn.Parameter`.
+    r""":func:`tsallis.entmax` as a module, with an alpha that may be learned.
 
-    >>> import torch
-    >>> Entmax(alpha=2.0)(torch.tensor([1.0, 0.6, -1.0]))
-    tensor([0.7000, 0.3000, 0.0000])
+    .. math:: p = \mathrm{entmax}_\alpha(z)
+
+    Args:
+        alpha: at least 1: a number, an `nn.Parameter` to be learned (Correia et al. 2019), or a tensor, which is kept
+            as a buffer; tensors must broadcast to the scores with size 1 along `dim`.
+        dim: the dimension whose entries sum to 1.
+
+    Example:
+        >>> import torch
+        >>> Entmax(alpha=2.0)(torch.tensor([1.0, 0.6, -1.0]))
+        tensor([0.7000, 0.3000, 0.0000])
+        >>> learned = Entmax(torch.nn.Parameter(torch.tensor([1.5])))
+        >>> learned(torch.tensor([1.0, 0.6, -1.0]))[0].backward()
+        >>> learned.alpha.grad > 0
+        tensor([True])
     """
 
     def __init__(self, alpha: Alpha = 1.5, dim: int = -1) -> None:
@@ -46,11 +73,12 @@ class Entmax(_Alpha):
 
 
 class Sparsemax(nn.Module):
-    """:func:`tsallis.sparsemax` as a module.
+    """:func:`tsallis.sparsemax` as a module: the Euclidean projection onto the simplex along `dim`.
 
-    >>> import torch
-    >>> Sparsemax()(torch.tensor([1.0, 0.6, -1.0]))
-    tensor([0.7000, 0.3000, 0.0000])
+    Example:
+        >>> import torch
+        >>> Sparsemax()(torch.tensor([1.0, 0.6, -1.0]))
+        tensor([0.7000, 0.3000, 0.0000])
     """
 
     def __init__(self, dim: int = -1) -> None:
@@ -67,9 +95,17 @@ class Sparsemax(nn.Module):
 class EntmaxLoss(_Alpha):
     """:func:`tsallis.entmax_loss` as a module, with the options of `nn.CrossEntropyLoss`.
 
-    >>> import torch
-    >>> EntmaxLoss(alpha=1.5)(torch.tensor([[4.0, 1.0, 0.1]]), torch.tensor([0]))
-    tensor(0.)
+    Args:
+        alpha: as in :class:`Entmax`.
+        weight: [classes] weight of each class.
+        ignore_index: class targets of this value have loss 0 and no gradient.
+        reduction: "mean" over the targets that count, "sum" or "none".
+        label_smoothing: share of the target spread evenly over the classes that take part.
+
+    Example:
+        >>> import torch
+        >>> EntmaxLoss(alpha=1.5)(torch.tensor([[4.0, 1.0, 0.1]]), torch.tensor([0]))
+        tensor(0.)
     """
 
     weight: Tensor | None
@@ -85,7 +121,7 @@ class EntmaxLoss(_Alpha):
     ) -> None:
         super().__init__(alpha)
         self.register_buffer("weight", weight)
-        self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing
+        self.ignore_index, self.reduction, self.label_smoothing = ignore_index, _reduction(reduction), label_smoothing
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
         return functional.entmax_loss(
@@ -100,12 +136,22 @@ class EntmaxLoss(_Alpha):
 
 
 class AlphaReLULoss(nn.Module):
-    """:func:`tsallis.alpha_relu_loss` as a module; `tau` may be an `nn.Parameter`.
+    """:func:`tsallis.alpha_relu_loss` as a module, with a threshold that may be learned.
 
-    >>> import torch
-    >>> AlphaReLULoss(tau=0.2)(torch.tensor([[2.4, 0.0, 0.1]]), torch.tensor([0]))
-    tensor(0.)
+    Args:
+        alpha: a number above 1.
+        tau: the threshold, see :func:`tsallis.estimate_tau`: a number, an `nn.Parameter`, or a tensor, which is kept
+            as a buffer.
+        ignore_index: targets of this value have loss 0 and no gradient.
+        reduction: "mean" over the targets that count, "sum" or "none".
+
+    Example:
+        >>> import torch
+        >>> AlphaReLULoss(tau=0.2)(torch.tensor([[2.4, 0.0, 0.1]]), torch.tensor([0]))
+        tensor(0.)
     """
+
+    tau: float | Tensor
 
     def __init__(
         self,
@@ -116,10 +162,14 @@ class AlphaReLULoss(nn.Module):
         reduction: str = "mean",
     ) -> None:
         super().__init__()
-        self.alpha, self.tau = alpha_number(alpha), tau
-        self.ignore_index, self.reduction = ignore_index, reduction
+        self.alpha = transform_alpha("alpha_relu", alpha)
+        _hold(self, "tau", tau)
+        self.ignore_index, self.reduction = ignore_index, _reduction(reduction)
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
         return functional.alpha_relu_loss(
             scores, target, self.alpha, self.tau, ignore_index=self.ignore_index, reduction=self.reduction
         )
+
+    def extra_repr(self) -> str:
+        return f"alpha={self.alpha:g}, {_shown('tau', self.tau)}"

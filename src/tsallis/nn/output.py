@@ -74,6 +74,16 @@ class OutputLayer(nn.Module):
         self._any_forbidden = bool(forbidden)
 
     @property
+    def weight(self) -> Tensor:
+        """[d_vocab, d_model]."""
+        return self.projection.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[d_vocab], if there is one."""
+        return self.projection.bias
+
+    @property
     def normalized(self) -> bool:
         """Whether the probabilities sum to 1: true for all but alpha-ReLU."""
         return self.transform != "alpha_relu"

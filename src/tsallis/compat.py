@@ -1,0 +1,424 @@
+r"""The names, arguments and defaults of the PyPI package `entmax` 1.3: changing an import line is the migration::
+
+    import tsallis.compat as entmax                          # was: import entmax
+    from tsallis.compat import entmax15, EntmaxBisectLoss    # was: from entmax import ...
+
+Accepted, and without any effect, because the solver here is exact and its cost does not depend on them:
+
+- ``k`` (entries to sort first): the support is found without a sort, whatever its size;
+- ``n_iter`` (bisection steps): the threshold is exact to the last bits of the dtype, as after the most steps;
+- ``ensure_sum_one``: results sum to one up to rounding in any case.
+
+``return_support_size`` (of the package's development version) gives ``(result, size)``: how many entries are
+positive, with size 1 along ``dim``.
+
+Where the results differ from that package's, on purpose:
+
+- ``alpha=1`` is softmax (and its loss cross-entropy), not the uniform distribution; alphas near 1 are right, and so are
+  their gradients. An alpha below 1 and integer scores are errors.
+- The losses have second derivatives, accept scores of -inf and are never negative; ``entmax_bisect_loss`` has a
+  gradient in alpha. Alpha may be a tensor [n, 1] with one value a row.
+- ``ignore_index`` is honoured for every value, -100 among them: such targets add nothing, and ``elementwise_mean``
+  divides by the number of the others. Loss functions take scores [..., classes] and classes [...], not two dimensions
+  alone, and ignore -100. ``reduction="mean"`` is another name of ``"elementwise_mean"``.
+- A row of nothing but -inf is all zeros, a NaN stays in its row, and half precision is computed in float32.
+- Modules may hold alpha as an ``nn.Parameter``, which is learned, or as a tensor, which moves with the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from tsallis import functional
+
+Alpha = float | Tensor
+MapResult = Tensor | tuple[Tensor, Tensor]
+REDUCTIONS = ("elementwise_mean", "mean", "sum", "none")
+
+__all__ = [
+    "BudgetBisect",
+    "Entmax15",
+    "Entmax15Loss",
+    "EntmaxBisect",
+    "EntmaxBisectLoss",
+    "NormmaxBisect",
+    "NormmaxBisectLoss",
+    "Sparsemax",
+    "SparsemaxBisect",
+    "SparsemaxBisectLoss",
+    "SparsemaxLoss",
+    "budget_bisect",
+    "entmax15",
+    "entmax15_loss",
+    "entmax_bisect",
+    "entmax_bisect_loss",
+    "normmax_bisect",
+    "normmax_bisect_loss",
+    "sparsemax",
+    "sparsemax_bisect",
+    "sparsemax_bisect_loss",
+    "sparsemax_loss",
+]
+
+
+def sparsemax(X: Tensor, dim: int = -1, k: int | None = None, return_support_size: bool = False) -> MapResult:
+    """:func:`tsallis.sparsemax`; `k` has no effect.
+
+    >>> probs, size = sparsemax(torch.tensor([[1.0, 0.6, -1.0]]), return_support_size=True)
+    >>> probs, size
+    (tensor([[0.7000, 0.3000, 0.0000]]), tensor([[2]]))
+    """
+    return _with_size(functional.sparsemax(X, dim), dim, return_support_size)
+
+
+def entmax15(X: Tensor, dim: int = -1, k: int | None = None, return_support_size: bool = False) -> MapResult:
+    """:func:`tsallis.entmax15`; `k` has no effect.
+
+    >>> entmax15(torch.tensor([3.0, 0.0]))
+    tensor([1., 0.])
+    """
+    return _with_size(functional.entmax15(X, dim), dim, return_support_size)
+
+
+def entmax_bisect(
+    X: Tensor, alpha: Alpha = 1.5, dim: int = -1, n_iter: int | None = 50, ensure_sum_one: bool = True
+) -> Tensor:
+    """:func:`tsallis.entmax`: alpha is a number, or a tensor that can be expanded to `X` with size 1 along `dim`.
+
+    >>> entmax_bisect(torch.tensor([1.0, 0.6, -1.0]), alpha=2)
+    tensor([0.7000, 0.3000, 0.0000])
+    """
+    return functional.entmax(X, alpha, dim)
+
+
+def sparsemax_bisect(X: Tensor, dim: int = -1, n_iter: int | None = 50, ensure_sum_one: bool = True) -> Tensor:
+    """:func:`tsallis.sparsemax`; `n_iter` and `ensure_sum_one` have no effect."""
+    return functional.sparsemax(X, dim)
+
+
+def normmax_bisect(X: Tensor, alpha: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> Tensor:
+    """:func:`tsallis.normmax`; alpha may also be a tensor that can be expanded to `X` with size 1 along `dim`.
+
+    >>> normmax_bisect(torch.tensor([1.0, 0.8, -1.0]))
+    tensor([0.5714, 0.4286, 0.0000])
+    """
+    return _by_value(lambda rows, value: functional.normmax(rows, value), X, alpha, dim)
+
+
+def budget_bisect(X: Tensor, budget: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> Tensor:
+    """:func:`tsallis.budgeted_entmax` of alpha 2; the budget may also be a tensor with size 1 along `dim`.
+
+    >>> budget_bisect(torch.tensor([3.0, 1.0, 1.0, -4.0]), budget=2)
+    tensor([1.0000, 0.5000, 0.5000, 0.0000])
+    """
+    return _by_value(lambda rows, value: functional.budgeted_entmax(rows, 2.0, value), X, budget, dim)
+
+
+def sparsemax_loss(
+    X: Tensor, target: Tensor, k: int | None = None, return_support_size: bool = False
+) -> Tensor | tuple[Tensor, Tensor]:
+    """:func:`tsallis.entmax_loss` of alpha 2, one value a target.
+
+    >>> sparsemax_loss(torch.tensor([[2.0, 0.5]]), torch.tensor([0]))
+    tensor([0.])
+    """
+    loss = functional.entmax_loss(X, target, 2.0, reduction="none")
+    return (loss, _size(functional.sparsemax(X), -1)) if return_support_size else loss
+
+
+def entmax15_loss(
+    X: Tensor, target: Tensor, k: int | None = None, return_support_size: bool = False
+) -> Tensor | tuple[Tensor, Tensor]:
+    """:func:`tsallis.entmax_loss` of alpha 1.5, one value a target.
+
+    >>> entmax15_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+    tensor([0.])
+    """
+    loss = functional.entmax_loss(X, target, 1.5, reduction="none")
+    return (loss, _size(functional.entmax15(X), -1)) if return_support_size else loss
+
+
+def entmax_bisect_loss(X: Tensor, target: Tensor, alpha: Alpha = 1.5, n_iter: int | None = 50) -> Tensor:
+    """:func:`tsallis.entmax_loss`, one value a target; a tensor alpha has last size 1 and gets a gradient."""
+    return functional.entmax_loss(X, target, alpha, reduction="none")
+
+
+def sparsemax_bisect_loss(X: Tensor, target: Tensor, n_iter: int | None = 50) -> Tensor:
+    """:func:`tsallis.entmax_loss` of alpha 2, one value a target."""
+    return functional.entmax_loss(X, target, 2.0, reduction="none")
+
+
+def normmax_bisect_loss(X: Tensor, target: Tensor, alpha: Alpha = 2, n_iter: int | None = 50) -> Tensor:
+    r"""The Fenchel-Young loss of normmax, one value a target.
+
+    .. math:: L(z; y) = (p - e_y)^\top z + 1 - \lVert p \rVert_\alpha, \qquad p = \mathrm{normmax}_\alpha(z)
+
+    with gradient :math:`p - e_y` (Blondel et al. 2020). Targets of -100 have loss 0.
+
+    >>> normmax_bisect_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+    tensor([0.])
+    """
+    return _normmax_loss(X, target, alpha, -100)
+
+
+def _normmax_loss(X: Tensor, target: Tensor, alpha: Alpha, ignore_index: int) -> Tensor:
+    if target.is_floating_point() or X.dim() == 0 or target.shape != X.shape[:-1]:
+        raise ValueError(
+            f"target must hold classes of shape {tuple(X.shape[:-1])} for scores of shape {tuple(X.shape)}, "
+            f"got {target.dtype} of shape {tuple(target.shape)}"
+        )
+    counted = target != ignore_index
+    gold = torch.where(counted, target, 0).unsqueeze(-1)
+    wrong = (gold < 0) | (gold >= X.shape[-1])
+    if wrong.any():
+        raise ValueError(
+            f"target must hold classes from 0 to {X.shape[-1] - 1} or ignore_index {ignore_index}, "
+            f"got {int(gold[wrong][0])}"
+        )
+    wide = X if X.dtype == torch.float64 else X.float()
+    loss, _ = _NormmaxLoss.apply(wide, gold, counted.unsqueeze(-1), alpha)
+    result: Tensor = loss.squeeze(-1).to(X.dtype)
+    return result
+
+
+class _NormmaxLoss(Function):
+    """The gradient is `p - e_y` itself, so a second derivative is the map's Jacobian."""
+
+    @staticmethod
+    def forward(scores: Tensor, gold: Tensor, counted: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
+        probs = normmax_bisect(scores, alpha)
+        inside = probs != 0  # and not `> 0`: a NaN must stay one
+        lead = torch.where(inside, scores - scores.gather(-1, gold), 0)
+        power = torch.where(inside, torch.where(inside, probs, 1) ** alpha, 0).sum(-1, keepdim=True)
+        value = (probs * lead).sum(-1, keepdim=True) + 1 - power ** (1 / alpha)
+        return torch.where(counted & inside.any(-1, keepdim=True), value.clamp(min=0), 0), probs
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        scores, gold, counted, ctx.alpha = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(scores, gold, counted, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None, None]:
+        scores, gold, counted, probs = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            probs = normmax_bisect(scores, ctx.alpha)
+        live = counted & (probs != 0).any(-1, keepdim=True)
+        residual = probs.scatter_add(-1, gold, torch.full_like(gold, -1, dtype=probs.dtype))
+        return torch.where(live, residual * grad, 0), None, None, None
+
+
+def _size(probs: Tensor, dim: int) -> Tensor:
+    return (probs > 0).sum(dim, keepdim=True)
+
+
+def _with_size(probs: Tensor, dim: int, wanted: bool) -> MapResult:
+    return (probs, _size(probs, dim)) if wanted else probs
+
+
+def _by_value(apply: Callable[[Tensor, float], Tensor], X: Tensor, values: Alpha, dim: int) -> Tensor:
+    """`apply(rows, value)` along `dim`; with a tensor of values, once for each distinct one."""
+    if not isinstance(values, Tensor):
+        return apply(X.movedim(dim, -1), values).movedim(-1, dim) if X.dim() else apply(X, values)
+    if values.numel() == 1:
+        return _by_value(apply, X, float(values), dim)
+    shape = list(X.shape)
+    shape[dim] = 1
+    each = values.expand(shape).movedim(dim, -1).reshape(-1)  # [rows]
+    moved = X.movedim(dim, -1)
+    rows = moved.reshape(-1, moved.shape[-1])
+    result = torch.zeros_like(rows)
+    for value in each.unique().tolist():
+        chosen = (each == value).nonzero().squeeze(-1)
+        result = result.index_copy(0, chosen, apply(rows[chosen], value))
+    return result.reshape(moved.shape).movedim(-1, dim)
+
+
+class _Map(nn.Module):
+    """Remembers the arguments; a tensor among them moves with the module and stays out of its state."""
+
+    def _keep(self, name: str, value: Alpha) -> None:
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+            self.register_buffer(name, value, persistent=False)
+        else:
+            setattr(self, name, value)
+
+
+class Sparsemax(_Map):
+    """:func:`sparsemax` as a module."""
+
+    def __init__(self, dim: int = -1, k: int | None = None, return_support_size: bool = False) -> None:
+        super().__init__()
+        self.dim, self.k, self.return_support_size = dim, k, return_support_size
+
+    def forward(self, X: Tensor) -> MapResult:
+        return sparsemax(X, self.dim, self.k, self.return_support_size)
+
+
+class Entmax15(_Map):
+    """:func:`entmax15` as a module."""
+
+    def __init__(self, dim: int = -1, k: int | None = None, return_support_size: bool = False) -> None:
+        super().__init__()
+        self.dim, self.k, self.return_support_size = dim, k, return_support_size
+
+    def forward(self, X: Tensor) -> MapResult:
+        return entmax15(X, self.dim, self.k, self.return_support_size)
+
+
+class SparsemaxBisect(_Map):
+    """:func:`sparsemax_bisect` as a module."""
+
+    def __init__(self, dim: int = -1, n_iter: int | None = None) -> None:
+        super().__init__()
+        self.dim, self.n_iter = dim, n_iter
+
+    def forward(self, X: Tensor) -> Tensor:
+        return sparsemax_bisect(X, self.dim, self.n_iter)
+
+
+class EntmaxBisect(_Map):
+    """:func:`entmax_bisect` as a module; alpha may be an `nn.Parameter`."""
+
+    alpha: Alpha
+
+    def __init__(self, alpha: Alpha = 1.5, dim: int = -1, n_iter: int | None = 50) -> None:
+        super().__init__()
+        self._keep("alpha", alpha)
+        self.dim, self.n_iter = dim, n_iter
+
+    def forward(self, X: Tensor) -> Tensor:
+        return entmax_bisect(X, self.alpha, self.dim, self.n_iter)
+
+
+class NormmaxBisect(_Map):
+    """:func:`normmax_bisect` as a module."""
+
+    alpha: Alpha
+
+    def __init__(self, alpha: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> None:
+        super().__init__()
+        self._keep("alpha", alpha)
+        self.dim, self.n_iter = dim, n_iter
+
+    def forward(self, X: Tensor) -> Tensor:
+        return normmax_bisect(X, self.alpha, self.dim, self.n_iter)
+
+
+class BudgetBisect(_Map):
+    """:func:`budget_bisect` as a module."""
+
+    budget: Alpha
+
+    def __init__(self, budget: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> None:
+        super().__init__()
+        self._keep("budget", budget)
+        self.dim, self.n_iter = dim, n_iter
+
+    def forward(self, X: Tensor) -> Tensor:
+        return budget_bisect(X, self.budget, self.dim, self.n_iter)
+
+
+class _Loss(_Map):
+    """An entmax loss, reduced."""
+
+    alpha: Alpha
+
+    def __init__(self, alpha: Alpha, ignore_index: int, reduction: str, return_support_size: bool = False) -> None:
+        super().__init__()
+        self._keep("alpha", alpha)
+        if reduction not in REDUCTIONS:
+            raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+        self.ignore_index, self.reduction, self.return_support_size = ignore_index, reduction, return_support_size
+
+    def loss(self, X: Tensor, target: Tensor) -> Tensor:
+        """The loss of each target, 0 for an ignored one."""
+        return functional.entmax_loss(X, target, self.alpha, ignore_index=self.ignore_index, reduction="none")
+
+    def forward(self, X: Tensor, target: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        loss = self.loss(X, target)
+        if self.reduction != "none":
+            loss = loss.sum()
+        if self.reduction in ("elementwise_mean", "mean"):
+            loss = loss / (target != self.ignore_index).sum()
+        return (loss, _size(functional.entmax(X, self.alpha), -1)) if self.return_support_size else loss
+
+    def extra_repr(self) -> str:
+        return f"ignore_index={self.ignore_index}, reduction={self.reduction!r}"
+
+
+class SparsemaxLoss(_Loss):
+    """:func:`sparsemax_loss` as a module."""
+
+    def __init__(
+        self,
+        k: int | None = None,
+        ignore_index: int = -100,
+        reduction: str = "elementwise_mean",
+        return_support_size: bool = False,
+    ) -> None:
+        super().__init__(2.0, ignore_index, reduction, return_support_size)
+        self.k = k
+
+
+class Entmax15Loss(_Loss):
+    """:func:`entmax15_loss` as a module.
+
+    >>> Entmax15Loss(ignore_index=1)(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]))
+    tensor(0.3905)
+    """
+
+    def __init__(
+        self,
+        k: int | None = 100,
+        ignore_index: int = -100,
+        reduction: str = "elementwise_mean",
+        return_support_size: bool = False,
+    ) -> None:
+        super().__init__(1.5, ignore_index, reduction, return_support_size)
+        self.k = k
+
+
+class SparsemaxBisectLoss(_Loss):
+    """:func:`sparsemax_bisect_loss` as a module."""
+
+    def __init__(self, n_iter: int | None = 50, ignore_index: int = -100, reduction: str = "elementwise_mean") -> None:
+        super().__init__(2.0, ignore_index, reduction)
+        self.n_iter = n_iter
+
+
+class EntmaxBisectLoss(_Loss):
+    """:func:`entmax_bisect_loss` as a module; alpha may be an `nn.Parameter`."""
+
+    def __init__(
+        self,
+        alpha: Alpha = 1.5,
+        n_iter: int | None = 50,
+        ignore_index: int = -100,
+        reduction: str = "elementwise_mean",
+    ) -> None:
+        super().__init__(alpha, ignore_index, reduction)
+        self.n_iter = n_iter
+
+
+class NormmaxBisectLoss(_Loss):
+    """:func:`normmax_bisect_loss` as a module."""
+
+    def __init__(
+        self,
+        alpha: Alpha = 2,
+        n_iter: int | None = 50,
+        ignore_index: int = -100,
+        reduction: str = "elementwise_mean",
+    ) -> None:
+        super().__init__(alpha, ignore_index, reduction)
+        self.n_iter = n_iter
+
+    def loss(self, X: Tensor, target: Tensor) -> Tensor:
+        return _normmax_loss(X, target, self.alpha, self.ignore_index)

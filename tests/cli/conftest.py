@@ -1,0 +1,69 @@
+"""The real command in a process of its own, and one small trained run for all tests of a worker."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tsallis.data import InflectionExample, english_verbs
+
+CONFIG = """\
+version: 1
+data:
+  folder: {folder}
+  train: train.tsv
+  dev: dev.tsv
+  test: dev.tsv
+model: {{d_model: 24, layers: 1, dropout: 0.1}}
+training: {{epochs: 4, batch_size: 16, learning_rate: 0.01, checkpoint_every: 5}}
+"""
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "tsallis", *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+@pytest.fixture(scope="session")
+def tsallis() -> Run:
+    def run(*arguments: object, stdin: str | bytes = "", status: int = 0) -> subprocess.CompletedProcess[str]:
+        blob = stdin if isinstance(stdin, bytes) else stdin.encode()
+        done = subprocess.run(command(*arguments), input=blob, capture_output=True, env=environment(), timeout=300)
+        text = subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+        assert text.returncode == status, text.stderr or text.stdout
+        return text
+
+    return run
+
+
+def write_examples(path: Path, examples: list[InflectionExample]) -> None:
+    lines = [f"{e.lemma}\t{e.form}\t{';'.join(e.tags)}\n" for e in examples]
+    path.write_bytes("".join(lines).encode())
+
+
+@pytest.fixture(scope="session")
+def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train.tsv, dev.tsv and config.yaml."""
+    folder = tmp_path_factory.mktemp("data")
+    verbs = english_verbs()
+    write_examples(folder / "train.tsv", verbs["train"][:320])
+    write_examples(folder / "dev.tsv", verbs["dev"][:24])
+    (folder / "config.yaml").write_text(CONFIG.format(folder=folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def trained(small_data: Path, tmp_path_factory: pytest.TempPathFactory, tsallis: Run) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    tsallis("train", small_data / "config.yaml", "--run-dir", folder)
+    return folder

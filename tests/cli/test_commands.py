@@ -1,0 +1,115 @@
+"""The commands as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+
+def test_help_answers_without_torch(tsallis) -> None:
+    assert "train" in tsallis("--help").stdout
+    import subprocess
+    import sys
+
+    code = "import sys, tsallis.cli; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+
+
+def test_info_names_versions(tsallis) -> None:
+    text = tsallis("info").stdout
+    assert "tsallis 0.1.0" in text and "torch 2." in text and "eager" in text
+
+
+def test_a_run_folder_holds_what_its_description_says(trained: Path) -> None:
+    names = {p.name for p in trained.iterdir()}
+    assert {"config.yaml", "model.json", "task.json", "src.vocab.json", "tgt.vocab.json", "log.jsonl"} <= names
+    index = json.loads((trained / "checkpoints" / "index.json").read_text())
+    assert index["finished"] is True
+    kept = {p.name for p in (trained / "checkpoints").glob("step-*")}
+    assert kept == {index["last"], index["best"]}
+    events = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
+    assert [e["epoch"] for e in events] == [1, 2, 3, 4]
+    assert events[-1]["loss"] < events[0]["loss"]
+
+
+def test_training_a_finished_run_again_changes_nothing(tsallis, trained: Path, small_data: Path) -> None:
+    before = (trained / "checkpoints" / "index.json").read_bytes(), (trained / "log.jsonl").read_bytes()
+    assert "Going on" in tsallis("train", small_data / "config.yaml", "--run-dir", trained).stdout
+    assert before == ((trained / "checkpoints" / "index.json").read_bytes(), (trained / "log.jsonl").read_bytes())
+
+
+def test_translate_score_and_evaluate_agree(tsallis, trained: Path, small_data: Path) -> None:
+    lines = (small_data / "dev.tsv").read_text().splitlines()
+    asked = "".join(f"{line.split(chr(9))[0]}\t{line.split(chr(9))[2]}\n" for line in lines)
+    forms = tsallis("translate", trained, stdin=asked).stdout.split("\n")[:-1]
+    assert len(forms) == len(lines)
+    listed = [json.loads(x) for x in tsallis("translate", trained, "--json", stdin=asked).stdout.splitlines()]
+    assert [x["hypotheses"][0]["form"] if x["hypotheses"] else "" for x in listed] == forms
+    found = [(line, x["hypotheses"][0]) for line, x in zip(lines, listed, strict=True) if x["hypotheses"]]
+    answers = "".join(f"{a.split(chr(9))[0]}\t{h['form']}\t{a.split(chr(9))[2]}\n" for a, h in found)
+    scores = [float(x) for x in tsallis("score", trained, stdin=answers).stdout.split()]
+    for (_, hypothesis), score in zip(found, scores, strict=True):
+        assert score == pytest.approx(hypothesis["log_prob"], abs=1e-4)
+    report = json.loads(tsallis("evaluate", trained, "--json").stdout)
+    right = sum(form == line.split("\t")[1] for form, line in zip(forms, lines, strict=True))
+    assert report["accuracy"] == pytest.approx(right / len(lines))
+    assert report["complete"] + report["optimal"] + report["bounded"] + report["none"] == pytest.approx(1)
+    table = tsallis("evaluate", trained, small_data / "dev.tsv").stdout
+    assert "accuracy" in table and "certificate complete" in table and f"{report['accuracy']:.2%}" in table
+
+
+def test_all_lists_complete_answer_sets(tsallis, trained: Path, small_data: Path) -> None:
+    asked = "walk\tV;PST\nbake\tV;V.PTCP;PRS\n"
+    source = small_data / "asked.tsv"
+    source.write_text(asked)
+    output = tsallis("translate", trained, source, "--all", "--budget", 500, "--json").stdout
+    for result in map(json.loads, output.splitlines()):
+        probs = [h["prob"] for h in result["hypotheses"]]
+        assert probs == sorted(probs, reverse=True)
+        if result["certificate"] == "complete":
+            assert math.fsum(probs) == pytest.approx(1, abs=1e-6)
+    many = tsallis("translate", trained, source, "--nbest", 3).stdout.splitlines()
+    assert {line.split("\t")[0] for line in many} <= {"1", "2"}
+    assert all(len(line.split("\t")) == 4 for line in many)
+
+
+def test_overrides_reach_the_run(tsallis, small_data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    tsallis("train", small_data / "config.yaml", "training.epochs=1", "model.output=alpha_relu", "--run-dir", run)
+    arguments = json.loads((run / "model.json").read_text())["arguments"]
+    assert arguments["output"] == "alpha_relu" and arguments["tau"] != 0
+    assert "epochs: 1" in (run / "config.yaml").read_text()
+    assert tsallis("translate", run, stdin="walk\tV;PST\n").stdout.count("\n") == 1
+
+
+def test_languages_are_told_apart(tsallis, small_data: Path, tmp_path: Path) -> None:
+    text = (small_data / "train.tsv").read_text()
+    for language in ("english", "angles"):
+        for split in ("train", "dev"):
+            (tmp_path / f"{language}-{split}").write_text("".join(text.splitlines(keepends=True)[:40]))
+    config = tmp_path / "two.yaml"
+    config.write_text(
+        f"version: 1\ndata: {{folder: {tmp_path}, train: '{{language}}-train', dev: '{{language}}-dev', "
+        "languages: all}\nmodel: {d_model: 8, layers: 1}\ntraining: {epochs: 1}\n"
+    )
+    run = tmp_path / "run"
+    tsallis("train", config, "--run-dir", run)
+    assert json.loads((run / "task.json").read_text())["languages"] == ["angles", "english"]
+    assert "<lang:angles>" in (run / "src.vocab.json").read_text()
+    tsallis("translate", run, "--language", "english", stdin="walk\tV;PST\n")
+    refused = tsallis("translate", run, stdin="walk\tV;PST\n", status=2)
+    assert "angles, english" in refused.stderr
+
+
+def test_demo_shows_complete_answers(tsallis, tmp_path: Path) -> None:
+    text = tsallis("demo", "--run-dir", tmp_path / "demo", "--epochs", 1).stdout
+    assert "certificate complete" in text and "attended positions" in text
+    assert 1 <= text.count("sum ") <= 3 and "complete" in text.split("answers")[-1]
+
+
+def test_data_list(tsallis) -> None:
+    text = tsallis("data", "list").stdout
+    assert "sigmorphon2018" in text and "458 files" in text

@@ -1,0 +1,31 @@
+"""What tests share: one thread, fixed seeds, and the way to real data where there is some."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """The folder with public data sets; a test that needs it is skipped where there is none.
+
+    It is the variable TSALLIS_DATA, or `shared/data` beside the repository.
+    """
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("TSALLIS_DATA") or beside)
+    if not folder.is_dir():
+        pytest.skip("needs public data sets: set TSALLIS_DATA to their folder")
+    return folder

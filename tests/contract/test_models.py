@@ -1,0 +1,305 @@
+"""What every model promises, whatever its maps: search, scoring, training and run folders rely on nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tsallis.models import Memory, RNNSeq2Seq
+from tsallis.models.decoder import join
+
+SRC, TGT = 13, 11
+FORBIDDEN = (0, 1, 3)
+ATTENTIONS = [("softmax", 1.0), ("sparsemax", 2.0), ("entmax", 1.5), ("entmax", 1.3)]
+OUTPUTS = [("softmax", 1.0), ("sparsemax", 2.0), ("entmax", 1.5), ("entmax", 1.3), ("alpha_relu", 1.5)]
+
+Build = Callable[..., Any]
+
+
+def rnn(**arguments: Any) -> RNNSeq2Seq:
+    return RNNSeq2Seq(SRC, TGT, **{"d_model": 8, "dropout": 0.3, "forbidden": FORBIDDEN, **arguments})
+
+
+def rnn_of_one_layer(**arguments: Any) -> RNNSeq2Seq:
+    return rnn(layers=1, **arguments)
+
+
+def rnn_without_input_feeding(**arguments: Any) -> RNNSeq2Seq:
+    return rnn(input_feeding=False, **arguments)
+
+
+MODELS: list[Build] = [rnn, rnn_of_one_layer, rnn_without_input_feeding]
+
+every_model = pytest.mark.parametrize("build", MODELS, ids=lambda build: build.__name__)
+every_attention = pytest.mark.parametrize("attention", ATTENTIONS, ids=str)
+every_output = pytest.mark.parametrize("output", OUTPUTS, ids=str)
+
+
+def sharp(build: Build, attention: tuple[str, float] = ("entmax", 1.5), output: tuple[str, float] = ("entmax", 1.5)):
+    """A model in float64 whose random parameters are large enough for sparse attention and sparse outputs."""
+    model = build(attention=attention[0], attention_alpha=attention[1], output=output[0], output_alpha=output[1])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(25)
+    return model.double().eval()
+
+
+def sources() -> tuple[Tensor, Tensor]:
+    lengths = torch.tensor([4, 6, 1, 5])
+    src = torch.randint(4, SRC, (4, 6), generator=torch.Generator().manual_seed(3))
+    return src.masked_fill(torch.arange(6) >= lengths.unsqueeze(1), 0), lengths
+
+
+def targets(steps: int = 5) -> Tensor:
+    tgt = torch.randint(4, TGT, (4, steps), generator=torch.Generator().manual_seed(4))
+    tgt[:, 0] = 1
+    return tgt
+
+
+def walk(model: Any, src: Tensor, lengths: Tensor, tgt: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores and attention of all steps, one call each."""
+    state = model.start(model.encode(src, lengths))
+    scores, attention = [], []
+    for token in tgt.unbind(1):
+        step = model.step(state, token)
+        state = step.state
+        scores.append(step.scores)
+        attention.append(step.attention)
+    return torch.stack(scores, 1), torch.stack(attention, 1)
+
+
+@every_model
+@every_attention
+@every_output
+def test_all_steps_at_once_are_the_steps_one_by_one(build: Build, attention: Any, output: Any) -> None:
+    model = sharp(build, attention, output)
+    src, lengths = sources()
+    tgt = targets()
+    decoded = model(src, lengths, tgt)
+    scores, weights = walk(model, src, lengths, tgt)
+    assert decoded.hidden.shape == (4, 5, 8) and decoded.attention.shape == (4, 5, 6) and scores.shape == (4, 5, TGT)
+    torch.testing.assert_close(model.output.scores(decoded.hidden), scores, atol=1e-10, rtol=0)
+    torch.testing.assert_close(decoded.attention, weights, atol=1e-10, rtol=0)
+
+
+@every_model
+@every_attention
+@every_output
+def test_every_pair_of_maps_gives_finite_gradients(build: Build, attention: Any, output: Any) -> None:
+    model = build(attention=attention[0], attention_alpha=attention[1], output=output[0], output_alpha=output[1])
+    src, lengths = sources()
+    gold = targets().roll(-1, 1)
+    gold[1, 3:] = -100
+    decoded = model(src, lengths, targets())
+    loss = model.output.loss(decoded.hidden, gold, reduction="none")
+    assert loss.shape == gold.shape and (loss[1, 3:] == 0).all() and (loss[0] > 0).all()
+    loss.sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    assert model.output.projection.weight.grad.abs().sum() > 0
+
+
+@every_model
+@every_output
+def test_a_few_examples_are_learnt_by_heart(build: Build, output: Any) -> None:
+    model = build(output=output[0], output_alpha=output[1], d_model=24, dropout=0.1)
+    src, lengths = sources()
+    gold = targets().roll(-1, 1)
+    gold[:, -1] = 2
+    optimizer = torch.optim.Adam(model.parameters(), 0.03)
+    losses = []
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = model.output.loss(model(src, lengths, targets()).hidden, gold, reduction="sum")
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
+
+
+@every_model
+def test_gradients_reach_every_parameter(build: Build) -> None:
+    model = sharp(build, ("softmax", 1.0)).train()
+    src, lengths = sources()
+    model.output.loss(model(src, lengths, targets()).hidden, targets().roll(-1, 1), reduction="sum").backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+        assert parameter.grad.isfinite().all(), name
+
+
+@every_model
+def test_gradients_are_those_of_the_steps(build: Build) -> None:
+    model = sharp(build)
+    src, lengths = sources()
+    tgt = targets()
+    parameters = [p for _, p in model.named_parameters()]
+    decoded = model(src, lengths, tgt)
+    scores, weights = model.output.scores(decoded.hidden)[..., 4:], decoded.attention
+    by_scores, by_weights = torch.randn_like(scores), torch.randn_like(weights)
+    found = torch.autograd.grad((scores * by_scores).sum() + (weights * by_weights).sum(), parameters)
+    scores, weights = walk(model, src, lengths, tgt)
+    expected = torch.autograd.grad((scores[..., 4:] * by_scores).sum() + (weights * by_weights).sum(), parameters)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-7)
+
+
+@every_model
+def test_padding_changes_nothing(build: Build) -> None:
+    model = sharp(build)
+    src, lengths = sources()
+    tgt = targets()
+    decoded = model(src, lengths, tgt)
+    wider = model(torch.cat([src, torch.zeros(4, 3, dtype=torch.long)], 1), lengths, tgt)
+    torch.testing.assert_close(wider.hidden, decoded.hidden, atol=1e-12, rtol=0)
+    torch.testing.assert_close(wider.attention[..., :6], decoded.attention, atol=1e-12, rtol=0)
+    assert (wider.attention[..., 6:] == 0).all()
+    # What stands in the padding has no say either.
+    outside = torch.arange(6) >= lengths.unsqueeze(1)
+    torch.testing.assert_close(model(src.masked_fill(outside, 7), lengths, tgt).hidden, decoded.hidden)
+    for row in range(4):
+        alone = model(src[row : row + 1, : lengths[row]], lengths[row : row + 1], tgt[row : row + 1])
+        torch.testing.assert_close(alone.hidden[0], decoded.hidden[row], atol=1e-12, rtol=0)
+
+
+@every_model
+def test_later_target_symbols_have_no_say(build: Build) -> None:
+    model = sharp(build)
+    src, lengths = sources()
+    tgt = targets()
+    changed = tgt.clone()
+    changed[:, 3:] = 9
+    torch.testing.assert_close(model(src, lengths, changed).hidden[:, :3], model(src, lengths, tgt).hidden[:, :3])
+    assert not torch.allclose(model(src, lengths, changed).hidden[:, 3:], model(src, lengths, tgt).hidden[:, 3:])
+
+
+@every_model
+def test_the_order_of_a_batch_changes_nothing(build: Build) -> None:
+    model = sharp(build)
+    src, lengths = sources()
+    tgt = targets()
+    order = torch.tensor([2, 0, 3, 1])
+    decoded, shuffled = model(src, lengths, tgt), model(src[order], lengths[order], tgt[order])
+    torch.testing.assert_close(shuffled.hidden, decoded.hidden[order], atol=1e-12, rtol=0)
+    torch.testing.assert_close(shuffled.attention, decoded.attention[order], atol=1e-12, rtol=0)
+
+
+@every_model
+@every_attention
+def test_attention_stays_on_the_source(build: Build, attention: Any) -> None:
+    src, lengths = sources()
+    weights = sharp(build, attention)(src, lengths, targets()).attention
+    inside = torch.arange(6) < lengths.unsqueeze(1)
+    assert (weights.movedim(1, 0)[:, ~inside] == 0).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(4, 5, dtype=torch.float64))
+    assert (weights[2, :, 0] == 1).all()
+    sparse = (weights.movedim(1, 0)[:, inside] == 0).any().item()
+    assert sparse == (attention[0] != "softmax")
+
+
+@every_model
+@every_output
+def test_forbidden_symbols_are_never_in_the_support(build: Build, output: Any) -> None:
+    model = sharp(build, output=output)
+    src, lengths = sources()
+    scores, _ = walk(model, src, lengths, targets())
+    assert (scores[..., FORBIDDEN] == -torch.inf).all()
+    assert (model.output.probs(scores)[..., FORBIDDEN] == 0).all()
+    assert (model.output.log_probs(scores)[..., FORBIDDEN] == -torch.inf).all()
+    allowed = [i for i in range(TGT) if i not in FORBIDDEN]
+    assert scores[..., allowed].isfinite().all()
+
+
+@every_model
+def test_states_are_rows(build: Build) -> None:
+    model = sharp(build)
+    src, lengths = sources()
+    token = torch.tensor([1, 1, 1, 1])
+    state = model.step(model.start(model.encode(src, lengths)), token).state
+    index = torch.tensor([3, 0, 0])  # reordered, repeated, dropped
+    following = torch.tensor([5, 6, 7, 8])
+    whole, selected = model.step(state, following), model.step(state.select(index), following[index])
+    torch.testing.assert_close(selected.scores, whole.scores[index])
+    torch.testing.assert_close(selected.attention, whole.attention[index])
+    again = model.step(join([state.select(index[:1]), state.select(index[1:])]), following[index])
+    torch.testing.assert_close(again.scores, selected.scores)
+    torch.testing.assert_close(model.step(state, following).scores, whole.scores)  # a state is not used up
+
+
+@every_model
+def test_memories_are_rows(build: Build) -> None:
+    model = sharp(build)
+    src, lengths = sources()
+    index, token = torch.tensor([1, 1, 2]), torch.tensor([1, 1, 1])
+    memory = model.encode(src, lengths)
+    assert isinstance(memory, Memory) and memory.mask.equal(torch.arange(6) < lengths.unsqueeze(1))
+    selected = model.step(model.start(memory.select(index)), token)
+    torch.testing.assert_close(selected.scores, model.step(model.start(memory), torch.ones(4).long()).scores[index])
+
+
+@every_model
+def test_arguments_rebuild_the_model(build: Build) -> None:
+    model = build(attention="sparsemax", output="alpha_relu", output_alpha=1.7, tau=-0.2)
+    again = type(model)(**json.loads(json.dumps(model.arguments)))
+    again.load_state_dict(model.state_dict())
+    src, lengths = sources()
+    given, rebuilt = model.eval()(src, lengths, targets()), again.eval()(src, lengths, targets())
+    assert rebuilt.hidden.equal(given.hidden) and rebuilt.attention.equal(given.attention)
+    assert again.arguments == model.arguments
+    scores = model.output(given.hidden)
+    assert again.output.probs(again.output(rebuilt.hidden)).equal(model.output.probs(scores))
+
+
+@every_model
+def test_dropout_works_in_training_alone_and_repeats_with_its_seed(build: Build) -> None:
+    model = build()
+    src, lengths = sources()
+    runs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        runs.append(model(src, lengths, targets()).hidden)
+    assert runs[0].equal(runs[1]) and not runs[0].equal(runs[2])
+    assert (runs[0] == 0).double().mean() > 0.1  # of what the output layer reads, too
+    model.eval()
+    assert model(src, lengths, targets()).hidden.equal(model(src, lengths, targets()).hidden)
+
+
+@every_model
+def test_padding_embeddings_stay_zero(build: Build) -> None:
+    model = build()
+    src, lengths = sources()
+    tgt = targets()
+    tgt[0, 3:] = 0
+    model(src, lengths, tgt).hidden.sum().backward()
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    assert tables
+    for table in tables:
+        assert (table.weight[0] == 0).all() and (table.weight.grad[0] == 0).all()
+
+
+@every_model
+@pytest.mark.parametrize("lengths", [[4, 7, 1, 5], [4, 6, 0, 5]], ids=str)
+def test_lengths_that_cannot_be(build: Build, lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"src_lengths must be from 1 to 6.*" + str(lengths)[1:-1]):
+        build().encode(sources()[0], torch.tensor(lengths))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"d_model": 7}, "d_model must be even.*7"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
+        ({"dropout": 1.0}, "dropout must be .* below 1, got 1.0"),
+        ({"attention": "alpha_relu"}, "attention needs weights that sum to 1"),
+        ({"attention": "hard"}, "transform must be one of .*'hard'"),
+        ({"output_alpha": 0.5}, "alpha must be finite and at least 1, got 0.5"),
+        ({"forbidden": (11,)}, r"forbidden must leave some of the symbols 0 to 10, got \(11,\)"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else None,
+)
+def test_arguments_that_make_no_model(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rnn(**arguments)

@@ -1,0 +1,119 @@
+"""Global attention: the bilinear score, any of the maps, one step or many."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+import tsallis
+from tsallis.nn import GlobalAttention
+
+MAPS = [("softmax", 1.0), ("sparsemax", 2.0), ("entmax", 1.5), ("entmax", 1.25)]
+every_map = pytest.mark.parametrize(("transform", "alpha"), MAPS)
+
+
+def inputs(src: int = 7) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    query = torch.randn(3, 4, generator=generator, dtype=torch.float64) * 3
+    memory = torch.randn(3, src, 6, generator=generator, dtype=torch.float64)
+    mask = torch.arange(src) < torch.tensor([[src], [4], [1]])
+    return query, memory, mask
+
+
+@every_map
+def test_row_by_row_it_is_the_formula(transform: str, alpha: float) -> None:
+    attention = GlobalAttention(4, 6, transform, alpha).double()
+    query, memory, mask = inputs()
+    context, weights = attention(query, memory, mask)
+    assert context.shape == (3, 6) and weights.shape == (3, 7)
+    for row in range(3):
+        seen = memory[row, mask[row]]
+        scores = torch.stack([query[row] @ attention.bilinear.weight @ h for h in seen])
+        expected = tsallis.entmax(scores, alpha)
+        torch.testing.assert_close(weights[row, mask[row]], expected)
+        torch.testing.assert_close(context[row], expected @ seen)
+    assert (weights[~mask] == 0).all()
+
+
+@every_map
+def test_many_steps_are_each_of_them(transform: str, alpha: float) -> None:
+    attention = GlobalAttention(4, 6, transform, alpha).double()
+    _, memory, mask = inputs()
+    queries = torch.randn(3, 5, 4, dtype=torch.float64)
+    context, weights = attention(queries, memory, mask)
+    assert context.shape == (3, 5, 6) and weights.shape == (3, 5, 7)
+    for t in range(5):
+        one_context, one_weights = attention(queries[:, t], memory, mask)
+        torch.testing.assert_close(context[:, t], one_context)
+        torch.testing.assert_close(weights[:, t], one_weights)
+
+
+def test_keys_are_computed_once_for_all_steps() -> None:
+    attention = GlobalAttention(4, 6).double()
+    query, memory, mask = inputs()
+    keys = attention.keys(memory)
+    assert keys.shape == (3, 7, 4)
+    for given, computed in zip(attention(query, memory, mask, keys), attention(query, memory, mask), strict=True):
+        assert given.equal(computed)
+    called = []
+    attention.bilinear.register_forward_hook(lambda *_: called.append(1))
+    attention(query, memory, mask, keys)
+    assert called == []
+
+
+def test_what_the_mask_hides_has_no_say_and_no_gradient() -> None:
+    attention = GlobalAttention(4, 6).double()
+    query, memory, mask = inputs()
+    memory.requires_grad_()
+    context, weights = attention(query, memory, mask)
+    changed = torch.where(mask.unsqueeze(2), memory, 1e6)
+    torch.testing.assert_close(attention(query, changed, mask)[0], context)
+    (context.sum() + weights.square().sum()).backward()
+    assert (memory.grad[~mask] == 0).all() and (memory.grad[mask] != 0).any()
+
+
+def test_a_row_with_nothing_to_see_sees_nothing() -> None:
+    attention = GlobalAttention(4, 6)
+    context, weights = attention(torch.randn(1, 4), torch.randn(1, 3, 6), torch.zeros(1, 3, dtype=torch.bool))
+    assert (context == 0).all() and (weights == 0).all()
+    context.sum().backward()
+    assert (attention.bilinear.weight.grad == 0).all()
+
+
+def test_sparse_maps_leave_positions_out_and_softmax_none() -> None:
+    query, memory, mask = inputs(20)
+    counts = {}
+    for transform, alpha in MAPS:
+        torch.manual_seed(2)
+        weights = GlobalAttention(4, 6, transform, alpha).double()(query, memory, mask)[1]
+        counts[transform, alpha] = int((weights[0] > 0).sum())
+    assert counts["softmax", 1.0] == 20
+    assert counts["softmax", 1.0] > counts["entmax", 1.25] >= counts["entmax", 1.5] >= counts["sparsemax", 2.0] >= 1
+    assert counts["entmax", 1.5] < 20
+
+
+@every_map
+def test_gradients(transform: str, alpha: float) -> None:
+    attention = GlobalAttention(4, 6, transform, alpha).double()
+    query, memory, mask = inputs()
+    assert gradcheck(lambda q, m: attention(q, m, mask), (query.requires_grad_(), memory.requires_grad_()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("alpha_relu",), "attention needs weights that sum to 1.*'alpha_relu'"),
+        (("hardmax",), "transform must be one of .*'hardmax'"),
+        (("entmax", 0.0), "alpha must be finite and at least 1, got 0"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(options: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GlobalAttention(4, 6, *options)
+
+
+def test_its_description() -> None:
+    assert "transform=sparsemax, alpha=2" in repr(GlobalAttention(4, 6, "sparsemax"))

@@ -1,0 +1,284 @@
+"""`tsallis.compat` has the interface of PyPI `entmax` 1.3, and its values where those are right."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import gradcheck, gradgradcheck
+
+import tsallis
+from tsallis import compat
+from tsallis.kernels import reference
+
+# (name, its parameters with their defaults), of the package's release; ... marks a parameter without default.
+MAP = {"X": ..., "dim": -1}
+FUNCTIONS: dict[str, dict[str, object]] = {
+    "sparsemax": {**MAP, "k": None},
+    "entmax15": {**MAP, "k": None},
+    "entmax_bisect": {"X": ..., "alpha": 1.5, "dim": -1, "n_iter": 50, "ensure_sum_one": True},
+    "sparsemax_bisect": {**MAP, "n_iter": 50, "ensure_sum_one": True},
+    "normmax_bisect": {"X": ..., "alpha": 2, "dim": -1, "n_iter": 50},
+    "budget_bisect": {"X": ..., "budget": 2, "dim": -1, "n_iter": 50},
+    "sparsemax_loss": {"X": ..., "target": ..., "k": None},
+    "entmax15_loss": {"X": ..., "target": ..., "k": None},
+    "sparsemax_bisect_loss": {"X": ..., "target": ..., "n_iter": 50},
+    "entmax_bisect_loss": {"X": ..., "target": ..., "alpha": 1.5, "n_iter": 50},
+    "normmax_bisect_loss": {"X": ..., "target": ..., "alpha": 2, "n_iter": 50},
+}
+REDUCED = {"ignore_index": -100, "reduction": "elementwise_mean"}
+CLASSES: dict[str, dict[str, object]] = {
+    "Sparsemax": {"dim": -1, "k": None},
+    "Entmax15": {"dim": -1, "k": None},
+    "SparsemaxBisect": {"dim": -1, "n_iter": None},
+    "EntmaxBisect": {"alpha": 1.5, "dim": -1, "n_iter": 50},
+    "NormmaxBisect": {"alpha": 2, "dim": -1, "n_iter": 50},
+    "BudgetBisect": {"budget": 2, "dim": -1, "n_iter": 50},
+    "SparsemaxLoss": {"k": None, **REDUCED},
+    "Entmax15Loss": {"k": 100, **REDUCED},
+    "SparsemaxBisectLoss": {"n_iter": 50, **REDUCED},
+    "EntmaxBisectLoss": {"alpha": 1.5, "n_iter": 50, **REDUCED},
+    "NormmaxBisectLoss": {"alpha": 2, "n_iter": 50, **REDUCED},
+}
+MAPS = [name for name in FUNCTIONS if not name.endswith("loss")]
+LOSSES = [name for name in FUNCTIONS if name.endswith("loss")]
+WITH_SIZE = ["sparsemax", "entmax15", "sparsemax_loss", "entmax15_loss"]
+
+MAP_REFERENCES: dict[str, Callable[[Tensor], Tensor]] = {
+    "sparsemax": lambda z: reference.entmax(z, 2.0),
+    "entmax15": lambda z: reference.entmax(z, 1.5),
+    "entmax_bisect": lambda z: reference.entmax(z, 1.5),
+    "sparsemax_bisect": lambda z: reference.entmax(z, 2.0),
+    "normmax_bisect": lambda z: reference.normmax(z, 2.0),
+    "budget_bisect": lambda z: reference.budgeted_entmax(z, 2.0, 2),
+}
+LOSS_ALPHAS = {"sparsemax_loss": 2.0, "entmax15_loss": 1.5, "sparsemax_bisect_loss": 2.0, "entmax_bisect_loss": 1.5}
+
+
+def problem(rows: int = 6, d: int = 9, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    scores = torch.randn(rows, d, generator=generator, dtype=torch.float64) * 2
+    return scores.to(dtype), torch.randint(d, (rows,), generator=generator)
+
+
+def parameters(function: Callable[..., object]) -> list[tuple[str, object]]:
+    found = inspect.signature(function).parameters.values()
+    return [(p.name, ... if p.default is p.empty else p.default) for p in found if p.name != "self"]
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *CLASSES])
+def test_signatures_are_the_packages(name: str) -> None:
+    """The same names in the same order with the same defaults; ours may only add some at the end."""
+    recorded = FUNCTIONS.get(name) or CLASSES[name]
+    thing = getattr(compat, name)
+    found = parameters(thing.__init__ if name in CLASSES else thing)
+    assert found[: len(recorded)] == list(recorded.items())
+    assert name in compat.__all__
+    assert all(default is not ... for _, default in found[len(recorded) :])
+
+
+def test_nothing_is_missing() -> None:
+    assert set(compat.__all__) == {*FUNCTIONS, *CLASSES}
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("dim", [-1, 0, 1])
+def test_maps_are_the_references(name: str, dim: int) -> None:
+    z = torch.randn(3, 4, 5, dtype=torch.float64) * 2
+    p = getattr(compat, name)(z, dim=dim)
+    expected = MAP_REFERENCES[name](z.movedim(dim, -1).reshape(-1, z.shape[dim]))
+    expected = expected.reshape(z.movedim(dim, -1).shape).movedim(-1, dim)
+    torch.testing.assert_close(p, expected, atol=1e-10, rtol=0)
+    single = getattr(compat, name)(z.float(), dim=dim)
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", LOSS_ALPHAS)
+def test_losses_are_the_references(name: str) -> None:
+    z, y = problem()
+    alpha = LOSS_ALPHAS[name]
+    onehot = nn.functional.one_hot(y, z.shape[-1]).to(z)
+    expected = reference.entmax_loss(z, onehot, alpha)
+    torch.testing.assert_close(getattr(compat, name)(z, y), expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("alpha", [1.25, 1.5, 2, 3.0])
+def test_normmax_loss(alpha: float) -> None:
+    """(p - e_y)^T z + 1 - ||p||, with gradient p - e_y and the map's Jacobian as its Hessian."""
+    z, y = problem()
+    p = reference.normmax(z, alpha)
+    onehot = nn.functional.one_hot(y, z.shape[-1]).to(z)
+    expected = ((p - onehot) * z).sum(-1) + 1 - p.pow(alpha).sum(-1).pow(1 / alpha)
+    torch.testing.assert_close(compat.normmax_bisect_loss(z, y, alpha), expected, atol=1e-9, rtol=0)
+    scores = z.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(compat.normmax_bisect_loss(scores, y, alpha).sum(), scores)
+    torch.testing.assert_close(gradient, p - onehot, atol=1e-9, rtol=0)
+    small = z[:3, :5].clone().requires_grad_()
+    targets = torch.tensor([0, 4, -100])
+    assert gradcheck(lambda s: compat.normmax_bisect_loss(s, targets, alpha), (small,))
+    assert gradgradcheck(lambda s: compat.normmax_bisect_loss(s, targets, alpha), (small,))
+
+
+def test_normmax_loss_of_special_rows() -> None:
+    inf, nan = torch.inf, torch.nan
+    z = torch.tensor([[0.0, 1.0, -inf], [-inf, -inf, -inf], [nan, 1.0, 2.0], [5.0, 0.0, 0.0]], requires_grad=True)
+    loss = compat.normmax_bisect_loss(z, torch.tensor([0, 0, 0, 0]))
+    (gradient,) = torch.autograd.grad(loss.sum(), z)
+    torch.testing.assert_close(loss, torch.tensor([1.0, 0.0, nan, 0.0]), equal_nan=True)
+    assert gradient[2].isnan().all() and gradient[[0, 1, 3]].isfinite().all()
+    assert gradient[1].eq(0).all()
+    far = torch.tensor([[1e6 + 2, 1e6, 1e6 - 1]])
+    assert 0 <= compat.normmax_bisect_loss(far, torch.tensor([1])) <= 2
+    with pytest.raises(ValueError, match="got 7"):
+        compat.normmax_bisect_loss(z, torch.tensor([0, 7, 0, 0]))
+    with pytest.raises(ValueError, match="target"):
+        compat.normmax_bisect_loss(z, torch.tensor([0, 1]))
+
+
+def test_arguments_without_effect() -> None:
+    z, y = problem(dtype=torch.float32)
+    for k in (1, 100):
+        assert torch.equal(compat.sparsemax(z, k=k), compat.sparsemax(z))
+        assert torch.equal(compat.entmax15_loss(z, y, k), compat.entmax15_loss(z, y))
+    assert torch.equal(compat.entmax_bisect(z, 1.3, n_iter=1, ensure_sum_one=False), tsallis.entmax(z, 1.3))
+    assert torch.equal(compat.entmax15(z.T, 0, 3), tsallis.entmax15(z).T)
+
+
+@pytest.mark.parametrize("name", WITH_SIZE)
+def test_support_size(name: str) -> None:
+    z, y = problem()
+    arguments = (z, y) if name.endswith("loss") else (z,)
+    result, size = getattr(compat, name)(*arguments, return_support_size=True)
+    torch.testing.assert_close(result, getattr(compat, name)(*arguments))
+    transform = compat.sparsemax if name.startswith("sparsemax") else compat.entmax15
+    assert size.dtype == torch.long and torch.equal(size, (transform(z) > 0).sum(-1, keepdim=True))
+    _, along_rows = compat.sparsemax(z, dim=0, return_support_size=True)
+    assert along_rows.shape == (1, z.shape[1])
+
+
+def test_alpha_one_is_softmax() -> None:
+    z, y = problem(dtype=torch.float32)
+    torch.testing.assert_close(compat.entmax_bisect(z, 1), z.softmax(-1))
+    torch.testing.assert_close(compat.EntmaxBisectLoss(alpha=1)(z, y), nn.functional.cross_entropy(z, y))
+    with pytest.raises(ValueError, match=r"0\.5"):
+        compat.entmax_bisect(z, 0.5)
+    with pytest.raises(TypeError, match="int64"):
+        compat.sparsemax(torch.tensor([1, 2]))
+
+
+def test_tensor_arguments_go_row_by_row() -> None:
+    z, y = problem(4, 6)
+    alpha = torch.tensor([[1.0], [1.5], [2.0], [1.5]], dtype=torch.float64)
+    norm, budget = alpha + 0.25, torch.tensor([[1], [2], [3], [2]])
+    for i in range(4):
+        row, at = slice(i, i + 1), alpha[i].item()
+        torch.testing.assert_close(compat.entmax_bisect(z, alpha)[row], tsallis.entmax(z[row], at))
+        torch.testing.assert_close(
+            compat.entmax_bisect_loss(z, y, alpha)[row], compat.entmax_bisect_loss(z[row], y[row], at)
+        )
+        torch.testing.assert_close(compat.normmax_bisect(z, norm)[row], tsallis.normmax(z[row], at + 0.25))
+        torch.testing.assert_close(
+            compat.normmax_bisect_loss(z, y, norm)[row], compat.normmax_bisect_loss(z[row], y[row], at + 0.25)
+        )
+        chosen = tsallis.budgeted_entmax(z[row], 2.0, budget[i].item())
+        torch.testing.assert_close(compat.budget_bisect(z, budget)[row], chosen)
+    turned = compat.budget_bisect(z.T, budget.T, dim=0)
+    torch.testing.assert_close(turned.T, compat.budget_bisect(z, budget))
+    scores = z.clone().requires_grad_()
+    assert gradcheck(lambda s: compat.budget_bisect(s, budget), (scores,))
+    assert gradcheck(lambda s: compat.normmax_bisect(s, norm), (scores,))
+
+
+@pytest.mark.parametrize("name", [n for n in CLASSES if not n.endswith("Loss")])
+def test_map_modules_are_their_functions(name: str) -> None:
+    z, _ = problem()
+    function = {"Sparsemax": "sparsemax", "Entmax15": "entmax15"}.get(name, name.replace("Bisect", "_bisect").lower())
+    module = getattr(compat, name)(dim=0)
+    assert torch.equal(module(z), getattr(compat, function)(z, dim=0))
+    assert not list(module.parameters()) and not module.state_dict()
+
+
+@pytest.mark.parametrize("name", [n for n in CLASSES if n.endswith("Loss")])
+@pytest.mark.parametrize("ignore_index", [-100, 0])
+def test_loss_modules_reduce_and_ignore(name: str, ignore_index: int) -> None:
+    z, y = problem()
+    y = torch.where(y == 0, 1, y)
+    function = (
+        name.replace("BisectLoss", "_bisect_loss").replace("15Loss", "15_loss").replace("xLoss", "x_loss").lower()
+    )
+    each = getattr(compat, function)(z, y)
+    target = y.clone()
+    target[2] = ignore_index
+    kept = torch.cat([each[:2], torch.zeros_like(each[:1]), each[3:]])
+    module = getattr(compat, name)
+    torch.testing.assert_close(module(ignore_index=ignore_index, reduction="none")(z, target), kept)
+    torch.testing.assert_close(module(ignore_index=ignore_index, reduction="sum")(z, target), kept.sum())
+    torch.testing.assert_close(module(ignore_index=ignore_index)(z, target), kept.sum() / (len(y) - 1))
+    torch.testing.assert_close(
+        module(ignore_index=ignore_index, reduction="mean")(z, target), kept.sum() / (len(y) - 1)
+    )
+    torch.testing.assert_close(module()(z, y), each.mean())
+    scores = z.clone().requires_grad_()
+    module(ignore_index=ignore_index)(scores, target).backward()
+    assert scores.grad is not None and scores.grad[2].eq(0).all() and scores.grad[0].ne(0).any()
+    with pytest.raises(ValueError, match="average"):
+        module(reduction="average")
+
+
+def test_modules_hold_a_learned_alpha() -> None:
+    z, y = problem(dtype=torch.float32)
+    loss = compat.EntmaxBisectLoss(alpha=nn.Parameter(torch.tensor(1.5)))
+    loss(z, y).backward()
+    assert loss.alpha.grad is not None and loss.alpha.grad.abs() > 0 and list(loss.state_dict()) == ["alpha"]
+    attention = compat.EntmaxBisect(alpha=nn.Parameter(torch.tensor([1.2])))
+    (attention(z) ** 2).sum().backward()
+    assert attention.alpha.grad is not None
+    fixed = compat.EntmaxBisect(alpha=torch.tensor(1.5)).double()
+    assert fixed.alpha.dtype == torch.float64 and not fixed.state_dict()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_have_second_derivatives(name: str) -> None:
+    z, y = problem(3, 5)
+    scores = z.requires_grad_()
+    assert gradgradcheck(lambda s: getattr(compat, name)(s, y), (scores,))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_more_dimensions_and_half_precision(name: str) -> None:
+    z, y = problem(6, 9, torch.float32)
+    flat = getattr(compat, name)(z, y)
+    torch.testing.assert_close(getattr(compat, name)(z.reshape(2, 3, 9), y.reshape(2, 3)).reshape(-1), flat)
+    half = z.bfloat16()
+    rounded = getattr(compat, name)(half.float(), y)
+    assert getattr(compat, name)(half, y).dtype == torch.bfloat16
+    torch.testing.assert_close(getattr(compat, name)(half, y).float(), rounded, atol=1e-2, rtol=1e-2)
+
+
+def test_values_are_the_packages() -> None:
+    """Beside the package itself, where it is installed, in the range where it is right."""
+    peer = pytest.importorskip("entmax")
+    z, y = problem(20, 40)
+    for name in MAPS:
+        ours, theirs = getattr(compat, name), getattr(peer, name)
+        first, second = z.clone().requires_grad_(), z.clone().requires_grad_()
+        p, q = ours(first), theirs(second)
+        torch.testing.assert_close(p, q, atol=1e-8, rtol=0)
+        upstream = torch.randn_like(z)
+        p.backward(upstream)
+        q.backward(upstream)
+        torch.testing.assert_close(first.grad, second.grad, atol=1e-6, rtol=0)
+    for name in LOSSES:
+        torch.testing.assert_close(getattr(compat, name)(z, y), getattr(peer, name)(z, y), atol=1e-8, rtol=0)
+    for name in [n for n in CLASSES if n.endswith("Loss")]:
+        for reduction in ("elementwise_mean", "sum", "none"):
+            options = {"reduction": reduction, "ignore_index": int(y[0])}
+            expected = getattr(peer, name)(**options)(z.clone(), y)
+            torch.testing.assert_close(getattr(compat, name)(**options)(z, y), expected, atol=1e-8, rtol=0)
+    for name, recorded in {**FUNCTIONS, **CLASSES}.items():
+        thing = getattr(peer, name)
+        assert parameters(thing.__init__ if name in CLASSES else thing) == list(recorded.items())

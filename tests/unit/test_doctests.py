@@ -1,0 +1,38 @@
+"""The examples in the docstrings run and print what they say."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+import torch
+
+import tsallis
+
+NEED_TOOLKIT = {"cli", "config", "display"}
+MODULES = [
+    name
+    for _, name, _ in pkgutil.walk_packages(tsallis.__path__, "tsallis.")
+    if name.split(".")[1] not in NEED_TOOLKIT | {"__main__"}
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name: str) -> None:
+    pytest.importorskip("safetensors" if ".training" in name else "torch")
+    module = importlib.import_module(name)
+    found = doctest.DocTestFinder().find(module, extraglobs={"torch": torch, "tsallis": tsallis})
+    runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    report: list[str] = []
+    for example in found:
+        runner.run(example, out=report.append)
+    assert runner.failures == 0, "".join(report)
+
+
+def test_the_public_functions_have_examples() -> None:
+    for name in tsallis.__all__:
+        thing = getattr(tsallis, name)
+        if callable(thing):
+            assert ">>>" in (thing.__doc__ or ""), name

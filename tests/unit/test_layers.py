@@ -1,0 +1,105 @@
+"""A file imports from its own part and from the layers below it, never from above or beside."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tsallis
+
+ROOT = Path(tsallis.__file__).parent
+# From the bottom up; parts on one line know nothing of each other.
+LAYERS = [
+    {"errors", "files"},
+    {"kernels"},
+    {"functional"},
+    {"nn", "distributions", "compat"},
+    {"models", "data"},
+    {"search"},
+    {"metrics"},
+    {"training"},
+    {"analysis"},
+    {"config", "display", "recipes"},
+    {"cli"},
+]
+HEIGHT = {part: height for height, layer in enumerate(LAYERS) for part in layer}
+# The package's own front: it offers the core and is imported for its version alone.
+FRONT = {"__init__", "__main__"}
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def part(path: Path) -> str:
+    return path.relative_to(ROOT).with_suffix("").parts[0]
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything of this package that a file imports, inside functions too."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "tsallis":
+                    yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            module = node.module or ""
+            if module == "tsallis":
+                yield from ((node.lineno, f"tsallis.{alias.name}") for alias in node.names)
+            elif module.startswith("tsallis."):
+                yield node.lineno, module
+
+
+def test_every_part_has_a_layer() -> None:
+    assert {part(path) for path in FILES} - FRONT <= set(HEIGHT)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_come_from_below(path: Path) -> None:
+    own = part(path)
+    if own in FRONT:
+        allowed = {"nn", "distributions", "compat", "functional"} if own == "__init__" else {"cli"}
+        assert {name.split(".")[1] for _, name in imports(path)} <= allowed
+        return
+    for line, name in imports(path):
+        if name == "tsallis":
+            assert own == "cli", f"{path}:{line}: imports the package's front"
+            continue
+        other = name.split(".")[1]
+        assert other in HEIGHT, f"{path}:{line}: {name} belongs to no layer"
+        assert other == own or HEIGHT[other] < HEIGHT[own], f"{path}:{line}: {own} may not import {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_only_the_top_knows_configurations(path: Path) -> None:
+    if part(path) in ("config", "cli"):
+        return
+    top = {
+        name.split(".")[0]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name in (
+            [a.name for a in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert not top & {"pydantic", "typer"}
+
+
+@pytest.mark.parametrize("layer", ["kernels", "functional", "nn", "distributions", "compat"])
+def test_the_core_needs_torch_alone(layer: str) -> None:
+    import sys
+
+    files = [p for p in FILES if part(p) == layer]
+    assert files
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                known = name.split(".")[0] in {"torch", "tsallis"} or name.split(".")[0] in sys.stdlib_module_names
+                assert known, f"{path}:{node.lineno}: {name}"

@@ -1,0 +1,184 @@
+"""The output layer: its map and its loss belong together, and forbidden symbols stay out."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import tsallis
+from tsallis.nn import AlphaReLULoss, Entmax, EntmaxLoss, OutputLayer, Sparsemax
+
+KINDS = [
+    ("softmax", 1.0),
+    ("sparsemax", 2.0),
+    ("entmax", 1.5),
+    ("entmax", 1.2),
+    ("alpha_relu", 1.5),
+    ("alpha_relu", 2.0),
+]
+every_kind = pytest.mark.parametrize(("transform", "alpha"), KINDS)
+
+
+def layer(transform: str, alpha: float, **options) -> OutputLayer:
+    return OutputLayer(6, 9, transform, alpha, **options).double()
+
+
+@every_kind
+def test_the_probabilities_are_the_maps(transform: str, alpha: float) -> None:
+    output = layer(transform, alpha, tau=0.1)
+    scores = output(torch.randn(2, 3, 6, dtype=torch.float64) * 3)
+    assert scores.shape == (2, 3, 9)
+    relu = transform == "alpha_relu"
+    expected = tsallis.alpha_relu(scores, alpha, 0.1) if relu else tsallis.entmax(scores, alpha)
+    assert output.probs(scores).equal(expected)
+    assert output.normalized == (not relu)
+    if output.normalized:
+        torch.testing.assert_close(expected.sum(-1), torch.ones(2, 3, dtype=torch.float64))
+
+
+@every_kind
+def test_the_loss_has_the_maps_gradient(transform: str, alpha: float) -> None:
+    output = layer(transform, alpha, tau=-0.2)
+    scores = output(torch.randn(5, 6, dtype=torch.float64) * 3).detach().requires_grad_()
+    target = torch.tensor([0, 3, 8, 2, 2])
+    output.loss_of_scores(scores, target, reduction="sum").backward()
+    torch.testing.assert_close(scores.grad, output.probs(scores) - nn.functional.one_hot(target, 9))
+
+
+@every_kind
+def test_the_loss_and_its_reductions(transform: str, alpha: float) -> None:
+    output = layer(transform, alpha)
+    hidden, target = torch.randn(2, 3, 6, dtype=torch.float64), torch.tensor([[1, 2, 3], [4, -100, -100]])
+    each = output.loss(hidden, target, reduction="none")
+    assert each.shape == target.shape
+    assert (each[1, 1:] == 0).all() and (each[target >= 0] > 0).all()
+    torch.testing.assert_close(output.loss(hidden, target, reduction="sum"), each.sum())
+    torch.testing.assert_close(output.loss(hidden, target), each.sum() / 4)
+    other = output.loss(hidden, target.masked_fill(target < 0, 7), ignore_index=7, reduction="none")
+    torch.testing.assert_close(other, each)
+    if transform == "softmax":
+        expected = nn.functional.cross_entropy(output(hidden).flatten(0, 1), target.flatten(), reduction="none")
+        torch.testing.assert_close(each.flatten(), expected)
+
+
+@every_kind
+def test_log_probabilities_are_exact_and_only_zeros_are_impossible(transform: str, alpha: float) -> None:
+    output = OutputLayer(6, 9, transform, alpha, forbidden=(0,))
+    scores = output(torch.randn(4, 6) * 8)
+    logs, probs = output.log_probs(scores), output.probs(scores)
+    assert logs.dtype == torch.float64
+    assert (logs == -torch.inf).equal(probs == 0)
+    torch.testing.assert_close(logs.exp(), probs.double(), atol=1e-6, rtol=1e-5)
+    if transform == "softmax":  # where float32 probabilities would be zero
+        steep = torch.zeros(1, 9)
+        steep[0, 1] = 300.0
+        assert output.log_probs(steep)[0, 2].item() == pytest.approx(-300, abs=1e-6)
+
+
+@every_kind
+def test_forbidden_symbols_have_no_probability_and_no_gradient(transform: str, alpha: float) -> None:
+    output = layer(transform, alpha, tau=-0.3, forbidden=(0, 4))
+    hidden = torch.randn(3, 6, dtype=torch.float64)
+    scores = output(hidden)
+    assert (scores[:, [0, 4]] == -torch.inf).all() and (output.probs(scores)[:, [0, 4]] == 0).all()
+    loss = output.loss(hidden, torch.tensor([1, 2, 3]), reduction="sum")
+    loss.backward()
+    assert loss.isfinite() and output.weight.grad.isfinite().all()
+    assert (output.weight.grad[[0, 4]] == 0).all() and (output.bias.grad[[0, 4]] == 0).all()
+    assert output.weight.grad[1].abs().sum() > 0
+
+
+def test_forbidden_symbols_are_as_if_they_were_not_there() -> None:
+    output = layer("entmax", 1.5, forbidden=(0, 4))
+    hidden = torch.randn(3, 6, dtype=torch.float64)
+    kept = [1, 2, 3, 5, 6, 7, 8]
+    alone = hidden @ output.weight[kept].t() + output.bias[kept]
+    torch.testing.assert_close(output.probs(output(hidden))[:, kept], tsallis.entmax15(alone))
+
+
+@every_kind
+def test_the_margin_is_where_the_loss_ends(transform: str, alpha: float) -> None:
+    output = layer(transform, alpha)
+    if transform in ("softmax", "alpha_relu"):
+        assert output.margin == (math.inf if transform == "softmax" else 1 / (alpha - 1))
+        return
+    scores = torch.zeros(2, 9, dtype=torch.float64)
+    scores[0, 3], scores[1, 3] = output.margin, 0.9 * output.margin
+    loss = output.loss_of_scores(scores, torch.tensor([3, 3]), reduction="none")
+    assert loss[0] == 0 and loss[1] > 0
+    assert output.probs(scores)[0, 3] == 1 and output.probs(scores)[1, 3] < 1
+
+
+def test_what_is_saved_is_the_projection() -> None:
+    output = OutputLayer(6, 9, forbidden=(0,))
+    assert set(output.state_dict()) == {"projection.weight", "projection.bias"}
+    assert output.weight.shape == (9, 6) and output.bias is not None and output.bias.shape == (9,)
+    assert OutputLayer(6, 9, bias=False).bias is None
+    assert "alpha=1.5" in repr(output) and "tau=0.3" in repr(OutputLayer(6, 9, "alpha_relu", tau=0.3))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"transform": "argmax"}, "transform must be one of softmax, sparsemax, entmax, alpha_relu, got 'argmax'"),
+        ({"alpha": 0.9}, "alpha must be finite and at least 1, got 0.9"),
+        ({"alpha": math.nan}, "alpha must be finite and at least 1, got nan"),
+        ({"transform": "alpha_relu", "alpha": 1.0}, "alpha of alpha_relu must be above 1, got 1"),
+        ({"forbidden": (9,)}, r"forbidden must leave some of the symbols 0 to 8, got \(9,\)"),
+        ({"forbidden": (-1,)}, r"forbidden must leave some of the symbols 0 to 8, got \(-1,\)"),
+        ({"forbidden": range(9)}, "forbidden must leave some of the symbols"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OutputLayer(6, 9, **options)
+
+
+def test_modules_are_the_functions() -> None:
+    scores, mask = torch.randn(3, 5, 4), torch.rand(3, 5, 4) > 0.3
+    assert Entmax(1.3)(scores, mask).equal(tsallis.entmax(scores, 1.3, mask=mask))
+    assert Entmax(1.5, dim=1)(scores).equal(tsallis.entmax15(scores, 1))
+    assert Sparsemax(dim=0)(scores, mask).equal(tsallis.sparsemax(scores, 0, mask=mask))
+    target = torch.randint(0, 4, (3, 5))
+    weight = torch.rand(4)
+    loss = EntmaxLoss(1.3, weight=weight, ignore_index=2, reduction="none", label_smoothing=0.1)
+    options = {"weight": weight, "ignore_index": 2, "reduction": "none", "label_smoothing": 0.1}
+    assert loss(scores, target).equal(tsallis.entmax_loss(scores, target, 1.3, **options))
+    expected = tsallis.alpha_relu_loss(scores, target, 1.4, 0.2, ignore_index=2, reduction="sum")
+    assert AlphaReLULoss(1.4, 0.2, ignore_index=2, reduction="sum")(scores, target).equal(expected)
+
+
+def test_alpha_and_tau_are_learned_kept_or_given() -> None:
+    scores, target = torch.randn(3, 5), torch.tensor([0, 1, 2])
+    learned = nn.Parameter(torch.full((3, 1), 1.4))
+    for module, arguments in ((Entmax(learned), (scores,)), (EntmaxLoss(learned), (scores, target))):
+        assert list(module.parameters()) == [learned]
+        learned.grad = None
+        module(*arguments).square().sum().backward()
+        assert learned.grad is not None and (learned.grad != 0).any()
+        assert "alpha: (3, 1)" in repr(module)
+    tau = nn.Parameter(torch.tensor(0.1))
+    AlphaReLULoss(tau=tau)(scores, target).backward()
+    assert tau.grad is not None and tau.grad != 0
+    kept = Entmax(torch.tensor([[1.0], [1.5], [2.0]]))
+    assert list(kept.parameters()) == [] and "alpha" in kept.state_dict()
+    assert kept.double().alpha.dtype == torch.float64
+    torch.testing.assert_close(kept(scores.double())[0], scores[0].double().softmax(-1))
+    assert "tau" in AlphaReLULoss(tau=torch.tensor(0.1)).state_dict()
+    assert repr(Entmax(1.5)) == "Entmax(alpha=1.5, dim=-1)" and repr(EntmaxLoss(2.0)) == "EntmaxLoss(alpha=2)"
+
+
+@pytest.mark.parametrize("make", [lambda: Entmax(0.5), lambda: EntmaxLoss(math.inf), lambda: AlphaReLULoss(1.0)])
+def test_modules_refuse_bad_alphas_at_once(make) -> None:
+    with pytest.raises(ValueError, match="alpha"):
+        make()
+
+
+@pytest.mark.parametrize("kind", [EntmaxLoss, AlphaReLULoss])
+def test_modules_refuse_unknown_reductions_at_once(kind) -> None:
+    with pytest.raises(ValueError, match="reduction must be one of mean, sum, none, got 'total'"):
+        kind(reduction="total")

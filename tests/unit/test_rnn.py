@@ -1,0 +1,100 @@
+"""What is the LSTM's own: where its decoder starts, what it feeds back, how it drops and how it begins."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tsallis.models import RNNSeq2Seq
+
+
+def model(**arguments) -> RNNSeq2Seq:
+    return RNNSeq2Seq(13, 11, **{"d_model": 8, **arguments})
+
+
+def test_the_encoder_reads_each_sentence_alone_and_in_both_directions() -> None:
+    rnn = model().double().eval()
+    src, lengths = torch.tensor([[5, 6, 7, 8], [9, 4, 0, 0]]), torch.tensor([4, 2])
+    memory = rnn.encode(src, lengths)
+    for row, n in enumerate(lengths.tolist()):
+        states, (hidden, cell) = rnn.encoder(rnn.src_embedding(src[row : row + 1, :n]))
+        torch.testing.assert_close(memory.states[row, :n], states[0])
+        assert (memory.states[row, n:] == 0).all()
+        for layer in range(2):
+            # The forward direction's last state is at the end, the backward one's at the beginning.
+            torch.testing.assert_close(memory.summary[layer][row], hidden[2 * layer : 2 * layer + 2].flatten())
+            torch.testing.assert_close(memory.summary[2 + layer][row], cell[2 * layer : 2 * layer + 2].flatten())
+        torch.testing.assert_close(memory.summary[1][row], torch.cat([states[0, -1, :4], states[0, 0, 4:]]))
+
+
+def test_a_step_is_lstm_cells_attention_and_a_mixture() -> None:
+    rnn = model().double().eval()
+    src, lengths = torch.tensor([[5, 6, 7], [9, 4, 0]]), torch.tensor([3, 2])
+    state = rnn.step(rnn.start(rnn.encode(src, lengths)), torch.tensor([1, 1])).state
+    token = torch.tensor([7, 8])
+    found = rnn.step(state, token)
+    x = torch.cat([rnn.tgt_embedding(token), state.feed], 1)
+    for i in range(2):
+        weights = [getattr(rnn.decoder, f"{name}_l{i}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+        x, c = torch.lstm_cell(x, (state.hidden[i], state.cell[i]), *weights)
+        torch.testing.assert_close(found.state.hidden[i], x)
+        torch.testing.assert_close(found.state.cell[i], c)
+    context, attention = rnn.attention(x, state.memory.states, state.memory.mask)
+    mixed = torch.tanh(rnn.combine(torch.cat([context, x], 1)))
+    torch.testing.assert_close(found.attention, attention)
+    torch.testing.assert_close(found.state.feed, mixed)
+    torch.testing.assert_close(found.scores, rnn.output(mixed))
+
+
+@pytest.mark.parametrize("input_feeding", [True, False])
+def test_input_feeding_is_what_it_says(input_feeding: bool) -> None:
+    rnn = model(input_feeding=input_feeding).eval()
+    assert rnn.decoder.input_size == (16 if input_feeding else 8)
+    state = rnn.start(rnn.encode(torch.tensor([[5, 6]]), torch.tensor([2])))
+    assert (state.feed == 0).all()
+    before = rnn.step(state, torch.tensor([1])).scores
+    fed = type(state)(state.memory, state.keys, state.hidden, state.cell, torch.ones(1, 8))
+    assert before.equal(rnn.step(fed, torch.tensor([1])).scores) == (not input_feeding)
+
+
+def test_dropout_keeps_the_mean_and_drops_its_share() -> None:
+    rnn = model(dropout=0.3)
+    mask = rnn._dropped(200, 500)
+    assert mask is not None and mask.unique().tolist() == pytest.approx([0, 1 / 0.7])
+    assert mask.mean().item() == pytest.approx(1, abs=0.02)
+    assert (mask == 0).double().mean().item() == pytest.approx(0.3, abs=0.01)
+    assert rnn.eval()._dropped(2, 2) is None
+    assert model(dropout=0.0)._dropped(2, 2) is None
+
+
+def test_dropout_reaches_the_layers_the_embeddings_and_the_output() -> None:
+    """With a mask of zeros on one place alone, what lies behind it no longer depends on what lies before."""
+    rnn = model(dropout=0.5)
+    state = rnn.start(rnn.eval().encode(torch.tensor([[5, 6]]), torch.tensor([2])))
+    layers = rnn._decoder_layers()
+    gates = rnn._token_gates(rnn.tgt_embedding(torch.tensor([7])), layers[0])
+    nothing, everything = torch.zeros(1, 1, 8), torch.ones(1, 1, 8)
+    cut = rnn._advance(state, gates, layers, nothing, None)[0]
+    other = rnn._advance(state, gates + 1, layers, nothing, None)[0]
+    assert not cut.hidden[0].equal(other.hidden[0]) and cut.hidden[1].equal(other.hidden[1])
+    whole = rnn._advance(state, gates, layers, everything, None)[0]
+    assert not whole.hidden[1].equal(rnn._advance(state, gates + 1, layers, everything, None)[0].hidden[1])
+    assert (rnn._advance(state, gates, layers, everything, nothing[0])[0].feed == 0).all()
+
+
+def test_parameters_begin_small_and_padding_at_zero() -> None:
+    rnn = model(d_model=64)
+    for name, parameter in rnn.named_parameters():
+        assert parameter.abs().max() <= 0.1, name
+        if parameter.numel() > 100:
+            assert parameter.std().item() == pytest.approx(0.1 / 3**0.5, rel=0.1), name
+    assert (rnn.src_embedding.weight[0] == 0).all() and (rnn.tgt_embedding.weight[0] == 0).all()
+
+
+def test_it_is_differentiable_twice() -> None:
+    rnn = model(layers=1).double().eval()
+    src, lengths, tgt = torch.tensor([[5, 6, 7]]), torch.tensor([3]), torch.tensor([[1, 5, 6]])
+    loss = rnn(src, lengths, tgt).hidden.square().sum()
+    (first,) = torch.autograd.grad(loss, rnn.combine.weight, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), rnn.attention.bilinear.weight)
+    assert second.isfinite().all() and (second != 0).any()
