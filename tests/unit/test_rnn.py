@@ -71,8 +71,8 @@ def test_dropout_reaches_the_layers_the_embeddings_and_the_output() -> None:
     """With a mask of zeros on one place alone, what lies behind it no longer depends on what lies before."""
     rnn = model(dropout=0.5)
     state = rnn.start(rnn.eval().encode(torch.tensor([[5, 6]]), torch.tensor([2])))
-    layers = rnn._decoder_layers()
-    gates = rnn._token_gates(rnn.tgt_embedding(torch.tensor([7])), layers[0])
+    by_token, layers = rnn._decoder_weights()
+    gates = rnn._token_gates(torch.tensor([7]), by_token, layers[0])
     nothing, everything = torch.zeros(1, 1, 8), torch.ones(1, 1, 8)
     cut = rnn._advance(state, gates, layers, nothing, None)[0]
     other = rnn._advance(state, gates + 1, layers, nothing, None)[0]

@@ -11,7 +11,6 @@ from torch import Tensor
 from tsallis.data.vocabulary import BOS, EOS, PAD
 
 IGNORED = -100
-POOL = 40  # batches among which sequences are sorted by length: less padding, and still an order of chance
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,8 @@ def make_batch(src: Sequence[Sequence[int]], tgt: Sequence[Sequence[int]], index
     if not index:
         raise ValueError("a batch needs at least one row")
     sources = [src[i] for i in index]
+    if not all(len(s) for s in sources):
+        raise ValueError(f"row {next(i for i in index if not len(src[i]))} has an empty source")
     targets = [tgt[i] for i in index]
     return Batch(
         _pad(sources, PAD),
@@ -62,18 +63,21 @@ class BatchPlan:
         lengths: of the rows; rows of like length share a batch.
         batch_size: rows a batch.
         seed: together with the epoch's number it decides the order, and nothing else does.
+        bucket: batches among which rows are sorted by length; 1 leaves the order to chance, more means less padding.
 
     >>> plan = BatchPlan([3, 1, 2, 5], batch_size=2, seed=1)
     >>> plan.epoch(0) == plan.epoch(0), sorted(i for batch in plan.epoch(3) for i in batch)
     (True, [0, 1, 2, 3])
     """
 
-    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
+    def __init__(self, lengths: Sequence[int], batch_size: int = 64, seed: int = 0, bucket: int = 40) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if bucket < 1:
+            raise ValueError(f"bucket must be at least 1, got {bucket}")
         if not lengths:
             raise ValueError("there are no rows to make batches of")
-        self.lengths, self.batch_size, self.seed = list(lengths), batch_size, seed
+        self.lengths, self.batch_size, self.seed, self.bucket = list(lengths), batch_size, seed, bucket
 
     def __len__(self) -> int:
         """Batches an epoch."""
@@ -83,7 +87,7 @@ class BatchPlan:
         """The batches of one epoch, each a list of rows."""
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + number) % 2**63)
         order = torch.randperm(len(self.lengths), generator=generator).tolist()
-        pool = self.batch_size * POOL
+        pool = self.batch_size * self.bucket
         batches = []
         for start in range(0, len(order), pool):
             rows = sorted(order[start : start + pool], key=lambda i: self.lengths[i])

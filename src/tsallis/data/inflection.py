@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ class InflectionExample:
         return [*language, *(f"<tag:{tag}>" for tag in self.tags), *self.lemma]
 
     def tgt_tokens(self) -> list[str]:
+        """The form's characters; a ValueError where there is no form."""
         if self.form is None:
             raise ValueError(f"the example {self.lemma!r} has no form")
         return list(self.form)
@@ -74,11 +76,17 @@ def read_lines(path: Path | str) -> list[str]:
 
 
 def decode_lines(data: bytes, name: str) -> list[str]:
+    """The lines of UTF-8 bytes; `name` is what an error calls them."""
+    if data.startswith(codecs.BOM_UTF8):
+        # It would become the first character of the first lemma.
+        raise InputError(f"{name}:1: expected UTF-8 without a byte order mark, found one")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{name}:{line}: expected UTF-8 text, found byte 0x{data[error.start]:02x}") from error
+        raise InputError(
+            f"{name}:{line}: expected UTF-8 text, found byte 0x{data[error.start]:02x} at byte {error.start}"
+        ) from error
     if not text:
         raise InputError(f"{name}: the file is empty, expected lines of {COLUMNS}")
     lines = text.split("\n")
@@ -92,6 +100,9 @@ def parse_line(line: str, place: str, language: str | None = None, need_form: bo
     if len(fields) not in ((3,) if need_form else (2, 3)):
         count = f"{len(fields)} column" + ("s" if len(fields) != 1 else "")
         raise InputError(f"{place}: expected {expected}, found {count}: {_short(line)}")
+    if fields[-1].endswith("\r"):
+        # It would make the last tag another tag.
+        raise InputError(f"{place}: expected a line that ends in LF, found CR LF")
     lemma, tags = fields[0], tuple(fields[-1].split(";"))
     form = fields[1] if len(fields) == 3 else None
     if not lemma or form == "":

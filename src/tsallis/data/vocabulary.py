@@ -38,6 +38,8 @@ class Vocabulary:
     @classmethod
     def build(cls, sequences: Iterable[Sequence[str]], min_count: int = 1) -> Vocabulary:
         """Every symbol seen at least `min_count` times, most frequent first, ties in code-point order."""
+        if min_count < 1:
+            raise ValueError(f"min_count must be at least 1, got {min_count}")
         counts = Counter(symbol for sequence in sequences for symbol in sequence)
         return cls([s for s, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])) if n >= min_count])
 
@@ -71,25 +73,47 @@ class Vocabulary:
         """A hash of the symbols in their order: two vocabularies with one fingerprint are the same."""
         return hashlib.sha256(json.dumps(self.symbols).encode()).hexdigest()
 
-    def save(self, path: Path | str) -> None:
+    def to_json(self) -> str:
+        """The symbols, their order and their fingerprint as text.
+
+        >>> vocabulary = Vocabulary(["a", "b"])
+        >>> Vocabulary.from_json(vocabulary.to_json()) == vocabulary
+        True
+        """
         content = {"format": FORMAT, "fingerprint": self.fingerprint(), "symbols": self.symbols}
-        write_atomic(path, json.dumps(content, ensure_ascii=False, indent=0))
+        return json.dumps(content, ensure_ascii=False, indent=0)
+
+    @classmethod
+    def from_json(cls, text: str, place: str = "vocabulary") -> Vocabulary:
+        """What :meth:`to_json` wrote; anything else is an :class:`~tsallis.errors.InputError` at `place`."""
+        try:
+            content = json.loads(text)
+            symbols, fingerprint, version = content["symbols"], content["fingerprint"], content["format"]
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise InputError(f"{place}: not a vocabulary file (JSON with format, fingerprint and symbols)") from error
+        if version != FORMAT:
+            raise InputError(f"{place}: vocabulary format {version!r}, this program reads {FORMAT}")
+        if not isinstance(symbols, list) or not all(isinstance(s, str) for s in symbols):
+            raise InputError(f"{place}: symbols must be a list of strings")
+        try:
+            vocabulary = cls(symbols)
+        except InputError as error:
+            raise InputError(f"{place}: {error}") from error
+        if vocabulary.fingerprint() != fingerprint:
+            raise InputError(f"{place}: symbols and fingerprint don't belong together: the file was changed or cut")
+        return vocabulary
+
+    def save(self, path: Path | str) -> None:
+        """Write the vocabulary in one step; a file that is there is replaced."""
+        write_atomic(path, self.to_json())
 
     @classmethod
     def load(cls, path: Path | str) -> Vocabulary:
         """Read what :meth:`save` wrote; anything else is an :class:`~tsallis.errors.InputError`."""
         try:
-            content = json.loads(Path(path).read_bytes().decode("utf-8"))
-            symbols, fingerprint, version = content["symbols"], content["fingerprint"], content["format"]
+            text = Path(path).read_bytes().decode("utf-8")
         except OSError as error:
             raise InputError(f"{path}: can't be read: {error.strerror}") from error
-        except (ValueError, TypeError, KeyError) as error:
-            raise InputError(f"{path}: not a vocabulary file (JSON with format, fingerprint and symbols)") from error
-        if version != FORMAT:
-            raise InputError(f"{path}: vocabulary format {version!r}, this program reads {FORMAT}")
-        if not isinstance(symbols, list) or not all(isinstance(s, str) for s in symbols):
-            raise InputError(f"{path}: symbols must be a list of strings")
-        vocabulary = cls(symbols)
-        if vocabulary.fingerprint() != fingerprint:
-            raise InputError(f"{path}: symbols and fingerprint don't belong together: the file was changed or cut")
-        return vocabulary
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}: not a vocabulary file (JSON as UTF-8)") from error
+        return cls.from_json(text, str(path))

@@ -46,7 +46,7 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | 
 
     Example:
         >>> entmax(torch.tensor([2.0, 1.0, 0.1]))
-        tensor([0.8229, 0.1771, 0.0000])
+        tensor([0.8307, 0.1693, 0.0000])
         >>> per_head = torch.tensor([1.0, 2.0]).view(2, 1, 1)
         >>> entmax(torch.zeros(2, 3, 4), per_head).shape
         torch.Size([2, 3, 4])
@@ -106,7 +106,7 @@ def normmax(scores: Tensor, alpha: float = 2.0, dim: int = -1) -> Tensor:
 
     Example:
         >>> normmax(torch.tensor([1.0, 0.8, -1.0]))
-        tensor([0.6427, 0.3573, 0.0000])
+        tensor([0.5714, 0.4286, 0.0000])
     """
     alpha = alpha_number(alpha)
     if alpha == 1:

@@ -153,8 +153,8 @@ class RNNSeq2Seq(nn.Module):
 
     def step(self, state: RNNState, token: Tensor) -> Step:
         """The scores of what follows `token` [batch], which itself follows all that the state has read."""
-        layers = self._decoder_layers()
-        gates = self._token_gates(self.tgt_embedding(token), layers[0])
+        by_token, layers = self._decoder_weights()
+        gates = self._token_gates(token, by_token, layers[0])
         between, out = self._dropped(self.layers - 1, *state.feed.shape), self._dropped(*state.feed.shape)
         state, attention = self._advance(state, gates, layers, between, out)
         return Step(self.output.scores(state.feed), attention, state)
@@ -170,9 +170,8 @@ class RNNSeq2Seq(nn.Module):
             states, _ = self.decoder(embedded, (torch.stack(state.hidden), torch.stack(state.cell)))
             context, attention = self.attention(states, state.memory.states, state.memory.mask, state.keys)
             return Decoded(self._mix(states, context, self._dropped(*states.shape)), attention)
-        layers = self._decoder_layers()
-        embedded = self.tgt_embedding(tgt_in.t())  # [tgt, batch, d_model]
-        steps = self._token_gates(embedded, layers[0]).unbind(0)
+        by_token, layers = self._decoder_weights()
+        steps = self._token_gates(tgt_in.t(), by_token, layers[0]).unbind(0)  # one [batch, 4 * d_model] a step
         between = self._dropped(len(steps), self.layers - 1, *state.feed.shape)
         out = self._dropped(len(steps), *state.feed.shape)
         hidden, weights = [], []
@@ -183,19 +182,20 @@ class RNNSeq2Seq(nn.Module):
             weights.append(attention)
         return Decoded(torch.stack(hidden, 1), torch.stack(weights, 1))
 
-    def _decoder_layers(self) -> list[_Layer]:
+    def _decoder_weights(self) -> tuple[Tensor, list[_Layer]]:
+        """What reads the token [4 * d_model, d_model], kept apart as it can for all steps at once, and the layers."""
         layers = []
         for i in range(self.layers):
-            weight, recurrent, bias, bias_too = (getattr(self.decoder, f"{name}_l{i}") for name in PARAMETERS)
-            if i == 0:  # the token's share of the gates is computed apart, for all steps at once
-                weight = weight[:, self.d_model :] if self.input_feeding else None
-            layers.append(_Layer(None if weight is None else weight.t(), recurrent.t(), bias + bias_too))
-        return layers
+            weight, recurrent, *biases = (getattr(self.decoder, f"{name}_l{i}") for name in PARAMETERS)
+            if i == 0:
+                by_token, *fed = weight.split(self.d_model, 1)
+                weight = fed[0] if fed else None
+            layers.append(_Layer(None if weight is None else weight.t(), recurrent.t(), sum(biases)))
+        return by_token, layers
 
-    def _token_gates(self, embedded: Tensor, first: _Layer) -> Tensor:
-        # [..., d_model] to [..., 4 * d_model]
-        weight: Tensor = self.decoder.weight_ih_l0  # type: ignore[assignment]
-        return linear(self._drop(embedded), weight[:, : self.d_model], first.bias)
+    def _token_gates(self, token: Tensor, weight: Tensor, first: _Layer) -> Tensor:
+        # [...] to [..., 4 * d_model]
+        return linear(self._drop(self.tgt_embedding(token)), weight, first.bias)
 
     def _advance(
         self, state: RNNState, gates: Tensor, layers: list[_Layer], between: Tensor | None, out: Tensor | None

@@ -1,0 +1,146 @@
+"""Inflection files: every character of a field counts, and a malformed line is named."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tsallis.data import InflectionExample, Vocabulary, read_inflection, read_languages
+from tsallis.data.inflection import decode_lines, parse_line
+from tsallis.errors import InputError
+
+# What str.splitlines takes for the end of a line, and str.strip for nothing.
+SEPARATORS = ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\r", "\u00a0", " ", "\u200b"]
+
+
+def write(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_a_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", "draw\tdrew\tV;PST\nser\tfui\tV;IND;PST;1;SG\n")
+    assert read_inflection(path, "spanish") == [
+        InflectionExample("draw", ("V", "PST"), "drew", "spanish"),
+        InflectionExample("ser", ("V", "IND", "PST", "1", "SG"), "fui", "spanish"),
+    ]
+    assert [e.language for e in read_inflection(str(path))] == [None, None]
+
+
+def test_tokens_keep_the_order_of_the_file() -> None:
+    example = InflectionExample("no uno", ("PRO", "3", "SG"), "n’a", "italian")
+    assert example.src_tokens() == ["<lang:italian>", "<tag:PRO>", "<tag:3>", "<tag:SG>", *"no uno"]
+    assert InflectionExample("a", ("V",)).src_tokens() == ["<tag:V>", "a"]
+    assert example.tgt_tokens() == ["n", "’", "a"]
+    with pytest.raises(ValueError, match="'a' has no form"):
+        InflectionExample("a", ("V",)).tgt_tokens()
+
+
+def test_a_lemma_can_not_pass_for_a_tag() -> None:
+    lemma = InflectionExample("<tag:V>", ("N",), "x").src_tokens()
+    assert lemma.count("<tag:V>") == 0 and lemma[1:] == list("<tag:V>")
+    vocabulary = Vocabulary.build([lemma, ["<tag:V>"]])
+    assert vocabulary.encode(["<tag:V>"])[0] not in vocabulary.encode(lemma)
+
+
+@pytest.mark.parametrize("separator", SEPARATORS, ids=lambda s: f"U+{ord(s):04X}")
+def test_separators_inside_and_at_the_ends_of_fields_are_characters(tmp_path: Path, separator: str) -> None:
+    s = separator
+    path = write(tmp_path / "a", f"{s}a{s}b{s}\t{s}c{s}d{s}\tV;{s}X\nwalk\twalked\tV;PST\n")
+    first, second = read_inflection(path)
+    assert (first.lemma, first.form, first.tags) == (f"{s}a{s}b{s}", f"{s}c{s}d{s}", ("V", f"{s}X"))
+    assert first.src_tokens()[2:] == [s, "a", s, "b", s] and first.tgt_tokens() == [s, "c", s, "d", s]
+    assert second.lemma == "walk"
+
+
+def test_nothing_is_normalised(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", "e\u0301\t\u00e9\tV\n")
+    (example,) = read_inflection(path)
+    assert example.src_tokens() == ["<tag:V>", "e", "\u0301"] and example.tgt_tokens() == ["\u00e9"]
+
+
+def test_the_last_line_may_lack_its_line_feed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", "a\tb\tV\nc\td\tN")
+    assert [e.form for e in read_inflection(path)] == ["b", "d"]
+
+
+def test_lines_without_a_form(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", "walk\tV;PST\nrun\tran\tV;PST\n")
+    assert read_inflection(path, need_form=False) == [
+        InflectionExample("walk", ("V", "PST")),
+        InflectionExample("run", ("V", "PST"), "ran"),
+    ]
+    with pytest.raises(InputError, match=r"a:1: expected lemma<TAB>form<TAB>tags, found 2 columns: 'walk\\tV;PST'"):
+        read_inflection(path)
+    assert parse_line("walk\tV;PST", "stdin:1", "english", need_form=False).language == "english"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("walk\n", 1, "expected lemma<TAB>form<TAB>tags, found 1 column: 'walk'"),
+        ("a\tb\tV\n\nc\td\tV\n", 2, "found 1 column: ''"),
+        ("a\tb\tV\na\tb\tV\tx\n", 2, "found 4 columns"),
+        ("a\tb\tV\n" + "x" * 50 + "\n", 2, "found 1 column: '" + "x" * 37 + "...'"),
+        ("\tb\tV\n", 1, "found an empty lemma"),
+        ("a\t\tV\n", 1, "found an empty form"),
+        ("a\tb\t\n", 1, "expected tags separated by single semicolons, found ''"),
+        ("a\tb\tV;\n", 1, "found 'V;'"),
+        ("a\tb\tV;;N\n", 1, "found 'V;;N'"),
+        ("a\tb\tV\nc\td\tV\r\n", 2, "expected a line that ends in LF, found CR LF"),
+        ("\ufeffa\tb\tV\n", 1, "expected UTF-8 without a byte order mark"),
+        (b"a\tb\tV\nc\t\xe9\tV\n", 2, "expected UTF-8 text, found byte 0xe9 at byte 8"),
+        (b"a\tb\tV\nc\td\tV\xe2\x80", 2, "found byte 0xe2 at byte 11"),
+    ],
+)
+def test_malformed_lines(tmp_path: Path, text: str | bytes, line: int, message: str) -> None:
+    path = write(tmp_path / "a", text)
+    with pytest.raises(InputError) as error:
+        read_inflection(path)
+    assert str(error.value).startswith(f"{path}:{line}: ") and message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_are_not_there_or_empty(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing: can't be read: No such file"):
+        read_inflection(tmp_path / "nothing")
+    with pytest.raises(InputError, match="can't be read: Is a directory"):
+        read_inflection(tmp_path)
+    with pytest.raises(InputError, match="the file is empty, expected lines of lemma<TAB>form<TAB>tags"):
+        read_inflection(write(tmp_path / "a", ""))
+    with pytest.raises(InputError, match="standard input: the file is empty"):
+        decode_lines(b"", "standard input")
+
+
+def test_many_languages_of_a_folder(tmp_path: Path) -> None:
+    write(tmp_path / "spanish-train-high", "ser\tfue\tV\n")
+    write(tmp_path / "norwegian-bokmal-train-high", "se\tså\tV\n")
+    pattern = str(tmp_path / "{language}-train-high")
+    examples = read_languages(pattern, ["norwegian-bokmal", "spanish"])
+    assert [(e.language, e.form) for e in examples] == [("norwegian-bokmal", "så"), ("spanish", "fue")]
+    assert examples[0].src_tokens()[0] == "<lang:norwegian-bokmal>"
+    with pytest.raises(InputError, match="finnish-train-high: can't be read"):
+        read_languages(pattern, ["spanish", "finnish"])
+    with pytest.raises(InputError, match="must contain {language}"):
+        read_languages(str(tmp_path / "spanish-train-high"), ["spanish"])
+
+
+def test_published_files(shared_data: Path, tmp_path: Path) -> None:
+    archive = shared_data / "sigmorphon2018_task1" / "task1.tar.xz"
+    if not archive.is_file():
+        pytest.skip(f"needs {archive}")
+    counts = {"spanish-dev": 1000, "kurmanji-dev": 1000, "khaling-dev": 1000, "telugu-train-low": 61}
+    counts |= {"spanish-covered-test": 1000}
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            name = Path(member.name).name
+            stream = tar.extractfile(member) if name in counts else None
+            if stream is not None:
+                write(tmp_path / name, stream.read())
+    for name, count in counts.items():
+        examples = read_inflection(tmp_path / name, need_form="covered" not in name)
+        assert len(examples) == count
+        again = "".join("\t".join(f for f in (e.lemma, e.form, ";".join(e.tags)) if f) + "\n" for e in examples)
+        assert again.encode() == (tmp_path / name).read_bytes()
