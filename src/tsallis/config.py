@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tsallis.data import InflectionExample, Vocabulary, english_verbs, read_inflection, read_languages
 from tsallis.data.corpus import Corpus
@@ -36,7 +36,13 @@ class DataConfig(Section):
     train: str | None = None  # file names in the folder; {language} stands for each language's name
     dev: str | None = None
     test: str | None = None
-    languages: list[str] | Literal["all"] | None = None  # "all": every language with a training file
+    # One name, several, or "all": every language with a training file.
+    languages: Annotated[list[str], Field(min_length=1)] | Literal["all"] | None = None
+
+    @field_validator("languages", mode="before")
+    @classmethod
+    def _one_language(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) and value != "all" else value
 
     @model_validator(mode="after")
     def _one_source(self) -> DataConfig:
@@ -59,7 +65,8 @@ class ModelConfig(Section):
     attention_alpha: float = Field(1.5, ge=1, allow_inf_nan=False)
     output: Literal["softmax", "sparsemax", "entmax", "alpha_relu"] = "entmax"
     output_alpha: float = Field(1.5, ge=1, allow_inf_nan=False)
-    tau: float | Literal["auto"] = "auto"  # for alpha_relu; auto: the first batch's mean entmax threshold
+    # For alpha_relu; auto: the mean entmax threshold of the first batch.
+    tau: Annotated[float, Field(allow_inf_nan=False)] | Literal["auto"] = "auto"
     input_feeding: bool = True
 
 
@@ -77,7 +84,7 @@ class TrainingConfig(Section):
     validation_beam: int = Field(1, ge=1)
     patience: int | None = Field(None, ge=1)
     checkpoint_every: int = Field(500, ge=1)
-    seed: int = Field(1, ge=0)
+    seed: int = Field(1, ge=0, lt=2**63)
 
 
 class SearchConfig(Section):
@@ -127,7 +134,7 @@ def check_config(content: dict[str, Any], name: str) -> Config:
     try:
         return Config.model_validate(content)
     except ValidationError as error:
-        raise InputError(f"{name}: " + "; ".join(_explain(e) for e in error.errors())) from error
+        raise InputError(f"{name}: {_explain(error)}") from error
 
 
 def _apply(content: dict[str, Any], override: str) -> None:
@@ -136,7 +143,9 @@ def _apply(content: dict[str, Any], override: str) -> None:
         raise InputError(f"override {override!r}: expected key=value, such as training.epochs=5")
     parts = key.split(".")
     for part in parts[:-1]:
-        content = content.setdefault(part, {})
+        if content.get(part) is None:  # not there, or a section without keys
+            content[part] = {}
+        content = content[part]
         if not isinstance(content, dict):
             raise InputError(f"override {override!r}: {part} is no section")
     try:
@@ -145,19 +154,40 @@ def _apply(content: dict[str, Any], override: str) -> None:
         raise InputError(f"override {override!r}: the value is not YAML") from error
 
 
-def _explain(error: Any) -> str:
-    place = ".".join(str(part) for part in error["loc"]) or "the file"
-    if error["type"] == "extra_forbidden":
-        section: Any = Config
-        for part in error["loc"][:-1]:
-            section = section.model_fields[part].annotation
-        close = difflib.get_close_matches(str(error["loc"][-1]), section.model_fields, 1)
-        return f"{place}: unknown key" + (f" (did you mean {close[0]}?)" if close else "")
-    if error["type"] == "missing":
-        return f"{place}: missing"
-    message = error["msg"].removeprefix("Value error, ")
-    found = "" if error["type"] == "value_error" else f", found {error['input']!r}"
-    return f"{place}: {message[0].lower()}{message[1:]}{found}"
+def _explain(error: ValidationError) -> str:
+    """Every mistake with its path; where a setting may be of several types, all of them in one."""
+    found: dict[str, str] = {}
+    wanted: dict[str, list[str]] = {}
+    for detail in error.errors():
+        place, section = _place(detail["loc"])
+        message = detail["msg"].removeprefix("Value error, ")
+        if detail["type"] == "extra_forbidden":
+            close = difflib.get_close_matches(str(detail["loc"][-1]), section.model_fields, 1)
+            message = "unknown key" + (f" (did you mean {close[0]}?)" if close else "")
+        elif detail["type"] == "missing":
+            message = "missing"
+        elif detail["type"] != "value_error":
+            found[place] = f", found {detail['input']!r}"
+        message = message[:1].lower() + message[1:]
+        others = wanted.setdefault(place, [])
+        others.append(message.removeprefix("input should be ") if others else message)
+    return "; ".join(f"{place}: {' or '.join(texts)}{found.get(place, '')}" for place, texts in wanted.items())
+
+
+def _place(loc: Sequence[int | str]) -> tuple[str, type[Section]]:
+    """The path of a setting and its section, without the types that pydantic adds to it."""
+    parts: list[str] = []
+    section: type[Section] = Config
+    inside = True
+    for part in loc:
+        if not inside and isinstance(part, str):
+            continue
+        parts.append(str(part))
+        field = section.model_fields.get(str(part)) if inside else None
+        kind = field.annotation if field else None
+        inside = isinstance(kind, type) and issubclass(kind, Section)
+        section = kind if isinstance(kind, type) and issubclass(kind, Section) else section
+    return ".".join(parts) or "the file", section
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ class TrainingDisplay:
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn(
-                "loss {task.fields[loss]:.4f}  attended {task.fields[attended]}  symbols {task.fields[symbols]}"
+                "loss {task.fields[loss]:.4f}  accuracy {task.fields[accuracy]}  "
+                "attended {task.fields[attended]}  symbols {task.fields[symbols]}"
             ),
             TimeRemainingColumn(),
             console=self.console,
@@ -31,7 +32,7 @@ class TrainingDisplay:
             disable=not self.console.is_terminal,
         )
         self.task: TaskID | None = None
-        self.console.print(f"{'Going on' if resumed else 'Training'} in {folder}", highlight=False)
+        self.console.print(f"{'Going on' if resumed else 'Training'} in {folder}", highlight=False, soft_wrap=True)
 
     def __enter__(self) -> TrainingDisplay:
         self.progress.start()
@@ -46,6 +47,7 @@ class TrainingDisplay:
         fields: dict[str, Any] = {
             "epoch": f"{min(state.position.epoch + 1, self.epochs)}/{self.epochs}",
             "loss": state.loss,
+            "accuracy": "-" if state.accuracy is None else f"{state.accuracy:.1%}",
             "attended": "-" if state.attended is None else f"{state.attended:.2f}",
             "symbols": "-" if state.supported is None else f"{state.supported:.2f}",
         }
@@ -59,4 +61,5 @@ class TrainingDisplay:
                 f"dev accuracy {v['dev_accuracy']:.2%}  attended {v['attention_support']:.2f}  "
                 f"symbols {v['output_support']:.2f}",
                 highlight=False,
+                soft_wrap=True,
             )

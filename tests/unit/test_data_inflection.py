@@ -123,7 +123,7 @@ def test_many_languages_of_a_folder(tmp_path: Path) -> None:
     assert examples[0].src_tokens()[0] == "<lang:norwegian-bokmal>"
     with pytest.raises(InputError, match="finnish-train-high: can't be read"):
         read_languages(pattern, ["spanish", "finnish"])
-    with pytest.raises(InputError, match="must contain {language}"):
+    with pytest.raises(InputError, match=r"must contain \{language\}"):
         read_languages(str(tmp_path / "spanish-train-high"), ["spanish"])
 
 

@@ -47,7 +47,7 @@ def fetch(file: SourceFile, path: Path) -> Path:
             raise InputError(f"{path}: what arrived is not the known file (its SHA-256 differs); it was thrown away")
         part.replace(path)
     except OSError as error:
-        raise InputError(f"{path}: can't be written: {error.strerror or error}") from error
+        raise InputError(f"{path}: can't be written: {error}") from error
     return path
 
 

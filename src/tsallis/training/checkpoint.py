@@ -80,6 +80,8 @@ class Checkpoints:
         for path in self.folder.glob("step-*"):
             if path.name not in (index.get("last"), index.get("best")):
                 shutil.rmtree(path)
+        for path in self.folder.glob(f".{INDEX}.*.tmp"):
+            path.unlink()
 
     def facts(self, which: str) -> dict[str, Any]:
         """The manifest of the "last" or "best" checkpoint."""
@@ -108,7 +110,10 @@ class Checkpoints:
 
     def _read(self, which: str, file: str) -> bytes:
         path = self._path(which) / file
-        expected = self.facts(which).get("files", {}).get(file, {})
+        sums = self.facts(which).get("files")
+        expected = sums.get(file) if isinstance(sums, dict) else None
+        if not isinstance(expected, dict):
+            raise InputError(f"{path.parent / MANIFEST}: says nothing of {file}")
         try:
             blob = path.read_bytes()
         except OSError as error:

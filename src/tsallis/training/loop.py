@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +15,7 @@ from torch import Tensor
 
 from tsallis.data.batching import IGNORED, Batch, BatchPlan
 from tsallis.data.corpus import Corpus
+from tsallis.errors import InputError
 from tsallis.metrics import accuracy, forced, search_corpus
 from tsallis.models import RNNSeq2Seq
 from tsallis.training.checkpoint import Checkpoints
@@ -60,7 +64,8 @@ class Progress:
     position: Position
     updates: int  # an epoch
     loss: float  # a symbol, over the epoch so far
-    supported: float | None = None  # symbols a step; looked at now and then
+    accuracy: float | None = None  # share of symbols that are the most probable; looked at now and then
+    supported: float | None = None  # symbols a step
     attended: float | None = None  # positions a step
     validation: dict[str, float] | None = None
 
@@ -90,11 +95,17 @@ class Trainer:
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self.log = Log(folder / "log.jsonl")
         self.position = Position()
+        self.data = _digest(train, dev)
+        self.accuracy: float | None = None
         self.supported: float | None = None
         self.attended: float | None = None
 
     def run(self) -> None:
-        """From the last checkpoint, or from the start, to the end."""
+        """From the last checkpoint, or from the start, to the end.
+
+        Raises:
+            InputError: a damaged checkpoint, one that was trained on other data, or a loss that is no number.
+        """
         self._resume()
         while not self._finished():
             self._epoch()
@@ -108,8 +119,10 @@ class Trainer:
         if not self.checkpoints.index():
             self.log.rewind(0)
             return
-        self.model.load_state_dict(self.checkpoints.load_model("last"))
         state = self.checkpoints.load_training("last")
+        if state.get("data") != self.data:
+            raise InputError(f"{self.checkpoints.folder}: the data has changed since the run was started")
+        self.model.load_state_dict(self.checkpoints.load_model("last"))
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.restore(state["schedule"])
         self.position = Position(**state["position"])
@@ -124,6 +137,7 @@ class Trainer:
             "position": asdict(self.position),
             "random": torch.get_rng_state(),
             "log": self.log.position,
+            "data": self.data,
         }
         facts = {"step": self.position.step, "epoch": self.position.epoch, "metrics": metrics or {}}
         self.checkpoints.save(self.model.state_dict(), training, facts, best, self._finished())
@@ -153,6 +167,11 @@ class Trainer:
             position.loss += loss.item()
             if position.step % WATCH_EVERY == 0:
                 self._look(decoded.hidden, decoded.attention, batch)
+        if not math.isfinite(position.loss):
+            raise InputError(
+                f"the loss of update {position.step + 1} is {position.loss}: the training has diverged "
+                f"(learning rate {self.schedule.rate(position.step):g}; a lower one may help)"
+            )
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.rate(position.step)
@@ -165,12 +184,13 @@ class Trainer:
     def _look(self, hidden: Tensor, attention: Tensor, batch: Batch) -> None:
         counted = batch.tgt_out != IGNORED
         probs = self.model.output.probs(self.model.output.scores(hidden[counted]))
+        self.accuracy = float((probs.argmax(-1) == batch.tgt_out[counted]).double().mean())
         self.supported = float((probs > 0).sum(-1).double().mean())
         self.attended = float((attention[counted] > 0).sum(-1).double().mean())
 
     def _progress(self, updates: int, validation: dict[str, float] | None = None) -> Progress:
         loss = self.position.loss / max(self.position.symbols, 1)
-        return Progress(self.position, updates, loss, self.supported, self.attended, validation)
+        return Progress(self.position, updates, loss, self.accuracy, self.supported, self.attended, validation)
 
     def _end_of_epoch(self) -> None:
         position = self.position
@@ -210,3 +230,12 @@ class Trainer:
             "output_support": given.output_support,
             "attention_support": given.attention_support,
         }
+
+
+def _digest(*corpora: Corpus) -> str:
+    """A hash of all symbols: a run goes on with the data it began with, or not at all."""
+    digest = hashlib.sha256()
+    for corpus in corpora:
+        for row in zip(corpus.src, corpus.tgt, strict=True):
+            digest.update(json.dumps(row).encode())
+    return digest.hexdigest()

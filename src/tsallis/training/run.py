@@ -25,6 +25,7 @@ from tsallis.models import RNNSeq2Seq
 from tsallis.training.checkpoint import Checkpoints
 
 MODELS = {"rnn": RNNSeq2Seq}
+CONFIG, LOCK = "config.yaml", ".lock"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
     """The model of a run folder, ready for search.
 
     Raises:
-        InputError: a folder that is no run, a damaged checkpoint, vocabularies that don't fit the model.
+        InputError: a folder that is no run, a damaged checkpoint, vocabularies that aren't the model's.
     """
     folder = Path(folder)
     if not (folder / "model.json").exists():
@@ -54,6 +55,9 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
         Vocabulary.load(folder / "tgt.vocab.json"),
     )
     model = build_model(description, folder / "model.json")
+    fingerprints = description.get("vocabularies") or {}
+    if not isinstance(fingerprints, dict):
+        raise InputError(f"{folder / 'model.json'}: vocabularies must be an object, found {fingerprints!r}")
     for name, vocabulary in (("src", src_vocab), ("tgt", tgt_vocab)):
         expected = model.arguments[f"{name}_vocab"]
         if len(vocabulary) != expected:
@@ -61,6 +65,8 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
                 f"{folder / name}.vocab.json: the vocabulary has {len(vocabulary)} symbols, "
                 f"the model was trained with {expected}"
             )
+        if fingerprints.get(name) not in (None, vocabulary.fingerprint()):
+            raise InputError(f"{folder / name}.vocab.json: not the vocabulary the model was trained with")
     checkpoints = Checkpoints(folder / "checkpoints")
     parameters = checkpoints.load_model(which)
     try:
@@ -75,7 +81,7 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
 def build_model(description: dict[str, Any], place: Path | str = "model.json") -> RNNSeq2Seq:
     """A model from `{"class": ..., "arguments": {...}}`."""
     name, arguments = description.get("class"), description.get("arguments") or {}
-    if name not in MODELS:
+    if not isinstance(name, str) or name not in MODELS:
         raise InputError(f"{place}: unknown class {name!r}, known: {', '.join(MODELS)}")
     try:
         return MODELS[name](**arguments)
@@ -96,23 +102,45 @@ def start_run(
     Raises:
         InputError: a folder with something else in it, another configuration, or other data.
     """
-    path = folder / "config.yaml"
+    path = folder / CONFIG
+    vocabularies = {"src": src_vocab, "tgt": tgt_vocab}
     if not path.exists():
-        if folder.exists() and any(p.name != ".lock" for p in folder.iterdir()):
+        prints = {name: vocabulary.fingerprint() for name, vocabulary in vocabularies.items()}
+        model = {**description, "vocabularies": prints}
+        texts = {f"{name}.json": json.dumps(x, indent=1) for name, x in (("model", model), ("task", task))}
+        if any(not _left_by_a_start(p, texts, vocabularies) for p in folder.iterdir()):
             raise InputError(f"{folder}: the folder is not empty and holds no run; choose another one")
-        for name, content in (("model", description), ("task", task)):
-            write_atomic(folder / f"{name}.json", json.dumps(content, indent=1))
-        src_vocab.save(folder / "src.vocab.json")
-        tgt_vocab.save(folder / "tgt.vocab.json")
+        for name, text in texts.items():
+            write_atomic(folder / name, text)
+        for name, vocabulary in vocabularies.items():
+            vocabulary.save(folder / f"{name}.vocab.json")
         write_atomic(path, config)  # last: with it the folder is a run
         return False
-    if path.read_text(encoding="utf-8") != config:
-        changed = _difference(path.read_text(encoding="utf-8"), config)
+    before = path.read_text(encoding="utf-8")
+    if before != config:
+        changed = _difference(before, config)
         raise InputError(f"{folder}: holds a run of another configuration ({changed}); choose another folder")
-    for name, vocabulary in (("src", src_vocab), ("tgt", tgt_vocab)):
+    for name, vocabulary in vocabularies.items():
         if Vocabulary.load(folder / f"{name}.vocab.json") != vocabulary:
             raise InputError(f"{folder / name}.vocab.json: the training data has changed since the run was started")
     return True
+
+
+def _left_by_a_start(path: Path, texts: dict[str, str], vocabularies: dict[str, Vocabulary]) -> bool:
+    """Whether a file is what a start of this very run left that was killed before it wrote the configuration."""
+    name = path.name
+    if name == LOCK:
+        return True
+    known = (*texts, *(f"{n}.vocab.json" for n in vocabularies), CONFIG)
+    if name.endswith(".tmp") and name.startswith(tuple(f".{n}." for n in known)):
+        return True
+    try:
+        if name in texts:
+            return path.read_bytes() == texts[name].encode()
+        short = name.removesuffix(".vocab.json")
+        return short in vocabularies and Vocabulary.load(path) == vocabularies[short]
+    except (OSError, InputError):
+        return False
 
 
 def _difference(old: str, new: str) -> str:
@@ -124,17 +152,24 @@ def _difference(old: str, new: str) -> str:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """The folder for one process alone; the lock goes with the process, however it ends."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """The folder for one process alone; the lock goes with the process, however it ends.
+
+    Raises:
+        InputError: a folder that can't be made or written to, or that another process holds.
+    """
     try:
-        import fcntl
-    except ImportError:  # no advisory locks on this system
-        yield
-        return
-    with (folder / ".lock").open("w") as stream:
+        folder.mkdir(parents=True, exist_ok=True)
+        stream = (folder / LOCK).open("a")  # nothing is written: a file that was there stays as it was
+    except OSError as error:
+        raise InputError(f"{folder}: can't be used as a run folder: {error.strerror}") from error
+    with stream:
         try:
+            import fcntl
+
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except ImportError:  # no advisory locks on this system
+            pass
+        except BlockingIOError as error:
             raise InputError(f"{folder}: another process is training in this folder") from error
         yield
 

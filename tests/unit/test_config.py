@@ -1,0 +1,190 @@
+"""Configurations: every mistake at once and with its path, and what they are turned into."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from inspect import signature
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tsallis.config import Config, ModelConfig, TrainingConfig, load_config, prepare, read_split
+from tsallis.errors import InputError
+from tsallis.models import RNNSeq2Seq
+from tsallis.training import Settings
+from tsallis.training.run import build_model
+
+BASE = "version: 1\ndata: {embedded: english-verbs}\n"
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+SHIPPED = sorted(RECIPES.rglob("*.yaml"))
+
+
+def config(folder: Path, text: str, *overrides: str) -> Config:
+    path = folder / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_config(path, overrides)
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("sigmorphon2018/*.yaml")), ids=lambda p: p.name)
+def test_recipes_of_the_paper_name_it(path: Path) -> None:
+    header = path.read_text(encoding="utf-8").split("version:")[0]
+    assert "Peters et al. 2019" in header and "table 1" in header
+    loaded = load_config(path)
+    # What the table's models share: appendix and section 4.1.
+    assert (loaded.model.layers, loaded.model.dropout, loaded.search.beam_size) == (2, 0.3, 5)
+    assert (loaded.training.learning_rate, loaded.training.schedule) == (1e-3, "halve-on-worse")
+
+
+def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        config(
+            tmp_path,
+            "version: 1\ndata: {embedded: english-verbs, floder: x}\nmodel: {d_modle: 3, dropout: 1.5, tau: many}\n"
+            "training: {epochs: none, clip: -1, seed: -1}\nseach: {}\n",
+        )
+    message = str(caught.value)
+    assert "\n" not in message and "config.yaml: " in message
+    for words in (
+        "data.floder: unknown key (did you mean folder?)",
+        "model.d_modle: unknown key (did you mean d_model?)",
+        "model.dropout: input should be less than 1, found 1.5",
+        "model.tau: ",
+        "'auto', found 'many'",
+        "training.epochs: ",
+        "found 'none'",
+        "training.clip: input should be greater than 0, found -1",
+        "training.seed: ",
+        "seach: unknown key (did you mean search?)",
+    ):
+        assert words in message
+    assert message.count("; ") == 7  # eight mistakes, one mention each
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("version: 1\n", "data: missing"),
+        ("data: {embedded: english-verbs}\n", "version: missing"),
+        (BASE + "zzz: 1\n", "zzz: unknown key$"),
+        ("version: 1\ndata: {}\n", "data: train and dev files are needed"),
+        ("version: 1\ndata: {train: a}\n", "data: train and dev files are needed"),
+        ("version: 1\ndata: {embedded: english-verbs, test: t}\n", "embedded data takes no test"),
+        ("version: 1\ndata: {train: a, dev: b, languages: 3}\n", "data.languages: .*'all', found 3"),
+        ("version: 1\ndata: {train: a, dev: b, languages: []}\n", "data.languages: .*at least 1 item"),
+        ("version: 1\ndata: {train: a, dev: b, languages: [x, 2]}\n", r"data.languages.1: .*found 2"),
+        (BASE + "model: {d_model: 7}\n", "model.d_model: input should be a multiple of 2, found 7"),
+        (BASE + "model: {attention: alpha_relu}\n", "model.attention: .*found 'alpha_relu'"),
+        (BASE + "model: {output_alpha: .nan}\n", "model.output_alpha: .*found nan"),
+        (BASE + "model: {tau: .inf}\n", "model.tau: .*found inf"),
+        (BASE + f"training: {{seed: {2**70}}}\n", "training.seed: .*less than"),
+        (BASE + "model: 3\n", "model: .*found 3"),
+        (BASE + "? [1]\n: 2\n", "not YAML"),
+        ("", "the file is empty"),
+        ("- 1\n", "expected keys and values"),
+    ],
+)
+def test_single_mistakes(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        config(tmp_path, text)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="can't be read: No such file"):
+        load_config(tmp_path / "absent.yaml")
+    with pytest.raises(InputError, match="can't be read"):
+        load_config(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes("run_dir: façade".encode("latin-1"))
+    with pytest.raises(InputError, match="UTF-8 text, found byte 0xe7"):
+        load_config(tmp_path / "latin.yaml")
+
+
+def test_overrides(tmp_path: Path) -> None:
+    changes = ("training.epochs=3", "model.output=sparsemax", "training.learning_rate=1e-4", "search.beam_size=9")
+    loaded = config(tmp_path, BASE + "training:\n", *changes)
+    assert loaded.training.epochs == 3 and loaded.model.output == "sparsemax"
+    assert loaded.training.learning_rate == 1e-4 and loaded.search.beam_size == 9
+    files_of = "version: 1\ndata: {train: '{language}-t', dev: '{language}-d'}\n"
+    assert config(tmp_path, files_of, "data.languages=spanish").data.languages == ["spanish"]
+    assert config(tmp_path, files_of, "data.languages=[a, b]").data.languages == ["a", "b"]
+    assert config(tmp_path, files_of, "data.languages=all").data.languages == "all"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("epochs", "expected key=value"),
+        ("=3", "expected key=value"),
+        ("training.epochs=[1", "not YAML"),
+        ("version.major=1", "version is no section"),
+        ("training.epocs=3", r"training.epocs: unknown key \(did you mean epochs\?\)"),
+    ],
+)
+def test_overrides_with_mistakes(tmp_path: Path, override: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        config(tmp_path, BASE, override)
+
+
+def test_configurations_cannot_be_changed(tmp_path: Path) -> None:
+    loaded = config(tmp_path, BASE)
+    with pytest.raises(ValueError, match="frozen"):
+        loaded.training.epochs = 3
+
+
+def test_the_text_is_the_whole_configuration_without_the_folder(tmp_path: Path) -> None:
+    loaded = config(tmp_path, BASE + "run_dir: runs/x\ntraining: {seed: 7}\n")
+    assert "run_dir" not in loaded.text() and yaml.safe_load(loaded.text())["model"]["layers"] == 2
+    again = config(tmp_path, loaded.text())
+    assert again == loaded.model_copy(update={"run_dir": None})
+
+
+def test_schemas_offer_what_the_classes_take() -> None:
+    assert set(TrainingConfig.model_fields) == {f.name for f in fields(Settings)}
+    assert set(ModelConfig.model_fields) <= set(signature(RNNSeq2Seq).parameters)
+    defaults = {f.name: f.default for f in fields(Settings) if f.name != "epochs"}
+    assert defaults == TrainingConfig().model_dump(exclude={"epochs"})
+
+
+def write(folder: Path, name: str, *rows: str) -> None:
+    (folder / name).write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+
+
+def test_prepared_runs_have_plain_arguments(tmp_path: Path) -> None:
+    write(tmp_path, "eo-train", "iri\tiras\tV;PRS", "esti\testas\tV;PRS")
+    write(tmp_path, "eo-dev", "vidi\tvidas\tV;PRS")
+    text = f"version: 1\ndata: {{folder: {tmp_path}, train: '{{language}}-train', dev: '{{language}}-dev'}}\n"
+    prepared = prepare(config(tmp_path, text, "data.languages=eo", "model.d_model=8", "training.seed=3"))
+    assert prepared.task == {"task": "inflection", "languages": ["eo"]}
+    assert "<lang:eo>" in prepared.src_vocab and "<lang:eo>" not in prepared.tgt_vocab
+    assert len(prepared.train) == 2 and len(prepared.dev) == 1
+    assert prepared.settings.seed == 3 and asdict(prepared.settings)["batch_size"] == 64
+    built = build_model(prepared.description)
+    assert built.arguments["src_vocab"] == len(prepared.src_vocab) and built.arguments["d_model"] == 8
+    assert 3 in prepared.dev.tgt[0]  # "v" was never seen in training: nothing of dev is in the vocabulary
+    everything = prepare(config(tmp_path, text, "data.languages=all", "model.d_model=8"))
+    assert everything.task["languages"] == ["eo"]
+
+
+def test_tau_is_estimated_from_the_first_batch(tmp_path: Path) -> None:
+    change = ("model.output=alpha_relu", "model.d_model=8", "model.layers=1")
+    first, second = (prepare(config(tmp_path, BASE, *change)).description["arguments"]["tau"] for _ in range(2))
+    assert first == second and isinstance(first, float) and first != 0
+    given = prepare(config(tmp_path, BASE, *change, "model.tau=0.25"))
+    assert given.description["arguments"]["tau"] == 0.25
+
+
+def test_splits_that_are_not_there(tmp_path: Path) -> None:
+    write(tmp_path, "train", "iri\tiras\tV;PRS")
+    data = config(tmp_path, f"version: 1\ndata: {{folder: {tmp_path}, train: train, dev: train}}\n").data
+    assert read_split(data, "dev")[0].form == "iras"
+    with pytest.raises(InputError, match="names no test file"):
+        read_split(data, "test")
+    with pytest.raises(InputError, match="train, dev or test, got 'tset'"):
+        read_split(data, "tset")
+    every = config(tmp_path, f"version: 1\ndata: {{folder: {tmp_path}, train: train, dev: d, languages: all}}\n").data
+    with pytest.raises(InputError, match=r"needs one \{language\}"):
+        read_split(every, "train")
+    none = every.model_copy(update={"train": "{language}-x"})
+    with pytest.raises(InputError, match=r"no file \*-x"):
+        read_split(none, "train")

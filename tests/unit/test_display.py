@@ -1,0 +1,27 @@
+"""What a training prints where there is no terminal: a line a validation, however long it gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tsallis.display import TrainingDisplay
+from tsallis.training import Progress
+from tsallis.training.loop import Position
+
+SEEN = {"dev_loss": 0.5, "dev_accuracy": 0.25, "attention_support": 3.0, "output_support": 2.0}
+
+
+def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    folder = Path("runs") / ("long-" * 20)
+    with TrainingDisplay(folder, resumed=True, epochs=7) as display:
+        display.update(Progress(Position(epoch=0, update=3, step=3), updates=9, loss=1.25))
+        display.update(
+            Progress(Position(epoch=1, step=9), 9, 1.0, accuracy=0.9, supported=1.5, attended=2.0, validation=SEEN)
+        )
+    lines = capsys.readouterr().out.split("\n")
+    assert lines[0] == f"Going on in {folder}" and lines[2:] == [""]
+    for words in ("epoch   1", "loss 1.0000", "dev loss 0.5000", "accuracy 25.00%", "attended 3.00", "symbols 2.00"):
+        assert words in lines[1]
