@@ -7,7 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+try:
+    import typer
+except ModuleNotFoundError:
+    print("tsallis: the commands need more than the library does: pip install 'tsallis[toolkit]'", file=sys.stderr)
+    raise SystemExit(2) from None
 
 if TYPE_CHECKING:
     from tsallis.data.inflection import InflectionExample

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli.conftest import environment, write_examples
 
+from cli.conftest import environment, write_examples
 from tsallis.data import english_verbs
 
 ROOT = Path(__file__).parents[2]

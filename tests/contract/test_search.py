@@ -122,6 +122,22 @@ def test_exhaustive_lists_in_order_and_proves_the_best_it_is_asked_for() -> None
         assert result.certificate.kind == "optimal"
 
 
+def test_a_list_that_was_cut_is_not_complete() -> None:
+    cut = 0
+    for seed in range(6):
+        model = random_model("entmax", 1.5, seed, sharpness=20.0)
+        src, lengths = sources(seed)
+        whole = beam_search(model, src, lengths, max_length=LONGEST, beam_size=300)
+        part = beam_search(model, src, lengths, max_length=LONGEST, beam_size=300, n_best=1)
+        for all_of_it, one in zip(whole, part, strict=True):
+            assert one.best == all_of_it.best
+            if all_of_it.certificate.kind == "complete" and len(all_of_it.hypotheses) > 1:
+                cut += 1
+                assert one.certificate.kind == "optimal"
+                assert one.certificate.bound == pytest.approx(all_of_it.hypotheses[1].log_prob)
+    assert cut > 0
+
+
 def test_attention_is_kept_on_request() -> None:
     model = random_model("entmax", 1.5, 1)
     src, lengths = sources(1)
@@ -194,3 +210,35 @@ def test_dead_ends_give_no_hypothesis() -> None:
 def test_sizes_below_one_are_refused(option: str) -> None:
     with pytest.raises(ValueError, match=option):
         beam_search(random_model("softmax", 1.0, 0), *sources(0), **{option: 0})
+
+
+def trained_model(transform: str, alpha: float) -> RNNSeq2Seq:
+    """A model that has half learned to reverse words of three letters: sharp, and still of several minds."""
+    model = random_model(transform, alpha, 0, sharpness=1.0).float()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    words = [list(w) for n in (1, 2, 3) for w in itertools.product((4, 5, 6), repeat=n)]
+    model.train()
+    for step in range(60):
+        rows = torch.randint(len(words), (16,), generator=torch.Generator().manual_seed(step)).tolist()
+        batch = make_batch(words, [w[::-1] for w in words], rows)
+        loss = model.output.loss(model(batch.src, batch.src_lengths, batch.tgt_in).hidden, batch.tgt_out)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval().double()
+
+
+@pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
+def test_no_certificate_of_a_trained_model_is_refuted(transform: str, alpha: float) -> None:
+    model = trained_model(transform, alpha)
+    words = [[4, 5], [6], [5, 5, 4], [6, 4, 5]]
+    src = torch.tensor([w + [0] * (3 - len(w)) for w in words])
+    lengths = torch.tensor([len(w) for w in words])
+    truth = enumerate_all(model, src, lengths)
+    for search in (
+        beam_search(model, src, lengths, beam_size=1, max_length=LONGEST),
+        beam_search(model, src, lengths, beam_size=5, max_length=LONGEST),
+        exhaustive(model, src, lengths, max_length=LONGEST),
+    ):
+        for result, known in zip(search, truth, strict=True):
+            check(result, known, model.output.normalized)

@@ -48,3 +48,9 @@ def test_help_does_not_load_torch() -> None:
 
 def test_importing_starts_no_device() -> None:
     modules_after("import torch, tsallis\ntsallis.entmax\nassert not torch.cuda.is_initialized()")
+
+
+def test_without_the_toolkit_the_command_says_what_it_needs() -> None:
+    code = "import sys; sys.modules['typer'] = None; import tsallis.cli"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2 and "tsallis[toolkit]" in done.stderr

@@ -11,12 +11,11 @@ import torch
 import yaml
 
 from tsallis.config import EMBEDDED, check_config, load_config, prepare
-from tsallis.data import english_verbs
 from tsallis.errors import InputError
 from tsallis.files import write_atomic
-from tsallis.metrics import accuracy, evaluate, forced, levenshtein, search_corpus
+from tsallis.metrics import forced, levenshtein
 from tsallis.models import RNNSeq2Seq
-from tsallis.training import Checkpoints, Log, Settings, Trainer
+from tsallis.training import Checkpoints, Log, Trainer
 from tsallis.training.schedules import Constant, HalveOnWorse, InverseSquareRoot, make_schedule
 
 ROOT = Path(__file__).parents[2]
@@ -43,15 +42,6 @@ def test_every_shipped_recipe_is_a_valid_configuration(path: Path) -> None:
     if path.parent.name == "sigmorphon2018":
         assert "Peters et al. 2019" in path.read_text(encoding="utf-8")
         assert config.training.schedule == "halve-on-worse" and config.search.beam_size == 5
-
-
-def test_overrides() -> None:
-    path = ROOT / "recipes" / "tiny" / "inflection.yaml"
-    config = load_config(path, ["training.learning_rate=1e-3", "model.output=sparsemax", "run_dir=x"])
-    assert config.training.learning_rate == 0.001 and config.model.output == "sparsemax"
-    for wrong, words in (("epochs", "key=value"), ("version.a=1", "no section"), ("model.depth=2", "model.depth")):
-        with pytest.raises(InputError, match=words):
-            load_config(path, [wrong])
 
 
 def test_languages_all_are_found_in_the_folder(tmp_path: Path) -> None:
@@ -199,42 +189,8 @@ def test_levenshtein_against_its_definition() -> None:
         assert levenshtein(a, b) == slow(a, b)
 
 
-def test_evaluation_adds_up() -> None:
-    prepared = prepare(small_config())
-    torch.manual_seed(1)
-    model = RNNSeq2Seq(**prepared.description["arguments"])
-    dev = english_verbs()["dev"][:20]
-    corpus = type(prepared.dev)(prepared.dev.src[:20], prepared.dev.tgt[:20])
-    report = evaluate(model, corpus, [e.form or "" for e in dev], prepared.tgt_vocab, beam_size=2)
-    assert report.complete + report.optimal + report.bounded + report.none == pytest.approx(1)
-    results = search_corpus(model, corpus, 2)
-    assert report.accuracy == accuracy(results, corpus)
-    given = forced(model, corpus)
-    assert report.loss == given.loss > 0 and 0 <= given.gold_in_support <= 1
-    assert 1 <= given.attention_support <= 40 and given.output_support >= 1
-
-
 def test_a_symbol_unknown_to_the_vocabulary_does_not_make_the_loss_infinite() -> None:
     prepared = prepare(small_config())
     model = RNNSeq2Seq(**prepared.description["arguments"])
     unknown = type(prepared.dev)([prepared.dev.src[0]], [[3, *prepared.dev.tgt[0]]])
     assert forced(model, unknown).loss < float("inf")
-
-
-def test_settings_have_the_schemas_names() -> None:
-    assert set(Settings.__dataclass_fields__) == set(small_config().training.model_dump())
-
-
-def test_alpha_relu_gets_its_threshold_from_the_first_batch() -> None:
-    config = check_config(
-        {**small_config().model_dump(), "model": {"d_model": 8, "layers": 1, "output": "alpha_relu"}}, "test"
-    )
-    prepared = prepare(config)
-    tau = prepared.description["arguments"]["tau"]
-    assert tau != 0
-    torch.manual_seed(config.training.seed)
-    model = RNNSeq2Seq(**prepared.description["arguments"]).eval()
-    batch = prepared.train.batch(range(32))
-    hidden = model(batch.src, batch.src_lengths, batch.tgt_in).hidden
-    mass = model.output.probs(model.output.scores(hidden)).sum(-1)
-    assert mass.mean().item() == pytest.approx(1, abs=0.1)

@@ -68,7 +68,7 @@ def beam_search(
         src: [batch, src] symbols.
         src_lengths: [batch] their counts.
         beam_size: prefixes kept a source.
-        n_best: outputs returned a source; None: all that were finished.
+        n_best: outputs returned a source; None: all that were finished. A list that was cut is not complete.
         max_length: of an output, without its end; None: twice the source's length and 20.
         keep_attention: whether hypotheses carry their attention weights.
 

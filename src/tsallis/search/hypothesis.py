@@ -39,7 +39,7 @@ class Certificate:
     """
 
     kind: Kind
-    bound: float  # log-probability of the best prefix that was given up, -inf if none was
+    bound: float  # log-probability of the best prefix or output that was given up, -inf if none was
 
     @property
     def proves_best(self) -> bool:
@@ -64,7 +64,12 @@ class Result:
         return math.fsum(h.prob for h in self.hypotheses)
 
     def truncated(self, n_best: int | None) -> Result:
-        return self if n_best is None else Result(self.hypotheses[:n_best], self.certificate)
+        """The `n_best` best; what is cut off is given up, so that a complete result is only optimal then."""
+        if n_best is None or len(self.hypotheses) <= n_best:
+            return self
+        bound = max(self.certificate.bound, self.hypotheses[n_best].log_prob)
+        kind: Kind = "optimal" if self.certificate.kind == "complete" else self.certificate.kind
+        return Result(self.hypotheses[:n_best], Certificate(kind, bound))
 
 
 def conclude(hypotheses: Sequence[Hypothesis], bound: float, open_prefix: bool, normalized: bool) -> Result:
