@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from tsallis.data.vocabulary import BOS, EOS
+from tsallis.data.vocabulary import BOS
 from tsallis.models.decoder import Decoder
 from tsallis.search.hypothesis import Hypothesis, Result, conclude
+from tsallis.search.steps import Expansion, Prefix, advance, at_least_one, evaluating, nth_best, step_limit
 
-SORTED = 4096  # of more candidates only the largest are found: ties among vocabularies of words do not matter
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """An unfinished hypothesis."""
-
-    tokens: tuple[int, ...] = ()
-    log_prob: float = 0.0
-    support: tuple[int, ...] = ()
-    attended: tuple[int, ...] = ()
-    attention: tuple[Tensor, ...] = ()
+SORTED = 4096  # of more symbols only the largest are found: ties among vocabularies of words do not matter
 
 
 @dataclass
 class _Beam:
     """The search of one source."""
 
+    src_length: int
     limit: int  # steps, the end's step included
-    prefixes: list[Prefix] = field(default_factory=lambda: [Prefix()])
+    prefixes: list[Prefix] = field(default_factory=lambda: [Prefix()])  # best first
     finished: list[Hypothesis] = field(default_factory=list)
     bound: float = -math.inf
     gave_up: bool = False
@@ -60,15 +50,18 @@ def beam_search(
     A beam holds the `beam_size` most probable unfinished prefixes of each source; every output it finishes is kept.
     `bound` is the best log-probability of any prefix that had to be dropped. As a prefix is never less probable than
     what it grows into, an output at least as probable as `bound` is the exact argmax; and where no prefix was dropped,
-    the list is the whole distribution (Peters et al. 2019, sec. 4.1). A source is done when no prefix is left, or when
-    completeness is lost and the `n_best` (or `beam_size`) best outputs can't be beaten any more.
+    the list is the whole distribution (Peters et al. 2019, sec. 4.1).
+
+    As long as nothing was dropped, the search goes on until no prefix is left, for that proves completeness. Once
+    something was, prefixes that can't beat the `n_best` (or `beam_size`) best outputs leave the beam. Values that are
+    not normalised (alpha-ReLU) may grow with length: none of their prefixes leaves before the length limit.
 
     Args:
         model: anything with the decoder protocol of :mod:`tsallis.models.decoder`.
         src: [batch, src] symbols.
         src_lengths: [batch] their counts.
         beam_size: prefixes kept a source.
-        n_best: outputs returned a source; None: all that were finished. A list that was cut is not complete.
+        n_best: outputs returned a source; None: all that were finished.
         max_length: of an output, without its end; None: twice the source's length and 20.
         keep_attention: whether hypotheses carry their attention weights.
 
@@ -76,135 +69,93 @@ def beam_search(
         One :class:`Result` a source.
 
     Raises:
-        ValueError: sizes below 1.
+        ValueError: sizes below 1; a model whose probabilities are NaN.
+
+    Example:
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> model = RNNSeq2Seq(20, 15, d_model=8, output="softmax")
+        >>> src, lengths = torch.randint(4, 20, (2, 5)), torch.tensor([5, 3])
+        >>> results = beam_search(model, src, lengths, beam_size=2, max_length=4)
+        >>> [len(result.hypotheses) > 0 for result in results]
+        [True, True]
+        >>> results[0].certificate.kind in ("optimal", "bounded")  # softmax leaves no output impossible
+        True
     """
-    for name, value in (("beam_size", beam_size), ("n_best", n_best), ("max_length", max_length)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+    at_least_one(beam_size=beam_size, n_best=n_best, max_length=max_length)
+    if src.shape[0] == 0:
+        return []
+    normalized = model.output.normalized
     with evaluating(model):
         state = model.start(model.encode(src, src_lengths))
-        beams = [_Beam(step_limit(int(n), max_length)) for n in src_lengths]
-        owners = list(range(len(beams)))  # of the rows of the state
+        beams = [_Beam(n, step_limit(n, max_length)) for n in src_lengths.tolist()]
+        owners = list(range(len(beams)))  # of the rows of the state; those of one source stand together
         tokens = torch.full((len(beams),), BOS, device=src.device)
         while owners:
-            step = model.step(state, tokens)
-            log_probs = model.output.log_probs(step.scores)  # [rows, d_vocab]
-            sizes = Expansion(step.attention, log_probs, keep_attention)
-            parents: list[int] = []
-            new_owners: list[int] = []
-            next_tokens: list[int] = []
-            for owner, (first, last) in _runs(owners):
-                rows = list(range(first, last))
-                for parent, token in _advance(beams[owner], log_probs[first:last], sizes, rows, beam_size):
-                    parents.append(parent)
-                    next_tokens.append(token)
-                    new_owners.append(owner)
-                if _done(beams[owner], n_best or beam_size, model.output.normalized):
-                    while new_owners and new_owners[-1] == owner:
-                        for kept in (parents, next_tokens, new_owners):
-                            kept.pop()
-            owners = new_owners
+            log_probs, attention, state = advance(model, state, tokens, owners)
+            expansion = Expansion(attention, log_probs, keep_attention)
+            parents = []
+            for owner, row, candidates in _candidates(beams, owners, expansion, beam_size):
+                beam = beams[owner]
+                kept = _keep(beam, row, candidates, expansion, beam_size)
+                parents += kept[: _shrink(beam, n_best or beam_size, normalized)]
+            owners = [owners[row] for row in parents]
+            following = [prefix.token for owner in dict.fromkeys(owners) for prefix in beams[owner].prefixes]
             if owners:
-                state = step.state.select(torch.tensor(parents, device=src.device))
-                tokens = torch.tensor(next_tokens, device=src.device)
-    normalized = model.output.normalized
+                state = state.select(torch.tensor(parents, device=src.device))
+                tokens = torch.tensor(following, device=src.device)
     return [conclude(b.finished, b.bound, b.gave_up, normalized).truncated(n_best) for b in beams]
 
 
-class Expansion:
-    """Counts of support and attention of the rows of a step, and the attention itself if it is kept."""
-
-    def __init__(self, attention: Tensor, log_probs: Tensor, keep: bool) -> None:
-        self.support = (log_probs > -torch.inf).sum(-1).tolist()
-        self.attended = (attention > 0).sum(-1).tolist()
-        self.attention = attention if keep else None
-
-    def extend(self, prefix: Prefix, row: int, token: int, log_prob: float) -> Prefix:
-        kept = () if self.attention is None else (*prefix.attention, self.attention[row])
-        return Prefix(
-            (*prefix.tokens, token),
-            log_prob,
-            (*prefix.support, self.support[row]),
-            (*prefix.attended, self.attended[row]),
-            kept,
-        )
-
-    def finish(self, prefix: Prefix, row: int, log_prob: float) -> Hypothesis:
-        whole = self.extend(prefix, row, EOS, log_prob)
-        attention = torch.stack(whole.attention) if whole.attention else None
-        return Hypothesis(prefix.tokens, log_prob, whole.support, whole.attended, attention)
+Candidate = tuple[float, int, int]  # its log-probability's negative, its parent's place in the beam, its token
 
 
-def step_limit(src_length: int, max_length: int | None) -> int:
-    """Steps of the longest output allowed, its end included."""
-    return (2 * src_length + 20 if max_length is None else max_length) + 1
-
-
-@contextlib.contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """The model without dropout, and afterwards as it was."""
-    training = getattr(model, "training", False)
-    if training:
-        model.eval()
-    try:
-        yield
-    finally:
-        if training:
-            model.train()
-
-
-def _runs(owners: list[int]) -> list[tuple[int, tuple[int, int]]]:
-    """Each owner and its stretch of rows."""
-    runs: list[tuple[int, tuple[int, int]]] = []
-    start = 0
-    for i in range(1, len(owners) + 1):
-        if i == len(owners) or owners[i] != owners[start]:
-            runs.append((owners[start], (start, i)))
-            start = i
-    return runs
-
-
-def _advance(
-    beam: _Beam, log_probs: Tensor, sizes: Expansion, rows: list[int], beam_size: int
-) -> list[tuple[int, int]]:
-    """Finish what can end here, keep the best of the rest: (row, token) of each prefix kept, and the beam updated."""
-    before = torch.tensor([p.log_prob for p in beam.prefixes], dtype=torch.float64, device=log_probs.device)
-    totals = before.unsqueeze(-1) + log_probs  # [prefixes, d_vocab]
-    for prefix, row, total in zip(beam.prefixes, rows, totals[:, EOS].tolist(), strict=True):
-        if total > -math.inf:
-            beam.finished.append(sizes.finish(prefix, row, total))
-    totals[:, EOS] = -torch.inf
-    best, order = _top(totals.flatten(), beam_size + 1)
-    candidates = [(v, i) for v, i in zip(best.tolist(), order.tolist(), strict=True) if v > -math.inf]
-    at_limit = len(beam.prefixes[0].tokens) + 2 > beam.limit  # the next step could only end
-    kept = [] if at_limit else candidates[:beam_size]
-    for value, _ in candidates[len(kept) : len(kept) + 1]:  # the best of those given up
-        beam.give_up(value)
-    width = totals.shape[1]
-    parents = [(i // width, i % width, value) for value, i in kept]
-    beam.prefixes = [sizes.extend(beam.prefixes[p], rows[p], token, value) for p, token, value in parents]
-    return [(rows[p], token) for p, token, _ in parents]
+def _candidates(
+    beams: list[_Beam], owners: list[int], expansion: Expansion, beam_size: int
+) -> Iterator[tuple[int, int, list[Candidate]]]:
+    """Finish what can end; then for every source its first row and its best prefixes of one token more, in order."""
+    totals, ends = expansion.totals([p for owner in dict.fromkeys(owners) for p in beams[owner].prefixes])
+    best, order = _top(totals, beam_size + 1)  # one more than fits tells what is given up
+    values, tokens = best.tolist(), order.tolist()  # [rows, beam_size + 1]
+    row = 0
+    for owner, rows in itertools.groupby(owners):
+        beam, count = beams[owner], len(list(rows))
+        candidates: list[Candidate] = []
+        for place in range(count):
+            if ends[row + place] > -math.inf:
+                hypothesis = expansion.finish(beam.prefixes[place], row + place, ends[row + place], beam.src_length)
+                beam.finished.append(hypothesis)
+            pairs = zip(values[row + place], tokens[row + place], strict=True)
+            candidates += [(-value, place, token) for value, token in pairs if value > -math.inf]
+        yield owner, row, sorted(candidates)[: beam_size + 1]
+        row += count
 
 
 def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest values and where they stand; of equal ones the first, in every run."""
-    if values.numel() > SORTED:
-        best, order = values.topk(min(count, values.numel()))
+    """The largest values of each row and where they stand; of equal ones the first, in every run."""
+    width = values.shape[-1]
+    if width > SORTED:
+        best, order = values.topk(min(count, width))
     else:
-        best, order = (x[:count] for x in values.sort(descending=True, stable=True))
+        best, order = (x[:, :count] for x in values.sort(descending=True, stable=True))
     return best, order
 
 
-def _done(beam: _Beam, wanted: int, normalized: bool) -> bool:
-    """Whether going on can't change the best outputs, nor prove completeness; what is open then is given up."""
-    if not beam.prefixes:
-        return True
-    if not beam.gave_up or len(beam.finished) < wanted:
-        return False
-    worst = sorted((h.log_prob for h in beam.finished), reverse=True)[wanted - 1]
-    best_open = beam.prefixes[0].log_prob
-    if worst < best_open:
-        return False
-    beam.give_up(best_open)
-    beam.prefixes = []
-    return True
+def _keep(beam: _Beam, row: int, candidates: list[Candidate], expansion: Expansion, beam_size: int) -> list[int]:
+    """Make the best candidates the beam, give up the others, and return the rows that those kept come from."""
+    at_limit = beam.prefixes[0].length + 2 > beam.limit  # a prefix one token longer could not even end
+    kept = [] if at_limit else candidates[:beam_size]
+    if len(candidates) > len(kept):
+        beam.give_up(-candidates[len(kept)][0])
+    beam.prefixes = [expansion.extend(beam.prefixes[place], row + place, token, -cost) for cost, place, token in kept]
+    return [row + place for _, place, _ in kept]
+
+
+def _shrink(beam: _Beam, wanted: int, normalized: bool) -> int:
+    """Let prefixes go that can change neither the best outputs nor the certificate; how many stay."""
+    if beam.gave_up and normalized:
+        worst = nth_best(beam.finished, wanted)
+        staying = [p for p in beam.prefixes if p.log_prob > worst]
+        if len(staying) < len(beam.prefixes):
+            beam.give_up(beam.prefixes[len(staying)].log_prob)
+            beam.prefixes = staying
+    return len(beam.prefixes)

@@ -6,27 +6,62 @@ import heapq
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tsallis.data.vocabulary import BOS, EOS
 from tsallis.models.decoder import Decoder, join
-from tsallis.search.beam import Expansion, Prefix, evaluating, step_limit
 from tsallis.search.hypothesis import Hypothesis, Result, conclude
+from tsallis.search.steps import Expansion, Prefix, advance, at_least_one, evaluating, nth_best, step_limit
 
-CHUNK = 32  # prefixes expanded together
+CHUNK = 16  # prefixes of a source expanded together; whatever the batch, so that results don't depend on it
+WINDOW = 16  # sources searched together: each may have to hold the states of `budget` prefixes
 
 
-@dataclass(order=True)
-class _Open:
-    """A prefix in the queue, and where its state lies."""
+class _Open(NamedTuple):
+    """A prefix in a queue, and where its state lies. Queues compare the first two fields alone."""
 
-    rank: tuple[float, int]
-    prefix: Prefix = field(compare=False)
-    state: Any = field(compare=False)
-    row: int = field(compare=False)
+    cost: float
+    number: int  # of equal prefixes the one found first comes first
+    prefix: Prefix
+    state: Any  # after all but the prefix's last token
+    row: int
+
+
+@dataclass
+class _Queue:
+    """The search of one source."""
+
+    source: int
+    src_length: int
+    limit: int  # steps, the end's step included
+    budget: int  # expansions left
+    heap: list[_Open]
+    finished: list[Hypothesis] = field(default_factory=list)
+    bound: float = -math.inf
+    gave_up: bool = False
+
+    def give_up(self, log_prob: float) -> None:
+        self.bound = max(self.bound, log_prob)
+        self.gave_up = True
+
+    def pop(self, n_best: int | None, normalized: bool) -> list[_Open]:
+        """The best prefixes, as many as are expanded at once; none if the search of this source is over."""
+        proved = nth_best(self.finished, n_best) if n_best and normalized else -math.inf
+        chunk: list[_Open] = []
+        while self.heap and self.budget and len(chunk) < CHUNK and -self.heap[0].cost > proved:
+            chunk.append(heapq.heappop(self.heap))
+            self.budget -= 1
+        return chunk
+
+    def push(self, item: _Open) -> None:
+        heapq.heappush(self.heap, item)
+        if len(self.heap) > 2 * (self.budget + CHUNK):
+            # Those behind more others than can be expanded never will be.
+            self.heap.sort()
+            self.give_up(-self.heap[self.budget].cost)
+            del self.heap[self.budget :]
 
 
 @torch.no_grad()
@@ -40,11 +75,13 @@ def exhaustive(
     max_length: int | None = None,
     keep_attention: bool = False,
 ) -> list[Result]:
-    """Every output with a probability, best first, by expanding the most probable prefix again and again.
+    """Every output with a probability, best first, by expanding the most probable prefixes again and again.
 
     It ends when no prefix is left (the result is `complete`, its probabilities sum to 1), when the `n_best` best are
     proved, or when `budget` prefixes of a source have been expanded: then `bound` says how probable anything missing
-    could be.
+    could be, and :attr:`Result.proven` holds the outputs whose rank is certain all the same.
+
+    Memory grows with the states of the prefixes that are open, at most `budget` of each of 16 sources.
 
     Args:
         model: anything with the decoder protocol of :mod:`tsallis.models.decoder`.
@@ -56,69 +93,105 @@ def exhaustive(
         keep_attention: whether hypotheses carry their attention weights.
 
     Raises:
-        ValueError: a budget, length or number of outputs below 1.
+        ValueError: a budget, length or number of outputs below 1; a model whose probabilities are NaN.
+
+    Example:
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> model = RNNSeq2Seq(20, 6, d_model=8, output="sparsemax", forbidden=(0, 1, 3))
+        >>> with torch.no_grad():
+        ...     model.output.bias[2] = 0.5  # the end is likely
+        >>> src, lengths = torch.randint(4, 20, (1, 5)), torch.tensor([5])
+        >>> (result,) = exhaustive(model, src, lengths, n_best=3)
+        >>> len(result.proven), result.certificate.proves_best
+        (3, True)
     """
-    for name, value in (("budget", budget), ("n_best", n_best), ("max_length", max_length)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+    at_least_one(budget=budget, n_best=n_best, max_length=max_length)
     with evaluating(model):
-        memory = model.encode(src, src_lengths)
-        starts = model.start(memory)
-        return [
-            _search(
-                model,
-                starts.select(torch.tensor([i], device=src.device)),
-                step_limit(int(src_lengths[i]), max_length),
-                budget,
-                n_best,
-                keep_attention,
-            ).truncated(n_best)
-            for i in range(src.shape[0])
-        ]
+        queues: list[_Queue] = []
+        for first in range(0, src.shape[0], WINDOW):
+            window = slice(first, first + WINDOW)
+            start = model.start(model.encode(src[window], src_lengths[window]))
+            opened = [
+                _Queue(first + i, n, step_limit(n, max_length), budget, [_Open(0.0, 0, Prefix(), start, i)])
+                for i, n in enumerate(src_lengths[window].tolist())
+            ]
+            _search(model, opened, n_best, keep_attention, src.device)
+            queues += opened
+    return [_conclude(queue, model.output.normalized).truncated(n_best) for queue in queues]
 
 
-def _search(model: Decoder, start: Any, limit: int, budget: int, n_best: int | None, keep: bool) -> Result:
-    counter = itertools.count()
-    queue = [_Open((0.0, next(counter)), Prefix(), start, 0)]
-    finished: list[Hypothesis] = []
-    normalized = model.output.normalized
-    bound, gave_up, expanded = -math.inf, False, 0
-    while queue and expanded < budget and not _proved(finished, n_best, queue[0], normalized):
-        chunk = [heapq.heappop(queue) for _ in range(min(CHUNK, budget - expanded, len(queue)))]
-        expanded += len(chunk)
-        state = join([state.select(torch.tensor(rows)) for state, rows in _by_state(chunk)])
-        chunk = [item for _, items in _grouped(chunk) for item in items]
-        tokens = torch.tensor([item.prefix.tokens[-1] if item.prefix.tokens else BOS for item in chunk])
-        step = model.step(state, tokens)
-        log_probs = model.output.log_probs(step.scores)  # [rows, d_vocab]
-        sizes = Expansion(step.attention, log_probs, keep)
-        for row, token in (log_probs > -torch.inf).nonzero().tolist():
-            prefix = chunk[row].prefix
-            total = prefix.log_prob + float(log_probs[row, token])
-            if token == EOS:
-                finished.append(sizes.finish(prefix, row, total))
-            elif len(prefix.tokens) + 2 > limit:
-                bound, gave_up = max(bound, total), True
-            else:
-                longer = sizes.extend(prefix, row, token, total)
-                heapq.heappush(queue, _Open((-total, next(counter)), longer, step.state, row))
-    if queue:
-        bound, gave_up = max(bound, queue[0].prefix.log_prob), True
-    return conclude(finished, bound, gave_up, normalized)
+def _search(model: Decoder, queues: list[_Queue], n_best: int | None, keep: bool, device: torch.device) -> None:
+    """Expand the best prefixes of all sources together until every source is done."""
+    numbers = itertools.count(1)
+    while True:
+        chunks = [(queue, queue.pop(n_best, model.output.normalized)) for queue in queues]
+        chunks = [(queue, _by_state(chunk)) for queue, chunk in chunks if chunk]
+        if not chunks:
+            return
+        rows = [item for _, chunk in chunks for item in chunk]
+        state = _states(rows, device)
+        tokens = torch.tensor([item.prefix.token for item in rows], device=device)
+        sources = [queue.source for queue, chunk in chunks for _ in chunk]
+        log_probs, attention, state = advance(model, state, tokens, sources)
+        expansion = Expansion(attention, log_probs, keep)
+        totals, ends = expansion.totals([item.prefix for item in rows])
+        first = 0
+        for queue, chunk in chunks:
+            prefixes = [item.prefix for item in chunk]
+            for row, prefix in enumerate(prefixes, start=first):
+                if ends[row] > -math.inf:
+                    queue.finished.append(expansion.finish(prefix, row, ends[row], queue.src_length))
+            _push(queue, prefixes, totals[first : first + len(chunk)], expansion, first, state, numbers)
+            first += len(chunk)
 
 
-def _proved(finished: list[Hypothesis], n_best: int | None, best: _Open, normalized: bool) -> bool:
-    if n_best is None or len(finished) < n_best or not normalized:
-        return False
-    return sorted((h.log_prob for h in finished), reverse=True)[n_best - 1] >= best.prefix.log_prob
+def _push(
+    queue: _Queue,
+    prefixes: list[Prefix],
+    totals: Tensor,
+    expansion: Expansion,
+    first: int,
+    state: Any,
+    numbers: itertools.count[int],
+) -> None:
+    """Queue the prefixes of one token more, with totals [prefixes, d_vocab] from row `first` of the expansion on."""
+    for place, prefix in enumerate(prefixes):
+        if prefix.length + 2 > queue.limit and totals[place].max() > -math.inf:
+            queue.give_up(float(totals[place].max()))  # one token longer it could not even end
+            totals[place] = -torch.inf
+    flat, width = totals.flatten(), totals.shape[-1]
+    index = (flat > -torch.inf).nonzero().squeeze(-1)
+    if len(index) > queue.budget:  # more than can ever be expanded
+        index = index[flat[index].sort(descending=True, stable=True).indices]
+        queue.give_up(float(flat[index[queue.budget]]))
+        index = index[: queue.budget]
+    children = list(zip(index.tolist(), flat[index].tolist(), strict=True))
+    if not children:
+        return
+    places = sorted({i // width for i, _ in children})
+    state = state.select(torch.tensor([first + place for place in places], device=totals.device))
+    rows = {place: row for row, place in enumerate(places)}
+    for i, total in children:
+        place, token = divmod(i, width)
+        longer = expansion.extend(prefixes[place], first + place, token, total)
+        queue.push(_Open(-total, next(numbers), longer, state, rows[place]))
 
 
-def _grouped(chunk: list[_Open]) -> list[tuple[Any, list[_Open]]]:
-    groups: dict[int, tuple[Any, list[_Open]]] = {}
+def _conclude(queue: _Queue, normalized: bool) -> Result:
+    if queue.heap:
+        queue.give_up(-queue.heap[0].cost)
+    return conclude(queue.finished, queue.bound, queue.gave_up, normalized)
+
+
+def _by_state(chunk: list[_Open]) -> list[_Open]:
+    """Those of one state next to each other."""
+    groups: dict[int, list[_Open]] = {}
     for item in chunk:
-        groups.setdefault(id(item.state), (item.state, []))[1].append(item)
-    return list(groups.values())
+        groups.setdefault(id(item.state), []).append(item)
+    return [item for group in groups.values() for item in group]
 
 
-def _by_state(chunk: list[_Open]) -> list[tuple[Any, list[int]]]:
-    return [(state, [item.row for item in items]) for state, items in _grouped(chunk)]
+def _states(rows: list[_Open], device: torch.device) -> Any:
+    """One state of the rows that lie in several."""
+    groups = [list(group) for _, group in itertools.groupby(rows, key=lambda item: id(item.state))]
+    return join([group[0].state.select(torch.tensor([i.row for i in group], device=device)) for group in groups])

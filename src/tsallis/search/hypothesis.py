@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import Tensor
@@ -21,7 +21,7 @@ class Hypothesis:
     log_prob: float  # natural logarithm, the end included
     support: tuple[int, ...]  # symbols with a probability, one count a step, the end's step included
     attended: tuple[int, ...]  # source positions with a weight, one count a step
-    attention: Tensor | None = None  # [steps, src], where it was asked for
+    attention: Tensor | None = field(default=None, compare=False)  # [steps, src length], where it was asked for
 
     @property
     def prob(self) -> float:
@@ -33,22 +33,35 @@ class Certificate:
     """What is proved of a result.
 
     - `complete`: no output with a probability is missing: the hypotheses are the whole distribution.
-    - `optimal`: no output is more probable than the best hypothesis.
-    - `bounded`: no output is more probable than the best hypothesis or `exp(bound)`.
+    - `optimal`: outputs may be missing, and none of them is more probable than the best hypothesis.
+    - `bounded`: no output is more probable than `exp(bound)`, which exceeds the best hypothesis.
     - `none`: nothing is, because nothing was finished or the model's values are no probabilities.
+
+    For normalised models no output that is missing is more probable than `exp(bound)`, whatever the kind.
     """
 
     kind: Kind
-    bound: float  # log-probability of the best prefix or output that was given up, -inf if none was
+    bound: float  # log-probability of the best prefix (or output) that was given up, -inf if none was
 
     @property
     def proves_best(self) -> bool:
+        """Whether the best hypothesis is the most probable output of all."""
         return self.kind in ("complete", "optimal")
 
 
 @dataclass(frozen=True)
 class Result:
-    """The hypotheses of one source, best first, and their certificate."""
+    """The hypotheses of one source, best first, and their certificate.
+
+    Example:
+        >>> drew = Hypothesis((7, 8), -0.105, (2, 1, 1), (1, 1, 1))
+        >>> drawed = Hypothesis((7, 9), -2.303, (2, 1, 1), (1, 1, 1))
+        >>> result = Result((drew, drawed), Certificate("complete", -math.inf))
+        >>> result.best.tokens, round(result.mass, 2)
+        ((7, 8), 1.0)
+        >>> result.truncated(1).certificate
+        Certificate(kind='optimal', bound=-2.303)
+    """
 
     hypotheses: tuple[Hypothesis, ...]
     certificate: Certificate
@@ -63,8 +76,15 @@ class Result:
         """The probability of all hypotheses together: 1 if the result is complete and the model normalised."""
         return math.fsum(h.prob for h in self.hypotheses)
 
+    @property
+    def proven(self) -> tuple[Hypothesis, ...]:
+        """The hypotheses whose rank is certain: no output that is missing is more probable than one of these."""
+        if self.certificate.kind == "none":
+            return ()
+        return tuple(h for h in self.hypotheses if h.log_prob >= self.certificate.bound - ROUNDING)
+
     def truncated(self, n_best: int | None) -> Result:
-        """The `n_best` best; what is cut off is given up, so that a complete result is only optimal then."""
+        """The `n_best` best hypotheses (None: all), and what is known of them: a list cut short is not complete."""
         if n_best is None or len(self.hypotheses) <= n_best:
             return self
         bound = max(self.certificate.bound, self.hypotheses[n_best].log_prob)
@@ -72,21 +92,21 @@ class Result:
         return Result(self.hypotheses[:n_best], Certificate(kind, bound))
 
 
-def conclude(hypotheses: Sequence[Hypothesis], bound: float, open_prefix: bool, normalized: bool) -> Result:
+def conclude(hypotheses: Sequence[Hypothesis], bound: float, gave_up: bool, normalized: bool) -> Result:
     """Sort what was finished and state what is proved.
 
     Args:
         hypotheses: everything finished.
         bound: log-probability of the best prefix dropped, cut or left open.
-        open_prefix: whether there was any such prefix.
+        gave_up: whether there was any such prefix.
         normalized: whether a longer hypothesis is never more probable.
     """
     ranked = tuple(sorted(hypotheses, key=lambda h: (-h.log_prob, h.tokens)))
-    if not open_prefix:
+    if not gave_up:
         kind: Kind = "complete"
     elif not ranked or not normalized:
         kind = "none"
     else:
-        # Rounding must not turn a near tie into a proof, nor a tie with a prefix of itself into a doubt.
+        # Sums of the same logarithms differ by their rounding: a tie with a prefix is no doubt about the best.
         kind = "optimal" if ranked[0].log_prob >= bound - ROUNDING else "bounded"
     return Result(ranked, Certificate(kind, bound))

@@ -1,4 +1,4 @@
-"""How probable given outputs are, and outputs drawn at random."""
+"""How probable given outputs are."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from tsallis.data.batching import IGNORED
-from tsallis.data.vocabulary import BOS, EOS
 from tsallis.models.decoder import Decoder
-from tsallis.search.beam import evaluating, step_limit
+from tsallis.search.steps import advance, evaluating
 
 
 @torch.no_grad()
@@ -23,60 +22,29 @@ def score(model: Decoder, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_
         src_lengths: [batch] their counts.
         tgt_in: [batch, tgt] tokens, the start first.
         tgt_out: [batch, tgt] tokens, the end last, padded with -100.
+
+    Raises:
+        ValueError: targets of different shapes; a model whose probabilities are NaN.
+
+    Example:
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> model = RNNSeq2Seq(20, 15, d_model=8, output="softmax")
+        >>> src, lengths = torch.randint(4, 20, (1, 5)), torch.tensor([5])
+        >>> score(model, src, lengths, torch.tensor([[1, 7, 8]]), torch.tensor([[7, 8, 2]])).exp().item() > 0
+        True
     """
+    if tgt_in.shape != tgt_out.shape or tgt_in.dim() != 2 or len(tgt_in) != len(src):
+        raise ValueError(
+            f"tgt_in and tgt_out must both be [{len(src)}, tgt], got {list(tgt_in.shape)} and {list(tgt_out.shape)}"
+        )
+    total = torch.zeros(len(src), dtype=torch.float64, device=src.device)
+    if len(src) == 0:
+        return total
     with evaluating(model):
         state = model.start(model.encode(src, src_lengths))
-        total = torch.zeros(src.shape[0], dtype=torch.float64, device=src.device)
         for token, gold in zip(tgt_in.unbind(1), tgt_out.unbind(1), strict=True):
-            step = model.step(state, token)
-            log_probs = model.output.log_probs(step.scores)  # [batch, d_vocab]
+            log_probs, _, state = advance(model, state, token, range(len(src)))  # [batch, d_vocab]
             counted = gold != IGNORED
             found = log_probs.gather(-1, torch.where(counted, gold, 0).unsqueeze(-1)).squeeze(-1)
             total = total + torch.where(counted, found, 0)
-            state = step.state
     return total
-
-
-@torch.no_grad()
-def sample(
-    model: Decoder,
-    src: Tensor,
-    src_lengths: Tensor,
-    n: int = 1,
-    *,
-    max_length: int | None = None,
-    generator: torch.Generator | None = None,
-) -> list[list[tuple[int, ...] | None]]:
-    """`n` outputs drawn from the model for every source; None where a draw met a dead end or the length limit.
-
-    Values that don't sum to 1 (alpha-ReLU) are drawn in proportion.
-    """
-    if n < 1:
-        raise ValueError(f"n must be at least 1, got {n}")
-    with evaluating(model):
-        batch = src.shape[0]
-        owners = torch.arange(batch, device=src.device).repeat_interleave(n)
-        state = model.start(model.encode(src, src_lengths)).select(owners)
-        drawn: list[tuple[int, ...] | None] = [None] * (batch * n)
-        prefixes: list[list[int]] = [[] for _ in drawn]
-        rows = list(range(len(drawn)))
-        tokens = torch.full((len(rows),), BOS, device=src.device)
-        limits = [step_limit(int(length), max_length) for length in src_lengths]
-        while rows:
-            step = model.step(state, tokens)
-            weights = model.output.log_probs(step.scores).exp()
-            possible = weights.sum(-1) > 0
-            draws = torch.multinomial(torch.where(possible.unsqueeze(-1), weights, 1), 1, generator=generator)
-            going = []
-            for i, (row, token, alive) in enumerate(
-                zip(rows, draws.squeeze(-1).tolist(), possible.tolist(), strict=True)
-            ):
-                if alive and token == EOS:
-                    drawn[row] = tuple(prefixes[row])
-                elif alive and len(prefixes[row]) + 2 <= limits[row // n]:
-                    prefixes[row].append(token)
-                    going.append(i)
-            rows = [rows[i] for i in going]
-            index = torch.tensor(going, dtype=torch.long, device=src.device)
-            state, tokens = step.state.select(index), draws.squeeze(-1)[index]
-    return [drawn[i * n : (i + 1) * n] for i in range(batch)]

@@ -1,0 +1,136 @@
+"""The beam: what it drops, when it stops, and what it says about it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from contract.tables import EOS, A, B, C, random_table, sources, trie
+from tsallis.search import beam_search
+
+# The likelier first symbol leads to two even halves: a beam of one misses the best output.
+TRAP = {
+    (): {A: 0.6, B: 0.4},
+    (A,): {EOS: 0.5, C: 0.5},
+    (A, C): {EOS: 1.0},
+    (B,): {EOS: 1.0},
+}
+
+
+def search(model, **options):
+    (result,) = beam_search(model, *sources(0), **options)
+    return result
+
+
+def test_greedy_search_is_trapped_and_says_so() -> None:
+    result = search(trie(TRAP), beam_size=1)
+    assert result.best.tokens == (A,) and result.best.prob == pytest.approx(0.3)
+    assert result.certificate.kind == "bounded"
+    assert math.exp(result.certificate.bound) == pytest.approx(0.4)
+    assert not result.certificate.proves_best and result.proven == ()
+
+
+def test_a_beam_that_holds_everything_is_complete() -> None:
+    result = search(trie(TRAP), beam_size=2)
+    assert result.certificate.kind == "complete" and result.certificate.bound == -math.inf
+    assert {h.tokens: round(h.prob, 12) for h in result.hypotheses} == {(B,): 0.4, (A,): 0.3, (A, C): 0.3}
+    assert result.mass == pytest.approx(1)
+    assert result.proven == result.hypotheses
+
+
+def test_a_list_cut_short_is_not_called_complete() -> None:
+    result = search(trie(TRAP), beam_size=2, n_best=1)
+    assert [h.tokens for h in result.hypotheses] == [(B,)]
+    assert result.certificate.kind == "optimal"
+    assert math.exp(result.certificate.bound) == pytest.approx(0.3)
+    assert search(trie(TRAP), beam_size=2, n_best=3).certificate.kind == "complete"
+
+
+def test_ties_are_broken_by_the_symbols() -> None:
+    result = search(trie(TRAP), beam_size=2)
+    assert [h.tokens for h in result.hypotheses] == [(B,), (A,), (A, C)]
+    even = trie({(): {C: 0.25, B: 0.25, A: 0.25, EOS: 0.25}, **{(token,): {EOS: 1.0} for token in (A, B, C)}})
+    assert [h.tokens for h in search(even, beam_size=2, n_best=3).hypotheses] == [(), (A,), (B,)]
+
+
+def test_support_and_attention_are_counted_at_every_step() -> None:
+    result = search(trie(TRAP), beam_size=2)
+    supports = {h.tokens: h.support for h in result.hypotheses}
+    assert supports == {(B,): (2, 1), (A,): (2, 2), (A, C): (2, 2, 1)}
+    assert all(h.attended == (1,) * len(h.support) for h in result.hypotheses)
+
+
+def test_the_batch_shrinks_with_what_is_left_to_search() -> None:
+    model = trie(TRAP)
+    beam_search(model, *sources(0, 0, 0), beam_size=5)
+    assert model.rows_a_step == [3, 6, 3]
+
+
+def test_a_beam_that_lost_completeness_stops_once_nothing_can_win() -> None:
+    # After the first step the best output has 0.9; the rest could be followed for ever.
+    model = trie({(): {EOS: 0.9, A: 0.06, B: 0.04}, **{(A,) * n: {A: 0.5, EOS: 0.5} for n in range(1, 50)}})
+    result = search(model, beam_size=1, max_length=40)
+    assert result.certificate.kind == "optimal" and math.exp(result.certificate.bound) == pytest.approx(0.06)
+    assert model.rows_a_step == [1]
+
+
+def test_prefixes_that_cannot_win_leave_a_beam_that_lost_completeness() -> None:
+    rows = {(): {EOS: 0.3, A: 0.5, B: 0.15, C: 0.05}, (A,): {B: 1.0}, (A, B): {EOS: 1.0}}
+    rows |= {(B,) * n: {B: 0.5, EOS: 0.5} for n in range(1, 50)}
+    model = trie(rows)
+    result = search(model, beam_size=2, n_best=1, max_length=40)
+    assert model.rows_a_step == [1, 1, 1]  # B was dropped beside C, for the end alone has 0.3
+    assert result.best.tokens == (A, B) and result.certificate.kind == "optimal"
+
+
+def test_completeness_is_worth_going_on() -> None:
+    rows = {(A,) * n: {A: 0.1, EOS: 0.9} for n in range(6)} | {(A,) * 6: {EOS: 1.0}}
+    result = search(trie(rows), beam_size=1, max_length=10)
+    assert result.certificate.kind == "complete" and len(result.hypotheses) == 7
+    cut = search(trie(rows), beam_size=1, max_length=3)
+    assert cut.certificate.kind == "optimal" and len(cut.hypotheses) == 4
+    assert math.exp(cut.certificate.bound) == pytest.approx(1e-4)
+
+
+def test_values_that_grow_are_followed_to_the_end() -> None:
+    rows = {(): {A: 0.3, B: 0.1, EOS: 0.4}, (A,): {A: 2.0, EOS: 0.2}, (A, A): {EOS: 3.0, A: 0.1}}
+    result = search(trie(rows, normalized=False), beam_size=1, n_best=1, max_length=2)
+    assert result.best.tokens == (A, A) and result.best.prob == pytest.approx(1.8)
+    assert result.certificate.kind == "none" and result.proven == ()
+    everything = search(trie({**rows, (B,): {}, (A, A): {EOS: 3.0}}, normalized=False), beam_size=5)
+    assert everything.certificate.kind == "complete" and everything.best.tokens == (A, A)
+
+
+def test_length_limits_leave_no_hypothesis_or_the_short_ones() -> None:
+    rows = {(): {A: 1.0}, (A,): {B: 1.0}, (A, B): {EOS: 1.0}}
+    short = search(trie(rows), max_length=1)
+    assert short.best is None and short.mass == 0
+    assert short.certificate.kind == "none" and short.certificate.bound == 0
+    assert search(trie(rows), max_length=2).certificate.kind == "complete"
+
+
+def test_longer_sources_may_have_longer_outputs() -> None:
+    model = trie({(A,) * n: {A: 1.0} for n in range(100)})
+    src = torch.zeros(2, 4, dtype=torch.long)
+    beam_search(model, src, torch.tensor([1, 4]))
+    assert model.rows_a_step == [2] * 23 + [1] * 6  # 2 * length + 20 symbols and one step to end
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_nan_is_no_zero(size: int) -> None:
+    model = trie({(): {A: 0.5, EOS: 0.5}, (A,): {EOS: math.nan}})
+    with pytest.raises(ValueError, match="NaN for source 0"):
+        search(model, beam_size=size)
+
+
+def test_no_sources_no_results() -> None:
+    assert beam_search(random_table("softmax", 1.0, 0), torch.zeros(0, 3).long(), torch.zeros(0).long()) == []
+
+
+def test_vocabularies_too_large_to_sort_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    src, lengths = sources(*range(6))
+    sorted_whole = beam_search(random_table("entmax", 1.5, 3), src, lengths, beam_size=2, max_length=4)
+    monkeypatch.setattr("tsallis.search.beam.SORTED", 2)
+    assert beam_search(random_table("entmax", 1.5, 3), src, lengths, beam_size=2, max_length=4) == sorted_whole

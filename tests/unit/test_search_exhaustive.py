@@ -1,0 +1,165 @@
+"""The best-first listing: its order, its budget, and what it proves when the budget ends."""
+
+from __future__ import annotations
+
+import heapq
+import importlib
+import itertools
+import math
+
+import pytest
+import torch
+
+from contract.tables import EOS, A, B, C, random_table, sources, trie
+from tsallis.search import beam_search, exhaustive
+
+LONG = 5
+
+
+def logs(result) -> list[float]:
+    return [h.log_prob for h in result.hypotheses]
+
+
+@pytest.mark.parametrize(("transform", "alpha"), [("softmax", 1.0), ("entmax", 1.5), ("sparsemax", 2.0)])
+def test_the_whole_answer_set_in_order(transform: str, alpha: float) -> None:
+    src, lengths = sources(*range(20))  # more than are searched together
+    model = random_table(transform, alpha, 0)
+    for source, result in enumerate(exhaustive(model, src, lengths, max_length=LONG)):
+        truth = model.enumerate(source, LONG)
+        assert {h.tokens: h.log_prob for h in result.hypotheses} == pytest.approx(truth)
+        assert logs(result) == sorted(logs(result), reverse=True)
+
+
+@pytest.mark.parametrize("budget", [1, 5, 16, 17, 60, 200])
+def test_no_more_prefixes_than_the_budget_are_expanded(budget: int) -> None:
+    model = random_table("softmax", 1.0, 1)
+    (result,) = exhaustive(model, *sources(0), budget=budget, max_length=LONG)
+    assert sum(model.rows_a_step) == budget
+    assert result.certificate.kind in ("optimal", "bounded")
+    missing = sorted(set(model.enumerate(0, LONG).items()) - {(h.tokens, h.log_prob) for h in result.hypotheses})
+    assert missing
+
+
+def test_a_larger_budget_lists_more_and_bounds_better() -> None:
+    results = [exhaustive(random_table("softmax", 1.0, 2), *sources(0), budget=b)[0] for b in (10, 100, 1000)]
+    bounds = [r.certificate.bound for r in results]
+    assert bounds == sorted(bounds, reverse=True) and len(set(bounds)) == 3
+    assert [r.mass for r in results] == sorted(r.mass for r in results)
+    proven = [[h.tokens for h in r.proven] for r in results]
+    assert proven[1] == proven[2][: len(proven[1])] and len(proven[0]) < len(proven[1]) < len(proven[2])
+
+
+def test_a_spent_budget_depends_on_no_other_source() -> None:
+    src, lengths = sources(*range(20))
+    together = exhaustive(random_table("softmax", 1.0, 4), src, lengths, budget=50, max_length=LONG)
+    for i, result in enumerate(together):
+        (alone,) = exhaustive(random_table("softmax", 1.0, 4), *sources(i), budget=50, max_length=LONG)
+        assert alone == result
+
+
+@pytest.fixture
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The function hides the module of its name from everything but an import.
+    monkeypatch.setattr(importlib.import_module("tsallis.search.exhaustive"), "CHUNK", 1)
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+def test_what_a_queue_forgets_is_not_forgotten_by_the_certificate() -> None:
+    rows = {
+        prefix: {A: 0.5, B: 0.3, C: 0.2} if n < 4 else {EOS: 1.0}
+        for n in range(5)
+        for prefix in itertools.product((A, B, C), repeat=n)
+    }
+    model = trie(rows)
+    # The 40 inner prefixes leave 20 expansions for the 81 outputs, and nothing in the queue.
+    (result,) = exhaustive(model, *sources(0), budget=60)
+    inner_first = sorted(model.enumerate(0, 4).values(), reverse=True)
+    assert len(result.hypotheses) >= 20 and logs(result)[:20] == pytest.approx(inner_first[:20])
+    assert result.certificate.kind == "optimal"
+    assert result.certificate.bound == pytest.approx(inner_first[len(result.hypotheses)])
+
+
+def best_first(model, source: int, budget: int) -> tuple[dict[tuple[int, ...], float], float]:
+    """The same search in its plainest form: what it finishes, and the best prefix cut or left open."""
+    queue: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    finished, bound = {}, -math.inf
+    while queue and budget:
+        cost, prefix = heapq.heappop(queue)
+        budget -= 1
+        for token, prob in model.row(source, prefix).items():
+            total = math.log(prob) - cost
+            if token == EOS:
+                finished[prefix] = total
+            elif len(prefix) == LONG:
+                bound = max(bound, total)
+            else:
+                heapq.heappush(queue, (-total, (*prefix, token)))
+    return finished, max(bound, -queue[0][0] if queue else -math.inf)
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+@pytest.mark.parametrize("budget", [5, 60, 150, 300])
+def test_a_queue_that_forgets_searches_like_one_that_does_not(budget: int) -> None:
+    model = random_table("softmax", 1.0, 5, sharpness=0.5)
+    for source, result in enumerate(exhaustive(model, *sources(0, 1, 2), budget=budget, max_length=LONG)):
+        finished, bound = best_first(model, source, budget)
+        assert {h.tokens: h.log_prob for h in result.hypotheses} == pytest.approx(finished)
+        assert result.certificate.bound == pytest.approx(bound)
+
+
+def test_it_stops_when_the_wanted_are_proved() -> None:
+    model = random_table("softmax", 1.0, 10)
+    (result,) = exhaustive(model, *sources(0), n_best=2, max_length=LONG)
+    truth = sorted(model.enumerate(0, LONG).values(), reverse=True)
+    assert logs(result) == pytest.approx(truth[:2]) and result.certificate.kind == "optimal"
+    assert sum(model.rows_a_step) < 40
+    # A list cut short says how probable the best output that is not on it could be.
+    assert result.certificate.bound >= truth[2] - 1e-12
+
+
+def test_agreement_with_a_beam_that_drops_nothing() -> None:
+    src, lengths = sources(*range(8))
+    model = random_table("sparsemax", 2.0, 7)
+    beams = beam_search(model, src, lengths, beam_size=4**LONG, max_length=LONG)
+    listed = exhaustive(model, src, lengths, max_length=LONG)
+    assert [r.certificate for r in beams] == [r.certificate for r in listed]
+    assert [[h.tokens for h in r.hypotheses] for r in beams] == [[h.tokens for h in r.hypotheses] for r in listed]
+    assert beams == listed
+
+
+def test_endless_answer_sets_end_at_the_length_limit() -> None:
+    forever = trie({(A,) * n: {A: 0.5, EOS: 0.5} for n in range(100)})
+    (result,) = exhaustive(forever, *sources(0), max_length=9)
+    assert len(result.hypotheses) == 10 and result.certificate.kind == "optimal"
+    assert math.exp(result.certificate.bound) == pytest.approx(0.5**10)
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+def test_unnormalised_values_are_complete_or_nothing() -> None:
+    rows = {(): {A: 0.5, B: 0.2}, (A,): {EOS: 0.5}, (B,): {A: 4.0}, (B, A): {EOS: 2.0}}
+    (result,) = exhaustive(trie(rows, normalized=False), *sources(0))
+    assert result.certificate.kind == "complete" and [h.tokens for h in result.hypotheses] == [(B, A), (A,)]
+    (short,) = exhaustive(trie(rows, normalized=False), *sources(0), budget=2, n_best=1)
+    assert short.certificate.kind == "none" and short.best.tokens == (A,)
+    (first,) = exhaustive(trie(rows, normalized=False), *sources(0), n_best=1)
+    assert first.best.tokens == (B, A) and first.certificate.proves_best
+
+
+def test_dead_ends_and_no_sources() -> None:
+    (dead,) = exhaustive(trie({(): {A: 1.0}}, normalized=False), *sources(0))
+    assert dead.best is None and dead.certificate.kind == "complete" and dead.mass == 0
+    assert exhaustive(trie({}), torch.zeros(0, 2).long(), torch.zeros(0).long()) == []
+
+
+def test_nan_is_no_zero_and_names_its_source() -> None:
+    model = random_table("softmax", 1.0, 0)
+    plain = model.row
+    model.row = lambda source, prefix: {A: math.nan} if source == 17 and prefix else plain(source, prefix)
+    with pytest.raises(ValueError, match="NaN for source 17"):
+        exhaustive(model, *sources(*range(20)), max_length=LONG, budget=10)
+
+
+@pytest.mark.parametrize("option", ["budget", "n_best", "max_length"])
+def test_sizes_below_one_are_refused(option: str) -> None:
+    with pytest.raises(ValueError, match=f"{option} must be at least 1, got 0"):
+        exhaustive(trie({}), *sources(0), **{option: 0})

@@ -1,0 +1,159 @@
+"""Scoring, sampling, ensembles, and the models they leave as they were."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from contract.tables import EOS, A, B, random_table, sources, trie
+from tsallis.data.batching import make_batch
+from tsallis.data.vocabulary import BOS
+from tsallis.models import RNNSeq2Seq
+from tsallis.search import Certificate, Ensemble, Hypothesis, Result, beam_search, exhaustive, sample, score
+
+ROWS = {(): {A: 0.75, B: 0.25}, (A,): {EOS: 1.0}, (B,): {A: 0.5, EOS: 0.5}, (B, A): {EOS: 1.0}}
+
+
+def targets(*outputs: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    batch = make_batch([[0]] * len(outputs), outputs, range(len(outputs)))
+    return batch.tgt_in, batch.tgt_out
+
+
+def test_scores_are_sums_of_the_given_tokens_alone() -> None:
+    tgt_in, tgt_out = targets((A,), (B, A), (B,), (A, A), (), (A, B, A))
+    found = score(trie(ROWS), *sources(*[0] * 6), tgt_in, tgt_out)
+    assert found.dtype == torch.float64
+    assert found.exp().tolist() == pytest.approx([0.75, 0.125, 0.125, 0, 0, 0])
+    assert found[3:].tolist() == [-math.inf] * 3
+
+
+@pytest.mark.parametrize("search", [beam_search, exhaustive])
+@pytest.mark.parametrize("output", ["softmax", "entmax", "sparsemax", "alpha_relu"])
+def test_what_is_found_scores_what_was_reported_in_float32(search, output: str) -> None:
+    torch.manual_seed(1)
+    model = RNNSeq2Seq(9, 8, 8, 2, 0.3, output=output)
+    src, lengths = torch.randint(4, 9, (3, 4)), torch.tensor([4, 2, 3])
+    compared = 0
+    for i, result in enumerate(search(model, src, lengths, max_length=3)):
+        outputs = [h.tokens for h in result.hypotheses]
+        if outputs:
+            again = src[i].expand(len(outputs), -1), lengths[i].expand(len(outputs))
+            expected = torch.tensor([h.log_prob for h in result.hypotheses], dtype=torch.float64)
+            torch.testing.assert_close(score(model, *again, *targets(*outputs)), expected, atol=1e-5, rtol=1e-5)
+            compared += len(outputs)
+    assert compared or output == "alpha_relu"
+
+
+def test_targets_of_wrong_shapes_are_refused() -> None:
+    tgt_in, tgt_out = targets((A,), (B, A))
+    for wrong in ((tgt_in, tgt_out[:, 1:]), (tgt_in[:1], tgt_out[:1]), (tgt_in[0], tgt_out[0])):
+        with pytest.raises(ValueError, match=r"must both be \[2, tgt\]"):
+            score(trie(ROWS), *sources(0, 0), *wrong)
+
+
+def test_samples_repeat_with_a_seed_and_follow_the_probabilities() -> None:
+    def draw(seed: int) -> list[list[tuple[int, ...] | None]]:
+        return sample(trie(ROWS), *sources(0, 1), 2000, generator=torch.Generator().manual_seed(seed))
+
+    first = draw(0)
+    assert first == draw(0) != draw(1)
+    for drawn in first:
+        assert set(drawn) == {(A,), (B,), (B, A)}
+        for tokens, prob in {(A,): 0.75, (B,): 0.125, (B, A): 0.125}.items():
+            assert drawn.count(tokens) / 2000 == pytest.approx(prob, abs=0.04)
+
+
+def test_draws_that_end_nowhere_are_none() -> None:
+    cut = sample(trie(ROWS), *sources(0), 400, max_length=1, generator=torch.Generator().manual_seed(0))[0]
+    assert set(cut) == {(A,), (B,), None} and 0.05 < cut.count(None) / 400 < 0.2
+    dead = trie({(): {A: 0.5, B: 0.5}, (A,): {EOS: 1e-200}}, normalized=False)
+    assert set(sample(dead, *sources(0), 50, generator=torch.Generator().manual_seed(0))[0]) == {(A,), None}
+    with pytest.raises(ValueError, match="n must be at least 1, got 0"):
+        sample(trie(ROWS), *sources(0), 0)
+    assert sample(trie(ROWS), torch.zeros(0, 1).long(), torch.zeros(0).long()) == []
+
+
+def test_supports_of_an_ensemble_unite() -> None:
+    other = {(): {B: 0.5, EOS: 0.5}, (B,): {EOS: 1.0}}
+    ensemble = Ensemble([trie(ROWS), trie(other)])
+    (result,) = beam_search(ensemble, *sources(0))
+    # (A,) is a dead end of the second model: half of the mass of the first is left of it.
+    found = {h.tokens: h.prob for h in result.hypotheses}
+    assert found == pytest.approx({(A,): 0.375 * 0.5, (B,): 0.375 * 0.75, (): 0.25, (B, A): 0.375 * 0.25 * 0.5})
+    step = ensemble.step(ensemble.start(ensemble.encode(*sources(0))), torch.tensor([BOS]))
+    torch.testing.assert_close(ensemble.output.probs(step.scores), ensemble.output.log_probs(step.scores).exp())
+    assert Ensemble([trie(ROWS), trie(ROWS, normalized=False)]).output.normalized is False
+
+
+def test_an_ensemble_of_one_is_its_model_and_ensembles_nest() -> None:
+    src, lengths = sources(0, 1, 2)
+    alone = beam_search(random_table("entmax", 1.5, 0), src, lengths, beam_size=3, max_length=4)
+    assert beam_search(Ensemble([random_table("entmax", 1.5, 0)]), src, lengths, beam_size=3, max_length=4) == alone
+    nested = Ensemble([Ensemble([random_table("entmax", 1.5, 0)] * 2), random_table("entmax", 1.5, 0)])
+    for a, b in zip(exhaustive(nested, src, lengths, max_length=4), alone, strict=True):
+        assert a.best.tokens == b.best.tokens and a.best.log_prob == pytest.approx(b.best.log_prob)
+
+
+def test_tiny_probabilities_stay_possible_in_an_ensemble() -> None:
+    log_probs = torch.full((1, 7), -torch.inf, dtype=torch.float64)
+    log_probs[0, EOS], log_probs[0, A] = 0.0, -2000.0  # exp of it is zero even in float64
+    model = trie(ROWS)
+    plain = model.step
+    model.step = lambda state, token: plain(state, token)._replace(scores=log_probs.expand(len(token), -1))
+    ensemble = Ensemble([model, model])
+    step = ensemble.step(ensemble.start(ensemble.encode(*sources(0))), torch.tensor([BOS]))
+    assert step.scores[0, A].item() == pytest.approx(-2000)
+
+
+def test_models_of_an_ensemble_share_a_vocabulary() -> None:
+    ensemble = Ensemble([RNNSeq2Seq(9, 8, 4, 1), RNNSeq2Seq(9, 7, 4, 1)])
+    with pytest.raises(ValueError, match=r"share a vocabulary, got \[7, 8\]"):
+        beam_search(ensemble, torch.full((1, 2), 4), torch.tensor([2]))
+
+
+def test_every_part_of_a_model_gets_its_mode_back() -> None:
+    models = [RNNSeq2Seq(9, 8, 4, 2, 0.5) for _ in range(2)]
+    models[0].encoder.eval()
+    models[1].eval()
+    before = [[m.training for m in model.modules()] for model in models]
+    assert {True, False} == set(before[0])
+    src, lengths = torch.full((1, 2), 4), torch.tensor([2])
+    seen: list[bool] = []
+    models[0].combine.register_forward_hook(lambda module, *_: seen.append(module.training))
+    with pytest.raises(RuntimeError, match="stop"):
+        nn.Module.register_forward_hook(models[1].combine, stop_second())
+        beam_search(Ensemble(models), src, lengths)
+    assert [[m.training for m in model.modules()] for model in models] == before
+    assert seen and not any(seen)
+
+
+def stop_second():
+    """A hook that fails at its second call."""
+    calls: list[int] = []
+
+    def hook(*_: object) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("stop")
+
+    return hook
+
+
+def test_hypotheses_with_attention_compare_and_hash() -> None:
+    plain = Hypothesis((4,), -0.5, (1, 1), (1, 1))
+    kept = Hypothesis((4,), -0.5, (1, 1), (1, 1), torch.ones(2, 3))
+    assert plain == kept and len({plain, kept}) == 1
+
+
+def test_a_cut_list_keeps_its_bound_honest() -> None:
+    hypotheses = tuple(Hypothesis((4,) * n, math.log(p), (), ()) for n, p in enumerate((0.4, 0.3, 0.1)))
+    bounded = Result(hypotheses, Certificate("optimal", math.log(0.2)))
+    assert bounded.proven == hypotheses[:2]
+    assert bounded.truncated(None) is bounded and bounded.truncated(3) is bounded
+    assert bounded.truncated(1).certificate == Certificate("optimal", math.log(0.3))
+    assert bounded.truncated(2).certificate == Certificate("optimal", math.log(0.2))
+    none = Result(hypotheses, Certificate("none", -1.0))
+    assert none.proven == () and none.truncated(1).certificate.kind == "none"
