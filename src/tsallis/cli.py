@@ -14,6 +14,10 @@ except ModuleNotFoundError:
     raise SystemExit(2) from None
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tsallis.data.batching import Batch
+    from tsallis.data.corpus import Corpus
     from tsallis.data.inflection import InflectionExample
     from tsallis.search import Hypothesis, Result
     from tsallis.training import Run
@@ -147,15 +151,19 @@ def translate(
     examples = _read(loaded, file, language, need_form=False)
     corpus = Corpus.encode(examples, loaded.src_vocab, loaded.tgt_vocab)
     size = beam or _beam_size(loaded)
-    for start in range(0, len(corpus), 64):
-        rows = range(start, min(start + 64, len(corpus)))
-        batch = corpus.batch(rows)
+    for batch in _in_order(corpus):
         if every:
             results = exhaustive(loaded.model, batch.src, batch.src_lengths, budget=budget)
         else:
             results = beam_search(loaded.model, batch.src, batch.src_lengths, beam_size=max(size, nbest), n_best=nbest)
-        for row, result in zip(rows, results, strict=True):
+        for row, result in zip(batch.index, results, strict=True):
             _print_result(loaded, row, result, as_json, many=every or nbest > 1)
+
+
+def _in_order(corpus: Corpus) -> Iterator[Batch]:
+    """Batches of lines as they came, so that results can be printed as they are found."""
+    for start in range(0, len(corpus), 64):
+        yield corpus.batch(range(start, min(start + 64, len(corpus))))
 
 
 def _print_result(run: Run, row: int, result: Result, as_json: bool, many: bool) -> None:
@@ -280,8 +288,7 @@ def score(
     loaded = load_run(run)
     examples = _read(loaded, file, language, need_form=True)
     corpus = Corpus.encode(examples, loaded.src_vocab, loaded.tgt_vocab)
-    for start in range(0, len(corpus), 64):
-        batch = corpus.batch(range(start, min(start + 64, len(corpus))))
+    for batch in _in_order(corpus):
         totals = score_batch(loaded.model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out).tolist()
         for row, total in zip(batch.index, totals, strict=True):
             if as_json:
@@ -307,10 +314,11 @@ def demo(
     print("Learning to inflect English verbs with sparse attention and a sparse output (1.5-entmax).")
     _train(config, run_dir)
     run = load_run(run_dir)
+    dev = read_split(config.data, "dev")
     print("\nOn verbs never seen in training:")
-    print(_table(_evaluate(run, read_split(config.data, "dev"), config.search.beam_size)))
+    print(_table(_evaluate(run, dev, config.search.beam_size)))
     print("\nThe complete set of answers the model holds possible for three of them:")
-    _show_answers(run, read_split(config.data, "dev"))
+    _show_answers(run, dev)
     print(f"\nThe run is in {run_dir}. Ask it for more:")
     print(f"  printf 'rebel\\tV;PST\\n' | tsallis translate {run_dir} --all")
 

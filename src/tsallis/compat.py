@@ -250,23 +250,23 @@ class _Map(nn.Module):
             setattr(self, name, value)
 
 
-class Sparsemax(_Map):
-    """:func:`sparsemax` as a module."""
+class _Sorted(_Map):
+    """The arguments of the two maps that the peer solves by sorting."""
 
     def __init__(self, dim: int = -1, k: int | None = None, return_support_size: bool = False) -> None:
         super().__init__()
         self.dim, self.k, self.return_support_size = dim, k, return_support_size
+
+
+class Sparsemax(_Sorted):
+    """:func:`sparsemax` as a module."""
 
     def forward(self, X: Tensor) -> MapResult:
         return sparsemax(X, self.dim, self.k, self.return_support_size)
 
 
-class Entmax15(_Map):
+class Entmax15(_Sorted):
     """:func:`entmax15` as a module."""
-
-    def __init__(self, dim: int = -1, k: int | None = None, return_support_size: bool = False) -> None:
-        super().__init__()
-        self.dim, self.k, self.return_support_size = dim, k, return_support_size
 
     def forward(self, X: Tensor) -> MapResult:
         return entmax15(X, self.dim, self.k, self.return_support_size)

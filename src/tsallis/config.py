@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from tsallis.data import InflectionExample, Vocabulary, english_verbs, read_inflection, read_languages
 from tsallis.data.corpus import Corpus
+from tsallis.data.reading import read_bytes
 from tsallis.errors import InputError
 from tsallis.functional import estimate_tau_from_scores
 from tsallis.models import RNNSeq2Seq
@@ -113,9 +114,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
         InputError: with every mistake of the file in one message, each with its path.
     """
     try:
-        content = yaml.safe_load(Path(path).read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: can't be read: {error.strerror}") from error
+        content = yaml.safe_load(read_bytes(path).decode("utf-8"))
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x}") from error
     except yaml.YAMLError as error:

@@ -13,7 +13,7 @@ from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import UNK, Vocabulary
 from tsallis.models import RNNSeq2Seq
 from tsallis.search import Result, beam_search
-from tsallis.search.beam import evaluating
+from tsallis.search.steps import evaluating
 
 WHOLE = 1 - 1e-6  # a hypothesis with at least this much probability has all of it, up to rounding
 

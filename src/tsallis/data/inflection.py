@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tsallis.data.reading import read_bytes
 from tsallis.errors import InputError
 
 COLUMNS = "lemma<TAB>form<TAB>tags"
@@ -68,11 +69,7 @@ def read_languages(pattern: str, languages: Sequence[str], need_form: bool = Tru
 
 def read_lines(path: Path | str) -> list[str]:
     """The lines of a UTF-8 file, split at line feeds alone: fields may hold any other separator."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: can't be read: {error.strerror}") from error
-    return decode_lines(data, str(path))
+    return decode_lines(read_bytes(path), str(path))
 
 
 def decode_lines(data: bytes, name: str) -> list[str]:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tsallis.data.reading import read_bytes
 from tsallis.errors import InputError
 from tsallis.files import write_atomic
 
@@ -111,9 +112,7 @@ class Vocabulary:
     def load(cls, path: Path | str) -> Vocabulary:
         """Read what :meth:`save` wrote; anything else is an :class:`~tsallis.errors.InputError`."""
         try:
-            text = Path(path).read_bytes().decode("utf-8")
-        except OSError as error:
-            raise InputError(f"{path}: can't be read: {error.strerror}") from error
+            text = read_bytes(path).decode("utf-8")
         except UnicodeDecodeError as error:
             raise InputError(f"{path}: not a vocabulary file (JSON as UTF-8)") from error
         return cls.from_json(text, str(path))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from tsallis.functional.losses import REDUCTIONS, class_rows, reduce
+from tsallis.functional.losses import check_reduction, class_rows, reduce
 from tsallis.functional.rows import alpha_number, as_rows, check_floating, result_dtype, widen
 from tsallis.kernels import autograd
 
@@ -73,8 +73,7 @@ def alpha_relu_loss(
         tensor(0.)
     """
     eps = _eps(alpha)
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+    check_reduction(reduction)
     if scores.dim() == 0:
         raise ValueError("scores must be [..., classes], got a tensor without dimensions")
     rows = as_rows(scores, -1, None)

@@ -77,9 +77,15 @@ def reduce(loss: Tensor, total: Tensor | int, reduction: str) -> Tensor:
     return loss.sum() if reduction == "sum" else loss.sum() / total
 
 
+def check_reduction(name: str) -> str:
+    """A known reduction, or a ValueError that names those there are."""
+    if name not in REDUCTIONS:
+        raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {name!r}")
+    return name
+
+
 def _check(scores: Tensor, reduction: str, label_smoothing: float = 0.0) -> None:
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+    check_reduction(reduction)
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
     if scores.dim() == 0 or scores.shape[-1] == 0:
@@ -115,16 +121,14 @@ def _hard(
     scores = rows.scores
     classes = class_rows(scores.reshape(rows.shape), target, ignore_index)
     counted = classes >= 0
-    loss = autograd.entmax_loss(scores, classes, alpha)  # [rows]
+    each = autograd.entmax_loss(scores, classes, alpha)  # [rows]
     index = classes.clamp(min=0)
-    share = counted.to(loss.dtype) if weight is None else torch.where(counted, weight[index], 0)
-    if weight is not None:
-        loss = loss * share
+    share = counted.to(each.dtype) if weight is None else torch.where(counted, weight[index], 0)
+    loss = each if weight is None else each * share
     if smoothing > 0:
         # The loss of class c is the target's plus z_y - z_c: the mean over classes needs no other loss.
         live = scores > -torch.inf
         lead = torch.where(live, scores.gather(-1, index.unsqueeze(-1)) - torch.where(live, scores, 0), 0)
-        each = loss if weight is None else autograd.entmax_loss(scores, classes, alpha)
         if weight is None:
             spread = each + lead.sum(-1) / live.sum(-1).clamp(min=1)
         else:

@@ -65,6 +65,21 @@ def _leading(x: Tensor, dim: int | None, batch: int) -> Tensor:
     return x.reshape(-1, *x.shape[2:])
 
 
+def _save(ctx: Any, alpha: Alpha, *kept: Tensor | None) -> None:
+    """Keep tensors for both modes; alpha among them if it is one."""
+    ctx.alpha = None if isinstance(alpha, Tensor) else alpha
+    every = (alpha if isinstance(alpha, Tensor) else None, *kept)
+    ctx.save_for_backward(*every)
+    ctx.save_for_forward(*every)
+    ctx.set_materialize_grads(False)
+
+
+def _saved(ctx: Any) -> tuple[Any, ...]:
+    """Alpha, and the tensors that were kept with it."""
+    alpha, *kept = ctx.saved_tensors
+    return (ctx.alpha if alpha is None else alpha, *kept)
+
+
 class _Map(Function):
     @staticmethod
     def forward(scores: Tensor, alpha: Alpha, budget: float | None) -> tuple[Tensor, Tensor | None, Tensor | None, int]:
@@ -78,23 +93,16 @@ class _Map(Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         _, alpha, budget = inputs
         probs, position, slot, width = output
-        ctx.alpha, ctx.saturates, ctx.width = alpha, budget is not None, width
+        ctx.saturates, ctx.width = budget is not None, width
         if position is not None:
             ctx.mark_non_differentiable(position, slot)
-        kept: tuple[Any, ...] = (probs, position, slot)
-        if isinstance(alpha, Tensor):
-            ctx.alpha = None
-            kept = (*kept, alpha)
-        ctx.save_for_backward(*kept)
-        ctx.save_for_forward(*kept)
-        ctx.set_materialize_grads(False)
+        _save(ctx, alpha, probs, position, slot)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, Tensor | None, None]:
         if grad is None:
             return None, None, None
-        probs, position, slot, *rest = ctx.saved_tensors
-        alpha = rest[0] if rest else ctx.alpha
+        alpha, probs, position, slot = _saved(ctx)
         need_alpha = ctx.needs_input_grad[1]
         if _differentiable(grad):
             return *eager.pullback(probs, grad, alpha, need_alpha, ctx.saturates), None
@@ -113,8 +121,7 @@ class _Map(Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor | None, alpha_tangent: Tensor | None, _: Any) -> tuple[Tensor, None, None, None]:
-        probs, _position, _slot, *rest = ctx.saved_tensors
-        alpha = rest[0] if rest else ctx.alpha
+        alpha, probs, *_packed = _saved(ctx)
         return eager.pushforward(probs, tangent, alpha, alpha_tangent, ctx.saturates), None, None, None
 
     @staticmethod
@@ -153,22 +160,15 @@ class _Loss(Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         scores, target, alpha = inputs
         _, probs, position, slot, width = output
-        ctx.alpha, ctx.width = alpha, width
+        ctx.width = width
         ctx.mark_non_differentiable(*(x for x in (probs, position, slot) if x is not None))
-        kept: tuple[Any, ...] = (scores, target, probs, position, slot)
-        if isinstance(alpha, Tensor):
-            ctx.alpha = None
-            kept = (*kept, alpha)
-        ctx.save_for_backward(*kept)
-        ctx.save_for_forward(*kept)
-        ctx.set_materialize_grads(False)
+        _save(ctx, alpha, scores, target, probs, position, slot)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None, Tensor | None]:
         if grad is None:
             return None, None, None
-        scores, target, probs, position, slot, *rest = ctx.saved_tensors
-        alpha = rest[0] if rest else ctx.alpha
+        alpha, scores, target, probs, position, slot = _saved(ctx)
         need_alpha = ctx.needs_input_grad[2]
         if _differentiable(grad):
             dz, da = _loss_pullback(scores, target, alpha, grad, need_alpha)
@@ -188,8 +188,7 @@ class _Loss(Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor | None, _: Any, alpha_tangent: Tensor | None) -> tuple[Any, ...]:
-        scores, target, _probs, _position, _slot, *rest = ctx.saved_tensors
-        alpha = rest[0] if rest else ctx.alpha
+        alpha, scores, target, *_probs = _saved(ctx)
         one = torch.ones_like(scores[:, 0])
         dz, da = _loss_pullback(scores, target, alpha, one, alpha_tangent is not None)
         result = torch.zeros_like(one)

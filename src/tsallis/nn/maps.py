@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from tsallis import functional
-from tsallis.functional.losses import REDUCTIONS
+from tsallis.functional.losses import check_reduction
 from tsallis.functional.rows import Alpha, alpha_number
 from tsallis.nn.output import transform_alpha
 
@@ -20,12 +20,6 @@ def _hold(module: nn.Module, name: str, value: Alpha) -> None:
 
 def _shown(name: str, value: Alpha) -> str:
     return f"{name}: {tuple(value.shape)}" if isinstance(value, Tensor) else f"{name}={value:g}"
-
-
-def _reduction(name: str) -> str:
-    if name not in REDUCTIONS:
-        raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {name!r}")
-    return name
 
 
 class _Alpha(nn.Module):
@@ -121,7 +115,8 @@ class EntmaxLoss(_Alpha):
     ) -> None:
         super().__init__(alpha)
         self.register_buffer("weight", weight)
-        self.ignore_index, self.reduction, self.label_smoothing = ignore_index, _reduction(reduction), label_smoothing
+        self.ignore_index, self.reduction = ignore_index, check_reduction(reduction)
+        self.label_smoothing = label_smoothing
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
         return functional.entmax_loss(
@@ -164,7 +159,7 @@ class AlphaReLULoss(nn.Module):
         super().__init__()
         self.alpha = transform_alpha("alpha_relu", alpha)
         _hold(self, "tau", tau)
-        self.ignore_index, self.reduction = ignore_index, _reduction(reduction)
+        self.ignore_index, self.reduction = ignore_index, check_reduction(reduction)
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
         return functional.alpha_relu_loss(

@@ -12,26 +12,17 @@ from torch import Tensor
 
 from tsallis.data.vocabulary import BOS
 from tsallis.models.decoder import Decoder
-from tsallis.search.hypothesis import Hypothesis, Result, conclude
-from tsallis.search.steps import Expansion, Prefix, advance, at_least_one, evaluating, nth_best, step_limit
+from tsallis.search.hypothesis import Result
+from tsallis.search.steps import Expansion, Prefix, Search, advance, at_least_one, evaluating, nth_best, step_limit
 
 SORTED = 4096  # of more symbols only the largest are found: ties among vocabularies of words do not matter
 
 
-@dataclass
-class _Beam:
+@dataclass(kw_only=True)
+class _Beam(Search):
     """The search of one source."""
 
-    src_length: int
-    limit: int  # steps, the end's step included
     prefixes: list[Prefix] = field(default_factory=lambda: [Prefix()])  # best first
-    finished: list[Hypothesis] = field(default_factory=list)
-    bound: float = -math.inf
-    gave_up: bool = False
-
-    def give_up(self, log_prob: float) -> None:
-        self.bound = max(self.bound, log_prob)
-        self.gave_up = True
 
 
 @torch.no_grad()
@@ -87,7 +78,7 @@ def beam_search(
     normalized = model.output.normalized
     with evaluating(model):
         state = model.start(model.encode(src, src_lengths))
-        beams = [_Beam(n, step_limit(n, max_length)) for n in src_lengths.tolist()]
+        beams = [_Beam(src_length=n, limit=step_limit(n, max_length)) for n in src_lengths.tolist()]
         owners = list(range(len(beams)))  # of the rows of the state; those of one source stand together
         tokens = torch.full((len(beams),), BOS, device=src.device)
         while owners:
@@ -103,7 +94,7 @@ def beam_search(
             if owners:
                 state = state.select(torch.tensor(parents, device=src.device))
                 tokens = torch.tensor(following, device=src.device)
-    return [conclude(b.finished, b.bound, b.gave_up, normalized).truncated(n_best) for b in beams]
+    return [beam.result(normalized, n_best) for beam in beams]
 
 
 Candidate = tuple[float, int, int]  # its log-probability's negative, its parent's place in the beam, its token

@@ -5,15 +5,15 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tsallis.models.decoder import Decoder, join
-from tsallis.search.hypothesis import Hypothesis, Result, conclude
-from tsallis.search.steps import Expansion, Prefix, advance, at_least_one, evaluating, nth_best, step_limit
+from tsallis.search.hypothesis import Result
+from tsallis.search.steps import Expansion, Prefix, Search, advance, at_least_one, evaluating, nth_best, step_limit
 
 CHUNK = 16  # prefixes of a source expanded together; whatever the batch, so that results don't depend on it
 WINDOW = 16  # sources searched together: each may have to hold the states of `budget` prefixes
@@ -29,22 +29,18 @@ class _Open(NamedTuple):
     row: int
 
 
-@dataclass
-class _Queue:
+@dataclass(kw_only=True)
+class _Queue(Search):
     """The search of one source."""
 
     source: int
-    src_length: int
-    limit: int  # steps, the end's step included
     budget: int  # expansions left
     heap: list[_Open]
-    finished: list[Hypothesis] = field(default_factory=list)
-    bound: float = -math.inf
-    gave_up: bool = False
 
-    def give_up(self, log_prob: float) -> None:
-        self.bound = max(self.bound, log_prob)
-        self.gave_up = True
+    def result(self, normalized: bool, n_best: int | None) -> Result:
+        if self.heap:
+            self.give_up(-self.heap[0].cost)
+        return super().result(normalized, n_best)
 
     def pop(self, n_best: int | None, normalized: bool) -> list[_Open]:
         """The best prefixes, as many as are expanded at once; none if the search of this source is over."""
@@ -112,12 +108,18 @@ def exhaustive(
             window = slice(first, first + WINDOW)
             start = model.start(model.encode(src[window], src_lengths[window]))
             opened = [
-                _Queue(first + i, n, step_limit(n, max_length), budget, [_Open(0.0, 0, Prefix(), start, i)])
+                _Queue(
+                    source=first + i,
+                    src_length=n,
+                    limit=step_limit(n, max_length),
+                    budget=budget,
+                    heap=[_Open(0.0, 0, Prefix(), start, i)],
+                )
                 for i, n in enumerate(src_lengths[window].tolist())
             ]
             _search(model, opened, n_best, keep_attention, src.device)
             queues += opened
-    return [_conclude(queue, model.output.normalized).truncated(n_best) for queue in queues]
+    return [queue.result(model.output.normalized, n_best) for queue in queues]
 
 
 def _search(model: Decoder, queues: list[_Queue], n_best: int | None, keep: bool, device: torch.device) -> None:
@@ -175,12 +177,6 @@ def _push(
         place, token = divmod(i, width)
         longer = expansion.extend(prefixes[place], first + place, token, total)
         queue.push(_Open(-total, next(numbers), longer, state, rows[place]))
-
-
-def _conclude(queue: _Queue, normalized: bool) -> Result:
-    if queue.heap:
-        queue.give_up(-queue.heap[0].cost)
-    return conclude(queue.finished, queue.bound, queue.gave_up, normalized)
 
 
 def _by_state(chunk: list[_Open]) -> list[_Open]:

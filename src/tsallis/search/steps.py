@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tsallis.data.vocabulary import BOS, EOS
 from tsallis.models.decoder import Decoder
-from tsallis.search.hypothesis import Hypothesis
+from tsallis.search.hypothesis import Hypothesis, Result, conclude
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +36,25 @@ class Prefix:
             chain.append(node)
             node = node.parent
         return chain[::-1]
+
+
+@dataclass(kw_only=True)
+class Search:
+    """What is known so far of one source."""
+
+    src_length: int
+    limit: int  # steps, the end's step included
+    finished: list[Hypothesis] = field(default_factory=list)
+    bound: float = -math.inf
+    gave_up: bool = False
+
+    def give_up(self, log_prob: float) -> None:
+        """Note that a prefix is not followed."""
+        self.bound = max(self.bound, log_prob)
+        self.gave_up = True
+
+    def result(self, normalized: bool, n_best: int | None) -> Result:
+        return conclude(self.finished, self.bound, self.gave_up, normalized).truncated(n_best)
 
 
 class Expansion:

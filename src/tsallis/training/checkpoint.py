@@ -24,6 +24,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from tsallis.data.reading import read_bytes, read_json
 from tsallis.errors import InputError
 from tsallis.files import write_atomic
 
@@ -41,7 +42,7 @@ class Checkpoints:
         path = self.folder / INDEX
         if not path.exists():
             return {}
-        content = _read_json(path)
+        content = read_json(path)
         if not all(isinstance(content.get(key), str) for key in ("last", "best")):
             raise InputError(f"{path}: not a checkpoint index (last and best must name folders)")
         return content
@@ -85,7 +86,7 @@ class Checkpoints:
 
     def facts(self, which: str) -> dict[str, Any]:
         """The manifest of the "last" or "best" checkpoint."""
-        return _read_json(self._path(which) / MANIFEST)
+        return read_json(self._path(which) / MANIFEST)
 
     def load_model(self, which: str) -> dict[str, Tensor]:
         blob = self._read(which, MODEL)
@@ -114,24 +115,9 @@ class Checkpoints:
         expected = sums.get(file) if isinstance(sums, dict) else None
         if not isinstance(expected, dict):
             raise InputError(f"{path.parent / MANIFEST}: says nothing of {file}")
-        try:
-            blob = path.read_bytes()
-        except OSError as error:
-            raise InputError(f"{path}: can't be read: {error.strerror}") from error
+        blob = read_bytes(path)
         if len(blob) != expected.get("bytes"):
             raise InputError(f"{path}: truncated or changed: {len(blob)} bytes, expected {expected.get('bytes')}")
         if hashlib.sha256(blob).hexdigest() != expected.get("sha256"):
             raise InputError(f"{path}: damaged: its SHA-256 is not the one in {MANIFEST}")
         return blob
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: can't be read: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"{path}: not a JSON file") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected a JSON object")
-    return content

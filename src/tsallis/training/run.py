@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tsallis.data.reading import read_json
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
 from tsallis.files import write_atomic
@@ -172,16 +173,3 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise InputError(f"{folder}: another process is training in this folder") from error
         yield
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of a run."""
-    try:
-        content = json.loads(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: can't be read: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"{path}: not a JSON file") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected a JSON object")
-    return content
