@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
+import subprocess
 import sys
+import tarfile
+import zipfile
 from importlib import resources
 from pathlib import Path
 
 import pytest
 
 import tsallis
+from tsallis.kernels.cpu.build import BuildError, find_compiler, source_hash
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(tsallis.__file__).parent
+KERNEL = "tsallis/kernels/cpu/_kernel.so"
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +72,125 @@ def test_the_citation_names_the_four_papers() -> None:
     assert citation["license"] == "Apache-2.0"
     papers = {(paper["authors"][0]["family-names"], paper["year"]) for paper in citation["references"]}
     assert papers == {("Peters", 2019), ("Correia", 2019), ("Martins", 2020), ("Tezekbayev", 2022)}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """What an sdist holds, unpacked; its own copy of the project had a kernel of somebody else's machine in it."""
+    pytest.importorskip("hatchling")
+    copy = tmp_path / "project"
+    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.so*"))
+    for name in (".gitignore", "LICENSE", "README.md", "hatch_build.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, copy)
+    (copy / "src" / KERNEL).write_text("stale")
+    _build(copy, "sdist", tmp_path)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path)
+    return tmp_path / archive.name.removesuffix(".tar.gz")
+
+
+@pytest.fixture
+def compiler() -> None:
+    try:
+        find_compiler()
+    except BuildError as reason:
+        pytest.skip(f"needs a C++ compiler: {reason}")
+
+
+def test_the_sdist_has_the_kernels_sources_and_no_kernel(tree: Path) -> None:
+    folder = tree / "src" / KERNEL
+    assert not folder.exists()
+    assert {"rows.cpp", "library.cpp", "build.py"} <= {p.name for p in folder.parent.iterdir()}
+    assert source_hash(folder.parent) == source_hash(SOURCE / "kernels" / "cpu")
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_wheel_from_the_sdist_has_the_kernel_and_is_for_this_platform(tree: Path) -> None:
+    _build(tree, "wheel", tree / "dist", TSALLIS_KERNEL="1")
+    (wheel,) = (tree / "dist").iterdir()
+    assert re.fullmatch(r"tsallis-.+-py3-none-(?!any)\w+\.whl", wheel.name)
+    assert KERNEL in _names(wheel)
+    assert not (tree / "src" / KERNEL).exists()
+    with zipfile.ZipFile(wheel) as packed:
+        # What runs when the library is loaded must not be of an instruction set that the machine may lack.
+        runs_at_loading = b"_GLOBAL__sub_I_rows.cpp" in packed.read(KERNEL)
+    assert not runs_at_loading
+    installed = _installed(wheel, tree / "installed")
+    assert installed["p"] == [[0.5, 0.5, 0.0]]
+    assert installed["available"], installed["reason"]
+
+
+def test_without_a_compiler_the_wheel_is_pure_and_works(tree: Path) -> None:
+    (tree / "src" / KERNEL).write_text("stale")
+    said = _build(tree, "wheel", tree / "dist", CXX="/nonexistent")
+    assert "WITHOUT its CPU kernel" in said and "/nonexistent" in said
+    (wheel,) = (tree / "dist").iterdir()
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert not [name for name in _names(wheel) if ".so" in name]
+    installed = _installed(wheel, tree / "installed")
+    assert installed["p"] == [[0.5, 0.5, 0.0]]
+    assert not installed["available"] and installed["reason"]
+
+
+def test_the_kernel_can_be_left_out_or_demanded(tree: Path) -> None:
+    assert "TSALLIS_KERNEL=0" in _build(tree, "wheel", tree / "dist", TSALLIS_KERNEL="0")
+    assert [p.name.split("-", 2)[2] for p in (tree / "dist").iterdir()] == ["py3-none-any.whl"]
+    said = _build(tree, "wheel", tree / "demanded", fails=True, TSALLIS_KERNEL="1", CXX="/nonexistent")
+    assert "cannot be built" in said and "/nonexistent" in said
+    assert "unset, not 'yes'" in _build(tree, "wheel", tree / "demanded", fails=True, TSALLIS_KERNEL="yes")
+    assert not list(tree.glob("demanded/*"))
+
+
+@pytest.mark.usefixtures("compiler")
+def test_sources_that_do_not_compile_leave_the_wheel_pure(tree: Path) -> None:
+    (tree / "src" / KERNEL).with_name("library.cpp").write_text("this is no C++")
+    (tree / "src" / KERNEL).with_name("rows.cpp").write_text("")
+    said = _build(tree, "wheel", tree / "dist")
+    assert "WITHOUT its CPU kernel" in said and "error: " in said
+    assert [p.name.split("-", 2)[2] for p in (tree / "dist").iterdir()] == ["py3-none-any.whl"]
+
+
+@pytest.mark.usefixtures("compiler")
+def test_an_editable_installation_makes_or_removes_the_kernel_in_place(tree: Path) -> None:
+    kernel = tree / "src" / KERNEL
+    for name in ("library.cpp", "rows.cpp"):
+        kernel.with_name(name).write_text("")
+    command = ("-c", "from hatchling.build import build_editable; build_editable('.')")
+    _python(tree, *command, TSALLIS_KERNEL="1")
+    assert kernel.read_bytes()
+    assert "WITHOUT its CPU kernel" in _python(tree, *command, CXX="/nonexistent")
+    assert not list(kernel.parent.glob("_kernel*"))
+
+
+def _build(project: Path, target: str, out: Path, fails: bool = False, **variables: str) -> str:
+    return _python(project, "-m", "hatchling", "build", "-t", target, "-d", str(out), fails=fails, **variables)
+
+
+def _names(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as packed:
+        return packed.namelist()
+
+
+def _installed(wheel: Path, folder: Path) -> dict:
+    """A map's result and the kernel's status, as a fresh installation of a wheel gives them."""
+    _python(folder.parent, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(folder), str(wheel))
+    code = (
+        "import json, torch, tsallis; from tsallis.kernels import cpu; status = cpu.status()\n"
+        "p = tsallis.entmax(torch.tensor([[2.0, 2.0, -1.0]]), 1.5).tolist()\n"
+        "print(json.dumps({'file': tsallis.__file__, 'p': p, 'available': status.available, 'reason': status.reason}))"
+    )
+    said = json.loads(_python(folder, "-c", code, PYTHONPATH=str(folder)).splitlines()[-1])
+    assert Path(said["file"]).is_relative_to(folder)
+    return said
+
+
+def _python(folder: Path, *arguments: str, fails: bool = False, **variables: str) -> str:
+    """What Python prints in a folder, with no variable of this package's set but those given."""
+    mine = {k: v for k, v in os.environ.items() if not k.startswith("TSALLIS_")} | variables
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, env=mine, capture_output=True, text=True)
+    assert bool(done.returncode) == fails, done.stdout + done.stderr
+    return done.stderr + done.stdout
 
 
 def _normal(name: str) -> str:

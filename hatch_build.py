@@ -1,0 +1,87 @@
+"""The build hook: a kernel for this machine goes into the wheel where a compiler is, else the wheel is pure Python."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hatchling.builders.config import BuilderConfig
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from packaging.tags import platform_tags
+
+FOLDER = "tsallis/kernels/cpu"
+NAME = "_kernel.so"
+
+
+class KernelBuildHook(BuildHookInterface[BuilderConfig]):
+    """TSALLIS_KERNEL=0 leaves the kernel out; TSALLIS_KERNEL=1 makes it an error that it cannot be built."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        wish = os.environ.get("TSALLIS_KERNEL", "")
+        if wish not in ("", "0", "1"):
+            raise ValueError(f"TSALLIS_KERNEL is 0 (no kernel), 1 (an error without it) or unset, not {wish!r}")
+        if version == "editable":
+            kernel = Path(self.root, "src", FOLDER, NAME)
+        else:
+            # Removed when the hook is, which is after the wheel is written.
+            self._folder = tempfile.TemporaryDirectory(prefix="tsallis-")
+            kernel = Path(self._folder.name, NAME)
+
+        if not self._made(kernel, wish):
+            # What an earlier installation left would be loaded as if it were of this one.
+            kernel.unlink(missing_ok=True)
+        elif version != "editable":
+            build_data["force_include"][str(kernel)] = f"{FOLDER}/{NAME}"
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-{_platform()}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if version != "editable":
+            self._folder.cleanup()
+
+    def _made(self, kernel: Path, wish: str) -> bool:
+        """Whether there is a kernel now, with a note to the user where there is none."""
+        if wish == "0":
+            self.app.display_warning("tsallis: built without its CPU kernel, as TSALLIS_KERNEL=0 asks")
+            return False
+        builder = _builder(Path(self.root, "src", FOLDER, "build.py"))
+        try:
+            builder.build(kernel)
+            problem = _loading_problem(kernel)
+        except (builder.BuildError, OSError) as refusal:
+            problem = str(refusal)
+        if problem and wish == "1":
+            raise RuntimeError(f"TSALLIS_KERNEL=1, but the CPU kernel cannot be built: {problem}")
+        if problem:
+            self.app.display_warning(
+                "tsallis: built WITHOUT its CPU kernel. Everything works, with PyTorch's operations, but slower. "
+                f"With a C++ compiler on PATH or in CXX, install again for the kernel. The reason:\n{problem}"
+            )
+        return not problem
+
+
+def _builder(path: Path) -> ModuleType:
+    """The module at a path, without the package around it, which needs torch."""
+    spec = importlib.util.spec_from_file_location("tsallis_kernel_build", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _loading_problem(kernel: Path) -> str:
+    """Why this Python cannot load a library, such as one for another machine; empty if it can."""
+    code = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", code, str(kernel)], capture_output=True, text=True)
+    return f"it does not load: {done.stderr.strip() or done.returncode}" if done.returncode else ""
+
+
+def _platform() -> str:
+    """The platform's tag; manylinux ones promise more than a build for this machine keeps."""
+    return next(tag for tag in platform_tags() if not tag.startswith(("manylinux", "musllinux")))

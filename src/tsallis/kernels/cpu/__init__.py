@@ -1,0 +1,313 @@
+"""The compiled kernels for CPUs: loaded with ctypes, called with raw pointers, not linked against torch.
+
+One binary serves every torch version. It runs on torch's own OpenMP threads (a second runtime in the process would make
+both wait for each other) and picks the instruction set when it is loaded. Where it is missing, or was built from other
+sources than those beside it, `status()` says so and everything runs on the `eager` backend.
+
+The functions here take tensors that the callers have checked: contiguous, on the CPU, float64, float32, bfloat16 or
+float16. Half precision is computed in float32 and stored in its own dtype.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Alpha = float | Tensor
+
+ABI = 1
+STATS = 4  # numbers a row that a loss keeps: maximum, threshold, 1 / mass, support size
+STORAGE = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+
+
+class Status(NamedTuple):
+    """Whether the kernels can be used, and why not, or which they are."""
+
+    available: bool
+    reason: str
+    instructions: str = ""
+    path: str = ""
+
+
+class _Layout(ctypes.Structure):
+    _fields_ = (
+        ("storage", c_int32),
+        ("rows", c_int64),
+        ("d", c_int64),
+        ("inner", c_int64),
+        ("alpha", c_double),
+        ("alphas", c_void_p),
+    )
+
+
+def _call(name: str, *pointers: str) -> type[ctypes.Structure]:
+    return type(name, (ctypes.Structure,), {"_fields_": [("layout", _Layout), *((p, c_void_p) for p in pointers)]})
+
+
+_Map = _call("_Map", "scores", "probs")
+_MapGradient = _call("_MapGradient", "probs", "grad", "scores_grad", "alpha_grad")
+_Loss = _call("_Loss", "scores", "target", "loss", "stats", "alpha_grad")
+_LossGradient = _call("_LossGradient", "scores", "target", "stats", "grad", "scores_grad")
+_Support = _call("_Support", "scores", "stats", "offsets", "index", "value")
+
+
+class _ReluLoss(ctypes.Structure):
+    _fields_ = (
+        ("layout", _Layout),
+        ("scores", c_void_p),
+        ("target", c_void_p),
+        ("tau", c_double),
+        ("loss", c_void_p),
+        ("stats", c_void_p),
+    )
+
+
+class _Gather(ctypes.Structure):
+    _fields_ = (
+        ("storage", c_int32),
+        ("rows", c_int64),
+        ("m", c_int64),
+        *((name, c_void_p) for name in ("offsets", "index", "value", "scale", "minus", "table", "out", "total")),
+    )
+
+
+CALLS = {
+    "map": _Map,
+    "map_gradient": _MapGradient,
+    "loss": _Loss,
+    "loss_gradient": _LossGradient,
+    "relu_loss": _ReluLoss,
+    "support": _Support,
+    "gather": _Gather,
+}
+
+
+def computed_in(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of what is kept for each row: float64 for float64, float32 for all others."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@functools.cache
+def _load() -> tuple[Any, Status]:
+    path = Path(os.environ.get("TSALLIS_KERNEL_PATH") or Path(__file__).with_name("_kernel.so"))
+    if not path.exists():
+        return None, Status(False, "the kernels were not compiled: install with a C++ compiler (g++ or clang++) at hand")
+    try:
+        library = ctypes.CDLL(str(path))
+        library.tsallis_source.restype = library.tsallis_isa.restype = c_char_p
+        abi, source = library.tsallis_abi(), library.tsallis_source().decode()
+    except (OSError, AttributeError) as error:
+        return None, Status(False, f"{path.name} can't be loaded: {error}", path=str(path))
+    if abi != ABI or source not in ("", _source_hash()):
+        return None, Status(False, f"{path.name} is older than the sources beside it: install again", path=str(path))
+    for name, call in CALLS.items():
+        function = getattr(library, f"tsallis_{name}")
+        function.argtypes, function.restype = [POINTER(call), c_int], None
+    library.tsallis_transpose.argtypes = [c_int32, c_int64, c_int64, *(c_void_p,) * 8]
+    library.tsallis_transpose.restype = None
+    library.tsallis_set_parallel.argtypes = [c_void_p]
+    threads = _share_threads(library)
+    instructions = library.tsallis_isa().decode()
+    return library, Status(True, f"compiled kernels, {instructions}, {threads}", instructions, str(path))
+
+
+def _source_hash() -> str:
+    from tsallis.kernels.cpu.build import source_hash
+
+    return source_hash(Path(__file__).parent)
+
+
+def _share_threads(library: Any) -> str:
+    """Hand the kernels the OpenMP runtime that torch has put into the process; tells whose threads they run on."""
+    try:
+        parallel = ctypes.cast(ctypes.CDLL(None).GOMP_parallel, c_void_p)
+    except (AttributeError, OSError, TypeError):
+        return "threads of their own"
+    library.tsallis_set_parallel(parallel)
+    return "torch's OpenMP threads"
+
+
+def status() -> Status:
+    """Whether the compiled kernels are in use here, and why."""
+    return _load()[1]
+
+
+def use_instructions(name: str) -> bool:
+    """Run on another instruction set that this machine has, for tests: `portable`, `avx2` or `avx512`."""
+    return bool(_load()[0].tsallis_use_isa(name.encode()))
+
+
+def instructions() -> str:
+    """The instruction set in use."""
+    return str(_load()[0].tsallis_isa().decode())
+
+
+def _layout(x: Tensor, alpha: Alpha) -> _Layout:
+    """Rows [rows, d], or [outer, d, inner] with the rows along the middle; alphas [rows, 1] of the computation's dtype."""
+    outer, d, inner = x.shape if x.dim() == 3 else (*x.shape, 1)
+    number, pointer = (alpha, None) if isinstance(alpha, float) else (0.0, alpha.data_ptr())
+    return _Layout(STORAGE[x.dtype], outer * inner, d, inner, number, pointer)
+
+
+def _run(name: str, *fields: Any) -> None:
+    getattr(_load()[0], f"tsallis_{name}")(CALLS[name](*fields), torch.get_num_threads())
+
+
+def _rows(x: Tensor) -> int:
+    return x.numel() // x.shape[1]
+
+
+def entmax(scores: Tensor, alpha: Alpha) -> Tensor:
+    """Probabilities of rows [rows, d] or [outer, d, inner]; alpha a float or [rows, 1], from 1 to 2."""
+    probs = torch.empty_like(scores)
+    _run("map", _layout(scores, alpha), scores.data_ptr(), probs.data_ptr())
+    return probs
+
+
+def entmax_gradient(probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the scores, and of alpha [rows, 1]."""
+    scores_grad = torch.empty_like(probs)
+    alpha_grad = torch.empty(_rows(probs), 1, dtype=computed_in(probs.dtype)) if need_alpha else None
+    _run(
+        "map_gradient",
+        _layout(probs, alpha),
+        probs.data_ptr(),
+        grad.data_ptr(),
+        scores_grad.data_ptr(),
+        None if alpha_grad is None else alpha_grad.data_ptr(),
+    )
+    return scores_grad, alpha_grad
+
+
+def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Losses [rows] against classes [rows] (negative: none), statistics [rows, 4], and dL/d alpha [rows, 1]."""
+    wide = computed_in(scores.dtype)
+    rows = len(scores)
+    loss, stats = torch.empty(rows, dtype=wide), torch.empty(rows, STATS, dtype=wide)
+    alpha_grad = torch.empty(rows, 1, dtype=wide) if need_alpha else None
+    _run(
+        "loss",
+        _layout(scores, alpha),
+        scores.data_ptr(),
+        target.data_ptr(),
+        loss.data_ptr(),
+        stats.data_ptr(),
+        None if alpha_grad is None else alpha_grad.data_ptr(),
+    )
+    return loss, stats, alpha_grad
+
+
+def entmax_loss_gradient(scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of the scores, (p - e_y) times the gradient [rows] of each loss."""
+    scores_grad = torch.empty_like(scores)
+    _run(
+        "loss_gradient",
+        _layout(scores, alpha),
+        scores.data_ptr(),
+        target.data_ptr(),
+        stats.data_ptr(),
+        grad.data_ptr(),
+        scores_grad.data_ptr(),
+    )
+    return scores_grad
+
+
+def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, Tensor]:
+    """Losses [rows] of alpha-ReLU with a constant threshold, and statistics [rows, 4] as those of entmax."""
+    wide = computed_in(scores.dtype)
+    loss, stats = torch.empty(len(scores), dtype=wide), torch.empty(len(scores), STATS, dtype=wide)
+    _run(
+        "relu_loss",
+        _layout(scores, alpha),
+        scores.data_ptr(),
+        target.data_ptr(),
+        tau,
+        loss.data_ptr(),
+        stats.data_ptr(),
+    )
+    return loss, stats
+
+
+def support(scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """Classes (int32) and probabilities of each row's support, row r's at [offsets[r], offsets[r + 1])."""
+    size = int(offsets[-1])
+    index, value = torch.empty(size, dtype=torch.int32), torch.empty(size, dtype=stats.dtype)
+    _run(
+        "support",
+        _layout(scores, alpha),
+        scores.data_ptr(),
+        stats.data_ptr(),
+        offsets.data_ptr(),
+        index.data_ptr(),
+        value.data_ptr(),
+    )
+    return index, value
+
+
+class Lists(NamedTuple):
+    """Sparse rows: entries [offsets[r], offsets[r + 1]) are row r's columns and values."""
+
+    offsets: Tensor  # [rows + 1], int64
+    index: Tensor  # int32
+    value: Tensor
+
+
+def transpose(lists: Lists, classes: int, weight: Tensor, target: Tensor) -> Lists:
+    """The rows' lists by class, each value times its row's weight [rows], with -weight where the target [rows] is.
+
+    Rows with a negative target are left out.
+    """
+    kept = int((target >= 0).sum())
+    offsets = torch.empty(classes + 1, dtype=torch.long)
+    index = torch.empty(len(lists.index) + kept, dtype=torch.int32)
+    value = torch.empty(len(index), dtype=lists.value.dtype)
+    _load()[0].tsallis_transpose(
+        STORAGE[value.dtype],
+        len(target),
+        classes,
+        lists.offsets.data_ptr(),
+        lists.index.data_ptr(),
+        lists.value.data_ptr(),
+        weight.data_ptr(),
+        target.data_ptr(),
+        offsets.data_ptr(),
+        index.data_ptr(),
+        value.data_ptr(),
+    )
+    return Lists(offsets, index, value)
+
+
+def gather(
+    lists: Lists,
+    table: Tensor,
+    *,
+    scale: Tensor | None = None,
+    minus: Tensor | None = None,
+    need_total: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """`out[r] = scale[r] (sum_k value[k] table[index[k]] - table[minus[r]])`; and the sums of the values themselves."""
+    rows, m = len(lists.offsets) - 1, table.shape[1]
+    out = torch.empty(rows, m, dtype=table.dtype)
+    total = torch.empty(rows, dtype=lists.value.dtype) if need_total else None
+    _run(
+        "gather",
+        STORAGE[table.dtype],
+        rows,
+        m,
+        lists.offsets.data_ptr(),
+        lists.index.data_ptr(),
+        lists.value.data_ptr(),
+        None if scale is None else scale.data_ptr(),
+        None if minus is None else minus.data_ptr(),
+        table.data_ptr(),
+        out.data_ptr(),
+        None if total is None else total.data_ptr(),
+    )
+    return out, total

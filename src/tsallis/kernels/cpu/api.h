@@ -1,0 +1,95 @@
+// What the library asks of the code for one instruction set: work on a range of rows, described by one of these.
+
+#pragma once
+
+#include <cstdint>
+
+enum Storage { STORE_F32, STORE_F64, STORE_BF16, STORE_F16 };
+
+// Rows of d elements: row r = (o, i) has its elements at (o d + j) inner + i. Numbers a row (alphas, losses, gradients
+// of a loss, ...) are of the computation's type: double for F64 and float for the others.
+struct Layout {
+    int32_t storage;
+    int64_t rows, d, inner;
+    double alpha;
+    const void* alphas;  // [rows], or null: all `alpha`
+};
+
+struct MapCall {
+    Layout layout;
+    const void* scores;
+    void* probs;
+};
+
+struct MapGradientCall {
+    Layout layout;
+    const void *probs, *grad;
+    void *scores_grad, *alpha_grad;  // alpha_grad: [rows] or null
+};
+
+constexpr int STATS = 4;  // a row: the maximum, the threshold t, 1 / mass, the size of the support
+
+struct LossCall {
+    Layout layout;
+    const void* scores;
+    const int64_t* target;  // [rows]; negative: no loss
+    void *loss, *stats, *alpha_grad;
+};
+
+struct LossGradientCall {
+    Layout layout;
+    const void* scores;
+    const int64_t* target;
+    const void *stats, *grad;
+    void* scores_grad;
+};
+
+// alpha-ReLU: loss and stats [rows, 4] as above, with the constant threshold tau.
+struct ReluLossCall {
+    Layout layout;
+    const void* scores;
+    const int64_t* target;
+    double tau;
+    void *loss, *stats;
+};
+
+// The support of each row: entries [offsets[r], offsets[r + 1]) get its classes and probabilities.
+struct SupportCall {
+    Layout layout;
+    const void* scores;
+    const void* stats;
+    const int64_t* offsets;
+    int32_t* index;
+    void* value;
+};
+
+// Sums of rows of a table by sparse lists: out[r] = sum_k value[k] table[index[k]] over the row's list, all of width m.
+// `scale` [rows] multiplies a row's values, and `minus` [rows] names one more row of the table, taken once off.
+struct GatherCall {
+    int32_t storage;
+    int64_t rows, m;
+    const int64_t* offsets;
+    const int32_t* index;
+    const void *value, *scale;
+    const int64_t* minus;
+    const void* table;
+    void* out;
+    void* total;  // [rows] or null: the sums of the values themselves
+};
+
+struct Kernels {
+    const char* name;
+    int64_t (*rows_together)(int64_t d);
+    void (*map)(const MapCall*, int64_t first, int64_t last);
+    void (*map_gradient)(const MapGradientCall*, int64_t first, int64_t last);
+    void (*loss)(const LossCall*, int64_t first, int64_t last);
+    void (*loss_gradient)(const LossGradientCall*, int64_t first, int64_t last);
+    void (*relu_loss)(const ReluLossCall*, int64_t first, int64_t last);
+    void (*support)(const SupportCall*, int64_t first, int64_t last);
+    void (*gather)(const GatherCall*, int64_t first, int64_t last);
+};
+
+extern const Kernels kernels_portable, kernels_avx2, kernels_avx512;
+
+// Memory that a thread keeps between calls. Everything in it is undefined.
+void* scratch_memory(int64_t bytes);

@@ -1,0 +1,204 @@
+// What Python calls: picks the instruction set, splits rows over torch's threads, and keeps each thread's scratch.
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+#if defined(TSALLIS_WITH_X86)
+#include <cpuid.h>
+#endif
+
+#include "api.h"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+#ifndef TSALLIS_SOURCE
+#define TSALLIS_SOURCE ""
+#endif
+
+namespace {
+
+const Kernels* best() {
+#if defined(TSALLIS_WITH_X86)
+    // All of what -march=x86-64-v3 and -v4 let the compiler use; older compilers can't be asked for some by name.
+    __builtin_cpu_init();
+    unsigned a, b, c = 0, d, extended = 0;
+    constexpr unsigned F16C = 1u << 29, MOVBE = 1u << 22, LZCNT = 1u << 5;
+    __get_cpuid(1, &a, &b, &c, &d);
+    __get_cpuid(0x80000001, &a, &b, &extended, &d);
+    const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+                    __builtin_cpu_supports("bmi2") && (c & F16C) && (c & MOVBE) && (extended & LZCNT);
+    if (v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        return &kernels_avx512;
+    if (v3) return &kernels_avx2;
+#endif
+    return &kernels_portable;
+}
+
+const Kernels* kernels = best();
+
+// GOMP_parallel of the OpenMP runtime that torch has loaded: one pool of threads in the process, not two that wait for
+// each other. Null where there is none by that name.
+typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);
+Parallel runtime = nullptr;
+
+struct Scratch {
+    void* memory = nullptr;
+    int64_t bytes = 0;
+    ~Scratch() { std::free(memory); }
+};
+thread_local Scratch scratch;
+
+template <class Call> using Work = void (*)(const Call*, int64_t first, int64_t last);
+
+template <class Call> struct Job {
+    Work<Call> work;
+    const Call* call;
+    int64_t rows, grain;
+    std::atomic<int64_t> next;
+
+    static void take_turns(void* argument) {
+        Job& job = *(Job*)argument;
+        for (;;) {
+            int64_t first = job.next.fetch_add(job.grain);
+            if (first >= job.rows) return;
+            job.work(job.call, first, first + job.grain < job.rows ? first + job.grain : job.rows);
+        }
+    }
+};
+
+constexpr int64_t WORTH_A_THREAD = 16384;  // elements: less is done before a second thread wakes
+
+template <class Call>
+void over_rows(Work<Call> work, const Call* call, int64_t rows, int64_t width, int64_t together, int threads) {
+    const int64_t worth = rows * width / WORTH_A_THREAD;
+    if (threads > worth) threads = (int)worth;
+    if (threads <= 1) return work(call, 0, rows);
+    // Some twenty turns a thread, in whole blocks: a thread that is held up holds up no other for long.
+    int64_t grain = rows / (threads * 20);
+    grain = grain < together ? together : grain / together * together;
+    Job<Call> job{work, call, rows, grain, {0}};
+    if (runtime) return runtime(Job<Call>::take_turns, &job, (unsigned)threads, 0);
+    std::vector<std::thread> others;
+    for (int k = 1; k < threads; k++) others.emplace_back(Job<Call>::take_turns, &job);
+    Job<Call>::take_turns(&job);
+    for (auto& other : others) other.join();
+}
+
+template <class Call> void over_rows(Work<Call> work, const Call* call, int threads) {
+    const Layout& layout = call->layout;
+    over_rows(work, call, layout.rows, layout.d, kernels->rows_together(layout.d), threads);
+}
+
+// Fresh memory of many pages costs more to touch for the first time than to compute. Pages of two megabytes, where the
+// system has them, make that a small part.
+void ask_for_huge_pages(void* memory, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    constexpr uintptr_t PAGE = 1 << 21;
+    if (bytes < (int64_t)(2 * PAGE)) return;
+    uintptr_t from = ((uintptr_t)memory + PAGE - 1) & ~(PAGE - 1), to = ((uintptr_t)memory + (uintptr_t)bytes) & ~(PAGE - 1);
+    if (to > from) madvise((void*)from, to - from, MADV_HUGEPAGE);
+#else
+    (void)memory, (void)bytes;
+#endif
+}
+
+int64_t bytes_of(const Layout& layout) {
+    const int64_t size = layout.storage == STORE_F64 ? 8 : layout.storage == STORE_F32 ? 4 : 2;
+    return layout.rows * layout.d * size;
+}
+
+}  // namespace
+
+void* scratch_memory(int64_t bytes) {
+    if (scratch.bytes < bytes) {
+        std::free(scratch.memory);
+        scratch.bytes = (bytes + 4095) / 4096 * 4096;
+        scratch.memory = std::aligned_alloc(4096, (size_t)scratch.bytes);
+        if (!scratch.memory) std::abort();
+    }
+    return scratch.memory;
+}
+
+EXPORT int32_t tsallis_abi() { return 1; }
+EXPORT const char* tsallis_source() { return TSALLIS_SOURCE; }
+EXPORT const char* tsallis_isa() { return kernels->name; }
+EXPORT void tsallis_set_parallel(void* parallel) { runtime = (Parallel)parallel; }
+
+// For tests: use another instruction set that this machine has. Returns 0 if it has not.
+EXPORT int32_t tsallis_use_isa(const char* name) {
+    const Kernels* most = best();
+    const Kernels* known[] = {&kernels_portable,
+#if defined(TSALLIS_WITH_X86)
+                              &kernels_avx2, &kernels_avx512
+#endif
+    };
+    for (const Kernels* one : known) {
+        if (std::strcmp(one->name, name) == 0) {
+            kernels = one;
+            return 1;
+        }
+        if (one == most) break;
+    }
+    return 0;
+}
+
+EXPORT void tsallis_map(const MapCall* call, int threads) {
+    ask_for_huge_pages(call->probs, bytes_of(call->layout));
+    over_rows(kernels->map, call, threads);
+}
+EXPORT void tsallis_map_gradient(const MapGradientCall* call, int threads) {
+    ask_for_huge_pages(call->scores_grad, bytes_of(call->layout));
+    over_rows(kernels->map_gradient, call, threads);
+}
+EXPORT void tsallis_loss(const LossCall* call, int threads) { over_rows(kernels->loss, call, threads); }
+EXPORT void tsallis_loss_gradient(const LossGradientCall* call, int threads) {
+    ask_for_huge_pages(call->scores_grad, bytes_of(call->layout));
+    over_rows(kernels->loss_gradient, call, threads);
+}
+EXPORT void tsallis_relu_loss(const ReluLossCall* call, int threads) { over_rows(kernels->relu_loss, call, threads); }
+EXPORT void tsallis_support(const SupportCall* call, int threads) { over_rows(kernels->support, call, threads); }
+EXPORT void tsallis_gather(const GatherCall* call, int threads) {
+    over_rows(kernels->gather, call, call->rows, call->m * 16, 1, threads);
+}
+
+// Lists by row [rows] turned into lists by class [classes]: entry k of row r, of class c and value v, becomes entry r
+// of class c with value v times the row's weight; a row with a target y >= 0 adds -weight to class y.
+template <class T>
+static void transpose(int64_t rows, int64_t classes, const int64_t* offsets, const int32_t* index, const T* value,
+                      const T* weight, const int64_t* target, int64_t* out_offsets, int32_t* out_index, T* out_value) {
+    for (int64_t c = 0; c <= classes; c++) out_offsets[c] = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        if (target[r] < 0) continue;
+        for (int64_t k = offsets[r]; k < offsets[r + 1]; k++) out_offsets[index[k] + 1]++;
+        out_offsets[target[r] + 1]++;
+    }
+    for (int64_t c = 0; c < classes; c++) out_offsets[c + 1] += out_offsets[c];
+    std::vector<int64_t> next(out_offsets, out_offsets + classes);
+    for (int64_t r = 0; r < rows; r++) {
+        if (target[r] < 0) continue;
+        for (int64_t k = offsets[r]; k < offsets[r + 1]; k++) {
+            int64_t at = next[index[k]]++;
+            out_index[at] = (int32_t)r, out_value[at] = value[k] * weight[r];
+        }
+        int64_t at = next[target[r]]++;
+        out_index[at] = (int32_t)r, out_value[at] = -weight[r];
+    }
+}
+
+EXPORT void tsallis_transpose(int32_t storage, int64_t rows, int64_t classes, const int64_t* offsets, const int32_t* index,
+                              const void* value, const void* weight, const int64_t* target, int64_t* out_offsets,
+                              int32_t* out_index, void* out_value) {
+    if (storage == STORE_F64)
+        transpose(rows, classes, offsets, index, (const double*)value, (const double*)weight, target, out_offsets, out_index,
+                  (double*)out_value);
+    else
+        transpose(rows, classes, offsets, index, (const float*)value, (const float*)weight, target, out_offsets, out_index,
+                  (float*)out_value);
+}

@@ -1,0 +1,593 @@
+// The row kernels for one instruction set, TSALLIS_ISA: maps, losses and their gradients on ranges of rows.
+
+#include "api.h"
+#include "simd.h"
+#include "solve.h"
+#include "storage.h"
+
+namespace {
+
+int64_t rows_together(int64_t d) {
+    // A block's scores stay in the second-level cache between the passes over them.
+    int64_t rows = 32768 / d;
+    return rows < 1 ? 1 : rows > MOST ? MOST : rows;
+}
+
+// Scratch of a block: buffers of candidates and probabilities, and room for copies of what is not plain rows.
+template <class T> struct Block {
+    Rows<T> rows;
+    Family<T> family[MOST];
+    int64_t stride;
+    T *tile[3], *spare;  // room for copies of rows; one more row
+
+    Block(const Layout& layout, int tiles) {
+        const int64_t together = rows_together(layout.d), d = layout.d;
+        stride = (larger(d, (int64_t)LANE_VECTORS * LANES<T>) / 16 + 3) * 16;
+        T* memory = (T*)scratch_memory(((2 + tiles) * together + 1) * stride * (int64_t)sizeof(T));
+        rows.x = memory, rows.p = memory + together * stride;
+        for (int k = 0; k < 3; k++) tile[k] = memory + (2 + k) * together * stride;
+        spare = memory + (2 + tiles) * together * stride;
+        rows.d = d, rows.stride = stride, rows.family = family;
+    }
+};
+
+template <class T> INLINE double alpha_of(const Layout& layout, int64_t row) {
+    return layout.alphas ? (double)((const T*)layout.alphas)[row] : layout.alpha;
+}
+
+// Calls visit(kind, first, last) for runs of rows of one kind in [first, last), at most a block long, with their
+// families prepared.
+template <class T, class Visit>
+void in_blocks(const Layout& layout, Family<T>* families, int64_t first, int64_t last, Visit&& visit) {
+    const int64_t together = rows_together(layout.d);
+    Family<T> latest = family<T>(alpha_of<T>(layout, first), layout.d);
+    for (int64_t begin = first; begin < last;) {
+        int64_t end = begin;
+        for (; end < last && end - begin < together; end++) {
+            double alpha = alpha_of<T>(layout, end);
+            if (alpha != latest.alpha) latest = family<T>(alpha, layout.d);
+            if (end > begin && latest.kind != families[0].kind) break;
+            families[end - begin] = latest;
+        }
+        visit(families[0].kind, begin, end);
+        begin = end;
+    }
+}
+
+#define BY_KIND(kind, ...)                                     \
+    switch (kind) {                                            \
+        case SOFTMAX: { constexpr Kind K = SOFTMAX; __VA_ARGS__; break; } \
+        case TWO: { constexpr Kind K = TWO; __VA_ARGS__; break; }         \
+        case THREE_HALVES: { constexpr Kind K = THREE_HALVES; __VA_ARGS__; break; } \
+        case WHOLE: { constexpr Kind K = WHOLE; __VA_ARGS__; break; }     \
+        case ANY: { constexpr Kind K = ANY; __VA_ARGS__; break; }         \
+    }
+
+template <class T> INLINE void fill_row(T* row, int64_t d, T value) {
+    for (int64_t i = 0; i < d; i += LANES<T>) store_row(row, i, d, fill(value));
+}
+
+// ---- the maps -------------------------------------------------------------------------------------------------------
+
+// exp(z - shift) and its sum. A shift of infinity or a NaN makes the sum NaN.
+template <class T> INLINE T exponentials(const T* z, int64_t d, T shift, T* out) {
+    constexpr int N = LANES<T>;
+    double total = 0;
+    for (int64_t first = 0; first < d; first += BLOCK * N) {
+        Vec<T> part = {};
+        int64_t i = first;
+        for (; i + N <= smaller(d, first + BLOCK * N); i += N) {
+            Vec<T> e = exp_(load(z + i) - shift);
+            store(out + i, e);
+            part += e;
+        }
+        if (i < smaller(d, first + BLOCK * N)) {
+            Vec<T> e = exp_(load_part(z + i, d - i, (T)-INFINITY) - shift);
+            store_part(out + i, d - i, e);
+            part += e;
+        }
+        total += sum<T>(part);
+    }
+    return (T)total;
+}
+
+template <class T> INLINE void scale_row(T* row, int64_t d, T by) {
+    for (int64_t i = 0; i < d; i += LANES<T>) store_row(row, i, d, load_row(row, i, d, (T)0) * by);
+}
+
+// Probabilities times `scale`, from scores and a solved row's threshold.
+template <Kind K, class T>
+INLINE void emit(const T* z, int64_t d, T shift, T t, T scale, const Family<T>& f, T* out) {
+    constexpr int N = LANES<T>;
+    if constexpr (K == SOFTMAX) {
+        for (int64_t i = 0; i < d; i += N)
+            store_row(out, i, d, exp_(load_row(z, i, d, (T)-INFINITY) - shift) * scale);
+        return;
+    }
+    int64_t i = 0;
+    if ((K == WHOLE || K == ANY) && d >= 1024) {
+        const Vec<T> bound = fill((t - 1) * f.b - (T)1e-6 * f.b);
+        for (; i + 4 * N <= d; i += 4 * N) {
+            Vec<T> w[4];
+            uint32_t some = 0;
+            for (int k = 0; k < 4; k++) w[k] = load(z + i + k * N) - shift, some |= beyond<T>(w[k], bound);
+            for (int k = 0; k < 4; k++)
+                store(out + i + k * N, some ? probability<K>(w[k] * f.eps, t, f) * scale : Vec<T>{});
+        }
+    }
+    for (; i < d; i += N) {
+        Vec<T> w = load_row(z, i, d, (T)-INFINITY) - shift;
+        store_row(out, i, d, probability<K>(w * f.eps, t, f) * scale);
+    }
+}
+
+// Packed values back to where the candidates were, zeros elsewhere.
+template <class T> INLINE void unpack(const T* z, int64_t d, T shift, T above, const T* packed, T scale, T* out) {
+    constexpr int N = LANES<T>;
+    const Vec<T> bound = fill(above);
+    for (int64_t i = 0; i < d; i += N) {
+        uint32_t m = beyond<T>(load_row(z, i, d, (T)-INFINITY) - shift, bound);
+        store_row(out, i, d, m ? load_packed(packed, m) * scale : Vec<T>{});
+        packed += __builtin_popcount(m);
+    }
+}
+
+template <Kind K, class T> void map_rows(Rows<T>& s, const T* const* z, T* const* p) {
+    if constexpr (K == SOFTMAX) {
+        for (int row = 0; row < s.rows; row++) {
+            Vec<T> lanes[LANE_VECTORS];
+            T top = row_maximum(z[row], s.d, lanes);
+            T mass = exponentials(z[row], s.d, top == (T)-INFINITY ? 0 : top, p[row]);
+            scale_row(p[row], s.d, mass == 0 ? 0 : 1 / mass);
+        }
+        return;
+    } else {
+        solve<K>(s, z);
+        for (int row = 0; row < s.rows; row++) {
+            T scale = 1 / s.mass[row];
+            if (scale != scale) fill_row(p[row], s.d, (T)NAN);
+            else if (K == ANY) unpack(z[row], s.d, s.shift[row], s.above[row], s.p + row * s.stride, scale, p[row]);
+            else emit<K>(z[row], s.d, s.shift[row], s.t[row], scale, s.family[row], p[row]);
+        }
+    }
+}
+
+template <class T, class S> void map_range(const MapCall& call, int64_t first, int64_t last) {
+    Block<T> block(call.layout, 2);
+    Tile<T, S> in(call.layout, block.tile[0], block.stride), out(call.layout, block.tile[1], block.stride);
+    in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
+        const T* z[MOST];
+        T* p[MOST];
+        in.read(call.scores, begin, end, z);
+        out.targets(call.probs, begin, end, p);
+        block.rows.rows = (int)(end - begin);
+        BY_KIND(kind, map_rows<K>(block.rows, z, p))
+        out.write_back(call.probs, begin, end);
+    });
+}
+
+// ---- their gradients ------------------------------------------------------------------------------------------------
+
+// s = p^(2 - alpha), where p > 0
+template <Kind K, class T> INLINE Vec<T> slope(Vec<T> p, const Family<T>& f) {
+    if constexpr (K == SOFTMAX) return p;
+    if constexpr (K == TWO) return p > 0 ? fill((T)1) : Vec<T>{};
+    if constexpr (K == THREE_HALVES) return root(p);
+    if (K == WHOLE && f.n == 4) {
+        Vec<T> half = root(p);
+        return half * root(half);
+    }
+    return p > 0 ? power(larger(p, fill((T)1.2e-38)), (T)(2 - f.alpha)) : Vec<T>{};
+}
+
+constexpr double INVERSE_FACTORIAL[] = {1,
+                                        1,
+                                        1.0 / 2,
+                                        1.0 / 6,
+                                        1.0 / 24,
+                                        1.0 / 120,
+                                        1.0 / 720,
+                                        1.0 / 5040,
+                                        1.0 / 40320,
+                                        1.0 / 362880,
+                                        1.0 / 3628800,
+                                        1.0 / 39916800,
+                                        1.0 / 479001600,
+                                        1.0 / 6227020800,
+                                        1.0 / 87178291200,
+                                        1.0 / 1307674368000,
+                                        1.0 / 20922789888000};
+template <class T> constexpr int TERMS = sizeof(T) == 4 ? 8 : 15;  // of series in |x| < 1/2
+
+// p log^2 p phi(eps log p), phi(x) = (e^-x - 1 + x)/x^2: minus dp/d alpha at a fixed threshold. s = p e^-x.
+template <class T> INLINE Vec<T> curvature(Vec<T> p, Vec<T> s, T eps) {
+    Vec<T> log_p = log_(larger(p, fill((T)1.2e-38))), h = log_p * -eps;  // h >= 0
+    Vec<T> series = {};
+    for (int n = TERMS<T>; n >= 2; n--) series = series * h + (T)INVERSE_FACTORIAL[n];
+    Vec<T> small = p * log_p * log_p * series, large = (s - p - p * h) * (1 / (eps * eps));
+    return p > 0 ? (h < (T)0.5 ? small : large) : Vec<T>{};
+}
+
+// dz = s (g - delta), delta = s.g / sum s, over all entries: for slopes that cost little.
+template <Kind K, class T> void gradient_of_all(const T* p, const T* g, int64_t d, const Family<T>& f, T* dz) {
+    constexpr int N = LANES<T>;
+    const bool sparse = K != SOFTMAX && d >= 512;  // then whole groups are zero, and their gradients need not be read
+    Vec<T> total = {}, weighted = {};
+    for (int64_t first = 0; first < d; first += BLOCK * N) {
+        Vec<T> s0 = {}, s1 = {}, g0 = {}, g1 = {};
+        int64_t i = first, stop = smaller(d, first + BLOCK * N);
+        for (; i + 2 * N <= stop; i += 2 * N) {
+            Vec<T> a = load(p + i), b = load(p + i + N);
+            if (sparse && !beyond<T>(larger(a, b), Vec<T>{})) continue;
+            a = slope<K>(a, f), b = slope<K>(b, f);
+            s0 += a, s1 += b;
+            g0 += a * load(g + i), g1 += b * load(g + i + N);
+        }
+        for (; i < stop; i += N) {
+            Vec<T> a = slope<K>(load_row(p, i, d, (T)0), f);
+            s0 += a;
+            g0 += a * load_row(g, i, d, (T)0);
+        }
+        total += s0 + s1, weighted += g0 + g1;
+    }
+    T mass = sum<T>(total), delta = mass > 0 ? sum<T>(weighted) / mass : 0;
+    int64_t i = 0;
+    for (; i + 2 * N <= d; i += 2 * N) {
+        Vec<T> a = load(p + i), b = load(p + i + N);
+        if (sparse && !beyond<T>(larger(a, b), Vec<T>{})) {
+            store(dz + i, Vec<T>{}), store(dz + i + N, Vec<T>{});
+            continue;
+        }
+        store(dz + i, slope<K>(a, f) * (load(g + i) - delta));
+        store(dz + i + N, slope<K>(b, f) * (load(g + i + N) - delta));
+    }
+    for (; i < d; i += N)
+        store_row(dz, i, d, slope<K>(load_row(p, i, d, (T)0), f) * (load_row(g, i, d, (T)0) - delta));
+}
+
+// The same over the support alone, packed; and the gradient of alpha, -sum p psi (g - delta), if it is asked for.
+template <Kind K, class T>
+void gradient_of_support(const T* p, const T* g, int64_t d, const Family<T>& f, T* dz, T* dalpha, T* ps, T* gs, T* ss) {
+    constexpr int N = LANES<T>;
+    int64_t n = 0;
+    for (int64_t i = 0; i < d; i += N) {
+        Vec<T> v = load_row(p, i, d, (T)0);
+        uint32_t m = beyond<T>(v, Vec<T>{});
+        if (!m) continue;
+        store_packed(ps + n, v, m);
+        store_packed(gs + n, load_row(g, i, d, (T)0), m);
+        n += __builtin_popcount(m);
+    }
+    store(ps + n, Vec<T>{}), store(gs + n, Vec<T>{});
+    const T eps = K == SOFTMAX ? 0 : f.eps;
+    Vec<T> total = {}, weighted = {};
+    for (int64_t first = 0; first < n; first += BLOCK * N) {
+        Vec<T> s0 = {}, g0 = {};
+        for (int64_t i = first; i < smaller(n, first + BLOCK * N); i += N) {
+            Vec<T> v = load(ps + i), s = slope<K>(v, f);
+            s0 += s, g0 += s * load(gs + i);
+            store(ss + i, s);
+            if (dalpha) store(ps + i, curvature(v, s, eps));
+        }
+        total += s0, weighted += g0;
+    }
+    T mass = sum<T>(total), delta = mass > 0 ? sum<T>(weighted) / mass : 0;
+    Vec<T> bend = {};
+    for (int64_t i = 0; i < n; i += N) {
+        Vec<T> centred = load(gs + i) - delta;
+        if (dalpha) bend -= load(ps + i) * centred;
+        store(ss + i, load(ss + i) * centred);
+    }
+    if (dalpha) *dalpha = sum<T>(bend);
+    for (int64_t i = 0; i < d; i += N) {
+        uint32_t m = beyond<T>(load_row(p, i, d, (T)0), Vec<T>{});
+        store_row(dz, i, d, m ? load_packed(ss, m) : Vec<T>{});
+        ss += __builtin_popcount(m);
+    }
+}
+
+template <class T, class S> void map_gradient_range(const MapGradientCall& call, int64_t first, int64_t last) {
+    const int64_t d = call.layout.d;
+    Block<T> block(call.layout, 3);
+    Tile<T, S> p_tile(call.layout, block.tile[0], block.stride), g_tile(call.layout, block.tile[1], block.stride),
+        out(call.layout, block.tile[2], block.stride);
+    T *ps = block.rows.x, *gs = block.rows.p, *ss = block.spare;
+    in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
+        const T *p[MOST], *g[MOST];
+        T* dz[MOST];
+        p_tile.read(call.probs, begin, end, p);
+        g_tile.read(call.grad, begin, end, g);
+        out.targets(call.scores_grad, begin, end, dz);
+        for (int64_t row = begin; row < end; row++) {
+            const int k = (int)(row - begin);
+            const Family<T>& f = block.family[k];
+            T* dalpha = call.alpha_grad ? (T*)call.alpha_grad + row : nullptr;
+            if (p[k][0] != p[k][0]) {  // all of such a row is NaN
+                fill_row(dz[k], d, (T)NAN);
+                if (dalpha) *dalpha = (T)NAN;
+                continue;
+            }
+            const bool cheap = kind != ANY && !(kind == WHOLE && f.n != 4) && !dalpha;
+            if (cheap) BY_KIND(kind, gradient_of_all<K>(p[k], g[k], d, f, dz[k]))
+            else BY_KIND(kind, gradient_of_support<K>(p[k], g[k], d, f, dz[k], dalpha, ps, gs, ss))
+        }
+        out.write_back(call.scores_grad, begin, end);
+    });
+}
+
+// ---- losses ---------------------------------------------------------------------------------------------------------
+
+// dH(p)/d alpha at fixed p, of packed probabilities: sum p L E(x)/alpha^2 - sum p L^2 E'(x)/alpha with L = log p,
+// x = eps L and E(x) = (e^x - 1)/x.
+template <class T> INLINE T entropy_slope(const T* p, int64_t n, T scale, T eps, T alpha) {
+    constexpr int N = LANES<T>;
+    Vec<T> first = {}, second = {};
+    for (int64_t i = 0; i < n; i += N) {
+        Vec<T> v = load_row(p, i, n, (T)0) * scale;
+        Vec<T> log_p = log_(larger(v, fill((T)1.2e-38))), x = log_p * eps;
+        Vec<T> rise = {}, bend = {};
+        for (int k = TERMS<T>; k >= 1; k--) rise = rise * x + (T)INVERSE_FACTORIAL[k];
+        for (int k = TERMS<T>; k >= 2; k--) bend = bend * x + (T)((k - 1) * INVERSE_FACTORIAL[k]);
+        Vec<T> far = absolute(x) < (T)0.5 ? fill((T)-1) : x, power = exp_(far);
+        Vec<T> far_rise = (power - (T)1) / far;
+        rise = absolute(x) < (T)0.5 ? rise : far_rise;
+        bend = absolute(x) < (T)0.5 ? bend : (power - far_rise) / far;
+        Vec<T> term = v * log_p;
+        first += v > 0 ? term * rise : Vec<T>{};
+        second += v > 0 ? term * log_p * bend : Vec<T>{};
+    }
+    return sum<T>(first) / (alpha * alpha) - sum<T>(second) / alpha;
+}
+
+template <class T> struct RowLoss {
+    T loss, t, scale, count, dalpha;
+};
+
+// Of one solved row, in score differences from its maximum: ((c - mean)/alpha + mean) + (max - z_y), c = t b.
+template <Kind K, class T> INLINE RowLoss<T> loss_of(Rows<T>& s, int row, const T* z, T gold, bool need_alpha) {
+    constexpr int N = LANES<T>;
+    const Family<T>& f = s.family[row];
+    RowLoss<T> result = {};
+    T shift = s.shift[row], alpha = (T)f.alpha, *p = s.p + row * s.stride;
+    if constexpr (K == SOFTMAX) {
+        T mass = exponentials(z, s.d, shift, p);
+        result.loss = s.top[row] - gold + (T)::log(mass);
+        result.scale = 1 / mass, result.count = (T)s.d;
+        if (need_alpha) result.dalpha = entropy_slope(p, s.d, result.scale, (T)0, alpha);
+        return result;
+    }
+    const T t = s.t[row], scale = 1 / s.mass[row];
+    const T* x = s.x + row * s.stride;
+    const int64_t n = s.count[row];
+    Vec<T> mean = {};
+    int64_t count = 0;
+    for (int64_t first = 0; first < n; first += BLOCK * N) {
+        Vec<T> part = {};
+        for (int64_t i = first; i < smaller(n, first + BLOCK * N); i += N) {
+            Vec<T> v = load(x + i), u;
+            if constexpr (K == ANY) u = load(p + i);
+            else u = probability<K>(v, t, f);
+            if (K != ANY && need_alpha) store(p + i, u);
+            uint32_t m = bits(u > 0);
+            count += __builtin_popcount(m);
+            part += u * (m ? larger(v, fill(OUTSIDE<T>)) : Vec<T>{});
+        }
+        mean += part;
+    }
+    const T average = sum<T>(mean) * scale * f.b, c = t * f.b;
+    const T spread = (c - average) / alpha + average;
+    result.loss = (spread < 0 ? 0 : spread) + (s.top[row] - gold);
+    result.t = t, result.scale = scale, result.count = (T)count;
+    if (need_alpha) result.dalpha = entropy_slope(p, n, scale, f.eps, alpha);
+    return result;
+}
+
+template <class T, class S> void loss_range(const LossCall& call, int64_t first, int64_t last) {
+    const int64_t d = call.layout.d;
+    Block<T> block(call.layout, 1);
+    Rows<T>& s = block.rows;
+    Tile<T, S> in(call.layout, block.tile[0], block.stride);
+    in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
+        const T* z[MOST];
+        in.read(call.scores, begin, end, z);
+        s.rows = (int)(end - begin);
+        if (kind == SOFTMAX) {
+            for (int row = 0; row < s.rows; row++) {
+                Vec<T> lanes[LANE_VECTORS];
+                s.top[row] = row_maximum(z[row], d, lanes);
+                s.shift[row] = s.top[row] == (T)-INFINITY ? 0 : s.top[row];
+            }
+        } else {
+            BY_KIND(kind, if constexpr (K != SOFTMAX) solve<K>(s, z))
+        }
+        for (int row = 0; row < s.rows; row++) {
+            const int64_t r = begin + row, y = call.target[r];
+            const T gold = y < 0 ? s.top[row] : z[row][y];
+            RowLoss<T> found;
+            BY_KIND(kind, found = loss_of<K>(s, row, z[row], gold, call.alpha_grad != nullptr))
+            T* stats = (T*)call.stats + r * STATS;
+            stats[0] = s.top[row], stats[1] = found.t, stats[2] = found.scale, stats[3] = found.count;
+            // Nothing counts where there is no target or nothing takes part; a NaN makes the scale one.
+            const bool counts = y >= 0 && !(s.top[row] == (T)-INFINITY && s.count[row] == 0 && kind != SOFTMAX) &&
+                                !(kind == SOFTMAX && s.top[row] == (T)-INFINITY && found.scale == (T)INFINITY);
+            ((T*)call.loss)[r] = counts ? found.loss * (found.scale == found.scale ? 1 : (T)NAN) : 0;
+            if (call.alpha_grad) ((T*)call.alpha_grad)[r] = counts ? found.dalpha : 0;
+            if (!counts) stats[2] = 0, stats[3] = 0;
+        }
+    });
+}
+
+template <class T, class S> void loss_gradient_range(const LossGradientCall& call, int64_t first, int64_t last) {
+    const int64_t d = call.layout.d;
+    Block<T> block(call.layout, 2);
+    Tile<T, S> in(call.layout, block.tile[0], block.stride), out(call.layout, block.tile[1], block.stride);
+    in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
+        const T* z[MOST];
+        T* dz[MOST];
+        in.read(call.scores, begin, end, z);
+        out.targets(call.scores_grad, begin, end, dz);
+        for (int64_t r = begin; r < end; r++) {
+            const int k = (int)(r - begin);
+            const T* stats = (const T*)call.stats + r * STATS;
+            const T weight = ((const T*)call.grad)[r], scale = stats[2];
+            const int64_t y = call.target[r];
+            if (y < 0 || scale == 0) {
+                fill_row(dz[k], d, (T)0);
+            } else if (scale != scale) {
+                fill_row(dz[k], d, (T)NAN);
+            } else {
+                BY_KIND(kind, emit<K>(z[k], d, stats[0], stats[1], scale * weight, block.family[k], dz[k]))
+                dz[k][y] -= weight;
+            }
+        }
+        out.write_back(call.scores_grad, begin, end);
+    });
+}
+
+// alpha-ReLU: u = 1 + eps z - t with t = 1 + tau, loss = sum r u / alpha + 1/(alpha eps) + tau/eps - z_y.
+template <class T, class S> void relu_loss_range(const ReluLossCall& call, int64_t first, int64_t last) {
+    constexpr int N = LANES<T>;
+    const int64_t d = call.layout.d;
+    Block<T> block(call.layout, 1);
+    Tile<T, S> in(call.layout, block.tile[0], block.stride);
+    const T t = (T)(1 + call.tau);
+    in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
+        const T* z[MOST];
+        in.read(call.scores, begin, end, z);
+        for (int64_t r = begin; r < end; r++) {
+            const T* row = z[r - begin];
+            const Family<T>& f = block.family[0];
+            Vec<T> total = {};
+            int64_t count = 0;
+            for (int64_t from = 0; from < d; from += BLOCK * N) {
+                Vec<T> part = {};
+                for (int64_t i = from; i < smaller(d, from + BLOCK * N); i += N) {
+                    Vec<T> x = load_row(row, i, d, (T)-INFINITY) * f.eps, u = positive(x - (t - 1)), p = {};
+                    BY_KIND(kind, if constexpr (K != SOFTMAX) p = probability<K>(x, t, f))
+                    count += __builtin_popcount(bits(p > 0));
+                    part += p * u;
+                }
+                total += part;
+            }
+            T* stats = (T*)call.stats + r * STATS;
+            stats[0] = 0, stats[1] = t, stats[2] = 1, stats[3] = (T)count;
+            const int64_t y = call.target[r];
+            const double eps = f.alpha - 1;
+            ((T*)call.loss)[r] = y < 0 ? 0 : sum<T>(total) / (T)f.alpha + (T)(1 / (f.alpha * eps) + call.tau / eps) - row[y];
+        }
+    });
+}
+
+// ---- sparse lists ---------------------------------------------------------------------------------------------------
+
+template <class T, class S> void support_range(const SupportCall& call, int64_t first, int64_t last) {
+    constexpr int N = LANES<T>;
+    const int64_t d = call.layout.d;
+    Block<T> block(call.layout, 1);
+    Tile<T, S> in(call.layout, block.tile[0], block.stride);
+    in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
+        const T* z[MOST];
+        in.read(call.scores, begin, end, z);
+        for (int64_t r = begin; r < end; r++) {
+            const T *row = z[r - begin], *stats = (const T*)call.stats + r * STATS;
+            const Family<T>& f = block.family[r - begin];
+            const T shift = stats[0] == (T)-INFINITY ? 0 : stats[0], t = stats[1], scale = stats[2];
+            int64_t n = call.offsets[r];
+            const int64_t end_of_list = call.offsets[r + 1];
+            const Vec<T> bound = fill(kind == SOFTMAX ? (T)-INFINITY : (t - 1) * f.b - (T)1e-6 * f.b);
+            for (int64_t i = 0; i < d && n < end_of_list; i += N) {
+                Vec<T> w = load_row(row, i, d, (T)-INFINITY) - shift;
+                if (!beyond<T>(w, bound)) continue;
+                Vec<T> p = {};
+                BY_KIND(kind, if constexpr (K == SOFTMAX) p = exp_(w); else p = probability<K>(w * f.eps, t, f))
+                for (uint32_t m = bits(p > 0); m && n < end_of_list; m &= m - 1) {
+                    const int lane = __builtin_ctz(m);
+                    call.index[n] = (int32_t)(i + lane);
+                    ((T*)call.value)[n++] = p[lane] * scale;
+                }
+            }
+            for (; n < end_of_list; n++) call.index[n] = 0, ((T*)call.value)[n] = 0;
+        }
+    });
+}
+
+// ---- sums of table rows -----------------------------------------------------------------------------------------------
+
+template <class T, class S> INLINE Vec<T> table_vector(const S* p) {
+    if constexpr (SAME<T, S>) return load((const T*)p);
+    Vec<T> v;
+    for (int i = 0; i < LANES<T>; i++) v[i] = widen(p[i]);
+    return v;
+}
+
+template <class T, class S> void gather_range(const GatherCall& call, int64_t first, int64_t last) {
+    constexpr int N = LANES<T>, TILE = 8;
+    const int64_t m = call.m;
+    const S* table = (const S*)call.table;
+    for (int64_t r = first; r < last; r++) {
+        const int64_t from = call.offsets[r], to = call.offsets[r + 1];
+        const T scale = call.scale ? ((const T*)call.scale)[r] : 1;
+        const int64_t less = call.minus ? call.minus[r] : -1;
+        const T* value = (const T*)call.value;
+        S* out = (S*)call.out + r * m;
+        int64_t j = 0;
+        for (; j + TILE * N <= m; j += TILE * N) {
+            Vec<T> total[TILE] = {};
+            for (int64_t k = from; k < to; k++) {
+                const S* source = table + call.index[k] * m + j;
+                if (k + 4 < to) __builtin_prefetch(table + call.index[k + 4] * m + j);
+                for (int v = 0; v < TILE; v++) total[v] += value[k] * table_vector<T, S>(source + v * N);
+            }
+            for (int v = 0; v < TILE; v++) {
+                Vec<T> sum = less < 0 ? total[v] : total[v] - table_vector<T, S>(table + less * m + j + v * N);
+                sum *= scale;
+                for (int i = 0; i < N; i++) narrow(sum[i], out[j + v * N + i]);
+            }
+        }
+        for (; j < m; j++) {
+            T total = 0;
+            for (int64_t k = from; k < to; k++) total += value[k] * widen(table[call.index[k] * m + j]);
+            if (less >= 0) total -= widen(table[less * m + j]);
+            narrow(total * scale, out[j]);
+        }
+        if (call.total) {
+            T total = 0;
+            for (int64_t k = from; k < to; k++) total += value[k];
+            ((T*)call.total)[r] = (total - (less >= 0 ? 1 : 0)) * scale;
+        }
+    }
+}
+
+#define BY_STORAGE(storage, function, ...)                                  switch (storage) {                                                          case STORE_F64: return function<double, double>(__VA_ARGS__);           case STORE_BF16: return function<float, BFloat16>(__VA_ARGS__);         case STORE_F16: return function<float, Float16>(__VA_ARGS__);           default: return function<float, float>(__VA_ARGS__);                }
+
+void map(const MapCall* call, int64_t first, int64_t last) {
+    BY_STORAGE(call->layout.storage, map_range, *call, first, last)
+}
+void map_gradient(const MapGradientCall* call, int64_t first, int64_t last) {
+    BY_STORAGE(call->layout.storage, map_gradient_range, *call, first, last)
+}
+void loss(const LossCall* call, int64_t first, int64_t last) {
+    BY_STORAGE(call->layout.storage, loss_range, *call, first, last)
+}
+void loss_gradient(const LossGradientCall* call, int64_t first, int64_t last) {
+    BY_STORAGE(call->layout.storage, loss_gradient_range, *call, first, last)
+}
+void relu_loss(const ReluLossCall* call, int64_t first, int64_t last) {
+    BY_STORAGE(call->layout.storage, relu_loss_range, *call, first, last)
+}
+void support(const SupportCall* call, int64_t first, int64_t last) {
+    BY_STORAGE(call->layout.storage, support_range, *call, first, last)
+}
+void gather(const GatherCall* call, int64_t first, int64_t last) {
+    BY_STORAGE(call->storage, gather_range, *call, first, last)
+}
+
+}  // namespace
+
+#define NAME_OF(isa) #isa
+#define NAMED(isa) NAME_OF(isa)
+#define JOINED(a, b) a##b
+#define TABLE(isa) JOINED(kernels_, isa)
+
+extern const Kernels TABLE(TSALLIS_ISA) = {NAMED(TSALLIS_ISA), rows_together, map,       map_gradient, loss,
+                                           loss_gradient,      relu_loss,     support,   gather};

@@ -1,0 +1,352 @@
+// Vectors of floats and doubles, as wide as the instruction set this file is compiled for.
+//
+// Arithmetic is GCC's and Clang's vector extension, which every target has; what it lacks (square roots, packing the
+// lanes a mask names, partial loads) is intrinsics where there are some and plain loops elsewhere. NaN follows the
+// comparisons: `larger(a, b)` is b unless a > b.
+//
+// Everything sits in an anonymous namespace and nothing of the standard library is instantiated: the same code is
+// compiled once for each instruction set, and a function the linker took from the wrong one would crash old machines.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+
+#define INLINE inline __attribute__((always_inline))
+
+typedef float F __attribute__((vector_size(VECTOR_BYTES)));
+typedef double D __attribute__((vector_size(VECTOR_BYTES)));
+typedef int32_t FI __attribute__((vector_size(VECTOR_BYTES)));
+typedef int64_t DI __attribute__((vector_size(VECTOR_BYTES)));
+
+template <class T> struct Simd;
+template <> struct Simd<float> {
+    typedef F V;
+    typedef FI I;
+    static constexpr int N = VECTOR_BYTES / 4;
+};
+template <> struct Simd<double> {
+    typedef D V;
+    typedef DI I;
+    static constexpr int N = VECTOR_BYTES / 8;
+};
+template <class T> using Vec = typename Simd<T>::V;
+template <class T> using Ints = typename Simd<T>::I;
+template <class T> constexpr int LANES = Simd<T>::N;
+
+template <class T> INLINE Vec<T> fill(T x) { return Vec<T>{} + x; }
+template <class T> INLINE T smaller(T a, T b) { return a < b ? a : b; }
+template <class T> INLINE T larger(T a, T b) { return a > b ? a : b; }
+template <class V> INLINE V positive(V v) { return larger(V{}, v); }  // a NaN stays one
+INLINE F absolute(F v) { return (F)((FI)v & 0x7fffffff); }
+INLINE D absolute(D v) { return (D)((DI)v & 0x7fffffffffffffff); }
+
+template <class T> INLINE Vec<T> load(const T* p) {
+    Vec<T> v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+template <class T, class V> INLINE void store(T* p, V v) { std::memcpy(p, &v, sizeof v); }
+
+// The first n lanes from memory, the others `rest`; no byte behind them is touched.
+template <class T> INLINE Vec<T> load_part(const T* p, int64_t n, T rest) {
+    alignas(VECTOR_BYTES) T lanes[LANES<T>];
+    for (int i = 0; i < LANES<T>; i++) lanes[i] = i < n ? p[i] : rest;
+    return load(lanes);
+}
+template <class T> INLINE void store_part(T* p, int64_t n, Vec<T> v) {
+    for (int i = 0; i < n; i++) p[i] = v[i];
+}
+
+template <class T> INLINE Vec<T> load_row(const T* row, int64_t i, int64_t d, T rest) {
+    return i + LANES<T> <= d ? load(row + i) : load_part(row + i, d - i, rest);
+}
+template <class T> INLINE void store_row(T* row, int64_t i, int64_t d, Vec<T> v) {
+    if (i + LANES<T> <= d) store(row + i, v);
+    else store_part(row + i, d - i, v);
+}
+
+// One bit a lane. `beyond` is "not at most", so that a NaN is always beyond.
+template <class I> INLINE uint32_t bits(I mask) {
+    uint32_t found = 0;
+    for (unsigned i = 0; i < sizeof(I) / sizeof(mask[0]); i++) found |= (uint32_t)(mask[i] != 0) << i;
+    return found;
+}
+template <class T> INLINE uint32_t beyond(Vec<T> a, Vec<T> b) { return bits(~(a <= b)); }
+
+// The lanes a mask names, pressed together at `out`; what lies behind them up to a full vector may be overwritten.
+template <class T> INLINE void store_packed(T* out, Vec<T> v, uint32_t mask) {
+    for (; mask; mask &= mask - 1) *out++ = v[__builtin_ctz(mask)];
+}
+// The opposite: the lanes a mask names from consecutive memory, zero in the others.
+template <class T> INLINE Vec<T> load_packed(const T* p, uint32_t mask) {
+    Vec<T> v = {};
+    for (; mask; mask &= mask - 1) v[__builtin_ctz(mask)] = *p++;
+    return v;
+}
+
+template <class T> INLINE T sum(Vec<T> v) {
+    T total = v[0];
+    for (int i = 1; i < LANES<T>; i++) total += v[i];
+    return total;
+}
+template <class T> INLINE T maximum(Vec<T> v) {
+    T most = v[0];
+    for (int i = 1; i < LANES<T>; i++) most = larger(v[i], most);
+    return most;
+}
+// The sums of LANES vectors, one a lane.
+template <class T> INLINE Vec<T> sums_of(const Vec<T>* v) {
+    Vec<T> sums;
+    for (int i = 0; i < LANES<T>; i++) sums[i] = sum<T>(v[i]);
+    return sums;
+}
+INLINE D root(D v) {
+    for (int i = 0; i < LANES<double>; i++) v[i] = __builtin_sqrt(v[i]);
+    return v;
+}
+
+#if defined(__AVX512F__)
+
+template <> INLINE F load_part(const float* p, int64_t n, float rest) {
+    return (F)_mm512_mask_loadu_ps(_mm512_set1_ps(rest), (__mmask16)((1u << n) - 1), p);
+}
+template <> INLINE void store_part(float* p, int64_t n, F v) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)v); }
+template <> INLINE uint32_t bits(FI m) { return _mm512_movepi32_mask((__m512i)m); }
+template <> INLINE uint32_t bits(DI m) { return _mm512_movepi64_mask((__m512i)m); }
+template <> INLINE uint32_t beyond<float>(F a, F b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_NLE_UQ); }
+// Packed in a register and stored whole: the instruction that packs into memory is slow on many machines.
+template <> INLINE void store_packed(float* out, F v, uint32_t mask) {
+    _mm512_storeu_ps(out, _mm512_maskz_compress_ps((__mmask16)mask, (__m512)v));
+}
+template <> INLINE F load_packed(const float* p, uint32_t mask) { return (F)_mm512_maskz_expandloadu_ps((__mmask16)mask, p); }
+template <> INLINE float sum<float>(F v) { return _mm512_reduce_add_ps((__m512)v); }
+template <> INLINE float maximum<float>(F v) { return _mm512_reduce_max_ps((__m512)v); }
+template <> INLINE F sums_of<float>(const F* v) {
+    __m512 pairs[8], quads[4], halves[2];
+    for (int i = 0; i < 8; i++) {
+        __m512 a = (__m512)v[2 * i], b = (__m512)v[2 * i + 1];
+        pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    }
+    for (int i = 0; i < 4; i++) {
+        __m512d a = _mm512_castps_pd(pairs[2 * i]), b = _mm512_castps_pd(pairs[2 * i + 1]);
+        quads[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    for (int i = 0; i < 2; i++)
+        halves[i] = _mm512_add_ps(_mm512_shuffle_f32x4(quads[2 * i], quads[2 * i + 1], 0x88),
+                                  _mm512_shuffle_f32x4(quads[2 * i], quads[2 * i + 1], 0xdd));
+    return (F)_mm512_add_ps(_mm512_shuffle_f32x4(halves[0], halves[1], 0x88),
+                            _mm512_shuffle_f32x4(halves[0], halves[1], 0xdd));
+}
+INLINE F root(F v) { return (F)_mm512_sqrt_ps((__m512)v); }
+INLINE F about_inverse(F v) { return (F)_mm512_rcp14_ps((__m512)v); }
+
+#elif defined(__AVX2__)
+
+struct PackTable {
+    alignas(32) int32_t from[256][8] = {};
+    constexpr PackTable() {
+        for (int mask = 0; mask < 256; mask++)
+            for (int lane = 0, k = 0; lane < 8; lane++)
+                if (mask >> lane & 1) from[mask][k++] = lane;
+                else from[mask][7 - (lane - k)] = lane;
+    }
+};
+constexpr PackTable PACK;  // known to the compiler: nothing of this file may run when the library is loaded
+
+INLINE __m256i first_lanes(int64_t n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+template <> INLINE F load_part(const float* p, int64_t n, float rest) {
+    __m256i mask = first_lanes(n);
+    return (F)_mm256_blendv_ps(_mm256_set1_ps(rest), _mm256_maskload_ps(p, mask), _mm256_castsi256_ps(mask));
+}
+template <> INLINE void store_part(float* p, int64_t n, F v) { _mm256_maskstore_ps(p, first_lanes(n), (__m256)v); }
+template <> INLINE uint32_t bits(FI m) { return (uint32_t)_mm256_movemask_ps((__m256)m); }
+template <> INLINE uint32_t bits(DI m) { return (uint32_t)_mm256_movemask_pd((__m256d)m); }
+template <> INLINE uint32_t beyond<float>(F a, F b) {
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_NLE_UQ));
+}
+template <> INLINE void store_packed(float* out, F v, uint32_t mask) {
+    __m256i from = _mm256_load_si256((const __m256i*)PACK.from[mask]);
+    _mm256_storeu_ps(out, _mm256_permutevar8x32_ps((__m256)v, from));
+}
+template <> INLINE float sum<float>(F v) {
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+}
+template <> INLINE float maximum<float>(F v) {
+    __m128 half = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
+}
+template <> INLINE F sums_of<float>(const F* v) {
+    __m256 pairs[4], quads[2];
+    for (int i = 0; i < 4; i++) {
+        __m256 a = (__m256)v[2 * i], b = (__m256)v[2 * i + 1];
+        pairs[i] = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    }
+    for (int i = 0; i < 2; i++) {
+        __m256d a = _mm256_castps_pd(pairs[2 * i]), b = _mm256_castps_pd(pairs[2 * i + 1]);
+        quads[i] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+    }
+    return (F)_mm256_add_ps(_mm256_permute2f128_ps(quads[0], quads[1], 0x20),
+                            _mm256_permute2f128_ps(quads[0], quads[1], 0x31));
+}
+INLINE F root(F v) { return (F)_mm256_sqrt_ps((__m256)v); }
+INLINE F about_inverse(F v) { return (F)_mm256_rcp_ps((__m256)v); }
+
+#else
+
+#if defined(__aarch64__)
+INLINE F root(F v) { return (F)vsqrtq_f32((float32x4_t)v); }
+template <> INLINE float sum<float>(F v) { return vaddvq_f32((float32x4_t)v); }
+#else
+INLINE F root(F v) {
+    for (int i = 0; i < LANES<float>; i++) v[i] = __builtin_sqrtf(v[i]);
+    return v;
+}
+#endif
+INLINE F about_inverse(F v) { return 1.0f / v; }
+
+#endif
+
+INLINE D about_inverse(D v) { return 1.0 / v; }
+INLINE F inverse(F v) {
+    F r = about_inverse(v);
+    return r * (2.0f - v * r);
+}
+INLINE D inverse(D v) { return 1.0 / v; }
+
+// ---- powers -----------------------------------------------------------------------------------------------------
+
+constexpr float LOG2_E = 1.44269504f;
+
+// u = 2^exponent * m with m in [sqrt(1/2), sqrt(2)); returns log(m). u must be positive and normal.
+INLINE F log_mantissa(F u, F& exponent) {
+    FI k = ((FI)u - 0x3f3504f3) >> 23;
+    F f = (F)((FI)u - (k << 23)) - 1.0f;
+    exponent = __builtin_convertvector(k, F);
+    F y = 7.0376836292e-2f * f - 1.1514610310e-1f;
+    y = y * f + 1.1676998740e-1f;
+    y = y * f - 1.2420140846e-1f;
+    y = y * f + 1.4249322787e-1f;
+    y = y * f - 1.6668057665e-1f;
+    y = y * f + 2.0000714765e-1f;
+    y = y * f - 2.4999993993e-1f;
+    y = y * f + 3.3333331174e-1f;
+    F square = f * f;
+    return f + (y * f * square - 0.5f * square);
+}
+// t = k + r, k the nearest integer.
+INLINE F nearest(F t) {
+#if defined(__AVX512F__)
+    return (F)_mm512_roundscale_ps((__m512)t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__AVX2__)
+    return (F)_mm256_round_ps((__m256)t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    return (t + 12582912.0f) - 12582912.0f;
+#endif
+}
+// y 2^k for whole k up to 127; where t, which k is of, lies below -125 it may be zero.
+INLINE F times_power_of_two(F y, F k, F t) {
+#if defined(__AVX512F__)
+    (void)t;
+    return (F)_mm512_scalef_ps((__m512)y, (__m512)k);
+#else
+    FI scale = (__builtin_convertvector(k, FI) + 127) << 23;
+    return t < -125.0f ? F{} : y * (F)scale;
+#endif
+}
+// 2^t for t up to 127, zero far below -125.
+INLINE F exp2_(F t) {
+    F within = larger(fill(-150.0f), t), k = nearest(within), r = within - k;
+    F y = 1.535336188e-4f * r + 1.339887440e-3f;
+    y = y * r + 9.618437358e-3f;
+    y = y * r + 5.550332471e-2f;
+    y = y * r + 2.402264791e-1f;
+    y = y * r + 6.931472029e-1f;
+    y = y * r + 1.0f;
+    return times_power_of_two(y, k, within);
+}
+INLINE F exp_(F x) { return exp2_(x * LOG2_E); }
+INLINE F log_(F u) {
+    F exponent;
+    F m = log_mantissa(u, exponent);
+    return exponent * 0.693359375f + (exponent * -2.12194440e-4f + m);
+}
+// (1 + y)^b for y > -1: the digits of y that 1 + y loses are put back into the logarithm.
+INLINE F power_of_one_plus(F y, F u, F b) {
+    F exponent;
+    F m = log_mantissa(u, exponent) + (y - (u - 1.0f)) * (2.0f - u);
+    return exp2_((m * LOG2_E + exponent) * b);
+}
+INLINE F power(F p, float c) {
+    F exponent;
+    F m = log_mantissa(p, exponent);
+    return exp2_((m * LOG2_E + exponent) * c);
+}
+// The same to four digits, for steps that later ones correct.
+INLINE F rough_power(F u, F b) {
+    FI k = ((FI)u - 0x3f3504f3) >> 23;
+    F f = (F)((FI)u - (k << 23)) - 1.0f;
+    F y = 0.25566687f * f - 0.39112317f;
+    y = y * f + 0.48521406f;
+    y = y * f - 0.72054121f;
+    y = y * f + 1.44264757f;
+    F t = (y * f + __builtin_convertvector(k, F)) * b;
+    F within = larger(fill(-150.0f), t), nearby = nearest(within), r = within - nearby;
+    F e = 0.05592204f * r + 0.24264008f;
+    e = e * r + 0.69312103f;
+    e = e * r + 0.99992448f;
+    return times_power_of_two(e, nearby, within);
+}
+
+INLINE D exp_(D x) {
+    for (int i = 0; i < LANES<double>; i++) x[i] = ::exp(x[i]);
+    return x;
+}
+INLINE D log_(D x) {
+    for (int i = 0; i < LANES<double>; i++) x[i] = ::log(x[i]);
+    return x;
+}
+INLINE D power_of_one_plus(D y, D, D b) {
+    for (int i = 0; i < LANES<double>; i++) y[i] = y[i] > -1 ? ::exp(::log1p(y[i]) * b[i]) : 0;
+    return y;
+}
+INLINE D power(D p, double c) {
+    for (int i = 0; i < LANES<double>; i++) p[i] = ::pow(p[i], c);
+    return p;
+}
+INLINE D rough_power(D u, D b) {
+    for (int i = 0; i < LANES<double>; i++) u[i] = ::pow(u[i], b[i]);
+    return u;
+}
+template <class V> INLINE V whole_power(V u, int n) {
+    V result = u;
+    for (n -= 1; n > 0; n >>= 1) {
+        if (n & 1) result *= u;
+        u *= u;
+    }
+    return result;
+}
+
+}  // namespace

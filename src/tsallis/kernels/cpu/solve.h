@@ -1,0 +1,453 @@
+// Thresholds: rows of scores in, thresholds and probabilities out.
+//
+// A row is solved in the scaled scores x = eps (z - max z), eps = alpha - 1, which lie in (-1, 0] where they matter:
+// p = u^b with u = 1 + x - t and b = 1/eps, and t >= 0 such that the row sums to 1. Only the scores above a lower
+// bound of the threshold are looked at more than once: they are packed into a buffer, and Newton's steps read that
+// alone. Up to one vector of rows is solved together, so that the steps themselves are vector arithmetic.
+
+#pragma once
+
+#include "simd.h"
+
+namespace {
+
+enum Kind { SOFTMAX, TWO, THREE_HALVES, WHOLE, ANY };  // alpha 1, 2, 1.5, 1 + 1/n, the others
+
+template <class T> struct Family {  // one alpha, prepared
+    Kind kind;
+    double alpha;
+    T eps, b, highest;  // highest: an upper bound of t
+    int n;              // b where it is a whole number
+};
+
+template <class T> Family<T> family(double alpha, int64_t d) {
+    Family<T> f;
+    double eps = alpha - 1, b = 1 / eps;
+    f.alpha = alpha;
+    f.kind = ANY;
+    f.n = 0;
+    if (alpha == 1) {
+        f.kind = SOFTMAX;
+        eps = b = 1;
+    } else {
+        double whole = ::nearbyint(b);
+        // A float32 alpha such as 4/3 is as near to 1 + 1/n as float32 can say.
+        double near = sizeof(T) == 4 ? 2e-6 : 1e-15;
+        if (whole <= 20 && ::fabs(b - whole) <= near * whole) {
+            f.n = (int)whole;
+            f.kind = f.n == 1 ? TWO : f.n == 2 ? THREE_HALVES : WHOLE;
+            b = whole;
+            eps = 1 / whole;
+        }
+    }
+    f.eps = (T)eps;
+    f.b = (T)b;
+    f.highest = (T)-::expm1(-eps * ::log((double)d));
+    return f;
+}
+
+constexpr int MOST = LANES<float>;  // rows solved together
+
+template <class T> struct Rows {  // up to a vector of rows, and what is known of them
+    int rows;
+    int64_t d, stride;  // of the buffers, in elements
+    const Family<T>* family;
+    T *x, *p;         // [rows][stride]: candidates, and for ANY their probabilities
+    T above[MOST];    // candidates are the scores above it, less the row's shift
+    alignas(64) T top[MOST], t[MOST], mass[MOST], low[MOST], high[MOST], eps[MOST], b[MOST];
+    alignas(64) T shift[MOST];  // the row's maximum, or 0 in a row where nothing takes part
+    alignas(64) Vec<T> sums[4][MOST];  // of u^b, u^(b-1), u^(b-2), u^(b-3), not yet added across the lanes
+    int64_t count[MOST];
+};
+
+constexpr int LANE_VECTORS = 4;  // vectors of running maxima
+
+template <class T> INLINE int64_t padded(int64_t n) { return (n + LANES<T> - 1) / LANES<T>; }
+
+template <class T> constexpr T OUTSIDE = -3;  // a scaled score that is in no support
+template <class T> constexpr T SMALLEST = 1e-30;
+
+// ---- one pass over a row ------------------------------------------------------------------------------------------
+
+// The maximum of a row, and the maxima of its elements k, k + step, ... : of a subset of it.
+template <class T> INLINE T row_maximum(const T* z, int64_t d, Vec<T>* lanes) {
+    constexpr int N = LANES<T>;
+    Vec<T> m[LANE_VECTORS];
+    for (auto& v : m) v = fill((T)-INFINITY);
+    int64_t i = 0;
+    for (; i + LANE_VECTORS * N <= d; i += LANE_VECTORS * N)
+        for (int k = 0; k < LANE_VECTORS; k++) m[k] = larger(load(z + i + k * N), m[k]);
+    for (; i < d; i += N) m[0] = larger(load_row(z, i, d, (T)-INFINITY), m[0]);
+    for (int k = 0; k < LANE_VECTORS; k++) lanes[k] = m[k];
+    return maximum<T>(larger(larger(m[0], m[1]), larger(m[2], m[3])));
+}
+
+// Scaled scores of the entries above the bound (and of every NaN), packed; returns how many.
+template <class T> INLINE int64_t pack_candidates(const T* z, int64_t d, T shift, T eps, T above, T* out) {
+    constexpr int N = LANES<T>;
+    const Vec<T> bound = fill(above);
+    int64_t n = 0, i = 0;
+    if (d >= 1024) {  // most groups of a long row hold none
+        for (; i + 4 * N <= d; i += 4 * N) {
+            Vec<T> w0 = load(z + i) - shift, w1 = load(z + i + N) - shift;
+            Vec<T> w2 = load(z + i + 2 * N) - shift, w3 = load(z + i + 3 * N) - shift;
+            uint32_t m0 = beyond<T>(w0, bound), m1 = beyond<T>(w1, bound);
+            uint32_t m2 = beyond<T>(w2, bound), m3 = beyond<T>(w3, bound);
+            if (!(m0 | m1 | m2 | m3)) continue;
+            store_packed(out + n, w0 * eps, m0), n += __builtin_popcount(m0);
+            store_packed(out + n, w1 * eps, m1), n += __builtin_popcount(m1);
+            store_packed(out + n, w2 * eps, m2), n += __builtin_popcount(m2);
+            store_packed(out + n, w3 * eps, m3), n += __builtin_popcount(m3);
+        }
+    }
+    for (; i < d; i += N) {
+        Vec<T> w = load_row(z, i, d, (T)-INFINITY) - shift;
+        uint32_t m = beyond<T>(w, bound);
+        store_packed(out + n, w * eps, m), n += __builtin_popcount(m);
+    }
+    store(out + n, fill(OUTSIDE<T>));
+    return n;
+}
+
+// ---- sums over candidates -------------------------------------------------------------------------------------------
+
+template <class T> struct Sums {
+    Vec<T> p = {}, q = {}, r = {}, w = {};  // of u^b, u^(b-1), u^(b-2), u^(b-3)
+    INLINE void add(const Sums& other) { p += other.p, q += other.q, r += other.r, w += other.w; }
+};
+
+// Vectors added up before their sum is added to a longer one: equal terms would round to the same side every time.
+constexpr int64_t BLOCK = 32;
+
+// Probabilities of scaled scores at threshold t, before they are normalised.
+template <Kind K, class T> INLINE Vec<T> probability(Vec<T> x, T t, const Family<T>& f) {
+    if constexpr (K == ANY) {
+        Vec<T> y = x - t, u = y + (T)1;
+        Vec<T> p = power_of_one_plus(y, larger(fill(SMALLEST<T>), u), fill(f.b));
+        return u < SMALLEST<T> ? Vec<T>{} : p;
+    }
+    Vec<T> u = positive(x - (t - 1));
+    if constexpr (K == TWO) return u;
+    if constexpr (K == THREE_HALVES) return u * u;
+    return whole_power(u, f.n);
+}
+
+template <Kind K, class T, bool KEEP> INLINE void add_one(Vec<T> x, T t, const Family<T>& f, Sums<T>& s, T* keep) {
+    if constexpr (K == ANY) {
+        Vec<T> y = x - t, u = y + (T)1, inside = larger(fill(SMALLEST<T>), u);
+        Vec<T> p = power_of_one_plus(y, inside, fill(f.b)), inv = inverse(inside);
+        p = u < SMALLEST<T> ? Vec<T>{} : p;
+        if (KEEP) store(keep, p);
+        s.p += p;
+        p *= inv, s.q += p;
+        p *= inv, s.r += p;
+        p *= inv, s.w += p;
+        return;
+    }
+    Vec<T> u = positive(x - (t - 1));
+    if constexpr (K == TWO) {
+        s.p += u;
+        s.q += u > 0 ? fill((T)1) : Vec<T>{};
+    } else if constexpr (K == THREE_HALVES) {
+        s.p += u * u;
+        s.q += u;
+        s.r += u > 0 ? fill((T)1) : Vec<T>{};
+    } else {
+        Vec<T> r = f.n == 3 ? u : whole_power(u, f.n - 2), q = r * u;
+        s.p += q * u;
+        s.q += q;
+        s.r += r;
+    }
+}
+
+template <Kind K, class T, bool KEEP> INLINE Sums<T> add_block(const T* x, int64_t i, int64_t last, T t, const Family<T>& f, T* keep) {
+    constexpr int N = LANES<T>;
+    Sums<T> even, odd;
+    for (; i + 2 <= last; i += 2) {
+        add_one<K, T, KEEP>(load(x + i * N), t, f, even, keep + i * N);
+        add_one<K, T, KEEP>(load(x + i * N + N), t, f, odd, keep + i * N + N);
+    }
+    if (i < last) add_one<K, T, KEEP>(load(x + i * N), t, f, even, keep + i * N);
+    even.add(odd);
+    return even;
+}
+
+// Sums over n vectors of candidates; of many in blocks, and their mass in double, so that rounding doesn't grow.
+template <Kind K, class T, bool KEEP> INLINE Sums<T> add_all(const T* x, int64_t n, T t, const Family<T>& f, T* keep) {
+    if (n <= BLOCK) return add_block<K, T, KEEP>(x, 0, n, t, f, keep);
+    Sums<T> total;
+    double mass = 0;
+    for (int64_t first = 0; first < n; first += BLOCK) {
+        Sums<T> block = add_block<K, T, KEEP>(x, first, smaller(n, first + BLOCK), t, f, keep);
+        mass += sum<T>(block.p);
+        total.add(block);
+    }
+    total.p = Vec<T>{(T)mass};
+    return total;
+}
+
+// The same for ANY to four digits, over every `step`-th vector.
+template <class T> INLINE Sums<T> add_roughly(const T* x, int64_t n, int64_t step, T t, const Family<T>& f) {
+    constexpr int N = LANES<T>;
+    const Vec<T> b = fill(f.b);
+    Sums<T> total;
+    for (int64_t i = 0; i < n; i += step) {
+        Vec<T> u = load(x + i * N) - t + (T)1, inside = larger(u, fill((T)1e-20));
+        Vec<T> p = rough_power(inside, b), inv = about_inverse(inside);
+        p = u > (T)1e-20 ? p : Vec<T>{};
+        total.p += p;
+        p *= inv, total.q += p;
+        p *= inv, total.r += p;
+    }
+    return total;
+}
+
+template <class T> INLINE void keep_sums(Rows<T>& s, int row, const Sums<T>& sums, T times = 1) {
+    s.sums[0][row] = sums.p * times, s.sums[1][row] = sums.q * times, s.sums[2][row] = sums.r * times;
+}
+
+// ---- steps: one row a lane ------------------------------------------------------------------------------------------
+
+template <class T> struct State {
+    Vec<T> mass, q, r, excess;
+};
+template <class T> INLINE State<T> state(const Rows<T>& s, int first) {
+    Vec<T> mass = sums_of<T>(s.sums[0] + first);
+    return {mass, sums_of<T>(s.sums[1] + first), sums_of<T>(s.sums[2] + first), mass - (T)1};
+}
+
+// The step in t from sums at t. Newton on the b-norm of u, which is convex and nearly linear: from either side it
+// lands on a lower bound. For 1.5 the root of the current support's quadratic; for large b corrected to third order.
+// With BOUND it never leaves that bound.
+template <Kind K, class T, bool BOUND = false> INLINE Vec<T> newton_step(const State<T>& s, Vec<T> eps, Vec<T> b) {
+    if constexpr (K == TWO) return s.excess / s.q;
+    if constexpr (K == THREE_HALVES) {
+        if (BOUND) return (s.mass - root(s.mass)) / s.q;
+        Vec<T> inside = s.q * s.q - s.r * s.excess;
+        Vec<T> exact = s.excess / (s.q + root(positive(inside)));
+        // Far off the quadratic has no root. A little more than Newton's step saves steps; the next ones come back.
+        return inside >= 0 ? exact : (s.mass - root(s.mass)) / s.q * (T)1.15;
+    }
+    // F (1 - F^-eps) / G, by series where F is near 1
+    constexpr bool WIDE = sizeof(T) == 8;
+    Vec<T> e = s.excess;
+    Vec<T> log_mass = absolute(e) < (T)(WIDE ? 1e-4 : 1e-2) ? e * ((T)1 - e * ((T)0.5 - e * (T)(1.0 / 3)))
+                                            : log_(larger(s.mass, fill(SMALLEST<T>)));
+    Vec<T> l = log_mass * eps;
+    Vec<T> g = absolute(l) < (T)(WIDE ? 2e-4 : 2e-2) ? l * ((T)1 - l * ((T)0.5 - l * (T)(1.0 / 6))) : (T)1 - exp_(-l);
+    Vec<T> step = g * s.mass / s.q;
+    if (BOUND) return step;
+    Vec<T> bend = (T)1 - (T)0.5 * step * (b - (T)1) * (s.r / s.q - s.q / s.mass);
+    return ((b >= 2) & (bend > (T)0.3) & (bend < 3)) ? step / bend : step;
+}
+
+template <class T> struct Limits;
+template <> struct Limits<float> {
+    static constexpr float ENOUGH = 1e-6f, SLACK = 4e-6f, STILL = 1e-7f;
+};
+template <> struct Limits<double> {
+    static constexpr double ENOUGH = 1e-14, SLACK = 1e-12, STILL = 2e-16;
+};
+
+constexpr int32_t ONE_BIT[16] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+constexpr int64_t ONE_BIT_WIDE[8] = {1, 2, 4, 8, 16, 32, 64, 128};
+
+// A mask of the lanes that hold the rows first, first + 1, ... of a set.
+INLINE FI lanes_of(uint32_t rows, int first, float) {
+    FI lane;
+    std::memcpy(&lane, ONE_BIT, sizeof lane);
+    return ((FI{} + (int32_t)(rows >> first)) & lane) != 0;
+}
+INLINE DI lanes_of(uint32_t rows, int first, double) {
+    DI lane;
+    std::memcpy(&lane, ONE_BIT_WIDE, sizeof lane);
+    return ((DI{} + (int64_t)(rows >> first)) & lane) != 0;
+}
+
+// Newton's steps on the candidates of TWO, THREE_HALVES and WHOLE; leaves t and the mass there.
+template <Kind K, class T> INLINE void solve_whole(Rows<T>& s, uint32_t open) {
+    constexpr int N = LANES<T>;
+    for (int round = 0; open && round < 60; round++) {
+        for (uint32_t rest = open; rest; rest &= rest - 1) {
+            int row = __builtin_ctz(rest);
+            keep_sums(s, row, add_all<K, T, false>(s.x + row * s.stride, padded<T>(s.count[row]), s.t[row], s.family[row], nullptr));
+        }
+        uint32_t left = 0;
+        for (int first = 0; first < s.rows; first += N) {
+            const Ints<T> live = lanes_of(open, first, (T)0);
+            State<T> now = state(s, first);
+            Vec<T> t = load(s.t + first), mass = load(s.mass + first);
+            store(s.mass + first, live ? now.mass : mass);
+            Vec<T> step = newton_step<K, T>(now, load(s.eps + first), load(s.b + first));
+            Vec<T> next = smaller(t + step, load(s.high + first));
+            next = larger(next, load(s.low + first));
+            // In a row that sums to 1, or can't come nearer, the probabilities are divided by their sum in the end.
+            Ints<T> more = live & (absolute(now.excess) > Limits<T>::ENOUGH) & (absolute(next - t) > Limits<T>::STILL);
+            if (round > 20) more = more & (absolute(now.excess) > (T)100 * Limits<T>::ENOUGH);
+            store(s.t + first, more ? next : t);
+            left |= bits(more) << first;
+        }
+        open = left;
+    }
+}
+
+// p (1 - delta/u)^b, to third order: the candidates' probabilities at t + delta; returns their sum.
+template <class T> INLINE T shift_probabilities(Rows<T>& s, int row, T delta) {
+    constexpr int N = LANES<T>;
+    const T b = s.b[row], c2 = b * (b - 1) / 2, c3 = c2 * (b - 2) / 3, t = s.t[row];
+    double total = 0;
+    int64_t n = padded<T>(s.count[row]);
+    for (int64_t first = 0; first < n; first += BLOCK) {
+        Vec<T> part = {};
+        for (int64_t i = first; i < smaller(n, first + BLOCK); i++) {
+            Vec<T> u = larger(load(s.x + row * s.stride + i * N) - t + (T)1, fill((T)1e-6));
+            Vec<T> r = smaller(delta * inverse(u), fill((T)1));
+            Vec<T> p = load(s.p + row * s.stride + i * N) * positive((T)1 - r * (b - r * (c2 - r * c3)));
+            store(s.p + row * s.stride + i * N, p);
+            part += p;
+        }
+        total += sum<T>(part);
+    }
+    s.t[row] = t + delta;
+    return (T)total;
+}
+
+// One step of the open rows from their sums, within their limits. Returns those whose mass is off by more than `off`
+// and that have moved.
+template <class T> INLINE uint32_t step_any(Rows<T>& s, uint32_t open, T off) {
+    uint32_t left = 0;
+    for (int first = 0; first < s.rows; first += LANES<T>) {
+        State<T> now = state(s, first);
+        Vec<T> t = load(s.t + first);
+        Vec<T> next = smaller(t + newton_step<ANY, T>(now, load(s.eps + first), load(s.b + first)), load(s.high + first));
+        next = larger(next, load(s.low + first));
+        Ints<T> live = lanes_of(open, first, (T)0);
+        store(s.t + first, live ? next : t);
+        left |= bits(live & (absolute(now.excess) > off) & (absolute(next - t) > Limits<T>::STILL * t)) << first;
+    }
+    return left;
+}
+
+// ANY: rough steps first (float only), then sums with every digit, and a series instead of the last of them.
+template <class T> INLINE void solve_any(Rows<T>& s, uint32_t open) {
+    constexpr bool FAST = sizeof(T) == 4;
+    constexpr int64_t LONG = 64;  // vectors
+    constexpr T NEAR = (T)0.3;    // from here a step of third order is as good as the series needs
+    auto each = [&](uint32_t some, auto&& visit) {
+        for (; some; some &= some - 1) {
+            int row = __builtin_ctz(some);
+            visit(row, s.x + row * s.stride, padded<T>(s.count[row]), s.family[row]);
+        }
+    };
+    if (FAST) {
+        uint32_t rough = 0;
+        each(open, [&](int row, const T*, int64_t n, const Family<T>&) { rough |= (uint32_t)(n >= LONG) << row; });
+        for (int round = 0; rough && round < 3; round++) {  // an eighth of a long row already tells much
+            each(rough, [&](int row, const T* x, int64_t n, const Family<T>& f) {
+                keep_sums(s, row, add_roughly(x, n / 8 * 8, 8, s.t[row], f), (T)8);
+            });
+            rough = step_any(s, rough, NEAR);
+        }
+        rough = open;
+        for (int round = 0; rough && round < 12; round++) {
+            each(rough, [&](int row, const T* x, int64_t n, const Family<T>& f) {
+                keep_sums(s, row, add_roughly(x, n, 1, s.t[row], f));
+            });
+            rough = step_any(s, rough, NEAR);
+        }
+    }
+    alignas(64) T delta[MOST];
+    uint32_t shifted = 0;
+    for (int round = 0; open && round < 60; round++) {
+        each(open, [&](int row, const T* x, int64_t n, const Family<T>& f) {
+            Sums<T> sums = add_all<ANY, T, true>(x, n, s.t[row], f, s.p + row * s.stride);
+            keep_sums(s, row, sums);
+            s.sums[3][row] = sums.w;
+        });
+        uint32_t left = 0;
+        for (int first = 0; first < s.rows; first += LANES<T>) {
+            const Ints<T> live = lanes_of(open, first, (T)0);
+            const State<T> now = state(s, first);
+            const Vec<T> t = load(s.t + first), b = load(s.b + first), low = load(s.low + first), high = load(s.high + first);
+            store(s.mass + first, live ? now.mass : load(s.mass + first));
+            store(s.low + first, live & (now.excess > 0) ? larger(low, t) : low);
+            store(s.high + first, live & (now.excess < 0) ? smaller(high, t) : high);
+            Ints<T> more = live & (absolute(now.excess) > Limits<T>::ENOUGH);
+            if (FAST) {
+                // The root of the cubic that the sums are the coefficients of, if it is near enough for the series.
+                const Vec<T> c1 = b * now.q, c2 = b * (b - (T)1) * (T)0.5 * now.r;
+                const Vec<T> c3 = b * (b - (T)1) * (b - (T)2) * (T)(1.0 / 6) * sums_of<T>(s.sums[3] + first);
+                Vec<T> root = now.excess / c1;
+                for (int k = 0; k < 3; k++) {
+                    Vec<T> value = now.excess - root * (c1 - root * (c2 - root * c3));
+                    root += value / (c1 - root * ((T)2 * c2 - (T)3 * root * c3));
+                }
+                const Vec<T> size = absolute(root);
+                const Ints<T> near = more & (((b >= 3) & (b * size < (T)0.05) & (size < (T)2e-3)) | ((b >= 2) & (size < (T)2e-4)));
+                store(delta + first, near ? root : load(delta + first));
+                shifted |= bits(near) << first;
+                more = more & ~near;
+            }
+            Vec<T> next = t + newton_step<ANY, T>(now, load(s.eps + first), b);
+            next = larger(smaller(next, load(s.high + first)), load(s.low + first));
+            more = more & (absolute(next - t) > Limits<T>::STILL * t);  // else it is as near as it gets
+            store(s.t + first, more ? next : t);
+            left |= bits(more) << first;
+        }
+        open = left;
+    }
+    each(shifted, [&](int row, const T*, int64_t, const Family<T>&) {
+        s.mass[row] = shift_probabilities(s, row, delta[row]);
+    });
+}
+
+// ---- rows -----------------------------------------------------------------------------------------------------------
+
+// The maxima, thresholds, masses and candidates of rows of one kind.
+template <Kind K, class T> void solve(Rows<T>& s, const T* const* z) {
+    constexpr int N = LANES<T>;
+    const bool bounded = s.d >= 4 * LANE_VECTORS * N;
+    for (int row = 0; row < MOST; row++) {
+        const Family<T>& f = s.family[row < s.rows ? row : 0];
+        s.t[row] = s.low[row] = 0;
+        s.mass[row] = 1;
+        s.high[row] = f.highest, s.eps[row] = f.eps, s.b[row] = f.b;
+        for (int k = 0; k < 4; k++) s.sums[k][row] = Vec<T>{};
+    }
+    for (int row = 0; row < s.rows; row++) {
+        Vec<T> lanes[LANE_VECTORS];
+        T top = row_maximum(z[row], s.d, lanes), shift = top == (T)-INFINITY ? 0 : top;
+        s.top[row] = top, s.shift[row] = shift;
+        if (bounded)
+            for (int k = 0; k < LANE_VECTORS; k++)
+                store(s.x + row * s.stride + k * N, larger((lanes[k] - shift) * s.eps[row], fill(OUTSIDE<T>)));
+    }
+    if (bounded) {
+        // The threshold of any subset of a row is at most the row's: the lanes' maxima give a first bound.
+        for (int round = 0; round < 3; round++) {
+            for (int row = 0; row < s.rows; row++)
+                keep_sums(s, row, add_all<K, T, false>(s.x + row * s.stride, LANE_VECTORS, s.t[row], s.family[row], nullptr));
+            for (int first = 0; first < s.rows; first += N) {
+                State<T> now = state(s, first);
+                Vec<T> t = load(s.t + first);
+                Vec<T> step = newton_step<K, T, true>(now, load(s.eps + first), load(s.b + first));
+                Vec<T> next = smaller(t + positive(step), load(s.high + first));
+                store(s.t + first, next > t ? next : t);
+            }
+        }
+        for (int row = 0; row < s.rows; row++) {
+            T t = s.t[row] - Limits<T>::SLACK;
+            s.t[row] = s.low[row] = t > 0 ? t : 0;
+        }
+    }
+    uint32_t open = 0;
+    for (int row = 0; row < s.rows; row++) {
+        s.above[row] = (s.t[row] - 1) * s.b[row];
+        s.count[row] = pack_candidates(z[row], s.d, s.shift[row], s.eps[row], s.above[row], s.x + row * s.stride);
+        open |= (uint32_t)(s.count[row] > 0) << row;
+    }
+    if constexpr (K == ANY) solve_any(s, open);
+    else solve_whole<K>(s, open);
+}
+
+}  // namespace
