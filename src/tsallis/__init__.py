@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tsallis.functional import (
         alpha_relu,
         alpha_relu_loss,
+        backend,
         budgeted_entmax,
         entmax,
         entmax15,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "alpha_relu",
     "alpha_relu_loss",
+    "backend",
     "budgeted_entmax",
     "compat",
     "distributions",

@@ -62,9 +62,11 @@ def info() -> None:
     import torch
 
     import tsallis
+    from tsallis.kernels import dispatch
 
     print(f"tsallis {tsallis.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
-    print(f"threads {torch.get_num_threads()}, CUDA {'yes' if torch.cuda.is_available() else 'no'}, backend eager")
+    print(f"threads {torch.get_num_threads()}, CUDA {'yes' if torch.cuda.is_available() else 'no'}")
+    print(f"backend {dispatch.explain()}")
 
 
 @data_app.command("list")

@@ -11,10 +11,12 @@ from tsallis.functional.maps import (
     sparsemax,
     tsallis_entropy,
 )
+from tsallis.kernels.dispatch import backend
 
 __all__ = [
     "alpha_relu",
     "alpha_relu_loss",
+    "backend",
     "budgeted_entmax",
     "entmax",
     "entmax15",

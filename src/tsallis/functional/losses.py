@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tsallis.functional.rows import Alpha, Rows, alpha_rows, as_rows
+from tsallis.functional.rows import Alpha, Rows, alpha_rows, as_rows, uses_kernels
 from tsallis.kernels import autograd, eager
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -55,7 +55,8 @@ def entmax_loss(
                 [ 0.0000,  0.0000,  0.0000]])
     """
     _check(scores, reduction, label_smoothing)
-    rows = as_rows(scores, -1, None)
+    plain = weight is None and label_smoothing == 0 and not target.is_floating_point()
+    rows = as_rows(scores, -1, None, plain and uses_kernels(scores, alpha))
     alpha = alpha_rows(alpha, rows, scores.dim())
     if weight is not None:
         if weight.shape != scores.shape[-1:]:

@@ -14,6 +14,7 @@ from tsallis.functional.rows import (
     as_rows,
     check_floating,
     result_dtype,
+    uses_kernels,
     widen,
 )
 from tsallis.kernels import autograd, eager
@@ -51,7 +52,7 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | 
         >>> entmax(torch.zeros(2, 3, 4), per_head).shape
         torch.Size([2, 3, 4])
     """
-    rows = as_rows(scores, dim, mask)
+    rows = as_rows(scores, dim, mask, uses_kernels(scores, alpha))
     alpha = alpha_rows(alpha, rows, scores.dim())
     if scores.numel() == 0:
         return scores.clone()

@@ -8,25 +8,38 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tsallis.kernels import dispatch
 from tsallis.kernels.autograd import transforms_active
 
 Alpha = float | Tensor
 
 
 class Rows(NamedTuple):
-    """Scores as contiguous rows in the dtype of the computation, and the way back to the caller's layout."""
+    """Scores as rows in the dtype of the computation, and the way back to the caller's layout."""
 
-    scores: Tensor  # [rows, d], float32 or float64
+    scores: Tensor  # [rows, d], float32 or float64; for the compiled kernels also half, and [outer, d, inner]
     shape: torch.Size  # of the caller's tensor with `dim` moved last
     dim: int
     dtype: torch.dtype  # of the result
 
     def restore(self, rows: Tensor) -> Tensor:
+        if rows.dim() == 3:
+            return rows.reshape(_placed(self.shape, self.dim))
         return rows.reshape(self.shape).movedim(-1, self.dim).to(self.dtype)
 
 
-def as_rows(scores: Tensor, dim: int, mask: Tensor | None) -> Rows:
-    """Rows of `scores` along `dim`; entries that `mask` leaves out are -inf."""
+def _placed(moved: torch.Size, dim: int) -> list[int]:
+    """The shape of a tensor whose `dim` was moved last."""
+    shape = list(moved[:-1])
+    shape.insert(dim % len(moved), moved[-1])
+    return shape
+
+
+def as_rows(scores: Tensor, dim: int, mask: Tensor | None, compiled: bool = False) -> Rows:
+    """Rows of `scores` along `dim`; entries that `mask` leaves out are -inf.
+
+    The compiled kernels take half precision, and rows along any dimension, as they are.
+    """
     check_floating(scores)
     if mask is not None:
         if mask.dtype != torch.bool:
@@ -42,8 +55,24 @@ def as_rows(scores: Tensor, dim: int, mask: Tensor | None) -> Rows:
         if dim not in (-1, 0):
             raise IndexError(f"dim must be -1 or 0 for a tensor without dimensions, got {dim}")
         return Rows(widen(moved.reshape(1, 1)), scores.shape, 0, result_dtype(scores))
+    dtype = result_dtype(scores)
+    if compiled and moved.numel():
+        as_is = scores if dtype == scores.dtype else widen(scores)
+        if moved.stride(-1) != 1 and scores.is_contiguous():
+            inner = math.prod(scores.shape[dim % scores.dim() + 1 :])
+            return Rows(as_is.reshape(-1, moved.shape[-1], inner), moved.shape, dim, dtype)
+        return Rows(as_is.movedim(dim, -1).reshape(-1, moved.shape[-1]), moved.shape, dim, dtype)
     rows = moved.reshape(-1, moved.shape[-1]) if moved.numel() else moved.reshape(0, max(moved.shape[-1], 1))
-    return Rows(widen(rows), moved.shape, dim, result_dtype(scores))
+    return Rows(widen(rows), moved.shape, dim, dtype)
+
+
+def uses_kernels(scores: Tensor, alpha: Alpha) -> bool:
+    """Whether these scores go to the compiled kernels as they are: not where torch traces or transforms."""
+    if torch.compiler.is_compiling() or transforms_active() or not isinstance(scores, Tensor) or scores.dim() == 0:
+        return False
+    if isinstance(alpha, Tensor):
+        return alpha.numel() > 0 and dispatch.compiled(scores, alpha)
+    return dispatch.compiled(scores, float(alpha))
 
 
 def check_floating(scores: Tensor) -> None:
@@ -56,6 +85,10 @@ def check_floating(scores: Tensor) -> None:
 def widen(x: Tensor) -> Tensor:
     """Half precision is computed in float32."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def result_dtype(scores: Tensor) -> torch.dtype:
@@ -78,13 +111,13 @@ def alpha_rows(alpha: Alpha, rows: Rows, ndim: int) -> Alpha:
     if not isinstance(alpha, Tensor):
         return alpha_number(alpha)
     if not alpha.is_floating_point():
-        alpha = alpha.to(rows.scores.dtype)
+        alpha = alpha.to(_wide(rows.scores.dtype))
     one_number = alpha.numel() == 1 and alpha.dim() <= ndim
     if one_number and not alpha.requires_grad and not torch.compiler.is_compiling() and not transforms_active():
         return alpha_number(alpha.item())
     if alpha.dim() > ndim:
         raise ValueError(f"alpha of shape {tuple(alpha.shape)} has more dimensions than the scores, which have {ndim}")
-    alpha = alpha.to(device=rows.scores.device, dtype=rows.scores.dtype)
+    alpha = alpha.to(device=rows.scores.device, dtype=_wide(rows.scores.dtype))
     if ndim == 0:
         return alpha.reshape(1, 1)
     alpha = alpha.reshape((1,) * (ndim - alpha.dim()) + alpha.shape).movedim(rows.dim, -1)

@@ -14,12 +14,17 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from tsallis.kernels import eager
+from tsallis.kernels import cpu, dispatch, eager
 from tsallis.kernels.eager import Alpha, Packed
+
+COMPILED = -1  # the `width` of what the compiled kernels computed: they keep no table of candidates
 
 
 def entmax(scores: Tensor, alpha: Alpha, budget: float | None = None) -> Tensor:
-    """Probabilities of rows [rows, d]; `alpha` a float or [rows, 1]; under a budget they sum to it, each at most 1."""
+    """Probabilities of rows [rows, d]; `alpha` a float or [rows, 1]; under a budget they sum to it, each at most 1.
+
+    What the compiled kernels compute may be in half precision, and [outer, d, inner] with the rows along the middle.
+    """
     if torch.compiler.is_compiling():
         number, numbers = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
         return cast(Tensor, _CompiledMap.apply(scores, number, numbers, budget))
@@ -80,10 +85,30 @@ def _saved(ctx: Any) -> tuple[Any, ...]:
     return (ctx.alpha if alpha is None else alpha, *kept)
 
 
+def _flat(alpha: Alpha) -> Alpha:
+    """Alphas as consecutive numbers."""
+    return alpha.contiguous() if isinstance(alpha, Tensor) else alpha
+
+
+def _lengthwise(x: Tensor) -> Tensor:
+    """Rows [rows, d] in the dtype of the computation, of what the compiled kernels take: [outer, d, inner], half."""
+    x = x.transpose(1, 2).reshape(-1, x.shape[1]) if x.dim() == 3 else x
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _as(rows: Tensor, like: Tensor) -> Tensor:
+    """The opposite: rows [rows, d] in the layout and dtype of a tensor."""
+    if like.dim() == 3:
+        rows = rows.reshape(like.shape[0], like.shape[2], like.shape[1]).transpose(1, 2)
+    return rows.to(like.dtype)
+
+
 class _Map(Function):
     @staticmethod
     def forward(scores: Tensor, alpha: Alpha, budget: float | None) -> tuple[Tensor, Tensor | None, Tensor | None, int]:
         check_alpha(alpha)
+        if budget is None and dispatch.compiled(scores, alpha):
+            return cpu.entmax(scores.contiguous(), _flat(alpha)), None, None, COMPILED
         if budget is not None:
             return eager.budgeted_entmax(scores, alpha, budget), None, None, 0
         probs, packed = eager.entmax(scores, alpha)
@@ -105,7 +130,12 @@ class _Map(Function):
         alpha, probs, position, slot = _saved(ctx)
         need_alpha = ctx.needs_input_grad[1]
         if _differentiable(grad):
-            return *eager.pullback(probs, grad, alpha, need_alpha, ctx.saturates), None
+            p, g = _lengthwise(probs), _lengthwise(grad)
+            dz, da = eager.pullback(p, g, alpha, need_alpha, ctx.saturates)
+            return _as(dz, probs), da, None
+        if ctx.width == COMPILED:
+            grad = grad.to(probs.dtype).contiguous()
+            return *cpu.entmax_gradient(probs, grad, _flat(alpha), need_alpha), None
         packed = None if position is None else Packed(position, slot, ctx.width)
         p, g = (probs, grad) if packed is None else (packed.gather(probs), packed.gather(grad))
         if need_alpha or ctx.saturates:
@@ -122,7 +152,9 @@ class _Map(Function):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor | None, alpha_tangent: Tensor | None, _: Any) -> tuple[Tensor, None, None, None]:
         alpha, probs, *_packed = _saved(ctx)
-        return eager.pushforward(probs, tangent, alpha, alpha_tangent, ctx.saturates), None, None, None
+        tangent = None if tangent is None else _lengthwise(tangent)
+        moved = eager.pushforward(_lengthwise(probs), tangent, alpha, alpha_tangent, ctx.saturates)
+        return _as(moved, probs), None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], scores: Tensor, alpha: Alpha, budget: float | None) -> Any:
@@ -153,6 +185,9 @@ class _Loss(Function):
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int]:
         check_alpha(alpha)
         _check_target(target, scores.shape[-1])
+        if dispatch.compiled(scores, alpha):
+            many = isinstance(alpha, Tensor)
+            return *cpu.entmax_loss(scores.contiguous(), target.contiguous(), _flat(alpha), many), None, COMPILED
         loss, probs, packed = eager.entmax_loss(scores, target, alpha)
         return (loss, probs, None, None, 0) if packed is None else (loss, probs, *packed)
 
@@ -171,8 +206,13 @@ class _Loss(Function):
         alpha, scores, target, probs, position, slot = _saved(ctx)
         need_alpha = ctx.needs_input_grad[2]
         if _differentiable(grad):
-            dz, da = _loss_pullback(scores, target, alpha, grad, need_alpha)
-            return dz, None, da
+            dz, da = _loss_pullback(_lengthwise(scores), target, alpha, grad, need_alpha)
+            return dz.to(scores.dtype), None, da
+        if ctx.width == COMPILED:
+            stats, alpha_grad = probs, position
+            grad = grad.contiguous()
+            dz = cpu.entmax_loss_gradient(scores.contiguous(), target.contiguous(), _flat(alpha), stats, grad)
+            return dz, None, alpha_grad * grad.unsqueeze(-1) if need_alpha else None
         counted = _counted(scores, target).unsqueeze(-1)
         weight = torch.where(counted, grad.unsqueeze(-1), 0)
         dz = probs * weight
@@ -189,6 +229,8 @@ class _Loss(Function):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor | None, _: Any, alpha_tangent: Tensor | None) -> tuple[Any, ...]:
         alpha, scores, target, *_probs = _saved(ctx)
+        scores = _lengthwise(scores)
+        tangent = None if tangent is None else _lengthwise(tangent)
         one = torch.ones_like(scores[:, 0])
         dz, da = _loss_pullback(scores, target, alpha, one, alpha_tangent is not None)
         result = torch.zeros_like(one)
@@ -274,6 +316,8 @@ def _(info: Any, in_dims: Any, scores: Tensor, alpha: float, alphas: Tensor | No
 )
 def _loss_op(scores: Tensor, target: Tensor, alpha: float, alphas: Tensor | None) -> tuple[Tensor, Tensor]:
     loss, probs, position, slot, width = _Loss.forward(scores, target, _join(alpha, alphas))
+    if width == COMPILED:
+        return loss, cpu.entmax(scores.contiguous(), _flat(_join(alpha, alphas)))
     if position is not None and slot is not None and probs is not None:
         probs = Packed(position, slot, width).scatter(probs, scores)
         probs = probs.masked_fill_(loss.isnan().unsqueeze(-1), torch.nan)

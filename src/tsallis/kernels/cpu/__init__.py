@@ -78,7 +78,7 @@ class _Gather(ctypes.Structure):
     )
 
 
-CALLS = {
+CALLS: dict[str, type[ctypes.Structure]] = {
     "map": _Map,
     "map_gradient": _MapGradient,
     "loss": _Loss,
@@ -98,7 +98,7 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
 def _load() -> tuple[Any, Status]:
     path = Path(os.environ.get("TSALLIS_KERNEL_PATH") or Path(__file__).with_name("_kernel.so"))
     if not path.exists():
-        return None, Status(False, "the kernels were not compiled: install with a C++ compiler (g++ or clang++) at hand")
+        return None, Status(False, "not compiled: install again with a C++ compiler (g++ or clang++) at hand")
     try:
         library = ctypes.CDLL(str(path))
         library.tsallis_source.restype = library.tsallis_isa.restype = c_char_p
@@ -150,7 +150,7 @@ def instructions() -> str:
 
 
 def _layout(x: Tensor, alpha: Alpha) -> _Layout:
-    """Rows [rows, d], or [outer, d, inner] with the rows along the middle; alphas [rows, 1] of the computation's dtype."""
+    """Rows [rows, d], or [outer, d, inner] along the middle; alphas [rows, 1] in the dtype of the computation."""
     outer, d, inner = x.shape if x.dim() == 3 else (*x.shape, 1)
     number, pointer = (alpha, None) if isinstance(alpha, float) else (0.0, alpha.data_ptr())
     return _Layout(STORAGE[x.dtype], outer * inner, d, inner, number, pointer)
@@ -236,7 +236,7 @@ def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) ->
 
 
 def support(scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """Classes (int32) and probabilities of each row's support, row r's at [offsets[r], offsets[r + 1])."""
+    """Classes (int32) and probabilities of each row's support, row r's from offsets[r] to offsets[r + 1]."""
     size = int(offsets[-1])
     index, value = torch.empty(size, dtype=torch.int32), torch.empty(size, dtype=stats.dtype)
     _run(
@@ -255,7 +255,7 @@ class Lists(NamedTuple):
     """Sparse rows: entries [offsets[r], offsets[r + 1]) are row r's columns and values."""
 
     offsets: Tensor  # [rows + 1], int64
-    index: Tensor  # int32
+    column: Tensor  # int32
     value: Tensor
 
 
@@ -266,14 +266,14 @@ def transpose(lists: Lists, classes: int, weight: Tensor, target: Tensor) -> Lis
     """
     kept = int((target >= 0).sum())
     offsets = torch.empty(classes + 1, dtype=torch.long)
-    index = torch.empty(len(lists.index) + kept, dtype=torch.int32)
+    index = torch.empty(len(lists.column) + kept, dtype=torch.int32)
     value = torch.empty(len(index), dtype=lists.value.dtype)
     _load()[0].tsallis_transpose(
         STORAGE[value.dtype],
         len(target),
         classes,
         lists.offsets.data_ptr(),
-        lists.index.data_ptr(),
+        lists.column.data_ptr(),
         lists.value.data_ptr(),
         weight.data_ptr(),
         target.data_ptr(),
@@ -302,7 +302,7 @@ def gather(
         rows,
         m,
         lists.offsets.data_ptr(),
-        lists.index.data_ptr(),
+        lists.column.data_ptr(),
         lists.value.data_ptr(),
         None if scale is None else scale.data_ptr(),
         None if minus is None else minus.data_ptr(),
