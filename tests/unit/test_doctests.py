@@ -15,7 +15,7 @@ NEED_TOOLKIT = {"cli", "config", "display"}
 MODULES = [
     name
     for _, name, _ in pkgutil.walk_packages(tsallis.__path__, "tsallis.")
-    if name.split(".")[1] not in NEED_TOOLKIT | {"__main__"}
+    if name.split(".")[1] not in NEED_TOOLKIT | {"__main__"} and not name.endswith("._kernel")  # no Python module
 ]
 
 

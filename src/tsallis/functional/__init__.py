@@ -1,6 +1,7 @@
 """Tensors in, tensors out: the maps and losses of sparse probability, differentiable to every order."""
 
 from tsallis.functional.alpha_relu import alpha_relu, alpha_relu_loss, estimate_tau, estimate_tau_from_scores
+from tsallis.functional.linear import linear_alpha_relu_loss, linear_entmax_loss
 from tsallis.functional.losses import entmax_loss
 from tsallis.functional.maps import (
     budgeted_entmax,
@@ -24,6 +25,8 @@ __all__ = [
     "escort",
     "estimate_tau",
     "estimate_tau_from_scores",
+    "linear_alpha_relu_loss",
+    "linear_entmax_loss",
     "normmax",
     "sparsemax",
     "tsallis_entropy",

@@ -77,9 +77,7 @@ def alpha_relu_loss(
     if scores.dim() == 0:
         raise ValueError("scores must be [..., classes], got a tensor without dimensions")
     rows = as_rows(scores, -1, None)
-    if target.is_floating_point():
-        raise TypeError(f"target must hold classes (integers), got {target.dtype}")
-    classes = class_rows(scores, target, ignore_index)
+    classes = class_rows(scores.shape, scores.device, target, ignore_index)
     if isinstance(tau, Tensor) and (tau.numel() != 1 or tau.dim() > 1):
         raise ValueError(f"tau must be one number, got a tensor of shape {tuple(tau.shape)}")
     fused = not (isinstance(tau, Tensor) or torch.compiler.is_compiling() or autograd.transforms_active())

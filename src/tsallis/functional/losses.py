@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -93,17 +95,17 @@ def _check(scores: Tensor, reduction: str, label_smoothing: float = 0.0) -> None
         raise ValueError(f"scores must be [..., classes] with at least one class, got shape {tuple(scores.shape)}")
 
 
-def class_rows(scores: Tensor, target: Tensor, ignore_index: int) -> Tensor:
-    """Classes [rows], -1 where the target does not count."""
-    if target.shape != scores.shape[:-1]:
+def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignore_index: int) -> Tensor:
+    """Classes [rows] for scores of a shape, -1 where the target does not count."""
+    *leading, classes = shape
+    if list(target.shape) != leading:
         raise ValueError(
-            f"class targets must have shape {tuple(scores.shape[:-1])} for scores of shape {tuple(scores.shape)}, "
+            f"class targets must have shape {tuple(leading)} for scores of shape {tuple(shape)}, "
             f"got {tuple(target.shape)}"
         )
-    if target.dtype == torch.bool:
-        raise TypeError("class targets must be integers, got torch.bool")
-    classes = scores.shape[-1]
-    target = target.to(device=scores.device, dtype=torch.long).reshape(-1)
+    if target.dtype == torch.bool or target.is_floating_point():
+        raise TypeError(f"class targets must be integers, got {target.dtype}")
+    target = target.to(device=device, dtype=torch.long).reshape(-1)
     counted = target != ignore_index
     if not torch.compiler.is_compiling() and not autograd.transforms_active():
         wrong = counted & ((target < 0) | (target >= classes))
@@ -120,7 +122,7 @@ def _hard(
     rows: Rows, target: Tensor, alpha: Alpha, weight: Tensor | None, ignore_index: int, smoothing: float
 ) -> tuple[Tensor, Tensor]:
     scores = rows.scores
-    classes = class_rows(scores.reshape(rows.shape), target, ignore_index)
+    classes = class_rows(rows.shape, scores.device, target, ignore_index)
     counted = classes >= 0
     each = autograd.entmax_loss(scores, classes, alpha)  # [rows]
     index = classes.clamp(min=0)

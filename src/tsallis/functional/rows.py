@@ -75,11 +75,11 @@ def uses_kernels(scores: Tensor, alpha: Alpha) -> bool:
     return dispatch.compiled(scores, float(alpha))
 
 
-def check_floating(scores: Tensor) -> None:
+def check_floating(scores: Tensor, name: str = "scores") -> None:
     if not isinstance(scores, Tensor):
-        raise TypeError(f"scores must be a tensor, got {type(scores).__name__}")
+        raise TypeError(f"{name} must be a tensor, got {type(scores).__name__}")
     if not scores.is_floating_point():
-        raise TypeError(f"scores must be floating point, got {scores.dtype}; convert them first, as in scores.float()")
+        raise TypeError(f"{name} must be floating point, got {scores.dtype}; convert first, as in {name}.float()")
 
 
 def widen(x: Tensor) -> Tensor:

@@ -204,9 +204,11 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool) 
     return loss, stats, alpha_grad
 
 
-def entmax_loss_gradient(scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor) -> Tensor:
-    """The gradient of the scores, (p - e_y) times the gradient [rows] of each loss."""
-    scores_grad = torch.empty_like(scores)
+def entmax_loss_gradient(
+    scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None
+) -> Tensor:
+    """The gradient of the scores, (p - e_y) times the gradient [rows] of each loss; `out` may be the scores."""
+    scores_grad = torch.empty_like(scores) if out is None else out
     _run(
         "loss_gradient",
         _layout(scores, alpha),

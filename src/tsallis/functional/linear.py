@@ -1,0 +1,129 @@
+"""The output layer and its loss in one: nothing of the size tokens x classes is ever kept."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tsallis.functional.losses import check_reduction, class_rows, reduce
+from tsallis.functional.rows import Alpha, Rows, alpha_number, alpha_rows, check_floating, result_dtype
+from tsallis.kernels.linear import Layer, linear_loss
+
+
+def linear_entmax_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    alpha: Alpha = 1.5,
+    *,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Tensor:
+    r"""The :func:`entmax_loss` of a linear layer's scores, in the memory of a few hundred tokens' scores.
+
+    .. math:: L_\alpha(W h + b; y), \qquad \nabla_h = W^\top (p - e_y), \qquad \nabla_W = (p - e_y)\, h^\top, \qquad
+              p = \mathrm{entmax}_\alpha(W h + b)
+
+    Equal to `entmax_loss(torch.nn.functional.linear(hidden, weight, bias), target, alpha)` in value and gradients. The
+    scores are computed for a chunk of tokens at a time and only each token's support is kept, a short list: the
+    products of the backward pass are sums over it. Tokens with long lists, as near `alpha = 1`, have their scores
+    computed a second time instead. Second derivatives, `torch.func` and their like go by way of all scores.
+
+    Args:
+        hidden: [..., d], any floating dtype.
+        weight: [classes, d], as in `torch.nn.Linear`.
+        target: classes [...].
+        alpha: at least 1: a number, or a tensor broadcastable to [..., 1]; it gets a gradient.
+        bias: [classes].
+        ignore_index: targets of this value have loss 0 and no gradient.
+        reduction: "mean" over the targets that count, "sum", or "none" for a loss of shape [...].
+
+    Raises:
+        ValueError: wrong shapes, a class out of range, an unknown reduction, a bad alpha.
+        TypeError: hidden states that are not floating point, targets that are not integers.
+
+    Example:
+        >>> hidden, weight = torch.eye(2, requires_grad=True), torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.1, 4.0]])
+        >>> loss = linear_entmax_loss(hidden, weight, torch.tensor([0, 2]), reduction="none")
+        >>> loss.detach()
+        tensor([0.0617, 0.0000])
+        >>> loss.sum().backward()
+        >>> hidden.grad
+        tensor([[-0.1693,  0.0000],
+                [ 0.0000,  0.0000]])
+    """
+    hidden, weight, bias = _checked(hidden, weight, bias, reduction)
+    rows = Rows(hidden.reshape(-1, hidden.shape[-1]), hidden.shape, -1, hidden.dtype)
+    return _reduced(rows, weight, bias, target, alpha_rows(alpha, rows, hidden.dim()), None, ignore_index, reduction)
+
+
+def linear_alpha_relu_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    alpha: float = 1.5,
+    tau: float = 0.0,
+    *,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Tensor:
+    r"""The :func:`alpha_relu_loss` of a linear layer's scores, in the memory of a few hundred tokens' scores.
+
+    .. math:: \ell(W h + b, y), \qquad \nabla_h = W^\top (r - e_y), \quad \nabla_W = (r - e_y)\, h^\top, \qquad
+              r = [(\alpha - 1)(W h + b) - \tau]_+^{1/(\alpha-1)}
+
+    Args, errors and the way it works as in :func:`linear_entmax_loss`; alpha is a number above 1, and `tau` the
+    constant threshold, a number (see :func:`estimate_tau`).
+
+    Example:
+        >>> hidden, weight = torch.ones(1, 2), torch.tensor([[1.0, 1.0], [0.0, 0.0], [0.5, 0.0]])
+        >>> linear_alpha_relu_loss(hidden, weight, torch.tensor([0]))
+        tensor(0.0104)
+    """
+    alpha = alpha_number(alpha)
+    if alpha == 1:
+        raise ValueError("alpha of alpha-ReLU must be above 1, got 1")
+    hidden, weight, bias = _checked(hidden, weight, bias, reduction)
+    rows = Rows(hidden.reshape(-1, hidden.shape[-1]), hidden.shape, -1, hidden.dtype)
+    return _reduced(rows, weight, bias, target, alpha, float(tau), ignore_index, reduction)
+
+
+def _checked(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, reduction: str
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Arguments that fit together, in the dtype autocast would give a linear layer."""
+    check_floating(hidden, "hidden")
+    check_reduction(reduction)
+    if hidden.dim() == 0 or weight.dim() != 2 or weight.shape[1] != hidden.shape[-1] or len(weight) == 0:
+        raise ValueError(
+            "hidden must be [..., d] and weight [classes, d], got shapes "
+            f"{tuple(hidden.shape)} and {tuple(weight.shape)}"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias must have shape ({len(weight)},), got {tuple(bias.shape)}")
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    if weight.dtype != hidden.dtype and dtype == hidden.dtype:
+        raise TypeError(f"hidden and weight must have one dtype, got {hidden.dtype} and {weight.dtype}")
+    return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def _reduced(
+    rows: Rows,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    alpha: Alpha,
+    tau: float | None,
+    ignore_index: int,
+    reduction: str,
+) -> Tensor:
+    leading = rows.shape[:-1]
+    classes = class_rows((*leading, len(weight)), weight.device, target, ignore_index)
+    if rows.scores.shape[0] == 0:
+        loss = (rows.scores.sum(-1) + weight.sum() * 0).float()
+    else:
+        loss = linear_loss(Layer(rows.scores, weight, bias, classes, alpha, tau))
+    return reduce(loss.reshape(leading), (classes >= 0).sum(), reduction).to(result_dtype(rows.scores))

@@ -1,0 +1,225 @@
+"""The losses of an output layer promise what the losses of its scores do, on every backend, in little memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+import tsallis
+from tsallis.kernels import cpu, linear, reference
+
+ALPHAS = (1.0, 1.05, 1.25, 1.5, 1.75, 2.0, 2.5)
+
+
+@pytest.fixture(params=["eager", "cpu"], autouse=True)
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "cpu" and not cpu.status().available:
+        pytest.skip(cpu.status().reason)
+    with tsallis.backend(request.param):
+        yield request.param
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven rows of the layer below a chunk: the last one is shorter."""
+    monkeypatch.setattr(linear, "CHUNK", 7 * 50)
+
+
+def layer(dtype: torch.dtype = torch.float64, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Hidden states [2, 10, 6], a weight [50, 6], a bias, and targets of which two are ignored."""
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(2, 10, 6, generator=generator, dtype=torch.float64) * scale
+    weight, bias = (torch.randn(*s, generator=generator, dtype=torch.float64) for s in ((50, 6), (50,)))
+    target = torch.randint(50, (2, 10), generator=generator)
+    target[0, 3] = target[1, 9] = -100
+    return hidden.to(dtype), weight.to(dtype), bias.to(dtype), target
+
+
+def exact(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, alpha: float | Tensor) -> Tensor:
+    """Losses [2, 10] by the float64 reference, 0 where the target is ignored."""
+    scores = F.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
+    loss = reference.entmax_loss(scores, target.clamp(min=0), alpha)
+    return torch.where(target >= 0, loss, 0)
+
+
+def gradients(loss: Tensor, *of: Tensor) -> tuple[Tensor, ...]:
+    weights = torch.linspace(0.5, 1.5, loss.numel(), dtype=torch.float64).reshape(loss.shape).to(loss.dtype)
+    return torch.autograd.grad((loss * weights).sum(), of)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("scale", [0.1, 1.0, 20.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("biased", [True, False])
+def test_losses_and_gradients_are_those_of_the_scores(
+    alpha: float, scale: float, dtype: torch.dtype, biased: bool
+) -> None:
+    hidden, weight, bias, target = layer(dtype, scale)
+    leaves = [x.requires_grad_() for x in (hidden, weight, bias)][: 3 if biased else 2]
+    loss = tsallis.linear_entmax_loss(hidden, weight, target, alpha, bias=bias if biased else None, reduction="none")
+    expected = exact(hidden, weight, bias if biased else None, target, alpha)
+    tolerance = {torch.float64: 1e-9, torch.float32: 3e-5 * max(1, scale)}[dtype]
+    torch.testing.assert_close(loss.double(), expected, atol=tolerance, rtol=1e-5)
+    if alpha == 2.5 and dtype == torch.float32:
+        return  # rounded scores have other probabilities there: the map is steep at the edge of the support
+    for found, right in zip(gradients(loss, *leaves), gradients(expected, *leaves), strict=True):
+        torch.testing.assert_close(found, right.to(dtype), atol=10 * tolerance, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("share", [0.0, 1 / 32, 1.0])
+def test_lists_and_dense_chunks_give_the_same(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    monkeypatch.setattr(linear, "SPARSE_SHARE", share)
+    hidden, weight, bias, target = (x.requires_grad_() if x.is_floating_point() else x for x in layer())
+    hidden.data[0, :7] *= 10  # peaked rows beside flat ones
+    leaves = (hidden, weight, bias)
+    loss = tsallis.linear_entmax_loss(hidden, weight, target, 1.5, bias=bias, reduction="none")
+    expected = exact(hidden, weight, bias, target, 1.5)
+    for found, right in zip(gradients(loss, *leaves), gradients(expected, *leaves), strict=True):
+        torch.testing.assert_close(found, right, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
+@pytest.mark.parametrize("tau", [-0.2, 0.5, 2.0])
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_alpha_relu_is_that_of_the_scores(
+    monkeypatch: pytest.MonkeyPatch, alpha: float, tau: float, share: float
+) -> None:
+    monkeypatch.setattr(linear, "SPARSE_SHARE", share)
+    hidden, weight, bias, target = (x.requires_grad_() if x.is_floating_point() else x for x in layer())
+    leaves = (hidden, weight, bias)
+    loss = tsallis.linear_alpha_relu_loss(hidden, weight, target, alpha, tau, bias=bias, reduction="none")
+    scores = F.linear(hidden, weight, bias)
+    expected = torch.where(target >= 0, reference.alpha_relu_loss(scores, target.clamp(min=0), alpha, tau), 0)
+    torch.testing.assert_close(loss, expected, atol=1e-9, rtol=1e-9)
+    for found, right in zip(gradients(loss, *leaves), gradients(expected, *leaves), strict=True):
+        torch.testing.assert_close(found, right, atol=1e-9, rtol=1e-9)
+
+
+def test_reductions_and_dtypes() -> None:
+    hidden, weight, bias, target = layer(torch.float32)
+    each = tsallis.linear_entmax_loss(hidden, weight, target, bias=bias, reduction="none")
+    assert each.shape == target.shape and each.dtype == torch.float32
+    torch.testing.assert_close(tsallis.linear_entmax_loss(hidden, weight, target, bias=bias), each.sum() / 18)
+    torch.testing.assert_close(
+        tsallis.linear_entmax_loss(hidden, weight, target, bias=bias, reduction="sum"), each.sum()
+    )
+    for dtype in (torch.bfloat16, torch.float16):
+        half = [x.to(dtype).requires_grad_() for x in (hidden, weight, bias)]
+        loss = tsallis.linear_entmax_loss(half[0], half[1], target, bias=half[2])
+        assert loss.dtype == dtype
+        loss.backward()
+        again = [x.detach().requires_grad_() for x in half]
+        tsallis.entmax_loss(F.linear(again[0], again[1], again[2]), target).backward()
+        for one, other in zip(half, again, strict=True):
+            torch.testing.assert_close(one.grad, other.grad, atol=2e-2, rtol=2e-2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert tsallis.linear_entmax_loss(hidden, weight, target).dtype == torch.float32
+
+
+def test_derivatives_of_both_orders_and_in_alpha() -> None:
+    hidden, weight, bias, target = layer()
+    hidden, target = hidden[0, :4].requires_grad_(), target[0, :4]
+    weight, bias = weight[:5].requires_grad_(), bias[:5].requires_grad_()
+    target = torch.where(target < 0, target, target % 5)
+    alpha = torch.tensor([[1.2], [1.5], [1.0], [1.8]], dtype=torch.float64, requires_grad=True)
+
+    def loss(*x: Tensor) -> Tensor:
+        return tsallis.linear_entmax_loss(x[0], x[1], target, x[2], bias=x[3], reduction="none")
+
+    everything = (hidden, weight, alpha.clamp(min=1.1).detach().requires_grad_(), bias)
+    assert gradcheck(loss, everything)
+    assert gradgradcheck(loss, everything)
+    (found,) = torch.autograd.grad(loss(hidden, weight, alpha, bias).sum(), alpha)
+    assert found.shape == alpha.shape and found.isfinite().all() and found[3] == 0  # the last target is ignored
+
+
+def test_rows_that_are_broken_or_empty_stay_alone() -> None:
+    hidden, weight, bias, target = layer()
+    hidden[0, 0, 0] = torch.nan
+    hidden.requires_grad_()
+    loss = tsallis.linear_entmax_loss(hidden, weight, target, bias=bias, reduction="none")
+    assert loss[0, 0].isnan() and loss[0, 1:].isfinite().all() and loss[1].isfinite().all()
+    (found,) = torch.autograd.grad(loss.sum(), hidden)
+    assert found[0, 0].isnan().all() and found[0, 1:].isfinite().all() and found[1].isfinite().all()
+    nothing = tsallis.linear_entmax_loss(hidden[:, :0], weight, target[:, :0], reduction="sum")
+    assert nothing == 0
+    everything_ignored = tsallis.linear_entmax_loss(hidden[1], weight, torch.full((10,), -100), reduction="sum")
+    assert everything_ignored == 0
+    assert torch.autograd.grad(everything_ignored, hidden)[0].abs().sum() == 0
+
+
+def test_bad_input_is_named() -> None:
+    hidden, weight, bias, target = layer()
+    with pytest.raises(ValueError, match=r"weight \[classes, d\], got shapes"):
+        tsallis.linear_entmax_loss(hidden, weight[:, :3], target)
+    with pytest.raises(ValueError, match="bias must have shape"):
+        tsallis.linear_entmax_loss(hidden, weight, target, bias=bias[:3])
+    with pytest.raises(ValueError, match="classes from 0 to 49"):
+        tsallis.linear_entmax_loss(hidden, weight, target + 50)
+    with pytest.raises(ValueError, match="class targets must have shape"):
+        tsallis.linear_entmax_loss(hidden, weight, target[0])
+    with pytest.raises(ValueError, match="alpha must be finite"):
+        tsallis.linear_entmax_loss(hidden, weight, target, 0.5)
+    with pytest.raises(ValueError, match="alpha of alpha-ReLU"):
+        tsallis.linear_alpha_relu_loss(hidden, weight, target, 1.0)
+    with pytest.raises(TypeError, match="one dtype"):
+        tsallis.linear_entmax_loss(hidden.float(), weight, target)
+    with pytest.raises(ValueError, match="reduction must be one of"):
+        tsallis.linear_entmax_loss(hidden, weight, target, reduction="average")
+
+
+@pytest.mark.parametrize("function", ["entmax", "alpha_relu"])
+def test_compiled_and_transformed(function: str) -> None:
+    hidden, weight, bias, target = layer()
+
+    def loss(h: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        if function == "entmax":
+            return tsallis.linear_entmax_loss(h, w, target, 1.5, bias=b, reduction="sum")
+        return tsallis.linear_alpha_relu_loss(h, w, target, 1.5, 0.5, bias=b, reduction="sum")
+
+    leaves = [x.requires_grad_() for x in (hidden, weight, bias)]
+    expected = torch.autograd.grad(loss(*leaves), leaves)
+    whole: Callable[..., Tensor] = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    traced = torch.autograd.grad(whole(*leaves), leaves)
+    transformed = torch.func.grad(loss, argnums=(0, 1, 2))(*(x.detach() for x in leaves))
+    for right, one, other in zip(expected, traced, transformed, strict=True):
+        assert right.isfinite().all()
+        torch.testing.assert_close(one, right)
+        torch.testing.assert_close(other, right)
+
+
+def test_an_alpha_tensor_is_compiled_with_its_gradient() -> None:
+    hidden, weight, _, target = layer()
+    alpha = torch.tensor(1.4, dtype=torch.float64, requires_grad=True)
+
+    def loss(a: Tensor) -> Tensor:
+        return tsallis.linear_entmax_loss(hidden, weight, target, a, reduction="sum")
+
+    (expected,) = torch.autograd.grad(loss(alpha), alpha)
+    (found,) = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(alpha), alpha)
+    assert expected.isfinite()
+    torch.testing.assert_close(found, expected)
+
+
+def test_no_matrix_of_scores_is_kept() -> None:
+    hidden = torch.randn(600, 8, requires_grad=True)
+    weight = torch.randn(20_000, 8, requires_grad=True)
+    kept = 0
+
+    def count(x: Tensor) -> Tensor:
+        nonlocal kept
+        kept += 0 if x is hidden or x is weight else x.numel() * x.element_size()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
+        loss = tsallis.linear_entmax_loss(hidden * 3, weight, torch.randint(20_000, (600,)))
+    assert kept < 600 * 20_000 * 4 / 30
+    loss.backward()
