@@ -135,10 +135,22 @@ def test_derivatives_of_both_orders_and_in_alpha() -> None:
         return tsallis.linear_entmax_loss(x[0], x[1], target, x[2], bias=x[3], reduction="none")
 
     everything = (hidden, weight, alpha.clamp(min=1.1).detach().requires_grad_(), bias)
-    assert gradcheck(loss, everything)
+    assert gradcheck(loss, everything, check_batched_grad=True)
     assert gradgradcheck(loss, everything)
     (found,) = torch.autograd.grad(loss(hidden, weight, alpha, bias).sum(), alpha)
     assert found.shape == alpha.shape and found.isfinite().all() and found[3] == 0  # the last target is ignored
+
+
+def test_alpha_relu_has_derivatives_of_both_orders() -> None:
+    hidden, weight, bias, target = layer()
+    leaves = (hidden[0, :4].requires_grad_(), weight[:5].requires_grad_(), bias[:5].requires_grad_())
+    target = torch.where(target[0, :4] < 0, target[0, :4], target[0, :4] % 5)
+
+    def loss(h: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return tsallis.linear_alpha_relu_loss(h, w, target, 1.3, 0.1, bias=b, reduction="none")
+
+    assert gradcheck(loss, leaves, check_batched_grad=True)
+    assert gradgradcheck(loss, leaves)
 
 
 def test_rows_that_are_broken_or_empty_stay_alone() -> None:

@@ -182,3 +182,22 @@ def test_modules_refuse_bad_alphas_at_once(make) -> None:
 def test_modules_refuse_unknown_reductions_at_once(kind) -> None:
     with pytest.raises(ValueError, match="reduction must be one of mean, sum, none, got 'total'"):
         kind(reduction="total")
+
+
+@every_kind
+def test_many_scores_give_the_same_loss_and_gradients(
+    transform: str, alpha: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = torch.tensor([[1, 2, 8], [4, -100, 3]])
+    for options in ({}, {"forbidden": (0, 5)}, {"forbidden": (0,), "bias": False}):
+        output = layer(transform, alpha, tau=0.1, **options)
+        hidden = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+        leaves = (hidden, *output.parameters())
+        few = output.loss(hidden, target)
+        with monkeypatch.context() as patch:
+            patch.setattr("tsallis.nn.output.MANY_SCORES", 1)
+            many = output.loss(hidden, target)
+        assert few.isfinite()
+        torch.testing.assert_close(many, few)
+        for one, other in zip(torch.autograd.grad(many, leaves), torch.autograd.grad(few, leaves), strict=True):
+            torch.testing.assert_close(one, other)

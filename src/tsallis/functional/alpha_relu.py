@@ -12,7 +12,7 @@ from torch.autograd import Function
 
 from tsallis.functional.losses import check_reduction, class_rows, reduce
 from tsallis.functional.rows import alpha_number, as_rows, check_floating, result_dtype, widen
-from tsallis.kernels import autograd
+from tsallis.kernels import autograd, cpu, dispatch
 
 
 def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) -> Tensor:
@@ -81,7 +81,7 @@ def alpha_relu_loss(
     if isinstance(tau, Tensor) and (tau.numel() != 1 or tau.dim() > 1):
         raise ValueError(f"tau must be one number, got a tensor of shape {tuple(tau.shape)}")
     fused = not (isinstance(tau, Tensor) or torch.compiler.is_compiling() or autograd.transforms_active())
-    loss = _Loss.apply(rows.scores, classes, eps, tau) if fused else _loss(rows.scores, classes, eps, tau)
+    loss = _Loss.apply(rows.scores, classes, eps, tau)[0] if fused else _loss(rows.scores, classes, eps, tau)
     loss = loss.reshape(scores.shape[:-1])
     return reduce(loss, (classes >= 0).sum(), reduction).to(rows.dtype)
 
@@ -196,24 +196,31 @@ class _Loss(Function):
     """The loss in two passes; a second derivative goes through the differentiable form."""
 
     @staticmethod
-    def forward(scores: Tensor, target: Tensor, eps: float, tau: float) -> Tensor:
-        return _loss(scores, target, eps, tau)
+    def forward(scores: Tensor, target: Tensor, eps: float, tau: float) -> tuple[Tensor, Tensor | None]:
+        if dispatch.compiled(scores, 1 + eps):
+            return cpu.alpha_relu_loss(scores.contiguous(), target, 1 + eps, tau)
+        return _loss(scores, target, eps, tau), None
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None]) -> None:
         scores, target, ctx.eps, ctx.tau = inputs
-        ctx.save_for_backward(scores, target)
+        if output[1] is not None:
+            ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(scores, target, output[1])
         ctx.save_for_forward(scores, target)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        scores, target = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None, None]:
+        scores, target, stats = ctx.saved_tensors
+        if stats is not None and not autograd.differentiable(grad):
+            plain, weights = scores.contiguous(), grad.contiguous()
+            return cpu.entmax_loss_gradient(plain, target, 1 + ctx.eps, stats, weights), None, None, None
         return _gradient(scores, target, ctx.eps, ctx.tau, grad), None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
-        scores, target = ctx.saved_tensors
-        return (_gradient(scores, target, ctx.eps, ctx.tau, torch.ones_like(scores[:, 0])) * tangent).sum(-1)
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> tuple[Tensor, None]:
+        scores, target = ctx.saved_tensors[:2]
+        return (_gradient(scores, target, ctx.eps, ctx.tau, torch.ones_like(scores[:, 0])) * tangent).sum(-1), None
 
 
 def _gradient(scores: Tensor, target: Tensor, eps: float, tau: float, grad: Tensor) -> Tensor:

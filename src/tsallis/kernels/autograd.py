@@ -46,7 +46,7 @@ def transforms_active() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-def _differentiable(grad: Tensor) -> bool:
+def differentiable(grad: Tensor) -> bool:
     """Whether the backward must be made of operations that can be differentiated or batched again."""
     return torch.is_grad_enabled() or transforms_active() or torch._C._functorch.is_legacy_batchedtensor(grad)
 
@@ -129,7 +129,7 @@ class _Map(Function):
             return None, None, None
         alpha, probs, position, slot = _saved(ctx)
         need_alpha = ctx.needs_input_grad[1]
-        if _differentiable(grad):
+        if differentiable(grad):
             p, g = _lengthwise(probs), _lengthwise(grad)
             dz, da = eager.pullback(p, g, alpha, need_alpha, ctx.saturates)
             return _as(dz, probs), da, None
@@ -205,7 +205,7 @@ class _Loss(Function):
             return None, None, None
         alpha, scores, target, probs, position, slot = _saved(ctx)
         need_alpha = ctx.needs_input_grad[2]
-        if _differentiable(grad):
+        if differentiable(grad):
             dz, da = _loss_pullback(_lengthwise(scores), target, alpha, grad, need_alpha)
             return dz.to(scores.dtype), None, da
         if ctx.width == COMPILED:

@@ -288,10 +288,13 @@ class _LinearLoss(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         hidden, weight, bias, target, many, alpha_grad, *lists = ctx.saved_tensors
         layer = Layer(hidden, weight, bias, target, ctx.alpha if many is None else many, ctx.tau)
-        if torch.is_grad_enabled():
+        if autograd.differentiable(grad):
             wanted = [hidden, weight, bias, None, many]
             inputs = [x for x, need in zip(wanted, ctx.needs_input_grad, strict=False) if need and x is not None]
-            found = iter(torch.autograd.grad(materialised(layer), inputs, grad, create_graph=True))
+            again = torch.is_grad_enabled()
+            with torch.enable_grad():
+                loss = materialised(layer)
+            found = iter(torch.autograd.grad(loss, inputs, grad, create_graph=again))
             return *(next(found) if need else None for need in ctx.needs_input_grad[:5]), None
         needed = ctx.needs_input_grad[:3]
         dh, dw, db = gradients(_plain(layer), Kept(Lists(*lists), ctx.dense), grad, needed)

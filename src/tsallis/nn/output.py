@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tsallis import functional
 from tsallis.functional.rows import alpha_number
 
+MANY_SCORES = 1 << 21  # from here the output layer and its loss are computed together
 TRANSFORMS = ("softmax", "sparsemax", "entmax", "alpha_relu")
 
 
@@ -114,8 +115,20 @@ class OutputLayer(nn.Module):
         return self.probs(scores).double().log()
 
     def loss(self, hidden: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
-        """The loss of the map for classes [...]; with reduction "none" of the target's shape."""
-        return self.loss_of_scores(self.scores(hidden), target, ignore_index, reduction)
+        """The loss of the map for classes [...]; with reduction "none" of the target's shape.
+
+        Where the scores would be many they are never all there at once, see :func:`tsallis.linear_entmax_loss`.
+        """
+        if target.numel() * len(self.weight) < MANY_SCORES:
+            return self.loss_of_scores(self.scores(hidden), target, ignore_index, reduction)
+        bias = self.bias
+        if self._any_forbidden:
+            bias = self.weight.new_zeros(len(self.weight)) if bias is None else bias
+            bias = bias.masked_fill(self.never, -torch.inf)
+        options = {"bias": bias, "ignore_index": ignore_index, "reduction": reduction}
+        if self.transform == "alpha_relu":
+            return functional.linear_alpha_relu_loss(hidden, self.weight, target, self.alpha, self.tau, **options)  # type: ignore[arg-type]
+        return functional.linear_entmax_loss(hidden, self.weight, target, self.alpha, **options)  # type: ignore[arg-type]
 
     def loss_of_scores(
         self, scores: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean"
