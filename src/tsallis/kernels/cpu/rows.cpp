@@ -132,23 +132,24 @@ template <class T> INLINE void unpack(const T* z, int64_t d, T shift, T above, c
     }
 }
 
-template <Kind K, class T> void map_rows(Rows<T>& s, const T* const* z, T* const* p) {
-    if constexpr (K == SOFTMAX) {
-        for (int row = 0; row < s.rows; row++) {
+// The rows' probabilities, each written where place(row) says and then finish(row)ed.
+template <Kind K, class T, class Place, class Finish>
+void map_rows(Rows<T>& s, const T* const* z, Place&& place, Finish&& finish) {
+    if constexpr (K != SOFTMAX) solve<K>(s, z);
+    for (int row = 0; row < s.rows; row++) {
+        T* p = place(row);
+        if constexpr (K == SOFTMAX) {
             Vec<T> lanes[LANE_VECTORS];
             T top = row_maximum(z[row], s.d, lanes);
-            T mass = exponentials(z[row], s.d, top == (T)-INFINITY ? 0 : top, p[row]);
-            scale_row(p[row], s.d, mass == 0 ? 0 : 1 / mass);
-        }
-        return;
-    } else {
-        solve<K>(s, z);
-        for (int row = 0; row < s.rows; row++) {
+            T mass = exponentials(z[row], s.d, top == (T)-INFINITY ? 0 : top, p);
+            scale_row(p, s.d, mass == 0 ? 0 : 1 / mass);
+        } else {
             T scale = 1 / s.mass[row];
-            if (scale != scale) fill_row(p[row], s.d, (T)NAN);
-            else if (K == ANY) unpack(z[row], s.d, s.shift[row], s.above[row], s.p + row * s.stride, scale, p[row]);
-            else emit<K>(z[row], s.d, s.shift[row], s.t[row], scale, s.family[row], p[row]);
+            if (scale != scale) fill_row(p, s.d, (T)NAN);
+            else if (K == ANY) unpack(z[row], s.d, s.shift[row], s.above[row], s.p + row * s.stride, scale, p);
+            else emit<K>(z[row], s.d, s.shift[row], s.t[row], scale, s.family[row], p);
         }
+        finish(row);
     }
 }
 
@@ -157,12 +158,12 @@ template <class T, class S> void map_range(const MapCall& call, int64_t first, i
     Tile<T, S> in(call.layout, block.tile[0], block.stride), out(call.layout, block.tile[1], block.stride);
     in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         const T* z[MOST];
-        T* p[MOST];
         in.read(call.scores, begin, end, z);
-        out.targets(call.probs, begin, end, p);
         block.rows.rows = (int)(end - begin);
-        BY_KIND(kind, map_rows<K>(block.rows, z, p))
-        out.write_back(call.probs, begin, end);
+        auto place = [&](int row) { return out.place(call.probs, begin, begin + row); };
+        auto finish = [&](int row) { out.finish_row(call.probs, begin + row); };
+        BY_KIND(kind, map_rows<K>(block.rows, z, place, finish))
+        out.finish_block(call.probs, begin, end);
     });
 }
 
@@ -208,10 +209,13 @@ template <class T> INLINE Vec<T> curvature(Vec<T> p, Vec<T> s, T eps) {
     return p > 0 ? (h < (T)0.5 ? small : large) : Vec<T>{};
 }
 
+constexpr int64_t SPARSE_FROM = 512;  // in rows so long whole groups of zeros are common
+
 // dz = s (g - delta), delta = s.g / sum s, over all entries: for slopes that cost little.
 template <Kind K, class T> void gradient_of_all(const T* p, const T* g, int64_t d, const Family<T>& f, T* dz) {
     constexpr int N = LANES<T>;
-    const bool sparse = K != SOFTMAX && d >= 512;  // then whole groups are zero, and their gradients need not be read
+    const bool sparse = K != SOFTMAX && d >= SPARSE_FROM;  // then whole groups are zero, and their gradients need not be read
+    constexpr bool WAIT = K == THREE_HALVES || K == WHOLE;  // roots are dear: they wait in the output
     Vec<T> total = {}, weighted = {};
     for (int64_t first = 0; first < d; first += BLOCK * N) {
         Vec<T> s0 = {}, s1 = {}, g0 = {}, g1 = {};
@@ -220,11 +224,13 @@ template <Kind K, class T> void gradient_of_all(const T* p, const T* g, int64_t 
             Vec<T> a = load(p + i), b = load(p + i + N);
             if (sparse && !beyond<T>(larger(a, b), Vec<T>{})) continue;
             a = slope<K>(a, f), b = slope<K>(b, f);
+            if (WAIT) store(dz + i, a), store(dz + i + N, b);
             s0 += a, s1 += b;
             g0 += a * load(g + i), g1 += b * load(g + i + N);
         }
         for (; i < stop; i += N) {
             Vec<T> a = slope<K>(load_row(p, i, d, (T)0), f);
+            if (WAIT) store_row(dz, i, d, a);
             s0 += a;
             g0 += a * load_row(g, i, d, (T)0);
         }
@@ -238,11 +244,14 @@ template <Kind K, class T> void gradient_of_all(const T* p, const T* g, int64_t 
             store(dz + i, Vec<T>{}), store(dz + i + N, Vec<T>{});
             continue;
         }
-        store(dz + i, slope<K>(a, f) * (load(g + i) - delta));
-        store(dz + i + N, slope<K>(b, f) * (load(g + i + N) - delta));
+        a = WAIT ? load(dz + i) : slope<K>(a, f), b = WAIT ? load(dz + i + N) : slope<K>(b, f);
+        store(dz + i, a * (load(g + i) - delta));
+        store(dz + i + N, b * (load(g + i + N) - delta));
     }
-    for (; i < d; i += N)
-        store_row(dz, i, d, slope<K>(load_row(p, i, d, (T)0), f) * (load_row(g, i, d, (T)0) - delta));
+    for (; i < d; i += N) {
+        Vec<T> a = WAIT ? load_row(dz, i, d, (T)0) : slope<K>(load_row(p, i, d, (T)0), f);
+        store_row(dz, i, d, a * (load_row(g, i, d, (T)0) - delta));
+    }
 }
 
 // The same over the support alone, packed; and the gradient of alpha, -sum p psi (g - delta), if it is asked for.
@@ -294,24 +303,30 @@ template <class T, class S> void map_gradient_range(const MapGradientCall& call,
     T *ps = block.rows.x, *gs = block.rows.p, *ss = block.spare;
     in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         const T *p[MOST], *g[MOST];
-        T* dz[MOST];
-        p_tile.read(call.probs, begin, end, p);
-        g_tile.read(call.grad, begin, end, g);
-        out.targets(call.scores_grad, begin, end, dz);
+        const bool whole = call.layout.inner > 1;  // rows along another dimension are copied together, others singly
+        const bool sparse = !whole && kind != SOFTMAX && d >= SPARSE_FROM;
+        if (whole) p_tile.read(call.probs, begin, end, p), g_tile.read(call.grad, begin, end, g);
         for (int64_t row = begin; row < end; row++) {
-            const int k = (int)(row - begin);
-            const Family<T>& f = block.family[k];
+            const int k = whole ? (int)(row - begin) : 0;
+            if (!whole) p_tile.read(call.probs, row, row + 1, p);
+            if (sparse) g[0] = g_tile.read_around(p[0], call.grad, row);
+            else if (!whole) g_tile.read(call.grad, row, row + 1, g);
+            const Family<T>& f = block.family[row - begin];
+            T* dz = out.place(call.scores_grad, begin, row);
             T* dalpha = call.alpha_grad ? (T*)call.alpha_grad + row : nullptr;
-            if (p[k][0] != p[k][0]) {  // all of such a row is NaN
-                fill_row(dz[k], d, (T)NAN);
-                if (dalpha) *dalpha = (T)NAN;
-                continue;
-            }
             const bool cheap = kind != ANY && !(kind == WHOLE && f.n != 4) && !dalpha;
-            if (cheap) BY_KIND(kind, gradient_of_all<K>(p[k], g[k], d, f, dz[k]))
-            else BY_KIND(kind, gradient_of_support<K>(p[k], g[k], d, f, dz[k], dalpha, ps, gs, ss))
+            if (p[k][0] != p[k][0]) {  // all of such a row is NaN
+                fill_row(dz, d, (T)NAN);
+                if (dalpha) *dalpha = (T)NAN;
+            } else if (cheap) {
+                BY_KIND(kind, gradient_of_all<K>(p[k], g[k], d, f, dz))
+            } else {
+                BY_KIND(kind, gradient_of_support<K>(p[k], g[k], d, f, dz, dalpha, ps, gs, ss))
+            }
+            if (sparse) out.finish_around(p[0], call.scores_grad, row);
+            else out.finish_row(call.scores_grad, row);
         }
-        out.write_back(call.scores_grad, begin, end);
+        out.finish_block(call.scores_grad, begin, end);
     });
 }
 
@@ -422,25 +437,23 @@ template <class T, class S> void loss_gradient_range(const LossGradientCall& cal
     Block<T> block(call.layout, 2);
     Tile<T, S> in(call.layout, block.tile[0], block.stride), out(call.layout, block.tile[1], block.stride);
     in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
-        const T* z[MOST];
-        T* dz[MOST];
-        in.read(call.scores, begin, end, z);
-        out.targets(call.scores_grad, begin, end, dz);
         for (int64_t r = begin; r < end; r++) {
-            const int k = (int)(r - begin);
+            const T* z;
+            in.read(call.scores, r, r + 1, &z);
+            T* dz = out.place(call.scores_grad, begin, r);
             const T* stats = (const T*)call.stats + r * STATS;
             const T weight = ((const T*)call.grad)[r], scale = stats[2];
             const int64_t y = call.target[r];
             if (y < 0 || scale == 0) {
-                fill_row(dz[k], d, (T)0);
+                fill_row(dz, d, (T)0);
             } else if (scale != scale) {
-                fill_row(dz[k], d, (T)NAN);
+                fill_row(dz, d, (T)NAN);
             } else {
-                BY_KIND(kind, emit<K>(z[k], d, stats[0], stats[1], scale * weight, block.family[k], dz[k]))
-                dz[k][y] -= weight;
+                BY_KIND(kind, emit<K>(z, d, stats[0], stats[1], scale * weight, block.family[r - begin], dz))
+                dz[y] -= weight;
             }
+            out.finish_row(call.scores_grad, r);
         }
-        out.write_back(call.scores_grad, begin, end);
     });
 }
 

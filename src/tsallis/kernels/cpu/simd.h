@@ -329,7 +329,7 @@ INLINE D log_(D x) {
     return x;
 }
 INLINE D power_of_one_plus(D y, D, D b) {
-    for (int i = 0; i < LANES<double>; i++) y[i] = y[i] > -1 ? ::exp(::log1p(y[i]) * b[i]) : 0;
+    for (int i = 0; i < LANES<double>; i++) y[i] = y[i] <= -1 ? 0 : ::exp(::log1p(y[i]) * b[i]);
     return y;
 }
 INLINE D power(D p, double c) {

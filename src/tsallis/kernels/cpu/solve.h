@@ -17,7 +17,9 @@ template <class T> struct Family {  // one alpha, prepared
     Kind kind;
     double alpha;
     T eps, b, highest;  // highest: an upper bound of t
-    int n;              // b where it is a whole number
+    int n;              // the whole part of b
+    T rest;             // and what is left of it
+    T reach;            // how far the series below may move t: what enters the support there stays below 1e-7
 };
 
 template <class T> Family<T> family(double alpha, int64_t d) {
@@ -25,7 +27,7 @@ template <class T> Family<T> family(double alpha, int64_t d) {
     double eps = alpha - 1, b = 1 / eps;
     f.alpha = alpha;
     f.kind = ANY;
-    f.n = 0;
+    f.n = 0, f.rest = 0;
     if (alpha == 1) {
         f.kind = SOFTMAX;
         eps = b = 1;
@@ -38,10 +40,14 @@ template <class T> Family<T> family(double alpha, int64_t d) {
             f.kind = f.n == 1 ? TWO : f.n == 2 ? THREE_HALVES : WHOLE;
             b = whole;
             eps = 1 / whole;
+        } else if (b <= 20) {
+            f.n = (int)b;
+            f.rest = (T)(b - f.n);
         }
     }
     f.eps = (T)eps;
     f.b = (T)b;
+    f.reach = (T)smaller(0.05 / b, ::exp(-17 / b));
     f.highest = (T)-::expm1(-eps * ::log((double)d));
     return f;
 }
@@ -54,7 +60,7 @@ template <class T> struct Rows {  // up to a vector of rows, and what is known o
     const Family<T>* family;
     T *x, *p;         // [rows][stride]: candidates, and for ANY their probabilities
     T above[MOST];    // candidates are the scores above it, less the row's shift
-    alignas(64) T top[MOST], t[MOST], mass[MOST], low[MOST], high[MOST], eps[MOST], b[MOST];
+    alignas(64) T top[MOST], t[MOST], mass[MOST], low[MOST], high[MOST], eps[MOST], b[MOST], reach[MOST];
     alignas(64) T shift[MOST];  // the row's maximum, or 0 in a row where nothing takes part
     alignas(64) Vec<T> sums[4][MOST];  // of u^b, u^(b-1), u^(b-2), u^(b-3), not yet added across the lanes
     int64_t count[MOST];
@@ -186,18 +192,34 @@ template <Kind K, class T, bool KEEP> INLINE Sums<T> add_all(const T* x, int64_t
     return total;
 }
 
-// The same for ANY to four digits, over every `step`-th vector.
+// Nearly the same for ANY, over every `step`-th vector: u^b = u^n u^rest by a quadratic at 1, or to four digits.
 template <class T> INLINE Sums<T> add_roughly(const T* x, int64_t n, int64_t step, T t, const Family<T>& f) {
     constexpr int N = LANES<T>;
     const Vec<T> b = fill(f.b);
     Sums<T> total;
+    if (f.n == 0) {
+        for (int64_t i = 0; i < n; i += step) {
+            Vec<T> u = load(x + i * N) - t + (T)1, inside = larger(u, fill((T)1e-20));
+            Vec<T> p = rough_power(inside, b), inv = about_inverse(inside);
+            p = u > (T)1e-20 ? p : Vec<T>{};
+            total.p += p;
+            p *= inv, total.q += p;
+            p *= inv, total.r += p;
+        }
+        return total;
+    }
+    const T bend = f.rest * (f.rest - 1) / 2;
     for (int64_t i = 0; i < n; i += step) {
-        Vec<T> u = load(x + i * N) - t + (T)1, inside = larger(u, fill((T)1e-20));
-        Vec<T> p = rough_power(inside, b), inv = about_inverse(inside);
-        p = u > (T)1e-20 ? p : Vec<T>{};
-        total.p += p;
-        p *= inv, total.q += p;
-        p *= inv, total.r += p;
+        Vec<T> u = positive(load(x + i * N) - (t - 1)), low = u - (T)1, rest = (low * bend + f.rest) * low + (T)1, q;
+        if (f.n == 1) {
+            q = u > 0 ? rest : Vec<T>{};
+        } else {
+            Vec<T> r = f.n == 2 ? (u > 0 ? rest : Vec<T>{}) : rest * (f.n == 3 ? u : whole_power(u, f.n - 2));
+            total.r += r;
+            q = r * u;
+        }
+        total.q += q;
+        total.p += q * u;
     }
     return total;
 }
@@ -332,7 +354,7 @@ template <class T> INLINE uint32_t step_any(Rows<T>& s, uint32_t open, T off) {
 template <class T> INLINE void solve_any(Rows<T>& s, uint32_t open) {
     constexpr bool FAST = sizeof(T) == 4;
     constexpr int64_t LONG = 64;  // vectors
-    constexpr T NEAR = (T)0.3;    // from here a step of third order is as good as the series needs
+    constexpr T NEAR = (T)0.1;    // from here one more step is as good as the series needs
     auto each = [&](uint32_t some, auto&& visit) {
         for (; some; some &= some - 1) {
             int row = __builtin_ctz(some);
@@ -382,8 +404,7 @@ template <class T> INLINE void solve_any(Rows<T>& s, uint32_t open) {
                     Vec<T> value = now.excess - root * (c1 - root * (c2 - root * c3));
                     root += value / (c1 - root * ((T)2 * c2 - (T)3 * root * c3));
                 }
-                const Vec<T> size = absolute(root);
-                const Ints<T> near = more & (((b >= 3) & (b * size < (T)0.05) & (size < (T)2e-3)) | ((b >= 2) & (size < (T)2e-4)));
+                const Ints<T> near = more & (b >= 2) & (absolute(root) < load(s.reach + first));
                 store(delta + first, near ? root : load(delta + first));
                 shifted |= bits(near) << first;
                 more = more & ~near;
@@ -411,7 +432,7 @@ template <Kind K, class T> void solve(Rows<T>& s, const T* const* z) {
         const Family<T>& f = s.family[row < s.rows ? row : 0];
         s.t[row] = s.low[row] = 0;
         s.mass[row] = 1;
-        s.high[row] = f.highest, s.eps[row] = f.eps, s.b[row] = f.b;
+        s.high[row] = f.highest, s.eps[row] = f.eps, s.b[row] = f.b, s.reach[row] = f.reach;
         for (int k = 0; k < 4; k++) s.sums[k][row] = Vec<T>{};
     }
     for (int row = 0; row < s.rows; row++) {

@@ -134,20 +134,39 @@ template <class T, class S> class Tile {
             for (int64_t k = 0; k < last - first; k++) tile[k * stride + j] = widen(base[start[k] + j * inner]);
     }
 
-    // Where the rows shall be written: into the tensor itself, or into the tile, for `write_back`.
-    void targets(void* memory, int64_t first, int64_t last, T** rows) const {
-        for (int64_t r = first; r < last; r++)
-            rows[r - first] = direct() ? (T*)memory + r * layout.d : tile + (r - first) * stride;
+    // Where row r of a block that begins at `first` shall be written: into the tensor itself, or into the tile.
+    INLINE T* place(void* memory, int64_t first, int64_t r) const {
+        return direct() ? (T*)memory + r * layout.d : tile + (layout.inner == 1 ? 0 : (r - first) * stride);
     }
 
-    void write_back(void* memory, int64_t first, int64_t last) const {
-        S* base = (S*)memory;
-        const int64_t d = layout.d, inner = layout.inner;
+    // A row is written: halves leave the tile at once, which so stays in the first-level cache.
+    INLINE void finish_row(void* memory, int64_t r) const {
+        if (!direct() && layout.inner == 1) copy_out(tile, (S*)memory + r * layout.d, layout.d);
+    }
+
+    // The same where another row is not all zero around: the gradient of a sparse row is needed, and not zero, there
+    // alone. What is left out in the tile is undefined; in the tensor it is zero.
+    const T* read_around(const T* support, const void* memory, int64_t r) const {
+        const S* row = (const S*)memory + r * layout.d;
+        if (direct()) return (const T*)row;
+        in_groups(support, [&](int64_t i, int64_t n, bool some) {
+            if (some) copy_in(row + i, tile + i, n);
+        });
+        return tile;
+    }
+    void finish_around(const T* support, void* memory, int64_t r) const {
+        S* row = (S*)memory + r * layout.d;
         if (direct()) return;
-        if (inner == 1) {
-            for (int64_t r = first; r < last; r++) copy_out(tile + (r - first) * stride, base + r * d, d);
-            return;
-        }
+        in_groups(support, [&](int64_t i, int64_t n, bool some) {
+            if (some) copy_out(tile + i, row + i, n);
+            else std::memset((void*)(row + i), 0, (size_t)n * sizeof(S));
+        });
+    }
+
+    void finish_block(void* memory, int64_t first, int64_t last) const {
+        const int64_t d = layout.d, inner = layout.inner;
+        if (inner == 1) return;
+        S* base = (S*)memory;
         int64_t start[LANES<float>];
         for (int64_t r = first; r < last; r++) start[r - first] = r / inner * d * inner + r % inner;
         for (int64_t j = 0; j < d; j++)
@@ -155,6 +174,15 @@ template <class T, class S> class Tile {
     }
 
   private:
+    template <class Visit> INLINE void in_groups(const T* support, Visit&& visit) const {
+        constexpr int64_t GROUP = 2 * LANES<T>;
+        for (int64_t i = 0; i < layout.d; i += GROUP) {
+            const int64_t n = smaller(GROUP, layout.d - i);
+            bool some = n < GROUP || beyond<T>(larger(load(support + i), load(support + i + LANES<T>)), Vec<T>{});
+            visit(i, n, some);
+        }
+    }
+
     static INLINE void copy_in(const S* from, T* to, int64_t d) {
         if constexpr (!SAME<T, S>) widen_row(from, to, d);
     }
