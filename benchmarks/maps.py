@@ -1,194 +1,271 @@
-"""The maps and losses beside PyPI `entmax` and PyTorch's own softmax and cross-entropy, in one process.
+"""The maps and losses beside PyTorch's softmax and cross-entropy, and beside PyPI `entmax`, in one process.
 
-    python benchmarks/maps.py --out benchmarks/results/maps-cpu.csv
+    python benchmarks/maps.py --out benchmarks/results/maps-cpu.csv --accuracy benchmarks/results/maps-accuracy-cpu.csv
 
-Every candidate of a shape is run in turn, round after round (interleaved, so that a noisy machine slows all of them),
-forward alone and forward with backward; the file gets one row each with the median, its ratio to PyTorch's softmax (or
-cross-entropy) and to the peer's function for the same map, versions and hardware. Quote ratios, not milliseconds.
+Every candidate of a shape runs in turn, round after round, each round in another order, forward and backward; the CSV
+gets one row each with its medians, their ratios to PyTorch's, versions and hardware. Printed at the end: the ratios,
+and which of the project's targets are met. Quote ratios, not milliseconds.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
+import importlib
+import math
 import os
-import platform
-import statistics
 import sys
-import time
 from collections.abc import Callable
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from common import Candidate, Row, announce, interleave, machine, table, verdict, write
 from torch import Tensor
 
 import tsallis
+from tsallis.kernels import reference
 
-SHAPES = [(8192, 128), (25600, 50), (4096, 512), (8192, 2048), (1024, 10000), (512, 32000), (256, 60000)]
 INPUTS = {"normal": 1.0, "normal3": 3.0, "peaked": 10.0}
-SLOW = 2.0  # seconds: a candidate that takes longer is run in fewer rounds
+MAPS = ["25600x50", "8192x128", "4096x512", "8192x2048", "1024x10000", "512x32000", "256x60000"]
+LEARNED = ["8x8x128x128", "64x8x50x50", "8x8x64x512", "4x8x256x2048"]
+LOSSES = ["1024x10000", "512x32000", "256x60000", "64x128000"]
+ALPHAS = (1.05, 1.1, 1.25, 1.3, 1.4, 1.75)
+LOSS_ALPHAS = (1.0, 1.05, 1.25, 1.5, 1.75, 2.0)
+SORTED, BISECTED = 4_000_000, 1_000_000  # scores that the peer's slow functions are given
+CHECKED = 120_000  # scores whose probabilities are compared with the float64 reference
+COLUMNS = ("shape", "input", "operation", "owner", "forward_to_dense", "both_to_dense", "both_to_ours")  # printed
+
+softmax = partial(torch.softmax, dim=-1)
 
 
-class Candidate:
-    """One function under test: which operation it computes, whose it is, and what it is compared with."""
-
-    def __init__(self, operation: str, owner: str, call: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self.operation, self.owner, self.call = operation, owner, call
-        self.times: dict[str, list[float]] = {"forward": [], "both": []}
-        self.too_slow = False
+def eager15(scores: Tensor) -> Tensor:
+    with tsallis.backend("eager"):
+        return tsallis.entmax15(scores)
 
 
-def candidates(with_peer: bool) -> list[Candidate]:
+def fewer(x: Tensor, limit: int) -> Tensor:
+    """As many rows (of the last dimension but one) as have about `limit` entries together."""
+    return x.narrow(-2, 0, max(1, min(x.shape[-2], x.shape[-2] * limit // x.numel()))).clone()
+
+
+def maps(scores: Tensor, upstream: Tensor, peer: Any) -> list[Candidate]:
+    given: dict[str, Any] = {"leaves": (scores,), "upstream": upstream}
+    half: dict[str, Any] = {"leaves": (scores.bfloat16(),), "upstream": upstream.bfloat16(), "dense": "softmax-bf16"}
     found = [
-        Candidate("softmax", "torch", lambda z, y: z.softmax(-1)),
-        Candidate("entmax15", "tsallis", lambda z, y: tsallis.entmax15(z)),
-        Candidate("sparsemax", "tsallis", lambda z, y: tsallis.sparsemax(z)),
-        Candidate("entmax-1.25", "tsallis", lambda z, y: tsallis.entmax(z, 1.25)),
-        Candidate("entmax-rows", "tsallis", lambda z, y: tsallis.entmax(z, _alphas(z))),
-        Candidate("cross-entropy", "torch", lambda z, y: F.cross_entropy(z, y, reduction="sum")),
-        Candidate("entmax15-loss", "tsallis", lambda z, y: tsallis.entmax_loss(z, y, 1.5, reduction="sum")),
-        Candidate("sparsemax-loss", "tsallis", lambda z, y: tsallis.entmax_loss(z, y, 2.0, reduction="sum")),
-        Candidate("entmax-1.25-loss", "tsallis", lambda z, y: tsallis.entmax_loss(z, y, 1.25, reduction="sum")),
+        Candidate("softmax", "torch", softmax, **given),
+        Candidate("softmax-bf16", "torch", softmax, **half),
+        Candidate("entmax15", "tsallis", tsallis.entmax15, alpha=1.5, **given),
+        Candidate("entmax15-bf16", "tsallis", tsallis.entmax15, alpha=1.5, **half),
+        Candidate("sparsemax", "tsallis", tsallis.sparsemax, alpha=2.0, **given),
+        *(Candidate(f"entmax-{a}", "tsallis", partial(tsallis.entmax, alpha=a), alpha=a, **given) for a in ALPHAS),
+        Candidate("entmax15", "tsallis eager", eager15, alpha=1.5, few=True, **given),
     ]
-    if with_peer:
-        import entmax as peer
-
-        found += [
-            Candidate("entmax15", "entmax", lambda z, y: peer.entmax15(z, -1)),
-            Candidate("entmax15", "entmax k=100", lambda z, y: peer.entmax15(z, -1, 100)),
-            Candidate("sparsemax", "entmax", lambda z, y: peer.sparsemax(z, -1)),
-            Candidate("entmax-1.25", "entmax", lambda z, y: peer.entmax_bisect(z, 1.25)),
-            Candidate("entmax-rows", "entmax", lambda z, y: peer.entmax_bisect(z, _alphas(z))),
-            Candidate("entmax15-loss", "entmax", lambda z, y: peer.entmax15_loss(z, y).sum()),
-            Candidate("entmax15-loss", "entmax k=100", lambda z, y: peer.entmax15_loss(z, y, 100).sum()),
-            Candidate("sparsemax-loss", "entmax", lambda z, y: peer.sparsemax_loss(z, y).sum()),
-            Candidate("entmax-1.25-loss", "entmax", lambda z, y: peer.entmax_bisect_loss(z, y, 1.25).sum()),
-        ]
+    if peer:
+        for name, alpha in (("entmax15", 1.5), ("sparsemax", 2.0)):
+            call = getattr(peer, name)
+            found.append(slow(Candidate(name, "entmax", partial(call, dim=-1), alpha=alpha, **given), SORTED))
+            if scores.shape[-1] > 100:
+                top = Candidate(name, "entmax k=100", partial(call, dim=-1, k=100), alpha=alpha, few=True, **given)
+                found.append(top)
+        bisect = partial(peer.entmax_bisect, alpha=1.25)
+        found.append(slow(Candidate("entmax-1.25", "entmax", bisect, alpha=1.25, **given), BISECTED))
     return found
 
 
-def _alphas(z: Tensor) -> Tensor:
-    return torch.linspace(1.05, 2.0, z.shape[0]).unsqueeze(-1)  # [rows, 1]
+def learned(scores: Tensor, upstream: Tensor, peer: Any) -> list[Candidate]:
+    """Attention's scores [batch, heads, queries, keys], with an alpha for every head that gets a gradient."""
+    alpha = torch.linspace(1.05, 1.95, scores.shape[1]).view(1, -1, 1, 1)
+    given: dict[str, Any] = {"leaves": (scores, alpha), "upstream": upstream, "alpha": alpha}
+    found = [
+        Candidate("softmax", "torch", softmax, (scores,), upstream),
+        Candidate("entmax-learned", "tsallis", tsallis.entmax, **given),
+    ]
+    if peer:
+        found.append(slow(Candidate("entmax-learned", "entmax", peer.entmax_bisect, **given), BISECTED))
+    return found
 
 
-def measure(candidate: Candidate, scores: Tensor, target: Tensor, upstream: Tensor) -> None:
-    leaf = scores.detach().requires_grad_()
-    start = time.perf_counter()
-    result = candidate.call(leaf, target)
-    middle = time.perf_counter()
-    result.backward(upstream if result.dim() else None)
-    end = time.perf_counter()
-    candidate.times["forward"].append(middle - start)
-    candidate.times["both"].append(end - start)
-    candidate.too_slow = end - start > SLOW
+def losses(scores: Tensor, target: Tensor, peer: Any) -> list[Candidate]:
+    def given(alpha: float, limit: int | None = None) -> dict[str, Any]:
+        some = scores if limit is None else fewer(scores, limit)
+        return {"leaves": (some,), "alpha": alpha, "dense": "cross-entropy", "scaled": len(scores) / len(some)}
+
+    def mean(name: str, rows: int, *arguments: float) -> Callable[[Tensor], Tensor]:
+        each, some = getattr(peer, name), target[:rows].clone()
+        return lambda z: each(z, some, *arguments).mean()
+
+    found = [Candidate("cross-entropy", "torch", partial(F.cross_entropy, target=target), **given(1.0))]
+    for a in LOSS_ALPHAS:
+        ours = partial(tsallis.entmax_loss, target=target, alpha=a)
+        found.append(Candidate(f"entmax-loss-{a}", "tsallis", ours, **given(a)))
+    if peer:
+        for a, name in ((1.5, "entmax15_loss"), (2.0, "sparsemax_loss")):
+            sort = given(a, SORTED)
+            rows = len(sort["leaves"][0])
+            found.append(Candidate(f"entmax-loss-{a}", "entmax", mean(name, rows), few=True, **sort))
+            top = mean(name, len(scores), 100)
+            found.append(Candidate(f"entmax-loss-{a}", "entmax k=100", top, few=True, **given(a)))
+        bisect = given(1.25, BISECTED)
+        call = mean("entmax_bisect_loss", len(bisect["leaves"][0]), 1.25)
+        found.append(Candidate("entmax-loss-1.25", "entmax", call, few=True, **bisect))
+    return found
 
 
-def run_shape(shape: tuple[int, int], scale: float, rounds: int, with_peer: bool) -> list[Candidate]:
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.randn(*shape, generator=generator) * scale
-    target = torch.randint(shape[1], (shape[0],), generator=generator)
+def slow(candidate: Candidate, limit: int) -> Candidate:
+    """Few rounds, and on fewer rows, the time scaled up."""
+    scores, *others = candidate.leaves
+    some = fewer(scores, limit)
+    candidate.leaves, candidate.few, candidate.scaled = (some, *others), True, scores.shape[-2] / some.shape[-2]
+    if candidate.upstream is not None:
+        candidate.upstream = candidate.upstream.narrow(-2, 0, some.shape[-2]).clone()
+    return candidate
+
+
+def build(group: str, shape: tuple[int, ...], name: str, peer: Any, seed: int) -> list[Candidate]:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(*shape, generator=generator) * INPUTS[name]
+    if group == "losses":
+        target = torch.randint(shape[-1], shape[:-1], generator=generator)
+        return losses(scores, scores.argmax(-1) if name == "peaked" else target, peer)
     upstream = torch.randn(*shape, generator=generator)
-    found = candidates(with_peer)
-    for candidate in found:  # warm up, but not what takes seconds: one of its runs is long enough
-        if candidate.owner != "entmax" or shape[0] * shape[1] < 2_000_000:
-            measure(candidate, scores, target, upstream)
-            for times in candidate.times.values():
-                times.clear()
-    for round_ in range(rounds):
-        for candidate in found:
-            if not candidate.too_slow or round_ < 2:
-                measure(candidate, scores, target, upstream)
-    return found
+    return (maps if group == "maps" else learned)(scores, upstream, peer)
 
 
-def rows(shape: tuple[int, int], name: str, found: list[Candidate]) -> list[dict[str, object]]:
+def rows(place: Row, found: list[Candidate]) -> list[Row]:
     result = []
     for candidate in found:
-        base = "cross-entropy" if candidate.operation.endswith(("loss", "entropy")) else "softmax"
-        for kind, times in candidate.times.items():
-            median = statistics.median(times)
-            dense = statistics.median(next(c.times[kind] for c in found if c.operation == base))
-            peers = [c for c in found if c.operation == candidate.operation and c.owner == "entmax"]
-            peer = statistics.median(peers[0].times[kind]) if peers and candidate.owner == "tsallis" else None
-            result.append(
-                {
-                    "rows": shape[0],
-                    "d": shape[1],
-                    "input": name,
-                    "operation": candidate.operation,
-                    "owner": candidate.owner,
-                    "what": kind,
-                    "median_ms": f"{median * 1e3:.3f}",
-                    "to_dense": f"{median / dense:.3f}",
-                    "peer_to_ours": "" if peer is None else f"{peer / median:.2f}",
-                    "repeats": len(times),
-                    **machine(),
-                }
-            )
+        forward, both = candidate.medians()
+        dense = next(c for c in found if c.operation == candidate.dense).medians()
+        ours = [c for c in found if c.operation == candidate.operation and c.owner == "tsallis"]
+        compared = ours and candidate.owner.startswith("entmax")
+        result.append(
+            {
+                **place,
+                "operation": candidate.operation,
+                "owner": candidate.owner,
+                "forward_ms": forward * 1e3,
+                "both_ms": both * 1e3,
+                "forward_to_dense": forward / dense[0],
+                "both_to_dense": both / dense[1],
+                "forward_to_ours": forward / ours[0].medians()[0] if compared else "",
+                "both_to_ours": both / ours[0].medians()[1] if compared else "",
+                "scaled": candidate.scaled,
+                "rounds": len(candidate.both),
+                "backend": candidate.backend(),
+                **machine(),
+            }
+        )
     return result
 
 
-def machine() -> dict[str, object]:
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
-    try:
-        peer = version("entmax")
-    except ImportError:
-        peer = ""
-    return {
-        "threads": torch.get_num_threads(),
-        "cpu": cpu,
-        "torch": torch.__version__,
-        "tsallis": tsallis.__version__,
-        "entmax": peer,
-        "python": platform.python_version(),
-        "date": datetime.date.today().isoformat(),
-    }
+@torch.no_grad()
+def accuracy(place: Row, found: list[Candidate]) -> list[Row]:
+    """The largest errors of probabilities: of each, against the float64 reference for the same scores, and of sums."""
+    exact: dict[tuple[torch.dtype, str], Tensor] = {}
+    result = []
+    for candidate in found:
+        scores, *others = candidate.leaves
+        scores = fewer(scores, CHECKED)
+        key = scores.dtype, str(candidate.alpha)
+        if key not in exact:
+            exact[key] = reference.entmax(scores, candidate.alpha)
+        probs = candidate.call(scores, *others).double()
+        result.append(
+            {
+                **place,
+                "operation": candidate.operation,
+                "owner": candidate.owner,
+                "rows": scores.numel() // scores.shape[-1],
+                "error": (probs - exact[key]).abs().max().item(),
+                "sum_error": (probs.sum(-1) - 1).abs().max().item(),
+                "backend": candidate.backend(),
+                **machine(),
+            }
+        )
+    return result
 
 
-def table(measured: list[dict[str, object]]) -> str:
-    lines = [
-        "| rows x d | input | operation | what | to softmax / cross-entropy | peer / ours |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in measured:
-        if row["owner"] == "tsallis":
-            lines.append(
-                f"| {row['rows']}x{row['d']} | {row['input']} | {row['operation']} | {row['what']} "
-                f"| {row['to_dense']} | {row['peer_to_ours']} |"
-            )
-    return "\n".join(lines)
+def verdicts(measured: list[Row]) -> list[str]:
+    """The project's targets, forward with backward, and whether they are met."""
+
+    def values(column: str, chosen: Callable[[Row], bool], low: int = 0, high: float = math.inf) -> dict[str, float]:
+        rows = [row for row in measured if low <= row["d"] < high and row[column] != "" and chosen(row)]
+        return {f"{r['owner']} {r['operation']} {r['shape']} {r['input']}": r[column] for r in rows}
+
+    def ours(*operations: str) -> Callable[[Row], bool]:
+        return lambda row: row["owner"] == "tsallis" and row["operation"] in operations
+
+    def peer(owner: str, *operations: str) -> Callable[[Row], bool]:
+        return lambda row: row["owner"] == owner and row["operation"] in operations
+
+    def quotient(column: str) -> dict[str, float]:
+        full = {k.replace("entmax15", "entmax15-bf16"): v for k, v in values(column, ours("entmax15")).items()}
+        return {k: v / full[k] for k, v in values(column, ours("entmax15-bf16")).items()}
+
+    others = [f"entmax-{a}" for a in ALPHAS]
+    each = [f"entmax-loss-{a}" for a in LOSS_ALPHAS]
+    sorted_ = ("entmax15", "sparsemax", "entmax-loss-1.5", "entmax-loss-2.0")
+    lines = []
+    for operation in ("entmax15", "sparsemax"):
+        for name, bound, low, high in (
+            ("d >= 2048", 1.0, 2048, math.inf),
+            ("512 <= d < 2048", 1.15, 512, 2048),
+            ("d < 512", 1.3, 0, 512),
+        ):
+            found = values("both_to_dense", ours(operation), low, high)
+            lines += verdict(f"{operation} / softmax, {name}", bound, found)
+    dense, to_ours = partial(values, "both_to_dense"), partial(values, "both_to_ours")
+    lines += verdict("other alphas / softmax, d >= 2048", 1.5, dense(ours(*others), 2048))
+    lines += verdict("other alphas / softmax, d < 2048", 3, dense(ours(*others), 0, 2048))
+    lines += verdict("learned alphas / softmax, d <= 512", 3, dense(ours("entmax-learned"), 0, 513))
+    lines += verdict("learned alphas / softmax, d >= 2048", 1.3, dense(ours("entmax-learned"), 2048))
+    lines += verdict("bfloat16's ratio to softmax / float32's", 1, quotient("both_to_dense"))
+    lines += verdict("bfloat16's time / float32's", 1, quotient("both_ms"))
+    lines += verdict("losses / cross-entropy, every alpha", 0.6, dense(ours(*each)))
+    lines += verdict("losses / cross-entropy, 1.5 and 2", 0.35, dense(ours("entmax-loss-1.5", "entmax-loss-2.0")))
+    lines += verdict("peer's full sort / ours", 20, to_ours(peer("entmax", *sorted_)), at_least=True)
+    lines += verdict("peer's k=100 / ours", 5, to_ours(peer("entmax k=100", *sorted_)), at_least=True)
+    lines += verdict("peer's bisection / learned alphas", 50, to_ours(peer("entmax", "entmax-learned")), at_least=True)
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="*", help="such as 512x32000; default: all")
-    parser.add_argument("--inputs", nargs="*", choices=INPUTS, default=["normal", "normal3"])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    shapes: dict[str, Any] = {"nargs": "*", "metavar": "SHAPE"}
+    parser.add_argument("--maps", default=MAPS, help="shapes of the maps' scores, such as 512x32000", **shapes)
+    parser.add_argument("--learned", default=LEARNED, help="batch x heads x queries x keys: learned alphas", **shapes)
+    parser.add_argument("--losses", default=LOSSES, help="shapes of the losses' scores; none given: none", **shapes)
+    parser.add_argument("--inputs", nargs="*", choices=INPUTS, default=list(INPUTS), help="scores; default: all")
+    parser.add_argument("--rounds", type=int, default=15, help="default: %(default)s")
+    parser.add_argument("--few", type=int, default=3, help="rounds of what is slow (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="of the scores and of the orders (default: %(default)s)")
     parser.add_argument("--no-peer", action="store_true", help="without PyPI entmax")
-    parser.add_argument("--out", type=Path, help="CSV file to write")
+    parser.add_argument("--out", type=Path, help="CSV file of the times")
+    parser.add_argument("--accuracy", type=Path, help="measure errors too, into this CSV file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    shapes = [tuple(int(n) for n in s.split("x")) for s in arguments.shapes] if arguments.shapes else SHAPES
-    measured = []
-    for shape in shapes:
-        for name in arguments.inputs:
-            found = run_shape(shape, INPUTS[name], arguments.rounds, not arguments.no_peer)
-            measured += rows(shape, name, found)
-            print(f"{shape[0]}x{shape[1]} {name}", file=sys.stderr)
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        with arguments.out.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.DictWriter(stream, list(measured[0]))
-            writer.writeheader()
-            writer.writerows(measured)
-    print(table(measured))
+    peer = None if arguments.no_peer else importlib.import_module("entmax")
+    announce()
+    measured: list[Row] = []
+    errors: list[Row] = []
+    for group in ("maps", "learned", "losses"):
+        for shape in getattr(arguments, group):
+            sizes = tuple(int(n) for n in shape.split("x"))
+            for name in arguments.inputs:
+                print(group, shape, name, file=sys.stderr)
+                place: Row = {"group": group, "shape": shape, "d": sizes[-1], "input": name}
+                found = build(group, sizes, name, peer, arguments.seed)
+                interleave(found, arguments.rounds, min(arguments.few, arguments.rounds), arguments.seed)
+                measured += rows(place, found)
+                write(arguments.out, measured)
+                if arguments.accuracy and group != "losses":
+                    errors += accuracy(place, found)
+                    write(arguments.accuracy, errors)
+    print(table([r for r in measured if r["owner"] != "torch"], COLUMNS))
+    print("", *verdicts(measured), sep="\n")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class backend:
     `"auto"` is the default, and what the environment variable `TSALLIS_BACKEND` overrules: the compiled kernels for
     tensors on the CPU where they were built, plain PyTorch operations for everything else. `"cpu"` is an error where
     they were not built; what they don't compute (alpha above 2, budgets) stays with PyTorch's operations. What a
-    forward pass was computed with, its backward pass is too.
+    forward pass was computed with, its gradients are too; second derivatives are PyTorch's operations always.
 
     Raises:
         ValueError: an unknown backend.

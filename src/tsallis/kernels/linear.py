@@ -118,8 +118,8 @@ def _compiled_chunk(
         loss, stats, slope = cpu.entmax_loss(scores, chunk.target, chunk.alpha, many)
     else:
         loss, stats = cpu.alpha_relu_loss(scores, chunk.target, cast(float, chunk.alpha), chunk.tau)
-        stats[:, 3].masked_fill_(chunk.target < 0, 0)
-    counts = stats[:, 3].long()
+        stats[:, -1].masked_fill_(chunk.target < 0, 0)
+    counts = stats[:, -1].long()
     if int(counts.sum()) > SPARSE_SHARE * scores.numel() or bool(loss.isnan().any()):
         return loss, slope, None, stats
     column, value = cpu.support(scores, chunk.alpha, stats, F.pad(counts.cumsum(0), (1, 0)))

@@ -60,7 +60,7 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
         inside = live & (u > 0)
         power = torch.where(inside, torch.where(inside, u, torch.ones_like(u)) ** (1 / e), torch.zeros_like(z))
         small = torch.where(steep, torch.ones_like(eps), eps)
-        ratio = (1 - torch.exp(-small * y)) / torch.where(small == 0, torch.ones_like(small), small)
+        ratio = -torch.expm1(-small * y) / torch.where(small == 0, torch.ones_like(small), small)
         c = torch.where(small.abs() < 1e-9, y, ratio)
         return torch.where(steep, power, torch.where(live, exp_alpha(z - c, alpha), torch.zeros_like(z)))
 

@@ -22,8 +22,8 @@ from torch import Tensor
 
 Alpha = float | Tensor
 
-ABI = 1
-STATS = 4  # numbers a row that a loss keeps: maximum, threshold, 1 / mass, support size
+ABI = 2
+STATS = 5  # numbers a row that a loss keeps: maximum, threshold (coarse and fine), 1 / mass, support size
 STORAGE = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
 
@@ -187,7 +187,7 @@ def entmax_gradient(probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool)
 
 
 def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Losses [rows] against classes [rows] (negative: none), statistics [rows, 4], and dL/d alpha [rows, 1]."""
+    """Losses [rows] against classes [rows] (negative: none), statistics [rows, STATS], and dL/d alpha [rows, 1]."""
     wide = computed_in(scores.dtype)
     rows = len(scores)
     loss, stats = torch.empty(rows, dtype=wide), torch.empty(rows, STATS, dtype=wide)
@@ -222,7 +222,7 @@ def entmax_loss_gradient(
 
 
 def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, Tensor]:
-    """Losses [rows] of alpha-ReLU with a constant threshold, and statistics [rows, 4] as those of entmax."""
+    """Losses [rows] of alpha-ReLU with a constant threshold, and statistics [rows, STATS] as those of entmax."""
     wide = computed_in(scores.dtype)
     loss, stats = torch.empty(len(scores), dtype=wide), torch.empty(len(scores), STATS, dtype=wide)
     _run(

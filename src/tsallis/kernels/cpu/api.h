@@ -27,7 +27,7 @@ struct MapGradientCall {
     void *scores_grad, *alpha_grad;  // alpha_grad: [rows] or null
 };
 
-constexpr int STATS = 4;  // a row: the maximum, the threshold t, 1 / mass, the size of the support
+constexpr int STATS = 5;  // a row: the maximum, the threshold and its fine part, 1 / mass, the size of the support
 
 struct LossCall {
     Layout layout;
@@ -44,7 +44,7 @@ struct LossGradientCall {
     void* scores_grad;
 };
 
-// alpha-ReLU: loss and stats [rows, 4] as above, with the constant threshold tau.
+// alpha-ReLU: loss and stats [rows, STATS] as above, with the constant threshold tau.
 struct ReluLossCall {
     Layout layout;
     const void* scores;

@@ -126,7 +126,7 @@ void* scratch_memory(int64_t bytes) {
     return scratch.memory;
 }
 
-EXPORT int32_t tsallis_abi() { return 1; }
+EXPORT int32_t tsallis_abi() { return 2; }
 EXPORT const char* tsallis_source() { return TSALLIS_SOURCE; }
 EXPORT const char* tsallis_isa() { return kernels->name; }
 EXPORT void tsallis_set_parallel(void* parallel) { runtime = (Parallel)parallel; }

@@ -97,7 +97,7 @@ template <class T> INLINE void scale_row(T* row, int64_t d, T by) {
 
 // Probabilities times `scale`, from scores and a solved row's threshold.
 template <Kind K, class T>
-INLINE void emit(const T* z, int64_t d, T shift, T t, T scale, const Family<T>& f, T* out) {
+INLINE void emit(const T* z, int64_t d, T shift, Threshold<T> at, T scale, const Family<T>& f, T* out) {
     constexpr int N = LANES<T>;
     if constexpr (K == SOFTMAX) {
         for (int64_t i = 0; i < d; i += N)
@@ -106,18 +106,18 @@ INLINE void emit(const T* z, int64_t d, T shift, T t, T scale, const Family<T>& 
     }
     int64_t i = 0;
     if ((K == WHOLE || K == ANY) && d >= 1024) {
-        const Vec<T> bound = fill((t - 1) * f.b - (T)1e-6 * f.b);
+        const Vec<T> bound = fill((at.t - 1) * f.b - (T)1e-6 * f.b);
         for (; i + 4 * N <= d; i += 4 * N) {
             Vec<T> w[4];
             uint32_t some = 0;
             for (int k = 0; k < 4; k++) w[k] = load(z + i + k * N) - shift, some |= beyond<T>(w[k], bound);
             for (int k = 0; k < 4; k++)
-                store(out + i + k * N, some ? probability<K>(w[k] * f.eps, t, f) * scale : Vec<T>{});
+                store(out + i + k * N, some ? probability<K>(w[k] * f.eps, at, f) * scale : Vec<T>{});
         }
     }
     for (; i < d; i += N) {
         Vec<T> w = load_row(z, i, d, (T)-INFINITY) - shift;
-        store_row(out, i, d, probability<K>(w * f.eps, t, f) * scale);
+        store_row(out, i, d, probability<K>(w * f.eps, at, f) * scale);
     }
 }
 
@@ -147,7 +147,7 @@ void map_rows(Rows<T>& s, const T* const* z, Place&& place, Finish&& finish) {
             T scale = 1 / s.mass[row];
             if (scale != scale) fill_row(p, s.d, (T)NAN);
             else if (K == ANY) unpack(z[row], s.d, s.shift[row], s.above[row], s.p + row * s.stride, scale, p);
-            else emit<K>(z[row], s.d, s.shift[row], s.t[row], scale, s.family[row], p);
+            else emit<K>(z[row], s.d, s.shift[row], threshold(s, row), scale, s.family[row], p);
         }
         finish(row);
     }
@@ -355,7 +355,7 @@ template <class T> INLINE T entropy_slope(const T* p, int64_t n, T scale, T eps,
 }
 
 template <class T> struct RowLoss {
-    T loss, t, scale, count, dalpha;
+    T loss, scale, count, dalpha;
 };
 
 // Of one solved row, in score differences from its maximum: ((c - mean)/alpha + mean) + (max - z_y), c = t b.
@@ -371,7 +371,8 @@ template <Kind K, class T> INLINE RowLoss<T> loss_of(Rows<T>& s, int row, const 
         if (need_alpha) result.dalpha = entropy_slope(p, s.d, result.scale, (T)0, alpha);
         return result;
     }
-    const T t = s.t[row], scale = 1 / s.mass[row];
+    const Threshold<T> at = threshold(s, row);
+    const T scale = 1 / s.mass[row];
     const T* x = s.x + row * s.stride;
     const int64_t n = s.count[row];
     Vec<T> mean = {};
@@ -381,7 +382,7 @@ template <Kind K, class T> INLINE RowLoss<T> loss_of(Rows<T>& s, int row, const 
         for (int64_t i = first; i < smaller(n, first + BLOCK * N); i += N) {
             Vec<T> v = load(x + i), u;
             if constexpr (K == ANY) u = load(p + i);
-            else u = probability<K>(v, t, f);
+            else u = probability<K>(v, at, f);
             if (K != ANY && need_alpha) store(p + i, u);
             uint32_t m = bits(u > 0);
             count += __builtin_popcount(m);
@@ -389,10 +390,10 @@ template <Kind K, class T> INLINE RowLoss<T> loss_of(Rows<T>& s, int row, const 
         }
         mean += part;
     }
-    const T average = sum<T>(mean) * scale * f.b, c = t * f.b;
+    const T average = sum<T>(mean) * scale * f.b, c = (at.t + at.fine) * f.b;
     const T spread = (c - average) / alpha + average;
     result.loss = (spread < 0 ? 0 : spread) + (s.top[row] - gold);
-    result.t = t, result.scale = scale, result.count = (T)count;
+    result.scale = scale, result.count = (T)count;
     if (need_alpha) result.dalpha = entropy_slope(p, n, scale, f.eps, alpha);
     return result;
 }
@@ -421,13 +422,14 @@ template <class T, class S> void loss_range(const LossCall& call, int64_t first,
             RowLoss<T> found;
             BY_KIND(kind, found = loss_of<K>(s, row, z[row], gold, call.alpha_grad != nullptr))
             T* stats = (T*)call.stats + r * STATS;
-            stats[0] = s.top[row], stats[1] = found.t, stats[2] = found.scale, stats[3] = found.count;
+            const Threshold<T> at = kind == SOFTMAX ? Threshold<T>{0, 0} : threshold(s, row);
+            stats[0] = s.top[row], stats[1] = at.t, stats[2] = at.fine, stats[3] = found.scale, stats[4] = found.count;
             // Nothing counts where there is no target or nothing takes part; a NaN makes the scale one.
             const bool counts = y >= 0 && !(s.top[row] == (T)-INFINITY && s.count[row] == 0 && kind != SOFTMAX) &&
                                 !(kind == SOFTMAX && s.top[row] == (T)-INFINITY && found.scale == (T)INFINITY);
             ((T*)call.loss)[r] = counts ? found.loss * (found.scale == found.scale ? 1 : (T)NAN) : 0;
             if (call.alpha_grad) ((T*)call.alpha_grad)[r] = counts ? found.dalpha : 0;
-            if (!counts) stats[2] = 0, stats[3] = 0;
+            if (!counts) stats[3] = 0, stats[4] = 0;
         }
     });
 }
@@ -442,14 +444,15 @@ template <class T, class S> void loss_gradient_range(const LossGradientCall& cal
             in.read(call.scores, r, r + 1, &z);
             T* dz = out.place(call.scores_grad, begin, r);
             const T* stats = (const T*)call.stats + r * STATS;
-            const T weight = ((const T*)call.grad)[r], scale = stats[2];
+            const T weight = ((const T*)call.grad)[r], scale = stats[3];
+            const Threshold<T> at{stats[1], stats[2]};
             const int64_t y = call.target[r];
             if (y < 0 || scale == 0) {
                 fill_row(dz, d, (T)0);
             } else if (scale != scale) {
                 fill_row(dz, d, (T)NAN);
             } else {
-                BY_KIND(kind, emit<K>(z, d, stats[0], stats[1], scale * weight, block.family[r - begin], dz))
+                BY_KIND(kind, emit<K>(z, d, stats[0], at, scale * weight, block.family[r - begin], dz))
                 dz[y] -= weight;
             }
             out.finish_row(call.scores_grad, r);
@@ -464,6 +467,7 @@ template <class T, class S> void relu_loss_range(const ReluLossCall& call, int64
     Block<T> block(call.layout, 1);
     Tile<T, S> in(call.layout, block.tile[0], block.stride);
     const T t = (T)(1 + call.tau);
+    const Threshold<T> at{t, (T)(1 + call.tau - (double)t)};
     in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         const T* z[MOST];
         in.read(call.scores, begin, end, z);
@@ -475,15 +479,15 @@ template <class T, class S> void relu_loss_range(const ReluLossCall& call, int64
             for (int64_t from = 0; from < d; from += BLOCK * N) {
                 Vec<T> part = {};
                 for (int64_t i = from; i < smaller(d, from + BLOCK * N); i += N) {
-                    Vec<T> x = load_row(row, i, d, (T)-INFINITY) * f.eps, u = positive(x - (t - 1)), p = {};
-                    BY_KIND(kind, if constexpr (K != SOFTMAX) p = probability<K>(x, t, f))
+                    Vec<T> x = load_row(row, i, d, (T)-INFINITY) * f.eps, u = at.over(x), p = {};
+                    BY_KIND(kind, if constexpr (K != SOFTMAX) p = probability<K>(x, at, f))
                     count += __builtin_popcount(bits(p > 0));
                     part += p * u;
                 }
                 total += part;
             }
             T* stats = (T*)call.stats + r * STATS;
-            stats[0] = 0, stats[1] = t, stats[2] = 1, stats[3] = (T)count;
+            stats[0] = 0, stats[1] = at.t, stats[2] = at.fine, stats[3] = 1, stats[4] = (T)count;
             const int64_t y = call.target[r];
             const double eps = f.alpha - 1;
             ((T*)call.loss)[r] = y < 0 ? 0 : sum<T>(total) / (T)f.alpha + (T)(1 / (f.alpha * eps) + call.tau / eps) - row[y];
@@ -504,15 +508,16 @@ template <class T, class S> void support_range(const SupportCall& call, int64_t 
         for (int64_t r = begin; r < end; r++) {
             const T *row = z[r - begin], *stats = (const T*)call.stats + r * STATS;
             const Family<T>& f = block.family[r - begin];
-            const T shift = stats[0] == (T)-INFINITY ? 0 : stats[0], t = stats[1], scale = stats[2];
+            const T shift = stats[0] == (T)-INFINITY ? 0 : stats[0], scale = stats[3];
+            const Threshold<T> at{stats[1], stats[2]};
             int64_t n = call.offsets[r];
             const int64_t end_of_list = call.offsets[r + 1];
-            const Vec<T> bound = fill(kind == SOFTMAX ? (T)-INFINITY : (t - 1) * f.b - (T)1e-6 * f.b);
+            const Vec<T> bound = fill(kind == SOFTMAX ? (T)-INFINITY : (at.t - 1) * f.b - (T)1e-6 * f.b);
             for (int64_t i = 0; i < d && n < end_of_list; i += N) {
                 Vec<T> w = load_row(row, i, d, (T)-INFINITY) - shift;
                 if (!beyond<T>(w, bound)) continue;
                 Vec<T> p = {};
-                BY_KIND(kind, if constexpr (K == SOFTMAX) p = exp_(w); else p = probability<K>(w * f.eps, t, f))
+                BY_KIND(kind, if constexpr (K == SOFTMAX) p = exp_(w); else p = probability<K>(w * f.eps, at, f))
                 for (uint32_t m = bits(p > 0); m && n < end_of_list; m &= m - 1) {
                     const int lane = __builtin_ctz(m);
                     call.index[n] = (int32_t)(i + lane);

@@ -1,7 +1,8 @@
 // Thresholds: rows of scores in, thresholds and probabilities out.
 //
 // A row is solved in the scaled scores x = eps (z - max z), eps = alpha - 1, which lie in (-1, 0] where they matter:
-// p = u^b with u = 1 + x - t and b = 1/eps, and t >= 0 such that the row sums to 1. Only the scores above a lower
+// p = u^b with u = 1 + x - t and b = 1/eps, and t >= 0 such that the row sums to 1. The threshold is a sum of two
+// numbers, t + fine: rounded to one, it would be off by a digit for every entry at once. Only the scores above a lower
 // bound of the threshold are looked at more than once: they are packed into a buffer, and Newton's steps read that
 // alone. Up to one vector of rows is solved together, so that the steps themselves are vector arithmetic.
 
@@ -60,7 +61,7 @@ template <class T> struct Rows {  // up to a vector of rows, and what is known o
     const Family<T>* family;
     T *x, *p;         // [rows][stride]: candidates, and for ANY their probabilities
     T above[MOST];    // candidates are the scores above it, less the row's shift
-    alignas(64) T top[MOST], t[MOST], mass[MOST], low[MOST], high[MOST], eps[MOST], b[MOST], reach[MOST];
+    alignas(64) T top[MOST], t[MOST], fine[MOST], mass[MOST], low[MOST], high[MOST], eps[MOST], b[MOST], reach[MOST];
     alignas(64) T shift[MOST];  // the row's maximum, or 0 in a row where nothing takes part
     alignas(64) Vec<T> sums[4][MOST];  // of u^b, u^(b-1), u^(b-2), u^(b-3), not yet added across the lanes
     int64_t count[MOST];
@@ -125,22 +126,35 @@ template <class T> struct Sums {
 // Vectors added up before their sum is added to a longer one: equal terms would round to the same side every time.
 constexpr int64_t BLOCK = 32;
 
-// Probabilities of scaled scores at threshold t, before they are normalised.
-template <Kind K, class T> INLINE Vec<T> probability(Vec<T> x, T t, const Family<T>& f) {
+template <class T> struct Threshold {
+    T t, fine;
+
+    // u = 1 + x - t, with every digit that it has near 0
+    INLINE Vec<T> over(Vec<T> x) const {
+        const T below = t - 1, rounded = t - (below + 1);
+        return positive(x - below - (fine + rounded));
+    }
+    // u - 1, with every digit that it has near 0
+    INLINE Vec<T> past(Vec<T> x, Vec<T> u) const { return u > (T)0.5 ? x - t - fine : u - (T)1; }
+};
+constexpr int PLAIN_POWER = 8;  // higher powers show the digits of u that near 1 are lost
+
+// Probabilities of scaled scores, before they are normalised.
+template <Kind K, class T> INLINE Vec<T> probability(Vec<T> x, Threshold<T> at, const Family<T>& f) {
     if constexpr (K == ANY) {
-        Vec<T> y = x - t, u = y + (T)1;
+        Vec<T> u = at.over(x), y = at.past(x, u);
         Vec<T> p = power_of_one_plus(y, larger(fill(SMALLEST<T>), u), fill(f.b));
         return u < SMALLEST<T> ? Vec<T>{} : p;
     }
-    Vec<T> u = positive(x - (t - 1));
+    Vec<T> u = at.over(x);
     if constexpr (K == TWO) return u;
     if constexpr (K == THREE_HALVES) return u * u;
-    return whole_power(u, f.n);
+    return f.n <= PLAIN_POWER ? whole_power(u, f.n) : whole_power(u, f.n - 1) * (u + (at.past(x, u) - (u - (T)1)) * (T)f.n);
 }
 
-template <Kind K, class T, bool KEEP> INLINE void add_one(Vec<T> x, T t, const Family<T>& f, Sums<T>& s, T* keep) {
+template <Kind K, class T, bool KEEP> INLINE void add_one(Vec<T> x, Threshold<T> at, const Family<T>& f, Sums<T>& s, T* keep) {
     if constexpr (K == ANY) {
-        Vec<T> y = x - t, u = y + (T)1, inside = larger(fill(SMALLEST<T>), u);
+        Vec<T> u = at.over(x), y = at.past(x, u), inside = larger(fill(SMALLEST<T>), u);
         Vec<T> p = power_of_one_plus(y, inside, fill(f.b)), inv = inverse(inside);
         p = u < SMALLEST<T> ? Vec<T>{} : p;
         if (KEEP) store(keep, p);
@@ -150,7 +164,7 @@ template <Kind K, class T, bool KEEP> INLINE void add_one(Vec<T> x, T t, const F
         p *= inv, s.w += p;
         return;
     }
-    Vec<T> u = positive(x - (t - 1));
+    Vec<T> u = at.over(x);
     if constexpr (K == TWO) {
         s.p += u;
         s.q += u > 0 ? fill((T)1) : Vec<T>{};
@@ -160,31 +174,31 @@ template <Kind K, class T, bool KEEP> INLINE void add_one(Vec<T> x, T t, const F
         s.r += u > 0 ? fill((T)1) : Vec<T>{};
     } else {
         Vec<T> r = f.n == 3 ? u : whole_power(u, f.n - 2), q = r * u;
-        s.p += q * u;
+        s.p += q * (f.n <= PLAIN_POWER ? u : u + (at.past(x, u) - (u - (T)1)) * (T)f.n);
         s.q += q;
         s.r += r;
     }
 }
 
-template <Kind K, class T, bool KEEP> INLINE Sums<T> add_block(const T* x, int64_t i, int64_t last, T t, const Family<T>& f, T* keep) {
+template <Kind K, class T, bool KEEP> INLINE Sums<T> add_block(const T* x, int64_t i, int64_t last, Threshold<T> at, const Family<T>& f, T* keep) {
     constexpr int N = LANES<T>;
     Sums<T> even, odd;
     for (; i + 2 <= last; i += 2) {
-        add_one<K, T, KEEP>(load(x + i * N), t, f, even, keep + i * N);
-        add_one<K, T, KEEP>(load(x + i * N + N), t, f, odd, keep + i * N + N);
+        add_one<K, T, KEEP>(load(x + i * N), at, f, even, keep + i * N);
+        add_one<K, T, KEEP>(load(x + i * N + N), at, f, odd, keep + i * N + N);
     }
-    if (i < last) add_one<K, T, KEEP>(load(x + i * N), t, f, even, keep + i * N);
+    if (i < last) add_one<K, T, KEEP>(load(x + i * N), at, f, even, keep + i * N);
     even.add(odd);
     return even;
 }
 
 // Sums over n vectors of candidates; of many in blocks, and their mass in double, so that rounding doesn't grow.
-template <Kind K, class T, bool KEEP> INLINE Sums<T> add_all(const T* x, int64_t n, T t, const Family<T>& f, T* keep) {
-    if (n <= BLOCK) return add_block<K, T, KEEP>(x, 0, n, t, f, keep);
+template <Kind K, class T, bool KEEP> INLINE Sums<T> add_all(const T* x, int64_t n, Threshold<T> at, const Family<T>& f, T* keep) {
+    if (n <= BLOCK) return add_block<K, T, KEEP>(x, 0, n, at, f, keep);
     Sums<T> total;
     double mass = 0;
     for (int64_t first = 0; first < n; first += BLOCK) {
-        Sums<T> block = add_block<K, T, KEEP>(x, first, smaller(n, first + BLOCK), t, f, keep);
+        Sums<T> block = add_block<K, T, KEEP>(x, first, smaller(n, first + BLOCK), at, f, keep);
         mass += sum<T>(block.p);
         total.add(block);
     }
@@ -223,6 +237,8 @@ template <class T> INLINE Sums<T> add_roughly(const T* x, int64_t n, int64_t ste
     }
     return total;
 }
+
+template <class T> INLINE Threshold<T> threshold(const Rows<T>& s, int row) { return {s.t[row], s.fine[row]}; }
 
 template <class T> INLINE void keep_sums(Rows<T>& s, int row, const Sums<T>& sums, T times = 1) {
     s.sums[0][row] = sums.p * times, s.sums[1][row] = sums.q * times, s.sums[2][row] = sums.r * times;
@@ -265,10 +281,10 @@ template <Kind K, class T, bool BOUND = false> INLINE Vec<T> newton_step(const S
 
 template <class T> struct Limits;
 template <> struct Limits<float> {
-    static constexpr float ENOUGH = 1e-6f, SLACK = 4e-6f, STILL = 1e-7f;
+    static constexpr float ENOUGH = 1e-6f, SLACK = 4e-6f;
 };
 template <> struct Limits<double> {
-    static constexpr double ENOUGH = 1e-14, SLACK = 1e-12, STILL = 2e-16;
+    static constexpr double ENOUGH = 1e-13, SLACK = 1e-12;
 };
 
 constexpr int32_t ONE_BIT[16] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
@@ -286,43 +302,48 @@ INLINE DI lanes_of(uint32_t rows, int first, double) {
     return ((DI{} + (int64_t)(rows >> first)) & lane) != 0;
 }
 
-// Newton's steps on the candidates of TWO, THREE_HALVES and WHOLE; leaves t and the mass there.
+// Moves the thresholds of live rows by a step, within their limits; what t rounds off goes into its fine part.
+template <class T> INLINE void move(Rows<T>& s, int first, Ints<T> live, Vec<T> step) {
+    const Vec<T> t = load(s.t + first), fine = load(s.fine + first), by = fine + step;
+    const Vec<T> wanted = t + by, next = larger(smaller(wanted, load(s.high + first)), load(s.low + first));
+    const Vec<T> rest = next == wanted ? (t - next) + by : Vec<T>{};
+    store(s.t + first, live ? next : t);
+    store(s.fine + first, live ? rest : fine);
+}
+
+// Newton's steps on the candidates of TWO, THREE_HALVES and WHOLE; leaves the threshold and the mass there.
 template <Kind K, class T> INLINE void solve_whole(Rows<T>& s, uint32_t open) {
     constexpr int N = LANES<T>;
-    for (int round = 0; open && round < 60; round++) {
+    for (int round = 0; open && round < 40; round++) {
         for (uint32_t rest = open; rest; rest &= rest - 1) {
-            int row = __builtin_ctz(rest);
-            keep_sums(s, row, add_all<K, T, false>(s.x + row * s.stride, padded<T>(s.count[row]), s.t[row], s.family[row], nullptr));
+            const int row = __builtin_ctz(rest);
+            const T* x = s.x + row * s.stride;
+            keep_sums(s, row, add_all<K, T, false>(x, padded<T>(s.count[row]), threshold(s, row), s.family[row], nullptr));
         }
         uint32_t left = 0;
         for (int first = 0; first < s.rows; first += N) {
             const Ints<T> live = lanes_of(open, first, (T)0);
-            State<T> now = state(s, first);
-            Vec<T> t = load(s.t + first), mass = load(s.mass + first);
-            store(s.mass + first, live ? now.mass : mass);
-            Vec<T> step = newton_step<K, T>(now, load(s.eps + first), load(s.b + first));
-            Vec<T> next = smaller(t + step, load(s.high + first));
-            next = larger(next, load(s.low + first));
-            // In a row that sums to 1, or can't come nearer, the probabilities are divided by their sum in the end.
-            Ints<T> more = live & (absolute(now.excess) > Limits<T>::ENOUGH) & (absolute(next - t) > Limits<T>::STILL);
-            if (round > 20) more = more & (absolute(now.excess) > (T)100 * Limits<T>::ENOUGH);
-            store(s.t + first, more ? next : t);
+            const State<T> now = state(s, first);
+            store(s.mass + first, live ? now.mass : load(s.mass + first));
+            const Ints<T> more = live & (absolute(now.excess) > Limits<T>::ENOUGH);
+            move(s, first, more, newton_step<K, T>(now, load(s.eps + first), load(s.b + first)));
             left |= bits(more) << first;
         }
         open = left;
     }
 }
 
-// p (1 - delta/u)^b, to third order: the candidates' probabilities at t + delta; returns their sum.
+// p (1 - delta/u)^b, to third order: the candidates' probabilities delta further on; returns their sum.
 template <class T> INLINE T shift_probabilities(Rows<T>& s, int row, T delta) {
     constexpr int N = LANES<T>;
-    const T b = s.b[row], c2 = b * (b - 1) / 2, c3 = c2 * (b - 2) / 3, t = s.t[row];
+    const T b = s.b[row], c2 = b * (b - 1) / 2, c3 = c2 * (b - 2) / 3;
+    const Threshold<T> at = threshold(s, row);
     double total = 0;
     int64_t n = padded<T>(s.count[row]);
     for (int64_t first = 0; first < n; first += BLOCK) {
         Vec<T> part = {};
         for (int64_t i = first; i < smaller(n, first + BLOCK); i++) {
-            Vec<T> u = larger(load(s.x + row * s.stride + i * N) - t + (T)1, fill((T)1e-6));
+            Vec<T> u = larger(at.over(load(s.x + row * s.stride + i * N)), fill((T)1e-6));
             Vec<T> r = smaller(delta * inverse(u), fill((T)1));
             Vec<T> p = load(s.p + row * s.stride + i * N) * positive((T)1 - r * (b - r * (c2 - r * c3)));
             store(s.p + row * s.stride + i * N, p);
@@ -330,22 +351,18 @@ template <class T> INLINE T shift_probabilities(Rows<T>& s, int row, T delta) {
         }
         total += sum<T>(part);
     }
-    s.t[row] = t + delta;
+    s.fine[row] += delta;
     return (T)total;
 }
 
-// One step of the open rows from their sums, within their limits. Returns those whose mass is off by more than `off`
-// and that have moved.
+// One step of the open rows from their sums. Returns those whose mass is off by more than `off`.
 template <class T> INLINE uint32_t step_any(Rows<T>& s, uint32_t open, T off) {
     uint32_t left = 0;
     for (int first = 0; first < s.rows; first += LANES<T>) {
-        State<T> now = state(s, first);
-        Vec<T> t = load(s.t + first);
-        Vec<T> next = smaller(t + newton_step<ANY, T>(now, load(s.eps + first), load(s.b + first)), load(s.high + first));
-        next = larger(next, load(s.low + first));
-        Ints<T> live = lanes_of(open, first, (T)0);
-        store(s.t + first, live ? next : t);
-        left |= bits(live & (absolute(now.excess) > off) & (absolute(next - t) > Limits<T>::STILL * t)) << first;
+        const State<T> now = state(s, first);
+        const Ints<T> live = lanes_of(open, first, (T)0);
+        move(s, first, live, newton_step<ANY, T>(now, load(s.eps + first), load(s.b + first)));
+        left |= bits(live & (absolute(now.excess) > off)) << first;
     }
     return left;
 }
@@ -380,9 +397,9 @@ template <class T> INLINE void solve_any(Rows<T>& s, uint32_t open) {
     }
     alignas(64) T delta[MOST];
     uint32_t shifted = 0;
-    for (int round = 0; open && round < 60; round++) {
+    for (int round = 0; open && round < 40; round++) {
         each(open, [&](int row, const T* x, int64_t n, const Family<T>& f) {
-            Sums<T> sums = add_all<ANY, T, true>(x, n, s.t[row], f, s.p + row * s.stride);
+            Sums<T> sums = add_all<ANY, T, true>(x, n, threshold(s, row), f, s.p + row * s.stride);
             keep_sums(s, row, sums);
             s.sums[3][row] = sums.w;
         });
@@ -409,10 +426,7 @@ template <class T> INLINE void solve_any(Rows<T>& s, uint32_t open) {
                 shifted |= bits(near) << first;
                 more = more & ~near;
             }
-            Vec<T> next = t + newton_step<ANY, T>(now, load(s.eps + first), b);
-            next = larger(smaller(next, load(s.high + first)), load(s.low + first));
-            more = more & (absolute(next - t) > Limits<T>::STILL * t);  // else it is as near as it gets
-            store(s.t + first, more ? next : t);
+            move(s, first, more, newton_step<ANY, T>(now, load(s.eps + first), b));
             left |= bits(more) << first;
         }
         open = left;
@@ -430,7 +444,7 @@ template <Kind K, class T> void solve(Rows<T>& s, const T* const* z) {
     const bool bounded = s.d >= 4 * LANE_VECTORS * N;
     for (int row = 0; row < MOST; row++) {
         const Family<T>& f = s.family[row < s.rows ? row : 0];
-        s.t[row] = s.low[row] = 0;
+        s.t[row] = s.fine[row] = s.low[row] = 0;
         s.mass[row] = 1;
         s.high[row] = f.highest, s.eps[row] = f.eps, s.b[row] = f.b, s.reach[row] = f.reach;
         for (int k = 0; k < 4; k++) s.sums[k][row] = Vec<T>{};
@@ -447,7 +461,7 @@ template <Kind K, class T> void solve(Rows<T>& s, const T* const* z) {
         // The threshold of any subset of a row is at most the row's: the lanes' maxima give a first bound.
         for (int round = 0; round < 3; round++) {
             for (int row = 0; row < s.rows; row++)
-                keep_sums(s, row, add_all<K, T, false>(s.x + row * s.stride, LANE_VECTORS, s.t[row], s.family[row], nullptr));
+                keep_sums(s, row, add_all<K, T, false>(s.x + row * s.stride, LANE_VECTORS, threshold(s, row), s.family[row], nullptr));
             for (int first = 0; first < s.rows; first += N) {
                 State<T> now = state(s, first);
                 Vec<T> t = load(s.t + first);

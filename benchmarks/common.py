@@ -1,0 +1,139 @@
+"""What the benchmarks share: candidates measured in turn in one process, the machine's description, CSV, verdicts."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import gc
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tsallis
+from tsallis.kernels import dispatch
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Candidate:
+    """A function under test: what it computes, whose it is, and the tensors it is called with and gets gradients of."""
+
+    operation: str
+    owner: str
+    call: Callable[..., Tensor]
+    leaves: tuple[Tensor, ...]
+    upstream: Tensor | None = None
+    alpha: float | Tensor = 1.0
+    dense: str = "softmax"  # PyTorch's operation that it is compared with
+    scaled: float = 1.0  # how many times as much as it was given the others were given
+    few: bool = False  # slow: in a few rounds only
+    forward: list[float] = field(default_factory=list)
+    both: list[float] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Forward and backward once. Everything made here is gone on return."""
+        leaves = [leaf.detach().requires_grad_() for leaf in self.leaves]
+        start = time.perf_counter()
+        result = self.call(*leaves)
+        middle = time.perf_counter()
+        result.backward(self.upstream)
+        end = time.perf_counter()
+        self.forward.append((middle - start) * self.scaled)
+        self.both.append((end - start) * self.scaled)
+
+    def backend(self) -> str:
+        """Which of our backends computes this; nothing for the others' functions."""
+        with tsallis.backend("eager" if self.owner == "tsallis eager" else dispatch.wanted()):
+            return dispatch.explain() if self.owner.startswith("tsallis") else ""
+
+    def medians(self) -> tuple[float, float]:
+        """Seconds of forward, and of forward with backward."""
+        return statistics.median(self.forward), statistics.median(self.both)
+
+
+def interleave(candidates: Sequence[Candidate], rounds: int, few: int, seed: int) -> None:
+    """Run all candidates round after round, each round in another order: what disturbs one disturbs all alike."""
+    order = random.Random(seed)
+    gc.collect()
+    gc.freeze()  # collecting between two runs is then quick
+    for candidate in candidates:  # warm up
+        candidate.run()
+        candidate.forward.clear()
+        candidate.both.clear()
+        gc.collect()
+    for round_ in range(rounds):
+        turn = [c for c in candidates if not c.few or round_ * few % rounds < few]  # the few are spread over all rounds
+        order.shuffle(turn)
+        for candidate in turn:
+            candidate.run()
+            gc.collect()
+    gc.unfreeze()
+
+
+def announce() -> None:
+    """Say what computes ours, first of all: a kernel that wasn't compiled anew would be measured for nothing."""
+    print(f"tsallis on {dispatch.explain()}; threads: {torch.get_num_threads()}", file=sys.stderr)
+
+
+def machine() -> Row:
+    """Where and with what something was measured."""
+    cpu = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
+    try:
+        peer = version("entmax")
+    except PackageNotFoundError:
+        peer = ""
+    return {
+        "threads": torch.get_num_threads(),
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "tsallis": tsallis.__version__,
+        "entmax": peer,
+        "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def write(path: Path | None, rows: list[Row]) -> None:
+    """Rows as CSV, numbers to four digits."""
+    if path is None or not rows:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+
+
+def table(rows: list[Row], columns: Sequence[str]) -> str:
+    """Some columns of the rows, in Markdown."""
+    cells = [[f"{row[c]:.3g}" if isinstance(row[c], float) else str(row[c]) for c in columns] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [list(columns), ["---"] * len(columns), *cells])
+
+
+def verdict(name: str, bound: float, values: dict[str, float], at_least: bool = False) -> list[str]:
+    """Whether all values (by place) keep to the bound: one line, and one for every value that doesn't."""
+    if not values:
+        return []
+    missed = [place for place, value in values.items() if not (value >= bound if at_least else value <= bound)]
+    worst = (min if at_least else max)(values, key=lambda place: values[place])
+    lines = [
+        f"{'MISSED' if missed else 'met':6}  {name}: {'at least' if at_least else 'at most'} {bound:.3g}, "
+        f"worst {values[worst]:.3f} ({worst}), kept in {len(values) - len(missed)} of {len(values)}"
+    ]
+    return lines + [f"          {values[place]:.3f}  {place}" for place in missed]

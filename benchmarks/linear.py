@@ -1,0 +1,215 @@
+"""A whole output layer with its loss: `linear_entmax_loss` beside `F.linear` and `F.cross_entropy`.
+
+    python benchmarks/linear.py --out benchmarks/results/linear-cpu.csv
+
+Forward and backward, with gradients of hidden states, weight and bias. Time: all candidates in turn in one process,
+each round in another order. Memory: one process for each candidate, the growth of its peak over what it held before.
+Printed at the end: the ratios, and which of the project's targets are met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from common import Candidate, Row, announce, interleave, machine, table, verdict, write
+from torch import Tensor
+
+import tsallis
+
+INPUTS = ("untrained", "trained")
+COLUMNS = ("input", "operation", "owner", "seconds", "time_ratio", "extra_mb", "extra_ratio", "support")  # printed
+CHUNK = 256  # tokens whose supports are counted at a time
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def tensors(name: str, tokens: int, d: int, classes: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Hidden states, weight, bias and target; made in place, so that the peak before a measurement is what is kept."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(classes, d, generator=generator).div_(d**0.5)
+    target = torch.randint(classes, (tokens,), generator=generator)
+    hidden = torch.randn(tokens, d, generator=generator)
+    if name == "trained":  # the target's score is about 8, all others are N(0, 0.6^2)
+        for chunk, classes_ in zip(hidden.split(CHUNK), target.split(CHUNK), strict=True):
+            chunk.mul_(0.5).add_(weight[classes_], alpha=8)
+    return hidden, weight, torch.zeros(classes), target
+
+
+def losses(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> dict[str, tuple[str, Loss]]:
+    """Whose each loss is, and the loss of hidden states, weight and bias."""
+
+    def both(loss: Callable[..., Tensor]) -> Loss:
+        return lambda h, w, b: loss(F.linear(h, w, b), target)
+
+    def fused(alpha: float) -> Loss:
+        return lambda h, w, b: tsallis.linear_entmax_loss(h, w, target, alpha, bias=b)
+
+    def relu(tau: float) -> Loss:
+        return lambda h, w, b: tsallis.linear_alpha_relu_loss(h, w, target, 1.5, tau, bias=b)
+
+    formula, data = thresholds(hidden, weight, bias)
+    return {
+        "cross-entropy": ("torch", both(F.cross_entropy)),
+        "entmax-loss-1.5": ("tsallis", both(partial(tsallis.entmax_loss, alpha=1.5))),
+        **{f"linear-entmax-loss-{a}": ("tsallis", fused(a)) for a in (1.5, 2.0, 1.25)},
+        "linear-alpha-relu-loss": ("tsallis", relu(formula)),
+        "linear-alpha-relu-loss-data": ("tsallis", relu(data)),
+    }
+
+
+def thresholds(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[float, float]:
+    """alpha-ReLU's tau: from the layer's sizes, and from the scores of a few tokens."""
+    classes, d = weight.shape
+    return tsallis.estimate_tau(d, classes), tsallis.estimate_tau_from_scores(F.linear(hidden[:16], weight, bias))
+
+
+@torch.no_grad()
+def support(operation: str, hidden: Tensor, weight: Tensor, bias: Tensor) -> float:
+    """How many classes have a probability, or a value of alpha-ReLU, above zero: the mean over the tokens."""
+    formula, data = thresholds(hidden, weight, bias)
+    count = 0
+    for chunk in hidden.split(CHUNK):
+        scores = F.linear(chunk, weight, bias)
+        if operation == "cross-entropy":
+            values = scores.softmax(-1)
+        elif "relu" in operation:
+            values = scores.mul(0.5).sub_(data if operation.endswith("data") else formula)
+        else:
+            values = tsallis.entmax(scores, float(operation.rsplit("-", 1)[1]))
+        count += int((values > 0).sum())
+    return count / len(hidden)
+
+
+def resident() -> int:
+    """Bytes this process holds in memory now (where the system doesn't tell: its peak so far)."""
+    if Path("/proc/self/statm").exists():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    return peak()
+
+
+def peak() -> int:
+    """The most bytes this process has held in memory."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def extra(operation: str, name: str, sizes: tuple[int, int, int], seed: int) -> int:
+    """Bytes by which one run of a candidate raises the peak of this process, gradients included."""
+    # On a tiny layer first: what is loaded or started once, such as threads, is not the candidate's.
+    for layer in ((4, 8, 64), sizes):
+        *leaves, target = tensors(name, *layer, seed)
+        _, loss = losses(leaves[0], leaves[1], leaves[2], target)[operation]
+        candidate = Candidate(operation, "", loss, tuple(leaves))
+        before = resident()
+        candidate.run()
+    return peak() - before
+
+
+def extra_of_a_process(operation: str, name: str, arguments: argparse.Namespace) -> int:
+    """The same, in a process of its own."""
+    sizes = [f"--{size}={getattr(arguments, size)}" for size in ("tokens", "d", "classes", "threads", "seed")]
+    command = [sys.executable, __file__, "--memory", operation, "--inputs", name, *sizes]
+    return int(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+
+
+def measure(name: str, sizes: tuple[int, int, int], memory: dict[str, int], rounds: int, seed: int) -> list[Row]:
+    """Rows of the candidates whose memory is known."""
+    *leaves, target = tensors(name, *sizes, seed)
+    hidden, weight, bias = leaves
+    kept = sum(x.numel() * x.element_size() for x in leaves)  # of the gradients
+    found = [
+        Candidate(operation, owner, loss, (hidden, weight, bias))
+        for operation, (owner, loss) in losses(hidden, weight, bias, target).items()
+        if operation in memory
+    ]
+    interleave(found, rounds, rounds, seed)
+    formula, data = thresholds(hidden, weight, bias)
+    dense_time, dense_memory = found[0].medians(), memory["cross-entropy"]
+    rows = []
+    for candidate in found:
+        forward, both = candidate.medians()
+        bytes_ = memory[candidate.operation]
+        tau = data if candidate.operation.endswith("data") else formula
+        rows.append(
+            {
+                **dict(zip(("tokens", "d", "classes"), sizes, strict=True)),
+                "input": name,
+                "operation": candidate.operation,
+                "owner": candidate.owner,
+                "tau": tau if "relu" in candidate.operation else "",
+                "forward_seconds": forward,
+                "seconds": both,
+                "time_ratio": both / dense_time[1],
+                "extra_mb": bytes_ / 1e6,
+                "extra_ratio": dense_memory / max(bytes_, 1),
+                "extra_without_gradients_mb": (bytes_ - kept) / 1e6,
+                "extra_without_gradients_ratio": (dense_memory - kept) / max(bytes_ - kept, 1),
+                "support": support(candidate.operation, hidden, weight, bias),
+                "rounds": len(candidate.both),
+                "backend": candidate.backend(),
+                **machine(),
+            }
+        )
+    return rows
+
+
+def verdicts(measured: list[Row]) -> list[str]:
+    """The project's targets, and whether they are met."""
+
+    def values(column: str, *operations: str) -> dict[str, float]:
+        return {f"{r['operation']} {r['input']}": r[column] for r in measured if r["operation"] in operations}
+
+    sparse = ("linear-entmax-loss-1.5", "linear-entmax-loss-2.0")
+    fused = tuple({r["operation"] for r in measured if r["operation"].startswith("linear")})
+    with_, without = "cross-entropy's extra memory / ours", "the same, without the gradients"
+    return [
+        *verdict("time / linear and cross-entropy, 1.5 and 2", 0.4, values("time_ratio", *sparse)),
+        *verdict(f"{with_}", 15, values("extra_ratio", *fused), at_least=True),
+        *verdict(f"{without}", 15, values("extra_without_gradients_ratio", *fused), at_least=True),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=4096, help="default: %(default)s")
+    parser.add_argument("--d", type=int, default=512, help="size of the hidden state (default: %(default)s)")
+    parser.add_argument("--classes", type=int, default=32000, help="default: %(default)s")
+    parser.add_argument("--inputs", nargs="*", choices=INPUTS, default=list(INPUTS), help="scores; default: both")
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="of the tensors and of the orders (default: %(default)s)")
+    parser.add_argument("--operations", nargs="*", help="beside cross-entropy; default: all")
+    parser.add_argument("--memory", metavar="OPERATION", help="only print the extra bytes of one candidate's first run")
+    parser.add_argument("--out", type=Path, help="CSV file to write")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    sizes = arguments.tokens, arguments.d, arguments.classes
+    if arguments.memory:
+        print(extra(arguments.memory, arguments.inputs[0], sizes, arguments.seed))
+        return
+    announce()
+    # Memory first: a new process starts with the peak of the one that starts it.
+    known = list(losses(*tensors("untrained", 4, 8, 64, 0)))
+    if unknown := set(arguments.operations or ()) - set(known):
+        parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
+    operations = [o for o in known if not arguments.operations or o in ("cross-entropy", *arguments.operations)]
+    memory = {n: {o: extra_of_a_process(o, n, arguments) for o in operations} for n in arguments.inputs}
+    measured: list[Row] = []
+    for name in arguments.inputs:
+        print(name, file=sys.stderr)
+        measured += measure(name, sizes, memory[name], arguments.rounds, arguments.seed)
+        write(arguments.out, measured)
+    print(table(measured, COLUMNS))
+    print("", *verdicts(measured), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

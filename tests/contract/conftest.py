@@ -1,0 +1,89 @@
+"""The contract of the maps and of the losses holds on every backend: the same tests, once for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import tsallis
+from tsallis.kernels import cpu, eager, reference
+
+BACKENDS = ("reference", "eager", "cpu")
+ON_EVERY_BACKEND = {"test_maps", "test_losses"}
+LONGEST = 2048  # of the rows the reference computes: longer ones would compare it with itself, slowly
+BISECTIONS = 70  # halve the widest bracket that these tests have down to float64's last digit
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "any_backend: computes nothing that a backend could compute otherwise")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    module = metafunc.module.__name__.rsplit(".", 1)[-1]
+    if module in ON_EVERY_BACKEND and metafunc.definition.get_closest_marker("any_backend") is None:
+        metafunc.parametrize("computed_by", BACKENDS, indirect=True)
+
+
+def _whole_rows(probs: Tensor, scores: Tensor) -> Tensor:
+    """The reference takes numbers and -inf; a row with a NaN or with +inf is all NaN."""
+    broken = ~(scores.detach() < torch.inf).all(-1, keepdim=True)
+    return probs.detach().masked_fill(broken, torch.nan).to(scores.dtype)
+
+
+def _finite(scores: Tensor) -> Tensor:
+    return scores.detach().nan_to_num(nan=0.0, posinf=0.0, neginf=-torch.inf)
+
+
+def reference_entmax(scores: Tensor, alpha: float | Tensor) -> tuple[Tensor, None]:
+    """What `eager.entmax` gives, from the reference."""
+    with torch.no_grad():
+        return _whole_rows(reference.entmax(_finite(scores), alpha), scores), None
+
+
+def reference_loss(scores: Tensor, target: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor, None]:
+    """What `eager.entmax_loss` gives, from the reference: targets below 0 and empty rows count nothing."""
+    with torch.no_grad():
+        probs, _ = reference_entmax(scores, alpha)
+        loss = reference.entmax_loss(_finite(scores), target.clamp(min=0), alpha)
+        gold = scores.gather(-1, target.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        loss = loss.masked_fill(gold == -torch.inf, torch.inf).masked_fill(probs[:, 0].isnan(), torch.nan)
+        nothing = (target < 0) | (scores.amax(-1) == -torch.inf)
+        return loss.clamp(min=0).masked_fill(nothing, 0).to(scores.dtype), probs, None
+
+
+def reference_budgeted_entmax(scores: Tensor, alpha: float | Tensor, budget: float) -> Tensor:
+    """What `eager.budgeted_entmax` gives, from the reference: -inf takes no part, a full row is all 1."""
+    with torch.no_grad():
+        live = scores > -torch.inf
+        filled = live.sum(-1, keepdim=True) <= budget
+        low = torch.where(live, _finite(scores), torch.inf).amin(-1, keepdim=True)
+        apart = torch.where(live, _finite(scores), torch.where(filled, 0, low))
+        # An entry this far below all others has no probability, and leaves the bracket of the bisection finite.
+        apart = torch.where(live, apart, apart - 200)
+        probs = reference.budgeted_entmax(apart, alpha, min(budget, scores.shape[-1]))
+        probs = torch.where(filled, live.double(), probs.masked_fill(~live, 0))
+        return _whole_rows(probs, scores)
+
+
+@pytest.fixture(autouse=True)
+def computed_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Run the test on one backend; below the reference, autograd, shapes, masks and dtypes are the library's own."""
+    monkeypatch.setattr(reference, "BISECTIONS", BISECTIONS)
+    name = getattr(request, "param", None)
+    if name is None:
+        yield "auto"
+        return
+    if name == "cpu" and not cpu.status().available:
+        pytest.skip(cpu.status().reason)
+    if name == "reference":
+        size = request.node.callspec.params.get("d", 0)
+        if size > LONGEST:
+            pytest.skip(f"would compare the reference with itself, slowly, on rows of {size}")
+        monkeypatch.setattr(eager, "entmax", reference_entmax)
+        monkeypatch.setattr(eager, "entmax_loss", reference_loss)
+        monkeypatch.setattr(eager, "budgeted_entmax", reference_budgeted_entmax)
+    with tsallis.backend("cpu" if name == "cpu" else "eager"):
+        yield name

@@ -1,0 +1,91 @@
+"""The benchmarks run from their command line, on tiny shapes, and write the columns their README names."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import tsallis
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+MACHINE = ["backend", "threads", "cpu", "cores", "torch", "tsallis", "entmax", "python", "date"]
+
+
+def run(script: str, *arguments: object) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(Path(tsallis.__file__).parents[1])}
+    command = [sys.executable, str(BENCHMARKS / script), "--threads=1", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_maps(tmp_path: Path) -> None:
+    times, errors = tmp_path / "times.csv", tmp_path / "errors.csv"
+    peer = find_spec("entmax") is not None
+    shapes = ["--maps", "6x120", "--learned", "2x4x3x20", "--losses", "5x30", "--inputs", "normal"]
+    files = ["--out", times, "--accuracy", errors]
+    printed = run("maps.py", *shapes, *files, "--rounds", 3, "--few", 2, *([] if peer else ["--no-peer"]))
+    rows = read(times)
+    place = ["group", "shape", "d", "input", "operation", "owner"]
+    measured = ["forward_ms", "both_ms", "forward_to_dense", "both_to_dense", "forward_to_ours", "both_to_ours"]
+    assert list(rows[0]) == [*place, *measured, "scaled", "rounds", *MACHINE]
+    assert {r["group"] for r in rows} == {"maps", "learned", "losses"}
+    found = {(r["operation"], r["owner"]) for r in rows}
+    alphas = (1.05, 1.1, 1.25, 1.3, 1.4, 1.75)
+    names = ["entmax15", "entmax15-bf16", "sparsemax", "entmax-learned", *(f"entmax-{a}" for a in alphas)]
+    names += [f"entmax-loss-{a}" for a in (1.0, 1.05, 1.25, 1.5, 1.75, 2.0)]
+    assert found >= {(name, "tsallis") for name in names} | {("entmax15", "tsallis eager")}
+    if peer:
+        sorted_ = ("entmax15", "sparsemax", "entmax-loss-1.5", "entmax-loss-2.0", "entmax-1.25", "entmax-learned")
+        assert found >= {(name, "entmax") for name in sorted_} | {("sparsemax", "entmax k=100")}
+    for row in rows:
+        dense = row["owner"] == "torch"
+        assert float(row["both_ms"]) >= float(row["forward_ms"]) > 0
+        assert not dense or float(row["both_to_dense"]) == 1
+        assert row["rounds"] == ("2" if row["owner"].startswith(("entmax", "tsallis eager")) else "3")
+        assert (row["both_to_ours"] != "") == row["owner"].startswith("entmax")
+        assert (row["backend"] != "") == row["owner"].startswith("tsallis")
+    checked = read(errors)
+    assert list(checked[0]) == [*place, "rows", "error", "sum_error", *MACHINE]
+    assert {r["group"] for r in checked} == {"maps", "learned"}
+    for row in checked:
+        tolerance = 1e-2 if row["operation"].endswith("bf16") else 1e-5
+        assert float(row["error"]) < tolerance and float(row["sum_error"]) < tolerance, row
+    for target in ("entmax15 / softmax, d < 512", "learned alphas / softmax", "losses / cross-entropy, every alpha"):
+        assert target in printed
+
+
+def test_losses_alone(tmp_path: Path) -> None:
+    run("maps.py", "--no-peer", "--maps", "--learned", "--losses", "4x10", "--rounds", 1, "--out", tmp_path / "t.csv")
+    rows = read(tmp_path / "t.csv")
+    assert {r["group"] for r in rows} == {"losses"}
+    assert {r["scaled"] for r in rows} == {"1"}
+    assert {r["input"] for r in rows} == {"normal", "normal3", "peaked"}
+
+
+@pytest.mark.skipif(not hasattr(tsallis, "linear_entmax_loss"), reason="needs linear_entmax_loss")
+def test_linear(tmp_path: Path) -> None:
+    out = tmp_path / "linear.csv"
+    size = ["--tokens", 8, "--d", 8, "--classes", 64, "--rounds", 2, "--inputs", "trained"]
+    operations = ["linear-entmax-loss-1.5", "linear-alpha-relu-loss"]
+    printed = run("linear.py", *size, "--operations", *operations, "--out", out)
+    rows = read(out)
+    time = ["forward_seconds", "seconds", "time_ratio"]
+    memory = ["extra_mb", "extra_ratio", "extra_without_gradients_mb", "extra_without_gradients_ratio"]
+    place = ["tokens", "d", "classes", "input", "operation", "owner", "tau"]
+    assert list(rows[0]) == [*place, *time, *memory, "support", "rounds", *MACHINE]
+    assert [r["operation"] for r in rows] == ["cross-entropy", *operations]
+    assert float(rows[0]["time_ratio"]) == 1 and float(rows[0]["support"]) == 64
+    assert 1 <= float(rows[1]["support"]) < 64
+    assert "time / linear and cross-entropy" in printed

@@ -1,0 +1,603 @@
+"""The compiled CPU kernel: every function it exports, on every instruction set this machine has, beside float64."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tsallis.kernels import cpu, eager, reference
+
+pytestmark = pytest.mark.skipif(not cpu.status().available, reason=cpu.status().reason)
+
+SIZES = [1, 2, 3, 7, 15, 16, 17, 33, 63, 64, 65, 127, 129, 255, 257, 1000, 1023, 1025, 2049, 5000]
+ALPHAS = (1.0, 1 + 1e-6, 1.001, 1.05, 1.1, 1.25, 4 / 3, 1.5, 1.75, 1.99, 2.0)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+SUM, EACH = 1e-6, 1e-6  # how near to 1 a row of float32 sums, and how near to the truth each probability is
+# What storing a number of size 1 costs, and what computing it costs.
+ROUNDING = {torch.float32: 0.0, torch.float64: 0.0, torch.bfloat16: 2**-8, torch.float16: 2**-11}
+COMPUTING = {torch.float32: 1e-6, torch.float64: 1e-11, torch.bfloat16: 1e-6, torch.float16: 1e-6}
+
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+@pytest.fixture(autouse=True, params=["portable", "avx2", "avx512"])
+def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run the test on one instruction set, and go back to the machine's own."""
+    own = cpu.instructions()
+    if not cpu.use_instructions(request.param):
+        pytest.skip(f"this machine has no {request.param}")
+    yield request.param
+    assert cpu.use_instructions(own)
+
+
+@pytest.fixture(autouse=True)
+def fewer_bisections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """70 take the reference to float64's last digit here; it has 200 for brackets wider than these."""
+    monkeypatch.setattr(reference, "BISECTIONS", 70)
+
+
+class Problem(NamedTuple):
+    """Rows of scores with every kind of alpha among them, and their float64 truth."""
+
+    scores: Tensor  # [rows, d], float64; of a precision that all the dtypes they are used in can hold
+    alpha: Tensor  # [rows, 1], float32's
+    target: Tensor  # [rows]; some negative
+    probs: Tensor
+    loss: Tensor  # [rows], 0 where the target is negative
+    alpha_grad: Tensor  # [rows, 1], of the loss
+    weights: Tensor  # [rows, d]
+
+    def alphas(self, dtype: torch.dtype) -> Tensor:
+        return self.alpha.to(cpu.computed_in(dtype))
+
+
+def exact(scores: Tensor, alpha: float | Tensor) -> Tensor:
+    """The reference's probabilities; divided by their sum, of which it loses some digits where alpha is nearly 1."""
+    probs = reference.entmax(scores, alpha)
+    return probs / probs.sum(-1, keepdim=True)
+
+
+@functools.cache
+def problem(d: int, half: bool) -> Problem:
+    generator = torch.Generator().manual_seed(d)
+    rows = 35 if d <= 300 else 13  # no multiple of a block
+    scores = torch.randn(rows, d, generator=generator).mul(2)
+    # Numbers of 8 binary digits, that every half precision holds.
+    scores = (scores * 16).round().clamp(-255, 255).div(16).double() if half else scores.double()
+    alpha = torch.tensor([ALPHAS[(5 * r + r // 11) % 11] for r in range(rows)]).double().unsqueeze(-1)
+    target = torch.randint(d, (rows,), generator=generator)
+    target[::6] = -1
+    probs = exact(scores, alpha)
+    gold = torch.nn.functional.one_hot(target.clamp(min=0), d)
+    loss = ((probs - gold) * scores).sum(-1) + reference.tsallis_entropy(probs, alpha)
+    counted = target >= 0
+    slope = torch.where(counted.unsqueeze(-1), eager.entropy_alpha_gradient(probs, alpha), 0)
+    weights = torch.randn(rows, d, generator=generator).bfloat16().double()
+    return Problem(scores, alpha, target, probs, torch.where(counted, loss, 0), slope, weights)
+
+
+def close(found: Tensor, expected: Tensor, dtype: torch.dtype, times: float = 1.0) -> None:
+    """Equal up to what the dtype rounds away, and `times` what computing in it costs."""
+    rounding = ROUNDING[dtype]
+    size = max(1.0, float(expected.abs().nan_to_num(0.0).amax()))
+    torch.testing.assert_close(
+        found.double(), expected, atol=times * COMPUTING[dtype] * size + rounding * 1e-3, rtol=rounding, equal_nan=True
+    )
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Equal to the bit, NaN included."""
+    return torch.equal(a.nan_to_num(nan=-7.0), b.nan_to_num(nan=-7.0))
+
+
+@every_dtype
+@pytest.mark.parametrize("d", SIZES)
+def test_maps_of_mixed_alphas(d: int, dtype: torch.dtype) -> None:
+    x = problem(d, dtype.itemsize == 2)
+    p = cpu.entmax(x.scores.to(dtype), x.alphas(dtype))
+    assert p.dtype == dtype
+    close(p, x.probs, dtype)
+    if dtype.itemsize > 2:
+        assert (p.double().sum(-1) - 1).abs().max() <= (SUM if dtype == torch.float32 else 1e-13)
+
+
+@every_dtype
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_one_number_for_all_rows_is_that_number_in_each(alpha: float, dtype: torch.dtype) -> None:
+    for d in (5, 64, 700, 1300):
+        x = problem(d, True)
+        scores = x.scores.to(dtype)
+        p = cpu.entmax(scores, alpha)
+        close(p, eager.entmax(x.scores, alpha)[0], dtype)
+        many = torch.full((len(scores), 1), alpha, dtype=cpu.computed_in(dtype))
+        close(cpu.entmax(scores, many), eager.entmax(x.scores, many.double())[0], dtype)
+        found = cpu.entmax_loss(scores, x.target, alpha, True)
+        for one, each in zip(found, cpu.entmax_loss(scores, x.target, many, True), strict=True):
+            assert one is not None and each is not None
+            close(one, each.double(), one.dtype, 20)
+
+
+@every_dtype
+@pytest.mark.parametrize("d", SIZES)
+def test_gradients_of_maps(d: int, dtype: torch.dtype) -> None:
+    x = problem(d, dtype.itemsize == 2)
+    p, g, alpha = x.probs.to(dtype), x.weights.to(dtype), x.alphas(dtype)
+    # From the same rounded probabilities: near the edge of the support the slope takes up their every digit.
+    expected, expected_alpha = eager.pullback(p.double(), g.double(), alpha.double(), True)
+    assert expected_alpha is not None
+    for need_alpha in (False, True):
+        found, found_alpha = cpu.entmax_gradient(p, g, alpha, need_alpha)
+        assert found.dtype == dtype
+        close(found, expected, dtype, 4)
+        assert (found_alpha is not None) is need_alpha
+        if found_alpha is not None:
+            close(found_alpha, expected_alpha, cpu.computed_in(dtype), 20)
+
+
+@every_dtype
+@pytest.mark.parametrize("d", SIZES)
+def test_losses_and_their_gradients(d: int, dtype: torch.dtype) -> None:
+    x = problem(d, dtype.itemsize == 2)
+    z, alpha, wide = x.scores.to(dtype), x.alphas(dtype), cpu.computed_in(dtype)
+    loss, stats, slope = cpu.entmax_loss(z, x.target, alpha, True)
+    assert loss.dtype == stats.dtype == wide and slope is not None
+    close(loss, x.loss, wide, 3)
+    close(slope, x.alpha_grad, wide, 20)
+    counted = x.target >= 0
+    assert (loss[~counted] == 0).all() and (loss[counted] >= 0).all()
+    assert torch.equal(stats[counted, 0], x.scores.amax(-1).to(wide)[counted])
+    assert cpu.entmax_loss(z, x.target, alpha, False)[2] is None
+    upstream = torch.linspace(-1, 2, len(z), dtype=wide)
+    grad = cpu.entmax_loss_gradient(z, x.target, alpha, stats, upstream)
+    gold = torch.nn.functional.one_hot(x.target.clamp(min=0), d)
+    expected = torch.where(counted.unsqueeze(-1), (x.probs - gold) * upstream.double().unsqueeze(-1), 0)
+    close(grad, expected, dtype, 2)
+    in_place = z.clone()
+    cpu.entmax_loss_gradient(in_place, x.target, alpha, stats, upstream, out=in_place)
+    assert torch.equal(in_place, grad)
+
+
+@every_dtype
+@pytest.mark.parametrize("alpha", ALPHAS[2:])
+def test_alpha_relu_losses(alpha: float, dtype: torch.dtype) -> None:
+    for d, tau in ((1, 0.0), (7, 0.3), (64, -0.2), (257, 0.1), (1025, 0.5)):
+        x = problem(d, dtype.itemsize == 2)
+        z = (x.scores / 4).to(dtype)
+        loss, stats = cpu.alpha_relu_loss(z, x.target, alpha, tau)
+        expected = reference.alpha_relu_loss(z.double(), x.target.clamp(min=0), alpha, tau)
+        close(loss, torch.where(x.target >= 0, expected, 0), cpu.computed_in(dtype), 5)
+        r = reference.alpha_relu(z.double(), alpha, tau)
+        off = (stats[:, -1] - (r > 0).sum(-1)).abs()
+        assert (off <= (r < 1e-12).logical_and(r > 0).sum(-1)).all()  # values too small to be counted for sure
+        assert (loss[x.target < 0] == 0).all()
+
+
+def lists_of(z: Tensor, target: Tensor, alpha: float | Tensor) -> tuple[cpu.Lists, Tensor]:
+    """The supports of rows, and the statistics of their losses."""
+    _, stats, _ = cpu.entmax_loss(z, target, alpha, False)
+    offsets = torch.zeros(len(z) + 1, dtype=torch.long)
+    offsets[1:] = stats[:, -1].long().cumsum(0)
+    return cpu.Lists(offsets, *cpu.support(z, alpha, stats, offsets)), stats
+
+
+def dense(lists: cpu.Lists, columns: int) -> Tensor:
+    """Lists as float64 rows; entries of one column add up."""
+    count = lists.offsets.diff()
+    row = torch.arange(len(count)).repeat_interleave(count)
+    table = torch.zeros(len(count), columns, dtype=torch.float64)
+    return table.index_put((row, lists.column.long()), lists.value.double(), accumulate=True)
+
+
+@every_dtype
+@pytest.mark.parametrize("d", SIZES)
+def test_lists_hold_the_support(d: int, dtype: torch.dtype) -> None:
+    x = problem(d, dtype.itemsize == 2)
+    lists, stats = lists_of(x.scores.to(dtype), x.target, x.alphas(dtype))
+    counted = (x.target >= 0).unsqueeze(-1)
+    close(dense(lists, d), torch.where(counted, x.probs, 0), cpu.computed_in(dtype))
+    for r in range(len(x.target)):
+        column = lists.column[lists.offsets[r] : lists.offsets[r + 1]].long()
+        assert (column.diff() > 0).all() and (len(column) == 0) == (x.target[r] < 0)
+    assert (lists.value >= 0).all() and (stats[:, -1] <= d).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("d", [1, 7, 64, 257, 1025])
+def test_lists_by_class_are_the_transpose_less_the_targets(d: int, dtype: torch.dtype) -> None:
+    x = problem(d, False)
+    lists, _ = lists_of(x.scores.to(dtype), x.target, x.alphas(dtype))
+    weight = torch.linspace(-1, 2, len(x.target), dtype=dtype)
+    by_class = cpu.transpose(lists, d, weight, x.target)
+    assert len(by_class.offsets) == d + 1 and by_class.offsets[-1] == len(by_class.column)
+    counted = x.target >= 0
+    expected = dense(lists, d)
+    expected[counted, x.target[counted]] -= 1
+    expected = torch.where(counted.unsqueeze(-1), expected * weight.double().unsqueeze(-1), 0)
+    close(dense(by_class, len(x.target)), expected.T, dtype)
+
+
+@every_dtype
+@pytest.mark.parametrize("m", [1, 3, 7, 16, 63, 64, 65, 129, 300])
+def test_sums_of_table_rows(m: int, dtype: torch.dtype) -> None:
+    x = problem(65, dtype.itemsize == 2)
+    lists, _ = lists_of(x.scores.to(dtype), x.target, x.alphas(dtype))
+    wide, rows = cpu.computed_in(dtype), len(x.target)
+    table = torch.randn(65, m, generator=torch.Generator().manual_seed(m)).to(dtype)
+    scale = torch.linspace(-1, 2, rows, dtype=wide)
+    for minus in (None, x.target):
+        for factor in (None, scale):
+            out, total = cpu.gather(lists, table, scale=factor, minus=minus, need_total=True)
+            expected = dense(lists, 65)
+            if minus is not None:
+                expected[minus >= 0, minus[minus >= 0]] -= 1
+            expected = expected if factor is None else expected * factor.double().unsqueeze(-1)
+            assert out.dtype == dtype and total is not None
+            close(out, expected @ table.double(), dtype, 4)
+            close(total, expected.sum(-1), wide, 2)
+            assert same(cpu.gather(lists, table, scale=factor, minus=minus)[0], out)
+
+
+@every_dtype
+@pytest.mark.parametrize("inner", [1, 2, 3, 17])
+@pytest.mark.parametrize("d", [1, 7, 33, 129, 1025])
+def test_rows_along_the_middle_are_the_same_rows(d: int, inner: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(d)
+    x, g = (torch.randn(3, d, inner, generator=generator).to(dtype) for _ in range(2))
+    rows = 3 * inner
+    alpha = torch.tensor([ALPHAS[(7 * r) % 11] for r in range(rows)], dtype=cpu.computed_in(dtype)).unsqueeze(-1)
+
+    def flat(y: Tensor) -> Tensor:
+        return y.transpose(1, 2).reshape(rows, d).contiguous()
+
+    p = cpu.entmax(x, alpha)
+    assert p.shape == x.shape and torch.equal(flat(p), cpu.entmax(flat(x), alpha))
+    assert torch.equal(flat(cpu.entmax(x, 1.5)), cpu.entmax(flat(x), 1.5))
+    for need_alpha in (False, True):
+        found, found_alpha = cpu.entmax_gradient(p, g, alpha, need_alpha)
+        expected, expected_alpha = cpu.entmax_gradient(flat(p), flat(g), alpha, need_alpha)
+        assert torch.equal(flat(found), expected)
+        if found_alpha is not None and expected_alpha is not None:
+            assert torch.equal(found_alpha, expected_alpha)
+
+
+@pytest.mark.parametrize("d", [1, 3, 16, 37, 129, 1000, 1025, 4096])
+def test_a_row_alone_gives_the_bits_it_gives_among_others(d: int) -> None:
+    x = problem(d, False)
+    z, g, alpha = x.scores.float(), x.weights.float(), x.alphas(torch.float32)
+    p = cpu.entmax(z, alpha)
+    loss, stats, slope = cpu.entmax_loss(z, x.target, alpha, True)
+    dz, da = cpu.entmax_gradient(p, g, alpha, True)
+    assert slope is not None and da is not None
+    broken = z.clone()
+    broken[1::3] = torch.nan
+    among_broken = cpu.entmax(broken, alpha)
+    for r in range(len(z)):
+        one = slice(r, r + 1)
+        assert torch.equal(cpu.entmax(z[one], alpha[one]), p[one])
+        alone = cpu.entmax_loss(z[one], x.target[one], alpha[one], True)
+        assert torch.equal(alone[0], loss[one]) and torch.equal(alone[1], stats[one])
+        assert alone[2] is not None and torch.equal(alone[2], slope[one])
+        dz_alone, da_alone = cpu.entmax_gradient(p[one], g[one], alpha[one], True)
+        assert torch.equal(dz_alone, dz[one]) and da_alone is not None and torch.equal(da_alone, da[one])
+        assert among_broken[r].isnan().all() if r % 3 == 1 else torch.equal(among_broken[r], p[r])
+
+
+@pytest.mark.parametrize("shape", [(70, 1000), (2500, 37), (3, 129, 200)], ids=str)
+@pytest.mark.parametrize("own_threads", [False, True])
+def test_threads_change_no_bit(shape: tuple[int, ...], own_threads: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    z, g = (torch.randn(shape, generator=generator) for _ in range(2))
+    rows, d = z.numel() // shape[1], shape[1]
+    assert z.numel() > 2 * 16384  # fewer elements are left to one thread
+    alpha = torch.tensor(ALPHAS).repeat(rows // 11 + 1)[:rows].unsqueeze(-1)
+    target = torch.randint(-1, d, (rows,), generator=generator)
+    upstream = torch.randn(rows, generator=generator)
+
+    def everything() -> list[Tensor | None]:
+        p = cpu.entmax(z, alpha)
+        results = [p, *cpu.entmax_gradient(p, g, alpha, True)]
+        if z.dim() == 2:
+            found = cpu.entmax_loss(z, target, alpha, True)
+            lists, stats = lists_of(z, target, alpha)
+            results += [*found, cpu.entmax_loss_gradient(z, target, alpha, stats, upstream)]
+            results += [*cpu.alpha_relu_loss(z, target, 1.3, 0.1), *lists, *cpu.gather(lists, z.T.contiguous()[:, :33])]
+        return results
+
+    library = cpu._load()[0]
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    alone = everything()
+    try:
+        if own_threads:  # as on a machine whose torch has no OpenMP runtime by the expected name
+            library.tsallis_set_parallel(None)
+        torch.set_num_threads(2)
+        together = everything()
+    finally:
+        torch.set_num_threads(before)
+        cpu._share_threads(library)
+    for one, two in zip(alone, together, strict=True):
+        assert (one is None and two is None) or (one is not None and two is not None and same(one, two))
+
+
+@every_dtype
+@pytest.mark.parametrize("d", [1, 5, 64, 300, 2049])
+@pytest.mark.parametrize("strided", [False, True])
+def test_broken_and_empty_rows(d: int, dtype: torch.dtype, strided: bool) -> None:
+    kinds = ("whole", "nan", "inf", "empty", "nan and inf", "masked", "all inf", "nan at the end")
+    every = (torch.arange(len(kinds) * len(ALPHAS)) % len(kinds)).tolist()
+    z = torch.randn(len(every), d, generator=torch.Generator().manual_seed(d)).to(dtype)
+    alpha = torch.tensor([ALPHAS[r // len(kinds)] for r in range(len(every))]).unsqueeze(-1)
+    alpha = alpha.to(cpu.computed_in(dtype))
+    for r, kind in enumerate(every):
+        name = kinds[kind]
+        if name == "nan":
+            z[r, 0] = torch.nan
+        elif name == "inf":
+            z[r, d // 2] = torch.inf
+        elif name == "empty":
+            z[r] = -torch.inf
+        elif name == "nan and inf":
+            z[r, 0], z[r, -1] = torch.nan, torch.inf
+            if d > 2:
+                z[r, 1] = -torch.inf
+        elif name == "masked":
+            z[r, 1::2] = -torch.inf
+        elif name == "all inf":
+            z[r] = torch.inf
+        elif name == "nan at the end":
+            z[r, -1] = torch.nan
+    state = torch.tensor(every)
+    broken, empty = (state != 0) & (state != 3) & (state != 5), state == 3
+    good = ~(broken | empty)
+    g = torch.randn(z.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    if strided:
+        p = cpu.entmax(z.T.unsqueeze(0).contiguous(), alpha)
+        dz, da = cpu.entmax_gradient(p, g.T.unsqueeze(0).contiguous(), alpha, True)
+        p, dz = p[0].T, dz[0].T
+    else:
+        p = cpu.entmax(z, alpha)
+        dz, da = cpu.entmax_gradient(p, g, alpha, True)
+    assert da is not None
+    assert p[broken].isnan().all() and dz[broken].isnan().all() and da[broken].isnan().all()
+    assert (p[empty] == 0).all() and (dz[empty] == 0).all() and (da[empty] == 0).all()
+    close(p[good], exact(z[good], alpha[good]), dtype)
+    assert dz[good].isfinite().all() and da[good].isfinite().all() and (dz[good][z[good] == -torch.inf] == 0).all()
+    if strided:
+        return
+    target = torch.zeros(len(z), dtype=torch.long)
+    target[state == 4] = -1
+    loss, stats, slope = cpu.entmax_loss(z, target, alpha, True)
+    assert slope is not None
+    upstream = torch.ones(len(z), dtype=loss.dtype)
+    grad = cpu.entmax_loss_gradient(z, target, alpha, stats, upstream)
+    ignored = empty | (target < 0)
+    assert (loss[ignored] == 0).all() and (grad[ignored] == 0).all() and (slope[ignored] == 0).all()
+    assert loss[broken & ~ignored].isnan().all() and grad[broken & ~ignored].isnan().all()
+    assert loss[good].isfinite().all() and grad[good].isfinite().all() and slope[good].isfinite().all()
+    offsets = torch.zeros(len(z) + 1, dtype=torch.long)
+    offsets[1:] = torch.where(good, stats[:, -1], 0).long().cumsum(0)
+    lists = cpu.Lists(offsets, *cpu.support(z, alpha, stats, offsets))
+    close(dense(lists, d)[good], exact(z[good], alpha[good]), cpu.computed_in(dtype))
+
+
+def test_a_target_that_takes_no_part_costs_infinitely_much() -> None:
+    z = torch.randn(len(ALPHAS), 40)
+    z[:, 3] = -torch.inf
+    alpha = torch.tensor(ALPHAS).unsqueeze(-1)
+    loss, stats, _ = cpu.entmax_loss(z, torch.full((len(z),), 3), alpha, False)
+    assert (loss == torch.inf).all()
+    grad = cpu.entmax_loss_gradient(z, torch.full((len(z),), 3), alpha, stats, torch.ones(len(z)))
+    assert (grad[:, 3] == -1).all() and grad.isfinite().all()
+
+
+class Fenced:
+    """Memory that ends where a page begins that no one may touch."""
+
+    def __init__(self, size: int) -> None:
+        page = mmap.PAGESIZE
+        self.usable = -(-size // page) * page
+        self.memory = mmap.mmap(-1, self.usable + page)
+        self.fence = ctypes.addressof(ctypes.c_char.from_buffer(self.memory)) + self.usable
+        self.libc = ctypes.CDLL(None)
+        self._protect(0)
+
+    def _protect(self, allowed: int) -> None:
+        assert self.libc.mprotect(ctypes.c_void_p(self.fence), ctypes.c_size_t(mmap.PAGESIZE), allowed) == 0
+
+    def at_the_end(self, like: Tensor) -> Tensor:
+        """A copy whose last number ends at the fence."""
+        start = self.usable - like.numel() * like.element_size()
+        tensor = torch.frombuffer(self.memory, dtype=like.dtype, count=like.numel(), offset=start).view(like.shape)
+        return tensor.copy_(like)
+
+
+@every_dtype
+@pytest.mark.parametrize("d", [1, 7, 17, 65, 257, 1025])
+def test_nothing_is_read_or_written_behind_the_end(d: int, dtype: torch.dtype) -> None:
+    x = problem(d, True)
+    wide = cpu.computed_in(dtype)
+
+    def fenced(like: Tensor) -> Tensor:
+        return Fenced(like.numel() * like.element_size()).at_the_end(like)
+
+    def call(name: str, alpha: Tensor, first: Tensor, *others: Tensor | float) -> None:
+        given = [o if isinstance(o, float) else o.data_ptr() for o in others]
+        cpu._run(name, cpu._layout(first, alpha), first.data_ptr(), *given)
+
+    z, g = fenced(x.scores.to(dtype)), fenced(x.weights.to(dtype))
+    alpha, target = fenced(x.alphas(dtype)), fenced(x.target)
+    p, dz = fenced(torch.full_like(z, torch.nan)), fenced(torch.full_like(z, torch.nan))
+    numbers = torch.full((len(z),), torch.nan, dtype=wide)
+    da, loss, stats = fenced(numbers), fenced(numbers), fenced(numbers.repeat(cpu.STATS))
+    call("map", alpha, z, p)
+    assert same(p, cpu.entmax(x.scores.to(dtype), x.alphas(dtype)))
+    call("map_gradient", alpha, p, g, dz, da)
+    assert dz.isfinite().all() and da.isfinite().all()
+    call("loss", alpha, z, target, loss, stats, da)
+    assert loss.isfinite().all()
+    call("loss_gradient", alpha, z, target, stats, fenced(torch.ones_like(loss)), dz)
+    assert dz.isfinite().all()
+    offsets = torch.zeros(len(z) + 1, dtype=torch.long)
+    offsets[1:] = stats.view(-1, cpu.STATS)[:, -1].long().cumsum(0)
+    size = int(offsets[-1])
+    index, value = fenced(torch.full((size,), -1, dtype=torch.int32)), fenced(torch.full((size,), -1.0, dtype=wide))
+    call("support", alpha, z, stats, fenced(offsets), index, value)
+    assert (index >= 0).all() and (value >= 0).all()
+    relu = cpu._layout(z, 1.5)
+    cpu._run("relu_loss", relu, z.data_ptr(), target.data_ptr(), 0.1, loss.data_ptr(), stats.data_ptr())
+    assert loss.isfinite().all()
+    table = fenced(torch.randn(d, 33).to(dtype))
+    out, total = fenced(torch.full((len(z), 33), torch.nan, dtype=dtype)), fenced(numbers)
+    scale = fenced(torch.ones_like(loss))
+    pointers = (fenced(offsets), index, value, scale, target, table, out, total)
+    cpu._run("gather", cpu.STORAGE[dtype], len(z), 33, *(t.data_ptr() for t in pointers))
+    assert out.isfinite().all() and total.isfinite().all()
+    strided = fenced(torch.randn(3, d, 5).to(dtype))
+    moved = fenced(torch.full_like(strided, torch.nan))
+    call("map", fenced(torch.full((15, 1), 1.3, dtype=wide)), strided, moved)
+    assert moved.isfinite().all()
+
+
+@every_dtype
+@pytest.mark.parametrize("shape", [(5, 7), (3, 65), (2, 1025), (2, 9, 3), (1, 1)], ids=str)
+def test_memory_around_the_results_is_left_alone(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    size, around = torch.Size(shape).numel(), 64
+    rows, d = size // shape[1], shape[1]
+    z = torch.randn(shape, generator=torch.Generator().manual_seed(d)).to(dtype)
+    wide = cpu.computed_in(dtype)
+
+    def guarded(count: int, of: torch.dtype) -> tuple[Tensor, Tensor]:
+        memory = torch.full((count + 2 * around,), 77, dtype=of)
+        return memory, memory[around:-around]
+
+    def untouched(memory: Tensor) -> bool:
+        return bool((memory[:around] == 77).all() and (memory[-around:] == 77).all())
+
+    target = torch.zeros(rows, dtype=torch.long)
+    for alpha in ALPHAS:
+        layout = cpu._layout(z, alpha)
+        memory = [guarded(size, dtype), guarded(size, dtype), guarded(rows, wide)]
+        p, dz, da = (inside for _, inside in memory)
+        cpu._run("map", layout, z.data_ptr(), p.data_ptr())
+        assert same(p.view(shape), cpu.entmax(z, alpha))
+        cpu._run("map_gradient", layout, p.data_ptr(), z.data_ptr(), dz.data_ptr(), da.data_ptr())
+        if z.dim() == 2 and alpha > 1:
+            memory += [guarded(rows, wide), guarded(rows * cpu.STATS, wide)]
+            loss, stats = (inside for _, inside in memory[3:])
+            cpu._run("relu_loss", layout, z.data_ptr(), target.data_ptr(), 0.1, loss.data_ptr(), stats.data_ptr())
+            pointers = (z, target, loss, stats, da)
+            cpu._run("loss", layout, *(t.data_ptr() for t in pointers))
+            pointers = (z, target, stats, torch.ones_like(loss), dz)
+            cpu._run("loss_gradient", layout, *(t.data_ptr() for t in pointers))
+            offsets = torch.zeros(rows + 1, dtype=torch.long)
+            offsets[1:] = stats.view(-1, cpu.STATS)[:, -1].long().cumsum(0)
+            memory += [guarded(int(offsets[-1]), torch.int32), guarded(int(offsets[-1]), wide)]
+            pointers = (z, stats, offsets, memory[5][1], memory[6][1])
+            cpu._run("support", layout, *(t.data_ptr() for t in pointers))
+        assert all(untouched(whole) for whole, _ in memory)
+
+
+def _wide_range(n: int) -> Tensor:
+    return torch.linspace(-1, 1, n) * 1e30
+
+
+ADVERSARIES = {
+    "ties": lambda noise: noise.round(),
+    "two values": lambda noise: (noise > 0).float() * 0.5,
+    "one huge": lambda noise: noise.index_fill(1, torch.tensor([noise.shape[1] // 2]), 1e30),
+    "one lower": lambda noise: (noise * 0).index_fill(1, torch.tensor([noise.shape[1] // 2]), -0.3),
+    "ranges of 1e30": lambda noise: noise * 1e30,
+    "denormal": lambda noise: noise * 1e-40,
+    "offset": lambda noise: noise + 1e6,
+    "negative offset": lambda noise: noise - 1e6,
+    "support of one": lambda noise: (noise - 3).index_fill(1, torch.tensor([0]), 3e6),
+    "support of all": lambda noise: noise * 1e-4,
+    "steps": lambda noise: -torch.arange(noise.shape[1], dtype=torch.float32).expand_as(noise) * 0.01,
+    "geometric": lambda noise: -(1.05 ** torch.arange(noise.shape[1]).clamp(max=1500).expand_as(noise).float()),
+    "largest numbers": lambda noise: noise.sign() * 3.4e38,
+    "exponential": lambda noise: -noise.abs() * 30,
+}
+
+
+@functools.cache
+def adversary(kind: str, d: int, alpha: float) -> tuple[Tensor, Tensor]:
+    """Scores [5, d] in float32 and their probabilities in float64."""
+    noise = torch.randn(5, d, generator=torch.Generator().manual_seed(d)) * 2
+    z = ADVERSARIES[kind](noise).contiguous()
+    return z, exact(z, alpha)
+
+
+def accurate(z: Tensor, alpha: float | Tensor, truth: Tensor) -> None:
+    p = cpu.entmax(z, alpha)
+    assert (p.double() - truth).abs().max() <= EACH
+    assert (p.double().sum(-1) - 1).abs().max() <= SUM
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("kind", ADVERSARIES)
+def test_float32_is_accurate_on_adversarial_rows(kind: str, alpha: float) -> None:
+    for d in (2, 50, 777):
+        z, truth = adversary(kind, d, alpha)
+        accurate(z, alpha, truth)
+        # The loss is finite wherever float32 can hold it, and its parts lie in the same range as the truth's.
+        if z.abs().max() < 1e7:
+            loss, _, slope = cpu.entmax_loss(z, torch.zeros(5, dtype=torch.long), alpha, True)
+            assert loss.isfinite().all() and (loss >= 0).all() and slope is not None and slope.isfinite().all()
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("d", [1, 100, 1023, 4097, 60_000])
+def test_float32_is_accurate_on_constant_rows(d: int, alpha: float) -> None:
+    for value in (0.0, 1e6, -3.7):
+        z = torch.full((3, d), value)
+        p = cpu.entmax(z, alpha)
+        assert (p.double().sum(-1) - 1).abs().max() <= SUM
+        torch.testing.assert_close(p.double(), torch.full_like(z, 1 / d, dtype=torch.float64), atol=0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("alpha", [1.5, 1.75, 1.97, 2.0])
+def test_float32_is_accurate_where_one_entry_leads_a_crowd(alpha: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(160, 3000, generator=generator) * 1e-3
+    z[:, 0] += 1
+    z *= 0.2 + torch.rand(160, 1, generator=generator)
+    accurate(z, alpha, eager.entmax(z.double(), alpha)[0])
+
+
+@functools.cache
+def sweep(alpha: float) -> tuple[Tensor, Tensor]:
+    """Many short rows of all scales, and their probabilities in float64."""
+    generator = torch.Generator().manual_seed(5)
+    z = torch.randn(20_000, 37, generator=generator) * 10 ** (torch.rand(20_000, 1, generator=generator) * 4 - 2)
+    return z, eager.entmax(z.double(), alpha)[0]  # that this is the reference, is in its contract
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_float32_is_accurate_in_every_row_of_many(alpha: float) -> None:
+    accurate(sweep(alpha)[0], alpha, sweep(alpha)[1])
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.integers(1, 40),
+    d=st.integers(1, 400),
+    scale=st.sampled_from([0.0, 1e-6, 0.01, 0.3, 1.0, 3.0, 30.0, 1e4]),
+    offset=st.sampled_from([0.0, 5.0, -1e4]),
+    alphas=st.lists(st.one_of(st.sampled_from(ALPHAS), st.floats(1, 2, width=32)), min_size=1, max_size=4),
+    seed=st.integers(0, 999),
+)
+def test_float32_is_accurate_whatever_the_rows(
+    rows: int, d: int, scale: float, offset: float, alphas: list[float], seed: int
+) -> None:
+    z = torch.randn(rows, d, generator=torch.Generator().manual_seed(seed)) * scale + offset
+    alpha = torch.tensor(alphas).repeat(rows)[:rows].unsqueeze(-1)
+    accurate(z, alpha, eager.entmax(z.double(), alpha.double())[0])

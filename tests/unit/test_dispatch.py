@@ -1,0 +1,263 @@
+"""Which backend computes: asked for in a block or by the environment, found or missing, and what it keeps in memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+import tsallis
+from tsallis.kernels import cpu, dispatch, eager, reference
+
+PACKAGE = Path(tsallis.__file__).parent
+needs_kernel = pytest.mark.skipif(not cpu.status().available, reason=cpu.status().reason)
+
+
+@pytest.fixture(autouse=True)
+def nothing_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
+
+
+def python(code: str, root: Path = PACKAGE.parent, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run statements in a fresh interpreter that imports the package from a folder."""
+    kept = {k: v for k, v in os.environ.items() if k not in (dispatch.VARIABLE, "TSALLIS_KERNEL_PATH")}
+    kept = {**kept, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=kept)
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise AssertionError("the other backend was called")
+
+
+def test_blocks_nest_and_give_back_what_was_before() -> None:
+    assert dispatch.wanted() == "auto"
+    with tsallis.backend("eager") as outer:
+        assert dispatch.wanted() == outer.name == "eager"
+        with tsallis.backend("auto"):
+            assert dispatch.wanted() == "auto"
+        assert dispatch.wanted() == "eager"
+        with outer:  # the same one again
+            assert dispatch.wanted() == "eager"
+        assert dispatch.wanted() == "eager"
+    assert dispatch.wanted() == "auto"
+
+
+def test_a_block_left_by_an_exception_gives_back_what_was_before() -> None:
+    with tsallis.backend("eager"):
+        with pytest.raises(ZeroDivisionError), tsallis.backend("auto"):
+            raise ZeroDivisionError
+        assert dispatch.wanted() == "eager"
+    assert dispatch.wanted() == "auto"
+
+
+@pytest.mark.parametrize("name", ["gpu", "", "Eager"])
+def test_an_unknown_backend_is_shown_beside_those_there_are(name: str) -> None:
+    with pytest.raises(ValueError, match=f"auto, eager, cpu, got '{name}'"):
+        tsallis.backend(name)
+
+
+def test_a_block_overrules_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(dispatch.VARIABLE, "eager")
+    assert dispatch.wanted() == "eager"
+    with tsallis.backend("auto"):
+        assert dispatch.wanted() == "auto"
+    monkeypatch.setenv(dispatch.VARIABLE, "")
+    assert dispatch.wanted() == "auto"
+
+
+def test_the_environment_is_read_by_a_fresh_process() -> None:
+    code = "from tsallis.kernels import dispatch; print(dispatch.explain())"
+    done = python(code, TSALLIS_BACKEND="eager")
+    assert done.stdout.strip() == "eager (asked for)", done.stderr
+    wrong = python("import torch, tsallis; tsallis.sparsemax(torch.zeros(3))", TSALLIS_BACKEND="fastest")
+    assert wrong.returncode
+    assert "ValueError: TSALLIS_BACKEND must be one of auto, eager, cpu, got 'fastest'" in wrong.stderr
+
+
+def test_without_a_kernel_auto_is_eager_and_cpu_an_error_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "status", lambda: cpu.Status(False, "not compiled: no compiler"))
+    monkeypatch.setattr(cpu, "_run", refuse)
+    with pytest.raises(RuntimeError, match="backend 'cpu' can't be used: not compiled: no compiler"):
+        tsallis.backend("cpu")
+    z = torch.randn(2, 5, requires_grad=True)
+    tsallis.entmax15(z).square().sum().backward()
+    assert dispatch.explain() == "eager (not compiled: no compiler)"
+    monkeypatch.setenv(dispatch.VARIABLE, "cpu")
+    with pytest.raises(RuntimeError, match="TSALLIS_BACKEND 'cpu' can't be used"):
+        tsallis.entmax15(z)
+
+
+@needs_kernel
+def test_explain_names_the_instructions() -> None:
+    assert dispatch.explain() == f"cpu ({cpu.status().reason})"
+    assert cpu.status().instructions in dispatch.explain()
+    with tsallis.backend("eager"):
+        assert dispatch.explain() == "eager (asked for)"
+
+
+def test_info_tells_the_backend() -> None:
+    pytest.importorskip("typer")
+    code = "import sys; sys.argv = ['tsallis', 'info']; from tsallis.cli import main; main()"
+    done = python(code, TSALLIS_BACKEND="eager")
+    assert done.returncode == 0, done.stderr
+    assert "backend eager (asked for)" in done.stdout.splitlines()
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_the_kernel_computes_unless_eager_is_asked_for(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    z, y = torch.randn(3, 7, dtype=dtype), torch.tensor([0, 1, 2])
+    with tsallis.backend("eager"), monkeypatch.context() as patch:
+        patch.setattr(cpu, "_run", refuse)
+        probs, loss = tsallis.entmax(z, 1.3), tsallis.entmax_loss(z, y, 1.3)
+    monkeypatch.setattr(eager, "entmax", refuse)
+    monkeypatch.setattr(eager, "entmax_loss", refuse)
+    for name in ("auto", "cpu"):
+        with tsallis.backend(name):
+            torch.testing.assert_close(tsallis.entmax(z, 1.3), probs)
+            torch.testing.assert_close(tsallis.entmax_loss(z, y, 1.3), loss)
+            torch.testing.assert_close(tsallis.entmax(z.T, 1.3, dim=0).T, probs)
+
+
+@needs_kernel
+@pytest.mark.parametrize("alpha", [2.5, torch.tensor([[1.5], [2.5], [2.0]], dtype=torch.float64)], ids=str)
+def test_alphas_above_two_are_left_to_eager(monkeypatch: pytest.MonkeyPatch, alpha: float | Tensor) -> None:
+    monkeypatch.setattr(cpu, "_run", refuse)
+    z, y = torch.randn(3, 50, dtype=torch.float64, requires_grad=True), torch.tensor([3, 1, 2])
+    exact = z.detach().clone().requires_grad_()
+    with tsallis.backend("cpu"):
+        p, loss = tsallis.entmax(z, alpha), tsallis.entmax_loss(z, y, alpha, reduction="none")
+    expected, expected_loss = reference.entmax(exact, alpha), reference.entmax_loss(exact, y, alpha)
+    torch.testing.assert_close(p, expected, atol=1e-9, rtol=0)
+    torch.testing.assert_close(loss, expected_loss, atol=1e-9, rtol=0)
+    for ours, theirs in ((p[:, 0].sum(), expected[:, 0].sum()), (loss.sum(), expected_loss.sum())):
+        (found,), (truth,) = torch.autograd.grad(ours, z), torch.autograd.grad(theirs, exact)
+        torch.testing.assert_close(found, truth, atol=1e-7, rtol=1e-7)
+
+
+@needs_kernel
+def test_backward_is_by_what_forward_was_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    y = torch.tensor([0, 1, 2])
+
+    def forward(name: str) -> tuple[Tensor, Tensor]:
+        z = torch.linspace(-1, 1, 1500).view(3, 500).requires_grad_()
+        with tsallis.backend(name):
+            return z, tsallis.entmax(z, 1.5).square().sum() + tsallis.entmax_loss(z, y, 1.3)
+
+    by_eager, by_kernel = forward("eager"), forward("cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu, "_run", refuse)
+        by_eager[1].backward()
+    with monkeypatch.context() as patch, tsallis.backend("eager"):
+        patch.setattr(eager, "pullback", refuse)
+        patch.setattr(eager, "pullback_in_place", refuse)
+        by_kernel[1].backward()
+    torch.testing.assert_close(by_eager[0].grad, by_kernel[0].grad)
+
+
+TRY = (
+    "import torch, tsallis; from tsallis.kernels import cpu, dispatch; print(cpu.status().available);"
+    "print(tsallis.sparsemax(torch.tensor([1.0, 0.5, -1.0])).tolist()); print(dispatch.explain())"
+)
+
+
+@pytest.mark.parametrize("kind", ["nothing", "text", "another library"])
+def test_a_file_that_is_no_kernel_leaves_everything_to_eager(tmp_path: Path, kind: str) -> None:
+    path, reason = tmp_path / "kernel.so", "kernel.so can't be loaded"
+    if kind == "text":
+        path.write_text("not a library")
+    elif kind == "another library":
+        shutil.copy(torch._C.__file__, path)
+    else:
+        reason = "not compiled"
+    done = python(TRY, TSALLIS_KERNEL_PATH=str(path))
+    assert done.returncode == 0, done.stderr
+    available, values, explained = done.stdout.splitlines()
+    assert available == "False" and values == "[0.75, 0.25, 0.0]"
+    assert explained.startswith(f"eager ({reason}")
+
+
+@needs_kernel
+def test_a_kernel_of_other_sources_is_not_used(tmp_path: Path) -> None:
+    root = tmp_path / "tsallis"
+    shutil.copytree(PACKAGE, root, ignore=shutil.ignore_patterns("__pycache__"))
+    same = python(TRY, root=tmp_path, TSALLIS_KERNEL_PATH=cpu.status().path)
+    assert same.stdout.splitlines()[0] == "True", same.stderr
+    source = root / "kernels" / "cpu" / "solve.h"
+    source.write_text(source.read_text() + "\n")
+    done = python(TRY, root=tmp_path, TSALLIS_KERNEL_PATH=cpu.status().path)
+    available, values, explained = done.stdout.splitlines()
+    assert available == "False" and values == "[0.75, 0.25, 0.0]"
+    assert "is older than the sources beside it" in explained
+
+
+def kept_by(compute: object) -> list[Tensor]:
+    """The tensors that autograd keeps for backward, one of each storage."""
+    kept: dict[int, Tensor] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        kept[x.data_ptr()] = x
+        return x
+
+    with saved_tensors_hooks(pack, lambda x: x):
+        compute()  # type: ignore[operator]
+    return list(kept.values())
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dim", [0, -1])
+def test_a_map_keeps_its_output_and_no_more(dtype: torch.dtype, dim: int) -> None:
+    z = torch.randn(40, 500).to(dtype).requires_grad_()
+    rows = 500 if dim == 0 else 40
+    with tsallis.backend("cpu"):
+        (kept,) = kept_by(lambda: tsallis.entmax(z, 1.3, dim))
+        assert kept.dtype == dtype and kept.numel() == z.numel()
+        alpha = torch.full((1, 500) if dim == 0 else (40, 1), 1.3, requires_grad=True)
+        many = kept_by(lambda: tsallis.entmax(z, alpha, dim))
+    assert sum(x.nbytes for x in many) == z.nbytes + 4 * rows
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_loss_keeps_the_scores_themselves_and_a_few_numbers_a_row(dtype: torch.dtype) -> None:
+    z = torch.randn(40, 500).to(dtype).requires_grad_()
+    y = torch.arange(40)
+    with tsallis.backend("cpu"):
+        kept = kept_by(lambda: tsallis.entmax_loss(z, y, 1.3, reduction="sum"))
+    assert any(x.data_ptr() == z.data_ptr() for x in kept)
+    rest = sum(x.nbytes for x in kept if x.data_ptr() != z.data_ptr())
+    assert rest == 40 * (8 + 4 * cpu.STATS)  # the target and the statistics
+
+
+@needs_kernel
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory of a process is read from /proc")
+def test_no_memory_is_lost_from_step_to_step() -> None:
+    code = """
+import torch, tsallis
+z = torch.randn(300, 700, requires_grad=True)
+alpha = torch.rand(300, 1).add(1).requires_grad_()
+y = torch.randint(700, (300,))
+def resident():
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * 4096
+for step in range(200):
+    if step == 20:
+        before = resident()
+    tsallis.entmax(z, 1.3).square().sum().backward()
+    tsallis.entmax(z, alpha, dim=-1).square().sum().backward()
+    tsallis.entmax(z.bfloat16(), 1.5, dim=0).float().square().sum().backward()
+    tsallis.entmax_loss(z, y, alpha).backward()
+print(resident() - before)
+"""
+    done = python(code, TSALLIS_BACKEND="cpu")
+    assert done.returncode == 0, done.stderr
+    # A matrix of scores lost each step would be 150 MB; allocators alone move it by 5 MB either way.
+    assert int(done.stdout) < 15e6
