@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import ctypes
 import datetime
 import gc
 import os
@@ -61,6 +62,28 @@ class Candidate:
     def medians(self) -> tuple[float, float]:
         """Seconds of forward, and of forward with backward."""
         return statistics.median(self.forward), statistics.median(self.both)
+
+
+MEMORY = ("default", "reused")
+
+
+def settle_memory(kind: str) -> None:
+    """Hold glibc's allocator to one habit, which else depends on what ran before (elsewhere: nothing).
+
+    "default" is where it ends up by itself: results above 32 MiB come in fresh pages, smaller ones in memory that was
+    used before. "reused": all come in used memory.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return
+    trim, mmap_threshold, mmap_max = -1, -3, -4
+    if kind == "reused":
+        mallopt(mmap_max, 0)
+        mallopt(trim, 2**31 - 1)
+    else:
+        mallopt(mmap_threshold, 32 << 20)
+        mallopt(trim, (32 << 20) - 1)
 
 
 def interleave(candidates: Sequence[Candidate], rounds: int, few: int, seed: int) -> None:

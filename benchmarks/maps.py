@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import Candidate, Row, announce, interleave, machine, table, verdict, write
+from common import MEMORY, Candidate, Row, announce, interleave, machine, settle_memory, table, verdict, write
 from torch import Tensor
 
 import tsallis
@@ -238,7 +238,8 @@ def main() -> None:
     parser.add_argument("--learned", default=LEARNED, help="batch x heads x queries x keys: learned alphas", **shapes)
     parser.add_argument("--losses", default=LOSSES, help="shapes of the losses' scores; none given: none", **shapes)
     parser.add_argument("--inputs", nargs="*", choices=INPUTS, default=list(INPUTS), help="scores; default: all")
-    parser.add_argument("--rounds", type=int, default=15, help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=31, help="default: %(default)s")
+    parser.add_argument("--memory", choices=MEMORY, default="default", help="see the README (default: %(default)s)")
     parser.add_argument("--few", type=int, default=3, help="rounds of what is slow (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="of the scores and of the orders (default: %(default)s)")
@@ -247,6 +248,7 @@ def main() -> None:
     parser.add_argument("--accuracy", type=Path, help="measure errors too, into this CSV file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    settle_memory(arguments.memory)
     peer = None if arguments.no_peer else importlib.import_module("entmax")
     announce()
     measured: list[Row] = []
@@ -256,7 +258,7 @@ def main() -> None:
             sizes = tuple(int(n) for n in shape.split("x"))
             for name in arguments.inputs:
                 print(group, shape, name, file=sys.stderr)
-                place: Row = {"group": group, "shape": shape, "d": sizes[-1], "input": name}
+                place: Row = {"group": group, "shape": shape, "d": sizes[-1], "input": name, "memory": arguments.memory}
                 found = build(group, sizes, name, peer, arguments.seed)
                 interleave(found, arguments.rounds, min(arguments.few, arguments.rounds), arguments.seed)
                 measured += rows(place, found)

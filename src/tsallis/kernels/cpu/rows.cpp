@@ -201,8 +201,8 @@ constexpr double INVERSE_FACTORIAL[] = {1,
 template <class T> constexpr int TERMS = sizeof(T) == 4 ? 8 : 15;  // of series in |x| < 1/2
 
 // p log^2 p phi(eps log p), phi(x) = (e^-x - 1 + x)/x^2: minus dp/d alpha at a fixed threshold. s = p e^-x.
-template <class T> INLINE Vec<T> curvature(Vec<T> p, Vec<T> s, T eps) {
-    Vec<T> log_p = log_(larger(p, fill((T)1.2e-38))), h = log_p * -eps;  // h >= 0
+template <class T> INLINE Vec<T> curvature(Vec<T> p, Vec<T> s, Vec<T> log_p, T eps) {
+    Vec<T> h = log_p * -eps;  // >= 0
     Vec<T> series = {};
     for (int n = TERMS<T>; n >= 2; n--) series = series * h + (T)INVERSE_FACTORIAL[n];
     Vec<T> small = p * log_p * log_p * series, large = (s - p - p * h) * (1 / (eps * eps));
@@ -273,10 +273,17 @@ void gradient_of_support(const T* p, const T* g, int64_t d, const Family<T>& f, 
     for (int64_t first = 0; first < n; first += BLOCK * N) {
         Vec<T> s0 = {}, g0 = {};
         for (int64_t i = first; i < smaller(n, first + BLOCK * N); i += N) {
-            Vec<T> v = load(ps + i), s = slope<K>(v, f);
+            Vec<T> v = load(ps + i), s;
+            if (dalpha) {
+                Vec<T> log_p = log_(larger(v, fill((T)1.2e-38)));
+                if constexpr (K == WHOLE || K == ANY) s = v > 0 ? exp_(log_p * (T)(2 - f.alpha)) : Vec<T>{};
+                else s = slope<K>(v, f);
+                store(ps + i, curvature(v, s, log_p, eps));
+            } else {
+                s = slope<K>(v, f);
+            }
             s0 += s, g0 += s * load(gs + i);
             store(ss + i, s);
-            if (dalpha) store(ps + i, curvature(v, s, eps));
         }
         total += s0, weighted += g0;
     }
