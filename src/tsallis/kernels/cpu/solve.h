@@ -311,9 +311,34 @@ template <class T> INLINE void move(Rows<T>& s, int first, Ints<T> live, Vec<T> 
     store(s.fine + first, live ? rest : fine);
 }
 
+// One step of the open rows from their sums. Returns those whose mass is off by more than `off`.
+template <Kind K, class T> INLINE uint32_t step_roughly(Rows<T>& s, uint32_t open, T off) {
+    uint32_t left = 0;
+    for (int first = 0; first < s.rows; first += LANES<T>) {
+        const State<T> now = state(s, first);
+        const Ints<T> live = lanes_of(open, first, (T)0);
+        move(s, first, live, newton_step<K, T>(now, load(s.eps + first), load(s.b + first)));
+        left |= bits(live & (absolute(now.excess) > off)) << first;
+    }
+    return left;
+}
+
+constexpr int64_t LONG = 64;  // vectors: an eighth of so many candidates already tells much
+
 // Newton's steps on the candidates of TWO, THREE_HALVES and WHOLE; leaves the threshold and the mass there.
 template <Kind K, class T> INLINE void solve_whole(Rows<T>& s, uint32_t open) {
     constexpr int N = LANES<T>;
+    if constexpr (K == WHOLE) {
+        uint32_t rough = 0;
+        for (int row = 0; row < s.rows; row++) rough |= (uint32_t)(padded<T>(s.count[row]) >= LONG) << row;
+        for (int round = 0; rough && round < 3; round++) {
+            for (uint32_t rest = rough; rest; rest &= rest - 1) {
+                const int row = __builtin_ctz(rest);
+                keep_sums(s, row, add_roughly(s.x + row * s.stride, padded<T>(s.count[row]) / 8 * 8, 8, s.t[row], s.family[row]), (T)8);
+            }
+            rough = step_roughly<K>(s, rough, (T)0.1);
+        }
+    }
     for (int round = 0; open && round < 40; round++) {
         for (uint32_t rest = open; rest; rest &= rest - 1) {
             const int row = __builtin_ctz(rest);
@@ -355,23 +380,10 @@ template <class T> INLINE T shift_probabilities(Rows<T>& s, int row, T delta) {
     return (T)total;
 }
 
-// One step of the open rows from their sums. Returns those whose mass is off by more than `off`.
-template <class T> INLINE uint32_t step_any(Rows<T>& s, uint32_t open, T off) {
-    uint32_t left = 0;
-    for (int first = 0; first < s.rows; first += LANES<T>) {
-        const State<T> now = state(s, first);
-        const Ints<T> live = lanes_of(open, first, (T)0);
-        move(s, first, live, newton_step<ANY, T>(now, load(s.eps + first), load(s.b + first)));
-        left |= bits(live & (absolute(now.excess) > off)) << first;
-    }
-    return left;
-}
-
 // ANY: rough steps first (float only), then sums with every digit, and a series instead of the last of them.
 template <class T> INLINE void solve_any(Rows<T>& s, uint32_t open) {
     constexpr bool FAST = sizeof(T) == 4;
-    constexpr int64_t LONG = 64;  // vectors
-    constexpr T NEAR = (T)0.1;    // from here one more step is as good as the series needs
+    constexpr T NEAR = (T)0.2;    // from here one more step is as good as the series needs
     auto each = [&](uint32_t some, auto&& visit) {
         for (; some; some &= some - 1) {
             int row = __builtin_ctz(some);
@@ -381,18 +393,18 @@ template <class T> INLINE void solve_any(Rows<T>& s, uint32_t open) {
     if (FAST) {
         uint32_t rough = 0;
         each(open, [&](int row, const T*, int64_t n, const Family<T>&) { rough |= (uint32_t)(n >= LONG) << row; });
-        for (int round = 0; rough && round < 3; round++) {  // an eighth of a long row already tells much
+        for (int round = 0; rough && round < 3; round++) {
             each(rough, [&](int row, const T* x, int64_t n, const Family<T>& f) {
                 keep_sums(s, row, add_roughly(x, n / 8 * 8, 8, s.t[row], f), (T)8);
             });
-            rough = step_any(s, rough, NEAR);
+            rough = step_roughly<ANY>(s, rough, NEAR);
         }
         rough = open;
         for (int round = 0; rough && round < 12; round++) {
             each(rough, [&](int row, const T* x, int64_t n, const Family<T>& f) {
                 keep_sums(s, row, add_roughly(x, n, 1, s.t[row], f));
             });
-            rough = step_any(s, rough, NEAR);
+            rough = step_roughly<ANY>(s, rough, NEAR);
         }
     }
     alignas(64) T delta[MOST];
