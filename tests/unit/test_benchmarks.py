@@ -37,7 +37,7 @@ def test_maps(tmp_path: Path) -> None:
     files = ["--out", times, "--accuracy", errors]
     printed = run("maps.py", *shapes, *files, "--rounds", 3, "--few", 2, *([] if peer else ["--no-peer"]))
     rows = read(times)
-    place = ["group", "shape", "d", "input", "operation", "owner"]
+    place = ["group", "shape", "d", "input", "memory", "operation", "owner"]
     measured = ["forward_ms", "both_ms", "forward_to_dense", "both_to_dense", "forward_to_ours", "both_to_ours"]
     assert list(rows[0]) == [*place, *measured, "scaled", "rounds", *MACHINE]
     assert {r["group"] for r in rows} == {"maps", "learned", "losses"}
