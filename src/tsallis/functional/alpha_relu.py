@@ -12,7 +12,7 @@ from torch.autograd import Function
 
 from tsallis.functional.losses import check_reduction, class_rows, reduce
 from tsallis.functional.rows import alpha_number, as_rows, check_floating, result_dtype, widen
-from tsallis.kernels import autograd, cpu, dispatch
+from tsallis.kernels import autograd, cpu, dispatch, eager
 
 
 def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) -> Tensor:
@@ -38,7 +38,7 @@ def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) ->
     """
     eps = _eps(alpha)
     check_floating(scores)
-    return _power(_margin(widen(scores), eps, tau), eps).to(result_dtype(scores))
+    return eager.alpha_relu(widen(scores), eps, tau).to(result_dtype(scores))
 
 
 def alpha_relu_loss(
@@ -81,7 +81,11 @@ def alpha_relu_loss(
     if isinstance(tau, Tensor) and (tau.numel() != 1 or tau.dim() > 1):
         raise ValueError(f"tau must be one number, got a tensor of shape {tuple(tau.shape)}")
     fused = not (isinstance(tau, Tensor) or torch.compiler.is_compiling() or autograd.transforms_active())
-    loss = _Loss.apply(rows.scores, classes, eps, tau)[0] if fused else _loss(rows.scores, classes, eps, tau)
+    loss = (
+        _Loss.apply(rows.scores, classes, eps, tau)[0]
+        if fused
+        else eager.alpha_relu_loss(rows.scores, classes, eps, tau)[0]
+    )
     loss = loss.reshape(scores.shape[:-1])
     return reduce(loss, (classes >= 0).sum(), reduction).to(rows.dtype)
 
@@ -170,28 +174,6 @@ def _eps(alpha: float) -> float:
     return alpha - 1
 
 
-def _margin(scores: Tensor, eps: float, tau: float | Tensor) -> Tensor:
-    return eps * scores - (tau.to(scores) if isinstance(tau, Tensor) else tau)
-
-
-def _power(u: Tensor, eps: float) -> Tensor:
-    if eps == 0.5:
-        return u.relu().square()
-    if eps == 1.0:
-        return u.relu()
-    outside = u <= 0  # a NaN stays inside, and NaN
-    return torch.where(outside, 0, torch.where(outside, 1, u) ** (1 / eps))
-
-
-def _loss(scores: Tensor, target: Tensor, eps: float, tau: float | Tensor) -> Tensor:
-    """`sum r u / alpha + 1/(alpha eps) + tau/eps - z_y`: the loss without a difference of large numbers; [rows]."""
-    u = _margin(scores, eps, tau)
-    value = (_power(u, eps) * u.clamp(min=0)).sum(-1) / (1 + eps) + 1 / ((1 + eps) * eps)
-    shift = (tau.to(scores).squeeze() if isinstance(tau, Tensor) else tau) / eps
-    gold = scores.gather(-1, target.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    return torch.where(target >= 0, value + shift - gold, 0)
-
-
 class _Loss(Function):
     """The loss in two passes; a second derivative goes through the differentiable form."""
 
@@ -199,7 +181,7 @@ class _Loss(Function):
     def forward(scores: Tensor, target: Tensor, eps: float, tau: float) -> tuple[Tensor, Tensor | None]:
         if dispatch.compiled(scores, 1 + eps):
             return cpu.alpha_relu_loss(scores.contiguous(), target, 1 + eps, tau)
-        return _loss(scores, target, eps, tau), None
+        return eager.alpha_relu_loss(scores, target, eps, tau)[0], None
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None]) -> None:
@@ -224,7 +206,7 @@ class _Loss(Function):
 
 
 def _gradient(scores: Tensor, target: Tensor, eps: float, tau: float, grad: Tensor) -> Tensor:
-    values = _power(_margin(scores, eps, tau), eps)
+    values = eager.alpha_relu(scores, eps, tau)
     gold = target.clamp(min=0).unsqueeze(-1)
     values = values.scatter_add(-1, gold, torch.full_like(gold, -1, dtype=values.dtype))
     return torch.where((target >= 0).unsqueeze(-1), values * grad.unsqueeze(-1), 0)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tsallis.kernels import dispatch
+from tsallis.kernels import cpu, dispatch
 from tsallis.kernels.autograd import transforms_active
 
 Alpha = float | Tensor
@@ -87,10 +87,6 @@ def widen(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def result_dtype(scores: Tensor) -> torch.dtype:
     """The caller's dtype, or float32 for half precision under autocast, as softmax and cross_entropy have it."""
     if scores.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(scores.device.type):
@@ -111,13 +107,13 @@ def alpha_rows(alpha: Alpha, rows: Rows, ndim: int) -> Alpha:
     if not isinstance(alpha, Tensor):
         return alpha_number(alpha)
     if not alpha.is_floating_point():
-        alpha = alpha.to(_wide(rows.scores.dtype))
+        alpha = alpha.to(cpu.computed_in(rows.scores.dtype))
     one_number = alpha.numel() == 1 and alpha.dim() <= ndim
     if one_number and not alpha.requires_grad and not torch.compiler.is_compiling() and not transforms_active():
         return alpha_number(alpha.item())
     if alpha.dim() > ndim:
         raise ValueError(f"alpha of shape {tuple(alpha.shape)} has more dimensions than the scores, which have {ndim}")
-    alpha = alpha.to(device=rows.scores.device, dtype=_wide(rows.scores.dtype))
+    alpha = alpha.to(device=rows.scores.device, dtype=cpu.computed_in(rows.scores.dtype))
     if ndim == 0:
         return alpha.reshape(1, 1)
     alpha = alpha.reshape((1,) * (ndim - alpha.dim()) + alpha.shape).movedim(rows.dim, -1)

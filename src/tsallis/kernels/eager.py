@@ -191,6 +191,34 @@ def entropy_alpha_gradient(probs: Tensor, alpha: Alpha) -> Tensor:
     return first / (alpha * alpha) - second / alpha
 
 
+def alpha_relu(scores: Tensor, eps: float, tau: float | Tensor) -> Tensor:
+    """`[eps z - tau]_+^{1/eps}` of every score; NaN stays."""
+    return _relu_power(_relu_margin(scores, eps, tau), eps)
+
+
+def alpha_relu_loss(scores: Tensor, target: Tensor, eps: float, tau: float | Tensor) -> tuple[Tensor, Tensor]:
+    """`sum r u / alpha + 1/(alpha eps) + tau/eps - z_y` [rows], without a difference of large numbers; and r."""
+    u = _relu_margin(scores, eps, tau)
+    values = _relu_power(u, eps)
+    total = (values * u.clamp(min=0)).sum(-1) / (1 + eps) + 1 / ((1 + eps) * eps)
+    shift = (tau.to(scores).squeeze() if isinstance(tau, Tensor) else tau) / eps
+    gold = scores.gather(-1, target.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    return torch.where(target >= 0, total + shift - gold, 0), values
+
+
+def _relu_margin(scores: Tensor, eps: float, tau: float | Tensor) -> Tensor:
+    return eps * scores - (tau.to(scores) if isinstance(tau, Tensor) else tau)
+
+
+def _relu_power(u: Tensor, eps: float) -> Tensor:
+    if eps == 0.5:
+        return u.relu().square()
+    if eps == 1.0:
+        return u.relu()
+    outside = u <= 0  # a NaN stays inside, and NaN
+    return torch.where(outside, 0, torch.where(outside, 1, u) ** (1 / eps))
+
+
 def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
     r"""`min(1, exp_alpha(z - c))` with `c` such that each row sums to `budget`, or all 1 where fewer scores take part.
 

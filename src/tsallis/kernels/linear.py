@@ -65,12 +65,6 @@ def _plain(layer: Layer) -> Layer:
     return layer._replace(hidden=layer.hidden.contiguous(), weight=layer.weight.contiguous(), alpha=alpha)
 
 
-def relu(u: Tensor, eps: float) -> Tensor:
-    """`[u]_+^{1/eps}`; NaN stays."""
-    outside = u <= 0
-    return torch.where(outside, 0, torch.where(outside, 1, u) ** (1 / eps))
-
-
 def losses(layer: Layer, keep: bool) -> tuple[Tensor, Tensor | None, Kept | None]:
     """Losses [rows], their derivatives in alpha [rows, 1] where alpha is a tensor, and what the backward needs."""
     compiled, wide = layer.compiled(), cpu.computed_in(layer.hidden.dtype)
@@ -83,8 +77,8 @@ def losses(layer: Layer, keep: bool) -> tuple[Tensor, Tensor | None, Kept | None
         if buffer is None:
             buffer = layer.hidden.new_empty(rows, len(layer.weight))
         scores = chunk.scores(buffer[:rows])
-        found = _compiled_chunk(chunk, scores, many) if compiled else _eager_chunk(chunk, scores, many)
-        loss, slope, support, statistics = found
+        compute = _compiled_chunk if compiled else _eager_chunk
+        loss, slope, support, statistics = compute(chunk, scores, many, keep)
         each.append(loss)
         slopes.append(slope)
         if not keep:
@@ -110,15 +104,17 @@ def losses(layer: Layer, keep: bool) -> tuple[Tensor, Tensor | None, Kept | None
 
 
 def _compiled_chunk(
-    chunk: Layer, scores: Tensor, many: bool
+    chunk: Layer, scores: Tensor, many: bool, keep: bool
 ) -> tuple[Tensor, Tensor | None, Lists | None, Tensor | None]:
-    """Loss, its derivative in alpha, and lists with counts for offsets, or statistics where lists would be long."""
+    """Loss, its derivative in alpha, and to keep: lists with counts for offsets, or statistics instead of long ones."""
     slope = None
     if chunk.tau is None:
         loss, stats, slope = cpu.entmax_loss(scores, chunk.target, chunk.alpha, many)
     else:
         loss, stats = cpu.alpha_relu_loss(scores, chunk.target, cast(float, chunk.alpha), chunk.tau)
         stats[:, -1].masked_fill_(chunk.target < 0, 0)
+    if not keep:
+        return loss, slope, None, None
     counts = stats[:, -1].long()
     if int(counts.sum()) > SPARSE_SHARE * scores.numel() or bool(loss.isnan().any()):
         return loss, slope, None, stats
@@ -126,12 +122,16 @@ def _compiled_chunk(
     return loss, slope, Lists(counts, column, value), None
 
 
-def _eager_chunk(chunk: Layer, scores: Tensor, many: bool) -> tuple[Tensor, Tensor | None, Lists | None, None]:
+def _eager_chunk(
+    chunk: Layer, scores: Tensor, many: bool, keep: bool
+) -> tuple[Tensor, Tensor | None, Lists | None, None]:
     wide = scores.to(cpu.computed_in(scores.dtype))
     loss, probs = _eager_probs(chunk, wide)
     slope = eager.entropy_alpha_gradient(probs, chunk.alpha) if many else None
     if slope is not None:
         slope = torch.where((chunk.target < 0).unsqueeze(-1), 0, slope)
+    if not keep:
+        return loss, slope, None, None
     live = (probs != 0) & (chunk.target >= 0).unsqueeze(-1)
     counts = live.sum(-1)
     if int(counts.sum()) > SPARSE_SHARE * scores.numel() or bool(loss.isnan().any()):
@@ -142,21 +142,13 @@ def _eager_chunk(chunk: Layer, scores: Tensor, many: bool) -> tuple[Tensor, Tens
 
 def _eager_probs(chunk: Layer, scores: Tensor) -> tuple[Tensor, Tensor]:
     """Losses [rows] and all probabilities (alpha-ReLU: values) of scores; a row that counts for nothing has zeros."""
-    target, alpha, tau = chunk.target, chunk.alpha, chunk.tau
-    gold = scores.gather(-1, target.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    if tau is None:
-        loss, probs, packed = eager.entmax_loss(scores, target, alpha)
-        if packed is not None:
-            probs = packed.scatter(probs, scores)
-            probs = probs.masked_fill_(loss.isnan().unsqueeze(-1), torch.nan)
-        return loss, torch.where((scores.amax(-1, keepdim=True) == -torch.inf), 0, probs)
-    number = cast(float, alpha)
-    eps = number - 1
-    u = eps * scores - tau
-    probs = relu(u, eps)
-    total = (probs * u.clamp(min=0)).sum(-1)
-    loss = total / number + (1 / (number * eps) + tau / eps) - gold
-    return torch.where(target >= 0, loss, 0), probs
+    if chunk.tau is not None:
+        return eager.alpha_relu_loss(scores, chunk.target, cast(float, chunk.alpha) - 1, chunk.tau)
+    loss, probs, packed = eager.entmax_loss(scores, chunk.target, chunk.alpha)
+    if packed is not None:
+        probs = packed.scatter(probs, scores)
+        probs = probs.masked_fill_(loss.isnan().unsqueeze(-1), torch.nan)
+    return loss, torch.where((scores.amax(-1, keepdim=True) == -torch.inf), 0, probs)
 
 
 def gradients(
@@ -164,7 +156,6 @@ def gradients(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of hidden, weight and bias, of losses weighted by `weights` [rows]."""
     need_hidden, need_weight, need_bias = needed
-    classes = len(layer.weight)
     compiled = layer.compiled()
     # Lists have no place for rows of dense chunks: without a target those take no part in sums over lists.
     target = layer.target.clone()
@@ -185,7 +176,6 @@ def gradients(
             weight_grad.addmm_(dz.t(), chunk.hidden)
         if bias_grad is not None:
             bias_grad += dz.sum(0, dtype=bias_grad.dtype)
-    assert bias_grad is None or len(bias_grad) == classes
     dtype = layer.hidden.dtype
     return (
         hidden_grad,
@@ -252,14 +242,7 @@ def materialised(layer: Layer) -> Tensor:
     scores = scores.to(cpu.computed_in(scores.dtype))
     if layer.tau is None:
         return autograd.entmax_loss(scores, layer.target, layer.alpha)
-    return _relu_loss(scores, layer.target, cast(float, layer.alpha) - 1, layer.tau)
-
-
-def _relu_loss(scores: Tensor, target: Tensor, eps: float, tau: float) -> Tensor:
-    u = eps * scores - tau
-    value = (relu(u, eps) * u.clamp(min=0)).sum(-1) / (1 + eps) + 1 / ((1 + eps) * eps)
-    gold = scores.gather(-1, target.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    return torch.where(target >= 0, value + tau / eps - gold, 0)
+    return eager.alpha_relu_loss(scores, layer.target, cast(float, layer.alpha) - 1, layer.tau)[0]
 
 
 class _LinearLoss(Function):
