@@ -129,7 +129,7 @@ template <class T, class S> class Tile {
             return;
         }
         int64_t start[LANES<float>];
-        for (int64_t r = first; r < last; r++) start[r - first] = r / inner * d * inner + r % inner;
+        find_starts(first, last, start);
         for (int64_t j = 0; j < d; j++)
             for (int64_t k = 0; k < last - first; k++) tile[k * stride + j] = widen(base[start[k] + j * inner]);
     }
@@ -168,12 +168,18 @@ template <class T, class S> class Tile {
         if (inner == 1) return;
         S* base = (S*)memory;
         int64_t start[LANES<float>];
-        for (int64_t r = first; r < last; r++) start[r - first] = r / inner * d * inner + r % inner;
+        find_starts(first, last, start);
         for (int64_t j = 0; j < d; j++)
             for (int64_t k = 0; k < last - first; k++) narrow(tile[k * stride + j], base[start[k] + j * inner]);
     }
 
   private:
+    // Where the rows of a block begin in the tensor.
+    void find_starts(int64_t first, int64_t last, int64_t* start) const {
+        const int64_t inner = layout.inner;
+        for (int64_t r = first; r < last; r++) start[r - first] = r / inner * layout.d * inner + r % inner;
+    }
+
     template <class Visit> INLINE void in_groups(const T* support, Visit&& visit) const {
         constexpr int64_t GROUP = 2 * LANES<T>;
         for (int64_t i = 0; i < layout.d; i += GROUP) {
