@@ -258,11 +258,11 @@ def test_rows_along_the_middle_are_the_same_rows(d: int, inner: int, dtype: torc
     def flat(y: Tensor) -> Tensor:
         return y.transpose(1, 2).reshape(rows, d).contiguous()
 
-    p = cpu.entmax(x, alpha)
+    p = cpu.entmax(x, alpha, 1)
     assert p.shape == x.shape and torch.equal(flat(p), cpu.entmax(flat(x), alpha))
-    assert torch.equal(flat(cpu.entmax(x, 1.5)), cpu.entmax(flat(x), 1.5))
+    assert torch.equal(flat(cpu.entmax(x, 1.5, 1)), cpu.entmax(flat(x), 1.5))
     for need_alpha in (False, True):
-        found, found_alpha = cpu.entmax_gradient(p, g, alpha, need_alpha)
+        found, found_alpha = cpu.entmax_gradient(p, g, alpha, need_alpha, 1)
         expected, expected_alpha = cpu.entmax_gradient(flat(p), flat(g), alpha, need_alpha)
         assert torch.equal(flat(found), expected)
         if found_alpha is not None and expected_alpha is not None:
@@ -318,7 +318,7 @@ def test_threads_change_no_bit(shape: tuple[int, ...], own_threads: bool) -> Non
     alone = everything()
     try:
         if own_threads:  # as on a machine whose torch has no OpenMP runtime by the expected name
-            library.tsallis_set_parallel(None)
+            library.tsallis_set_parallel(None, None)
         torch.set_num_threads(2)
         together = everything()
     finally:
@@ -360,9 +360,9 @@ def test_broken_and_empty_rows(d: int, dtype: torch.dtype, strided: bool) -> Non
     good = ~(broken | empty)
     g = torch.randn(z.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     if strided:
-        p = cpu.entmax(z.T.unsqueeze(0).contiguous(), alpha)
-        dz, da = cpu.entmax_gradient(p, g.T.unsqueeze(0).contiguous(), alpha, True)
-        p, dz = p[0].T, dz[0].T
+        p = cpu.entmax(z.T.contiguous(), alpha, 0)
+        dz, da = cpu.entmax_gradient(p, g.T.contiguous(), alpha, True, 0)
+        p, dz = p.T, dz.T
     else:
         p = cpu.entmax(z, alpha)
         dz, da = cpu.entmax_gradient(p, g, alpha, True)
@@ -431,7 +431,7 @@ def test_nothing_is_read_or_written_behind_the_end(d: int, dtype: torch.dtype) -
 
     def call(name: str, alpha: Tensor, first: Tensor, *others: Tensor | float) -> None:
         given = [o if isinstance(o, float) else o.data_ptr() for o in others]
-        cpu._run(name, cpu._layout(first, alpha), first.data_ptr(), *given)
+        cpu._run(name, cpu._layout(first, alpha, 1), first.data_ptr(), *given)
 
     z, g = fenced(x.scores.to(dtype)), fenced(x.weights.to(dtype))
     alpha, target = fenced(x.alphas(dtype)), fenced(x.target)
@@ -484,11 +484,11 @@ def test_memory_around_the_results_is_left_alone(shape: tuple[int, ...], dtype: 
 
     target = torch.zeros(rows, dtype=torch.long)
     for alpha in ALPHAS:
-        layout = cpu._layout(z, alpha)
+        layout = cpu._layout(z, alpha, 1)
         memory = [guarded(size, dtype), guarded(size, dtype), guarded(rows, wide)]
         p, dz, da = (inside for _, inside in memory)
         cpu._run("map", layout, z.data_ptr(), p.data_ptr())
-        assert same(p.view(shape), cpu.entmax(z, alpha))
+        assert same(p.view(shape), cpu.entmax(z, alpha, 1))
         cpu._run("map_gradient", layout, p.data_ptr(), z.data_ptr(), dz.data_ptr(), da.data_ptr())
         if z.dim() == 2 and alpha > 1:
             memory += [guarded(rows, wide), guarded(rows * cpu.STATS, wide)]

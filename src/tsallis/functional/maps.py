@@ -9,10 +9,12 @@ from torch import Tensor
 
 from tsallis.functional.rows import (
     Alpha,
+    alpha_along,
     alpha_number,
     alpha_rows,
     as_rows,
     check_floating,
+    masked,
     result_dtype,
     uses_kernels,
     widen,
@@ -52,11 +54,33 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | 
         >>> entmax(torch.zeros(2, 3, 4), per_head).shape
         torch.Size([2, 3, 4])
     """
-    rows = as_rows(scores, dim, mask, uses_kernels(scores, alpha))
+    if uses_kernels(scores, alpha):
+        return _entmax_by_kernels(scores, alpha, dim, mask)
+    rows = as_rows(scores, dim, mask)
     alpha = alpha_rows(alpha, rows, scores.dim())
     if scores.numel() == 0:
         return scores.clone()
     return rows.restore(autograd.entmax(rows.scores, alpha))
+
+
+def _entmax_by_kernels(scores: Tensor, alpha: Alpha, dim: int, mask: Tensor | None) -> Tensor:
+    """The compiled kernels take any dtype, and rows along any dimension of contiguous scores, without a copy."""
+    d = scores.size(dim)
+    if mask is not None:
+        scores = masked(scores, mask)
+    if scores.dtype != result_dtype(scores):
+        scores = widen(scores)
+    last = scores.dim() - 1
+    place = dim % (last + 1)
+    if isinstance(alpha, Tensor):
+        shape = scores.shape
+        alpha = alpha_along(alpha, scores, [*shape[:place], *shape[place + 1 :], d], place, last + 1)
+    else:
+        alpha = float(alpha)
+    if scores.is_contiguous() or place == last:
+        return autograd.compiled_entmax(scores.contiguous(), alpha, -1 if place == last else place)
+    rows = scores.movedim(place, -1).contiguous()
+    return autograd.compiled_entmax(rows, alpha, -1).movedim(-1, place)
 
 
 def sparsemax(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,53 +18,40 @@ Alpha = float | Tensor
 class Rows(NamedTuple):
     """Scores as rows in the dtype of the computation, and the way back to the caller's layout."""
 
-    scores: Tensor  # [rows, d], float32 or float64; for the compiled kernels also half, and [outer, d, inner]
+    scores: Tensor  # [rows, d], float32 or float64; for the compiled kernels also half
     shape: torch.Size  # of the caller's tensor with `dim` moved last
     dim: int
     dtype: torch.dtype  # of the result
 
     def restore(self, rows: Tensor) -> Tensor:
-        if rows.dim() == 3:
-            return rows.reshape(_placed(self.shape, self.dim))
         return rows.reshape(self.shape).movedim(-1, self.dim).to(self.dtype)
 
 
-def _placed(moved: torch.Size, dim: int) -> list[int]:
-    """The shape of a tensor whose `dim` was moved last."""
-    shape = list(moved[:-1])
-    shape.insert(dim % len(moved), moved[-1])
-    return shape
-
-
 def as_rows(scores: Tensor, dim: int, mask: Tensor | None, compiled: bool = False) -> Rows:
-    """Rows of `scores` along `dim`; entries that `mask` leaves out are -inf.
-
-    The compiled kernels take half precision, and rows along any dimension, as they are.
-    """
+    """Rows of `scores` along `dim`; entries that `mask` leaves out are -inf. The compiled kernels take halves."""
     check_floating(scores)
     if mask is not None:
-        if mask.dtype != torch.bool:
-            raise TypeError(f"mask must be boolean (True takes part), got {mask.dtype}")
-        try:
-            scores = scores.masked_fill(~mask, -torch.inf)
-        except RuntimeError as error:
-            raise ValueError(
-                f"mask of shape {tuple(mask.shape)} can't be broadcast to scores of shape {tuple(scores.shape)}"
-            ) from error
-    moved = scores.reshape(1) if scores.dim() == 0 else scores.movedim(dim, -1)
+        scores = masked(scores, mask)
     if scores.dim() == 0:
         if dim not in (-1, 0):
             raise IndexError(f"dim must be -1 or 0 for a tensor without dimensions, got {dim}")
-        return Rows(widen(moved.reshape(1, 1)), scores.shape, 0, result_dtype(scores))
-    dtype = result_dtype(scores)
-    if compiled and moved.numel():
-        as_is = scores if dtype == scores.dtype else widen(scores)
-        if moved.stride(-1) != 1 and scores.is_contiguous():
-            inner = math.prod(scores.shape[dim % scores.dim() + 1 :])
-            return Rows(as_is.reshape(-1, moved.shape[-1], inner), moved.shape, dim, dtype)
-        return Rows(as_is.movedim(dim, -1).reshape(-1, moved.shape[-1]), moved.shape, dim, dtype)
+        return Rows(widen(scores.reshape(1, 1)), scores.shape, 0, result_dtype(scores))
+    moved = scores.movedim(dim, -1)
     rows = moved.reshape(-1, moved.shape[-1]) if moved.numel() else moved.reshape(0, max(moved.shape[-1], 1))
-    return Rows(widen(rows), moved.shape, dim, dtype)
+    dtype = result_dtype(scores)
+    return Rows(rows if compiled and dtype == rows.dtype else widen(rows), moved.shape, dim, dtype)
+
+
+def masked(scores: Tensor, mask: Tensor) -> Tensor:
+    """-inf where a boolean mask is False."""
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask must be boolean (True takes part), got {mask.dtype}")
+    try:
+        return scores.masked_fill(~mask, -torch.inf)
+    except RuntimeError as error:
+        raise ValueError(
+            f"mask of shape {tuple(mask.shape)} can't be broadcast to scores of shape {tuple(scores.shape)}"
+        ) from error
 
 
 def uses_kernels(scores: Tensor, alpha: Alpha) -> bool:
@@ -104,27 +92,33 @@ def alpha_number(alpha: float) -> float:
 
 def alpha_rows(alpha: Alpha, rows: Rows, ndim: int) -> Alpha:
     """Alpha as a checked float, or as a tensor [rows, 1]; `ndim` is the number of dimensions of the scores."""
+    return alpha_along(alpha, rows.scores, rows.shape, rows.dim, ndim)
+
+
+def alpha_along(alpha: Alpha, scores: Tensor, shape: Sequence[int], dim: int, ndim: int) -> Alpha:
+    """The same for scores of a shape with `dim` moved last."""
     if not isinstance(alpha, Tensor):
         return alpha_number(alpha)
+    dtype = cpu.computed_in(scores.dtype)
     if not alpha.is_floating_point():
-        alpha = alpha.to(cpu.computed_in(rows.scores.dtype))
+        alpha = alpha.to(dtype)
     one_number = alpha.numel() == 1 and alpha.dim() <= ndim
     if one_number and not alpha.requires_grad and not torch.compiler.is_compiling() and not transforms_active():
         return alpha_number(alpha.item())
     if alpha.dim() > ndim:
         raise ValueError(f"alpha of shape {tuple(alpha.shape)} has more dimensions than the scores, which have {ndim}")
-    alpha = alpha.to(device=rows.scores.device, dtype=cpu.computed_in(rows.scores.dtype))
+    alpha = alpha.to(device=scores.device, dtype=dtype)
     if ndim == 0:
         return alpha.reshape(1, 1)
-    alpha = alpha.reshape((1,) * (ndim - alpha.dim()) + alpha.shape).movedim(rows.dim, -1)
+    alpha = alpha.reshape((1,) * (ndim - alpha.dim()) + alpha.shape).movedim(dim, -1)
     if alpha.shape[-1] != 1:
         raise ValueError(
-            f"alpha must have size 1 along dim {rows.dim} of the scores: one alpha a row, got size {alpha.shape[-1]}"
+            f"alpha must have size 1 along dim {dim} of the scores: one alpha a row, got size {alpha.shape[-1]}"
         )
     try:
-        alpha = alpha.expand(*rows.shape[:-1], 1)
+        alpha = alpha.expand(*shape[:-1], 1)
     except RuntimeError as error:
         raise ValueError(
-            f"alpha of shape {tuple(alpha.shape)} can't be broadcast to rows of shape {tuple(rows.shape[:-1])}"
+            f"alpha of shape {tuple(alpha.shape)} can't be broadcast to rows of shape {tuple(shape[:-1])}"
         ) from error
     return alpha.reshape(-1, 1)

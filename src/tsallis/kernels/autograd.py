@@ -21,15 +21,20 @@ COMPILED = -1  # the `width` of what the compiled kernels computed: they keep no
 
 
 def entmax(scores: Tensor, alpha: Alpha, budget: float | None = None) -> Tensor:
-    """Probabilities of rows [rows, d]; `alpha` a float or [rows, 1]; under a budget they sum to it, each at most 1.
-
-    What the compiled kernels compute may be in half precision, and [outer, d, inner] with the rows along the middle.
-    """
+    """Probabilities of rows [rows, d]; `alpha` a float or [rows, 1]; under a budget they sum to it, each at most 1."""
     if torch.compiler.is_compiling():
         number, numbers = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
         return cast(Tensor, _CompiledMap.apply(scores, number, numbers, budget))
     function = _Map if transforms_active() else _DirectMap
     return cast(Tensor, function.apply(scores, alpha, budget)[0])
+
+
+def compiled_entmax(scores: Tensor, alpha: Alpha, dim: int) -> Tensor:
+    """By the compiled kernels (see `dispatch.compiled`): any shape, contiguous, along the last `dim` (-1) or one from 0.
+
+    No view is made on the way, and nothing done that small tensors would notice.
+    """
+    return cast(Tensor, _KernelMap.apply(scores, alpha, dim))
 
 
 def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> Tensor:
@@ -90,17 +95,9 @@ def _flat(alpha: Alpha) -> Alpha:
     return alpha.contiguous() if isinstance(alpha, Tensor) else alpha
 
 
-def _lengthwise(x: Tensor) -> Tensor:
-    """Rows [rows, d] in the dtype of the computation, of what the compiled kernels take: [outer, d, inner], half."""
-    x = x.transpose(1, 2).reshape(-1, x.shape[1]) if x.dim() == 3 else x
+def _wide(x: Tensor) -> Tensor:
+    """In the dtype of the computation: the compiled kernels take halves as they are."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def _as(rows: Tensor, like: Tensor) -> Tensor:
-    """The opposite: rows [rows, d] in the layout and dtype of a tensor."""
-    if like.dim() == 3:
-        rows = rows.reshape(like.shape[0], like.shape[2], like.shape[1]).transpose(1, 2)
-    return rows.to(like.dtype)
 
 
 class _Map(Function):
@@ -130,12 +127,9 @@ class _Map(Function):
         alpha, probs, position, slot = _saved(ctx)
         need_alpha = ctx.needs_input_grad[1]
         if differentiable(grad):
-            p, g = _lengthwise(probs), _lengthwise(grad)
-            dz, da = eager.pullback(p, g, alpha, need_alpha, ctx.saturates)
-            return _as(dz, probs), da, None
+            return *eager.pullback(probs, grad, alpha, need_alpha, ctx.saturates), None
         if ctx.width == COMPILED:
-            grad = grad.to(probs.dtype).contiguous()
-            return *cpu.entmax_gradient(probs, grad, _flat(alpha), need_alpha), None
+            return *cpu.entmax_gradient(probs, grad.contiguous(), _flat(alpha), need_alpha), None
         packed = None if position is None else Packed(position, slot, ctx.width)
         p, g = (probs, grad) if packed is None else (packed.gather(probs), packed.gather(grad))
         if need_alpha or ctx.saturates:
@@ -152,9 +146,7 @@ class _Map(Function):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor | None, alpha_tangent: Tensor | None, _: Any) -> tuple[Tensor, None, None, None]:
         alpha, probs, *_packed = _saved(ctx)
-        tangent = None if tangent is None else _lengthwise(tangent)
-        moved = eager.pushforward(_lengthwise(probs), tangent, alpha, alpha_tangent, ctx.saturates)
-        return _as(moved, probs), None, None, None
+        return eager.pushforward(probs, tangent, alpha, alpha_tangent, ctx.saturates), None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], scores: Tensor, alpha: Alpha, budget: float | None) -> Any:
@@ -176,6 +168,56 @@ class _DirectMap(Function):
 
     backward = _Map.backward
     jvp = _Map.jvp
+
+
+class _KernelMap(Function):
+    """Only what the compiled kernels need: of small tensors it is most of the time."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, alpha: Alpha, dim: int) -> Tensor:
+        if isinstance(alpha, Tensor):
+            alpha = alpha.contiguous()
+        probs = cpu.entmax(scores, alpha, dim)
+        ctx.alpha, ctx.dim = alpha, dim
+        if isinstance(alpha, Tensor):
+            ctx.alpha = None
+            ctx.save_for_backward(probs, alpha)
+            ctx.save_for_forward(probs, alpha)
+        else:
+            ctx.save_for_backward(probs)
+            ctx.save_for_forward(probs)
+        return probs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        probs, alpha = _KernelMap._saved(ctx)
+        need_alpha = ctx.needs_input_grad[1]
+        if differentiable(grad):
+            dz, da = eager.pullback(_KernelMap._rows(ctx, probs), _KernelMap._rows(ctx, grad), alpha, need_alpha, False)
+            return _KernelMap._restored(ctx, dz, probs), da, None
+        dz, da = cpu.entmax_gradient(probs, grad.to(probs.dtype).contiguous(), alpha, need_alpha, ctx.dim)
+        return dz, da, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor | None, alpha_tangent: Tensor | None, _: Any) -> Tensor:
+        probs, alpha = _KernelMap._saved(ctx)
+        rows = None if tangent is None else _KernelMap._rows(ctx, tangent)
+        moved = eager.pushforward(_KernelMap._rows(ctx, probs), rows, alpha, alpha_tangent, False)
+        return _KernelMap._restored(ctx, moved, probs)
+
+    @staticmethod
+    def _saved(ctx: Any) -> tuple[Tensor, Alpha]:
+        probs, *alpha = ctx.saved_tensors
+        return probs, alpha[0] if alpha else ctx.alpha
+
+    @staticmethod
+    def _rows(ctx: Any, x: Tensor) -> Tensor:
+        moved = x.movedim(ctx.dim, -1)
+        return _wide(moved.reshape(-1, moved.shape[-1]))
+
+    @staticmethod
+    def _restored(ctx: Any, rows: Tensor, like: Tensor) -> Tensor:
+        return rows.reshape(like.movedim(ctx.dim, -1).shape).movedim(-1, ctx.dim).to(like.dtype)
 
 
 class _Loss(Function):
@@ -206,7 +248,7 @@ class _Loss(Function):
         alpha, scores, target, probs, position, slot = _saved(ctx)
         need_alpha = ctx.needs_input_grad[2]
         if differentiable(grad):
-            dz, da = _loss_pullback(_lengthwise(scores), target, alpha, grad, need_alpha)
+            dz, da = _loss_pullback(_wide(scores), target, alpha, grad, need_alpha)
             return dz.to(scores.dtype), None, da
         if ctx.width == COMPILED:
             stats, alpha_grad = probs, position
@@ -229,8 +271,8 @@ class _Loss(Function):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor | None, _: Any, alpha_tangent: Tensor | None) -> tuple[Any, ...]:
         alpha, scores, target, *_probs = _saved(ctx)
-        scores = _lengthwise(scores)
-        tangent = None if tangent is None else _lengthwise(tangent)
+        scores = _wide(scores)
+        tangent = None if tangent is None else _wide(tangent)
         one = torch.ones_like(scores[:, 0])
         dz, da = _loss_pullback(scores, target, alpha, one, alpha_tangent is not None)
         result = torch.zeros_like(one)

@@ -73,9 +73,12 @@ def explain() -> str:
 
 
 def compiled(x: Tensor, alpha: Alpha) -> bool:
-    """Whether the compiled CPU kernels compute this."""
+    """Whether the compiled CPU kernels compute this; no alpha that they do needs another check."""
     if x.device.type != "cpu" or type(x) not in _PLAIN or x.dtype not in cpu.STORAGE or x.numel() == 0:
         return False
     if wanted() == "eager" or not cpu.status().available:
         return False
-    return alpha <= 2 if isinstance(alpha, float) else bool(alpha.detach().amax() <= 2)
+    if isinstance(alpha, float):
+        return 1 <= alpha <= 2
+    least, most = alpha.detach().aminmax()
+    return bool(least >= 1) and bool(most <= 2)

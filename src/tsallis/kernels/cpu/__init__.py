@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
@@ -112,7 +113,7 @@ def _load() -> tuple[Any, Status]:
         function.argtypes, function.restype = [POINTER(call), c_int], None
     library.tsallis_transpose.argtypes = [c_int32, c_int64, c_int64, *(c_void_p,) * 8]
     library.tsallis_transpose.restype = None
-    library.tsallis_set_parallel.argtypes = [c_void_p]
+    library.tsallis_set_parallel.argtypes = [c_void_p, c_void_p]
     threads = _share_threads(library)
     instructions = library.tsallis_isa().decode()
     return library, Status(True, f"compiled kernels, {instructions}, {threads}", instructions, str(path))
@@ -127,10 +128,11 @@ def _source_hash() -> str:
 def _share_threads(library: Any) -> str:
     """Hand the kernels the OpenMP runtime that torch has put into the process; tells whose threads they run on."""
     try:
-        parallel = ctypes.cast(ctypes.CDLL(None).GOMP_parallel, c_void_p)
+        process = ctypes.CDLL(None)
+        parallel, number = (ctypes.cast(f, c_void_p) for f in (process.GOMP_parallel, process.omp_get_thread_num))
     except (AttributeError, OSError, TypeError):
         return "threads of their own"
-    library.tsallis_set_parallel(parallel)
+    library.tsallis_set_parallel(parallel, number)
     return "torch's OpenMP threads"
 
 
@@ -149,35 +151,35 @@ def instructions() -> str:
     return str(_load()[0].tsallis_isa().decode())
 
 
-def _layout(x: Tensor, alpha: Alpha) -> _Layout:
-    """Rows [rows, d], or [outer, d, inner] along the middle; alphas [rows, 1] in the dtype of the computation."""
-    outer, d, inner = x.shape if x.dim() == 3 else (*x.shape, 1)
+def _layout(x: Tensor, alpha: Alpha, dim: int = -1) -> _Layout:
+    """Rows along the last dimension, or along `dim` from 0; alphas [rows, 1] in the dtype of the computation."""
+    d = x.shape[dim]
+    inner = 1 if dim == -1 else math.prod(x.shape[dim + 1 :])
     number, pointer = (alpha, None) if isinstance(alpha, float) else (0.0, alpha.data_ptr())
-    return _Layout(STORAGE[x.dtype], outer * inner, d, inner, number, pointer)
+    return _Layout(STORAGE[x.dtype], x.numel() // d, d, inner, number, pointer)
 
 
 def _run(name: str, *fields: Any) -> None:
     getattr(_load()[0], f"tsallis_{name}")(CALLS[name](*fields), torch.get_num_threads())
 
 
-def _rows(x: Tensor) -> int:
-    return x.numel() // x.shape[1]
-
-
-def entmax(scores: Tensor, alpha: Alpha) -> Tensor:
-    """Probabilities of rows [rows, d] or [outer, d, inner]; alpha a float or [rows, 1], from 1 to 2."""
+def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
+    """Probabilities along the last dimension, or along `dim` from 0; alpha a float or [rows, 1], from 1 to 2."""
     probs = torch.empty_like(scores)
-    _run("map", _layout(scores, alpha), scores.data_ptr(), probs.data_ptr())
+    _run("map", _layout(scores, alpha, dim), scores.data_ptr(), probs.data_ptr())
     return probs
 
 
-def entmax_gradient(probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool) -> tuple[Tensor, Tensor | None]:
+def entmax_gradient(
+    probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, dim: int = -1
+) -> tuple[Tensor, Tensor | None]:
     """Gradients of the scores, and of alpha [rows, 1]."""
     scores_grad = torch.empty_like(probs)
-    alpha_grad = torch.empty(_rows(probs), 1, dtype=computed_in(probs.dtype)) if need_alpha else None
+    layout = _layout(probs, alpha, dim)
+    alpha_grad = torch.empty(layout.rows, 1, dtype=computed_in(probs.dtype)) if need_alpha else None
     _run(
         "map_gradient",
-        _layout(probs, alpha),
+        layout,
         probs.data_ptr(),
         grad.data_ptr(),
         scores_grad.data_ptr(),

@@ -43,10 +43,12 @@ const Kernels* best() {
 
 const Kernels* kernels = best();
 
-// GOMP_parallel of the OpenMP runtime that torch has loaded: one pool of threads in the process, not two that wait for
-// each other. Null where there is none by that name.
+// GOMP_parallel and omp_get_thread_num of the OpenMP runtime that torch has loaded: one pool of threads in the process,
+// not two that wait for each other. Null where there is none by that name.
 typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);
+typedef int (*ThreadNumber)();
 Parallel runtime = nullptr;
+ThreadNumber thread_number = nullptr;
 
 struct Scratch {
     void* memory = nullptr;
@@ -55,22 +57,35 @@ struct Scratch {
 };
 thread_local Scratch scratch;
 
+constexpr int MOST_THREADS = 128;
+
 template <class Call> using Work = void (*)(const Call*, int64_t first, int64_t last);
 
+// Each thread has a share of consecutive rows, as torch's own operations divide them, so that it finds in its core's
+// cache what it wrote there. It takes its share in turns; when done, it takes turns of the others': a thread that is
+// held up holds up no other for long.
 template <class Call> struct Job {
     Work<Call> work;
     const Call* call;
-    int64_t rows, grain;
-    std::atomic<int64_t> next;
+    int64_t rows, share, grain;
+    int threads;
+    struct alignas(64) Share {
+        std::atomic<int64_t> taken{0};
+    };
+    Share shares[MOST_THREADS];
 
-    static void take_turns(void* argument) {
-        Job& job = *(Job*)argument;
-        for (;;) {
-            int64_t first = job.next.fetch_add(job.grain);
-            if (first >= job.rows) return;
-            job.work(job.call, first, first + job.grain < job.rows ? first + job.grain : job.rows);
+    void run(int own) {
+        for (int k = 0; k < threads; k++) {
+            const int whose = (own + k) % threads;
+            const int64_t start = whose * share, end = start + share < rows ? start + share : rows;
+            for (;;) {
+                const int64_t first = start + shares[whose].taken.fetch_add(grain);
+                if (first >= end) break;
+                work(call, first, first + grain < end ? first + grain : end);
+            }
         }
     }
+    static void take_part(void* argument) { ((Job*)argument)->run(thread_number()); }
 };
 
 constexpr int64_t WORTH_A_THREAD = 16384;  // elements: less is done before a second thread wakes
@@ -80,14 +95,16 @@ void over_rows(Work<Call> work, const Call* call, int64_t rows, int64_t width, i
     const int64_t worth = rows * width / WORTH_A_THREAD;
     if (threads > worth) threads = (int)worth;
     if (threads <= 1) return work(call, 0, rows);
-    // Some twenty turns a thread, in whole blocks: a thread that is held up holds up no other for long.
-    int64_t grain = rows / (threads * 20);
-    grain = grain < together ? together : grain / together * together;
-    Job<Call> job{work, call, rows, grain, {0}};
-    if (runtime) return runtime(Job<Call>::take_turns, &job, (unsigned)threads, 0);
+    if (threads > MOST_THREADS) threads = MOST_THREADS;
+    Job<Call> job;
+    job.work = work, job.call = call, job.rows = rows, job.threads = threads;
+    job.share = (rows + threads - 1) / threads;
+    const int64_t turn = job.share / 10;
+    job.grain = turn < together ? together : turn / together * together;
+    if (runtime) return runtime(Job<Call>::take_part, &job, (unsigned)threads, 0);
     std::vector<std::thread> others;
-    for (int k = 1; k < threads; k++) others.emplace_back(Job<Call>::take_turns, &job);
-    Job<Call>::take_turns(&job);
+    for (int k = 1; k < threads; k++) others.emplace_back([&job, k] { job.run(k); });
+    job.run(0);
     for (auto& other : others) other.join();
 }
 
@@ -129,7 +146,9 @@ void* scratch_memory(int64_t bytes) {
 EXPORT int32_t tsallis_abi() { return 2; }
 EXPORT const char* tsallis_source() { return TSALLIS_SOURCE; }
 EXPORT const char* tsallis_isa() { return kernels->name; }
-EXPORT void tsallis_set_parallel(void* parallel) { runtime = (Parallel)parallel; }
+EXPORT void tsallis_set_parallel(void* parallel, void* number) {
+    runtime = (Parallel)parallel, thread_number = (ThreadNumber)number;
+}
 
 // For tests: use another instruction set that this machine has. Returns 0 if it has not.
 EXPORT int32_t tsallis_use_isa(const char* name) {

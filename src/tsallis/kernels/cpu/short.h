@@ -1,0 +1,218 @@
+// Short rows, on their side: vector j holds entry j of a whole vector of rows.
+//
+// A row of a few dozen entries leaves vectors part empty, takes as long to add up across its lanes as to compute, and
+// ends in branches that no machine predicts. A row a lane has none of that. Each lane's steps are its own: what a row
+// becomes does not depend on the rows beside it.
+
+#pragma once
+
+#include "solve.h"
+
+namespace {
+
+// LANES rows in, LANES columns out: column c of row r goes from rows[r] to lane r of vector c.
+template <class T> INLINE void transpose(const Vec<T>* rows, Vec<T>* columns) {
+    constexpr int N = LANES<T>;
+    for (int c = 0; c < N; c++)
+        for (int r = 0; r < N; r++) columns[c][r] = rows[r][c];
+}
+#if defined(__AVX512F__)
+template <> INLINE void transpose<float>(const F* rows, F* columns) {
+    __m512 a[16], b[16];
+    for (int i = 0; i < 8; i++) {  // pairs of rows
+        a[2 * i] = _mm512_unpacklo_ps((__m512)rows[2 * i], (__m512)rows[2 * i + 1]);
+        a[2 * i + 1] = _mm512_unpackhi_ps((__m512)rows[2 * i], (__m512)rows[2 * i + 1]);
+    }
+    for (int i = 0; i < 4; i++) {  // fours: b[4 i + k] has columns k, 4 + k, 8 + k, 12 + k of rows 4 i, ...
+        for (int k = 0; k < 2; k++) {
+            __m512d low = _mm512_castps_pd(a[4 * i + k]), high = _mm512_castps_pd(a[4 * i + 2 + k]);
+            b[4 * i + 2 * k] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+            b[4 * i + 2 * k + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+        }
+    }
+    for (int k = 0; k < 4; k++) {
+        __m512 even = _mm512_shuffle_f32x4(b[k], b[4 + k], 0x88), odd = _mm512_shuffle_f32x4(b[k], b[4 + k], 0xdd);
+        __m512 even2 = _mm512_shuffle_f32x4(b[8 + k], b[12 + k], 0x88), odd2 = _mm512_shuffle_f32x4(b[8 + k], b[12 + k], 0xdd);
+        columns[k] = (F)_mm512_shuffle_f32x4(even, even2, 0x88);
+        columns[8 + k] = (F)_mm512_shuffle_f32x4(even, even2, 0xdd);
+        columns[4 + k] = (F)_mm512_shuffle_f32x4(odd, odd2, 0x88);
+        columns[12 + k] = (F)_mm512_shuffle_f32x4(odd, odd2, 0xdd);
+    }
+}
+#elif defined(__AVX2__)
+template <> INLINE void transpose<float>(const F* rows, F* columns) {
+    __m256 a[8], b[8];
+    for (int i = 0; i < 4; i++) {
+        a[2 * i] = _mm256_unpacklo_ps((__m256)rows[2 * i], (__m256)rows[2 * i + 1]);
+        a[2 * i + 1] = _mm256_unpackhi_ps((__m256)rows[2 * i], (__m256)rows[2 * i + 1]);
+    }
+    for (int i = 0; i < 2; i++) {
+        for (int k = 0; k < 2; k++) {
+            __m256d low = _mm256_castps_pd(a[4 * i + k]), high = _mm256_castps_pd(a[4 * i + 2 + k]);
+            b[4 * i + 2 * k] = _mm256_castpd_ps(_mm256_unpacklo_pd(low, high));
+            b[4 * i + 2 * k + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(low, high));
+        }
+    }
+    for (int k = 0; k < 4; k++) {
+        columns[k] = (F)_mm256_permute2f128_ps(b[k], b[4 + k], 0x20);
+        columns[4 + k] = (F)_mm256_permute2f128_ps(b[k], b[4 + k], 0x31);
+    }
+}
+#endif
+
+constexpr int64_t SHORT = 64;  // the longest rows that are solved so
+
+template <class T> constexpr bool TURNED = LANES<T> == MOST;  // a vector holds a row of the block in each lane
+
+// Rows of d scores to columns: vector j of x gets entry j of each row. Returns the maxima, of all and of every GROUPS-th.
+constexpr int GROUPS = 8;
+template <class T> INLINE Vec<T> turn(const T* const* z, int rows, int64_t d, Vec<T>* x, Vec<T>* groups) {
+    constexpr int N = LANES<T>;
+    for (int k = 0; k < GROUPS; k++) groups[k] = fill((T)-INFINITY);
+    for (int64_t c = 0; c < d; c += N) {
+        Vec<T> in[N], out[N];
+        // Lanes without a row follow the first one's.
+        if (c + N <= d) for (int r = 0; r < N; r++) in[r] = load(z[r < rows ? r : 0] + c);
+        else for (int r = 0; r < N; r++) in[r] = load_part(z[r < rows ? r : 0] + c, d - c, (T)-INFINITY);
+        transpose<T>(in, out);
+        for (int k = 0; k < N; k++) {
+            x[c + k] = out[k];
+            groups[k % GROUPS] = larger(out[k], groups[k % GROUPS]);
+        }
+    }
+    Vec<T> top = groups[0];
+    for (int k = 1; k < GROUPS; k++) top = larger(groups[k], top);
+    return top;
+}
+
+// Columns of probabilities times scale, back to rows: place(row) says where, finish(row) is called when it is written.
+template <class T, class Place, class Finish>
+INLINE void turn_back(const Vec<T>* p, Vec<T> scale, int rows, int64_t d, Place&& place, Finish&& finish) {
+    constexpr int N = LANES<T>;
+    for (int64_t c = 0; c < d; c += N) {
+        Vec<T> in[N], out[N];
+        for (int k = 0; k < N; k++) in[k] = p[c + k] * scale;
+        transpose<T>(in, out);
+        if (c + N <= d) for (int r = 0; r < rows; r++) store(place(r) + c, out[r]);
+        else for (int r = 0; r < rows; r++) store_part(place(r) + c, d - c, out[r]);
+    }
+    for (int r = 0; r < rows; r++) finish(r);
+}
+
+template <class T> struct Lanes {  // a row a lane
+    Vec<T> eps, b, highest, reach, t, fine, low, high;
+};
+
+// Sums over n columns at the lanes' thresholds; with KEEP the probabilities are left in p.
+template <Kind K, bool KEEP, class T>
+INLINE State<T> column_sums(const Vec<T>* x, int64_t n, const Lanes<T>& a, const Family<T>& f, Vec<T>* p, Vec<T>* fourth) {
+    const Threshold<T, Vec<T>> at{a.t, a.fine};
+    Sums<T> total[2];
+    auto add = [&](int64_t j, Sums<T>& s) { add_one<K, T, KEEP>(x[j], at, f, a.b, s, (T*)(p + j)); };
+    int64_t j = 0;
+    for (; j + 2 <= n; j += 2) add(j, total[0]), add(j + 1, total[1]);
+    if (j < n) add(j, total[0]);
+    total[0].add(total[1]);
+    if (fourth) *fourth = total[0].w;
+    return {total[0].p, total[0].q, total[0].r, total[0].p - (T)1};
+}
+
+template <class T> INLINE State<T> rough_column_sums(const Vec<T>* x, int64_t n, const Lanes<T>& a) {
+    Vec<T> total = {}, q = {}, r = {};
+    const Vec<T> below = a.t - (T)1;
+    for (int64_t j = 0; j < n; j++) {
+        Vec<T> u = x[j] - below, inside = larger(u, fill((T)1e-20));
+        Vec<T> p = rough_power(inside, a.b), inv = about_inverse(inside);
+        p = u > (T)1e-20 ? p : Vec<T>{};
+        total += p;
+        p *= inv, q += p;
+        p *= inv, r += p;
+    }
+    return {total, q, r, total - (T)1};
+}
+
+template <class T> INLINE void move(Lanes<T>& a, Ints<T> live, Vec<T> step) {
+    const Vec<T> by = a.fine + step, wanted = a.t + by, next = larger(smaller(wanted, a.high), a.low);
+    const Vec<T> rest = next == wanted ? (a.t - next) + by : Vec<T>{};
+    a.t = live ? next : a.t;
+    a.fine = live ? rest : a.fine;
+}
+
+// The probabilities of rows of one kind, those of WHOLE of one family; scratch: x and p, each of padded rows.
+template <Kind K, class T, class Place, class Finish>
+void map_short(Rows<T>& s, const T* const* z, Place&& place, Finish&& finish) {
+    constexpr bool FAST = K == ANY;
+    constexpr T NEAR = (T)0.2;
+    const int64_t d = s.d;
+    const Family<T>& f = s.family[0];
+    Vec<T>*x = (Vec<T>*)s.x, *p = (Vec<T>*)s.p, groups[GROUPS];
+    Lanes<T> a;
+    for (int r = 0; r < LANES<T>; r++) {
+        const Family<T>& own = s.family[r < s.rows ? r : 0];
+        a.eps[r] = own.eps, a.b[r] = own.b, a.highest[r] = own.highest, a.reach[r] = own.reach;
+    }
+    const Vec<T> top = turn(z, s.rows, d, x, groups), shift = top == (T)-INFINITY ? Vec<T>{} : top;
+    for (int64_t j = 0; j < d; j++) x[j] = larger(fill(OUTSIDE<T>), (x[j] - shift) * a.eps);  // a NaN stays
+    a.t = a.fine = a.low = Vec<T>{};
+    a.high = a.highest;
+    const Ints<T> some = top > (T)-INFINITY;
+    if (d > 2 * GROUPS) {
+        // The threshold of any subset of a row is at most the row's: the groups' maxima give a first guess.
+        for (auto& g : groups) g = larger((g - shift) * a.eps, fill(OUTSIDE<T>));
+        for (int round = 0; round < 2; round++) {
+            State<T> now;
+            if constexpr (FAST) now = rough_column_sums(groups, GROUPS, a);
+            else now = column_sums<K, false>(groups, GROUPS, a, f, p, nullptr);
+            move(a, some & (now.excess > 0), newton_step<K, T, true>(now, a.eps, a.b));
+        }
+        a.fine = Vec<T>{};
+    }
+    Vec<T> mass = {};
+    Ints<T> open = ~Ints<T>{};
+    if constexpr (FAST) {
+        for (int round = 0; round < 12; round++) {
+            const State<T> now = rough_column_sums(x, d, a);
+            move(a, some & open, newton_step<ANY, T>(now, a.eps, a.b));
+            open = some & open & (absolute(now.excess) > NEAR);
+            if (!bits(open)) break;
+        }
+        open = ~Ints<T>{};
+    }
+    Ints<T> shifted = {};
+    Vec<T> delta = {};
+    for (int round = 0; round < 40; round++) {
+        Vec<T> fourth;
+        const State<T> now = column_sums<K, true>(x, d, a, f, p, &fourth);
+        mass = open ? now.mass : mass;
+        Ints<T> more = some & open & (absolute(now.excess) > Limits<T>::ENOUGH);
+        if constexpr (FAST) {
+            a.low = open & (now.excess > 0) ? larger(a.low, a.t) : a.low;
+            a.high = open & (now.excess < 0) ? smaller(a.high, a.t) : a.high;
+            // The root of the cubic that the sums are the coefficients of, if it is near enough for the series.
+            const Vec<T> root = root_of_series(now, a.b, fourth);
+            const Ints<T> near = more & (a.b >= 2) & (absolute(root) < a.reach);
+            delta = near ? root : delta;
+            shifted |= near;
+            more &= ~near;
+        }
+        if (!bits(more)) break;
+        move(a, more, newton_step<K, T>(now, a.eps, a.b));
+        open = more;
+    }
+    if (FAST && bits(shifted)) {
+        const Threshold<T, Vec<T>> at{a.t, a.fine};
+        const Vec<T> b = a.b, c2 = b * (b - (T)1) / (T)2, c3 = c2 * (b - (T)2) / (T)3;
+        Vec<T> even = {}, odd = {};
+        for (int64_t j = 0; j < d; j++) {
+            const Vec<T> r = smaller(delta * inverse(larger(at.over(x[j]), fill((T)1e-6))), fill((T)1));
+            p[j] *= positive((T)1 - r * (b - r * (c2 - r * c3)));
+            (j & 1 ? odd : even) += p[j];
+        }
+        mass = shifted ? even + odd : mass;
+    }
+    mass = some | (mass != mass) ? mass : Vec<T>{} + (T)1;
+    const Vec<T> scale = (T)1 / mass;
+    turn_back(p, scale, s.rows, d, place, finish);
+}
+
+}  // namespace
