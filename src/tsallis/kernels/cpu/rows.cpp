@@ -1,6 +1,7 @@
 // The row kernels for one instruction set, TSALLIS_ISA: maps, losses and their gradients on ranges of rows.
 
 #include "api.h"
+#include "short.h"
 #include "simd.h"
 #include "solve.h"
 #include "storage.h"
@@ -41,13 +42,17 @@ template <class T, class Visit>
 void in_blocks(const Layout& layout, Family<T>* families, int64_t first, int64_t last, Visit&& visit) {
     const int64_t together = rows_together(layout.d);
     Family<T> latest = family<T>(alpha_of<T>(layout, first), layout.d);
+    for (int k = 0; k < together; k++) families[k] = latest;
     for (int64_t begin = first; begin < last;) {
-        int64_t end = begin;
-        for (; end < last && end - begin < together; end++) {
-            double alpha = alpha_of<T>(layout, end);
+        int64_t end = smaller(begin + together, last);
+        for (int64_t row = begin; layout.alphas && row < end; row++) {
+            const double alpha = alpha_of<T>(layout, row);
             if (alpha != latest.alpha) latest = family<T>(alpha, layout.d);
-            if (end > begin && latest.kind != families[0].kind) break;
-            families[end - begin] = latest;
+            Family<T>& own = families[row - begin];
+            // Alphas come in runs: most rows find their family where the block before left it.
+            if (own.alpha != alpha) own = latest;
+            const bool same = own.kind == families[0].kind && (layout.d > SHORT || own.n == families[0].n);
+            if (!same) end = row;
         }
         visit(families[0].kind, begin, end);
         begin = end;
@@ -135,6 +140,8 @@ template <class T> INLINE void unpack(const T* z, int64_t d, T shift, T above, c
 // The rows' probabilities, each written where place(row) says and then finish(row)ed.
 template <Kind K, class T, class Place, class Finish>
 void map_rows(Rows<T>& s, const T* const* z, Place&& place, Finish&& finish) {
+    if constexpr (K != SOFTMAX && TURNED<T>)
+        if (s.d <= SHORT) return map_short<K>(s, z, place, finish);
     if constexpr (K != SOFTMAX) solve<K>(s, z);
     for (int row = 0; row < s.rows; row++) {
         T* p = place(row);
@@ -161,13 +168,15 @@ template <class T, class S> void map_range(const MapCall& call, int64_t first, i
         in.read(call.scores, begin, end, z);
         block.rows.rows = (int)(end - begin);
         auto place = [&](int row) { return out.place(call.probs, begin, begin + row); };
-        auto finish = [&](int row) { out.finish_row(call.probs, begin + row); };
+        auto finish = [&](int row) { out.finish_row(call.probs, begin, begin + row); };
         BY_KIND(kind, map_rows<K>(block.rows, z, place, finish))
         out.finish_block(call.probs, begin, end);
     });
 }
 
 // ---- their gradients ------------------------------------------------------------------------------------------------
+
+template <class T> INLINE bool needs_power(Kind kind, const Family<T>& f) { return kind == ANY || (kind == WHOLE && f.n != 4); }
 
 // s = p^(2 - alpha), where p > 0
 template <Kind K, class T> INLINE Vec<T> slope(Vec<T> p, const Family<T>& f) {
@@ -302,6 +311,65 @@ void gradient_of_support(const T* p, const T* g, int64_t d, const Family<T>& f, 
     }
 }
 
+// The same of a block of short rows: what is added across lanes, and divided, is so for all of them at once.
+template <Kind K, class T, class Place>
+void gradient_of_rows(Rows<T>& b, const T* const* p, const T* const* g, T* dalpha, Place&& place) {
+    constexpr int N = LANES<T>;
+    constexpr bool DEAR = K == WHOLE || K == ANY;
+    const int64_t d = b.d;
+    alignas(64) T delta[MOST], slopes[MOST];
+    Vec<T> total[MOST] = {}, weighted[MOST] = {};
+    for (int r = 0; r < b.rows; r++) {
+        const Family<T>& f = b.family[r];
+        T *s = b.x + r * b.stride, *bend = b.p + r * b.stride;
+        const T* grad = g[r];
+        Vec<T> all = {}, of_grad = {};
+        for (int64_t i = 0; i < d; i += N) {
+            const Vec<T> v = load_row(p[r], i, d, (T)0);
+            Vec<T> one = {};
+            if (!DEAR || beyond<T>(v, Vec<T>{})) {
+                if (dalpha) {
+                    const Vec<T> log_p = log_(larger(v, fill((T)1.2e-38)));
+                    if constexpr (DEAR) one = v > 0 ? exp_(log_p * (T)(2 - f.alpha)) : Vec<T>{};
+                    else one = slope<K>(v, f);
+                    store(bend + i, curvature(v, one, log_p, K == SOFTMAX ? 0 : f.eps));
+                } else {
+                    one = slope<K>(v, f);
+                }
+            } else if (dalpha) {
+                store(bend + i, Vec<T>{});
+            }
+            store(s + i, one);
+            all += one, of_grad += one * load_row(grad, i, d, (T)0);
+        }
+        total[r] = all, weighted[r] = of_grad;
+    }
+    for (int first = 0; first < b.rows; first += N) {
+        const Vec<T> mass = sums_of<T>(total + first), sum = sums_of<T>(weighted + first);
+        store(delta + first, mass > 0 ? sum / mass : Vec<T>{});
+    }
+    for (int r = 0; r < b.rows; r++) {
+        T *s = b.x + r * b.stride, *bend = b.p + r * b.stride, *dz = place(r);
+        const T *grad = g[r], less = delta[r];
+        Vec<T> slope = {};
+        for (int64_t i = 0; i < d; i += N) {
+            const Vec<T> centred = load_row(grad, i, d, (T)0) - less;
+            if (dalpha) slope -= load(bend + i) * centred;
+            store_row(dz, i, d, load(s + i) * centred);
+        }
+        weighted[r] = slope;
+    }
+    if (dalpha) {
+        for (int first = 0; first < b.rows; first += N) store(slopes + first, sums_of<T>(weighted + first));
+        for (int r = 0; r < b.rows; r++) dalpha[r] = slopes[r];
+    }
+    for (int r = 0; r < b.rows; r++)
+        if (p[r][0] != p[r][0]) {  // all of such a row is NaN
+            fill_row(place(r), d, (T)NAN);
+            if (dalpha) dalpha[r] = (T)NAN;
+        }
+}
+
 template <class T, class S> void map_gradient_range(const MapGradientCall& call, int64_t first, int64_t last) {
     const int64_t d = call.layout.d;
     Block<T> block(call.layout, 3);
@@ -310,18 +378,26 @@ template <class T, class S> void map_gradient_range(const MapGradientCall& call,
     T *ps = block.rows.x, *gs = block.rows.p, *ss = block.spare;
     in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         const T *p[MOST], *g[MOST];
-        const bool whole = call.layout.inner > 1;  // rows along another dimension are copied together, others singly
-        const bool sparse = !whole && kind != SOFTMAX && d >= SPARSE_FROM;
+        const bool together = d <= SHORT;
+        // Short rows, and rows along another dimension, are copied together, others singly.
+        const bool whole = call.layout.inner > 1 || together;
         if (whole) p_tile.read(call.probs, begin, end, p), g_tile.read(call.grad, begin, end, g);
+        if (together) {
+            block.rows.rows = (int)(end - begin);
+            T* dalpha = call.alpha_grad ? (T*)call.alpha_grad + begin : nullptr;
+            auto place = [&](int row) { return out.place(call.scores_grad, begin, begin + row); };
+            BY_KIND(kind, gradient_of_rows<K>(block.rows, p, g, dalpha, place))
+            for (int64_t row = begin; row < end; row++) out.finish_row(call.scores_grad, begin, row);
+            return out.finish_block(call.scores_grad, begin, end);
+        }
         for (int64_t row = begin; row < end; row++) {
             const int k = whole ? (int)(row - begin) : 0;
             if (!whole) p_tile.read(call.probs, row, row + 1, p);
-            if (sparse) g[0] = g_tile.read_around(p[0], call.grad, row);
-            else if (!whole) g_tile.read(call.grad, row, row + 1, g);
+            if (!whole) g_tile.read(call.grad, row, row + 1, g);
             const Family<T>& f = block.family[row - begin];
             T* dz = out.place(call.scores_grad, begin, row);
             T* dalpha = call.alpha_grad ? (T*)call.alpha_grad + row : nullptr;
-            const bool cheap = kind != ANY && !(kind == WHOLE && f.n != 4) && !dalpha;
+            const bool cheap = !needs_power(kind, f) && !dalpha;
             if (p[k][0] != p[k][0]) {  // all of such a row is NaN
                 fill_row(dz, d, (T)NAN);
                 if (dalpha) *dalpha = (T)NAN;
@@ -330,8 +406,7 @@ template <class T, class S> void map_gradient_range(const MapGradientCall& call,
             } else {
                 BY_KIND(kind, gradient_of_support<K>(p[k], g[k], d, f, dz, dalpha, ps, gs, ss))
             }
-            if (sparse) out.finish_around(p[0], call.scores_grad, row);
-            else out.finish_row(call.scores_grad, row);
+            out.finish_row(call.scores_grad, begin, row);
         }
         out.finish_block(call.scores_grad, begin, end);
     });
@@ -462,7 +537,7 @@ template <class T, class S> void loss_gradient_range(const LossGradientCall& cal
                 BY_KIND(kind, emit<K>(z, d, stats[0], at, scale * weight, block.family[r - begin], dz))
                 dz[y] -= weight;
             }
-            out.finish_row(call.scores_grad, r);
+            out.finish_row(call.scores_grad, begin, r);
         }
     });
 }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "solve.h"
+#include "storage.h"
 
 namespace {
 
@@ -60,8 +61,6 @@ template <> INLINE void transpose<float>(const F* rows, F* columns) {
 }
 #endif
 
-constexpr int64_t SHORT = 64;  // the longest rows that are solved so
-
 template <class T> constexpr bool TURNED = LANES<T> == MOST;  // a vector holds a row of the block in each lane
 
 // Rows of d scores to columns: vector j of x gets entry j of each row. Returns the maxima, of all and of every GROUPS-th.
@@ -72,8 +71,10 @@ template <class T> INLINE Vec<T> turn(const T* const* z, int rows, int64_t d, Ve
     for (int64_t c = 0; c < d; c += N) {
         Vec<T> in[N], out[N];
         // Lanes without a row follow the first one's.
-        if (c + N <= d) for (int r = 0; r < N; r++) in[r] = load(z[r < rows ? r : 0] + c);
-        else for (int r = 0; r < N; r++) in[r] = load_part(z[r < rows ? r : 0] + c, d - c, (T)-INFINITY);
+        for (int r = 0; r < N; r++) {
+            const T* row = z[r < rows ? r : 0] + c;
+            in[r] = c + N <= d ? load(row) : load_part(row, d - c, (T)-INFINITY);
+        }
         transpose<T>(in, out);
         for (int k = 0; k < N; k++) {
             x[c + k] = out[k];
@@ -93,8 +94,10 @@ INLINE void turn_back(const Vec<T>* p, Vec<T> scale, int rows, int64_t d, Place&
         Vec<T> in[N], out[N];
         for (int k = 0; k < N; k++) in[k] = p[c + k] * scale;
         transpose<T>(in, out);
-        if (c + N <= d) for (int r = 0; r < rows; r++) store(place(r) + c, out[r]);
-        else for (int r = 0; r < rows; r++) store_part(place(r) + c, d - c, out[r]);
+        for (int r = 0; r < rows; r++) {
+            if (c + N <= d) store(place(r) + c, out[r]);
+            else store_part(place(r) + c, d - c, out[r]);
+        }
     }
     for (int r = 0; r < rows; r++) finish(r);
 }
@@ -117,16 +120,38 @@ INLINE State<T> column_sums(const Vec<T>* x, int64_t n, const Lanes<T>& a, const
     return {total[0].p, total[0].q, total[0].r, total[0].p - (T)1};
 }
 
-template <class T> INLINE State<T> rough_column_sums(const Vec<T>* x, int64_t n, const Lanes<T>& a) {
+// Nearly the same for ANY, as add_roughly has it; n is the whole part of every lane's b, 0 where that is above 20.
+template <class T> INLINE State<T> rough_column_sums(const Vec<T>* x, int64_t count, const Lanes<T>& a, int n) {
     Vec<T> total = {}, q = {}, r = {};
     const Vec<T> below = a.t - (T)1;
-    for (int64_t j = 0; j < n; j++) {
-        Vec<T> u = x[j] - below, inside = larger(u, fill((T)1e-20));
-        Vec<T> p = rough_power(inside, a.b), inv = about_inverse(inside);
-        p = u > (T)1e-20 ? p : Vec<T>{};
-        total += p;
-        p *= inv, q += p;
-        p *= inv, r += p;
+    if (n == 0) {
+        for (int64_t j = 0; j < count; j++) {
+            Vec<T> u = x[j] - below, inside = larger(u, fill((T)1e-20));
+            Vec<T> p = rough_power(inside, a.b), inv = about_inverse(inside);
+            p = u > (T)1e-20 ? p : Vec<T>{};
+            total += p;
+            p *= inv, q += p;
+            p *= inv, r += p;
+        }
+    } else {
+        const Vec<T> rest = a.b - (T)n, bend = rest * (rest - (T)1) / (T)2;
+        auto add = [&](Vec<T> x, int power) {
+            const Vec<T> u = positive(x - below), low = u - (T)1, near = (low * bend + rest) * low + (T)1;
+            Vec<T> v;
+            if (power == 1) {
+                v = u > 0 ? near : Vec<T>{};
+            } else {
+                Vec<T> w = power == 2 ? (u > 0 ? near : Vec<T>{}) : near * (power == 3 ? u : whole_power(u, power - 2));
+                r += w;
+                v = w * u;
+            }
+            q += v;
+            total += v * u;
+        };
+        if (n == 1) for (int64_t j = 0; j < count; j++) add(x[j], 1);
+        else if (n == 2) for (int64_t j = 0; j < count; j++) add(x[j], 2);
+        else if (n == 3) for (int64_t j = 0; j < count; j++) add(x[j], 3);
+        else for (int64_t j = 0; j < count; j++) add(x[j], n);
     }
     return {total, q, r, total - (T)1};
 }
@@ -138,18 +163,18 @@ template <class T> INLINE void move(Lanes<T>& a, Ints<T> live, Vec<T> step) {
     a.fine = live ? rest : a.fine;
 }
 
-// The probabilities of rows of one kind, those of WHOLE of one family; scratch: x and p, each of padded rows.
+// The probabilities of rows of one kind and one whole part of b; scratch: x and p, each of padded rows.
 template <Kind K, class T, class Place, class Finish>
 void map_short(Rows<T>& s, const T* const* z, Place&& place, Finish&& finish) {
     constexpr bool FAST = K == ANY;
-    constexpr T NEAR = (T)0.2;
+    const T near_enough = s.family[0].n == 1 ? (T)1 : (T)0.2;
     const int64_t d = s.d;
     const Family<T>& f = s.family[0];
     Vec<T>*x = (Vec<T>*)s.x, *p = (Vec<T>*)s.p, groups[GROUPS];
     Lanes<T> a;
     for (int r = 0; r < LANES<T>; r++) {
         const Family<T>& own = s.family[r < s.rows ? r : 0];
-        a.eps[r] = own.eps, a.b[r] = own.b, a.highest[r] = own.highest, a.reach[r] = own.reach;
+        a.eps[r] = own.eps, a.b[r] = own.b, a.highest[r] = own.highest, a.reach[r] = f.n == 1 ? own.climb : own.reach;
     }
     const Vec<T> top = turn(z, s.rows, d, x, groups), shift = top == (T)-INFINITY ? Vec<T>{} : top;
     for (int64_t j = 0; j < d; j++) x[j] = larger(fill(OUTSIDE<T>), (x[j] - shift) * a.eps);  // a NaN stays
@@ -161,7 +186,7 @@ void map_short(Rows<T>& s, const T* const* z, Place&& place, Finish&& finish) {
         for (auto& g : groups) g = larger((g - shift) * a.eps, fill(OUTSIDE<T>));
         for (int round = 0; round < 2; round++) {
             State<T> now;
-            if constexpr (FAST) now = rough_column_sums(groups, GROUPS, a);
+            if constexpr (FAST) now = rough_column_sums(groups, GROUPS, a, f.n);
             else now = column_sums<K, false>(groups, GROUPS, a, f, p, nullptr);
             move(a, some & (now.excess > 0), newton_step<K, T, true>(now, a.eps, a.b));
         }
@@ -171,10 +196,17 @@ void map_short(Rows<T>& s, const T* const* z, Place&& place, Finish&& finish) {
     Ints<T> open = ~Ints<T>{};
     if constexpr (FAST) {
         for (int round = 0; round < 12; round++) {
-            const State<T> now = rough_column_sums(x, d, a);
+            const State<T> now = rough_column_sums(x, d, a, f.n);
             move(a, some & open, newton_step<ANY, T>(now, a.eps, a.b));
-            open = some & open & (absolute(now.excess) > NEAR);
+            open = some & open & (absolute(now.excess) > near_enough);
             if (!bits(open)) break;
+        }
+        // The powers of small b bend too much at 0 for that: four digits save a step that needs all of them. A little
+        // less than the step, so that the last one is upwards.
+        for (int round = f.n == 1 ? 0 : 1; round < 2 && (f.n == 1 || f.n == 2); round++) {
+            const State<T> now = rough_column_sums(x, d, a, 0);
+            const Vec<T> less = round == 1 ? (T)1e-4 / (a.b * now.q) : Vec<T>{};
+            move(a, some, newton_step<ANY, T>(now, a.eps, a.b) - less);
         }
         open = ~Ints<T>{};
     }
@@ -188,9 +220,18 @@ void map_short(Rows<T>& s, const T* const* z, Place&& place, Finish&& finish) {
         if constexpr (FAST) {
             a.low = open & (now.excess > 0) ? larger(a.low, a.t) : a.low;
             a.high = open & (now.excess < 0) ? smaller(a.high, a.t) : a.high;
-            // The root of the cubic that the sums are the coefficients of, if it is near enough for the series.
-            const Vec<T> root = root_of_series(now, a.b, fourth);
-            const Ints<T> near = more & (a.b >= 2) & (absolute(root) < a.reach);
+            Vec<T> root;
+            Ints<T> near;
+            if (f.n == 1) {
+                // Sums of negative powers say little, but Newton's step is exact enough where it is small. Upwards it
+                // may go as far as what leaves the support is small; nothing may enter.
+                root = newton_step<K, T>(now, a.eps, a.b);
+                near = more & (root > 0) & (root < a.reach) & (now.excess < (T)1e-3);
+            } else {
+                // The root of the cubic that the sums are the coefficients of, if it is near enough for the series.
+                root = root_of_series(now, a.b, fourth);
+                near = more & (a.b >= 2) & (absolute(root) < a.reach);
+            }
             delta = near ? root : delta;
             shifted |= near;
             more &= ~near;
@@ -212,7 +253,7 @@ void map_short(Rows<T>& s, const T* const* z, Place&& place, Finish&& finish) {
     }
     mass = some | (mass != mass) ? mass : Vec<T>{} + (T)1;
     const Vec<T> scale = (T)1 / mass;
-    turn_back(p, scale, s.rows, d, place, finish);
+    turn_back<T>(p, scale, s.rows, d, place, finish);
 }
 
 }  // namespace

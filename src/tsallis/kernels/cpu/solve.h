@@ -21,6 +21,7 @@ template <class T> struct Family {  // one alpha, prepared
     int n;              // the whole part of b
     T rest;             // and what is left of it
     T reach;            // how far the series below may move t: what enters the support there stays below 1e-7
+    T climb;            // how far up for b below 2: the series is off by at most 2e-7 where the support ends
 };
 
 template <class T> Family<T> family(double alpha, int64_t d) {
@@ -49,6 +50,7 @@ template <class T> Family<T> family(double alpha, int64_t d) {
     f.eps = (T)eps;
     f.b = (T)b;
     f.reach = (T)smaller(0.05 / b, ::exp(-17 / b));
+    f.climb = (T)smaller(1e-3, ::pow(4.8e-6 / ::fabs(b * (b - 1) * (b - 2) * (b - 3)), 1 / b));
     f.highest = (T)-::expm1(-eps * ::log((double)d));
     return f;
 }
@@ -126,12 +128,12 @@ template <class T> struct Sums {
 // Vectors added up before their sum is added to a longer one: equal terms would round to the same side every time.
 constexpr int64_t BLOCK = 32;
 
-template <class T> struct Threshold {
-    T t, fine;
+template <class T, class V = T> struct Threshold {  // of a row, or of a row a lane
+    V t, fine;
 
     // u = 1 + x - t, with every digit that it has near 0
     INLINE Vec<T> over(Vec<T> x) const {
-        const T below = t - 1, rounded = t - (below + 1);
+        const V below = t - (T)1, rounded = t - (below + (T)1);
         return positive(x - below - (fine + rounded));
     }
     // u - 1, with every digit that it has near 0
@@ -152,42 +154,44 @@ template <Kind K, class T> INLINE Vec<T> probability(Vec<T> x, Threshold<T> at, 
     return f.n <= PLAIN_POWER ? whole_power(u, f.n) : whole_power(u, f.n - 1) * (u + (at.past(x, u) - (u - (T)1)) * (T)f.n);
 }
 
-template <Kind K, class T, bool KEEP> INLINE void add_one(Vec<T> x, Threshold<T> at, const Family<T>& f, Sums<T>& s, T* keep) {
+template <Kind K, class T, bool KEEP, class At>
+INLINE void add_one(Vec<T> x, At at, const Family<T>& f, Vec<T> b, Sums<T>& s, T* keep) {
+    const Vec<T> u = at.over(x);
+    Vec<T> p;
     if constexpr (K == ANY) {
-        Vec<T> u = at.over(x), y = at.past(x, u), inside = larger(fill(SMALLEST<T>), u);
-        Vec<T> p = power_of_one_plus(y, inside, fill(f.b)), inv = inverse(inside);
+        Vec<T> y = at.past(x, u), inside = larger(fill(SMALLEST<T>), u);
+        p = power_of_one_plus(y, inside, b);
         p = u < SMALLEST<T> ? Vec<T>{} : p;
-        if (KEEP) store(keep, p);
-        s.p += p;
-        p *= inv, s.q += p;
-        p *= inv, s.r += p;
-        p *= inv, s.w += p;
-        return;
-    }
-    Vec<T> u = at.over(x);
-    if constexpr (K == TWO) {
-        s.p += u;
+        Vec<T> inv = inverse(inside), q = p * inv, r = q * inv;
+        s.q += q;
+        s.r += r;
+        s.w += r * inv;
+    } else if constexpr (K == TWO) {
+        p = u;
         s.q += u > 0 ? fill((T)1) : Vec<T>{};
     } else if constexpr (K == THREE_HALVES) {
-        s.p += u * u;
+        p = u * u;
         s.q += u;
         s.r += u > 0 ? fill((T)1) : Vec<T>{};
     } else {
         Vec<T> r = f.n == 3 ? u : whole_power(u, f.n - 2), q = r * u;
-        s.p += q * (f.n <= PLAIN_POWER ? u : u + (at.past(x, u) - (u - (T)1)) * (T)f.n);
+        p = q * (f.n <= PLAIN_POWER ? u : u + (at.past(x, u) - (u - (T)1)) * (T)f.n);
         s.q += q;
         s.r += r;
     }
+    if (KEEP) store(keep, p);
+    s.p += p;
 }
 
 template <Kind K, class T, bool KEEP> INLINE Sums<T> add_block(const T* x, int64_t i, int64_t last, Threshold<T> at, const Family<T>& f, T* keep) {
     constexpr int N = LANES<T>;
+    const Vec<T> b = fill(f.b);
     Sums<T> even, odd;
     for (; i + 2 <= last; i += 2) {
-        add_one<K, T, KEEP>(load(x + i * N), at, f, even, keep + i * N);
-        add_one<K, T, KEEP>(load(x + i * N + N), at, f, odd, keep + i * N + N);
+        add_one<K, T, KEEP>(load(x + i * N), at, f, b, even, keep + i * N);
+        add_one<K, T, KEEP>(load(x + i * N + N), at, f, b, odd, keep + i * N + N);
     }
-    if (i < last) add_one<K, T, KEEP>(load(x + i * N), at, f, even, keep + i * N);
+    if (i < last) add_one<K, T, KEEP>(load(x + i * N), at, f, b, even, keep + i * N);
     even.add(odd);
     return even;
 }
@@ -277,6 +281,18 @@ template <Kind K, class T, bool BOUND = false> INLINE Vec<T> newton_step(const S
     if (BOUND) return step;
     Vec<T> bend = (T)1 - (T)0.5 * step * (b - (T)1) * (s.r / s.q - s.q / s.mass);
     return ((b >= 2) & (bend > (T)0.3) & (bend < 3)) ? step / bend : step;
+}
+
+// How far t is from the root of the cubic that the sums, the last of them of u^(b-3), are the coefficients of.
+template <class T> INLINE Vec<T> root_of_series(const State<T>& s, Vec<T> b, Vec<T> last) {
+    const Vec<T> c1 = b * s.q, c2 = b * (b - (T)1) * (T)0.5 * s.r;
+    const Vec<T> c3 = b * (b - (T)1) * (b - (T)2) * (T)(1.0 / 6) * last;
+    Vec<T> root = s.excess / c1;
+    for (int k = 0; k < 3; k++) {
+        Vec<T> value = s.excess - root * (c1 - root * (c2 - root * c3));
+        root += value / (c1 - root * ((T)2 * c2 - (T)3 * root * c3));
+    }
+    return root;
 }
 
 template <class T> struct Limits;
@@ -425,14 +441,7 @@ template <class T> INLINE void solve_any(Rows<T>& s, uint32_t open) {
             store(s.high + first, live & (now.excess < 0) ? smaller(high, t) : high);
             Ints<T> more = live & (absolute(now.excess) > Limits<T>::ENOUGH);
             if (FAST) {
-                // The root of the cubic that the sums are the coefficients of, if it is near enough for the series.
-                const Vec<T> c1 = b * now.q, c2 = b * (b - (T)1) * (T)0.5 * now.r;
-                const Vec<T> c3 = b * (b - (T)1) * (b - (T)2) * (T)(1.0 / 6) * sums_of<T>(s.sums[3] + first);
-                Vec<T> root = now.excess / c1;
-                for (int k = 0; k < 3; k++) {
-                    Vec<T> value = now.excess - root * (c1 - root * (c2 - root * c3));
-                    root += value / (c1 - root * ((T)2 * c2 - (T)3 * root * c3));
-                }
+                const Vec<T> root = root_of_series(now, b, sums_of<T>(s.sums[3] + first));
                 const Ints<T> near = more & (b >= 2) & (absolute(root) < load(s.reach + first));
                 store(delta + first, near ? root : load(delta + first));
                 shifted |= bits(near) << first;
@@ -453,7 +462,8 @@ template <class T> INLINE void solve_any(Rows<T>& s, uint32_t open) {
 // The maxima, thresholds, masses and candidates of rows of one kind.
 template <Kind K, class T> void solve(Rows<T>& s, const T* const* z) {
     constexpr int N = LANES<T>;
-    const bool bounded = s.d >= 4 * LANE_VECTORS * N;
+    // Vectors of maxima, each of at least four entries of the row, that give a first bound.
+    const int bounds = s.d >= 4 * LANE_VECTORS * N ? LANE_VECTORS : s.d >= 4 * N ? 1 : 0;
     for (int row = 0; row < MOST; row++) {
         const Family<T>& f = s.family[row < s.rows ? row : 0];
         s.t[row] = s.fine[row] = s.low[row] = 0;
@@ -465,21 +475,27 @@ template <Kind K, class T> void solve(Rows<T>& s, const T* const* z) {
         Vec<T> lanes[LANE_VECTORS];
         T top = row_maximum(z[row], s.d, lanes), shift = top == (T)-INFINITY ? 0 : top;
         s.top[row] = top, s.shift[row] = shift;
-        if (bounded)
-            for (int k = 0; k < LANE_VECTORS; k++)
-                store(s.x + row * s.stride + k * N, larger((lanes[k] - shift) * s.eps[row], fill(OUTSIDE<T>)));
+        if (bounds == 1) lanes[0] = larger(larger(lanes[0], lanes[1]), larger(lanes[2], lanes[3]));
+        for (int k = 0; k < bounds; k++)
+            store(s.x + row * s.stride + k * N, larger((lanes[k] - shift) * s.eps[row], fill(OUTSIDE<T>)));
     }
-    if (bounded) {
+    if (bounds) {
         // The threshold of any subset of a row is at most the row's: the lanes' maxima give a first bound.
-        for (int round = 0; round < 3; round++) {
-            for (int row = 0; row < s.rows; row++)
-                keep_sums(s, row, add_all<K, T, false>(s.x + row * s.stride, LANE_VECTORS, threshold(s, row), s.family[row], nullptr));
+        const int rounds = bounds == 1 ? 2 : 3;
+        for (int round = 0; round < rounds; round++) {
+            for (int row = 0; row < s.rows; row++) {
+                const T* x = s.x + row * s.stride;
+                const Family<T>& f = s.family[row];
+                // From wherever it starts, the last step lands on a bound.
+                if (K == ANY && sizeof(T) == 4 && round < rounds - 1) keep_sums(s, row, add_roughly(x, bounds, 1, s.t[row], f));
+                else keep_sums(s, row, add_all<K, T, false>(x, bounds, threshold(s, row), f, nullptr));
+            }
             for (int first = 0; first < s.rows; first += N) {
                 State<T> now = state(s, first);
                 Vec<T> t = load(s.t + first);
                 Vec<T> step = newton_step<K, T, true>(now, load(s.eps + first), load(s.b + first));
-                Vec<T> next = smaller(t + positive(step), load(s.high + first));
-                store(s.t + first, next > t ? next : t);
+                Vec<T> next = larger(smaller(t + step, load(s.high + first)), Vec<T>{});
+                store(s.t + first, next);
             }
         }
         for (int row = 0; row < s.rows; row++) {

@@ -75,37 +75,60 @@ INLINE void narrow(float x, Float16& out) {
 #endif
 }
 
-template <class S> void widen_row(const S* from, float* to, int64_t d) {
+#if defined(__AVX512F__)
+INLINE __m512 widen_vector(__m256i v, Float16) { return _mm512_cvtph_ps(v); }
+INLINE __m512 widen_vector(__m256i v, BFloat16) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16)); }
+INLINE __m256i narrow_vector(__m512 v, Float16) { return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
+INLINE __m256i narrow_vector(__m512 v, BFloat16) {
+    const __m512i wide = _mm512_castps_si512(v), last = _mm512_and_si512(_mm512_srli_epi32(wide, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(wide, _mm512_add_epi32(last, _mm512_set1_epi32(0x7fff))), 16);
+    const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0)));
+}
+template <class S> INLINE void widen_vectors(const S* from, float* to, int64_t d) {
+    for (int64_t j = 0; j < d; j += 16) {
+        const __mmask16 some = (__mmask16)(d - j < 16 ? (1u << (d - j)) - 1 : 0xffff);
+        _mm512_mask_storeu_ps(to + j, some, widen_vector(_mm256_maskz_loadu_epi16(some, from + j), S{}));
+    }
+}
+template <class S> INLINE void narrow_vectors(const float* from, S* to, int64_t d) {
+    for (int64_t j = 0; j < d; j += 16) {
+        const __mmask16 some = (__mmask16)(d - j < 16 ? (1u << (d - j)) - 1 : 0xffff);
+        _mm256_mask_storeu_epi16(to + j, some, narrow_vector(_mm512_maskz_loadu_ps(some, from + j), S{}));
+    }
+}
+#elif defined(__AVX2__)
+INLINE __m256 widen_vector(__m128i v, Float16) { return _mm256_cvtph_ps(v); }
+INLINE __m256 widen_vector(__m128i v, BFloat16) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16)); }
+INLINE __m128i narrow_vector(__m256 v, Float16) { return _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
+INLINE __m128i narrow_vector(__m256 v, BFloat16) {
+    const __m256i wide = _mm256_castps_si256(v), last = _mm256_and_si256(_mm256_srli_epi32(wide, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(wide, _mm256_add_epi32(last, _mm256_set1_epi32(0x7fff))), 16);
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    const __m256i result = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), nan);
+    return _mm_packus_epi32(_mm256_castsi256_si128(result), _mm256_extracti128_si256(result, 1));
+}
+template <class S> INLINE void widen_vectors(const S* from, float* to, int64_t d) {
+    int64_t j = 0;
+    for (; j + 8 <= d; j += 8) _mm256_storeu_ps(to + j, widen_vector(_mm_loadu_si128((const __m128i*)(from + j)), S{}));
+    for (; j < d; j++) to[j] = widen(from[j]);
+}
+template <class S> INLINE void narrow_vectors(const float* from, S* to, int64_t d) {
+    int64_t j = 0;
+    for (; j + 8 <= d; j += 8) _mm_storeu_si128((__m128i*)(to + j), narrow_vector(_mm256_loadu_ps(from + j), S{}));
+    for (; j < d; j++) narrow(from[j], to[j]);
+}
+#else
+template <class S> INLINE void widen_vectors(const S* from, float* to, int64_t d) {
     for (int64_t j = 0; j < d; j++) to[j] = widen(from[j]);
 }
-template <class S> void narrow_row(const float* from, S* to, int64_t d) {
+template <class S> INLINE void narrow_vectors(const float* from, S* to, int64_t d) {
     for (int64_t j = 0; j < d; j++) narrow(from[j], to[j]);
 }
-#if defined(__AVX512F__)
-INLINE void widen_row(const Float16* from, float* to, int64_t d) {
-    int64_t j = 0;
-    for (; j + 16 <= d; j += 16) _mm512_storeu_ps(to + j, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(from + j))));
-    for (; j < d; j++) to[j] = widen(from[j]);
-}
-INLINE void narrow_row(const float* from, Float16* to, int64_t d) {
-    int64_t j = 0;
-    for (; j + 16 <= d; j += 16)
-        _mm256_storeu_si256((__m256i*)(to + j), _mm512_cvtps_ph(_mm512_loadu_ps(from + j), _MM_FROUND_TO_NEAREST_INT));
-    for (; j < d; j++) narrow(from[j], to[j]);
-}
-#elif defined(__F16C__)
-INLINE void widen_row(const Float16* from, float* to, int64_t d) {
-    int64_t j = 0;
-    for (; j + 8 <= d; j += 8) _mm256_storeu_ps(to + j, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + j))));
-    for (; j < d; j++) to[j] = widen(from[j]);
-}
-INLINE void narrow_row(const float* from, Float16* to, int64_t d) {
-    int64_t j = 0;
-    for (; j + 8 <= d; j += 8)
-        _mm_storeu_si128((__m128i*)(to + j), _mm256_cvtps_ph(_mm256_loadu_ps(from + j), _MM_FROUND_TO_NEAREST_INT));
-    for (; j < d; j++) narrow(from[j], to[j]);
-}
 #endif
+
+constexpr int64_t SHORT = 64;   // rows up to this long are solved on their side, a vector of them together
+constexpr int64_t APART = 256;  // and up to this long have each a place of its own in a tile
 
 template <class T, class S> constexpr bool SAME = sizeof(T) == sizeof(S);  // halves are narrower than what computes them
 
@@ -136,31 +159,12 @@ template <class T, class S> class Tile {
 
     // Where row r of a block that begins at `first` shall be written: into the tensor itself, or into the tile.
     INLINE T* place(void* memory, int64_t first, int64_t r) const {
-        return direct() ? (T*)memory + r * layout.d : tile + (layout.inner == 1 ? 0 : (r - first) * stride);
+        return direct() ? (T*)memory + r * layout.d : tile + (alone() ? 0 : (r - first) * stride);
     }
 
     // A row is written: halves leave the tile at once, which so stays in the first-level cache.
-    INLINE void finish_row(void* memory, int64_t r) const {
-        if (!direct() && layout.inner == 1) copy_out(tile, (S*)memory + r * layout.d, layout.d);
-    }
-
-    // The same where another row is not all zero around: the gradient of a sparse row is needed, and not zero, there
-    // alone. What is left out in the tile is undefined; in the tensor it is zero.
-    const T* read_around(const T* support, const void* memory, int64_t r) const {
-        const S* row = (const S*)memory + r * layout.d;
-        if (direct()) return (const T*)row;
-        in_groups(support, [&](int64_t i, int64_t n, bool some) {
-            if (some) copy_in(row + i, tile + i, n);
-        });
-        return tile;
-    }
-    void finish_around(const T* support, void* memory, int64_t r) const {
-        S* row = (S*)memory + r * layout.d;
-        if (direct()) return;
-        in_groups(support, [&](int64_t i, int64_t n, bool some) {
-            if (some) copy_out(tile + i, row + i, n);
-            else std::memset((void*)(row + i), 0, (size_t)n * sizeof(S));
-        });
+    INLINE void finish_row(void* memory, int64_t first, int64_t r) const {
+        if (!direct() && layout.inner == 1) copy_out(place(memory, first, r), (S*)memory + r * layout.d, layout.d);
     }
 
     void finish_block(void* memory, int64_t first, int64_t last) const {
@@ -174,26 +178,20 @@ template <class T, class S> class Tile {
     }
 
   private:
+    // Whether each row of a block is finished before the next one: then all have the tile's first row.
+    INLINE bool alone() const { return layout.inner == 1 && layout.d > APART; }
+
     // Where the rows of a block begin in the tensor.
     void find_starts(int64_t first, int64_t last, int64_t* start) const {
         const int64_t inner = layout.inner;
         for (int64_t r = first; r < last; r++) start[r - first] = r / inner * layout.d * inner + r % inner;
     }
 
-    template <class Visit> INLINE void in_groups(const T* support, Visit&& visit) const {
-        constexpr int64_t GROUP = 2 * LANES<T>;
-        for (int64_t i = 0; i < layout.d; i += GROUP) {
-            const int64_t n = smaller(GROUP, layout.d - i);
-            bool some = n < GROUP || beyond<T>(larger(load(support + i), load(support + i + LANES<T>)), Vec<T>{});
-            visit(i, n, some);
-        }
-    }
-
     static INLINE void copy_in(const S* from, T* to, int64_t d) {
-        if constexpr (!SAME<T, S>) widen_row(from, to, d);
+        if constexpr (!SAME<T, S>) widen_vectors(from, to, d);
     }
     static INLINE void copy_out(const T* from, S* to, int64_t d) {
-        if constexpr (!SAME<T, S>) narrow_row(from, to, d);
+        if constexpr (!SAME<T, S>) narrow_vectors(from, to, d);
     }
 
     const Layout& layout;
