@@ -1,6 +1,7 @@
 """Tensors in, tensors out: the maps and losses of sparse probability, differentiable to every order."""
 
 from tsallis.functional.alpha_relu import alpha_relu, alpha_relu_loss, estimate_tau, estimate_tau_from_scores
+from tsallis.functional.attention import entmax_attention
 from tsallis.functional.linear import linear_alpha_relu_loss, linear_entmax_loss
 from tsallis.functional.losses import entmax_loss
 from tsallis.functional.maps import (
@@ -21,6 +22,7 @@ __all__ = [
     "budgeted_entmax",
     "entmax",
     "entmax15",
+    "entmax_attention",
     "entmax_loss",
     "escort",
     "estimate_tau",

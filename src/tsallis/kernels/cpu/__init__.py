@@ -23,7 +23,7 @@ from torch import Tensor
 
 Alpha = float | Tensor
 
-ABI = 2
+ABI = 3
 STATS = 5  # numbers a row that a loss keeps: maximum, threshold (coarse and fine), 1 / mass, support size
 STORAGE = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
@@ -52,7 +52,8 @@ def _call(name: str, *pointers: str) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"_fields_": [("layout", _Layout), *((p, c_void_p) for p in pointers)]})
 
 
-_Map = _call("_Map", "scores", "probs")
+_Map = _call("_Map", "scores", "probs", "stats")
+_Probs = _call("_Probs", "scores", "stats", "probs")
 _MapGradient = _call("_MapGradient", "probs", "grad", "scores_grad", "alpha_grad")
 _Loss = _call("_Loss", "scores", "target", "loss", "stats", "alpha_grad")
 _LossGradient = _call("_LossGradient", "scores", "target", "stats", "grad", "scores_grad")
@@ -81,6 +82,7 @@ class _Gather(ctypes.Structure):
 
 CALLS: dict[str, type[ctypes.Structure]] = {
     "map": _Map,
+    "probs": _Probs,
     "map_gradient": _MapGradient,
     "loss": _Loss,
     "loss_gradient": _LossGradient,
@@ -170,11 +172,24 @@ def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
     return probs
 
 
+def solve_in_place(scores: Tensor, alpha: Alpha) -> Tensor:
+    """Scores become probabilities; returns statistics [rows, STATS], from which :func:`weigh_in_place` does the same."""
+    layout = _layout(scores, alpha)
+    stats = torch.empty(layout.rows, STATS, dtype=computed_in(scores.dtype))
+    _run("map", layout, scores.data_ptr(), scores.data_ptr(), stats.data_ptr())
+    return stats
+
+
+def weigh_in_place(scores: Tensor, alpha: Alpha, stats: Tensor) -> None:
+    """Scores become probabilities, by the thresholds that :func:`solve_in_place` found."""
+    _run("probs", _layout(scores, alpha), scores.data_ptr(), stats.data_ptr(), scores.data_ptr())
+
+
 def entmax_gradient(
-    probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, dim: int = -1
+    probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, dim: int = -1, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of the scores, and of alpha [rows, 1]."""
-    scores_grad = torch.empty_like(probs)
+    """Gradients of the scores, and of alpha [rows, 1]; `out` may be the probabilities."""
+    scores_grad = torch.empty_like(probs) if out is None else out
     layout = _layout(probs, alpha, dim)
     alpha_grad = torch.empty(layout.rows, 1, dtype=computed_in(probs.dtype)) if need_alpha else None
     _run(

@@ -15,9 +15,19 @@ struct Layout {
     const void* alphas;  // [rows], or null: all `alpha`
 };
 
+constexpr int STATS = 5;  // a row: the maximum, the threshold and its fine part, 1 / mass, the size of the support
+
+// What is written may be written over what is read: a row is read before its place is needed.
 struct MapCall {
     Layout layout;
     const void* scores;
+    void *probs, *stats;  // stats: [rows, STATS] or null
+};
+
+// The probabilities once more, from scores and stats.
+struct ProbsCall {
+    Layout layout;
+    const void *scores, *stats;
     void* probs;
 };
 
@@ -26,8 +36,6 @@ struct MapGradientCall {
     const void *probs, *grad;
     void *scores_grad, *alpha_grad;  // alpha_grad: [rows] or null
 };
-
-constexpr int STATS = 5;  // a row: the maximum, the threshold and its fine part, 1 / mass, the size of the support
 
 struct LossCall {
     Layout layout;
@@ -81,6 +89,7 @@ struct Kernels {
     const char* name;
     int64_t (*rows_together)(int64_t d);
     void (*map)(const MapCall*, int64_t first, int64_t last);
+    void (*probs)(const ProbsCall*, int64_t first, int64_t last);
     void (*map_gradient)(const MapGradientCall*, int64_t first, int64_t last);
     void (*loss)(const LossCall*, int64_t first, int64_t last);
     void (*loss_gradient)(const LossGradientCall*, int64_t first, int64_t last);

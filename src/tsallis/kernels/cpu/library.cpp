@@ -143,7 +143,7 @@ void* scratch_memory(int64_t bytes) {
     return scratch.memory;
 }
 
-EXPORT int32_t tsallis_abi() { return 2; }
+EXPORT int32_t tsallis_abi() { return 3; }
 EXPORT const char* tsallis_source() { return TSALLIS_SOURCE; }
 EXPORT const char* tsallis_isa() { return kernels->name; }
 EXPORT void tsallis_set_parallel(void* parallel, void* number) {
@@ -171,6 +171,10 @@ EXPORT int32_t tsallis_use_isa(const char* name) {
 EXPORT void tsallis_map(const MapCall* call, int threads) {
     ask_for_huge_pages(call->probs, bytes_of(call->layout));
     over_rows(kernels->map, call, threads);
+}
+EXPORT void tsallis_probs(const ProbsCall* call, int threads) {
+    ask_for_huge_pages(call->probs, bytes_of(call->layout));
+    over_rows(kernels->probs, call, threads);
 }
 EXPORT void tsallis_map_gradient(const MapGradientCall* call, int threads) {
     ask_for_huge_pages(call->scores_grad, bytes_of(call->layout));

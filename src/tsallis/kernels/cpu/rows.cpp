@@ -149,7 +149,8 @@ void map_rows(Rows<T>& s, const T* const* z, Place&& place, Finish&& finish) {
             Vec<T> lanes[LANE_VECTORS];
             T top = row_maximum(z[row], s.d, lanes);
             T mass = exponentials(z[row], s.d, top == (T)-INFINITY ? 0 : top, p);
-            scale_row(p, s.d, mass == 0 ? 0 : 1 / mass);
+            s.top[row] = top, s.t[row] = s.fine[row] = 0, s.mass[row] = mass == 0 ? 1 : mass;
+            scale_row(p, s.d, 1 / s.mass[row]);
         } else {
             T scale = 1 / s.mass[row];
             if (scale != scale) fill_row(p, s.d, (T)NAN);
@@ -160,16 +161,50 @@ void map_rows(Rows<T>& s, const T* const* z, Place&& place, Finish&& finish) {
     }
 }
 
+template <class T> INLINE int64_t count_support(const T* p, int64_t d) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < d; i += LANES<T>) count += __builtin_popcount(bits(load_row(p, i, d, (T)0) > 0));
+    return count;
+}
+
 template <class T, class S> void map_range(const MapCall& call, int64_t first, int64_t last) {
+    Block<T> block(call.layout, 2);
+    Rows<T>& s = block.rows;
+    Tile<T, S> in(call.layout, block.tile[0], block.stride), out(call.layout, block.tile[1], block.stride);
+    in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
+        const T* z[MOST];
+        in.read(call.scores, begin, end, z);
+        s.rows = (int)(end - begin);
+        auto place = [&](int row) { return out.place(call.probs, begin, begin + row); };
+        auto finish = [&](int row) {
+            if (call.stats) {
+                T* stats = (T*)call.stats + (begin + row) * STATS;
+                stats[0] = s.top[row], stats[1] = s.t[row], stats[2] = s.fine[row], stats[3] = 1 / s.mass[row];
+                stats[4] = (T)count_support(place(row), s.d);
+            }
+            out.finish_row(call.probs, begin, begin + row);
+        };
+        BY_KIND(kind, map_rows<K>(s, z, place, finish))
+        out.finish_block(call.probs, begin, end);
+    });
+}
+
+template <class T, class S> void probs_range(const ProbsCall& call, int64_t first, int64_t last) {
+    const int64_t d = call.layout.d;
     Block<T> block(call.layout, 2);
     Tile<T, S> in(call.layout, block.tile[0], block.stride), out(call.layout, block.tile[1], block.stride);
     in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         const T* z[MOST];
         in.read(call.scores, begin, end, z);
-        block.rows.rows = (int)(end - begin);
-        auto place = [&](int row) { return out.place(call.probs, begin, begin + row); };
-        auto finish = [&](int row) { out.finish_row(call.probs, begin, begin + row); };
-        BY_KIND(kind, map_rows<K>(block.rows, z, place, finish))
+        for (int64_t r = begin; r < end; r++) {
+            const T* stats = (const T*)call.stats + r * STATS;
+            const T top = stats[0], scale = stats[3];
+            T* p = out.place(call.probs, begin, r);
+            const Threshold<T> at{stats[1], stats[2]};
+            if (scale != scale) fill_row(p, d, (T)NAN);
+            else BY_KIND(kind, emit<K>(z[r - begin], d, top == (T)-INFINITY ? 0 : top, at, scale, block.family[r - begin], p))
+            out.finish_row(call.probs, begin, r);
+        }
         out.finish_block(call.probs, begin, end);
     });
 }
@@ -319,6 +354,8 @@ void gradient_of_rows(Rows<T>& b, const T* const* p, const T* const* g, T* dalph
     const int64_t d = b.d;
     alignas(64) T delta[MOST], slopes[MOST];
     Vec<T> total[MOST] = {}, weighted[MOST] = {};
+    uint32_t broken = 0;  // all of such a row is NaN
+    for (int r = 0; r < b.rows; r++) broken |= (uint32_t)(p[r][0] != p[r][0]) << r;
     for (int r = 0; r < b.rows; r++) {
         const Family<T>& f = b.family[r];
         T *s = b.x + r * b.stride, *bend = b.p + r * b.stride;
@@ -363,11 +400,11 @@ void gradient_of_rows(Rows<T>& b, const T* const* p, const T* const* g, T* dalph
         for (int first = 0; first < b.rows; first += N) store(slopes + first, sums_of<T>(weighted + first));
         for (int r = 0; r < b.rows; r++) dalpha[r] = slopes[r];
     }
-    for (int r = 0; r < b.rows; r++)
-        if (p[r][0] != p[r][0]) {  // all of such a row is NaN
-            fill_row(place(r), d, (T)NAN);
-            if (dalpha) dalpha[r] = (T)NAN;
-        }
+    for (; broken; broken &= broken - 1) {
+        const int r = __builtin_ctz(broken);
+        fill_row(place(r), d, (T)NAN);
+        if (dalpha) dalpha[r] = (T)NAN;
+    }
 }
 
 template <class T, class S> void map_gradient_range(const MapGradientCall& call, int64_t first, int64_t last) {
@@ -663,6 +700,9 @@ template <class T, class S> void gather_range(const GatherCall& call, int64_t fi
 void map(const MapCall* call, int64_t first, int64_t last) {
     BY_STORAGE(call->layout.storage, map_range, *call, first, last)
 }
+void probs(const ProbsCall* call, int64_t first, int64_t last) {
+    BY_STORAGE(call->layout.storage, probs_range, *call, first, last)
+}
 void map_gradient(const MapGradientCall* call, int64_t first, int64_t last) {
     BY_STORAGE(call->layout.storage, map_gradient_range, *call, first, last)
 }
@@ -689,5 +729,5 @@ void gather(const GatherCall* call, int64_t first, int64_t last) {
 #define JOINED(a, b) a##b
 #define TABLE(isa) JOINED(kernels_, isa)
 
-extern const Kernels TABLE(TSALLIS_ISA) = {NAMED(TSALLIS_ISA), rows_together, map,       map_gradient, loss,
+extern const Kernels TABLE(TSALLIS_ISA) = {NAMED(TSALLIS_ISA), rows_together, map, probs, map_gradient, loss,
                                            loss_gradient,      relu_loss,     support,   gather};

@@ -252,6 +252,8 @@ void map_short(Rows<T>& s, const T* const* z, Place&& place, Finish&& finish) {
         mass = shifted ? even + odd : mass;
     }
     mass = some | (mass != mass) ? mass : Vec<T>{} + (T)1;
+    a.fine += delta;
+    store(s.top, top), store(s.t, a.t), store(s.fine, a.fine), store(s.mass, mass);
     const Vec<T> scale = (T)1 / mass;
     turn_back<T>(p, scale, s.rows, d, place, finish);
 }

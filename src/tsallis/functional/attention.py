@@ -1,0 +1,227 @@
+"""Attention with sparse weights, without ever holding all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tsallis.functional.rows import Alpha, alpha_number, check_floating, widen
+from tsallis.kernels import attention, autograd
+from tsallis.kernels.attention import Problem
+
+
+class Attended(NamedTuple):
+    """What attention gives: the output, all weights, and how many keys each query attends to, where asked for."""
+
+    output: Tensor
+    weights: Tensor | None
+    support: Tensor | None
+
+
+def entmax_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: Alpha = 1.5,
+    *,
+    attn_mask: Tensor | None = None,
+    key_lengths: Tensor | Sequence[int] | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    enable_gqa: bool = False,
+    return_weights: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Attention whose weights are exactly zero for most keys, with an alpha for each head that can be learned.
+
+    .. math:: O_i = \sum_j p_{ij} V_j, \qquad
+              p_i = \mathrm{entmax}_{\alpha_h}\big(\mathrm{scale} \cdot Q_i K^\top + \mathrm{mask}_i\big)
+
+    with :math:`\alpha_h` of head :math:`h` (Correia et al. 2019, eq. 4 and 7). Shapes and meaning are those of
+    `torch.nn.functional.scaled_dot_product_attention`, which it equals at `alpha = 1`. Memory grows with the number of
+    queries and keys, not with their product, unless the weights are asked for; gradients of second order hold them too.
+
+    Args:
+        query: [..., heads, queries, size], any floating dtype; half precision is computed in float32.
+        key: [..., key heads, keys, size].
+        value: [..., key heads, keys, value size].
+        alpha: at least 1: a number, or a tensor [heads] or [..., heads]; it gets a gradient.
+        attn_mask: broadcastable to [..., heads, queries, keys]: boolean (True takes part), or numbers that are added to
+            the scores and get a gradient.
+        key_lengths: of each batch element [...], how many of its first keys take part; the others are skipped.
+        is_causal: query i sees the keys 0 to i only, together with a mask if one is given.
+        scale: of the scores; the default is 1 / sqrt(size).
+        dropout_p: share of the weights that is set to zero, the others scaled up; unlike a module's, always active.
+        enable_gqa: fewer key heads than heads, each read by as many heads in a row.
+        return_weights: give the weights too, before dropout.
+
+    Returns:
+        Output [..., heads, queries, value size]; with `return_weights` also the weights [..., heads, queries, keys]. A
+        query that sees no key gives zeros.
+
+    Raises:
+        ValueError: shapes that don't fit together, an alpha below 1 or not finite, a length or a dropout out of range.
+        TypeError: tensors of other dtypes, a mask of integers.
+
+    Example:
+        >>> q, k, v = torch.randn(3, 2, 4, 5, 8).unbind()
+        >>> entmax_attention(q, k, v, alpha=torch.tensor([1.0, 1.3, 1.5, 2.0])).shape
+        torch.Size([2, 4, 5, 8])
+        >>> out, weights = entmax_attention(q, k, v, is_causal=True, return_weights=True)
+        >>> weights[0, 0, 0].tolist()
+        [1.0, 0.0, 0.0, 0.0, 0.0]
+    """
+    found = attend(
+        query,
+        key,
+        value,
+        alpha,
+        attn_mask=attn_mask,
+        key_lengths=key_lengths,
+        is_causal=is_causal,
+        scale=scale,
+        dropout_p=dropout_p,
+        enable_gqa=enable_gqa,
+        need_weights=return_weights,
+    )
+    return (found.output, found.weights) if found.weights is not None else found.output
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: Alpha,
+    *,
+    attn_mask: Tensor | None = None,
+    key_lengths: Tensor | Sequence[int] | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    enable_gqa: bool = False,
+    need_weights: bool = False,
+    need_support: bool = False,
+) -> Attended:
+    """What :func:`entmax_attention` computes, and how many keys each query attends to [..., heads, queries]."""
+    _check(query, key, value, enable_gqa)
+    if not 0 <= dropout_p <= 1:
+        raise ValueError(f"dropout_p must be between 0 and 1, got {dropout_p}")
+    outer, queries, keys = query.shape[:-2], query.shape[-2], key.shape[-2]
+    heads = outer[-1] if outer else 1
+    batch = math.prod(outer[:-1])
+    if query.numel() == 0 or key.numel() == 0 or value.numel() == 0:
+        empty = query.new_zeros(*outer, queries, value.shape[-1])
+        none = torch.zeros(*outer, queries, dtype=torch.int32, device=query.device)
+        return Attended(empty, query.new_zeros(*outer, queries, keys) if need_weights else None, none)
+    q, k, v = (widen(x.reshape(batch, -1, *x.shape[-2:])) for x in (query, key, value))
+    problem = Problem(
+        scale=1 / math.sqrt(query.shape[-1]) if scale is None else float(scale),
+        causal=is_causal,
+        lengths=_lengths(key_lengths, outer[:-1], keys),
+        dropout=dropout_p,
+        seed=int(torch.randint(1 << 62, ())) if dropout_p and not torch.compiler.is_compiling() else 0,
+    )
+    mask = _mask(attn_mask, q.dtype, (*outer, queries, keys), batch, heads)
+    alpha = _alphas(alpha, q, outer)
+    output, weights, support = _compute(q, k, v, alpha, mask, problem, need_weights)
+    if need_support and support is None and weights is not None:
+        support = (weights.detach() > 0).sum(-1, dtype=torch.int32)
+    return Attended(
+        output.reshape(*outer, queries, value.shape[-1]).to(query.dtype),
+        weights.reshape(*outer, queries, keys).to(query.dtype) if need_weights and weights is not None else None,
+        support.reshape(*outer, queries) if need_support and support is not None else None,
+    )
+
+
+def _compute(
+    q: Tensor, k: Tensor, v: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem, need_weights: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    traced = torch.compiler.is_compiling() or autograd.transforms_active()
+    # What fits into one tile is faster kept than computed again.
+    small = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= attention.TILE
+    if need_weights or traced or small or torch.autograd.forward_ad._current_level >= 0:
+        return *attention.materialised(q, k, v, alpha, mask, problem), None
+    output, support = attention.Attention.apply(q, k, v, alpha, mask, problem)
+    return output, None, support
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        check_floating(x, name)
+        if x.dim() < 2 or x.dim() != query.dim():
+            raise ValueError(f"{name} must be [..., heads, length, size] like the query, got shape {tuple(x.shape)}")
+        if x.dtype != query.dtype or x.device != query.device:
+            raise TypeError(
+                f"{name} must have the query's dtype and device, {query.dtype} on {query.device}, "
+                f"got {x.dtype} on {x.device}"
+            )
+    if key.shape[-1] != query.shape[-1]:
+        raise ValueError(f"key must have the query's size {query.shape[-1]}, got {key.shape[-1]}")
+    if key.shape[:-1] != value.shape[:-1]:
+        raise ValueError(f"value must be [..., key heads, keys, size] like the key, got {tuple(value.shape)}")
+    if key.shape[:-3] != query.shape[:-3]:
+        raise ValueError(f"query and key must have the same batch, got {tuple(query.shape)} and {tuple(key.shape)}")
+    if query.dim() > 2 and key.shape[-3] != query.shape[-3]:
+        heads, of_keys = query.shape[-3], key.shape[-3]
+        if not enable_gqa:
+            raise ValueError(f"query has {heads} heads and key {of_keys}: for grouped queries set enable_gqa=True")
+        if of_keys == 0 or heads % of_keys:
+            raise ValueError(f"the {heads} heads of the query must be a multiple of the key's {of_keys}")
+
+
+def _lengths(lengths: Tensor | Sequence[int] | None, batch: Sequence[int], keys: int) -> tuple[int, ...] | None:
+    if lengths is None:
+        return None
+    given = torch.as_tensor(lengths)
+    if given.is_floating_point() or given.dtype == torch.bool:
+        raise TypeError(f"key_lengths must be integers, got {given.dtype}")
+    if list(given.shape) != list(batch):
+        raise ValueError(f"key_lengths must have the batch's shape {tuple(batch)}, got {tuple(given.shape)}")
+    numbers: list[int] = given.flatten().tolist()
+    wrong = [n for n in numbers if not 0 <= n <= keys]
+    if wrong:
+        raise ValueError(f"key_lengths must lie between 0 and the {keys} keys, got {wrong[0]}")
+    return None if all(n == keys for n in numbers) else tuple(numbers)
+
+
+def _mask(mask: Tensor | None, dtype: torch.dtype, full: Sequence[int], batch: int, heads: int) -> Tensor | None:
+    """A mask as [1 or batch, 1 or heads, 1 or queries, 1 or keys]."""
+    if mask is None:
+        return None
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"attn_mask must be boolean (True takes part) or floating point (added), got {mask.dtype}")
+    sizes = list(mask.shape)
+    if len(sizes) > len(full) or any(m not in (1, n) for m, n in zip(sizes[::-1], full[::-1], strict=False)):
+        raise ValueError(f"attn_mask of shape {tuple(mask.shape)} can't be broadcast to {tuple(full)}")
+    mask = mask.reshape(*(1,) * (len(full) - len(sizes)), *sizes)
+    leading = mask.shape[:-3]
+    if any(n != 1 for n in leading):  # some of the batch's dimensions
+        mask = mask.expand(*full[:-3], *mask.shape[-3:])
+        mask = mask.reshape(batch, *mask.shape[-3:])
+    else:
+        mask = mask.reshape(1, *(mask.shape[-3:] if len(full) > 2 else (1, *mask.shape)))
+    return mask if mask.dtype == torch.bool else mask.to(dtype)
+
+
+def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int]) -> Alpha:
+    """A checked number, or [1 or batch, heads] in the dtype of the computation."""
+    if not isinstance(alpha, Tensor):
+        return alpha_number(alpha)
+    batch, heads = q.shape[:2]
+    shape = tuple(alpha.shape)
+    if alpha.numel() == 1 and alpha.dim() <= 1:
+        alpha = alpha.reshape(1, 1).expand(1, heads)
+    elif shape == (heads,):
+        alpha = alpha.reshape(1, heads)
+    elif shape == tuple(outer):
+        alpha = alpha.reshape(batch, heads)
+    else:
+        raise ValueError(f"alpha must have shape ({heads},) or {tuple(outer)}: one for each head, got {shape}")
+    alpha = alpha.to(device=q.device, dtype=q.dtype)
+    if not torch.compiler.is_compiling() and not autograd.transforms_active():
+        autograd.check_alpha(alpha)
+    return alpha

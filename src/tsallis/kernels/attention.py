@@ -1,0 +1,348 @@
+"""Attention in tiles: never more weights at a time than fit into a cache, forward and backward.
+
+A tile is some queries of some heads against all the keys they may see. Forward solves its rows and keeps five numbers
+of each; backward computes the scores again, writes the weights from those numbers without a search, and goes on to the
+next tile. What is held beside the inputs and their gradients grows with the length, not with its square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from tsallis.kernels import autograd, cpu, dispatch, eager
+
+Alpha = float | Tensor
+
+TILE = 1 << 20  # weights at a time
+LEAST_ROWS = 128  # of a head in a tile, for the sake of the matrix products
+CAUSAL_ROWS = 128  # and at most so many where the keys behind them are skipped
+
+
+class Problem(NamedTuple):
+    """What is not a tensor."""
+
+    scale: float
+    causal: bool
+    lengths: tuple[int, ...] | None  # keys of each batch element that take part
+    dropout: float = 0.0
+    seed: int = 0
+
+
+class Tile(NamedTuple):
+    """Queries [i0, i1) of the heads that read key heads [h0, h1) in batch elements [b0, b1): they see `keys` keys."""
+
+    b0: int
+    b1: int
+    h0: int
+    h1: int
+    i0: int
+    i1: int
+    keys: int
+
+
+class Shape(NamedTuple):
+    """Sizes: `heads` of keys, each read by a `group` of query heads."""
+
+    batch: int
+    heads: int
+    group: int
+    queries: int
+    keys: int
+
+
+def tiles(shape: Shape, problem: Problem) -> Iterator[list[Tile]]:
+    """All tiles; those of a list share their keys and values."""
+    batch, heads, group, queries, keys = shape
+    of_row = max(group * keys, 1)
+    # A product of matrices for each thread: one matrix is not divided as well.
+    together = min(heads, torch.get_num_threads())
+    rows = min(queries, max(LEAST_ROWS, TILE // (of_row * together)))
+    if problem.causal:
+        rows = min(rows, CAUSAL_ROWS)
+    some = min(heads, max(together, TILE // (of_row * rows)))
+    elements = max(1, TILE // (of_row * rows * heads)) if some == heads else 1
+    for b0 in range(0, batch, elements):
+        b1 = min(b0 + elements, batch)
+        live = keys if problem.lengths is None else max(problem.lengths[b0:b1])
+        for h0 in range(0, heads, some):
+            h1 = min(h0 + some, heads)
+            starts = [(i0, min(i0 + rows, queries)) for i0 in range(0, queries, rows)]
+            yield [Tile(b0, b1, h0, h1, i0, i1, min(live, i1) if problem.causal else live) for i0, i1 in starts]
+
+
+class Attention(Function):
+    """Output [batch, query heads, queries, value size] and, per query, how many keys it attends to.
+
+    `query` [batch, heads * group, queries, size], `key` and `value` [batch, heads, keys, size], in float32 or float64;
+    `alpha` a float, or [1 or batch, heads * group]; `mask` None, boolean or additive, [1 or batch, 1 or heads * group,
+    1 or queries, 1 or keys].
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
+    ) -> tuple[Tensor, Tensor]:
+        work = _Work(query, key, value, alpha, mask, problem)
+        out = query.new_zeros(*query.shape[:-1], value.shape[-1])
+        counts = torch.zeros(query.shape[:-1], dtype=torch.int32, device=query.device)
+        kept = []
+        for number, tile, k, v, buffer in work.tiles():
+            q = work.rows(query, tile)
+            scores = work.scores(q, k, tile, buffer)
+            stats = work.solve(scores, tile)
+            kept.append(stats)
+            work.put(counts.unsqueeze(-1), tile, _support(scores, stats))
+            weights = work.drop(scores, number)
+            work.put(out, tile, torch.bmm(weights, v))
+        ctx.problem, ctx.alpha = problem, alpha if isinstance(alpha, float) else None
+        ctx.tiles = len(kept)
+        ctx.compiled = work.compiled
+        ctx.mark_non_differentiable(counts)
+        ctx.set_materialize_grads(False)
+        tensors = (query, key, value, mask, alpha if isinstance(alpha, Tensor) else None)
+        ctx.save_for_backward(*tensors, *(kept if work.compiled else ()))
+        return out, counts
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: Any = None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return None, None, None, None, None, None
+        query, key, value, mask, alphas, *kept = ctx.saved_tensors
+        alpha = ctx.alpha if alphas is None else alphas
+        need_alpha, need_mask = ctx.needs_input_grad[3], ctx.needs_input_grad[4]
+        if torch.is_grad_enabled():
+            return *_differentiable_backward(ctx, query, key, value, alpha, mask, grad), None
+        work = _Work(query, key, value, alpha, mask, ctx.problem, compiled=ctx.compiled)
+        dq = torch.empty_like(query)
+        dk, dv = torch.zeros_like(key), torch.zeros_like(value)
+        da = query.new_zeros(*query.shape[:-1], 1) if need_alpha else None
+        dm = torch.zeros_like(mask) if need_mask and mask is not None else None
+        for number, tile, k, v, buffer in work.tiles():
+            q, do = work.rows(query, tile), work.rows(grad, tile)
+            weights = work.scores(q, k, tile, buffer)
+            work.weigh(weights, tile, kept[number] if kept else None)
+            dropped = work.drop(weights, number, keep=True)
+            work.add(dv, tile, torch.bmm(dropped.transpose(1, 2), do))
+            dp = torch.bmm(do, v.transpose(1, 2), out=work.second(weights))
+            if ctx.problem.dropout:
+                work.drop(dp, number)
+            ds, slope = work.pull(weights, dp, tile, need_alpha)
+            if da is not None and slope is not None:
+                work.put(da, tile, slope)
+            if dm is not None:
+                work.add_mask(dm, tile, ds)
+            work.put(dq, tile, torch.bmm(ds, k).mul_(ctx.problem.scale))
+            work.add(dk, tile, torch.bmm(ds.transpose(1, 2), q).mul_(ctx.problem.scale))
+        if da is not None:
+            da = da.sum((2, 3))
+            da = da.sum(0, keepdim=True) if len(alphas) < len(da) else da
+        return dq, dk, dv, da, dm, None
+
+
+def _support(weights: Tensor, stats: Tensor | None) -> Tensor:
+    """How many keys each row attends to [rows, 1]."""
+    return (weights > 0).sum(-1) if stats is None else stats[:, -1]
+
+
+class _Work:
+    """The pieces of both passes: a tile's queries, scores, weights, and where its results go."""
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        alpha: Alpha,
+        mask: Tensor | None,
+        problem: Problem,
+        compiled: bool | None = None,
+    ) -> None:
+        batch, heads, queries, _ = query.shape
+        self.shape = Shape(batch, key.shape[1], heads // key.shape[1], queries, key.shape[2])
+        self.key, self.value, self.mask, self.problem = key, value, mask, problem
+        self.alpha = alpha if isinstance(alpha, float) else alpha.detach().expand(batch, heads)
+        self.compiled = dispatch.compiled(query, alpha) if compiled is None else compiled
+        self.buffers: dict[str, Tensor] = {}
+
+    def tiles(self) -> Iterator[tuple[int, Tile, Tensor, Tensor, Tensor]]:
+        """Number, tile, its keys and values [heads, keys, size], and memory for its scores."""
+        number = 0
+        for shared in tiles(self.shape, self.problem):
+            b0, b1, h0, h1 = shared[0][:4]
+            most = max(tile.keys for tile in shared)
+            k, v = (x[b0:b1, h0:h1, :most].reshape(-1, most, x.shape[-1]) for x in (self.key, self.value))
+            for tile in shared:
+                seen = tile.keys
+                rows = self.shape.group * (tile.i1 - tile.i0)
+                yield number, tile, k[:, :seen], v[:, :seen], self._buffer("scores", (len(k), rows, seen))
+                number += 1
+
+    def _buffer(self, name: str, shape: tuple[int, int, int]) -> Tensor:
+        size = shape[0] * shape[1] * shape[2]
+        if name not in self.buffers or self.buffers[name].numel() < size:
+            self.buffers[name] = self.key.new_empty(size)
+        return self.buffers[name][:size].view(shape)
+
+    def second(self, like: Tensor) -> Tensor:
+        """More memory of a tile's size."""
+        n, rows, seen = like.shape
+        return self._buffer("second", (n, rows, seen))
+
+    def _span(self, x: Tensor, tile: Tile) -> Tensor:
+        """A tile's part of what there is for each query [batch, heads * group, queries, ...]."""
+        group = self.shape.group
+        return x[tile.b0 : tile.b1, tile.h0 * group : tile.h1 * group, tile.i0 : tile.i1]
+
+    def rows(self, x: Tensor, tile: Tile) -> Tensor:
+        """The same as [heads, group * rows, size]: what a key head is read by comes as rows of one matrix."""
+        part = self._span(x, tile)
+        return part.reshape((tile.b1 - tile.b0) * (tile.h1 - tile.h0), -1, x.shape[-1])
+
+    def put(self, x: Tensor, tile: Tile, values: Tensor) -> None:
+        part = self._span(x, tile)
+        part.copy_(values.reshape(part.shape))
+
+    def add(self, x: Tensor, tile: Tile, values: Tensor) -> None:
+        """Gradients of a tile's keys or values [heads, keys, size] into those of all."""
+        part = x[tile.b0 : tile.b1, tile.h0 : tile.h1, : tile.keys]
+        part += values.view(part.shape)
+
+    def scores(self, q: Tensor, k: Tensor, tile: Tile, out: Tensor) -> Tensor:
+        scores = torch.baddbmm(out, q, k.transpose(1, 2), beta=0, alpha=self.problem.scale, out=out)
+        batch, heads = tile.b1 - tile.b0, (tile.h1 - tile.h0) * self.shape.group
+        view = scores.view(batch, heads, tile.i1 - tile.i0, tile.keys)
+        if self.mask is not None:
+            mask = self._mask(self.mask, tile)
+            if mask.dtype == torch.bool:
+                view.masked_fill_(~mask, -torch.inf)
+            else:
+                view += mask
+        if self.problem.causal and tile.keys > tile.i0 + 1:
+            ahead = _ahead(tile.i1 - tile.i0, tile.keys - tile.i0, q.device)
+            view[..., tile.i0 :].masked_fill_(ahead, -torch.inf)
+        if self.problem.lengths is not None:
+            for number, length in enumerate(self.problem.lengths[tile.b0 : tile.b1]):
+                if length < tile.keys:
+                    view[number, :, :, length:] = -torch.inf
+        return scores
+
+    def _mask(self, mask: Tensor, tile: Tile) -> Tensor:
+        group = self.shape.group
+        spans = ((tile.b0, tile.b1), (tile.h0 * group, tile.h1 * group), (tile.i0, tile.i1), (0, tile.keys))
+        for dim, (first, last) in enumerate(spans):
+            if mask.shape[dim] > 1:
+                mask = mask.narrow(dim, first, last - first)
+        return mask
+
+    def add_mask(self, total: Tensor, tile: Tile, values: Tensor) -> None:
+        """Gradients of a tile's scores into those of the mask that was added to them."""
+        part = self._mask(total, tile)
+        shape = (tile.b1 - tile.b0, (tile.h1 - tile.h0) * self.shape.group, tile.i1 - tile.i0, tile.keys)
+        part += values.view(shape).sum_to_size(part.shape)
+
+    def _alphas(self, tile: Tile) -> Alpha:
+        if isinstance(self.alpha, float):
+            return self.alpha
+        some = self.alpha[tile.b0 : tile.b1, tile.h0 * self.shape.group : tile.h1 * self.shape.group]
+        return some.unsqueeze(-1).expand(-1, -1, tile.i1 - tile.i0).reshape(-1, 1).contiguous()
+
+    def solve(self, scores: Tensor, tile: Tile) -> Tensor | None:
+        """Scores become weights, in place; what the kernels keep of each row."""
+        flat = scores.view(-1, scores.shape[-1])
+        if self.compiled:
+            return cpu.solve_in_place(flat, self._alphas(tile))
+        flat.copy_(eager.entmax(flat, self._alphas(tile))[0])
+        return None
+
+    def weigh(self, scores: Tensor, tile: Tile, stats: Tensor | None) -> None:
+        """The same once more."""
+        if stats is None:
+            self.solve(scores, tile)
+        else:
+            cpu.weigh_in_place(scores.view(-1, scores.shape[-1]), self._alphas(tile), stats)
+
+    def pull(self, weights: Tensor, grad: Tensor, tile: Tile, need_alpha: bool) -> tuple[Tensor, Tensor | None]:
+        """Gradients of the scores, in place of the weights, and of alpha [rows, 1]."""
+        p, g = (x.view(-1, x.shape[-1]) for x in (weights, grad))
+        if self.compiled:
+            _, slope = cpu.entmax_gradient(p, g, self._alphas(tile), need_alpha, out=p)
+            return weights, slope
+        ds, slope = eager.pullback(p, g, self._alphas(tile), need_alpha, False)
+        return ds.view(weights.shape), slope
+
+    def drop(self, weights: Tensor, number: int, keep: bool = False) -> Tensor:
+        """Dropout of a tile, the same whenever it is asked for; in place unless the weights shall be kept."""
+        if not self.problem.dropout:
+            return weights
+        factors = _factors(weights.shape, weights, self.problem, number)
+        return factors.mul_(weights) if keep else weights.mul_(factors)
+
+
+def _ahead(queries: int, keys: int, device: torch.device) -> Tensor:
+    """True where a key comes after the query."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).triu_(1)
+
+
+def _factors(shape: Sequence[int], like: Tensor, problem: Problem, number: int) -> Tensor:
+    """What dropout multiplies a tile's weights with: 0, or what makes up for the others."""
+    stays = 1 - problem.dropout
+    if stays == 0:
+        return like.new_zeros(shape)
+    generator = torch.Generator(like.device).manual_seed(problem.seed + number)
+    return like.new_empty(shape).bernoulli_(stays, generator=generator).div_(stays)
+
+
+def materialised(
+    query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
+) -> tuple[Tensor, Tensor]:
+    """The same output, and all weights [batch, query heads, queries, keys], by operations that PyTorch differentiates."""
+    batch, heads, queries, _ = query.shape
+    group, keys = heads // key.shape[1], key.shape[2]
+    # Queries that share a key head are rows of one matrix; [batch, heads, group * queries, size] before and after.
+    scores = query.reshape(batch, key.shape[1], group * queries, -1) @ key.transpose(-1, -2) * problem.scale
+    scores = scores.reshape(batch, heads, queries, keys)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    if problem.causal:
+        scores = scores.masked_fill(_ahead(queries, keys, query.device), -torch.inf)
+    if problem.lengths is not None:
+        lengths = torch.tensor(problem.lengths, device=query.device).view(batch, 1, 1, 1)
+        scores = scores.masked_fill(torch.arange(keys, device=query.device) >= lengths, -torch.inf)
+    if isinstance(alpha, Tensor):
+        alpha = alpha.expand(batch, heads).unsqueeze(-1).expand(-1, -1, queries).reshape(-1, 1)
+    weights = autograd.entmax(scores.reshape(-1, keys), alpha).view(batch, heads, queries, keys)
+    dropped = weights
+    if problem.dropout and (torch.compiler.is_compiling() or autograd.transforms_active()):
+        dropped = torch.dropout(weights, problem.dropout, True)
+    elif problem.dropout:
+        dropped = weights * _all_factors(weights, Shape(batch, key.shape[1], group, queries, keys), problem)
+    out = dropped.reshape(batch, key.shape[1], group * queries, keys) @ value
+    return out.reshape(batch, heads, queries, -1), weights
+
+
+def _all_factors(weights: Tensor, shape: Shape, problem: Problem) -> Tensor:
+    """The factors of all tiles: one seed drops the same weights on both ways."""
+    factors, number = torch.zeros_like(weights), 0
+    for shared in tiles(shape, problem):
+        for b0, b1, h0, h1, i0, i1, seen in shared:
+            part = factors[b0:b1, h0 * shape.group : h1 * shape.group, i0:i1, :seen]
+            rows = ((b1 - b0) * (h1 - h0), shape.group * (i1 - i0), seen)
+            part.copy_(_factors(rows, weights, problem, number).view(part.shape))
+            number += 1
+    return factors
+
+
+def _differentiable_backward(
+    ctx: Any, query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Gradients that have gradients, through all weights."""
+    out, _ = materialised(query, key, value, alpha, mask, ctx.problem)
+    given = (query, key, value, alpha, mask)
+    wanted = [x for x, needed in zip(given, ctx.needs_input_grad, strict=False) if needed]
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+    return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:5])
