@@ -15,11 +15,15 @@ from tsallis.kernels.attention import Problem
 
 
 class Attended(NamedTuple):
-    """What attention gives: the output, all weights, and how many keys each query attends to, where asked for."""
+    """What attention gives: the output, all weights if asked for, and what its sparsity can be read from.
+
+    `seen` is how many keys each query attends to [batch, heads, queries] where the weights were never held, else the
+    weights themselves.
+    """
 
     output: Tensor
     weights: Tensor | None
-    support: Tensor | None
+    seen: Tensor
 
 
 def entmax_attention(
@@ -104,9 +108,8 @@ def attend(
     dropout_p: float = 0.0,
     enable_gqa: bool = False,
     need_weights: bool = False,
-    need_support: bool = False,
 ) -> Attended:
-    """What :func:`entmax_attention` computes, and how many keys each query attends to [..., heads, queries]."""
+    """What :func:`entmax_attention` computes, and what its sparsity can be read from."""
     _check(query, key, value, enable_gqa)
     if not 0 <= dropout_p <= 1:
         raise ValueError(f"dropout_p must be between 0 and 1, got {dropout_p}")
@@ -115,7 +118,7 @@ def attend(
     batch = math.prod(outer[:-1])
     if query.numel() == 0 or key.numel() == 0 or value.numel() == 0:
         empty = query.new_zeros(*outer, queries, value.shape[-1])
-        none = torch.zeros(*outer, queries, dtype=torch.int32, device=query.device)
+        none = torch.zeros(batch, heads, queries, dtype=torch.int32, device=query.device)
         return Attended(empty, query.new_zeros(*outer, queries, keys) if need_weights else None, none)
     q, k, v = (widen(x.reshape(batch, -1, *x.shape[-2:])) for x in (query, key, value))
     problem = Problem(
@@ -127,24 +130,23 @@ def attend(
     )
     mask = _mask(attn_mask, q.dtype, (*outer, queries, keys), batch, heads)
     alpha = _alphas(alpha, q, outer)
-    output, weights, support = _compute(q, k, v, alpha, mask, problem, need_weights)
-    if need_support and support is None and weights is not None:
-        support = (weights.detach() > 0).sum(-1, dtype=torch.int32)
+    output, weights, seen = _compute(q, k, v, alpha, mask, problem, need_weights)
     return Attended(
         output.reshape(*outer, queries, value.shape[-1]).to(query.dtype),
         weights.reshape(*outer, queries, keys).to(query.dtype) if need_weights and weights is not None else None,
-        support.reshape(*outer, queries) if need_support and support is not None else None,
+        seen,
     )
 
 
 def _compute(
     q: Tensor, k: Tensor, v: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem, need_weights: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor]:
     traced = torch.compiler.is_compiling() or autograd.transforms_active()
     # What fits into one tile is faster kept than computed again.
     small = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= attention.TILE
     if need_weights or traced or small or torch.autograd.forward_ad._current_level >= 0:
-        return *attention.materialised(q, k, v, alpha, mask, problem), None
+        output, weights = attention.materialised(q, k, v, alpha, mask, problem)
+        return output, weights, weights.detach()
     output, support = attention.Attention.apply(q, k, v, alpha, mask, problem)
     return output, None, support
 

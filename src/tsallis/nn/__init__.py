@@ -1,7 +1,22 @@
-"""Modules: the maps and losses, attention, and the output layer."""
+"""Modules: the maps and losses, attention, Transformer layers, and the output layer."""
 
 from tsallis.nn.attention import GlobalAttention
 from tsallis.nn.maps import AlphaReLULoss, Entmax, EntmaxLoss, Sparsemax
+from tsallis.nn.multihead import AttentionStats, KeyValueCache, MultiheadAttention, PerHeadAlpha
 from tsallis.nn.output import OutputLayer
+from tsallis.nn.transformer import TransformerDecoderLayer, TransformerEncoderLayer
 
-__all__ = ["AlphaReLULoss", "Entmax", "EntmaxLoss", "GlobalAttention", "OutputLayer", "Sparsemax"]
+__all__ = [
+    "AlphaReLULoss",
+    "AttentionStats",
+    "Entmax",
+    "EntmaxLoss",
+    "GlobalAttention",
+    "KeyValueCache",
+    "MultiheadAttention",
+    "OutputLayer",
+    "PerHeadAlpha",
+    "Sparsemax",
+    "TransformerDecoderLayer",
+    "TransformerEncoderLayer",
+]

@@ -1,0 +1,435 @@
+"""Multi-head attention with an alpha for each head, fixed or learned."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tsallis.functional.attention import attend
+from tsallis.functional.rows import alpha_number
+from tsallis.kernels.autograd import transforms_active
+
+Alpha = float | Tensor | Literal["learned"]
+
+
+class PerHeadAlpha(nn.Module):
+    r"""An alpha for each head that is learned and stays between two bounds.
+
+    .. math:: \alpha_h = \mathrm{low} + (\mathrm{high} - \mathrm{low}) \, \sigma(a_h)
+
+    (Correia et al. 2019, sec. 3.2, with bounds 1 and 2: from softmax to sparsemax). The parameter :math:`a` is called
+    `bias`: optimisers that leave biases without weight decay leave it, too. A state dict without it, such as one of
+    PyTorch's attention, is loaded and leaves it as it is.
+
+    Args:
+        num_heads: how many.
+        low, high: the bounds.
+        initial: the alpha that all heads start with; None draws :math:`a` from a normal distribution, as the paper does.
+
+    Raises:
+        ValueError: bounds below 1 or in the wrong order, an initial alpha that does not lie between them.
+
+    Example:
+        >>> PerHeadAlpha(3, initial=1.5)().detach()
+        tensor([1.5000, 1.5000, 1.5000])
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        low: float = 1.0,
+        high: float = 2.0,
+        initial: float | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.low, self.high = alpha_number(low), alpha_number(high)
+        if not self.low < self.high:
+            raise ValueError(f"low must be below high, got {low:g} and {high:g}")
+        if initial is not None and not self.low < initial < self.high:
+            raise ValueError(f"initial must lie between {low:g} and {high:g}, got {initial:g}")
+        self.initial = initial
+        self.bias = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start anew."""
+        if self.initial is None:
+            nn.init.normal_(self.bias)
+        else:
+            share = (self.initial - self.low) / (self.high - self.low)
+            nn.init.constant_(self.bias, float(torch.logit(torch.tensor(share, dtype=torch.float64))))
+
+    def forward(self) -> Tensor:
+        """Alphas [heads]."""
+        return self.low + (self.high - self.low) * self.bias.sigmoid()
+
+    def extra_repr(self) -> str:
+        return f"{len(self.bias)}, low={self.low:g}, high={self.high:g}"
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        if f"{prefix}bias" not in state_dict:
+            state_dict[f"{prefix}bias"] = self.bias.detach().clone()
+        super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[no-untyped-call]
+
+
+class AttentionStats(NamedTuple):
+    """How sparse a forward pass was, head by head."""
+
+    density: Tensor  # [heads]: share of the keys that could be attended to which had a weight above zero
+    support: Tensor  # [heads]: mean number of keys with a weight above zero
+    alpha: Tensor  # [heads]
+
+
+class KeyValueCache:
+    """Projected keys and values of the steps so far, for decoding with :class:`MultiheadAttention`.
+
+    Grows in place, by doubling. Called without a key, attention reads what is there: so a memory is projected once.
+
+    Example:
+        >>> attention, cache = MultiheadAttention(8, 2, batch_first=True), KeyValueCache()
+        >>> with torch.no_grad():
+        ...     for step in torch.randn(5, 1, 1, 8):
+        ...         out, _ = attention(step, step, step, cache=cache, need_weights=False)
+        >>> len(cache)
+        5
+    """
+
+    def __init__(self) -> None:
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Keys and values [batch, heads, length, size]."""
+        if self._keys is None or self._values is None:
+            raise ValueError("the cache is empty: the first call needs a key and a value")
+        return self._keys[:, :, : self._length], self._values[:, :, : self._length]
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add steps [batch, heads, steps, size]; returns all."""
+        if self._keys is not None and (keys.shape[:2] != self._keys.shape[:2] or keys.shape[-1] != self._keys.shape[-1]):
+            raise ValueError(f"the cache holds {tuple(self._keys.shape)}, got new keys of {tuple(keys.shape)}")
+        self._keys = self._added(self._keys, keys)
+        self._values = self._added(self._values, values)
+        self._length += keys.shape[2]
+        return self.read()
+
+    def reorder(self, index: Tensor) -> None:
+        """Batch elements `index`, as a beam search chooses them, in place of those there are."""
+        if self._keys is not None and self._values is not None:
+            self._keys, self._values = self._keys.index_select(0, index), self._values.index_select(0, index)
+
+    def _added(self, have: Tensor | None, new: Tensor) -> Tensor:
+        if have is None:
+            return new
+        used, total = self._length, self._length + new.shape[2]
+        if torch.is_grad_enabled() and (have.requires_grad or new.requires_grad):
+            return torch.cat([have[:, :, :used], new], 2)
+        if have.shape[2] < total:
+            room = have.new_empty(*have.shape[:2], max(total, 2 * used), have.shape[3])
+            room[:, :, :used] = have[:, :, :used]
+            have = room
+        have[:, :, used:total] = new
+        return have
+
+
+class MultiheadAttention(nn.Module):
+    r"""`torch.nn.MultiheadAttention` with sparse weights and an alpha for each head.
+
+    .. math:: \mathrm{head}_h = \mathrm{entmax}_{\alpha_h}\big(Q_h K_h^\top / \sqrt{d}\big) V_h
+
+    (Correia et al. 2019, eq. 7). Arguments, parameter names, shapes and masks are PyTorch's, so that its state dicts
+    load and it can take its place; boolean masks are True where a key may *not* be attended to, as there. A query that
+    sees no key gives the output's bias where PyTorch gives NaN. Weights are only held if `need_weights` asks for them.
+
+    Args:
+        embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype: as in
+            `torch.nn.MultiheadAttention`.
+        alpha: at least 1: a number, "learned" (a :class:`PerHeadAlpha`), a tensor [heads] that is kept, or a module
+            whose `forward()` gives one.
+
+    Raises:
+        ValueError: sizes that do not fit, a bad alpha.
+
+    Example:
+        >>> attention = MultiheadAttention(8, 2, batch_first=True, alpha="learned")
+        >>> x = torch.randn(3, 5, 8)
+        >>> out, weights = attention(x, x, x, need_weights=True)
+        >>> out.shape, weights.shape
+        (torch.Size([3, 5, 8]), torch.Size([3, 5, 5]))
+        >>> attention.stats().density.shape
+        torch.Size([2])
+    """
+
+    alpha: float | Tensor | nn.Module
+    in_proj_weight: Tensor | None
+    in_proj_bias: Tensor | None
+    bias_k: Tensor | None
+    bias_v: Tensor | None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        alpha: Alpha | nn.Module = 1.5,
+    ) -> None:
+        super().__init__()
+        if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
+            raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
+        self.dropout, self.batch_first, self.add_zero_attn = dropout, batch_first, add_zero_attn
+        sizes = {"q_proj_weight": embed_dim, "k_proj_weight": self.kdim, "v_proj_weight": self.vdim}
+        packed = self.kdim == self.vdim == embed_dim
+        weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **place)) if packed else None
+        self.register_parameter("in_proj_weight", weight)
+        for name, size in sizes.items():
+            own = None if packed else nn.Parameter(torch.empty(embed_dim, size, **place))
+            self.register_parameter(name, own)
+        self.register_parameter("in_proj_bias", nn.Parameter(torch.empty(3 * embed_dim, **place)) if bias else None)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **place)
+        for name in ("bias_k", "bias_v"):
+            extra = nn.Parameter(torch.empty(1, 1, embed_dim, **place)) if add_bias_kv else None
+            self.register_parameter(name, extra)
+        self._hold_alpha(alpha, place)
+        self._last: tuple[Tensor, Tensor | None, Tensor | None, bool, int, int, Tensor] | None = None
+        self._reset_parameters()
+
+    def _hold_alpha(self, alpha: Alpha | nn.Module, place: dict[str, Any]) -> None:
+        if isinstance(alpha, str):
+            if alpha != "learned":
+                raise ValueError(f"alpha must be a number, 'learned', a tensor or a module, got {alpha!r}")
+            self.alpha = PerHeadAlpha(self.num_heads, **place)
+        elif isinstance(alpha, Tensor):
+            if alpha.shape != (self.num_heads,):
+                raise ValueError(f"alpha must have shape ({self.num_heads},), one for each head, got {tuple(alpha.shape)}")
+            if isinstance(alpha, nn.Parameter):
+                self.alpha = alpha
+            else:
+                self.register_buffer("alpha", alpha.to(device=place["device"]))
+        else:
+            self.alpha = alpha if isinstance(alpha, nn.Module) else alpha_number(alpha)
+
+    def _reset_parameters(self) -> None:
+        for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
+            if weight is not None:
+                nn.init.xavier_uniform_(weight)
+        if self.in_proj_bias is not None:
+            nn.init.zeros_(self.in_proj_bias)
+            nn.init.zeros_(self.out_proj.bias)
+        for extra in (self.bias_k, self.bias_v):
+            if extra is not None:
+                nn.init.xavier_normal_(extra)
+
+    def alphas(self) -> Tensor:
+        """The alpha of each head [heads]."""
+        alpha = self.alpha() if isinstance(self.alpha, nn.Module) else self.alpha
+        return alpha if isinstance(alpha, Tensor) else torch.full((self.num_heads,), alpha)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        cache: KeyValueCache | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Output, and weights if they are asked for.
+
+        Args:
+            query, key, value: [length, batch, size], [batch, length, size] with `batch_first`, or [length, size].
+            key_padding_mask: [batch, keys] or [keys]: True (or -inf) where a key is padding.
+            need_weights: give the weights, too; they are held then.
+            attn_mask: [queries, keys] or [batch * heads, queries, keys]: True where a key may not be attended to, or
+                numbers that are added to the scores.
+            average_attn_weights: weights [batch, queries, keys], the mean of the heads, not [batch, heads, ...].
+            is_causal: a query sees no later key; unlike PyTorch's no mere hint, and needs no mask. With a cache, the
+                last query is aligned with the last key.
+            cache: what earlier steps projected; new keys are added, and without `key` none are.
+        """
+        batched = query.dim() == 3
+        if query.dim() not in (2, 3):
+            raise ValueError(f"query must have 2 or 3 dimensions, got shape {tuple(query.shape)}")
+        if (key is None) != (value is None) or (key is None and cache is None):
+            raise ValueError("key and value go together, and only a cache can stand in for them")
+        if query.shape[-1] != self.embed_dim:
+            raise ValueError(f"query must have the size {self.embed_dim}, got {query.shape[-1]}")
+        q, k, v = self._project(query, key, value)
+        past = 0
+        if k is None or v is None:
+            assert cache is not None
+            k, v = cache.read()
+        elif cache is not None:
+            past = len(cache)
+            k, v = cache.append(k, v)
+        queries, keys = q.shape[2], k.shape[2]
+        # Keys that every query sees come behind the others: no length and no causal order then tells who sees what.
+        plain = self.bias_k is None and not self.add_zero_attn
+        padding, lengths = self._padding(key_padding_mask, k.shape[0], keys, plain)
+        causal = is_causal and past == 0 and plain
+        mask = _joined(self._own_mask(attn_mask, q.shape[0]), padding)
+        if is_causal and not causal and (queries > 1 or not plain):
+            mask = _joined(mask, torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(past))
+        if not plain:
+            k, v, mask = self._extended(k, v, mask)
+        alphas = self.alpha() if isinstance(self.alpha, nn.Module) else self.alpha
+        found = attend(
+            q,
+            k,
+            v,
+            alphas,
+            attn_mask=mask,
+            key_lengths=lengths,
+            is_causal=causal,
+            dropout_p=self.dropout if self.training else 0.0,
+            need_weights=need_weights,
+        )
+        if not torch.compiler.is_compiling() and not transforms_active():
+            self._last = (found.seen, mask, lengths, causal, queries, k.shape[2], self.alphas().detach())
+        out = self.out_proj(found.output.transpose(1, 2).flatten(2))  # [batch, queries, size]
+        weights = found.weights
+        if weights is not None:
+            weights = weights.mean(1) if average_attn_weights else weights
+            weights = weights if batched else weights.squeeze(0)
+        if not batched:
+            return out.squeeze(0), weights
+        return out if self.batch_first else out.transpose(0, 1), weights
+
+    def stats(self) -> AttentionStats:
+        """How sparse the last forward pass was; no weights are computed for it.
+
+        Raises:
+            RuntimeError: before the first one.
+        """
+        if self._last is None:
+            raise RuntimeError("there was no forward pass yet, or it was compiled")
+        seen, mask, lengths, causal, queries, keys, alpha = self._last
+        support = ((seen > 0).sum(-1) if seen.dim() == 4 else seen).double()  # [batch, heads, queries]
+        visible = _visible(mask, lengths, causal, queries, keys, support)
+        some = visible > 0
+        count = some.sum((0, 2)).clamp(min=1)
+        total = visible.sum((0, 2))
+        density = support.sum((0, 2)) / total.clamp(min=1)
+        return AttentionStats(density.float(), (support.sum((0, 2)) / count).float(), alpha)
+
+    def _project(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Heads [batch, heads, length, head size]."""
+        given = [query] if key is None or value is None else [query, key, value]
+        if self.in_proj_weight is not None:
+            if key is query and value is query:
+                projected = list(F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1))
+                return tuple(self._heads(x) for x in projected)  # type: ignore[return-value]
+            weights = self.in_proj_weight.chunk(3)
+        else:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = self.in_proj_bias.chunk(3) if self.in_proj_bias is not None else (None,) * 3
+        found = [self._heads(F.linear(x, w, b)) for x, w, b in zip(given, weights, biases, strict=False)]
+        return found[0], *(found[1:] or (None, None))  # type: ignore[return-value]
+
+    def _heads(self, x: Tensor) -> Tensor:
+        if x.dim() == 2:
+            x = x.unsqueeze(0)
+        elif not self.batch_first:
+            x = x.transpose(0, 1)
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+    def _own_mask(self, mask: Tensor | None, batch: int) -> Tensor | None:
+        """PyTorch's mask, True where nothing is seen, as ours."""
+        if mask is None:
+            return None
+        if mask.dim() == 3:
+            if mask.shape[0] != batch * self.num_heads:
+                raise ValueError(
+                    f"attn_mask must be [queries, keys] or [{batch * self.num_heads}, queries, keys], "
+                    f"got shape {tuple(mask.shape)}"
+                )
+            mask = mask.view(batch, self.num_heads, *mask.shape[1:])
+        return ~mask if mask.dtype == torch.bool else mask
+
+    @staticmethod
+    def _padding(padding: Tensor | None, batch: int, keys: int, plain: bool) -> tuple[Tensor | None, Tensor | None]:
+        """Padding as a mask [batch, 1, 1, keys]; as lengths where it is at the end, so that it is not computed."""
+        if padding is None:
+            return None, None
+        padding = padding.unsqueeze(0) if padding.dim() == 1 else padding
+        if padding.shape != (batch, keys):
+            raise ValueError(f"key_padding_mask must have shape {(batch, keys)}, got {tuple(padding.shape)}")
+        if padding.dtype != torch.bool:
+            return padding.view(batch, 1, 1, keys), None
+        live = ~padding
+        if plain and not torch.compiler.is_compiling() and not transforms_active():
+            lengths = live.sum(1)
+            if torch.equal(torch.arange(keys, device=live.device) < lengths.unsqueeze(1), live):
+                return None, lengths
+        return live.view(batch, 1, 1, keys), None
+
+    def _extended(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """With the learned key and the zero key."""
+        batch, extra = k.shape[0], 0
+        if self.bias_k is not None and self.bias_v is not None:
+            own = [x.view(1, self.num_heads, 1, -1).expand(batch, -1, -1, -1) for x in (self.bias_k, self.bias_v)]
+            k, v = torch.cat([k, own[0]], 2), torch.cat([v, own[1]], 2)
+            extra += 1
+        if self.add_zero_attn:
+            k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+            extra += 1
+        if mask is not None:
+            if mask.shape[-1] == 1:
+                mask = mask.expand(*mask.shape[:-1], k.shape[2] - extra)
+            mask = F.pad(mask, (0, extra), value=mask.dtype == torch.bool)
+        return k, v, mask
+
+    def extra_repr(self) -> str:
+        alpha = self.alpha
+        shown = f", alpha={alpha:g}" if isinstance(alpha, float) else ""
+        return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout:g}{shown}"
+
+
+def _joined(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Two masks, each boolean (True takes part) or additive, as one."""
+    if one is None or other is None:
+        return other if one is None else one
+    if one.dtype == torch.bool and other.dtype == torch.bool:
+        return one & other
+    if one.dtype == torch.bool or other.dtype == torch.bool:
+        live, added = (one, other) if one.dtype == torch.bool else (other, one)
+        return torch.where(live, added, -torch.inf)
+    return one + other
+
+
+def _visible(
+    mask: Tensor | None, lengths: Tensor | None, causal: bool, queries: int, keys: int, like: Tensor
+) -> Tensor:
+    """How many keys each query could attend to [batch, heads, queries]."""
+    live = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=like.device)
+    if mask is not None:
+        live = live & (mask if mask.dtype == torch.bool else mask > -torch.inf)
+    if lengths is not None:
+        live = live & (torch.arange(keys, device=like.device) < lengths.view(-1, 1, 1, 1))
+    if causal:
+        live = live & torch.ones(queries, keys, dtype=torch.bool, device=like.device).tril()
+    return live.sum(-1).to(like).expand_as(like)

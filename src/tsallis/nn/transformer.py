@@ -1,0 +1,214 @@
+"""Transformer layers as PyTorch has them, with sparse attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tsallis.nn.multihead import Alpha, KeyValueCache, MultiheadAttention
+
+Activation = str | Callable[[Tensor], Tensor]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
+
+
+def _activation(given: Activation) -> Callable[[Tensor], Tensor]:
+    if not isinstance(given, str):
+        return given
+    if given not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)} or a function, got {given!r}")
+    return ACTIVATIONS[given]
+
+
+class TransformerEncoderLayer(nn.Module):
+    r"""`torch.nn.TransformerEncoderLayer` with sparse self-attention, its alphas fixed or learned.
+
+    Arguments, parameter names and masks are PyTorch's, and its state dicts load. In a `torch.nn.TransformerEncoder` give
+    `enable_nested_tensor=False`: padding is skipped anyway.
+
+    Args:
+        d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device,
+            dtype: as in `torch.nn.TransformerEncoderLayer`.
+        alpha: as in :class:`MultiheadAttention` (Correia et al. 2019 learn it).
+
+    Example:
+        >>> import torch
+        >>> layer = TransformerEncoderLayer(16, 4, dim_feedforward=32, batch_first=True, alpha="learned")
+        >>> encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        >>> encoder(torch.randn(3, 5, 16)).shape
+        torch.Size([3, 5, 16])
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: Activation = F.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        alpha: Alpha | nn.Module = 1.5,
+    ) -> None:
+        super().__init__()
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.self_attn = MultiheadAttention(
+            d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first, alpha=alpha, **place
+        )
+        self.linear1 = nn.Linear(d_model, dim_feedforward, bias=bias, **place)
+        self.dropout = nn.Dropout(dropout)
+        self.linear2 = nn.Linear(dim_feedforward, d_model, bias=bias, **place)
+        self.norm_first = norm_first
+        self.norm1 = nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **place)
+        self.norm2 = nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **place)
+        self.dropout1, self.dropout2 = nn.Dropout(dropout), nn.Dropout(dropout)
+        self.activation = _activation(activation)
+
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """The layer's output; masks as in :class:`MultiheadAttention`."""
+
+        def attend(x: Tensor) -> Tensor:
+            found, _ = self.self_attn(
+                x,
+                x,
+                x,
+                key_padding_mask=src_key_padding_mask,
+                need_weights=False,
+                attn_mask=src_mask,
+                is_causal=is_causal,
+            )
+            return self.dropout1(found)
+
+        if self.norm_first:
+            x = src + attend(self.norm1(src))
+            return x + self._feed_forward(self.norm2(x))
+        x = self.norm1(src + attend(src))
+        return self.norm2(x + self._feed_forward(x))
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
+        return found
+
+
+class TransformerDecoderLayer(nn.Module):
+    r"""`torch.nn.TransformerDecoderLayer` with sparse self-attention and sparse attention to the memory.
+
+    Arguments, parameter names and masks are PyTorch's, and its state dicts load.
+
+    Args:
+        d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device,
+            dtype: as in `torch.nn.TransformerDecoderLayer`.
+        alpha: of the self-attention, as in :class:`MultiheadAttention`.
+        cross_alpha: of the attention to the memory; the default is the same. "learned" learns one of its own.
+
+    Example:
+        >>> import torch
+        >>> layer = TransformerDecoderLayer(16, 4, dim_feedforward=32, batch_first=True, alpha="learned")
+        >>> layer(torch.randn(3, 4, 16), torch.randn(3, 5, 16), tgt_is_causal=True).shape
+        torch.Size([3, 4, 16])
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: Activation = F.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        alpha: Alpha | nn.Module = 1.5,
+        cross_alpha: Alpha | nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        heads: dict[str, Any] = {"dropout": dropout, "bias": bias, "batch_first": batch_first, **place}
+        cross_alpha = alpha if cross_alpha is None else cross_alpha
+        self.self_attn = MultiheadAttention(d_model, nhead, alpha=alpha, **heads)
+        self.multihead_attn = MultiheadAttention(d_model, nhead, alpha=cross_alpha, **heads)
+        self.linear1 = nn.Linear(d_model, dim_feedforward, bias=bias, **place)
+        self.dropout = nn.Dropout(dropout)
+        self.linear2 = nn.Linear(dim_feedforward, d_model, bias=bias, **place)
+        self.norm_first = norm_first
+        self.norm1 = nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **place)
+        self.norm2 = nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **place)
+        self.norm3 = nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **place)
+        self.dropout1, self.dropout2, self.dropout3 = (nn.Dropout(dropout) for _ in range(3))
+        self.activation = _activation(activation)
+
+    def forward(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+        *,
+        caches: tuple[KeyValueCache, KeyValueCache] | None = None,
+    ) -> Tensor:
+        """The layer's output; masks as in :class:`MultiheadAttention`.
+
+        With `caches`, of the self-attention and of the memory, `tgt` is the steps after those in the first, and the
+        memory is projected at the first call alone.
+        """
+        own, other = caches if caches is not None else (None, None)
+        projected = other is not None and len(other) > 0
+
+        def attend(x: Tensor) -> Tensor:
+            found, _ = self.self_attn(
+                x,
+                x,
+                x,
+                key_padding_mask=tgt_key_padding_mask,
+                need_weights=False,
+                attn_mask=tgt_mask,
+                is_causal=tgt_is_causal,
+                cache=own,
+            )
+            return self.dropout1(found)
+
+        def attend_memory(x: Tensor) -> Tensor:
+            found, _ = self.multihead_attn(
+                x,
+                None if projected else memory,
+                None if projected else memory,
+                key_padding_mask=memory_key_padding_mask,
+                need_weights=False,
+                attn_mask=memory_mask,
+                is_causal=memory_is_causal,
+                cache=other,
+            )
+            return self.dropout2(found)
+
+        if self.norm_first:
+            x = tgt + attend(self.norm1(tgt))
+            x = x + attend_memory(self.norm2(x))
+            return x + self._feed_forward(self.norm3(x))
+        x = self.norm1(tgt + attend(tgt))
+        x = self.norm2(x + attend_memory(x))
+        return self.norm3(x + self._feed_forward(x))
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.dropout3(self.linear2(self.dropout(self.activation(self.linear1(x)))))
+        return found
