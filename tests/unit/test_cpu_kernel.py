@@ -128,6 +128,50 @@ def test_one_number_for_all_rows_is_that_number_in_each(alpha: float, dtype: tor
 
 @every_dtype
 @pytest.mark.parametrize("d", SIZES)
+def test_in_place_and_once_more_from_what_was_kept(d: int, dtype: torch.dtype) -> None:
+    x = problem(d, dtype.itemsize == 2)
+    scores, alpha = x.scores.to(dtype, copy=True), x.alphas(dtype)
+    scores[2], scores[3, d // 2] = -torch.inf, torch.nan
+    p = cpu.entmax(scores, alpha)
+    solved, again = scores.clone(), scores.clone()
+    stats = cpu.solve_in_place(solved, alpha)
+    assert same(solved, p)
+    assert stats.shape == (len(scores), cpu.STATS)
+    support = (p > 0).sum(-1)
+    counted = stats[:, -1].long()  # before halves are rounded, some of them to zero
+    assert torch.equal(counted, support) if dtype.itemsize > 2 else (counted >= support).all()
+    cpu.weigh_in_place(again, alpha, stats)
+    one_digit = 2 * ROUNDING[dtype]  # two roundings of nearly the same number
+    torch.testing.assert_close(again.double(), p.double(), atol=COMPUTING[dtype] / 2, rtol=one_digit, equal_nan=True)
+    g = x.weights.to(dtype)
+    for need_alpha in (False, True):
+        expected, expected_alpha = cpu.entmax_gradient(p, g, alpha, need_alpha)
+        over = p.clone()
+        found, found_alpha = cpu.entmax_gradient(over, g, alpha, need_alpha, out=over)
+        assert found is over and same(over, expected)
+        assert found_alpha is None or (expected_alpha is not None and same(found_alpha, expected_alpha))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("stays", [0.1, 0.5, 0.9, 1.0])
+def test_what_is_dropped_is_a_function_of_the_seed(stays: float, dtype: torch.dtype) -> None:
+    x = torch.randn(300, 1001, generator=torch.Generator().manual_seed(0)).to(dtype) + 10
+    kept = cpu.drop(x, stays, 2**63 + 5, torch.empty_like(x))
+    over = x.clone()
+    assert cpu.drop(over, stays, 2**63 + 5, over) is over and torch.equal(over, kept)
+    stayed = kept != 0
+    torch.testing.assert_close(kept[stayed], x[stayed] / stays)
+    n, error = x.numel(), (stays * (1 - stays)) ** 0.5
+    assert abs(stayed.double().mean() - stays) <= 5 * error / n**0.5
+    other = cpu.drop(x, stays, 2**63 + 6, torch.empty_like(x)) != 0
+    pairs = {"neighbours": (stayed[:, 1:], stayed[:, :-1]), "rows": (stayed[1:], stayed[:-1]), "seeds": (stayed, other)}
+    for name, (one, two) in pairs.items():  # independent: together as often as their product says
+        both = (one & two).double().mean()
+        assert abs(both - stays**2) <= 8 * error / n**0.5, name
+
+
+@every_dtype
+@pytest.mark.parametrize("d", SIZES)
 def test_gradients_of_maps(d: int, dtype: torch.dtype) -> None:
     x = problem(d, dtype.itemsize == 2)
     p, g, alpha = x.probs.to(dtype), x.weights.to(dtype), x.alphas(dtype)
@@ -303,8 +347,8 @@ def test_threads_change_no_bit(shape: tuple[int, ...], own_threads: bool) -> Non
     upstream = torch.randn(rows, generator=generator)
 
     def everything() -> list[Tensor | None]:
-        p = cpu.entmax(z, alpha)
-        results = [p, *cpu.entmax_gradient(p, g, alpha, True)]
+        p = cpu.entmax(z, alpha, 1)
+        results = [p, *cpu.entmax_gradient(p, g, alpha, True, 1), cpu.drop(z, 0.7, 5, torch.empty_like(z))]
         if z.dim() == 2:
             found = cpu.entmax_loss(z, target, alpha, True)
             lists, stats = lists_of(z, target, alpha)
@@ -442,6 +486,9 @@ def test_nothing_is_read_or_written_behind_the_end(d: int, dtype: torch.dtype) -
     assert same(p, cpu.entmax(x.scores.to(dtype), x.alphas(dtype)))
     call("map_gradient", alpha, p, g, dz, da)
     assert dz.isfinite().all() and da.isfinite().all()
+    call("map", alpha, z, p, stats)
+    call("probs", alpha, z, stats, dz)
+    assert dz.isfinite().all() and stats.isfinite().all()
     call("loss", alpha, z, target, loss, stats, da)
     assert loss.isfinite().all()
     call("loss_gradient", alpha, z, target, stats, fenced(torch.ones_like(loss)), dz)

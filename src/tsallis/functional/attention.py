@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tsallis.functional.rows import Alpha, alpha_number, check_floating, widen
-from tsallis.kernels import attention, autograd
+from tsallis.kernels import attention, autograd, dispatch
 from tsallis.kernels.attention import Problem
 
 
@@ -126,7 +126,8 @@ def attend(
         causal=is_causal,
         lengths=_lengths(key_lengths, outer[:-1], keys),
         dropout=dropout_p,
-        seed=int(torch.randint(1 << 62, ())) if dropout_p and not torch.compiler.is_compiling() else 0,
+        seed=int(torch.randint(1 << 62, ())) if dropout_p and not _traced() else 0,
+        kernels=dropout_p > 0 and not _traced() and dispatch.compiled(q.detach(), 1.0),
     )
     mask = _mask(attn_mask, q.dtype, (*outer, queries, keys), batch, heads)
     alpha = _alphas(alpha, q, outer)
@@ -141,14 +142,17 @@ def attend(
 def _compute(
     q: Tensor, k: Tensor, v: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem, need_weights: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    traced = torch.compiler.is_compiling() or autograd.transforms_active()
     # What fits into one tile is faster kept than computed again.
     small = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= attention.TILE
-    if need_weights or traced or small or torch.autograd.forward_ad._current_level >= 0:
+    if need_weights or _traced() or small or torch.autograd.forward_ad._current_level >= 0:
         output, weights = attention.materialised(q, k, v, alpha, mask, problem)
         return output, weights, weights.detach()
     output, support = attention.Attention.apply(q, k, v, alpha, mask, problem)
     return output, None, support
+
+
+def _traced() -> bool:
+    return torch.compiler.is_compiling() or autograd.transforms_active()
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
@@ -224,6 +228,6 @@ def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int]) -> Alpha:
     else:
         raise ValueError(f"alpha must have shape ({heads},) or {tuple(outer)}: one for each head, got {shape}")
     alpha = alpha.to(device=q.device, dtype=q.dtype)
-    if not torch.compiler.is_compiling() and not autograd.transforms_active():
+    if not _traced():
         autograd.check_alpha(alpha)
     return alpha

@@ -7,7 +7,7 @@ next tile. What is held beside the inputs and their gradients grows with the len
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +31,7 @@ class Problem(NamedTuple):
     lengths: tuple[int, ...] | None  # keys of each batch element that take part
     dropout: float = 0.0
     seed: int = 0
+    kernels: bool = False  # whether the compiled kernels say what is dropped
 
 
 class Tile(NamedTuple):
@@ -279,8 +280,8 @@ class _Work:
         """Dropout of a tile, the same whenever it is asked for; in place unless the weights shall be kept."""
         if not self.problem.dropout:
             return weights
-        factors = _factors(weights.shape, weights, self.problem, number)
-        return factors.mul_(weights) if keep else weights.mul_(factors)
+        factors = self._buffer("dropped", tuple(weights.shape)) if keep else weights  # type: ignore[arg-type]
+        return _drop(weights, self.problem, number, factors)
 
 
 def _ahead(queries: int, keys: int, device: torch.device) -> Tensor:
@@ -288,13 +289,15 @@ def _ahead(queries: int, keys: int, device: torch.device) -> Tensor:
     return torch.ones(queries, keys, dtype=torch.bool, device=device).triu_(1)
 
 
-def _factors(shape: Sequence[int], like: Tensor, problem: Problem, number: int) -> Tensor:
-    """What dropout multiplies a tile's weights with: 0, or what makes up for the others."""
+def _drop(weights: Tensor, problem: Problem, number: int, out: Tensor) -> Tensor:
+    """A tile's weights, some of them zero and the others larger to make up for it; `out` may be the weights."""
     stays = 1 - problem.dropout
     if stays == 0:
-        return like.new_zeros(shape)
-    generator = torch.Generator(like.device).manual_seed(problem.seed + number)
-    return like.new_empty(shape).bernoulli_(stays, generator=generator).div_(stays)
+        return out.zero_()
+    if problem.kernels:
+        return cpu.drop(weights, stays, problem.seed + number, out)
+    generator = torch.Generator(weights.device).manual_seed(problem.seed + number)
+    return torch.mul(weights, torch.empty_like(weights).bernoulli_(stays, generator=generator).div_(stays), out=out)
 
 
 def materialised(
@@ -320,19 +323,19 @@ def materialised(
     if problem.dropout and (torch.compiler.is_compiling() or autograd.transforms_active()):
         dropped = torch.dropout(weights, problem.dropout, True)
     elif problem.dropout:
-        dropped = weights * _all_factors(weights, Shape(batch, key.shape[1], group, queries, keys), problem)
+        dropped = weights * _factors(weights.detach(), Shape(batch, key.shape[1], group, queries, keys), problem)
     out = dropped.reshape(batch, key.shape[1], group * queries, keys) @ value
     return out.reshape(batch, heads, queries, -1), weights
 
 
-def _all_factors(weights: Tensor, shape: Shape, problem: Problem) -> Tensor:
-    """The factors of all tiles: one seed drops the same weights on both ways."""
-    factors, number = torch.zeros_like(weights), 0
+def _factors(like: Tensor, shape: Shape, problem: Problem) -> Tensor:
+    """What dropout multiplies all weights with: one seed drops the same ones on both ways."""
+    factors, number = torch.zeros_like(like), 0
     for shared in tiles(shape, problem):
         for b0, b1, h0, h1, i0, i1, seen in shared:
             part = factors[b0:b1, h0 * shape.group : h1 * shape.group, i0:i1, :seen]
-            rows = ((b1 - b0) * (h1 - h0), shape.group * (i1 - i0), seen)
-            part.copy_(_factors(rows, weights, problem, number).view(part.shape))
+            ones = like.new_ones(part.shape)
+            part.copy_(_drop(ones, problem, number, ones))
             number += 1
     return factors
 

@@ -14,7 +14,7 @@ import ctypes
 import functools
 import math
 import os
-from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,6 +80,17 @@ class _Gather(ctypes.Structure):
     )
 
 
+class _Drop(ctypes.Structure):
+    _fields_ = (
+        ("storage", c_int32),
+        ("n", c_int64),
+        ("seed", c_uint64),
+        ("stays", c_double),
+        ("input", c_void_p),
+        ("output", c_void_p),
+    )
+
+
 CALLS: dict[str, type[ctypes.Structure]] = {
     "map": _Map,
     "probs": _Probs,
@@ -89,6 +100,7 @@ CALLS: dict[str, type[ctypes.Structure]] = {
     "relu_loss": _ReluLoss,
     "support": _Support,
     "gather": _Gather,
+    "drop": _Drop,
 }
 
 
@@ -330,3 +342,9 @@ def gather(
         None if total is None else total.data_ptr(),
     )
     return out, total
+
+
+def drop(x: Tensor, stays: float, seed: int, out: Tensor) -> Tensor:
+    """Dropout of float32 or float64 by a seed below 2**64: the same whenever it is asked for; `out` may be `x`."""
+    _run("drop", STORAGE[x.dtype], x.numel(), seed, stays, x.data_ptr(), out.data_ptr())
+    return out

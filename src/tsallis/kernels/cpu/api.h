@@ -85,6 +85,18 @@ struct GatherCall {
     void* total;  // [rows] or null: the sums of the values themselves
 };
 
+// Dropout of n numbers: each is kept with the probability `stays` and divided by it, or zero. Which ones is a function of
+// the seed and their place alone, so that nothing has to be kept. out may be in.
+constexpr int64_t DROP_GROUP = 4096;
+struct DropCall {
+    int32_t storage;  // float or double
+    int64_t n;
+    uint64_t seed;
+    double stays;
+    const void* in;
+    void* out;
+};
+
 struct Kernels {
     const char* name;
     int64_t (*rows_together)(int64_t d);
@@ -96,6 +108,7 @@ struct Kernels {
     void (*relu_loss)(const ReluLossCall*, int64_t first, int64_t last);
     void (*support)(const SupportCall*, int64_t first, int64_t last);
     void (*gather)(const GatherCall*, int64_t first, int64_t last);
+    void (*drop)(const DropCall*, int64_t first, int64_t last);  // groups of DROP_GROUP numbers
 };
 
 extern const Kernels kernels_portable, kernels_avx2, kernels_avx512;

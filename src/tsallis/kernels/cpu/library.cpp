@@ -187,6 +187,9 @@ EXPORT void tsallis_loss_gradient(const LossGradientCall* call, int threads) {
 }
 EXPORT void tsallis_relu_loss(const ReluLossCall* call, int threads) { over_rows(kernels->relu_loss, call, threads); }
 EXPORT void tsallis_support(const SupportCall* call, int threads) { over_rows(kernels->support, call, threads); }
+EXPORT void tsallis_drop(const DropCall* call, int threads) {
+    over_rows(kernels->drop, call, (call->n + DROP_GROUP - 1) / DROP_GROUP, DROP_GROUP, 1, threads);
+}
 EXPORT void tsallis_gather(const GatherCall* call, int threads) {
     over_rows(kernels->gather, call, call->rows, call->m * 16, 1, threads);
 }

@@ -1,0 +1,233 @@
+"""Sparse attention beside PyTorch's, and Transformer layers of the base size beside PyTorch's, in one process.
+
+    python benchmarks/attention.py --out benchmarks/results/attention-cpu.csv
+
+Every candidate of a setting runs in turn, round after round, each round in another order, forward and backward. Softmax
+goes through `scaled_dot_product_attention`, the peer (PyPI `entmax`) through `entmax_bisect` of all the scores. Memory:
+one process for each candidate, the growth of its peak over what it held before. Printed at the end: the ratios, and
+which of the project's targets are met. Quote ratios, not milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from common import MEMORY, Candidate, Row, announce, interleave, machine, settle_memory, table, verdict, write
+from linear import peak, resident
+from torch import Tensor, nn
+
+import tsallis
+
+ATTENTION = ["32x8x64x64", "4x8x512x64", "1x8x2048x64", "1x4x4096x64"]  # batch x heads x length x size of a head
+LAYERS = ["32x64", "4x512"]  # batch x length
+COLUMNS = ("group", "shape", "causal", "dropout", "operation", "owner", "time_ratio", "tokens_ratio", "extra_ratio")
+D, HEADS, HIDDEN = 512, 8, 2048  # of a layer of the base size
+PEER_ROUNDS = 2
+
+Attend = Callable[..., Tensor]
+
+
+def alphas(heads: int) -> Tensor:
+    return torch.linspace(1.05, 1.95, heads)
+
+
+def bisected(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, causal: bool = False) -> Tensor:
+    """With all weights, by the peer's bisection."""
+    scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -1e9)
+    weights: Tensor = importlib.import_module("entmax").entmax_bisect(scores, alpha.view(-1, 1, 1))
+    return weights @ value
+
+
+def attentions(shape: tuple[int, ...], causal: bool, peer: bool, seed: int) -> list[Candidate]:
+    batch, heads, length, size = shape
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v, upstream = torch.randn(4, batch, heads, length, size, generator=generator).unbind()
+    alpha = alphas(heads)
+
+    def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, alpha: Any = 1.5) -> Tensor:
+        return tsallis.entmax_attention(q, k, v, alpha, is_causal=causal)  # type: ignore[return-value]
+
+    given: dict[str, Any] = {"upstream": upstream, "dense": "sdpa"}
+    found = [
+        Candidate("sdpa", "torch", softmax, (q, k, v), **given),
+        Candidate("entmax-1.0", "tsallis", partial(ours, alpha=1.0), (q, k, v), **given),
+        Candidate("entmax-1.5", "tsallis", ours, (q, k, v), **given),
+        Candidate("entmax-learned", "tsallis", ours, (q, k, v, alpha), **given),
+    ]
+    if peer:
+        found.append(Candidate("entmax-learned", "entmax", partial(bisected, causal=causal), (q, k, v, alpha), few=True, **given))
+    return found
+
+
+class Bisected(nn.Module):
+    """The peer's attention in one of our layers."""
+
+    def __init__(self, attention: tsallis.nn.MultiheadAttention) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+        attention = self.attention
+        q, k, v = F.linear(x, attention.in_proj_weight, attention.in_proj_bias).chunk(3, -1)  # type: ignore[arg-type]
+        q, k, v = (y.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2) for y in (q, k, v))
+        return attention.out_proj(bisected(q, k, v, attention.alpha()).transpose(1, 2).flatten(2)), None  # type: ignore[operator]
+
+
+def layers(shape: tuple[int, ...], dropout: float, peer: bool, seed: int) -> list[Candidate]:
+    batch, length = shape
+    torch.manual_seed(seed)
+    x, upstream = torch.randn(2, batch, length, D).unbind()
+    sizes: dict[str, Any] = {"dim_feedforward": HIDDEN, "dropout": dropout, "batch_first": True}
+    torchs = nn.TransformerEncoderLayer(D, HEADS, **sizes)
+
+    def layer(alpha: Any) -> nn.Module:
+        own = tsallis.nn.TransformerEncoderLayer(D, HEADS, alpha=alpha, **sizes)
+        own.load_state_dict(torchs.state_dict())
+        return own
+
+    def trained(module: nn.Module) -> Callable[[Tensor], Tensor]:
+        def run(x: Tensor) -> Tensor:
+            module.zero_grad(set_to_none=True)
+            found: Tensor = module(x)
+            return found
+
+        return run
+
+    given: dict[str, Any] = {"leaves": (x,), "upstream": upstream, "dense": "layer-softmax"}
+    found = [
+        Candidate("layer-softmax", "torch", trained(torchs), **given),
+        Candidate("layer-1.5", "tsallis", trained(layer(1.5)), **given),
+        Candidate("layer-learned", "tsallis", trained(layer("learned")), **given),
+    ]
+    if peer and not dropout:
+        slow = layer("learned")
+        slow.self_attn = Bisected(slow.self_attn)  # type: ignore[arg-type]
+        found.append(Candidate("layer-learned", "entmax", trained(slow), few=True, **given))
+    return found
+
+
+def build(group: str, shape: tuple[int, ...], causal: bool, dropout: float, peer: bool, seed: int) -> list[Candidate]:
+    return attentions(shape, causal, peer, seed) if group == "attention" else layers(shape, dropout, peer, seed)
+
+
+def extra(number: int, group: str, shape: tuple[int, ...], setting: tuple[bool, float], peer: bool, seed: int) -> int:
+    """Bytes by which one run of a candidate raises the peak of this process, gradients included."""
+    small = (1, 2, 8, 16) if group == "attention" else (1, 8)
+    for sizes in (small, shape):
+        candidate = build(group, sizes, *setting, peer, seed)[number]
+        before = resident()
+        candidate.run()
+    return peak() - before
+
+
+def extra_of_a_process(number: int, group: str, shape: str, setting: tuple[bool, float], arguments: Any) -> int:
+    """The same, in a process of its own."""
+    causal, dropout = setting
+    own = [f"--memory-of={number}", f"--{group}={shape}", f"--threads={arguments.threads}", f"--dropouts={dropout}"]
+    own += ["--no-peer"] * arguments.no_peer + ["--causal"] * causal
+    done = subprocess.run([sys.executable, __file__, *own], stdout=subprocess.PIPE, text=True, check=True)
+    return int(done.stdout)
+
+
+def rows(place: Row, found: list[Candidate], bytes_: list[int]) -> list[Row]:
+    dense_time, dense_bytes = found[0].medians()[1], bytes_[0]
+    measured = []
+    for candidate, extra_bytes in zip(found, bytes_, strict=True):
+        forward, both = candidate.medians()
+        measured.append(
+            {
+                **place,
+                "operation": candidate.operation,
+                "owner": candidate.owner,
+                "forward_ms": forward * 1e3,
+                "both_ms": both * 1e3,
+                "time_ratio": both / dense_time,
+                "tokens_ratio": dense_time / both,
+                "extra_mb": extra_bytes / 1e6,
+                "extra_ratio": dense_bytes / max(extra_bytes, 1),
+                "rounds": len(candidate.both),
+                "backend": candidate.backend(),
+                **machine(),
+            }
+        )
+    return measured
+
+
+def verdicts(measured: list[Row]) -> list[str]:
+    def pick(operation: str, owner: str, column: str) -> dict[str, float]:
+        return {
+            f"{r['shape']} causal={r['causal']} dropout={r['dropout']}": r[column]
+            for r in measured
+            if r["operation"] == operation and r["owner"] == owner
+        }
+
+    def beside(operation: str) -> dict[str, float]:
+        ours, theirs = pick(operation, "tsallis", "both_ms"), pick(operation, "entmax", "both_ms")
+        return {place: theirs[place] / ours[place] for place in theirs if place in ours}
+
+    return [
+        *verdict("a layer's tokens a second, learned / softmax", 0.9, pick("layer-learned", "tsallis", "tokens_ratio"), True),
+        *verdict("attention by the peer's bisection / ours", 20, beside("entmax-learned"), True),
+        *verdict("a layer with the peer's bisection / with ours", 1, beside("layer-learned"), True),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--attention", nargs="*", default=None, metavar="SHAPE", help="batch x heads x length x size")
+    parser.add_argument("--layers", nargs="*", default=None, metavar="SHAPE", help="batch x length")
+    parser.add_argument("--dropouts", nargs="*", type=float, default=[0.0, 0.1], help="of the layers (default: 0 and 0.1)")
+    parser.add_argument("--causal", action="store_true", help="causal attention only (default: both)")
+    parser.add_argument("--rounds", type=int, default=15, help="default: %(default)s")
+    parser.add_argument("--memory", choices=MEMORY, default="default", help="see the README (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument("--no-peer", action="store_true", help="without PyPI entmax")
+    parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help="CSV file")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if arguments.attention is None and arguments.layers is None:
+        arguments.attention, arguments.layers = ATTENTION, LAYERS
+    orders = [True] if arguments.causal else [False, True]
+    settings = {"attention": [(c, 0.0) for c in orders], "layers": [(False, d) for d in arguments.dropouts]}
+    if arguments.memory_of is not None:
+        group = "attention" if arguments.attention else "layers"
+        shape = tuple(int(n) for n in getattr(arguments, group)[0].split("x"))
+        print(extra(arguments.memory_of, group, shape, settings[group][0], not arguments.no_peer, arguments.seed))
+        return
+    settle_memory(arguments.memory)
+    announce()
+    measured: list[Row] = []
+    for group in ("attention", "layers"):
+        for shape in getattr(arguments, group) or []:
+            sizes = tuple(int(n) for n in shape.split("x"))
+            for causal, dropout in settings[group]:
+                print(group, shape, f"causal={causal} dropout={dropout}", file=sys.stderr)
+                found = build(group, sizes, causal, dropout, not arguments.no_peer, arguments.seed)
+                memory = [extra_of_a_process(n, group, shape, (causal, dropout), arguments) for n in range(len(found))]
+                interleave(found, arguments.rounds, min(PEER_ROUNDS, arguments.rounds), arguments.seed)
+                place: Row = {"group": group, "shape": shape, "causal": causal, "dropout": dropout}
+                measured += rows(place, found, memory)
+                write(arguments.out, measured)
+    print(table(measured, COLUMNS))
+    print("", *verdicts(measured), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
