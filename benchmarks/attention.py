@@ -70,7 +70,9 @@ def attentions(shape: tuple[int, ...], causal: bool, peer: bool, seed: int) -> l
         Candidate("entmax-learned", "tsallis", ours, (q, k, v, alpha), **given),
     ]
     if peer:
-        found.append(Candidate("entmax-learned", "entmax", partial(bisected, causal=causal), (q, k, v, alpha), few=True, **given))
+        found.append(
+            Candidate("entmax-learned", "entmax", partial(bisected, causal=causal), (q, k, v, alpha), few=True, **given)
+        )
     return found
 
 
@@ -181,7 +183,9 @@ def verdicts(measured: list[Row]) -> list[str]:
         return {place: theirs[place] / ours[place] for place in theirs if place in ours}
 
     return [
-        *verdict("a layer's tokens a second, learned / softmax", 0.9, pick("layer-learned", "tsallis", "tokens_ratio"), True),
+        *verdict(
+            "a layer's tokens a second, learned / softmax", 0.9, pick("layer-learned", "tsallis", "tokens_ratio"), True
+        ),
         *verdict("attention by the peer's bisection / ours", 20, beside("entmax-learned"), True),
         *verdict("a layer with the peer's bisection / with ours", 1, beside("layer-learned"), True),
     ]
@@ -191,7 +195,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attention", nargs="*", default=None, metavar="SHAPE", help="batch x heads x length x size")
     parser.add_argument("--layers", nargs="*", default=None, metavar="SHAPE", help="batch x length")
-    parser.add_argument("--dropouts", nargs="*", type=float, default=[0.0, 0.1], help="of the layers (default: 0 and 0.1)")
+    parser.add_argument(
+        "--dropouts", nargs="*", type=float, default=[0.0, 0.1], help="of the layers (default: 0 and 0.1)"
+    )
     parser.add_argument("--causal", action="store_true", help="causal attention only (default: both)")
     parser.add_argument("--rounds", type=int, default=15, help="default: %(default)s")
     parser.add_argument("--memory", choices=MEMORY, default="default", help="see the README (default: %(default)s)")

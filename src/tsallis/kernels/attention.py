@@ -303,7 +303,7 @@ def _drop(weights: Tensor, problem: Problem, number: int, out: Tensor) -> Tensor
 def materialised(
     query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
 ) -> tuple[Tensor, Tensor]:
-    """The same output, and all weights [batch, query heads, queries, keys], by operations that PyTorch differentiates."""
+    """The same output, and all weights [batch, query heads, queries, keys], by what PyTorch differentiates."""
     batch, heads, queries, _ = query.shape
     group, keys = heads // key.shape[1], key.shape[2]
     # Queries that share a key head are rows of one matrix; [batch, heads, group * queries, size] before and after.
@@ -346,6 +346,6 @@ def _differentiable_backward(
     """Gradients that have gradients, through all weights."""
     out, _ = materialised(query, key, value, alpha, mask, ctx.problem)
     given = (query, key, value, alpha, mask)
-    wanted = [x for x, needed in zip(given, ctx.needs_input_grad, strict=False) if needed]
+    wanted = [x for x, needed in zip(given, ctx.needs_input_grad, strict=False) if needed and isinstance(x, Tensor)]
     found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
     return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:5])

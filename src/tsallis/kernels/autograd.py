@@ -30,7 +30,7 @@ def entmax(scores: Tensor, alpha: Alpha, budget: float | None = None) -> Tensor:
 
 
 def compiled_entmax(scores: Tensor, alpha: Alpha, dim: int) -> Tensor:
-    """By the compiled kernels (see `dispatch.compiled`): any shape, contiguous, along the last `dim` (-1) or one from 0.
+    """By the compiled kernels (see `dispatch.compiled`): any shape, contiguous, along `dim`, -1 or one from 0.
 
     No view is made on the way, and nothing done that small tensors would notice.
     """

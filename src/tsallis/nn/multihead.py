@@ -27,7 +27,7 @@ class PerHeadAlpha(nn.Module):
     Args:
         num_heads: how many.
         low, high: the bounds.
-        initial: the alpha that all heads start with; None draws :math:`a` from a normal distribution, as the paper does.
+        initial: the alpha that all heads start with; None draws :math:`a` from a normal distribution.
 
     Raises:
         ValueError: bounds below 1 or in the wrong order, an initial alpha that does not lie between them.
@@ -74,7 +74,7 @@ class PerHeadAlpha(nn.Module):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         if f"{prefix}bias" not in state_dict:
             state_dict[f"{prefix}bias"] = self.bias.detach().clone()
-        super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class AttentionStats(NamedTuple):
@@ -115,7 +115,9 @@ class KeyValueCache:
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add steps [batch, heads, steps, size]; returns all."""
-        if self._keys is not None and (keys.shape[:2] != self._keys.shape[:2] or keys.shape[-1] != self._keys.shape[-1]):
+        if self._keys is not None and (
+            keys.shape[:2] != self._keys.shape[:2] or keys.shape[-1] != self._keys.shape[-1]
+        ):
             raise ValueError(f"the cache holds {tuple(self._keys.shape)}, got new keys of {tuple(keys.shape)}")
         self._keys = self._added(self._keys, keys)
         self._values = self._added(self._values, values)
@@ -171,6 +173,9 @@ class MultiheadAttention(nn.Module):
 
     alpha: float | Tensor | nn.Module
     in_proj_weight: Tensor | None
+    q_proj_weight: Tensor
+    k_proj_weight: Tensor
+    v_proj_weight: Tensor
     in_proj_bias: Tensor | None
     bias_k: Tensor | None
     bias_v: Tensor | None
@@ -221,11 +226,13 @@ class MultiheadAttention(nn.Module):
             self.alpha = PerHeadAlpha(self.num_heads, **place)
         elif isinstance(alpha, Tensor):
             if alpha.shape != (self.num_heads,):
-                raise ValueError(f"alpha must have shape ({self.num_heads},), one for each head, got {tuple(alpha.shape)}")
+                raise ValueError(
+                    f"alpha must have shape ({self.num_heads},), one for each head, got {tuple(alpha.shape)}"
+                )
             if isinstance(alpha, nn.Parameter):
                 self.alpha = alpha
             else:
-                self.register_buffer("alpha", alpha.to(device=place["device"]))
+                self.register_buffer("alpha", alpha.detach().to(device=place["device"]))
         else:
             self.alpha = alpha if isinstance(alpha, nn.Module) else alpha_number(alpha)
 
@@ -336,26 +343,30 @@ class MultiheadAttention(nn.Module):
         density = support.sum((0, 2)) / total.clamp(min=1)
         return AttentionStats(density.float(), (support.sum((0, 2)) / count).float(), alpha)
 
-    def _project(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def _project(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Heads [batch, heads, length, head size]."""
-        given = [query] if key is None or value is None else [query, key, value]
-        if self.in_proj_weight is not None:
-            if key is query and value is query:
-                projected = list(F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1))
-                return tuple(self._heads(x) for x in projected)  # type: ignore[return-value]
-            weights = self.in_proj_weight.chunk(3)
+        if self.in_proj_weight is None:
+            weights: tuple[Tensor, ...] = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        elif key is query and value is query:
+            q, k, v = F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
+            return self._heads(q), self._heads(k), self._heads(v)
         else:
-            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-        biases = self.in_proj_bias.chunk(3) if self.in_proj_bias is not None else (None,) * 3
-        found = [self._heads(F.linear(x, w, b)) for x, w, b in zip(given, weights, biases, strict=False)]
-        return found[0], *(found[1:] or (None, None))  # type: ignore[return-value]
+            weights = self.in_proj_weight.chunk(3)
+        biases = self.in_proj_bias.chunk(3) if self.in_proj_bias is not None else (None, None, None)
+        q = self._heads(F.linear(query, weights[0], biases[0]))
+        if key is None or value is None:
+            return q, None, None
+        return q, self._heads(F.linear(key, weights[1], biases[1])), self._heads(F.linear(value, weights[2], biases[2]))
 
     def _heads(self, x: Tensor) -> Tensor:
         if x.dim() == 2:
             x = x.unsqueeze(0)
         elif not self.batch_first:
             x = x.transpose(0, 1)
-        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+        return heads
 
     def _own_mask(self, mask: Tensor | None, batch: int) -> Tensor | None:
         """PyTorch's mask, True where nothing is seen, as ours."""

@@ -25,8 +25,8 @@ def _activation(given: Activation) -> Callable[[Tensor], Tensor]:
 class TransformerEncoderLayer(nn.Module):
     r"""`torch.nn.TransformerEncoderLayer` with sparse self-attention, its alphas fixed or learned.
 
-    Arguments, parameter names and masks are PyTorch's, and its state dicts load. In a `torch.nn.TransformerEncoder` give
-    `enable_nested_tensor=False`: padding is skipped anyway.
+    Arguments, parameter names and masks are PyTorch's, and its state dicts load. In a `torch.nn.TransformerEncoder`
+    give `enable_nested_tensor=False`: padding is skipped anyway.
 
     Args:
         d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device,
@@ -90,13 +90,15 @@ class TransformerEncoderLayer(nn.Module):
                 attn_mask=src_mask,
                 is_causal=is_causal,
             )
-            return self.dropout1(found)
+            dropped: Tensor = self.dropout1(found)
+            return dropped
 
         if self.norm_first:
             x = src + attend(self.norm1(src))
             return x + self._feed_forward(self.norm2(x))
         x = self.norm1(src + attend(src))
-        return self.norm2(x + self._feed_forward(x))
+        out: Tensor = self.norm2(x + self._feed_forward(x))
+        return out
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
@@ -186,7 +188,8 @@ class TransformerDecoderLayer(nn.Module):
                 is_causal=tgt_is_causal,
                 cache=own,
             )
-            return self.dropout1(found)
+            dropped: Tensor = self.dropout1(found)
+            return dropped
 
         def attend_memory(x: Tensor) -> Tensor:
             found, _ = self.multihead_attn(
@@ -199,7 +202,8 @@ class TransformerDecoderLayer(nn.Module):
                 is_causal=memory_is_causal,
                 cache=other,
             )
-            return self.dropout2(found)
+            dropped: Tensor = self.dropout2(found)
+            return dropped
 
         if self.norm_first:
             x = tgt + attend(self.norm1(tgt))
@@ -207,7 +211,8 @@ class TransformerDecoderLayer(nn.Module):
             return x + self._feed_forward(self.norm3(x))
         x = self.norm1(tgt + attend(tgt))
         x = self.norm2(x + attend_memory(x))
-        return self.norm3(x + self._feed_forward(x))
+        out: Tensor = self.norm3(x + self._feed_forward(x))
+        return out
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.dropout3(self.linear2(self.dropout(self.activation(self.linear1(x)))))

@@ -185,7 +185,7 @@ def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
 
 
 def solve_in_place(scores: Tensor, alpha: Alpha) -> Tensor:
-    """Scores become probabilities; returns statistics [rows, STATS], from which :func:`weigh_in_place` does the same."""
+    """Scores become probabilities; returns statistics [rows, STATS] for :func:`weigh_in_place` to do the same."""
     layout = _layout(scores, alpha)
     stats = torch.empty(layout.rows, STATS, dtype=computed_in(scores.dtype))
     _run("map", layout, scores.data_ptr(), scores.data_ptr(), stats.data_ptr())
