@@ -70,6 +70,8 @@ def tiles(shape: Shape, problem: Problem) -> Iterator[list[Tile]]:
     for b0 in range(0, batch, elements):
         b1 = min(b0 + elements, batch)
         live = keys if problem.lengths is None else max(problem.lengths[b0:b1])
+        if live == 0:  # zeros, and zero gradients
+            continue
         for h0 in range(0, heads, some):
             h1 = min(h0 + some, heads)
             starts = [(i0, min(i0 + rows, queries)) for i0 in range(0, queries, rows)]
@@ -119,7 +121,7 @@ class Attention(Function):
         if torch.is_grad_enabled():
             return *_differentiable_backward(ctx, query, key, value, alpha, mask, grad), None
         work = _Work(query, key, value, alpha, mask, ctx.problem, compiled=ctx.compiled)
-        dq = torch.empty_like(query)
+        dq = torch.zeros_like(query) if ctx.problem.lengths and 0 in ctx.problem.lengths else torch.empty_like(query)
         dk, dv = torch.zeros_like(key), torch.zeros_like(value)
         da = query.new_zeros(*query.shape[:-1], 1) if need_alpha else None
         dm = torch.zeros_like(mask) if need_mask and mask is not None else None

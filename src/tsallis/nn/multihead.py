@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -62,11 +63,13 @@ class PerHeadAlpha(nn.Module):
             nn.init.normal_(self.bias)
         else:
             share = (self.initial - self.low) / (self.high - self.low)
-            nn.init.constant_(self.bias, float(torch.logit(torch.tensor(share, dtype=torch.float64))))
+            nn.init.constant_(self.bias, math.log(share / (1 - share)))
 
     def forward(self) -> Tensor:
         """Alphas [heads]."""
-        return self.low + (self.high - self.low) * self.bias.sigmoid()
+        share = self.bias.sigmoid()
+        # Never beyond a bound, however it rounds.
+        return torch.lerp(torch.full_like(share, self.low), torch.full_like(share, self.high), share)
 
     def extra_repr(self) -> str:
         return f"{len(self.bias)}, low={self.low:g}, high={self.high:g}"
@@ -115,10 +118,14 @@ class KeyValueCache:
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add steps [batch, heads, steps, size]; returns all."""
-        if self._keys is not None and (
-            keys.shape[:2] != self._keys.shape[:2] or keys.shape[-1] != self._keys.shape[-1]
-        ):
-            raise ValueError(f"the cache holds {tuple(self._keys.shape)}, got new keys of {tuple(keys.shape)}")
+        if keys.dim() != 4 or keys.shape[:3] != values.shape[:3]:
+            raise ValueError(
+                f"a cache takes keys and values [batch, heads, steps, size] of as many steps, "
+                f"got {tuple(keys.shape)} and {tuple(values.shape)}"
+            )
+        for have, new in ((self._keys, keys), (self._values, values)):
+            if have is not None and (new.shape[:2] != have.shape[:2] or new.shape[3] != have.shape[3]):
+                raise ValueError(f"the cache holds {tuple(have.shape)}, which {tuple(new.shape)} can't be added to")
         self._keys = self._added(self._keys, keys)
         self._values = self._added(self._values, values)
         self._length += keys.shape[2]
@@ -133,7 +140,7 @@ class KeyValueCache:
         if have is None:
             return new
         used, total = self._length, self._length + new.shape[2]
-        if torch.is_grad_enabled() and (have.requires_grad or new.requires_grad):
+        if torch.is_grad_enabled():  # what went before may be needed as it was
             return torch.cat([have[:, :, :used], new], 2)
         if have.shape[2] < total:
             room = have.new_empty(*have.shape[:2], max(total, 2 * used), have.shape[3])
@@ -171,6 +178,7 @@ class MultiheadAttention(nn.Module):
         torch.Size([2])
     """
 
+    _qkv_same_embed_dim = False  # PyTorch's layers ask: no softmax of their own shall replace this attention
     alpha: float | Tensor | nn.Module
     in_proj_weight: Tensor | None
     q_proj_weight: Tensor
@@ -275,7 +283,7 @@ class MultiheadAttention(nn.Module):
                 numbers that are added to the scores.
             average_attn_weights: weights [batch, queries, keys], the mean of the heads, not [batch, heads, ...].
             is_causal: a query sees no later key; unlike PyTorch's no mere hint, and needs no mask. With a cache, the
-                last query is aligned with the last key.
+                last query is aligned with its last key.
             cache: what earlier steps projected; new keys are added, and without `key` none are.
         """
         batched = query.dim() == 3
@@ -286,14 +294,13 @@ class MultiheadAttention(nn.Module):
         if query.shape[-1] != self.embed_dim:
             raise ValueError(f"query must have the size {self.embed_dim}, got {query.shape[-1]}")
         q, k, v = self._project(query, key, value)
-        past = 0
         if k is None or v is None:
             assert cache is not None
             k, v = cache.read()
         elif cache is not None:
-            past = len(cache)
             k, v = cache.append(k, v)
         queries, keys = q.shape[2], k.shape[2]
+        past = keys - queries if cache is not None else 0
         # Keys that every query sees come behind the others: no length and no causal order then tells who sees what.
         plain = self.bias_k is None and not self.add_zero_attn
         padding, lengths = self._padding(key_padding_mask, k.shape[0], keys, plain)
@@ -316,7 +323,9 @@ class MultiheadAttention(nn.Module):
             need_weights=need_weights,
         )
         if not torch.compiler.is_compiling() and not transforms_active():
-            self._last = (found.seen, mask, lengths, causal, queries, k.shape[2], self.alphas().detach())
+            heads = alphas.detach().clone() if isinstance(alphas, Tensor) else torch.full((self.num_heads,), alphas)
+            mask = None if mask is None else mask.detach()
+            self._last = (found.seen, mask, lengths, causal, queries, k.shape[2], heads)
         out = self.out_proj(found.output.transpose(1, 2).flatten(2))  # [batch, queries, size]
         weights = found.weights
         if weights is not None:
@@ -372,6 +381,8 @@ class MultiheadAttention(nn.Module):
         """PyTorch's mask, True where nothing is seen, as ours."""
         if mask is None:
             return None
+        if mask.dtype != torch.bool and not mask.is_floating_point():
+            raise TypeError(f"attn_mask must be boolean or floating point, got {mask.dtype}")
         if mask.dim() == 3:
             if mask.shape[0] != batch * self.num_heads:
                 raise ValueError(
@@ -389,10 +400,16 @@ class MultiheadAttention(nn.Module):
         padding = padding.unsqueeze(0) if padding.dim() == 1 else padding
         if padding.shape != (batch, keys):
             raise ValueError(f"key_padding_mask must have shape {(batch, keys)}, got {tuple(padding.shape)}")
+        if padding.dtype != torch.bool and not padding.is_floating_point():
+            raise TypeError(f"key_padding_mask must be boolean or floating point, got {padding.dtype}")
+        looks = plain and not torch.compiler.is_compiling() and not transforms_active()
         if padding.dtype != torch.bool:
-            return padding.view(batch, 1, 1, keys), None
-        live = ~padding
-        if plain and not torch.compiler.is_compiling() and not transforms_active():
+            live = padding == 0
+            if not looks or not torch.equal(live, padding != -torch.inf):
+                return padding.view(batch, 1, 1, keys), None
+        else:
+            live = ~padding
+        if looks:
             lengths = live.sum(1)
             if torch.equal(torch.arange(keys, device=live.device) < lengths.unsqueeze(1), live):
                 return None, lengths
@@ -403,7 +420,7 @@ class MultiheadAttention(nn.Module):
         batch, extra = k.shape[0], 0
         if self.bias_k is not None and self.bias_v is not None:
             own = [x.view(1, self.num_heads, 1, -1).expand(batch, -1, -1, -1) for x in (self.bias_k, self.bias_v)]
-            k, v = torch.cat([k, own[0]], 2), torch.cat([v, own[1]], 2)
+            k, v = (torch.cat([x, more.to(x.dtype)], 2) for x, more in zip((k, v), own, strict=True))
             extra += 1
         if self.add_zero_attn:
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))

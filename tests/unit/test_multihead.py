@@ -1,0 +1,730 @@
+"""Multi-head attention: PyTorch's own at alpha 1; beyond it an alpha for each head, statistics and a cache."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import gradcheck
+
+import tsallis
+from tsallis.nn import KeyValueCache, MultiheadAttention, PerHeadAlpha
+
+BATCH, QUERIES, KEYS, EMBED, HEADS = 3, 4, 5, 8, 2
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"batch_first": True},
+    {"bias": False},
+    {"add_bias_kv": True},
+    {"add_zero_attn": True, "batch_first": True},
+    {"add_bias_kv": True, "add_zero_attn": True, "bias": False},
+    {"kdim": 6, "vdim": 10},
+    {"vdim": 3, "bias": False, "add_bias_kv": True, "batch_first": True},
+]
+every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "-".join(v) or "plain")
+ALPHAS = [1.0, 1.5, 2.0, 3.0, "learned", torch.tensor([1.0, 1.7])]
+every_alpha = pytest.mark.parametrize("alpha", ALPHAS, ids=str)
+mixed_masks = pytest.mark.filterwarnings("ignore:Support for mismatched")  # PyTorch's
+
+
+def paddings(keys: int = KEYS) -> dict[str, Tensor | None]:
+    """Masks of keys, PyTorch's way: True is padding. The first key is none."""
+    middle = torch.zeros(BATCH, keys, dtype=torch.bool)
+    middle[0, 2], middle[1, 1 : keys - 1] = True, True
+    return {
+        "none": None,
+        "end": torch.arange(keys) >= torch.tensor([[keys], [2], [1]]),
+        "middle": middle,
+        "float": torch.where(middle, -torch.inf, torch.randn(BATCH, keys, dtype=torch.float64)),
+    }
+
+
+def masks(queries: int = QUERIES, keys: int = KEYS) -> dict[str, Tensor | None]:
+    """Masks of queries and keys, PyTorch's way. All queries see the first key."""
+    hidden = torch.rand(BATCH * HEADS, queries, keys) > 0.5
+    hidden[..., 0] = False
+    added = torch.randn(hidden.shape, dtype=torch.float64).masked_fill(hidden, -torch.inf)
+    return {"none": None, "bool": hidden[0], "float": added[0], "bool of heads": hidden, "float of heads": added}
+
+
+def pair(**options: Any) -> tuple[MultiheadAttention, nn.MultiheadAttention]:
+    """Ours at alpha 1, and PyTorch's."""
+    theirs = nn.MultiheadAttention(EMBED, HEADS, dtype=torch.float64, **options)
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter)
+    ours = MultiheadAttention(EMBED, HEADS, dtype=torch.float64, alpha=1.0, **options)
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def inputs(variant: dict[str, Any], queries: int = QUERIES, keys: int = KEYS) -> list[Tensor]:
+    sizes = (EMBED, variant.get("kdim", EMBED), variant.get("vdim", EMBED))
+    given = [
+        torch.randn(BATCH, n, size, dtype=torch.float64) for n, size in zip((queries, keys, keys), sizes, strict=True)
+    ]
+    return given if variant.get("batch_first") else [x.transpose(0, 1) for x in given]
+
+
+def results(module: nn.Module, given: Sequence[Tensor], **options: Any) -> dict[str, Tensor | None]:
+    """Output, weights, and the gradients of a number made of both; one input is query, key and value."""
+    leaves = [x.detach().clone().requires_grad_() for x in given]
+    out, weights = module(*(leaves * 3 if len(leaves) == 1 else leaves), **options)
+    number = out.square().sum() + (0 if weights is None else weights.square().sum())
+    names, parameters = zip(*module.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(number, [*leaves, *parameters])
+    names = (*(f"input {i}" for i in range(len(leaves))), *names)
+    return {"output": out, "weights": weights} | dict(zip(names, gradients, strict=True))
+
+
+def small(alpha: Any = 1.5, **options: Any) -> MultiheadAttention:
+    """In float64, batch first, with scores far enough apart for zeros."""
+    attention = MultiheadAttention(EMBED, HEADS, batch_first=True, alpha=alpha, **options).double()
+    for name, parameter in attention.named_parameters():
+        if name != "alpha":
+            nn.init.normal_(parameter)
+    return attention
+
+
+def steps(length: int = KEYS) -> Tensor:
+    return torch.randn(BATCH, length, EMBED, dtype=torch.float64)
+
+
+@mixed_masks
+@every_variant
+@pytest.mark.parametrize("padding", paddings())
+@pytest.mark.parametrize("mask", masks())
+def test_at_alpha_1_it_is_pytorchs(variant: dict[str, Any], padding: str, mask: str) -> None:
+    options = {"key_padding_mask": paddings()[padding], "attn_mask": masks()[mask]}
+    ours, theirs = pair(**variant)
+    given = inputs(variant)
+    found = results(ours, given, average_attn_weights=False, **options)
+    torch.testing.assert_close(found, results(theirs, given, average_attn_weights=False, **options))
+    torch.testing.assert_close(ours(*given, **options)[1], theirs(*given, **options)[1])
+    without = results(ours, given, need_weights=False, **options)
+    assert without["weights"] is None
+    torch.testing.assert_close(without, results(theirs, given, need_weights=False, **options))
+
+
+@mixed_masks
+@pytest.mark.parametrize("variant", VARIANTS[:6], ids=lambda v: "-".join(v) or "plain")
+@pytest.mark.parametrize("padding", paddings())
+def test_self_attention_is_pytorchs_and_causal_needs_no_mask(variant: dict[str, Any], padding: str) -> None:
+    ours, theirs = pair(**variant)
+    given, pad = inputs(variant, KEYS)[:1], paddings()[padding]
+    torch.testing.assert_close(results(ours, given, key_padding_mask=pad), results(theirs, given, key_padding_mask=pad))
+    ahead = torch.ones(KEYS, KEYS, dtype=torch.bool).triu(1)
+    expected = results(theirs, given, key_padding_mask=pad, attn_mask=ahead)
+    for options in ({}, {"attn_mask": ahead}, {"attn_mask": torch.zeros(KEYS, KEYS).masked_fill(ahead, -torch.inf)}):
+        torch.testing.assert_close(results(ours, given, key_padding_mask=pad, is_causal=True, **options), expected)
+
+
+@every_variant
+def test_without_a_batch_it_is_pytorchs(variant: dict[str, Any]) -> None:
+    ours, theirs = pair(**variant)
+    given = [x[0] if variant.get("batch_first") else x[:, 0] for x in inputs(variant)]
+    pad, of_heads = paddings()["end"][1], masks()["float of heads"][:HEADS]
+    for options in (
+        {},
+        {"key_padding_mask": pad, "average_attn_weights": False},
+        {"attn_mask": of_heads, "need_weights": False},
+    ):
+        found = results(ours, given, **options)
+        assert found["output"].shape == (QUERIES, EMBED)
+        torch.testing.assert_close(found, results(theirs, given, **options))
+
+
+@every_variant
+def test_state_dicts_are_pytorchs(variant: dict[str, Any]) -> None:
+    ours, theirs = pair(**variant)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    fresh = MultiheadAttention(EMBED, HEADS, dtype=torch.float64, **variant)
+    theirs.load_state_dict(fresh.state_dict(), strict=True)
+    learned = MultiheadAttention(EMBED, HEADS, dtype=torch.float64, alpha="learned", **variant)
+    before = learned.alphas()
+    learned.load_state_dict(ours.state_dict(), strict=True)
+    assert learned.alphas().equal(before) and learned.out_proj.weight.equal(ours.out_proj.weight)
+    with pytest.raises(RuntimeError, match=r"out_proj\.weight"):
+        learned.load_state_dict({k: v for k, v in ours.state_dict().items() if k != "out_proj.weight"})
+
+
+def test_a_seed_gives_pytorchs_parameters() -> None:
+    for variant in VARIANTS:
+        torch.manual_seed(3)
+        ours = MultiheadAttention(EMBED, HEADS, **variant).state_dict()
+        torch.manual_seed(3)
+        theirs = nn.MultiheadAttention(EMBED, HEADS, **variant).state_dict()
+        assert all(ours[name].equal(theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_it_takes_the_place_of_pytorchs_in_its_layers(batch_first: bool) -> None:
+    layer = nn.TransformerEncoderLayer(EMBED, HEADS, 16, dropout=0.0, batch_first=batch_first, dtype=torch.float64)
+    layer.self_attn = MultiheadAttention(EMBED, HEADS, batch_first=batch_first, dtype=torch.float64, alpha=2.0)
+    nn.init.normal_(layer.self_attn.in_proj_weight)
+    x = steps()
+    expected = layer(x)
+    assert layer.self_attn.stats().density.max() < 1
+    with torch.no_grad():
+        torch.testing.assert_close(layer.eval()(x), expected)
+
+
+def test_dropout_is_for_training_alone() -> None:
+    attention, x = small(dropout=0.5), steps()
+    once, weights = attention(x, x, x)
+    assert not attention(x, x, x)[0].equal(once) and attention(x, x, x)[1].equal(weights)
+    torch.manual_seed(1)
+    again = attention(x, x, x)[0]
+    torch.manual_seed(1)
+    assert attention(x, x, x)[0].equal(again)
+    kept = copy.deepcopy(attention)
+    kept.dropout = 0.0
+    assert attention.eval()(x, x, x)[0].equal(kept(x, x, x)[0])
+    attention.train().dropout = 1.0
+    torch.testing.assert_close(attention(x, x, x)[0], attention.out_proj.bias.expand_as(x))
+
+
+@every_alpha
+@pytest.mark.parametrize("causal", [False, True])
+def test_head_by_head_it_is_the_formula(alpha: Any, causal: bool) -> None:
+    attention, x = small(alpha), steps()
+    out, weights = attention(x, x, x, average_attn_weights=False, is_causal=causal)
+    projected = nn.functional.linear(x, attention.in_proj_weight, attention.in_proj_bias).unflatten(-1, (3, HEADS, -1))
+    live = torch.ones(KEYS, KEYS, dtype=torch.bool).tril() if causal else None
+    heads = []
+    for head, number in enumerate(attention.alphas().tolist()):
+        q, k, v = projected[:, :, :, head].unbind(2)
+        probs = tsallis.entmax(q @ k.transpose(1, 2) / math.sqrt(EMBED / HEADS), number, mask=live)
+        torch.testing.assert_close(weights[:, head], probs)
+        heads.append(probs @ v)
+    torch.testing.assert_close(out, attention.out_proj(torch.cat(heads, -1)))
+
+
+class Fixed(nn.Module):
+    def forward(self) -> Tensor:
+        return torch.tensor([1.2, 1.8])
+
+
+def test_alpha_is_learned_kept_or_given() -> None:
+    x, names = steps(), set(small().state_dict())
+    own = nn.Parameter(torch.tensor([1.2, 1.8]))
+    forms = [torch.tensor([1.2, 1.8]), own, Fixed()]
+    expected = None
+    for form in forms:
+        torch.manual_seed(4)
+        attention = MultiheadAttention(EMBED, HEADS, batch_first=True, alpha=form).double()
+        assert set(attention.state_dict()) - names == ({"alpha"} if isinstance(form, Tensor) else set())
+        out, _ = attention(x, x, x)
+        expected = out if expected is None else expected
+        torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-5)  # these alphas were float32 first
+        torch.testing.assert_close(attention.stats().alpha, torch.tensor([1.2, 1.8]), check_dtype=False)
+        assert "alpha=" not in repr(attention).splitlines()[0]
+    kept = small(torch.tensor([1.2, 1.8]))
+    assert kept.alpha.dtype == torch.float64 and "alpha" not in dict(kept.named_parameters())
+    learned = small("learned")
+    assert set(learned.state_dict()) - names == {"alpha.bias"} and isinstance(learned.alpha, PerHeadAlpha)
+    for attention, alpha in ((learned, learned.alpha.bias), (small(own), own)):
+        attention(x, x, x)[0].square().sum().backward()
+        assert alpha.grad is not None and (alpha.grad != 0).all()
+    assert small(1.0).alphas().tolist() == [1, 1] and "alpha=1.5" in repr(small())
+
+
+@pytest.mark.parametrize(
+    ("alpha", "message"),
+    [
+        (0.9, "alpha must be finite and at least 1, got 0.9"),
+        (math.nan, "got nan"),
+        (math.inf, "got inf"),
+        ("learnt", "alpha must be a number, 'learned', a tensor or a module, got 'learnt'"),
+        (torch.ones(3), r"alpha must have shape \(2,\), one for each head, got \(3,\)"),
+        (nn.Parameter(torch.tensor(1.5)), r"alpha must have shape \(2,\), one for each head, got \(\)"),
+    ],
+    ids=str,
+)
+def test_bad_alphas_are_named_at_once(alpha: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MultiheadAttention(EMBED, HEADS, alpha=alpha)
+
+
+def test_bad_alphas_of_some_head_are_named_when_they_are_used() -> None:
+    attention, x = small(torch.tensor([1.5, 0.5])), steps()
+    with pytest.raises(ValueError, match=r"alpha must be finite and at least 1, got a tensor with 0\.5"):
+        attention(x, x, x)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((10, 4), "embed_dim must be a multiple of num_heads, got 10 and 4"),
+        ((8, 0), "got 8 and 0"),
+    ],
+    ids=str,
+)
+def test_bad_sizes(arguments: tuple[int, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MultiheadAttention(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "options", "message"),
+    [
+        (((8,), (8,), (8,)), {}, r"query must have 2 or 3 dimensions, got shape \(8,\)"),
+        (((3, 4, 7), (3, 5, 8), (3, 5, 8)), {}, "query must have the size 8, got 7"),
+        (((3, 4, 8), (2, 5, 8), (2, 5, 8)), {}, "same batch"),
+        (((3, 4, 8), (3, 5, 8), (3, 6, 8)), {}, "value must be"),
+        (((3, 4, 8),), {}, "key and value go together, and only a cache"),
+        (((3, 4, 8), (3, 5, 8)), {}, "key and value go together"),
+        (
+            ((3, 4, 8),) * 3,
+            {"attn_mask": torch.zeros(5, 4, 4)},
+            r"attn_mask must be .*\[6, queries, keys\].*\(5, 4, 4\)",
+        ),
+        (((3, 4, 8),) * 3, {"attn_mask": torch.zeros(4, 5)}, r"attn_mask of shape \(4, 5\)"),
+        (((3, 4, 8),) * 3, {"key_padding_mask": torch.zeros(3, 5)}, r"must have shape \(3, 4\), got \(3, 5\)"),
+        (((3, 4, 8),) * 3, {"key_padding_mask": torch.zeros(4)}, r"must have shape \(3, 4\), got \(1, 4\)"),
+    ],
+)
+def test_bad_shapes(shapes: Sequence[tuple[int, ...]], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MultiheadAttention(EMBED, HEADS, batch_first=True)(*(torch.randn(s) for s in shapes), **options)
+
+
+@pytest.mark.parametrize("padding", ["none", "middle"])
+def test_masks_of_integers_are_refused(padding: str) -> None:
+    attention, x = small(), steps()
+    with pytest.raises(TypeError, match=r"torch\.uint8"):
+        attention(x, x, x, attn_mask=torch.ones(KEYS, KEYS, dtype=torch.uint8), key_padding_mask=paddings()[padding])
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 2.0), (1.3, 2.0), (1.2, 1.8), (1.0, 4.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_learned_alphas_stay_between_their_bounds(low: float, high: float, dtype: torch.dtype) -> None:
+    alpha = PerHeadAlpha(4, low, high, dtype=dtype)
+    assert alpha().dtype == dtype and ((low < alpha()) & (alpha() < high)).all()
+    with torch.no_grad():
+        alpha.bias.copy_(torch.tensor([-1e30, -20.0, 20.0, 1e30]))
+    bounds = torch.tensor([low, high], dtype=dtype)
+    assert alpha().min() >= bounds[0] and alpha().max() <= bounds[1]
+    alpha().sum().backward()
+    assert alpha.bias.grad.isfinite().all()
+
+
+def test_learned_alphas_start_where_they_are_told_to() -> None:
+    for initial in (1.001, 1.5, 1.9):
+        torch.testing.assert_close(PerHeadAlpha(3, initial=initial)(), torch.full((3,), initial))
+    torch.testing.assert_close(PerHeadAlpha(2, 1.2, 3.0, initial=2.9)(), torch.full((2,), 2.9))
+    torch.manual_seed(7)
+    one = PerHeadAlpha(50)
+    torch.manual_seed(7)
+    other = PerHeadAlpha(50)
+    assert one.bias.equal(other.bias) and one().unique().numel() == 50
+    other.reset_parameters()
+    assert not one.bias.equal(other.bias)
+    told = PerHeadAlpha(3, initial=1.5)
+    nn.init.normal_(told.bias)
+    told.reset_parameters()
+    assert told().tolist() == [1.5] * 3
+    assert repr(PerHeadAlpha(3, 1.0, 2.5)) == "PerHeadAlpha(3, low=1, high=2.5)"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"low": 0.5}, "alpha must be finite and at least 1, got 0.5"),
+        ({"high": math.inf}, "got inf"),
+        ({"low": 2.0, "high": 1.5}, "low must be below high, got 2 and 1.5"),
+        ({"low": 1.5, "high": 1.5}, "low must be below high, got 1.5 and 1.5"),
+        ({"initial": 1.0}, "initial must lie between 1 and 2, got 1"),
+        ({"initial": 2.5}, "initial must lie between 1 and 2, got 2.5"),
+        ({"initial": math.nan}, "got nan"),
+    ],
+    ids=str,
+)
+def test_bad_bounds_are_named(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PerHeadAlpha(3, **options)
+
+
+def test_training_moves_the_alphas_to_where_the_loss_is_less() -> None:
+    attention, x = small("learned"), steps()
+    with torch.no_grad():
+        target = attention(x, x, x)[0]
+        wanted = attention.alphas().clone()
+        attention.alpha.bias.fill_(0.0)
+    optimiser = torch.optim.SGD([attention.alpha.bias], lr=1.0)
+    losses = []
+    for _ in range(40):
+        optimiser.zero_grad()
+        loss = (attention(x, x, x, need_weights=False)[0] - target).square().mean()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.1 * losses[0]
+    assert ((attention.alphas() - wanted).abs() < (1.5 - wanted).abs()).all()
+
+
+def test_gradients() -> None:
+    attention = small("learned")
+    bias = attention.alpha.bias.detach().clone().requires_grad_()
+
+    def attend(x: Tensor, mask: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        options = {"attn_mask": mask, "key_padding_mask": paddings()["end"], "is_causal": True}
+        return torch.func.functional_call(attention, {"alpha.bias": bias}, (x, x, x), options)
+
+    assert gradcheck(attend, (steps().requires_grad_(), torch.randn(KEYS, KEYS).double().requires_grad_(), bias))
+
+
+@pytest.fixture
+def tiny_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without weights asked for, all is computed in tiles of a few queries."""
+    for name, size in (("TILE", 6), ("LEAST_ROWS", 2), ("CAUSAL_ROWS", 2)):
+        monkeypatch.setattr(f"tsallis.kernels.attention.{name}", size)
+
+
+@pytest.mark.parametrize("alpha", [1.5, 3.0, "learned"])
+@pytest.mark.parametrize("padding", paddings())
+@pytest.mark.parametrize("mask", masks())
+@pytest.mark.parametrize("causal", [False, True])
+def test_tiles_give_the_same(alpha: Any, padding: str, mask: str, causal: bool, tiny_tiles: None) -> None:
+    attention, x = small(alpha), steps().requires_grad_()
+    options = {"key_padding_mask": paddings()[padding], "attn_mask": masks(KEYS)[mask], "is_causal": causal}
+    found = []
+    for need in (False, True):
+        out, weights = attention(x, x, x, need_weights=need, **options)
+        assert (weights is None) != need
+        gradients = torch.autograd.grad(out.square().sum(), [x, *attention.parameters()])
+        found.append((out, *gradients, *attention.stats()))
+    torch.testing.assert_close(*found)
+
+
+def test_tiles_drop_the_same(tiny_tiles: None) -> None:
+    attention, x = small("learned", dropout=0.5), steps()
+    found = []
+    for need in (False, True):
+        torch.manual_seed(2)
+        out, _ = attention(x, x, x, need_weights=need)
+        found.append((out, *torch.autograd.grad(out.square().sum(), list(attention.parameters()))))
+    torch.testing.assert_close(*found)
+
+
+def test_tiles_give_a_learned_mask_its_gradient(tiny_tiles: None) -> None:
+    attention, x = small(), steps()
+    for shape in ((KEYS, KEYS), (BATCH * HEADS, KEYS, KEYS)):
+        mask = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        found = [
+            torch.autograd.grad(attention(x, x, x, attn_mask=mask, need_weights=need)[0].square().sum(), mask)
+            for need in (False, True)
+        ]
+        assert (found[0][0] != 0).any()
+        torch.testing.assert_close(*found)
+
+
+def blocked(queries: int, keys: int, padding: Tensor | None, mask: Tensor | None, causal: bool) -> Tensor:
+    """Where no weight may be [batch, heads, queries, keys]."""
+    hidden = torch.zeros(BATCH, HEADS, queries, keys, dtype=torch.bool)
+    if padding is not None:
+        hidden |= (padding if padding.dtype == torch.bool else padding == -torch.inf).view(BATCH, 1, 1, keys)
+    if mask is not None:
+        found = mask if mask.dtype == torch.bool else mask == -torch.inf
+        hidden |= found.view(BATCH, HEADS, queries, keys) if mask.dim() == 3 else found
+    return hidden | torch.ones(queries, keys, dtype=torch.bool).triu(1) if causal else hidden
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+@pytest.mark.parametrize("padding", paddings())
+@pytest.mark.parametrize("mask", masks())
+@pytest.mark.parametrize("causal", [False, True])
+def test_statistics_are_those_of_the_weights(
+    tiled: bool, padding: str, mask: str, causal: bool, request: pytest.FixtureRequest
+) -> None:
+    attention, x = small(torch.tensor([1.0, 2.0])), steps()
+    pad, attn_mask = paddings()[padding], masks(KEYS)[mask]
+    if attn_mask is not None:  # a query without keys counts for nothing
+        attn_mask[..., 1, :] = True if attn_mask.dtype == torch.bool else -torch.inf
+    options = {"key_padding_mask": pad, "attn_mask": attn_mask, "is_causal": causal}
+    with pytest.raises(RuntimeError, match="no forward pass"):
+        attention.stats()
+    _, weights = attention(x, x, x, average_attn_weights=False, **options)
+    hidden = blocked(KEYS, KEYS, pad, attn_mask, causal)
+    assert (weights[hidden] == 0).all()
+    if tiled:
+        request.getfixturevalue("tiny_tiles")
+    attention(x, x, x, need_weights=False, **options)
+    density, support, alpha = attention.stats()
+    chosen, live = (weights > 0).sum((0, 2, 3)), ~hidden
+    torch.testing.assert_close(density, chosen / live.sum((0, 2, 3)))
+    torch.testing.assert_close(support, chosen / live.any(-1).sum((0, 2)))
+    assert density[0] == 1 and density[1] < 1 and alpha.tolist() == [1, 2]
+
+
+def test_statistics_count_the_added_keys() -> None:
+    attention, x = small(1.0, add_bias_kv=True, add_zero_attn=True), steps()
+    attention(x, x, x, is_causal=True)
+    assert attention.stats().density.tolist() == [1, 1] and attention.stats().support.tolist() == [5, 5]
+
+
+def test_statistics_report_the_alphas_of_the_pass() -> None:
+    own, x = nn.Parameter(torch.tensor([1.25, 1.75])), steps()
+    attention = small(own)
+    attention(x, x, x)
+    with torch.no_grad():
+        own.fill_(2.0)
+    assert attention.stats().alpha.tolist() == [1.25, 1.75]
+
+
+def test_a_module_gives_its_alphas_once_in_a_pass() -> None:
+    attention, x, called = small(Fixed()), steps(), []
+    attention.alpha.register_forward_hook(lambda *_: called.append(1))
+    attention(x, x, x)
+    assert len(called) == 1
+
+
+@every_alpha
+@pytest.mark.parametrize("tiled", [False, True])
+def test_queries_that_see_nothing_give_the_bias(alpha: Any, tiled: bool, request: pytest.FixtureRequest) -> None:
+    if tiled:
+        request.getfixturevalue("tiny_tiles")
+    attention, x = small(alpha), steps().requires_grad_()
+    nothing = torch.zeros(BATCH, KEYS, dtype=torch.bool)
+    nothing[1] = True
+    blind = torch.zeros(KEYS, KEYS, dtype=torch.bool)
+    blind[2] = True
+    for need in (False, True):
+        for added in (False, True):
+            one, other = (torch.zeros(m.shape).masked_fill(m, -torch.inf) if added else m for m in (nothing, blind))
+            out, weights = attention(x, x, x, key_padding_mask=one, attn_mask=other, need_weights=need)
+            dark = nothing.any(1).view(BATCH, 1) | blind.any(1)
+            assert (out[dark] == attention.out_proj.bias).all() and out.isfinite().all()
+            assert weights is None or (weights[dark] == 0).all()
+            grads = torch.autograd.grad(out.square().sum(), [x, *attention.parameters()], allow_unused=True)
+            assert all(g.isfinite().all() for g in grads if g is not None)
+
+
+CHUNKS = [(1,) * 7, (3, 1, 2, 1), (1, 4, 2), (7,)]
+
+
+@every_alpha
+@pytest.mark.parametrize("chunks", CHUNKS, ids=str)
+@pytest.mark.parametrize("options", VARIANTS[2:6], ids=lambda v: "-".join(v))
+def test_steps_with_a_cache_are_the_causal_pass(alpha: Any, chunks: Sequence[int], options: dict[str, Any]) -> None:
+    attention, x = small(alpha, **{k: v for k, v in options.items() if k != "batch_first"}), steps(7)
+    full, full_weights = attention(x, x, x, is_causal=True)
+    cache, extra = KeyValueCache(), full_weights.shape[-1] - 7
+    with torch.no_grad():
+        done = 0
+        for some in x.split(chunks, 1):
+            out, weights = attention(some, some, some, is_causal=True, cache=cache)
+            first, done = done, done + some.shape[1]
+            assert len(cache) == done
+            torch.testing.assert_close(out, full[:, first:done])
+            seen = torch.cat([full_weights[:, first:done, :done], full_weights[:, first:done, 7 : 7 + extra]], -1)
+            torch.testing.assert_close(weights, seen)
+
+
+@pytest.mark.parametrize("chunks", CHUNKS, ids=str)
+@pytest.mark.parametrize("left", [False, True])
+def test_padding_with_a_cache_is_that_of_all_keys(chunks: Sequence[int], left: bool) -> None:
+    attention, x = small("learned"), steps(7)
+    pad = torch.arange(7) >= torch.tensor([[7], [4], [2]])
+    pad = pad.flip(1) if left else pad
+    full, _ = attention(x, x, x, key_padding_mask=pad, is_causal=True)
+    cache, found = KeyValueCache(), []
+    with torch.no_grad():
+        for some in x.split(chunks, 1):
+            known = len(cache) + some.shape[1]
+            found.append(attention(some, some, some, pad[:, :known], False, is_causal=True, cache=cache)[0])
+    torch.testing.assert_close(torch.cat(found, 1), full)
+
+
+@every_alpha
+@pytest.mark.parametrize(
+    "variant", [v for v in VARIANTS if "batch_first" not in v], ids=lambda v: "-".join(v) or "plain"
+)
+def test_a_memory_is_projected_once(alpha: Any, variant: dict[str, Any]) -> None:
+    attention = small(alpha, **variant)
+    query, key, value = inputs({**variant, "batch_first": True}, 7)
+    pad = paddings()["middle"]
+    full, weights = attention(query, key, value, pad)
+    cache, found = KeyValueCache(), []
+    with torch.no_grad():
+        for number, step in enumerate(query.split(1, 1)):
+            memory = () if number else (key, value)
+            found.append(attention(step, *memory, key_padding_mask=pad, cache=cache))
+            assert len(cache) == KEYS
+    torch.testing.assert_close(torch.cat([out for out, _ in found], 1), full)
+    torch.testing.assert_close(torch.cat([w for _, w in found], 1), weights)
+
+
+def test_the_last_query_is_aligned_with_the_last_cached_key() -> None:
+    attention, x, memory, cache = small(1.0), steps(1), steps(), KeyValueCache()
+    out, _ = attention(x, memory, memory, cache=cache)
+    torch.testing.assert_close(attention(x, cache=cache, is_causal=True)[0], out)
+
+
+def test_a_beam_search_reorders_the_cache() -> None:
+    attention, x = small(), steps(6)
+    cache, index = KeyValueCache(), torch.tensor([2, 0, 0, 1])
+    with torch.no_grad():
+        for step in x[:, :3].split(1, 1):
+            attention(step, step, step, cache=cache)
+        cache.reorder(index)
+        chosen = torch.cat([x[index, :3], torch.randn(4, 3, EMBED, dtype=torch.float64)], 1)
+        full, _ = attention(chosen, chosen, chosen, is_causal=True)
+        for t in range(3, 6):
+            step = chosen[:, t : t + 1]
+            torch.testing.assert_close(attention(step, step, step, cache=cache)[0], full[:, t : t + 1])
+    KeyValueCache().reorder(index)
+
+
+@torch.no_grad()
+def test_a_cache_grows_in_place_and_keeps_what_it_holds() -> None:
+    cache, keys, values = KeyValueCache(), torch.randn(2, 3, 20, 4), torch.randn(2, 3, 20, 6)
+    before, places = keys.clone(), set()
+    for i0, i1 in ((0, 2), (2, 3), (3, 4), (4, 10), *((i, i + 1) for i in range(10, 20))):
+        found = cache.append(keys[:, :, i0:i1], values[:, :, i0:i1])
+        assert len(cache) == i1 and found[0].equal(keys[:, :, :i1]) and found[1].equal(values[:, :, :i1])
+        assert all(a.equal(b) for a, b in zip(cache.read(), found, strict=True))
+        places.add(found[0].data_ptr())
+    assert len(places) == 4 and keys.equal(before)
+
+
+def test_a_cache_passes_gradients_on() -> None:
+    attention, x = small("learned"), steps(6).requires_grad_()
+    leaves = [x, *attention.parameters()]
+    full, _ = attention(x, x, x, is_causal=True)
+    expected = torch.autograd.grad(full.square().sum(), leaves)
+    cache = KeyValueCache()
+    outs = [attention(s, s, s, is_causal=True, cache=cache, need_weights=False)[0] for s in x.split((1, 2, 1, 2), 1)]
+    found = torch.autograd.grad(torch.cat(outs, 1).square().sum(), leaves)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_cache_filled_without_gradients_serves_steps_with_them() -> None:
+    attention, x, cache = small(), steps(6), KeyValueCache()
+    with torch.no_grad():
+        for step in x[:, :3].split(1, 1):
+            attention(step, step, step, cache=cache)
+    outs = [attention(s, s, s, cache=cache)[0] for s in x[:, 3:].split(1, 1)]
+    torch.cat(outs, 1).sum().backward()
+    assert attention.in_proj_weight.grad.isfinite().all()
+    torch.testing.assert_close(torch.cat(outs, 1), attention(x, x, x, is_causal=True)[0][:, 3:])
+
+
+def test_alphas_alone_are_learned_through_a_cache() -> None:
+    attention, x, cache = small("learned").requires_grad_(False), steps(6), KeyValueCache()
+    bias = attention.alpha.bias.requires_grad_()
+    expected = torch.autograd.grad(attention(x, x, x, is_causal=True)[0].square().sum(), bias)
+    outs = [attention(s, s, s, cache=cache, need_weights=False)[0] for s in x.split(1, 1)]
+    torch.testing.assert_close(torch.autograd.grad(torch.cat(outs, 1).square().sum(), bias), expected)
+
+
+@pytest.mark.parametrize(
+    ("keys", "values"),
+    [
+        ((3, 3, 1, 4), (3, 3, 1, 4)),
+        ((2, 1, 1, 4), (2, 1, 1, 4)),
+        ((2, 3, 1, 5), (2, 3, 1, 4)),
+        ((2, 3, 1, 4), (2, 3, 1, 5)),
+        ((2, 3, 1, 4), (1, 3, 1, 4)),
+        ((2, 3, 1, 4), (2, 3, 2, 4)),
+    ],
+    ids=str,
+)
+def test_a_cache_refuses_other_shapes(keys: tuple[int, ...], values: tuple[int, ...]) -> None:
+    cache = KeyValueCache()
+    cache.append(torch.randn(2, 3, 1, 4), torch.randn(2, 3, 1, 4))
+    with pytest.raises(ValueError, match="cache"):
+        cache.append(torch.randn(keys), torch.randn(values))
+    assert len(cache) == 1
+
+
+def test_an_empty_cache_needs_a_key() -> None:
+    with pytest.raises(ValueError, match="the cache is empty: the first call needs a key and a value"):
+        small()(steps(), cache=KeyValueCache())
+    assert len(KeyValueCache()) == 0
+
+
+@pytest.mark.parametrize("alpha", [1.5, "learned"])
+def test_compiled_it_is_the_same(alpha: Any) -> None:
+    attention, given = small(alpha, add_bias_kv=alpha == 1.5), [steps()]
+    options = {"is_causal": True, "need_weights": False}
+    if alpha == 1.5:
+        options = {"key_padding_mask": paddings()["end"], "attn_mask": masks(KEYS)["bool"]}
+    torch._dynamo.reset()
+    compiled = torch.compile(attention, backend="aot_eager", fullgraph=True)
+    found = {name.removeprefix("_orig_mod."): x for name, x in results(compiled, given, **options).items()}
+    torch.testing.assert_close(found, results(attention, given, **options))
+
+
+def test_under_vmap_it_is_the_same() -> None:
+    attention, x = small("learned"), torch.randn(2, BATCH, KEYS, EMBED, dtype=torch.float64)
+    pad = paddings()["end"].repeat(2, 1, 1)
+    found = torch.func.vmap(lambda x, pad: attention(x, x, x, pad, False)[0])(x, pad)
+    torch.testing.assert_close(found, torch.stack([attention(y, y, y, pad[0], False)[0] for y in x]))
+
+
+@pytest.mark.parametrize("alpha", [1.5, "learned", torch.tensor([1.0, 1.75])], ids=str)
+def test_copies_and_files_hold_all_of_it(alpha: Any) -> None:
+    attention, x, mask = small(alpha), steps(), nn.Parameter(torch.randn(KEYS, KEYS, dtype=torch.float64))
+    expected, _ = attention(x, x, x, attn_mask=mask)
+    file, state = io.BytesIO(), io.BytesIO()
+    torch.save(attention, file)
+    torch.save(attention.state_dict(), state)
+    fresh = small(torch.ones(HEADS) if isinstance(alpha, Tensor) else alpha)
+    fresh.load_state_dict(torch.load(io.BytesIO(state.getvalue()), weights_only=True), strict=True)
+    for other in (copy.deepcopy(attention), torch.load(io.BytesIO(file.getvalue()), weights_only=False), fresh):
+        assert other(x, x, x, attn_mask=mask)[0].equal(expected)
+        assert other.alphas().equal(attention.alphas())
+
+
+def test_it_is_copied_after_a_pass_with_a_learned_mask() -> None:
+    attention, x, distances = small(), steps(), torch.randn(KEYS, KEYS, dtype=torch.float64, requires_grad=True)
+    expected, _ = attention(x, x, x, attn_mask=2 * distances)
+    assert copy.deepcopy(attention)(x, x, x, attn_mask=2 * distances)[0].equal(expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("alpha", [1.0, 1.5, "learned", torch.tensor([1.0, 1.75])], ids=str)
+def test_dtypes(dtype: torch.dtype, alpha: Any) -> None:
+    attention = small(alpha)
+    x = steps()
+    expected, weights = attention(x, x, x)
+    attention, given = attention.to(dtype), x.to(dtype)
+    found = attention(given, given, given, is_causal=False)
+    assert found[0].dtype == found[1].dtype == dtype
+    tolerance = {"atol": 0.5, "rtol": 0.1} if dtype == torch.bfloat16 else {"atol": 1e-5, "rtol": 1e-4}
+    torch.testing.assert_close(found[0].double(), expected, **tolerance)
+    torch.testing.assert_close(found[1].double(), weights, atol=tolerance["atol"] / 5, rtol=0.1)
+    found[0].square().sum().backward()
+    assert all(p.grad.isfinite().all() and p.grad.dtype == dtype for p in attention.parameters())
+
+
+@pytest.mark.parametrize("variant", [{}, {"add_zero_attn": True}, {"add_bias_kv": True}, {"alpha": "learned"}], ids=str)
+def test_under_autocast_it_computes_in_half_precision(variant: dict[str, Any]) -> None:
+    attention, x = MultiheadAttention(EMBED, HEADS, batch_first=True, **variant), steps().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        out, _ = attention(x, x, x)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), attention(x, x, x)[0], atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("alpha", [1.5, "learned", torch.tensor([1.0, 1.75])], ids=str)
+def test_it_is_built_without_memory(alpha: Any) -> None:
+    attention = MultiheadAttention(EMBED, HEADS, kdim=6, add_bias_kv=True, device="meta", alpha=alpha)
+    assert {x.device.type for x in attention.state_dict().values()} == {"meta"}
+    other = MultiheadAttention(EMBED, HEADS, kdim=6, add_bias_kv=True, alpha=alpha)
+    attention.load_state_dict(other.state_dict(), assign=True)
+    given = [torch.randn(2, 3, size) for size in (EMBED, 6, EMBED)]
+    assert attention(*given)[0].equal(other(*given)[0])
+
+
+@pytest.mark.parametrize("initial", [None, 1.5])
+def test_learned_alphas_are_built_without_memory(initial: float | None) -> None:
+    assert PerHeadAlpha(3, initial=initial, device="meta").bias.is_meta
+    with torch.device("meta"):
+        assert PerHeadAlpha(3, initial=initial).bias.is_meta

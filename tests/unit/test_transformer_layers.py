@@ -1,0 +1,322 @@
+"""Transformer layers: PyTorch's own at alpha 1, at home in its encoders and decoders, and step by step."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tsallis.nn import KeyValueCache, MultiheadAttention, PerHeadAlpha, TransformerDecoderLayer, TransformerEncoderLayer
+
+BATCH, SOURCE, TARGET, MODEL = 3, 5, 4, 8
+SIZES = {"d_model": MODEL, "nhead": 2, "dim_feedforward": 16, "dropout": 0.0, "dtype": torch.float64}
+VARIANTS: list[dict[str, Any]] = [
+    {"batch_first": True},
+    {"norm_first": True},
+    {"activation": "gelu", "bias": False},
+    {"activation": torch.tanh, "norm_first": True, "batch_first": True, "layer_norm_eps": 0.1},
+    {"activation": "relu", "norm_first": True, "bias": False, "batch_first": True},
+]
+every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "-".join(v))
+KINDS = {
+    "encoder": (TransformerEncoderLayer, nn.TransformerEncoderLayer),
+    "decoder": (TransformerDecoderLayer, nn.TransformerDecoderLayer),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+ALPHAS = [1.0, 1.5, 2.0, "learned"]
+every_alpha = pytest.mark.parametrize("alpha", ALPHAS)
+mixed_masks = pytest.mark.filterwarnings("ignore:Support for mismatched")  # PyTorch's
+
+PADDING = torch.arange(SOURCE) >= torch.tensor([[SOURCE], [2], [4]])
+AHEAD = torch.ones(TARGET, TARGET, dtype=torch.bool).triu(1)
+HIDDEN = torch.zeros(TARGET, SOURCE).index_fill_(1, torch.tensor([1]), -torch.inf).double()
+MASKS: dict[str, list[dict[str, Any]]] = {
+    "encoder": [
+        {},
+        {"src_key_padding_mask": PADDING},
+        {"src_mask": torch.ones(SOURCE, SOURCE, dtype=torch.bool).triu(1), "is_causal": True},
+        {"src_mask": torch.linspace(-1, 1, SOURCE**2).view(SOURCE, SOURCE).double(), "src_key_padding_mask": PADDING},
+    ],
+    "decoder": [
+        {},
+        {"tgt_mask": AHEAD, "tgt_is_causal": True, "memory_key_padding_mask": PADDING},
+        {"memory_mask": HIDDEN, "tgt_key_padding_mask": PADDING[:, :TARGET]},
+    ],
+}
+
+
+def inputs(kind: str, batch_first: bool = True) -> list[Tensor]:
+    lengths = (SOURCE,) if kind == "encoder" else (TARGET, SOURCE)
+    given = [torch.randn(BATCH, n, MODEL, dtype=torch.float64) for n in lengths]
+    return given if batch_first else [x.transpose(0, 1) for x in given]
+
+
+def sharp(layer: nn.Module) -> Any:
+    """Parameters for which no two scores are alike, so that sparse maps give zeros."""
+    for name, parameter in layer.named_parameters():
+        if not name.endswith("alpha.bias"):
+            nn.init.normal_(parameter)
+    return layer
+
+
+def results(layer: nn.Module, given: list[Tensor], **options: Any) -> dict[str, Tensor]:
+    """Output, and the gradients of a number made of it."""
+    leaves = [x.detach().clone().requires_grad_() for x in given]
+    out = layer(*leaves, **options)
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+    found = torch.autograd.grad(out.square().sum(), [*leaves, *parameters])
+    return {"output": out} | dict(zip((*(f"input {i}" for i in range(len(leaves))), *names), found, strict=True))
+
+
+@mixed_masks
+@every_kind
+@every_variant
+@pytest.mark.parametrize("train", [True, False])
+def test_at_alpha_1_it_is_pytorchs(kind: str, variant: dict[str, Any], train: bool) -> None:
+    ours, theirs = KINDS[kind]
+    expected = sharp(theirs(**SIZES, **variant)).train(train)
+    layer = ours(**SIZES, **variant, alpha=1.0).train(train)
+    assert layer.state_dict().keys() == expected.state_dict().keys()
+    layer.load_state_dict(expected.state_dict())
+    expected.load_state_dict(layer.state_dict())
+    given = inputs(kind, variant.get("batch_first", False))
+    for masks in MASKS[kind]:
+        torch.testing.assert_close(results(layer, given, **masks), results(expected, given, **masks))
+    for masks in MASKS[kind][:3]:  # PyTorch's fast path gives NaN for masks of two dtypes
+        with torch.no_grad():
+            torch.testing.assert_close(layer(*given, **masks), expected(*given, **masks))
+    single = [x[0] if variant.get("batch_first") else x[:, 0] for x in given]
+    torch.testing.assert_close(results(layer, single), results(expected, single))
+
+
+@every_kind
+def test_causal_needs_no_mask(kind: str) -> None:
+    layer, given = sharp(KINDS[kind][0](**SIZES, batch_first=True, alpha=1.7)), inputs(kind)
+    name, flag = ("src_mask", "is_causal") if kind == "encoder" else ("tgt_mask", "tgt_is_causal")
+    ahead = torch.ones(given[0].shape[1], given[0].shape[1], dtype=torch.bool).triu(1)
+    masked = results(layer, given, **{name: ahead})
+    torch.testing.assert_close(results(layer, given, **{flag: True}), masked)
+    torch.testing.assert_close(results(layer, given, **{flag: True, name: ahead}), masked)
+
+
+@every_kind
+def test_pytorchs_state_dict_leaves_learned_alphas_alone(kind: str) -> None:
+    ours, theirs = KINDS[kind]
+    layer, other = ours(**SIZES, alpha="learned"), theirs(**SIZES)
+    before = layer.self_attn.alphas()
+    layer.load_state_dict(other.state_dict(), strict=True)
+    assert layer.self_attn.alphas().equal(before) and layer.linear1.weight.equal(other.linear1.weight)
+    again = ours(**SIZES, alpha="learned")
+    again.load_state_dict(layer.state_dict(), strict=True)
+    assert again.self_attn.alphas().equal(before)
+
+
+@every_kind
+def test_dropout_is_for_training_alone(kind: str) -> None:
+    layer, given = KINDS[kind][0](**{**SIZES, "dropout": 0.5}, batch_first=True), inputs(kind)
+    plain = KINDS[kind][0](**SIZES, batch_first=True)
+    plain.load_state_dict(layer.state_dict())
+    assert not layer(*given).equal(layer(*given))
+    assert layer.eval()(*given).equal(plain(*given))
+
+
+@every_kind
+def test_bad_arguments(kind: str) -> None:
+    layer = KINDS[kind][0]
+    with pytest.raises(ValueError, match="activation must be one of relu, gelu or a function, got 'swish'"):
+        layer(8, 2, activation="swish")
+    with pytest.raises(ValueError, match="embed_dim must be a multiple of num_heads, got 8 and 3"):
+        layer(8, 3)
+    with pytest.raises(ValueError, match=r"alpha must be finite and at least 1, got 0\.5"):
+        layer(8, 2, alpha=0.5)
+
+
+def test_the_memory_may_have_an_alpha_of_its_own() -> None:
+    attentions = [
+        (layer.self_attn, layer.multihead_attn)
+        for layer in (
+            TransformerDecoderLayer(8, 2, 16),
+            TransformerDecoderLayer(8, 2, 16, alpha=2.0),
+            TransformerDecoderLayer(8, 2, 16, alpha=2.0, cross_alpha=1.25),
+            TransformerDecoderLayer(8, 2, 16, alpha=1.0, cross_alpha=torch.tensor([1.25, 1.75])),
+        )
+    ]
+    assert [(a.alphas().tolist(), b.alphas().tolist()) for a, b in attentions] == [
+        ([1.5, 1.5], [1.5, 1.5]),
+        ([2, 2], [2, 2]),
+        ([2, 2], [1.25, 1.25]),
+        ([1, 1], [1.25, 1.75]),
+    ]
+
+
+def test_learned_alphas_are_each_attentions_own() -> None:
+    layer = TransformerDecoderLayer(8, 2, 16, alpha="learned", batch_first=True).double()
+    own, other = layer.self_attn.alpha, layer.multihead_attn.alpha
+    assert isinstance(own, PerHeadAlpha) and isinstance(other, PerHeadAlpha) and own.bias is not other.bias
+    sharp(layer)(*inputs("decoder")).square().sum().backward()
+    assert (own.bias.grad != 0).any() and (other.bias.grad != 0).any()
+    only = TransformerDecoderLayer(8, 2, 16, cross_alpha="learned")
+    assert [name for name, _ in only.named_parameters() if "alpha" in name] == ["multihead_attn.alpha.bias"]
+    shared = PerHeadAlpha(2)
+    both = TransformerDecoderLayer(8, 2, 16, alpha=shared)
+    assert both.self_attn.alpha is shared and both.multihead_attn.alpha is shared
+
+
+def encoder(alpha: Any, layers: int = 2, **options: Any) -> nn.TransformerEncoder:
+    layer = TransformerEncoderLayer(**SIZES, batch_first=True, alpha=alpha, **options)
+    return sharp(nn.TransformerEncoder(layer, layers, nn.LayerNorm(MODEL).double(), enable_nested_tensor=False))
+
+
+def decoder(alpha: Any, layers: int = 2, **options: Any) -> nn.TransformerDecoder:
+    layer = TransformerDecoderLayer(**SIZES, batch_first=True, alpha=alpha, **options)
+    return sharp(nn.TransformerDecoder(layer, layers))
+
+
+def attentions(model: nn.Module) -> list[MultiheadAttention]:
+    return [module for module in model.modules() if isinstance(module, MultiheadAttention)]
+
+
+@every_alpha
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_in_pytorchs_encoder_no_fast_path_takes_its_place(alpha: Any, norm_first: bool) -> None:
+    model, (x,) = encoder(alpha, norm_first=norm_first), inputs("encoder")
+    for masks in ({}, {"src_key_padding_mask": PADDING}, {"mask": MASKS["encoder"][2]["src_mask"], "is_causal": True}):
+        expected = model.train()(x, **masks)
+        with torch.no_grad():
+            torch.testing.assert_close(model.eval()(x, **masks), expected)
+        density = torch.stack([attention.stats().density for attention in attentions(model)])
+        assert (density == 1).all() if alpha == 1 else (density < 1).any()
+    expected = x
+    for layer in model.layers:
+        expected = layer(expected, src_key_padding_mask=PADDING)
+    torch.testing.assert_close(model(x, src_key_padding_mask=PADDING), model.norm(expected))
+
+
+def test_at_alpha_1_pytorchs_encoder_and_decoder_are_as_with_its_layers() -> None:
+    for ours, kind, stack in (
+        (encoder(1.0), "encoder", nn.TransformerEncoder),
+        (decoder(1.0), "decoder", nn.TransformerDecoder),
+    ):
+        options = {"norm": nn.LayerNorm(MODEL).double(), "enable_nested_tensor": False} if kind == "encoder" else {}
+        theirs = stack(KINDS[kind][1](**SIZES, batch_first=True), 2, **options)
+        theirs.load_state_dict(ours.state_dict(), strict=True)
+        given = inputs(kind)
+        torch.testing.assert_close(results(ours, given), results(theirs, given))
+
+
+def transformer(alpha: Any) -> nn.Transformer:
+    options = {"custom_encoder": encoder(alpha), "custom_decoder": decoder(alpha)}
+    return nn.Transformer(MODEL, 2, batch_first=True, dtype=torch.float64, **options)
+
+
+@every_alpha
+def test_in_pytorchs_transformer_they_train(alpha: Any) -> None:
+    model = transformer(alpha)
+    source, target = torch.randn(BATCH, SOURCE, MODEL).double(), torch.randn(BATCH, TARGET, MODEL).double()
+    masks = {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(TARGET, dtype=torch.float64)}
+    masks |= {"src_key_padding_mask": PADDING, "memory_key_padding_mask": PADDING, "tgt_is_causal": True}
+    optimiser, losses = torch.optim.Adam(model.parameters(), 0.02), []
+    before = [attention.alphas().detach() for attention in attentions(model)]
+    for _ in range(25):
+        optimiser.zero_grad()
+        loss = F.mse_loss(model(source, target, **masks), target.flip(2))
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+    moved = [not a.equal(attention.alphas()) for a, attention in zip(before, attentions(model), strict=True)]
+    assert len(moved) == 6 and moved == [alpha == "learned"] * 6
+    expected = model(source, target, **masks)
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(source, target, **masks), expected)
+    changed = source.masked_fill(PADDING.unsqueeze(2), 7.0)
+    torch.testing.assert_close(model(changed, target, **masks), expected)
+
+
+def test_clones_learn_alphas_of_their_own() -> None:
+    model = encoder("learned", 3)
+    biases = [attention.alpha.bias for attention in attentions(model)]
+    assert len({id(bias) for bias in biases}) == 3
+    twin = copy.deepcopy(model)
+    twin(*inputs("encoder")).square().sum().backward()
+    assert all(bias.grad is None for bias in biases)
+    assert all((attention.alpha.bias.grad != 0).any() for attention in attentions(twin))
+
+
+@every_alpha
+@pytest.mark.parametrize("chunks", [(1,) * 6, (2, 3, 1)], ids=str)
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_decoder_goes_step_by_step(alpha: Any, chunks: tuple[int, ...], norm_first: bool) -> None:
+    model = decoder(alpha, norm_first=norm_first)
+    memory, target = inputs("encoder")[0], torch.randn(BATCH, 6, MODEL, dtype=torch.float64)
+    full = model(target, memory, tgt_is_causal=True, memory_key_padding_mask=PADDING)
+    expected = torch.autograd.grad(full.square().sum(), list(model.parameters()))
+    for graded in (False, True):
+        caches, found = [(KeyValueCache(), KeyValueCache()) for _ in model.layers], []
+        with torch.set_grad_enabled(graded):
+            for x in target.split(chunks, 1):
+                for layer, own in zip(model.layers, caches, strict=True):
+                    x = layer(x, memory, tgt_is_causal=True, memory_key_padding_mask=PADDING, caches=own)
+                found.append(x)
+        assert [(len(own), len(other)) for own, other in caches] == [(6, SOURCE)] * 2
+        torch.testing.assert_close(torch.cat(found, 1), full)
+    gradients = torch.autograd.grad(torch.cat(found, 1).square().sum(), list(model.parameters()))
+    torch.testing.assert_close(gradients, expected)
+
+
+def test_the_memory_is_read_at_the_first_step_alone() -> None:
+    layer, (target, memory) = sharp(TransformerDecoderLayer(**SIZES, batch_first=True)), inputs("decoder")
+    caches = (KeyValueCache(), KeyValueCache())
+    with torch.no_grad():
+        full = layer(target, memory, tgt_is_causal=True)
+        found = [layer(target[:, :1], memory, caches=caches)]
+        found += [layer(x, torch.full_like(memory, torch.nan), caches=caches) for x in target[:, 1:].split(1, 1)]
+    torch.testing.assert_close(torch.cat(found, 1), full)
+
+
+def test_a_beam_reorders_the_caches_of_a_decoder() -> None:
+    model, memory = decoder(1.5), inputs("encoder")[0]
+    caches, index = [(KeyValueCache(), KeyValueCache()) for _ in model.layers], torch.tensor([1, 1, 2, 0])
+    target = torch.randn(BATCH, 2, MODEL, dtype=torch.float64)
+    chosen = torch.cat([target[index], torch.randn(4, 2, MODEL, dtype=torch.float64)], 1)
+    found = []
+    with torch.no_grad():
+        for x in (*target.split(1, 1), *chosen[:, 2:].split(1, 1)):
+            for layer, own in zip(model.layers, caches, strict=True):
+                x = layer(x, memory, caches=own)
+            found.append(x)
+            if len(found) == 2:
+                for cache in (cache for own in caches for cache in own):
+                    cache.reorder(index)
+        full = model(chosen, memory[index], tgt_is_causal=True)
+    torch.testing.assert_close(torch.cat(found[2:], 1), full[:, 2:])
+
+
+@every_kind
+def test_compiled_it_is_the_same(kind: str) -> None:
+    layer, given = sharp(KINDS[kind][0](**SIZES, batch_first=True, alpha="learned")), inputs(kind)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    found = {name.removeprefix("_orig_mod."): x for name, x in results(compiled, given, **MASKS[kind][1]).items()}
+    torch.testing.assert_close(found, results(layer, given, **MASKS[kind][1]))
+
+
+@every_kind
+def test_it_is_built_in_half_precision_and_without_memory(kind: str) -> None:
+    options = {**SIZES, "dtype": torch.bfloat16, "batch_first": True, "alpha": "learned"}
+    layer = KINDS[kind][0](**options)
+    assert {x.dtype for x in layer.state_dict().values()} == {torch.bfloat16}
+    given = [x.bfloat16() for x in inputs(kind)]
+    out = layer(*given)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(
+        out.double(), copy.deepcopy(layer).double()(*(x.double() for x in given)), atol=0.1, rtol=0.1
+    )
+    empty = KINDS[kind][0](**options, device="meta")
+    assert all(x.is_meta for x in empty.state_dict().values())
+    empty.load_state_dict(layer.state_dict(), assign=True)
+    assert empty(*given).equal(out)
