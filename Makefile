@@ -25,7 +25,7 @@ help:
 	@echo "make sanitize    the kernel's tests, with GCC's address and undefined behaviour sanitizers"
 	@echo "make lint        ruff and mypy"
 	@echo "make format      let ruff correct what it can"
-	@echo "make bench       maps, losses and a whole output layer beside PyTorch's and those of PyPI entmax"
+	@echo "make bench       maps, losses, attention and a whole output layer beside PyTorch's and those of PyPI entmax"
 	@echo "make docs        the documentation, in docs/_build/html"
 	@echo "make clean       remove what these targets made"
 
@@ -63,6 +63,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/maps.py --out benchmarks/results/maps-cpu.csv \
 		--accuracy benchmarks/results/maps-accuracy-cpu.csv
 	$(BIN)/python benchmarks/linear.py --out benchmarks/results/linear-cpu.csv
+	$(BIN)/python benchmarks/attention.py --out benchmarks/results/attention-cpu.csv
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html

@@ -89,3 +89,24 @@ def test_linear(tmp_path: Path) -> None:
     assert float(rows[0]["time_ratio"]) == 1 and float(rows[0]["support"]) == 64
     assert 1 <= float(rows[1]["support"]) < 64
     assert "time / linear and cross-entropy" in printed
+
+
+def test_attention(tmp_path: Path) -> None:
+    out = tmp_path / "attention.csv"
+    peer = find_spec("entmax") is not None
+    sizes = ["--attention", "1x2x9x4", "--layers", "1x5", "--dropouts", 0, 0.5, "--rounds", 2]
+    printed = run("attention.py", *sizes, "--out", out, *([] if peer else ["--no-peer"]))
+    rows = read(out)
+    place = ["group", "shape", "causal", "dropout", "operation", "owner"]
+    measured = ["forward_ms", "both_ms", "time_ratio", "tokens_ratio", "extra_mb", "extra_ratio", "rounds"]
+    assert list(rows[0]) == [*place, *measured, *MACHINE]
+    found = {(r["group"], r["causal"], r["dropout"], r["operation"], r["owner"]) for r in rows}
+    ours = [("attention", causal, "0", f"entmax-{a}") for causal in ("False", "True") for a in ("1.0", "1.5", "learned")]
+    ours += [("layers", "False", dropout, f"layer-{a}") for dropout in ("0", "0.5") for a in ("1.5", "learned")]
+    assert found >= {(*each, "tsallis") for each in ours}
+    assert not peer or ("attention", "False", "0", "entmax-learned", "entmax") in found
+    for row in rows:
+        assert float(row["both_ms"]) >= float(row["forward_ms"]) > 0
+        assert abs(float(row["time_ratio"]) * float(row["tokens_ratio"]) - 1) < 1e-2
+    for target in ("a layer's tokens a second, learned / softmax", "attention by the peer's bisection / ours"):
+        assert target in printed

@@ -116,22 +116,26 @@ def attend(
     outer, queries, keys = query.shape[:-2], query.shape[-2], key.shape[-2]
     heads = outer[-1] if outer else 1
     batch = math.prod(outer[:-1])
-    if query.numel() == 0 or key.numel() == 0 or value.numel() == 0:
-        empty = query.new_zeros(*outer, queries, value.shape[-1])
-        none = torch.zeros(batch, heads, queries, dtype=torch.int32, device=query.device)
-        return Attended(empty, query.new_zeros(*outer, queries, keys) if need_weights else None, none)
-    q, k, v = (widen(x.reshape(batch, -1, *x.shape[-2:])) for x in (query, key, value))
+    q, k, v = (widen(x.reshape(batch, *(x.shape[-3:] if outer else (1, *x.shape)))) for x in (query, key, value))
     problem = Problem(
-        scale=1 / math.sqrt(query.shape[-1]) if scale is None else float(scale),
+        scale=1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else float(scale),
         causal=is_causal,
-        lengths=_lengths(key_lengths, outer[:-1], keys),
+        lengths=_lengths(key_lengths, outer[:-1], keys, query.device),
+        threads=1 if _traced() else torch.get_num_threads(),
         dropout=dropout_p,
         seed=int(torch.randint(1 << 62, ())) if dropout_p and not _traced() else 0,
         kernels=dropout_p > 0 and not _traced() and dispatch.compiled(q.detach(), 1.0),
     )
     mask = _mask(attn_mask, q.dtype, (*outer, queries, keys), batch, heads)
     alpha = _alphas(alpha, q, outer)
-    output, weights, seen = _compute(q, k, v, alpha, mask, problem, need_weights)
+    if q.numel() and k.numel() and v.numel():
+        with torch.autocast(query.device.type, enabled=False):  # in the precision that was chosen here
+            output, weights, seen = _compute(q, k, v, alpha, mask, problem, need_weights)
+    else:
+        given = [x for x in (q, k, v, mask, alpha) if isinstance(x, Tensor) and x.is_floating_point()]
+        nothing = sum(x.reshape(-1)[:0].sum() for x in given)  # whose gradients are zeros
+        output = q.new_zeros(batch, heads, queries, value.shape[-1]) + nothing
+        weights, seen = q.new_zeros(batch, heads, queries, keys), q.new_zeros(batch, heads, queries)
     return Attended(
         output.reshape(*outer, queries, value.shape[-1]).to(query.dtype),
         weights.reshape(*outer, queries, keys).to(query.dtype) if need_weights and weights is not None else None,
@@ -179,7 +183,9 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
             raise ValueError(f"the {heads} heads of the query must be a multiple of the key's {of_keys}")
 
 
-def _lengths(lengths: Tensor | Sequence[int] | None, batch: Sequence[int], keys: int) -> tuple[int, ...] | None:
+def _lengths(
+    lengths: Tensor | Sequence[int] | None, batch: Sequence[int], keys: int, device: torch.device
+) -> tuple[int, ...] | Tensor | None:
     if lengths is None:
         return None
     given = torch.as_tensor(lengths)
@@ -187,6 +193,8 @@ def _lengths(lengths: Tensor | Sequence[int] | None, batch: Sequence[int], keys:
         raise TypeError(f"key_lengths must be integers, got {given.dtype}")
     if list(given.shape) != list(batch):
         raise ValueError(f"key_lengths must have the batch's shape {tuple(batch)}, got {tuple(given.shape)}")
+    if _traced():
+        return given.to(device).flatten()
     numbers: list[int] = given.flatten().tolist()
     wrong = [n for n in numbers if not 0 <= n <= keys]
     if wrong:

@@ -7,7 +7,7 @@ next tile. What is held beside the inputs and their gradients grows with the len
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +28,8 @@ class Problem(NamedTuple):
 
     scale: float
     causal: bool
-    lengths: tuple[int, ...] | None  # keys of each batch element that take part
+    lengths: tuple[int, ...] | Tensor | None  # keys of each batch element that take part; a tensor only while traced
+    threads: int  # forward and backward have the same tiles, whatever happens to torch's number in between
     dropout: float = 0.0
     seed: int = 0
     kernels: bool = False  # whether the compiled kernels say what is dropped
@@ -61,12 +62,13 @@ def tiles(shape: Shape, problem: Problem) -> Iterator[list[Tile]]:
     batch, heads, group, queries, keys = shape
     of_row = max(group * keys, 1)
     # A product of matrices for each thread: one matrix is not divided as well.
-    together = min(heads, torch.get_num_threads())
+    together = min(heads, problem.threads)
     rows = min(queries, max(LEAST_ROWS, TILE // (of_row * together)))
     if problem.causal:
         rows = min(rows, CAUSAL_ROWS)
     some = min(heads, max(together, TILE // (of_row * rows)))
     elements = max(1, TILE // (of_row * rows * heads)) if some == heads else 1
+    assert not isinstance(problem.lengths, Tensor)
     for b0 in range(0, batch, elements):
         b1 = min(b0 + elements, batch)
         live = keys if problem.lengths is None else max(problem.lengths[b0:b1])
@@ -118,10 +120,10 @@ class Attention(Function):
         query, key, value, mask, alphas, *kept = ctx.saved_tensors
         alpha = ctx.alpha if alphas is None else alphas
         need_alpha, need_mask = ctx.needs_input_grad[3], ctx.needs_input_grad[4]
-        if torch.is_grad_enabled():
+        if autograd.differentiable(grad):
             return *_differentiable_backward(ctx, query, key, value, alpha, mask, grad), None
         work = _Work(query, key, value, alpha, mask, ctx.problem, compiled=ctx.compiled)
-        dq = torch.zeros_like(query) if ctx.problem.lengths and 0 in ctx.problem.lengths else torch.empty_like(query)
+        dq = torch.empty_like(query) if ctx.problem.lengths is None else torch.zeros_like(query)
         dk, dv = torch.zeros_like(key), torch.zeros_like(value)
         da = query.new_zeros(*query.shape[:-1], 1) if need_alpha else None
         dm = torch.zeros_like(mask) if need_mask and mask is not None else None
@@ -178,12 +180,20 @@ class _Work:
         for shared in tiles(self.shape, self.problem):
             b0, b1, h0, h1 = shared[0][:4]
             most = max(tile.keys for tile in shared)
-            k, v = (x[b0:b1, h0:h1, :most].reshape(-1, most, x.shape[-1]) for x in (self.key, self.value))
+            k, v = (self._padded(x[b0:b1, h0:h1, :most], b0).flatten(0, 1) for x in (self.key, self.value))
             for tile in shared:
                 seen = tile.keys
                 rows = self.shape.group * (tile.i1 - tile.i0)
                 yield number, tile, k[:, :seen], v[:, :seen], self._buffer("scores", (len(k), rows, seen))
                 number += 1
+
+    def _padded(self, x: Tensor, b0: int) -> Tensor:
+        """Keys or values with zeros where a batch element has none: whatever lies there, infinity times 0 is NaN."""
+        lengths = self.problem.lengths
+        if lengths is None or all(int(n) >= x.shape[2] for n in lengths[b0 : b0 + len(x)]):
+            return x
+        live = _live(lengths[b0 : b0 + len(x)], x.shape[2], x.device)
+        return torch.where(live.unsqueeze(-1), x, 0)
 
     def _buffer(self, name: str, shape: tuple[int, int, int]) -> Tensor:
         size = shape[0] * shape[1] * shape[2]
@@ -286,6 +296,11 @@ class _Work:
         return _drop(weights, self.problem, number, factors)
 
 
+def _live(lengths: Sequence[int] | Tensor, keys: int, device: torch.device) -> Tensor:
+    """True for the keys that take part [batch, 1, keys]."""
+    return torch.arange(keys, device=device) < torch.as_tensor(lengths, device=device).view(-1, 1, 1)
+
+
 def _ahead(queries: int, keys: int, device: torch.device) -> Tensor:
     """True where a key comes after the query."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).triu_(1)
@@ -308,6 +323,9 @@ def materialised(
     """The same output, and all weights [batch, query heads, queries, keys], by what PyTorch differentiates."""
     batch, heads, queries, _ = query.shape
     group, keys = heads // key.shape[1], key.shape[2]
+    live = None if problem.lengths is None else _live(problem.lengths, keys, query.device)
+    if live is not None:  # whatever lies behind, infinity times 0 is NaN
+        key, value = (torch.where(live.unsqueeze(-1), x, 0) for x in (key, value))
     # Queries that share a key head are rows of one matrix; [batch, heads, group * queries, size] before and after.
     scores = query.reshape(batch, key.shape[1], group * queries, -1) @ key.transpose(-1, -2) * problem.scale
     scores = scores.reshape(batch, heads, queries, keys)
@@ -315,9 +333,8 @@ def materialised(
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     if problem.causal:
         scores = scores.masked_fill(_ahead(queries, keys, query.device), -torch.inf)
-    if problem.lengths is not None:
-        lengths = torch.tensor(problem.lengths, device=query.device).view(batch, 1, 1, 1)
-        scores = scores.masked_fill(torch.arange(keys, device=query.device) >= lengths, -torch.inf)
+    if live is not None:
+        scores = scores.masked_fill(~live.unsqueeze(1), -torch.inf)
     if isinstance(alpha, Tensor):
         alpha = alpha.expand(batch, heads).unsqueeze(-1).expand(-1, -1, queries).reshape(-1, 1)
     weights = autograd.entmax(scores.reshape(-1, keys), alpha).view(batch, heads, queries, keys)
@@ -345,9 +362,11 @@ def _factors(like: Tensor, shape: Shape, problem: Problem) -> Tensor:
 def _differentiable_backward(
     ctx: Any, query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, grad: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Gradients that have gradients, through all weights."""
-    out, _ = materialised(query, key, value, alpha, mask, ctx.problem)
+    """Gradients that have gradients, or come in batches, through all weights."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        out, _ = materialised(query, key, value, alpha, mask, ctx.problem)
     given = (query, key, value, alpha, mask)
     wanted = [x for x, needed in zip(given, ctx.needs_input_grad, strict=False) if needed and isinstance(x, Tensor)]
-    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=again))
     return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:5])

@@ -1,0 +1,751 @@
+"""What attention promises: equality with all scores and weights in float64, however its work is cut into tiles."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tsallis import entmax_attention
+from tsallis.kernels import attention, reference
+
+pytestmark = pytest.mark.parametrize("computed_by", ["eager", "cpu"], indirect=True)
+
+BATCH, HEADS, SIZE, VALUE_SIZE = 3, 4, 5, 3
+OF_HEADS = torch.tensor([1.0, 1.25, 1.9, 2.0])
+OF_ALL = torch.tensor([[1.0, 1.001, 1.25, 1.5], [1.9, 2.0, 1.1, 1.75], [2.0, 1.5, 1.001, 1.9]])
+Results = dict[str, Any]  # tensors by name
+Way = Callable[[int, int], None]
+
+
+def cut(monkeypatch: pytest.MonkeyPatch, tile: int, least: int = 4, causal: int = 8) -> None:
+    for name, size in (("TILE", tile), ("LEAST_ROWS", least), ("CAUSAL_ROWS", causal)):
+        monkeypatch.setattr(attention, name, size)
+
+
+@pytest.fixture(params=["rows", "heads", "elements", "whole"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
+    """Cut so many queries and keys into tiles: of some rows, of three of the four heads, of two of the three elements.
+
+    Or materialise all weights.
+    """
+
+    def of(queries: int, keys: int) -> None:
+        area, rows = queries * keys, 4 if queries < 100 else 48
+        tile = {"rows": 1, "heads": 3 * area, "elements": 8 * area, "whole": 1 << 40}[request.param]
+        cut(monkeypatch, tile, rows, 2 * rows)
+
+    return of
+
+
+@pytest.fixture(params=["rows", "whole"])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of rows, or all weights, where no other tiles are needed."""
+    cut(monkeypatch, 1 if request.param == "rows" else 1 << 40)
+
+
+@pytest.fixture
+def tiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut(monkeypatch, 16, 2, 2)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    name: str
+    queries: int = 7
+    keys: int = 7
+    alpha: float | Tensor = 1.5
+    mask: tuple[int, ...] | None = None  # its shape
+    boolean: bool = False
+    lengths: Any = None
+    causal: bool = False
+    key_heads: int = HEADS
+    scale: float | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def steep(self) -> bool:
+        """Above 2 slopes are unbounded at the edge of the support: rounding the scores changes them."""
+        return bool(torch.as_tensor(self.alpha).amax() > 2)
+
+    def options(self) -> dict[str, Any]:
+        options = {"key_lengths": self.lengths, "is_causal": self.causal, "scale": self.scale}
+        number = {} if isinstance(self.alpha, Tensor) else {"alpha": self.alpha}
+        return {**options, **number, "enable_gqa": self.key_heads != HEADS}
+
+    def tensors(self) -> Results:
+        """All arguments that are tensors; float32 holds their numbers."""
+        generator = torch.Generator().manual_seed(11)
+
+        def noise(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator).double()
+
+        found = {
+            "query": noise(BATCH, HEADS, self.queries, SIZE) * 2,
+            "key": noise(BATCH, self.key_heads, self.keys, SIZE),
+            "value": noise(BATCH, self.key_heads, self.keys, VALUE_SIZE),
+        }
+        if isinstance(self.alpha, Tensor):
+            found["alpha"] = self.alpha.double()
+        if self.mask is not None:
+            bias = noise(*self.mask)
+            out = torch.rand(self.mask, generator=generator) < 0.25
+            found["attn_mask"] = ~out if self.boolean else bias.masked_fill(out, -torch.inf)
+        return found
+
+
+CASES = [
+    Case("one query and one key", 1, 1, OF_ALL),
+    Case("one query", 1, 129, OF_HEADS),
+    Case("one key", 129, 1, OF_HEADS),
+    Case("an alpha for each head of each element", alpha=OF_ALL),
+    Case("an alpha for each head", 7, 129, OF_HEADS),
+    Case("one alpha without dimensions", 7, 9, torch.tensor(1.3)),
+    Case("one alpha in a row", 7, 9, torch.tensor([1.7])),
+    *(Case(f"alpha {alpha}", 7, 33, alpha) for alpha in (1.0, 1.001, 1.25, 1.5, 1.9, 2.0, 2.5)),
+    Case("alphas on both sides of 2", 7, 33, torch.tensor([1.0, 1.5, 2.2, 3.0])),
+    Case("more queries", 129, 7, OF_ALL),
+    Case("long", 129, 129, OF_HEADS),
+    Case("a thousand keys", 7, 1000, OF_ALL),
+    Case("scaled", 7, 9, OF_ALL, scale=-0.3),
+    Case("boolean", 7, 9, OF_ALL, mask=(7, 9), boolean=True),
+    Case("boolean of keys", 7, 9, mask=(9,), boolean=True),
+    Case("boolean of heads", 9, 7, OF_HEADS, mask=(4, 9, 7), boolean=True),
+    Case("boolean of elements", 7, 129, OF_ALL, mask=(3, 1, 1, 129), boolean=True),
+    Case("boolean of all", 7, 9, 1.25, mask=(3, 4, 7, 9), boolean=True),
+    Case("boolean of queries", 7, 9, 1.25, mask=(3, 1, 7, 1), boolean=True),
+    Case("added", 7, 9, OF_ALL, mask=(7, 9)),
+    Case("added to keys", 7, 9, mask=(9,)),
+    Case("added by heads", 9, 7, OF_HEADS, mask=(4, 9, 7)),
+    Case("added by elements", 7, 129, OF_ALL, mask=(3, 1, 1, 129)),
+    Case("added by heads to keys", 7, 9, OF_ALL, mask=(1, 4, 1, 9)),
+    Case("added to all", 7, 9, 1.25, mask=(3, 4, 7, 9)),
+    Case("added to queries", 7, 9, OF_ALL, mask=(4, 7, 1)),
+    Case("causal", alpha=OF_ALL, causal=True),
+    Case("causal and long", 129, 129, OF_HEADS, causal=True),
+    Case("causal with more keys", 7, 129, OF_ALL, causal=True),
+    Case("causal with more queries", 129, 7, OF_HEADS, causal=True),
+    Case("causal and boolean", 33, 33, OF_ALL, mask=(3, 1, 33, 33), boolean=True, causal=True),
+    Case("causal and added", 33, 33, OF_ALL, mask=(4, 33, 33), causal=True),
+    Case("lengths", 7, 33, OF_ALL, lengths=[3, 33, 17]),
+    Case("lengths in a tensor", 9, 7, lengths=torch.tensor([3, 7, 5], dtype=torch.int32)),
+    Case("lengths of all keys", 7, 9, OF_HEADS, lengths=[9, 9, 9]),
+    Case("a length of zero", 7, 9, OF_ALL, lengths=[4, 9, 0]),
+    Case("lengths of zero", 7, 9, OF_HEADS, lengths=[0, 0, 0]),
+    Case("lengths and boolean", 7, 33, OF_ALL, mask=(33,), boolean=True, lengths=[5, 1, 33]),
+    Case("lengths and added", 7, 33, OF_ALL, mask=(3, 4, 7, 33), lengths=[5, 1, 33]),
+    Case("lengths and causal", 33, 33, OF_ALL, lengths=[5, 12, 33], causal=True),
+    Case("two heads of keys", 7, 9, OF_ALL, key_heads=2),
+    Case("one head of keys", 7, 129, OF_HEADS, key_heads=1),
+    Case("two heads of keys, causal", 33, 33, OF_HEADS, key_heads=2, causal=True),
+    Case("one head of keys, added", 7, 9, OF_ALL, mask=(3, 4, 7, 9), key_heads=1),
+    Case("everything", 33, 40, OF_ALL, (4, 33, 40), False, [5, 12, 40], True, 2, 0.7),
+]
+NAMED = {case.name: case for case in CASES}
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+some_cases = pytest.mark.parametrize(
+    "case",
+    [NAMED[name] for name in ("a thousand keys", "causal and added", "lengths and boolean", "everything")],
+    ids=str,
+)
+
+
+def exact(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: float | Tensor = 1.5,
+    attn_mask: Tensor | None = None,
+    key_lengths: Any = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Output and weights by the formula, in float64."""
+    group = query.shape[-3] // key.shape[-3]
+    key, value = (x.double().repeat_interleave(group, -3) for x in (key, value))
+    scores = query.double() @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    i, j = torch.arange(scores.shape[-2]).unsqueeze(-1), torch.arange(scores.shape[-1])
+    if attn_mask is not None:
+        boolean = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if boolean else scores + attn_mask.double()
+    if is_causal:
+        scores = scores.masked_fill(j > i, -torch.inf)
+    if key_lengths is not None:
+        scores = scores.masked_fill(j >= torch.as_tensor(key_lengths)[..., None, None, None], -torch.inf)
+    if isinstance(alpha, Tensor) and alpha.dim():
+        alpha = alpha[..., None, None]
+    weights = reference.entmax(scores, alpha)
+    return weights @ value, weights
+
+
+def derivatives(call: Callable[..., Any], given: Results, *of: Tensor, **options: Any) -> Results:
+    """The results weighted with `of`, and the gradient of each argument under its name."""
+    leaves = {name: x.clone().requires_grad_(x.is_floating_point()) for name, x in given.items()}
+    found = call(**leaves, **options)
+    results = dict(zip(("output", "weights"), found if isinstance(found, tuple) else (found,), strict=False))
+    wanted = {name: x for name, x in leaves.items() if x.requires_grad}
+    grads = torch.autograd.grad([results[name] for name, _ in zip(results, of, strict=False)], [*wanted.values()], of)
+    return {**{name: x.detach() for name, x in results.items()}, **dict(zip(wanted, grads, strict=True))}
+
+
+def assert_near(found: Results, expected: Results, values: float, gradients: float) -> None:
+    """As near as a share of the largest entry."""
+    for name, x in found.items():
+        share = values if name in ("output", "weights") else gradients
+        torch.testing.assert_close(
+            x.double(),
+            expected[name].double(),
+            atol=share * max(expected[name].abs().max().item(), 0.1),
+            rtol=0,
+            msg=f"{name}: {{}}".format,
+        )
+
+
+def to(given: Results, dtype: torch.dtype) -> Results:
+    return {name: x.to(dtype) if x.is_floating_point() else x for name, x in given.items()}
+
+
+@functools.cache
+def answers(
+    case: Case, of_weights: bool = False, dtype: torch.dtype = torch.float32
+) -> tuple[Results, tuple[Tensor, ...], Results]:
+    """Arguments that a dtype holds, weights of the results, and what is right; once for all ways and backends."""
+    given = to(to(case.tensors(), dtype), torch.float64)
+    generator = torch.Generator().manual_seed(5)
+    shapes = [(BATCH, HEADS, case.queries, size) for size in (VALUE_SIZE, case.keys)]
+    of = tuple(torch.randn(shape, generator=generator).to(dtype).double() for shape in shapes[: 1 + of_weights])
+    return given, of, derivatives(exact, given, *of, **case.options())
+
+
+@every_case
+def test_output_and_gradients_are_the_formulas(case: Case, way: Way) -> None:
+    way(case.queries, case.keys)
+    given, of, expected = answers(case)
+    assert_near(derivatives(entmax_attention, given, *of, **case.options()), expected, 1e-12, 1e-10)
+    if not case.steep:
+        single = derivatives(entmax_attention, to(given, torch.float32), of[0].float(), **case.options())
+        assert all(x.dtype == torch.float32 for x in single.values())
+        assert_near(single, expected, 2e-6, 5e-5)
+
+
+@some_cases
+def test_weights_are_the_formulas(case: Case) -> None:
+    given, of, expected = answers(case, of_weights=True)
+    found = derivatives(entmax_attention, given, *of, return_weights=True, **case.options())
+    assert_near(found, expected, 1e-12, 1e-10)
+    seen = expected["weights"].sum(-1) > 0
+    torch.testing.assert_close(found["weights"].sum(-1), seen.double(), atol=1e-12, rtol=0)
+    assert (found["weights"][expected["weights"] == 0] == 0).all()
+    single = to(given, torch.float32)
+    output, weights = entmax_attention(**single, return_weights=True, **case.options())
+    torch.testing.assert_close(weights.sum(-1), seen.float(), atol=2e-6, rtol=0)
+    without = entmax_attention(**single, **case.options())
+    assert_near({"output": output}, {"output": without}, 4e-6, 0)
+
+
+@some_cases
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_computed_in_float32(case: Case, dtype: torch.dtype, either: None) -> None:
+    given, of, expected = answers(case, dtype=dtype)
+    given = to(given, dtype)
+    found = derivatives(entmax_attention, given, of[0].to(dtype), **case.options())
+    for name, x in found.items():
+        assert x.dtype == dtype
+        # Half a unit in the last place is rounded away, and float32 errs by a little.
+        near = (2e-6 if name == "output" else 1e-4) * expected[name].abs().max().item()
+        torch.testing.assert_close(x.double(), expected[name], atol=near, rtol=torch.finfo(dtype).eps / 2)
+    _, weights = entmax_attention(**given, return_weights=True, **case.options())
+    assert weights.dtype == dtype
+
+
+def test_half_precision_is_computed_in_float32_under_autocast_too(either: None) -> None:
+    case = NAMED["an alpha for each head of each element"]
+    given = to(case.tensors(), torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = entmax_attention(**given)
+    torch.testing.assert_close(found.double(), exact(**to(given, torch.float64))[0], atol=2e-6, rtol=2**-8)
+
+
+def test_a_learned_alpha_keeps_its_dtype(either: None) -> None:
+    given, of, expected = answers(NAMED["an alpha for each head of each element"])
+    alpha = given["alpha"].clone().requires_grad_()
+    out = entmax_attention(**{**to(given, torch.float32), "alpha": alpha})
+    (found,) = torch.autograd.grad(out, alpha, of[0].float())
+    assert out.dtype == torch.float32 and found.dtype == torch.float64
+    assert_near({"alpha": found}, expected, 0, 5e-5)
+    whole = entmax_attention(**{**given, "alpha": torch.tensor(2)})
+    torch.testing.assert_close(whole, entmax_attention(**{**given, "alpha": 2}))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("plain", 7, 9),
+        Case("scaled", 7, 9, scale=0.3),
+        Case("causal with more keys", 7, 9, causal=True),
+        Case("causal with more queries", 9, 7, causal=True),
+        Case("boolean", 7, 33, mask=(3, 1, 7, 33), boolean=True),
+        Case("added", 7, 33, mask=(4, 7, 33)),
+        Case("grouped", 7, 9, key_heads=2),
+        Case("grouped and causal", 9, 9, key_heads=1, causal=True),
+    ],
+    ids=str,
+)
+def test_alpha_one_is_scaled_dot_product_attention(case: Case, either: None) -> None:
+    given, of, _ = answers(case)
+    options = {name: x for name, x in case.options().items() if name not in ("key_lengths", "alpha")}
+    expected = derivatives(scaled_dot_product_attention, given, *of, **options)
+    for alpha in (1.0, torch.ones(HEADS)):
+        found = derivatives(entmax_attention, given, *of, alpha=alpha, **options)
+        assert_near(found, expected, 1e-12, 1e-11)
+
+
+@pytest.mark.parametrize("alpha", [OF_HEADS, torch.full((HEADS,), 2.5)], ids=["to 2", "above 2"])
+@pytest.mark.parametrize("boolean", [True, False])
+def test_queries_that_see_no_key_give_zeros(alpha: Tensor, boolean: bool, way: Way) -> None:
+    way(9, 9)
+    given = Case("", 9, 9, alpha, (HEADS, 9, 9), boolean).tensors()
+    of = torch.randn(BATCH, HEADS, 9, VALUE_SIZE, dtype=torch.float64)
+    blind = torch.zeros(HEADS, 9, dtype=torch.bool)
+    blind[:, 2:7] = blind[2] = True
+    out: Any = False if boolean else -torch.inf
+    given["attn_mask"] = given["attn_mask"].masked_fill(blind.unsqueeze(-1), out)
+    for causal in (False, True):
+        found = derivatives(entmax_attention, given, of, is_causal=causal)
+        assert (found["output"][:, blind] == 0).all() and (found["query"][:, blind] == 0).all()
+        assert all((found[name][:, 2] == 0).all() for name in ("key", "value")) and found["alpha"][2] == 0
+        assert all(x.isfinite().all() for x in found.values())
+        assert boolean or (found["attn_mask"][blind] == 0).all()
+    given["attn_mask"] = torch.full_like(given["attn_mask"], out)
+    assert all((x == 0).all() for x in derivatives(entmax_attention, given, of).values())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_nan_stays_with_its_query(causal: bool, way: Way) -> None:
+    way(7, 7)
+    given = NAMED["an alpha for each head of each element"].tensors()
+    expected = entmax_attention(**given, is_causal=causal)
+    given["query"][1, 2, 3, 0] = torch.nan
+    found = entmax_attention(**given, is_causal=causal)
+    assert found[1, 2, 3].isnan().all()
+    found[1, 2, 3] = expected[1, 2, 3]
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("filler", [1e30, torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize(
+    "case",
+    [Case(str(causal), 7, 9, OF_ALL, (4, 7, 9), lengths=[2, 9, 5], causal=causal) for causal in (False, True)],
+    ids=["", "causal"],
+)
+def test_what_lies_behind_the_key_lengths_is_not_read(filler: float, case: Case, way: Way) -> None:
+    way(case.queries, case.keys)
+    given, of, expected = answers(case)
+    padding = (torch.arange(9) >= torch.tensor(case.lengths).unsqueeze(-1)).view(BATCH, 1, 9, 1)
+    padded = {n: x.masked_fill(padding, filler) if n in ("key", "value") else x for n, x in given.items()}
+    found = derivatives(entmax_attention, padded, *of, **case.options())
+    assert_near(found, expected, 1e-12, 1e-10)
+    for name in ("key", "value"):
+        assert (found[name].masked_select(padding) == 0).all()
+
+
+@pytest.mark.parametrize("lengths", [[1, 9, 4], torch.tensor([1, 9, 4]), torch.tensor([1, 9, 4], dtype=torch.int32)])
+def test_lengths_are_a_list_or_a_tensor(lengths: Any, either: None) -> None:
+    given = Case("", 7, 9).tensors()
+    expected, _ = exact(**given, key_lengths=[1, 9, 4])
+    torch.testing.assert_close(entmax_attention(**given, key_lengths=lengths), expected, atol=1e-12, rtol=0)
+
+
+def test_inputs_of_any_layout(either: None) -> None:
+    case = NAMED["everything"]
+    given, of, expected = answers(case)
+
+    def transposed(x: Tensor) -> Tensor:
+        return x.transpose(1, 2).contiguous().transpose(1, 2) if x.dim() == 4 else x.mT.contiguous().mT
+
+    apart = {name: transposed(x) if x.dim() > 2 else x for name, x in given.items()}
+    assert not apart["query"].is_contiguous() and not apart["attn_mask"].is_contiguous()
+    assert_near(derivatives(entmax_attention, apart, transposed(of[0]), **case.options()), expected, 1e-12, 1e-10)
+    case = NAMED["one head of keys"]
+    given, of, expected = answers(case)
+
+    def spread(key: Tensor, value: Tensor, **others: Any) -> Any:
+        return entmax_attention(key=key.expand(-1, HEADS, -1, -1), value=value.expand(-1, HEADS, -1, -1), **others)
+
+    assert_near(derivatives(spread, given, *of), expected, 1e-12, 1e-10)
+
+
+def test_any_number_of_dimensions(either: None) -> None:
+    query, key, value = (torch.randn(2, 3, 4, n, 5, dtype=torch.float64) for n in (7, 9, 9))
+    alpha = 1 + torch.rand(2, 3, 4, dtype=torch.float64)
+    lengths = torch.tensor([[9, 3, 1], [5, 9, 8]])
+    masks = [
+        torch.randn(shape, dtype=torch.float64) for shape in ((9,), (7, 1), (4, 7, 9), (3, 1, 1, 9), (2, 1, 4, 7, 9))
+    ]
+    for mask in masks:
+        found = entmax_attention(query, key, value, alpha, attn_mask=mask, key_lengths=lengths)
+        for b, c in [(0, 1), (1, 2)]:
+            of_one = mask.expand(2, 3, 4, 7, 9)[b, c]
+            options: dict[str, Any] = {"attn_mask": of_one, "key_lengths": lengths[b, c]}
+            three = entmax_attention(query[b, c], key[b, c], value[b, c], alpha[b, c], **options)
+            torch.testing.assert_close(
+                found[b, c], exact(query[b, c], key[b, c], value[b, c], alpha[b, c], **options)[0]
+            )
+            torch.testing.assert_close(three, found[b, c])
+            options["attn_mask"] = of_one[2]
+            two = entmax_attention(query[b, c, 2], key[b, c, 2], value[b, c, 2], alpha[b, c, 2], **options)
+            torch.testing.assert_close(two, found[b, c, 2])
+
+
+@pytest.mark.parametrize(
+    ("batch", "queries", "keys"), [(BATCH, 0, 5), (BATCH, 5, 0), (0, 5, 6), (BATCH, 0, 0)], ids=str
+)
+def test_nothing_to_attend_with_or_to(batch: int, queries: int, keys: int) -> None:
+    shapes = ((queries, SIZE), (keys, SIZE), (keys, VALUE_SIZE))
+    given = [torch.randn(batch, HEADS, *shape, requires_grad=True) for shape in shapes]
+    output, weights = entmax_attention(*given, is_causal=True, return_weights=True)
+    assert weights.shape == (batch, HEADS, queries, keys)
+    assert output.shape == (batch, HEADS, queries, VALUE_SIZE) and (output == 0).all()
+    output = entmax_attention(*given, is_causal=True)
+    assert output.shape == (batch, HEADS, queries, VALUE_SIZE) and (output == 0).all()
+    output.sum().backward()
+    assert all(x.grad is not None and x.grad.shape == x.shape and (x.grad == 0).all() for x in given)
+
+
+def test_inputs_are_left_alone_and_backward_runs_twice(way: Way) -> None:
+    case = NAMED["everything"]
+    way(case.queries, case.keys)
+    given, of, _ = answers(case)
+    leaves = {name: x.clone().requires_grad_() for name, x in given.items()}
+    out = entmax_attention(**leaves, dropout_p=0.3, **case.options())
+    kept, grad = out.detach().clone(), of[0].clone()
+    first = torch.autograd.grad(out, [*leaves.values()], grad, retain_graph=True)
+    second = torch.autograd.grad(out, [*leaves.values()], grad)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert torch.equal(out, kept) and torch.equal(grad, of[0])
+    assert all(torch.equal(x, given[name]) for name, x in leaves.items())
+
+
+@pytest.mark.parametrize("wanted", ["query", "key", "value", "alpha", "attn_mask"])
+def test_one_gradient_is_found_without_the_others(wanted: str, either: None) -> None:
+    case = NAMED["everything"]
+    given, of, expected = answers(case)
+    x = given[wanted].clone().requires_grad_()
+    (found,) = torch.autograd.grad(entmax_attention(**{**given, wanted: x}, **case.options()), x, of[0])
+    assert_near({wanted: found}, expected, 0, 1e-10)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize(("forward", "backward"), [(3, 3), (1, 3), (3, 1)])
+def test_threads_may_change_before_backward(
+    forward: int, backward: int, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut(monkeypatch, 1)
+    case = NAMED["two heads of keys, causal"]
+    given, of, expected = answers(case)
+    results = []
+    for threads in (forward, backward):
+        leaves = {name: x.clone().requires_grad_() for name, x in given.items()}
+        torch.manual_seed(3)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: forward)
+        out = entmax_attention(**leaves, dropout_p=dropout, **case.options())
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        grads = torch.autograd.grad(out, [*leaves.values()], of[0])
+        results.append({"output": out.detach(), **dict(zip(leaves, grads, strict=True))})
+    assert_near(results[1], results[0] if dropout else expected, 1e-12, 1e-10)
+
+
+@pytest.mark.parametrize(
+    "case", [NAMED[name] for name in ("everything", "one head of keys", "two heads of keys, causal")], ids=str
+)
+def test_one_seed_drops_the_same_weights_in_tiles_and_at_once(case: Case, way: Way) -> None:
+    way(case.queries, case.keys)
+    given, of, _ = answers(case)
+    results = []
+    for at_once in (False, True):
+        torch.manual_seed(7)
+        options = {**case.options(), "dropout_p": 0.4, "return_weights": at_once}
+        found = derivatives(entmax_attention, given, *of, **options)
+        if at_once:
+            _, weights = exact(**given, **case.options())
+            torch.testing.assert_close(found.pop("weights"), weights, atol=1e-12, rtol=0)  # those before dropout
+        results.append(found)
+    assert_near(results[0], results[1], 1e-12, 1e-10)
+    assert not torch.equal(results[0]["output"], derivatives(entmax_attention, given, *of, **case.options())["output"])
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("tile", [3 * 33 * 33, 1 << 40])
+def test_dropout_takes_a_share_of_the_weights_and_makes_up_for_it(
+    dropout: float, tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut(monkeypatch, tile)
+    query, key, value = *torch.randn(2, 40, HEADS, 33, SIZE), torch.eye(33).expand(40, HEADS, -1, -1)
+    weights = (query.double() @ key.double().mT / math.sqrt(SIZE)).softmax(-1)
+    dropped = entmax_attention(query, key, value, 1.0, dropout_p=dropout).double()
+    stays = dropped != 0
+    torch.testing.assert_close(dropped[stays], weights[stays] / (1 - dropout), atol=0, rtol=1e-5)
+    variance = dropout * (1 - dropout)
+    for dims in [(0, 1, 2, 3), (1, 2, 3), (0, 2, 3), (0, 1, 3), (0, 1, 2)]:  # of all, then of each element, head, ...
+        share = stays.double().mean(dims)
+        assert ((share - (1 - dropout)).abs() < 5 * math.sqrt(variance * share.numel() / stays.numel())).all()
+    for dim in range(4):  # each drops its own
+        same = (stays == stays.roll(1, dim)).double().mean().item()
+        assert abs(same - (1 - 2 * variance)) < 0.01
+    assert not torch.equal(dropped, entmax_attention(query, key, value, 1.0, dropout_p=dropout))
+
+
+def test_dropout_changes_nothing_in_expectation(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut(monkeypatch, 5000)
+    given = Case("", 5, 9, OF_HEADS).tensors()
+    many = {name: x if name == "alpha" else x[:1].expand(1000, -1, -1, -1) for name, x in given.items()}
+    found, (expected, _) = entmax_attention(**many, dropout_p=0.5), exact(**given)
+    error = (found.mean(0) - expected[0]).abs()
+    assert (error < 5 * found.std(0) / math.sqrt(1000) + 1e-12).all()
+
+
+def test_dropout_of_everything_gives_zeros(way: Way) -> None:
+    way(33, 33)
+    given, of, _ = answers(NAMED["causal and added"])
+    for found in (
+        derivatives(entmax_attention, given, *of, dropout_p=1.0, is_causal=True),
+        derivatives(entmax_attention, to(given, torch.float32), of[0].float(), dropout_p=1),
+    ):
+        assert all((x == 0).all() for x in found.values())
+
+
+def small() -> list[Tensor]:
+    """Arguments for finite differences: no score at the edge of a support."""
+    shapes = ((2, 2, 3, 2), (2, 1, 4, 2), (2, 1, 4, 1), (2, 3, 4))
+    generator = torch.Generator().manual_seed(8)
+    query, key, value, mask = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
+    alpha = torch.tensor([[1.2, 1.5], [1.75, 1.01]], dtype=torch.float64)
+    return [x.requires_grad_() for x in (query, key, value, alpha, mask)]
+
+
+def masked_and_grouped(*x: Tensor, **options: Any) -> Any:
+    query, key, value, alpha, mask = x
+    chosen = {"key_lengths": [4, 3], "is_causal": True, "scale": 0.7, "enable_gqa": True, **options}
+    return entmax_attention(query, key, value, alpha, attn_mask=mask, **chosen)
+
+
+@pytest.mark.usefixtures("tiled")
+def test_derivatives_of_both_orders_and_modes() -> None:
+    assert gradcheck(masked_and_grouped, small(), check_forward_ad=True)
+    assert gradgradcheck(masked_and_grouped, small())
+
+
+@pytest.mark.usefixtures("tiled")
+def test_derivatives_with_dropout() -> None:
+    def seeded(*x: Tensor) -> Any:
+        torch.manual_seed(5)
+        return masked_and_grouped(*x, dropout_p=0.3)
+
+    assert gradcheck(seeded, small())
+    assert gradgradcheck(seeded, small())
+
+
+@pytest.mark.usefixtures("tiled")
+def test_one_tensor_may_be_queries_keys_and_values() -> None:
+    x = torch.randn(1, 2, 4, 2, dtype=torch.float64, requires_grad=True)
+
+    def of_itself(x: Tensor) -> Any:
+        return entmax_attention(x, x, x, 1.3)
+
+    def of_what_it_makes(x: Tensor) -> Any:
+        key = x * 1.5
+        return entmax_attention(x, key, key + x, 1 + x[0, :, 0, 0].sigmoid(), attn_mask=x @ key.mT)
+
+    for call in (of_itself, of_what_it_makes):
+        assert gradcheck(call, x) and gradgradcheck(call, x)
+
+
+@pytest.mark.usefixtures("tiled")
+def test_a_batched_gradient_is_the_gradients_one_by_one() -> None:
+    leaves = small()
+    out = masked_and_grouped(*leaves)
+    many = torch.randn(3, *out.shape, dtype=torch.float64)
+    batched = torch.autograd.grad(out, leaves, many, is_grads_batched=True, retain_graph=True)
+    for number, grad in enumerate(many):
+        for found, expected in zip(batched, torch.autograd.grad(out, leaves, grad, retain_graph=True), strict=True):
+            torch.testing.assert_close(found[number], expected)
+
+
+@pytest.mark.usefixtures("tiled")
+def test_torch_func() -> None:
+    query, key, value, alpha, _ = (x.detach() for x in small())
+    of = torch.randn(2, 2, 3, 1, dtype=torch.float64)
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor) -> Any:
+        return entmax_attention(query, key, value, alpha, is_causal=True, enable_gqa=True)
+
+    def total(*x: Tensor) -> Tensor:
+        return (attended(*x[:4]) * x[4]).sum()
+
+    given = (query, key, value, alpha)
+    leaves = [x.clone().requires_grad_() for x in given]
+    expected = torch.autograd.grad(total(*leaves, of), leaves)
+    every = (0, 1, 2, 3)
+    for found in (
+        torch.func.grad(total, every)(*given, of),
+        torch.vmap(torch.func.grad(total, every))(*given, of),
+        torch.func.vjp(attended, *given)[1](of),
+    ):
+        for x, y in zip(found, expected, strict=True):
+            torch.testing.assert_close(x, y)
+    torch.testing.assert_close(torch.vmap(attended)(*given), attended(*given))
+    torch.testing.assert_close(
+        torch.vmap(attended, (0, 0, 0, None))(*given[:3], alpha[0]), attended(*given[:3], alpha[0])
+    )
+    tangents = tuple(torch.randn_like(x) for x in given)
+    pushed = torch.func.jvp(attended, given, tangents)[1]
+    pulled = sum((grad * tangent).sum() for grad, tangent in zip(expected, tangents, strict=True))
+    torch.testing.assert_close((pushed * of).sum(), pulled)
+
+
+@pytest.mark.usefixtures("tiled")
+def test_dropout_under_vmap() -> None:
+    query, key = torch.randn(50, HEADS, 7, SIZE), torch.randn(50, HEADS, 9, SIZE)
+
+    def dropped(query: Tensor, key: Tensor) -> Any:
+        return entmax_attention(query, key, torch.eye(9).expand(HEADS, -1, -1), 1.0, dropout_p=0.5)
+
+    share = (torch.vmap(dropped, randomness="different")(query, key) != 0).float().mean().item()
+    assert abs(share - 0.5) < 0.02
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True, "scale": 0.3, "enable_gqa": True},
+        {"attn_mask": torch.ones(7, 9).tril(4).bool(), "return_weights": True},
+        {"attn_mask": torch.linspace(-1, 1, 9)},
+        {"key_lengths": [3, 9, 5]},
+        {"key_lengths": torch.tensor([3, 9, 5])},
+    ],
+    ids=lambda options: ",".join(options),
+)
+@pytest.mark.usefixtures("tiled")
+def test_compiled_in_one_graph(options: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    given = to(Case("", 7, 9, OF_HEADS, key_heads=2 if "enable_gqa" in options else HEADS).tensors(), torch.float32)
+    compiled = torch.compile(entmax_attention, fullgraph=True, backend="aot_eager")
+    of = [torch.randn(BATCH, HEADS, 7, n) for n in (VALUE_SIZE, 9)][: 1 + ("return_weights" in options)]
+    expected = derivatives(entmax_attention, given, *of, **options)
+    assert_near(derivatives(compiled, given, *of, **options), expected, 1e-6, 1e-5)
+
+
+class Allocated(TorchDispatchMode):
+    """The largest memory behind a result of any operation, in numbers of four bytes."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        sizes = [x.untyped_storage().nbytes() // 4 for x in tree_leaves(found) if isinstance(x, Tensor)]
+        self.largest = max(self.largest, *sizes, 0)
+        return found
+
+
+@pytest.mark.parametrize("alpha", [1.5, torch.tensor([1.3, 2.0])], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_memory_grows_with_the_length_and_not_with_its_square(
+    alpha: float | Tensor, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut(monkeypatch, 256)
+    largest, saved = [], []
+    for length in (32, 128):
+        query, key, value = (torch.randn(2, 2, length, 4, requires_grad=True) for _ in range(3))
+        bias = torch.randn(length, requires_grad=True)
+        numbers = alpha.clone().requires_grad_() if isinstance(alpha, Tensor) else alpha
+        kept: list[int] = []
+
+        def keep(x: Tensor, kept: list[int] = kept) -> Tensor:
+            kept.append(x.untyped_storage().nbytes() // 4)
+            return x
+
+        with Allocated() as allocated, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            options = {"attn_mask": bias, "is_causal": causal, "key_lengths": [length, length // 2], "dropout_p": 0.2}
+            entmax_attention(query, key, value, numbers, **options).sum().backward()
+        assert query.grad is not None and bias.grad is not None
+        largest.append(allocated.largest)
+        saved.append(sum(kept))
+    for before, after in (largest, saved):
+        assert 0 < after <= 4.1 * before and after < 2 * 2 * 128 * 128 / 4
+
+
+def given_instead(**changes: Any) -> dict[str, Any]:
+    return {**dict(zip(("query", "key", "value"), torch.randn(3, 2, 4, 6, 5), strict=True)), **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"query": [1.0]}, TypeError, "query .* list"),
+        ({"value": None}, TypeError, "value .* NoneType"),
+        ({"query": torch.ones(2, 4, 6, 5).long()}, TypeError, "query .* torch.int64"),
+        ({"value": torch.ones(2, 4, 6, 5).bool()}, TypeError, "value .* torch.bool"),
+        ({"key": torch.ones(2, 4, 6, 5).to(torch.complex64)}, TypeError, "key .* torch.complex64"),
+        ({"key": torch.ones(2, 4, 6, 5).double()}, TypeError, "key .* torch.float64"),
+        ({"value": torch.ones(2, 4, 6, 5).half()}, TypeError, "value .* torch.float16"),
+        ({"key": torch.ones(2, 4, 6, 5, device="meta")}, TypeError, "key .* meta"),
+        ({"query": torch.ones(5)}, ValueError, r"query .* \(5,\)"),
+        ({"key": torch.ones(4, 6, 5)}, ValueError, r"key .* \(4, 6, 5\)"),
+        ({"key": torch.ones(2, 4, 6, 7)}, ValueError, "key .* size 5, got 7"),
+        ({"value": torch.ones(2, 4, 7, 5)}, ValueError, r"value .* \(2, 4, 7, 5\)"),
+        ({"value": torch.ones(2, 2, 6, 5)}, ValueError, r"value .* \(2, 2, 6, 5\)"),
+        ({"query": torch.ones(3, 4, 6, 5)}, ValueError, r"\(3, 4, 6, 5\)"),
+        ({"query": torch.ones(2, 8, 6, 5)}, ValueError, "8 heads and key 4.* enable_gqa"),
+        ({"query": torch.ones(2, 6, 6, 5), "enable_gqa": True}, ValueError, "6 heads .* 4"),
+        ({"query": torch.ones(2, 2, 6, 5), "enable_gqa": True}, ValueError, "2 heads .* 4"),
+        ({"alpha": 0.5}, ValueError, "alpha .* 0.5"),
+        ({"alpha": float("nan")}, ValueError, "alpha .* nan"),
+        ({"alpha": float("inf")}, ValueError, "alpha .* inf"),
+        ({"alpha": torch.tensor(0.25)}, ValueError, "alpha .* 0.25"),
+        ({"alpha": torch.tensor([1.5, 2.0, 0.25, 1.0])}, ValueError, "alpha .* 0.25"),
+        ({"alpha": torch.tensor([1.5, 2.0, torch.nan, 1.0])}, ValueError, "alpha .* nan"),
+        ({"alpha": torch.full((2, 4), torch.inf)}, ValueError, "alpha .* inf"),
+        ({"alpha": torch.ones(3)}, ValueError, r"alpha .* \(3,\)"),
+        ({"alpha": torch.ones(4, 2)}, ValueError, r"alpha .* \(4, 2\)"),
+        ({"alpha": torch.ones(2, 4, 1)}, ValueError, r"alpha .* \(2, 4, 1\)"),
+        ({"attn_mask": torch.ones(6, 6).long()}, TypeError, "attn_mask .* torch.int64"),
+        ({"attn_mask": torch.ones(6, 5)}, ValueError, r"attn_mask .* \(6, 5\) .* \(2, 4, 6, 6\)"),
+        ({"attn_mask": torch.ones(3, 1, 6, 6).bool()}, ValueError, r"attn_mask .* \(3, 1, 6, 6\)"),
+        ({"attn_mask": torch.ones(1, 2, 4, 6, 6)}, ValueError, r"attn_mask .* \(1, 2, 4, 6, 6\)"),
+        ({"key_lengths": [6, 7]}, ValueError, "key_lengths .* got 7"),
+        ({"key_lengths": torch.tensor([-1, 2])}, ValueError, "key_lengths .* got -1"),
+        ({"key_lengths": [1, 2, 3]}, ValueError, r"key_lengths .* \(3,\)"),
+        ({"key_lengths": 3}, ValueError, r"key_lengths .* \(2,\), got \(\)"),
+        ({"key_lengths": [1.0, 2.0]}, TypeError, "key_lengths .* torch.float32"),
+        ({"key_lengths": torch.ones(2).bool()}, TypeError, "key_lengths .* torch.bool"),
+        ({"dropout_p": -0.1}, ValueError, "dropout_p .* -0.1"),
+        ({"dropout_p": 1.5}, ValueError, "dropout_p .* 1.5"),
+        ({"dropout_p": float("nan")}, ValueError, "dropout_p .* nan"),
+    ],
+    ids=lambda x: "-".join(x) if isinstance(x, dict) else "",
+)
+def test_bad_input_gets_an_error_that_shows_it(changes: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        entmax_attention(**given_instead(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"), [({"alpha": 0.5}, "0.5"), ({"key_lengths": [6, 7]}, "7"), ({"attn_mask": torch.ones(5)}, "5")]
+)
+def test_bad_input_is_an_error_where_there_is_nothing_to_attend_with(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        entmax_attention(**given_instead(query=torch.ones(2, 4, 0, 5), **changes))
