@@ -146,6 +146,12 @@ def extra_of_a_process(number: int, group: str, shape: str, setting: tuple[bool,
     return int(done.stdout)
 
 
+def count(group: str, shape: str, setting: tuple[bool, float], arguments: Any) -> int:
+    """How many candidates a setting has."""
+    tiny = (1, 1, 1, 1) if group == "attention" else (1, 1)
+    return len(build(group, tiny, *setting, not arguments.no_peer, arguments.seed))
+
+
 def rows(place: Row, found: list[Candidate], bytes_: list[int]) -> list[Row]:
     dense_time, dense_bytes = found[0].medians()[1], bytes_[0]
     measured = []
@@ -219,18 +225,23 @@ def main() -> None:
         return
     settle_memory(arguments.memory)
     announce()
+    places = [
+        (group, shape, setting)
+        for group in ("attention", "layers")
+        for shape in getattr(arguments, group) or []
+        for setting in settings[group]
+    ]
+    # First of all: a process's peak starts with what the process that started it holds.
+    memory = [[extra_of_a_process(n, *place, arguments) for n in range(count(*place, arguments))] for place in places]
     measured: list[Row] = []
-    for group in ("attention", "layers"):
-        for shape in getattr(arguments, group) or []:
-            sizes = tuple(int(n) for n in shape.split("x"))
-            for causal, dropout in settings[group]:
-                print(group, shape, f"causal={causal} dropout={dropout}", file=sys.stderr)
-                found = build(group, sizes, causal, dropout, not arguments.no_peer, arguments.seed)
-                memory = [extra_of_a_process(n, group, shape, (causal, dropout), arguments) for n in range(len(found))]
-                interleave(found, arguments.rounds, min(PEER_ROUNDS, arguments.rounds), arguments.seed)
-                place: Row = {"group": group, "shape": shape, "causal": causal, "dropout": dropout}
-                measured += rows(place, found, memory)
-                write(arguments.out, measured)
+    for (group, shape, (causal, dropout)), bytes_ in zip(places, memory, strict=True):
+        print(group, shape, f"causal={causal} dropout={dropout}", file=sys.stderr)
+        sizes = tuple(int(n) for n in shape.split("x"))
+        found = build(group, sizes, causal, dropout, not arguments.no_peer, arguments.seed)
+        interleave(found, arguments.rounds, min(PEER_ROUNDS, arguments.rounds), arguments.seed)
+        place: Row = {"group": group, "shape": shape, "causal": causal, "dropout": dropout}
+        measured += rows(place, found, bytes_)
+        write(arguments.out, measured)
     print(table(measured, COLUMNS))
     print("", *verdicts(measured), sep="\n")
 

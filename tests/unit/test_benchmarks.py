@@ -101,7 +101,8 @@ def test_attention(tmp_path: Path) -> None:
     measured = ["forward_ms", "both_ms", "time_ratio", "tokens_ratio", "extra_mb", "extra_ratio", "rounds"]
     assert list(rows[0]) == [*place, *measured, *MACHINE]
     found = {(r["group"], r["causal"], r["dropout"], r["operation"], r["owner"]) for r in rows}
-    ours = [("attention", causal, "0", f"entmax-{a}") for causal in ("False", "True") for a in ("1.0", "1.5", "learned")]
+    alphas = ("1.0", "1.5", "learned")
+    ours = [("attention", causal, "0", f"entmax-{a}") for causal in ("False", "True") for a in alphas]
     ours += [("layers", "False", dropout, f"layer-{a}") for dropout in ("0", "0.5") for a in ("1.5", "learned")]
     assert found >= {(*each, "tsallis") for each in ours}
     assert not peer or ("attention", "False", "0", "entmax-learned", "entmax") in found

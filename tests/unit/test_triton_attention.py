@@ -1,0 +1,367 @@
+"""Attention by Triton's kernels, run by Triton's interpreter: all as attention with all weights at hand, in float64."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tsallis.kernels.attention import Problem, materialised
+
+pytest.importorskip("numpy")  # of which the interpreter is made
+_before = os.environ.get("TRITON_INTERPRET")
+if "triton" in sys.modules and _before != "1":
+    pytest.skip("Triton was imported before its interpreter was asked for", allow_module_level=True)
+os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+try:
+    pytest.importorskip("triton")
+    from tsallis.kernels import triton_attention
+    from tsallis.kernels.triton_attention import Tiling, Tilings, TritonAttention, drop_factors
+finally:
+    if _before is None:
+        del os.environ["TRITON_INTERPRET"]
+    else:
+        os.environ["TRITON_INTERPRET"] = _before
+if not triton_attention._interpreted():
+    pytest.skip("the kernels were imported before the interpreter was asked for", allow_module_level=True)
+
+EVERY_ALPHA = [1.0, 1.001, 1.25, 1.5, 1.9, 2.0]
+OUTPUT, GRADIENT = 1e-5, 1e-4  # largest errors, relative to the largest value or to 1
+
+
+@pytest.fixture(autouse=True)
+def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for while these tests run, and by no other."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks so small that few queries and keys fill some; backward splits those of queries."""
+    back = Tiling(16, 16, 4, 1)
+    monkeypatch.setattr(triton_attention, "tilings", lambda *_: Tilings(Tiling(32, 16, 4, 1), back, back))
+
+
+def problem(**given: Any) -> Problem:
+    return Problem(**{"scale": 0.35, "causal": False, "lengths": None, "threads": 1, **given})
+
+
+def tensors(*shape: int, size: int = 16, value_size: int = 16, key_heads: int | None = None) -> tuple[Tensor, ...]:
+    """Queries, keys and values of [batch, heads, queries, keys]; scores have a deviation of about 2."""
+    batch, heads, queries, keys = shape
+    key_heads = heads if key_heads is None else key_heads
+    query = torch.randn(batch, heads, queries, size) * (6 / size**0.5)
+    return query, torch.randn(batch, key_heads, keys, size), torch.randn(batch, key_heads, keys, value_size)
+
+
+def check(
+    inputs: tuple[Tensor, ...],
+    alpha: float | Tensor,
+    mask: Tensor | None = None,
+    factors: Tensor | None = None,
+    output: float = OUTPUT,
+    gradient: float = GRADIENT,
+    **given: Any,
+) -> None:
+    """Output, gradients and counts against those of float64."""
+    leaves = [x.detach().requires_grad_() if x.is_floating_point() else x for x in _given(*inputs, alpha, mask)]
+    exact = [x.detach().double().requires_grad_() if x.is_floating_point() else x for x in leaves]
+    found, counts = TritonAttention.apply(*_arguments(leaves, alpha, mask), problem(**given))
+    given["dropout"] = 0.0
+    expected, weights = materialised(*_arguments(exact, alpha, mask), problem(**given))
+    if factors is not None:
+        group = inputs[0].shape[1] // inputs[1].shape[1]
+        expected = (weights * factors) @ exact[2].repeat_interleave(group, 1)
+    close(found, expected, output)
+    sure = ((weights == 0) | (weights > 1e-7)).all(-1)  # rounding decides about the others
+    assert counts.dtype == torch.int32
+    assert torch.equal(counts[sure], (weights > 0).sum(-1)[sure].int())
+    direction = torch.randn(found.shape, dtype=found.dtype)
+    wanted = [x for x in leaves if x.requires_grad]
+    gradients = torch.autograd.grad(found, wanted, direction)
+    exactly = torch.autograd.grad(expected, [x for x in exact if x.requires_grad], direction.double())
+    for x, grad, right in zip(wanted, gradients, exactly, strict=True):
+        assert grad.dtype == x.dtype
+        close(grad, right, gradient)
+
+
+def _given(*values: Any) -> list[Tensor]:
+    return [x for x in values if isinstance(x, Tensor)]
+
+
+def _arguments(leaves: list[Tensor], alpha: float | Tensor, mask: Tensor | None) -> list[Any]:
+    rest = iter(leaves[3:])
+    return [*leaves[:3], next(rest) if isinstance(alpha, Tensor) else alpha, None if mask is None else next(rest)]
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
+    assert found.shape == expected.shape
+    error = (found.double() - expected).abs().max() / expected.abs().max().clamp(min=1)
+    assert error <= tolerance
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0, 1.2])
+def test_one_alpha_for_all(alpha: float) -> None:
+    check(tensors(1, 2, 33, 40), alpha)
+
+
+@pytest.mark.parametrize("alpha", [1.5, 2.0])
+def test_heads_with_the_same_alpha_give_it_a_gradient(alpha: float) -> None:
+    check(tensors(2, 2, 7, 33), torch.full((1, 2), alpha))
+
+
+def test_each_head_and_element_has_its_alpha_and_groups_of_heads_share_keys() -> None:
+    check(tensors(1, 6, 20, 33, key_heads=2), torch.tensor([EVERY_ALPHA]))
+    check(tensors(2, 2, 20, 20, key_heads=1), torch.tensor([[1.3, 2.0], [1.0, 1.7]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 129), (129, 1), (7, 33), (33, 7), (129, 65)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_length(queries: int, keys: int, causal: bool) -> None:
+    check(tensors(1, 1, queries, keys), 1.5, causal=causal)
+
+
+@pytest.mark.parametrize(("size", "value_size"), [(20, 24), (64, 16), (16, 33)])
+def test_sizes_that_are_no_power_of_two(size: int, value_size: int) -> None:
+    check(tensors(1, 2, 17, 33, size=size, value_size=value_size), torch.tensor([[1.3, 1.5]]))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_lengths_of_keys_none_among_them(causal: bool) -> None:
+    check(tensors(3, 1, 20, 33), torch.tensor([[1.4]]), lengths=(0, 33, 18), causal=causal)
+
+
+BROADCAST = [(2, 2, 20, 33), (1, 2, 20, 33), (2, 1, 1, 33), (1, 1, 20, 1), (1, 1, 1, 1), (1, 2, 1, 33)]
+
+
+@pytest.mark.parametrize("shape", BROADCAST)
+def test_numbers_are_added_to_the_scores_and_get_a_gradient(shape: tuple[int, ...]) -> None:
+    check(tensors(2, 2, 20, 33), 1.5, torch.randn(shape))
+
+
+@pytest.mark.parametrize("shape", BROADCAST[:4])
+def test_a_boolean_mask(shape: tuple[int, ...]) -> None:
+    check(tensors(2, 2, 20, 33), 1.5, torch.rand(shape) > 0.3)
+
+
+@pytest.mark.parametrize("boolean", [False, True])
+def test_all_masks_at_once(boolean: bool) -> None:
+    mask = torch.rand(2, 1, 20, 33) > 0.3
+    if not boolean:
+        mask = torch.where(mask, torch.randn(mask.shape), -torch.inf)
+    check(tensors(2, 4, 20, 33, key_heads=2), torch.tensor([[1.0, 1.2, 1.5, 2.0]]), mask, causal=True, lengths=(21, 3))
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
+def test_a_query_that_sees_no_key_gives_zeros_and_no_gradient(alpha: float) -> None:
+    query, key, value = (x.requires_grad_() for x in tensors(1, 1, 20, 33))
+    mask = torch.ones(1, 1, 20, 33, dtype=torch.bool)
+    mask[..., 3, :] = False
+    output, counts = TritonAttention.apply(query, key, value, alpha, mask, problem())
+    assert (output[..., 3, :] == 0).all() and counts[0, 0, 3] == 0 and (counts[0, 0, :3] > 0).all()
+    output.sum().backward()
+    assert (query.grad[..., 3, :] == 0).all()
+    assert all(x.grad.isfinite().all() for x in (query, key, value))
+    hidden = torch.zeros(1, 1, 20, 33, dtype=torch.bool)
+    output, counts = TritonAttention.apply(query, key, value, alpha, hidden, problem())
+    gradients = torch.autograd.grad(output.sum(), (query, key, value))
+    assert all((x == 0).all() for x in (output, counts, *gradients))
+
+
+def test_what_no_query_sees_is_never_read() -> None:
+    query, key, value = tensors(1, 1, 20, 33)
+    expected, _ = TritonAttention.apply(query, key, value, 1.5, None, problem(lengths=(21,)))
+    key[..., 21:, :] = value[..., 21:, :] = torch.nan
+    key.requires_grad_()
+    output, _ = TritonAttention.apply(query, key, value, 1.5, None, problem(lengths=(21,)))
+    output.sum().backward()
+    assert torch.equal(output, expected)
+    assert key.grad.isfinite().all() and (key.grad[..., 21:, :] == 0).all()
+
+
+@pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which interprets
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_broken_query_breaks_its_own_row_only(alpha: float, bad: float) -> None:
+    query, key, value = tensors(1, 1, 20, 33)
+    expected, _ = TritonAttention.apply(query, key, value, alpha, None, problem())
+    query[..., 4, 0] = bad
+    query.requires_grad_()
+    output, _ = TritonAttention.apply(query, key, value, alpha, None, problem())
+    others = [n for n in range(20) if n != 4]
+    assert output[..., 4, :].isnan().all()
+    assert torch.equal(output[..., others, :], expected[..., others, :])
+    output.sum().backward()
+    assert query.grad[..., 4, :].isnan().all() and query.grad[..., others, :].isfinite().all()
+
+
+def test_any_strides() -> None:
+    inputs = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors(2, 2, 20, 33)]
+    inputs[2] = inputs[2].mT.contiguous().mT  # not even one row is consecutive
+    mask = torch.randn(33, 20).T[None, None]
+    check(tuple(inputs), torch.tensor([[1.4, 1.6]]).expand(2, 2), mask)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 1.9, 2.0])
+def test_scores_far_from_zero_and_far_from_each_other(alpha: float) -> None:
+    query, key, value = tensors(1, 1, 33, 65)
+    key[..., 0] += 100  # of all scores of a query: hundreds
+    check((query, key, value), torch.tensor([[alpha]]), output=2e-4, gradient=2e-3)
+    query, key, value = tensors(1, 1, 33, 65)
+    check((query * 30, key, value), torch.tensor([[alpha]]), output=2e-4, gradient=2e-3)
+
+
+def test_many_equal_scores() -> None:
+    query, key, value = tensors(1, 6, 20, 129)
+    check((query * 0, key, value), torch.tensor([EVERY_ALPHA]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    # The interpreter cuts float32 to bfloat16 where a GPU rounds it.
+    tolerance = 1e-2 if dtype == torch.bfloat16 else 2e-3
+    inputs = tuple(x.to(dtype) for x in tensors(1, 4, 20, 33, key_heads=2))
+    alpha = torch.tensor([[1.0, 1.3, 1.5, 2.0]])
+    check(inputs, alpha, torch.randn(1, 1, 20, 33), output=tolerance, gradient=2 * tolerance, causal=True)
+
+
+def test_dropout_drops_weights_and_their_gradients() -> None:
+    share, seed = 0.3, (5 << 40) + 7
+    query, key, _ = tensors(2, 2, 20, 33)
+    given = {"dropout": share, "seed": seed}
+    # Values that are the rows of an identity: the output is the weights, as they were dropped.
+    ones = torch.eye(33).expand(2, 2, 33, 33)
+    alpha = torch.tensor([[1.0, 1.5]])
+    whole, _ = TritonAttention.apply(query, key, ones, alpha, None, problem())
+    dropped, _ = TritonAttention.apply(query, key, ones, alpha, None, problem(**given))
+    factors = drop_factors(query, 33, problem(**given))
+    torch.testing.assert_close(dropped, whole * factors, rtol=1e-6, atol=1e-7)
+    assert set(factors.flatten().tolist()) == {0.0, torch.tensor(1 / (1 - share)).item()}
+    assert abs((factors == 0).float().mean() - share) < 0.04
+    assert len({tuple(row.tolist()) for row in factors.flatten(0, 2)}) == 80  # every row is drawn anew
+    other = drop_factors(query, 33, problem(dropout=share, seed=seed + 1))
+    assert not torch.equal(factors, other)
+    check(tensors(2, 2, 20, 33), alpha, torch.randn(2, 1, 20, 33), factors=factors.double(), **given)
+    gone, _ = TritonAttention.apply(query, key, ones, 1.5, None, problem(dropout=1.0))
+    assert (gone == 0).all()
+
+
+def test_gradients_have_gradients() -> None:
+    inputs = tensors(1, 2, 7, 9, key_heads=1)
+    alpha, mask = torch.tensor([[1.3, 2.0]]), torch.randn(1, 1, 7, 9)
+    given = problem(dropout=0.2, seed=3)
+    factors = drop_factors(inputs[0], 9, given).double()
+    direction = torch.randn(1, 2, 7, 16)
+
+    def second(leaves: list[Tensor], output: Tensor) -> tuple[Tensor, ...]:
+        first = torch.autograd.grad(output, leaves, direction.to(output), create_graph=True)
+        return torch.autograd.grad(sum(x.square().sum() for x in first), leaves)
+
+    leaves = [x.detach().requires_grad_() for x in (*inputs, alpha, mask)]
+    found = second(leaves, TritonAttention.apply(*leaves, given)[0])
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    _, weights = materialised(*exact, problem())
+    expected = second(exact, (weights * factors) @ exact[2])
+    for x, right in zip(found, expected, strict=True):
+        close(x, right, 1e-4)
+
+
+def test_blocks_without_support_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys near a query attend to it, and nothing else: a dense sweep, then hardly more than the diagonal."""
+    launched: dict[str, Tensor] = {}
+    run = triton_attention._run
+
+    def watched(kernel: Any, *arguments: Any, **given: Any) -> None:
+        launched.update(given)
+        run(kernel, *arguments, **given)
+
+    monkeypatch.setattr(triton_attention, "_run", watched)
+    angle = torch.arange(128.0) / 128
+    positions = torch.stack([angle.cos(), angle.sin()], -1)[None, None]
+    query = torch.cat([positions, torch.zeros(1, 1, 128, 14)], -1) * 600
+    value = torch.randn(1, 1, 128, 16)
+    for alpha, limit in ((1.5, 1), (2.0, 2)):
+        output, counts = TritonAttention.apply(query, query / 600, value, alpha, None, problem())
+        needed, candidates, sweeps = launched["counts"].flatten(1)  # of each of 4 blocks of queries
+        assert (counts < 40).all()
+        assert (needed <= 5).all()  # of 8
+        assert (candidates <= 8).all() and candidates.sum() < 32
+        assert (sweeps <= limit + 2).all()
+        assert launched["bits"].sum() == needed.sum()
+        exact, _ = materialised(query.double(), query.double() / 600, value.double(), alpha, None, problem())
+        close(output, exact, 3e-4)  # scores of 600
+
+
+def test_what_is_not_computed_is_said() -> None:
+    inputs = tensors(1, 2, 4, 4)
+    with pytest.raises(NotImplementedError, match=r"from 1 to 2, got 2\.5"):
+        TritonAttention.apply(*inputs, 2.5, None, problem())
+    with pytest.raises(NotImplementedError, match=r"from 1 to 2, got 3"):
+        TritonAttention.apply(*inputs, torch.tensor([[1.0, 3.0]]), None, problem())
+    with pytest.raises(TypeError, match="float64"):
+        TritonAttention.apply(*(x.double() for x in inputs), 1.5, None, problem())
+
+
+def test_available_says_why() -> None:
+    assert triton_attention.available() == (True, "Triton's interpreter")
+    program = (
+        "import sys; sys.modules['triton'] = None\n"
+        "from tsallis.kernels import triton_attention\n"
+        "able, why = triton_attention.available()\n"
+        "assert not able and 'Triton' in why, why\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+COMPILE = """
+import sys, torch, triton
+from triton.backends.compiler import GPUTarget
+from tsallis.kernels import triton_attention
+from tsallis.kernels.attention import Problem
+
+class Driver:  # of a GPU that isn't there
+    def get_current_target(self): return GPUTarget("cuda", 90, 32)
+    def get_current_device(self): return 0
+    def get_current_stream(self, device=None): return 0
+
+triton.runtime.driver.set_active(Driver())
+compiled = {}
+
+def run(kernel, grid, where, **arguments):
+    found = kernel.warmup(grid=grid, **arguments)
+    assert found.metadata.shared <= 227 * 1024, (kernel.__name__, found.metadata.shared)
+    compiled.setdefault(kernel.__name__, set()).add(found.hash)
+
+triton_attention._run = run
+for dtype, size, value_size, alpha in CASES:
+    for length in (1024, 1040, 1041, 2):
+        inputs = [torch.zeros(1, h, length, n, dtype=dtype, requires_grad=True)
+                  for h, n in ((4, size), (2, size), (2, value_size))]
+        mask = torch.zeros(1, 1, 1, length, requires_grad=True)
+        given = Problem(0.1, True, (length,), 1, 0.1, length << 31)
+        output, _ = triton_attention.TritonAttention.apply(*inputs, alpha, mask, given)
+        output.backward(torch.zeros_like(output))
+    assert {len(found) for found in compiled.values()} == {1}, compiled  # not once more for another length
+    print(dtype, size, value_size, sorted(compiled))
+    assert len(compiled) == 5
+    compiled.clear()
+"""
+MIXED = "torch.tensor([[1.0, 1.2, 1.5, 2.0]], requires_grad=True)"
+ONE_CASE = f"[(torch.bfloat16, 64, 64, {MIXED})]"
+ALL_CASES = (
+    f"[(d, n, m, a) for d in (torch.bfloat16, torch.float32) for n, m in ((64, 64), (80, 128), (256, 256))"
+    f" for a in ({MIXED}, 1.5)]"
+)
+
+
+@pytest.mark.parametrize("cases", [ONE_CASE] + [ALL_CASES] * bool(os.environ.get("TSALLIS_COMPILE_ALL")))
+def test_the_kernels_compile_for_a_gpu_and_not_anew_for_every_length(cases: str) -> None:
+    """Without one: what the interpreter runs is not always what the compiler takes."""
+    program = COMPILE.replace("CASES", cases)
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
