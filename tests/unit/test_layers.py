@@ -97,9 +97,23 @@ def test_the_core_needs_torch_alone(layer: str) -> None:
     files = [p for p in FILES if part(p) == layer]
     assert files
     for path in files:
+        others = {"torch", "tsallis"} | ({"triton"} if path.name.startswith("triton_") else set())
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for name in names:
-                known = name.split(".")[0] in {"torch", "tsallis"} or name.split(".")[0] in sys.stdlib_module_names
+                known = name.split(".")[0] in others or name.split(".")[0] in sys.stdlib_module_names
                 assert known, f"{path}:{node.lineno}: {name}"
+
+
+def test_kernels_for_gpus_say_that_triton_is_missing() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "from tsallis.kernels import triton_attention\n"
+        "print(triton_attention.available())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("(False, ")
