@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from tsallis.functional.losses import check_reduction, class_rows, reduce
-from tsallis.functional.rows import alpha_number, as_rows, check_floating, result_dtype, widen
+from tsallis.functional.rows import alpha_number, as_rows, check_floating, result_dtype
 from tsallis.kernels import autograd, cpu, dispatch, eager
+from tsallis.kernels.autograd import widen
 
 
 def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) -> Tensor:
@@ -80,7 +81,7 @@ def alpha_relu_loss(
     classes = class_rows(scores.shape, scores.device, target, ignore_index)
     if isinstance(tau, Tensor) and (tau.numel() != 1 or tau.dim() > 1):
         raise ValueError(f"tau must be one number, got a tensor of shape {tuple(tau.shape)}")
-    fused = not (isinstance(tau, Tensor) or torch.compiler.is_compiling() or autograd.transforms_active())
+    fused = not (isinstance(tau, Tensor) or autograd.traced())
     loss = (
         _Loss.apply(rows.scores, classes, eps, tau)[0]
         if fused

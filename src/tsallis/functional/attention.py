@@ -9,9 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tsallis.functional.rows import Alpha, alpha_number, check_floating, widen
+from tsallis.functional.rows import Alpha, alpha_number, check_floating
 from tsallis.kernels import attention, autograd, dispatch
 from tsallis.kernels.attention import Problem
+from tsallis.kernels.autograd import widen
 
 
 class Attended(NamedTuple):
@@ -121,10 +122,10 @@ def attend(
         scale=1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else float(scale),
         causal=is_causal,
         lengths=_lengths(key_lengths, outer[:-1], keys, query.device),
-        threads=1 if _traced() else torch.get_num_threads(),
+        threads=1 if autograd.traced() else torch.get_num_threads(),
         dropout=dropout_p,
-        seed=int(torch.randint(1 << 62, ())) if dropout_p and not _traced() else 0,
-        kernels=dropout_p > 0 and not _traced() and dispatch.compiled(q.detach(), 1.0),
+        seed=int(torch.randint(1 << 62, ())) if dropout_p and not autograd.traced() else 0,
+        kernels=dropout_p > 0 and not autograd.traced() and dispatch.compiled(q.detach(), 1.0),
     )
     mask = _mask(attn_mask, q.dtype, (*outer, queries, keys), batch, heads)
     alpha = _alphas(alpha, q, outer)
@@ -148,15 +149,11 @@ def _compute(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     # What fits into one tile is faster kept than computed again.
     small = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= attention.TILE
-    if need_weights or _traced() or small or torch.autograd.forward_ad._current_level >= 0:
+    if need_weights or autograd.traced() or small or torch.autograd.forward_ad._current_level >= 0:
         output, weights = attention.materialised(q, k, v, alpha, mask, problem)
         return output, weights, weights.detach()
     output, support = attention.Attention.apply(q, k, v, alpha, mask, problem)
     return output, None, support
-
-
-def _traced() -> bool:
-    return torch.compiler.is_compiling() or autograd.transforms_active()
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
@@ -193,7 +190,7 @@ def _lengths(
         raise TypeError(f"key_lengths must be integers, got {given.dtype}")
     if list(given.shape) != list(batch):
         raise ValueError(f"key_lengths must have the batch's shape {tuple(batch)}, got {tuple(given.shape)}")
-    if _traced():
+    if autograd.traced():
         return given.to(device).flatten()
     numbers: list[int] = given.flatten().tolist()
     wrong = [n for n in numbers if not 0 <= n <= keys]
@@ -236,6 +233,6 @@ def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int]) -> Alpha:
     else:
         raise ValueError(f"alpha must have shape ({heads},) or {tuple(outer)}: one for each head, got {shape}")
     alpha = alpha.to(device=q.device, dtype=q.dtype)
-    if not _traced():
+    if not autograd.traced():
         autograd.check_alpha(alpha)
     return alpha

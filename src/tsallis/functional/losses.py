@@ -107,7 +107,7 @@ def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignor
         raise TypeError(f"class targets must be integers, got {target.dtype}")
     target = target.to(device=device, dtype=torch.long).reshape(-1)
     counted = target != ignore_index
-    if not torch.compiler.is_compiling() and not autograd.transforms_active():
+    if not autograd.traced():
         wrong = counted & ((target < 0) | (target >= classes))
         if wrong.any():
             raise ValueError(

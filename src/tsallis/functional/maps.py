@@ -17,9 +17,9 @@ from tsallis.functional.rows import (
     masked,
     result_dtype,
     uses_kernels,
-    widen,
 )
 from tsallis.kernels import autograd, eager
+from tsallis.kernels.autograd import widen
 
 
 def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tsallis.kernels import cpu, dispatch
-from tsallis.kernels.autograd import transforms_active
+from tsallis.kernels.autograd import traced, widen
 
 Alpha = float | Tensor
 
@@ -56,7 +56,7 @@ def masked(scores: Tensor, mask: Tensor) -> Tensor:
 
 def uses_kernels(scores: Tensor, alpha: Alpha) -> bool:
     """Whether these scores go to the compiled kernels as they are: not where torch traces or transforms."""
-    if torch.compiler.is_compiling() or transforms_active() or not isinstance(scores, Tensor) or scores.dim() == 0:
+    if traced() or not isinstance(scores, Tensor) or scores.dim() == 0:
         return False
     if isinstance(alpha, Tensor):
         return alpha.numel() > 0 and dispatch.compiled(scores, alpha)
@@ -68,11 +68,6 @@ def check_floating(scores: Tensor, name: str = "scores") -> None:
         raise TypeError(f"{name} must be a tensor, got {type(scores).__name__}")
     if not scores.is_floating_point():
         raise TypeError(f"{name} must be floating point, got {scores.dtype}; convert first, as in {name}.float()")
-
-
-def widen(x: Tensor) -> Tensor:
-    """Half precision is computed in float32."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def result_dtype(scores: Tensor) -> torch.dtype:
@@ -103,7 +98,7 @@ def alpha_along(alpha: Alpha, scores: Tensor, shape: Sequence[int], dim: int, nd
     if not alpha.is_floating_point():
         alpha = alpha.to(dtype)
     one_number = alpha.numel() == 1 and alpha.dim() <= ndim
-    if one_number and not alpha.requires_grad and not torch.compiler.is_compiling() and not transforms_active():
+    if one_number and not alpha.requires_grad and not traced():
         return alpha_number(alpha.item())
     if alpha.dim() > ndim:
         raise ValueError(f"alpha of shape {tuple(alpha.shape)} has more dimensions than the scores, which have {ndim}")

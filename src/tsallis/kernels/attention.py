@@ -7,7 +7,7 @@ next tile. What is held beside the inputs and their gradients grows with the len
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -105,7 +105,6 @@ class Attention(Function):
             weights = work.drop(scores, number)
             work.put(out, tile, torch.bmm(weights, v))
         ctx.problem, ctx.alpha = problem, alpha if isinstance(alpha, float) else None
-        ctx.tiles = len(kept)
         ctx.compiled = work.compiled
         ctx.mark_non_differentiable(counts)
         ctx.set_materialize_grads(False)
@@ -192,7 +191,7 @@ class _Work:
         lengths = self.problem.lengths
         if lengths is None or all(int(n) >= x.shape[2] for n in lengths[b0 : b0 + len(x)]):
             return x
-        live = _live(lengths[b0 : b0 + len(x)], x.shape[2], x.device)
+        live = live_keys(lengths[b0 : b0 + len(x)], x.shape[2], x.device)
         return torch.where(live.unsqueeze(-1), x, 0)
 
     def _buffer(self, name: str, shape: tuple[int, int, int]) -> Tensor:
@@ -236,7 +235,7 @@ class _Work:
             else:
                 view += mask
         if self.problem.causal and tile.keys > tile.i0 + 1:
-            ahead = _ahead(tile.i1 - tile.i0, tile.keys - tile.i0, q.device)
+            ahead = later_keys(tile.i1 - tile.i0, tile.keys - tile.i0, q.device)
             view[..., tile.i0 :].masked_fill_(ahead, -torch.inf)
         if self.problem.lengths is not None:
             for number, length in enumerate(self.problem.lengths[tile.b0 : tile.b1]):
@@ -296,12 +295,12 @@ class _Work:
         return _drop(weights, self.problem, number, factors)
 
 
-def _live(lengths: Sequence[int] | Tensor, keys: int, device: torch.device) -> Tensor:
+def live_keys(lengths: Sequence[int] | Tensor, keys: int, device: torch.device) -> Tensor:
     """True for the keys that take part [batch, 1, keys]."""
     return torch.arange(keys, device=device) < torch.as_tensor(lengths, device=device).view(-1, 1, 1)
 
 
-def _ahead(queries: int, keys: int, device: torch.device) -> Tensor:
+def later_keys(queries: int, keys: int, device: torch.device) -> Tensor:
     """True where a key comes after the query."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).triu_(1)
 
@@ -323,7 +322,7 @@ def materialised(
     """The same output, and all weights [batch, query heads, queries, keys], by what PyTorch differentiates."""
     batch, heads, queries, _ = query.shape
     group, keys = heads // key.shape[1], key.shape[2]
-    live = None if problem.lengths is None else _live(problem.lengths, keys, query.device)
+    live = None if problem.lengths is None else live_keys(problem.lengths, keys, query.device)
     if live is not None:  # whatever lies behind, infinity times 0 is NaN
         key, value = (torch.where(live.unsqueeze(-1), x, 0) for x in (key, value))
     # Queries that share a key head are rows of one matrix; [batch, heads, group * queries, size] before and after.
@@ -332,14 +331,14 @@ def materialised(
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     if problem.causal:
-        scores = scores.masked_fill(_ahead(queries, keys, query.device), -torch.inf)
+        scores = scores.masked_fill(later_keys(queries, keys, query.device), -torch.inf)
     if live is not None:
         scores = scores.masked_fill(~live.unsqueeze(1), -torch.inf)
     if isinstance(alpha, Tensor):
         alpha = alpha.expand(batch, heads).unsqueeze(-1).expand(-1, -1, queries).reshape(-1, 1)
     weights = autograd.entmax(scores.reshape(-1, keys), alpha).view(batch, heads, queries, keys)
     dropped = weights
-    if problem.dropout and (torch.compiler.is_compiling() or autograd.transforms_active()):
+    if problem.dropout and autograd.traced():
         dropped = torch.dropout(weights, problem.dropout, True)
     elif problem.dropout:
         dropped = weights * _factors(weights.detach(), Shape(batch, key.shape[1], group, queries, keys), problem)
@@ -363,10 +362,18 @@ def _differentiable_backward(
     ctx: Any, query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, grad: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Gradients that have gradients, or come in batches, through all weights."""
+    given = (query, key, value, alpha, mask)
+    return gradients(ctx, lambda: materialised(*given, ctx.problem)[0], given, grad)
+
+
+def gradients(
+    ctx: Any, compute: Callable[[], Tensor], given: Sequence[Tensor | Alpha | None], grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Of what PyTorch differentiates, those of the given inputs that a backward is asked for."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
-        out, _ = materialised(query, key, value, alpha, mask, ctx.problem)
-    given = (query, key, value, alpha, mask)
-    wanted = [x for x, needed in zip(given, ctx.needs_input_grad, strict=False) if needed and isinstance(x, Tensor)]
+        out = compute()
+    needs = ctx.needs_input_grad[: len(given)]
+    wanted = [x for x, needed in zip(given, needs, strict=True) if needed and isinstance(x, Tensor)]
     found = iter(torch.autograd.grad(out, wanted, grad, create_graph=again))
-    return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:5])
+    return tuple(next(found) if needed else None for needed in needs)

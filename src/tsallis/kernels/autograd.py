@@ -51,6 +51,11 @@ def transforms_active() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+def traced() -> bool:
+    """Whether torch.compile, torch.export or torch.func is at work: numbers can't be looked at then."""
+    return torch.compiler.is_compiling() or transforms_active()
+
+
 def differentiable(grad: Tensor) -> bool:
     """Whether the backward must be made of operations that can be differentiated or batched again."""
     return torch.is_grad_enabled() or transforms_active() or torch._C._functorch.is_legacy_batchedtensor(grad)
@@ -95,9 +100,9 @@ def _flat(alpha: Alpha) -> Alpha:
     return alpha.contiguous() if isinstance(alpha, Tensor) else alpha
 
 
-def _wide(x: Tensor) -> Tensor:
-    """In the dtype of the computation: the compiled kernels take halves as they are."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+def widen(x: Tensor) -> Tensor:
+    """In the dtype of the computation: half precision is computed in float32."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 class _Map(Function):
@@ -213,7 +218,7 @@ class _KernelMap(Function):
     @staticmethod
     def _rows(ctx: Any, x: Tensor) -> Tensor:
         moved = x.movedim(ctx.dim, -1)
-        return _wide(moved.reshape(-1, moved.shape[-1]))
+        return widen(moved.reshape(-1, moved.shape[-1]))
 
     @staticmethod
     def _restored(ctx: Any, rows: Tensor, like: Tensor) -> Tensor:
@@ -248,7 +253,7 @@ class _Loss(Function):
         alpha, scores, target, probs, position, slot = _saved(ctx)
         need_alpha = ctx.needs_input_grad[2]
         if differentiable(grad):
-            dz, da = _loss_pullback(_wide(scores), target, alpha, grad, need_alpha)
+            dz, da = _loss_pullback(widen(scores), target, alpha, grad, need_alpha)
             return dz.to(scores.dtype), None, da
         if ctx.width == COMPILED:
             stats, alpha_grad = probs, position
@@ -271,8 +276,8 @@ class _Loss(Function):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor | None, _: Any, alpha_tangent: Tensor | None) -> tuple[Any, ...]:
         alpha, scores, target, *_probs = _saved(ctx)
-        scores = _wide(scores)
-        tangent = None if tangent is None else _wide(tangent)
+        scores = widen(scores)
+        tangent = None if tangent is None else widen(tangent)
         one = torch.ones_like(scores[:, 0])
         dz, da = _loss_pullback(scores, target, alpha, one, alpha_tangent is not None)
         result = torch.zeros_like(one)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from tsallis.kernels import attention
+from tsallis.kernels import attention, autograd
 from tsallis.kernels.attention import Problem
 
 Alpha = float | Tensor
@@ -982,7 +982,7 @@ class TritonAttention(Function):
             return None, None, None, None, None, None
         query, key, value, mask, alpha, output, kept, needed, counts, bits = ctx.saved_tensors
         alpha = ctx.alpha if alpha is None else alpha
-        if torch.is_grad_enabled():
+        if autograd.differentiable(grad):
             return *_differentiable_backward(ctx, query, key, value, alpha, mask, grad), None
         need_query, need_key, need_value, need_alpha, need_mask, _ = ctx.needs_input_grad
         launch = _Launch(query, key, value, _alphas(alpha, query), mask, ctx.problem, ctx.mode)
@@ -1072,13 +1072,15 @@ def _differentiable_backward(
 ) -> tuple[Tensor | None, ...]:
     """Gradients that have gradients, through all weights, in float32."""
     given = (query, key, value, alpha, mask)
-    q, k, v = query.float(), key.float(), value.float()
-    alphas = alpha.float() if isinstance(alpha, Tensor) else alpha
-    added = mask.float() if mask is not None and mask.dtype != torch.bool else mask
-    _, weights = attention.materialised(q, k, v, alphas, added, ctx.problem._replace(dropout=0.0))
-    dropped = weights * drop_factors(query, key.shape[2], ctx.problem)
-    group = query.shape[1] // key.shape[1]
-    out = (dropped.unflatten(1, (-1, group)) @ v.unsqueeze(2)).flatten(1, 2)
-    wanted = [x for x, needed in zip(given, ctx.needs_input_grad, strict=False) if needed and isinstance(x, Tensor)]
-    found = iter(torch.autograd.grad(out, wanted, grad.float(), create_graph=True))
-    return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:5])
+
+    def compute() -> Tensor:
+        q, k, v = query.float(), key.float(), value.float()
+        alphas = alpha.float() if isinstance(alpha, Tensor) else alpha
+        added = mask.float() if mask is not None and mask.dtype != torch.bool else mask
+        _, weights = attention.materialised(q, k, v, alphas, added, ctx.problem._replace(dropout=0.0))
+        dropped = weights * drop_factors(query, key.shape[2], ctx.problem)
+        group = query.shape[1] // key.shape[1]
+        out: Tensor = (dropped.unflatten(1, (-1, group)) @ v.unsqueeze(2)).flatten(1, 2)
+        return out
+
+    return attention.gradients(ctx, compute, given, grad.float())

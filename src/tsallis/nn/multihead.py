@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from tsallis.functional.attention import attend
 from tsallis.functional.rows import alpha_number
-from tsallis.kernels.autograd import transforms_active
+from tsallis.kernels.attention import later_keys, live_keys
+from tsallis.kernels.autograd import traced
 
 Alpha = float | Tensor | Literal["learned"]
 
@@ -257,7 +258,13 @@ class MultiheadAttention(nn.Module):
 
     def alphas(self) -> Tensor:
         """The alpha of each head [heads]."""
-        alpha = self.alpha() if isinstance(self.alpha, nn.Module) else self.alpha
+        return self._of_heads(self._alpha())
+
+    def _alpha(self) -> float | Tensor:
+        alpha: float | Tensor = self.alpha() if isinstance(self.alpha, nn.Module) else self.alpha
+        return alpha
+
+    def _of_heads(self, alpha: float | Tensor) -> Tensor:
         return alpha if isinstance(alpha, Tensor) else torch.full((self.num_heads,), alpha)
 
     def forward(
@@ -310,20 +317,20 @@ class MultiheadAttention(nn.Module):
             mask = _joined(mask, torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(past))
         if not plain:
             k, v, mask = self._extended(k, v, mask)
-        alphas = self.alpha() if isinstance(self.alpha, nn.Module) else self.alpha
+        alpha = self._alpha()
         found = attend(
             q,
             k,
             v,
-            alphas,
+            alpha,
             attn_mask=mask,
             key_lengths=lengths,
             is_causal=causal,
             dropout_p=self.dropout if self.training else 0.0,
             need_weights=need_weights,
         )
-        if not torch.compiler.is_compiling() and not transforms_active():
-            heads = alphas.detach().clone() if isinstance(alphas, Tensor) else torch.full((self.num_heads,), alphas)
+        if not traced():
+            heads = self._of_heads(alpha).detach().clone()  # of this pass: a step of an optimiser changes parameters
             mask = None if mask is None else mask.detach()
             self._last = (found.seen, mask, lengths, causal, queries, k.shape[2], heads)
         out = self.out_proj(found.output.transpose(1, 2).flatten(2))  # [batch, queries, size]
@@ -402,7 +409,7 @@ class MultiheadAttention(nn.Module):
             raise ValueError(f"key_padding_mask must have shape {(batch, keys)}, got {tuple(padding.shape)}")
         if padding.dtype != torch.bool and not padding.is_floating_point():
             raise TypeError(f"key_padding_mask must be boolean or floating point, got {padding.dtype}")
-        looks = plain and not torch.compiler.is_compiling() and not transforms_active()
+        looks = plain and not traced()
         if padding.dtype != torch.bool:
             live = padding == 0
             if not looks or not torch.equal(live, padding != -torch.inf):
@@ -457,7 +464,7 @@ def _visible(
     if mask is not None:
         live = live & (mask if mask.dtype == torch.bool else mask > -torch.inf)
     if lengths is not None:
-        live = live & (torch.arange(keys, device=like.device) < lengths.view(-1, 1, 1, 1))
+        live = live & live_keys(lengths, keys, like.device).unsqueeze(1)
     if causal:
-        live = live & torch.ones(queries, keys, dtype=torch.bool, device=like.device).tril()
+        live = live & ~later_keys(queries, keys, like.device)
     return live.sum(-1).to(like).expand_as(like)

@@ -22,7 +22,48 @@ def _activation(given: Activation) -> Callable[[Tensor], Tensor]:
     return ACTIVATIONS[given]
 
 
-class TransformerEncoderLayer(nn.Module):
+class _Layer(nn.Module):
+    """What both layers have: norms and dropouts, numbered from 1, and the network behind the last of them."""
+
+    norm_first: bool
+    norm1: nn.LayerNorm
+    norm2: nn.LayerNorm
+    norm3: nn.LayerNorm
+    dropout1: nn.Dropout
+    dropout2: nn.Dropout
+    dropout3: nn.Dropout
+
+    def _build(
+        self,
+        parts: int,
+        d_model: int,
+        hidden: int,
+        dropout: float,
+        activation: Activation,
+        eps: float,
+        norm_first: bool,
+        bias: bool,
+        place: dict[str, Any],
+    ) -> None:
+        """Everything but the attentions, under PyTorch's names and in its order."""
+        self.linear1 = nn.Linear(d_model, hidden, bias=bias, **place)
+        self.dropout = nn.Dropout(dropout)
+        self.linear2 = nn.Linear(hidden, d_model, bias=bias, **place)
+        self.norm_first = norm_first
+        for number in range(1, parts + 1):
+            setattr(self, f"norm{number}", nn.LayerNorm(d_model, eps=eps, bias=bias, **place))
+        for number in range(1, parts + 1):
+            setattr(self, f"dropout{number}", nn.Dropout(dropout))
+        self._last_dropout = f"dropout{parts}"
+        self.activation = _activation(activation)
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        hidden = self.dropout(self.activation(self.linear1(x)))
+        found: Tensor = getattr(self, self._last_dropout)(self.linear2(hidden))
+        return found
+
+
+class TransformerEncoderLayer(_Layer):
     r"""`torch.nn.TransformerEncoderLayer` with sparse self-attention, its alphas fixed or learned.
 
     Arguments, parameter names and masks are PyTorch's, and its state dicts load. In a `torch.nn.TransformerEncoder`
@@ -62,14 +103,7 @@ class TransformerEncoderLayer(nn.Module):
         self.self_attn = MultiheadAttention(
             d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first, alpha=alpha, **place
         )
-        self.linear1 = nn.Linear(d_model, dim_feedforward, bias=bias, **place)
-        self.dropout = nn.Dropout(dropout)
-        self.linear2 = nn.Linear(dim_feedforward, d_model, bias=bias, **place)
-        self.norm_first = norm_first
-        self.norm1 = nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **place)
-        self.norm2 = nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **place)
-        self.dropout1, self.dropout2 = nn.Dropout(dropout), nn.Dropout(dropout)
-        self.activation = _activation(activation)
+        self._build(2, d_model, dim_feedforward, dropout, activation, layer_norm_eps, norm_first, bias, place)
 
     def forward(
         self,
@@ -100,12 +134,8 @@ class TransformerEncoderLayer(nn.Module):
         out: Tensor = self.norm2(x + self._feed_forward(x))
         return out
 
-    def _feed_forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
-        return found
 
-
-class TransformerDecoderLayer(nn.Module):
+class TransformerDecoderLayer(_Layer):
     r"""`torch.nn.TransformerDecoderLayer` with sparse self-attention and sparse attention to the memory.
 
     Arguments, parameter names and masks are PyTorch's, and its state dicts load.
@@ -146,15 +176,7 @@ class TransformerDecoderLayer(nn.Module):
         cross_alpha = alpha if cross_alpha is None else cross_alpha
         self.self_attn = MultiheadAttention(d_model, nhead, alpha=alpha, **heads)
         self.multihead_attn = MultiheadAttention(d_model, nhead, alpha=cross_alpha, **heads)
-        self.linear1 = nn.Linear(d_model, dim_feedforward, bias=bias, **place)
-        self.dropout = nn.Dropout(dropout)
-        self.linear2 = nn.Linear(dim_feedforward, d_model, bias=bias, **place)
-        self.norm_first = norm_first
-        self.norm1 = nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **place)
-        self.norm2 = nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **place)
-        self.norm3 = nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **place)
-        self.dropout1, self.dropout2, self.dropout3 = (nn.Dropout(dropout) for _ in range(3))
-        self.activation = _activation(activation)
+        self._build(3, d_model, dim_feedforward, dropout, activation, layer_norm_eps, norm_first, bias, place)
 
     def forward(
         self,
@@ -213,7 +235,3 @@ class TransformerDecoderLayer(nn.Module):
         x = self.norm2(x + attend_memory(x))
         out: Tensor = self.norm3(x + self._feed_forward(x))
         return out
-
-    def _feed_forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.dropout3(self.linear2(self.dropout(self.activation(self.linear1(x)))))
-        return found
