@@ -10,8 +10,10 @@ import urllib.request
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
+from typing import Literal
 
 from tsallis.errors import InputError
+from tsallis.files import write_atomic
 
 CHUNK = 1 << 16
 TIMEOUT = 60  # seconds without a byte
@@ -19,16 +21,36 @@ TIMEOUT = 60  # seconds without a byte
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file: where it may lie, and what it must be."""
+    """One file: where it may lie, and what it must be, as far as that is known.
+
+    Where neither digest is known, that of the first transfer is written beside the file as `<name>.sha256`, and what
+    comes later is compared with it.
+    """
 
     name: str
-    urls: tuple[str, ...]  # tried in order where one is not found
-    size: int
-    sha256: str
+    urls: tuple[str, ...] = ()  # tried in order where one is not found
+    size: int | None = None
+    sha256: str | None = None
+    md5: str | None = None  # where the publishers give no better one
+    lines: int | None = None
+    parts: tuple[Part, ...] = ()  # a text unpacked from other files, one after the other; it has no address of its own
+
+
+@dataclass(frozen=True)
+class Part:
+    """A text inside a file that is transferred: how it is packed, and which of its lines are wanted."""
+
+    archive: SourceFile
+    packing: Literal["gz", "xz", "tar", "zip"]
+    member: str | None = None  # the exact name in a tar or zip file
+    form: Literal["lines", "segments", "talks", "clusters"] = "lines"
+    every: int = 0  # n: every nth line; -n: all but these
+    split: str = ""  # of clusters: train, dev or test
+    column: int = 0  # of clusters: which side of the pairs
 
 
 def fetch(file: SourceFile, path: Path) -> Path:
-    """One file: there already, gone on with, or fetched whole; it takes its name when its SHA-256 is right.
+    """One file: there already, gone on with, or fetched whole; it takes its name when its content is right.
 
     What an interrupted transfer left lies beside it as `<name>.part`.
 
@@ -37,28 +59,76 @@ def fetch(file: SourceFile, path: Path) -> Path:
     """
     try:
         if path.exists():
-            if _digest(path) != file.sha256:
-                raise InputError(f"{path}: is not the known file (its SHA-256 differs); remove it to fetch it again")
+            check(file, path)
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(path.name + ".part")
         # A part of something else shows only at the end, and costs one more transfer, not the data set.
-        if not (part.exists() and _complete(file, part)) and not _complete(file, part):
-            raise InputError(f"{path}: what arrived is not the known file (its SHA-256 differs); it was thrown away")
-        part.replace(path)
+        if not (part.exists() and _complete(file, part, path)) and not _complete(file, part, path):
+            raise InputError(
+                f"{path}: what arrived is not {known(file, path)} (its digest differs); it was thrown away"
+            )
+        take_name(file, part, path)
     except OSError as error:
         raise InputError(f"{path}: can't be written: {error}") from error
     return path
 
 
-def _complete(file: SourceFile, part: Path) -> bool:
+def check(file: SourceFile, path: Path) -> None:
+    """A file that is there already: compared with its digest, known or recorded, and its number of lines."""
+    if not same_digest(file, path, path):
+        raise InputError(f"{path}: is not {known(file, path)} (its digest differs); remove it to fetch it again")
+    if file.sha256 is None and file.md5 is None and not record_of(path).exists():
+        # Put there by the user: what it is now is what it must stay.
+        if file.lines is not None and (found := count_lines(path)) != file.lines:
+            raise InputError(f"{path}: expected {file.lines} lines, found {found}; remove it to fetch it again")
+        write_record(path, _digest(path))
+
+
+def take_name(file: SourceFile, part: Path, path: Path) -> None:
+    """What is complete and right gets its name; its digest is recorded first where none is known."""
+    if file.sha256 is None and file.md5 is None:
+        write_record(path, _digest(part))
+    part.replace(path)
+
+
+def known(file: SourceFile, path: Path) -> str:
+    recorded = file.sha256 is None and file.md5 is None
+    return f"the file that {record_of(path).name} describes" if recorded else "the known file"
+
+
+def same_digest(file: SourceFile, found: Path, path: Path) -> bool:
+    """Whether `found` is what belongs at `path`; True where nothing is known of it."""
+    if file.sha256 is not None:
+        return _digest(found) == file.sha256
+    if file.md5 is not None:
+        return _digest(found, "md5") == file.md5
+    record = record_of(path)
+    return not record.exists() or _digest(found) == record.read_text(encoding="utf-8").split(" ")[0]
+
+
+def record_of(path: Path) -> Path:
+    return path.with_name(path.name + ".sha256")
+
+
+def write_record(path: Path, digest: str) -> None:
+    """In the form that `sha256sum --check` reads."""
+    write_atomic(record_of(path), f"{digest}  {path.name}\n")
+
+
+def count_lines(path: Path) -> int:
+    with path.open("rb") as stream:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: stream.read(CHUNK), b""))
+
+
+def _complete(file: SourceFile, part: Path, path: Path) -> bool:
     """Bring `part` to its full size; one that turns out to be something else is removed."""
     have = _size(part)
-    if have > file.size:
+    if file.size is not None and have > file.size:
         part.unlink()
     if have != file.size:
         _download(file, part)
-    if _digest(part) == file.sha256:
+    if same_digest(file, part, path):
         return True
     part.unlink()
     return False
@@ -70,52 +140,60 @@ def _download(file: SourceFile, part: Path) -> None:
             _stream(url, part, file.size)
             return
         except urllib.error.HTTPError as error:
+            if error.code == 416 and file.size is None and part.exists():
+                # Nothing follows what is there: whole or of something else, which only a new transfer can tell.
+                part.unlink()
+                return _download(file, part)
             if error.code != 404:
                 raise InputError(f"{url}: the server answered {error.code} {error.reason}") from error
         except (OSError, HTTPException) as error:
             raise InputError(
-                f"{url}: {error}; {_size(part)} of {file.size} bytes are kept, the same command goes on from there"
+                f"{url}: {error}; {_size(part)} of {'an unknown number of' if file.size is None else file.size} bytes "
+                "are kept, the same command goes on from there"
             ) from error
     raise InputError(f"{' and '.join(file.urls)}: not found on the server")
 
 
-def _stream(url: str, part: Path, size: int) -> None:
+def _stream(url: str, part: Path, size: int | None) -> None:
     have = _size(part)
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-        position = _start(answer, url, have, size)
+        position, size = _start(answer, url, have, size)
         with part.open("ab" if position else "wb") as stream:
             # Never more than is wanted, whatever the server sends.
-            while chunk := answer.read(min(CHUNK, size - position)):
+            while chunk := answer.read(CHUNK if size is None else min(CHUNK, size - position)):
                 stream.write(chunk)
                 position += len(chunk)
             stream.flush()
             os.fsync(stream.fileno())
-    if position < size:
+    if size is not None and position < size:
         raise ConnectionError("the connection ended early")
 
 
-def _start(answer: HTTPResponse, url: str, have: int, size: int) -> int:
-    """Where in the file the answer's bytes begin; an answer that can't be the known file is refused unread."""
+def _start(answer: HTTPResponse, url: str, have: int, size: int | None) -> tuple[int, int | None]:
+    """Where in the file the answer's bytes begin, and its size; what can't be the known file is refused unread."""
     if answer.status == 206:
         sent = answer.headers.get("Content-Range", "")
         found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", sent.strip())
-        if not found or int(found[1]) != have or found[2] not in ("*", str(size)):
-            raise InputError(f"{url}: expected bytes {have}-{size - 1}/{size} of the file, the server sent {sent!r}")
-        return have
+        if not found or int(found[1]) != have or (size is not None and found[2] not in ("*", str(size))):
+            wanted = f"bytes {have}-{size - 1}/{size}" if size is not None else f"bytes from {have} on"
+            raise InputError(f"{url}: expected {wanted} of the file, the server sent {sent!r}")
+        return have, size if size is not None or found[2] == "*" else int(found[2])
     # A server that ignores the range answers 200 and sends everything again.
-    length = answer.headers.get("Content-Length")
-    if length is not None and length.strip() != str(size):
+    length = answer.headers.get("Content-Length", "").strip()
+    if size is None:
+        return 0, int(length) if length.isdecimal() else None
+    if length not in ("", str(size)):
         raise InputError(f"{url}: expected a file of {size} bytes, the server has {length}")
-    return 0
+    return 0, size
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
+def _digest(path: Path, algorithm: str = "sha256") -> str:
+    digest = hashlib.new(algorithm, usedforsecurity=False)
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK):
             digest.update(chunk)

@@ -1,0 +1,73 @@
+"""Splits of a list of sentence pairs with many paraphrases, so that no sentence of one split is known from another."""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Iterable
+
+Pair = tuple[str, str]
+HELD_OUT = 4000  # pairs at least, of dev and of test
+LARGEST = 20  # pairs of a cluster that may leave the training split
+
+
+def split_pairs(pairs: Iterable[Pair], held_out: int = HELD_OUT) -> dict[str, list[Pair]]:
+    """The splits "train", "dev" and "test" of sentence pairs: pairs with a side in common are in the same one.
+
+    Sides count as equal when they are so in lower case and without punctuation. White space is collapsed, Unicode
+    brought to its composed form, and a pair that was there before is left out; within a split the order is kept.
+    Clusters go to dev, then to test, in the order of the SHA-1 of their smallest sentence until there are `held_out`
+    pairs; those of more than 20 pairs stay in train.
+
+    >>> splits = split_pairs([("Hi!", "Hallo!"), ("Hello!", "Hallo."), ("Run!", "Lauf!"), ("Go!", "Los!")], held_out=1)
+    >>> [len(splits[split]) for split in ("train", "dev", "test")]
+    [1, 1, 2]
+    """
+    clean = list(dict.fromkeys((_clean(first), _clean(second)) for first, second in pairs))
+    clusters = _clusters(clean)
+    order = sorted(clusters, key=lambda members: min(_sha1(_bare(clean[i][0])) for i in members))
+    split_of = ["train"] * len(clean)
+    counts = {"dev": 0, "test": 0}
+    for members in order:
+        wanting = [split for split in counts if counts[split] < held_out]
+        if len(members) <= LARGEST and wanting:
+            counts[wanting[0]] += len(members)
+            for i in members:
+                split_of[i] = wanting[0]
+    splits: dict[str, list[Pair]] = {"train": [], "dev": [], "test": []}
+    for pair, split in zip(clean, split_of, strict=True):
+        splits[split].append(pair)
+    return splits
+
+
+def _clusters(pairs: list[Pair]) -> list[list[int]]:
+    """Positions of pairs that are connected by equal sides, by union and find."""
+    parent = list(range(len(pairs)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    for side in (0, 1):
+        first: dict[str, int] = {}
+        for i, pair in enumerate(pairs):
+            parent[root(i)] = root(first.setdefault(_bare(pair[side]), i))
+    found: dict[int, list[int]] = {}
+    for i in range(len(pairs)):
+        found.setdefault(root(i), []).append(i)
+    return list(found.values())
+
+
+def _clean(text: str) -> str:
+    return unicodedata.normalize("NFC", " ".join(text.split()))
+
+
+def _bare(text: str) -> str:
+    letters = "".join(c for c in text.lower() if not unicodedata.category(c).startswith("P"))
+    return " ".join(letters.split())
+
+
+def _sha1(text: str) -> str:
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
