@@ -24,10 +24,12 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-@pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seven rows of the layer below a chunk: the last one is shorter."""
-    monkeypatch.setattr(linear, "CHUNK", 7 * 50)
+@pytest.fixture(params=["in chunks", "all at once"])
+def small_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven rows of the layer below a chunk: the last one is shorter. Or all of them, whose scores are kept."""
+    if request.param == "in chunks":
+        monkeypatch.setattr(linear, "CHUNK", 7 * 50)
+        monkeypatch.setattr(linear, "WHOLE", 0)
 
 
 def layer(dtype: torch.dtype = torch.float64, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -235,3 +237,31 @@ def test_no_matrix_of_scores_is_kept() -> None:
         loss = tsallis.linear_entmax_loss(hidden * 3, weight, torch.randint(20_000, (600,)))
     assert kept < 600 * 20_000 * 4 / 30
     loss.backward()
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("alpha", [1.0, 1.5])
+@pytest.mark.parametrize("scale", [0.1, 20.0])
+def test_gradients_can_be_asked_for_twice(alpha: float, scale: float) -> None:
+    """What the first backward pass put into the place of kept scores is no score."""
+    hidden, weight, bias, target = layer(torch.float64, scale)
+    leaves = [x.requires_grad_() for x in (hidden, weight, bias)]
+    loss = tsallis.linear_entmax_loss(hidden, weight, target, alpha, bias=bias, reduction="sum")
+    first = torch.autograd.grad(loss, leaves, retain_graph=True)
+    second = torch.autograd.grad(loss, leaves)
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-13, rtol=1e-12)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
+@pytest.mark.parametrize("scale", [0.1, 20.0])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_gradients_of_one_number_are_those_of_the_scores(alpha: float, scale: float, reduction: str) -> None:
+    """The upstream gradient of a sum is one number seen as many, not many in memory."""
+    hidden, weight, bias, target = layer(torch.float64, scale)
+    leaves = [x.requires_grad_() for x in (hidden, weight, bias)]
+    loss = tsallis.linear_entmax_loss(hidden, weight, target, alpha, bias=bias, reduction=reduction)
+    expected = exact(hidden, weight, bias, target, alpha).sum() / (1 if reduction == "sum" else (target >= 0).sum())
+    for found, right in zip(*(torch.autograd.grad(x, leaves) for x in (loss, expected)), strict=True):
+        torch.testing.assert_close(found, right, atol=1e-8, rtol=1e-6)

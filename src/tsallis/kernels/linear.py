@@ -3,11 +3,13 @@
 Tokens are taken in chunks. A chunk's scores live in the only large buffer; what is kept of them is each row's support,
 a short list of classes and probabilities, because the gradient of the scores, p - e_y, is zero everywhere else. The
 two products of the backward pass then are sums of a few rows of the weight and of the hidden states. A chunk whose
-rows are nearly flat has long lists: nothing is kept of it, and its scores are computed once more.
+rows are nearly flat has long lists: nothing is kept of it, and its scores are computed once more, unless there are
+few of them altogether: then they are kept.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -21,6 +23,7 @@ from tsallis.kernels.cpu import Lists
 Alpha = float | Tensor
 
 CHUNK = 1 << 23  # scores in the buffer
+WHOLE = 1 << 24  # up to so many scores in all are one chunk, and are kept where they are dense
 SPARSE_SHARE = 1 / 32  # a chunk with at most this share of its entries in a support is kept as lists
 
 
@@ -34,8 +37,12 @@ class Layer(NamedTuple):
     alpha: Alpha  # a number, or [rows, 1]
     tau: float | None  # the constant threshold of alpha-ReLU; None: entmax
 
+    def few(self) -> bool:
+        """Whether all scores may be there at once, and stay."""
+        return len(self.hidden) * len(self.weight) <= WHOLE
+
     def chunks(self) -> list[slice]:
-        rows = max(1, min(len(self.hidden), CHUNK // len(self.weight)))
+        rows = len(self.hidden) if self.few() else max(1, CHUNK // len(self.weight))
         return [slice(i, min(i + rows, len(self.hidden))) for i in range(0, len(self.hidden), rows)]
 
     def rows(self, part: slice) -> Layer:
@@ -52,11 +59,20 @@ class Layer(NamedTuple):
         return dispatch.compiled(self.hidden, self.alpha) and dispatch.compiled(self.weight, 1.0)
 
 
+@dataclass
+class Dense:
+    """A chunk whose rows have no lists."""
+
+    rows: slice
+    stats: Tensor | None  # the kernels' statistics of the rows
+    scores: Tensor | None = None  # where they were kept; gone once the gradient has taken their place
+
+
 class Kept(NamedTuple):
     """The supports of all rows as lists; rows of dense chunks have none, and are listed by chunk."""
 
     lists: Lists
-    dense: list[tuple[slice, Tensor | None]]  # with the kernels' statistics of the rows
+    dense: list[Dense]
 
 
 def _plain(layer: Layer) -> Layer:
@@ -84,7 +100,7 @@ def losses(layer: Layer, keep: bool) -> tuple[Tensor, Tensor | None, Kept | None
         if not keep:
             continue
         if support is None:
-            dense.append((part, statistics))
+            dense.append(Dense(part, statistics, scores if layer.few() else None))
             counts.append(torch.zeros(rows, dtype=torch.long, device=scores.device))
         else:
             counts.append(support.offsets)
@@ -159,21 +175,21 @@ def gradients(
     compiled = layer.compiled()
     # Lists have no place for rows of dense chunks: without a target those take no part in sums over lists.
     target = layer.target.clone()
-    for part, _ in kept.dense:
-        target[part] = -1
-    wide = weights.to(kept.lists.value.dtype)
+    for chunk in kept.dense:
+        target[chunk.rows] = -1
+    wide = weights.to(kept.lists.value.dtype).contiguous()  # the kernels read it: a sum's is one number, seen often
     hidden_grad = weight_grad = bias_grad = None
     if need_hidden:
         hidden_grad = _by_row(layer, kept.lists, wide, target, compiled)
     if need_weight or need_bias:
         weight_grad, bias_grad = _by_class(layer, kept.lists, wide, target, compiled)
-    for part, stats in kept.dense:
-        chunk = layer.rows(part)
-        dz = _score_gradient(chunk, stats, wide[part])
+    for chunk in kept.dense:
+        part = layer.rows(chunk.rows)
+        dz = _score_gradient(part, chunk, wide[chunk.rows])
         if hidden_grad is not None:
-            torch.mm(dz, layer.weight, out=hidden_grad[part])
+            torch.mm(dz, layer.weight, out=hidden_grad[chunk.rows])
         if weight_grad is not None and need_weight:
-            weight_grad.addmm_(dz.t(), chunk.hidden)
+            weight_grad.addmm_(dz.t(), part.hidden)
         if bias_grad is not None:
             bias_grad += dz.sum(0, dtype=bias_grad.dtype)
     dtype = layer.hidden.dtype
@@ -198,7 +214,7 @@ def _by_class(layer: Layer, lists: Lists, weights: Tensor, target: Tensor, compi
     """`dW[c] = sum_r w_r (p_rc - [y_r = c]) H[r]`, and the same sums without H for the bias."""
     classes = len(layer.weight)
     if compiled:
-        turned = cpu.transpose(lists, classes, weights.contiguous(), target.contiguous())
+        turned = cpu.transpose(lists, classes, weights, target)
         weight_grad, total = cpu.gather(turned, layer.hidden, need_total=True)
         assert total is not None
         return weight_grad, total
@@ -223,11 +239,12 @@ def _sparse(lists: Lists, width: int) -> Tensor:
     return torch.sparse_coo_tensor(place, lists.value, size, is_coalesced=True, check_invariants=False)
 
 
-def _score_gradient(chunk: Layer, stats: Tensor | None, weights: Tensor) -> Tensor:
-    """The gradient of a dense chunk's scores, which are computed again: [rows, classes]."""
-    scores = chunk.scores()
-    if stats is not None:
-        return cpu.entmax_loss_gradient(scores, chunk.target, chunk.alpha, stats, weights.contiguous(), out=scores)
+def _score_gradient(chunk: Layer, kept: Dense, weights: Tensor) -> Tensor:
+    """The gradient of a dense chunk's scores [rows, classes] in their place; if they were not kept, they come again."""
+    scores = chunk.scores() if kept.scores is None else kept.scores
+    if kept.stats is not None:
+        kept.scores = None
+        return cpu.entmax_loss_gradient(scores, chunk.target, chunk.alpha, kept.stats, weights, out=scores)
     wide = scores.to(weights.dtype)
     loss, probs = _eager_probs(chunk, wide)
     counted = (chunk.target >= 0) & ((wide.amax(-1) != -torch.inf) | loss.isnan())
