@@ -728,3 +728,81 @@ def test_learned_alphas_are_built_without_memory(initial: float | None) -> None:
     assert PerHeadAlpha(3, initial=initial, device="meta").bias.is_meta
     with torch.device("meta"):
         assert PerHeadAlpha(3, initial=initial).bias.is_meta
+
+
+LENGTHS = torch.tensor([KEYS, 2, 1])
+
+
+@pytest.mark.parametrize("variant", VARIANTS[:6], ids=lambda v: "-".join(v) or "plain")
+@pytest.mark.parametrize("alpha", [1.0, 1.5, "learned"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tiled", [False, True])
+def test_lengths_are_padding(
+    variant: dict[str, Any], alpha: Any, causal: bool, tiled: bool, request: pytest.FixtureRequest
+) -> None:
+    attention, x = small(alpha, **{k: v for k, v in variant.items() if k != "batch_first"}), steps()
+    expected = results(attention, [x], key_padding_mask=paddings()["end"], is_causal=causal)
+    assert attention.stats().density.isfinite().all()
+    if tiled:
+        request.getfixturevalue("tiny_tiles")
+    for lengths in (LENGTHS, LENGTHS.int()):
+        torch.testing.assert_close(results(attention, [x], key_lengths=lengths, is_causal=causal), expected)
+    whole = results(attention, [x], key_lengths=torch.full((BATCH,), KEYS), is_causal=causal, need_weights=False)
+    torch.testing.assert_close(whole, results(attention, [x], is_causal=causal, need_weights=False))
+    none = attention(x, x, x, key_lengths=torch.zeros(BATCH).long(), need_weights=False)[0]
+    assert none.isfinite().all()
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+def test_queries_of_padding_count_for_nothing(tiled: bool, request: pytest.FixtureRequest) -> None:
+    attention, x = small(2.0), steps()
+    _, weights = attention(x, x, x, key_lengths=LENGTHS, average_attn_weights=False)
+    if tiled:
+        request.getfixturevalue("tiny_tiles")
+    attention(x, x, x, key_lengths=LENGTHS, need_weights=False)
+    real = torch.arange(KEYS) < LENGTHS.view(-1, 1, 1)  # [batch, 1, queries]
+    chosen = ((weights > 0).sum(-1) * real).sum((0, 2))
+    torch.testing.assert_close(attention.stats().density, chosen / LENGTHS.square().sum())
+    torch.testing.assert_close(attention.stats().support, chosen / LENGTHS.sum())
+    assert attention.support().equal((weights > 0).sum(-1).to(attention.support().dtype))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        (torch.tensor([1, 2]), r"key_lengths must be 3 integers, .* got torch.int64 of shape \(2,\)"),
+        (torch.ones(3), r"key_lengths must be 3 integers, .* got torch.float32"),
+        (torch.tensor([1, 6, 2]), "key_lengths must lie between 0 and the 5 keys, got 6"),
+        (torch.tensor([1, -1, 2]), "key_lengths must lie between 0 and the 5 keys, got -1"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("tiled", [False, True])
+def test_bad_lengths(lengths: Tensor, message: str, tiled: bool, request: pytest.FixtureRequest) -> None:
+    attention, x = small(), steps()
+    if tiled:
+        request.getfixturevalue("tiny_tiles")
+    with pytest.raises(ValueError, match=message):
+        attention(x, x, x, key_lengths=lengths, need_weights=False)
+    with pytest.raises(ValueError, match="give one of them"):
+        attention(x, x, x, paddings()["end"], key_lengths=LENGTHS)
+
+
+def test_one_alpha_serves_all_heads() -> None:
+    one, x = PerHeadAlpha(1), steps()
+    attention = small(one)
+    out = attention(x, x, x)[0]
+    assert attention.alphas().shape == (HEADS,) and attention.stats().alpha.shape == (HEADS,)
+    plain = small(float(one().detach()))
+    plain.load_state_dict({k: v for k, v in attention.state_dict().items() if "alpha" not in k})
+    torch.testing.assert_close(plain(x, x, x)[0], out)
+    out.square().sum().backward()
+    assert (one.bias.grad != 0).all()
+
+
+@every_variant
+def test_a_memory_can_be_projected_by_itself(variant: dict[str, Any]) -> None:
+    attention = small(**{k: v for k, v in variant.items() if k not in ("batch_first", "kdim", "vdim")})
+    query, memory, cache = steps(QUERIES), steps(), KeyValueCache()
+    cache.append(*attention.keys_and_values(memory))
+    torch.testing.assert_close(attention(query, cache=cache), attention(query, memory, memory))

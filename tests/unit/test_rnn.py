@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from tsallis.models import RNNSeq2Seq
+from tsallis.search import beam_search
 
 
 def model(**arguments) -> RNNSeq2Seq:
@@ -101,3 +103,64 @@ def test_it_is_differentiable_twice() -> None:
     (first,) = torch.autograd.grad(loss, rnn.combine.weight, create_graph=True)
     (second,) = torch.autograd.grad(first.square().sum(), rnn.attention.bilinear.weight)
     assert second.isfinite().all() and (second != 0).any()
+
+
+def test_dropout_is_of_what_the_output_layer_reads() -> None:
+    for input_feeding in (True, False):
+        rnn = model(dropout=0.3, input_feeding=input_feeding)
+        hidden = rnn(torch.tensor([[5, 6, 7]]), torch.tensor([3]), torch.randint(4, 11, (1, 50))).hidden
+        assert (hidden == 0).double().mean().item() == pytest.approx(0.3, abs=0.1)
+
+
+class Additive(nn.Module):
+    """The score of Bahdanau et al. 2015: `v . tanh(W h_j + U s)`."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.by_memory, self.by_query = nn.Linear(size, 5, bias=False), nn.Linear(size, 5)
+        self.score = nn.Linear(5, 1, bias=False)
+        self.read = 0
+
+    def keys(self, memory: Tensor) -> Tensor:
+        self.read += 1
+        return self.by_memory(memory)
+
+    def forward(self, query: Tensor, memory: Tensor, mask: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        steps = query if query.dim() == 3 else query.unsqueeze(1)
+        scores = self.score(torch.tanh(keys.unsqueeze(1) + self.by_query(steps).unsqueeze(2))).squeeze(3)
+        weights = scores.masked_fill(~mask.unsqueeze(1), -torch.inf).softmax(-1)
+        context = weights @ memory
+        return (context, weights) if query.dim() == 3 else (context.squeeze(1), weights.squeeze(1))
+
+
+@pytest.mark.parametrize("input_feeding", [True, False])
+def test_its_attention_can_be_exchanged(input_feeding: bool) -> None:
+    rnn = model(input_feeding=input_feeding, dropout=0.0)
+    src, lengths, tgt = torch.tensor([[5, 6, 7], [9, 4, 0]]), torch.tensor([3, 2]), torch.randint(4, 11, (2, 4))
+    before = rnn.double()(src, lengths, tgt).hidden
+    rnn.attention = Additive(8)
+    rnn.double()
+    decoded = rnn(src, lengths, tgt)
+    assert rnn.attention.read == 1 and not decoded.hidden.equal(before)
+    assert (decoded.attention[1, :, 2] == 0).all() and rnn.attended(decoded).tolist() == [[3] * 4, [2] * 4]
+    state = rnn.start(rnn.encode(src, lengths)).select(torch.tensor([1, 0, 1]))
+    for t in range(4):
+        step = rnn.step(state, tgt[[1, 0, 1], t])
+        state = step.state
+        torch.testing.assert_close(step.scores, rnn.output.scores(decoded.hidden[[1, 0, 1], t]))
+        torch.testing.assert_close(step.attention, decoded.attention[[1, 0, 1], t])
+    assert rnn.attention.read == 2
+    decoded.hidden.square().sum().backward()
+    assert all((p.grad != 0).any() for p in rnn.attention.parameters())
+    assert any("attention.score" in name for name in rnn.state_dict())
+    assert len(beam_search(rnn, src, lengths, max_length=3)) == 2
+
+
+def test_target_and_output_may_have_one_matrix() -> None:
+    rnn = model(share="target")
+    assert rnn.output.weight is rnn.tgt_embedding.weight and rnn.arguments["share"] == "target"
+    assert rnn.shared_parameters() == {"output.projection.weight": "tgt_embedding.weight"}
+    assert model().shared_parameters() == {}
+    src, lengths, tgt = torch.tensor([[5, 6, 7]]), torch.tensor([3]), torch.tensor([[1, 5, 6]])
+    rnn.output.loss(rnn(src, lengths, tgt).hidden, tgt).backward()
+    assert (rnn.tgt_embedding.weight.grad[0] == 0).all()  # padding is forbidden, too

@@ -320,3 +320,31 @@ def test_it_is_built_in_half_precision_and_without_memory(kind: str) -> None:
     assert all(x.is_meta for x in empty.state_dict().values())
     empty.load_state_dict(layer.state_dict(), assign=True)
     assert empty(*given).equal(out)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_lengths_are_padding(norm_first: bool) -> None:
+    lengths = torch.tensor([SOURCE, 2, 4])
+    for kind, name in (("encoder", "src"), ("decoder", "memory")):
+        layer, given = sharp(KINDS[kind][0](**SIZES, batch_first=True, norm_first=norm_first)), inputs(kind)
+        found = results(layer, given, **{f"{name}_key_lengths": lengths})
+        torch.testing.assert_close(found, results(layer, given, **{f"{name}_key_padding_mask": PADDING}))
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_the_weights_of_the_memory_can_be_asked_for(norm_first: bool) -> None:
+    layer, given = sharp(TransformerDecoderLayer(**SIZES, batch_first=True, norm_first=norm_first)), inputs("decoder")
+    out, weights = layer(*given, memory_key_padding_mask=PADDING, need_weights=True)
+    torch.testing.assert_close(out, layer(*given, memory_key_padding_mask=PADDING))
+    assert weights.shape == (BATCH, TARGET, SOURCE) and (weights[PADDING.unsqueeze(1).expand_as(weights)] == 0).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(BATCH, TARGET, dtype=torch.float64))
+    support = (weights > 0).sum(-1)
+    assert (layer.multihead_attn.support().amax(1) <= support).all()
+
+
+@every_kind
+def test_attention_may_drop_more_than_the_rest(kind: str) -> None:
+    layer = KINDS[kind][0](**{**SIZES, "dropout": 0.1}, attention_dropout=0.4)
+    assert {a.dropout for a in attentions(layer)} == {0.4}
+    assert {m.p for m in layer.modules() if isinstance(m, nn.Dropout)} == {0.1}
+    assert {a.dropout for a in attentions(KINDS[kind][0](**{**SIZES, "dropout": 0.1}))} == {0.1}

@@ -2,5 +2,6 @@
 
 from tsallis.models.decoder import Decoded, Decoder, Memory, Step
 from tsallis.models.rnn import RNNSeq2Seq
+from tsallis.models.transformer import TransformerSeq2Seq
 
-__all__ = ["Decoded", "Decoder", "Memory", "RNNSeq2Seq", "Step"]
+__all__ = ["Decoded", "Decoder", "Memory", "RNNSeq2Seq", "Step", "TransformerSeq2Seq"]

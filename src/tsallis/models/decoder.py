@@ -27,10 +27,15 @@ class Memory:
 
 
 def join(states: Sequence[Any]) -> Any:
-    """Rows of several states one after the other: a state is a dataclass of tensors, tuples and dataclasses of them."""
+    """Rows of several states one after the other: a state is a dataclass of tensors, tuples and dataclasses of them.
+
+    One that needs more than this has a method `join(states)` of its own.
+    """
     first = states[0]
     if len(states) == 1:
         return first
+    if hasattr(first, "join"):
+        return first.join(states)
     if isinstance(first, Tensor):
         return torch.cat(list(states))
     if isinstance(first, tuple):
@@ -50,7 +55,7 @@ class Decoded(NamedTuple):
     """All steps at once, with the target given."""
 
     hidden: Tensor  # [batch, tgt, d_model]
-    attention: Tensor  # [batch, tgt, src]
+    attention: Tensor | None  # [batch, tgt, src]; None where a model holds no weights unless it is asked to
 
 
 class State(Protocol):

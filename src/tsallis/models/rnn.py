@@ -12,7 +12,9 @@ from torch.nn.functional import linear
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tsallis.models.decoder import Decoded, Memory, Step
+from tsallis.models.sharing import SHARES, share_embeddings, shared_parameters
 from tsallis.nn import GlobalAttention, OutputLayer
+from tsallis.nn.dropout import dropout_mask
 
 PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # of a layer of nn.LSTM
 INITIAL = 0.1  # parameters start uniform in [-0.1, 0.1], as in OpenNMT's LSTM models
@@ -53,6 +55,11 @@ class RNNSeq2Seq(nn.Module):
     :math:`\tilde h = \tanh(W [c; s])`, attends to the encoder's states with the map `attention`, and predicts with the
     map `output` (Peters et al. 2019, sec. 4: two layers, 300 units, dropout 0.3 for inflection).
 
+    The model's part `attention` may be exchanged for any module with the methods of
+    :class:`tsallis.nn.GlobalAttention`: `keys(memory)` gives what can be computed once a sentence, as rows
+    [batch, ...], and `forward(query, memory, mask, keys)` a context [batch, d_model] and weights [batch, src], for
+    queries [batch, tgt, d_model] (asked without input feeding) with one more dimension. `arguments` know nothing of it.
+
     Args:
         src_vocab: number of source symbols; 0 is padding.
         tgt_vocab: number of target symbols; 0 is padding.
@@ -64,6 +71,7 @@ class RNNSeq2Seq(nn.Module):
         input_feeding: whether a step sees the attentional state of the one before. Without it all steps of a known
             target run in one call, at some loss of accuracy.
         forbidden: target symbols that are never predicted (by default padding, start and unknown).
+        share: "target" makes one matrix of the target embedding and the output's projection; "none" keeps them apart.
 
     Example:
         >>> model = RNNSeq2Seq(20, 15, d_model=8)
@@ -87,6 +95,7 @@ class RNNSeq2Seq(nn.Module):
         tau: float = 0.0,
         input_feeding: bool = True,
         forbidden: Sequence[int] = (0, 1, 3),
+        share: str = "none",
     ) -> None:
         super().__init__()
         if d_model < 2 or d_model % 2:
@@ -108,6 +117,7 @@ class RNNSeq2Seq(nn.Module):
             "tau": tau,
             "input_feeding": input_feeding,
             "forbidden": list(forbidden),
+            "share": share,
         }
         self.d_model, self.layers, self.input_feeding = d_model, layers, input_feeding
         between = dropout if layers > 1 else 0.0
@@ -116,9 +126,10 @@ class RNNSeq2Seq(nn.Module):
         self.encoder = nn.LSTM(d_model, d_model // 2, layers, batch_first=True, dropout=between, bidirectional=True)
         # Its input is [embedding; attentional state], or the embedding alone.
         self.decoder = nn.LSTM(d_model * (1 + input_feeding), d_model, layers, batch_first=True, dropout=between)
-        self.attention = GlobalAttention(d_model, d_model, attention, attention_alpha)
+        self.attention: Any = GlobalAttention(d_model, d_model, attention, attention_alpha)
         self.combine = nn.Linear(2 * d_model, d_model, bias=False)
         self.output = OutputLayer(d_model, tgt_vocab, output, output_alpha, tau, forbidden=forbidden)
+        share_embeddings(share, self.src_embedding, self.tgt_embedding, self.output, SHARES[:2])
         self.dropout = float(dropout)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -INITIAL, INITIAL)
@@ -154,7 +165,8 @@ class RNNSeq2Seq(nn.Module):
     def start(self, memory: Memory) -> RNNState:
         feed = memory.states.new_zeros(memory.states.shape[0], self.d_model)
         hidden, cell = memory.summary[: self.layers], memory.summary[self.layers :]
-        return RNNState(memory, self.attention.keys(memory.states), hidden, cell, feed)
+        keys: Tensor = self.attention.keys(memory.states)
+        return RNNState(memory, keys, hidden, cell, feed)
 
     def step(self, state: RNNState, token: Tensor) -> Step:
         """The scores of what follows `token` [batch], which itself follows all that the state has read."""
@@ -164,10 +176,11 @@ class RNNSeq2Seq(nn.Module):
         state, attention = self._advance(state, gates, layers, between, out)
         return Step(self.output.scores(state.feed), attention, state)
 
-    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor) -> Decoded:
+    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = True) -> Decoded:
         """All steps with the target given: [batch, src] symbols, their counts [batch], [batch, tgt] tokens.
 
-        What :meth:`step` computes token by token, with all that need not wait for the step before done at once.
+        What :meth:`step` computes token by token, with all that need not wait for the step before done at once. The
+        attention weights are there whether `need_attention` asks for them or not.
         """
         state = self.start(self.encode(src, src_lengths))
         if not self.input_feeding:
@@ -186,6 +199,15 @@ class RNNSeq2Seq(nn.Module):
             hidden.append(state.feed)
             weights.append(attention)
         return Decoded(torch.stack(hidden, 1), torch.stack(weights, 1))
+
+    def attended(self, decoded: Decoded) -> Tensor:
+        """How many positions have a weight above zero at each step [batch, tgt]."""
+        assert decoded.attention is not None
+        return (decoded.attention > 0).sum(-1).float()
+
+    def shared_parameters(self) -> dict[str, str]:
+        """Names in the state dict that repeat another one's parameter, each with that other one."""
+        return shared_parameters(self)
 
     def _decoder_weights(self) -> tuple[Tensor, list[_Layer]]:
         """What reads the token [4 * d_model, d_model], kept apart as it can for all steps at once, and the layers."""
@@ -230,11 +252,10 @@ class RNNSeq2Seq(nn.Module):
         return mixed if out is None else mixed * out
 
     def _dropped(self, *shape: int) -> Tensor | None:
-        """A dropout mask, scaled; on a CPU several times as fast as what nn.Dropout draws."""
+        """A dropout mask, scaled."""
         if not self.training or self.dropout == 0:
             return None
-        like = self.combine.weight
-        return torch.rand(shape, device=like.device, dtype=like.dtype).ge_(self.dropout).div_(1 - self.dropout)
+        return dropout_mask(shape, self.dropout, self.combine.weight)
 
     def _drop(self, x: Tensor) -> Tensor:
         mask = self._dropped(*x.shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -11,74 +10,13 @@ from torch import Tensor, nn
 
 from tsallis.functional.attention import attend
 from tsallis.functional.rows import alpha_number
+from tsallis.kernels import attention as tiled
 from tsallis.kernels.attention import later_keys, live_keys
 from tsallis.kernels.autograd import traced
+from tsallis.nn.alpha import PerHeadAlpha
+from tsallis.nn.cache import Cache
 
 Alpha = float | Tensor | Literal["learned"]
-
-
-class PerHeadAlpha(nn.Module):
-    r"""An alpha for each head that is learned and stays between two bounds.
-
-    .. math:: \alpha_h = \mathrm{low} + (\mathrm{high} - \mathrm{low}) \, \sigma(a_h)
-
-    (Correia et al. 2019, sec. 3.2, with bounds 1 and 2: from softmax to sparsemax). The parameter :math:`a` is called
-    `bias`: optimisers that leave biases without weight decay leave it, too. A state dict without it, such as one of
-    PyTorch's attention, is loaded and leaves it as it is.
-
-    Args:
-        num_heads: how many.
-        low, high: the bounds.
-        initial: the alpha that all heads start with; None draws :math:`a` from a normal distribution.
-
-    Raises:
-        ValueError: bounds below 1 or in the wrong order, an initial alpha that does not lie between them.
-
-    Example:
-        >>> PerHeadAlpha(3, initial=1.5)().detach()
-        tensor([1.5000, 1.5000, 1.5000])
-    """
-
-    def __init__(
-        self,
-        num_heads: int,
-        low: float = 1.0,
-        high: float = 2.0,
-        initial: float | None = None,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.low, self.high = alpha_number(low), alpha_number(high)
-        if not self.low < self.high:
-            raise ValueError(f"low must be below high, got {low:g} and {high:g}")
-        if initial is not None and not self.low < initial < self.high:
-            raise ValueError(f"initial must lie between {low:g} and {high:g}, got {initial:g}")
-        self.initial = initial
-        self.bias = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Start anew."""
-        if self.initial is None:
-            nn.init.normal_(self.bias)
-        else:
-            share = (self.initial - self.low) / (self.high - self.low)
-            nn.init.constant_(self.bias, math.log(share / (1 - share)))
-
-    def forward(self) -> Tensor:
-        """Alphas [heads]."""
-        share = self.bias.sigmoid()
-        # Never beyond a bound, however it rounds.
-        return torch.lerp(torch.full_like(share, self.low), torch.full_like(share, self.high), share)
-
-    def extra_repr(self) -> str:
-        return f"{len(self.bias)}, low={self.low:g}, high={self.high:g}"
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        if f"{prefix}bias" not in state_dict:
-            state_dict[f"{prefix}bias"] = self.bias.detach().clone()
-        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class AttentionStats(NamedTuple):
@@ -89,66 +27,17 @@ class AttentionStats(NamedTuple):
     alpha: Tensor  # [heads]
 
 
-class KeyValueCache:
-    """Projected keys and values of the steps so far, for decoding with :class:`MultiheadAttention`.
+class _Pass(NamedTuple):
+    """What a forward pass leaves behind for the statistics."""
 
-    Grows in place, by doubling. Called without a key, attention reads what is there: so a memory is projected once.
-
-    Example:
-        >>> attention, cache = MultiheadAttention(8, 2, batch_first=True), KeyValueCache()
-        >>> with torch.no_grad():
-        ...     for step in torch.randn(5, 1, 1, 8):
-        ...         out, _ = attention(step, step, step, cache=cache, need_weights=False)
-        >>> len(cache)
-        5
-    """
-
-    def __init__(self) -> None:
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    def read(self) -> tuple[Tensor, Tensor]:
-        """Keys and values [batch, heads, length, size]."""
-        if self._keys is None or self._values is None:
-            raise ValueError("the cache is empty: the first call needs a key and a value")
-        return self._keys[:, :, : self._length], self._values[:, :, : self._length]
-
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add steps [batch, heads, steps, size]; returns all."""
-        if keys.dim() != 4 or keys.shape[:3] != values.shape[:3]:
-            raise ValueError(
-                f"a cache takes keys and values [batch, heads, steps, size] of as many steps, "
-                f"got {tuple(keys.shape)} and {tuple(values.shape)}"
-            )
-        for have, new in ((self._keys, keys), (self._values, values)):
-            if have is not None and (new.shape[:2] != have.shape[:2] or new.shape[3] != have.shape[3]):
-                raise ValueError(f"the cache holds {tuple(have.shape)}, which {tuple(new.shape)} can't be added to")
-        self._keys = self._added(self._keys, keys)
-        self._values = self._added(self._values, values)
-        self._length += keys.shape[2]
-        return self.read()
-
-    def reorder(self, index: Tensor) -> None:
-        """Batch elements `index`, as a beam search chooses them, in place of those there are."""
-        if self._keys is not None and self._values is not None:
-            self._keys, self._values = self._keys.index_select(0, index), self._values.index_select(0, index)
-
-    def _added(self, have: Tensor | None, new: Tensor) -> Tensor:
-        if have is None:
-            return new
-        used, total = self._length, self._length + new.shape[2]
-        if torch.is_grad_enabled():  # what went before may be needed as it was
-            return torch.cat([have[:, :, :used], new], 2)
-        if have.shape[2] < total:
-            room = have.new_empty(*have.shape[:2], max(total, 2 * used), have.shape[3])
-            room[:, :, :used] = have[:, :, :used]
-            have = room
-        have[:, :, used:total] = new
-        return have
+    seen: Tensor  # what Attended.seen is
+    mask: Tensor | None
+    lengths: Tensor | None
+    causal: bool
+    queries: int
+    keys: int
+    alpha: Tensor  # [heads]
+    own: Tensor | None  # [batch]: how many of the queries are no padding, where they are the keys
 
 
 class MultiheadAttention(nn.Module):
@@ -164,7 +53,7 @@ class MultiheadAttention(nn.Module):
         embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype: as in
             `torch.nn.MultiheadAttention`.
         alpha: at least 1: a number, "learned" (a :class:`PerHeadAlpha`), a tensor [heads] that is kept, or a module
-            whose `forward()` gives one.
+            whose `forward()` gives one, or [1] for all heads.
 
     Raises:
         ValueError: sizes that do not fit, a bad alpha.
@@ -225,7 +114,7 @@ class MultiheadAttention(nn.Module):
             extra = nn.Parameter(torch.empty(1, 1, embed_dim, **place)) if add_bias_kv else None
             self.register_parameter(name, extra)
         self._hold_alpha(alpha, place)
-        self._last: tuple[Tensor, Tensor | None, Tensor | None, bool, int, int, Tensor] | None = None
+        self._last: _Pass | None = None
         self._reset_parameters()
 
     def _hold_alpha(self, alpha: Alpha | nn.Module, place: dict[str, Any]) -> None:
@@ -265,7 +154,15 @@ class MultiheadAttention(nn.Module):
         return alpha
 
     def _of_heads(self, alpha: float | Tensor) -> Tensor:
-        return alpha if isinstance(alpha, Tensor) else torch.full((self.num_heads,), alpha)
+        return alpha.expand(self.num_heads) if isinstance(alpha, Tensor) else torch.full((self.num_heads,), alpha)
+
+    def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """What the heads read of a memory [batch, keys, size], batch first: each [batch, heads, keys, size]."""
+        _, weight_k, weight_v = self._weights()
+        _, bias_k, bias_v = self._biases()
+        found = (F.linear(memory, weight_k, bias_k), F.linear(memory, weight_v, bias_v))
+        k, v = (x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for x in found)
+        return k, v
 
     def forward(
         self,
@@ -278,7 +175,8 @@ class MultiheadAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
         *,
-        cache: KeyValueCache | None = None,
+        cache: Cache | None = None,
+        key_lengths: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Output, and weights if they are asked for.
 
@@ -292,6 +190,8 @@ class MultiheadAttention(nn.Module):
             is_causal: a query sees no later key; unlike PyTorch's no mere hint, and needs no mask. With a cache, the
                 last query is aligned with its last key.
             cache: what earlier steps projected; new keys are added, and without `key` none are.
+            key_lengths: [batch], in place of a `key_padding_mask`: how many of the first keys are none. The others
+                must be finite all the same: they are skipped where there are many, and masked where that is faster.
         """
         batched = query.dim() == 3
         if query.dim() not in (2, 3):
@@ -300,6 +200,8 @@ class MultiheadAttention(nn.Module):
             raise ValueError("key and value go together, and only a cache can stand in for them")
         if query.shape[-1] != self.embed_dim:
             raise ValueError(f"query must have the size {self.embed_dim}, got {query.shape[-1]}")
+        if key_lengths is not None and key_padding_mask is not None:
+            raise ValueError("key_lengths and key_padding_mask say the same: give one of them")
         q, k, v = self._project(query, key, value)
         if k is None or v is None:
             assert cache is not None
@@ -310,7 +212,10 @@ class MultiheadAttention(nn.Module):
         past = keys - queries if cache is not None else 0
         # Keys that every query sees come behind the others: no length and no causal order then tells who sees what.
         plain = self.bias_k is None and not self.add_zero_attn
-        padding, lengths = self._padding(key_padding_mask, k.shape[0], keys, plain)
+        if key_lengths is not None:
+            padding, lengths = self._behind(key_lengths, q, keys, plain)
+        else:
+            padding, lengths = self._padding(key_padding_mask, k.shape[0], keys, plain)
         causal = is_causal and past == 0 and plain
         mask = _joined(self._own_mask(attn_mask, q.shape[0]), padding)
         if is_causal and not causal and (queries > 1 or not plain):
@@ -332,7 +237,10 @@ class MultiheadAttention(nn.Module):
         if not traced():
             heads = self._of_heads(alpha).detach().clone()  # of this pass: a step of an optimiser changes parameters
             mask = None if mask is None else mask.detach()
-            self._last = (found.seen, mask, lengths, causal, queries, k.shape[2], heads)
+            own = key_lengths if key is query and cache is None else None
+            self._last = _Pass(found.seen, mask, lengths, causal, queries, k.shape[2], heads, own)
+        elif self._last is not None:  # of a pass before this one
+            self._last = None
         out = self.out_proj(found.output.transpose(1, 2).flatten(2))  # [batch, queries, size]
         weights = found.weights
         if weights is not None:
@@ -348,29 +256,52 @@ class MultiheadAttention(nn.Module):
         Raises:
             RuntimeError: before the first one.
         """
-        if self._last is None:
-            raise RuntimeError("there was no forward pass yet, or it was compiled")
-        seen, mask, lengths, causal, queries, keys, alpha = self._last
-        support = ((seen > 0).sum(-1) if seen.dim() == 4 else seen).double()  # [batch, heads, queries]
+        seen, mask, lengths, causal, queries, keys, alpha, own = self._recorded()
+        support = _support(seen).double()
         visible = _visible(mask, lengths, causal, queries, keys, support)
+        if own is not None:
+            counted = live_keys(own, queries, support.device)  # [batch, 1, queries]
+            support, visible = support * counted, visible * counted
         some = visible > 0
         count = some.sum((0, 2)).clamp(min=1)
         total = visible.sum((0, 2))
         density = support.sum((0, 2)) / total.clamp(min=1)
         return AttentionStats(density.float(), (support.sum((0, 2)) / count).float(), alpha)
 
+    @property
+    def recorded(self) -> bool:
+        """Whether there was a forward pass that left something to report."""
+        return self._last is not None
+
+    def support(self) -> Tensor:
+        """How many keys have a weight above zero, of the last forward pass [batch, heads, queries].
+
+        Raises:
+            RuntimeError: before the first one, or if it was compiled.
+        """
+        return _support(self._recorded()[0])
+
+    def _recorded(self) -> _Pass:
+        if self._last is None:
+            raise RuntimeError("there was no forward pass yet, or it was compiled")
+        return self._last
+
+    def _weights(self) -> tuple[Tensor, ...]:
+        if self.in_proj_weight is None:
+            return self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+        return self.in_proj_weight.chunk(3)
+
+    def _biases(self) -> tuple[Tensor | None, ...]:
+        return self.in_proj_bias.chunk(3) if self.in_proj_bias is not None else (None, None, None)
+
     def _project(
         self, query: Tensor, key: Tensor | None, value: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Heads [batch, heads, length, head size]."""
-        if self.in_proj_weight is None:
-            weights: tuple[Tensor, ...] = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-        elif key is query and value is query:
+        if self.in_proj_weight is not None and key is query and value is query:
             q, k, v = F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
             return self._heads(q), self._heads(k), self._heads(v)
-        else:
-            weights = self.in_proj_weight.chunk(3)
-        biases = self.in_proj_bias.chunk(3) if self.in_proj_bias is not None else (None, None, None)
+        weights, biases = self._weights(), self._biases()
         q = self._heads(F.linear(query, weights[0], biases[0]))
         if key is None or value is None:
             return q, None, None
@@ -422,6 +353,28 @@ class MultiheadAttention(nn.Module):
                 return None, lengths
         return live.view(batch, 1, 1, keys), None
 
+    def _behind(self, lengths: Tensor, q: Tensor, keys: int, plain: bool) -> tuple[Tensor | None, Tensor | None]:
+        """Key lengths as a mask that is added [batch, 1, 1, keys], or as they are where keys are worth skipping."""
+        batch, heads, queries, _ = q.shape
+        if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
+            raise ValueError(
+                f"key_lengths must be {batch} integers, one for each batch element, got {lengths.dtype} of shape "
+                f"{tuple(lengths.shape)}"
+            )
+        small = q.device.type == "cpu" and batch * heads * queries * keys <= tiled.TILE
+        if plain and not small and not traced():
+            return None, lengths
+        if lengths.device.type == "cpu" and batch and not traced():
+            least, most = (int(x) for x in lengths.aminmax())
+            if not 0 <= least <= most <= keys:
+                raise ValueError(
+                    f"key_lengths must lie between 0 and the {keys} keys, got {least if least < 0 else most}"
+                )
+            if least == keys:
+                return None, None
+        hidden = ~live_keys(lengths, keys, q.device).unsqueeze(1)
+        return torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, -torch.inf), None
+
     def _extended(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """With the learned key and the zero key."""
         batch, extra = k.shape[0], 0
@@ -442,6 +395,11 @@ class MultiheadAttention(nn.Module):
         alpha = self.alpha
         shown = f", alpha={alpha:g}" if isinstance(alpha, float) else ""
         return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout:g}{shown}"
+
+
+def _support(seen: Tensor) -> Tensor:
+    """How many keys each query attends to [batch, heads, queries], from that or from the weights."""
+    return (seen > 0).sum(-1) if seen.dim() == 4 else seen
 
 
 def _joined(one: Tensor | None, other: Tensor | None) -> Tensor | None:

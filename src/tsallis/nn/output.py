@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 
 from tsallis import functional
 from tsallis.functional.rows import alpha_number
@@ -84,6 +85,19 @@ class OutputLayer(nn.Module):
         """[d_vocab], if there is one."""
         return self.projection.bias
 
+    def tie(self, weight: nn.Parameter) -> None:
+        """Project with a matrix [d_vocab, d_model] that another module has, too: the target embedding's.
+
+        Raises:
+            ValueError: a matrix of another shape.
+        """
+        if weight.shape != self.weight.shape:
+            raise ValueError(
+                f"the shared weight must have the projection's shape {tuple(self.weight.shape)}, "
+                f"got {tuple(weight.shape)}"
+            )
+        self.projection.weight = weight
+
     @property
     def normalized(self) -> bool:
         """Whether the probabilities sum to 1: true for all but alpha-ReLU."""
@@ -114,11 +128,45 @@ class OutputLayer(nn.Module):
             return scores.double().log_softmax(-1)
         return self.probs(scores).double().log()
 
-    def loss(self, hidden: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
+    def loss(
+        self,
+        hidden: Tensor,
+        target: Tensor,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> Tensor:
         """The loss of the map for classes [...]; with reduction "none" of the target's shape.
 
-        Where the scores would be many they are never all there at once, see :func:`tsallis.linear_entmax_loss`.
+        Where the scores would be many they are never all there at once, see :func:`tsallis.linear_entmax_loss`. With
+        `label_smoothing` that share of the target is spread evenly over all symbols that may come.
         """
+        if not 0 <= label_smoothing <= 1:
+            raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
+        plain = self._loss(hidden, target, ignore_index, reduction)
+        if label_smoothing == 0:
+            return plain
+        return plain + label_smoothing * self._lead(hidden, target, ignore_index, reduction)
+
+    def _lead(self, hidden: Tensor, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
+        """By how much the target's score exceeds the mean score.
+
+        The loss is linear in the target but for the target's entropy: to spread a share of it adds that share of this.
+        """
+        counted = target != ignore_index
+        may = ~self.never
+        index = target.clamp(min=0)
+        weight = self.weight
+        mean = (weight * may.unsqueeze(-1)).sum(0) / may.sum()  # [d_model]
+        lead = (hidden * (embedding(index, weight) - mean)).sum(-1)  # [...]
+        if self.bias is not None:
+            lead = lead + self.bias[index] - (self.bias * may).sum() / may.sum()
+        lead = torch.where(counted, lead, 0)
+        if reduction == "none":
+            return lead
+        return lead.sum() if reduction == "sum" else lead.sum() / counted.sum()
+
+    def _loss(self, hidden: Tensor, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
         if target.numel() * len(self.weight) < MANY_SCORES:
             return self.loss_of_scores(self.scores(hidden), target, ignore_index, reduction)
         bias = self.bias

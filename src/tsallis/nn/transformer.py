@@ -8,7 +8,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tsallis.nn.multihead import Alpha, KeyValueCache, MultiheadAttention
+from tsallis.nn.cache import KeyValueCache
+from tsallis.nn.dropout import Dropout
+from tsallis.nn.multihead import Alpha, MultiheadAttention
 
 Activation = str | Callable[[Tensor], Tensor]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
@@ -47,13 +49,13 @@ class _Layer(nn.Module):
     ) -> None:
         """Everything but the attentions, under PyTorch's names and in its order."""
         self.linear1 = nn.Linear(d_model, hidden, bias=bias, **place)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.linear2 = nn.Linear(hidden, d_model, bias=bias, **place)
         self.norm_first = norm_first
         for number in range(1, parts + 1):
             setattr(self, f"norm{number}", nn.LayerNorm(d_model, eps=eps, bias=bias, **place))
         for number in range(1, parts + 1):
-            setattr(self, f"dropout{number}", nn.Dropout(dropout))
+            setattr(self, f"dropout{number}", Dropout(dropout))
         self._last_dropout = f"dropout{parts}"
         self.activation = _activation(activation)
 
@@ -73,6 +75,7 @@ class TransformerEncoderLayer(_Layer):
         d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device,
             dtype: as in `torch.nn.TransformerEncoderLayer`.
         alpha: as in :class:`MultiheadAttention` (Correia et al. 2019 learn it).
+        attention_dropout: of attention weights; None: as `dropout`.
 
     Example:
         >>> import torch
@@ -97,11 +100,13 @@ class TransformerEncoderLayer(_Layer):
         dtype: Any = None,
         *,
         alpha: Alpha | nn.Module = 1.5,
+        attention_dropout: float | None = None,
     ) -> None:
         super().__init__()
         place: dict[str, Any] = {"device": device, "dtype": dtype}
+        dropped = dropout if attention_dropout is None else attention_dropout
         self.self_attn = MultiheadAttention(
-            d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first, alpha=alpha, **place
+            d_model, nhead, dropout=dropped, bias=bias, batch_first=batch_first, alpha=alpha, **place
         )
         self._build(2, d_model, dim_feedforward, dropout, activation, layer_norm_eps, norm_first, bias, place)
 
@@ -111,8 +116,10 @@ class TransformerEncoderLayer(_Layer):
         src_mask: Tensor | None = None,
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
+        *,
+        src_key_lengths: Tensor | None = None,
     ) -> Tensor:
-        """The layer's output; masks as in :class:`MultiheadAttention`."""
+        """The layer's output; masks and lengths as in :class:`MultiheadAttention`."""
 
         def attend(x: Tensor) -> Tensor:
             found, _ = self.self_attn(
@@ -123,6 +130,7 @@ class TransformerEncoderLayer(_Layer):
                 need_weights=False,
                 attn_mask=src_mask,
                 is_causal=is_causal,
+                key_lengths=src_key_lengths,
             )
             dropped: Tensor = self.dropout1(found)
             return dropped
@@ -145,6 +153,7 @@ class TransformerDecoderLayer(_Layer):
             dtype: as in `torch.nn.TransformerDecoderLayer`.
         alpha: of the self-attention, as in :class:`MultiheadAttention`.
         cross_alpha: of the attention to the memory; the default is the same. "learned" learns one of its own.
+        attention_dropout: of attention weights; None: as `dropout`.
 
     Example:
         >>> import torch
@@ -169,10 +178,12 @@ class TransformerDecoderLayer(_Layer):
         *,
         alpha: Alpha | nn.Module = 1.5,
         cross_alpha: Alpha | nn.Module | None = None,
+        attention_dropout: float | None = None,
     ) -> None:
         super().__init__()
         place: dict[str, Any] = {"device": device, "dtype": dtype}
-        heads: dict[str, Any] = {"dropout": dropout, "bias": bias, "batch_first": batch_first, **place}
+        dropped = dropout if attention_dropout is None else attention_dropout
+        heads: dict[str, Any] = {"dropout": dropped, "bias": bias, "batch_first": batch_first, **place}
         cross_alpha = alpha if cross_alpha is None else cross_alpha
         self.self_attn = MultiheadAttention(d_model, nhead, alpha=alpha, **heads)
         self.multihead_attn = MultiheadAttention(d_model, nhead, alpha=cross_alpha, **heads)
@@ -190,16 +201,21 @@ class TransformerDecoderLayer(_Layer):
         memory_is_causal: bool = False,
         *,
         caches: tuple[KeyValueCache, KeyValueCache] | None = None,
-    ) -> Tensor:
-        """The layer's output; masks as in :class:`MultiheadAttention`.
+        memory_key_lengths: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The layer's output; masks and lengths as in :class:`MultiheadAttention`.
 
         With `caches`, of the self-attention and of the memory, `tgt` is the steps after those in the first, and the
-        memory is projected at the first call alone.
+        memory is projected at the first call alone. With `need_weights` there is a pair: the output and the weights of
+        the memory, the mean of the heads.
         """
         own, other = caches if caches is not None else (None, None)
         projected = other is not None and len(other) > 0
+        weights: list[Tensor] = []
 
         def attend(x: Tensor) -> Tensor:
+            found: Tensor
             found, _ = self.self_attn(
                 x,
                 x,
@@ -210,28 +226,37 @@ class TransformerDecoderLayer(_Layer):
                 is_causal=tgt_is_causal,
                 cache=own,
             )
-            dropped: Tensor = self.dropout1(found)
-            return dropped
+            return found
 
         def attend_memory(x: Tensor) -> Tensor:
-            found, _ = self.multihead_attn(
+            found: Tensor
+            found, seen = self.multihead_attn(
                 x,
                 None if projected else memory,
                 None if projected else memory,
                 key_padding_mask=memory_key_padding_mask,
-                need_weights=False,
+                need_weights=need_weights,
                 attn_mask=memory_mask,
                 is_causal=memory_is_causal,
                 cache=other,
+                key_lengths=memory_key_lengths,
             )
-            dropped: Tensor = self.dropout2(found)
-            return dropped
+            if seen is not None:
+                weights.append(seen)
+            return found
 
+        out = self.compose(tgt, attend, attend_memory)
+        return (out, weights[0]) if need_weights else out
+
+    def compose(
+        self, x: Tensor, attend: Callable[[Tensor], Tensor], attend_memory: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """The layer around its two attentions, whatever these are: norms, dropouts, sums and the network behind."""
         if self.norm_first:
-            x = tgt + attend(self.norm1(tgt))
-            x = x + attend_memory(self.norm2(x))
+            x = x + self.dropout1(attend(self.norm1(x)))
+            x = x + self.dropout2(attend_memory(self.norm2(x)))
             return x + self._feed_forward(self.norm3(x))
-        x = self.norm1(tgt + attend(tgt))
-        x = self.norm2(x + attend_memory(x))
+        x = self.norm1(x + self.dropout1(attend(x)))
+        x = self.norm2(x + self.dropout2(attend_memory(x)))
         out: Tensor = self.norm3(x + self._feed_forward(x))
         return out

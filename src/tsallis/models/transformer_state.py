@@ -1,0 +1,193 @@
+"""What the Transformer's decoder remembers: of each source once, of each row the tokens it has read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ROOM = 8  # places by which the memory of a row's tokens grows
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Sources as the decoder's layers read them: projected once, whatever rows there will be."""
+
+    keys: tuple[Tensor, ...]  # one [sources, heads, src, head size] a layer
+    values: tuple[Tensor, ...]
+    lengths: Tensor  # [sources]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def select(self, index: Tensor) -> Sources:
+        keys, values = (tuple(x.index_select(0, index) for x in xs) for xs in (self.keys, self.values))
+        return Sources(keys, values, self.lengths[index.to(self.lengths.device)])
+
+
+class Past:
+    """Keys and values of the tokens that rows have read, with room for more.
+
+    States share it: what is written stays, and a place is written by the first state that takes it. Any other one
+    copies.
+    """
+
+    def __init__(self, buffers: tuple[Tensor, ...], used: int) -> None:
+        self.buffers = buffers  # keys and values of each layer in turn, [rows, heads, room, head size]
+        self.used = used  # places that are written, or about to be
+
+    def reserve(self, steps: int) -> Past:
+        """The same with the place behind `steps` tokens to write to."""
+        if self.used == steps < self.buffers[0].shape[2]:
+            self.used += 1
+            return self
+        buffers = []
+        for have in self.buffers:
+            room = have.new_empty(*have.shape[:2], (steps // ROOM + 1) * ROOM, have.shape[3])
+            room[:, :, :steps] = have[:, :, :steps]
+            buffers.append(room)
+        return Past(tuple(buffers), steps + 1)
+
+    def select(self, index: Tensor, steps: int) -> Past:
+        # Whole buffers are copied in one piece; what is not yet used costs less than strides would.
+        spare = self.buffers[0].shape[2] - steps > ROOM
+        return Past(tuple((x[:, :, :steps] if spare else x).index_select(0, index) for x in self.buffers), steps)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Rows of one source as several queries of one batch element, so that no source is copied for its rows.
+
+    `place` says where each row stands among `sources * width` of them; None, where rows and places are the same.
+    """
+
+    sources: int
+    width: int
+    place: Tensor | None  # [rows]
+
+    @classmethod
+    def of(cls, source: Tensor, sources: int) -> Places:
+        rows = len(source)
+        counts = torch.bincount(source, minlength=sources)  # [sources]
+        width = int(counts.max()) if rows else 1
+        order = source.argsort(stable=True)
+        everywhere = torch.arange(rows, device=source.device)
+        rank = torch.empty_like(source).index_copy_(0, order, everywhere)
+        place = source * width + rank - (counts.cumsum(0) - counts)[source]
+        return cls(sources, width, None if rows == sources * width and place.equal(everywhere) else place)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """[rows, 1, size] to [sources, width, size], zeros where no row is."""
+        if self.place is not None:
+            x = x.new_zeros(self.sources * self.width, x.shape[2]).index_copy(0, self.place, x.squeeze(1))
+        return x.reshape(self.sources, self.width, -1)
+
+    def scatter(self, x: Tensor) -> Tensor:
+        """[sources, width, size] to [rows, 1, size]."""
+        x = x.flatten(0, 1).unsqueeze(1)
+        return x if self.place is None else x.index_select(0, self.place)
+
+
+@dataclass(frozen=True)
+class TransformerState:
+    """Rows of a decoder state; rows of one source look at the same memory."""
+
+    sources: Sources
+    source: Tensor  # [rows]: the source that each row translates
+    past: Past
+    steps: int  # tokens read, by the row that has read most
+    read: Tensor | None = None  # [rows], where not all have read as many
+    live: tuple[Sources, Tensor] | None = None  # some of the sources, all that rows look at among them; and which
+
+    def select(self, index: Tensor) -> TransformerState:
+        rows = len(self.source)
+        if len(index) == rows and index.equal(torch.arange(rows, device=index.device)):
+            return self
+        read, steps = self.read, self.steps
+        if read is not None and len(index):
+            read = read[index]
+            steps = int(read.max())
+            read = None if bool((read == steps).all()) else read
+        past = self.past.select(index, steps)
+        return TransformerState(self.sources, self.source[index], past, steps, read, self.live)
+
+    @staticmethod
+    def join(states: Sequence[TransformerState]) -> TransformerState:
+        """The rows of several states, which may have read differently many tokens."""
+        steps = max(state.steps for state in states)
+        read = None
+        if any(state.read is not None or state.steps < steps for state in states):
+            read = torch.cat([x.source.new_full(x.source.shape, x.steps) if x.read is None else x.read for x in states])
+        buffers = tuple(
+            torch.cat([F.pad(x[:, :, : state.steps], (0, 0, 0, steps - state.steps)) for state, x in parts])
+            for parts in zip(*([(state, x) for x in state.past.buffers] for state in states), strict=True)
+        )
+        sources, source = _one(states)
+        return TransformerState(sources, source, Past(buffers, steps), steps, read)
+
+    def looked_at(self) -> tuple[Sources, Tensor]:
+        """Sources to compute, at most twice as many as rows look at, and which of all they are, in order."""
+        sources, which = self.live or (self.sources, torch.arange(len(self.sources), device=self.source.device))
+        used = self.source.unique()
+        return (self.sources.select(used), used) if 2 * len(used) <= len(sources) else (sources, which)
+
+
+def _one(states: Sequence[TransformerState]) -> tuple[Sources, Tensor]:
+    """The sources of all states, those that states share once, and each row's among them."""
+    distinct = list({id(state.sources): state.sources for state in states}.values())
+    first, total = {}, 0
+    for sources in distinct:
+        first[id(sources)] = total
+        total += len(sources)
+    source = torch.cat([state.source + first[id(state.sources)] for state in states])
+    if len(distinct) == 1:
+        return distinct[0], source
+    keys = tuple(torch.cat(xs) for xs in zip(*(x.keys for x in distinct), strict=True))
+    values = tuple(torch.cat(xs) for xs in zip(*(x.values for x in distinct), strict=True))
+    return Sources(keys, values, torch.cat([x.lengths for x in distinct])), source
+
+
+class Reading:
+    """A step's way through the layers: the cache to which each adds the keys and values of one token a row."""
+
+    def __init__(self, state: TransformerState) -> None:
+        self.steps, self.count = state.steps, state.read
+        # What went before may be needed as it was, by gradients or by rows that end elsewhere.
+        self.in_place = state.read is None and not torch.is_grad_enabled()
+        self.past = state.past.reserve(state.steps) if self.in_place else state.past
+        self.buffers: list[Tensor] = []
+
+    @property
+    def lengths(self) -> Tensor | None:
+        """Tokens that each row can look at, where they differ."""
+        return None if self.count is None else self.count + 1
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of the layer that was the last to add."""
+        k, v = (x[:, :, : self.steps + 1] for x in self.buffers[-2:])
+        return k, v
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of the next layer, [rows, heads, 1, head size] of this token, and all it has."""
+        done = len(self.buffers)
+        for have, new in zip(self.past.buffers[done : done + 2], (keys, values), strict=True):
+            self.buffers.append(self._added(have, new))
+        return self.read()
+
+    def following(self, state: TransformerState, live: tuple[Sources, Tensor] | None) -> TransformerState:
+        """The state after the step, when all layers have added."""
+        past = self.past if self.in_place else Past(tuple(self.buffers), self.steps + 1)
+        return TransformerState(state.sources, state.source, past, self.steps + 1, self.lengths, live)
+
+    def _added(self, have: Tensor, new: Tensor) -> Tensor:
+        if self.in_place:
+            have[:, :, self.steps] = new.squeeze(2)
+            return have
+        have = have[:, :, : self.steps]
+        if self.count is None:
+            return torch.cat([have, new], 2)
+        place = torch.arange(self.steps + 1, device=have.device) == self.count.unsqueeze(1)  # [rows, steps + 1]
+        return torch.where(place[:, None, :, None], new, F.pad(have, (0, 0, 0, 1)))

@@ -1,0 +1,75 @@
+"""Alphas that are learned."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tsallis.functional.rows import alpha_number
+
+
+class PerHeadAlpha(nn.Module):
+    r"""An alpha for each head that is learned and stays between two bounds.
+
+    .. math:: \alpha_h = \mathrm{low} + (\mathrm{high} - \mathrm{low}) \, \sigma(a_h)
+
+    (Correia et al. 2019, sec. 3.2, with bounds 1 and 2: from softmax to sparsemax). The parameter :math:`a` is called
+    `bias`: optimisers that leave biases without weight decay leave it, too. A state dict without it, such as one of
+    PyTorch's attention, is loaded and leaves it as it is.
+
+    Args:
+        num_heads: how many.
+        low, high: the bounds.
+        initial: the alpha that all heads start with; None draws :math:`a` from a normal distribution.
+
+    Raises:
+        ValueError: bounds below 1 or in the wrong order, an initial alpha that does not lie between them.
+
+    Example:
+        >>> PerHeadAlpha(3, initial=1.5)().detach()
+        tensor([1.5000, 1.5000, 1.5000])
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        low: float = 1.0,
+        high: float = 2.0,
+        initial: float | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.low, self.high = alpha_number(low), alpha_number(high)
+        if not self.low < self.high:
+            raise ValueError(f"low must be below high, got {low:g} and {high:g}")
+        if initial is not None and not self.low < initial < self.high:
+            raise ValueError(f"initial must lie between {low:g} and {high:g}, got {initial:g}")
+        self.initial = initial
+        self.bias = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start anew."""
+        if self.initial is None:
+            nn.init.normal_(self.bias)
+        else:
+            share = (self.initial - self.low) / (self.high - self.low)
+            nn.init.constant_(self.bias, math.log(share / (1 - share)))
+
+    def forward(self) -> Tensor:
+        """Alphas [heads]."""
+        share = self.bias.sigmoid()
+        # Never beyond a bound, however it rounds.
+        return torch.lerp(torch.full_like(share, self.low), torch.full_like(share, self.high), share)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.bias)}, low={self.low:g}, high={self.high:g}"
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        if f"{prefix}bias" not in state_dict:
+            state_dict[f"{prefix}bias"] = self.bias.detach().clone()
+        super()._load_from_state_dict(state_dict, prefix, *rest)

@@ -1,0 +1,83 @@
+"""Keys and values of earlier steps, for decoding."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Cache(Protocol):
+    """What attention asks of a cache; :class:`KeyValueCache` has it."""
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Keys and values [batch, heads, length, size]."""
+        ...
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add steps; returns all."""
+        ...
+
+
+class KeyValueCache:
+    """Projected keys and values of the steps so far, for decoding with :class:`tsallis.nn.MultiheadAttention`.
+
+    Grows in place, by doubling. Called without a key, attention reads what is there: so a memory is projected once.
+
+    Example:
+        >>> from tsallis.nn import MultiheadAttention
+        >>> attention, cache = MultiheadAttention(8, 2, batch_first=True), KeyValueCache()
+        >>> with torch.no_grad():
+        ...     for step in torch.randn(5, 1, 1, 8):
+        ...         out, _ = attention(step, step, step, cache=cache, need_weights=False)
+        >>> len(cache)
+        5
+    """
+
+    def __init__(self) -> None:
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Keys and values [batch, heads, length, size]."""
+        if self._keys is None or self._values is None:
+            raise ValueError("the cache is empty: the first call needs a key and a value")
+        return self._keys[:, :, : self._length], self._values[:, :, : self._length]
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add steps [batch, heads, steps, size]; returns all."""
+        if keys.dim() != 4 or keys.shape[:3] != values.shape[:3]:
+            raise ValueError(
+                f"a cache takes keys and values [batch, heads, steps, size] of as many steps, "
+                f"got {tuple(keys.shape)} and {tuple(values.shape)}"
+            )
+        for have, new in ((self._keys, keys), (self._values, values)):
+            if have is not None and (new.shape[:2] != have.shape[:2] or new.shape[3] != have.shape[3]):
+                raise ValueError(f"the cache holds {tuple(have.shape)}, which {tuple(new.shape)} can't be added to")
+        self._keys = self._added(self._keys, keys)
+        self._values = self._added(self._values, values)
+        self._length += keys.shape[2]
+        return self.read()
+
+    def reorder(self, index: Tensor) -> None:
+        """Batch elements `index`, as a beam search chooses them, in place of those there are."""
+        if self._keys is not None and self._values is not None:
+            self._keys, self._values = self._keys.index_select(0, index), self._values.index_select(0, index)
+
+    def _added(self, have: Tensor | None, new: Tensor) -> Tensor:
+        if have is None:
+            return new
+        used, total = self._length, self._length + new.shape[2]
+        if torch.is_grad_enabled():  # what went before may be needed as it was
+            return torch.cat([have[:, :, :used], new], 2)
+        if have.shape[2] < total:
+            room = have.new_empty(*have.shape[:2], max(total, 2 * used), have.shape[3])
+            room[:, :, :used] = have[:, :, :used]
+            have = room
+        have[:, :, used:total] = new
+        return have

@@ -1,0 +1,65 @@
+"""Dropout: its share, its scale, its gradient, and one seed for all ways it is computed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+import tsallis
+from tsallis.nn.dropout import Dropout, _Drop, dropout_mask
+
+BACKENDS = ["auto", "eager"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_it_keeps_the_mean_and_drops_its_share(backend: str, dtype: torch.dtype) -> None:
+    with tsallis.backend(backend):
+        for found in (Dropout(0.3)(torch.ones(200, 500, dtype=dtype)), dropout_mask((200, 500), 0.3, torch.ones(1))):
+            assert found.unique().tolist() == pytest.approx([0, 1 / 0.7])
+            assert (found == 0).double().mean().item() == pytest.approx(0.3, abs=0.01)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_seed_repeats_it_and_the_gradient_is_of_what_was_kept(backend: str) -> None:
+    x = torch.randn(7, 5, 3).transpose(0, 1).requires_grad_()  # not contiguous
+    runs = []
+    with tsallis.backend(backend):
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            runs.append(Dropout(0.5)(x))
+    assert runs[0].equal(runs[1]) and not runs[0].equal(runs[2])
+    for y in runs:
+        (grad,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+        assert (grad * x).equal(y)
+        (expanded,) = torch.autograd.grad(y, x, torch.ones(()).expand_as(y))
+        assert expanded.equal(grad)
+
+
+def test_it_is_differentiable_twice_and_in_batches() -> None:
+    x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+
+    def drop(x: torch.Tensor) -> torch.Tensor:
+        return _Drop.apply(x, 0.6, 5) * x
+
+    assert gradcheck(drop, x, check_batched_grad=True) and gradgradcheck(drop, x)
+
+
+def test_it_rests_where_pytorchs_does() -> None:
+    x = torch.randn(50)
+    assert Dropout(0.5).eval()(x) is x and Dropout(0.0)(x).equal(x) and (Dropout(1.0)(x) == 0).all()
+    assert Dropout(0.5)(x[:0]).shape == (0,)
+    assert dropout_mask((3, 0), 0.5, x).shape == (3, 0)
+
+
+def test_other_dtypes_transforms_and_compilers_get_pytorchs() -> None:
+    x = torch.ones(100)
+    assert Dropout(0.5)(x.bfloat16()).unique().tolist() == [0, 2]
+    jacobian = torch.func.vmap(torch.func.grad(lambda x: Dropout(0.5)(x).sum()), randomness="different")(
+        x.expand(3, -1)
+    )
+    assert jacobian.unique().tolist() == [0, 2]
+    torch._dynamo.reset()
+    compiled = torch.compile(Dropout(0.5), backend="aot_eager", fullgraph=True)
+    assert compiled(x).unique().tolist() == [0, 2]

@@ -1,0 +1,445 @@
+"""What is the Transformer's own: PyTorch's at softmax, its positions, alphas, shared matrices, and what it reports."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tsallis.models import TransformerSeq2Seq
+from tsallis.models.decoder import join
+from tsallis.models.positions import SinusoidalPositions
+from tsallis.models.transformer_state import Places
+from tsallis.nn import OutputLayer, PerHeadAlpha
+
+SIZES: dict[str, Any] = {"d_model": 8, "heads": 2, "layers": 2, "d_ff": 12}
+KINDS = ("encoder", "decoder", "context")
+LENGTHS = torch.tensor([5, 2, 4])
+
+
+def model(**arguments: Any) -> TransformerSeq2Seq:
+    return TransformerSeq2Seq(13, 11, **{**SIZES, **arguments})
+
+
+def sharp(**arguments: Any) -> TransformerSeq2Seq:
+    """In float64 and without dropout, with scores far enough apart for zeros."""
+    found = model(**{"dropout": 0.0, **arguments}).double()
+    with torch.no_grad():
+        for name, parameter in found.named_parameters():
+            if name.endswith("in_proj_weight"):
+                parameter.mul_(8)
+    return found
+
+
+def batch() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    src = torch.randint(4, 11, (3, 5), generator=generator).masked_fill(torch.arange(5) >= LENGTHS.unsqueeze(1), 0)
+    return src, LENGTHS, torch.randint(4, 11, (3, 4), generator=generator)
+
+
+def attentions(found: TransformerSeq2Seq) -> dict[str, list[Any]]:
+    encoder, decoder = found.encoder.layers, found.decoder.layers
+    return {
+        "encoder": [layer.self_attn for layer in encoder],
+        "decoder": [layer.self_attn for layer in decoder],
+        "context": [layer.multihead_attn for layer in decoder],
+    }
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_with_softmax_it_is_pytorchs(norm: str, activation: str) -> None:
+    ours = sharp(norm=norm, activation=activation, attention="softmax", encoder_layers=3)
+    options = {"norm_first": norm == "pre", "activation": activation, "batch_first": True, "dtype": torch.float64}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of nested tensors
+        theirs = nn.Transformer(8, 2, 3, 2, 12, dropout=0.0, **options)
+    if norm == "post":  # the last layer has normalised what PyTorch normalises once more
+        theirs.encoder.norm = theirs.decoder.norm = None
+    parts = {k: v for k, v in ours.state_dict().items() if k.startswith(("encoder", "decoder"))}
+    theirs.load_state_dict(parts, strict=True)
+    src, lengths, tgt = batch()
+    pad = torch.arange(5) >= lengths.unsqueeze(1)
+    waves = torch.zeros(5, 8, dtype=torch.float64)
+    for t in range(5):
+        for i in range(4):
+            angle = t / 10000 ** (2 * i / 8)
+            waves[t, 2 * i], waves[t, 2 * i + 1] = math.sin(angle), math.cos(angle)
+    embedded = [ours.src_embedding(src) * math.sqrt(8) + waves, ours.tgt_embedding(tgt) * math.sqrt(8) + waves[:4]]
+    masks = {"src_key_padding_mask": pad, "memory_key_padding_mask": pad}
+    masks["tgt_mask"] = torch.ones(4, 4, dtype=torch.bool).triu(1)
+    expected = theirs(*embedded, **masks)
+    found = ours(src, lengths, tgt).hidden
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+    names, mine = zip(*((n, p) for n, p in ours.named_parameters() if n in parts), strict=True)
+    given = dict(theirs.named_parameters())
+    weight = torch.randn_like(found)
+    ours_grads = torch.autograd.grad((found * weight).sum(), mine)
+    their_grads = torch.autograd.grad((expected * weight).sum(), [given[n] for n in names])
+    for name, one, other in zip(names, ours_grads, their_grads, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-10, rtol=0, msg=name)
+
+
+def test_positions_have_no_limit() -> None:
+    positions = SinusoidalPositions(6)
+    like = torch.zeros(1, dtype=torch.float64)
+    few = positions(like, 0, 5)
+    many = positions(like, 0, 3000)
+    assert many.shape == (3000, 6) and many[:5].equal(few)
+    assert positions(like, 2990, 10).equal(many[2990:])
+    assert positions(like, torch.tensor([7, 2999, 0]), 1).equal(many[[7, 2999, 0]].unsqueeze(1))
+    assert positions(torch.zeros(1), 3, 1).dtype == torch.float32
+    assert many[2500, 1].item() == pytest.approx(math.cos(2500), abs=1e-12)
+    assert "positions" not in "".join(model().state_dict())
+
+
+def test_each_kind_has_the_attention_it_is_given() -> None:
+    given = {"encoder_attention": "softmax", "decoder_attention": "sparsemax", "context_attention": "entmax"}
+    found = model(**given, attention_alpha=1.3)
+    assert {kind: x.tolist() for kind, x in found.alphas().items()} == {
+        "encoder": [[1, 1], [1, 1]],
+        "decoder": [[2, 2], [2, 2]],
+        "context": [[pytest.approx(1.3)] * 2] * 2,
+    }
+    mixed = model(attention="sparsemax", context_attention="learned", encoder_layers=1, decoder_layers=3)
+    assert {kind: tuple(x.shape) for kind, x in mixed.alphas().items()} == {
+        "encoder": (1, 2),
+        "decoder": (3, 2),
+        "context": (3, 2),
+    }
+    names = [name for name, _ in mixed.named_parameters() if "alpha" in name]
+    assert names == [f"decoder.layers.{i}.multihead_attn.alpha.bias" for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("tie", "parameters"), [("none", [2] * 6), ("layer", [1] * 6), ("kind", [1] * 3), ("global", [1])]
+)
+def test_learned_alphas_are_tied(tie: str, parameters: list[int]) -> None:
+    found = sharp(attention="learned", tie_alphas=tie)
+    own = [module for module in found.modules() if isinstance(module, PerHeadAlpha)]
+    assert [len(module.bias) for module in own] == parameters
+    alphas = torch.stack(list(found.alphas().values()))  # [kinds, layers, heads]
+    assert alphas.shape == (3, 2, 2) and ((alphas > 1) & (alphas < 2)).all()
+    expected = {"none": 12, "layer": 6, "kind": 3, "global": 1}[tie]
+    assert alphas.unique().numel() == expected
+    torch.testing.assert_close(alphas.unique(), (1 + torch.cat([m.bias for m in own]).sigmoid()).sort().values)
+    src, lengths, tgt = batch()
+    soft = model(attention="learned", tie_alphas=tie).double()
+    soft(src, lengths, tgt).hidden.square().sum().backward()
+    grads = [p.grad for n, p in soft.named_parameters() if "alpha" in n]
+    assert len(grads) == len(parameters) and all((g != 0).all() for g in grads)
+    again = copy.deepcopy(found)
+    again.load_state_dict({n: x for n, x in found.state_dict().items() if n not in found.shared_parameters()})
+    assert torch.stack(list(again.alphas().values())).equal(alphas)
+
+
+def test_a_tied_alpha_is_that_of_every_attention() -> None:
+    found = sharp(attention="learned", tie_alphas="global").eval()
+    with torch.no_grad():
+        found.encoder.layers[0].self_attn.alpha.bias.fill_(0.0)
+    plain = sharp(attention="entmax").eval()
+    plain.load_state_dict({n: x for n, x in found.state_dict().items() if "alpha" not in n})
+    torch.testing.assert_close(plain(*batch()).hidden, found(*batch()).hidden)
+
+
+@pytest.mark.parametrize("share", ["none", "target", "all"])
+def test_matrices_are_shared(share: str) -> None:
+    found = TransformerSeq2Seq(11, 11, **SIZES, share=share)
+    ids = [id(found.src_embedding.weight), id(found.tgt_embedding.weight), id(found.output.weight)]
+    assert len(set(ids)) == {"none": 3, "target": 2, "all": 1}[share]
+    aliases = {"none": [], "target": ["output.projection.weight"]}
+    aliases["all"] = ["tgt_embedding.weight", "output.projection.weight"]
+    first = "src_embedding.weight" if share == "all" else "tgt_embedding.weight"
+    assert found.shared_parameters() == dict.fromkeys(aliases[share], first)
+    moved = copy.deepcopy(found).double()
+    assert moved.shared_parameters() == found.shared_parameters() and moved.output.weight.dtype == torch.float64
+    before = found.output.weight.detach().clone()
+    optimiser = torch.optim.SGD(found.parameters(), 0.1)
+    src, lengths, tgt = batch()
+    found.output.loss(found(src, lengths, tgt).hidden, tgt).backward()
+    optimiser.step()
+    assert not found.output.weight.equal(before)
+    assert found.output.weight.equal(found.tgt_embedding.weight) == (share != "none")
+    assert found.src_embedding.weight.equal(found.tgt_embedding.weight) == (share == "all")
+    assert (found.src_embedding.weight[0] == 0).all() and (found.tgt_embedding.weight[0] == 0).all()
+
+
+def test_an_output_is_tied_to_a_matrix_of_its_shape() -> None:
+    output, table = OutputLayer(8, 11), nn.Embedding(11, 8)
+    output.tie(table.weight)
+    assert output.weight is table.weight
+    with pytest.raises(ValueError, match=r"projection's shape \(11, 8\), got \(12, 8\)"):
+        output.tie(nn.Embedding(12, 8).weight)
+
+
+@pytest.mark.parametrize("need_attention", [False, True])
+@pytest.mark.parametrize("arguments", [{}, {"norm": "pre", "attention": "learned", "tie_alphas": "kind"}], ids=str)
+def test_layers_computed_again_change_nothing(arguments: dict[str, Any], need_attention: bool) -> None:
+    plain = model(dropout=0.3, **arguments).double()
+    again = model(dropout=0.3, checkpoint_activations=True, **arguments).double()
+    again.load_state_dict(plain.state_dict())
+    calls, found = [], []
+    for layer in (*again.encoder.layers, *again.decoder.layers):
+        layer.linear1.register_forward_hook(lambda *_: calls.append(1))
+    src, lengths, tgt = batch()
+    for one in (plain, again):
+        torch.manual_seed(5)
+        decoded = one(src, lengths, tgt, need_attention=need_attention)
+        assert (decoded.attention is None) != need_attention
+        number = decoded.hidden.square().sum() + (0 if decoded.attention is None else decoded.attention.square().sum())
+        found.append([decoded.hidden, *torch.autograd.grad(number, list(one.parameters()), allow_unused=True)])
+    assert len(calls) == 8
+    for one, other in zip(*found, strict=True):
+        assert (one is None and other is None) or one.equal(other)
+    with torch.no_grad():
+        again(src, lengths, tgt)
+    assert len(calls) == 12
+
+
+def test_attention_is_held_only_when_it_is_asked_for() -> None:
+    found = sharp().eval()
+    src, lengths, tgt = batch()
+    without, given = found(src, lengths, tgt), found(src, lengths, tgt, need_attention=True)
+    assert without.attention is None and given.attention is not None
+    assert without.hidden.equal(given.hidden)
+    assert given.attention.shape == (3, 4, 5)
+    torch.testing.assert_close(given.attention.sum(-1), torch.ones(3, 4, dtype=torch.float64))
+    weights = []
+    layer = found.decoder.layers[-1].multihead_attn
+
+    def ask(_: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return args, {**kwargs, "need_weights": True, "average_attn_weights": False}
+
+    handles = [
+        layer.register_forward_pre_hook(ask, with_kwargs=True),
+        layer.register_forward_hook(lambda _, __, out: weights.append(out[1])),
+    ]
+    found(src, lengths, tgt)
+    for handle in handles:
+        handle.remove()
+    torch.testing.assert_close(weights[0].mean(1), given.attention)
+
+
+def test_attended_positions_and_statistics_are_those_of_the_weights() -> None:
+    found = sharp(attention="learned").eval()
+    src, lengths, tgt = batch()
+    kept: list[tuple[Any, Tensor]] = []
+    hooks = []
+    for attention in (a for kind in KINDS for a in attentions(found)[kind]):
+        hooks += [
+            attention.register_forward_pre_hook(
+                lambda _, a, k: (a, {**k, "need_weights": True, "average_attn_weights": False}), with_kwargs=True
+            ),
+            attention.register_forward_hook(lambda module, _, out: kept.append((module, out[1]))),
+        ]
+    found(src, lengths, tgt)
+    for hook in hooks:
+        hook.remove()
+    weights = {id(module): w for module, w in kept}
+    decoded = found(src, lengths, tgt)
+    context = [(weights[id(a)] > 0).sum(-1).float() for a in attentions(found)["context"]]
+    torch.testing.assert_close(found.attended(decoded), torch.stack(context).mean((0, 2)))
+    assert found.attended(decoded).lt(lengths.unsqueeze(1)).any()
+    stats = found.attention_stats()
+    assert tuple(stats) == KINDS
+    real = torch.arange(5) < lengths.unsqueeze(1)
+    totals = {"encoder": lengths.square().sum(), "decoder": torch.tensor(3 * 10), "context": 4 * lengths.sum()}
+    queries = {"encoder": lengths.sum(), "decoder": 12, "context": 12}
+    for kind in KINDS:
+        for layer, of_layer, alphas in zip(attentions(found)[kind], stats[kind], found.alphas()[kind], strict=True):
+            seen = weights[id(layer)] > 0  # [batch, heads, queries, keys]
+            if kind == "encoder":
+                seen = seen & real[:, None, :, None]
+            chosen = seen.sum((0, 2, 3))
+            torch.testing.assert_close(of_layer.density, (chosen / totals[kind]).float())
+            torch.testing.assert_close(of_layer.support, (chosen / queries[kind]).float())
+            assert of_layer.alpha.equal(alphas)
+
+
+def test_attended_positions_are_those_of_the_last_pass() -> None:
+    found = sharp()
+    src, lengths, tgt = batch()
+    decoded = found(src, lengths, tgt)
+    fresh = sharp()
+    with pytest.raises(RuntimeError, match="recorded by passes that are not compiled, and there was none"):
+        fresh.attended(decoded)
+    with pytest.raises(RuntimeError, match="no forward pass"):
+        fresh.attention_stats()
+    found(src[:2], lengths[:2], tgt[:2, :3])
+    with pytest.raises(RuntimeError, match="last pass, of 2 rows and 3 steps; asked for one of 3 and 4"):
+        found.attended(decoded)
+
+
+def test_compiled_it_is_the_same_and_records_nothing() -> None:
+    found = sharp(attention="learned")
+    src, lengths, tgt = batch()
+    expected = found(src, lengths, tgt)
+    attended = found.attended(expected)
+    assert attended.shape == (3, 4)
+    torch._dynamo.reset()
+    compiled = torch.compile(found, backend="aot_eager", fullgraph=True)
+    decoded = compiled(src, lengths, tgt)
+    torch.testing.assert_close(decoded.hidden, expected.hidden)
+    parameters = [p for n, p in found.named_parameters() if not n.startswith("output")]
+    one, other = (torch.autograd.grad(x.hidden.square().sum(), parameters) for x in (decoded, expected))
+    torch.testing.assert_close(one, other)
+    with pytest.raises(RuntimeError, match="not compiled"):
+        found.attended(decoded)
+    again = found(src, lengths, tgt)
+    assert found.attended(again).equal(attended)
+
+
+def test_a_source_is_projected_once_and_never_copied_for_its_rows() -> None:
+    found = sharp().eval()
+    src, lengths, _ = batch()
+    calls: list[int] = []
+    for attention in attentions(found)["context"]:
+        project = attention.keys_and_values
+        attention.keys_and_values = lambda memory, project=project: (calls.append(1), project(memory))[1]
+    with torch.no_grad():
+        state = found.start(found.encode(src, lengths))
+        beams = state.select(torch.tensor([0, 0, 0, 1, 2, 2]))
+        assert beams.sources is state.sources and beams.source.tolist() == [0, 0, 0, 1, 2, 2]
+        state = found.step(beams, torch.full((6,), 1)).state
+        state = join([state.select(torch.tensor([1])), state.select(torch.tensor([0, 4]))])
+        assert state.sources is beams.sources and state.source.tolist() == [0, 0, 2]
+        found.step(state, torch.full((3,), 5))
+    assert len(calls) == 2
+
+
+@torch.no_grad()
+def test_sources_without_rows_are_no_longer_computed() -> None:
+    found = sharp().eval()
+    src, lengths = torch.randint(4, 11, (8, 5)), torch.tensor([5, 4, 3, 2, 1, 5, 5, 5])
+    state = found.start(found.encode(src, lengths))
+    seen: list[int] = []
+    one = attentions(found)["context"][0]
+    one.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])) if module is one else None)
+    history, rows = torch.full((8, 1), 1), torch.arange(8)
+    for keep in ([0, 2, 3, 5, 6, 7], [0, 0, 5, 1], [1, 2, 3], [2], [0, 0]):
+        step = found.step(state, history[:, -1])
+        hidden = copy.deepcopy(found)(src[rows], lengths[rows], history).hidden[:, -1]
+        torch.testing.assert_close(step.scores, found.output.scores(hidden))
+        state, rows = step.state.select(torch.tensor(keep)), rows[keep]
+        history = torch.cat([history[keep], torch.randint(4, 11, (len(rows), 1))], 1)
+    assert seen == [8, 8, 3, 3, 1]  # compacted when half of them have no row
+    assert state.live is not None and state.live[1].tolist() == rows[:1].tolist()
+    assert found.step(state, history[:, -1]).state.live[0] is state.live[0]  # once, not at every step
+
+
+@torch.no_grad()
+def test_long_outputs_are_those_of_all_steps_at_once() -> None:
+    """Longer than the room a past has at first, with rows that change their places."""
+    found = sharp().eval()
+    src, lengths, _ = batch()
+    generator = torch.Generator().manual_seed(1)
+    state, order = found.start(found.encode(src, lengths)), torch.arange(3)
+    history = torch.empty(3, 0, dtype=torch.long)
+    for t in range(40):
+        token = torch.randint(4, 11, (len(order),), generator=generator)
+        history = torch.cat([history, token.unsqueeze(1)], 1)
+        step = found.step(state, token)
+        state = step.state
+        if t % 3 == 1:
+            index = torch.randint(len(order), (4,), generator=generator)
+            state, history, order = state.select(index), history[index], order[index]
+            scores = step.scores[index]
+        else:
+            scores = step.scores
+        if t in (0, 7, 8, 9, 39):
+            hidden = found(src[order], lengths[order], history).hidden[:, -1]
+            torch.testing.assert_close(scores, found.output.scores(hidden))
+
+
+@pytest.mark.parametrize("source", [[0, 1, 2], [2, 0, 2, 1, 2], [1, 1], [0, 0, 1, 1, 2, 2], [2]], ids=str)
+def test_rows_find_their_places_and_come_back(source: list[int]) -> None:
+    places = Places.of(torch.tensor(source), 3)
+    x = torch.randn(len(source), 1, 4)
+    grouped = places.gather(x)
+    assert grouped.shape == (3, max(source.count(s) for s in source), 4)
+    assert places.scatter(grouped).equal(x)
+    for number in range(3):
+        rows = x[[i for i, s in enumerate(source) if s == number], 0]
+        assert grouped[number, : len(rows)].equal(rows) and (grouped[number, len(rows) :] == 0).all()
+    assert (places.place is None) == (source in ([0, 1, 2], [0, 0, 1, 1, 2, 2]))
+
+
+def test_states_of_different_sources_go_on_together() -> None:
+    found = sharp().eval()
+    src, lengths, _ = batch()
+    one, two = (found.start(found.encode(src[rows], lengths[rows])) for rows in (slice(0, 2), slice(2, 3)))
+    two = found.step(two, torch.tensor([1])).state
+    both = join([one, two, one.select(torch.tensor([1]))])
+    token = torch.tensor([5, 6, 7, 8])
+    scores = found.step(both, token).scores
+    torch.testing.assert_close(scores[:2], found.step(one, token[:2]).scores)
+    torch.testing.assert_close(scores[2:3], found.step(two, token[2:3]).scores)
+    torch.testing.assert_close(scores[3], found.step(one, torch.tensor([5, 8])).scores[1])
+
+
+def test_parameters_begin_as_usual() -> None:
+    found = model(d_model=64, heads=4, d_ff=128)
+    assert found.src_embedding.weight[1:].std().item() == pytest.approx(1 / 8, rel=0.1)
+    for name, parameter in found.named_parameters():
+        if parameter.dim() == 2 and "embedding" not in name:
+            bound = math.sqrt(6 / sum(parameter.shape))
+            assert parameter.abs().max().item() == pytest.approx(bound, rel=0.05), name
+        elif name.endswith("bias"):
+            assert (parameter == 0).all(), name
+
+
+def test_dropout_is_where_it_should_be() -> None:
+    found = model(dropout=0.4, attention_dropout=0.1)
+    assert {a.dropout for kind in KINDS for a in attentions(found)[kind]} == {0.1}
+    rates = {module.p for module in found.modules() if isinstance(module, nn.Dropout)}
+    assert rates == {0.4} and found.dropout.p == 0.4
+    assert {a.dropout for a in attentions(model(dropout=0.4))["context"]} == {0.4}
+    embedded = model(dropout=0.4)._embed(nn.Embedding.from_pretrained(torch.ones(3, 8)), torch.ones(90, 90).long(), 0)
+    assert (embedded == 0).double().mean().item() == pytest.approx(0.4, abs=0.02)
+
+
+def test_it_reads_in_both_precisions() -> None:
+    found = model(dropout=0.0)
+    src, lengths, tgt = batch()
+    exact = copy.deepcopy(found).double()(src, lengths, tgt).hidden
+    torch.testing.assert_close(found(src, lengths, tgt).hidden.double(), exact, atol=1e-5, rtol=0)
+    with torch.autocast("cpu", torch.bfloat16):
+        state = found.start(found.encode(src, lengths))
+        assert found.step(state, tgt[:, 0]).scores.shape == (3, 11)
+        rough = found(src, lengths, tgt).hidden
+    torch.testing.assert_close(rough.double(), exact, atol=0.1, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"heads": 3}, "d_model must be even and a multiple of heads, got 8 and 3 heads"),
+        ({"d_model": 7, "heads": 1}, "d_model must be even .* got 7"),
+        ({"heads": 0}, "heads must be at least 1, got 0"),
+        ({"layers": 0}, "encoder_layers must be at least 1, got 0"),
+        ({"decoder_layers": -1}, "decoder_layers must be at least 1, got -1"),
+        ({"d_ff": 0}, "d_ff must be at least 1, got 0"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        ({"attention_dropout": -0.1}, "attention_dropout must be .* got -0.1"),
+        ({"norm": "both"}, "norm must be one of post, pre, got 'both'"),
+        ({"activation": "swish"}, "activation must be one of relu, gelu, got 'swish'"),
+        ({"attention": "hard"}, "encoder_attention must be one of softmax, .*learned, got 'hard'"),
+        ({"context_attention": "alpha_relu"}, "context_attention must be one of .* got 'alpha_relu'"),
+        ({"attention_alpha": 0.5}, "alpha must be finite and at least 1, got 0.5"),
+        ({"tie_alphas": "head"}, "tie_alphas must be one of none, layer, kind, global, got 'head'"),
+        ({"tie_alphas": "kind"}, "tie_alphas is for learned attention, got 'kind' and none that is learned"),
+        ({"output": "hard"}, "transform must be one of .*'hard'"),
+        ({"share": "source"}, "share must be one of none, target, all, got 'source'"),
+        ({"share": "all"}, "src_vocab and tgt_vocab must be equal, got 13 and 11"),
+        ({"forbidden": (11,)}, r"forbidden must leave some of the symbols 0 to 10, got \(11,\)"),
+    ],
+    ids=str,
+)
+def test_arguments_that_make_no_model(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        model(**arguments)
