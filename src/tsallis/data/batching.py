@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any, overload
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from tsallis.data.tokens import Ragged, Rows
 from tsallis.data.vocabulary import BOS, EOS, PAD
+from tsallis.errors import InputError
 
 IGNORED = -100
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -28,68 +36,245 @@ class Batch:
         """Target symbols that count, ends included."""
         return int((self.tgt_out != IGNORED).sum())
 
+    @property
+    def src_tokens(self) -> int:
+        """Source symbols, without padding."""
+        return int(self.src_lengths.sum())
 
-def make_batch(src: Sequence[Sequence[int]], tgt: Sequence[Sequence[int]], index: Sequence[int]) -> Batch:
-    """The rows `index` of encoded sources and targets.
+
+def make_batch(src: Rows, tgt: Rows, index: Sequence[int]) -> Batch:
+    """The rows `index` of encoded sources and targets, lists or :class:`~tsallis.data.tokens.Ragged`.
 
     >>> batch = make_batch([[4, 5], [4]], [[6], [6, 7]], [1, 0])
     >>> batch.src.tolist(), batch.tgt_in.tolist(), batch.tgt_out.tolist()
     ([[4, 0], [4, 5]], [[1, 6, 7], [1, 6, 0]], [[6, 7, 2], [6, 2, -100]])
     """
-    if not index:
+    rows = [int(i) for i in index]
+    if not rows:
         raise ValueError("a batch needs at least one row")
-    sources = [src[i] for i in index]
-    if not all(len(s) for s in sources):
-        raise ValueError(f"row {next(i for i in index if not len(src[i]))} has an empty source")
-    targets = [tgt[i] for i in index]
+    sources, src_lengths = _flat(src, rows)
+    targets, tgt_lengths = _flat(tgt, rows)
+    if not src_lengths.all():
+        raise ValueError(f"row {rows[int(src_lengths.argmin())]} has an empty source")
+    tgt_in = _padded(targets, tgt_lengths, PAD, start=BOS)
+    tgt_out = _padded(targets, tgt_lengths, IGNORED, end=EOS)
     return Batch(
-        _pad(sources, PAD),
-        torch.tensor([len(s) for s in sources]),
-        _pad([[BOS, *t] for t in targets], PAD),
-        _pad([[*t, EOS] for t in targets], IGNORED),
-        tuple(index),
+        torch.from_numpy(_padded(sources, src_lengths, PAD)),
+        torch.from_numpy(src_lengths),
+        torch.from_numpy(tgt_in),
+        torch.from_numpy(tgt_out),
+        tuple(rows),
     )
 
 
-def _pad(sequences: Sequence[Sequence[int]], fill: int) -> Tensor:
-    width = max(len(s) for s in sequences)
-    return torch.tensor([[*s, *([fill] * (width - len(s)))] for s in sequences], dtype=torch.long)
+def _flat(data: Rows, rows: list[int]) -> tuple[NDArray[Any], Ints]:
+    """The symbols of some rows, one row after the other, and the rows' lengths."""
+    if isinstance(data, Ragged):
+        return data.rows(rows)
+    chosen = [data[i] for i in rows]
+    lengths = np.fromiter(map(len, chosen), np.int64, len(chosen))
+    return np.fromiter(chain.from_iterable(chosen), np.int64, int(lengths.sum())), lengths
+
+
+def _padded(flat: NDArray[Any], lengths: Ints, fill: int, start: int | None = None, end: int | None = None) -> Ints:
+    """[rows, width] rows of the given lengths, each with the start before it or the end after it if there is one."""
+    before = int(start is not None)
+    padded = np.full((len(lengths), int(lengths.max()) + before + int(end is not None)), fill, np.int64)
+    if start is not None:
+        padded[:, 0] = start
+    column = np.arange(padded.shape[1] - before)
+    padded[:, before:][column < lengths[:, None]] = flat
+    if end is not None:
+        padded[np.arange(len(lengths)), lengths] = end
+    return padded
+
+
+class Batches(Sequence[list[int]]):
+    """Lists of rows, made as they are asked for; a slice is made no sooner.
+
+    Args:
+        rows: of all batches, one batch after the other.
+        starts: [batches] where each begins in `rows`.
+        stops: [batches] where each ends.
+        costs: [batches] of each, in padded symbols.
+    """
+
+    def __init__(self, rows: Ints, starts: Ints, stops: Ints, costs: Ints) -> None:
+        self.rows, self.starts, self.stops, self.costs = rows, starts, stops, costs
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @overload
+    def __getitem__(self, index: int) -> list[int]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Batches: ...
+
+    def __getitem__(self, index: int | slice) -> list[int] | Batches:
+        if isinstance(index, slice):
+            return Batches(self.rows, self.starts[index], self.stops[index], self.costs[index])
+        return self.rows[self.starts[index] : self.stops[index]].tolist()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(_same, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _same(one: list[int], other: Sequence[int]) -> bool:
+    return one == list(other)
+
+
+class Updates(Sequence[list[list[list[int]]]]):
+    """What each rank does in each update: `updates[i][rank]` is a list of batches.
+
+    Args:
+        batches: of the epoch, in their order.
+        accumulate: batches a rank in one update.
+        ranks: processes that work on an update together.
+    """
+
+    def __init__(self, batches: Batches, accumulate: int, ranks: int) -> None:
+        for name, value in (("accumulate", accumulate), ("ranks", ranks)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.batches, self.accumulate, self.ranks = batches, accumulate, ranks
+
+    def __len__(self) -> int:
+        return -(-len(self.batches) // (self.accumulate * self.ranks))
+
+    @overload
+    def __getitem__(self, index: int) -> list[list[list[int]]]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[list[list[list[int]]]]: ...
+
+    def __getitem__(self, index: int | slice) -> list[list[list[int]]] | list[list[list[list[int]]]]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        place = index + len(self) if index < 0 else index
+        if not 0 <= place < len(self):
+            raise IndexError(f"updates are numbered from 0 to {len(self) - 1}, got {index}")
+        width = self.accumulate * self.ranks
+        window = self.batches[place * width : (place + 1) * width]
+        dealt: list[list[int]] = [[] for _ in range(self.ranks)]
+        order = range(len(window)) if self.ranks == 1 else np.argsort(-window.costs, kind="stable").tolist()
+        for turn, i in enumerate(order):
+            lap, rank = divmod(turn, self.ranks)
+            # Who got the dearest batch of one round gets the cheapest of the next.
+            dealt[rank if lap % 2 == 0 else self.ranks - 1 - rank].append(i)
+        return [[window[i] for i in mine] for mine in dealt]
 
 
 class BatchPlan:
     """Which rows make up which batch of which epoch.
 
     Args:
-        lengths: of the rows; rows of like length share a batch.
+        lengths: [rows] of the rows, or [rows, 2] of sources and targets; rows of like length share a batch.
         batch_size: rows a batch.
+        max_tokens: in place of `batch_size`: padded symbols of the longer side a batch, that is rows times the longest
+            source or target, the target's end included.
         seed: together with the epoch's number it decides the order, and nothing else does.
         bucket: batches among which rows are sorted by length; 1 leaves the order to chance, more means less padding.
+
+    Raises:
+        ValueError: no rows, lengths of another shape, or a number below 1.
+        InputError: a row that is longer than `max_tokens`.
 
     >>> plan = BatchPlan([3, 1, 2, 5], batch_size=2, seed=1)
     >>> plan.epoch(0) == plan.epoch(0), sorted(i for batch in plan.epoch(3) for i in batch)
     (True, [0, 1, 2, 3])
+    >>> plan = BatchPlan([[3, 2], [9, 4], [2, 2], [3, 3]], max_tokens=9)
+    >>> sorted(plan.epoch(0))
+    [[1], [2, 0], [3]]
     """
 
-    def __init__(self, lengths: Sequence[int], batch_size: int = 64, seed: int = 0, bucket: int = 40) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        if bucket < 1:
-            raise ValueError(f"bucket must be at least 1, got {bucket}")
-        if not lengths:
+    def __init__(
+        self,
+        lengths: ArrayLike | Tensor,
+        batch_size: int = 64,
+        max_tokens: int | None = None,
+        seed: int = 0,
+        bucket: int = 40,
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("max_tokens", max_tokens), ("bucket", bucket)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        counts = np.asarray(lengths)
+        if counts.size == 0:
             raise ValueError("there are no rows to make batches of")
-        self.lengths, self.batch_size, self.seed, self.bucket = list(lengths), batch_size, seed, bucket
+        if counts.ndim > 2 or (counts.ndim == 2 and counts.shape[1] != 2):
+            raise ValueError(f"lengths must be [rows] or [rows, 2], got {list(counts.shape)}")
+        self.batch_size, self.max_tokens, self.seed, self.bucket = batch_size, max_tokens, seed, bucket
+        pairs = counts.ndim == 2
+        # What a row takes of a batch's width, and what tells rows of one width apart.
+        self.widths: Ints = (np.maximum(counts[:, 0], counts[:, 1] + 1) if pairs else counts).astype(np.int64)
+        self.totals: Ints = (counts.sum(1, dtype=np.int64) if pairs else counts).astype(np.int64)
+        longest = int(self.widths.argmax())
+        if max_tokens is not None and self.widths[longest] > max_tokens:
+            raise InputError(
+                f"row {longest} alone has {self.widths[longest]} symbols (the end included), more than max_tokens: "
+                f"{max_tokens}; allow more, or leave out longer rows"
+            )
 
     def __len__(self) -> int:
-        """Batches an epoch."""
-        return -(-len(self.lengths) // self.batch_size)
+        """Batches an epoch; with `max_tokens` it is not the same in every epoch, a TypeError."""
+        if self.max_tokens is not None:
+            raise TypeError("with max_tokens each epoch has a number of batches of its own: len(plan.epoch(number))")
+        return -(-len(self.widths) // self.batch_size)
 
-    def epoch(self, number: int) -> list[list[int]]:
+    def epoch(self, number: int) -> Batches:
         """The batches of one epoch, each a list of rows."""
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + number) % 2**63)
-        order = torch.randperm(len(self.lengths), generator=generator).tolist()
-        pool = self.batch_size * self.bucket
-        batches = []
-        for start in range(0, len(order), pool):
-            rows = sorted(order[start : start + pool], key=lambda i: self.lengths[i])
-            batches += [rows[i : i + self.batch_size] for i in range(0, len(rows), self.batch_size)]
-        return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+        order = torch.randperm(len(self.widths), generator=generator).numpy()
+        pool = np.arange(len(order)) // self._pool()
+        if self.max_tokens is None:
+            rows = order[np.lexsort((self.totals[order], pool))]
+            starts = np.arange(0, len(rows), self.batch_size)
+        else:
+            widths = self.widths[order]
+            rows = order[np.lexsort((self.totals[order], widths, pool))]
+            starts = self._cuts(self.widths[rows])
+        stops = np.append(starts[1:], len(rows))
+        costs = np.maximum.reduceat(self.widths[rows], starts) * (stops - starts)
+        shuffled = torch.randperm(len(starts), generator=generator).numpy()
+        return Batches(rows, starts[shuffled], stops[shuffled], costs[shuffled])
+
+    def updates(self, number: int, accumulate: int = 1, ranks: int = 1) -> Updates:
+        """The batches of one epoch by update and rank: `updates(...)[i][rank]` is a list of `accumulate` batches.
+
+        An update takes `accumulate * ranks` batches that follow each other, whatever the two are: more ranks and less
+        accumulation make the same updates. Batches of like cost go to different ranks. The last update takes what is
+        left: some ranks have fewer batches in it, or none.
+
+        >>> plan = BatchPlan([1, 2, 3, 4, 5], batch_size=1)
+        >>> [[len(batches) for batches in update] for update in plan.updates(0, accumulate=2, ranks=2)]
+        [[2, 2], [1, 0]]
+        """
+        return Updates(self.epoch(number), accumulate, ranks)
+
+    def _pool(self) -> int:
+        """Rows among which rows are sorted."""
+        if self.max_tokens is None:
+            return self.batch_size * self.bucket
+        return max(1, round(self.bucket * self.max_tokens / max(1.0, float(self.widths.mean()))))
+
+    def _cuts(self, widths: Ints) -> Ints:
+        """Where batches begin: each takes what the budget allows, and none goes across two pools."""
+        assert self.max_tokens is not None
+        budget, pool, count = self.max_tokens, self._pool(), len(widths)
+        starts: list[int] = []
+        at = 0
+        while at < count:
+            starts.append(at)
+            # Widths ascend inside a pool, so the last row's decides.
+            fits, over = at + 1, min(at - at % pool + pool, count, at + budget // max(1, int(widths[at]))) + 1
+            while over - fits > 1:
+                middle = (fits + over) // 2
+                if (middle - at) * int(widths[middle - 1]) <= budget:
+                    fits = middle
+                else:
+                    over = middle
+            at = fits
+        return np.array(starts, np.int64)

@@ -64,6 +64,10 @@ class Vocabulary:
         """Symbols, without padding, start and end; 3 is shown as `<unk>`."""
         return [self.name(i) for i in numbers if i not in (PAD, BOS, EOS)]
 
+    def text(self, numbers: Iterable[int]) -> str:
+        """The symbols written one after the other."""
+        return "".join(self.decode(numbers))
+
     def name(self, number: int) -> str:
         """The spelling of one symbol, special ones too."""
         if not 0 <= number < len(self):

@@ -1,0 +1,44 @@
+"""Subwords learned from files once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+from tsallis.data.parallel import _fingerprint, _locked, stream_lines
+from tsallis.data.subwords import Subwords
+from tsallis.errors import InputError
+
+
+def cached_subwords(
+    cache_folder: Path | str, paths: Sequence[Path | str], size: int, kind: str = "bpe", coverage: float = 1.0
+) -> Subwords:
+    """Subwords of some texts together: from the cache where the same files gave some before, or learned now.
+
+    Several processes may ask at once: one of them learns, the others wait for it.
+
+    Raises:
+        InputError: as :func:`stream_lines` and :meth:`Subwords.train`; a cache that can't be written.
+    """
+    cache = Path(cache_folder)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        made_from = {
+            "files": [_fingerprint(Path(p), cache) for p in paths],
+            "size": size,
+            "kind": kind,
+            "coverage": coverage,
+        }
+        key = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32]
+        path = cache / f"{key}.model"
+        with _locked(cache / f"{key}.lock"):
+            if path.exists():
+                return Subwords.load(path)
+            found = Subwords.train(chain(*(stream_lines(p) for p in paths)), size, kind, coverage)
+            found.save(path)
+            return found
+    except OSError as error:
+        raise InputError(f"{cache}: can't be used as a cache: {error.strerror or error}") from error

@@ -1,0 +1,339 @@
+"""Parallel text: two files whose lines belong together, read as a stream and encoded once."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import shutil
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tsallis.data.corpus import Corpus, Counts, SampledCorpus
+from tsallis.data.reading import read_json
+from tsallis.data.subwords import Subwords
+from tsallis.data.tokens import Ragged, RaggedWriter, type_for
+from tsallis.errors import InputError
+from tsallis.files import write_atomic
+
+CORPUS = "corpus.json"  # written last: with it a folder is a corpus
+SIDES = ("src", "tgt")
+FORMAT = 1
+CHUNK = 8192  # pairs encoded in one go
+SETTLED = 2.0  # seconds after which a file's times tell a change: some file systems count in whole seconds
+
+
+def stream_lines(path: Path | str) -> Iterator[str]:
+    """The lines of a UTF-8 text, plain, `.gz` or `.xz`, split at line feeds alone, white space around them removed.
+
+    Raises:
+        InputError: a file that is missing, empty or not what its ending says, a byte order mark, or a line that is not
+            UTF-8, each with its place.
+    """
+    path = Path(path)
+    number = 0
+    try:
+        with _opened(path) as stream:
+            for number, line in enumerate(stream, start=1):
+                yield _decoded(line, path, number)
+    except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
+        raise InputError(f"{path}: can't be unpacked as {path.suffix}: {error}") from error
+    except OSError as error:
+        raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
+    if number == 0:
+        raise InputError(f"{path}: the file is empty, expected lines of text")
+
+
+def _opened(path: Path) -> AbstractContextManager[Iterable[bytes]]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rb")
+    return lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb")
+
+
+def _decoded(line: bytes, path: Path, number: int) -> str:
+    if number == 1 and line.startswith(codecs.BOM_UTF8):
+        raise InputError(f"{path}:1: expected UTF-8 without a byte order mark, found one")
+    try:
+        return line.decode("utf-8").strip()
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{line[error.start]:02x} at byte {error.start} of the line"
+        raise InputError(f"{path}:{number}: expected UTF-8 text, found {found}") from error
+
+
+def read_parallel(src_path: Path | str, tgt_path: Path | str) -> Iterator[tuple[str, str]]:
+    """The pairs of lines of two files, one after the other; either side may be empty.
+
+    Raises:
+        InputError: as :func:`stream_lines`, or files of different numbers of lines.
+    """
+    sources, targets = stream_lines(src_path), stream_lines(tgt_path)
+    count = 0
+    for source in sources:
+        target = next(targets, None)
+        if target is None:
+            raise _unequal(src_path, count + 1 + sum(1 for _ in sources), tgt_path, count)
+        count += 1
+        yield source, target
+    if rest := sum(1 for _ in targets):
+        raise _unequal(src_path, count, tgt_path, count + rest)
+
+
+def _unequal(src_path: Path | str, sources: int, tgt_path: Path | str, targets: int) -> InputError:
+    shorter = src_path if sources < targets else tgt_path
+    return InputError(
+        f"{shorter}:{min(sources, targets) + 1}: expected as many lines in both files, "
+        f"found {sources} in {src_path} and {targets} in {tgt_path}"
+    )
+
+
+def encode_parallel(
+    pairs: Iterable[tuple[str, str]],
+    folder: Path | str,
+    src: Subwords,
+    tgt: Subwords,
+    max_length: int | None = None,
+    keep_text: bool = False,
+    made_from: dict[str, Any] | None = None,
+) -> Corpus:
+    """Encode pairs into files of a folder, never all of them in memory.
+
+    Args:
+        pairs: source and target, see :func:`read_parallel`. Pairs with an empty side are left out.
+        folder: to be made. It holds a corpus once the whole text has been read; see :func:`open_corpus`.
+        src: of the sources.
+        tgt: of the targets.
+        max_length: subwords a side; longer pairs are left out.
+        keep_text: also keep the text, for :class:`~tsallis.data.corpus.SampledCorpus`.
+        made_from: anything that JSON can hold, kept with the corpus.
+
+    Returns:
+        The corpus, mapped into memory; its `counts` say what was left out.
+
+    Raises:
+        InputError: what reading the pairs raises; a folder that holds something; nothing left of the text.
+    """
+    if max_length is not None and max_length < 1:
+        raise ValueError(f"max_length must be at least 1, got {max_length}")
+    folder = Path(folder)
+    read = kept = empty = 0
+    with contextlib.ExitStack() as stack:
+        sides = [_Side(stack, folder, name, model, keep_text) for name, model in zip(SIDES, (src, tgt), strict=True)]
+        stream = iter(pairs)
+        while chunk := list(islice(stream, CHUNK)):
+            texts = list(zip(*chunk, strict=True))
+            rows = [side.subwords.encode_arrays(lines) for side, lines in zip(sides, texts, strict=True)]
+            lengths = np.array([[len(row) for row in part] for part in rows])  # [side, pair]
+            filled = (lengths > 0).all(0)
+            fits = filled if max_length is None else filled & (lengths <= max_length).all(0)
+            for side, part, lines in zip(sides, rows, texts, strict=True):
+                side.extend(part, lines, np.flatnonzero(fits).tolist())
+            read, kept, empty = read + len(chunk), kept + int(fits.sum()), empty + int((~filled).sum())
+        if not kept:
+            raise InputError(
+                f"{folder}: none of {read} pairs is left: {empty} have an empty side, the others are too long"
+            )
+        for side in sides:
+            side.finish()
+    counts = Counts(read, kept, empty, read - kept - empty)
+    content = {"format": FORMAT, "counts": asdict(counts), "max_length": max_length, "made_from": made_from}
+    write_atomic(folder / CORPUS, json.dumps(content, indent=1, ensure_ascii=False))
+    return open_corpus(folder)
+
+
+class _Side:
+    """The files of one side."""
+
+    def __init__(self, stack: contextlib.ExitStack, folder: Path, name: str, subwords: Subwords, text: bool) -> None:
+        self.subwords = subwords
+        made_from = {"subwords": subwords.fingerprint()}
+        self.rows = stack.enter_context(RaggedWriter(folder / name, type_for(len(subwords)), made_from))
+        self.text = stack.enter_context(RaggedWriter(folder / f"{name}.text", "<u1")) if text else None
+
+    def extend(self, rows: Sequence[NDArray[np.int32]], lines: Sequence[str], chosen: list[int]) -> None:
+        self.rows.extend([rows[i] for i in chosen])
+        if self.text is not None:
+            self.text.extend([np.frombuffer(lines[i].encode(), np.uint8) for i in chosen])
+
+    def finish(self) -> None:
+        self.rows.finish()
+        if self.text is not None:
+            self.text.finish()
+
+
+def open_corpus(folder: Path | str) -> Corpus:
+    """Map what :func:`encode_parallel` wrote.
+
+    Raises:
+        InputError: a folder that is no whole corpus, or files of another size than they were written with.
+    """
+    folder = Path(folder)
+    content = read_json(folder / CORPUS)
+    if content.get("format") != FORMAT:
+        raise InputError(
+            f"{folder / CORPUS}: a corpus of format {content.get('format')!r}, this program reads {FORMAT}"
+        )
+    try:
+        counts = Counts(**content["counts"])
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{folder / CORPUS}: not the description of a corpus (format, counts)") from error
+    src, tgt = Ragged.open(folder / "src"), Ragged.open(folder / "tgt")
+    if not len(src) == len(tgt) == counts.kept:
+        raise InputError(f"{folder}: expected {counts.kept} pairs, found {len(src)} sources and {len(tgt)} targets")
+    return Corpus(src, tgt, counts)
+
+
+def cached_corpus(
+    cache_folder: Path | str,
+    src_path: Path | str,
+    tgt_path: Path | str,
+    src: Subwords,
+    tgt: Subwords,
+    max_length: int | None = None,
+) -> Corpus:
+    """An encoded parallel text: from the cache where the same files were encoded in the same way, or encoded now.
+
+    What is kept is known by the files' content, the subwords and `max_length`. A damaged entry is made anew. Several
+    processes may ask at once: one of them encodes, the others wait for it.
+
+    Raises:
+        InputError: as :func:`read_parallel`; a cache that can't be written.
+    """
+    return open_corpus(_entry(Path(cache_folder), src_path, tgt_path, src, tgt, max_length, keep_text=False))
+
+
+def cached_sampled_corpus(
+    cache_folder: Path | str,
+    src_path: Path | str,
+    tgt_path: Path | str,
+    src: Subwords,
+    tgt: Subwords,
+    max_length: int | None = None,
+    alpha: float = 0.1,
+    seed: int = 0,
+) -> SampledCorpus:
+    """:func:`cached_corpus` with the text beside it, segmented anew in every epoch.
+
+    See :class:`~tsallis.data.corpus.SampledCorpus` for `alpha` and `seed`; another one needs no encoding.
+    """
+    folder = _entry(Path(cache_folder), src_path, tgt_path, src, tgt, max_length, keep_text=True)
+    texts = Ragged.open(folder / "src.text"), Ragged.open(folder / "tgt.text")
+    return SampledCorpus(open_corpus(folder), *texts, src, tgt, alpha, seed, max_length)
+
+
+def _entry(
+    cache: Path,
+    src_path: Path | str,
+    tgt_path: Path | str,
+    src: Subwords,
+    tgt: Subwords,
+    max_length: int | None,
+    keep_text: bool,
+) -> Path:
+    """The folder of the cache with the encoded text, made if it isn't there."""
+
+    def write(folder: Path) -> None:
+        encode_parallel(read_parallel(src_path, tgt_path), folder, src, tgt, max_length, keep_text, made_from)
+
+    def whole(folder: Path) -> bool:
+        return _whole(folder, keep_text)
+
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        made_from = {
+            "format": FORMAT,
+            "files": [_fingerprint(Path(path), cache) for path in (src_path, tgt_path)],
+            "subwords": [src.fingerprint(), tgt.fingerprint()],
+            "max_length": max_length,
+            "text": keep_text,
+        }
+        key = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32]
+        entry = cache / key
+        if not whole(entry):
+            with _locked(cache / f"{key}.lock") as alone:
+                if alone:  # whoever left these is gone
+                    for left in cache.glob(f".{key}.*.tmp"):
+                        shutil.rmtree(left, ignore_errors=True)
+                if not whole(entry):
+                    _make(entry, write, whole)
+        return entry
+    except OSError as error:
+        raise InputError(f"{cache}: can't be used as a cache: {error.strerror or error}") from error
+
+
+def _whole(entry: Path, keep_text: bool) -> bool:
+    try:
+        corpus = open_corpus(entry)
+        texts: Sequence[Ragged] = [Ragged.open(entry / f"{n}.text") for n in SIDES if keep_text]
+    except InputError:
+        return False
+    return all(len(text) == len(corpus) for text in texts)
+
+
+def _make(entry: Path, write: Callable[[Path], object], whole: Callable[[Path], bool]) -> None:
+    """Write a folder beside its place and rename it when it is whole."""
+    made = Path(tempfile.mkdtemp(prefix=f".{entry.name}.", suffix=".tmp", dir=entry.parent))
+    try:
+        write(made / "new")
+        try:
+            (made / "new").rename(entry)
+        except OSError:
+            # Where there are no locks another process may have been quicker: what it made is the same.
+            if not whole(entry):
+                entry.rename(made / "old")  # a damaged one makes room; a process that has it mapped keeps it
+                (made / "new").rename(entry)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Wait until no other process holds the lock; False where there are no locks."""
+    with path.open("a") as stream:
+        try:
+            import fcntl
+
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        except (ImportError, OSError):
+            yield False
+            return
+        yield True
+
+
+def _fingerprint(path: Path, cache: Path) -> str:
+    """The SHA-256 of a file; remembered in the cache for as long as the file's size, place and times stay."""
+    remembered = cache / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]}.stamp.json"
+    try:
+        before = _stamp(path)
+        with contextlib.suppress(InputError):
+            content = read_json(remembered)
+            if content.get("stamp") == before and isinstance(content.get("sha256"), str):
+                return str(content["sha256"])
+        digest = hashlib.sha256()
+        with path.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+        after = _stamp(path)
+    except OSError as error:
+        raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
+    if after == before and time.time_ns() - max(before[2:]) > SETTLED * 1e9:
+        write_atomic(remembered, json.dumps({"stamp": before, "sha256": digest.hexdigest()}))
+    return digest.hexdigest()
+
+
+def _stamp(path: Path) -> list[int]:
+    found = os.stat(path)
+    return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
