@@ -64,6 +64,7 @@ bench: $(VENV)/.bench
 		--accuracy benchmarks/results/maps-accuracy-cpu.csv
 	$(BIN)/python benchmarks/linear.py --out benchmarks/results/linear-cpu.csv
 	$(BIN)/python benchmarks/attention.py --out benchmarks/results/attention-cpu.csv
+	$(BIN)/python benchmarks/continuous.py --out benchmarks/results/continuous-cpu.csv
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html

@@ -16,13 +16,15 @@ LAYERS = [
     {"errors", "files"},
     {"kernels"},
     {"functional"},
+    {"continuous"},
     {"nn", "distributions", "compat"},
     {"models", "data"},
     {"search"},
     {"metrics"},
     {"training"},
-    {"analysis"},
+    {"analysis", "tasks"},
     {"config", "display", "recipes"},
+    {"prepare"},
     {"cli"},
 ]
 HEIGHT = {part: height for height, layer in enumerate(LAYERS) for part in layer}
@@ -90,7 +92,7 @@ def test_only_the_top_knows_configurations(path: Path) -> None:
     assert not top & {"pydantic", "typer"}
 
 
-@pytest.mark.parametrize("layer", ["kernels", "functional", "nn", "distributions", "compat"])
+@pytest.mark.parametrize("layer", ["kernels", "functional", "continuous", "nn", "distributions", "compat"])
 def test_the_core_needs_torch_alone(layer: str) -> None:
     import sys
 

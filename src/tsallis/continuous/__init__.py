@@ -1,0 +1,64 @@
+"""Densities, basis functions and value functions: attention to regions of a continuous line or plane."""
+
+from tsallis.continuous.bases import (
+    Basis,
+    FourierBasis,
+    GaussianBasis,
+    PolynomialBasis,
+    PowerBasis,
+    ProductBasis,
+    gaussian_grid,
+    image_basis,
+    paper_image_basis,
+    text_basis,
+    translation_basis,
+)
+from tsallis.continuous.densities import (
+    BetaGaussian,
+    Gaussian,
+    Laplace,
+    LocationScale,
+    Triangular,
+    TruncatedParabola,
+    TruncatedParaboloid,
+)
+from tsallis.continuous.elliptical import Density, Elliptical
+from tsallis.continuous.mixture import Mixture
+from tsallis.continuous.moments import match_moments, moments
+from tsallis.continuous.supports import Ellipse, Interval, Union, WholeSpace
+from tsallis.continuous.values import Signal, ValueFunction, box_centres, cell_centres, grid_centres
+
+__all__ = [
+    "Basis",
+    "BetaGaussian",
+    "Density",
+    "Ellipse",
+    "Elliptical",
+    "FourierBasis",
+    "Gaussian",
+    "GaussianBasis",
+    "Interval",
+    "Laplace",
+    "LocationScale",
+    "Mixture",
+    "PolynomialBasis",
+    "PowerBasis",
+    "ProductBasis",
+    "Signal",
+    "Triangular",
+    "TruncatedParabola",
+    "TruncatedParaboloid",
+    "Union",
+    "ValueFunction",
+    "WholeSpace",
+    "box_centres",
+    "cell_centres",
+    "gaussian_grid",
+    "grid_centres",
+    "image_basis",
+    "match_moments",
+    "moments",
+    "paper_image_basis",
+    "text_basis",
+    "translation_basis",
+]

@@ -1,0 +1,343 @@
+"""Basis functions for value functions: Gaussians, polynomials, Fourier, and products of them in the plane."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from tsallis.continuous.products import bells, peaks, plane_sum
+from tsallis.kernels.autograd import traced
+
+
+class Basis(nn.Module):
+    """Functions of a point, all evaluated at once.
+
+    A module, so that its tensors move with the model that holds it and are saved with it. Subclasses say how narrow
+    their functions are, from which a density chooses its quadrature rule: `width`, the standard deviation of the
+    narrowest Gaussian (of a function like it; infinite for polynomials), and `degree`, for polynomials.
+    """
+
+    dims: int = 1
+    width: float = math.inf
+    degree: int = 0
+
+    @property
+    def size(self) -> int:
+        """How many functions there are."""
+        raise NotImplementedError
+
+    def forward(self, t: Tensor) -> Tensor:
+        """The functions at points [...], or [..., 2] in the plane: [..., size]."""
+        if self.dims == 1:
+            return self.at(t)
+        if t.dim() == 0 or t.shape[-1] != self.dims:
+            raise ValueError(f"points must be [..., {self.dims}], got shape {tuple(t.shape)}")
+        return self.at(*t.unbind(-1))
+
+    def at(self, *coordinates: Tensor) -> Tensor:
+        """The functions at points given by their coordinates, each [...]: [..., size]."""
+        raise NotImplementedError
+
+    def weighted_sum(self, weights: Tensor, *coordinates: Tensor) -> Tensor:
+        """Sums over weighted points: weights [..., points], coordinates [..., points]; result [..., size]."""
+        values = self.at(*coordinates)  # [..., points, size]
+        if weights.dim() == 1:
+            return torch.einsum("q,...qn->...n", weights, values)
+        return (weights.unsqueeze(-2) @ values).squeeze(-2)
+
+    def gaussians(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Centres [size, dims] and covariances [size, dims, dims] if these are normal densities."""
+        return None
+
+
+class GaussianBasis(Basis):
+    r"""Normal densities :math:`\psi_j(t) = N(t; \mu_j, \Sigma_j)`, on the line or in the plane (Martins et al. 2020).
+
+    Args:
+        centres: :math:`\mu_j` [size], or [size, 2] in the plane.
+        variance: :math:`\Sigma_j`: a number, [size] (also in the plane: of circular functions), or [size, 2, 2].
+
+    Raises:
+        ValueError: shapes that don't fit, a variance that is not positive.
+
+    Example:
+        >>> basis = GaussianBasis(torch.linspace(0, 1, 4), 0.01)
+        >>> basis(torch.tensor([0.0, 0.5])).shape, basis.width
+        (torch.Size([2, 4]), 0.1)
+    """
+
+    centres: Tensor
+    covs: Tensor
+
+    def __init__(self, centres: Tensor, variance: float | Tensor) -> None:
+        super().__init__()
+        self.dims = 1 if centres.dim() == 1 else centres.shape[-1]
+        if centres.dim() not in (1, 2) or centres.shape[0] == 0 or self.dims not in (1, 2) or centres.shape[1:] == (1,):
+            raise ValueError(f"centres must be [size] or [size, 2], got shape {tuple(centres.shape)}")
+        size = centres.shape[0]
+        given = torch.as_tensor(variance, dtype=centres.dtype, device=centres.device).detach()
+        if given.dim() < 2:
+            given = given.expand(size)
+            covs = given if self.dims == 1 else given[:, None, None] * torch.eye(2).to(centres)
+        else:
+            covs = given
+        if covs.shape != centres.shape + centres.shape[1:]:
+            raise ValueError(
+                f"variance of shape {tuple(given.shape)} doesn't fit centres of shape {tuple(centres.shape)}"
+            )
+        least = covs if self.dims == 1 else torch.linalg.eigvalsh(covs.double())
+        if not bool((least > 0).all()):
+            raise ValueError(f"variance must be positive (definite), got {least.min().item():g}")
+        self.width = round(math.sqrt(least.min().item()), 7 if covs.dtype == torch.float32 else 15)
+        self.register_buffer("centres", centres.detach())
+        self.register_buffer("covs", covs.clone())
+
+    @property
+    def size(self) -> int:
+        return self.centres.shape[0]
+
+    def at(self, *coordinates: Tensor) -> Tensor:
+        like = coordinates[0]
+        centres, covs = self.centres.to(like), self.covs.to(like)
+        if self.dims == 1:
+            return torch.exp(-bells(centres, covs).z(like).square()) * peaks(covs)
+        inverse = torch.linalg.inv(torch.linalg.cholesky(covs))
+        x, y = (c.unsqueeze(-1) - centres[:, i] for i, c in enumerate(coordinates))
+        first, second = inverse[:, 0, 0] * x, inverse[:, 1, 0] * x + inverse[:, 1, 1] * y
+        peak = inverse[:, 0, 0] * inverse[:, 1, 1] / (2 * math.pi)
+        values: Tensor = torch.exp(-(first.square() + second.square()) / 2) * peak
+        return values
+
+    def gaussians(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
+        centres, covs = self.centres.to(like), self.covs.to(like)
+        return (centres[:, None], covs[:, None, None]) if self.dims == 1 else (centres, covs)
+
+    def extra_repr(self) -> str:
+        return f"size={self.size}, dims={self.dims}, width={self.width:g}"
+
+
+class ProductBasis(Basis):
+    r"""All products of a basis in x and a basis in y, :math:`\psi_{ij}(x, y) = a_i(x) b_j(y)`, x first.
+
+    An expectation takes the two bases at every node, not their products, and one batched matrix product.
+
+    Args:
+        first: a basis on the line, for x.
+        second: a basis on the line, for y; the default is `first` again.
+
+    Raises:
+        ValueError: a basis that is not on the line.
+
+    Example:
+        >>> grid = ProductBasis(GaussianBasis(torch.linspace(0, 1, 10), 0.01))
+        >>> grid.size, grid(torch.rand(5, 2)).shape
+        (100, torch.Size([5, 100]))
+    """
+
+    dims = 2
+
+    def __init__(self, first: Basis, second: Basis | None = None) -> None:
+        super().__init__()
+        self.first, self.second = first, first if second is None else second
+        for basis in (self.first, self.second):
+            if basis.dims != 1:
+                raise ValueError(f"a product is made of bases on the line, got one with {basis.dims} dimensions")
+        self.width = min(self.first.width, self.second.width)
+        self.degree = self.first.degree + self.second.degree
+
+    @property
+    def size(self) -> int:
+        return self.first.size * self.second.size
+
+    def at(self, *coordinates: Tensor) -> Tensor:
+        x, y = coordinates
+        return (self.first.at(x).unsqueeze(-1) * self.second.at(y).unsqueeze(-2)).flatten(-2)
+
+    def weighted_sum(self, weights: Tensor, *coordinates: Tensor) -> Tensor:
+        x, y = coordinates
+        if isinstance(self.first, GaussianBasis) and isinstance(self.second, GaussianBasis):
+            a, b = ((basis.centres.to(x), basis.covs.to(x)) for basis in (self.first, self.second))
+            if weights.dim() == 1 and not traced():
+                sums = plane_sum(weights, x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1]), bells(*a), bells(*b))
+                return (sums * torch.outer(peaks(a[1]), peaks(b[1]))).reshape(*x.shape[:-1], -1)
+        left = self.first.at(x) * weights.unsqueeze(-1)  # [..., points, first]
+        return (left.mT @ self.second.at(y)).flatten(-2)
+
+    def gaussians(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
+        a, b = self.first.gaussians(like), self.second.gaussians(like)
+        if a is None or b is None:
+            return None
+        centres = torch.cartesian_prod(a[0].flatten(), b[0].flatten())
+        covs = torch.diag_embed(torch.cartesian_prod(a[1].flatten(), b[1].flatten()))
+        return centres, covs
+
+
+class PowerBasis(Basis):
+    """The powers 1, t, ..., t^degree.
+
+    >>> PowerBasis(3)(torch.tensor(2.0))
+    tensor([1., 2., 4., 8.])
+    """
+
+    def __init__(self, degree: int) -> None:
+        super().__init__()
+        self.degree = _check_degree(degree)
+
+    @property
+    def size(self) -> int:
+        return self.degree + 1
+
+    def at(self, *coordinates: Tensor) -> Tensor:
+        (t,) = coordinates
+        powers = [torch.ones_like(t)]
+        for _ in range(self.degree):
+            powers.append(powers[-1] * t)
+        return torch.stack(powers, -1)
+
+    def extra_repr(self) -> str:
+        return f"degree={self.degree}"
+
+
+class PolynomialBasis(Basis):
+    """Legendre polynomials on an interval, up to a degree: the same functions as powers, well conditioned.
+
+    >>> PolynomialBasis(2)(torch.tensor([0.0, 0.5, 1.0]))
+    tensor([[ 1.0000, -1.0000,  1.0000],
+            [ 1.0000,  0.0000, -0.5000],
+            [ 1.0000,  1.0000,  1.0000]])
+    """
+
+    def __init__(self, degree: int, low: float = 0.0, high: float = 1.0) -> None:
+        super().__init__()
+        self.degree, self.low, self.high = _check_degree(degree), float(low), float(high)
+        if not low < high:
+            raise ValueError(f"low must be below high, got {low:g} and {high:g}")
+
+    @property
+    def size(self) -> int:
+        return self.degree + 1
+
+    def at(self, *coordinates: Tensor) -> Tensor:
+        (t,) = coordinates
+        x = (t - self.low) * (2 / (self.high - self.low)) - 1
+        values = [torch.ones_like(x), x]
+        for n in range(1, self.degree):
+            values.append(((2 * n + 1) * x * values[n] - n * values[n - 1]) / (n + 1))
+        return torch.stack(values[: self.size], -1)
+
+    def extra_repr(self) -> str:
+        return f"degree={self.degree}, low={self.low:g}, high={self.high:g}"
+
+
+def _check_degree(degree: int) -> int:
+    if degree < 0:
+        raise ValueError(f"degree must not be negative, got {degree}")
+    return int(degree)
+
+
+class FourierBasis(Basis):
+    r"""1, and :math:`\cos(2\pi k t / T)` and :math:`\sin(2\pi k t / T)` for k from 1 to `frequencies`, period T.
+
+    The default period of 2 leaves the ends of [0, 1] free to differ.
+
+    >>> FourierBasis(2, period=1.0)(torch.tensor(0.1))
+    tensor([1.0000, 0.8090, 0.3090, 0.5878, 0.9511])
+    """
+
+    def __init__(self, frequencies: int, period: float = 2.0) -> None:
+        super().__init__()
+        if frequencies < 1:
+            raise ValueError(f"frequencies must be at least 1, got {frequencies}")
+        if not (math.isfinite(period) and period > 0):
+            raise ValueError(f"period must be positive and finite, got {period:g}")
+        self.frequencies, self.period = int(frequencies), float(period)
+        # A Gaussian of this width has hardly more of higher frequencies.
+        self.width = 5 * period / (2 * math.pi * frequencies)
+
+    @property
+    def size(self) -> int:
+        return 2 * self.frequencies + 1
+
+    def angular(self, like: Tensor) -> Tensor:
+        """The angular frequencies [frequencies]."""
+        k = torch.arange(1, self.frequencies + 1, dtype=like.dtype, device=like.device)
+        return k * (2 * math.pi / self.period)
+
+    def at(self, *coordinates: Tensor) -> Tensor:
+        (t,) = coordinates
+        angle = t.unsqueeze(-1) * self.angular(t)
+        return torch.cat([torch.ones_like(angle[..., :1]), angle.cos(), angle.sin()], -1)
+
+    def extra_repr(self) -> str:
+        return f"frequencies={self.frequencies}, period={self.period:g}"
+
+
+def gaussian_grid(size: int, widths: float | Sequence[float], low: float = 0.0, high: float = 1.0) -> GaussianBasis:
+    """Gaussians on the line, centres evenly spaced from `low` to `high`, as many for each of the `widths`.
+
+    Args:
+        size: of the basis; a multiple of the number of widths.
+        widths: standard deviations.
+        low: the first centre.
+        high: the last centre.
+
+    Raises:
+        ValueError: a size that can't be shared out.
+
+    Example:
+        >>> gaussian_grid(6, [0.1, 0.5]).centres
+        tensor([0.0000, 0.5000, 1.0000, 0.0000, 0.5000, 1.0000])
+    """
+    widths = [float(w) for w in ([widths] if isinstance(widths, (int, float)) else widths)]
+    if not widths or size < len(widths) or size % len(widths):
+        raise ValueError(f"size must be a multiple of the number of widths, got {size} for {len(widths)}")
+    each = size // len(widths)
+    centres = torch.linspace(low, high, each, dtype=torch.float64, device="cpu").repeat(len(widths))
+    variance = torch.tensor(widths, dtype=torch.float64, device="cpu").square().repeat_interleave(each)
+    dtype = torch.get_default_dtype()
+    return GaussianBasis(centres.to(dtype), variance.to(dtype))
+
+
+def text_basis(size: int = 64) -> GaussianBasis:
+    """The basis of the paper's text classifiers: widths .1 and .5 on [0, 1]; there with 32, 64 and 128 functions.
+
+    (Martins et al. 2020, table 1.)
+
+    >>> text_basis(32)
+    GaussianBasis(size=32, dims=1, width=0.1)
+    """
+    return gaussian_grid(size, (0.1, 0.5))
+
+
+def translation_basis(size: int = 30) -> GaussianBasis:
+    """The basis of the paper's translation models: 30 functions of widths .03, .1 and .3 on [0, 1].
+
+    (Martins et al. 2020, sec. 4.)
+
+    >>> translation_basis()
+    GaussianBasis(size=30, dims=1, width=0.03)
+    """
+    return gaussian_grid(size, (0.03, 0.1, 0.3))
+
+
+def image_basis(side: int = 10, variance: float = 0.01) -> ProductBasis:
+    """`side` times `side` circular Gaussians with centres evenly spaced over [0, 1]².
+
+    >>> image_basis().size
+    100
+    """
+    return ProductBasis(gaussian_grid(side, math.sqrt(variance)))
+
+
+def paper_image_basis() -> ProductBasis:
+    """The basis as the paper has it for images: :func:`image_basis` with variance .001 (Martins et al. 2020, sec. 4).
+
+    Its functions are too narrow for their distance to represent a constant.
+
+    >>> paper_image_basis().width
+    0.0316228
+    """
+    return image_basis(variance=0.001)

@@ -1,0 +1,233 @@
+"""Standardised densities on the line with a peak in the middle: Laplace, triangular, and those of a convex function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from tsallis.continuous import choice
+from tsallis.continuous.family import Shape, one_number
+from tsallis.functional import continuous as rules
+from tsallis.functional.continuous import Rule
+
+
+class Laplace:
+    r"""The standardised Laplace density, :math:`\propto \exp(-\sqrt2 |u|)`; its scale is :math:`b`."""
+
+    dims = 1
+    peak = -math.log(2) / 2
+
+    def alpha(self, like: Tensor) -> float | Tensor:
+        return 1.0
+
+    def reach(self, like: Tensor) -> float | Tensor:
+        return math.inf
+
+    def factor(self, scale: Tensor) -> Tensor:
+        return scale * math.sqrt(2)
+
+    def scale(self, factor: Tensor) -> Tensor:
+        return factor / math.sqrt(2)
+
+    def log_density(self, squared: Tensor) -> Tensor:
+        return self.peak - _root(2 * squared)
+
+    def density(self, squared: Tensor) -> Tensor:
+        return self.log_density(squared).exp()
+
+    def tsallis_entropy(self, log_det: Tensor) -> Tensor:
+        return self.entropy(log_det)
+
+    def entropy(self, log_det: Tensor) -> Tensor:
+        return 1 - self.peak + log_det
+
+    def sample(self, shape: Shape, like: Tensor) -> Tensor:
+        u = torch.rand(*shape, dtype=torch.float64, device=like.device) * 2 - 1
+        return (-torch.sign(u) * torch.log1p(-u.abs()) / math.sqrt(2)).to(like)
+
+    def rule(self, ratio: float, degree: int, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
+        wide = math.isinf(ratio)
+        make = rules.laplace_line if wide else rules.laplace_narrow_line
+        if points is None:
+            points = choice.line_points(choice.LAPLACE, ratio, degree, like.dtype)
+        return make(one_number(points)).to(like)
+
+
+def _root(x: Tensor) -> Tensor:
+    """A square root with a gradient of zero at zero."""
+    zero = x == 0
+    return torch.where(zero, 0, torch.where(zero, 1, x).sqrt())
+
+
+class LocationScale:
+    r"""The standardised density of a convex g: :math:`g'(a) - g'(|x|)` on :math:`|x| \le a` at scale 1 (eq. 13).
+
+    Solves :math:`a g'(a) - g(a) + g(0) = 1/2` once, in float64.
+    """
+
+    dims = 1
+
+    def __init__(self, g: Callable[[Tensor], Tensor]) -> None:
+        self.g = g
+        with torch.inference_mode(False), torch.no_grad():
+            self.end = self._solve()
+            x, w = rules.gauss_legendre(256)
+            x = (x + 1) * (self.end / 2)
+            profile = self._profile(x)
+            w = w * profile / (w * profile).sum()
+            self.std = float((w * x.square()).sum().sqrt())
+            self.squared_mass = float((w * profile).sum())  # the integral of the squared density
+            self.shannon = -float((w * profile.clamp(min=1e-300).log()).sum())
+
+    def _slope(self, x: Tensor) -> Tensor:
+        """g', differentiable where x is."""
+        graph = x.requires_grad and torch.is_grad_enabled()
+        with torch.enable_grad():
+            x = x if graph else x.detach().requires_grad_()
+            y = self.g(x)
+            if not isinstance(y, Tensor) or y.shape != x.shape:
+                raise ValueError(f"g must map a tensor to one of its shape, got {type(y).__name__}")
+            if not y.requires_grad:
+                raise ValueError("g must be differentiable by torch, got a result without a gradient")
+            (slope,) = torch.autograd.grad(y.sum(), x, create_graph=graph)
+        return slope
+
+    def _solve(self) -> float:
+        zero = torch.zeros((), dtype=torch.float64, device="cpu")
+
+        def excess(a: float) -> float:
+            at = zero + a
+            return float(at * self._slope(at) - self.g(at) + self.g(zero)) - 0.5
+
+        low, high = 0.0, 1.0
+        while not excess(high) >= 0:
+            low, high = high, 2 * high
+            if high > 1e12:
+                raise ValueError("a g'(a) - g(a) + g(0) = 1/2 has no solution: g must be convex, and strongly so")
+        for _ in range(200):
+            middle = (low + high) / 2
+            low, high = (middle, high) if excess(middle) < 0 else (low, middle)
+        return (low + high) / 2
+
+    def _profile(self, x: Tensor) -> Tensor:
+        """The density at scale 1, at distances up to `end`."""
+        top = float(self._slope(torch.tensor(self.end, dtype=torch.float64, device="cpu")))
+        return (top - self._slope(x)).clamp(min=0)
+
+    def alpha(self, like: Tensor) -> float | Tensor:
+        return 2.0
+
+    def reach(self, like: Tensor) -> float | Tensor:
+        return self.end / self.std
+
+    def factor(self, scale: Tensor) -> Tensor:
+        return scale * self.std
+
+    def scale(self, factor: Tensor) -> Tensor:
+        return factor / self.std
+
+    def density(self, squared: Tensor) -> Tensor:
+        distance = _root(squared) * self.std
+        inside = distance < self.end
+        profile = self._profile(torch.where(inside, distance, 0))
+        return torch.where(inside, profile * self.std, 0)
+
+    def log_density(self, squared: Tensor) -> Tensor:
+        density = self.density(squared)
+        inside = density > 0
+        return torch.where(inside, torch.where(inside, density, 1).log(), -math.inf)
+
+    def tsallis_entropy(self, log_det: Tensor) -> Tensor:
+        return (1 - self.squared_mass * self.std * torch.exp(-log_det)) / 2
+
+    def entropy(self, log_det: Tensor) -> Tensor:
+        return self.shannon - math.log(self.std) + log_det
+
+    def sample(self, shape: Shape, like: Tensor) -> Tensor:
+        """By bisection of the distribution function, which g gives: x g'(a) - g(x) + g(0)."""
+        target = torch.rand(*shape, dtype=torch.float64, device="cpu") - 0.5
+        with torch.no_grad():
+            top = float(self._slope(torch.tensor(self.end, dtype=torch.float64)))
+            low, high = torch.zeros_like(target), torch.full_like(target, self.end)
+            start = self.g(torch.zeros_like(target))
+            for _ in range(60):
+                middle = (low + high) / 2
+                below = middle * top - self.g(middle) + start < target.abs()
+                low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return (torch.sign(target) * low / self.std).to(like)
+
+    def rule(self, ratio: float, degree: int, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
+        if points is None:
+            points = choice.line_points(choice.SPLIT, ratio / (self.end / self.std), degree + 8, like.dtype)
+        found = self._rule(one_number(points))
+        return Rule(found.nodes / self.std, found.weights).to(like)
+
+    def _rule(self, points: int) -> Rule:
+        made: dict[int, Rule] = self.__dict__.setdefault("_rules", {})
+        if points not in made:
+            with torch.inference_mode(False), torch.no_grad():
+                made[points] = rules.split_line(points, self.end, self._profile)
+        return made[points]
+
+
+class Triangular:
+    r"""The standardised triangular density; its scale is :math:`b`, of the support :math:`|t - \mu| \le \sqrt b`."""
+
+    dims = 1
+    end = math.sqrt(6)
+
+    def alpha(self, like: Tensor) -> float | Tensor:
+        return 2.0
+
+    def reach(self, like: Tensor) -> float | Tensor:
+        return self.end
+
+    def factor(self, scale: Tensor) -> Tensor:
+        return (scale / 6).sqrt()
+
+    def scale(self, factor: Tensor) -> Tensor:
+        return 6 * factor.square()
+
+    def density(self, squared: Tensor) -> Tensor:
+        return (1 - _root(squared) / self.end).clamp(min=0) / self.end
+
+    def log_density(self, squared: Tensor) -> Tensor:
+        x = -_root(squared) / self.end
+        inside = x > -1
+        value = torch.where(inside, torch.log1p(torch.where(inside, x, 0)) - math.log(self.end), -math.inf)
+        return value.where(~squared.isnan(), squared)
+
+    def tsallis_entropy(self, log_det: Tensor) -> Tensor:
+        return (1 - 2 / (3 * self.end) * torch.exp(-log_det)) / 2
+
+    def entropy(self, log_det: Tensor) -> Tensor:
+        return 0.5 + math.log(self.end) + log_det
+
+    def sample(self, shape: Shape, like: Tensor) -> Tensor:
+        u = torch.rand(2, *shape, dtype=torch.float64, device=like.device)
+        return ((u[0] - u[1]) * self.end).to(like)
+
+    def rule(self, ratio: float, degree: int, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
+        if points is None:
+            points = choice.line_points(choice.SPLIT, ratio / self.end, degree + 2, like.dtype)
+        return triangular_line(one_number(points)).to(like)
+
+
+@rules.constant
+def triangular_line(points: int) -> Rule:
+    """Rule of the triangular density of variance 1.
+
+    >>> float(triangular_line(4).weights @ triangular_line(4).nodes**2)
+    1.0
+    """
+    return rules.split_line(points, Triangular.end, lambda u: Triangular.end - u)
+
+
+@lru_cache(maxsize=64)
+def location_scale(g: Callable[[Tensor], Tensor]) -> LocationScale:
+    """The family of a g, made once for each."""
+    return LocationScale(g)

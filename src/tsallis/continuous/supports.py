@@ -1,0 +1,154 @@
+"""Where a density is above zero: an interval, an ellipse, everywhere, or a union of such."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+
+class WholeSpace(constraints.Constraint):
+    """Every finite point of the line or of n-dimensional space.
+
+    >>> WholeSpace(1).check(torch.tensor([0.0, torch.inf])).tolist()
+    [True, False]
+    """
+
+    bounded = False
+
+    def __init__(self, dims: int) -> None:
+        self.dims, self._event_dim = dims, int(dims > 1)
+        super().__init__()
+
+    @property
+    def event_dim(self) -> int:  # type: ignore[override]
+        return self._event_dim
+
+    def check(self, value: Tensor) -> Tensor:
+        finite = value.isfinite()
+        return finite.all(-1) if self.dims > 1 else finite
+
+    def __repr__(self) -> str:
+        return f"WholeSpace(dims={self.dims})"
+
+
+class Interval(constraints.Constraint):
+    """The closed interval from `lower` [...] to `upper` [...]; an infinite end is open.
+
+    >>> support = Interval(torch.tensor(-1.0), torch.tensor(2.0))
+    >>> support.length, support.check(torch.tensor([0.0, 3.0]))
+    (tensor(3.), tensor([ True, False]))
+    """
+
+    bounded = True
+    dims = 1
+    event_dim = 0
+
+    def __init__(self, lower: Tensor, upper: Tensor) -> None:
+        self.lower, self.upper = lower, upper
+        super().__init__()
+
+    @property
+    def centre(self) -> Tensor:
+        return (self.lower + self.upper) / 2
+
+    @property
+    def length(self) -> Tensor:
+        return self.upper - self.lower
+
+    def check(self, value: Tensor) -> Tensor:
+        return (value >= self.lower) & (value <= self.upper) & value.isfinite()
+
+    def __repr__(self) -> str:
+        return f"Interval(shape={tuple(self.lower.shape)})"
+
+
+class Ellipse(constraints.Constraint):
+    """The closed ellipse (ellipsoid) of the points `centre + factor @ u` with `|u|` at most 1.
+
+    `centre` is [..., n], `factor` [..., n, n] and lower triangular.
+
+    >>> support = Ellipse(torch.zeros(2), torch.diag(torch.tensor([3.0, 2.0])))
+    >>> support.semi_axes, support.check(torch.tensor([[2.9, 0.0], [0.0, 2.9]]))
+    (tensor([2., 3.]), tensor([ True, False]))
+    """
+
+    bounded = True
+    event_dim = 1
+
+    def __init__(self, centre: Tensor, factor: Tensor) -> None:
+        self.centre, self.factor, self.dims = centre, factor, centre.shape[-1]
+        super().__init__()
+
+    @property
+    def volume(self) -> Tensor:
+        """The area in the plane [...]."""
+        ball: float = math.pi ** (self.dims / 2) / math.gamma(self.dims / 2 + 1)
+        return ball * self.factor.diagonal(dim1=-2, dim2=-1).prod(-1)
+
+    @property
+    def semi_axes(self) -> Tensor:
+        """Half the lengths of the principal axes, shortest first [..., n]; without a gradient."""
+        axes: Tensor = torch.linalg.svdvals(self.factor.detach()).flip(-1)
+        return axes
+
+    @property
+    def directions(self) -> Tensor:
+        """The principal axes, unit vectors in the columns, in the order of `semi_axes` [..., n, n]; no gradient."""
+        axes: Tensor = torch.linalg.svd(self.factor.detach()).U.flip(-1)
+        return axes
+
+    def boundary(self, points: int = 64) -> Tensor:
+        """Points along the edge, in the plane only [..., points, 2]: for drawing.
+
+        Raises:
+            ValueError: in more than two dimensions.
+        """
+        if self.dims != 2:
+            raise ValueError(f"only an ellipse in the plane has a boundary curve, this one has {self.dims} dimensions")
+        angle = torch.arange(points, dtype=self.centre.dtype, device=self.centre.device) * (2 * torch.pi / points)
+        circle = torch.stack([angle.cos(), angle.sin()], -1)
+        return self.centre.unsqueeze(-2) + circle @ self.factor.mT
+
+    def check(self, value: Tensor) -> Tensor:
+        apart = (value - self.centre).unsqueeze(-1)
+        u = torch.linalg.solve_triangular(self.factor.expand(*apart.shape[:-1], -1), apart, upper=False)
+        inside: Tensor = u.squeeze(-1).square().sum(-1) <= 1
+        return inside
+
+    def __repr__(self) -> str:
+        return f"Ellipse(shape={tuple(self.centre.shape)})"
+
+
+class Union(constraints.Constraint):
+    """What lies in any of its `parts`; each part is a support of one batch shape.
+
+    >>> halves = Interval(torch.tensor([0.0, 3.0]), torch.tensor([1.0, 4.0]))
+    >>> Union([halves], stacked=True).check(torch.tensor([0.5, 2.0, 3.5])).tolist()
+    [True, False, True]
+    """
+
+    def __init__(self, parts: Sequence[Interval | Ellipse | WholeSpace | Union], stacked: bool = False) -> None:
+        self.parts, self.stacked = list(parts), stacked
+        self.dims: int = parts[0].dims
+        super().__init__()
+
+    @property
+    def bounded(self) -> bool:
+        return all(part.bounded for part in self.parts)
+
+    @property
+    def event_dim(self) -> int:  # type: ignore[override]
+        return int(self.dims > 1)
+
+    def check(self, value: Tensor) -> Tensor:
+        if self.stacked:  # the last batch dimension of the one part counts its members
+            inside: Tensor = self.parts[0].check(value.unsqueeze(-1 - self.event_dim))
+            return inside.any(-1)
+        found: Tensor = self.parts[0].check(value)
+        for part in self.parts[1:]:
+            found = found | part.check(value)
+        return found

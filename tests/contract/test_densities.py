@@ -1,0 +1,494 @@
+"""What every continuous density keeps to, each against integrals that share nothing with the library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from contract.integrals import over
+from tsallis.continuous import (
+    BetaGaussian,
+    Density,
+    Ellipse,
+    FourierBasis,
+    Gaussian,
+    GaussianBasis,
+    Interval,
+    Laplace,
+    LocationScale,
+    Mixture,
+    PolynomialBasis,
+    PowerBasis,
+    ProductBasis,
+    Triangular,
+    TruncatedParabola,
+    TruncatedParaboloid,
+    WholeSpace,
+)
+
+Make = Callable[[Tensor, Tensor], Density]
+
+
+def quartic(t: Tensor) -> Tensor:
+    return t**2 / 2 + t**4 / 12
+
+
+def learned(dims: int) -> Make:
+    def make(mean: Tensor, cov: Tensor) -> Density:
+        # In the plane the integrals of the tests can't follow a support of 14 standard deviations.
+        alpha = torch.tensor([1.01 if dims == 1 else 1.3, 1.2, 1.7], dtype=torch.float64)
+        return BetaGaussian(mean, cov, alpha, dims)
+
+    return make
+
+
+LINE: dict[str, Make] = {
+    "gaussian": Gaussian,
+    "parabola": TruncatedParabola,
+    "beta-1.01": lambda m, v: BetaGaussian(m, v, 1.01),
+    "beta-1.3": lambda m, v: BetaGaussian(m, v, 1.3),
+    "beta-1.5": lambda m, v: BetaGaussian(m, v, 1.5),
+    "beta-4": lambda m, v: BetaGaussian(m, v, 4.0),
+    "beta-learned": learned(1),
+    "laplace": Laplace,
+    "triangular": Triangular,
+    "location-scale": lambda m, v: LocationScale(m, v, quartic),
+}
+PLANE: dict[str, Make] = {
+    "gaussian-2d": lambda m, c: Gaussian(m, c, 2),
+    "paraboloid": TruncatedParaboloid,
+    "beta-1.5-2d": lambda m, c: BetaGaussian(m, c, 1.5, 2),
+    "beta-3-2d": lambda m, c: BetaGaussian(m, c, 3.0, 2),
+    "beta-learned-2d": learned(2),
+}
+ALL = [*LINE, *PLANE]
+
+
+def dims_of(name: str) -> int:
+    return 2 if name in PLANE else 1
+
+
+def moments_for(name: str, dtype: torch.dtype = torch.float64, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Means and covariances of batch shape [2, 3], in the plane of all shapes, one of them a circle."""
+    g = torch.Generator().manual_seed(3)
+    if dims_of(name) == 1:
+        mean = torch.rand(2, 3, generator=g, dtype=torch.float64)
+        return mean.to(dtype), (torch.rand(2, 3, generator=g, dtype=torch.float64) * 0.05 + 0.003).to(dtype) * scale
+    mean = torch.rand(2, 3, 2, generator=g, dtype=torch.float64)
+    root = torch.randn(2, 3, 2, 2, generator=g, dtype=torch.float64) * 0.12
+    cov = root @ root.mT + 0.004 * torch.eye(2, dtype=torch.float64)
+    cov[0, 0] = 0.02 * torch.eye(2, dtype=torch.float64)
+    return mean.to(dtype), cov.to(dtype) * scale
+
+
+def build(name: str, dtype: torch.dtype = torch.float64, scale: float = 1.0) -> Density:
+    return (LINE | PLANE)[name](*moments_for(name, dtype, scale))
+
+
+def scattered_basis(dims: int, dtype: torch.dtype = torch.float64, variance: float = 0.02) -> GaussianBasis:
+    g = torch.Generator().manual_seed(5)
+    centres = torch.rand(*((7,) if dims == 1 else (7, 2)), generator=g, dtype=torch.float64)
+    return GaussianBasis(centres.to(dtype), variance)
+
+
+@pytest.fixture(autouse=True)
+def _validation() -> Iterator[None]:
+    """torch.compile turns validation off for the rest of the process; each test starts with it on."""
+    Distribution.set_default_validate_args(True)
+    yield
+    Distribution.set_default_validate_args(True)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_it_integrates_to_one_with_its_mean_and_covariance(name: str) -> None:
+    d = build(name)
+    torch.testing.assert_close(over(d, d.pdf), torch.ones(2, 3, dtype=torch.float64), atol=1e-9, rtol=0)
+    event = d.dims > 1
+    mean = over(d, lambda t: d.pdf(t).unsqueeze(-1) * t if event else d.pdf(t) * t)
+    torch.testing.assert_close(mean, d.mean, atol=1e-9, rtol=0)
+
+    def spread(t: Tensor) -> Tensor:
+        apart = t - d.mean
+        return d.pdf(t)[..., None, None] * apart[..., None] * apart[..., None, :] if event else d.pdf(t) * apart**2
+
+    torch.testing.assert_close(over(d, spread), d.covariance, atol=1e-9, rtol=0)
+    given_mean, given_cov = moments_for(name)
+    torch.testing.assert_close(d.mean, given_mean)
+    torch.testing.assert_close(d.covariance, given_cov)
+    torch.testing.assert_close(d.variance, d.covariance.diagonal(dim1=-2, dim2=-1) if event else d.covariance)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_density_is_positive_inside_the_support_and_zero_outside(name: str) -> None:
+    d = build(name)
+    support = d.support
+    g = torch.Generator().manual_seed(0)
+    direction = torch.randn(50, 2, 3, d.dims, generator=g, dtype=torch.float64)
+    direction = direction / direction.norm(dim=-1, keepdim=True)
+    if isinstance(support, WholeSpace):
+        factor = d.factor if d.dims > 1 else d.factor[..., None, None]
+    else:
+        assert isinstance(support, (Interval, Ellipse)) and support.bounded
+        factor = support.factor if isinstance(support, Ellipse) else (support.length / 2)[..., None, None]
+    edge = (factor @ direction.unsqueeze(-1)).squeeze(-1)
+    edge = edge if d.dims > 1 else edge.squeeze(-1)
+    inside, outside = d.mean + 0.9999 * edge, d.mean + 1.0001 * edge
+    torch.testing.assert_close(d.log_prob(inside).exp(), d.pdf(inside), rtol=1e-9, atol=0)
+    assert support.check(inside).all() and (d.log_prob(inside) > -torch.inf).all()
+    assert (d.pdf(d.mean) >= d.pdf(inside)).all()
+    if support.bounded:
+        assert (d.pdf(outside) == 0).all() and (d.log_prob(outside) == -torch.inf).all()
+        assert not support.check(outside).any()
+    else:
+        assert support.check(outside).all() and not support.check(outside * torch.inf).any()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_gradients_outside_the_support_are_zero_not_nan(name: str) -> None:
+    mean, cov = (x.requires_grad_() for x in moments_for(name))
+    d = (LINE | PLANE)[name](mean, cov)
+    far = d.mean.detach() + 3.0
+    for value in (d.pdf(far), torch.where(d.log_prob(far) > -torch.inf, d.log_prob(far), 0)):
+        for grad in torch.autograd.grad(value.sum(), (mean, cov), retain_graph=True):
+            assert grad.isfinite().all()
+    at_mean = torch.autograd.grad(d.pdf(d.mean.detach()).sum(), (mean, cov))
+    assert all(grad.isfinite().all() for grad in at_mean)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_entropies(name: str) -> None:
+    d = build(name)
+
+    def shannon(t: Tensor) -> Tensor:
+        p = d.pdf(t)
+        return -torch.where(p > 0, p * torch.where(p > 0, p, 1).log(), 0)
+
+    torch.testing.assert_close(d.entropy(), over(d, shannon), atol=1e-8, rtol=0)
+    alphas = torch.as_tensor(d.alpha, dtype=torch.float64).expand(2, 3)
+    power = over(d, lambda t: d.pdf(t) ** alphas)
+    safe = torch.where(alphas == 1, 2, alphas)
+    expected = torch.where(alphas == 1, d.entropy(), (1 - power) / (safe * (safe - 1)))
+    torch.testing.assert_close(d.tsallis_entropy(), expected, atol=1e-7, rtol=1e-7)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_expectations_of_every_basis(name: str) -> None:
+    d = build(name)
+    bases = [scattered_basis(d.dims), scattered_basis(d.dims, variance=0.002)]
+    if d.dims == 1:
+        bases += [PowerBasis(5), PolynomialBasis(6), FourierBasis(4)]
+    else:
+        bases += [
+            ProductBasis(scattered_basis(1), PolynomialBasis(3)),
+            ProductBasis(FourierBasis(2), scattered_basis(1)),
+            GaussianBasis(
+                torch.rand(3, 2, dtype=torch.float64), torch.tensor([[0.02, 0.01], [0.01, 0.03]]).expand(3, 2, 2)
+            ),
+        ]
+    for basis in bases:
+        expected = over(d, lambda t, basis=basis: d.pdf(t).unsqueeze(-1) * basis(t))
+        torch.testing.assert_close(d.expect(basis), expected, atol=1e-9, rtol=1e-9)
+    square = (lambda t: t**2) if d.dims == 1 else (lambda t: t.square().sum(-1))
+    torch.testing.assert_close(d.expect(square), over(d, lambda t: d.pdf(t) * square(t)), atol=1e-9, rtol=0)
+    assert d.expect(lambda t: (t if d.dims == 1 else t[..., 0])[..., None, None].expand(*[-1] * 3, 4, 5)).shape == (
+        2,
+        3,
+        4,
+        5,
+    )
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_derivatives_of_expectations(name: str) -> None:
+    """Also at circular covariances, which the second of the two is."""
+    mean, cov = moments_for(name)
+    mean, cov = mean[0].clone(), cov[0].clone()
+    mean.requires_grad_()
+    cov.requires_grad_()
+    basis = scattered_basis(dims_of(name))
+    points = 24 if dims_of(name) == 1 else (8, 16)
+
+    def expect(mean: Tensor, cov: Tensor) -> Tensor:
+        even = cov if dims_of(name) == 1 else (cov + cov.mT) / 2
+        return (LINE | PLANE)[name](mean, even).expect(basis, points)[..., :3]
+
+    assert torch.autograd.gradcheck(expect, (mean, cov))
+    assert torch.autograd.gradgradcheck(expect, (mean, cov))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_derivatives_of_the_density(name: str) -> None:
+    mean, cov = (x[0].clone().requires_grad_() for x in moments_for(name))
+    d = (LINE | PLANE)[name](mean.detach(), cov.detach())
+    t = (d.mean + 0.4 * torch.sqrt(d.variance)).requires_grad_()
+
+    def density(mean: Tensor, cov: Tensor, t: Tensor) -> Tensor:
+        even = cov if dims_of(name) == 1 else (cov + cov.mT) / 2
+        d = (LINE | PLANE)[name](
+            mean,
+            even,
+        )
+        return torch.cat([d.pdf(t), d.log_prob(t), d.entropy(), d.tsallis_entropy()])
+
+    assert torch.autograd.gradcheck(density, (mean, cov, t))
+    assert torch.autograd.gradgradcheck(density, (mean, cov, t))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_samples(name: str) -> None:
+    d = build(name)
+    torch.manual_seed(1)
+    n = 40_000
+    x = d.sample((n,))
+    assert x.shape == (n, *d.batch_shape, *d.event_shape) and x.dtype == torch.float64
+    assert d.support.check(x).all()
+    std = d.variance.sqrt()
+    assert ((x.mean(0) - d.mean).abs() < 5 * std / math.sqrt(n)).all()
+    apart = x - d.mean
+    if d.dims == 1:
+        spread = over(d, lambda t: d.pdf(t) * ((t - d.mean) ** 2 - d.variance) ** 2).sqrt()
+        assert ((apart.square().mean(0) - d.variance).abs() < 5 * spread / math.sqrt(n)).all()
+        share = over(d, lambda t: d.pdf(t) * (t - d.mean).abs())
+        assert ((apart.abs().mean(0) - share).abs() < 5 * std / math.sqrt(n)).all()
+    else:
+        empirical = (apart.unsqueeze(-1) * apart.unsqueeze(-2)).mean(0)
+        scale = (d.variance.unsqueeze(-1) * d.variance.unsqueeze(-2)).sqrt()
+        assert ((empirical - d.covariance).abs() < 5 * math.sqrt(2 / n) * scale).all()
+    assert d.sample().shape == d.batch_shape + d.event_shape
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_samples_carry_gradients(name: str) -> None:
+    mean, cov = (x.requires_grad_() for x in moments_for(name))
+    d = (LINE | PLANE)[name](mean, cov)
+    assert d.has_rsample
+    drawn = d.rsample((3,))
+    to_mean, to_cov = torch.autograd.grad(drawn.sum(), (mean, cov))
+    torch.testing.assert_close(to_mean, torch.full_like(to_mean, 3.0))
+    assert to_cov.isfinite().all() and (to_cov != 0).any()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_batches_are_rows_that_know_nothing_of_each_other(name: str) -> None:
+    d = build(name)
+    basis = scattered_basis(d.dims)
+    points = 48 if d.dims == 1 else (16, 32)
+    together, t = d.expect(basis, points), torch.rand(4, 2, 3, *d.event_shape, dtype=torch.float64)
+    assert together.shape == (2, 3, 7) and d.pdf(t).shape == (4, 2, 3)
+    if not isinstance(d.alpha, Tensor):
+        mean, cov = moments_for(name)
+        for i in range(2):
+            for j in range(3):
+                alone = (LINE | PLANE)[name](mean[i, j], cov[i, j])
+                assert alone.batch_shape == () and alone.expect(basis, points).shape == (7,)
+                torch.testing.assert_close(alone.expect(basis, points), together[i, j])
+                torch.testing.assert_close(alone.pdf(t[:, i, j]), d.pdf(t)[:, i, j])
+    wide = d.expand((5, 2, 3))
+    assert type(wide) is type(d) and wide.batch_shape == (5, 2, 3)
+    torch.testing.assert_close(wide.expect(basis, points)[4], together)
+    assert wide.sample((2,)).shape == (2, 5, 2, 3, *d.event_shape)
+    assert wide.entropy().shape == wide.tsallis_entropy().shape == (5, 2, 3)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_bad_row_spoils_no_other(name: str) -> None:
+    mean, cov = moments_for(name)
+    expected = (LINE | PLANE)[name](mean, cov).expect(scattered_basis(dims_of(name)))
+    cov[1, 1] = torch.nan
+    Distribution.set_default_validate_args(False)
+    found = (LINE | PLANE)[name](mean, cov)
+    values = found.expect(scattered_basis(dims_of(name)))
+    assert values[1, 1].isnan().all()
+    keep = torch.ones(2, 3, dtype=torch.bool)
+    keep[1, 1] = False
+    torch.testing.assert_close(values[keep], expected[keep], atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_spread_that_is_none_is_refused(name: str) -> None:
+    mean, cov = moments_for(name)
+    with pytest.raises(ValueError, match=r"variance must be positive|covariance must be positive definite"):
+        (LINE | PLANE)[name](mean, -cov)
+    with pytest.raises(ValueError, match="mean must be finite, got nan"):
+        (LINE | PLANE)[name](mean * torch.nan, cov)
+    with pytest.raises(TypeError, match="floating point"):
+        (LINE | PLANE)[name](mean.long(), cov)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("scale", [1.0, 1e-2, 1e-4])
+def test_float32_gives_the_gradients_of_float64(name: str, scale: float) -> None:
+    """Down to variances of 1e-6: .0004 to .01 times `scale`."""
+    dims = dims_of(name)
+    upstream = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    found = {}
+    for dtype in (torch.float32, torch.float64):
+        mean, cov = moments_for(name, torch.float32, scale)
+        mean, cov = (x.to(dtype).requires_grad_() for x in (mean, cov))
+        value = (LINE | PLANE)[name](mean, cov).expect(scattered_basis(dims, torch.float32))
+        assert value.dtype == dtype
+        grads = torch.autograd.grad((value * upstream.to(value.dtype)).sum(), (mean, cov))
+        found[dtype] = [value.double(), *(g.double() for g in grads)]
+    for single, double in zip(found[torch.float32], found[torch.float64], strict=True):
+        assert (single - double).abs().amax() <= 1e-3 * double.abs().amax()
+        if single.dim() > 2 or dims == 1:
+            row = double.abs().flatten(2).amax(-1) if double.dim() > 2 else double.abs()
+            apart = (single - double).abs().flatten(2).amax(-1) if double.dim() > 2 else (single - double).abs()
+            assert (apart <= 1e-3 * row + 1e-6 * double.abs().amax()).all()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_half_precision_is_computed_in_float32(name: str) -> None:
+    mean, cov = moments_for(name, torch.bfloat16)
+    half, single = (LINE | PLANE)[name](mean, cov), (LINE | PLANE)[name](mean.float(), cov.float())
+    basis = scattered_basis(dims_of(name), torch.float32)
+    assert half.expect(basis).dtype == half.pdf(mean).dtype == torch.bfloat16
+    torch.testing.assert_close(half.expect(basis), single.expect(basis).bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(single.expect(basis), _outside_autocast(single, basis))
+
+
+def _outside_autocast(d: Density, basis: GaussianBasis) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return d.expect(basis)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_two_expectations_before_a_backward(name: str) -> None:
+    mean, cov = (x.requires_grad_() for x in moments_for(name))
+    first, second = scattered_basis(dims_of(name)), scattered_basis(dims_of(name), variance=0.05)
+    d = (LINE | PLANE)[name](mean, cov)
+    together = torch.autograd.grad(d.expect(first).sum() + d.expect(second).sum(), (mean, cov))
+    alone = [torch.autograd.grad((LINE | PLANE)[name](mean, cov).expect(b).sum(), (mean, cov)) for b in (first, second)]
+    for i in range(2):
+        torch.testing.assert_close(together[i], alone[0][i] + alone[1][i])
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "location-scale"])  # g is solved with autograd
+def test_it_compiles_in_one_graph(name: str) -> None:
+    basis = scattered_basis(dims_of(name))
+    points = 40 if dims_of(name) == 1 else (16, 32)
+
+    def expect(mean: Tensor, cov: Tensor) -> Tensor:
+        return (LINE | PLANE)[name](mean, cov).expect(basis, points)
+
+    torch._dynamo.reset()
+    mean, cov = moments_for(name)
+    compiled = torch.compile(expect, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(mean, cov), expect(mean, cov))
+
+
+def mixtures() -> dict[str, Mixture]:
+    mean, variance = moments_for("parabola")
+    weights = torch.softmax(torch.randn(2, 3, generator=torch.Generator().manual_seed(9), dtype=torch.float64), -1)
+    mean2, cov2 = moments_for("paraboloid")
+    return {
+        "stacked": Mixture(weights, TruncatedParabola(mean, variance)),
+        "several": Mixture(
+            weights,
+            [
+                Gaussian(mean[:, 0], variance[:, 0]),
+                Triangular(mean[:, 1], variance[:, 1]),
+                Laplace(mean[:, 2], variance[:, 2]),
+            ],
+        ),
+        "nested": Mixture(
+            weights[:, :2] / weights[:, :2].sum(-1, keepdim=True),
+            [Mixture(weights, BetaGaussian(mean, variance)), TruncatedParabola(mean[:, 0], variance[:, 1])],
+        ),
+        "stacked-2d": Mixture(weights, TruncatedParaboloid(mean2, cov2)),
+        "several-2d": Mixture(
+            weights[:, :2] / weights[:, :2].sum(-1, keepdim=True),
+            [Gaussian(mean2[:, 0], cov2[:, 0], 2), BetaGaussian(mean2[:, 1], cov2[:, 1], 1.5, 2)],
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["stacked", "several", "nested", "stacked-2d", "several-2d"])
+def test_mixtures(name: str) -> None:
+    d = mixtures()[name]
+    assert d.batch_shape == (2,)
+
+    def total(function: Callable[[Tensor], Tensor]) -> Tensor:
+        """The expectation of a function, component by component."""
+
+        def weighted(part: Density, t: Tensor) -> Tensor:
+            values = function(t)
+            p = part.pdf(t)
+            return p.reshape(p.shape + (1,) * (values.dim() - p.dim())) * values
+
+        found = [over(part, lambda t, part=part: weighted(part, t)) for part in d.parts]
+        values = found[0] if d.stacked else torch.stack(found, 1)
+        return (d.weights.reshape(d.weights.shape + (1,) * (values.dim() - 2)) * values).sum(1)
+
+    basis = scattered_basis(d.dims)
+    if name != "nested":
+        torch.testing.assert_close(d.expect(basis), total(basis), atol=1e-9, rtol=1e-9)
+        torch.testing.assert_close(d.mean, total(lambda t: t), atol=1e-9, rtol=0)
+        outer = (
+            total(lambda t: t**2) - d.mean**2
+            if d.dims == 1
+            else total(lambda t: t[..., None] * t[..., None, :]) - d.mean[..., None] * d.mean[..., None, :]
+        )
+        torch.testing.assert_close(d.covariance, outer, atol=1e-9, rtol=0)
+    t = torch.rand(11, 2, *d.event_shape, dtype=torch.float64)
+    pdf = d.pdf(t)
+    assert pdf.shape == (11, 2)
+    torch.testing.assert_close(d.log_prob(t).exp(), pdf)
+    assert torch.equal(d.support.check(t), pdf > 0)
+    torch.manual_seed(0)
+    x = d.sample((20_000,))
+    assert x.shape == (20_000, 2, *d.event_shape) and d.support.check(x).all()
+    assert ((x.mean(0) - d.mean).abs() < 5 * d.variance.sqrt() / math.sqrt(20_000)).all()
+    wide = d.expand((3, 2))
+    torch.testing.assert_close(wide.expect(basis)[2], d.expect(basis))
+    assert not d.has_rsample
+    if d.dims == 2:
+        with pytest.raises(NotImplementedError, match="on the line only"):
+            d.entropy()
+
+
+def test_the_entropy_of_a_mixture_on_the_line() -> None:
+    d = mixtures()["stacked"]
+    t = torch.linspace(-2, 3, 2_000_001, dtype=torch.float64)
+    for row in range(2):
+        one = Mixture(d.weights[row], TruncatedParabola(d.parts[0].mean[row], d.parts[0].variance[row]))
+        p = one.pdf(t)
+        assert one.alpha == 2.0
+        expected = (1 - torch.trapezoid(p**2, t)) / 2
+        torch.testing.assert_close(one.tsallis_entropy(), expected, atol=1e-8, rtol=0)
+        shannon = -torch.trapezoid(torch.where(p > 0, p * torch.where(p > 0, p, 1).log(), 0), t)
+        torch.testing.assert_close(one.entropy(), shannon, atol=1e-7, rtol=0)
+    single = Mixture(torch.ones(2, 1, dtype=torch.float64), [Laplace(torch.zeros(2).double(), torch.ones(2).double())])
+    torch.testing.assert_close(single.entropy(), single.parts[0].entropy(), atol=1e-8, rtol=0)
+    with pytest.raises(ValueError, match="no alpha in common"):
+        mixtures()["several"].tsallis_entropy()
+
+
+def test_derivatives_of_mixtures() -> None:
+    mean, variance = (x[0].clone().requires_grad_() for x in moments_for("parabola"))
+    logits = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    basis = scattered_basis(1)
+
+    def expect(logits: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        return Mixture(logits.softmax(-1), TruncatedParabola(mean, variance)).expect(basis, 24)
+
+    assert torch.autograd.gradcheck(expect, (logits, mean, variance))
+    assert torch.autograd.gradgradcheck(expect, (logits, mean, variance))
+
+
+def test_mixtures_that_fit_nowhere_are_refused() -> None:
+    pair = TruncatedParabola(torch.zeros(2), torch.ones(2))
+    with pytest.raises(ValueError, match="don't fit the batch shape"):
+        Mixture(torch.ones(3) / 3, pair)
+    with pytest.raises(ValueError, match="2 components"):
+        Mixture(torch.ones(3) / 3, [pair, pair])
+    with pytest.raises(ValueError, match="sum to 1"):
+        Mixture(torch.ones(2), pair)
+    with pytest.raises(ValueError, match="share a space"):
+        Mixture(torch.ones(2) / 2, [pair, TruncatedParaboloid(torch.zeros(2), torch.eye(2))])

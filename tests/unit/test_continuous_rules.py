@@ -1,0 +1,233 @@
+"""Quadrature rules, how many points they get, and the bases that ask for them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tsallis.continuous import (
+    BetaGaussian,
+    FourierBasis,
+    Gaussian,
+    GaussianBasis,
+    PolynomialBasis,
+    PowerBasis,
+    ProductBasis,
+    TruncatedParabola,
+    TruncatedParaboloid,
+    choice,
+    gaussian_grid,
+    image_basis,
+)
+from tsallis.continuous.products import bells, plane_sum
+from tsallis.functional import continuous as rules
+
+D = torch.float64
+
+
+@pytest.mark.parametrize("points", [1, 2, 7, 64, 160])
+def test_rules_are_those_of_numpy(points: int) -> None:
+    for ours, theirs in (
+        (rules.gauss_legendre(points), np.polynomial.legendre.leggauss(points)),
+        (rules.gauss_hermite(points), np.polynomial.hermite_e.hermegauss(points)),
+        (rules.gauss_laguerre(points), np.polynomial.laguerre.laggauss(points)),
+    ):
+        if not np.isfinite(theirs[1]).all() or theirs[1].sum() == 0:
+            continue  # numpy's own weights leave its numbers
+        nodes, weights = (torch.from_numpy(x) for x in theirs)
+        torch.testing.assert_close(ours.nodes, nodes, atol=1e-11, rtol=1e-12)
+        # The nodes of Laguerre are eigenvalues of a matrix whose norm is 4 points, exact to the rounding of that.
+        torch.testing.assert_close(ours.weights, weights / weights.sum(), atol=2e-14 * max(points, 10), rtol=0)
+
+
+@pytest.mark.parametrize(("a", "b"), [(0.0, 0.0), (1.0, 1.0), (-0.5, -0.5), (0.3, 2.0), (40.0, 40.0)])
+def test_jacobi_rules_are_exact(a: float, b: float) -> None:
+    nodes, weights = rules.gauss_jacobi(6, a, b)
+    assert (weights > 0).all() and (nodes.abs() < 1).all()
+    for degree in range(12):
+        # E (1 + x)^k under the beta law
+        expected = 2**degree * math.exp(
+            math.lgamma(b + 1 + degree) - math.lgamma(b + 1) + math.lgamma(a + b + 2) - math.lgamma(a + b + 2 + degree)
+        )
+        assert float(weights @ (1 + nodes) ** degree) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("alpha", [1.1, 1.5, 2.0, 3.0])
+def test_learned_rules_are_the_fixed_ones(alpha: float) -> None:
+    t = torch.tensor(alpha, dtype=D)
+    f = lambda x: torch.exp(-((x - 0.3) ** 2)) * torch.cos(x)  # noqa: E731
+    fixed, learned = rules.beta_line(64, alpha), rules.sine_line(128, t)
+    assert float(fixed.weights @ f(fixed.nodes)) == pytest.approx(float(learned.weights @ f(learned.nodes)), abs=1e-10)
+    g = lambda x: f(x[:, 0]) * torch.exp(x[:, 1] / 3)  # noqa: E731
+    fixed, learned = rules.beta_disk(32, 64, alpha), rules.sine_disk(64, 64, t)
+    assert float(fixed.weights @ g(fixed.nodes)) == pytest.approx(float(learned.weights @ g(learned.nodes)), abs=1e-10)
+
+
+def test_rules_survive_the_modes_they_are_made_in() -> None:
+    with torch.inference_mode():
+        rules.gauss_hermite(37)
+        made = rules.beta_line(39, 1.7)
+    assert not made.nodes.is_inference() and made.nodes.dtype == D
+    with torch.device("meta"):
+        assert rules.gauss_jacobi(41, 0.1, 0.2).nodes.device.type == "cpu"
+    with pytest.raises(ValueError, match="at least 1 point, got 0"):
+        rules.gauss_legendre(0)
+
+
+@pytest.mark.parametrize("small", [1e-9, 1e-4, 9e-3, 1.1e-2, 4.9e-2, 5.1e-2])
+def test_functions_with_a_removable_singularity(small: float) -> None:
+    mp = pytest.importorskip("mpmath")
+    mp.mp.dps = 40
+    x = torch.tensor(small, dtype=D, requires_grad=True)
+    for ours, exact in (
+        (rules.log1p_ratio, lambda v: mp.log1p(v) / v),
+        (rules.expm1_ratio, lambda v: mp.expm1(v) / v),
+        (rules.sine_ratio, lambda v: mp.sin(mp.sqrt(v)) / mp.sqrt(v)),
+        (rules.log_cosine_ratio, lambda v: -2 * mp.log(mp.cos(mp.sqrt(v))) / v),
+    ):
+        value = ours(x)
+        (slope,) = torch.autograd.grad(value, x, create_graph=True)
+        (bend,) = torch.autograd.grad(slope, x)
+        for order, found in enumerate((value, slope, bend)):
+            assert found.item() == pytest.approx(float(mp.diff(exact, mp.mpf(small), order)), rel=1e-9)
+
+
+def test_points_follow_the_width_of_the_functions() -> None:
+    d = TruncatedParabola(torch.tensor([0.5], dtype=D), torch.tensor(0.04, dtype=D))
+    for width in (0.5, 0.1, 0.03, 0.01):
+        basis = gaussian_grid(20, width)
+        error = (d.expect(basis) - d.expect(basis, 512)).abs().max() * width
+        assert error < 1e-12
+    single = TruncatedParaboloid(torch.rand(6, 2), 0.03 * torch.eye(2))
+    double = TruncatedParaboloid(single.mean.double(), single.covariance.double())
+    for variance in (0.1, 0.01, 0.001):
+        grid = image_basis(variance=variance)
+        scattered = GaussianBasis(*grid.gaussians(single.mean))
+        exact = double.expect(grid, (96, 192))
+        for basis in (grid, scattered):
+            assert (single.expect(basis) - exact).abs().max() * variance * 2 * math.pi < 3e-6
+
+
+def test_functions_too_narrow_for_any_rule_are_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_warned", set())
+    d = TruncatedParabola(torch.tensor(0.5), torch.tensor(1.0))
+    with pytest.warns(UserWarning, match="so narrow beside the density"):
+        d.expect(gaussian_grid(5, 1e-3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        d.expect(gaussian_grid(5, 1e-3))
+        d.expect(gaussian_grid(5, 0.02))
+    monkeypatch.setattr(choice, "_warned", set())
+    with pytest.warns(UserWarning, match="so narrow"):
+        TruncatedParaboloid(torch.zeros(2), torch.eye(2)).expect(image_basis(variance=1e-4))
+
+
+def test_products_are_all_pairs() -> None:
+    t = torch.rand(4, 3, 2, dtype=D)
+    for first, second in (
+        (gaussian_grid(3, 0.2), gaussian_grid(4, [0.1, 0.3])),
+        (PolynomialBasis(2), FourierBasis(2)),
+        (PowerBasis(0), gaussian_grid(2, 0.3)),
+    ):
+        product = ProductBasis(first, second)
+        pairs = torch.einsum("...i,...j->...ij", first(t[..., 0]), second(t[..., 1])).flatten(-2)
+        torch.testing.assert_close(product(t), pairs)
+        assert product(t).shape[-1] == product.size
+        w = torch.rand(3, dtype=D)
+        torch.testing.assert_close(product.weighted_sum(w, *t.unbind(-1)), (w[:, None] * pairs).sum(-2))
+        each = torch.rand(4, 3, dtype=D)
+        torch.testing.assert_close(product.weighted_sum(each, *t.unbind(-1)), (each[..., None] * pairs).sum(-2))
+    grid = image_basis(3)
+    centres, covs = grid.gaussians(t)  # type: ignore[misc]
+    torch.testing.assert_close(GaussianBasis(centres, covs)(t), grid(t), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [1, 50, 1 << 17])
+def test_sums_of_products_in_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tsallis.continuous import products
+
+    monkeypatch.setattr(products, "CHUNK", chunk)
+    first, second = (
+        bells(torch.rand(4, dtype=D), torch.full((4,), 0.3, dtype=D)),
+        bells(torch.rand(3, dtype=D), torch.full((3,), 0.2, dtype=D)),
+    )
+    weights = torch.rand(5, dtype=D)
+    x, y = torch.rand(2, 6, 5, dtype=D).unbind()
+    x.requires_grad_()
+    y.requires_grad_()
+
+    def sums(x: Tensor, y: Tensor) -> Tensor:
+        return plane_sum(weights, x, y, first, second)
+
+    left, right = torch.exp(-first.z(x).square()), torch.exp(-second.z(y).square())
+    torch.testing.assert_close(sums(x, y), torch.einsum("q,bqi,bqj->bij", weights, left, right))
+    assert torch.autograd.gradcheck(sums, (x, y))
+    assert torch.autograd.gradgradcheck(sums, (x, y))
+
+
+def test_derivatives_on_a_grid() -> None:
+    mean = torch.rand(3, 2, dtype=D, requires_grad=True)
+    root = torch.randn(3, 2, 2, dtype=D) * 0.1
+    cov = root @ root.mT + 0.01 * torch.eye(2, dtype=D)
+    cov[0] = 0.02 * torch.eye(2, dtype=D)
+    cov.requires_grad_()
+    grid = ProductBasis(GaussianBasis(torch.linspace(0, 1, 3, dtype=D), 0.04))
+
+    def expect(mean: Tensor, cov: Tensor) -> Tensor:
+        return TruncatedParaboloid(mean, (cov + cov.mT) / 2).expect(grid, (8, 16))
+
+    assert torch.autograd.gradcheck(expect, (mean, cov))
+    assert torch.autograd.gradgradcheck(expect, (mean, cov))
+
+
+def test_transforms_of_torch_func() -> None:
+    mean, cov = torch.rand(4, 2, dtype=D), 0.02 * torch.eye(2, dtype=D)
+    grid = image_basis(3)
+
+    def expect(mean: Tensor) -> Tensor:
+        return TruncatedParaboloid(mean, cov, validate_args=False).expect(grid, (8, 16))
+
+    jacobian = torch.func.vmap(torch.func.jacrev(expect))(mean)
+    torch.testing.assert_close(jacobian[0], torch.autograd.functional.jacobian(expect, mean[0]))
+
+
+def test_bases_that_are_none_are_refused() -> None:
+    for make, message in (
+        (lambda: GaussianBasis(torch.zeros(3), 0.0), "variance must be positive"),
+        (lambda: GaussianBasis(torch.zeros(3, 2), -torch.eye(2).expand(3, 2, 2)), "positive"),
+        (lambda: GaussianBasis(torch.zeros(3, 3), 0.1), "centres must be"),
+        (lambda: GaussianBasis(torch.zeros(0), 0.1), "centres must be"),
+        (lambda: GaussianBasis(torch.zeros(3), torch.ones(2, 2)), "doesn't fit"),
+        (lambda: ProductBasis(image_basis()), "on the line"),
+        (lambda: gaussian_grid(7, [0.1, 0.2]), "multiple of the number of widths, got 7 for 2"),
+        (lambda: PowerBasis(-1), "got -1"),
+        (lambda: PolynomialBasis(2, 1.0, 0.0), "low must be below high"),
+        (lambda: FourierBasis(0), "at least 1, got 0"),
+        (lambda: FourierBasis(1, 0.0), "period"),
+        (lambda: image_basis()(torch.zeros(3)), r"\[\.\.\., 2\]"),
+        (
+            lambda: Gaussian(torch.zeros(3), torch.ones(3)).expect(image_basis()),
+            "2 dimensions doesn't fit a density in 1",
+        ),
+        (lambda: BetaGaussian(torch.zeros(3), torch.ones(3), 0.9), "at least 1, got 0.9"),
+        (lambda: BetaGaussian(torch.zeros(3), torch.ones(3), torch.tensor(0.5)), "a tensor with 0.5"),
+        (lambda: BetaGaussian(torch.zeros(3), torch.ones(3), dims=0), "dims must be at least 1"),
+        (lambda: TruncatedParaboloid(torch.zeros(3), torch.eye(2)), r"mean must be \[\.\.\., 2\]"),
+        (lambda: TruncatedParaboloid.from_scores(torch.zeros(5)), r"theta must be \[\.\.\., 6\]"),
+        (lambda: TruncatedParabola.from_scores(torch.tensor([0.0, 1.0])), "positive"),
+        (lambda: TruncatedParabola(torch.zeros(2), torch.ones(2)).expect(gaussian_grid(2, 0.1), (3, 4)), "one number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
+
+
+def test_bases_move_with_the_module_that_holds_them() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    model.add_module("basis", gaussian_grid(4, 0.1))
+    assert model.double().basis.centres.dtype == D
+    assert {"basis.centres", "basis.covs"} <= set(model.state_dict())

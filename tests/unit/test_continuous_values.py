@@ -1,0 +1,233 @@
+"""Value functions: positions, masks and lengths, and what padding may not change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tsallis.continuous import (
+    Gaussian,
+    GaussianBasis,
+    TruncatedParabola,
+    TruncatedParaboloid,
+    ValueFunction,
+    box_centres,
+    cell_centres,
+    grid_centres,
+    image_basis,
+    match_moments,
+    moments,
+    text_basis,
+)
+from tsallis.functional.continuous import ridge_regression
+
+
+def density(batch: int, queries: int = 3) -> TruncatedParabola:
+    g = torch.Generator().manual_seed(0)
+    return TruncatedParabola(
+        torch.rand(batch, 2, queries, generator=g), torch.rand(batch, 2, queries, generator=g) * 0.03 + 1e-3
+    )
+
+
+def test_positions_are_cell_centres_of_even_and_odd_lengths() -> None:
+    assert cell_centres(5).tolist() == pytest.approx([0.1, 0.3, 0.5, 0.7, 0.9])
+    assert cell_centres(2).tolist() == [0.25, 0.75]
+    assert cell_centres(1).tolist() == [0.5]
+    grid = grid_centres(2, 3)
+    assert grid[1].tolist() == pytest.approx([0.5, 0.25]) and grid[3].tolist() == pytest.approx([1 / 6, 0.75])
+    boxes = torch.tensor([[[0.0, 0.0, 10.0, 20.0]], [[0.0, 0.0, 10.0, 20.0]]])
+    sizes = torch.tensor([[[10.0, 20.0]], [[20.0, 20.0]]])
+    assert box_centres(boxes, sizes).tolist() == [[[0.5, 0.5]], [[0.25, 0.5]]]
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        cell_centres(0)
+    with pytest.raises(ValueError, match=r"\[\.\.\., 4\]"):
+        box_centres(torch.zeros(3, 2), (1, 1))
+
+
+@pytest.mark.parametrize("longest", [9, 10])
+def test_padding_changes_nothing(longest: int) -> None:
+    lengths = torch.tensor([longest, 4, 5, 1])
+    values = torch.randn(4, longest, 6)
+    fit = ValueFunction(text_basis(32))
+    padded = values.clone()
+    for row, length in enumerate(lengths.tolist()):
+        padded[row, length:] = torch.nan
+    longer = torch.cat([padded, torch.full((4, 7, 6), torch.inf)], 1)
+    attended = density(4)
+    contexts = [fit(x, lengths=lengths).expect(attended) for x in (values, padded, longer)]
+    assert contexts[0].shape == (4, 2, 3, 6)
+    for other in contexts[1:]:
+        torch.testing.assert_close(other, contexts[0], atol=1e-6, rtol=0)
+    for row, length in enumerate(lengths.tolist()):
+        alone = fit(values[row : row + 1, :length]).expect(
+            TruncatedParabola(attended.mean[row : row + 1], attended.variance[row : row + 1])
+        )
+        torch.testing.assert_close(contexts[0][row : row + 1], alone, atol=1e-6, rtol=0)
+
+
+def test_padding_gets_no_gradient_and_spoils_none() -> None:
+    values = torch.randn(2, 6, 3)
+    values[1, 4:] = torch.nan
+    values.requires_grad_()
+    signal = ValueFunction(text_basis(32))(values, lengths=[6, 4])
+    (grad,) = torch.autograd.grad(signal.expect(density(2)).sum(), values)
+    assert grad.isfinite().all() and (grad[1, 4:] == 0).all() and (grad[1, :4] != 0).all()
+
+
+def test_a_mask_with_positions_is_the_lengths_it_stands_for() -> None:
+    lengths = torch.tensor([7, 4])
+    positions = torch.zeros(2, 7)
+    for row, length in enumerate(lengths.tolist()):
+        positions[row, :length] = cell_centres(length)
+        positions[row, length:] = torch.nan
+    values = torch.randn(2, 7, 3, dtype=torch.float64)
+    fit = ValueFunction(text_basis(32))
+    mask = torch.arange(7) < lengths[:, None]
+    by_mask = fit(values, mask=mask, positions=positions)
+    by_length = fit(values, lengths=lengths)
+    both = fit(values, lengths=lengths, positions=positions)
+    torch.testing.assert_close(by_mask.coefficients, by_length.coefficients, atol=1e-5, rtol=1e-5)  # float32 positions
+    torch.testing.assert_close(by_mask.coefficients, both.coefficients)
+
+
+def test_irregular_positions_each_of_their_own() -> None:
+    """Time stamps, and boxes in the plane."""
+    stamps = torch.rand(3, 8, dtype=torch.float64)
+    values = torch.randn(3, 8, 2, dtype=torch.float64)
+    basis = GaussianBasis(torch.linspace(0, 1, 6, dtype=torch.float64), 0.02)
+    fit = ValueFunction(basis, 0.05)
+    signal = fit(values, positions=stamps)
+    for row in range(3):
+        f = basis(stamps[row])
+        expected = torch.linalg.solve(f.T @ f + 0.05 * torch.eye(6, dtype=torch.float64), f.T @ values[row])
+        torch.testing.assert_close(signal.coefficients[row], expected, atol=1e-9, rtol=1e-9)
+    shared = fit(values, positions=stamps[0])
+    torch.testing.assert_close(shared.coefficients[0], signal.coefficients[0])
+    boxes = torch.rand(2, 5, 4) * 100
+    mask = torch.tensor([[True] * 5, [True, True, True, False, False]])
+    regions = ValueFunction(image_basis(4))(torch.randn(2, 5, 3), positions=box_centres(boxes, (100, 100)), mask=mask)
+    context = regions.expect(TruncatedParaboloid(torch.rand(2, 4, 2), 0.01 * torch.eye(2)))
+    assert context.shape == (2, 4, 3)
+
+
+def test_positions_may_be_learned() -> None:
+    positions = torch.rand(2, 5, dtype=torch.float64, requires_grad=True)
+    values = torch.randn(2, 5, 2, dtype=torch.float64, requires_grad=True)
+    fit = ValueFunction(GaussianBasis(torch.linspace(0, 1, 4, dtype=torch.float64), 0.04))
+    assert torch.autograd.gradcheck(lambda p, v: fit(v, positions=p).coefficients, (positions, values))
+    assert torch.autograd.gradgradcheck(lambda p, v: fit(v, positions=p).coefficients, (positions, values))
+
+
+def test_a_signal_gives_back_what_it_was_made_of() -> None:
+    t = cell_centres(50)
+    wave = torch.stack([torch.sin(5 * t), t**2], -1)
+    signal = ValueFunction(text_basis(64), 1e-4)(wave)
+    assert (signal(t) - wave).abs().max() < 0.02
+    narrow = Gaussian(t, torch.tensor(1e-6, dtype=torch.float64))
+    torch.testing.assert_close(signal.expect(narrow), signal(t), atol=1e-3, rtol=0)
+
+
+def test_float32_is_as_good_as_its_rounding() -> None:
+    """At a length of 3000 the system is so ill-conditioned that a float32 inverse misses by a quarter."""
+    fit = ValueFunction(text_basis(32))
+    values = torch.randn(3000, 4)
+    single, double = fit(values).coefficients, fit(values.double()).coefficients
+    assert (single - double).abs().max() < 1e-4 * double.abs().max()
+    assert fit(values.bfloat16()).coefficients.dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(fit(values).coefficients, single)
+
+
+def test_regressions_are_remembered_until_something_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tsallis.continuous import values as module
+
+    solved: list[torch.Size] = []
+
+    def counted(features: Tensor, *rest: object) -> Tensor:
+        solved.append(features.shape)
+        return ridge_regression(features, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "ridge_regression", counted)
+    fit = ValueFunction(text_basis(32))
+    x = torch.randn(2, 9, 3)
+    with torch.inference_mode():
+        fit(x)
+    fit(x.requires_grad_()).coefficients.sum().backward()  # what inference mode made serves training too
+    fit(x, lengths=[9, 5])
+    assert len(solved) == 2
+    fit(x.double())
+    fit.penalty = 0.5
+    fit(x)
+    fit.basis.centres.add_(0.01)
+    fit(x)
+    assert len(solved) == 5
+    for length in range(1, module.KEPT + 20):
+        fit(torch.randn(length, 1))
+    assert len(fit._kept) == module.KEPT
+    assert "basis.centres" in fit.state_dict()
+
+
+def test_the_batch_of_a_density_stands_behind_that_of_the_signal() -> None:
+    fit = ValueFunction(text_basis(32))
+    values = torch.randn(4, 9, 5)
+    assert fit(values).expect(density(4)).shape == (4, 2, 3, 5)
+    assert fit(values).expect(TruncatedParabola(torch.rand(4), torch.tensor(0.01))).shape == (4, 5)
+    assert fit(values[0]).expect(density(4)).shape == (4, 2, 3, 5)
+    with pytest.raises(ValueError, match="doesn't fit a signal"):
+        fit(values).expect(TruncatedParabola(torch.tensor(0.5), torch.tensor(0.01)))
+
+
+def test_wrong_observations_are_refused() -> None:
+    fit, plane = ValueFunction(text_basis(32)), ValueFunction(image_basis(3))
+    x = torch.randn(2, 6, 3)
+    for arguments, message in (
+        ({"lengths": [6, 7]}, "between 1 and 6, got 7"),
+        ({"lengths": [0, 6]}, "between 1 and 6, got 0"),
+        ({"lengths": [6, 6], "mask": torch.ones(2, 6, dtype=torch.bool)}, "not both"),
+        ({"mask": torch.ones(2, 6, dtype=torch.bool)}, "a mask needs positions"),
+        ({"positions": torch.rand(2, 5)}, r"\[\.\.\., 6\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fit(x, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="grid of height and width for 6 values, got None"):
+        plane(x)
+    with pytest.raises(ValueError, match=r"got \(2, 2\)"):
+        plane(x, grid=(2, 2))
+    with pytest.raises(ValueError, match="6, 2"):
+        plane(x, positions=torch.rand(2, 6))
+    with pytest.raises(TypeError, match="boolean"):
+        fit(x, mask=torch.ones(2, 6), positions=torch.rand(6))
+    for penalty in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="penalty must be positive"):
+            ValueFunction(text_basis(32), penalty)
+    with pytest.raises(ValueError, match="penalty must be above 0"):
+        ridge_regression(torch.rand(3, 5), 0.0)
+    with pytest.raises(ValueError, match="not negative"):
+        ridge_regression(torch.rand(9, 5), -1.0)
+
+
+def test_masked_regression_is_that_of_the_rows_that_count() -> None:
+    f = torch.randn(8, 4, dtype=torch.float64)
+    mask = torch.tensor([True, False, True, True, True, False, True, True])
+    f[1] = torch.nan
+    for penalty in (0.0, 0.2):
+        found = ridge_regression(f, penalty, mask)
+        assert (found[~mask] == 0).all()
+        torch.testing.assert_close(found[mask], ridge_regression(f[mask], penalty))
+
+
+def test_moments_of_weights() -> None:
+    weights = torch.tensor([[0.0, 1.0, 0.0], [0.2, 0.3, 0.5]])
+    positions = torch.tensor([[torch.nan, 0.5, torch.nan], [0.0, 0.5, 1.0]])
+    mean, variance = moments(weights, positions)
+    torch.testing.assert_close(mean, torch.tensor([0.5, 0.65]))
+    torch.testing.assert_close(variance, torch.tensor([0.0, 0.1525]))
+    d = match_moments(TruncatedParabola, weights.requires_grad_(), positions)
+    assert d.variance[0].item() == pytest.approx(1e-6)
+    (grad,) = torch.autograd.grad(d.expect(text_basis(32)).sum(), weights)
+    assert grad.isfinite().all()
+    with pytest.raises(ValueError, match="'covariance' or 'scale', got 'paper'"):
+        match_moments(TruncatedParabola, weights, positions, matching="paper")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="positions must be"):
+        moments(weights, positions[:, :2])
