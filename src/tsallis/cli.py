@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,11 +17,14 @@ except ModuleNotFoundError:
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tsallis.config import Config
     from tsallis.data.batching import Batch
     from tsallis.data.corpus import Corpus
-    from tsallis.data.inflection import InflectionExample
+    from tsallis.prepare import Prepared
     from tsallis.search import Hypothesis, Result
+    from tsallis.tasks import Lines
     from tsallis.training import Run
+    from tsallis.training.world import World
 
 app = typer.Typer(
     help="Sparse probability in PyTorch: train, translate and look at models with exact zeros.",
@@ -35,6 +39,7 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder."
 FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Input file; default: standard input.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Language = Annotated[str | None, typer.Option(help="The lines' language, for a run of several.")]
+Which = Annotated[str, typer.Option("--checkpoint", help="best, last or average (see `tsallis average`).")]
 SHOWN = 3  # words whose answers the demo lists
 LISTED = 10  # answers listed a word
 
@@ -46,12 +51,21 @@ def main() -> None:
     try:
         app()
     except InputError as error:
-        print(f"tsallis: {' '.join(str(error).split(chr(10)))}", file=sys.stderr)
+        if os.environ.get("LOCAL_RANK", "0") == "0" or not _known_to_all(error):
+            rank = os.environ.get("RANK", "0")
+            place = f" (process {rank})" if rank != "0" else ""
+            print(f"tsallis{place}: {' '.join(str(error).split(chr(10)))}", file=sys.stderr)
         raise SystemExit(2) from None
     except BrokenPipeError:
         # The reader of our output has seen enough; nothing may be written at exit either.
         sys.stderr.close()
         raise SystemExit(0) from None
+
+
+def _known_to_all(error: Exception) -> bool:
+    """Whether the first process of this machine says the same."""
+    world = sys.modules.get("tsallis.training.world")
+    return world is not None and isinstance(error, world.CommonError)
 
 
 @app.command()
@@ -75,22 +89,22 @@ def data_list() -> None:
     from tsallis.data.sources import SOURCES
 
     for source in SOURCES.values():
-        print(f"{source.name}\t{source.title}")
-        print(f"\t{len(source.files)} files, {source.size / 1e6:.1f} MB, licence: {source.licence}")
-        print(f"\tcite: {source.citation}")
+        print("\n".join(source.describe()))
 
 
 @data_app.command("get")
 def data_get(
     name: Annotated[str, typer.Argument(help="See `tsallis data list`.")],
     folder: Annotated[Path | None, typer.Option(help="Where to; default: data/NAME.")] = None,
-    languages: Annotated[str | None, typer.Option(help="Only these, separated by commas.")] = None,
+    languages: Annotated[str | None, typer.Option(help="Only these (sides, of a parallel corpus): de,en.")] = None,
 ) -> None:
-    """Fetch a data set: resumes, checks every file's SHA-256."""
+    """Fetch a data set: resumes; files are compared with their known digest, or with that of the first transfer."""
     from tsallis.data.sources import get
 
     chosen = languages.split(",") if languages else None
-    for path in get(name, folder or Path("data") / name, chosen):
+    for path in get(
+        name, folder or Path("data") / name, chosen, lambda text: print(f"fetching {text}", file=sys.stderr)
+    ):
         print(path)
 
 
@@ -99,32 +113,62 @@ def train(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, see recipes/.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="The run folder; default: run_dir of the config.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")] = "auto",
 ) -> None:
-    """Train a model, or go on with a training that was interrupted."""
+    """Train a model, or go on with a training that was interrupted.
+
+    On several processes: torchrun --nproc-per-node N -m tsallis train CONFIG
+    """
     from tsallis.config import load_config
+    from tsallis.training.world import joined
 
-    loaded = load_config(config, overrides or [])
-    folder = run_dir or (Path(loaded.run_dir) if loaded.run_dir else Path("runs") / config.stem)
-    _train(loaded, folder)
+    with joined(device) as world:
+        loaded = world.together(lambda: load_config(config, overrides or []))
+        _train(loaded, run_dir or (Path(loaded.run_dir) if loaded.run_dir else Path("runs") / config.stem), world)
 
 
-def _train(loaded: Any, folder: Path) -> None:
+def _train(loaded: Config, folder: Path, world: World) -> None:
+    import contextlib
+
     import torch
 
-    from tsallis.config import prepare
     from tsallis.display import TrainingDisplay
+    from tsallis.prepare import prepare
     from tsallis.training import Trainer
     from tsallis.training.run import build_model, locked, start_run
 
-    prepared = prepare(loaded)
-    with locked(folder):
-        resumed = start_run(
-            folder, loaded.text(), prepared.description, prepared.task, prepared.src_vocab, prepared.tgt_vocab
-        )
-        torch.manual_seed(prepared.settings.seed)
-        model = build_model(prepared.description)
-        with TrainingDisplay(folder, resumed, prepared.settings.epochs) as display:
-            Trainer(model, prepared.train, prepared.dev, folder, prepared.settings, display.update).run()
+    with contextlib.ExitStack() as stack:
+
+        def start() -> tuple[Prepared, Any, bool]:
+            if world.main:
+                stack.enter_context(locked(folder))
+            prepared = prepare(loaded)
+            torch.manual_seed(prepared.settings.seed)
+            model = build_model(prepared.description, "model")
+            arguments = (prepared.description, prepared.task, prepared.data.src_vocab, prepared.data.tgt_vocab)
+            return prepared, model, world.main and start_run(folder, loaded.text(), *arguments)
+
+        prepared, model, resumed = world.together(start)
+        data, settings = prepared.data, prepared.settings
+        display = stack.enter_context(TrainingDisplay(folder, resumed, settings.epochs, quiet=not world.main))
+        Trainer(model, data.train, data.dev, folder, settings, display.update, prepared.measure(), world).run()
+
+
+@app.command()
+def average(
+    run: RunArgument,
+    last: Annotated[int | None, typer.Option(min=1, help="How many; default: all that were kept.")] = None,
+) -> None:
+    """Average the parameters of the last validated checkpoints, of which training.keep are kept."""
+    from tsallis.errors import InputError
+    from tsallis.training.checkpoint import Checkpoints
+    from tsallis.training.run import locked
+
+    if not (run / "model.json").exists():
+        raise InputError(f"{run}: not a run folder (it has no model.json)")
+    with locked(run):  # a training would write its index over ours
+        names = Checkpoints(run / "checkpoints").average(last)
+    print(f"averaged {', '.join(names)}: use it with --checkpoint average")
 
 
 @app.command()
@@ -138,28 +182,40 @@ def translate(
     ] = False,
     budget: Annotated[int, typer.Option(min=1, help="Prefixes --all may expand a line.")] = 10_000,
     language: Language = None,
+    checkpoint: Which = "best",
     as_json: Json = False,
 ) -> None:
-    """Predict forms of `lemma<TAB>tags` lines.
+    """Outputs for lines: forms of `lemma<TAB>tags`, or translations of sentences.
 
-    Prints the best form a line. With --nbest above 1 or --all: the number of the line, the form, its probability and
-    the certificate, separated by tabs.
+    Prints the best output a line. With --nbest above 1 or --all: the number of the line, the output, its probability
+    and the certificate, separated by tabs.
     """
-    from tsallis.data.corpus import Corpus
     from tsallis.search import beam_search, exhaustive
     from tsallis.training import load_run
 
-    loaded = load_run(run)
-    examples = _read(loaded, file, language, need_form=False)
-    corpus = Corpus.encode(examples, loaded.src_vocab, loaded.tgt_vocab)
+    loaded = load_run(run, checkpoint)
+    lines = _read(loaded, file, language, gold=False)
     size = beam or _beam_size(loaded)
-    for batch in _in_order(corpus):
+    printed = 0
+    for batch in _in_order(lines.corpus):
         if every:
             results = exhaustive(loaded.model, batch.src, batch.src_lengths, budget=budget)
         else:
             results = beam_search(loaded.model, batch.src, batch.src_lengths, beam_size=max(size, nbest), n_best=nbest)
         for row, result in zip(batch.index, results, strict=True):
-            _print_result(loaded, row, result, as_json, many=every or nbest > 1)
+            _print_nothing(range(printed, lines.places[row]), as_json, many=every or nbest > 1)
+            printed = lines.places[row] + 1
+            _print_result(loaded, printed, result, as_json, many=every or nbest > 1)
+    _print_nothing(range(printed, lines.count), as_json, many=every or nbest > 1)
+
+
+def _print_nothing(places: range, as_json: bool, many: bool) -> None:
+    """Lines with nothing in them have no outputs; elsewhere than in a list of outputs they keep their place."""
+    for place in places:
+        if as_json:
+            print(json.dumps({"line": place + 1, "certificate": "none", "bound": None, "mass": 0.0, "hypotheses": []}))
+        elif not many:
+            print()
 
 
 def _in_order(corpus: Corpus) -> Iterator[Batch]:
@@ -168,38 +224,34 @@ def _in_order(corpus: Corpus) -> Iterator[Batch]:
         yield corpus.batch(range(start, min(start + 64, len(corpus))))
 
 
-def _print_result(run: Run, row: int, result: Result, as_json: bool, many: bool) -> None:
+def _print_result(run: Run, line: int, result: Result, as_json: bool, many: bool) -> None:
+    from tsallis.tasks import task_of
+
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "line": row + 1,
-                    "certificate": result.certificate.kind,
-                    "bound": None if result.certificate.bound == float("-inf") else result.certificate.bound,
-                    "mass": result.mass,
-                    "hypotheses": [
-                        {
-                            "form": _form(run, h),
-                            "prob": h.prob,
-                            "log_prob": h.log_prob,
-                            "support": h.support,
-                            "attended": h.attended,
-                        }
-                        for h in result.hypotheses
-                    ],
-                },
-                ensure_ascii=False,
-            )
-        )
+        bound = result.certificate.bound
+        content = {
+            "line": line,
+            "certificate": result.certificate.kind,
+            "bound": None if bound == float("-inf") else bound,
+            "mass": result.mass,
+            "hypotheses": [_described(run, h, task_of(run.task).noun) for h in result.hypotheses],
+        }
+        print(json.dumps(content, ensure_ascii=False))
     elif many:
         for h in result.hypotheses:
-            print(f"{row + 1}\t{_form(run, h)}\t{h.prob:.6g}\t{result.certificate.kind}")
+            print(f"{line}\t{run.tgt_vocab.text(h.tokens)}\t{h.prob:.6g}\t{result.certificate.kind}")
     else:
-        print(_form(run, result.best) if result.best else "")
+        print(run.tgt_vocab.text(result.best.tokens) if result.best else "")
 
 
-def _form(run: Run, hypothesis: Hypothesis) -> str:
-    return "".join(run.tgt_vocab.decode(hypothesis.tokens))
+def _described(run: Run, hypothesis: Hypothesis, noun: str) -> dict[str, Any]:
+    return {
+        noun: run.tgt_vocab.text(hypothesis.tokens),
+        "prob": hypothesis.prob,
+        "log_prob": hypothesis.log_prob,
+        "support": hypothesis.support,
+        "attended": hypothesis.attended,
+    }
 
 
 def _beam_size(run: Run) -> int:
@@ -208,21 +260,13 @@ def _beam_size(run: Run) -> int:
     return load_config(run.folder / "config.yaml").search.beam_size
 
 
-def _read(run: Run, file: Path | None, language: str | None, need_form: bool) -> list[InflectionExample]:
-    from tsallis.data.inflection import decode_lines, parse_line, read_lines
-    from tsallis.errors import InputError
+def _read(run: Run, file: Path | None, language: str | None, gold: bool) -> Lines:
+    from tsallis.data.inflection import decode_lines, read_lines
+    from tsallis.tasks import task_of
 
-    known = run.task.get("languages")
-    if language is None and known and len(known) == 1:
-        language = known[0]
-    if known and language not in known:
-        found = "none was given" if language is None else f"{language!r} is not among them"
-        raise InputError(f"{run.folder}: the run knows the languages {', '.join(known)}; {found} (--language)")
-    if not known and language is not None:
-        raise InputError(f"{run.folder}: the run knows no languages, {language!r} was given")
     name = str(file) if file else "standard input"
     lines = read_lines(file) if file else decode_lines(sys.stdin.buffer.read(), name)
-    return [parse_line(line, f"{name}:{i}", language, need_form) for i, line in enumerate(lines, start=1)]
+    return task_of(run.task).read(lines, name, run, language, gold)
 
 
 @app.command()
@@ -232,47 +276,60 @@ def evaluate(
     split: Annotated[str, typer.Option(help="train, dev or test of the config.")] = "test",
     beam: Annotated[int | None, typer.Option(min=1, help="Beam size; default: the run's.")] = None,
     language: Language = None,
+    checkpoint: Which = "best",
     as_json: Json = False,
 ) -> None:
-    """Accuracy, distance, loss, certificates and sparsity on samples with known forms."""
-    from tsallis.config import load_config, read_split
+    """Scores, loss, certificates and sparsity on lines with known outputs.
+
+    Of forms: accuracy and distance. Of translations: BLEU, chrF and TER with their signatures, and how often the empty
+    string is more probable than the answer.
+    """
+    from tsallis.config import load_config
+    from tsallis.prepare import read_split
+    from tsallis.tasks import evaluation, task_of
     from tsallis.training import load_run
 
-    loaded = load_run(run)
+    loaded = load_run(run, checkpoint)
     config = load_config(loaded.folder / "config.yaml")
-    examples = _read(loaded, file, language, need_form=True) if file else read_split(config.data, split)
-    report = _evaluate(loaded, examples, beam or config.search.beam_size)
+    if file:
+        lines = _read(loaded, file, language, gold=True)
+    else:
+        lines = task_of(loaded.task).encode(read_split(config.data, split), loaded)
+    report = evaluation(loaded, lines, beam or config.search.beam_size)
     if as_json:
         print(json.dumps({"run": str(run), "on": str(file) if file else split, **report}))
     else:
         print(_table(report))
 
 
-def _evaluate(run: Run, examples: list[InflectionExample], beam_size: int) -> dict[str, Any]:
-    from tsallis.data.corpus import Corpus
-    from tsallis.metrics import evaluate as measure
-
-    corpus = Corpus.encode(examples, run.src_vocab, run.tgt_vocab)
-    return measure(run.model, corpus, [e.form or "" for e in examples], run.tgt_vocab, beam_size).as_dict()
+ROWS = {
+    "samples": ("samples", "d"),
+    "bleu": ("BLEU", ".2f"),
+    "chrf": ("chrF", ".2f"),
+    "ter": ("TER", ".2f"),
+    "exact": ("exactly the reference", ".2%"),
+    "accuracy": ("accuracy", ".2%"),
+    "levenshtein": ("mean Levenshtein", ".3f"),
+    "loss": ("loss a symbol", ".4f"),
+    "gold_in_support": ("gold symbols in support", ".2%"),
+    "single": ("all mass on one hypothesis", ".1%"),
+    "complete": ("certificate complete", ".1%"),
+    "optimal": ("certificate optimal", ".1%"),
+    "bounded": ("certificate bounded", ".1%"),
+    "none": ("no certificate", ".1%"),
+    "output_support": ("symbols in support a step", ".2f"),
+    "output_sum": ("sum of outputs a step", ".4f"),
+    "attention_support": ("attended positions a step", ".2f"),
+    "attention_support_forced": ("the same, mean of heads", ".2f"),
+    "empty": ("without any hypothesis", "d"),
+    "empty_rate": ("empty output more probable", ".2%"),
+    "speed": ("symbols a second", ".0f"),
+}
 
 
 def _table(report: dict[str, Any]) -> str:
-    rows = {
-        "samples": f"{report['samples']}",
-        "accuracy": f"{report['accuracy']:.2%}",
-        "mean Levenshtein": f"{report['levenshtein']:.3f}",
-        "loss a symbol": f"{report['loss']:.4f}",
-        "gold symbols in support": f"{report['gold_in_support']:.2%}",
-        "all mass on one hypothesis": f"{report['single']:.1%}",
-        "certificate complete": f"{report['complete']:.1%}",
-        "certificate optimal": f"{report['optimal']:.1%}",
-        "certificate bounded": f"{report['bounded']:.1%}",
-        "no certificate": f"{report['none']:.1%}",
-        "symbols in support a step": f"{report['output_support']:.2f}",
-        "attended positions a step": f"{report['attention_support']:.2f}",
-        "without any hypothesis": f"{report['empty']}",
-    }
-    return "\n".join(f"{name:<28}{value:>10}" for name, value in rows.items())
+    lines = [f"{title:<28}{format(report[key], how):>10}" for key, (title, how) in ROWS.items() if key in report]
+    return "\n".join([*lines, *(f"{name}: {text}" for name, text in report.get("signatures", {}).items())])
 
 
 @app.command()
@@ -280,17 +337,19 @@ def score(
     run: RunArgument,
     file: FileArgument = None,
     language: Language = None,
+    checkpoint: Which = "best",
     as_json: Json = False,
 ) -> None:
-    """Log-probabilities of the forms of `lemma<TAB>form<TAB>tags` lines; -inf where the model excludes one."""
-    from tsallis.data.corpus import Corpus
+    """Log-probabilities of known outputs; -inf where the model excludes one.
+
+    Lines are `lemma<TAB>form<TAB>tags`, or `source<TAB>target` for translations.
+    """
     from tsallis.search import score as score_batch
     from tsallis.training import load_run
 
-    loaded = load_run(run)
-    examples = _read(loaded, file, language, need_form=True)
-    corpus = Corpus.encode(examples, loaded.src_vocab, loaded.tgt_vocab)
-    for batch in _in_order(corpus):
+    loaded = load_run(run, checkpoint)
+    lines = _read(loaded, file, language, gold=True)
+    for batch in _in_order(lines.corpus):
         totals = score_batch(loaded.model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out).tolist()
         for row, total in zip(batch.index, totals, strict=True):
             if as_json:
@@ -308,41 +367,41 @@ def demo(
     """Train on the embedded English verbs, and list every answer the model holds possible for three words."""
     from importlib.resources import as_file, files
 
-    from tsallis.config import load_config, read_split
+    from tsallis.config import load_config
+    from tsallis.prepare import read_split
+    from tsallis.tasks import evaluation, task_of
     from tsallis.training import load_run
+    from tsallis.training.world import World
 
     with as_file(files("tsallis.recipes").joinpath("demo.yaml")) as path:
         config = load_config(path, [] if epochs is None else [f"training.epochs={epochs}"])
     print("Learning to inflect English verbs with sparse attention and a sparse output (1.5-entmax).")
-    _train(config, run_dir)
+    _train(config, run_dir, World())
     run = load_run(run_dir)
-    dev = read_split(config.data, "dev")
+    dev = task_of(run.task).encode(read_split(config.data, "dev"), run)
     print("\nOn verbs never seen in training:")
-    print(_table(_evaluate(run, dev, config.search.beam_size)))
+    print(_table(evaluation(run, dev, config.search.beam_size)))
     print("\nThe complete set of answers the model holds possible for three of them:")
     _show_answers(run, dev)
     print(f"\nThe run is in {run_dir}. Ask it for more:")
     print(f"  printf 'rebel\\tV;PST\\n' | tsallis translate {run_dir} --all")
 
 
-def _show_answers(run: Run, examples: list[InflectionExample]) -> None:
+def _show_answers(run: Run, lines: Lines) -> None:
     """The words the model is least decided about, with all it holds possible for them."""
-    from tsallis.data.corpus import Corpus
     from tsallis.metrics import search_corpus
     from tsallis.search import exhaustive
 
-    corpus = Corpus.encode(examples, run.src_vocab, run.tgt_vocab)
-    found = search_corpus(run.model, corpus, beam_size=LISTED)
+    found = search_corpus(run.model, lines.corpus, beam_size=LISTED)
     complete = [i for i, r in enumerate(found) if r.certificate.kind == "complete" and 0 < len(r.hypotheses) <= LISTED]
     rows = sorted(complete, key=lambda i: found[i].hypotheses[0].log_prob)[:SHOWN]
-    batch = corpus.batch(rows or range(SHOWN))
+    batch = lines.corpus.batch(rows or range(SHOWN))
     results = exhaustive(run.model, batch.src, batch.src_lengths)
     for i, result in zip(batch.index, results, strict=True):
         count = len(result.hypotheses)
-        title = f"{examples[i].lemma} + {';'.join(examples[i].tags)}"
-        print(f"  {title}: {count} answer{'s' * (count != 1)}, {result.certificate.kind}")
+        print(f"  {lines.titles[i]}: {count} answer{'s' * (count != 1)}, {result.certificate.kind}")
         for hypothesis in result.hypotheses[:LISTED]:
-            print(f"    {_form(run, hypothesis):<20}{hypothesis.prob:.6f}")
+            print(f"    {run.tgt_vocab.text(hypothesis.tokens):<20}{hypothesis.prob:.6f}")
         if count > LISTED:
             print(f"    and {count - LISTED} more")
         print(f"    {'sum':<20}{result.mass:.6f}")

@@ -1,34 +1,36 @@
-"""Configurations: checked schemas of YAML files, and the only place that turns them into plain arguments."""
+"""Configurations: checked schemas of YAML files. What they stand for is worked out in `tsallis.prepare`."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-import torch
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from tsallis.data import InflectionExample, Vocabulary, english_verbs, read_inflection, read_languages
-from tsallis.data.corpus import Corpus
 from tsallis.data.reading import read_bytes
 from tsallis.errors import InputError
-from tsallis.functional import estimate_tau_from_scores
-from tsallis.models import RNNSeq2Seq
-from tsallis.training.loop import Settings
 
-EMBEDDED = ("english-verbs",)
-SPLITS = ("train", "dev", "test")
+Alpha = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+Map = Literal["softmax", "sparsemax", "entmax"]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
-class DataConfig(Section):
+class InflectionData(Section):
     """Where examples come from: files of one or many languages, or embedded data."""
 
     task: Literal["inflection"] = "inflection"
@@ -46,50 +48,158 @@ class DataConfig(Section):
         return [value] if isinstance(value, str) and value != "all" else value
 
     @model_validator(mode="after")
-    def _one_source(self) -> DataConfig:
-        if self.embedded is not None:
-            given = [n for n in ("train", "dev", "test", "languages") if getattr(self, n) is not None]
-            if given:
-                raise ValueError(f"embedded data takes no {', '.join(given)}")
-        elif self.train is None or self.dev is None:
-            raise ValueError("train and dev files are needed (or embedded: english-verbs)")
-        return self
+    def _one_source(self) -> InflectionData:
+        return _one_source(self, ("train", "dev", "test", "languages"), "english-verbs")
 
 
-class ModelConfig(Section):
+class SubwordsConfig(Section):
+    """How sentences become symbols."""
+
+    size: int = Field(8000, ge=8, le=2**31)  # symbols of the vocabulary (of each, unless joint)
+    kind: Literal["bpe", "unigram"] = "bpe"
+    joint: bool = True  # one vocabulary for both languages
+    coverage: float = Field(1.0, ge=0.98, le=1)  # share of characters; a little less than 1 where there are thousands
+    split_digits: bool = False  # every digit a symbol of its own
+    sample: float = Field(0.0, ge=0, lt=1)  # subword regularisation: 0.1 is usual; 0 segments every time alike
+
+
+class TranslationData(Section):
+    """A parallel corpus: `train: train`, `src: de` and `tgt: en` are the files train.de and train.en of the folder.
+
+    Files may end in .xz or .gz.
+    """
+
+    task: Literal["translation"]
+    embedded: Literal["german-english-numbers"] | None = None
+    folder: str = "."
+    train: str | None = None
+    dev: str | None = None
+    test: str | None = None
+    src: str = "de"
+    tgt: str = "en"
+    subwords: SubwordsConfig = SubwordsConfig()
+    max_length: int = Field(256, ge=1)  # pairs of the training data with more symbols on a side are left out
+    cache: str | None = None  # of subwords and encoded text; default: tsallis in the user's cache folder
+
+    @model_validator(mode="after")
+    def _one_source(self) -> TranslationData:
+        return _one_source(self, ("train", "dev", "test"), "german-english-numbers")
+
+
+DataConfig = InflectionData | TranslationData
+AnyData = TypeVar("AnyData", InflectionData, TranslationData)
+
+
+def _one_source(data: AnyData, names: Sequence[str], embedded: str) -> AnyData:
+    if data.embedded is not None:
+        given = [n for n in names if getattr(data, n) is not None]
+        if given:
+            raise ValueError(f"embedded data takes no {', '.join(given)}")
+    elif data.train is None or data.dev is None:
+        raise ValueError(f"train and dev files are needed (or embedded: {embedded})")
+    return data
+
+
+class OutputConfig(Section):
+    """What all models have in common."""
+
+    output: Literal["softmax", "sparsemax", "entmax", "alpha_relu"] = "entmax"
+    output_alpha: Alpha = 1.5
+    # For alpha_relu; auto: the mean entmax threshold of the first batch; formula: from the sizes, without data.
+    tau: Annotated[float, Field(allow_inf_nan=False)] | Literal["auto", "formula"] = "auto"
+
+
+class RNNConfig(OutputConfig):
     """The arguments of `tsallis.models.RNNSeq2Seq`."""
 
+    architecture: Literal["rnn"] = "rnn"
     d_model: int = Field(300, ge=2, multiple_of=2)
     layers: int = Field(2, ge=1)
     dropout: float = Field(0.3, ge=0, lt=1)
-    attention: Literal["softmax", "sparsemax", "entmax"] = "entmax"
-    attention_alpha: float = Field(1.5, ge=1, allow_inf_nan=False)
-    output: Literal["softmax", "sparsemax", "entmax", "alpha_relu"] = "entmax"
-    output_alpha: float = Field(1.5, ge=1, allow_inf_nan=False)
-    # For alpha_relu; auto: the mean entmax threshold of the first batch.
-    tau: Annotated[float, Field(allow_inf_nan=False)] | Literal["auto"] = "auto"
+    attention: Map = "entmax"
+    attention_alpha: Alpha = 1.5
     input_feeding: bool = True
+    share: Literal["none", "target"] = "none"
+
+
+class TransformerConfig(OutputConfig):
+    """The arguments of `tsallis.models.TransformerSeq2Seq`."""
+
+    architecture: Literal["transformer"]
+    d_model: int = Field(512, ge=1)
+    heads: int = Field(8, ge=1)
+    encoder_layers: int = Field(6, ge=1)
+    decoder_layers: int = Field(6, ge=1)
+    d_ff: int = Field(2048, ge=1)
+    dropout: float = Field(0.1, ge=0, lt=1)
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    norm: Literal["post", "pre"] = "post"
+    activation: Literal["relu", "gelu"] = "relu"
+    attention: Map | Literal["learned"] = "entmax"
+    attention_alpha: Alpha = 1.5
+    # Where they differ.
+    encoder_attention: Map | Literal["learned"] | None = None
+    decoder_attention: Map | Literal["learned"] | None = None
+    context_attention: Map | Literal["learned"] | None = None
+    tie_alphas: Literal["none", "layer", "kind", "global"] = "none"  # learned alphas: one for each head, or for all of
+    share: Literal["none", "target", "all"] = "none"
+    checkpoint_activations: bool = False
+
+
+ModelConfig = RNNConfig | TransformerConfig
 
 
 class TrainingConfig(Section):
     """The arguments of `tsallis.training.Settings`."""
 
     epochs: int = Field(20, ge=1)
+    updates: int | None = Field(None, ge=1)
     batch_size: int = Field(64, ge=1)
+    max_tokens: int | None = Field(None, ge=1)
     learning_rate: float = Field(1e-3, gt=0, allow_inf_nan=False)
-    schedule: Literal["constant", "halve-on-worse", "inverse-square-root"] = "halve-on-worse"
+    alpha_rate: float = Field(1.0, ge=0, allow_inf_nan=False)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    schedule: Literal["constant", "halve-on-worse", "inverse-square-root", "linear"] = "halve-on-worse"
     warmup: int = Field(4000, ge=1)
     clip: float = Field(5.0, gt=0)
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
     accumulate: int = Field(1, ge=1)
+    precision: Literal["float32", "bfloat16"] = "float32"
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    compile: bool = False
     validate_every: int = Field(1, ge=1)
+    validate_updates: int | None = Field(None, ge=1)
     validation_beam: int = Field(1, ge=1)
+    validation_rows: int | None = Field(None, ge=1)
     patience: int | None = Field(None, ge=1)
     checkpoint_every: int = Field(500, ge=1)
+    keep: int = Field(1, ge=1)
     seed: int = Field(1, ge=0, lt=2**63)
+
+    @model_validator(mode="after")
+    def _known_end(self) -> TrainingConfig:
+        if self.schedule == "linear" and (self.updates is None or self.warmup >= self.updates):
+            raise ValueError("schedule linear needs updates, and more of them than of warmup")
+        return self
 
 
 class SearchConfig(Section):
     beam_size: int = Field(5, ge=1)
+
+
+def _tag(name: str, default: str) -> Discriminator:
+    """Which of several sections is meant, by one of its keys; without it, the default."""
+
+    def find(value: Any) -> Any:
+        return value.get(name, default) if isinstance(value, dict) else getattr(value, name, default)
+
+    return Discriminator(find)
+
+
+KINDS: dict[str, dict[str, type[Section]]] = {
+    "data": {"inflection": InflectionData, "translation": TranslationData},
+    "model": {"rnn": RNNConfig, "transformer": TransformerConfig},
+}
 
 
 class Config(Section):
@@ -97,8 +207,14 @@ class Config(Section):
 
     version: Literal[1]
     run_dir: str | None = None
-    data: DataConfig
-    model: ModelConfig = ModelConfig()
+    data: Annotated[
+        Annotated[InflectionData, Tag("inflection")] | Annotated[TranslationData, Tag("translation")],
+        _tag("task", "inflection"),
+    ]
+    model: Annotated[
+        Annotated[RNNConfig, Tag("rnn")] | Annotated[TransformerConfig, Tag("transformer")],
+        _tag("architecture", "rnn"),
+    ] = RNNConfig()
     training: TrainingConfig = TrainingConfig()
     search: SearchConfig = SearchConfig()
 
@@ -178,87 +294,17 @@ def _place(loc: Sequence[int | str]) -> tuple[str, type[Section]]:
     parts: list[str] = []
     section: type[Section] = Config
     inside = True
+    kinds: dict[str, type[Section]] = {}
     for part in loc:
+        if part in kinds:
+            section, kinds, inside = kinds[str(part)], {}, True
+            continue
         if not inside and isinstance(part, str):
             continue
         parts.append(str(part))
         field = section.model_fields.get(str(part)) if inside else None
         kind = field.annotation if field else None
+        kinds = KINDS.get(str(part), {}) if section is Config else {}
         inside = isinstance(kind, type) and issubclass(kind, Section)
         section = kind if isinstance(kind, type) and issubclass(kind, Section) else section
     return ".".join(parts) or "the file", section
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What a configuration stands for: data, vocabularies, and plain arguments."""
-
-    train: Corpus
-    dev: Corpus
-    src_vocab: Vocabulary
-    tgt_vocab: Vocabulary
-    description: dict[str, Any]  # class and arguments of the model
-    task: dict[str, Any]
-    settings: Settings
-
-
-def read_split(data: DataConfig, split: str) -> list[InflectionExample]:
-    """The examples of one split."""
-    if split not in SPLITS:
-        raise InputError(f"split must be train, dev or test, got {split!r}")
-    if data.embedded is not None:
-        return english_verbs()[split]
-    name: str | None = getattr(data, split)
-    if name is None:
-        raise InputError(f"the configuration names no {split} file (data.{split})")
-    path = str(Path(data.folder) / name)
-    names = languages(data)
-    return read_inflection(path) if names is None else read_languages(path, names)
-
-
-def languages(data: DataConfig) -> list[str] | None:
-    """The languages of a configuration; "all" is looked up in the folder."""
-    if data.languages != "all":
-        return data.languages
-    assert data.train is not None
-    if data.train.count("{language}") != 1:
-        raise InputError(f"data.train: languages: all needs one {{language}} in the name, found {data.train!r}")
-    before, after = data.train.split("{language}")
-    found = sorted(p.name[len(before) : len(p.name) - len(after)] for p in Path(data.folder).glob(f"{before}*{after}"))
-    if not found:
-        raise InputError(f"data.folder: no file {before}*{after} in {data.folder}")
-    return found
-
-
-def prepare(config: Config) -> Prepared:
-    """Read the data and work out every argument."""
-    train, dev = read_split(config.data, "train"), read_split(config.data, "dev")
-    src_vocab = Vocabulary.build(e.src_tokens() for e in train)
-    tgt_vocab = Vocabulary.build(e.tgt_tokens() for e in train)
-    task = {"task": config.data.task, "languages": languages(config.data)}
-    arguments = config.model.model_dump(exclude={"tau"})
-    arguments = {"src_vocab": len(src_vocab), "tgt_vocab": len(tgt_vocab), **arguments}
-    arguments["tau"] = 0.0 if config.model.tau == "auto" else config.model.tau
-    corpus = Corpus.encode(train, src_vocab, tgt_vocab)
-    settings = Settings(**config.training.model_dump())
-    if config.model.output == "alpha_relu" and config.model.tau == "auto":
-        arguments["tau"] = _first_threshold(arguments, corpus, settings)
-    return Prepared(
-        corpus,
-        Corpus.encode(dev, src_vocab, tgt_vocab),
-        src_vocab,
-        tgt_vocab,
-        {"class": "rnn", "arguments": arguments},
-        task,
-        settings,
-    )
-
-
-@torch.no_grad()
-def _first_threshold(arguments: dict[str, Any], corpus: Corpus, settings: Settings) -> float:
-    """The mean entmax threshold of the first batch through the untrained network."""
-    torch.manual_seed(settings.seed)
-    model = RNNSeq2Seq(**arguments).eval()
-    batch = corpus.batch(range(min(settings.batch_size, len(corpus))))
-    hidden = model(batch.src, batch.src_lengths, batch.tgt_in).hidden
-    return estimate_tau_from_scores(model.output.scores(hidden), model.output.alpha)

@@ -11,20 +11,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from tsallis.training.loop import Progress as State
 
+SCORES = ("bleu", "accuracy", "exact")
+
 
 class TrainingDisplay:
     """Bars on a terminal, plain lines elsewhere."""
 
-    def __init__(self, folder: Path, resumed: bool, epochs: int) -> None:
+    def __init__(self, folder: Path, resumed: bool, epochs: int, quiet: bool = False) -> None:
         self.epochs = epochs
-        self.console = Console()
+        self.console = Console(quiet=quiet)
         self.progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn(
                 "loss {task.fields[loss]:.4f}  accuracy {task.fields[accuracy]}  "
-                "attended {task.fields[attended]}  symbols {task.fields[symbols]}"
+                "attended {task.fields[attended]}  symbols {task.fields[symbols]}  {task.fields[speed]}/s"
             ),
             TimeRemainingColumn(),
             console=self.console,
@@ -50,16 +52,22 @@ class TrainingDisplay:
             "accuracy": "-" if state.accuracy is None else f"{state.accuracy:.1%}",
             "attended": "-" if state.attended is None else f"{state.attended:.2f}",
             "symbols": "-" if state.supported is None else f"{state.supported:.2f}",
+            "speed": f"{state.speed:.0f}",
         }
         if self.task is None:
             self.task = self.progress.add_task("", total=state.updates, **fields)
         self.progress.update(self.task, total=state.updates, completed=state.position.update, **fields)
         if state.validation is not None:
             v = state.validation
+            scores = "  ".join(f"dev {n} {_shown(n, v[f'dev_{n}'])}" for n in SCORES if f"dev_{n}" in v)
             self.console.print(
-                f"epoch {state.position.epoch:>3}  loss {state.loss:.4f}  dev loss {v['dev_loss']:.4f}  "
-                f"dev accuracy {v['dev_accuracy']:.2%}  attended {v['attention_support']:.2f}  "
-                f"symbols {v['output_support']:.2f}",
+                f"epoch {state.position.epoch:>3}  step {state.position.step:>6}  loss {state.loss:.4f}  "
+                f"dev loss {v['dev_loss']:.4f}  {scores}  attended {v['attention_support']:.2f}  "
+                f"symbols {v['output_support']:.2f}  {state.speed:.0f}/s",
                 highlight=False,
                 soft_wrap=True,
             )
+
+
+def _shown(name: str, value: float) -> str:
+    return f"{value:.2f}" if name == "bleu" else f"{value:.2%}"

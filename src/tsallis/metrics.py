@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from tsallis.data.batching import IGNORED
+from tsallis.data.batching import IGNORED, Batch
 from tsallis.data.corpus import Corpus
-from tsallis.data.vocabulary import UNK, Vocabulary
-from tsallis.models import RNNSeq2Seq
-from tsallis.search import Result, beam_search
+from tsallis.data.vocabulary import BOS, EOS, UNK
+from tsallis.search import Result, beam_search, score
 from tsallis.search.steps import evaluating
 
 WHOLE = 1 - 1e-6  # a hypothesis with at least this much probability has all of it, up to rounding
+AT_ONCE = 1 << 24  # scores looked at together
 
 
 def levenshtein(a: Sequence[Any], b: Sequence[Any]) -> int:
@@ -32,6 +34,56 @@ def levenshtein(a: Sequence[Any], b: Sequence[Any]) -> int:
     return row[-1]
 
 
+def form_scores(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Share of texts that are the reference, and mean distance to it.
+
+    >>> form_scores(["drew", "drawed"], ["drew", "drew"])
+    {'accuracy': 0.5, 'levenshtein': 1.5}
+    """
+    pairs = list(zip(texts, references, strict=True))
+    return {
+        "accuracy": sum(a == b for a, b in pairs) / max(len(pairs), 1),
+        "levenshtein": sum(levenshtein(a, b) for a, b in pairs) / max(len(pairs), 1),
+    }
+
+
+@dataclass(frozen=True)
+class CorpusScore:
+    """A score of a whole corpus with the signature that makes it comparable."""
+
+    name: str
+    value: float
+    signature: str
+
+
+def translation_scores(
+    texts: Sequence[str],
+    references: Sequence[str],
+    tgt_lang: str = "",
+    names: Sequence[str] = ("bleu", "chrf", "ter"),
+) -> list[CorpusScore]:
+    """BLEU, chrF and TER of detokenised text, by sacrebleu.
+
+    Args:
+        texts: translations.
+        references: one for each.
+        tgt_lang: "ja", "ko" or "zh" for a tokeniser that knows their words; all others have sacrebleu's default, 13a.
+        names: which of "bleu", "chrf" and "ter".
+
+    >>> [round(s.value, 1) for s in translation_scores(["the cat sat on the mat"], ["the cat sat on a mat"])]
+    [53.7, 72.1, 16.7]
+    """
+    from sacrebleu.metrics import BLEU, CHRF, TER
+
+    made: dict[str, Any] = {"bleu": lambda: BLEU(trg_lang=tgt_lang), "chrf": CHRF, "ter": TER}
+    found = []
+    for name in names:
+        metric = made[name]()
+        value = metric.corpus_score(list(texts), [list(references)]).score
+        found.append(CorpusScore(name, float(value), str(metric.get_signature())))
+    return found
+
+
 @dataclass(frozen=True)
 class Forced:
     """A model on given outputs, symbols that its vocabulary lacks left out."""
@@ -40,96 +92,137 @@ class Forced:
     gold_in_support: float  # share of symbols with a probability
     symbol_accuracy: float  # share of symbols that are the most probable
     output_support: float  # symbols with a probability, mean over steps
-    attention_support: float  # positions with a weight, mean over steps
+    output_sum: float  # of a step's probabilities: 1 but for alpha-ReLU
+    logit_norm: float  # mean over steps
+    attention_support: float  # positions with a weight, mean over steps (and heads)
+
+    @classmethod
+    def of(cls, sums: Sequence[float]) -> Forced:
+        """From what :func:`forced_sums` gives, added up over batches and processes."""
+        *totals, symbols = sums
+        return cls(*(total / max(symbols, 1) for total in totals))
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A model and a search on a test set."""
+    """A model and a search on a test set, whatever the task."""
 
     samples: int
-    accuracy: float  # share of samples whose best hypothesis is the gold form
-    levenshtein: float  # mean distance to it
     loss: float
     gold_in_support: float
-    gold_possible: float  # share of samples whose gold form has a probability, as far as the search knows
+    gold_possible: float  # share of samples whose gold output has a probability, as far as the search knows
     single: float  # share of samples whose whole mass is on one hypothesis
     complete: float  # shares of certificates
     optimal: float
     bounded: float
     none: float
-    output_support: float
+    output_support: float  # of the best hypotheses' steps
+    output_sum: float
     attention_support: float
+    attention_support_forced: float  # with the gold output given; mean over heads
     empty: int  # samples for which nothing was finished
+    empty_rate: float  # share of samples for which the empty output is more probable than the best hypothesis
+    seconds: float  # of the search
+    speed: float  # symbols of the best hypotheses a second
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-@torch.no_grad()
-def forced(model: RNNSeq2Seq, corpus: Corpus, batch_size: int = 128) -> Forced:
+def forced(model: Any, corpus: Corpus, batch_size: int = 128) -> Forced:
     """Loss and sparsity with the outputs given."""
-    totals = torch.zeros(5, dtype=torch.float64)
-    symbols = 0
+    return Forced.of(forced_sums(model, corpus.batches(batch_size)))
+
+
+@torch.no_grad()
+def forced_sums(model: Any, batches: Iterable[Batch]) -> list[float]:
+    """The numbers of :class:`Forced` summed over symbols, and how many there were."""
+    totals = torch.zeros(len(fields(Forced)) + 1, dtype=torch.float64)
+    device = _device(model)
     with evaluating(model):
-        for batch in corpus.batches(batch_size):
-            decoded = model(batch.src, batch.src_lengths, batch.tgt_in)
-            scores = model.output.scores(decoded.hidden)  # [batch, tgt, d_vocab]
+        for batch in batches:
+            tgt_out = batch.tgt_out.to(device)
+            decoded = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
             # A symbol unknown to the vocabulary is never predicted: its loss would be infinite whatever is learned.
-            target = batch.tgt_out.masked_fill(batch.tgt_out == UNK, IGNORED)
-            counted = target != IGNORED
-            gold = target.clamp(min=0).unsqueeze(-1)
-            probs = model.output.probs(scores)
-            loss = model.output.loss_of_scores(scores, target, reduction="sum")
-            hit = probs.argmax(-1) == gold.squeeze(-1)
-            parts = [
-                loss,
-                (probs.gather(-1, gold).squeeze(-1) > 0)[counted].sum(),
-                hit[counted].sum(),
-                (probs > 0).sum(-1)[counted].sum(),
-                (decoded.attention > 0).sum(-1)[counted].sum(),
-            ]
-            totals += torch.stack([p.double() for p in parts])
-            symbols += int(counted.sum())
-    return Forced(*(totals / max(symbols, 1)).tolist())
+            counted = (tgt_out != IGNORED) & (tgt_out != UNK)
+            hidden, gold = decoded.hidden[counted], tgt_out[counted]  # [symbols, d_model], [symbols]
+            width = max(1, AT_ONCE // len(model.output.weight))
+            parts = zip(hidden.split(width), gold.split(width), strict=True)
+            of_output = sum((_output_sums(model.output, h, y) for h, y in parts), torch.zeros(6).double())
+            rest = [model.attended(decoded)[counted].double().sum(), counted.sum().double()]
+            totals += torch.cat([of_output, torch.stack(rest).cpu()])
+    found: list[float] = totals.tolist()
+    return found
 
 
-def search_corpus(
-    model: RNNSeq2Seq, corpus: Corpus, beam_size: int, max_length: int | None = None, batch_size: int = 128
-) -> list[Result]:
+def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
+    """Sums over symbols of what :class:`Forced` says of the output layer [6]."""
+    scores = output.scores(hidden)  # [symbols, d_vocab]
+    probs = output.probs(scores)
+    of_gold = probs.gather(-1, gold.unsqueeze(-1)).squeeze(-1)
+    sums = [
+        output.loss_of_scores(scores, gold, reduction="sum"),
+        (of_gold > 0).sum(),
+        (probs.argmax(-1) == gold).sum(),
+        (probs > 0).sum(),
+        probs.sum(),
+        scores.masked_fill(scores == -torch.inf, 0).norm(dim=-1).sum(),
+    ]
+    return torch.stack([x.double() for x in sums]).cpu()
+
+
+def search_batches(model: Any, batches: Iterable[Batch], beam_size: int) -> dict[int, Result]:
+    """The results of a beam search by row of the corpus."""
+    device = _device(model)
+    found: dict[int, Result] = {}
+    for batch in batches:
+        results = beam_search(model, batch.src.to(device), batch.src_lengths.to(device), beam_size=beam_size)
+        found.update(zip(batch.index, results, strict=True))
+    return found
+
+
+def search_corpus(model: Any, corpus: Corpus, beam_size: int, batch_size: int = 128) -> list[Result]:
     """The results of a beam search in the corpus's order."""
-    results: list[Result | None] = [None] * len(corpus)
-    for batch in corpus.batches(batch_size):
-        found = beam_search(model, batch.src, batch.src_lengths, beam_size=beam_size, max_length=max_length)
-        for i, result in zip(batch.index, found, strict=True):
-            results[i] = result
-    return [r for r in results if r is not None]
+    found = search_batches(model, corpus.batches(batch_size), beam_size)
+    return [found[i] for i in range(len(corpus))]
 
 
 def accuracy(results: Sequence[Result], corpus: Corpus) -> float:
-    """Share of samples whose best hypothesis is the target."""
-    right = sum(r.best is not None and list(r.best.tokens) == t for r, t in zip(results, corpus.tgt, strict=True))
-    return right / max(len(corpus), 1)
+    """Share of results whose best hypothesis is the target of the row."""
+    right = sum(r.best is not None and list(r.best.tokens) == list(corpus.tgt[i]) for i, r in enumerate(results))
+    return right / max(len(results), 1)
 
 
-def evaluate(
-    model: RNNSeq2Seq, corpus: Corpus, forms: Sequence[str], tgt_vocab: Vocabulary, beam_size: int = 5
-) -> Evaluation:
-    """Accuracy, distance, loss, certificates and sparsity of a model on samples with known forms."""
-    results = search_corpus(model, corpus, beam_size)
+def empty_log_probs(model: Any, corpus: Corpus, batch_size: int = 128) -> Tensor:
+    """Log-probability of the empty output for every row [rows], in float64."""
+    found = torch.empty(len(corpus), dtype=torch.float64)
+    device = _device(model)
+    for batch in corpus.batches(batch_size):
+        begin, end = (torch.full((len(batch.src), 1), token, device=device) for token in (BOS, EOS))
+        found[list(batch.index)] = score(model, batch.src.to(device), batch.src_lengths.to(device), begin, end).cpu()
+    return found
+
+
+def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: float) -> Evaluation:
+    """Loss, certificates and sparsity of a model and of what a search found in `seconds` on a corpus with targets."""
     given = forced(model, corpus)
-    texts = ["".join(tgt_vocab.decode(r.best.tokens)) if r.best else "" for r in results]
     count = len(corpus)
     kinds = [r.certificate.kind for r in results]
     best = [r.best for r in results if r.best is not None]
     steps = [n for h in best for n in h.support]
     looks = [n for h in best for n in h.attended]
     single = sum(h.prob >= WHOLE for h in best) if model.output.normalized else 0
-    known = sum(any(list(h.tokens) == t for h in r.hypotheses) for r, t in zip(results, corpus.tgt, strict=True))
+    known = sum(
+        any(list(h.tokens) == list(corpus.tgt[i]) for h in result.hypotheses) for i, result in enumerate(results)
+    )
+    empty = empty_log_probs(model, corpus).tolist()
+    # The empty output is no more probable than itself, however its two sums round.
+    better = sum(
+        e > r.best.log_prob and bool(r.best.tokens) if r.best else e > -torch.inf
+        for e, r in zip(empty, results, strict=True)
+    )
     return Evaluation(
         samples=count,
-        accuracy=sum(a == b for a, b in zip(texts, forms, strict=True)) / count,
-        levenshtein=sum(levenshtein(a, b) for a, b in zip(texts, forms, strict=True)) / count,
         loss=given.loss,
         gold_in_support=given.gold_in_support,
         gold_possible=known / count,
@@ -139,6 +232,24 @@ def evaluate(
         bounded=kinds.count("bounded") / count,
         none=kinds.count("none") / count,
         output_support=sum(steps) / max(len(steps), 1),
+        output_sum=given.output_sum,
         attention_support=sum(looks) / max(len(looks), 1),
+        attention_support_forced=given.attention_support,
         empty=count - len(best),
+        empty_rate=better / count,
+        seconds=seconds,
+        speed=len(steps) / max(seconds, 1e-9),
     )
+
+
+def timed_search(model: Any, corpus: Corpus, beam_size: int) -> tuple[list[Result], float]:
+    """The results of a beam search in the corpus's order, and the seconds it took."""
+    began = time.perf_counter()
+    results = search_corpus(model, corpus, beam_size)
+    return results, time.perf_counter() - began
+
+
+def _device(model: Any) -> torch.device:
+    parameters = getattr(model, "parameters", None)
+    device: torch.device = next(iter(parameters())).device if parameters else torch.device("cpu")
+    return device

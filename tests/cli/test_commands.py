@@ -108,7 +108,7 @@ def test_languages_are_told_apart(tsallis, small_data: Path, tmp_path: Path) -> 
 def test_demo_shows_complete_answers(tsallis, tmp_path: Path) -> None:
     text = tsallis("demo", "--run-dir", tmp_path / "demo", "--epochs", 1).stdout
     assert "certificate complete" in text and "attended positions" in text
-    assert 1 <= text.count("sum ") <= 3 and "complete" in text.split("answers")[-1]
+    assert 1 <= text.count("\n    sum ") <= 3 and "complete" in text.split("answers")[-1]
 
 
 def test_data_list(tsallis) -> None:

@@ -20,6 +20,7 @@ def outcome(run: Path) -> dict[str, object]:
     assert index["finished"]
     models = {w: (run / "checkpoints" / index[w] / "model.safetensors").read_bytes() for w in ("last", "best")}
     state = torch.load(run / "checkpoints" / index["last"] / "training.pt", weights_only=True)
+    state.pop("timing")  # where timing.jsonl ends: times are not the same twice
     return {"log": (run / "log.jsonl").read_bytes(), **models, **plain(state)}
 
 

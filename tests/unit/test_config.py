@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tsallis.config import Config, ModelConfig, TrainingConfig, load_config, prepare, read_split
+from tsallis.config import Config, RNNConfig, SubwordsConfig, TrainingConfig, TransformerConfig, load_config
+from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
-from tsallis.models import RNNSeq2Seq
+from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.prepare import prepare, read_split
 from tsallis.training import Settings
 from tsallis.training.run import build_model
 
 BASE = "version: 1\ndata: {embedded: english-verbs}\n"
+TRANSFORMER = BASE + "model: {architecture: transformer}\n"
+TRANSLATION = "version: 1\ndata: {task: translation}\n"
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
 
@@ -53,7 +57,7 @@ def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
         "model.d_modle: unknown key (did you mean d_model?)",
         "model.dropout: input should be less than 1, found 1.5",
         "model.tau: ",
-        "'auto', found 'many'",
+        "'auto' or 'formula', found 'many'",
         "training.epochs: ",
         "found 'none'",
         "training.clip: input should be greater than 0, found -1",
@@ -82,12 +86,41 @@ def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
         (BASE + "model: {tau: .inf}\n", "model.tau: .*found inf"),
         (BASE + f"training: {{seed: {2**70}}}\n", "training.seed: .*less than"),
         (BASE + "model: 3\n", "model: .*found 3"),
+        (BASE + "model: {architecture: cnn}\n", "model: .*'cnn'.*rnn.*transformer"),
+        (BASE + "model: {architecture: [rnn]}\n", "model: "),
+        (BASE + "model: {architecture: rnn, heads: 2}\n", "model.heads: unknown key$"),
+        (TRANSFORMER + "{d_modle: 8}\n", r"model.d_modle: unknown key \(did you mean d_model\?\)"),
+        (TRANSFORMER + "{attention: softest}\n", "model.attention: .*found 'softest'"),
+        (TRANSFORMER + "{tie_alphas: all}\n", "model.tie_alphas: .*found 'all'"),
+        (TRANSFORMER + "{layers: 2}\n", "model.layers: unknown key"),
+        ("version: 1\ndata: {task: parsing}\n", "data: .*'parsing'.*inflection.*translation"),
+        ("version: 1\ndata: {task: translation}\n", "data: train and dev files are needed"),
+        (TRANSLATION + "{train: t}\n", r"data: train and dev files are needed \(or embedded: german-english-numbers"),
+        (TRANSLATION + "{embedded: english-verbs}\n", "data.embedded: .*found 'english-verbs'"),
+        (TRANSLATION + "{embedded: german-english-numbers, test: t}\n", "data: embedded data takes no test"),
+        (
+            TRANSLATION + "{train: t, dev: d, max_lenght: 3}\n",
+            r"data.max_lenght: unknown key \(did you mean max_length",
+        ),
+        (TRANSLATION + "{train: t, dev: d, languages: all}\n", "data.languages: unknown key"),
+        (
+            TRANSLATION + "{train: t, dev: d, subwords: {siez: 9}}\n",
+            r"data.subwords.siez: unknown key \(did you mean size\?\)",
+        ),
+        (TRANSLATION + "{train: t, dev: d, subwords: {kind: words}}\n", "data.subwords.kind: .*found 'words'"),
+        (TRANSLATION + "{train: t, dev: d, subwords: {coverage: 0.5}}\n", "data.subwords.coverage: .*found 0.5"),
+        (BASE + "training: {betas: [0.9]}\n", "training.betas"),
+        (BASE + "training: {betas: [0.9, 1.0]}\n", "training.betas.1: .*less than 1, found 1.0"),
+        (BASE + "training: {precision: float16}\n", "training.precision: .*found 'float16'"),
+        (BASE + "training: {strategy: zero}\n", "training.strategy: .*found 'zero'"),
+        (BASE + "training: {label_smoothing: 1}\n", "training.label_smoothing: .*less than 1"),
         (BASE + "? [1]\n: 2\n", "not YAML"),
         ("", "the file is empty"),
         ("- 1\n", "expected keys and values"),
     ],
 )
 def test_single_mistakes(tmp_path: Path, text: str, words: str) -> None:
+    text = text.replace("}\n{", ", ")  # one section
     with pytest.raises(InputError, match=words) as caught:
         config(tmp_path, text)
     assert "\n" not in str(caught.value)
@@ -144,9 +177,10 @@ def test_the_text_is_the_whole_configuration_without_the_folder(tmp_path: Path) 
 
 def test_schemas_offer_what_the_classes_take() -> None:
     assert set(TrainingConfig.model_fields) == {f.name for f in fields(Settings)}
-    assert set(ModelConfig.model_fields) <= set(signature(RNNSeq2Seq).parameters)
-    defaults = {f.name: f.default for f in fields(Settings) if f.name != "epochs"}
-    assert defaults == TrainingConfig().model_dump(exclude={"epochs"})
+    for schema, model in ((RNNConfig, RNNSeq2Seq), (TransformerConfig, TransformerSeq2Seq)):
+        assert set(schema.model_fields) - {"architecture"} <= set(signature(model).parameters)
+    assert set(SubwordsConfig.model_fields) - {"joint", "sample"} <= set(signature(Subwords.train).parameters)
+    assert {f.name: f.default for f in fields(Settings)} == TrainingConfig().model_dump()
 
 
 def write(folder: Path, name: str, *rows: str) -> None:
@@ -159,12 +193,13 @@ def test_prepared_runs_have_plain_arguments(tmp_path: Path) -> None:
     text = f"version: 1\ndata: {{folder: {tmp_path}, train: '{{language}}-train', dev: '{{language}}-dev'}}\n"
     prepared = prepare(config(tmp_path, text, "data.languages=eo", "model.d_model=8", "training.seed=3"))
     assert prepared.task == {"task": "inflection", "languages": ["eo"]}
-    assert "<lang:eo>" in prepared.src_vocab and "<lang:eo>" not in prepared.tgt_vocab
-    assert len(prepared.train) == 2 and len(prepared.dev) == 1
+    data = prepared.data
+    assert "<lang:eo>" in data.src_vocab and "<lang:eo>" not in data.tgt_vocab
+    assert len(data.train) == 2 and len(data.dev) == 1 and data.references == ["vidas"]
     assert prepared.settings.seed == 3 and asdict(prepared.settings)["batch_size"] == 64
     built = build_model(prepared.description)
-    assert built.arguments["src_vocab"] == len(prepared.src_vocab) and built.arguments["d_model"] == 8
-    assert 3 in prepared.dev.tgt[0]  # "v" was never seen in training: nothing of dev is in the vocabulary
+    assert built.arguments["src_vocab"] == len(data.src_vocab) and built.arguments["d_model"] == 8
+    assert 3 in data.dev.tgt[0]  # "v" was never seen in training: nothing of dev is in the vocabulary
     everything = prepare(config(tmp_path, text, "data.languages=all", "model.d_model=8"))
     assert everything.task["languages"] == ["eo"]
 

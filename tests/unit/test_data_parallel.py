@@ -21,6 +21,7 @@ import torch
 pytest.importorskip("sentencepiece")
 
 from tsallis.data import BatchPlan, parallel
+from tsallis.data import cache as cache_module
 from tsallis.data.corpus import Corpus, Counts, SampledCorpus
 from tsallis.data.parallel import (
     cached_corpus,
@@ -226,7 +227,7 @@ def test_anything_else_is_encoded_anew(tmp_path: Path, encodings: list[Path]) ->
 
 def test_changed_text_is_seen(tmp_path: Path, encodings: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same size and the same time of writing, too, and whatever was remembered of the file."""
-    monkeypatch.setattr(parallel, "SETTLED", -1.0)  # files are remembered at once
+    monkeypatch.setattr(cache_module, "SETTLED", -1.0)  # files are remembered at once
     paths, cache = written(tmp_path), tmp_path / "cache"
     cached_corpus(cache, *paths, SRC, TGT)
     assert len(list(cache.glob("*.stamp.json"))) == 2
@@ -241,7 +242,7 @@ def test_text_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     paths, cache = written(tmp_path), tmp_path / "cache"
     cached_corpus(cache, *paths, SRC, TGT)
     assert not list(cache.glob("*.stamp.json")), "the files are too young to be known by their times"
-    monkeypatch.setattr(parallel, "SETTLED", -1.0)
+    monkeypatch.setattr(cache_module, "SETTLED", -1.0)
     expected = cached_corpus(cache, *paths, SRC, TGT)
     remembered = sorted(cache.glob("*.stamp.json"))
     assert len(remembered) == 2
@@ -251,7 +252,7 @@ def test_text_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         patch.setattr(Path, "open", lambda self, *a, **k: (opened.append(self), whole(self, *a, **k))[1])
         assert cached_corpus(cache, *paths, SRC, TGT) == expected
     assert opened and not set(opened) & set(paths)
-    for damaged in (b"", b"[]", b"{}", json.dumps({"stamp": parallel._stamp(paths[0]), "sha256": 5}).encode()):
+    for damaged in (b"", b"[]", b"{}", json.dumps({"stamp": cache_module._stamp(paths[0]), "sha256": 5}).encode()):
         for path in remembered:
             path.write_bytes(damaged)
         assert cached_corpus(cache, *paths, SRC, TGT) == expected

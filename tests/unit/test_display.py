@@ -17,9 +17,11 @@ def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatc
     monkeypatch.setenv("COLUMNS", "40")
     folder = Path("runs") / ("long-" * 20)
     with TrainingDisplay(folder, resumed=True, epochs=7) as display:
-        display.update(Progress(Position(epoch=0, update=3, step=3), updates=9, loss=1.25))
+        display.update(Progress(Position(epoch=0, update=3, step=3), updates=9, loss=1.25, speed=100.0))
         display.update(
-            Progress(Position(epoch=1, step=9), 9, 1.0, accuracy=0.9, supported=1.5, attended=2.0, validation=SEEN)
+            Progress(
+                Position(epoch=1, step=9), 9, 1.0, 1234.5, accuracy=0.9, supported=1.5, attended=2.0, validation=SEEN
+            )
         )
     lines = capsys.readouterr().out.split("\n")
     assert lines[0] == f"Going on in {folder}" and lines[2:] == [""]

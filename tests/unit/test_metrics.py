@@ -8,15 +8,29 @@ import torch
 from tsallis.data import Vocabulary, english_verbs
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import EOS
-from tsallis.metrics import WHOLE, evaluate, forced, levenshtein, search_corpus
+from tsallis.metrics import (
+    WHOLE,
+    Evaluation,
+    Forced,
+    accuracy,
+    empty_log_probs,
+    evaluate,
+    forced,
+    forced_sums,
+    form_scores,
+    search_batches,
+    search_corpus,
+    timed_search,
+    translation_scores,
+)
 from tsallis.models import RNNSeq2Seq
-from tsallis.search import beam_search
+from tsallis.search import Certificate, Hypothesis, Result, beam_search
 
 EXAMPLES = english_verbs()["dev"][:12]
 SRC = Vocabulary.build(e.src_tokens() for e in EXAMPLES)
 TGT = Vocabulary.build(e.tgt_tokens() for e in EXAMPLES)
 CORPUS = Corpus.encode(EXAMPLES, SRC, TGT)
-FORMS = [e.form or "" for e in EXAMPLES]
+NOTHING = Certificate("none", -torch.inf)
 
 
 def model(output: str = "entmax", spread: float = 3.0) -> RNNSeq2Seq:
@@ -74,30 +88,108 @@ def test_results_come_in_the_order_of_the_corpus() -> None:
         assert [h.tokens for h in result.hypotheses] == [h.tokens for h in alone.hypotheses]
 
 
+def evaluated(net: RNNSeq2Seq) -> Evaluation:
+    return evaluate(net, CORPUS, *timed_search(net, CORPUS, beam_size=3))
+
+
 @pytest.mark.parametrize("output", ["softmax", "sparsemax", "entmax", "alpha_relu"])
 def test_evaluation_is_what_its_results_say(output: str) -> None:
     net = model(output).eval()
-    found = evaluate(net, CORPUS, FORMS, TGT, beam_size=3)
+    found = evaluated(net)
     results = search_corpus(net, CORPUS, 3)
-    texts = ["".join(TGT.decode(r.best.tokens)) if r.best else "" for r in results]
     count = len(CORPUS)
     assert found.samples == count and found.empty == sum(r.best is None for r in results)
-    assert found.accuracy == sum(a == b for a, b in zip(texts, FORMS, strict=True)) / count
-    assert found.levenshtein == sum(levenshtein(a, b) for a, b in zip(texts, FORMS, strict=True)) / count
     shares = found.complete + found.optimal + found.bounded + found.none
     assert shares == pytest.approx(1)
     assert found.complete == sum(r.certificate.kind == "complete" for r in results) / count
     assert found.as_dict()["loss"] == forced(net, CORPUS).loss
     if output == "alpha_relu":
         assert found.single == 0  # its values are no probabilities
+        assert found.output_sum != pytest.approx(1, abs=1e-3)
     else:
         assert found.single == sum(bool(r.best and r.best.prob >= WHOLE) for r in results) / count
+        assert found.output_sum == pytest.approx(1, abs=1e-5)
     steps = [n for r in results if r.best for n in r.best.support]
+    looks = [n for r in results if r.best for n in r.best.attended]
     assert found.output_support == pytest.approx(sum(steps) / max(len(steps), 1))
+    assert found.attention_support == pytest.approx(sum(looks) / max(len(looks), 1))
+    assert found.attention_support_forced == forced(net, CORPUS).attention_support
+    assert found.speed == pytest.approx(len(steps) / found.seconds)
     if output == "softmax":
         assert found.complete == 0 and found.gold_in_support == 1
 
 
+@pytest.mark.parametrize("output", ["softmax", "entmax"])
+def test_the_empty_output(output: str) -> None:
+    """Its probability is that of the end at the first step; it counts where no hypothesis is as probable."""
+    net = model(output).eval()
+    first = []
+    for i in range(len(CORPUS)):
+        batch = CORPUS.batch([i])
+        with torch.no_grad():
+            hidden = net(batch.src, batch.src_lengths, batch.tgt_in[:, :1]).hidden
+        first.append(net.output.log_probs(net.output.scores(hidden))[0, 0, EOS])
+    found = empty_log_probs(net, CORPUS, batch_size=5)
+    torch.testing.assert_close(found, torch.stack(first), atol=1e-5, rtol=1e-5)
+    results = search_corpus(net, CORPUS, 3)
+    better = 0
+    for e, r in zip(found.tolist(), results, strict=True):
+        better += e > -torch.inf if r.best is None else r.best.tokens != () and e > r.best.log_prob
+    assert evaluated(net).empty_rate == better / len(CORPUS)
+
+
+def test_the_empty_output_is_no_more_probable_than_itself() -> None:
+    net = model("softmax").eval()
+    worse = [Result((Hypothesis((), e - 1e-7, (1,), (1,)),), NOTHING) for e in empty_log_probs(net, CORPUS).tolist()]
+    assert evaluate(net, CORPUS, worse, 1.0).empty_rate == 0
+    other = [Result((Hypothesis((5,), e - 1e-7, (1,), (1,)),), NOTHING) for e in empty_log_probs(net, CORPUS).tolist()]
+    assert evaluate(net, CORPUS, other, 1.0).empty_rate == 1
+    assert evaluate(net, CORPUS, [Result((), NOTHING)] * len(CORPUS), 1.0).empty_rate == 1
+
+
+def test_a_gold_output_that_was_found_is_possible() -> None:
+    net = model("softmax").eval()
+    results = search_corpus(net, CORPUS, 3)
+    told = Corpus(CORPUS.src, [list(r.hypotheses[-1].tokens) for r in results])  # the search's own finds as the gold
+    assert evaluate(net, told, results, 1.0).gold_possible == 1
+    assert evaluate(net, CORPUS, results, 1.0).gold_possible == 0
+    best = Corpus(CORPUS.src, [list(r.best.tokens) if r.best else [] for r in results])
+    assert accuracy(results, best) == 1 and accuracy(results, CORPUS) == 0
+
+
+def test_parts_add_up_to_the_whole() -> None:
+    net = model().eval()
+    batches = CORPUS.batches(5)
+    parts = [forced_sums(net, batches[rank::2]) for rank in range(2)]
+    whole = Forced.of([a + b for a, b in zip(*parts, strict=True)])
+    for name, value in vars(forced(net, CORPUS, 5)).items():
+        assert getattr(whole, name) == pytest.approx(value, rel=1e-12)
+    assert forced_sums(net, []) == [0.0] * 8
+    found = [search_batches(net, batches[rank::2], 2) for rank in range(2)]
+    assert {**found[0], **found[1]} == dict(enumerate(search_corpus(net, CORPUS, 2, batch_size=5)))
+
+
+def test_forms_are_compared_as_text() -> None:
+    assert form_scores(["drew", "drawed", ""], ["drew", "drew", "a"]) == {"accuracy": 1 / 3, "levenshtein": 4 / 3}
+    assert form_scores([], []) == {"accuracy": 0.0, "levenshtein": 0.0}
+    with pytest.raises(ValueError, match="shorter"):
+        form_scores(["a"], [])
+
+
+def test_translations_are_scored_by_sacrebleu() -> None:
+    texts, references = ["the cat sat on the mat", "a dog"], ["the cat sat on a mat", "the dog"]
+    scores = {s.name: s for s in translation_scores(texts, references)}
+    from sacrebleu import corpus_bleu, corpus_chrf, corpus_ter
+
+    assert list(scores) == ["bleu", "chrf", "ter"]
+    assert scores["bleu"].value == corpus_bleu(texts, [references]).score
+    assert scores["chrf"].value == corpus_chrf(texts, [references]).score
+    assert scores["ter"].value == corpus_ter(texts, [references]).score
+    assert "tok:13a" in scores["bleu"].signature and "version:" in scores["ter"].signature
+    (chinese,) = translation_scores(["\u4f60\u597d"], ["\u4f60\u597d"], "zh", ("bleu",))
+    assert "tok:zh" in chinese.signature
+
+
 def test_a_sure_model_has_its_mass_on_one_hypothesis() -> None:
-    found = evaluate(model("sparsemax", spread=300.0).eval(), CORPUS, FORMS, TGT, beam_size=3)
+    found = evaluated(model("sparsemax", spread=300.0).eval())
     assert found.single + found.empty / found.samples > 0.9 and found.output_support < 1.1

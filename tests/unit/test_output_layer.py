@@ -201,3 +201,54 @@ def test_many_scores_give_the_same_loss_and_gradients(
         torch.testing.assert_close(many, few)
         for one, other in zip(torch.autograd.grad(many, leaves), torch.autograd.grad(few, leaves), strict=True):
             torch.testing.assert_close(one, other)
+
+
+def smoothed(output: OutputLayer, scores: torch.Tensor, target: torch.Tensor, share: float) -> torch.Tensor:
+    """The loss of a target of which a share is spread over the symbols that may come, from all scores."""
+    if output.transform != "alpha_relu":
+        return tsallis.entmax_loss(scores, target, output.alpha, reduction="none", label_smoothing=share)
+    # Linear in the target: the mean of the losses of all classes, as far as the share goes.
+    classes = [i for i in range(scores.shape[-1]) if not output.never[i]]
+    each = [output.loss_of_scores(scores, torch.where(target < 0, target, c), reduction="none") for c in classes]
+    plain = output.loss_of_scores(scores, target, reduction="none")
+    return (1 - share) * plain + share * torch.stack(each).mean(0)
+
+
+@every_kind
+@pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
+@pytest.mark.parametrize("options", [{}, {"forbidden": (0, 5)}, {"forbidden": (0,), "bias": False}], ids=str)
+def test_smoothed_labels(
+    transform: str, alpha: float, many: bool, options: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if many:
+        monkeypatch.setattr("tsallis.nn.output.MANY_SCORES", 1)
+    output = layer(transform, alpha, tau=0.1, **options)
+    hidden = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+    target = torch.tensor([[1, 2, 8], [4, -100, 3]])
+    leaves = (hidden, *output.parameters())
+    each = smoothed(output, output(hidden), target, 0.2)
+    assert each[1, 1] == 0
+    for reduction, expected in (("none", each), ("sum", each.sum()), ("mean", each.sum() / 5)):
+        found = output.loss(hidden, target, reduction=reduction, label_smoothing=0.2)
+        torch.testing.assert_close(found, expected)
+        pairs = [torch.autograd.grad(x.sum(), leaves, retain_graph=True) for x in (found, expected)]
+        for one, other in zip(*pairs, strict=True):
+            assert one.isfinite().all()
+            torch.testing.assert_close(one, other)
+
+
+def test_a_share_of_labels_that_is_none() -> None:
+    output = layer("entmax", 1.5)
+    hidden, target = torch.randn(2, 6, dtype=torch.float64), torch.tensor([1, 2])
+    assert output.loss(hidden, target, label_smoothing=0.0).equal(output.loss(hidden, target))
+    for share in (-0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match="label_smoothing must be between 0 and 1, got"):
+            output.loss(hidden, target, label_smoothing=share)
+
+
+def test_a_tied_projection_is_one_parameter() -> None:
+    output, table = OutputLayer(6, 9), nn.Embedding(9, 6)
+    output.tie(table.weight)
+    assert output.weight is table.weight
+    with pytest.raises(ValueError, match=r"shape \(9, 6\), got \(8, 6\)"):
+        output.tie(nn.Embedding(8, 6).weight)

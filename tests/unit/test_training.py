@@ -10,11 +10,13 @@ import pytest
 import torch
 import yaml
 
-from tsallis.config import EMBEDDED, check_config, load_config, prepare
+from tsallis.config import check_config, load_config
+from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.files import write_atomic
 from tsallis.metrics import forced, levenshtein
 from tsallis.models import RNNSeq2Seq
+from tsallis.prepare import prepare
 from tsallis.training import Checkpoints, Log, Trainer
 from tsallis.training.schedules import Constant, HalveOnWorse, InverseSquareRoot, make_schedule
 
@@ -26,7 +28,7 @@ def small_config(**training: object):
     return check_config(
         {
             "version": 1,
-            "data": {"embedded": EMBEDDED[0]},
+            "data": {"embedded": "english-verbs"},
             "model": {"d_model": 8, "layers": 1},
             "training": {"epochs": 1, "batch_size": 32, **training},
         },
@@ -152,7 +154,8 @@ def trainer(folder: Path, **training: object) -> Trainer:
     prepared = prepare(small_config(**training))
     torch.manual_seed(0)
     arguments = {**prepared.description["arguments"], "dropout": 0.0}
-    corpus = type(prepared.train)(prepared.train.src[:64], prepared.train.tgt[:64])
+    whole = prepared.data.train
+    corpus = Corpus(whole.src[:64], whole.tgt[:64])
     return Trainer(RNNSeq2Seq(**arguments), corpus, corpus, folder, prepared.settings, lambda _: None)
 
 
@@ -160,9 +163,8 @@ def test_accumulated_batches_make_the_update_of_one_large_batch(tmp_path: Path) 
     whole = trainer(tmp_path / "a", batch_size=64)
     parts = trainer(tmp_path / "b", batch_size=16, accumulate=4)
     for each in (whole, parts):
-        each.model.train()
-        (window,) = each._updates()
-        each._update([each.train.batch(rows) for rows in window])
+        (window,) = each.plan.updates(0, each.settings.accumulate)
+        each._update(window)
     assert parts.position.symbols == whole.position.symbols
     for a, b in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
         assert a.grad is not None and b.grad is not None
@@ -192,5 +194,6 @@ def test_levenshtein_against_its_definition() -> None:
 def test_a_symbol_unknown_to_the_vocabulary_does_not_make_the_loss_infinite() -> None:
     prepared = prepare(small_config())
     model = RNNSeq2Seq(**prepared.description["arguments"])
-    unknown = type(prepared.dev)([prepared.dev.src[0]], [[3, *prepared.dev.tgt[0]]])
+    dev = prepared.data.dev
+    unknown = Corpus([dev.src[0]], [[3, *dev.tgt[0]]])
     assert forced(model, unknown).loss < float("inf")

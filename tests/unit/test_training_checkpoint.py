@@ -11,10 +11,13 @@ from tsallis.errors import InputError
 from tsallis.training import Checkpoints
 
 
-def save(checkpoints: Checkpoints, step: int, best: bool = False, finished: bool = False) -> None:
+def save(
+    checkpoints: Checkpoints, step: int, best: bool = False, finished: bool = False, validated: bool = True
+) -> None:
     model = {"weight": torch.full((3, 2), float(step))}
-    training = {"position": step, "random": torch.get_rng_state()}
-    checkpoints.save(model, training, {"step": step, "epoch": 1, "metrics": {}}, best, finished)
+    training = {"position": step, "tensor": torch.ones(2)}
+    facts = {"step": step, "epoch": 1, "metrics": {"dev_loss": 0.5}}
+    checkpoints.save(model, training, facts, best, finished, validated)
 
 
 def names(folder: Path) -> set[str]:
@@ -61,3 +64,65 @@ def test_an_index_of_another_kind(tmp_path: Path, content: str) -> None:
     (tmp_path / "index.json").write_text(content)
     with pytest.raises(InputError, match=r"index\.json"):
         Checkpoints(tmp_path).index()
+
+
+def test_the_last_validated_ones_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step, validated in ((1, True), (2, False), (3, True), (4, False), (5, True), (6, False)):
+        save(checkpoints, step, best=step == 1, validated=validated)
+    index = checkpoints.index()
+    assert index["kept"] == ["step-00000003", "step-00000005"]
+    assert (index["best"], index["last"]) == ("step-00000001", "step-00000006")
+    assert names(tmp_path) == {"index.json", *(f"step-0000000{i}" for i in (1, 3, 5, 6))}
+
+
+def test_the_average_is_the_mean(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    with pytest.raises(InputError, match="no validated checkpoint was kept yet"):
+        checkpoints.average()
+    values = torch.randn(4, 5, 3)
+    for step, value in enumerate(values, start=1):
+        facts = {"step": step, "epoch": 1, "metrics": {"dev_loss": 0.5}}
+        model = {"w": value, "half": value.bfloat16(), "count": torch.tensor([step])}
+        checkpoints.save(model, {}, facts, step == 1, False)
+    with pytest.raises(InputError, match="has no averaged checkpoint; `tsallis average` makes one"):
+        checkpoints.load_model("average")
+    assert checkpoints.average() == [f"step-0000000{i}" for i in (2, 3, 4)]
+    found = checkpoints.load_model("average")
+    assert found["w"].dtype == torch.float32 and found["half"].dtype == torch.bfloat16
+    assert found["w"].equal(values[1:].double().mean(0).float())
+    assert found["half"].equal(values[1:].bfloat16().double().mean(0).bfloat16())
+    facts = checkpoints.facts("average")
+    assert facts["of"] == [f"step-0000000{i}" for i in (2, 3, 4)] and facts["metrics"] == {} and facts["step"] == 4
+    assert checkpoints.average(1) == ["step-00000004"]
+    assert checkpoints.load_model("average")["w"].equal(values[3])
+    assert len(list(tmp_path.glob("average-*"))) == 1  # the one before is gone
+    for last in (0, 4):
+        with pytest.raises(InputError, match=rf"3 validated checkpoints were kept, {last} are to be averaged"):
+            checkpoints.average(last)
+
+
+def test_an_average_stays_until_there_is_another(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (1, 2):
+        save(checkpoints, step)
+    checkpoints.average()
+    save(checkpoints, 3)
+    assert checkpoints.load_model("average")["weight"].eq(1.5).all()
+    with pytest.raises(InputError, match="checkpoint must be one of last, best, average, got 'worst'"):
+        checkpoints.load_model("worst")
+
+
+def test_a_parameter_in_two_places_is_stored_once(tmp_path: Path) -> None:
+    shared = torch.randn(3, 2)
+    model = {"first": shared, "second": shared, "empty": torch.zeros(0), "none": torch.zeros(0)}
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(model, {}, {"step": 1}, True, False)
+    assert set(checkpoints.load_model("best")) == {"first", "empty", "none"}
+
+    class Sharing:
+        def shared_parameters(self) -> dict[str, str]:
+            return {"second": "first"}
+
+    found = checkpoints.load_model("best", Sharing())
+    assert found["second"] is found["first"] and found["first"].equal(shared)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,9 @@ import tsallis.training.checkpoint as checkpoint_module
 from tsallis.data import Vocabulary, english_verbs
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
-from tsallis.models import RNNSeq2Seq
+from tsallis.metrics import forced
+from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.search import Result
 from tsallis.training import Checkpoints, Progress, Settings, Trainer
 
 EXAMPLES = english_verbs()["train"][:40]
@@ -47,12 +49,15 @@ def trainer(
 
 
 def outcome(folder: Path) -> dict[str, object]:
-    """Everything a run ends with: its log, its index, and the content of its last and best checkpoint."""
+    """Everything a run ends with but times: its log, its index, and the content of its last and best checkpoint."""
     checkpoints = Checkpoints(folder / "checkpoints")
     found: dict[str, object] = {"log": (folder / "log.jsonl").read_bytes(), "index": checkpoints.index()}
     for which in ("last", "best"):
-        found[which] = leaves(checkpoints.load_model(which)), leaves(checkpoints.load_training(which))
+        state = {key: value for key, value in checkpoints.load_training(which).items() if key != "timing"}
+        found[which] = leaves(checkpoints.load_model(which)), leaves(state)
         found[f"metrics of {which}"] = checkpoints.facts(which)["metrics"]
+    timing = [json.loads(line) for line in (folder / "timing.jsonl").read_text().splitlines()]
+    found["timing"] = [{key: value for key, value in event.items() if key != "seconds"} for event in timing]
     found["files"] = sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
     return found
 
@@ -138,7 +143,7 @@ def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
 
 def test_the_gradient_is_clipped(tmp_path: Path) -> None:
     clipped = trainer(tmp_path, replace(SETTINGS, clip=1e-3))
-    clipped._update([TRAIN.batch(range(8))])
+    clipped._update([[list(range(8))]])
     norm = math.sqrt(sum(float(p.grad.square().sum()) for p in clipped.model.parameters() if p.grad is not None))
     assert norm == pytest.approx(1e-3, rel=1e-3)
 
@@ -216,3 +221,96 @@ def test_what_a_display_is_told(tmp_path: Path) -> None:
     assert first.supported is not None and 1 <= first.supported <= len(TGT)
     assert first.attended is not None and 1 <= first.attended <= max(map(len, TRAIN.src))
     assert first.accuracy is not None and 0 <= first.accuracy <= 1
+
+
+def logged(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def test_validation_after_so_many_updates(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, validate_updates=3, epochs=2, keep=9)
+    trainer(tmp_path / "whole", settings).run()
+    events = logged(tmp_path / "whole")
+    # Four updates an epoch: after 3, 6 and at the end; epochs are written down all the same.
+    assert [(e["event"], e["step"]) for e in events] == [
+        ("validation", 3),
+        ("epoch", 4),
+        ("validation", 6),
+        ("epoch", 8),
+    ]
+    assert ["dev_loss" in e for e in events] == [True, False, True, True]
+    kept = Checkpoints(tmp_path / "whole" / "checkpoints").index()["kept"]
+    assert kept == [f"step-0000000{i}" for i in (3, 6, 8)]
+    with pytest.raises(Killed):
+        trainer(tmp_path / "killed", settings, kill_after(7)).run()
+    trainer(tmp_path / "killed", settings).run()
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("updates", "events"), [(6, [4, 6]), (4, [4]), (1, [1])])
+def test_a_limit_of_updates(tmp_path: Path, updates: int, events: list[int]) -> None:
+    run = trainer(tmp_path, replace(SETTINGS, updates=updates))
+    run.run()
+    assert run.position.step == updates and [e["step"] for e in logged(tmp_path)] == events
+    assert "dev_loss" in logged(tmp_path)[-1] and Checkpoints(tmp_path / "checkpoints").index()["finished"]
+    before = outcome(tmp_path)
+    trainer(tmp_path, replace(SETTINGS, updates=updates)).run()
+    assert outcome(tmp_path) == before
+
+
+def test_a_search_of_the_first_rows_and_a_measure_of_ones_own(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def measure(results: Sequence[Result]) -> dict[str, float]:
+        seen.append(len(results))
+        return {"score": -float(len(seen)), "other": 7.0}
+
+    settings = replace(SETTINGS, validation_rows=5, validation_beam=2)
+    made = Trainer(model(), TRAIN, DEV, tmp_path, settings, lambda _: None, measure)
+    made.run()
+    assert seen == [5, 5, 5]
+    events = logged(tmp_path)
+    assert [e["dev_score"] for e in events] == [-1, -2, -3] and events[0]["dev_other"] == 7
+    index = Checkpoints(tmp_path / "checkpoints").index()
+    assert index["best"] == "step-00000004" and index["last"] == "step-00000012"  # the first number decides
+    assert events[-1]["dev_loss"] == pytest.approx(forced(made.model, DEV).loss)  # of all rows
+
+
+def test_what_is_logged_of_a_model(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    sizes = (len(SRC), len(TGT))
+    relu = RNNSeq2Seq(*sizes, d_model=8, layers=1, output="alpha_relu", tau=0.25)
+    learned = TransformerSeq2Seq(*sizes, d_model=8, heads=2, layers=3, d_ff=8, attention="learned")
+    for name, net in (("relu", relu), ("learned", learned)):
+        Trainer(net, TRAIN, DEV, tmp_path / name, replace(SETTINGS, epochs=1), lambda _: None).run()
+    (event,) = logged(tmp_path / "relu")
+    assert event["tau"] == 0.25 and not [key for key in event if key.startswith("alpha")]
+    (event,) = logged(tmp_path / "learned")
+    assert "tau" not in event
+    for kind in ("encoder", "decoder", "context"):
+        alphas = torch.tensor(event[f"alpha_{kind}"])
+        torch.testing.assert_close(alphas, learned.alphas()[kind])
+        assert alphas.shape == (3, 2) and 1 < alphas.min() < alphas.max() < 2
+
+
+def test_times_are_kept_apart(tmp_path: Path) -> None:
+    """What differs from run to run is no part of what resumes to the bit."""
+    trainer(tmp_path).run()
+    times = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
+    symbols = sum(len(row) + 1 for row in TRAIN.tgt)
+    assert [(t["step"], t["symbols"]) for t in times] == [(4, symbols), (8, symbols), (12, symbols)]
+    assert all(t["seconds"] > 0 for t in times) and "seconds" not in (tmp_path / "log.jsonl").read_text()
+
+
+def test_batches_of_so_many_symbols(tmp_path: Path) -> None:
+    run = trainer(tmp_path, replace(SETTINGS, max_tokens=60, epochs=1))
+    run.run()
+    assert run.position.step == len(run.plan.updates(0)) and run.position.step != 4
+    assert logged(tmp_path)[-1]["step"] == run.position.step
+
+
+def test_chance_depends_on_the_step_alone(tmp_path: Path) -> None:
+    """Whatever drew random numbers between two updates: a display, a search, the way the model was made."""
+    trainer(tmp_path / "one").run()
+    trainer(tmp_path / "two", watch=lambda _: torch.manual_seed(torch.randint(99, ()).item())).run()
+    assert outcome(tmp_path / "one") == outcome(tmp_path / "two")

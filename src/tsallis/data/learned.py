@@ -8,13 +8,19 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-from tsallis.data.parallel import _fingerprint, _locked, stream_lines
+from tsallis.data.cache import fingerprint, locked
+from tsallis.data.parallel import stream_lines
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
 
 
 def cached_subwords(
-    cache_folder: Path | str, paths: Sequence[Path | str], size: int, kind: str = "bpe", coverage: float = 1.0
+    cache_folder: Path | str,
+    paths: Sequence[Path | str],
+    size: int,
+    kind: str = "bpe",
+    coverage: float = 1.0,
+    split_digits: bool = False,
 ) -> Subwords:
     """Subwords of some texts together: from the cache where the same files gave some before, or learned now.
 
@@ -26,18 +32,14 @@ def cached_subwords(
     cache = Path(cache_folder)
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        made_from = {
-            "files": [_fingerprint(Path(p), cache) for p in paths],
-            "size": size,
-            "kind": kind,
-            "coverage": coverage,
-        }
+        options = {"kind": kind, "coverage": coverage, "split_digits": split_digits}
+        made_from = {"files": [fingerprint(Path(p), cache) for p in paths], "size": size, **options}
         key = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32]
         path = cache / f"{key}.model"
-        with _locked(cache / f"{key}.lock"):
+        with locked(cache / f"{key}.lock"):
             if path.exists():
                 return Subwords.load(path)
-            found = Subwords.train(chain(*(stream_lines(p) for p in paths)), size, kind, coverage)
+            found = Subwords.train(chain(*map(stream_lines, paths)), size, kind, coverage, split_digits=split_digits)
             found.save(path)
             return found
     except OSError as error:

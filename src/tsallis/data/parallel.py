@@ -8,10 +8,8 @@ import gzip
 import hashlib
 import json
 import lzma
-import os
 import shutil
 import tempfile
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -23,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tsallis.data.cache import fingerprint, locked
 from tsallis.data.corpus import Corpus, Counts, SampledCorpus
 from tsallis.data.reading import read_json
 from tsallis.data.subwords import Subwords
@@ -34,7 +33,6 @@ CORPUS = "corpus.json"  # written last: with it a folder is a corpus
 SIDES = ("src", "tgt")
 FORMAT = 1
 CHUNK = 8192  # pairs encoded in one go
-SETTLED = 2.0  # seconds after which a file's times tell a change: some file systems count in whole seconds
 
 
 def stream_lines(path: Path | str) -> Iterator[str]:
@@ -255,7 +253,7 @@ def _entry(
         cache.mkdir(parents=True, exist_ok=True)
         made_from = {
             "format": FORMAT,
-            "files": [_fingerprint(Path(path), cache) for path in (src_path, tgt_path)],
+            "files": [fingerprint(Path(path), cache) for path in (src_path, tgt_path)],
             "subwords": [src.fingerprint(), tgt.fingerprint()],
             "max_length": max_length,
             "text": keep_text,
@@ -263,7 +261,7 @@ def _entry(
         key = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32]
         entry = cache / key
         if not whole(entry):
-            with _locked(cache / f"{key}.lock") as alone:
+            with locked(cache / f"{key}.lock") as alone:
                 if alone:  # whoever left these is gone
                     for left in cache.glob(f".{key}.*.tmp"):
                         shutil.rmtree(left, ignore_errors=True)
@@ -297,43 +295,3 @@ def _make(entry: Path, write: Callable[[Path], object], whole: Callable[[Path], 
                 (made / "new").rename(entry)
     finally:
         shutil.rmtree(made, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[bool]:
-    """Wait until no other process holds the lock; False where there are no locks."""
-    with path.open("a") as stream:
-        try:
-            import fcntl
-
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        except (ImportError, OSError):
-            yield False
-            return
-        yield True
-
-
-def _fingerprint(path: Path, cache: Path) -> str:
-    """The SHA-256 of a file; remembered in the cache for as long as the file's size, place and times stay."""
-    remembered = cache / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]}.stamp.json"
-    try:
-        before = _stamp(path)
-        with contextlib.suppress(InputError):
-            content = read_json(remembered)
-            if content.get("stamp") == before and isinstance(content.get("sha256"), str):
-                return str(content["sha256"])
-        digest = hashlib.sha256()
-        with path.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-        after = _stamp(path)
-    except OSError as error:
-        raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
-    if after == before and time.time_ns() - max(before[2:]) > SETTLED * 1e9:
-        write_atomic(remembered, json.dumps({"stamp": before, "sha256": digest.hexdigest()}))
-    return digest.hexdigest()
-
-
-def _stamp(path: Path) -> list[int]:
-    found = os.stat(path)
-    return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]

@@ -67,6 +67,7 @@ class Subwords:
         byte_fallback: bool = False,
         normalization: str = "nmt_nfkc",
         max_lines: int = MAX_LINES,
+        split_digits: bool = False,
     ) -> Subwords:
         """Learn a vocabulary from lines of text; the same lines give the same model, byte for byte.
 
@@ -81,6 +82,7 @@ class Subwords:
             normalization: what is done to characters first, a rule of sentencepiece; with `"identity"` only white space
                 is normalised, and text comes back as it was.
             max_lines: memory grows with it.
+            split_digits: every digit is a subword of its own, so that numbers are spelt.
 
         Raises:
             InputError: no text, or a size that is too large or too small for it.
@@ -96,6 +98,7 @@ class Subwords:
                 model_type=kind,
                 character_coverage=coverage,
                 byte_fallback=byte_fallback,
+                split_digits=split_digits,
                 normalization_rule_name=normalization,
                 input_sentence_size=max_lines,
                 shuffle_input_sentence=True,

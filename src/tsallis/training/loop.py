@@ -1,46 +1,56 @@
-"""The training loop: resumable at every step, to the bit."""
+"""The training loop: resumable at every step, to the bit, by any number of processes."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tsallis.data.batching import IGNORED, Batch, BatchPlan
-from tsallis.data.corpus import Corpus
+from tsallis.data.batching import BatchPlan
+from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.errors import InputError
-from tsallis.metrics import accuracy, forced, search_corpus
-from tsallis.models import RNNSeq2Seq
+from tsallis.metrics import Forced, accuracy, forced_sums, search_batches
+from tsallis.search import Result
 from tsallis.training.checkpoint import Checkpoints
+from tsallis.training.engine import Engine, EngineSettings, Look
 from tsallis.training.log import Log
 from tsallis.training.schedules import make_schedule
+from tsallis.training.world import CommonError, World
 
 WATCH_EVERY = 25  # updates between two looks at supports for the progress display
+VALIDATED = 128  # rows of a batch of the development set
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How to train."""
+class Settings(EngineSettings):
+    """How to train; what an update is like is in :class:`~tsallis.training.engine.EngineSettings`."""
 
-    epochs: int
-    batch_size: int = 64
+    epochs: int = 20
+    updates: int | None = None  # at most
+    batch_size: int = 64  # rows a batch
+    max_tokens: int | None = None  # padded symbols a batch, of the longer side; in place of batch_size
     learning_rate: float = 1e-3
     schedule: str = "halve-on-worse"
-    warmup: int = 4000  # updates, for "inverse-square-root"
-    clip: float = 5.0  # largest norm of the gradient
-    accumulate: int = 1  # batches an update; the loss is divided once, by the symbols of all of them
+    warmup: int = 4000  # updates, for "inverse-square-root" and "linear"
+    accumulate: int = 1  # batches an update and process; the loss is divided once, by the symbols of all of them
     validate_every: int = 1  # epochs
+    validate_updates: int | None = None  # updates between validations, in place of epochs
     validation_beam: int = 1
-    patience: int | None = None  # validations without a better accuracy before the run ends
+    validation_rows: int | None = None  # the first so many of the development set are searched; the loss is of all
+    patience: int | None = None  # validations without a better score before the run ends
     checkpoint_every: int = 500  # updates; and at every validation
+    keep: int = 1  # validated checkpoints kept, to be averaged
     seed: int = 1
+
+    def of_engine(self) -> EngineSettings:
+        return EngineSettings(**{f.name: getattr(self, f.name) for f in fields(EngineSettings)})
 
 
 @dataclass
@@ -52,8 +62,8 @@ class Position:
     step: int = 0  # updates in all
     loss: float = 0.0  # sums over the epoch so far
     symbols: int = 0
-    best_accuracy: float = -1.0
-    best_loss: float = float("inf")
+    best_score: float = -math.inf
+    best_loss: float = math.inf
     stale: int = 0  # validations since the best one
 
 
@@ -64,6 +74,7 @@ class Progress:
     position: Position
     updates: int  # an epoch
     loss: float  # a symbol, over the epoch so far
+    speed: float  # target symbols a second, of late
     accuracy: float | None = None  # share of symbols that are the most probable; looked at now and then
     supported: float | None = None  # symbols a step
     attended: float | None = None  # positions a step
@@ -71,34 +82,50 @@ class Progress:
 
 
 Watch = Callable[[Progress], None]
+Measure = Callable[[Sequence[Result]], dict[str, float]]
 
 
 class Trainer:
     """Trains one model in one run folder.
 
     Args:
-        model: with parameters in their initial state.
+        model: with parameters in their initial state; the same on every process.
         train: training data.
         dev: data to validate on.
-        folder: of the run.
+        folder: of the run; every process must see it.
         settings: how to train.
-        watch: called after every update and validation.
+        watch: called after every update and validation of the first process.
+        measure: what the results of a search on (the first rows of) `dev` are worth; the first number tells which
+            checkpoint is best. None: the share of outputs that are the target.
+        world: this process's place among those that train.
     """
 
     def __init__(
-        self, model: RNNSeq2Seq, train: Corpus, dev: Corpus, folder: Path, settings: Settings, watch: Watch
+        self,
+        model: Any,
+        train: Corpus | SampledCorpus,
+        dev: Corpus,
+        folder: Path,
+        settings: Settings,
+        watch: Watch,
+        measure: Measure | None = None,
+        world: World | None = None,
     ) -> None:
         self.model, self.train, self.dev, self.settings, self.watch = model, train, dev, settings, watch
-        self.plan = BatchPlan(train.lengths(), settings.batch_size, settings.seed)
-        self.optimizer = torch.optim.Adam(model.parameters(), settings.learning_rate)
-        self.schedule = make_schedule(settings.schedule, settings.learning_rate, settings.warmup)
-        self.checkpoints = Checkpoints(folder / "checkpoints")
-        self.log = Log(folder / "log.jsonl")
+        self.world = world or World()
+        self.engine = Engine(model, settings.of_engine(), self.world)
+        self.plan = BatchPlan(train.lengths(), settings.batch_size, settings.max_tokens, settings.seed)
+        self.schedule = make_schedule(settings.schedule, settings.learning_rate, settings.warmup, settings.updates)
+        self.measure = measure or (lambda results: {"accuracy": accuracy(results, dev)})
+        self.checkpoints = Checkpoints(folder / "checkpoints", settings.keep)
+        self.log, self.timing = Log(folder / "log.jsonl"), Log(folder / "timing.jsonl")
         self.position = Position()
-        self.data = _digest(train, dev)
-        self.accuracy: float | None = None
-        self.supported: float | None = None
-        self.attended: float | None = None
+        self.data = f"{train.digest()} {dev.digest()}"
+        self.looked: Look | None = None
+        # This process's loss that is not yet in the position.
+        self.pending = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        self.began, self.seen = time.perf_counter(), 0  # of a stretch of updates, and the symbols it has seen
+        self.speed = self.elapsed = 0.0  # symbols a second of late; seconds of this epoch's updates
 
     def run(self) -> None:
         """From the last checkpoint, or from the start, to the end.
@@ -109,133 +136,205 @@ class Trainer:
         self._resume()
         while not self._finished():
             self._epoch()
-            self._end_of_epoch()
 
     def _finished(self) -> bool:
-        patience = self.settings.patience
-        return self.position.epoch >= self.settings.epochs or (patience is not None and self.position.stale >= patience)
+        position, settings = self.position, self.settings
+        return (
+            position.epoch >= settings.epochs
+            or (settings.updates is not None and position.step >= settings.updates)
+            or (settings.patience is not None and position.stale >= settings.patience)
+        )
 
     def _resume(self) -> None:
-        if not self.checkpoints.index():
-            self.log.rewind(0)
+        found = self.world.together(lambda: bool(self.checkpoints.index()))
+        if not self.world.obey(found):
+            self._rewind(0, 0)
             return
+        state, parameters = self.world.together(self._stored)
+        self.engine.load(parameters, state["optimizer"])
+        self.schedule.restore(state["schedule"])
+        self.position = Position(**state["position"])
+        # Other processes make other updates: go on at the first batch that may not have been seen.
+        self.position.update = self.position.update * state["processes"] // self.world.size
+        self._rewind(state["log"], state["timing"])
+
+    def _stored(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What the last checkpoint holds."""
         state = self.checkpoints.load_training("last")
         if state.get("data") != self.data:
             raise InputError(f"{self.checkpoints.folder}: the data has changed since the run was started")
-        self.model.load_state_dict(self.checkpoints.load_model("last"))
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.restore(state["schedule"])
-        self.position = Position(**state["position"])
-        torch.set_rng_state(state["random"])
-        self.log.rewind(state["log"])
-        self.checkpoints.sweep()
+        return state, self.checkpoints.load_model("last", self.model)
 
-    def _save(self, best: bool = False, metrics: dict[str, float] | None = None) -> None:
-        training: dict[str, Any] = {
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state(),
-            "position": asdict(self.position),
-            "random": torch.get_rng_state(),
-            "log": self.log.position,
-            "data": self.data,
-        }
-        facts = {"step": self.position.step, "epoch": self.position.epoch, "metrics": metrics or {}}
-        self.checkpoints.save(self.model.state_dict(), training, facts, best, self._finished())
+    def _rewind(self, log: int, timing: int) -> None:
+        if self.world.main:
+            self.log.rewind(log)
+            self.timing.rewind(timing)
+            self.checkpoints.sweep()
+        self.world.wait()
 
-    def _updates(self) -> list[list[list[int]]]:
-        """The batches of this epoch, `accumulate` for each update."""
-        batches, width = self.plan.epoch(self.position.epoch), self.settings.accumulate
-        return [batches[i : i + width] for i in range(0, len(batches), width)]
+    def _save(self, metrics: dict[str, float] | None = None) -> None:
+        """A checkpoint; with metrics one that was validated."""
+        model, optimizer = self.engine.state()
+        if self.world.main:
+            training: dict[str, Any] = {
+                "optimizer": optimizer,
+                "schedule": self.schedule.state(),
+                "position": asdict(self.position),
+                "processes": self.world.size,
+                "log": self.log.position,
+                "timing": self.timing.position,
+                "data": self.data,
+            }
+            facts = {"step": self.position.step, "epoch": self.position.epoch, "metrics": metrics or {}}
+            best = metrics is not None and self.position.stale == 0
+            self.checkpoints.save(model, training, facts, best, self._finished(), metrics is not None)
+        self.world.wait()
 
     def _epoch(self) -> None:
-        self.model.train()
-        updates = self._updates()
-        for window in updates[self.position.update :]:
-            self._update([self.train.batch(rows) for rows in window])
-            self.watch(self._progress(len(updates)))
-            if self.position.step % self.settings.checkpoint_every == 0 and self.position.update < len(updates):
+        """All updates of an epoch that are still to be made."""
+        position, settings = self.position, self.settings
+        windows = self.plan.updates(position.epoch, settings.accumulate, self.world.size)
+        self._start_clock()
+        while position.update < len(windows):
+            self._update(windows[position.update])
+            if self.world.main:
+                self.watch(self._progress(len(windows)))
+            if position.update == len(windows):
+                self._end_of_epoch(len(windows))
+                return
+            if self._due(position.step, settings.validate_updates) or self._at_limit():
+                self._validated("validation", len(windows))
+                if self._finished():
+                    return
+            elif position.step % settings.checkpoint_every == 0:
+                self._flush()
                 self._save()
 
-    def _update(self, window: list[Batch]) -> None:
+    @staticmethod
+    def _due(count: int, every: int | None) -> bool:
+        return every is not None and count % every == 0
+
+    def _at_limit(self) -> bool:
+        return self.settings.updates is not None and self.position.step >= self.settings.updates
+
+    def _update(self, window: list[list[list[int]]]) -> None:
+        """One update: the batches of every process."""
         position = self.position
-        symbols = sum(batch.tokens for batch in window)
-        self.optimizer.zero_grad()
-        for batch in window:
-            decoded = self.model(batch.src, batch.src_lengths, batch.tgt_in)
-            loss = self.model.output.loss(decoded.hidden, batch.tgt_out, reduction="sum")
-            (loss / symbols).backward()
-            position.loss += loss.item()
-            if position.step % WATCH_EVERY == 0:
-                self._look(decoded.hidden, decoded.attention, batch)
-        if not math.isfinite(position.loss):
-            raise InputError(
-                f"the loss of update {position.step + 1} is {position.loss}: the training has diverged "
-                f"(learning rate {self.schedule.rate(position.step):g}; a lower one may help)"
-            )
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.schedule.rate(position.step)
-        self.optimizer.step()
+        # Chance depends on the step and the process alone: nothing of it needs to be kept.
+        torch.manual_seed(_seed(self.settings.seed, position.step, self.world.rank))
+        looking = position.step % WATCH_EVERY == 0
+        count = max(len(batches) for batches in window)
+        batches = [self.train.batch(rows, position.epoch) for rows in window[self.world.rank] or window[0][:1]]
+        self.model.train()
+        rate = self.schedule.rate(position.step)
+        own = len(window[self.world.rank])
+        symbols, loss = self.engine.update(batches, own, count, rate, looking)
+        if looking:
+            self.looked = self.engine.look
+        self.pending += loss
+        self.seen += symbols
         position.symbols += symbols
         position.update += 1
         position.step += 1
+        if self.world.device.type == "cpu" or looking:
+            self._flush()
 
-    @torch.no_grad()
-    def _look(self, hidden: Tensor, attention: Tensor, batch: Batch) -> None:
-        counted = batch.tgt_out != IGNORED
-        probs = self.model.output.probs(self.model.output.scores(hidden[counted]))
-        self.accuracy = float((probs.argmax(-1) == batch.tgt_out[counted]).double().mean())
-        self.supported = float((probs > 0).sum(-1).double().mean())
-        self.attended = float((attention[counted] > 0).sum(-1).double().mean())
+    def _flush(self) -> None:
+        """Read the loss from the device, and see that it is a number."""
+        position = self.position
+        if not self.seen:
+            return
+        (loss,) = self.world.sum(self.pending.item())
+        self.pending.zero_()
+        position.loss += loss
+        if not math.isfinite(position.loss):
+            raise CommonError(
+                f"the loss of update {position.step} is {position.loss}: the training has diverged "
+                f"(learning rate {self.schedule.rate(position.step - 1):g}; a lower one may help)"
+            )
+        now = time.perf_counter()
+        speed = self.seen / max(now - self.began, 1e-9)
+        self.speed = 0.9 * self.speed + 0.1 * speed if self.speed else speed
+        self.elapsed += now - self.began
+        self.began, self.seen = now, 0
+
+    def _start_clock(self) -> None:
+        self.began, self.seen = time.perf_counter(), 0
 
     def _progress(self, updates: int, validation: dict[str, float] | None = None) -> Progress:
-        loss = self.position.loss / max(self.position.symbols, 1)
-        return Progress(self.position, updates, loss, self.accuracy, self.supported, self.attended, validation)
+        position, looked = self.position, self.looked
+        loss = position.loss / max(position.symbols, 1)
+        seen = {} if looked is None else {name: _share(looked, name) for name in ("accuracy", "supported", "attended")}
+        return Progress(Position(**asdict(position)), updates, loss, self.speed, **seen, validation=validation)
 
-    def _end_of_epoch(self) -> None:
-        position = self.position
-        updates = position.update
+    def _end_of_epoch(self, updates: int) -> None:
+        position, settings = self.position, self.settings
         position.epoch += 1
+        last = position.epoch == settings.epochs or self._at_limit()
+        every_epochs = settings.validate_every if settings.validate_updates is None else None
+        due = last or self._due(position.epoch, every_epochs) or self._due(position.step, settings.validate_updates)
+        self._validated("epoch", updates, due)
+
+    def _validated(self, event: str, updates: int, due: bool = True) -> None:
+        """Look at the development set if it is due, write down where the run stands, and save it."""
+        position = self.position
+        self._flush()
         rate = self.schedule.rate(position.step)
-        due = position.epoch % self.settings.validate_every == 0 or position.epoch == self.settings.epochs
         metrics = self._validate() if due else None
         loss = position.loss / max(position.symbols, 1)
-        self.log.write(
-            "epoch",
-            epoch=position.epoch,
-            step=position.step,
-            loss=loss,
-            learning_rate=rate,
-            **(metrics or {}),
-        )
+        if self.world.main:
+            place = {"epoch": position.epoch, "step": position.step}
+            self.log.write(event, **place, loss=loss, learning_rate=rate, **(metrics or {}))
+            self.timing.write(event, **place, seconds=self.elapsed, symbols=position.symbols)
         progress = self._progress(updates, metrics)
-        position.update, position.loss, position.symbols = 0, 0.0, 0
-        self._save(best=metrics is not None and position.stale == 0, metrics=metrics)
-        self.watch(progress)
+        if event == "epoch":
+            position.update, position.loss, position.symbols, self.elapsed = 0, 0.0, 0, 0.0
+        self._save(metrics)
+        if self.world.main:
+            self.watch(progress)
+        self._start_clock()
 
     def _validate(self) -> dict[str, float]:
-        given = forced(self.model, self.dev)
-        results = search_corpus(self.model, self.dev, self.settings.validation_beam)
-        found = accuracy(results, self.dev)
-        position = self.position
-        self.schedule.after_validation(given.loss)
-        if (found, -given.loss) > (position.best_accuracy, -position.best_loss):
-            position.best_accuracy, position.best_loss, position.stale = found, given.loss, 0
-        else:
-            position.stale += 1
+        """Loss and score of the development set, the work shared among the processes; what all of them then know."""
+        model, world, settings = self.engine.plain(), self.world, self.settings
+        batches = self.dev.batches(VALIDATED)
+        given = Forced.of(world.sum(*forced_sums(model, batches[world.rank :: world.size])))
+        rows = min(settings.validation_rows or len(self.dev), len(self.dev))
+        searched = self.dev.batches(VALIDATED, rows)[world.rank :: world.size]
+        parts = world.gather(search_batches(model, searched, settings.validation_beam))
+        results = [result for _, result in sorted((i, r) for part in parts for i, r in part.items())]
+        scores: dict[str, float] = world.obey(self.measure(results) if world.main else None)
+        self._judge(next(iter(scores.values())), given.loss)
         return {
             "dev_loss": given.loss,
-            "dev_accuracy": found,
+            **{f"dev_{name}": value for name, value in scores.items()},
             "dev_gold_in_support": given.gold_in_support,
             "output_support": given.output_support,
             "attention_support": given.attention_support,
+            "logit_norm": given.logit_norm,
+            **_of_model(model),
         }
 
+    def _judge(self, score: float, loss: float) -> None:
+        position = self.position
+        self.schedule.after_validation(loss)
+        if (score, -loss) > (position.best_score, -position.best_loss):
+            position.best_score, position.best_loss, position.stale = score, loss, 0
+        else:
+            position.stale += 1
 
-def _digest(*corpora: Corpus) -> str:
-    """A hash of all symbols: a run goes on with the data it began with, or not at all."""
-    digest = hashlib.sha256()
-    for corpus in corpora:
-        for row in zip(corpus.src, corpus.tgt, strict=True):
-            digest.update(json.dumps(row).encode())
-    return digest.hexdigest()
+
+def _seed(seed: int, step: int, rank: int) -> int:
+    """Far apart for neighbouring steps and ranks."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()[:8], "little") >> 1
+
+
+def _share(look: Look, name: str) -> float:
+    return float(getattr(look, name) / look.symbols.clamp(min=1))
+
+
+def _of_model(model: Any) -> dict[str, Any]:
+    """What is worth watching beside the scores: the threshold of alpha-ReLU, and learned alphas by kind."""
+    found: dict[str, Any] = {"tau": model.output.tau} if model.output.transform == "alpha_relu" else {}
+    alphas = model.alphas() if hasattr(model, "alphas") else {}
+    return {**found, **{f"alpha_{kind}": values.tolist() for kind, values in alphas.items()}}

@@ -3,9 +3,10 @@
 config.yaml       the configuration, with every default filled in
 model.json        the model's class and arguments
 task.json         how a line of input is read
-src.vocab.json    source symbols
-tgt.vocab.json    target symbols
+src.vocab.json    source symbols; or src.model, which sentencepiece itself reads
+tgt.vocab.json    target symbols; or tgt.model
 log.jsonl         one event a line
+timing.jsonl      how long each of them took
 checkpoints/      see `tsallis.training.checkpoint`
 """
 
@@ -19,14 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from tsallis.data.reading import read_json
+from tsallis.data.subwords import Subwords
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
 from tsallis.files import write_atomic
-from tsallis.models import RNNSeq2Seq
+from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.training.checkpoint import Checkpoints
 
-MODELS = {"rnn": RNNSeq2Seq}
+MODELS: dict[str, Any] = {"rnn": RNNSeq2Seq, "transformer": TransformerSeq2Seq}
 CONFIG, LOCK = "config.yaml", ".lock"
+Symbols = Vocabulary | Subwords
+SYMBOLS: dict[str, type[Vocabulary] | type[Subwords]] = {"vocab.json": Vocabulary, "model": Subwords}  # by file ending
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,9 @@ class Run:
     """A trained model with what belongs to it."""
 
     folder: Path
-    model: RNNSeq2Seq
-    src_vocab: Vocabulary
-    tgt_vocab: Vocabulary
+    model: Any
+    src_vocab: Symbols
+    tgt_vocab: Symbols
     task: dict[str, Any]
     facts: dict[str, Any]  # of the checkpoint: step, epoch, metrics
 
@@ -51,25 +55,21 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
     if not (folder / "model.json").exists():
         raise InputError(f"{folder}: not a run folder (it has no model.json)")
     description, task = read_json(folder / "model.json"), read_json(folder / "task.json")
-    src_vocab, tgt_vocab = (
-        Vocabulary.load(folder / "src.vocab.json"),
-        Vocabulary.load(folder / "tgt.vocab.json"),
-    )
+    (src_path, src_vocab), (tgt_path, tgt_vocab) = (_load_symbols(folder, name) for name in ("src", "tgt"))
     model = build_model(description, folder / "model.json")
     fingerprints = description.get("vocabularies") or {}
     if not isinstance(fingerprints, dict):
         raise InputError(f"{folder / 'model.json'}: vocabularies must be an object, found {fingerprints!r}")
-    for name, vocabulary in (("src", src_vocab), ("tgt", tgt_vocab)):
+    for name, path, vocabulary in (("src", src_path, src_vocab), ("tgt", tgt_path, tgt_vocab)):
         expected = model.arguments[f"{name}_vocab"]
         if len(vocabulary) != expected:
             raise InputError(
-                f"{folder / name}.vocab.json: the vocabulary has {len(vocabulary)} symbols, "
-                f"the model was trained with {expected}"
+                f"{path}: the vocabulary has {len(vocabulary)} symbols, the model was trained with {expected}"
             )
         if fingerprints.get(name) not in (None, vocabulary.fingerprint()):
-            raise InputError(f"{folder / name}.vocab.json: not the vocabulary the model was trained with")
+            raise InputError(f"{path}: not the vocabulary the model was trained with")
     checkpoints = Checkpoints(folder / "checkpoints")
-    parameters = checkpoints.load_model(which)
+    parameters = checkpoints.load_model(which, model)
     try:
         model.load_state_dict(parameters)
     except RuntimeError as error:
@@ -79,7 +79,20 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
     return Run(folder, model, src_vocab, tgt_vocab, task, checkpoints.facts(which))
 
 
-def build_model(description: dict[str, Any], place: Path | str = "model.json") -> RNNSeq2Seq:
+def _load_symbols(folder: Path, name: str) -> tuple[Path, Symbols]:
+    for ending, kind in SYMBOLS.items():
+        path = folder / f"{name}.{ending}"
+        if path.exists():
+            return path, kind.load(path)
+    raise InputError(f"{folder / name}.vocab.json: can't be read: it is not there, and no {name}.model either")
+
+
+def _symbols_path(folder: Path, name: str, symbols: Symbols) -> Path:
+    ending = next(ending for ending, kind in SYMBOLS.items() if isinstance(symbols, kind))
+    return folder / f"{name}.{ending}"
+
+
+def build_model(description: dict[str, Any], place: Path | str = "model.json") -> Any:
     """A model from `{"class": ..., "arguments": {...}}`."""
     name, arguments = description.get("class"), description.get("arguments") or {}
     if not isinstance(name, str) or name not in MODELS:
@@ -95,8 +108,8 @@ def start_run(
     config: str,
     description: dict[str, Any],
     task: dict[str, Any],
-    src_vocab: Vocabulary,
-    tgt_vocab: Vocabulary,
+    src_vocab: Symbols,
+    tgt_vocab: Symbols,
 ) -> bool:
     """Write what the folder holds besides checkpoints, or check that it is the same run; whether it was there.
 
@@ -104,42 +117,42 @@ def start_run(
         InputError: a folder with something else in it, another configuration, or other data.
     """
     path = folder / CONFIG
-    vocabularies = {"src": src_vocab, "tgt": tgt_vocab}
+    given = {"src": src_vocab, "tgt": tgt_vocab}
+    vocabularies = {_symbols_path(folder, name, symbols): symbols for name, symbols in given.items()}
     if not path.exists():
-        prints = {name: vocabulary.fingerprint() for name, vocabulary in vocabularies.items()}
+        prints = {name: symbols.fingerprint() for name, symbols in given.items()}
         model = {**description, "vocabularies": prints}
         texts = {f"{name}.json": json.dumps(x, indent=1) for name, x in (("model", model), ("task", task))}
         if any(not _left_by_a_start(p, texts, vocabularies) for p in folder.iterdir()):
             raise InputError(f"{folder}: the folder is not empty and holds no run; choose another one")
         for name, text in texts.items():
             write_atomic(folder / name, text)
-        for name, vocabulary in vocabularies.items():
-            vocabulary.save(folder / f"{name}.vocab.json")
+        for place, symbols in vocabularies.items():
+            symbols.save(place)
         write_atomic(path, config)  # last: with it the folder is a run
         return False
     before = path.read_text(encoding="utf-8")
     if before != config:
         changed = _difference(before, config)
         raise InputError(f"{folder}: holds a run of another configuration ({changed}); choose another folder")
-    for name, vocabulary in vocabularies.items():
-        if Vocabulary.load(folder / f"{name}.vocab.json") != vocabulary:
-            raise InputError(f"{folder / name}.vocab.json: the training data has changed since the run was started")
+    for place, symbols in vocabularies.items():
+        if type(symbols).load(place) != symbols:
+            raise InputError(f"{place}: the training data has changed since the run was started")
     return True
 
 
-def _left_by_a_start(path: Path, texts: dict[str, str], vocabularies: dict[str, Vocabulary]) -> bool:
+def _left_by_a_start(path: Path, texts: dict[str, str], vocabularies: dict[Path, Symbols]) -> bool:
     """Whether a file is what a start of this very run left that was killed before it wrote the configuration."""
     name = path.name
     if name == LOCK:
         return True
-    known = (*texts, *(f"{n}.vocab.json" for n in vocabularies), CONFIG)
+    known = (*texts, *(p.name for p in vocabularies), CONFIG)
     if name.endswith(".tmp") and name.startswith(tuple(f".{n}." for n in known)):
         return True
     try:
         if name in texts:
             return path.read_bytes() == texts[name].encode()
-        short = name.removesuffix(".vocab.json")
-        return short in vocabularies and Vocabulary.load(path) == vocabularies[short]
+        return path in vocabularies and type(vocabularies[path]).load(path) == vocabularies[path]
     except (OSError, InputError):
         return False
 

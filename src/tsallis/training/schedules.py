@@ -93,12 +93,36 @@ class InverseSquareRoot(Constant):
         return self.learning_rate * factor
 
 
-def make_schedule(name: str, learning_rate: float, warmup: int = 4000) -> Schedule:
-    """ "constant", "halve-on-worse" or "inverse-square-root"."""
+class Linear(Constant):
+    """Linear warm-up to the rate, then linear to zero at the end of the run.
+
+    >>> schedule = Linear(0.001, warmup=100, updates=300)
+    >>> schedule.rate(49), schedule.rate(99), schedule.rate(199), schedule.rate(299)
+    (0.0005, 0.001, 0.0005, 0.0)
+    """
+
+    def __init__(self, learning_rate: float, warmup: int, updates: int) -> None:
+        super().__init__(learning_rate)
+        if not 1 <= warmup < updates:
+            raise ValueError(f"warmup must be at least 1 and below the {updates} updates of the run, got {warmup}")
+        self.warmup, self.updates = warmup, updates
+
+    def rate(self, step: int) -> float:
+        done = step + 1
+        factor: float = min(done / self.warmup, max(0.0, (self.updates - done) / (self.updates - self.warmup)))
+        return self.learning_rate * factor
+
+
+def make_schedule(name: str, learning_rate: float, warmup: int = 4000, updates: int | None = None) -> Schedule:
+    """ "constant", "halve-on-worse", "inverse-square-root" or "linear", which needs the number of updates."""
+    if name == "linear":
+        if updates is None:
+            raise ValueError("a linear schedule needs the number of updates of the run")
+        return Linear(learning_rate, warmup, updates)
     if name == "constant":
         return Constant(learning_rate)
     if name == "halve-on-worse":
         return HalveOnWorse(learning_rate)
     if name == "inverse-square-root":
         return InverseSquareRoot(learning_rate, warmup)
-    raise ValueError(f"schedule must be constant, halve-on-worse or inverse-square-root, got {name!r}")
+    raise ValueError(f"schedule must be constant, halve-on-worse, inverse-square-root or linear, got {name!r}")

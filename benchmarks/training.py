@@ -1,0 +1,371 @@
+"""Training and translating with a Transformer beside Joey NMT, on the same sentences.
+
+Every candidate makes the same updates in turn, each on the same batch of the corpus, all in one process; then trained
+runs translate the same batches with a beam. Joey NMT's model is given the parameters of the first run, which must have
+softmax everywhere: both then search for the same translations, and how many of them agree is reported. Joey NMT is
+measured where it can be imported (its folder on PYTHONPATH will do); without it ours are measured alone.
+
+    python benchmarks/training.py --folder data/multi30k --run runs/multi30k-de-en --out benchmarks/results/training.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from common import Row, announce, machine, table, verdict, write
+from torch import nn
+
+from tsallis.data.batching import Batch, BatchPlan
+from tsallis.data.corpus import Corpus
+from tsallis.data.learned import cached_subwords
+from tsallis.data.parallel import cached_corpus
+from tsallis.models import TransformerSeq2Seq
+from tsallis.search import beam_search
+from tsallis.training.engine import Engine, EngineSettings
+from tsallis.training.run import Run, load_run
+from tsallis.training.world import World
+
+OURS = {
+    "softmax": {"attention": "softmax", "output": "softmax"},
+    "entmax-1.5 attention": {"attention": "entmax", "output": "softmax"},
+    "learned attention": {"attention": "learned", "output": "softmax"},
+    "sparsemax output": {"attention": "softmax", "output": "sparsemax"},
+    "entmax-1.5 output": {"attention": "softmax", "output": "entmax"},
+    "alpha-ReLU output": {"attention": "softmax", "output": "alpha_relu", "tau": 0.3},
+    "learned attention, entmax-1.5 output": {"attention": "learned", "output": "entmax"},
+}
+COLUMNS = ("operation", "name", "owner", "tokens_per_second", "to_peer", "to_softmax", "agree", "rounds")
+Tokens = list[tuple[int, ...]]
+
+
+@dataclass
+class Candidate:
+    """A model that trains and translates."""
+
+    name: str
+    owner: str
+    act: Callable[[Batch], Tokens | None]
+    seconds: list[float] = field(default_factory=list)
+    found: list[Tokens] = field(default_factory=list)  # translations, by batch
+
+    def run(self, batch: Batch) -> None:
+        began = time.perf_counter()
+        found = self.act(batch)
+        self.seconds.append(time.perf_counter() - began)
+        self.found.append(found or [])
+
+
+def ours(name: str, vocab: int, sizes: argparse.Namespace) -> Candidate:
+    torch.manual_seed(sizes.seed)
+    arguments = {"attention_alpha": 1.5, "output_alpha": 1.5, **OURS[name]}
+    model = TransformerSeq2Seq(
+        vocab,
+        vocab,
+        d_model=sizes.d_model,
+        heads=sizes.heads,
+        layers=sizes.layers,
+        d_ff=sizes.d_ff,
+        dropout=sizes.dropout,
+        share="all",
+        **arguments,
+    )
+    engine = Engine(model, EngineSettings(clip=1.0, label_smoothing=sizes.label_smoothing), World())
+
+    def update(batch: Batch) -> None:
+        model.train()
+        engine.update([batch], 1, 1, 1e-4)
+
+    return Candidate(name, "tsallis", update)
+
+
+def our_run(folder: Path, beam: int) -> tuple[Candidate, Run]:
+    """A trained model that translates."""
+    run = load_run(folder)
+    given = run.model.arguments
+    kinds = dict.fromkeys(given[f"{kind}_attention"] for kind in ("encoder", "decoder", "context"))
+
+    def translate(batch: Batch) -> Tokens:
+        results = beam_search(run.model, batch.src, batch.src_lengths, beam_size=beam, n_best=1)
+        return [r.best.tokens if r.best else () for r in results]
+
+    return Candidate(f"{'/'.join(kinds)} attention, {given['output']} output", "tsallis", translate), run
+
+
+class Joey:
+    """Joey NMT's own model, loss and search, as its training and prediction call them.
+
+    Sources have no end symbol here, as ours have none. Its vocabulary begins with other special symbols.
+    """
+
+    def __init__(self, vocab: int, arguments: dict[str, Any], label_smoothing: float, seed: int) -> None:
+        from joeynmt.model import build_model
+        from joeynmt.vocabulary import Vocabulary
+
+        torch.manual_seed(seed)
+        names = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "sep_token": None}
+        numbers = {"unk_id": 0, "pad_id": 1, "bos_id": 2, "eos_id": 3, "sep_id": None}
+        symbols = Vocabulary([f"w{i}" for i in range(4, vocab)], SimpleNamespace(**names, **numbers, lang_tags=[]))
+        part = {
+            "type": "transformer",
+            "embeddings": {"embedding_dim": arguments["d_model"], "scale": True},
+            "hidden_size": arguments["d_model"],
+            "ff_size": arguments["d_ff"],
+            "num_heads": arguments["heads"],
+            "dropout": arguments["dropout"],
+            "layer_norm": arguments["norm"],
+        }
+        layers = [{**part, "num_layers": arguments[f"{side}_layers"]} for side in ("encoder", "decoder")]
+        tied = {"tied_embeddings": True, "tied_softmax": True}
+        self.model = build_model({"encoder": layers[0], "decoder": layers[1], **tied}, symbols, symbols)
+        self.model.loss_function = ("crossentropy", label_smoothing)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4)
+        self.order = torch.tensor([1, 2, 3, 0, *range(4, vocab)])
+
+    def take(self, state: dict[str, torch.Tensor]) -> None:
+        """The parameters of our model with normalisation before each part."""
+        model = self.model
+        model.decoder.output_layer = nn.Linear(*reversed(state["output.projection.weight"].shape))
+        turned = state["src_embedding.weight"][self.order.argsort()]
+        table = {"src_embed.lut.weight": turned, "trg_embed.lut.weight": turned, "decoder.output_layer.weight": turned}
+        table["decoder.output_layer.bias"] = state["output.projection.bias"][self.order.argsort()]
+        norms = {"encoder": ["layer_norm", "feed_forward.layer_norm"]}
+        norms["decoder"] = ["x_layer_norm", "dec_layer_norm", "feed_forward.layer_norm"]
+        attentions = {"encoder": {"self_attn": "src_src_att"}}
+        attentions["decoder"] = {"self_attn": "trg_trg_att", "multihead_attn": "src_trg_att"}
+        for side in ("encoder", "decoder"):
+            for i in range(len(getattr(model, side).layers)):
+                ours, theirs = (f"{side}.layers.{i}." for _ in range(2))
+                for mine, its in attentions[side].items():
+                    for kind in ("weight", "bias"):
+                        parts = state[f"{ours}{mine}.in_proj_{kind}"].chunk(3)
+                        for name, value in zip("qkv", parts, strict=True):
+                            table[f"{theirs}{its}.{name}_layer.{kind}"] = value
+                        table[f"{theirs}{its}.output_layer.{kind}"] = state[f"{ours}{mine}.out_proj.{kind}"]
+                for kind in ("weight", "bias"):
+                    for n, its in enumerate(norms[side], start=1):
+                        table[f"{theirs}{its}.{kind}"] = state[f"{ours}norm{n}.{kind}"]
+                    for n, place in ((1, 0), (2, 3)):
+                        table[f"{theirs}feed_forward.pwff_layer.{place}.{kind}"] = state[f"{ours}linear{n}.{kind}"]
+            for kind in ("weight", "bias"):
+                table[f"{side}.layer_norm.{kind}"] = state[f"{side}.norm.{kind}"]
+        missing, unexpected = model.load_state_dict(table, strict=False)
+        assert not unexpected and all(name.endswith(".pe") for name in missing), (missing, unexpected)
+        for module in model.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.eps = 1e-5
+
+    def batch(self, batch: Batch, gold: bool) -> Any:
+        from joeynmt.batch import Batch as JoeyBatch
+
+        rows = torch.arange(len(batch.src))
+        # The target's start and end are in one sequence there.
+        trg = torch.full((len(rows), batch.tgt_in.shape[1] + 1), 1)
+        trg[:, :-1] = self.order[batch.tgt_in]
+        trg[rows, (batch.tgt_out != -100).sum(1)] = 3
+        given = trg if gold else None
+        src = self.order[batch.src]
+        return JoeyBatch(src, batch.src_lengths, None, given, None, rows, torch.device("cpu"), 1, 3, gold)
+
+    def update(self, batch: Batch) -> None:
+        self.model.train()
+        found = self.batch(batch, True)
+        loss, _, _, _ = self.model(return_type="loss", **vars(found))
+        found.normalize(loss, "tokens").backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.model.zero_grad()
+
+    @torch.no_grad()
+    def translate(self, batch: Batch, beam: int) -> Tokens:
+        from joeynmt.search import search
+
+        self.model.eval()
+        limit = 2 * int(batch.src_lengths.max()) + 20
+        rows, _, _ = search(self.model, self.batch(batch, False), limit, beam, -1, n_best=1, generate_unk=False)
+        back = self.order.argsort().tolist()
+        found = []
+        for row in rows.tolist():
+            kept = row[: row.index(3)] if 3 in row else row
+            found.append(tuple(back[t] for t in kept if t != 1))
+        return found
+
+
+def paths(given: argparse.Namespace, split: str) -> list[Path]:
+    """The two sides of a split, packed or not."""
+    names = [Path(given.folder) / f"{split}.{side}" for side in (given.src, given.tgt)]
+    return [next((p for p in (n, Path(f"{n}.xz"), Path(f"{n}.gz")) if p.exists()), n) for n in names]
+
+
+def corpus(given: argparse.Namespace) -> tuple[Corpus, int]:
+    """Training data, and the size of its vocabulary."""
+    files = paths(given, given.train)
+    subwords = cached_subwords(given.cache, files, given.vocab)
+    return cached_corpus(given.cache, *files, subwords, subwords, 100), len(subwords)
+
+
+def measure(candidates: list[Candidate], batches: list[Batch], seed: int) -> None:
+    """Every batch once by every candidate, in another order each time; the first is to warm up."""
+    order = random.Random(seed)
+    turn = list(candidates)
+    for place, batch in enumerate(batches):
+        order.shuffle(turn)
+        for candidate in turn:
+            candidate.run(batch)
+        if place == 0:
+            for candidate in candidates:
+                candidate.seconds.clear()
+                candidate.found.clear()
+
+
+def rows(operation: str, candidates: list[Candidate], symbols: int, place: Row) -> list[Row]:
+    """One row a candidate; `symbols` are those of the targets of all batches."""
+    peer = next((c for c in candidates if c.owner == "joeynmt"), None)
+    first = next(c for c in candidates if c.owner == "tsallis")  # softmax everywhere
+
+    def ratio(other: Candidate | None, candidate: Candidate) -> float | str:
+        """The median over batches of the other's time by this one's."""
+        if other is None:
+            return ""
+        return statistics.median(b / a for b, a in zip(other.seconds, candidate.seconds, strict=True))
+
+    def agree(candidate: Candidate) -> float | str:
+        """Share of translations that are our first model's."""
+        pairs = [p for one, two in zip(candidate.found, first.found, strict=True) for p in zip(one, two, strict=True)]
+        return sum(a == b for a, b in pairs) / len(pairs) if pairs else ""
+
+    return [
+        {
+            "operation": operation,
+            "name": c.name,
+            "owner": c.owner,
+            "tokens_per_second": symbols / sum(c.seconds),
+            "to_peer": ratio(peer, c),
+            "to_softmax": ratio(first, c),
+            "agree": agree(c),
+            "rounds": len(c.seconds),
+            **place,
+            **machine(),
+            "joeynmt": _joey_version() if peer else "",
+        }
+        for c in candidates
+    ]
+
+
+def training(given: argparse.Namespace) -> list[Row]:
+    train, vocab = corpus(given)
+    candidates = [ours(name, vocab, given) for name in given.only or OURS]
+    sizes = {"d_model": given.d_model, "d_ff": given.d_ff, "heads": given.heads, "dropout": given.dropout}
+    layers = {"encoder_layers": given.layers, "decoder_layers": given.layers, "norm": "post"}
+    if peer_is_there(given):
+        joey = Joey(vocab, {**sizes, **layers}, given.label_smoothing, given.seed)
+        candidates.insert(0, Candidate("softmax", "joeynmt", joey.update))
+    plan = BatchPlan(train.lengths(), max_tokens=given.max_tokens, seed=given.seed).epoch(0)
+    batches = [train.batch(plan[i]) for i in range(given.updates + 1)]
+    measure(candidates, batches, given.seed)
+    shape = f"d {given.d_model}, ff {given.d_ff}, {given.heads} heads, {given.layers} + {given.layers} layers"
+    place = {"model": shape, "batch": f"{given.max_tokens} tokens"}
+    return rows("training", candidates, sum(b.tokens for b in batches[1:]), place)
+
+
+def translation(given: argparse.Namespace) -> list[Row]:
+    candidates, runs = (list(x) for x in zip(*(our_run(f, given.beam) for f in given.run), strict=True))
+    subwords: Any = runs[0].src_vocab
+    dev = cached_corpus(given.cache, *paths(given, given.dev), subwords, runs[0].tgt_vocab, 100)
+    arguments = runs[0].model.arguments
+    if peer_is_there(given):
+        joey = Joey(len(subwords), arguments, 0.0, given.seed)
+        joey.take(runs[0].model.state_dict())
+        candidates.append(Candidate("softmax", "joeynmt", lambda batch: joey.translate(batch, given.beam)))
+    batches = [dev.batch(range(i * given.rows, (i + 1) * given.rows)) for i in range(given.translations + 1)]
+    measure(candidates, batches, given.seed)
+    layers = f"{arguments['encoder_layers']} + {arguments['decoder_layers']} layers"
+    shape = f"d {arguments['d_model']}, ff {arguments['d_ff']}, {arguments['heads']} heads, {layers}"
+    place = {"model": shape, "batch": f"{given.rows} rows, beam {given.beam}"}
+    symbols = sum(len(tokens) + 1 for found in candidates[0].found for tokens in found)
+    return rows("translation", candidates, symbols, place)
+
+
+def peer_is_there(given: argparse.Namespace) -> bool:
+    if given.no_peer:
+        return False
+    try:
+        import joeynmt.search  # noqa: F401
+    except ImportError as error:
+        print(f"without Joey NMT: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def _joey_version() -> str:
+    try:
+        return version("joeynmt")
+    except PackageNotFoundError:
+        return ""
+
+
+def verdicts(measured: list[Row]) -> list[str]:
+    def pick(operation: str, name: str, column: str) -> dict[str, float]:
+        chosen = [r for r in measured if r["operation"] == operation and r["owner"] == "tsallis"]
+        return {r["model"]: r[column] for r in chosen if r["name"].startswith(name) and r[column] != ""}
+
+    return [
+        *verdict("training beside Joey NMT, softmax", 1.5, pick("training", "softmax", "to_peer"), True),
+        *verdict("training, learned / softmax", 0.9, pick("training", "learned attention", "to_softmax"), True),
+        *verdict("translation beside Joey NMT, softmax", 2.0, pick("translation", "softmax", "to_peer"), True),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", required=True, help="of the parallel text")
+    parser.add_argument("--run", nargs="*", type=Path, default=[], help="trained runs to translate with, softmax first")
+    parser.add_argument("--train", default="train", help="files NAME.SRC and NAME.TGT (default: %(default)s)")
+    parser.add_argument("--dev", default="val", help="default: %(default)s")
+    parser.add_argument("--src", default="de", help="default: %(default)s")
+    parser.add_argument("--tgt", default="en", help="default: %(default)s")
+    parser.add_argument("--cache", help="folder for subwords and encoded text (default: a temporary one)")
+    parser.add_argument("--vocab", type=int, default=5000, help="subwords (default: %(default)s)")
+    parser.add_argument("--d-model", type=int, default=256, help="default: %(default)s")
+    parser.add_argument("--d-ff", type=int, default=1024, help="default: %(default)s")
+    parser.add_argument("--heads", type=int, default=4, help="default: %(default)s")
+    parser.add_argument("--layers", type=int, default=3, help="of encoder and of decoder (default: %(default)s)")
+    parser.add_argument("--dropout", type=float, default=0.1, help="default: %(default)s")
+    parser.add_argument("--label-smoothing", type=float, default=0.1, help="default: %(default)s")
+    parser.add_argument("--max-tokens", type=int, default=2048, help="of a batch, padded (default: %(default)s)")
+    parser.add_argument("--rows", type=int, default=64, help="of a batch to translate (default: %(default)s)")
+    parser.add_argument("--beam", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--updates", type=int, default=15, help="default: %(default)s")
+    parser.add_argument("--translations", type=int, default=5, help="batches (default: %(default)s)")
+    parser.add_argument("--only", nargs="*", metavar="NAME", help=f"of {', '.join(OURS)}")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument("--no-peer", action="store_true", help="without Joey NMT")
+    parser.add_argument("--out", type=Path, help="CSV file")
+    given = parser.parse_args()
+    given.cache = Path(given.cache or tempfile.mkdtemp())
+    torch.set_num_threads(given.threads)
+    announce()
+    measured: list[Row] = training(given) if given.updates else []
+    write(given.out, measured)
+    if given.run:
+        measured += translation(given)
+        write(given.out, measured)
+    print(table(measured, COLUMNS))
+    print("", *verdicts(measured), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""What caches share: one process at a time, and files known by their content."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tsallis.data.reading import read_json
+from tsallis.errors import InputError
+from tsallis.files import write_atomic
+
+SETTLED = 2.0  # seconds after which a file's times tell a change: some file systems count in whole seconds
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Wait until no other process holds the lock; False where there are no locks."""
+    with path.open("a") as stream:
+        try:
+            import fcntl
+
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        except (ImportError, OSError):
+            yield False
+            return
+        yield True
+
+
+def fingerprint(path: Path, cache: Path) -> str:
+    """The SHA-256 of a file; remembered in the cache for as long as the file's size, place and times stay."""
+    remembered = cache / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]}.stamp.json"
+    try:
+        before = _stamp(path)
+        with contextlib.suppress(InputError):
+            content = read_json(remembered)
+            if content.get("stamp") == before and isinstance(content.get("sha256"), str):
+                return str(content["sha256"])
+        digest = hashlib.sha256()
+        with path.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+        after = _stamp(path)
+    except OSError as error:
+        raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
+    if after == before and time.time_ns() - max(before[2:]) > SETTLED * 1e9:
+        write_atomic(remembered, json.dumps({"stamp": before, "sha256": digest.hexdigest()}))
+    return digest.hexdigest()
+
+
+def _stamp(path: Path) -> list[int]:
+    found = os.stat(path)
+    return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]

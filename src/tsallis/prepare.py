@@ -1,0 +1,212 @@
+"""What a configuration stands for: data, vocabularies and plain arguments."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tsallis.config import Config, InflectionData, SubwordsConfig, TranslationData
+from tsallis.data import InflectionExample, Vocabulary, english_verbs, read_inflection, read_languages
+from tsallis.data.batching import BatchPlan
+from tsallis.data.corpus import Corpus, SampledCorpus
+from tsallis.data.learned import cached_subwords
+from tsallis.data.numbers import german_english_numbers
+from tsallis.data.parallel import cached_corpus, cached_sampled_corpus, read_parallel
+from tsallis.data.subwords import Subwords
+from tsallis.errors import InputError
+from tsallis.functional import estimate_tau, estimate_tau_from_scores
+from tsallis.tasks import task_of
+from tsallis.training.loop import Measure, Settings
+from tsallis.training.run import Symbols, build_model
+
+SPLITS = ("train", "dev", "test")
+ENDINGS = ("", ".xz", ".gz")  # of a side of a parallel corpus
+Example = InflectionExample | tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Data:
+    """The training data of a configuration as numbers."""
+
+    train: Corpus | SampledCorpus
+    dev: Corpus
+    references: list[str]  # of the development set
+    src_vocab: Symbols
+    tgt_vocab: Symbols
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a configuration stands for."""
+
+    data: Data
+    description: dict[str, Any]  # class and arguments of the model
+    task: dict[str, Any]
+    settings: Settings
+
+    def measure(self) -> Measure:
+        """What a search on the development set is worth, quickly."""
+        task, data = task_of(self.task), self.data
+
+        def measure(results: Any) -> dict[str, float]:
+            found = [data.tgt_vocab.text(r.best.tokens) if r.best else "" for r in results]
+            return {s.name: s.value for s in task.scores(found, data.references[: len(found)], quick=True)}
+
+        return measure
+
+
+def prepare(config: Config) -> Prepared:
+    """Read the data and work out every argument."""
+    given = config.data
+    data = _translation(given) if isinstance(given, TranslationData) else _inflection(given)
+    task: dict[str, Any] = {"task": given.task}
+    if isinstance(given, TranslationData):
+        task |= {"src": given.src, "tgt": given.tgt}
+    else:
+        task["languages"] = languages(given)
+    settings = Settings(**config.training.model_dump())
+    BatchPlan(data.train.lengths(), settings.batch_size, settings.max_tokens)  # refuses rows that fit no batch
+    return Prepared(data, _description(config, data, settings), task, settings)
+
+
+def _description(config: Config, data: Data, settings: Settings) -> dict[str, Any]:
+    """The model's class and arguments."""
+    given = config.model
+    if given.share == "all" and data.src_vocab != data.tgt_vocab:
+        raise InputError("model.share: all needs one vocabulary for both sides (data.subwords.joint: true)")
+    arguments = given.model_dump(exclude={"tau", "architecture"})
+    arguments = {"src_vocab": len(data.src_vocab), "tgt_vocab": len(data.tgt_vocab), **arguments}
+    arguments["tau"] = given.tau if isinstance(given.tau, float) else 0.0
+    if given.output == "alpha_relu" and given.tau == "formula":
+        if given.output_alpha != 1.5:
+            raise InputError(
+                f"model.tau: formula is for output_alpha 1.5 alone, found {given.output_alpha:g}; use auto"
+            )
+        arguments["tau"] = estimate_tau(given.d_model, len(data.tgt_vocab))
+    description = {"class": given.architecture, "arguments": arguments}
+    if given.output == "alpha_relu" and given.tau == "auto":
+        arguments["tau"] = _first_threshold(description, data.train, settings)
+    return description
+
+
+@torch.no_grad()
+def _first_threshold(description: dict[str, Any], corpus: Corpus | SampledCorpus, settings: Settings) -> float:
+    """The mean entmax threshold of the first batch through the untrained network (Tezekbayev et al. 2022, sec. 3)."""
+    torch.manual_seed(settings.seed)
+    model = build_model(description).eval()
+    batch = corpus.batch(range(min(settings.batch_size, len(corpus))))
+    hidden = model(batch.src, batch.src_lengths, batch.tgt_in).hidden
+    return float(estimate_tau_from_scores(model.output.scores(hidden), model.output.alpha))
+
+
+def read_split(data: InflectionData | TranslationData, split: str) -> list[Any]:
+    """The examples of one split: of inflection :class:`InflectionExample`, of translation pairs of sentences."""
+    if split not in SPLITS:
+        raise InputError(f"split must be train, dev or test, got {split!r}")
+    if data.embedded == "english-verbs":
+        return list(english_verbs()[split])
+    if data.embedded == "german-english-numbers":
+        return list(german_english_numbers()[split])
+    if isinstance(data, TranslationData):
+        return list(read_parallel(*sides(data, split)))
+    path = str(Path(data.folder) / _name(data, split))
+    names = languages(data)
+    return read_inflection(path) if names is None else read_languages(path, names)
+
+
+def _name(data: InflectionData | TranslationData, split: str) -> str:
+    name: str | None = getattr(data, split)
+    if name is None:
+        raise InputError(f"the configuration names no {split} file (data.{split})")
+    return name
+
+
+def languages(data: InflectionData) -> list[str] | None:
+    """The languages of a configuration; "all" is looked up in the folder."""
+    if data.languages != "all":
+        return data.languages
+    assert data.train is not None
+    if data.train.count("{language}") != 1:
+        raise InputError(f"data.train: languages: all needs one {{language}} in the name, found {data.train!r}")
+    before, after = data.train.split("{language}")
+    found = sorted(p.name[len(before) : len(p.name) - len(after)] for p in Path(data.folder).glob(f"{before}*{after}"))
+    if not found:
+        raise InputError(f"data.folder: no file {before}*{after} in {data.folder}")
+    return found
+
+
+def _inflection(data: InflectionData) -> Data:
+    train, dev = read_split(data, "train"), read_split(data, "dev")
+    src, tgt = (Vocabulary.build(x) for x in ((e.src_tokens() for e in train), (e.tgt_tokens() for e in train)))
+    encoded = [Corpus.encode(examples, src, tgt) for examples in (train, dev)]
+    return Data(encoded[0], encoded[1], [e.form for e in dev], src, tgt)
+
+
+def sides(data: TranslationData, split: str) -> tuple[Path, Path]:
+    """The files of a split, packed or not.
+
+    Raises:
+        InputError: no such file.
+    """
+    name = _name(data, split)
+    return _side(data, name, data.src), _side(data, name, data.tgt)
+
+
+def _side(data: TranslationData, name: str, language: str) -> Path:
+    path = Path(data.folder) / f"{name}.{language}"
+    for ending in ENDINGS:
+        packed = path.with_name(path.name + ending)
+        if packed.exists():
+            return packed
+    raise InputError(f"{path}: there is no such file (nor one that ends in .xz or .gz); see `tsallis data list`")
+
+
+def _translation(data: TranslationData) -> Data:
+    if data.embedded is not None:
+        return _embedded_translation(data)
+    cache, options = cache_folder(data.cache), data.subwords
+    train, dev = sides(data, "train"), sides(data, "dev")
+    groups: list[tuple[Path, ...]] = [train, train] if options.joint else [train[:1], train[1:]]
+    src, tgt = (cached_subwords(cache, paths, **_learning(options)) for paths in groups)
+    place = (*train, src, tgt, data.max_length)
+    corpus: Corpus | SampledCorpus
+    if options.sample:
+        corpus = cached_sampled_corpus(cache, *place, alpha=options.sample)
+    else:
+        corpus = cached_corpus(cache, *place)
+    references = _kept_targets(read_parallel(*dev), src, tgt)
+    return Data(corpus, cached_corpus(cache, *dev, src, tgt), references, src, tgt)
+
+
+def _kept_targets(pairs: Iterable[tuple[str, str]], src: Subwords, tgt: Subwords) -> list[str]:
+    """The targets of the pairs that an encoded corpus holds: those whose sides both have symbols."""
+    sides = list(zip(*pairs, strict=True)) or [(), ()]
+    counts = [[len(row) for row in side.encode_many(lines)] for side, lines in zip((src, tgt), sides, strict=True)]
+    return [line for line, *found in zip(sides[1], *counts, strict=True) if all(found)]
+
+
+def _learning(options: SubwordsConfig) -> dict[str, Any]:
+    """How subwords are learned; sampling them is for later."""
+    return options.model_dump(exclude={"joint", "sample"})
+
+
+def _embedded_translation(data: TranslationData) -> Data:
+    splits, options = german_english_numbers(), data.subwords
+    columns = [[pair[i] for pair in splits["train"]] for i in range(2)]
+    groups: list[Iterable[str]] = [chain(*columns), chain(*columns)] if options.joint else [*columns]
+    src, tgt = (Subwords.train(lines, **_learning(options)) for lines in groups)
+    pairs = [splits[name] for name in ("train", "dev")]
+    made = [Corpus(src.encode_many([s for s, _ in p]), tgt.encode_many([t for _, t in p])) for p in pairs]
+    return Data(made[0], made[1], [t for _, t in splits["dev"]], src, tgt)
+
+
+def cache_folder(given: str | None) -> Path:
+    """Where subwords and encoded text are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(given) if given is not None else Path(base) / "tsallis"

@@ -1,0 +1,142 @@
+"""What a run is for: how its lines are read, how outputs are written and what they are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tsallis.data.corpus import Corpus
+from tsallis.data.inflection import InflectionExample, parse_line
+from tsallis.errors import InputError
+from tsallis.metrics import CorpusScore, evaluate, form_scores, timed_search, translation_scores
+from tsallis.search import Result
+from tsallis.training.run import Run, Symbols
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines of input as numbers, and the outputs that are right where they are known."""
+
+    corpus: Corpus
+    references: list[str]
+    titles: list[str]  # what a line asks for, in few words
+    places: list[int]  # which line each row of the corpus is, from 0; there may be lines without symbols between them
+    count: int  # of all lines
+
+
+class Task(Protocol):
+    """One kind of run."""
+
+    noun: str  # what an output is called
+
+    def read(self, lines: Sequence[str], name: str, run: Run, language: str | None, gold: bool) -> Lines:
+        """Lines of the file `name`; with `gold` they hold the right output too.
+
+        Raises:
+            InputError: a malformed line, with its place; a language the run does not know.
+        """
+        ...
+
+    def encode(self, examples: Sequence[Any], run: Run) -> Lines:
+        """Examples of the task's kind as the run's numbers; those without symbols to read are no rows."""
+        ...
+
+    def scores(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
+        """What outputs are worth; the first score says which model is best. Quickly, the costly ones are left out."""
+        ...
+
+
+def task_of(facts: dict[str, Any]) -> Task:
+    """The task a run folder's task.json describes."""
+    name = facts.get("task", "inflection")
+    if name == "inflection":
+        return Inflection(facts.get("languages"))
+    if name == "translation":
+        return Translation(facts.get("tgt") or "")
+    raise InputError(f"task.json: unknown task {name!r}, known: inflection, translation")
+
+
+@dataclass(frozen=True)
+class Inflection:
+    """A lemma and tags to a form: `lemma<TAB>tags`, with gold `lemma<TAB>form<TAB>tags`."""
+
+    languages: list[str] | None = None
+    noun = "form"
+
+    def read(self, lines: Sequence[str], name: str, run: Run, language: str | None, gold: bool) -> Lines:
+        known = self.languages
+        if language is None and known and len(known) == 1:
+            language = known[0]
+        if known and language not in known:
+            found = "none was given" if language is None else f"{language!r} is not among them"
+            raise InputError(f"{run.folder}: the run knows the languages {', '.join(known)}; {found} (--language)")
+        if not known and language is not None:
+            raise InputError(f"{run.folder}: the run knows no languages, {language!r} was given")
+        return self.encode(
+            [parse_line(line, f"{name}:{i}", language, gold) for i, line in enumerate(lines, start=1)], run
+        )
+
+    def encode(self, examples: Sequence[InflectionExample], run: Run) -> Lines:
+        titles = [f"{e.lemma} + {';'.join(e.tags)}" for e in examples]
+        symbols: Any = (run.src_vocab, run.tgt_vocab)
+        forms, count = [e.form or "" for e in examples], len(examples)
+        return Lines(Corpus.encode(examples, *symbols), forms, titles, list(range(count)), count)
+
+    def scores(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
+        return [CorpusScore(name, value, "") for name, value in form_scores(texts, references).items()]
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A sentence to a sentence: one a line, with gold `source<TAB>target`. An empty line is nothing to translate."""
+
+    tgt: str = ""  # the target language's code, for the tokeniser of BLEU
+    noun = "translation"
+
+    def read(self, lines: Sequence[str], name: str, run: Run, language: str | None, gold: bool) -> Lines:
+        if language is not None:
+            raise InputError(f"{run.folder}: a translation run takes no --language, {language!r} was given")
+        found = self.encode([_pair(line, f"{name}:{i}", gold) for i, line in enumerate(lines, start=1)], run)
+        missing = next((i for i, place in enumerate([*found.places, -1]) if i != place), 0)
+        if gold and missing < found.count:
+            raise InputError(f"{name}:{missing + 1}: the source holds nothing that can be read")
+        return found
+
+    def encode(self, examples: Sequence[tuple[str, str]], run: Run) -> Lines:
+        """Pairs of sentences; a side that is not known is empty."""
+        symbols: Any = (run.src_vocab, run.tgt_vocab)
+        src, tgt = (vocab.encode_many([pair[i].strip() for pair in examples]) for i, vocab in enumerate(symbols))
+        places = [i for i, row in enumerate(src) if row]
+        corpus = Corpus([src[i] for i in places], [tgt[i] for i in places])
+        titles, references = ([examples[i][side] for i in places] for side in range(2))
+        return Lines(corpus, references, titles, places, len(examples))
+
+    def scores(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
+        exact = sum(a == b for a, b in zip(texts, references, strict=True)) / max(len(texts), 1)
+        names = ("bleu",) if quick else ("bleu", "chrf", "ter")
+        return [*translation_scores(texts, references, self.tgt, names), CorpusScore("exact", exact, "")]
+
+
+def _pair(line: str, place: str, gold: bool) -> tuple[str, str]:
+    fields = line.split("\t")
+    if not gold:
+        return line, ""
+    if len(fields) != 2 or not all(field.strip() for field in fields):
+        raise InputError(f"{place}: expected source<TAB>target, found {len(fields)} columns or an empty one")
+    return fields[0], fields[1]
+
+
+def texts(results: Sequence[Result], vocab: Symbols) -> list[str]:
+    """The best hypotheses as text; nothing where there is none."""
+    return [vocab.text(r.best.tokens) if r.best else "" for r in results]
+
+
+def evaluation(run: Run, lines: Lines, beam_size: int) -> dict[str, Any]:
+    """Scores, loss, certificates, sparsity and speed on lines with known outputs, by name."""
+    results, seconds = timed_search(run.model, lines.corpus, beam_size)
+    found = task_of(run.task).scores(texts(results, run.tgt_vocab), lines.references)
+    report: dict[str, Any] = {score.name: score.value for score in found}
+    signed = {score.name: score.signature for score in found if score.signature}
+    report.update({"signatures": signed} if signed else {})
+    return {**report, **evaluate(run.model, lines.corpus, results, seconds).as_dict()}

@@ -1,0 +1,247 @@
+"""One update of a model, however many processes, micro-batches and precisions it takes.
+
+The loss is summed over the target symbols of everything an update sees (all micro-batches of all processes) and divided
+once, by their number: the gradient does not depend on how the rows were dealt out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from tsallis.data.batching import IGNORED, Batch
+from tsallis.data.vocabulary import UNK
+from tsallis.errors import InputError
+from tsallis.nn import PerHeadAlpha
+from tsallis.training.world import World
+
+STRATEGIES = ("ddp", "fsdp")
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How gradients are made and followed."""
+
+    clip: float = 5.0  # largest norm of the gradient
+    label_smoothing: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)  # of Adam
+    alpha_rate: float = 1.0  # learned alphas follow so many times the learning rate
+    precision: str = "float32"
+    strategy: str = "ddp"  # where there are several processes
+    compile: bool = False
+
+
+class Look(NamedTuple):
+    """What a model does on one batch, summed over its symbols."""
+
+    accuracy: Tensor  # symbols that are the most probable
+    supported: Tensor  # symbols with a probability
+    attended: Tensor  # positions with a weight
+    logit_norm: Tensor
+    symbols: Tensor
+
+
+def counted(tgt_out: Tensor) -> Tensor:
+    """Which target symbols have a loss: a symbol that the vocabulary lacks is never predicted, its own is infinite."""
+    return (tgt_out != IGNORED) & (tgt_out != UNK)
+
+
+class Objective(nn.Module):
+    """A model and its loss as one module, so that whatever wraps it sees every parameter used inside `forward`."""
+
+    def __init__(self, model: nn.Module, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.model, self.label_smoothing = model, label_smoothing
+        self.looking = False
+        self.look: Look | None = None
+
+    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
+        """The loss, summed over the target symbols that count."""
+        model: Any = self.model
+        tgt_out = torch.where(counted(tgt_out), tgt_out, IGNORED)
+        decoded = model(src, src_lengths, tgt_in)
+        if self.looking:
+            self.look = look(model, decoded, tgt_out)
+        loss: Tensor = model.output.loss(decoded.hidden, tgt_out, reduction="sum", label_smoothing=self.label_smoothing)
+        return loss
+
+
+@torch.no_grad()
+def look(model: Any, decoded: Any, tgt_out: Tensor) -> Look:
+    """Accuracy and sparsity of given outputs."""
+    known = counted(tgt_out)
+    scores = model.output.scores(decoded.hidden[known]).float()  # [symbols, d_vocab]
+    probs = model.output.probs(scores)
+    possible = scores.masked_fill(scores == -torch.inf, 0)
+    return Look(
+        (probs.argmax(-1) == tgt_out[known]).sum().double(),
+        (probs > 0).sum().double(),
+        model.attended(decoded)[known].double().sum(),
+        possible.norm(dim=-1).double().sum(),
+        known.sum().double(),
+    )
+
+
+class Engine:
+    """Makes updates, and gives and takes the state of model and optimizer whole.
+
+    Args:
+        model: in its initial state, the same on every process.
+        settings: how gradients are made.
+        world: this process's place.
+
+    Raises:
+        InputError: settings that are unknown or don't go together.
+    """
+
+    def __init__(self, model: nn.Module, settings: EngineSettings, world: World) -> None:
+        if settings.precision not in PRECISIONS:
+            raise InputError(f"precision must be one of {', '.join(PRECISIONS)}, got {settings.precision!r}")
+        if settings.strategy not in STRATEGIES:
+            raise InputError(f"strategy must be one of {', '.join(STRATEGIES)}, got {settings.strategy!r}")
+        self.world, self.settings = world, settings
+        self.model = model.to(world.device)
+        self.objective = Objective(self.model, settings.label_smoothing)
+        self.sharded = world.size > 1 and settings.strategy == "fsdp"
+        self.module: nn.Module = self._wrapped()
+        self.step_module = torch.compile(self.module, dynamic=True) if settings.compile else self.module
+        self.optimizer = torch.optim.Adam(
+            self._groups(), lr=0.0, betas=settings.betas, fused=world.device.type in ("cpu", "cuda")
+        )
+
+    def _wrapped(self) -> nn.Module:
+        if self.world.size == 1:
+            return self.objective
+        if self.sharded:
+            return self._shard()
+        ids = [self.world.device.index] if self.world.device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(self.objective, device_ids=ids)
+
+    def _shard(self) -> nn.Module:
+        """FSDP2: every layer a group of its own, the rest with the root; so are layers that share parameters."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(self.world.device.type, (self.world.size,))
+        layers = [layer for part in self.model.modules() if isinstance(part, nn.ModuleList) for layer in part]
+        uses = Counter(p for layer in layers for p in layer.parameters())
+        for layer in layers:
+            if all(uses[p] == 1 for p in layer.parameters()):
+                fully_shard(layer, mesh=mesh)
+        return cast(nn.Module, fully_shard(self.objective, mesh=mesh))
+
+    def _groups(self) -> list[dict[str, Any]]:
+        alphas = {id(p) for m in self.model.modules() if isinstance(m, PerHeadAlpha) for p in m.parameters()}
+        own = [p for p in self.model.parameters() if id(p) in alphas]
+        rest = [p for p in self.model.parameters() if id(p) not in alphas]
+        groups = [{"params": rest, "factor": 1.0}]
+        return [*groups, {"params": own, "factor": self.settings.alpha_rate}] if own else groups
+
+    def update(
+        self, batches: Sequence[Batch], own: int, count: int, rate: float, looking: bool = False
+    ) -> tuple[int, Tensor]:
+        """One step of the optimizer.
+
+        Args:
+            batches: of this process, at least one.
+            own: how many of them count. A process with fewer than `count` goes through its first again without counting
+                it, for all must make the same number of passes.
+            count: passes of each process.
+            rate: the learning rate.
+            looking: leave a :class:`Look` at the first of them in :attr:`look`.
+
+        Returns:
+            Symbols of all processes, and this process's part of their summed loss, not yet read from the device.
+        """
+        (symbols,) = self.world.sum(sum(int(counted(batch.tgt_out).sum()) for batch in batches[:own]))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group["factor"]
+        self.optimizer.zero_grad()
+        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        for place in range(count):
+            counts = place < own
+            self.objective.looking = looking and place == 0
+            with self._syncing(last=place == count - 1):
+                loss = self._loss(batches[place if counts else 0])
+                # Gradients are averaged over processes: times their number, the loss is divided by symbols alone.
+                (loss * (self.world.size / max(symbols, 1) if counts else 0.0)).backward()
+            total += loss.detach() if counts else 0
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        self.optimizer.step()
+        return int(symbols), total
+
+    @property
+    def look(self) -> Look | None:
+        """What the last pass saw that looked."""
+        return self.objective.look
+
+    def _loss(self, batch: Batch) -> Tensor:
+        device = self.world.device
+        fields = (batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
+        moved = [x.to(device, non_blocking=True) for x in fields]
+        dtype = PRECISIONS[self.settings.precision]
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+            # What is attended to is recorded by passes that are not compiled.
+            loss: Tensor = (self.module if self.objective.looking else self.step_module)(*moved)
+        return loss
+
+    @contextlib.contextmanager
+    def _syncing(self, last: bool) -> Iterator[None]:
+        """Gradients are exchanged once an update, with its last pass."""
+        if self.sharded:
+            cast(Any, self.module).set_requires_gradient_sync(last)
+        elif self.world.size > 1 and not last:
+            with cast(nn.parallel.DistributedDataParallel, self.module).no_sync():
+                yield
+            return
+        yield
+
+    def plain(self) -> nn.Module:
+        """The model as one process holds it, for search and evaluation: itself, or a whole copy of a sharded one."""
+        if not self.sharded:
+            return self.model
+        whole = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
+        model = type(self.model)(**cast(Any, self.model).arguments)
+        model.to(self.world.device, next(self.model.parameters()).dtype).load_state_dict(whole)
+        return model.eval()
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Parameters and optimizer, whole and on the CPU; empty on processes other than the first, where sharded.
+
+        A parameter that has several names is there once.
+        """
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        model: Any = get_model_state_dict(self.model, options=options)
+        model = {name: value for name, value in model.items() if name not in self._shared()}
+        return model, dict(get_optimizer_state_dict(self.model, self.optimizer, options=options))
+
+    def load(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> None:
+        """What :meth:`state` gave, from any number of processes; every process brings it."""
+        names = [name for name in self.model.state_dict() if name not in self._shared()]
+        if missing := set(names) - model.keys():
+            raise InputError(f"the stored parameters lack {', '.join(sorted(missing))}")
+        given: dict[str, Any] = {
+            name: model[name] for name in names
+        }  # in one order everywhere: each is dealt out in turn
+        options = StateDictOptions(full_state_dict=True, strict=False)  # the other names of parameters are left out
+        set_model_state_dict(self.model, given, options=options)
+        set_optimizer_state_dict(self.model, self.optimizer, dict(optimizer), options=options)
+
+    def _shared(self) -> dict[str, str]:
+        """Names of parameters that have another one, with that one."""
+        find = getattr(self.model, "shared_parameters", dict)
+        return dict(find())

@@ -1,0 +1,141 @@
+"""The processes of a run: one alone, or as many as `torchrun` started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from tsallis.errors import InputError
+
+T = TypeVar("T")
+DEVICES = ("cpu", "cuda", "auto")
+PATIENCE = timedelta(minutes=30)  # a rank waits for the others; validation and downloads take their time
+
+
+class CommonError(InputError):
+    """A mistake that all processes know of: it is enough that one of them says so."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Which process this is, and of how many.
+
+    >>> World().main, World().sum(2.5, 1)
+    (True, (2.5, 1.0))
+    """
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def main(self) -> bool:
+        """Whether this process decides and writes."""
+        return self.rank == 0
+
+    def sum(self, *numbers: float) -> tuple[float, ...]:
+        """Over all processes, in float64."""
+        if self.size == 1:
+            return tuple(float(n) for n in numbers)
+        total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return tuple(total.tolist())
+
+    def obey(self, decision: Any = None) -> Any:
+        """What the first process decided."""
+        if self.size == 1:
+            return decision
+        box = [decision]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def gather(self, part: Any) -> list[Any]:
+        """The parts of all processes, in their order; every process gets them."""
+        if self.size == 1:
+            return [part]
+        parts: list[Any] = [None] * self.size
+        dist.all_gather_object(parts, part)
+        return parts
+
+    def together(self, work: Callable[[], T]) -> T:
+        """What `work` gives each process.
+
+        Raises:
+            CommonError: on all processes, if one of them found a mistake: the first such one's.
+        """
+        if self.size == 1:
+            return work()
+        found, mistake = None, None
+        try:
+            found = work()
+        except InputError as error:
+            mistake = error
+        mistakes = [text for text in self.gather(None if mistake is None else str(mistake)) if text is not None]
+        if mistakes:
+            raise CommonError(mistakes[0]) from mistake
+        return found  # type: ignore[return-value]
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextlib.contextmanager
+def joined(device: str = "auto") -> Iterator[World]:
+    """This process's place among those `torchrun` started; without it, a world of one.
+
+    Args:
+        device: "cpu", "cuda", or "auto": a GPU where there is one.
+
+    Raises:
+        InputError: a device that is not there, or fewer GPUs than processes.
+    """
+    if device not in DEVICES:
+        raise InputError(f"device must be {', '.join(DEVICES[:-1])} or {DEVICES[-1]}, got {device!r}")
+    cuda = torch.cuda.is_available()
+    if device == "cuda" and not cuda:
+        raise InputError("device: cuda was asked for, and this machine has no GPU that PyTorch can use")
+    kind = ("cuda" if cuda else "cpu") if device == "auto" else device
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield World(device=torch.device(kind))
+        return
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if kind == "cuda":
+        processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", size)), torch.cuda.device_count()
+        if processes > gpus:
+            raise CommonError(
+                f"{processes} processes on a machine with {gpus} GPUs: start as many as there are "
+                "(torchrun --nproc-per-node), or with --device cpu"
+            )
+        torch.cuda.set_device(local)
+    place = torch.device(kind, local) if kind == "cuda" else torch.device("cpu")
+    dist.init_process_group(
+        "nccl" if kind == "cuda" else "gloo", timeout=PATIENCE, device_id=place if kind == "cuda" else None
+    )
+    try:
+        yield World(dist.get_rank(), dist.get_world_size(), place)
+    except RuntimeError as error:
+        if _is_lost(error):
+            raise InputError(
+                "another process of this run has ended; the same command goes on from the last checkpoint"
+            ) from error
+        raise
+    finally:
+        dist.destroy_process_group()
+
+
+def _is_lost(error: RuntimeError) -> bool:
+    """Whether an error says that a process this one talks to is gone."""
+    text = str(error).lower()
+    return isinstance(error, dist.DistBackendError) or any(
+        sign in text for sign in ("connection closed", "connection reset", "broken pipe", "timed out")
+    )

@@ -1,0 +1,115 @@
+"""A small translation run from its training to its scores, by the commands."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from tsallis.data.numbers import german_english_numbers
+
+CONFIG = """\
+version: 1
+data:
+  task: translation
+  embedded: german-english-numbers
+  subwords: {size: 200}
+model: {architecture: transformer, d_model: 16, heads: 2, encoder_layers: 1, decoder_layers: 1, d_ff: 32, share: all}
+training:
+  max_tokens: 600
+  learning_rate: 0.01
+  schedule: inverse-square-root
+  warmup: 10
+  label_smoothing: 0.1
+  validate_updates: 8
+  validation_rows: 10
+  keep: 2
+search: {beam_size: 2}
+"""
+DEV = german_english_numbers()["dev"][:5]
+
+
+@pytest.fixture(scope="module")
+def trained(tsallis, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("translation")
+    (folder / "config.yaml").write_text(CONFIG)
+    shown = tsallis(
+        "train", folder / "config.yaml", "training.updates=20", "--run-dir", folder / "run", "--device", "cpu"
+    ).stdout
+    assert shown.count("dev bleu") == 3 and "dev exact" in shown
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def known(trained: Path) -> Path:
+    path = trained.parent / "known.tsv"
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in DEV), encoding="utf-8")
+    return path
+
+
+def test_the_run_folder(trained: Path) -> None:
+    names = {p.name for p in trained.iterdir()}
+    assert {"config.yaml", "model.json", "task.json", "src.model", "tgt.model", "log.jsonl", "timing.jsonl"} <= names
+    assert json.loads((trained / "task.json").read_text()) == {"task": "translation", "src": "de", "tgt": "en"}
+    events = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
+    assert [(e["event"], e["step"]) for e in events] == [("validation", step) for step in (8, 16, 20)]
+    assert events[-1]["loss"] < events[0]["loss"]
+    kept = json.loads((trained / "checkpoints" / "index.json").read_text())["kept"]
+    assert kept == ["step-00000016", "step-00000020"]
+
+
+def test_empty_lines_keep_their_place(tsallis, trained: Path) -> None:
+    source = "".join(f"{line}\n" for line in ("", DEV[0][0], " ", "\u200b", DEV[1][0], ""))
+    lines = tsallis("translate", trained, stdin=source).stdout.split("\n")
+    assert len(lines) == 7 and lines[-1] == ""
+    assert not any(lines[i] for i in (0, 2, 3, 5))
+    results = [json.loads(x) for x in tsallis("translate", trained, "--json", stdin=source).stdout.splitlines()]
+    assert [r["line"] for r in results] == [1, 2, 3, 4, 5, 6]
+    assert [len(r["hypotheses"]) for r in results] == [0, 1, 0, 0, 1, 0]
+    assert results[0] == {"line": 1, "certificate": "none", "bound": None, "mass": 0.0, "hypotheses": []}
+    assert [results[i]["hypotheses"][0]["translation"] for i in (1, 4)] == [lines[1], lines[4]]
+
+
+def test_scores_are_those_of_the_search(tsallis, trained: Path) -> None:
+    source = "".join(f"{line}\n" for line, _ in DEV)
+    shown = tsallis("translate", trained, "--json", "--nbest", 8, stdin=source).stdout
+    found = zip(DEV, map(json.loads, shown.splitlines()), strict=True)
+    told = [(line, h) for (line, _), result in found for h in result["hypotheses"] if h["translation"]]
+    assert len(told) > 10
+    pairs = "".join(f"{line}\t{h['translation']}\n" for line, h in told)
+    scores = [json.loads(x) for x in tsallis("score", trained, "--json", stdin=pairs).stdout.splitlines()]
+    assert [s["line"] for s in scores] == list(range(1, len(told) + 1))
+    # The same text may be spelt by other subwords than the search chose: then its score is another one.
+    assert any(s["log_prob"] == pytest.approx(h["log_prob"], abs=1e-5) for s, (_, h) in zip(scores, told, strict=True))
+    assert all(s["log_prob"] is None or s["log_prob"] <= 0 for s in scores)
+
+
+def test_evaluation(tsallis, trained: Path, known: Path) -> None:
+    report = json.loads(tsallis("evaluate", trained, known, "--json").stdout)
+    assert set(report) == {
+        *("run", "on", "bleu", "chrf", "ter", "exact", "signatures", "samples", "loss", "gold_in_support"),
+        *("gold_possible", "single", "complete", "optimal", "bounded", "none", "output_support", "output_sum"),
+        *("attention_support", "attention_support_forced", "empty", "empty_rate", "seconds", "speed"),
+    }
+    assert report["samples"] == 5 and report["on"] == str(known) and report["run"] == str(trained)
+    assert set(report["signatures"]) == {"bleu", "chrf", "ter"} and "tok:13a" in report["signatures"]["bleu"]
+    assert report["complete"] + report["optimal"] + report["bounded"] + report["none"] == pytest.approx(1)
+    assert all(math.isfinite(value) for value in report.values() if isinstance(value, float))
+
+
+def test_averages(tsallis, trained: Path) -> None:
+    assert "step-00000016, step-00000020" in tsallis("average", trained).stdout
+    used = tsallis("translate", trained, "--checkpoint", "average", stdin=f"{DEV[0][0]}\n")
+    assert used.stdout.count("\n") == 1
+    refused = tsallis("average", trained, "--last", 3, status=2).stderr
+    assert "2 validated checkpoints were kept, 3 are to be averaged" in refused and refused.count("\n") == 1
+
+
+def test_a_model_that_cannot_be_is_refused_before_there_is_a_run(tsallis, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG)
+    error = tsallis("train", config, "model.heads=3", "--run-dir", tmp_path / "run", status=2).stderr
+    assert "d_model must be even and a multiple of heads, got 16 and 3 heads" in error and error.count("\n") == 1
+    assert not (tmp_path / "run" / "config.yaml").exists()

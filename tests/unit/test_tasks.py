@@ -1,0 +1,120 @@
+"""How lines are read, with the place of every mistake, and what outputs are worth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tsallis.data import Vocabulary
+from tsallis.data.subwords import Subwords
+from tsallis.errors import InputError
+from tsallis.models import RNNSeq2Seq
+from tsallis.tasks import Inflection, Translation, evaluation, task_of
+from tsallis.training import Run
+
+TEXT = ["das Haus ist rot", "the house is red", "ein Hut", "a hat"]
+
+
+def run(task: dict[str, Any]) -> Run:
+    if task["task"] == "translation":
+        symbols: Any = Subwords.train(TEXT * 3, 40)
+    else:
+        symbols = Vocabulary([*"abcdefghijklmnop", "N", "V"])
+    model = RNNSeq2Seq(len(symbols), len(symbols), d_model=4, layers=1).eval()
+    return Run(Path("runs/x"), model, symbols, symbols, task, {})
+
+
+def test_tasks_are_known_by_their_names() -> None:
+    assert task_of({}) == Inflection() and task_of({"task": "inflection", "languages": ["eo"]}) == Inflection(["eo"])
+    assert task_of({"task": "translation", "src": "de", "tgt": "en"}) == Translation("en")
+    with pytest.raises(InputError, match="unknown task 'parsing', known: inflection, translation"):
+        task_of({"task": "parsing"})
+
+
+def test_sentences() -> None:
+    given = run({"task": "translation"})
+    task = task_of(given.task)
+    lines = task.read([" ein Hut ", "das Haus"], "in.de", given, None, gold=False)
+    assert [list(row) for row in lines.corpus.src] == [given.src_vocab.encode(x) for x in ("ein Hut", "das Haus")]
+    assert lines.places == [0, 1] and lines.count == 2 and [list(row) for row in lines.corpus.tgt] == [[], []]
+    known = task.read(["ein Hut\ta hat"], "in.tsv", given, None, gold=True)
+    assert list(known.corpus.tgt[0]) == given.tgt_vocab.encode("a hat") and known.references == ["a hat"]
+    assert task.read(["a\tb"], "in.de", given, None, gold=False).titles == ["a\tb"]  # a sentence with a tab
+
+
+def test_lines_without_symbols_keep_their_place() -> None:
+    given = run({"task": "translation"})
+    found = task_of(given.task).read(["", "ein Hut", "  ", "\u200b", "das Haus", ""], "in.de", given, None, False)
+    assert found.places == [1, 4] and found.count == 6 and len(found.corpus) == 2
+    assert found.titles == ["ein Hut", "das Haus"]
+    nothing = task_of(given.task).read(["", ""], "in.de", given, None, False)
+    assert nothing.places == [] and nothing.count == 2 and len(nothing.corpus) == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["a\tb", "a"], r"in\.tsv:2: expected source<TAB>target, found 1 columns or an empty one"),
+        (["a\tb\tc"], r"in\.tsv:1: .*found 3 columns"),
+        (["a\tb", "a\tb", "\tb"], r"in\.tsv:3: .*an empty one"),
+        (["a\t "], r"in\.tsv:1: .*an empty one"),
+        (["a\tb", "\u200b\tb", "a\tb"], r"in\.tsv:2: the source holds nothing that can be read"),
+        (["a\tb", "\u200b\tb"], r"in\.tsv:2: the source holds nothing"),
+        (["\u200b\tb"], r"in\.tsv:1: the source holds nothing"),
+    ],
+)
+def test_known_translations_that_are_none(lines: list[str], words: str) -> None:
+    given = run({"task": "translation"})
+    with pytest.raises(InputError, match=words):
+        task_of(given.task).read(lines, "in.tsv", given, None, gold=True)
+
+
+def test_languages() -> None:
+    several = run({"task": "inflection", "languages": ["eo", "fi"]})
+    one, none = run({"task": "inflection", "languages": ["eo"]}), run({"task": "inflection"})
+    translation = run({"task": "translation"})
+    for given, language, words in (
+        (several, None, r"knows the languages eo, fi; none was given \(--language\)"),
+        (several, "sv", "eo, fi; 'sv' is not among them"),
+        (none, "eo", "knows no languages, 'eo' was given"),
+        (translation, "de", "takes no --language, 'de' was given"),
+    ):
+        with pytest.raises(InputError, match=words):
+            task_of(given.task).read(["a\tN"], "in", given, language, gold=False)
+    for given, language in ((several, "fi"), (one, None), (one, "eo"), (none, None)):
+        assert len(task_of(given.task).read(["a\tN"], "in", given, language, gold=False).corpus) == 1
+
+
+def test_forms() -> None:
+    given = run({"task": "inflection"})
+    task = task_of(given.task)
+    lines = task.read(["a\tb\tN;V", "c\td\tN"], "in.tsv", given, None, gold=True)
+    assert lines.references == ["b", "d"] and lines.titles == ["a + N;V", "c + N"]
+    assert lines.places == [0, 1] and lines.count == 2
+    with pytest.raises(InputError, match=r"in\.tsv:2: "):
+        task.read(["a\tb\tN", "c"], "in.tsv", given, None, gold=True)
+    assert [s.name for s in task.scores(["b"], ["b"])] == ["accuracy", "levenshtein"]
+
+
+def test_scores_of_translations() -> None:
+    task = Translation("en")
+    texts = ["a hat and a house and a door", "the house"]
+    scores = {s.name: s for s in task.scores(texts, ["a hat and a house and a door", "the red house"])}
+    assert list(scores) == ["bleu", "chrf", "ter", "exact"] and scores["exact"].value == 0.5
+    assert all(scores[name].signature for name in ("bleu", "chrf", "ter")) and not scores["exact"].signature
+    assert [s.name for s in task.scores(texts, texts, quick=True)] == ["bleu", "exact"]
+    assert task.scores(texts, texts, quick=True)[0].value == pytest.approx(100)
+
+
+@pytest.mark.parametrize("name", ["inflection", "translation"])
+def test_an_evaluation_has_everything(name: str) -> None:
+    given = run({"task": name})
+    line = {"inflection": "a\tb\tN", "translation": "ein Hut\ta hat"}[name]
+    report = evaluation(given, task_of(given.task).read([line] * 3, "in", given, None, True), beam_size=2)
+    first = {"inflection": "accuracy", "translation": "bleu"}[name]
+    assert next(iter(report)) == first and report["samples"] == 3
+    assert ("signatures" in report) == (name == "translation")
+    for key in ("loss", "empty_rate", "output_support", "attention_support", "single", "speed"):
+        assert key in report
