@@ -443,3 +443,18 @@ def test_it_reads_in_both_precisions() -> None:
 def test_arguments_that_make_no_model(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         model(**arguments)
+
+
+def test_several_learned_attentions_compile_with_dynamic_shapes() -> None:
+    """The compiler must not trace the backward pass of each map with it: it fails on the second."""
+    torch.manual_seed(0)
+    model = TransformerSeq2Seq(12, 12, d_model=8, heads=2, layers=1, d_ff=8, dropout=0.0, attention="learned")
+    src, lengths, tgt = torch.randint(4, 12, (2, 5)), torch.tensor([5, 3]), torch.randint(4, 12, (2, 4))
+
+    def loss() -> torch.Tensor:
+        return model.output.loss(model(src, lengths, tgt).hidden, tgt, reduction="sum")
+
+    expected = torch.autograd.grad(loss(), list(model.parameters()))
+    compiled = torch.compile(loss, backend="aot_eager", dynamic=True)
+    for found, right in zip(torch.autograd.grad(compiled(), list(model.parameters())), expected, strict=True):
+        torch.testing.assert_close(found, right, atol=1e-5, rtol=1e-4)

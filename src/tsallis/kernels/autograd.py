@@ -24,7 +24,7 @@ def entmax(scores: Tensor, alpha: Alpha, budget: float | None = None) -> Tensor:
     """Probabilities of rows [rows, d]; `alpha` a float or [rows, 1]; under a budget they sum to it, each at most 1."""
     if torch.compiler.is_compiling():
         number, numbers = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
-        return cast(Tensor, _CompiledMap.apply(scores, number, numbers, budget))
+        return cast(Tensor, _entmax_op(scores, number, numbers, budget))
     function = _Map if transforms_active() else _DirectMap
     return cast(Tensor, function.apply(scores, alpha, budget)[0])
 
@@ -41,7 +41,7 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> Tensor:
     """Fenchel-Young loss [rows] against classes [rows]; a negative class has loss 0 and no gradient."""
     if torch.compiler.is_compiling():
         number, numbers = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
-        return cast(Tensor, _CompiledLoss.apply(scores, target, number, numbers)[0])
+        return cast(Tensor, _loss_op(scores, target, number, numbers)[0])
     function = _Loss if transforms_active() else _DirectLoss
     return cast(Tensor, function.apply(scores, target, alpha)[0])
 
@@ -386,53 +386,39 @@ def _(info: Any, in_dims: Any, scores: Tensor, target: Tensor, alpha: float, alp
     return tuple(x.unflatten(0, (info.batch_size, -1)) for x in results), (0, 0)
 
 
-class _CompiledMap(Function):
-    """The opaque operator and a traceable backward; no jvp: the compiler refuses Functions that have one."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(scores: Tensor, alpha: float, alphas: Tensor | None, budget: float | None) -> Tensor:
-        result: Tensor = _entmax_op(scores, alpha, alphas, budget)
-        return result
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.alpha, alphas, budget = inputs
-        ctx.saturates, ctx.many = budget is not None, alphas is not None
-        if alphas is None:
-            ctx.save_for_backward(output)
-        else:
-            ctx.save_for_backward(output, alphas)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor | None, None]:
-        alpha = ctx.saved_tensors[1] if ctx.many else ctx.alpha
-        dz, da = eager.pullback(ctx.saved_tensors[0], grad, alpha, ctx.needs_input_grad[2], ctx.saturates)
-        return dz, None, da, None
+def _keep_map(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, ctx.alpha, alphas, budget = inputs
+    ctx.saturates, ctx.many = budget is not None, alphas is not None
+    if alphas is None:
+        ctx.save_for_backward(output)
+    else:
+        ctx.save_for_backward(output, alphas)
 
 
-class _CompiledLoss(Function):
-    generate_vmap_rule = True
+def _pull_map(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor | None, None]:
+    alpha = ctx.saved_tensors[1] if ctx.many else ctx.alpha
+    dz, da = eager.pullback(ctx.saved_tensors[0], grad, alpha, ctx.needs_input_grad[2], ctx.saturates)
+    return dz, None, da, None
 
-    @staticmethod
-    def forward(scores: Tensor, target: Tensor, alpha: float, alphas: Tensor | None) -> tuple[Tensor, Tensor]:
-        loss, probs = _loss_op(scores, target, alpha, alphas)
-        return loss, probs
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        scores, target, ctx.alpha, alphas = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.many = alphas is not None
-        if alphas is None:
-            ctx.save_for_backward(scores, target, output[1])
-        else:
-            ctx.save_for_backward(scores, target, output[1], alphas)
+# Not a Function: the compiler would trace its backward with it, and fails on the second one of dynamic shapes.
+_entmax_op.register_autograd(_pull_map, setup_context=_keep_map)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None, Tensor | None]:
-        scores, target, probs = ctx.saved_tensors[:3]
-        alpha = ctx.saved_tensors[3] if ctx.many else ctx.alpha
-        dz, da = _loss_pullback(scores, target, alpha, grad, ctx.needs_input_grad[3], probs)
-        return dz, None, None, da
+
+def _keep_loss(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    scores, target, ctx.alpha, alphas = inputs
+    ctx.many = alphas is not None
+    if alphas is None:
+        ctx.save_for_backward(scores, target, output[1])
+    else:
+        ctx.save_for_backward(scores, target, output[1], alphas)
+
+
+def _pull_loss(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None, Tensor | None]:
+    scores, target, probs = ctx.saved_tensors[:3]
+    alpha = ctx.saved_tensors[3] if ctx.many else ctx.alpha
+    dz, da = _loss_pullback(scores, target, alpha, grad, ctx.needs_input_grad[3], probs)
+    return dz, None, None, da
+
+
+_loss_op.register_autograd(_pull_loss, setup_context=_keep_loss)
