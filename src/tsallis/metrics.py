@@ -135,8 +135,12 @@ def forced(model: Any, corpus: Corpus, batch_size: int = 128) -> Forced:
 
 
 @torch.no_grad()
-def forced_sums(model: Any, batches: Iterable[Batch]) -> list[float]:
-    """The numbers of :class:`Forced` summed over symbols, and how many there were."""
+def forced_sums(model: Any, batches: Iterable[Batch], densities: dict[str, Tensor] | None = None) -> list[float]:
+    """The numbers of :class:`Forced` summed over symbols, and how many there were.
+
+    To `densities`, a float64 tensor [layers, heads] for each kind of attention, each head's density in a batch is added,
+    times the batch's symbols.
+    """
     totals = torch.zeros(len(fields(Forced)) + 1, dtype=torch.float64)
     device = _device(model)
     with evaluating(model):
@@ -151,6 +155,9 @@ def forced_sums(model: Any, batches: Iterable[Batch]) -> list[float]:
             of_output = sum((_output_sums(model.output, h, y) for h, y in parts), torch.zeros(6).double())
             rest = [model.attended(decoded)[counted].double().sum(), counted.sum().double()]
             totals += torch.cat([of_output, torch.stack(rest).cpu()])
+            for kind, layers in (model.attention_stats() if densities else {}).items():
+                assert densities is not None
+                densities[kind] += torch.stack([s.density for s in layers]).double().cpu() * int(counted.sum())
     found: list[float] = totals.tolist()
     return found
 

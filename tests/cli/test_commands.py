@@ -31,7 +31,7 @@ def test_a_run_folder_holds_what_its_description_says(trained: Path) -> None:
     assert index["finished"] is True
     kept = {p.name for p in (trained / "checkpoints").glob("step-*")}
     assert kept == {index["last"], index["best"]}
-    events = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
+    _, *events = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
     assert [e["epoch"] for e in events] == [1, 2, 3, 4]
     assert events[-1]["loss"] < events[0]["loss"]
 

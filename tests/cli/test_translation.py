@@ -53,7 +53,7 @@ def test_the_run_folder(trained: Path) -> None:
     names = {p.name for p in trained.iterdir()}
     assert {"config.yaml", "model.json", "task.json", "src.model", "tgt.model", "log.jsonl", "timing.jsonl"} <= names
     assert json.loads((trained / "task.json").read_text()) == {"task": "translation", "src": "de", "tgt": "en"}
-    events = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
+    _, *events = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
     assert [(e["event"], e["step"]) for e in events] == [("validation", step) for step in (8, 16, 20)]
     assert events[-1]["loss"] < events[0]["loss"]
     kept = json.loads((trained / "checkpoints" / "index.json").read_text())["kept"]

@@ -22,7 +22,7 @@ def test_training(launch: Launch, tmp_path: Path) -> None:
     config.write_text(CONFIG)
     done = launch("-m", "tsallis", "train", config, "--run-dir", run, "--device", "cpu")
     assert done.stdout.count(f"Training in {run}") == 1 and done.stdout.count("dev loss") == 1
-    (event,) = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    _, event = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert event["step"] == 3 and event["loss"] > 0
     from tsallis.training import load_run
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -157,7 +158,7 @@ def test_seeds_decide_the_order(tmp_path: Path) -> None:
 
 def test_learning_lowers_the_loss_and_the_log_says_so(tmp_path: Path) -> None:
     trainer(tmp_path, replace(SETTINGS, epochs=6, validate_every=4)).run()
-    events = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().split("\n")[:-1]]
+    events = logged(tmp_path)
     assert [e["epoch"] for e in events] == [1, 2, 3, 4, 5, 6] and [e["step"] for e in events] == [4, 8, 12, 16, 20, 24]
     assert events[-1]["loss"] < events[0]["loss"]
     # Validated every four epochs, and at the end.
@@ -167,7 +168,7 @@ def test_learning_lowers_the_loss_and_the_log_says_so(tmp_path: Path) -> None:
 
 def test_the_best_checkpoint_has_the_best_accuracy(tmp_path: Path) -> None:
     trainer(tmp_path, replace(SETTINGS, epochs=8)).run()
-    events = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().split("\n")[:-1]]
+    events = logged(tmp_path)
     best = max(events, key=lambda e: (e["dev_accuracy"], -e["dev_loss"], -e["epoch"]))
     facts = Checkpoints(tmp_path / "checkpoints").facts("best")
     assert facts["epoch"] == best["epoch"] and facts["metrics"]["dev_loss"] == best["dev_loss"]
@@ -224,7 +225,10 @@ def test_what_a_display_is_told(tmp_path: Path) -> None:
 
 
 def logged(folder: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    """The events after the start."""
+    start, *events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert start["event"] == "start" and start["parameters"] > 0
+    return events
 
 
 def test_validation_after_so_many_updates(tmp_path: Path) -> None:
@@ -314,3 +318,20 @@ def test_chance_depends_on_the_step_alone(tmp_path: Path) -> None:
     trainer(tmp_path / "one").run()
     trainer(tmp_path / "two", watch=lambda _: torch.manual_seed(torch.randint(99, ()).item())).run()
     assert outcome(tmp_path / "one") == outcome(tmp_path / "two")
+
+
+def test_the_log_has_alphas_and_densities_of_every_head(tmp_path: Path) -> None:
+    """From the start on, so that it shows whether alphas moved."""
+    torch.manual_seed(1)
+    sizes = {"d_model": 8, "heads": 2, "layers": 1, "d_ff": 8, "dropout": 0.0}
+    net = TransformerSeq2Seq(len(SRC), len(TGT), attention="learned", **sizes)
+    Trainer(net, TRAIN, DEV, tmp_path, replace(SETTINGS, epochs=1), lambda _: None).run()
+    start, end = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    for kind in ("encoder", "decoder", "context"):
+        before, after, density = (
+            np.array(e) for e in (start[f"alpha_{kind}"], *(end[f"{n}_{kind}"] for n in ("alpha", "density")))
+        )
+        assert before.shape == after.shape == density.shape == (1, 2)
+        assert (before != after).all() and (after > 1).all() and (after < 2).all()
+        assert (density > 0).all() and (density <= 1).all()
+    assert end["alpha_context"] == net.alphas()["context"].tolist()

@@ -149,6 +149,10 @@ class Trainer:
         found = self.world.together(lambda: bool(self.checkpoints.index()))
         if not self.world.obey(found):
             self._rewind(0, 0)
+            start = _of_model(self.engine.plain())
+            if self.world.main:
+                size = sum(p.numel() for p in self.model.parameters())
+                self.log.write("start", parameters=size, **start)
             return
         state, parameters = self.world.together(self._stored)
         self.engine.load(parameters, state["optimizer"])
@@ -298,7 +302,13 @@ class Trainer:
         """Loss and score of the development set, the work shared among the processes; what all of them then know."""
         model, world, settings = self.engine.plain(), self.world, self.settings
         batches = self.dev.batches(VALIDATED)
-        given = Forced.of(world.sum(*forced_sums(model, batches[world.rank :: world.size])))
+        alphas = model.alphas() if hasattr(model, "alphas") else {}
+        densities = {kind: torch.zeros(values.shape, dtype=torch.float64) for kind, values in alphas.items()}
+        sums = world.sum(*forced_sums(model, batches[world.rank :: world.size], densities))
+        given = Forced.of(sums)
+        for kind, values in densities.items():
+            shared = torch.tensor(world.sum(*values.flatten().tolist()), dtype=torch.float64)
+            densities[kind] = shared.reshape(values.shape) / max(sums[-1], 1)
         rows = min(settings.validation_rows or len(self.dev), len(self.dev))
         searched = self.dev.batches(VALIDATED, rows)[world.rank :: world.size]
         parts = world.gather(search_batches(model, searched, settings.validation_beam))
@@ -313,6 +323,7 @@ class Trainer:
             "attention_support": given.attention_support,
             "logit_norm": given.logit_norm,
             **_of_model(model),
+            **{f"density_{kind}": values.tolist() for kind, values in densities.items()},
         }
 
     def _judge(self, score: float, loss: float) -> None:

@@ -1,0 +1,288 @@
+"""What every continuous attention keeps to: on the line and in the plane, of all densities and all kinds of moments."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tsallis.continuous import Density, cell_centres, grid_centres
+from tsallis.nn import ContinuousAttention1d, ContinuousAttention2d
+
+SIZE, HEADS, LENGTH, QUERIES = 6, 2, 9, 3
+GRID = (3, 3)
+DENSITIES = {
+    1: ["gaussian", "truncated_parabola", "laplace", "triangular", 1.4, "learned"],
+    2: ["gaussian", "truncated_paraboloid", 1.4, "learned"],
+}
+MOMENTS = ["query", "discrete", "scores", "pooled"]
+KINDS = [(dims, density, moments) for dims in (1, 2) for density in DENSITIES[dims] for moments in MOMENTS]
+every_kind = pytest.mark.parametrize(("dims", "density", "moments"), KINDS)
+# What does not depend on how densities are made, for each of them; and the other way round.
+SOME = [k for k in KINDS if k[2] == "discrete" or k[1] in ("truncated_parabola", "truncated_paraboloid")]
+some_kinds = pytest.mark.parametrize(("dims", "density", "moments"), SOME)
+both = pytest.mark.parametrize("dims", [1, 2])
+
+
+def make(dims: int, density: Any, moments: str, **more: Any) -> nn.Module:
+    torch.manual_seed(7)
+    kind = ContinuousAttention1d if dims == 1 else ContinuousAttention2d
+    more.setdefault("basis", 8 if dims == 1 else 3)
+    combine = more.pop("combine", moments == "discrete")
+    module = kind(SIZE, HEADS, density=density, moments=moments, combine=combine, **more)
+    with torch.no_grad():
+        for parameter in module.parameters():  # no bias is left at zero
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return module.double()
+
+
+def inputs(moments: str, batch: int = 3, length: int = LENGTH, dtype: torch.dtype = torch.float64) -> Any:
+    g = torch.Generator().manual_seed(3)
+    values = torch.randn(batch, length, SIZE, generator=g, dtype=torch.float64).to(dtype)
+    width = length if moments == "scores" else SIZE
+    query = torch.randn(batch, QUERIES, width, generator=g, dtype=torch.float64).to(dtype)
+    return (None if moments == "pooled" else query), values
+
+
+def where(dims: int) -> dict[str, Any]:
+    return {} if dims == 1 else {"grid": GRID}
+
+
+def integral(density: Density, value: Any) -> Tensor:
+    """The expectation of values [points, batch, heads, d] by the trapezoidal rule, [batch, heads, queries, d]."""
+    if density.dims == 1:
+        t = torch.linspace(-4, 5, 36001, dtype=torch.float64)
+        step = float(t[1] - t[0])
+    else:
+        line = torch.linspace(-3, 4, 501, dtype=torch.float64)
+        t, step = torch.cartesian_prod(line, line), float(line[1] - line[0]) ** 2
+    shape = (-1, *[1] * len(density.batch_shape), *t.shape[1:])
+    return torch.einsum("pbhq,pbhd->bhqd", density.pdf(t.reshape(shape)), value(t)) * step
+
+
+@every_kind
+def test_the_context_is_the_expectation_of_the_signal(dims: int, density: Any, moments: str) -> None:
+    """Ridge regression and integral written out; without projections, so that nothing else happens."""
+    module = make(dims, density, moments, project=False, combine=False, penalty=0.3)
+    query, values = inputs(moments)
+    if dims == 2:  # one row of one query: the plane has many points
+        values, query = values[:1], None if query is None else query[:1, :1]
+    with torch.no_grad():
+        context, found = module(query, values, need_density=True, **where(dims))
+        t = cell_centres(LENGTH) if dims == 1 else grid_centres(*GRID)
+        f = module.fit.basis(t)  # [length, functions]
+        coefficients = torch.linalg.solve(f.T @ f + 0.3 * torch.eye(f.shape[1]).double(), f.T @ values)
+        coefficients = coefficients.unflatten(-1, (HEADS, -1))  # [batch, functions, heads, d]
+        expected = integral(found, lambda t: torch.einsum("pn,bnhd->pbhd", module.fit.basis(t), coefficients))
+    assert found.batch_shape == (len(values), HEADS, 1 if query is None else query.shape[1])
+    expected = expected.transpose(1, 2).flatten(2)
+    expected = expected.squeeze(1) if moments == "pooled" else expected
+    accuracy = {"laplace": 2e-5}.get(density, 1e-6) if dims == 1 else 2e-4  # of the trapezoidal rule
+    torch.testing.assert_close(context, expected, atol=accuracy, rtol=0)
+
+
+@every_kind
+def test_gradients_reach_everything(dims: int, density: Any, moments: str) -> None:
+    module = make(dims, density, moments)
+    query, values = inputs(moments, batch=1)
+    leaves = [values.requires_grad_(), *([] if query is None else [query[:, :1].clone().requires_grad_()])]
+    names = [name for name, _ in module.named_parameters()]
+
+    def context(*tensors: Tensor) -> Tensor:
+        given, asked = tensors[0], tensors[1] if query is not None else None
+        parameters = dict(zip(names, tensors[len(leaves) :], strict=True))
+        found: Tensor = torch.func.functional_call(module, parameters, (asked, given), where(dims))[0]
+        return found
+
+    parameters = [p.detach().clone().requires_grad_() for p in module.parameters()]
+    assert torch.autograd.gradcheck(context, (*leaves, *parameters), fast_mode=True)
+    grads = torch.autograd.grad(context(*leaves, *parameters).sum(), (*leaves, *parameters))
+    for name, grad in zip(["values", "query"][: len(leaves)] + names, grads, strict=True):
+        # Softmax is blind to what all scores have in common, and a query to a bias of what it is multiplied with.
+        assert (grad != 0).any() or name == "key_proj.bias", name
+
+
+@some_kinds
+def test_padding_changes_nothing(dims: int, density: Any, moments: str) -> None:
+    module = make(dims, density, moments).float()
+    lengths = torch.tensor([LENGTH, 4, 1])
+    query, values = inputs(moments, dtype=torch.float32)
+    mask = torch.arange(LENGTH) < lengths[:, None]
+    more = 4
+    padded = torch.cat([values.masked_fill(~mask.unsqueeze(-1), torch.nan), torch.full((3, more, SIZE), torch.inf)], 1)
+    longer = torch.cat([mask, torch.zeros(3, more, dtype=torch.bool)], 1)
+    asked = torch.cat([query, torch.full((3, QUERIES, more), torch.nan)], -1) if moments == "scores" else query
+    if dims == 1:
+        one = module(query, values, lengths=lengths)[0]
+        others = [module(query, values, mask=mask)[0], module(asked, padded, lengths=lengths)[0]]
+    else:
+        t = torch.rand(3, LENGTH, 2)
+        one = module(query, values, mask=mask, positions=t)[0]
+        t = torch.cat([t.masked_fill(~mask.unsqueeze(-1), torch.nan), torch.full((3, more, 2), torch.nan)], 1)
+        others = [module(asked, padded, mask=longer, positions=t)[0]]
+    assert one.isfinite().all()
+    for other in others:
+        torch.testing.assert_close(other, one, atol=1e-6, rtol=1e-6)
+    if dims == 1:  # each row is what it would be alone; other sizes round otherwise
+        module, (query, values) = module.double(), inputs(moments)
+        one = module(query, values, lengths=lengths)[0]
+        for row, length in enumerate(lengths.tolist()):
+            part = None if query is None else query[row : row + 1]
+            part = part[..., :length] if moments == "scores" else part
+            alone = module(part, values[row : row + 1, :length])[0]
+            torch.testing.assert_close(one[row : row + 1], alone)
+
+
+@both
+def test_padding_gets_no_gradient_and_spoils_none(dims: int) -> None:
+    for moments in MOMENTS:
+        module = make(dims, "gaussian", moments)
+        query, values = inputs(moments)
+        mask = torch.arange(LENGTH) < torch.tensor([[LENGTH], [4], [1]])
+        values = values.masked_fill(~mask.unsqueeze(-1), torch.nan).requires_grad_()
+        module(query, values, mask=mask, **where(dims))[0].sum().backward()
+        grads = [values.grad, *(p.grad for p in module.parameters())]
+        assert all(grad is not None and grad.isfinite().all() for grad in grads), moments
+        assert (values.grad[~mask] == 0).all() and (values.grad[mask] != 0).any()
+
+
+@both
+def test_a_row_with_nothing_to_see_gives_the_bias(dims: int) -> None:
+    mask = torch.ones(3, LENGTH, dtype=torch.bool)
+    mask[1] = False
+    for moments in MOMENTS:
+        module = make(dims, 1.4, moments)
+        query, values = inputs(moments)
+        for values_there in (values, values.masked_fill(~mask.unsqueeze(-1), torch.nan)):
+            context = module(query, values_there, mask=mask, **where(dims))[0]
+            nothing = module.out_proj.bias.expand_as(context[1])
+            torch.testing.assert_close(context[1], nothing, atol=1e-12, rtol=0)
+        context.sum().backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())
+
+
+@some_kinds
+def test_two_calls_before_a_backward(dims: int, density: Any, moments: str) -> None:
+    module = make(dims, density, moments)
+    query, values = inputs(moments)
+    calls = [(query, values), (None if query is None else query * 0.5, values.flip(0) * 2)]
+
+    def grads(losses: list[Tensor]) -> list[Tensor]:
+        module.zero_grad()
+        for loss in losses:
+            loss.backward()
+        return [p.grad.clone() for p in module.parameters()]
+
+    together = grads([module(*call, **where(dims))[0].square().sum() for call in calls])
+    apart = [grads([module(*call, **where(dims))[0].square().sum()]) for call in calls]
+    for both_grads, *each in zip(together, *apart, strict=True):
+        torch.testing.assert_close(both_grads, each[0] + each[1])
+
+
+@some_kinds
+def test_rows_and_queries_know_nothing_of_each_other(dims: int, density: Any, moments: str) -> None:
+    module = make(dims, density, moments)
+    query, values = inputs(moments)
+    context = module(query, values, **where(dims))[0]
+    for row in range(3):
+        asked = None if query is None else query[row : row + 1]
+        alone = module(asked, values[row : row + 1], **where(dims))[0]
+        torch.testing.assert_close(context[row : row + 1], alone)
+    if query is not None:
+        for i in range(QUERIES):
+            torch.testing.assert_close(module(query[:, i : i + 1], values, **where(dims))[0], context[:, i : i + 1])
+            single = query[:, i]
+            torch.testing.assert_close(module(single, values, **where(dims))[0], context[:, i])
+        spoilt = query.clone()
+        spoilt[1] = torch.nan
+        found = module(spoilt, values, **where(dims))[0]
+        assert found[1].isnan().all()
+        torch.testing.assert_close(found[[0, 2]], context[[0, 2]])
+
+
+@every_kind
+def test_float32_is_near_float64(dims: int, density: Any, moments: str) -> None:
+    double = make(dims, density, moments)
+    query, values = inputs(moments)
+    expected = double(query, values, **where(dims))[0]
+    expected.square().sum().backward()
+    grads = [p.grad.clone() for p in double.parameters()]
+    single = make(dims, density, moments).float()
+    found = single(None if query is None else query.float(), values.float(), **where(dims))[0]
+    found.square().sum().backward()
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-4)
+    largest = max(float(grad.abs().max()) for grad in grads)
+    for parameter, grad in zip(single.parameters(), grads, strict=True):
+        assert (parameter.grad.double() - grad).abs().max() < 1e-4 * largest
+
+
+@some_kinds
+def test_half_precision(dims: int, density: Any, moments: str) -> None:
+    """Places and widths are computed in float32, whatever the rest is in."""
+    half = make(dims, density, moments).bfloat16()
+    module = make(dims, density, moments).bfloat16().float()  # the same numbers
+    query, values = inputs(moments, dtype=torch.bfloat16)
+    wide = None if query is None else query.float(), values.float()
+    expected = module(*wide, **where(dims))[0]
+    largest = float(expected.abs().max())
+    with torch.autocast("cpu", torch.bfloat16):
+        context, found = module(*wide, need_density=True, **where(dims))
+        context.square().sum().backward()
+    assert found.mean.dtype == torch.float32
+    assert (context.float() - expected).abs().max() < 0.03 * largest
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters())
+    context, found = half(query, values, need_density=True, **where(dims))
+    assert context.dtype == torch.bfloat16 and found.mean.dtype == torch.float32
+    assert (context.float() - expected).abs().max() < 0.03 * largest
+
+
+@some_kinds
+def test_a_state_dict_holds_everything(dims: int, density: Any, moments: str) -> None:
+    module = make(dims, density, moments)
+    query, values = inputs(moments)
+    expected = module(query, values, **where(dims))[0]
+    other = make(dims, density, moments)
+    with torch.no_grad():
+        for tensor in itertools.chain(other.parameters(), other.buffers()):
+            tensor.mul_(0.5).add_(0.01)
+    assert not torch.allclose(other(query, values, **where(dims))[0], expected)
+    other.load_state_dict(module.state_dict())
+    assert other(query, values, **where(dims))[0].equal(expected)
+    assert {name.split(".")[0] for name, _ in module.named_buffers()} == {"fit"}
+
+
+@both
+@pytest.mark.parametrize("moments", MOMENTS)
+def test_it_compiles(dims: int, moments: str) -> None:
+    density = "truncated_parabola" if dims == 1 else "truncated_paraboloid"
+    module = make(dims, density, moments).float()
+    query, values = inputs(moments, dtype=torch.float32)
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend="aot_eager")
+    expected, found = (f(query, values, **where(dims))[0] for f in (module, compiled))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    grads = [torch.autograd.grad(x.sum(), list(module.parameters())) for x in (expected, found)]
+    for grad, compiled_grad in zip(*grads, strict=True):
+        torch.testing.assert_close(compiled_grad, grad, atol=1e-4, rtol=1e-4)
+
+
+@both
+@pytest.mark.parametrize("moments", ["query", "discrete", "pooled"])
+def test_mixtures(dims: int, moments: str) -> None:
+    """A mixture's context is that of its components, weighed."""
+    module = make(dims, 1.4, moments, components=2, combine=False, project=False)
+    query, values = inputs(moments)
+    context, found = module(query, values, need_density=True, **where(dims))
+    assert found.batch_shape == (3, HEADS, 1 if query is None else QUERIES) and found.weights.shape[-1] == 2
+    (parts,) = found.parts
+    signal = module.fit(values, **where(dims)).heads(HEADS)
+    each = signal.expect(parts)  # [batch, heads, queries, components, d]
+    expected = (found.weights.unsqueeze(-1) * each).sum(-2).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(context, expected.squeeze(1) if query is None else expected)
+    assert not torch.allclose(parts.mean[..., 0] if dims == 1 else parts.mean[..., 0, :], found.mean)
+    context.square().sum().backward()
+    assert all((p.grad != 0).any() for name, p in module.named_parameters() if name != "key_proj.bias")
