@@ -86,7 +86,23 @@ class TranslationData(Section):
         return _one_source(self, ("train", "dev", "test"), "german-english-numbers")
 
 
-DataConfig = InflectionData | TranslationData
+class ClassificationData(Section):
+    """Documents and their classes: lines of `label<TAB>text`, columns between the two left out.
+
+    `train: train` is the file train of the folder, or train.tsv, each also with .xz or .gz behind it.
+    """
+
+    task: Literal["classification"]
+    folder: str = "."
+    train: str
+    dev: str | None = None
+    test: str | None = None
+    held_out: float = Field(0.1, gt=0, lt=1)  # share of train that is dev where there is no file of it
+    max_length: int = Field(256, ge=1)  # words of a document that are read
+    min_count: int = Field(5, ge=1)  # of a word in train; rarer ones are unknown
+
+
+DataConfig = InflectionData | TranslationData | ClassificationData
 AnyData = TypeVar("AnyData", InflectionData, TranslationData)
 
 
@@ -146,7 +162,31 @@ class TransformerConfig(OutputConfig):
     checkpoint_activations: bool = False
 
 
-ModelConfig = RNNConfig | TransformerConfig
+class ClassifierConfig(Section):
+    """The arguments of `tsallis.models.LabelDecoder`."""
+
+    architecture: Literal["classifier"]
+    d_model: int = Field(128, ge=2, multiple_of=2)
+    d_embedding: int | None = Field(None, ge=1)
+    layers: int = Field(1, ge=1)
+    dropout: float = Field(0.3, ge=0, lt=1)
+    attention: Literal["discrete", "continuous", "combined"] = "combined"
+    transform: Map | Alpha = "sparsemax"
+    functions: int = Field(64, ge=2, multiple_of=2)
+    matching: Literal["scale", "covariance"] = "scale"
+    density: Literal["gaussian", "truncated_parabola", "laplace", "triangular"] | Alpha | None = None
+    penalty: float = Field(0.1, gt=0, allow_inf_nan=False)
+    output: Map = "softmax"
+    output_alpha: Alpha = 1.5
+
+    @model_validator(mode="after")
+    def _density_of_something(self) -> ClassifierConfig:
+        if self.density is not None and self.attention == "discrete":
+            raise ValueError("density is for continuous and combined attention")
+        return self
+
+
+ModelConfig = RNNConfig | TransformerConfig | ClassifierConfig
 
 
 class TrainingConfig(Section):
@@ -197,8 +237,12 @@ def _tag(name: str, default: str) -> Discriminator:
 
 
 KINDS: dict[str, dict[str, type[Section]]] = {
-    "data": {"inflection": InflectionData, "translation": TranslationData},
-    "model": {"rnn": RNNConfig, "transformer": TransformerConfig},
+    "data": {
+        "inflection": InflectionData,
+        "translation": TranslationData,
+        "classification": ClassificationData,
+    },
+    "model": {"rnn": RNNConfig, "transformer": TransformerConfig, "classifier": ClassifierConfig},
 }
 
 
@@ -208,15 +252,28 @@ class Config(Section):
     version: Literal[1]
     run_dir: str | None = None
     data: Annotated[
-        Annotated[InflectionData, Tag("inflection")] | Annotated[TranslationData, Tag("translation")],
+        Annotated[InflectionData, Tag("inflection")]
+        | Annotated[TranslationData, Tag("translation")]
+        | Annotated[ClassificationData, Tag("classification")],
         _tag("task", "inflection"),
     ]
     model: Annotated[
-        Annotated[RNNConfig, Tag("rnn")] | Annotated[TransformerConfig, Tag("transformer")],
+        Annotated[RNNConfig, Tag("rnn")]
+        | Annotated[TransformerConfig, Tag("transformer")]
+        | Annotated[ClassifierConfig, Tag("classifier")],
         _tag("architecture", "rnn"),
     ] = RNNConfig()
     training: TrainingConfig = TrainingConfig()
     search: SearchConfig = SearchConfig()
+
+    @model_validator(mode="after")
+    def _model_for_the_task(self) -> Config:
+        if (self.data.task == "classification") != (self.model.architecture == "classifier"):
+            raise ValueError(
+                "data.task: classification and model.architecture: classifier go together, "
+                f"found {self.data.task} and {self.model.architecture}"
+            )
+        return self
 
     def text(self) -> str:
         """The configuration as YAML, every default filled in; without the folder, which may be moved."""

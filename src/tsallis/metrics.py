@@ -138,8 +138,8 @@ def forced(model: Any, corpus: Corpus, batch_size: int = 128) -> Forced:
 def forced_sums(model: Any, batches: Iterable[Batch], densities: dict[str, Tensor] | None = None) -> list[float]:
     """The numbers of :class:`Forced` summed over symbols, and how many there were.
 
-    To `densities`, a float64 tensor [layers, heads] for each kind of attention, each head's density in a batch is added,
-    times the batch's symbols.
+    To `densities`, a float64 tensor [layers, heads] for each kind of attention, each head's density in a batch is
+    added, times the batch's symbols.
     """
     totals = torch.zeros(len(fields(Forced)) + 1, dtype=torch.float64)
     device = _device(model)

@@ -11,9 +11,18 @@ from typing import Any
 
 import torch
 
-from tsallis.config import Config, InflectionData, SubwordsConfig, TranslationData
+from tsallis.config import (
+    ClassificationData,
+    ClassifierConfig,
+    Config,
+    DataConfig,
+    InflectionData,
+    SubwordsConfig,
+    TranslationData,
+)
 from tsallis.data import InflectionExample, Vocabulary, english_verbs, read_inflection, read_languages
 from tsallis.data.batching import BatchPlan
+from tsallis.data.classification import LabelledText, find_split, label_names, read_labelled, split_off, words
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.learned import cached_subwords
 from tsallis.data.numbers import german_english_numbers
@@ -21,7 +30,7 @@ from tsallis.data.parallel import cached_corpus, cached_sampled_corpus, read_par
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
 from tsallis.functional import estimate_tau, estimate_tau_from_scores
-from tsallis.tasks import task_of
+from tsallis.tasks import documents, task_of
 from tsallis.training.loop import Measure, Settings
 from tsallis.training.run import Symbols, build_model
 
@@ -64,11 +73,15 @@ class Prepared:
 def prepare(config: Config) -> Prepared:
     """Read the data and work out every argument."""
     given = config.data
-    data = _translation(given) if isinstance(given, TranslationData) else _inflection(given)
     task: dict[str, Any] = {"task": given.task}
     if isinstance(given, TranslationData):
+        data = _translation(given)
         task |= {"src": given.src, "tgt": given.tgt}
+    elif isinstance(given, ClassificationData):
+        data = _classification(given)
+        task["max_length"] = given.max_length
     else:
+        data = _inflection(given)
         task["languages"] = languages(given)
     settings = Settings(**config.training.model_dump())
     BatchPlan(data.train.lengths(), settings.batch_size, settings.max_tokens)  # refuses rows that fit no batch
@@ -78,6 +91,9 @@ def prepare(config: Config) -> Prepared:
 def _description(config: Config, data: Data, settings: Settings) -> dict[str, Any]:
     """The model's class and arguments."""
     given = config.model
+    if isinstance(given, ClassifierConfig):
+        sizes = {"src_vocab": len(data.src_vocab), "tgt_vocab": len(data.tgt_vocab)}
+        return {"class": given.architecture, "arguments": sizes | given.model_dump(exclude={"architecture"})}
     if given.share == "all" and data.src_vocab != data.tgt_vocab:
         raise InputError("model.share: all needs one vocabulary for both sides (data.subwords.joint: true)")
     arguments = given.model_dump(exclude={"tau", "architecture"})
@@ -105,10 +121,13 @@ def _first_threshold(description: dict[str, Any], corpus: Corpus | SampledCorpus
     return float(estimate_tau_from_scores(model.output.scores(hidden), model.output.alpha))
 
 
-def read_split(data: InflectionData | TranslationData, split: str) -> list[Any]:
-    """The examples of one split: of inflection :class:`InflectionExample`, of translation pairs of sentences."""
+def read_split(data: DataConfig, split: str) -> list[Any]:
+    """The examples of one split: of inflection :class:`InflectionExample`, of translation pairs of sentences, of
+    classification :class:`LabelledText`."""
     if split not in SPLITS:
         raise InputError(f"split must be train, dev or test, got {split!r}")
+    if isinstance(data, ClassificationData):
+        return _documents(data, split)
     if data.embedded == "english-verbs":
         return list(english_verbs()[split])
     if data.embedded == "german-english-numbers":
@@ -120,7 +139,29 @@ def read_split(data: InflectionData | TranslationData, split: str) -> list[Any]:
     return read_inflection(path) if names is None else read_languages(path, names)
 
 
-def _name(data: InflectionData | TranslationData, split: str) -> str:
+def _documents(data: ClassificationData, split: str) -> list[LabelledText]:
+    """Of one split; without a file for dev, a share of train is held out."""
+    held_out = data.dev is None and split != "test"
+    name = data.train if held_out else _name(data, split)
+    path = find_split(data.folder, name)
+    if path is None:
+        raise InputError(f"{Path(data.folder) / name}: there is no such file (nor one that ends in .tsv, .xz or .gz)")
+    found = read_labelled(path)
+    return split_off(found, data.held_out)[split == "dev"] if held_out else found
+
+
+def _classification(data: ClassificationData) -> Data:
+    train, dev = read_split(data, "train"), read_split(data, "dev")
+    for name, examples in (("train", train), ("dev", dev)):
+        if not examples:
+            raise InputError(f"data.{name}: there are no documents (data.held_out: {data.held_out:g})")
+    src = Vocabulary.build((words(e.text) for e in train), data.min_count)
+    tgt = Vocabulary(label_names(train))
+    encoded = [documents(examples, src, tgt, data.max_length) for examples in (train, dev)]
+    return Data(encoded[0], encoded[1], [e.label for e in dev], src, tgt)
+
+
+def _name(data: DataConfig, split: str) -> str:
     name: str | None = getattr(data, split)
     if name is None:
         raise InputError(f"the configuration names no {split} file (data.{split})")

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tsallis.data.classification import LabelledText, parse_labelled, words
 from tsallis.data.corpus import Corpus
 from tsallis.data.inflection import InflectionExample, parse_line
+from tsallis.data.tokens import Ragged, type_for
+from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
 from tsallis.metrics import CorpusScore, evaluate, form_scores, timed_search, translation_scores
 from tsallis.search import Result
@@ -54,7 +57,9 @@ def task_of(facts: dict[str, Any]) -> Task:
         return Inflection(facts.get("languages"))
     if name == "translation":
         return Translation(facts.get("tgt") or "")
-    raise InputError(f"task.json: unknown task {name!r}, known: inflection, translation")
+    if name == "classification":
+        return Classification(facts.get("max_length"))
+    raise InputError(f"task.json: unknown task {name!r}, known: inflection, translation, classification")
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,39 @@ class Translation:
         exact = sum(a == b for a, b in zip(texts, references, strict=True)) / max(len(texts), 1)
         names = ("bleu",) if quick else ("bleu", "chrf", "ter")
         return [*translation_scores(texts, references, self.tgt, names), CorpusScore("exact", exact, "")]
+
+
+@dataclass(frozen=True)
+class Classification:
+    """A document to its class: one a line, with gold `label<TAB>text`."""
+
+    max_length: int | None = None
+    noun = "label"
+
+    def read(self, lines: Sequence[str], name: str, run: Run, language: str | None, gold: bool) -> Lines:
+        if language is not None:
+            raise InputError(f"{run.folder}: a classification run takes no --language, {language!r} was given")
+        if gold:
+            return self.encode([parse_labelled(line, f"{name}:{i}") for i, line in enumerate(lines, start=1)], run)
+        return self.encode([LabelledText("", line) for line in lines], run)
+
+    def encode(self, examples: Sequence[LabelledText], run: Run) -> Lines:
+        src, tgt, count = run.src_vocab, run.tgt_vocab, len(examples)
+        assert isinstance(src, Vocabulary) and isinstance(tgt, Vocabulary)
+        titles, labels = [e.text for e in examples], [e.label for e in examples]
+        return Lines(documents(examples, src, tgt, self.max_length), labels, titles, list(range(count)), count)
+
+    def scores(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
+        right = sum(a == b for a, b in zip(texts, references, strict=True)) / max(len(texts), 1)
+        return [CorpusScore("accuracy", right, "")]
+
+
+def documents(
+    examples: Sequence[LabelledText], src: Vocabulary, tgt: Vocabulary, max_length: int | None = None
+) -> Corpus:
+    """Documents and their labels as sequences, of which the targets are one symbol long, or none without a label."""
+    rows = (src.encode(words(e.text)[:max_length] or [""]) for e in examples)
+    return Corpus(Ragged.of(rows, type_for(len(src))), [tgt.encode([e.label] if e.label else []) for e in examples])
 
 
 def _pair(line: str, place: str, gold: bool) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Every command and every example of the README is run."""
+"""Every command and example of the README is run, and every command of the pages on training and translation."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,18 +15,29 @@ import pytest
 
 from cli.conftest import environment, write_examples
 from tsallis.data import english_verbs
+from tsallis.data.numbers import german_english_numbers
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [README, *((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("training", "translation"))]
 CONSOLE = [
     line.removeprefix("$ ")
-    for block in re.findall(r"```console\n(.*?)```", README, re.S)
+    for page in PAGES
+    for block in re.findall(r"```console\n(.*?)```", page, re.S)
     for line in block.splitlines()
     if line.startswith("$ ")
 ]
+# A Transformer that trains in a second.
+MINUTE = (
+    " training.updates=3 training.warmup=2 training.validate_updates=3 training.validation_rows=5"
+    " data.subwords.size=150 model.d_model=8 model.heads=2 model.encoder_layers=1 model.decoder_layers=1 model.d_ff=8"
+)
 # Quick versions of what takes minutes as it stands; everything else is run to the letter.
 SMALLER = {
-    "tsallis train recipes/tiny": " training.epochs=1 model.d_model=16",
+    "tsallis train recipes/tiny/translation": MINUTE,
+    "torchrun --nproc-per-node 2 -m tsallis train recipes/tiny/translation": MINUTE,
+    "tsallis train recipes/multi30k": MINUTE,
+    "tsallis train recipes/tiny/inflection": " training.epochs=1 model.d_model=16",
     "tsallis train recipes/sigmorphon2018": " training.epochs=1 model.d_model=8 model.layers=1",
 }
 ELSEWHERE = {
@@ -59,12 +71,26 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data.mkdir(parents=True)
     for split in ("train-high", "dev", "test"):
         write_examples(data / f"spanish-{split}", english_verbs()["dev"][:60])
+    captions = folder / "data" / "multi30k"
+    captions.mkdir()
+    for split, name in (("train", "train"), ("dev", "val"), ("test", "test_2016_flickr")):
+        pairs = german_english_numbers()[split][: 200 if split == "train" else 8]
+        for i, side in enumerate(("de", "en")):
+            (captions / f"{name}.{side}").write_text("".join(f"{pair[i]}\n" for pair in pairs), encoding="utf-8")
     scripts = folder / "bin"
     scripts.mkdir()
-    script = scripts / "tsallis"
-    script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m tsallis "$@"\n')
-    script.chmod(0o755)
+    launcher = f"torch.distributed.run --master-addr 127.0.0.1 --master-port {free_port()}"
+    for name, module in (("tsallis", "tsallis"), ("torchrun", launcher)):
+        script = scripts / name
+        script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {module} "$@"\n')
+        script.chmod(0o755)
     return folder
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def test_the_commands_run_in_their_order(workplace: Path) -> None:

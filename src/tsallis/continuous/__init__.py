@@ -23,6 +23,7 @@ from tsallis.continuous.densities import (
     TruncatedParaboloid,
 )
 from tsallis.continuous.elliptical import Density, Elliptical
+from tsallis.continuous.masses import cell_masses
 from tsallis.continuous.mixture import Mixture
 from tsallis.continuous.moments import match_moments, moments
 from tsallis.continuous.supports import Ellipse, Interval, Union, WholeSpace
@@ -53,6 +54,7 @@ __all__ = [
     "WholeSpace",
     "box_centres",
     "cell_centres",
+    "cell_masses",
     "gaussian_grid",
     "grid_centres",
     "image_basis",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +69,17 @@ class Signal:
     """
 
     def __init__(self, basis: Basis, coefficients: Tensor) -> None:
-        self.basis, self.coefficients = basis, coefficients
+        self.basis, self._coefficients = basis, coefficients
+
+    @property
+    def coefficients(self) -> Tensor:
+        """[batch..., functions, d]"""
+        return self._coefficients
+
+    def heads(self, count: int) -> Signal:
+        """The same values, dealt out in `count` equal parts: a signal with coefficients [batch..., count, functions,
+        d / count]."""
+        return Signal(self.basis, _parts(self.coefficients, count))
 
     def __call__(self, t: Tensor) -> Tensor:
         """Values at points [batch..., points] ([batch..., points, 2] in the plane): [batch..., points, d]."""
@@ -89,15 +100,65 @@ class Signal:
             ValueError: batch shapes that don't fit.
         """
         attended = density.expect(self.basis, points)  # [batch..., *any, functions]
-        batch = self.coefficients.shape[:-2]
+        batch = self._batch()
         inner = density.batch_shape[len(batch) :]
         if len(density.batch_shape) < len(batch):
             raise ValueError(
                 f"a density of batch shape {tuple(density.batch_shape)} doesn't fit a signal of {tuple(batch)}"
             )
         flat = attended.flatten(len(batch), -2) if inner else attended.unsqueeze(-2)
-        context = flat.to(self.coefficients.dtype) @ self.coefficients  # [batch..., any, d]
+        context = self._combined(flat)  # [batch..., any, d]
         return context.reshape(*context.shape[:-2], *inner, context.shape[-1])
+
+    def _batch(self) -> torch.Size:
+        return self.coefficients.shape[:-2]
+
+    def _combined(self, attended: Tensor) -> Tensor:
+        """[batch..., any, functions] to [batch..., any, d]."""
+        context: Tensor = attended.to(self.coefficients.dtype) @ self.coefficients
+        return context
+
+
+class _Fitted(Signal):
+    r"""A signal of observations H, whose coefficients :math:`G^\top H` are computed where they are worth it.
+
+    The context of few queries is :math:`(E_p[\psi]\, G^\top) H` at the price of some rows, not of all functions.
+    """
+
+    def __init__(self, basis: Basis, solver: Tensor, observations: Tensor, dtype: torch.dtype) -> None:
+        self.basis, self.dtype = basis, dtype
+        self.solver = solver  # [..., length, functions]
+        self.observations = observations  # [batch..., length, d]
+
+    @cached_property
+    def coefficients(self) -> Tensor:
+        with torch.autocast(self.observations.device.type, enabled=False):
+            return (self.solver.mT @ self.observations).to(self.dtype)
+
+    def heads(self, count: int) -> Signal:
+        solver = self.solver.unsqueeze(-3) if self.solver.dim() > 2 else self.solver
+        return _Fitted(self.basis, solver, _parts(self.observations, count), self.dtype)
+
+    def _batch(self) -> torch.Size:
+        return torch.Size(torch.broadcast_shapes(self.observations.shape[:-2], self.solver.shape[:-2]))
+
+    def _combined(self, attended: Tensor) -> Tensor:
+        rows, (length, functions), d = attended.shape[-2], self.solver.shape[-2:], self.observations.shape[-1]
+        few = rows * length * (functions + d) < functions * d * (length + rows)
+        if not few or "coefficients" in self.__dict__:
+            return super()._combined(attended)
+        with torch.autocast(attended.device.type, enabled=False):
+            shares = attended.to(self.solver.dtype) @ self.solver.mT  # [batch..., any, length]
+            context: Tensor = (shares @ self.observations).to(self.dtype)
+        return context
+
+
+def _parts(x: Tensor, count: int) -> Tensor:
+    """[..., rows, d] to [..., count, rows, d / count]."""
+    if count < 1 or x.shape[-1] % count:
+        raise ValueError(f"{x.shape[-1]} values can't be dealt out to {count} heads")
+    parts: Tensor = x.unflatten(-1, (count, x.shape[-1] // count))
+    return parts.transpose(-2, -3)
 
 
 class ValueFunction(nn.Module):
@@ -164,9 +225,7 @@ class ValueFunction(nn.Module):
         h = widen(values)
         if keep is not None:
             h = torch.where(keep.unsqueeze(-1), h, 0)
-        with torch.autocast(values.device.type, enabled=False):
-            coefficients = solver.to(h.dtype).mT @ h
-        return Signal(self.basis, coefficients.to(result_dtype(values)))
+        return _Fitted(self.basis, solver.to(h.dtype), h, result_dtype(values))
 
     def _mask(
         self, values: Tensor, lengths: Tensor | Sequence[int] | None, mask: Tensor | None, positions: Tensor | None

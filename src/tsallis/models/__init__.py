@@ -1,7 +1,18 @@
 """Models with sparse attention and sparse outputs; plain arguments, no configuration objects."""
 
+from tsallis.models.classifier import BiLSTMClassifier
 from tsallis.models.decoder import Decoded, Decoder, Memory, Step
+from tsallis.models.labels import LabelDecoder
 from tsallis.models.rnn import RNNSeq2Seq
 from tsallis.models.transformer import TransformerSeq2Seq
 
-__all__ = ["Decoded", "Decoder", "Memory", "RNNSeq2Seq", "Step", "TransformerSeq2Seq"]
+__all__ = [
+    "BiLSTMClassifier",
+    "Decoded",
+    "Decoder",
+    "LabelDecoder",
+    "Memory",
+    "RNNSeq2Seq",
+    "Step",
+    "TransformerSeq2Seq",
+]

@@ -3,6 +3,7 @@
 from tsallis.nn.alpha import PerHeadAlpha
 from tsallis.nn.attention import GlobalAttention
 from tsallis.nn.cache import KeyValueCache
+from tsallis.nn.continuous import ContinuousAttention1d, ContinuousAttention2d, ContinuousGlobalAttention
 from tsallis.nn.maps import AlphaReLULoss, Entmax, EntmaxLoss, Sparsemax
 from tsallis.nn.multihead import AttentionStats, MultiheadAttention
 from tsallis.nn.output import OutputLayer
@@ -11,6 +12,9 @@ from tsallis.nn.transformer import TransformerDecoderLayer, TransformerEncoderLa
 __all__ = [
     "AlphaReLULoss",
     "AttentionStats",
+    "ContinuousAttention1d",
+    "ContinuousAttention2d",
+    "ContinuousGlobalAttention",
     "Entmax",
     "EntmaxLoss",
     "GlobalAttention",

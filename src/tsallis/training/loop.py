@@ -300,7 +300,8 @@ class Trainer:
 
     def _validate(self) -> dict[str, float]:
         """Loss and score of the development set, the work shared among the processes; what all of them then know."""
-        model, world, settings = self.engine.plain(), self.world, self.settings
+        model: Any = self.engine.plain()
+        world, settings = self.world, self.settings
         batches = self.dev.batches(VALIDATED)
         alphas = model.alphas() if hasattr(model, "alphas") else {}
         densities = {kind: torch.zeros(values.shape, dtype=torch.float64) for kind, values in alphas.items()}

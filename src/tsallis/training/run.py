@@ -24,10 +24,10 @@ from tsallis.data.subwords import Subwords
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
 from tsallis.files import write_atomic
-from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.models import LabelDecoder, RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.training.checkpoint import Checkpoints
 
-MODELS: dict[str, Any] = {"rnn": RNNSeq2Seq, "transformer": TransformerSeq2Seq}
+MODELS: dict[str, Any] = {"rnn": RNNSeq2Seq, "transformer": TransformerSeq2Seq, "classifier": LabelDecoder}
 CONFIG, LOCK = "config.yaml", ".lock"
 Symbols = Vocabulary | Subwords
 SYMBOLS: dict[str, type[Vocabulary] | type[Subwords]] = {"vocab.json": Vocabulary, "model": Subwords}  # by file ending

@@ -1,0 +1,270 @@
+"""The document classifier of Martins et al. 2020: an LSTM in both directions under discrete or continuous attention."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tsallis import functional
+from tsallis.continuous import Density, Elliptical, Interval, cell_masses
+from tsallis.continuous.moments import Matching
+from tsallis.nn import ContinuousAttention1d, OutputLayer
+from tsallis.nn.continuous_core import cell_edges, map_alpha
+from tsallis.nn.dropout import Dropout
+
+ATTENTIONS = ("discrete", "continuous", "combined")
+INITIAL = 0.1  # parameters start uniform in [-0.1, 0.1]
+
+
+class Look(NamedTuple):
+    """What a classifier looks at in each of some documents; a document of any length is the interval [0, 1]."""
+
+    masses: Tensor  # [batch, src]: discrete weights, or the density's masses in the words' cells
+    weights: Tensor | None  # [batch, src]: of discrete attention, where there is one
+    density: Density | None  # of batch shape [batch], where there is one
+    lower: Tensor | None  # [batch]: where its support begins, -inf where it has no end
+    upper: Tensor | None  # [batch]: where it ends
+
+
+class BiLSTM(nn.Module):
+    """One layer of an LSTM that reads rows of several lengths in both directions.
+
+    A packed sequence costs several times as much to train on a CPU: here a row is turned round by its length instead,
+    and what stands behind it is read after it, if at all.
+
+    Args:
+        d_input: size of the input.
+        d_model: size of both states together; even.
+    """
+
+    def __init__(self, d_input: int, d_model: int) -> None:
+        super().__init__()
+        self.forwards = nn.LSTM(d_input, d_model // 2, batch_first=True)
+        self.backwards = nn.LSTM(d_input, d_model // 2, batch_first=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """[batch, src, d_input] and counts [batch] to states [batch, src, d_model] and the last ones [batch, d_model].
+
+        States behind a row's end mean nothing.
+        """
+        place = torch.arange(x.shape[1], device=x.device)
+        last = lengths.unsqueeze(1) - 1  # [batch, 1]
+        turned = torch.where(place <= last, last - place, place)  # [batch, src]; turning twice changes nothing
+        ahead, _ = self.forwards(x)
+        back, _ = self.backwards(_taken(x, turned))
+        back = _taken(back, turned)
+        states = torch.cat([ahead, back], -1)
+        return states, torch.cat([_taken(ahead, last).squeeze(1), back[:, 0]], -1)
+
+
+def _taken(x: Tensor, index: Tensor) -> Tensor:
+    """Rows [batch, places] of each [batch, src, size]."""
+    return x.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+
+
+class BiLSTMClassifier(nn.Module):
+    r"""Classes of documents, by an LSTM in both directions and attention to its states.
+
+    Discrete attention scores each state by :math:`v^\top \tanh(W h_l + U s)`, with s the last states of both
+    directions. Continuous attention has the mean and spread that a convolution and max-pooling over the states give;
+    combined attention has those of the discrete weights, and adds both contexts (Martins et al. 2020, sec. 4 and
+    appendix H.1).
+
+    Args:
+        vocab: number of symbols; 0 is padding.
+        classes: number of classes.
+        d_model: size of the states of both directions together; even.
+        layers: of the LSTM.
+        dropout: on embeddings, between layers and on the context.
+        attention: "discrete", "continuous" or "combined".
+        transform: the map of discrete attention, "softmax", "sparsemax", "entmax" (1.5) or an alpha; a density of the
+            same alpha goes with it.
+        functions: Gaussian basis functions of the value function, half of them of width .1 and half of .5.
+        matching: "scale" as in the paper, or "covariance", see :class:`tsallis.nn.ContinuousAttention1d`.
+        density: in place of the one that goes with `transform`: "laplace", "triangular" or another alpha.
+        penalty: of the ridge regression.
+        d_embedding: size of the embeddings; by default `d_model`.
+        output: the map of the output, "softmax", "sparsemax" or "entmax" with `output_alpha`.
+
+    Raises:
+        ValueError: sizes that are odd or too small, an attention or a map that is unknown.
+
+    Example:
+        >>> model = BiLSTMClassifier(20, 2, d_model=8, attention="combined", transform="sparsemax", functions=8)
+        >>> src, lengths = torch.randint(4, 20, (3, 5)), torch.tensor([5, 3, 1])
+        >>> model(src, lengths).shape, model.attention(src, lengths).masses.shape
+        (torch.Size([3, 2]), torch.Size([3, 5]))
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        classes: int,
+        d_model: int = 128,
+        layers: int = 1,
+        dropout: float = 0.3,
+        attention: str = "discrete",
+        transform: str | float = "softmax",
+        functions: int = 64,
+        matching: Matching = "scale",
+        density: str | float | None = None,
+        penalty: float = 0.1,
+        d_embedding: int | None = None,
+        output: str = "softmax",
+        output_alpha: float = 1.5,
+    ) -> None:
+        super().__init__()
+        if d_model < 2 or d_model % 2:
+            raise ValueError(f"d_model must be even: half of it goes to each direction, got {d_model}")
+        if layers < 1:
+            raise ValueError(f"layers must be at least 1, got {layers}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
+        if attention not in ATTENTIONS:
+            raise ValueError(f"attention must be one of {', '.join(ATTENTIONS)}, got {attention!r}")
+        if density is not None and attention == "discrete":
+            raise ValueError(f"discrete attention has no density, got {density!r}")
+        self.arguments: dict[str, Any] = {
+            "vocab": vocab,
+            "classes": classes,
+            "d_model": d_model,
+            "layers": layers,
+            "dropout": dropout,
+            "attention": attention,
+            "transform": transform,
+            "functions": functions,
+            "matching": matching,
+            "density": density,
+            "penalty": penalty,
+            "d_embedding": d_embedding,
+            "output": output,
+            "output_alpha": output_alpha,
+        }
+        self.kind, self.alpha, self.drop = attention, map_alpha(transform), Dropout(dropout)
+        size = d_embedding or d_model
+        self.embedding = nn.Embedding(vocab, size, padding_idx=0)
+        self.layers = nn.ModuleList(BiLSTM(d_model if i else size, d_model) for i in range(layers))
+        if attention != "continuous":
+            self.keys = nn.Linear(d_model, d_model)
+            self.query = nn.Linear(d_model, d_model, bias=False)
+            self.score = nn.Linear(d_model, 1, bias=False)
+        self._start()  # before what starts in a way of its own
+        self.continuous = None
+        if attention != "discrete":
+            self.continuous = ContinuousAttention1d(
+                d_model,
+                moments="pooled" if attention == "continuous" else "scores",
+                density=self.alpha if density is None else density,
+                transform=transform,
+                combine=attention == "combined",
+                matching=matching,
+                basis=functions,
+                penalty=penalty,
+                project=False,
+            )
+        self.output = OutputLayer(d_model, classes, output, output_alpha)
+
+    @torch.no_grad()
+    def _start(self) -> None:
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -INITIAL, INITIAL)
+        self.embedding.weight[0] = 0
+        for name, parameter in self.layers.named_parameters():
+            if ".bias_ih" in name:  # a cell that remembers until it learns to forget learns faster
+                width = len(parameter) // 4
+                parameter[width : 2 * width] += 1
+
+    def forward(self, src: Tensor, src_lengths: Tensor) -> Tensor:
+        """Scores of the classes [batch, classes] for symbols [batch, src] and their counts [batch].
+
+        Raises:
+            ValueError: counts below 1 or above the width of `src`.
+        """
+        return self.output.scores(self._hidden(src, src_lengths))
+
+    def loss(
+        self,
+        src: Tensor,
+        src_lengths: Tensor,
+        labels: Tensor,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> Tensor:
+        """The loss of the output's map for classes [batch], of which -100 doesn't count."""
+        hidden = self._hidden(src, src_lengths)
+        return self.output.loss(hidden, labels, reduction=reduction, label_smoothing=label_smoothing)
+
+    def probs(self, src: Tensor, src_lengths: Tensor) -> Tensor:
+        """Probabilities of the classes [batch, classes]."""
+        return self.output.probs(self(src, src_lengths))
+
+    @torch.no_grad()
+    def attention(self, src: Tensor, src_lengths: Tensor) -> Look:
+        """What the model looks at, for figures: weights, density and the ends of its support."""
+        return self.read(src, src_lengths)[1]
+
+    def read(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Look]:
+        """What the output layer sees [batch, d_model], and what was looked at, without gradients."""
+        lengths = self._checked(src, src_lengths)
+        states, last = self._states(src, lengths)
+        context, density, weights = self._attended(states, last, lengths)
+        return self.drop(context), self._look(density, weights, _mask(src, lengths))
+
+    @torch.no_grad()
+    def _look(self, density: Density | None, weights: Tensor | None, mask: Tensor) -> Look:
+        weights = None if weights is None else weights.detach()
+        if self.continuous is None:
+            assert weights is not None
+            return Look(weights, weights, None, None, None)
+        assert isinstance(density, Elliptical)
+        mean, std = density.mean.detach().flatten(), density.factor.detach().flatten()
+        flat = type(density).from_factor(mean, std, **self._shape())
+        support = flat.support
+        ends = (support.lower, support.upper) if isinstance(support, Interval) else None
+        lower, upper = ends or (torch.full_like(mean, -torch.inf), torch.full_like(mean, torch.inf))
+        return Look(cell_masses(flat, cell_edges(mask).to(mean)), weights, flat, lower, upper)
+
+    def _shape(self) -> dict[str, Any]:
+        assert self.continuous is not None
+        return self.continuous.kind.shape(1)
+
+    def _checked(self, src: Tensor, src_lengths: Tensor) -> Tensor:
+        least, most = (int(x) for x in src_lengths.aminmax())
+        if not 1 <= least <= most <= src.shape[1]:
+            raise ValueError(
+                f"src_lengths must be from 1 to {src.shape[1]}, the width of src, got {src_lengths.tolist()}"
+            )
+        return src_lengths.to(src.device)
+
+    def _hidden(self, src: Tensor, src_lengths: Tensor) -> Tensor:
+        lengths = self._checked(src, src_lengths)
+        states, last = self._states(src, lengths)
+        return self.drop(self._attended(states, last, lengths)[0])
+
+    def _states(self, src: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """States [batch, src, d_model], zero behind a document's end, and the last ones [batch, d_model]."""
+        x, last = self.embedding(src), None
+        for layer in self.layers:
+            x, last = layer(self.drop(x), lengths)
+        assert last is not None
+        return torch.where(_mask(src, lengths).unsqueeze(-1), x, 0), last
+
+    def _attended(self, states: Tensor, last: Tensor, lengths: Tensor) -> tuple[Tensor, Density | None, Tensor | None]:
+        """Context [batch, d_model], density of batch shape [batch, 1, 1] and discrete weights [batch, src]."""
+        if self.kind == "continuous":
+            assert self.continuous is not None
+            return self.continuous.attend(None, states, lengths=lengths)
+        mixed = torch.tanh(self.keys(states) + self.query(last).unsqueeze(1))
+        scores = self.score(mixed).squeeze(-1)  # [batch, src]
+        if self.continuous is not None:
+            context, density, weights = self.continuous.attend(scores, states, lengths=lengths)
+            return context, density, None if weights is None else weights.squeeze((1, 2))
+        weights = functional.entmax(scores, self.alpha, mask=_mask(states, lengths))
+        return (weights.to(states.dtype).unsqueeze(1) @ states).squeeze(1), None, weights
+
+
+def _mask(x: Tensor, lengths: Tensor) -> Tensor:
+    """[batch, src], True where there is a symbol."""
+    return torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)

@@ -1,0 +1,166 @@
+"""A classifier as a decoder: its answer is one symbol, the label, and then the end.
+
+So a class is trained, searched, scored and listed by what trains and searches sequences, with the same certificates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from tsallis.models.classifier import BiLSTMClassifier
+from tsallis.models.decoder import Decoded, Memory, Step
+from tsallis.nn import OutputLayer
+
+BOS, EOS = 1, 2
+FIRST = 4  # the first label's number: those before it are padding, start, end and unknown
+
+
+@dataclass(frozen=True)
+class LabelState:
+    """Rows that are to be classified."""
+
+    hidden: Tensor  # [batch, d_model]
+    masses: Tensor  # [batch, src]: what was looked at
+
+    def select(self, index: Tensor) -> LabelState:
+        return LabelState(self.hidden[index], self.masses[index])
+
+
+class LabelOutput(nn.Module):
+    """The output layer of a classifier as that of a decoder; after the label the end is certain, and costs nothing.
+
+    Args:
+        layer: from hidden states to classes.
+
+    Hidden states have one number more than the layer's: above zero where the label stands already.
+
+    Example:
+        >>> output = LabelOutput(OutputLayer(3, 2, "sparsemax"))
+        >>> scores = output.scores(torch.tensor([[0.0, 0.0, 0.0, 1.0]]))
+        >>> output.probs(scores).detach()
+        tensor([[0., 0., 1., 0., 0., 0.]])
+    """
+
+    def __init__(self, layer: OutputLayer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    @property
+    def transform(self) -> str:
+        """The layer's map."""
+        return self.layer.transform
+
+    @property
+    def alpha(self) -> float:
+        """The layer's."""
+        return self.layer.alpha
+
+    @property
+    def weight(self) -> Tensor:
+        """[classes, d_model]"""
+        return self.layer.weight
+
+    @property
+    def normalized(self) -> bool:
+        """Whether the probabilities sum to 1."""
+        return self.layer.normalized
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """[..., d_model + 1] to [..., classes + 4], -inf for what can't come."""
+        labels = pad(self.layer.scores(hidden[..., :-1]), (FIRST, 0), value=-torch.inf)
+        end = torch.full_like(labels[..., :1, :] if labels.dim() > 1 else labels, -torch.inf)
+        end[..., EOS] = 0
+        return torch.where(hidden[..., -1:] > 0, end, labels)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.scores(hidden)
+
+    def probs(self, scores: Tensor) -> Tensor:
+        """[..., classes + 4]"""
+        return self.layer.probs(scores)
+
+    def log_probs(self, scores: Tensor) -> Tensor:
+        """Their logarithms in float64; -inf where the probability is zero."""
+        return self.layer.log_probs(scores)
+
+    def loss(
+        self,
+        hidden: Tensor,
+        target: Tensor,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> Tensor:
+        """The loss of the labels among the symbols [...]; all others have none."""
+        other = (hidden[..., -1] > 0) | (target < FIRST)
+        target = torch.where(other, ignore_index, target - FIRST)
+        return self.layer.loss(hidden[..., :-1], target, ignore_index, reduction, label_smoothing)
+
+    def loss_of_scores(
+        self, scores: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean"
+    ) -> Tensor:
+        """The same from scores; with the mean taken over ends, too."""
+        return self.layer.loss_of_scores(scores, target, ignore_index, reduction)
+
+
+class LabelDecoder(nn.Module):
+    """A :class:`BiLSTMClassifier` whose answer is a sequence: the label, and the end.
+
+    Args:
+        src_vocab: number of source symbols; 0 is padding.
+        tgt_vocab: number of target symbols: the labels, and four before them.
+        more: of the classifier.
+
+    Raises:
+        ValueError: fewer than one label, or what the classifier refuses.
+
+    Example:
+        >>> model = LabelDecoder(20, 6, d_model=8)
+        >>> src, lengths = torch.randint(4, 20, (2, 5)), torch.tensor([5, 3])
+        >>> decoded = model(src, lengths, torch.tensor([[1, 4], [1, 5]]))
+        >>> model.output.scores(decoded.hidden).shape, decoded.attention.shape
+        (torch.Size([2, 2, 6]), torch.Size([2, 2, 5]))
+    """
+
+    def __init__(self, src_vocab: int, tgt_vocab: int, **more: Any) -> None:
+        super().__init__()
+        if tgt_vocab <= FIRST:
+            raise ValueError(f"tgt_vocab must be above {FIRST}: labels stand behind as many symbols, got {tgt_vocab}")
+        self.arguments: dict[str, Any] = {"src_vocab": src_vocab, "tgt_vocab": tgt_vocab, **more}
+        self.classifier = BiLSTMClassifier(src_vocab, tgt_vocab - FIRST, **more)
+
+    @property
+    def output(self) -> LabelOutput:
+        """The classifier's output layer, which stays a part of it."""
+        return LabelOutput(self.classifier.output)
+
+    def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
+        """[batch, src] symbols and their counts [batch] to all that is read of them."""
+        hidden, look = self.classifier.read(src, src_lengths)
+        mask = torch.arange(src.shape[1], device=src.device) < src_lengths.to(src.device).unsqueeze(1)
+        return Memory(look.masses.unsqueeze(-1), mask, (hidden,))
+
+    def start(self, memory: Memory) -> LabelState:
+        return LabelState(memory.summary[0], memory.states.squeeze(-1))
+
+    def step(self, state: LabelState, token: Tensor) -> Step:
+        """The scores of what follows `token` [batch]: the labels after the start, the end after a label."""
+        hidden = torch.cat([state.hidden, (token != BOS).unsqueeze(-1).to(state.hidden)], -1)
+        return Step(self.output.scores(hidden), state.masses, state)
+
+    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = True) -> Decoded:
+        """All steps with the target [batch, tgt] given; the attention is there whether asked for or not."""
+        state, tgt = self.start(self.encode(src, src_lengths)), tgt_in.shape[1]
+        said = (tgt_in != BOS).unsqueeze(-1).to(state.hidden)  # [batch, tgt, 1]
+        hidden = torch.cat([state.hidden.unsqueeze(1).expand(-1, tgt, -1), said], -1)
+        return Decoded(hidden, state.masses.unsqueeze(1).expand(-1, tgt, -1))
+
+    def attended(self, decoded: Decoded) -> Tensor:
+        """How many words have a weight, or a part of the density's mass [batch, tgt]."""
+        assert decoded.attention is not None
+        return (decoded.attention > 0).sum(-1).float()

@@ -1,0 +1,213 @@
+"""The document classifier: reading both ways, three kinds of attention, and what it looks at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+import tsallis
+from tsallis.continuous import Gaussian, TruncatedParabola, cell_centres, moments
+from tsallis.models import BiLSTMClassifier
+from tsallis.models.classifier import BiLSTM
+
+KINDS = [(a, t) for a in ("discrete", "continuous", "combined") for t in ("softmax", "sparsemax", 1.5)]
+every_kind = pytest.mark.parametrize(("attention", "transform"), KINDS)
+
+
+def make(attention: str = "combined", transform: Any = "softmax", **more: Any) -> BiLSTMClassifier:
+    torch.manual_seed(3)
+    options = {"d_model": 8, "dropout": 0.0, "functions": 8, **more}
+    return BiLSTMClassifier(30, 3, attention=attention, transform=transform, **options)
+
+
+def documents(width: int = 7) -> tuple[Tensor, Tensor]:
+    lengths = torch.tensor([7, 4, 1])
+    src = torch.randint(4, 30, (3, width))
+    return src.masked_fill(torch.arange(width) >= lengths.unsqueeze(1), 0), lengths
+
+
+def test_both_directions_are_those_of_a_packed_lstm() -> None:
+    layer = BiLSTM(5, 8).double()
+    packed = nn.LSTM(5, 4, batch_first=True, bidirectional=True).double()
+    names = {f"{name}_l0{end}" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh") for end in ("", "_reverse")}
+    with torch.no_grad():
+        for name in names:
+            own = layer.backwards if name.endswith("_reverse") else layer.forwards
+            getattr(own, name.removesuffix("_reverse")).copy_(getattr(packed, name))
+    x, lengths = torch.randn(3, 7, 5, dtype=torch.float64), torch.tensor([4, 7, 1])
+    mask = torch.arange(7) < lengths.unsqueeze(1)
+    states, last = layer(x.masked_fill(~mask.unsqueeze(-1), 99.0), lengths)
+    expected, (hidden, _) = packed(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
+    expected, _ = pad_packed_sequence(expected, batch_first=True)
+    torch.testing.assert_close(states[mask], expected[mask])
+    torch.testing.assert_close(last, torch.cat([hidden[0], hidden[1]], -1))
+
+
+@every_kind
+def test_padding_changes_nothing(attention: str, transform: Any) -> None:
+    model = make(attention, transform, layers=2).eval()
+    src, lengths = documents()
+    scores = model(src, lengths)
+    assert scores.shape == (3, 3) and scores.isfinite().all()
+    wider = torch.cat([src, torch.zeros(3, 6, dtype=torch.long)], 1)
+    wider[torch.arange(13) >= lengths.unsqueeze(1)] = 17  # whatever stands there
+    torch.testing.assert_close(model(wider, lengths), scores, atol=1e-6, rtol=1e-6)
+    for row, length in enumerate(lengths.tolist()):
+        alone = model(src[row : row + 1, :length], lengths[row : row + 1])
+        torch.testing.assert_close(alone, scores[row : row + 1], atol=1e-6, rtol=1e-6)
+
+
+@every_kind
+def test_gradients_reach_everything(attention: str, transform: Any) -> None:
+    model = make(attention, transform, layers=2)
+    src, lengths = documents()
+    labels = torch.tensor([0, 2, 1])
+    loss = model.loss(src, lengths, labels)
+    torch.testing.assert_close(loss, nn.functional.cross_entropy(model(src, lengths), labels))
+    torch.testing.assert_close(model.probs(src, lengths), model(src, lengths).softmax(-1))
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+        assert (parameter.grad != 0).any(), name
+    assert (model.embedding.weight.grad[0] == 0).all()
+
+
+def test_an_update_after_two_passes() -> None:
+    model = make("combined", "sparsemax")
+    src, lengths = documents()
+    losses = [model.loss(src, lengths, torch.tensor(labels)) for labels in ([0, 1, 2], [1, 1, 1])]
+    (losses[0] + losses[1]).backward()
+    together = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    for labels in ([0, 1, 2], [1, 1, 1]):
+        model.loss(src, lengths, torch.tensor(labels)).backward()
+    for one, other in zip(together, model.parameters(), strict=True):
+        torch.testing.assert_close(one, other.grad)
+
+
+@pytest.mark.parametrize(("transform", "alpha"), [("softmax", 1.0), ("sparsemax", 2.0), (1.5, 1.5)])
+def test_discrete_attention_is_the_formula(transform: Any, alpha: float) -> None:
+    model = make("discrete", transform).eval()
+    with torch.no_grad():
+        model.score.weight.mul_(40)
+    src, lengths = documents()
+    looked = model.attention(src, lengths)
+    states, last = model._states(src, lengths)
+    for row, length in enumerate(lengths.tolist()):
+        seen = states[row, :length]
+        z = torch.tanh(seen @ model.keys.weight.T + model.keys.bias + model.query.weight @ last[row])
+        p = tsallis.entmax(z @ model.score.weight[0], alpha)
+        torch.testing.assert_close(looked.weights[row, :length], p)
+        torch.testing.assert_close(model(src, lengths)[row], model.output.scores(p @ seen))
+    assert looked.masses is looked.weights and looked.density is None and looked.lower is None
+    assert (looked.weights[torch.arange(7) >= lengths.unsqueeze(1)] == 0).all()
+
+
+@pytest.mark.parametrize(("transform", "kind"), [("softmax", Gaussian), ("sparsemax", TruncatedParabola)])
+def test_combined_attention_has_the_discrete_ones_moments(transform: str, kind: Any) -> None:
+    model = make("combined", transform).eval()
+    src, lengths = documents()
+    looked = model.attention(src, lengths)
+    discrete = make("discrete", transform).eval()
+    shared = {name: value for name, value in model.state_dict().items() if not name.startswith("continuous.")}
+    discrete.load_state_dict(shared)
+    torch.testing.assert_close(looked.weights, discrete.attention(src, lengths).weights)
+    parameters = [sum(p.numel() for p in m.parameters()) for m in (model, discrete)]
+    assert parameters[0] == parameters[1]
+    for row, length in enumerate(lengths.tolist()):
+        mean, variance = moments(looked.weights[row, :length], cell_centres(length))
+        density = kind.from_scale(mean, variance + 1e-6)  # the paper's: the variance is the scale
+        torch.testing.assert_close(looked.density.mean[row], density.mean)
+        torch.testing.assert_close(looked.density.variance[row], density.variance, atol=1e-7, rtol=1e-4)
+    matched = make("combined", transform, matching="covariance").eval()
+    matched.load_state_dict(model.state_dict())
+    other = matched.attention(src, lengths)
+    variance = moments(other.weights[0], cell_centres(7))[1] + 1e-6
+    torch.testing.assert_close(other.density.variance[0], variance)
+
+
+@pytest.mark.parametrize("attention", ["continuous", "combined"])
+def test_what_it_looks_at(attention: str) -> None:
+    src, lengths = documents()
+    looked = make(attention, "sparsemax").eval().attention(src, lengths)
+    assert looked.density.batch_shape == (3,) and (looked.weights is None) == (attention == "continuous")
+    cells = torch.arange(8) / lengths.unsqueeze(1)
+    touched = (cells[:, 1:] > looked.lower.unsqueeze(1)) & (cells[:, :-1] < looked.upper.unsqueeze(1))
+    there = torch.arange(7) < lengths.unsqueeze(1)
+    assert ((looked.masses > 0) == (touched & there)).all()
+    assert (looked.masses.sum(-1) <= 1 + 1e-6).all() and not looked.masses.requires_grad
+    wide = make(attention, "softmax").eval().attention(src, lengths)
+    assert (wide.lower == -torch.inf).all() and (wide.upper == torch.inf).all() and (wide.masses[there] > 0).all()
+    for density in ("laplace", "triangular", 1.25):
+        other = make(attention, "softmax", density=density).eval().attention(src, lengths)
+        assert other.masses.shape == (3, 7) and (other.masses >= 0).all()
+
+
+def test_dropout_is_for_training() -> None:
+    model = make("continuous", "softmax", dropout=0.5)
+    src, lengths = documents()
+    assert not torch.allclose(model(src, lengths), model(src, lengths))
+    model.eval()
+    assert model(src, lengths).equal(model(src, lengths))
+
+
+@every_kind
+def test_arguments_and_state_make_the_same_model(attention: str, transform: Any) -> None:
+    model = make(attention, transform, layers=2, d_embedding=6, output="entmax").eval()
+    torch.manual_seed(99)
+    other = BiLSTMClassifier(**model.arguments).eval()
+    src, lengths = documents()
+    assert not torch.allclose(other(src, lengths), model(src, lengths))
+    other.load_state_dict(model.state_dict())
+    assert other(src, lengths).equal(model(src, lengths))
+    assert model.output.alpha == 1.5
+
+
+@every_kind
+def test_it_learns_where_a_word_stands(attention: str, transform: Any) -> None:
+    """One word of each document tells its class."""
+    torch.manual_seed(1)
+    src, lengths = torch.randint(10, 30, (60, 20)), torch.randint(5, 21, (60,))
+    labels = torch.arange(60) % 3
+    place = (torch.rand(60) * lengths).long()
+    src[torch.arange(60), place] = 4 + labels
+    model = make(attention, transform, d_model=16)
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        model.loss(src, lengths, labels).backward()
+        optimizer.step()
+    assert (model(src, lengths).argmax(-1) == labels).float().mean() > 0.95
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"d_model": 7}, "d_model must be even.*got 7"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1"),
+        ({"attention": "both"}, "attention must be one of discrete, continuous, combined, got 'both'"),
+        ({"transform": "hardmax"}, "transform must be one of .*'hardmax'"),
+        ({"transform": 0.5}, "alpha must be finite and at least 1, got 0.5"),
+        ({"attention": "discrete", "density": "laplace"}, "discrete attention has no density, got 'laplace'"),
+        ({"density": "cauchy"}, "density must be one of .*'cauchy'"),
+        ({"matching": "paper"}, "matching must be 'covariance' or 'scale', got 'paper'"),
+        ({"functions": 7}, "size must be a multiple"),
+        ({"output": "hardmax"}, "transform must be one of .*'hardmax'"),
+    ],
+    ids=str,
+)
+def test_bad_settings(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_bad_lengths() -> None:
+    model = make()
+    for lengths in ([7, 4, 0], [7, 8, 1]):
+        with pytest.raises(ValueError, match="src_lengths must be from 1 to 7"):
+            model(documents()[0], torch.tensor(lengths))

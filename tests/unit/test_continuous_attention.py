@@ -1,0 +1,395 @@
+"""Modules of continuous attention: what their settings mean, where they start, and the translator's interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tsallis
+from tsallis.continuous import (
+    GaussianBasis,
+    Interval,
+    TruncatedParabola,
+    ValueFunction,
+    box_centres,
+    cell_centres,
+    image_basis,
+    moments,
+    text_basis,
+)
+from tsallis.models import RNNSeq2Seq
+from tsallis.nn import (
+    ContinuousAttention1d,
+    ContinuousAttention2d,
+    ContinuousGlobalAttention,
+    GlobalAttention,
+    PerHeadAlpha,
+)
+from tsallis.nn.continuous_core import cell_edges
+from tsallis.search import beam_search
+
+SIZE = 8
+MAPS = [("softmax", 1.0), ("sparsemax", 2.0), ("entmax", 1.5), (1.25, 1.25)]
+DENSITIES = ["gaussian", "truncated_parabola", "laplace", "triangular", 1.5, "learned"]
+PLANE = ["gaussian", "truncated_paraboloid", 1.5, "learned"]
+
+
+def scores(batch: int = 3, length: int = 7, queries: int = 2) -> tuple[Tensor, Tensor]:
+    return torch.randn(batch, queries, length) * 2, torch.randn(batch, length, SIZE)
+
+
+@pytest.mark.parametrize(("transform", "alpha"), MAPS)
+@pytest.mark.parametrize("matching", ["covariance", "scale"])
+def test_the_density_has_the_moments_of_the_discrete_weights(transform: Any, alpha: float, matching: Any) -> None:
+    attention = ContinuousAttention1d(SIZE, moments="scores", transform=transform, matching=matching, project=False)
+    z, values = scores()
+    lengths = torch.tensor([7, 4, 1])
+    _, density, weights = attention.attend(z, values, lengths=lengths)
+    for row, length in enumerate(lengths.tolist()):
+        expected = tsallis.entmax(z[row, :, :length], alpha)
+        torch.testing.assert_close(weights[row, 0, :, :length], expected)
+        assert (weights[row, 0, :, length:] == 0).all()
+        mean, variance = moments(expected, cell_centres(length))
+        torch.testing.assert_close(density.mean[row, 0], mean)
+        found = density.variance if matching == "covariance" else density.scale
+        torch.testing.assert_close(found[row, 0], variance + 1e-6, atol=1e-7, rtol=1e-4)
+
+
+def test_discrete_attention_is_scaled_dot_products_of_heads() -> None:
+    attention = ContinuousAttention1d(SIZE, 2, moments="discrete", transform="entmax")
+    query, values = torch.randn(3, 2, SIZE), torch.randn(3, 7, SIZE)
+    weights = attention(query, values)[1]
+    q, k = attention.query_proj(query), attention.key_proj(values)
+    for head in range(2):
+        part = slice(4 * head, 4 * head + 4)
+        expected = tsallis.entmax(q[..., part] @ k[..., part].mT / 2, 1.5)
+        torch.testing.assert_close(weights[:, head], expected)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_combined_attention_adds_the_discrete_context(heads: int) -> None:
+    z, values = scores()
+    plain, combined = (
+        ContinuousAttention1d(SIZE, heads, moments="scores", combine=combine, project=False)
+        for combine in (False, True)
+    )
+    context, weights = combined(z, values)
+    torch.testing.assert_close(context - plain(z, values)[0], weights[:, 0] @ values)
+    assert sum(p.numel() for p in combined.parameters()) == 0
+
+
+def test_bases_by_name_and_by_size() -> None:
+    for name, functions, width in (("text-32", 32, 0.1), ("text-64", 64, 0.1), ("text-128", 128, 0.1)):
+        basis = ContinuousAttention1d(SIZE, basis=name).fit.basis
+        assert basis.size == functions and basis.width == pytest.approx(width)
+        assert basis.centres.equal(text_basis(functions).centres)
+    translation = ContinuousAttention1d(SIZE, basis="translation").fit.basis
+    assert translation.size == 30 and translation.width == pytest.approx(0.03)
+    assert ContinuousAttention1d(SIZE, basis=10).fit.basis.size == 10
+    assert ContinuousAttention1d(SIZE).fit.basis.size == 64
+    own = GaussianBasis(torch.linspace(0, 1, 5), 0.01)
+    assert ContinuousAttention1d(SIZE, basis=own).fit.basis is own
+    for name, variance in (("image", 0.01), ("image-paper", 0.001)):
+        basis = ContinuousAttention2d(SIZE, basis=name).fit.basis
+        assert basis.size == 100 and basis.width == pytest.approx(variance**0.5, rel=1e-4)
+    assert ContinuousAttention2d(SIZE, basis=4).fit.basis.size == 16
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("matching", ["covariance", "scale"])
+def test_densities_start_spread_out_and_each_about_covers_the_whole(dims: int, matching: Any) -> None:
+    for density in DENSITIES if dims == 1 else PLANE:
+        for heads, components in ((1, 1), (4, 1), (2, 3)):
+            kind = ContinuousAttention1d if dims == 1 else ContinuousAttention2d
+            attention = kind(12, heads, density=density, components=components, matching=matching)
+            start = attention.head(torch.zeros(1, 1, 12), attention.kind)
+            parts = start if components == 1 else start.parts[0]
+            means = parts.mean.reshape(-1, dims)  # [heads * components, dims]
+            count = heads * components
+            even = (torch.arange(count) + 0.5) / count
+            torch.testing.assert_close(means[:, 0].sort().values, even, atol=1e-5, rtol=0)
+            assert ((means > 0) & (means < 1)).all() and len(means[:, -1].unique()) == count
+            variance = torch.full_like(parts.variance, 1 / 12 / components ** (2 / dims))
+            torch.testing.assert_close(parts.variance, variance, rtol=1e-5, atol=0)
+            if dims == 2:
+                assert (parts.covariance[..., 0, 1].abs() < 1e-6).all()
+
+
+def test_a_mask_with_holes_closes_them() -> None:
+    """Without positions the values that count are neighbours."""
+    mask = torch.tensor([[True, False, True, True, False, True, False], [False] * 3 + [True] * 4])
+    values, query = torch.randn(2, 7, SIZE), torch.randn(2, 3, SIZE)
+    for how in ("query", "discrete"):
+        attention = ContinuousAttention1d(SIZE, 2, moments=how, combine=how == "discrete")
+        context, weights = attention(query, values, mask=mask)
+        for row in range(2):
+            alone, seen = attention(query[row : row + 1], values[row : row + 1, mask[row]])
+            torch.testing.assert_close(context[row], alone[0], atol=1e-5, rtol=1e-4)
+            if weights is not None:
+                torch.testing.assert_close(weights[row][..., mask[row]], seen[0])
+                assert (weights[row][..., ~mask[row]] == 0).all()
+    assert cell_edges(mask)[0].tolist() == [0, 0.25, 0.25, 0.5, 0.75, 0.75, 1, 1]
+    assert cell_edges(torch.zeros(2, dtype=torch.bool)).tolist() == [0, 0, 0]
+
+
+def test_positions_are_time_stamps() -> None:
+    stamps = torch.tensor([[0.0, 0.1, 0.15, 0.8, 0.9], [0.2, 0.3, 0.5, 0.0, 0.0]], dtype=torch.float64)
+    mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    z, values = torch.randn(2, 2, 5), torch.randn(2, 5, SIZE)
+    attention = ContinuousAttention1d(SIZE, moments="scores", project=False, penalty=0.2)
+    context, density = attention(z, values, mask=mask, positions=stamps, need_density=True)
+    weights = z[1, :, :3].softmax(-1)
+    torch.testing.assert_close(density.mean[1, 0], weights @ stamps[1, :3].float())
+    fit = ValueFunction(attention.fit.basis, 0.2)
+    expected = fit(values[1:, :3], positions=stamps[1:, :3]).expect(
+        TruncatedParabola(density.mean[1], density.variance[1])
+    )
+    torch.testing.assert_close(context[1:], expected, atol=1e-5, rtol=1e-4)
+    shared = attention(z, values, positions=stamps[0])[0]
+    torch.testing.assert_close(shared[:1], attention(z[:1], values[:1], positions=stamps[:1])[0], atol=1e-5, rtol=1e-4)
+    by_length = attention(z, values, lengths=[5, 3], positions=stamps)[0]
+    torch.testing.assert_close(by_length, context)
+
+
+def test_positions_are_the_centres_of_boxes() -> None:
+    boxes = torch.rand(2, 5, 4) * 100
+    t, mask = box_centres(boxes, (100, 100)), torch.tensor([[True] * 5, [True, True, True, False, False]])
+    attention = ContinuousAttention2d(SIZE, 2, moments="discrete", basis=image_basis(4))
+    query, values = torch.randn(2, SIZE), torch.randn(2, 5, SIZE)
+    context, density = attention(query, values, mask=mask, positions=t, need_density=True)
+    weights = attention(query, values, mask=mask, positions=t)[1]
+    assert context.shape == (2, SIZE) and weights.shape == (2, 2, 1, 5)
+    torch.testing.assert_close(density.mean[:, :, 0], weights[:, :, 0] @ t)
+
+
+def test_regressions_are_solved_once_for_each_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tsallis.continuous import values as module
+
+    solved = []
+    plain = module.ridge_regression
+    monkeypatch.setattr(module, "ridge_regression", lambda f, *rest: solved.append(f.shape) or plain(f, *rest))
+    attention = ContinuousAttention1d(SIZE, basis=6)
+    query, values = torch.randn(3, SIZE), torch.randn(3, 9, SIZE)
+    for _ in range(3):
+        attention(query, values, lengths=[9, 4, 4])
+        attention(query, values, mask=torch.arange(9) < torch.tensor([[9], [4], [4]]))
+    assert sorted(solved) == [(4, 6), (9, 6)]
+    plane = ContinuousAttention2d(SIZE, basis=3)
+    for _ in range(3):
+        plane(query, values, grid=(3, 3))
+    assert len(solved) == 3
+
+
+def test_few_queries_and_many_see_the_same_signal() -> None:
+    """For few of them the coefficients are never computed."""
+    fit = ValueFunction(text_basis(32))
+    values = torch.randn(2, 20, SIZE, dtype=torch.float64)
+    mean = torch.rand(2, 4, 50, dtype=torch.float64)
+    signal = fit(values, lengths=[20, 11])
+    with_all = signal.heads(4).expect(TruncatedParabola(mean, torch.tensor(0.01).double()))
+    for count in (1, 2):
+        few = fit(values, lengths=[20, 11]).heads(4)
+        found = few.expect(TruncatedParabola(mean[:, :, :count], torch.tensor(0.01).double()))
+        torch.testing.assert_close(found, with_all[:, :, :count])
+        assert "coefficients" not in few.__dict__
+    assert "coefficients" in signal.__dict__ or signal.coefficients.shape == (2, 32, SIZE)
+    parts = signal.heads(4).coefficients
+    torch.testing.assert_close(parts.transpose(1, 2).flatten(2), signal.coefficients)
+    with pytest.raises(ValueError, match="8 values can't be dealt out to 3 heads"):
+        signal.heads(3)
+
+
+def test_a_given_number_of_points() -> None:
+    query, values = torch.randn(3, SIZE), torch.randn(3, 9, SIZE)
+    looked = ContinuousAttention1d(SIZE)
+    told = ContinuousAttention1d(SIZE, points=60)
+    told.load_state_dict(looked.state_dict())
+    torch.testing.assert_close(told(query, values)[0], looked(query, values)[0])
+
+
+def test_alphas_of_heads_are_learned() -> None:
+    attention = ContinuousAttention1d(SIZE, 2, density="learned")
+    (alphas,) = [m for m in attention.modules() if isinstance(m, PerHeadAlpha)]
+    query, values = torch.randn(3, 4, SIZE), torch.randn(3, 9, SIZE)
+    context, density = attention(query, values, need_density=True)
+    assert density.alpha.shape == (2, 1) and density.alpha.flatten().equal(alphas())
+    context.square().sum().backward()
+    assert (alphas.bias.grad != 0).all()
+    shared = PerHeadAlpha(1, initial=1.5)
+    both = ContinuousAttention1d(SIZE, 2, density=shared)
+    assert both(query, values, need_density=True)[1].alpha.tolist() == [[pytest.approx(1.5)]]
+
+
+GLOBAL = [("softmax", "gaussian"), ("softmax", "truncated_parabola"), ("sparsemax", 1.5), (1.5, "triangular")]
+every_global = pytest.mark.parametrize(("transform", "density"), GLOBAL)
+
+
+def memory_of(src: int = 7) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(5)
+    query = torch.randn(3, 4, generator=g, dtype=torch.float64) * 2
+    memory = torch.randn(3, src, 6, generator=g, dtype=torch.float64)
+    return query, memory, torch.arange(src) < torch.tensor([[src], [4], [1]])
+
+
+@every_global
+def test_it_takes_the_place_of_global_attention(transform: Any, density: Any) -> None:
+    attention = ContinuousGlobalAttention(4, 6, transform, density).double()
+    query, memory, mask = memory_of()
+    keys = attention.keys(memory)
+    assert keys.shape == (3, 7, 4)
+    context, weights = attention(query, memory, mask, keys)
+    assert context.shape == (3, 6) and weights.shape == (3, 7)
+    queries = torch.stack([query, query * 3], 1)
+    contexts, all_weights = attention(queries, memory, mask)
+    assert contexts.shape == (3, 2, 6) and all_weights.shape == (3, 2, 7)
+    torch.testing.assert_close(contexts[:, 0], context)
+    torch.testing.assert_close(all_weights[:, 0], weights)
+    # By hand, row by row: both contexts, and the masses of the cells.
+    discrete = {"softmax": 1.0, "sparsemax": 2.0}.get(transform, transform)
+    for row in range(3):
+        seen = memory[row : row + 1, mask[row]]
+        z = query[row] @ attention.bilinear.weight @ seen[0].T
+        p = tsallis.entmax(z, discrete)
+        count = int(mask[row].sum())
+        fitted = attention.attention.kind.matched(p.reshape(1, 1, -1), cell_centres(count))
+        signal = ValueFunction(attention.attention.fit.basis)(seen)
+        torch.testing.assert_close(context[row], signal.expect(fitted)[0, 0] + p @ seen[0])
+        middles = cell_centres(count * 500)
+        mass = fitted.pdf(middles.reshape(-1, 1, 1))[:, 0, 0].reshape(count, 500).mean(1) / count
+        # A narrow density falls between the midpoints.
+        if fitted.variance.item() > 1e-4:
+            torch.testing.assert_close(weights[row, mask[row]], mass, atol=1e-4, rtol=0)
+        assert (weights[row, ~mask[row]] == 0).all() and 0 < weights[row].sum().item() <= 1 + 1e-9
+
+
+def test_masses_are_zero_outside_the_support_and_there_alone() -> None:
+    attention = ContinuousGlobalAttention(4, 6, "sparsemax").double()
+    query, memory, mask = memory_of(20)
+    weights = attention(query * 3, memory, mask)[1]
+    scores = ((query * 3).unsqueeze(1) @ attention.keys(memory).mT)[:1]
+    density = attention.attention.attend(scores, memory[:1])[1]
+    support = density.support
+    assert isinstance(support, Interval)
+    edges = torch.arange(21) / 20
+    touched = (edges[1:] > support.lower.item()) & (edges[:-1] < support.upper.item())
+    assert ((weights[0] > 0) == touched).all() and 0 < touched.sum() < 20
+
+
+def test_combined_attention_has_no_further_parameters() -> None:
+    plain, continuous = GlobalAttention(4, 6), ContinuousGlobalAttention(4, 6)
+    assert [(n, p.shape) for n, p in plain.named_parameters()] == [
+        (n, p.shape) for n, p in continuous.named_parameters()
+    ]
+    with torch.no_grad():
+        continuous.bilinear.weight.copy_(plain.bilinear.weight)
+    query, memory, mask = (x.float() if x.is_floating_point() else x for x in memory_of())
+    alone = ContinuousGlobalAttention(4, 6, combine=False)
+    alone.load_state_dict(continuous.state_dict())
+    discrete = GlobalAttention(4, 6, "softmax")
+    discrete.load_state_dict(plain.state_dict())
+    expected = alone(query, memory, mask)[0] + discrete(query, memory, mask)[0]
+    torch.testing.assert_close(continuous(query, memory, mask)[0], expected)
+
+
+@every_global
+def test_a_row_with_nothing_to_see_sees_nothing(transform: Any, density: Any) -> None:
+    attention = ContinuousGlobalAttention(4, 6, transform, density)
+    mask = torch.tensor([[False] * 3, [True, True, False]])
+    memory = torch.randn(2, 3, 6)
+    memory[0] = torch.nan
+    context, weights = attention(torch.randn(2, 4), memory, mask)
+    assert (context[0] == 0).all() and (weights[0] == 0).all() and (context[1] != 0).all()
+    assert context[1].isfinite().all() and weights[1].sum() > 0
+
+
+@pytest.mark.parametrize("feeding", [True, False])
+@pytest.mark.parametrize("density", ["gaussian", "truncated_parabola"])
+def test_the_recurrent_translator_uses_it(feeding: bool, density: str) -> None:
+    model = RNNSeq2Seq(20, 15, d_model=8, layers=1, dropout=0.0, output="sparsemax", input_feeding=feeding)
+    model.attention = ContinuousGlobalAttention(8, 8, "softmax", density)
+    src, lengths = torch.randint(4, 20, (3, 6)), torch.tensor([6, 3, 1])
+    tgt = torch.randint(4, 15, (3, 4))
+    decoded = model(src, lengths, tgt)
+    assert decoded.hidden.shape == (3, 4, 8) and decoded.attention.shape == (3, 4, 6)
+    state = model.start(model.encode(src, lengths))
+    for t in range(4 if feeding else 1):
+        scored, attention, state = model.step(state, tgt[:, t])
+        torch.testing.assert_close(attention, decoded.attention[:, t], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(scored, model.output.scores(decoded.hidden[:, t]), atol=1e-5, rtol=1e-4)
+    assert (model.attended(decoded)[2] == 1).all()
+    model.output.loss(decoded.hidden, tgt).backward()
+    assert (model.attention.bilinear.weight.grad != 0).any()
+    results = beam_search(model.eval(), src, lengths, beam_size=2, max_length=8)
+    assert len(results) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"d_model": 7, "num_heads": 2}, "multiple of num_heads, got 7 and 2"),
+        ({"moments": "key"}, "moments must be one of query, discrete, scores, pooled, got 'key'"),
+        ({"density": "cauchy"}, "density must be one of gaussian, .*learned or an alpha from 1, got 'cauchy'"),
+        ({"density": "truncated_paraboloid"}, "density must be one of .* got 'truncated_paraboloid'"),
+        ({"density": 0.5}, "alpha must be finite and at least 1, got 0.5"),
+        ({"components": 0}, "components must be at least 1"),
+        ({"moments": "scores", "components": 2}, "1 with moments of scores, got 2"),
+        ({"combine": True}, "only discrete attention can be combined with, got moments='query'"),
+        ({"moments": "discrete", "transform": "alpha_relu"}, "sum to 1.*'alpha_relu'"),
+        ({"moments": "discrete", "transform": "hardmax"}, "transform must be one of .*'hardmax'"),
+        ({"matching": "paper"}, "matching must be 'covariance' or 'scale', got 'paper'"),
+        ({"basis": "text-16"}, "basis must be one of text-32, .*, got 'text-16'"),
+        ({"basis": image_basis(3)}, "the basis must have 1 dimensions, got one with 2"),
+        ({"penalty": 0.0}, "penalty must be positive"),
+        ({"floor": 0.0}, "floor must be positive and finite, got 0"),
+        ({"project": False, "d_values": 6}, "d_values must be d_model, got 6 and 8"),
+        ({"moments": "pooled", "filter_width": 2}, "width must be odd, got 2"),
+    ],
+    ids=str,
+)
+def test_bad_settings(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ContinuousAttention1d(**{"d_model": SIZE, **options})
+
+
+def test_bad_inputs() -> None:
+    attention, query, values = ContinuousAttention1d(SIZE), torch.randn(2, SIZE), torch.randn(2, 5, SIZE)
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    for arguments, message in (
+        ((None, values), "moments='query' needs a query"),
+        ((torch.randn(2, 3), values), r"query must be \[2, queries, 8\]"),
+        ((torch.randn(3, SIZE), values), r"query must be \[2, queries, 8\]"),
+        ((query, values[..., :5]), r"values must be \[batch, length, 8\], got shape \(2, 5, 5\)"),
+        ((query, values, mask, [5, 5]), "not both"),
+        ((query, values, mask.float()), "mask must be boolean"),
+        ((query, values, mask[:, :3]), r"mask must be boolean \[2, 5\], got torch.bool \[2, 3\]"),
+        ((query, values, None, [5]), r"lengths must be \[2\], got shape \(1,\)"),
+        ((query, values, None, [5, 6]), "between 1 and 5, got 6"),
+        ((query, values, None, None, torch.rand(4)), r"positions must be \[\.\.\., 5\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            attention(*arguments)
+    given = ContinuousAttention1d(SIZE, moments="scores")
+    with pytest.raises(ValueError, match=r"scores must be \[2, queries, 5\]"):
+        given(torch.randn(2, 3, 4), values)
+    with pytest.raises(ValueError, match="query must be None"):
+        ContinuousAttention1d(SIZE, moments="pooled")(query, values)
+    plane = ContinuousAttention2d(SIZE)
+    for more, message in (
+        ({}, "give a grid of height and width, or positions"),
+        ({"grid": (1, 5), "positions": torch.rand(5, 2)}, "give a grid of height and width, or positions"),
+        ({"grid": (2, 2)}, "a grid of 2 times 2 doesn't hold 5 values"),
+        ({"grid": (1, 5), "mask": mask.float()}, "mask must be boolean"),
+        ({"positions": torch.rand(2, 5)}, r"positions must be \[\.\.\., 5, 2\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plane(query, values, **more)
+
+
+def test_its_description() -> None:
+    shown = repr(ContinuousAttention1d(SIZE, 2, moments="discrete", transform="sparsemax", combine=True, density=1.5))
+    assert "8, heads=2, moments=discrete, alpha=2, combine=True" in shown
+    assert "beta_gaussian, alpha=1.5, matching=covariance" in shown
+    assert "components=3" in repr(ContinuousAttention2d(SIZE, components=3))

@@ -1,0 +1,132 @@
+"""Masses of intervals: the integral of the density, never negative, nothing outside the support."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from tsallis.continuous import (
+    BetaGaussian,
+    Density,
+    Gaussian,
+    Laplace,
+    LocationScale,
+    Mixture,
+    Triangular,
+    TruncatedParabola,
+    TruncatedParaboloid,
+    cell_masses,
+)
+
+MEAN = torch.tensor([[0.31], [0.5], [-0.2]], dtype=torch.float64)
+VARIANCE = torch.tensor([0.04, 0.0004], dtype=torch.float64)
+SHAPED = {
+    "location-scale": lambda m, v: LocationScale(m, v, g=lambda t: t**2 / 2 + t**4 / 12),
+    "alpha 1.01": lambda m, v: BetaGaussian(m, v, 1.01),
+    "alpha 1.5": lambda m, v: BetaGaussian(m, v, 1.5),
+    "alpha 3": lambda m, v: BetaGaussian(m, v, 3.0),
+    "alphas": lambda m, v: BetaGaussian(m, v, torch.tensor([[1.0], [1.3], [2.0]], dtype=torch.float64)),
+}
+KINDS = {**SHAPED, **{kind.__name__: kind for kind in (Gaussian, TruncatedParabola, Laplace, Triangular)}}
+every_kind = pytest.mark.parametrize("name", KINDS)
+# None of them where a density begins or ends, and one empty.
+EDGES = torch.tensor([-9.0, -0.3, 0.05, 0.3, 0.301, 0.35, 0.35, 0.71, 1.2, 9.0], dtype=torch.float64)
+
+
+def make(name: str) -> Density:
+    density: Density = KINDS[name](MEAN, VARIANCE)
+    return density
+
+
+def integrated(density: Density, edges: Tensor) -> Tensor:
+    """By the midpoint rule, each interval in 20,000 parts."""
+    parts = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
+    found = []
+    for low, high in itertools.pairwise(edges):
+        t = low + (high - low) * parts
+        found.append(density.pdf(t.reshape(-1, *[1] * len(density.batch_shape))).mean(0) * (high - low))
+    return torch.stack(found, -1)
+
+
+@every_kind
+def test_masses_are_integrals(name: str) -> None:
+    density = make(name)
+    masses = cell_masses(density, EDGES)
+    assert masses.shape == (3, 2, 9) and masses.dtype == torch.float64
+    torch.testing.assert_close(masses, integrated(density, EDGES), atol=2e-5, rtol=0)
+    torch.testing.assert_close(masses.sum(-1), torch.ones(3, 2).double(), atol=2e-6, rtol=0)
+    assert (masses >= 0).all() and (masses[..., 5] == 0).all()
+
+
+@every_kind
+def test_float32_sums_to_one_and_nothing_lies_outside(name: str) -> None:
+    density = KINDS[name](MEAN.float(), VARIANCE.float())
+    edges = torch.linspace(-8, 8, 1601)
+    masses = cell_masses(density, edges)
+    assert masses.dtype == torch.float32 and (masses >= 0).all()
+    torch.testing.assert_close(masses.sum(-1), torch.ones(3, 2), atol=1e-5, rtol=0)
+    if density.support.bounded:
+        lower, upper = density.support.lower.unsqueeze(-1), density.support.upper.unsqueeze(-1)
+        outside = (edges[1:] < lower - 1e-6) | (edges[:-1] > upper + 1e-6)
+        apart = torch.maximum((edges[1:] - MEAN.unsqueeze(-1)).abs(), (edges[:-1] - MEAN.unsqueeze(-1)).abs())
+        seen = apart < 6 * VARIANCE.sqrt().unsqueeze(-1)  # beyond, the mass of an alpha near 1 is too small a number
+        inside = (edges[:-1] > lower + 1e-6) & (edges[1:] < upper - 1e-6) & seen
+        bounded = lower.isfinite()
+        assert (masses[outside & bounded] == 0).all() and (masses[inside & bounded] > 0).all()
+        assert outside.any() and inside.any()
+
+
+@every_kind
+def test_gradients(name: str) -> None:
+    edges = torch.tensor([-1.0, 0.12, 0.33, 0.93], dtype=torch.float64)
+    mean, variance = MEAN.clone().requires_grad_(), VARIANCE.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda m, v: cell_masses(KINDS[name](m, v), edges), (mean, variance), atol=1e-4)
+
+
+def test_gradients_in_alpha() -> None:
+    edges = torch.tensor([-1.0, 0.12, 0.33, 0.93], dtype=torch.float64)
+    alpha = torch.tensor([[1.2], [1.5], [2.5]], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda a: cell_masses(BetaGaussian(MEAN, VARIANCE, a), edges), alpha, atol=1e-4)
+
+
+def test_mixtures() -> None:
+    weights = torch.tensor([0.3, 0.7], dtype=torch.float64)
+    parts = TruncatedParabola(torch.tensor([[0.2, 0.8]]).double().expand(4, 2), torch.tensor(0.01).double())
+    masses = cell_masses(Mixture(weights.expand(4, 2), parts), EDGES)
+    assert masses.shape == (4, 9)
+    torch.testing.assert_close(masses, (weights.unsqueeze(-1) * cell_masses(parts, EDGES)).sum(-2))
+    several = Mixture(weights, [Gaussian(MEAN[0, 0], VARIANCE[0]), Laplace(MEAN[1, 0], VARIANCE[1])])
+    torch.testing.assert_close(cell_masses(several, EDGES), integrated(several, EDGES), atol=2e-5, rtol=0)
+
+
+def test_each_density_may_have_edges_of_its_own() -> None:
+    edges = torch.stack([EDGES, EDGES / 2, EDGES - 0.1]).unsqueeze(1)  # [3, 1, cells + 1]
+    masses = cell_masses(make("Gaussian"), edges)
+    for row in range(3):
+        alone = cell_masses(Gaussian(MEAN[row], VARIANCE), edges[row, 0])
+        torch.testing.assert_close(masses[row], alone)
+
+
+def test_tails_keep_their_digits() -> None:
+    """Far from the mean a difference of distribution functions near 1 would be nothing but rounding."""
+    edges = torch.tensor([-7.0, -6.0, -5.0, 5.0, 6.0, 7.0])
+    mean, one = torch.tensor(0.0), torch.tensor(1.0)
+    for kind, expected in ((Gaussian, 2.8565e-7), (Laplace, 3.21420e-4)):
+        masses = cell_masses(kind(mean, one), edges)
+        assert float(masses[3]) == pytest.approx(expected, rel=1e-3)
+        torch.testing.assert_close(masses, masses.flip(0))
+
+
+def test_bad_arguments() -> None:
+    density = make("Gaussian")
+    with pytest.raises(ValueError, match="on the line, got one in 2 dimensions"):
+        cell_masses(TruncatedParaboloid(torch.zeros(2), torch.eye(2)), EDGES)
+    with pytest.raises(ValueError, match=r"edges must be \[\.\.\., cells \+ 1\], got shape \(1,\)"):
+        cell_masses(density, EDGES[:1])
+    with pytest.raises(ValueError, match=r"edges of shape \(4, 2, 10\) don't fit .* \(3, 2\)"):
+        cell_masses(density, EDGES.expand(4, 2, 10))
+    with pytest.raises(TypeError, match="edges must be floating point"):
+        cell_masses(density, torch.arange(3))

@@ -1,0 +1,88 @@
+"""A classifier as a decoder: the toolkit's training, search and scores give what the classifier says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tsallis.data.corpus import Corpus
+from tsallis.metrics import evaluate, forced, search_corpus
+from tsallis.models import LabelDecoder
+from tsallis.search import beam_search, exhaustive, score
+from tsallis.training.engine import Engine, EngineSettings
+from tsallis.training.world import World
+
+
+def make(output: str = "softmax", attention: str = "combined") -> LabelDecoder:
+    torch.manual_seed(3)
+    return LabelDecoder(30, 7, d_model=8, functions=8, dropout=0.0, attention=attention, output=output)
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    return torch.randint(4, 30, (4, 6)), torch.tensor([6, 3, 1, 5])
+
+
+@pytest.mark.parametrize("output", ["softmax", "sparsemax", "entmax"])
+def test_search_gives_the_classes_and_their_probabilities(output: str) -> None:
+    model = make(output).eval()
+    with torch.no_grad():
+        model.classifier.output.weight.mul_(8)
+    src, lengths = inputs()
+    probs = model.classifier.probs(src, lengths)
+    for found in (beam_search(model, src, lengths, beam_size=3, n_best=3), exhaustive(model, src, lengths)):
+        for row, result in enumerate(found):
+            assert result.certificate.kind == "complete"
+            listed = {h.tokens[0] - 4: h.prob for h in result.hypotheses}
+            expected = {i: p for i, p in enumerate(probs[row].tolist()) if p > 0}
+            assert listed == pytest.approx(expected, rel=1e-5) and all(len(h.tokens) == 1 for h in result.hypotheses)
+            assert result.best.tokens[0] - 4 == int(probs[row].argmax())
+    labels = torch.tensor([[4], [5], [6], [4]])
+    starts, ends = torch.ones(4, 1, dtype=torch.long), torch.full((4, 1), 2)
+    log_probs = score(model, src, lengths, torch.cat([starts, labels], 1), torch.cat([labels, ends], 1))
+    torch.testing.assert_close(log_probs.exp().float(), probs.gather(1, labels - 4).squeeze(1))
+
+
+def test_the_loss_is_the_classifiers() -> None:
+    model = make()
+    src, lengths = inputs()
+    labels = torch.tensor([0, 2, 1, 1])
+    batch = Corpus([s[:n].tolist() for s, n in zip(src, lengths, strict=True)], [[i + 4] for i in labels]).batch(
+        range(4)
+    )
+    decoded = model(batch.src, batch.src_lengths, batch.tgt_in)
+    expected = nn.functional.cross_entropy(model.classifier(src, lengths), labels, reduction="sum")
+    torch.testing.assert_close(model.output.loss(decoded.hidden, batch.tgt_out, reduction="sum"), expected)
+    scores = model.output.scores(decoded.hidden)
+    torch.testing.assert_close(model.output.loss_of_scores(scores, batch.tgt_out, reduction="sum"), expected)
+    smooth = nn.functional.cross_entropy(model.classifier(src, lengths), labels, reduction="sum", label_smoothing=0.1)
+    found = model.output.loss(decoded.hidden, batch.tgt_out, reduction="sum", label_smoothing=0.1)
+    torch.testing.assert_close(found, smooth)
+    unknown = model.output.loss(decoded.hidden, batch.tgt_out.masked_fill(batch.tgt_out > 3, 3), reduction="sum")
+    assert unknown == 0
+
+
+@pytest.mark.parametrize("attention", ["discrete", "continuous", "combined"])
+def test_the_engine_trains_it(attention: str) -> None:
+    labels = [i % 3 for i in range(30)]
+    rows = [[4 + label, *([10 + i % 7] * (i % 5))] for i, label in enumerate(labels)]
+    corpus = Corpus(rows, [[label + 4] for label in labels])
+    model = make("sparsemax", attention)
+    engine = Engine(model, EngineSettings(), World())
+    for _ in range(60):
+        model.train()
+        symbols, loss = engine.update([corpus.batch(range(30))], 1, 1, 0.02, looking=True)
+    assert symbols == 60 and loss.item() < 3 and engine.look.accuracy.item() >= 54
+    results = search_corpus(model, corpus, beam_size=1)
+    right = sum(r.best.tokens[0] - 4 == label for r, label in zip(results, labels, strict=True))
+    found = evaluate(model, corpus, results, 1.0)
+    assert right >= 27 and found.complete == pytest.approx(1, abs=0.5) and found.empty == 0
+    assert found.loss == pytest.approx(forced(model, corpus).loss) and found.empty_rate == 0
+    other = LabelDecoder(**model.arguments).eval()
+    other.load_state_dict(model.state_dict())
+    assert other.output.loss(other(*inputs(), torch.ones(4, 1).long()).hidden, torch.full((4, 1), 4)).isfinite()
+
+
+def test_it_needs_a_label() -> None:
+    with pytest.raises(ValueError, match="tgt_vocab must be above 4"):
+        LabelDecoder(30, 4)
