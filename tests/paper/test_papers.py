@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tsallis
+from tsallis.models import TransformerSeq2Seq
 
 
 @pytest.mark.parametrize(("d_vocab", "printed"), [(10_000, 0.33), (40_000, 0.17), (60_000, 0.14)])
@@ -50,3 +51,15 @@ def test_lemma_1_of_speeding_up_entmax() -> None:
     (grad,) = torch.autograd.grad(loss, z)
     expected = tsallis.alpha_relu(z, 1.5, 0.3) - torch.nn.functional.one_hot(y, 9)
     torch.testing.assert_close(grad, expected)
+
+
+@pytest.mark.parametrize("d_vocab", [10_000, 40_000, 60_000])
+def test_thresholds_from_data_are_those_of_the_formula(d_vocab: int) -> None:
+    """Tezekbayev et al. 2022, sec. 3: the mean threshold of the first batch through an untrained Transformer."""
+    torch.manual_seed(0)
+    model = TransformerSeq2Seq(100, d_vocab, layers=1, output="alpha_relu").eval()
+    src, tgt = torch.randint(4, 100, (4, 20)), torch.randint(4, d_vocab, (4, 16))
+    with torch.no_grad():
+        hidden = model(src, torch.full((4,), 20), tgt).hidden
+        found = tsallis.estimate_tau_from_scores(model.output.scores(hidden), 1.5)
+    assert abs(found - tsallis.estimate_tau(512, d_vocab)) < 0.01
