@@ -319,12 +319,12 @@ def _joey_version() -> str:
 def verdicts(measured: list[Row]) -> list[str]:
     def pick(operation: str, name: str, column: str) -> dict[str, float]:
         chosen = [r for r in measured if r["operation"] == operation and r["owner"] == "tsallis"]
-        return {r["model"]: r[column] for r in chosen if r["name"].startswith(name) and r[column] != ""}
+        return {r["model"]: r[column] for r in chosen if r["name"] == name and r[column] != ""}
 
     return [
         *verdict("training beside Joey NMT, softmax", 1.5, pick("training", "softmax", "to_peer"), True),
         *verdict("training, learned / softmax", 0.9, pick("training", "learned attention", "to_softmax"), True),
-        *verdict("translation beside Joey NMT, softmax", 2.0, pick("translation", "softmax", "to_peer"), True),
+        *verdict("translation beside Joey NMT, softmax", 2.0, pick("translation", "softmax attention, softmax output", "to_peer"), True),
     ]
 
 
