@@ -324,7 +324,12 @@ def verdicts(measured: list[Row]) -> list[str]:
     return [
         *verdict("training beside Joey NMT, softmax", 1.5, pick("training", "softmax", "to_peer"), True),
         *verdict("training, learned / softmax", 0.9, pick("training", "learned attention", "to_softmax"), True),
-        *verdict("translation beside Joey NMT, softmax", 2.0, pick("translation", "softmax attention, softmax output", "to_peer"), True),
+        *verdict(
+            "translation beside Joey NMT, softmax",
+            2.0,
+            pick("translation", "softmax attention, softmax output", "to_peer"),
+            True,
+        ),
     ]
 
 
