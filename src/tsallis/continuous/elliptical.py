@@ -234,14 +234,14 @@ class Elliptical(Density):
 
         Args:
             function: a basis, or a function from points [..., points] ([..., points, n] in space) to values
-                [..., points, *any].
+                [..., points, any...].
             points: of the rule: on the line a number, in the plane also (radial, angular). By default as many as the
                 basis needs for the dtype's precision (looking at the narrowest function and the widest density), and
                 128, or 32 rings of 64, for other functions. Give a number to spare a GPU the look, and where the
                 compiler traces.
 
         Returns:
-            [..., size] for a basis, [..., *any] for a function.
+            [..., size] for a basis, [..., any...] for a function.
 
         Raises:
             ValueError: a basis for another number of dimensions.

@@ -90,11 +90,11 @@ class Signal:
         r"""The context :math:`c = E_p[V(t)] = B\, E_p[\psi(t)]` (Martins et al. 2020, sec. 3.1).
 
         Args:
-            density: with the batch shape [batch..., *any], such as [batch, heads, queries].
+            density: with the batch shape [batch..., any...], such as [batch, heads, queries].
             points: of the quadrature rule, see the density's own `expect`.
 
         Returns:
-            [batch..., *any, d]
+            [batch..., any..., d]
 
         Raises:
             ValueError: batch shapes that don't fit.

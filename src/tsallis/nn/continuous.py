@@ -191,9 +191,9 @@ class ContinuousAttention2d(ContinuousAttention):
     What :class:`ContinuousAttention1d` is on the line (Martins et al. 2020, sec. 3 and 4). An image is the unit square,
     its values at the centres of the cells of a grid, or at any positions, such as the centres of boxes.
 
+    Arguments that are not named here are as there; `points` may be (radial, angular).
+
     Args:
-        d_model, num_heads, d_query, d_values, moments, components, transform, combine, matching, penalty, project,
-            filters, floor, points: as there; points may be (radial, angular).
         density: "gaussian" (continuous softmax), "truncated_paraboloid" (continuous sparsemax), an alpha from 1,
             "learned" (an alpha for each head), or a module that gives alphas [heads].
         basis: "image", "image-paper"; the side of an :func:`image_basis`; or a :class:`~tsallis.continuous.Basis`.

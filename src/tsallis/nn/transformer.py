@@ -71,9 +71,9 @@ class TransformerEncoderLayer(_Layer):
     Arguments, parameter names and masks are PyTorch's, and its state dicts load. In a `torch.nn.TransformerEncoder`
     give `enable_nested_tensor=False`: padding is skipped anyway.
 
+    Arguments that are not named here are as in `torch.nn.TransformerEncoderLayer`.
+
     Args:
-        d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device,
-            dtype: as in `torch.nn.TransformerEncoderLayer`.
         alpha: as in :class:`MultiheadAttention` (Correia et al. 2019 learn it).
         attention_dropout: of attention weights; None: as `dropout`.
 
@@ -148,9 +148,9 @@ class TransformerDecoderLayer(_Layer):
 
     Arguments, parameter names and masks are PyTorch's, and its state dicts load.
 
+    Arguments that are not named here are as in `torch.nn.TransformerDecoderLayer`.
+
     Args:
-        d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device,
-            dtype: as in `torch.nn.TransformerDecoderLayer`.
         alpha: of the self-attention, as in :class:`MultiheadAttention`.
         cross_alpha: of the attention to the memory; the default is the same. "learned" learns one of its own.
         attention_dropout: of attention weights; None: as `dropout`.
