@@ -32,6 +32,7 @@ from tsallis.data.batching import Batch, BatchPlan
 from tsallis.data.corpus import Corpus
 from tsallis.data.learned import cached_subwords
 from tsallis.data.parallel import cached_corpus
+from tsallis.data.reading import find_packed
 from tsallis.models import TransformerSeq2Seq
 from tsallis.search import beam_search
 from tsallis.training.engine import Engine, EngineSettings
@@ -206,7 +207,7 @@ class Joey:
 def paths(given: argparse.Namespace, split: str) -> list[Path]:
     """The two sides of a split, packed or not."""
     names = [Path(given.folder) / f"{split}.{side}" for side in (given.src, given.tgt)]
-    return [next((p for p in (n, Path(f"{n}.xz"), Path(f"{n}.gz")) if p.exists()), n) for n in names]
+    return [find_packed(name) or name for name in names]
 
 
 def corpus(given: argparse.Namespace) -> tuple[Corpus, int]:

@@ -186,9 +186,6 @@ class ClassifierConfig(Section):
         return self
 
 
-ModelConfig = RNNConfig | TransformerConfig | ClassifierConfig
-
-
 class TrainingConfig(Section):
     """The arguments of `tsallis.training.Settings`."""
 

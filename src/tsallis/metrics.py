@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsallis.data.batching import IGNORED, Batch
+from tsallis.data.batching import Batch, counted
 from tsallis.data.corpus import Corpus
-from tsallis.data.vocabulary import BOS, EOS, UNK
+from tsallis.data.vocabulary import BOS, EOS
 from tsallis.search import Result, beam_search, score
 from tsallis.search.steps import evaluating
 
@@ -34,17 +34,23 @@ def levenshtein(a: Sequence[Any], b: Sequence[Any]) -> int:
     return row[-1]
 
 
+def share_right(texts: Sequence[str], references: Sequence[str]) -> float:
+    """Share of texts that are the reference.
+
+    >>> share_right(["drew", "drawed"], ["drew", "drew"])
+    0.5
+    """
+    return sum(a == b for a, b in zip(texts, references, strict=True)) / max(len(texts), 1)
+
+
 def form_scores(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """Share of texts that are the reference, and mean distance to it.
 
     >>> form_scores(["drew", "drawed"], ["drew", "drew"])
     {'accuracy': 0.5, 'levenshtein': 1.5}
     """
-    pairs = list(zip(texts, references, strict=True))
-    return {
-        "accuracy": sum(a == b for a, b in pairs) / max(len(pairs), 1),
-        "levenshtein": sum(levenshtein(a, b) for a, b in pairs) / max(len(pairs), 1),
-    }
+    distances = [levenshtein(a, b) for a, b in zip(texts, references, strict=True)]
+    return {"accuracy": share_right(texts, references), "levenshtein": sum(distances) / max(len(texts), 1)}
 
 
 @dataclass(frozen=True)
@@ -147,17 +153,16 @@ def forced_sums(model: Any, batches: Iterable[Batch], densities: dict[str, Tenso
         for batch in batches:
             tgt_out = batch.tgt_out.to(device)
             decoded = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
-            # A symbol unknown to the vocabulary is never predicted: its loss would be infinite whatever is learned.
-            counted = (tgt_out != IGNORED) & (tgt_out != UNK)
-            hidden, gold = decoded.hidden[counted], tgt_out[counted]  # [symbols, d_model], [symbols]
+            known = counted(tgt_out)
+            hidden, gold = decoded.hidden[known], tgt_out[known]  # [symbols, d_model], [symbols]
             width = max(1, AT_ONCE // len(model.output.weight))
             parts = zip(hidden.split(width), gold.split(width), strict=True)
             of_output = sum((_output_sums(model.output, h, y) for h, y in parts), torch.zeros(6).double())
-            rest = [model.attended(decoded)[counted].double().sum(), counted.sum().double()]
+            rest = [model.attended(decoded)[known].double().sum(), known.sum().double()]
             totals += torch.cat([of_output, torch.stack(rest).cpu()])
             for kind, layers in (model.attention_stats() if densities else {}).items():
                 assert densities is not None
-                densities[kind] += torch.stack([s.density for s in layers]).double().cpu() * int(counted.sum())
+                densities[kind] += torch.stack([s.density for s in layers]).double().cpu() * int(known.sum())
     found: list[float] = totals.tolist()
     return found
 

@@ -20,23 +20,22 @@ from tsallis.config import (
     SubwordsConfig,
     TranslationData,
 )
-from tsallis.data import InflectionExample, Vocabulary, english_verbs, read_inflection, read_languages
+from tsallis.data import Vocabulary, english_verbs, read_inflection, read_languages
 from tsallis.data.batching import BatchPlan
 from tsallis.data.classification import LabelledText, find_split, label_names, read_labelled, split_off, words
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.learned import cached_subwords
 from tsallis.data.numbers import german_english_numbers
 from tsallis.data.parallel import cached_corpus, cached_sampled_corpus, read_parallel
+from tsallis.data.reading import find_packed
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
 from tsallis.functional import estimate_tau, estimate_tau_from_scores
-from tsallis.tasks import documents, task_of
+from tsallis.tasks import documents, task_of, texts
 from tsallis.training.loop import Measure, Settings
 from tsallis.training.run import Symbols, build_model
 
 SPLITS = ("train", "dev", "test")
-ENDINGS = ("", ".xz", ".gz")  # of a side of a parallel corpus
-Example = InflectionExample | tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Prepared:
         task, data = task_of(self.task), self.data
 
         def measure(results: Any) -> dict[str, float]:
-            found = [data.tgt_vocab.text(r.best.tokens) if r.best else "" for r in results]
+            found = texts(results, data.tgt_vocab)
             return {s.name: s.value for s in task.scores(found, data.references[: len(found)], quick=True)}
 
         return measure
@@ -201,10 +200,8 @@ def sides(data: TranslationData, split: str) -> tuple[Path, Path]:
 
 def _side(data: TranslationData, name: str, language: str) -> Path:
     path = Path(data.folder) / f"{name}.{language}"
-    for ending in ENDINGS:
-        packed = path.with_name(path.name + ending)
-        if packed.exists():
-            return packed
+    if found := find_packed(path):
+        return found
     raise InputError(f"{path}: there is no such file (nor one that ends in .xz or .gz); see `tsallis data list`")
 
 
@@ -221,15 +218,17 @@ def _translation(data: TranslationData) -> Data:
         corpus = cached_sampled_corpus(cache, *place, alpha=options.sample)
     else:
         corpus = cached_corpus(cache, *place)
-    references = _kept_targets(read_parallel(*dev), src, tgt)
-    return Data(corpus, cached_corpus(cache, *dev, src, tgt), references, src, tgt)
+    return Data(corpus, *_encoded(read_parallel(*dev), src, tgt), src, tgt)
 
 
-def _kept_targets(pairs: Iterable[tuple[str, str]], src: Subwords, tgt: Subwords) -> list[str]:
-    """The targets of the pairs that an encoded corpus holds: those whose sides both have symbols."""
+def _encoded(pairs: Iterable[tuple[str, str]], src: Subwords, tgt: Subwords) -> tuple[Corpus, list[str]]:
+    """Pairs whose sides both have symbols, as numbers; and the text of their targets."""
     sides = list(zip(*pairs, strict=True)) or [(), ()]
-    counts = [[len(row) for row in side.encode_many(lines)] for side, lines in zip((src, tgt), sides, strict=True)]
-    return [line for line, *found in zip(sides[1], *counts, strict=True) if all(found)]
+    rows = zip(src.encode_many(sides[0]), tgt.encode_many(sides[1]), sides[1], strict=True)
+    kept = [row for row in rows if row[0] and row[1]]
+    if not kept:
+        raise InputError(f"of {len(sides[0])} pairs of sentences none has symbols on both sides")
+    return Corpus([s for s, _, _ in kept], [t for _, t, _ in kept]), [line for _, _, line in kept]
 
 
 def _learning(options: SubwordsConfig) -> dict[str, Any]:
@@ -242,9 +241,8 @@ def _embedded_translation(data: TranslationData) -> Data:
     columns = [[pair[i] for pair in splits["train"]] for i in range(2)]
     groups: list[Iterable[str]] = [chain(*columns), chain(*columns)] if options.joint else [*columns]
     src, tgt = (Subwords.train(lines, **_learning(options)) for lines in groups)
-    pairs = [splits[name] for name in ("train", "dev")]
-    made = [Corpus(src.encode_many([s for s, _ in p]), tgt.encode_many([t for _, t in p])) for p in pairs]
-    return Data(made[0], made[1], [t for _, t in splits["dev"]], src, tgt)
+    train, _ = _encoded(splits["train"], src, tgt)
+    return Data(train, *_encoded(splits["dev"], src, tgt), src, tgt)
 
 
 def cache_folder(given: str | None) -> Path:

@@ -12,7 +12,7 @@ from tsallis.data.inflection import InflectionExample, parse_line
 from tsallis.data.tokens import Ragged, type_for
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
-from tsallis.metrics import CorpusScore, evaluate, form_scores, timed_search, translation_scores
+from tsallis.metrics import CorpusScore, evaluate, form_scores, share_right, timed_search, translation_scores
 from tsallis.search import Result
 from tsallis.training.run import Run, Symbols
 
@@ -118,9 +118,11 @@ class Translation:
         return Lines(corpus, references, titles, places, len(examples))
 
     def scores(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
-        exact = sum(a == b for a, b in zip(texts, references, strict=True)) / max(len(texts), 1)
         names = ("bleu",) if quick else ("bleu", "chrf", "ter")
-        return [*translation_scores(texts, references, self.tgt, names), CorpusScore("exact", exact, "")]
+        return [
+            *translation_scores(texts, references, self.tgt, names),
+            CorpusScore("exact", share_right(texts, references), ""),
+        ]
 
 
 @dataclass(frozen=True)
@@ -144,8 +146,7 @@ class Classification:
         return Lines(documents(examples, src, tgt, self.max_length), labels, titles, list(range(count)), count)
 
     def scores(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
-        right = sum(a == b for a, b in zip(texts, references, strict=True)) / max(len(texts), 1)
-        return [CorpusScore("accuracy", right, "")]
+        return [CorpusScore("accuracy", share_right(texts, references), "")]
 
 
 def documents(

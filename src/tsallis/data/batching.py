@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from tsallis.data.tokens import Ragged, Rows
-from tsallis.data.vocabulary import BOS, EOS, PAD
+from tsallis.data.vocabulary import BOS, EOS, PAD, UNK
 from tsallis.errors import InputError
 
 IGNORED = -100
@@ -40,6 +40,11 @@ class Batch:
     def src_tokens(self) -> int:
         """Source symbols, without padding."""
         return int(self.src_lengths.sum())
+
+
+def counted(tgt_out: Tensor) -> Tensor:
+    """Which target symbols have a loss: a symbol that the vocabulary lacks is never predicted, its own is infinite."""
+    return (tgt_out != IGNORED) & (tgt_out != UNK)
 
 
 def make_batch(src: Rows, tgt: Rows, index: Sequence[int]) -> Batch:

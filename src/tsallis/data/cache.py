@@ -9,12 +9,18 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tsallis.data.reading import read_json
 from tsallis.errors import InputError
 from tsallis.files import write_atomic
 
 SETTLED = 2.0  # seconds after which a file's times tell a change: some file systems count in whole seconds
+
+
+def key_of(made_from: dict[str, Any]) -> str:
+    """The name of what is made from some files in some way."""
+    return hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32]
 
 
 @contextlib.contextmanager

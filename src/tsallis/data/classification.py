@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tsallis.data.parallel import stream_lines
+from tsallis.data.reading import find_packed
 from tsallis.data.tokens import Ragged, digest_of, type_for
 from tsallis.data.vocabulary import PAD, Vocabulary
 from tsallis.errors import InputError
@@ -62,8 +63,7 @@ def parse_labelled(line: str, place: str) -> LabelledText:
 
 def find_split(folder: Path | str, name: str) -> Path | None:
     """The file of a split in a folder, packed or not: `name`, or `name` with .tsv, .xz or .gz behind it."""
-    paths = [Path(folder) / f"{name}{ending}" for ending in ENDINGS]
-    return next((path for path in paths if path.is_file()), None)
+    return find_packed(Path(folder) / name, ENDINGS)
 
 
 def words(text: str) -> list[str]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-from tsallis.data.cache import fingerprint, locked
+from tsallis.data.cache import fingerprint, key_of, locked
 from tsallis.data.parallel import stream_lines
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
@@ -34,7 +32,7 @@ def cached_subwords(
         cache.mkdir(parents=True, exist_ok=True)
         options = {"kind": kind, "coverage": coverage, "split_digits": split_digits}
         made_from = {"files": [fingerprint(Path(p), cache) for p in paths], "size": size, **options}
-        key = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32]
+        key = key_of(made_from)
         path = cache / f"{key}.model"
         with locked(cache / f"{key}.lock"):
             if path.exists():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import gzip
-import hashlib
 import json
 import lzma
 import shutil
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tsallis.data.cache import fingerprint, locked
+from tsallis.data.cache import fingerprint, key_of, locked
 from tsallis.data.corpus import Corpus, Counts, SampledCorpus
 from tsallis.data.reading import read_json
 from tsallis.data.subwords import Subwords
@@ -258,7 +257,7 @@ def _entry(
             "max_length": max_length,
             "text": keep_text,
         }
-        key = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32]
+        key = key_of(made_from)
         entry = cache / key
         if not whole(entry):
             with locked(cache / f"{key}.lock") as alone:

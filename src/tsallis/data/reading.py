@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tsallis.errors import InputError
+
+PACKED = ("", ".xz", ".gz")  # what the name of a text file may have behind it
+
+
+def find_packed(path: Path | str, endings: Sequence[str] = PACKED) -> Path | None:
+    """The file of that name, or that name with one of the endings behind it."""
+    path = Path(path)
+    return next((found for ending in endings if (found := path.with_name(path.name + ending)).is_file()), None)
 
 
 def read_bytes(path: Path | str) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from tsallis.continuous import Basis, Density, cell_centres, cell_masses, grid_c
 from tsallis.continuous.elliptical import Points
 from tsallis.continuous.moments import Matching
 from tsallis.kernels.autograd import traced, widen
-from tsallis.nn.continuous_core import Attended, ContinuousAttention, Places, cell_edges
+from tsallis.nn.continuous_core import Attended, ContinuousAttention, Defaults, Places, cell_edges
 
 
 class ContinuousAttention1d(ContinuousAttention):
@@ -66,47 +66,7 @@ class ContinuousAttention1d(ContinuousAttention):
     """
 
     dims = 1
-
-    def __init__(
-        self,
-        d_model: int,
-        num_heads: int = 1,
-        *,
-        d_query: int | None = None,
-        d_values: int | None = None,
-        moments: str = "query",
-        density: str | float | nn.Module = "truncated_parabola",
-        components: int = 1,
-        transform: str | float = "softmax",
-        combine: bool = False,
-        matching: Matching = "covariance",
-        basis: str | int | Basis = "text-64",
-        penalty: float = 0.1,
-        project: bool = True,
-        filters: int | None = None,
-        filter_width: int = 3,
-        floor: float = 1e-6,
-        points: Points = None,
-    ) -> None:
-        super().__init__(
-            d_model=d_model,
-            num_heads=num_heads,
-            d_query=d_query,
-            d_values=d_values,
-            moments=moments,
-            density=density,
-            components=components,
-            transform=transform,
-            combine=combine,
-            matching=matching,
-            basis=basis,
-            penalty=penalty,
-            project=project,
-            filters=filters,
-            filter_width=filter_width,
-            floor=floor,
-            points=points,
-        )
+    defaults: ClassVar[Defaults] = Defaults("truncated_parabola", "text-64", 3)
 
     def forward(
         self,
@@ -211,47 +171,7 @@ class ContinuousAttention2d(ContinuousAttention):
     """
 
     dims = 2
-
-    def __init__(
-        self,
-        d_model: int,
-        num_heads: int = 1,
-        *,
-        d_query: int | None = None,
-        d_values: int | None = None,
-        moments: str = "query",
-        density: str | float | nn.Module = "truncated_paraboloid",
-        components: int = 1,
-        transform: str | float = "softmax",
-        combine: bool = False,
-        matching: Matching = "covariance",
-        basis: str | int | Basis = "image",
-        penalty: float = 0.1,
-        project: bool = True,
-        filters: int | None = None,
-        filter_width: int = 1,
-        floor: float = 1e-6,
-        points: Points = None,
-    ) -> None:
-        super().__init__(
-            d_model=d_model,
-            num_heads=num_heads,
-            d_query=d_query,
-            d_values=d_values,
-            moments=moments,
-            density=density,
-            components=components,
-            transform=transform,
-            combine=combine,
-            matching=matching,
-            basis=basis,
-            penalty=penalty,
-            project=project,
-            filters=filters,
-            filter_width=filter_width,
-            floor=floor,
-            points=points,
-        )
+    defaults: ClassVar[Defaults] = Defaults("truncated_paraboloid", "image", 1)
 
     def forward(
         self,

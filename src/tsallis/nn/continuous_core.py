@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -85,33 +85,45 @@ def _looking(signal: Signal, density: Density) -> Tensor:
     return signal.expect(density)
 
 
+class Defaults(NamedTuple):
+    """What the line and the plane take where nothing is said."""
+
+    density: str
+    basis: str
+    filter_width: int
+
+
 class ContinuousAttention(nn.Module):
     """What the line and the plane have in common."""
 
     dims: int
+    defaults: ClassVar[Defaults]
 
     def __init__(
         self,
-        *,
         d_model: int,
-        num_heads: int,
-        d_query: int | None,
-        d_values: int | None,
-        moments: str,
-        density: str | float | nn.Module,
-        components: int,
-        transform: str | float,
-        combine: bool,
-        matching: Matching,
-        basis: str | int | Basis,
-        penalty: float,
-        project: bool,
-        filters: int | None,
-        filter_width: int,
-        floor: float,
-        points: Points,
+        num_heads: int = 1,
+        *,
+        d_query: int | None = None,
+        d_values: int | None = None,
+        moments: str = "query",
+        density: str | float | nn.Module | None = None,
+        components: int = 1,
+        transform: str | float = "softmax",
+        combine: bool = False,
+        matching: Matching = "covariance",
+        basis: str | int | Basis | None = None,
+        penalty: float = 0.1,
+        project: bool = True,
+        filters: int | None = None,
+        filter_width: int | None = None,
+        floor: float = 1e-6,
+        points: Points = None,
     ) -> None:
         super().__init__()
+        density = self.defaults.density if density is None else density
+        basis = self.defaults.basis if basis is None else basis
+        filter_width = self.defaults.filter_width if filter_width is None else filter_width
         d_query, d_values = d_query or d_model, d_values or d_model
         if d_model < 1 or num_heads < 1 or d_model % num_heads:
             raise ValueError(f"d_model must be a multiple of num_heads, got {d_model} and {num_heads}")

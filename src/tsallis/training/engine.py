@@ -22,8 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from tsallis.data.batching import IGNORED, Batch
-from tsallis.data.vocabulary import UNK
+from tsallis.data.batching import IGNORED, Batch, counted
 from tsallis.errors import InputError
 from tsallis.nn import PerHeadAlpha
 from tsallis.training.world import World
@@ -53,11 +52,6 @@ class Look(NamedTuple):
     attended: Tensor  # positions with a weight
     logit_norm: Tensor
     symbols: Tensor
-
-
-def counted(tgt_out: Tensor) -> Tensor:
-    """Which target symbols have a loss: a symbol that the vocabulary lacks is never predicted, its own is infinite."""
-    return (tgt_out != IGNORED) & (tgt_out != UNK)
 
 
 class Objective(nn.Module):
@@ -234,9 +228,8 @@ class Engine:
         names = [name for name in self.model.state_dict() if name not in self._shared()]
         if missing := set(names) - model.keys():
             raise InputError(f"the stored parameters lack {', '.join(sorted(missing))}")
-        given: dict[str, Any] = {
-            name: model[name] for name in names
-        }  # in one order everywhere: each is dealt out in turn
+        # In one order everywhere: each is dealt out in turn.
+        given: dict[str, Any] = {name: model[name] for name in names}
         options = StateDictOptions(full_state_dict=True, strict=False)  # the other names of parameters are left out
         set_model_state_dict(self.model, given, options=options)
         set_optimizer_state_dict(self.model, self.optimizer, dict(optimizer), options=options)
