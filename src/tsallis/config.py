@@ -24,6 +24,7 @@ from tsallis.errors import InputError
 
 Alpha = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 Map = Literal["softmax", "sparsemax", "entmax"]
+Density = Literal["gaussian", "truncated_parabola", "laplace", "triangular"]  # on the line
 
 
 class Section(BaseModel):
@@ -136,6 +137,11 @@ class RNNConfig(OutputConfig):
     attention_alpha: Alpha = 1.5
     input_feeding: bool = True
     share: Literal["none", "target"] = "none"
+    # Continuous attention, with the moments of the discrete one.
+    density: Density | Alpha | None = None
+    combine: bool = True
+    functions: int = Field(30, ge=3, multiple_of=3)
+    matching: Literal["scale", "covariance"] = "covariance"
 
 
 class TransformerConfig(OutputConfig):
@@ -174,7 +180,7 @@ class ClassifierConfig(Section):
     transform: Map | Alpha = "sparsemax"
     functions: int = Field(64, ge=2, multiple_of=2)
     matching: Literal["scale", "covariance"] = "scale"
-    density: Literal["gaussian", "truncated_parabola", "laplace", "triangular"] | Alpha | None = None
+    density: Density | Alpha | None = None
     penalty: float = Field(0.1, gt=0, allow_inf_nan=False)
     output: Map = "softmax"
     output_alpha: Alpha = 1.5

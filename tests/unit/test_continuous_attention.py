@@ -308,8 +308,9 @@ def test_a_row_with_nothing_to_see_sees_nothing(transform: Any, density: Any) ->
 @pytest.mark.parametrize("feeding", [True, False])
 @pytest.mark.parametrize("density", ["gaussian", "truncated_parabola"])
 def test_the_recurrent_translator_uses_it(feeding: bool, density: str) -> None:
-    model = RNNSeq2Seq(20, 15, d_model=8, layers=1, dropout=0.0, output="sparsemax", input_feeding=feeding)
-    model.attention = ContinuousGlobalAttention(8, 8, "softmax", density)
+    options = {"attention": "softmax", "output": "sparsemax", "input_feeding": feeding, "density": density}
+    model = RNNSeq2Seq(20, 15, d_model=8, layers=1, dropout=0.0, **options)
+    assert isinstance(model.attention, ContinuousGlobalAttention)
     src, lengths = torch.randint(4, 20, (3, 6)), torch.tensor([6, 3, 1])
     tgt = torch.randint(4, 15, (3, 4))
     decoded = model(src, lengths, tgt)

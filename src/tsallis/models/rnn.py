@@ -11,10 +11,13 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from tsallis.continuous import translation_basis
+from tsallis.continuous.moments import Matching
 from tsallis.models.decoder import Decoded, Memory, Step
 from tsallis.models.sharing import SHARES, share_embeddings, shared_parameters
-from tsallis.nn import GlobalAttention, OutputLayer
+from tsallis.nn import ContinuousGlobalAttention, GlobalAttention, OutputLayer
 from tsallis.nn.dropout import dropout_mask
+from tsallis.nn.output import transform_alpha
 
 PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # of a layer of nn.LSTM
 INITIAL = 0.1  # parameters start uniform in [-0.1, 0.1], as in OpenNMT's LSTM models
@@ -72,6 +75,14 @@ class RNNSeq2Seq(nn.Module):
             target run in one call, at some loss of accuracy.
         forbidden: target symbols that are never predicted (by default padding, start and unknown).
         share: "target" makes one matrix of the target embedding and the output's projection; "none" keeps them apart.
+        density: makes the attention continuous, see :class:`tsallis.nn.ContinuousGlobalAttention`: "gaussian",
+            "truncated_parabola", "laplace", "triangular" or an alpha; its moments are those of the discrete weights.
+        combine: whether the continuous context is added to the discrete one, as in the paper, or stands alone.
+        functions: of the continuous attention's basis; a multiple of 3, for widths .03, .1 and .3.
+        matching: of its moments, "covariance" or "scale".
+
+    Raises:
+        ValueError: sizes that are odd or too small, a map or a density that is unknown.
 
     Example:
         >>> model = RNNSeq2Seq(20, 15, d_model=8)
@@ -96,6 +107,10 @@ class RNNSeq2Seq(nn.Module):
         input_feeding: bool = True,
         forbidden: Sequence[int] = (0, 1, 3),
         share: str = "none",
+        density: str | float | None = None,
+        combine: bool = True,
+        functions: int = 30,
+        matching: Matching = "covariance",
     ) -> None:
         super().__init__()
         if d_model < 2 or d_model % 2:
@@ -118,6 +133,10 @@ class RNNSeq2Seq(nn.Module):
             "input_feeding": input_feeding,
             "forbidden": list(forbidden),
             "share": share,
+            "density": density,
+            "combine": combine,
+            "functions": functions,
+            "matching": matching,
         }
         self.d_model, self.layers, self.input_feeding = d_model, layers, input_feeding
         between = dropout if layers > 1 else 0.0
@@ -127,6 +146,16 @@ class RNNSeq2Seq(nn.Module):
         # Its input is [embedding; attentional state], or the embedding alone.
         self.decoder = nn.LSTM(d_model * (1 + input_feeding), d_model, layers, batch_first=True, dropout=between)
         self.attention: Any = GlobalAttention(d_model, d_model, attention, attention_alpha)
+        if density is not None:
+            self.attention = ContinuousGlobalAttention(
+                d_model,
+                d_model,
+                transform_alpha(attention, attention_alpha),
+                density,
+                combine=combine,
+                matching=matching,
+                basis=translation_basis(functions),
+            )
         self.combine = nn.Linear(2 * d_model, d_model, bias=False)
         self.output = OutputLayer(d_model, tgt_vocab, output, output_alpha, tau, forbidden=forbidden)
         share_embeddings(share, self.src_embedding, self.tgt_embedding, self.output, SHARES[:2])
