@@ -169,7 +169,7 @@ class TransformerConfig(OutputConfig):
 
 
 class ClassifierConfig(Section):
-    """The arguments of `tsallis.models.LabelDecoder`."""
+    """The arguments of `tsallis.models.LabelDecoder.documents`."""
 
     architecture: Literal["classifier"]
     d_model: int = Field(128, ge=2, multiple_of=2)

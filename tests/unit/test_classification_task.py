@@ -80,7 +80,7 @@ def test_a_split_is_held_out_where_there_is_none(folder: Path) -> None:
     [
         ({"train": None}, {}, "data.train"),
         ({"held_out": 1.0}, {}, "data.held_out"),
-        ({}, {"architecture": "rnn"}, "go together, found classification and rnn|unknown key"),
+        ({}, {"architecture": "rnn", "functions": 30}, "go together, found classification and rnn"),
         ({}, {"attention": "discrete", "density": "laplace"}, "density is for continuous and combined attention"),
         ({}, {"transform": "hardmax"}, "model.transform"),
         ({}, {"functions": 7}, "model.functions"),

@@ -21,6 +21,7 @@ INITIAL = 0.1  # parameters start uniform in [-0.1, 0.1]
 class Look(NamedTuple):
     """What a classifier looks at in each of some documents; a document of any length is the interval [0, 1]."""
 
+    mask: Tensor  # [batch, src], True where there is a word
     masses: Tensor  # [batch, src]: discrete weights, or the density's masses in the words' cells
     weights: Tensor | None  # [batch, src]: of discrete attention, where there is one
     density: Density | None  # of batch shape [batch], where there is one
@@ -217,14 +218,14 @@ class BiLSTMClassifier(nn.Module):
         weights = None if weights is None else weights.detach()
         if self.continuous is None:
             assert weights is not None
-            return Look(weights, weights, None, None, None)
+            return Look(mask, weights, weights, None, None, None)
         assert isinstance(density, Elliptical)
         mean, std = density.mean.detach().flatten(), density.factor.detach().flatten()
         flat = type(density).from_factor(mean, std, **self._shape())
         support = flat.support
         ends = (support.lower, support.upper) if isinstance(support, Interval) else None
         lower, upper = ends or (torch.full_like(mean, -torch.inf), torch.full_like(mean, torch.inf))
-        return Look(cell_masses(flat, cell_edges(mask).to(mean)), weights, flat, lower, upper)
+        return Look(mask, cell_masses(flat, cell_edges(mask).to(mean)), weights, flat, lower, upper)
 
     def _shape(self) -> dict[str, Any]:
         assert self.continuous is not None

@@ -109,30 +109,39 @@ class LabelOutput(nn.Module):
 
 
 class LabelDecoder(nn.Module):
-    """A :class:`BiLSTMClassifier` whose answer is a sequence: the label, and the end.
+    """A classifier whose answer is a sequence: the label, and the end.
 
     Args:
-        src_vocab: number of source symbols; 0 is padding.
-        tgt_vocab: number of target symbols: the labels, and four before them.
-        more: of the classifier.
-
-    Raises:
-        ValueError: fewer than one label, or what the classifier refuses.
+        classifier: has an `output` layer, and `read(src, src_lengths)` gives what that sees [batch, d_model], and what
+            was looked at: `masses` and a `mask` [batch, places].
+        arguments: that build the same model.
 
     Example:
-        >>> model = LabelDecoder(20, 6, d_model=8)
+        >>> model = LabelDecoder.documents(20, 6, d_model=8)
         >>> src, lengths = torch.randint(4, 20, (2, 5)), torch.tensor([5, 3])
         >>> decoded = model(src, lengths, torch.tensor([[1, 4], [1, 5]]))
         >>> model.output.scores(decoded.hidden).shape, decoded.attention.shape
         (torch.Size([2, 2, 6]), torch.Size([2, 2, 5]))
     """
 
-    def __init__(self, src_vocab: int, tgt_vocab: int, **more: Any) -> None:
+    def __init__(self, classifier: Any, arguments: dict[str, Any]) -> None:
         super().__init__()
-        if tgt_vocab <= FIRST:
-            raise ValueError(f"tgt_vocab must be above {FIRST}: labels stand behind as many symbols, got {tgt_vocab}")
-        self.arguments: dict[str, Any] = {"src_vocab": src_vocab, "tgt_vocab": tgt_vocab, **more}
-        self.classifier = BiLSTMClassifier(src_vocab, tgt_vocab - FIRST, **more)
+        self.classifier, self.arguments = classifier, arguments
+
+    @classmethod
+    def documents(cls, src_vocab: int, tgt_vocab: int, **more: Any) -> LabelDecoder:
+        """With a :class:`BiLSTMClassifier`.
+
+        Args:
+            src_vocab: number of source symbols; 0 is padding.
+            tgt_vocab: number of target symbols: the labels, and four before them.
+            more: of the classifier.
+
+        Raises:
+            ValueError: fewer than one label, or what the classifier refuses.
+        """
+        classifier = BiLSTMClassifier(src_vocab, _labels(tgt_vocab), **more)
+        return cls(classifier, {"src_vocab": src_vocab, "tgt_vocab": tgt_vocab, **more})
 
     @property
     def output(self) -> LabelOutput:
@@ -142,8 +151,7 @@ class LabelDecoder(nn.Module):
     def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
         """[batch, src] symbols and their counts [batch] to all that is read of them."""
         hidden, look = self.classifier.read(src, src_lengths)
-        mask = torch.arange(src.shape[1], device=src.device) < src_lengths.to(src.device).unsqueeze(1)
-        return Memory(look.masses.unsqueeze(-1), mask, (hidden,))
+        return Memory(look.masses.unsqueeze(-1), look.mask, (hidden,))
 
     def start(self, memory: Memory) -> LabelState:
         return LabelState(memory.summary[0], memory.states.squeeze(-1))
@@ -161,6 +169,13 @@ class LabelDecoder(nn.Module):
         return Decoded(hidden, state.masses.unsqueeze(1).expand(-1, tgt, -1))
 
     def attended(self, decoded: Decoded) -> Tensor:
-        """How many words have a weight, or a part of the density's mass [batch, tgt]."""
+        """How many places have a weight, or a part of the density's mass [batch, tgt]."""
         assert decoded.attention is not None
         return (decoded.attention > 0).sum(-1).float()
+
+
+def _labels(tgt_vocab: int) -> int:
+    """How many of the target symbols are labels."""
+    if tgt_vocab <= FIRST:
+        raise ValueError(f"tgt_vocab must be above {FIRST}: labels stand behind as many symbols, got {tgt_vocab}")
+    return tgt_vocab - FIRST
