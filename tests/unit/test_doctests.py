@@ -12,7 +12,7 @@ import torch
 import tsallis
 
 CORE = {"errors", "files", "kernels", "functional", "continuous", "nn", "distributions", "compat"}
-TOOLKIT = ("numpy", "pydantic", "rich", "safetensors", "sacrebleu", "sentencepiece", "typer", "yaml")
+TOOLKIT = ("matplotlib", "numpy", "pydantic", "rich", "safetensors", "sacrebleu", "sentencepiece", "typer", "yaml")
 MODULES = [
     name
     for _, name, _ in pkgutil.walk_packages(tsallis.__path__, "tsallis.")

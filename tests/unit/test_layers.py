@@ -22,8 +22,8 @@ LAYERS = [
     {"search"},
     {"metrics"},
     {"training"},
-    {"analysis", "tasks"},
-    {"config", "display", "recipes"},
+    {"analysis", "report", "tasks"},
+    {"config", "display", "looks", "recipes"},
     {"prepare"},
     {"cli"},
 ]

@@ -1,0 +1,257 @@
+"""Figures without a window: made, lettered and saved, with no global state of matplotlib's touched."""
+
+from __future__ import annotations
+
+import io
+import logging
+import unicodedata
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tsallis.errors import InputError
+from tsallis.files import write_atomic
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure, SubFigure
+
+WIDTH = 8.0  # inches: 800 pixels at 100 dots an inch
+POINTS = 72.0  # an inch
+SIZE, SMALL = 9.0, 7.5  # of letters, in points
+INK, GREY, FAINT = "#1a1a1a", "#6e6e6e", "#c9c9c9"
+WEIGHTS, DENSITY = "#3a76b0", "#b8430f"  # told apart in grey by their shapes: bars and a curve
+ENDINGS = ("png", "svg", "pdf")
+LONGEST = 18  # columns of a word that are shown
+BOX = "\N{WHITE SQUARE}"  # for a character that no font has
+LAST_RESORT = "Last Resort High-Efficiency"  # comes with newer matplotlibs, has a box for every character
+# Of fonts with Chinese, Japanese and Korean characters, those that systems bring along or people install.
+EASTERN = (
+    "Noto Sans CJK JP",
+    "Noto Sans JP",
+    "Source Han Sans JP",
+    "IPAexGothic",
+    "TakaoGothic",
+    "VL Gothic",
+    "Hiragino Sans",
+    "Yu Gothic",
+    "Meiryo",
+    "MS Gothic",
+    "Noto Sans CJK SC",
+    "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei",
+    "PingFang SC",
+    "Microsoft YaHei",
+    "Apple SD Gothic Neo",
+    "Malgun Gothic",
+    "Arial Unicode MS",
+    "Droid Sans Fallback",
+    "Unifont",
+)
+
+logger = logging.getLogger(__name__)
+
+
+def require() -> None:
+    """Raise an error that says what to install where there is no matplotlib."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise InputError("figures need matplotlib: pip install 'tsallis[report]'") from error
+
+
+def blank(width: float = WIDTH, height: float = 3.0, constrained: bool = True) -> Figure:
+    """A figure of its own, on a canvas that needs no window; sizes in inches."""
+    require()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained" if constrained else None, facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure | Axes, path: Path | str, dpi: float = 200) -> None:
+    """Write a figure, or the one that axes belong to, as PNG, SVG or PDF, in one step.
+
+    No date is written; with matplotlib's own setting `svg.hashsalt` two SVGs of one figure are equal byte by byte.
+
+    Args:
+        figure: or axes of it.
+        path: ends in .png, .svg or .pdf.
+        dpi: pixels an inch, of a PNG.
+
+    Raises:
+        InputError: another ending.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> from tsallis.report import text_attention
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "words.svg"
+        >>> save(text_attention(["one", "two"], [0.25, 0.75]), path)
+        >>> path.read_text()[:5]
+        '<?xml'
+    """
+    ending = Path(path).suffix.lower().removeprefix(".")
+    if ending not in ENDINGS:
+        known = ", ".join(f".{e}" for e in ENDINGS)
+        raise InputError(f"{path}: a figure's file must end in one of {known}")
+    stream = io.BytesIO()
+    undated: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+    whole(figure).savefig(stream, format=ending, dpi=dpi, metadata=undated[ending])
+    write_atomic(path, stream.getvalue())
+
+
+def whole(figure: Figure | SubFigure | Axes) -> Figure:
+    """The figure that something is part of."""
+    found = figure.get_figure(root=True)
+    assert found is not None
+    return found
+
+
+@lru_cache(maxsize=16)
+def _installed(wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of some fonts that are there, by name."""
+    from matplotlib.font_manager import fontManager
+
+    there = set(fontManager.get_font_names())
+    return tuple(name for name in wanted if name in there)
+
+
+def families() -> list[str]:
+    """Fonts to take characters from, in this order: the user's settings, then those of the East.
+
+    A name that isn't installed would be warned about at every text.
+    """
+    from matplotlib import rcParams
+
+    settings: Any = rcParams
+    own: list[str] = []
+    for name in settings["font.family"]:
+        own += settings[f"font.{name}"] if name in ("serif", "sans-serif", "monospace") else [name]
+    return [*_installed((*dict.fromkeys((*own, "DejaVu Sans", *EASTERN)), LAST_RESORT))]
+
+
+@lru_cache(maxsize=16)
+def _characters(fonts: tuple[str, ...]) -> frozenset[int]:
+    """What some fonts have, the one of the last resort left out."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    return frozenset(
+        code
+        for name in fonts
+        if name != LAST_RESORT
+        for code in get_font(findfont(FontProperties(family=name))).get_charmap()
+    )
+
+
+@lru_cache(maxsize=64)
+def _say_missing(block: str) -> None:
+    """Once for each script: a warning for each character would bury everything else."""
+    logger.warning("no installed font has %s letters: boxes stand for them (a Noto font would do)", block)
+
+
+def clean(text: object) -> str:
+    """Text as it can be drawn: on one line, without control characters, a box for what no font has."""
+    plain = " ".join(str(text).split())
+    plain = "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in ("Cc", "Cs") else c for c in plain)
+    if plain.isascii():
+        return plain
+    fonts = families()
+    known = _characters(tuple(fonts))
+    missing = {c for c in plain if ord(c) not in known and unicodedata.category(c) not in ("Cf", "Mn")}
+    for c in sorted(missing):
+        _say_missing(unicodedata.name(c, "such").split()[0])
+    if missing and LAST_RESORT not in fonts:
+        plain = "".join(BOX if c in missing else c for c in plain)
+    return plain
+
+
+def columns(text: str) -> int:
+    """How many columns text takes where wide characters take two."""
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def shorten(word: str, longest: int = LONGEST) -> str:
+    """A word of at most so many columns; an ellipsis stands for the rest, whitespace alone for itself.
+
+    >>> shorten("Donaudampfschifffahrtsgesellschaft"), shorten("cost $5")
+    ('Donaudampfschifff…', 'cost $5')
+    """
+    text = clean(word) or "␣"
+    if columns(text) <= longest:
+        return text
+    while columns(text) > longest - 1:
+        text = text[:-1]
+    return text + "…"
+
+
+def lettering(size: float = SIZE, color: str = INK, **more: Any) -> dict[str, Any]:
+    """How a text is drawn: in fonts that have its characters, and as it stands, no formula in it."""
+    return {"fontfamily": families(), "fontsize": size, "color": color, "parse_math": False, "usetex": False, **more}
+
+
+def text_width(text: str, size: float = SIZE) -> float:
+    """In points."""
+    return _text_width(text, size, tuple(families()))
+
+
+@lru_cache(maxsize=1 << 14)
+def _text_width(text: str, size: float, fonts: tuple[str, ...]) -> float:
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    width, _, _ = text_to_path.get_text_width_height_descent(text, FontProperties(family=list(fonts), size=size), False)
+    return float(width)
+
+
+def points_wide(ax: Axes) -> float:
+    """The width of axes in points."""
+    return float(ax.bbox.width) / whole(ax).dpi * POINTS
+
+
+def wrapped(text: str, width: float, size: float = SIZE) -> str:
+    """Text in lines of at most so many points, broken at spaces."""
+    lines: list[str] = []
+    for word in clean(text).split(" "):
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and text_width(longer, size) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return "\n".join(lines)
+
+
+def quiet(ax: Axes, sides: Iterable[str] = ()) -> None:
+    """Only the named sides of the frame, thin, and small grey numbers."""
+    for name, spine in ax.spines.items():
+        spine.set_visible(name in sides)
+        spine.set_color(FAINT)
+        spine.set_linewidth(0.8)
+    ax.tick_params(length=2, width=0.8, color=FAINT, labelsize=SMALL, labelcolor=GREY, labelfontfamily=families())
+
+
+def heading(ax: Axes, title: str, note: str = "", pad: float = 5.0, width: float | None = None) -> None:
+    """What axes show, at the left, and a number or two about it at the right; the title within so many points."""
+    title = clean(title)
+    size = SIZE + 0.5
+    if width is not None and title:
+        size = max(SMALL, min(size, size * width / text_width(title, size)))
+        while len(title) > 1 and text_width(title, size) > width + 0.5:
+            title = title.removesuffix("…")[:-1] + "…"
+    if title:
+        ax.set_title(title, loc="left", pad=pad, **lettering(size))
+    if note:
+        ax.set_title(clean(note), loc="right", pad=pad, **lettering(SMALL, GREY))
+
+
+@lru_cache(maxsize=8)
+def shades(name: str, low: float, high: float) -> ListedColormap:
+    """A part of one of matplotlib's perceptually uniform colour maps, itself uniform."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    steps = 256
+    return ListedColormap([colormaps[name](low + (high - low) * i / (steps - 1)) for i in range(steps)], name=name)
