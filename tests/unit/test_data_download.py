@@ -4,86 +4,27 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import lzma
-import re
-import tarfile
-import threading
-import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from serving import CONTENT, Server, packed_in, serve, tar, zipped
 from tsallis.data import download, sources
 from tsallis.data.download import Part, SourceFile, fetch
 from tsallis.data.sources import Source, get
 from tsallis.data.unpack import LONGEST, fetch_text
 from tsallis.errors import InputError
 
-CONTENT = bytes(range(256)) * 1000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
-
-
-@dataclass
-class Server:
-    """What the server does next, and what it was asked."""
-
-    address: str = ""
-    files: dict[str, bytes] = field(default_factory=lambda: {"/file": CONTENT})
-    ranges: bool = True
-    cut: int | None = None  # bytes after which it hangs up
-    status: int | None = None
-    length: bool = True  # says how long the answer is
-    shift: int = 0  # how far a range begins from where it was asked for
-    asked: list[tuple[str, str | None]] = field(default_factory=list)
-
-    def file(self, *paths: str, content: bytes = CONTENT) -> SourceFile:
-        urls = tuple(self.address + path for path in paths or ("/file",))
-        return SourceFile("file", urls, len(content), hashlib.sha256(content).hexdigest())
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    behaviour = Server()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked = self.headers.get("Range")
-            behaviour.asked.append((self.path, asked))
-            content = behaviour.files.get(self.path)
-            if behaviour.status or content is None:
-                self.send_error(behaviour.status or 404)
-                return
-            start = 0
-            if asked and behaviour.ranges:
-                start = int(re.fullmatch(r"bytes=(\d+)-", asked)[1]) + behaviour.shift
-                if start >= len(content):
-                    self.send_error(416)
-                    return
-                self.send_response(206)
-                self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-            else:
-                self.send_response(200)
-            if behaviour.length:
-                self.send_header("Content-Length", str(len(content) - start))
-            self.end_headers()
-            body = content[start:]
-            self.wfile.write(body if behaviour.cut is None else body[: behaviour.cut])
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
     monkeypatch.setenv("no_proxy", "*")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        behaviour.address = f"http://127.0.0.1:{http.server_port}"
+    with serve() as behaviour:
         yield behaviour
-        http.shutdown()
-        thread.join()
 
 
 def test_a_file_is_fetched_once(server: Server, tmp_path: Path) -> None:
@@ -304,28 +245,6 @@ TEXT = "eins\nzwei\nd\u2028rei\r\n".encode()
 OTHER = b"one\ntwo\nthree"  # no end of line at its end
 
 
-def tar(members: dict[str, bytes], mode: str = "w:gz", link: str | None = None) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode=mode) as archive:
-        if link:
-            info = tarfile.TarInfo(link)
-            info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
-            archive.addfile(info)
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return packed.getvalue()
-
-
-def zipped(members: dict[str, bytes]) -> bytes:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return packed.getvalue()
-
-
 PACKINGS = {
     "gz": (gzip.compress(TEXT), None),
     "xz": (lzma.compress(TEXT), None),
@@ -337,12 +256,6 @@ PACKINGS = {
 def text_file(server: Server, *parts: Part, content: bytes | None = None, lines: int | None = None) -> SourceFile:
     sha256 = None if content is None else hashlib.sha256(content).hexdigest()
     return SourceFile("text", size=None if content is None else len(content), sha256=sha256, lines=lines, parts=parts)
-
-
-def packed_in(server: Server, packing: str, content: bytes, member: str | None = None, **options: object) -> Part:
-    name = f"archive{len(server.files)}"
-    server.files[f"/{name}"] = content
-    return Part(SourceFile(name, (f"{server.address}/{name}",)), packing, member, **options)
 
 
 @pytest.mark.parametrize("packing", PACKINGS)

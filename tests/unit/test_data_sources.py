@@ -27,7 +27,7 @@ PARALLEL = {
 
 
 def transferred(name: str) -> set[SourceFile]:
-    return {a for f in SOURCES[name].files for a in ([part.archive for part in f.parts] or [f])}
+    return {a for f in SOURCES[name].files for a in ([a for part in f.parts for a in part.needs] or [f])}
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -41,6 +41,7 @@ def test_the_entries_are_whole(name: str) -> None:
         assert re.fullmatch(r"[\w.-]+", file.name) and bool(file.urls) != bool(file.parts)
         assert file.sha256 is None or re.fullmatch("[0-9a-f]{64}", file.sha256)
         assert file.sha256 is None or file.size is not None
+        assert all(part.count for part in file.parts if part.packing == "tar-folder")
     archives = transferred(name)
     assert len({archive.name for archive in archives}) == len(archives)
     for archive in archives:
@@ -48,7 +49,7 @@ def test_the_entries_are_whole(name: str) -> None:
         assert archive.sha256 is None or re.fullmatch("[0-9a-f]{64}", archive.sha256)
         assert archive.md5 is None or re.fullmatch("[0-9a-f]{32}", archive.md5)
         # What lies at a commit can't change; what lies at a branch of GitHub can.
-        assert all("githubusercontent" not in url or re.search("/[0-9a-f]{40}/", url) for url in archive.urls)
+        assert all("github" not in url or re.search("/[0-9a-f]{40}(/|$)", url) for url in archive.urls)
 
 
 @pytest.mark.parametrize("name", PARALLEL)

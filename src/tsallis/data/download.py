@@ -33,20 +33,31 @@ class SourceFile:
     sha256: str | None = None
     md5: str | None = None  # where the publishers give no better one
     lines: int | None = None
-    parts: tuple[Part, ...] = ()  # a text unpacked from other files, one after the other; it has no address of its own
+    parts: tuple[Part, ...] = ()  # what it is made from, one after the other; it has no address of its own then
+    holds: Literal["lines", "images", "files"] = "lines"  # images: an array in NumPy's format; files: a tar file
+    header: str = ""  # a first line, of our own
 
 
 @dataclass(frozen=True)
 class Part:
-    """A text inside a file that is transferred: how it is packed, and which of its lines are wanted."""
+    """What is wanted of a file that is transferred: how it is packed, which member, and which of its lines."""
 
     archive: SourceFile
-    packing: Literal["gz", "xz", "tar", "zip"]
-    member: str | None = None  # the exact name in a tar or zip file
-    form: Literal["lines", "segments", "talks", "clusters"] = "lines"
+    packing: Literal["plain", "gz", "xz", "tar", "zip", "tar-folder"]
+    member: str | None = None  # the exact name in a tar or zip file; of a tar-folder, a pattern of all names
+    form: Literal["lines", "segments", "talks", "clusters", "labelled", "pairs", "questions", "reviews", "patients"] = (
+        "lines"
+    )
     every: int = 0  # n: every nth line; -n: all but these
     split: str = ""  # of clusters: train, dev or test
     column: int = 0  # of clusters: which side of the pairs
+    count: int | None = None  # of a tar-folder: its members
+    listed: SourceFile | None = None  # of pairs: a file with the names of the images that are wanted
+
+    @property
+    def needs(self) -> tuple[SourceFile, ...]:
+        """The files that are transferred."""
+        return (self.archive,) if self.listed is None else (self.archive, self.listed)
 
 
 def fetch(file: SourceFile, path: Path) -> Path:

@@ -2,81 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from importlib.resources import files
+from collections.abc import Sequence
 from pathlib import Path
 
 from tsallis.data.download import Part, SourceFile, count_lines, fetch, record_of
+from tsallis.data.sets import SETS
+from tsallis.data.source import Source, language_of, table, unpacked
 from tsallis.data.unpack import Report, fetch_text
 from tsallis.errors import InputError
 
+__all__ = ["SOURCES", "Source", "check_sides", "get", "language_of"]
 PACKED = ".packed"  # what texts are unpacked from, until they all are
-
-
-@dataclass(frozen=True)
-class Source:
-    """A data set."""
-
-    name: str
-    title: str
-    licence: str
-    citation: str
-    files: tuple[SourceFile, ...]
-    parallel: bool = False  # files <split>.<language>, with equal numbers of lines in each split
-
-    @property
-    def size(self) -> int:
-        """Bytes of its files, or of what they are unpacked from, as far as they are known."""
-        return sum(file.size or 0 for file in self._weighed())
-
-    def _weighed(self) -> set[SourceFile]:
-        packed = {part.archive for file in self.files if file.size is None for part in file.parts}
-        return packed | {file for file in self.files if file.size is not None}
-
-    def languages(self) -> list[str]:
-        """What the files' names begin with or, of a parallel corpus, end with."""
-        return sorted({self.language_of(file.name) for file in self.files})
-
-    def language_of(self, name: str) -> str:
-        return name.rpartition(".")[2] if self.parallel else language_of(name)
-
-    def describe(self) -> list[str]:
-        """Lines for a reader: what it is, what it weighs, how it is checked, whose it is."""
-        size = f"{self.size / 1e6:.1f} MB"
-        if any(file.size is None for file in self._weighed()):
-            size = "size not known" if not self.size else f"more than {size}"
-        unknown = sum(not _vouched_for(file) for file in self.files)
-        checked = f", {unknown} of them without a published digest" if unknown else ""
-        return [
-            f"{self.name}\t{self.title}",
-            f"\t{len(self.files)} files{checked}, {size}, licence: {self.licence}",
-            f"\tcite: {self.citation}",
-        ]
-
-
-def _vouched_for(file: SourceFile) -> bool:
-    """Whether a digest is known of a file, or of everything it is unpacked from."""
-    digests = file.sha256 or file.md5
-    return bool(digests) or (bool(file.parts) and all(_vouched_for(part.archive) for part in file.parts))
-
-
-def language_of(name: str) -> str:
-    """
-    >>> language_of("norwegian-bokmal-train-high"), language_of("spanish-dev")
-    ('norwegian-bokmal', 'spanish')
-    """
-    for ending in ("-train-high", "-train-medium", "-train-low", "-dev", "-test"):
-        if name.endswith(ending):
-            return name.removesuffix(ending)
-    return name
 
 
 def _sigmorphon2018() -> Source:
     commit = "490e2e0693241f708670d9d1c56803b754fab7cd"
     base = f"https://raw.githubusercontent.com/sigmorphon/conll2018/{commit}/task1"
     entries = []
-    for name, size, sha256 in _table("sigmorphon2018.tsv"):
+    for name, size, sha256 in table("sigmorphon2018.tsv"):
         # The ten surprise languages of the task have a folder of their own.
         entries.append(SourceFile(name, (f"{base}/all/{name}", f"{base}/surprise/{name}"), int(size), sha256))
     return Source(
@@ -86,11 +29,6 @@ def _sigmorphon2018() -> Source:
         "Cotterell et al. 2018, The CoNLL-SIGMORPHON 2018 shared task: Universal morphological reinflection",
         tuple(entries),
     )
-
-
-def _table(name: str) -> list[list[str]]:
-    text = files("tsallis.data").joinpath(name).read_text(encoding="utf-8")
-    return [line.split("\t") for line in text.split("\n")[:-1]]
 
 
 # Of the unpacked text: bytes, SHA-256.
@@ -129,11 +67,6 @@ def _multi30k() -> Source:
     )
 
 
-def _text(name: str, lines: int | None, parts: Iterable[Part]) -> SourceFile:
-    """A text without a published digest."""
-    return SourceFile(name, lines=lines, parts=tuple(parts))
-
-
 def _kftt() -> Source:
     archive = SourceFile("kftt-data-1.0.tar.gz", ("https://www.phontron.com/kftt/download/kftt-data-1.0.tar.gz",))
     lines = {"train": 440_288, "dev": 1_166, "tune": 1_235, "test": 1_160}
@@ -143,7 +76,7 @@ def _kftt() -> Source:
         "Kyoto Free Translation Task 1.0: Wikipedia's Kyoto articles in Japanese and English, not tokenised",
         "CC BY-SA 3.0",
         "Neubig 2011, The Kyoto Free Translation Task, http://www.phontron.com/kftt",
-        tuple(_text(n, k, [Part(archive, "tar", f"kftt-data-1.0/data/orig/{n}")]) for n, k in names),
+        tuple(unpacked(n, k, [Part(archive, "tar", f"kftt-data-1.0/data/orig/{n}")]) for n, k in names),
         parallel=True,
     )
 
@@ -154,7 +87,7 @@ def _tatoeba() -> Source:
         "deu-eng.zip", (f"https://raw.githubusercontent.com/rioyshky/translation/{commit}/deu-eng.zip",)
     )
     entries = [
-        _text(f"{split}.{side}", None, [Part(archive, "zip", "deu.txt", "clusters", split=split, column=column)])
+        unpacked(f"{split}.{side}", None, [Part(archive, "zip", "deu.txt", "clusters", split=split, column=column)])
         for split in ("train", "dev", "test")
         for column, side in enumerate(("en", "de"))
     ]
@@ -178,9 +111,9 @@ def _iwslt14() -> Source:
         tests = [Part(archive, "tar", f"de-en/IWSLT14.{s}.de-en.{side}.xml", "segments") for s in sets]
         entries += [
             # One line in 23 for development, and all five sets for the test, as is usual with this corpus.
-            _text(f"train.{side}", None, [Part(archive, "tar", talks, "talks", every=-23)]),
-            _text(f"dev.{side}", None, [Part(archive, "tar", talks, "talks", every=23)]),
-            _text(f"test.{side}", 6_750, tests),
+            unpacked(f"train.{side}", None, [Part(archive, "tar", talks, "talks", every=-23)]),
+            unpacked(f"dev.{side}", None, [Part(archive, "tar", talks, "talks", every=23)]),
+            unpacked(f"test.{side}", 6_750, tests),
         ]
     return Source(
         "iwslt14-de-en",
@@ -200,9 +133,9 @@ def _iwslt17() -> Source:
         sets = [f"de-en/IWSLT17.TED.{s}.de-en.{side}.xml" for s in ("dev2010", *(f"tst{y}" for y in range(2010, 2016)))]
         dev, *test = [Part(archive, "zip", member, "segments") for member in sets]
         entries += [
-            _text(f"train.{side}", 206_112, [Part(archive, "zip", f"de-en/train.tags.de-en.{side}", "talks")]),
-            _text(f"dev.{side}", 888, [dev]),
-            _text(f"test.{side}", 8_079, test),
+            unpacked(f"train.{side}", 206_112, [Part(archive, "zip", f"de-en/train.tags.de-en.{side}", "talks")]),
+            unpacked(f"dev.{side}", 888, [dev]),
+            unpacked(f"test.{side}", 8_079, test),
         ]
     return Source(
         "iwslt17-de-en",
@@ -244,9 +177,9 @@ def _wmt16() -> Source:
         ]
         test = f"test/newstest2016-roen-{'src' if side == 'ro' else 'ref'}.{side}.sgm"
         entries += [
-            _text(f"train.{side}", 612_422, train),
+            unpacked(f"train.{side}", 612_422, train),
             SourceFile(f"newsdev2016.{side}", (f"{dev}.{side}",), size, sha256, lines=1_999),
-            _text(f"newstest2016.{side}", 1_999, [Part(news, "tar", test, "segments")]),
+            unpacked(f"newstest2016.{side}", 1_999, [Part(news, "tar", test, "segments")]),
         ]
     return Source(
         "wmt16-ro-en",
@@ -288,9 +221,11 @@ def _wmt14() -> Source:
             Part(news, "tar", f"training/news-commentary-v9.de-en.{side}"),
         ]
         entries += [
-            _text(f"train.{side}", 1_920_209 + 2_399_123 + 201_288, train),
-            _text(f"newstest2013.{side}", 3_000, [Part(dev, "tar", f"test/newstest2013-src.{side}.sgm", "segments")]),
-            _text(
+            unpacked(f"train.{side}", 1_920_209 + 2_399_123 + 201_288, train),
+            unpacked(
+                f"newstest2013.{side}", 3_000, [Part(dev, "tar", f"test/newstest2013-src.{side}.sgm", "segments")]
+            ),
+            unpacked(
                 f"newstest2014.{side}",
                 3_003,
                 [Part(test, "tar", f"test-full/newstest2014-deen-{role}.{side}.sgm", "segments")],
@@ -317,6 +252,7 @@ SOURCES = {
         _iwslt17(),
         _wmt16(),
         _wmt14(),
+        *SETS,
     )
 }
 
@@ -325,6 +261,8 @@ def get(
     name: str, folder: Path | str, languages: Sequence[str] | None = None, report: Report | None = None
 ) -> list[Path]:
     """Fetch a data set into a folder, all of it or some languages; files that are there already are checked alone.
+
+    Where a data set has no languages, its files stand for them.
 
     `report` is called with the address and the size of what is about to be transferred for unpacking.
 
@@ -338,7 +276,8 @@ def get(
     known = source.languages()
     wrong = [language for language in languages or () if language not in known]
     if wrong:
-        raise InputError(f"{name} has no language {', '.join(map(repr, wrong))}; it has {', '.join(known)}")
+        what = "file" if known == sorted(f.name for f in source.files) else "language"
+        raise InputError(f"{name} has no {what} {', '.join(map(repr, wrong))}; it has {', '.join(known)}")
     wanted = [f for f in source.files if languages is None or source.language_of(f.name) in languages]
     packed = folder / PACKED
     paths = []
@@ -347,7 +286,7 @@ def get(
         paths.append(fetch_text(file, path, packed, report) if file.parts else fetch(file, path))
     if source.parallel:
         check_sides(paths)
-    _clear(packed, [part.archive for file in wanted for part in file.parts])
+    _clear(packed, [a for file in wanted for part in file.parts for a in part.needs])
     return paths
 
 

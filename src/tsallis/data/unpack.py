@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import gzip
 import lzma
-import re
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
-from tsallis.data.clusters import split_pairs
+from tsallis.data import forms
 from tsallis.data.download import Part, SourceFile, check, fetch, known, record_of, same_digest, take_name
+from tsallis.data.forms import NotIt, Stream
+from tsallis.data.gather import LONGEST, read_folder, write_files, write_images
 from tsallis.errors import InputError
 
-LONGEST = 1 << 20  # bytes a line: a file that is no text at all shows early
+LARGEST = 1 << 26  # bytes of what can't be read line by line
+MANY = 20  # parts that are not announced one by one
 DAMAGED = (EOFError, gzip.BadGzipFile, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, zlib.error)
 Report = Callable[[str], None]
-Stream = IO[bytes] | gzip.GzipFile | lzma.LZMAFile
-
-
-class _NotIt(Exception):
-    """The file that was transferred does not hold what it should."""
 
 
 def fetch_text(file: SourceFile, path: Path, packed: Path, report: Report | None = None) -> Path:
-    """A text from the files it is packed in, which are fetched into the folder `packed` and stay there.
+    """A file made from others, which are fetched into the folder `packed` and stay there.
 
     It takes its name when its lines, its size and its digest are the known ones, as far as they are known.
 
@@ -39,22 +35,31 @@ def fetch_text(file: SourceFile, path: Path, packed: Path, report: Report | None
         if path.exists():
             check(file, path)
             return path
-        for part in file.parts:
-            fetch_archive(part.archive, packed, report)
+        _fetch_parts(file, packed, report)
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(path.name + ".part")
         try:
             _write(file, beside, packed)
             if not same_digest(file, beside, path):
-                raise _NotIt(f"{path}: what arrived is not {known(file, path)} (its digest differs)")
-        except _NotIt as error:
+                raise NotIt(f"{path}: what arrived is not {known(file, path)} (its digest differs)")
+        except NotIt as error:
             beside.unlink(missing_ok=True)
-            _throw_away(file, packed)
+            _throw_away(file, packed, error.culprit)
             raise InputError(f"{error}; it was thrown away") from error
         take_name(file, beside, path)
     except OSError as error:
         raise InputError(f"{path}: can't be written: {error}") from error
     return path
+
+
+def _fetch_parts(file: SourceFile, packed: Path, report: Report | None) -> None:
+    missing = [part.archive for part in file.parts if not (packed / part.archive.name).exists()]
+    if report is not None and len(missing) > MANY:
+        report(f"{missing[0].urls[0]} and {len(missing) - 1} more files, of unknown size")
+        report = None
+    for part in file.parts:
+        for source in part.needs:
+            fetch_archive(source, packed, report)
 
 
 def fetch_archive(archive: SourceFile, packed: Path, report: Report | None) -> None:
@@ -65,52 +70,91 @@ def fetch_archive(archive: SourceFile, packed: Path, report: Report | None) -> N
     fetch(archive, path)
 
 
-def _throw_away(file: SourceFile, packed: Path) -> None:
+def _throw_away(file: SourceFile, packed: Path, culprit: SourceFile | None) -> None:
     """Archives whose content nothing vouches for: kept, they would fail in the same way for ever."""
-    for archive in {part.archive for part in file.parts}:
+    sources = {source for part in file.parts for source in part.needs}
+    for archive in sources if culprit is None else {culprit}:
         if archive.sha256 is None and archive.md5 is None:
             (packed / archive.name).unlink(missing_ok=True)
             record_of(packed / archive.name).unlink(missing_ok=True)
 
 
 def _write(file: SourceFile, path: Path, packed: Path) -> None:
-    lines = size = 0
+    if file.holds == "lines":
+        _write_lines(file, path, packed)
+    elif file.holds == "files":
+        write_files(file, path, packed)
+    else:
+        (part,) = file.parts
+        with _blame(part, part.archive.name):
+            write_images(part, path, packed / part.archive.name)
+    if file.size not in (None, size := path.stat().st_size):
+        raise NotIt(f"{path.stem}: expected {file.size} bytes, found {size}")
+
+
+def _write_lines(file: SourceFile, path: Path, packed: Path) -> None:
+    lines = 0
     with path.open("wb") as stream:
+        if file.header:
+            stream.write(file.header.encode() + b"\n")
+            lines = 1
         for part in file.parts:
             for line in read_part(part, packed / part.archive.name):
-                lines, size = lines + 1, size + len(line) + 1
+                lines += 1
                 if file.lines is not None and lines > file.lines:
-                    raise _NotIt(f"{path.stem}: expected {file.lines} lines, found more")
+                    raise NotIt(f"{path.stem}: expected {file.lines} lines, found more")
                 stream.write(line + b"\n")
     if file.lines not in (None, lines):
-        raise _NotIt(f"{path.stem}: expected {file.lines} lines, found {lines}")
-    if file.size not in (None, size):
-        raise _NotIt(f"{path.stem}: expected {file.size} bytes, found {size}")
+        raise NotIt(f"{path.stem}: expected {file.lines} lines, found {lines}")
 
 
 def read_part(part: Part, path: Path) -> Iterator[bytes]:
     """The wanted lines of a packed text, without their ends."""
     where = f"{path.name}: {part.member}" if part.member else path.name
+    with _blame(part, where):
+        step = abs(part.every)
+        for number, line in enumerate(_wanted(part, path, where), start=1):
+            if not step or (number % step == 0) == (part.every > 0):
+                yield line
+
+
+@contextmanager
+def _blame(part: Part, where: str) -> Iterator[None]:
     try:
-        with _opened(part, path) as stream:
-            lines = _lines(stream, where)
-            if part.form == "segments":
-                lines = _segments(lines, where)
-            elif part.form == "talks":
-                lines = _talks(lines)
-            elif part.form == "clusters":
-                lines = _clusters(lines, where, part)
-            step = abs(part.every)
-            for number, line in enumerate(lines, start=1):
-                if not step or (number % step == 0) == (part.every > 0):
-                    yield line
+        yield
     except DAMAGED as error:
-        raise _NotIt(f"{where}: can't be unpacked: {error or type(error).__name__}") from error
+        raise NotIt(f"{where}: can't be unpacked: {error or type(error).__name__}") from error
+
+
+def _wanted(part: Part, path: Path, where: str) -> Iterator[bytes]:
+    if part.packing == "tar-folder":
+        yield from read_folder(part, path, {"patients": forms.patients, "reviews": forms.reviews}[part.form])
+        return
+    with _opened(part, path) as stream:
+        if part.form == "questions":
+            yield from forms.questions(_whole(stream, where), where)
+            return
+        lines = _lines(stream, where)
+        if part.form == "segments":
+            lines = forms.segments(lines, where)
+        elif part.form == "talks":
+            lines = forms.talks(lines)
+        elif part.form == "clusters":
+            lines = forms.clusters(lines, where, part)
+        elif part.form == "labelled":
+            lines = forms.labelled(lines, where)
+        elif part.form == "pairs" and part.listed is not None:
+            with path.with_name(part.listed.name).open("rb") as names:
+                lines = forms.pairs(lines, list(_lines(names, part.listed.name)), where)
+        yield from lines
 
 
 @contextmanager
 def _opened(part: Part, path: Path) -> Iterator[Stream]:
-    if part.packing == "gz":
+    if part.packing == "plain":
+        with path.open("rb") as stream:
+            yield stream
+    elif part.packing == "gz":
         with gzip.open(path, "rb") as stream:
             yield stream
     elif part.packing == "xz":
@@ -119,7 +163,7 @@ def _opened(part: Part, path: Path) -> Iterator[Stream]:
     elif part.packing == "zip":
         with zipfile.ZipFile(path) as archive:
             if part.member not in archive.namelist():
-                raise _NotIt(f"{path.name}: holds no {part.member}")
+                raise NotIt(f"{path.name}: holds no {part.member}")
             with archive.open(part.member) as stream:
                 yield stream
     else:
@@ -130,48 +174,18 @@ def _opened(part: Part, path: Path) -> Iterator[Stream]:
                 if content is not None:
                     yield content
                     return
-            raise _NotIt(f"{path.name}: holds no {part.member}")
+            raise NotIt(f"{path.name}: holds no {part.member}")
 
 
 def _lines(stream: Stream, where: str) -> Iterator[bytes]:
     while line := stream.readline(LONGEST + 1):
         if len(line) > LONGEST:
-            raise _NotIt(f"{where}: expected text, found a line of more than {LONGEST} bytes")
+            raise NotIt(f"{where}: expected text, found a line of more than {LONGEST} bytes")
         yield line.removesuffix(b"\n")
 
 
-def _text(line: bytes, where: str) -> str:
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise _NotIt(f"{where}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x}") from error
-
-
-def _segments(lines: Iterator[bytes], where: str) -> Iterator[bytes]:
-    """The sentences of a test set in SGML; white space as sacrebleu leaves it, so that references are the same."""
-    for line in lines:
-        if not line.lstrip().startswith(b"<seg"):
-            continue
-        found = re.fullmatch(r"\s*<seg[^>]*>(.*)</seg>\s*", _text(line, where))
-        if not found:
-            raise _NotIt(f"{where}: expected <seg>...</seg> in one line, found {_text(line, where)[:50]!r}")
-        yield " ".join(found[1].split()).encode()
-
-
-def _talks(lines: Iterator[bytes]) -> Iterator[bytes]:
-    """The sentences of TED talks, without the lines that describe a talk: its address, title and speaker."""
-    for line in lines:
-        if not line.lstrip().startswith(b"<"):
-            yield b" ".join(line.split())
-
-
-def _clusters(lines: Iterator[bytes], where: str, part: Part) -> Iterator[bytes]:
-    """One side of one split of tab-separated pairs."""
-    pairs = []
-    for line in lines:
-        columns = _text(line, where).split("\t")
-        if len(columns) < 2:
-            raise _NotIt(f"{where}: expected two columns, found {columns[0][:50]!r}")
-        pairs.append((columns[0], columns[1]))
-    for pair in split_pairs(pairs)[part.split]:
-        yield pair[part.column].encode()
+def _whole(stream: Stream, where: str) -> bytes:
+    content = stream.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise NotIt(f"{where}: expected at most {LARGEST} bytes, found more")
+    return content
