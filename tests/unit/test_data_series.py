@@ -1,0 +1,232 @@
+"""Irregular series: files of observations, channels at times of their own, grids, scaling, a split of one's own."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsallis.data.series import (
+    Events,
+    IrregularSeries,
+    Scaling,
+    descriptors,
+    read_events,
+    read_labels,
+    take_out,
+)
+from tsallis.errors import InputError
+
+HEADER = "RecordID,minute,parameter,value\n"
+LINES = "7,0,Age,54\n7,7,HR,73\n7,37,HR,77.5\n9,2,pH,-1\n"
+
+
+def events(*rows: tuple[int, float, str, float]) -> Events:
+    names = sorted({name for _, _, name, _ in rows})
+    series, times, channels, values = zip(*rows, strict=True)
+    return Events(
+        np.array(series, np.int64),
+        np.array(times, np.float64),
+        np.array([names.index(name) for name in channels], np.int64),
+        np.array(values, np.float64),
+        names,
+    )
+
+
+def some(seed: int, rows: int = 6, count: int = 90) -> Events:
+    chance = np.random.default_rng(seed)
+    times, values = chance.uniform(0, 10, count).round(1), chance.normal(size=count)
+    return Events(chance.integers(0, rows, count), times, chance.integers(0, 3, count), values, ["a", "b", "c"])
+
+
+def test_observations_plain_or_packed(tmp_path: Path) -> None:
+    (tmp_path / "plain.csv").write_text(HEADER + LINES)
+    with lzma.open(tmp_path / "s.csv.xz", "wt") as stream:
+        stream.write(HEADER + LINES)
+    with gzip.open(tmp_path / "s.csv.gz", "wt") as stream:
+        stream.write(HEADER + LINES)
+    for name in ("plain.csv", "s.csv.xz", "s.csv.gz"):
+        found = read_events(tmp_path / name)
+        assert found.names == ["Age", "HR", "pH"] and found.channels.tolist() == [0, 1, 1, 2]
+        assert found.series.tolist() == [7, 7, 7, 9] and found.times.tolist() == [0, 7, 37, 2]
+        assert found.values.tolist() == [54, 73, 77.5, -1]
+    kept = found.only(found.values != -1)
+    assert kept.series.tolist() == [7, 7, 7] and kept.names == found.names
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (HEADER + "7,0,HR,73\n7,1,HR\n", r"f.csv:3: expected series,time,channel,value, found '7,1,HR'"),
+        (HEADER + "7,0,HR,73\n\n7,1,HR,2\n", r"f.csv:3: expected series,time,channel,value, found ''"),
+        (HEADER + "7,0,HR,high\n", r"f.csv:2: .* found '7,0,HR,high'"),
+        (HEADER + "7,0,HR,nan\n", r"f.csv:2: .* found '7,0,HR,nan'"),
+        (HEADER + "7,inf,HR,1\n", r"f.csv:2: .* found '7,inf,HR,1'"),
+        (HEADER + "7.5,1,HR,1\n", r"f.csv:2: .* found '7.5,1,HR,1'"),
+        (HEADER + "7,0,HR,1,2\n", r"f.csv:2: .* found '7,0,HR,1,2'"),
+        (HEADER + "7,1,HR\n7,0,HR,1,2\n", r"f.csv:2: .* found '7,1,HR'"),
+        ("minute,value\n7,0\n", r"f.csv:1: expected a header such as .* found 'minute,value'"),
+        (HEADER, "there is no observation"),
+        ("", "the file is empty"),
+    ],
+)
+def test_malformed_observations(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "f.csv"
+    path.write_text(content)
+    with pytest.raises(InputError, match=message):
+        read_events(path)
+
+
+def test_labels(tmp_path: Path) -> None:
+    path = tmp_path / "o.csv"
+    path.write_text("RecordID,SAPS-I,died\n7,6,0\n9,16,1\n")
+    assert read_labels(path, "died") == {7: 0, 9: 1}
+    assert read_labels(path, "RecordID", "SAPS-I") == {6: 7, 16: 9}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("id,dead\n7,0\n", r"o.csv:1: there is no column 'died', only id, dead"),
+        ("id,died\n7,0\n8,yes\n", r"o.csv:3: expected whole numbers in id and died, found '8,yes'"),
+        ("id,died\n7\n", r"o.csv:2: expected whole numbers"),
+        ("id,died\n7,0\n7,1\n", r"o.csv:3: id 7 is there twice"),
+    ],
+)
+def test_malformed_labels(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "o.csv"
+    path.write_text(content)
+    with pytest.raises(InputError, match=message):
+        read_labels(path, "died")
+
+
+def test_channels_hold_each_series_observations_in_time() -> None:
+    found = events((9, 5, "b", 1), (7, 3, "a", 2), (7, 1, "a", 3), (7, 2, "c", 4), (8, 0, "a", 5))
+    series = IrregularSeries(found, ["a", "b"], [9, 7, 6])
+    assert len(series) == 3 and series.counts.tolist() == [[0, 1], [2, 0], [0, 0]]
+    times, values, mask = series.channel(0)
+    assert times.dtype == torch.float64 and values.dtype == torch.float32
+    assert mask.tolist() == [[False, False], [True, True], [False, False]]
+    assert times[1].tolist() == [1, 3] and values[1].tolist() == [3, 2]
+    assert series.channel(1).values[0].tolist() == [1]
+    absent = IrregularSeries(found, ["z"], [7])
+    assert absent.channel(0).values.shape == (1, 0) and not absent.counts.any()
+    assert IrregularSeries(found, ["a"]).ids.tolist() == [7, 8, 9]
+
+
+@given(st.integers(0, 10_000))
+def test_no_observation_is_lost_or_mixed_up(seed: int) -> None:
+    found = some(seed)
+    order = np.random.default_rng(seed).permutation(7)  # one of them has no observation
+    series = IrregularSeries(found, ["c", "a"], order.tolist())
+    assert series.counts.sum() == (found.channels != 1).sum()
+    for number, channel in enumerate((2, 0)):
+        times, values, mask = series.channel(number)
+        for row, name in enumerate(order):
+            own = (found.series == name) & (found.channels == channel)
+            expected = sorted(
+                zip(found.times[own].tolist(), found.values[own].astype(np.float32).tolist(), strict=True)
+            )
+            keep = mask[row]
+            assert sorted(zip(times[row, keep].tolist(), values[row, keep].tolist(), strict=True)) == expected
+            assert times[row, keep].tolist() == sorted(times[row, keep].tolist())
+
+
+@given(st.integers(0, 10_000), st.integers(1, 7))
+def test_the_grid_is_what_a_loop_says(seed: int, steps: int) -> None:
+    series = IrregularSeries(some(seed), ["a", "b", "c"], range(7))
+    values, observed, since = series.grid(steps, 8.0)
+    for row in range(7):
+        for channel in range(3):
+            own = (series.rows == row) & (series.channels == channel) & (series.times <= 8)
+            last, at = 0.0, -1
+            for step in range(steps):
+                inside = np.minimum(np.floor(series.times[own] * steps / 8), steps - 1) == step
+                if inside.any():
+                    last, at = series.values[own][inside][-1], step
+                assert values[row, step, channel] == np.float32(last)
+                assert observed[row, step, channel] == inside.any()
+                assert since[row, step, channel] == step - at
+
+
+@pytest.mark.parametrize(("steps", "end"), [(0, 1.0), (4, 0.0), (4, float("nan"))])
+def test_grids_that_are_none(steps: int, end: float) -> None:
+    with pytest.raises(ValueError, match="a grid needs"):
+        IrregularSeries(events((1, 0, "a", 1)), ["a"]).grid(steps, end)
+
+
+@pytest.mark.parametrize(("channels", "rows"), [(["a", "a"], [1]), (["a"], [1, 2, 1])])
+def test_nothing_is_named_twice(channels: list[str], rows: list[int]) -> None:
+    with pytest.raises(ValueError, match="twice"):
+        IrregularSeries(events((1, 0, "a", 1)), channels, rows)
+
+
+def test_scaling_takes_no_notice_of_outliers() -> None:
+    chance = np.random.default_rng(0)
+    x = chance.normal(100, 15, 5000)
+    clean, wrong = Scaling.of(x, np.zeros(5000), 1), Scaling.of(np.append(x, [1e9, -1e9]), np.zeros(5002), 1)
+    assert not wrong.logarithm[0]
+    assert abs(wrong.mean - clean.mean)[0] < 0.1 and abs(wrong.std - clean.std)[0] < 0.1
+    channel = np.zeros(2, np.int64)
+    assert abs(wrong(np.array([1e9, -1e9]), channel)).max() < 3
+
+
+def test_scaling_by_channel_and_by_logarithm() -> None:
+    chance = np.random.default_rng(0)
+    values = np.concatenate([chance.lognormal(3, 1, 4000), chance.normal(-5, 2, 4000), np.ones(10)])
+    channels = np.repeat([0, 1, 3], [4000, 4000, 10])
+    scaling = Scaling.of(values, channels, 4)  # none of channel 2
+    assert scaling.logarithm.tolist() == [True, False, False, False]
+    scaled = scaling(values, channels)
+    for c in (0, 1):
+        assert abs(scaled[channels == c].mean()) < 1e-9 and abs(scaled[channels == c].std() - 1) < 1e-9
+    assert not scaled[channels == 3].any()
+    # What is 0 or less has a place in a channel of logarithms, too.
+    assert np.isfinite(scaling(np.array([0.0, -3.0]), np.array([0, 0]))).all()
+    assert scaling(np.array([5.0]), np.array([2])).tolist() == [0.0]
+
+
+def test_scaling_is_that_of_the_series_it_was_made_from() -> None:
+    series = IrregularSeries(some(1), ["a", "b", "c"], range(6))
+    scaled = series.scaled(series.scaling())
+    assert not np.array_equal(scaled.values, series.values) and np.array_equal(scaled.times, series.times)
+    other = IrregularSeries(some(2), ["a", "b", "c"], range(6)).scaled(series.scaling())
+    assert abs(other.values).max() <= abs(scaled.values).max() + 1e-12  # clipped to what was seen
+
+
+def test_descriptors_are_the_first_values() -> None:
+    found = descriptors(events((1, 3, "w", 9), (1, 0, "w", 8), (2, 1, "h", 7)), ["h", "w"], [2, 1, 5])
+    assert np.array_equal(found, [[7, np.nan], [np.nan, 8], [np.nan, np.nan]], equal_nan=True)
+
+
+def test_a_share_of_each_class_is_taken_out() -> None:
+    labels = {i * 3: int(i < 20) for i in range(100)}
+    stays, taken = take_out(labels, 0.25)
+    assert sorted(stays + taken) == sorted(labels) and stays == sorted(stays) and taken == sorted(taken)
+    assert sum(labels[i] for i in taken) == 5 and len(taken) == 25
+    again = take_out(dict(reversed(labels.items())), 0.25)
+    assert again == (stays, taken) and take_out(labels, 0.25, seed=1) != again
+    for share in (0, 1, -0.5):
+        with pytest.raises(ValueError, match="share must be between 0 and 1"):
+            take_out(labels, share)
+
+
+def test_the_challenge_of_2012(shared_data: Path) -> None:
+    folder = shared_data / "physionet2012"
+    if not folder.is_dir():
+        pytest.skip(f"needs {folder.name} in the folder of public data sets")
+    labels = read_labels(folder / "Outcomes-a.csv", "In-hospital_death")
+    assert len(labels) == 4000 and sum(labels.values()) == 554
+    found = read_events(folder / "set-a.csv.xz")
+    assert len(found.names) == 41 and len(np.unique(found.series)) == 4000 and found.times.max() <= 2880
+    series = IrregularSeries(found.only(found.values != -1), ["HR", "Temp"], sorted(labels))
+    times, _values, mask = series.channel(0)
+    first = found.series[0]
+    assert times[sorted(labels).index(int(first))][:3].tolist() == [7, 37, 97]
+    assert mask.sum() == series.counts[:, 0].sum() == 228538

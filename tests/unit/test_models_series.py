@@ -1,0 +1,154 @@
+"""Classifiers of irregular series: fitted signals, densities that read them, and the grid's attention."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tsallis.continuous import ValueFunction, gaussian_grid, image_basis
+from tsallis.models.series import AT_ONCE, GridClassifier, SignalClassifier, fitted
+
+
+def observations(rows: int, length: int, d: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    counts = torch.randint(0, length + 1, (rows,))
+    counts[0], counts[-1] = 0, length
+    mask = torch.arange(length) < counts[:, None]
+    return torch.randn(rows, length, d), torch.rand(rows, length, dtype=torch.float64), mask
+
+
+def test_fitted_is_the_value_function_whatever_stands_together() -> None:
+    fit = ValueFunction(gaussian_grid(6, (0.1, 0.3)), 0.5)
+    values, positions, mask = observations(2 * AT_ONCE + 3, 9)
+    found = fitted(fit, values, positions, mask)
+    expected = fit(values, positions=positions, mask=mask).coefficients
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    assert not found[~mask.any(1)].any() and found[mask.any(1)].flatten(1).any(1).all()
+    values[~mask], positions[~mask] = math.nan, math.nan
+    assert torch.equal(fitted(fit, values, positions, mask), found)
+
+
+def test_fitted_takes_rows_without_any_place() -> None:
+    fit = ValueFunction(gaussian_grid(4, 0.3))
+    found = fitted(fit, torch.ones(3, 0, 2), torch.ones(3, 0), torch.ones(3, 0, dtype=torch.bool))
+    assert found.shape == (3, 4, 2) and not found.any()
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (torch.tensor([[True, False, True]]), "first observations"),
+        (torch.ones(1, 2, dtype=torch.bool), r"\[1, 3\]"),
+        (torch.ones(1, 3), "boolean"),
+    ],
+)
+def test_fitted_wants_a_mask_that_fits(mask: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fitted(ValueFunction(gaussian_grid(4, 0.3)), torch.ones(1, 3, 1), torch.rand(1, 3), mask)
+
+
+@pytest.mark.parametrize("density", ["gaussian", "truncated_parabola", "learned", 1.5])
+def test_what_is_read_is_the_integral_of_density_and_signal(density: str | float) -> None:
+    basis = gaussian_grid(5, 0.2)
+    model = SignalClassifier(basis, channels=3, d_values=2, d_static=1, heads=2, density=density)
+    coefficients = torch.randn(4, 3, 5, 2)
+    t = torch.linspace(-4, 5, 90_001, dtype=torch.float64)
+    p = model.density().pdf(t[:, None, None, None])[:, 0].double()  # [points, heads, channels]
+    signal = torch.einsum("tf,bcfd->tbcd", basis(t), coefficients.double())
+    integral = torch.einsum("thc,tbcd->bchd", p, signal) * (t[1] - t[0])
+    torch.testing.assert_close(model.read(coefficients).double(), integral, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("density", ["gaussian", "truncated_parabola"])
+def test_the_reach_is_where_the_densities_are_above_zero(density: str) -> None:
+    model = SignalClassifier(gaussian_grid(5, 0.2), channels=3, d_values=1, heads=2, density=density)
+    reach = model.reach()
+    assert all(x.shape == (2, 3) and not x.requires_grad for x in reach)
+    if density == "gaussian":
+        assert (reach.lower == -math.inf).all() and (reach.upper == math.inf).all()
+        return
+    torch.testing.assert_close(reach.upper - reach.mean, math.sqrt(5) * reach.std)
+    for end, sign in ((reach.lower, 1), (reach.upper, -1)):
+        assert (model.density().pdf((end + sign * 1e-4)[None]) > 0).all()
+        assert not model.density().pdf((end - sign * 1e-4)[None]).any()
+
+
+def test_each_head_starts_somewhere_else() -> None:
+    reach = SignalClassifier(gaussian_grid(5, 0.2), channels=7, d_values=1, heads=3).reach()
+    means = reach.mean.mean(1)
+    assert means[0] < means[1] < means[2]
+
+
+@pytest.mark.parametrize("hidden", [0, 5])
+@pytest.mark.parametrize("transform", ["softmax", "sparsemax", 1.5])
+def test_the_grid_attends_to_its_steps(transform: str | float, hidden: int) -> None:
+    model = GridClassifier(4, d_static=3, d_model=6, transform=transform, hidden=hidden).eval()
+    with torch.no_grad():
+        model.score.weight.mul_(30)
+    x, static = torch.randn(5, 11, 4), torch.randn(5, 3)
+    context, weights = model.read(x)
+    assert context.shape == (5, 6) and weights.shape == (5, 11) and model(x, static).shape == (5,)
+    torch.testing.assert_close(weights.sum(1), torch.ones(5))
+    assert bool((weights == 0).any()) == (transform != "softmax")
+    states = model.encoder(x)[0]
+    torch.testing.assert_close(context, torch.einsum("bt,btd->bd", weights, states))
+
+
+def learned(model: nn.Module, x: Tensor, static: Tensor, labels: Tensor, steps: int = 150) -> float:
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    for _ in range(steps):
+        loss = nn.functional.binary_cross_entropy_with_logits(model(x, static), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    return float(((model(x, static) > 0) == (labels > 0)).float().mean())
+
+
+def test_a_density_goes_to_where_the_classes_differ() -> None:
+    """One channel, irregular times; the classes differ in the last third of the time alone."""
+    rows, length = 200, 40
+    labels = (torch.arange(rows) % 2).float()
+    times = torch.rand(rows, length, dtype=torch.float64).sort(1).values
+    late = (times > 0.67).float()
+    values = 0.5 * torch.randn(rows, length) + late * (2 * labels[:, None] - 1)
+    fit = ValueFunction(gaussian_grid(8, 0.1), 0.5)
+    coefficients = fitted(fit, values[..., None], times, torch.ones(rows, length, dtype=torch.bool))[:, None]
+    model = SignalClassifier(fit.basis, channels=1, d_values=1, heads=1, hidden=0, dropout=0.0)
+    before = float(model.reach().mean)
+    assert learned(model, coefficients, torch.zeros(rows, 0), labels) > 0.97
+    reach = model.reach()
+    assert before < 0.55 and float(reach.mean) > 0.67 and float(reach.lower) > 0.3
+
+
+def test_all_parameters_learn() -> None:
+    torch.manual_seed(1)
+    models: list[tuple[nn.Module, Tensor]] = [
+        (SignalClassifier(gaussian_grid(5, 0.2), 3, 2, 4, density="learned"), torch.randn(6, 3, 5, 2)),
+        (GridClassifier(5, 4, d_model=6, hidden=7), torch.randn(6, 9, 5)),
+    ]
+    for model, x in models:
+        model(x, torch.randn(6, 4)).square().sum().backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+def test_settings_that_are_refused() -> None:
+    basis = gaussian_grid(5, 0.2)
+    for name in ("channels", "d_values", "heads", "d_query"):
+        with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+            SignalClassifier(basis, **{"channels": 2, "d_values": 1, name: 0})
+    with pytest.raises(ValueError, match="2 dimensions"):
+        SignalClassifier(image_basis(3), 2, 1)
+    with pytest.raises(ValueError, match="density must be one of"):
+        SignalClassifier(basis, 2, 1, density="uniform")
+    with pytest.raises(ValueError, match="hidden must be 0 or more, got -1"):
+        GridClassifier(2, hidden=-1)
+    with pytest.raises(ValueError, match="d_model must be at least 1, got 0"):
+        GridClassifier(2, d_model=0)
+    with pytest.raises(ValueError, match="transform must be one of"):
+        GridClassifier(2, transform="hardmax")
+    with pytest.raises(ValueError, match=r"coefficients must be \[batch, 2, 5, 1\], got \[3, 2, 4, 1\]"):
+        SignalClassifier(basis, 2, 1)(torch.ones(3, 2, 4, 1), torch.ones(3, 0))
