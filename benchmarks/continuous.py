@@ -181,18 +181,13 @@ def measure(shape: str, variance: float, arguments: Any) -> list[Row]:
 
 
 def verdicts(measured: list[Row]) -> list[str]:
-    def pick(column: str, operation: str, widest: bool) -> dict[str, float]:
-        return {
-            f"{r['shape']} variance={r['variance']}": r[column]
-            for r in measured
-            if r["operation"] == operation and (r["variance"] >= 0.01) == widest
-        }
+    def pick(column: str, operation: str) -> dict[str, float]:
+        return {f"{r['shape']} variance={r['variance']}": r[column] for r in measured if r["operation"] == operation}
 
-    lines = verdict("the polar loop's time / ours, on a grid", 20, pick("loop_ratio", "grid", True), True)
-    lines += verdict("the same, of the paper's narrow functions", 1, pick("loop_ratio", "grid", False), True)
+    lines = []
     for operation in ("grid", "scattered"):
-        errors = pick("error", operation, True) | pick("error", operation, False)
-        lines += verdict(f"error times 1e6, {operation}", 10, {k: 1e6 * v for k, v in errors.items()})
+        lines += verdict(f"the polar loop's time / ours, {operation}", 20, pick("loop_ratio", operation), True)
+        lines += verdict(f"error times 1e6, {operation}", 10, {k: 1e6 * v for k, v in pick("error", operation).items()})
     return lines
 
 

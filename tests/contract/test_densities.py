@@ -369,7 +369,7 @@ def test_two_expectations_before_a_backward(name: str) -> None:
         torch.testing.assert_close(together[i], alone[0][i] + alone[1][i])
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name != "location-scale"])  # g is solved with autograd
+@pytest.mark.parametrize("name", ALL)
 def test_it_compiles_in_one_graph(name: str) -> None:
     basis = scattered_basis(dims_of(name))
     points = 40 if dims_of(name) == 1 else (16, 32)

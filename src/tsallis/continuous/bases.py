@@ -52,6 +52,11 @@ class Basis(nn.Module):
         """Centres [size, dims] and covariances [size, dims, dims] if these are normal densities."""
         return None
 
+    @property
+    def fixed_gaussians(self) -> bool:
+        """Whether these are normal densities made of buffers alone, without a gradient."""
+        return False
+
 
 class GaussianBasis(Basis):
     r"""Normal densities :math:`\psi_j(t) = N(t; \mu_j, \Sigma_j)`, on the line or in the plane (Martins et al. 2020).
@@ -91,9 +96,15 @@ class GaussianBasis(Basis):
         least = covs if self.dims == 1 else torch.linalg.eigvalsh(covs.double())
         if not bool((least > 0).all()):
             raise ValueError(f"variance must be positive (definite), got {least.min().item():g}")
-        self.width = round(math.sqrt(least.min().item()), 7 if covs.dtype == torch.float32 else 15)
         self.register_buffer("centres", centres.detach())
         self.register_buffer("covs", covs.clone())
+        self._look()
+        self.register_load_state_dict_post_hook(lambda module, _: module._look())
+
+    def _look(self) -> None:
+        """Reads off how narrow the functions are."""
+        least = self.covs if self.dims == 1 else torch.linalg.eigvalsh(self.covs.double())
+        self.width = round(math.sqrt(least.min().item()), 7 if self.covs.dtype == torch.float32 else 15)
 
     @property
     def size(self) -> int:
@@ -110,6 +121,10 @@ class GaussianBasis(Basis):
         peak = inverse[:, 0, 0] * inverse[:, 1, 1] / (2 * math.pi)
         values: Tensor = torch.exp(-(first.square() + second.square()) / 2) * peak
         return values
+
+    @property
+    def fixed_gaussians(self) -> bool:
+        return not (self.centres.requires_grad or self.covs.requires_grad)
 
     def gaussians(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
         centres, covs = self.centres.to(like), self.covs.to(like)
@@ -141,12 +156,23 @@ class ProductBasis(Basis):
 
     def __init__(self, first: Basis, second: Basis | None = None) -> None:
         super().__init__()
-        self.first, self.second = first, first if second is None else second
+        self.first = first
+        # One basis for both is one part: a state dict that named it twice would hold shared tensors.
+        self.other = second if second is not first else None
         for basis in (self.first, self.second):
             if basis.dims != 1:
                 raise ValueError(f"a product is made of bases on the line, got one with {basis.dims} dimensions")
-        self.width = min(self.first.width, self.second.width)
         self.degree = self.first.degree + self.second.degree
+
+    @property
+    def second(self) -> Basis:
+        """The basis for y."""
+        return self.first if self.other is None else self.other
+
+    @property
+    def width(self) -> float:  # type: ignore[override]
+        """Of the narrower of the two."""
+        return min(self.first.width, self.second.width)
 
     @property
     def size(self) -> int:
@@ -165,6 +191,10 @@ class ProductBasis(Basis):
                 return (sums * torch.outer(peaks(a[1]), peaks(b[1]))).reshape(*x.shape[:-1], -1)
         left = self.first.at(x) * weights.unsqueeze(-1)  # [..., points, first]
         return (left.mT @ self.second.at(y)).flatten(-2)
+
+    @property
+    def fixed_gaussians(self) -> bool:
+        return self.first.fixed_gaussians and self.second.fixed_gaussians
 
     def gaussians(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
         a, b = self.first.gaussians(like), self.second.gaussians(like)

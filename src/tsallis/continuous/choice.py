@@ -43,7 +43,6 @@ SPLIT = Need((4, 1.0), (6, 1.25), (7, 1.8))
 RADIAL = Need((2, 1.0), (2.5, 1.15), (5, 1.75))
 SINE_RADIAL = Need((8, 1.0), (10, 1.25), (15, 1.8))
 ANGULAR = Need((4, 1.5), (4.5, 1.8), (10, 3.9))
-STRIP = Need((6, 1.8), (6, 2.3), (9, 3.5))
 
 
 def _rounded(points: float) -> int:

@@ -283,4 +283,4 @@ class LocationScale(Elliptical):
 
     @classmethod
     def _family(cls, g: Callable[[Tensor], Tensor]) -> Family:  # type: ignore[override]
-        return families.location_scale(g)
+        return families.LocationScale(g)

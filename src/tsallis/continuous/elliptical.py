@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from tsallis.continuous import choice, strip
-from tsallis.continuous.bases import Basis, FourierBasis, GaussianBasis
-from tsallis.continuous.beta import BetaGaussian
+from tsallis.continuous import waves
+from tsallis.continuous.bases import Basis, FourierBasis
+from tsallis.continuous.beta import NEARLY_GAUSSIAN, BetaGaussian
 from tsallis.continuous.families import Laplace
 from tsallis.continuous.family import Family, cholesky, log_det
 from tsallis.continuous.supports import Ellipse, Interval, WholeSpace
 from tsallis.functional import continuous as rules
 from tsallis.functional.continuous import Rule
 from tsallis.functional.rows import check_floating, result_dtype
-from tsallis.kernels.autograd import widen
+from tsallis.kernels.autograd import traced, widen
 
 Points = int | tuple[int, int] | None
 Function = Basis | Callable[[Tensor], Tensor]
@@ -262,12 +262,12 @@ class Elliptical(Density):
         closed = self._closed_form(function)
         if closed is not None:
             return closed
+        if points is None:
+            found = self._by_waves(function)
+            if found is not None:
+                return found
         widest = self._widest() or math.nan
         ratio = math.inf if math.isinf(function.width) else function.width / widest
-        if points is None and isinstance(function, GaussianBasis) and self.dims == 2:
-            narrow = self._by_strips(function, ratio)
-            if narrow is not None:
-                return narrow
         rule = self._rule(ratio, function.degree, points)
         if self.dims == 1:
             return function.weighted_sum(rule.weights, self._place(rule))
@@ -292,7 +292,7 @@ class Elliptical(Density):
             return math.nan
         if self.dims == 1:
             return float(self._factor.detach().nan_to_num(0.0).amax())
-        return math.sqrt(float(strip.largest(self._factor.detach()).nan_to_num(0.0).amax()))
+        return math.sqrt(float(waves.largest(self._factor.detach()).nan_to_num(0.0).amax()))
 
     def _closed_form(self, basis: Basis) -> Tensor | None:
         gaussian = isinstance(self.family, BetaGaussian) and self.family.number == 1
@@ -308,17 +308,15 @@ class Elliptical(Density):
             return rules.gaussian_overlap(self._mean[..., None], self.covariance[..., None, None], *gaussians)
         return rules.gaussian_overlap(self._mean, self.covariance, *gaussians)
 
-    def _by_strips(self, basis: GaussianBasis, ratio: float) -> Tensor | None:
-        """Where the functions are narrow and no product, a strip is quicker than a disk."""
+    def _by_waves(self, basis: Basis) -> Tensor | None:
+        """Gaussian functions in the plane, where numbers can be looked at, by their Fourier transforms."""
         family = self.family
-        if not isinstance(family, BetaGaussian) or family.number != 2:
+        if self.dims != 2 or not isinstance(family, BetaGaussian) or traced() or not self._mean.numel():
             return None
-        reach = math.sqrt(rules.squared_reach(2.0, 2))
-        if not ratio / reach <= strip.NARROW:  # also where it is NaN, unknown
+        if family.number is None or family.number < NEARLY_GAUSSIAN or not basis.fixed_gaussians:
             return None
-        points = choice.line_points(choice.STRIP, ratio / reach, 0, self._mean.dtype)
-        centres, covs = basis.centres.to(self._mean), basis.covs.to(self._mean)
-        return strip.strip_expectation(self._mean, self._factor * reach, centres, covs, points)
+        factor = self._factor * math.sqrt(rules.squared_reach(family.number, 2))
+        return waves.wave_expectation(basis, self._mean, factor, 2 + 1 / (family.number - 1))
 
     def expand(self: Self, batch_shape: Any, _instance: Any = None) -> Self:
         new: Self = self._get_checked_instance(type(self), _instance)

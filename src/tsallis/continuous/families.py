@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -63,6 +62,65 @@ def _root(x: Tensor) -> Tensor:
     return torch.where(zero, 0, torch.where(zero, 1, x).sqrt())
 
 
+def _slope(g: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """g', differentiable where x is."""
+    graph = x.requires_grad and torch.is_grad_enabled()
+    with torch.enable_grad():
+        x = x if graph else x.detach().requires_grad_()
+        y = g(x)
+        if not isinstance(y, Tensor) or y.shape != x.shape:
+            raise ValueError(f"g must map a tensor to one of its shape, got {type(y).__name__}")
+        if not y.requires_grad:
+            raise ValueError("g must be differentiable by torch, got a result without a gradient")
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=graph)
+    return slope
+
+
+def _end(g: Callable[[Tensor], Tensor]) -> float:
+    """Half the width of the support at scale 1, where `a g'(a) - g(a) + g(0)` is a half."""
+    zero = torch.zeros((), dtype=torch.float64, device="cpu")
+
+    def excess(a: float) -> float:
+        at = zero + a
+        return float(at * _slope(g, at) - g(at) + g(zero)) - 0.5
+
+    low, high = 0.0, 1.0
+    while not excess(high) >= 0:
+        low, high = high, 2 * high
+        if high > 1e12:
+            raise ValueError("a g'(a) - g(a) + g(0) = 1/2 has no solution: g must be convex, and strongly so")
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) < 0 else (low, middle)
+    return (low + high) / 2
+
+
+def _profile(g: Callable[[Tensor], Tensor], end: float, x: Tensor) -> Tensor:
+    """The density at scale 1, at distances up to `end`."""
+    top = float(_slope(g, torch.tensor(end, dtype=torch.float64, device="cpu")))
+    return (top - _slope(g, x)).clamp(min=0)
+
+
+@rules.constant
+def _solved(g: Callable[[Tensor], Tensor]) -> tuple[float, float, float, float]:
+    """Half the width of the support at scale 1, standard deviation, integral of the squared density, entropy."""
+    end = _end(g)
+    x, w = rules.gauss_legendre(256)
+    x = (x + 1) * (end / 2)
+    profile = _profile(g, end, x)
+    w = w * profile / (w * profile).sum()
+    std, squared_mass = (w * x.square()).sum().sqrt(), (w * profile).sum()
+    return end, float(std), float(squared_mass), -float((w * profile.clamp(min=1e-300).log()).sum())
+
+
+@rules.constant
+def _location_rule(g: Callable[[Tensor], Tensor], points: int) -> Rule:
+    """Standardised."""
+    end, std, *_ = _solved(g)
+    nodes, weights = rules.split_line(points, end, lambda x: _profile(g, end, x))
+    return Rule(nodes / std, weights)
+
+
 class LocationScale:
     r"""The standardised density of a convex g: :math:`g'(a) - g'(|x|)` on :math:`|x| \le a` at scale 1 (eq. 13).
 
@@ -73,50 +131,10 @@ class LocationScale:
 
     def __init__(self, g: Callable[[Tensor], Tensor]) -> None:
         self.g = g
-        with torch.inference_mode(False), torch.no_grad():
-            self.end = self._solve()
-            x, w = rules.gauss_legendre(256)
-            x = (x + 1) * (self.end / 2)
-            profile = self._profile(x)
-            w = w * profile / (w * profile).sum()
-            self.std = float((w * x.square()).sum().sqrt())
-            self.squared_mass = float((w * profile).sum())  # the integral of the squared density
-            self.shannon = -float((w * profile.clamp(min=1e-300).log()).sum())
-
-    def _slope(self, x: Tensor) -> Tensor:
-        """g', differentiable where x is."""
-        graph = x.requires_grad and torch.is_grad_enabled()
-        with torch.enable_grad():
-            x = x if graph else x.detach().requires_grad_()
-            y = self.g(x)
-            if not isinstance(y, Tensor) or y.shape != x.shape:
-                raise ValueError(f"g must map a tensor to one of its shape, got {type(y).__name__}")
-            if not y.requires_grad:
-                raise ValueError("g must be differentiable by torch, got a result without a gradient")
-            (slope,) = torch.autograd.grad(y.sum(), x, create_graph=graph)
-        return slope
-
-    def _solve(self) -> float:
-        zero = torch.zeros((), dtype=torch.float64, device="cpu")
-
-        def excess(a: float) -> float:
-            at = zero + a
-            return float(at * self._slope(at) - self.g(at) + self.g(zero)) - 0.5
-
-        low, high = 0.0, 1.0
-        while not excess(high) >= 0:
-            low, high = high, 2 * high
-            if high > 1e12:
-                raise ValueError("a g'(a) - g(a) + g(0) = 1/2 has no solution: g must be convex, and strongly so")
-        for _ in range(200):
-            middle = (low + high) / 2
-            low, high = (middle, high) if excess(middle) < 0 else (low, middle)
-        return (low + high) / 2
+        self.end, self.std, self.squared_mass, self.shannon = _solved(g)
 
     def _profile(self, x: Tensor) -> Tensor:
-        """The density at scale 1, at distances up to `end`."""
-        top = float(self._slope(torch.tensor(self.end, dtype=torch.float64, device="cpu")))
-        return (top - self._slope(x)).clamp(min=0)
+        return _profile(self.g, self.end, x)
 
     def alpha(self, like: Tensor) -> float | Tensor:
         return 2.0
@@ -151,7 +169,7 @@ class LocationScale:
         """By bisection of the distribution function, which g gives: x g'(a) - g(x) + g(0)."""
         target = torch.rand(*shape, dtype=torch.float64, device="cpu") - 0.5
         with torch.no_grad():
-            top = float(self._slope(torch.tensor(self.end, dtype=torch.float64)))
+            top = float(_slope(self.g, torch.tensor(self.end, dtype=torch.float64, device="cpu")))
             low, high = torch.zeros_like(target), torch.full_like(target, self.end)
             start = self.g(torch.zeros_like(target))
             for _ in range(60):
@@ -163,15 +181,7 @@ class LocationScale:
     def rule(self, ratio: float, degree: int, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
         if points is None:
             points = choice.line_points(choice.SPLIT, ratio / (self.end / self.std), degree + 8, like.dtype)
-        found = self._rule(one_number(points))
-        return Rule(found.nodes / self.std, found.weights).to(like)
-
-    def _rule(self, points: int) -> Rule:
-        made: dict[int, Rule] = self.__dict__.setdefault("_rules", {})
-        if points not in made:
-            with torch.inference_mode(False), torch.no_grad():
-                made[points] = rules.split_line(points, self.end, self._profile)
-        return made[points]
+        return _location_rule(self.g, one_number(points)).to(like)
 
 
 class Triangular:
@@ -225,9 +235,3 @@ def triangular_line(points: int) -> Rule:
     1.0
     """
     return rules.split_line(points, Triangular.end, lambda u: Triangular.end - u)
-
-
-@lru_cache(maxsize=64)
-def location_scale(g: Callable[[Tensor], Tensor]) -> LocationScale:
-    """The family of a g, made once for each."""
-    return LocationScale(g)

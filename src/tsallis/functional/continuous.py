@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from tsallis.functional.rows import check_floating
 
+T = TypeVar("T")
 # The most a weight may lose to the largest before it is left out: exp(-39) is below the rounding of float64.
 TAIL = 39.0
 # From this (alpha - 1) / (alpha + 1) on, a learnable rule spans the whole support; below, all but the tail.
@@ -41,19 +42,19 @@ def _range(n: int) -> Tensor:
     return torch.arange(1, n, dtype=torch.float64, device="cpu")
 
 
-def constant(function: Callable[..., Rule]) -> Callable[..., Rule]:
-    """Computed once for each set of numbers, as plain tensors whatever mode torch is in; for the compiler, known."""
+def constant(function: Callable[..., T]) -> Callable[..., T]:
+    """Computed once for each set of arguments, as plain tensors whatever mode torch is in; for the compiler, known."""
 
     @lru_cache(maxsize=512)
-    def computed(*arguments: float) -> Rule:
+    def computed(*arguments: Any) -> T:
         with torch.inference_mode(False), torch.no_grad():
             return function(*arguments)
 
-    def wrapper(*arguments: float) -> Rule:
+    def wrapper(*arguments: Any) -> T:
         return computed(*arguments)
 
     wrapper.__name__, wrapper.__doc__ = function.__name__, function.__doc__
-    known: Callable[..., Rule] = torch.compiler.assume_constant_result(wrapper)
+    known: Callable[..., T] = torch.compiler.assume_constant_result(wrapper)
     return known
 
 
