@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 try:
     import typer
@@ -39,6 +39,7 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder."
 FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Input file; default: standard input.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Language = Annotated[str | None, typer.Option(help="The lines' language, for a run of several.")]
+Images = Annotated[Path | None, typer.Option(help="Images that lines name; default: those of the config's test split.")]
 Which = Annotated[str, typer.Option("--checkpoint", help="best, last or average (see `tsallis average`).")]
 SHOWN = 3  # words whose answers the demo lists
 LISTED = 10  # answers listed a word
@@ -96,7 +97,10 @@ def data_list() -> None:
 def data_get(
     name: Annotated[str, typer.Argument(help="See `tsallis data list`.")],
     folder: Annotated[Path | None, typer.Option(help="Where to; default: data/NAME.")] = None,
-    languages: Annotated[str | None, typer.Option(help="Only these (sides, of a parallel corpus): de,en.")] = None,
+    languages: Annotated[
+        str | None,
+        typer.Option(help="Only these (sides, of a parallel corpus; files, where there are no languages): de,en."),
+    ] = None,
 ) -> None:
     """Fetch a data set: resumes; files are compared with their known digest, or with that of the first transfer."""
     from tsallis.data.sources import get
@@ -130,12 +134,10 @@ def train(
 def _train(loaded: Config, folder: Path, world: World) -> None:
     import contextlib
 
-    import torch
-
     from tsallis.display import TrainingDisplay
     from tsallis.prepare import prepare
     from tsallis.training import Trainer
-    from tsallis.training.run import build_model, locked, start_run
+    from tsallis.training.run import locked, start_run
 
     with contextlib.ExitStack() as stack:
 
@@ -143,8 +145,7 @@ def _train(loaded: Config, folder: Path, world: World) -> None:
             if world.main:
                 stack.enter_context(locked(folder))
             prepared = prepare(loaded)
-            torch.manual_seed(prepared.settings.seed)
-            model = build_model(prepared.description, "model")
+            model = prepared.build()
             arguments = (prepared.description, prepared.task, prepared.data.src_vocab, prepared.data.tgt_vocab)
             return prepared, model, world.main and start_run(folder, loaded.text(), *arguments)
 
@@ -182,10 +183,12 @@ def translate(
     ] = False,
     budget: Annotated[int, typer.Option(min=1, help="Prefixes --all may expand a line.")] = 10_000,
     language: Language = None,
+    images: Images = None,
     checkpoint: Which = "best",
     as_json: Json = False,
 ) -> None:
-    """Outputs for lines: forms of `lemma<TAB>tags`, or translations of sentences.
+    """Outputs for lines: forms of `lemma<TAB>tags`, translations of sentences, labels of documents, or answers to
+    `image<TAB>question`.
 
     Prints the best output a line. With --nbest above 1 or --all: the number of the line, the output, its probability
     and the certificate, separated by tabs.
@@ -194,7 +197,7 @@ def translate(
     from tsallis.training import load_run
 
     loaded = load_run(run, checkpoint)
-    lines = _read(loaded, file, language, gold=False)
+    lines = _read(loaded, file, gold=False, language=language, images=images)
     size = beam or _beam_size(loaded)
     printed = 0
     for batch in _in_order(lines.corpus):
@@ -260,13 +263,13 @@ def _beam_size(run: Run) -> int:
     return load_config(run.folder / "config.yaml").search.beam_size
 
 
-def _read(run: Run, file: Path | None, language: str | None, gold: bool) -> Lines:
-    from tsallis.data.inflection import decode_lines, read_lines
-    from tsallis.tasks import task_of
+def _read(run: Run, file: Path | None, gold: bool, **options: Any) -> Lines:
+    from tsallis.data import inflection
+    from tsallis.tasks import read_lines
 
     name = str(file) if file else "standard input"
-    lines = read_lines(file) if file else decode_lines(sys.stdin.buffer.read(), name)
-    return task_of(run.task).read(lines, name, run, language, gold)
+    lines = inflection.read_lines(file) if file else inflection.decode_lines(sys.stdin.buffer.read(), name)
+    return read_lines(run, lines, name, gold, **options)
 
 
 @app.command()
@@ -276,6 +279,7 @@ def evaluate(
     split: Annotated[str, typer.Option(help="train, dev or test of the config.")] = "test",
     beam: Annotated[int | None, typer.Option(min=1, help="Beam size; default: the run's.")] = None,
     language: Language = None,
+    images: Images = None,
     checkpoint: Which = "best",
     as_json: Json = False,
 ) -> None:
@@ -292,7 +296,7 @@ def evaluate(
     loaded = load_run(run, checkpoint)
     config = load_config(loaded.folder / "config.yaml")
     if file:
-        lines = _read(loaded, file, language, gold=True)
+        lines = _read(loaded, file, gold=True, language=language, images=images)
     else:
         lines = task_of(loaded.task).encode(read_split(config.data, split), loaded)
     report = evaluation(loaded, lines, beam or config.search.beam_size)
@@ -337,18 +341,20 @@ def score(
     run: RunArgument,
     file: FileArgument = None,
     language: Language = None,
+    images: Images = None,
     checkpoint: Which = "best",
     as_json: Json = False,
 ) -> None:
     """Log-probabilities of known outputs; -inf where the model excludes one.
 
-    Lines are `lemma<TAB>form<TAB>tags`, or `source<TAB>target` for translations.
+    Lines are `lemma<TAB>form<TAB>tags`, `source<TAB>target` for translations, `label<TAB>text` for documents, or
+    `image<TAB>question<TAB>answer`.
     """
     from tsallis.search import score as score_batch
     from tsallis.training import load_run
 
     loaded = load_run(run, checkpoint)
-    lines = _read(loaded, file, language, gold=True)
+    lines = _read(loaded, file, gold=True, language=language, images=images)
     for batch in _in_order(lines.corpus):
         totals = score_batch(loaded.model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out).tolist()
         for row, total in zip(batch.index, totals, strict=True):
@@ -357,6 +363,31 @@ def score(
                 print(json.dumps({"line": row + 1, "possible": possible, "log_prob": total if possible else None}))
             else:
                 print(f"{total:.6f}" if total != float("-inf") else "-inf")
+
+
+@app.command()
+def look(
+    run: RunArgument,
+    file: FileArgument = None,
+    out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("looks"),
+    kind: Annotated[Literal["png", "svg", "pdf"], typer.Option("--format", help="Of the figures.")] = "png",
+    beam: Annotated[int | None, typer.Option(min=1, help="Beam size; default: the run's.")] = None,
+    language: Language = None,
+    images: Images = None,
+    checkpoint: Which = "best",
+) -> None:
+    """Figures of what the model attends to, one for each line of input: weights, densities and their supports."""
+    from tsallis.looks import figures
+    from tsallis.report import save
+    from tsallis.training import load_run
+
+    loaded = load_run(run, checkpoint)
+    lines = _read(loaded, file, gold=False, language=language, images=images)
+    out.mkdir(parents=True, exist_ok=True)
+    for place, figure in figures(loaded, lines, beam or _beam_size(loaded)):
+        path = out / f"{place + 1}.{kind}"
+        save(figure, path)
+        print(path)
 
 
 @app.command()

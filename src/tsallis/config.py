@@ -103,7 +103,34 @@ class ClassificationData(Section):
     min_count: int = Field(5, ge=1)  # of a word in train; rarer ones are unknown
 
 
-DataConfig = InflectionData | TranslationData | ClassificationData
+class SplitImages(Section):
+    """Where the images of each split are; those of dev are train's if it says nothing."""
+
+    train: str
+    dev: str | None = None
+    test: str | None = None
+
+
+class VisualData(Section):
+    """Questions about images: lines of `image<TAB>question<TAB>answer`, plain or with .xz or .gz behind the name.
+
+    Images are rows of an array file (.npy, .npy.xz), or JPEG and PNG files in a folder or a .tar.
+    """
+
+    task: Literal["visual"]
+    folder: str = "."
+    train: str
+    dev: str | None = None
+    test: str | None = None
+    images: str | SplitImages
+    size: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = None  # height, width of photographs
+    held_out: float = Field(0.1, gt=0, lt=1)  # share of train's images that are dev where there is no file of it
+    max_length: int = Field(32, ge=1)  # words of a question that are read
+    min_count: int = Field(1, ge=1)  # of a word in train; rarer ones are unknown
+    answers: int | None = Field(None, ge=1)  # only the most frequent ones of train can be given
+
+
+DataConfig = InflectionData | TranslationData | ClassificationData | VisualData
 AnyData = TypeVar("AnyData", InflectionData, TranslationData)
 
 
@@ -192,6 +219,37 @@ class ClassifierConfig(Section):
         return self
 
 
+class AnswererConfig(Section):
+    """The arguments of `tsallis.models.LabelDecoder.questions`."""
+
+    architecture: Literal["answerer"]
+    d_model: int = Field(128, ge=1)
+    heads: int = Field(4, ge=1)
+    layers: int = Field(2, ge=1)
+    d_ff: int | None = Field(None, ge=1)
+    dropout: float = Field(0.1, ge=0, lt=1)
+    d_embedding: int | None = Field(None, ge=1)
+    d_flat: int | None = Field(None, ge=1)
+    d_fused: int | None = Field(None, ge=1)
+    stages: int = Field(3, ge=1)
+    positions: bool = True
+    attention: Literal["discrete", "continuous", "combined"] = "continuous"
+    transform: Map | Alpha = "softmax"
+    functions: int = Field(100, ge=1)
+    basis: Literal["image", "image-paper"] = "image"
+    matching: Literal["scale", "covariance"] = "covariance"
+    density: Literal["gaussian", "truncated_paraboloid"] | Alpha | None = None
+    penalty: float = Field(0.1, gt=0, allow_inf_nan=False)
+    output: Map = "softmax"
+    output_alpha: Alpha = 1.5
+
+    @model_validator(mode="after")
+    def _density_of_something(self) -> AnswererConfig:
+        if self.density is not None and self.attention == "discrete":
+            raise ValueError("density is for continuous and combined attention")
+        return self
+
+
 class TrainingConfig(Section):
     """The arguments of `tsallis.training.Settings`."""
 
@@ -244,8 +302,14 @@ KINDS: dict[str, dict[str, type[Section]]] = {
         "inflection": InflectionData,
         "translation": TranslationData,
         "classification": ClassificationData,
+        "visual": VisualData,
     },
-    "model": {"rnn": RNNConfig, "transformer": TransformerConfig, "classifier": ClassifierConfig},
+    "model": {
+        "rnn": RNNConfig,
+        "transformer": TransformerConfig,
+        "classifier": ClassifierConfig,
+        "answerer": AnswererConfig,
+    },
 }
 
 
@@ -257,13 +321,15 @@ class Config(Section):
     data: Annotated[
         Annotated[InflectionData, Tag("inflection")]
         | Annotated[TranslationData, Tag("translation")]
-        | Annotated[ClassificationData, Tag("classification")],
+        | Annotated[ClassificationData, Tag("classification")]
+        | Annotated[VisualData, Tag("visual")],
         _tag("task", "inflection"),
     ]
     model: Annotated[
         Annotated[RNNConfig, Tag("rnn")]
         | Annotated[TransformerConfig, Tag("transformer")]
-        | Annotated[ClassifierConfig, Tag("classifier")],
+        | Annotated[ClassifierConfig, Tag("classifier")]
+        | Annotated[AnswererConfig, Tag("answerer")],
         _tag("architecture", "rnn"),
     ] = RNNConfig()
     training: TrainingConfig = TrainingConfig()
@@ -271,11 +337,12 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _model_for_the_task(self) -> Config:
-        if (self.data.task == "classification") != (self.model.architecture == "classifier"):
-            raise ValueError(
-                "data.task: classification and model.architecture: classifier go together, "
-                f"found {self.data.task} and {self.model.architecture}"
-            )
+        for task, architecture in (("classification", "classifier"), ("visual", "answerer")):
+            if (self.data.task == task) != (self.model.architecture == architecture):
+                raise ValueError(
+                    f"data.task: {task} and model.architecture: {architecture} go together, "
+                    f"found {self.data.task} and {self.model.architecture}"
+                )
         return self
 
     def text(self) -> str:

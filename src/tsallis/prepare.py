@@ -12,26 +12,32 @@ from typing import Any
 import torch
 
 from tsallis.config import (
+    AnswererConfig,
     ClassificationData,
     ClassifierConfig,
     Config,
     DataConfig,
     InflectionData,
+    SplitImages,
     SubwordsConfig,
     TranslationData,
+    VisualData,
 )
 from tsallis.data import Vocabulary, english_verbs, read_inflection, read_languages
 from tsallis.data.batching import BatchPlan
 from tsallis.data.classification import LabelledText, find_split, label_names, read_labelled, split_off, words
 from tsallis.data.corpus import Corpus, SampledCorpus
+from tsallis.data.gallery import Asked, Gallery
 from tsallis.data.learned import cached_subwords
 from tsallis.data.numbers import german_english_numbers
 from tsallis.data.parallel import cached_corpus, cached_sampled_corpus, read_parallel
+from tsallis.data.pictures import open_pictures
 from tsallis.data.reading import find_packed
 from tsallis.data.subwords import Subwords
+from tsallis.data.visual import answer_names, question_words, read_questions, split_by_image
 from tsallis.errors import InputError
 from tsallis.functional import estimate_tau, estimate_tau_from_scores
-from tsallis.tasks import documents, task_of, texts
+from tsallis.tasks import documents, questions, task_of, texts
 from tsallis.training.loop import Measure, Settings
 from tsallis.training.run import Symbols, build_model
 
@@ -47,6 +53,7 @@ class Data:
     references: list[str]  # of the development set
     src_vocab: Symbols
     tgt_vocab: Symbols
+    gallery: Gallery | None = None  # the images that sources name
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,14 @@ class Prepared:
     description: dict[str, Any]  # class and arguments of the model
     task: dict[str, Any]
     settings: Settings
+
+    def build(self) -> Any:
+        """The model, as the seed makes it."""
+        torch.manual_seed(self.settings.seed)
+        model = build_model(self.description, "model")
+        if self.data.gallery is not None:
+            model.classifier.gallery = self.data.gallery
+        return model
 
     def measure(self) -> Measure:
         """What a search on the development set is worth, quickly."""
@@ -79,6 +94,9 @@ def prepare(config: Config) -> Prepared:
     elif isinstance(given, ClassificationData):
         data = _classification(given)
         task["max_length"] = given.max_length
+    elif isinstance(given, VisualData):
+        data = _visual(given)
+        task |= {"images": _images(given, "test"), "size": given.size, "max_length": given.max_length}
     else:
         data = _inflection(given)
         task["languages"] = languages(given)
@@ -92,6 +110,9 @@ def _description(config: Config, data: Data, settings: Settings) -> dict[str, An
     given = config.model
     if isinstance(given, ClassifierConfig):
         sizes = {"src_vocab": len(data.src_vocab), "tgt_vocab": len(data.tgt_vocab)}
+        return {"class": given.architecture, "arguments": sizes | given.model_dump(exclude={"architecture"})}
+    if isinstance(given, AnswererConfig):
+        sizes = {"src_vocab": len(data.src_vocab), "tgt_vocab": len(data.tgt_vocab), **_of_images(data)}
         return {"class": given.architecture, "arguments": sizes | given.model_dump(exclude={"architecture"})}
     if given.share == "all" and data.src_vocab != data.tgt_vocab:
         raise InputError("model.share: all needs one vocabulary for both sides (data.subwords.joint: true)")
@@ -122,11 +143,13 @@ def _first_threshold(description: dict[str, Any], corpus: Corpus | SampledCorpus
 
 def read_split(data: DataConfig, split: str) -> list[Any]:
     """The examples of one split: of inflection :class:`InflectionExample`, of translation pairs of sentences, of
-    classification :class:`LabelledText`."""
+    classification :class:`LabelledText`, of visual questions :class:`Asked`."""
     if split not in SPLITS:
         raise InputError(f"split must be train, dev or test, got {split!r}")
     if isinstance(data, ClassificationData):
         return _documents(data, split)
+    if isinstance(data, VisualData):
+        return _asked(data, split)
     if data.embedded == "english-verbs":
         return list(english_verbs()[split])
     if data.embedded == "german-english-numbers":
@@ -158,6 +181,50 @@ def _classification(data: ClassificationData) -> Data:
     tgt = Vocabulary(label_names(train))
     encoded = [documents(examples, src, tgt, data.max_length) for examples in (train, dev)]
     return Data(encoded[0], encoded[1], [e.label for e in dev], src, tgt)
+
+
+def _asked(data: VisualData, split: str) -> list[Asked]:
+    """Of one split; without a file for dev, the questions about a share of train's images are held out."""
+    held_out = data.dev is None and split != "test"
+    path = find_packed(Path(data.folder) / (data.train if held_out else _name(data, split)))
+    place = _images(data, "train" if held_out else split)
+    if path is None:
+        raise InputError(f"{Path(data.folder) / _name(data, split)}: there is no such file (nor one in .xz or .gz)")
+    if place is None:
+        raise InputError(f"the configuration names no images of {split} (data.images.{split})")
+    pictures = open_pictures(place, data.size)
+    found = read_questions(path, pictures)
+    if held_out:
+        found = split_by_image(found, data.held_out)[split == "dev"]
+    return [Asked(question, pictures) for question in found]
+
+
+def _images(data: VisualData, split: str) -> str | None:
+    """Where the images of a split are."""
+    given = data.images
+    if isinstance(given, SplitImages):
+        name = getattr(given, split) or (given.train if split == "dev" else None)
+    else:
+        name = given
+    return None if name is None else str(Path(data.folder) / name)
+
+
+def _visual(data: VisualData) -> Data:
+    train, dev = read_split(data, "train"), read_split(data, "dev")
+    if not train or not dev:
+        raise InputError(f"data.train: there are too few images to hold some out (data.held_out: {data.held_out:g})")
+    src = Vocabulary.build((question_words(e.question.question) for e in train), data.min_count)
+    tgt = Vocabulary(answer_names([e.question for e in train], data.answers))
+    gallery = Gallery()
+    encoded = [questions(examples, src, tgt, gallery, data.max_length) for examples in (train, dev)]
+    return Data(encoded[0], encoded[1], [e.question.answer for e in dev], src, tgt, gallery)
+
+
+def _of_images(data: Data) -> dict[str, Any]:
+    """What a model must know of its images."""
+    assert data.gallery is not None
+    one = data.gallery(torch.zeros(1, dtype=torch.long))  # [1, height, width, channels]
+    return {"image": "features" if one.is_floating_point() else "cnn", "d_image": one.shape[-1]}
 
 
 def _name(data: DataConfig, split: str) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from tsallis.data.classification import LabelledText, parse_labelled, words
 from tsallis.data.corpus import Corpus
+from tsallis.data.gallery import Asked, Gallery
 from tsallis.data.inflection import InflectionExample, parse_line
+from tsallis.data.pictures import open_pictures
 from tsallis.data.tokens import Ragged, type_for
+from tsallis.data.visual import parse_questions, question_words
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
 from tsallis.metrics import CorpusScore, evaluate, form_scores, share_right, timed_search, translation_scores
@@ -33,11 +37,16 @@ class Task(Protocol):
 
     noun: str  # what an output is called
 
-    def read(self, lines: Sequence[str], name: str, run: Run, language: str | None, gold: bool) -> Lines:
+    @property
+    def takes(self) -> Sequence[str]:
+        """Options of `read` that not every task has."""
+        ...
+
+    def read(self, lines: Sequence[str], name: str, run: Run, gold: bool) -> Lines:
         """Lines of the file `name`; with `gold` they hold the right output too.
 
         Raises:
-            InputError: a malformed line, with its place; a language the run does not know.
+            InputError: a malformed line, with its place.
         """
         ...
 
@@ -59,7 +68,26 @@ def task_of(facts: dict[str, Any]) -> Task:
         return Translation(facts.get("tgt") or "")
     if name == "classification":
         return Classification(facts.get("max_length"))
-    raise InputError(f"task.json: unknown task {name!r}, known: inflection, translation, classification")
+    if name == "visual":
+        return Visual(facts.get("images"), facts.get("size"), facts.get("max_length"))
+    raise InputError(f"task.json: unknown task {name!r}, known: inflection, translation, classification, visual")
+
+
+def read_lines(run: Run, lines: Sequence[str], name: str, gold: bool, **options: Any) -> Lines:
+    """Lines of the file `name` as the run's task reads them, with what was said beside them; None was not said.
+
+    Raises:
+        InputError: an option the task doesn't take, and what the task's `read` finds.
+    """
+    task: Any = task_of(run.task)
+    given = {option: value for option, value in options.items() if value is not None}
+    for option, value in given.items():
+        if option not in task.takes:
+            kind = run.task.get("task", "inflection")
+            article = "an" if kind[0] in "aeiou" else "a"
+            raise InputError(f"{run.folder}: {article} {kind} run takes no --{option}, {str(value)!r} was given")
+    found: Lines = task.read(lines, name, run, gold, **given)
+    return found
 
 
 @dataclass(frozen=True)
@@ -68,8 +96,9 @@ class Inflection:
 
     languages: list[str] | None = None
     noun = "form"
+    takes = ("language",)
 
-    def read(self, lines: Sequence[str], name: str, run: Run, language: str | None, gold: bool) -> Lines:
+    def read(self, lines: Sequence[str], name: str, run: Run, gold: bool, language: str | None = None) -> Lines:
         known = self.languages
         if language is None and known and len(known) == 1:
             language = known[0]
@@ -98,10 +127,9 @@ class Translation:
 
     tgt: str = ""  # the target language's code, for the tokeniser of BLEU
     noun = "translation"
+    takes = ()
 
-    def read(self, lines: Sequence[str], name: str, run: Run, language: str | None, gold: bool) -> Lines:
-        if language is not None:
-            raise InputError(f"{run.folder}: a translation run takes no --language, {language!r} was given")
+    def read(self, lines: Sequence[str], name: str, run: Run, gold: bool) -> Lines:
         found = self.encode([_pair(line, f"{name}:{i}", gold) for i, line in enumerate(lines, start=1)], run)
         missing = next((i for i, place in enumerate([*found.places, -1]) if i != place), 0)
         if gold and missing < found.count:
@@ -131,10 +159,9 @@ class Classification:
 
     max_length: int | None = None
     noun = "label"
+    takes = ()
 
-    def read(self, lines: Sequence[str], name: str, run: Run, language: str | None, gold: bool) -> Lines:
-        if language is not None:
-            raise InputError(f"{run.folder}: a classification run takes no --language, {language!r} was given")
+    def read(self, lines: Sequence[str], name: str, run: Run, gold: bool) -> Lines:
         if gold:
             return self.encode([parse_labelled(line, f"{name}:{i}") for i, line in enumerate(lines, start=1)], run)
         return self.encode([LabelledText("", line) for line in lines], run)
@@ -147,6 +174,50 @@ class Classification:
 
     def scores(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
         return [CorpusScore("accuracy", share_right(texts, references), "")]
+
+
+@dataclass(frozen=True)
+class Visual:
+    """A question about an image to its answer: `image<TAB>question`, with gold `image<TAB>question<TAB>answer`."""
+
+    images: str | None = None  # where those are that lines name, if nothing else is said
+    size: Sequence[int] | None = None  # height and width they are brought to
+    max_length: int | None = None
+    noun = "answer"
+    takes = ("images",)
+
+    def read(self, lines: Sequence[str], name: str, run: Run, gold: bool, images: Path | str | None = None) -> Lines:
+        place = images or self.images
+        if place is None:
+            raise InputError(f"{run.folder}: the run names no images, say where they are (--images)")
+        pictures = open_pictures(place, None if self.size is None else (self.size[0], self.size[1]))
+        found = parse_questions(lines, name, pictures, gold)
+        encoded = self.encode([Asked(question, pictures) for _, question in found], run)
+        return replace(encoded, places=[number for number, _ in found], count=len(lines))  # a header has no answer
+
+    def encode(self, examples: Sequence[Asked], run: Run) -> Lines:
+        src, tgt, count = run.src_vocab, run.tgt_vocab, len(examples)
+        assert isinstance(src, Vocabulary) and isinstance(tgt, Vocabulary)
+        reader = run.model.classifier
+        if reader.gallery is None:
+            reader.gallery = Gallery()
+        corpus = questions(examples, src, tgt, reader.gallery, self.max_length)
+        titles = [f"{e.question.image}: {e.question.question}" for e in examples]
+        return Lines(corpus, [e.question.answer for e in examples], titles, list(range(count)), count)
+
+    def scores(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
+        return [CorpusScore("accuracy", share_right(texts, references), "")]
+
+
+def questions(
+    examples: Sequence[Asked], src: Vocabulary, tgt: Vocabulary, gallery: Gallery, max_length: int | None = None
+) -> Corpus:
+    """Questions as rows of a number, that of the image in the gallery, and symbols; targets as :func:`documents`."""
+    numbers = gallery.hang(examples)
+    words = (src.encode(question_words(e.question.question)[:max_length] or [""]) for e in examples)
+    rows = [[number, *row] for number, row in zip(numbers, words, strict=True)]
+    answers = [tgt.encode([e.question.answer] if e.question.answer else []) for e in examples]
+    return Corpus(Ragged.of(rows, type_for(max(len(src), len(gallery)))), answers)
 
 
 def documents(

@@ -114,3 +114,10 @@ def test_demo_shows_complete_answers(tsallis, tmp_path: Path) -> None:
 def test_data_list(tsallis) -> None:
     text = tsallis("data", "list").stdout
     assert "sigmorphon2018" in text and "458 files" in text
+
+
+def test_look_draws_a_figure_a_line(tsallis, trained: Path, tmp_path: Path) -> None:
+    done = tsallis("look", trained, "--out", tmp_path / "looks", "--format", "svg", stdin="walk\tV;PST\nrebel\tV;PST\n")
+    assert done.stdout.split() == [str(tmp_path / "looks" / f"{n}.svg") for n in (1, 2)]
+    for path in done.stdout.split():
+        assert Path(path).read_bytes().startswith(b"<?xml")

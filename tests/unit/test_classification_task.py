@@ -62,7 +62,7 @@ def test_from_files_to_labels(folder: Path, attention: str) -> None:
     lines = task_of(run.task).encode(read_split(given.data, "test"), run)
     report = evaluation(run, lines, 2)
     assert report["accuracy"] > 0.9 and report["complete"] > 0.9 and report["samples"] == 40
-    asked = task_of(run.task).read(["a lovely film", "", "dull"], "lines", run, None, gold=False)
+    asked = task_of(run.task).read(["a lovely film", "", "dull"], "lines", run, gold=False)
     assert len(asked.corpus) == asked.count == 3 and asked.corpus.src[1].tolist() == [3]
 
 

@@ -11,7 +11,7 @@ from tsallis.data import Vocabulary
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq
-from tsallis.tasks import Inflection, Translation, evaluation, task_of
+from tsallis.tasks import Inflection, Translation, evaluation, read_lines, task_of
 from tsallis.training import Run
 
 TEXT = ["das Haus ist rot", "the house is red", "ein Hut", "a hat"]
@@ -36,20 +36,20 @@ def test_tasks_are_known_by_their_names() -> None:
 def test_sentences() -> None:
     given = run({"task": "translation"})
     task = task_of(given.task)
-    lines = task.read([" ein Hut ", "das Haus"], "in.de", given, None, gold=False)
+    lines = task.read([" ein Hut ", "das Haus"], "in.de", given, gold=False)
     assert [list(row) for row in lines.corpus.src] == [given.src_vocab.encode(x) for x in ("ein Hut", "das Haus")]
     assert lines.places == [0, 1] and lines.count == 2 and [list(row) for row in lines.corpus.tgt] == [[], []]
-    known = task.read(["ein Hut\ta hat"], "in.tsv", given, None, gold=True)
+    known = task.read(["ein Hut\ta hat"], "in.tsv", given, gold=True)
     assert list(known.corpus.tgt[0]) == given.tgt_vocab.encode("a hat") and known.references == ["a hat"]
-    assert task.read(["a\tb"], "in.de", given, None, gold=False).titles == ["a\tb"]  # a sentence with a tab
+    assert task.read(["a\tb"], "in.de", given, gold=False).titles == ["a\tb"]  # a sentence with a tab
 
 
 def test_lines_without_symbols_keep_their_place() -> None:
     given = run({"task": "translation"})
-    found = task_of(given.task).read(["", "ein Hut", "  ", "\u200b", "das Haus", ""], "in.de", given, None, False)
+    found = task_of(given.task).read(["", "ein Hut", "  ", "\u200b", "das Haus", ""], "in.de", given, False)
     assert found.places == [1, 4] and found.count == 6 and len(found.corpus) == 2
     assert found.titles == ["ein Hut", "das Haus"]
-    nothing = task_of(given.task).read(["", ""], "in.de", given, None, False)
+    nothing = task_of(given.task).read(["", ""], "in.de", given, False)
     assert nothing.places == [] and nothing.count == 2 and len(nothing.corpus) == 0
 
 
@@ -68,7 +68,7 @@ def test_lines_without_symbols_keep_their_place() -> None:
 def test_known_translations_that_are_none(lines: list[str], words: str) -> None:
     given = run({"task": "translation"})
     with pytest.raises(InputError, match=words):
-        task_of(given.task).read(lines, "in.tsv", given, None, gold=True)
+        task_of(given.task).read(lines, "in.tsv", given, gold=True)
 
 
 def test_languages() -> None:
@@ -82,19 +82,19 @@ def test_languages() -> None:
         (translation, "de", "takes no --language, 'de' was given"),
     ):
         with pytest.raises(InputError, match=words):
-            task_of(given.task).read(["a\tN"], "in", given, language, gold=False)
+            read_lines(given, ["a\tN"], "in", gold=False, language=language)
     for given, language in ((several, "fi"), (one, None), (one, "eo"), (none, None)):
-        assert len(task_of(given.task).read(["a\tN"], "in", given, language, gold=False).corpus) == 1
+        assert len(read_lines(given, ["a\tN"], "in", gold=False, language=language).corpus) == 1
 
 
 def test_forms() -> None:
     given = run({"task": "inflection"})
     task = task_of(given.task)
-    lines = task.read(["a\tb\tN;V", "c\td\tN"], "in.tsv", given, None, gold=True)
+    lines = task.read(["a\tb\tN;V", "c\td\tN"], "in.tsv", given, gold=True)
     assert lines.references == ["b", "d"] and lines.titles == ["a + N;V", "c + N"]
     assert lines.places == [0, 1] and lines.count == 2
     with pytest.raises(InputError, match=r"in\.tsv:2: "):
-        task.read(["a\tb\tN", "c"], "in.tsv", given, None, gold=True)
+        task.read(["a\tb\tN", "c"], "in.tsv", given, gold=True)
     assert [s.name for s in task.scores(["b"], ["b"])] == ["accuracy", "levenshtein"]
 
 
@@ -112,7 +112,7 @@ def test_scores_of_translations() -> None:
 def test_an_evaluation_has_everything(name: str) -> None:
     given = run({"task": name})
     line = {"inflection": "a\tb\tN", "translation": "ein Hut\ta hat"}[name]
-    report = evaluation(given, task_of(given.task).read([line] * 3, "in", given, None, True), beam_size=2)
+    report = evaluation(given, task_of(given.task).read([line] * 3, "in", given, True), beam_size=2)
     first = {"inflection": "accuracy", "translation": "bleu"}[name]
     assert next(iter(report)) == first and report["samples"] == 3
     assert ("signatures" in report) == (name == "translation")

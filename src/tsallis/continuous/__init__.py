@@ -23,6 +23,7 @@ from tsallis.continuous.densities import (
     TruncatedParaboloid,
 )
 from tsallis.continuous.elliptical import Density, Elliptical
+from tsallis.continuous.grids import grid_masses
 from tsallis.continuous.masses import cell_masses
 from tsallis.continuous.mixture import Mixture
 from tsallis.continuous.moments import match_moments, moments
@@ -57,6 +58,7 @@ __all__ = [
     "cell_masses",
     "gaussian_grid",
     "grid_centres",
+    "grid_masses",
     "image_basis",
     "match_moments",
     "moments",

@@ -12,8 +12,8 @@ from typing import IO, cast
 
 from tsallis.data.download import Part, SourceFile
 from tsallis.data.forms import NotIt
-from tsallis.data.png import SIGNATURE, BadImage, decode_png
 
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
 LONGEST = 1 << 20  # bytes of a line or a small file: what is something else shows early
 Make = Callable[[re.Match[str], bytes, str], Iterator[bytes]]
 
@@ -66,14 +66,16 @@ def _uncompressed(path: Path) -> IO[bytes]:
 
 def write_images(part: Part, path: Path, archive: Path) -> None:
     """The PNG files numbered 0, 1, ... as one array [images, height, width, 3] of uint8, in NumPy's format."""
-    import numpy as np  # not of the core, and listing the data sets does without it
+    import numpy as np  # not of the core, and listing the data sets does without them
+
+    from tsallis.data.pictures import BadPicture, decode_picture
 
     images = {}
     for key, _, content, where in _members(part, archive):
         try:
-            images[key] = decode_png(content)
-        except BadImage as error:
-            raise NotIt(f"{where}: {error}") from error
+            images[key] = decode_picture(content, where)
+        except BadPicture as error:
+            raise NotIt(str(error)) from error
     if sorted(images) != [(number,) for number in range(len(images))]:
         raise NotIt(f"{archive.name}: expected images numbered from 0 to {len(images) - 1}")
     if len(shapes := {image.shape for image in images.values()}) != 1:

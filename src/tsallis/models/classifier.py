@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +20,43 @@ ATTENTIONS = ("discrete", "continuous", "combined")
 INITIAL = 0.1  # parameters start uniform in [-0.1, 0.1]
 
 
-class Look(NamedTuple):
+@dataclass(frozen=True)
+class Look:
     """What a classifier looks at in each of some documents; a document of any length is the interval [0, 1]."""
 
     mask: Tensor  # [batch, src], True where there is a word
-    masses: Tensor  # [batch, src]: discrete weights, or the density's masses in the words' cells
     weights: Tensor | None  # [batch, src]: of discrete attention, where there is one
-    density: Density | None  # of batch shape [batch], where there is one
-    lower: Tensor | None  # [batch]: where its support begins, -inf where it has no end
-    upper: Tensor | None  # [batch]: where it ends
+    density: Elliptical | None  # of batch shape [batch], where there is one
+
+    @cached_property
+    def masses(self) -> Tensor:
+        """[batch, src]: the discrete weights, or the density's masses in the words' cells.
+
+        Computed when they are first asked for.
+        """
+        if self.density is not None:
+            return cell_masses(self.density, cell_edges(self.mask).to(self.density.mean))
+        assert self.weights is not None
+        return self.weights
+
+    @property
+    def lower(self) -> Tensor | None:
+        """[batch]: where the density's support begins, -inf where it has no end."""
+        return self._end("lower", -torch.inf)
+
+    @property
+    def upper(self) -> Tensor | None:
+        """[batch]: where it ends."""
+        return self._end("upper", torch.inf)
+
+    def _end(self, name: str, infinite: float) -> Tensor | None:
+        if self.density is None:
+            return None
+        support = self.density.support
+        if not isinstance(support, Interval):
+            return torch.full_like(self.density.mean, infinite)
+        end: Tensor = getattr(support, name)
+        return end
 
 
 class BiLSTM(nn.Module):
@@ -217,19 +247,10 @@ class BiLSTMClassifier(nn.Module):
     def _look(self, density: Density | None, weights: Tensor | None, mask: Tensor) -> Look:
         weights = None if weights is None else weights.detach()
         if self.continuous is None:
-            assert weights is not None
-            return Look(mask, weights, weights, None, None, None)
+            return Look(mask, weights, None)
         assert isinstance(density, Elliptical)
         mean, std = density.mean.detach().flatten(), density.factor.detach().flatten()
-        flat = type(density).from_factor(mean, std, **self._shape())
-        support = flat.support
-        ends = (support.lower, support.upper) if isinstance(support, Interval) else None
-        lower, upper = ends or (torch.full_like(mean, -torch.inf), torch.full_like(mean, torch.inf))
-        return Look(mask, cell_masses(flat, cell_edges(mask).to(mean)), weights, flat, lower, upper)
-
-    def _shape(self) -> dict[str, Any]:
-        assert self.continuous is not None
-        return self.continuous.kind.shape(1)
+        return Look(mask, weights, type(density).from_factor(mean, std, **self.continuous.kind.shape(1)))
 
     def _checked(self, src: Tensor, src_lengths: Tensor) -> Tensor:
         least, most = (int(x) for x in src_lengths.aminmax())

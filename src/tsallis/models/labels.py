@@ -5,6 +5,7 @@ So a class is trained, searched, scored and listed by what trains and searches s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from tsallis.kernels.autograd import traced
 from tsallis.models.classifier import BiLSTMClassifier
 from tsallis.models.decoder import Decoded, Memory, Step
+from tsallis.models.vqa import VisualAnswerer, VisualLook
 from tsallis.nn import OutputLayer
 
 BOS, EOS = 1, 2
@@ -108,18 +111,78 @@ class LabelOutput(nn.Module):
         return self.layer.loss_of_scores(scores, target, ignore_index, reduction)
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What was looked at in each of some images, cells of the grid row by row."""
+
+    look: VisualLook
+
+    @property
+    def masses(self) -> Tensor:
+        """[batch, cells]"""
+        return self.look.masses.flatten(1)
+
+    @property
+    def mask(self) -> Tensor:
+        """[batch, cells], all True."""
+        return torch.ones_like(self.look.weights.flatten(1), dtype=torch.bool)
+
+
+class PictureReader(nn.Module):
+    """A :class:`VisualAnswerer` that reads rows of numbers: an image's, and then the symbols of the question.
+
+    Args:
+        answerer: what is asked.
+
+    Example:
+        >>> answerer = VisualAnswerer(20, 3, d_model=8, heads=2, layers=1)
+        >>> reader = PictureReader(answerer)
+        >>> pictures = torch.zeros(5, 16, 16, 3, dtype=torch.uint8)
+        >>> reader.gallery = lambda numbers: pictures[numbers]
+        >>> hidden, look = reader.read(torch.tensor([[4, 7, 8], [0, 9, 0]]), torch.tensor([3, 2]))
+        >>> hidden.shape, look.masses.shape
+        (torch.Size([2, 16]), torch.Size([2, 4]))
+    """
+
+    def __init__(self, answerer: VisualAnswerer) -> None:
+        super().__init__()
+        self.answerer = answerer
+        # What makes images [batch, height, width, channels] of numbers [batch], which are on the CPU.
+        self.gallery: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def output(self) -> OutputLayer:
+        """The answerer's."""
+        return self.answerer.output
+
+    def read(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Seen]:
+        """What the output layer sees [batch, d_fused], and what was looked at, without gradients.
+
+        Raises:
+            RuntimeError: if no images were shown.
+            ValueError: a row without a question.
+        """
+        if self.gallery is None:
+            raise RuntimeError("images are numbers here: the reader's `gallery` must say which ones they are")
+        if int(src_lengths.min()) < 2:
+            raise ValueError(f"a row holds an image and a question, got src_lengths {src_lengths.tolist()}")
+        images = self.gallery(src[:, 0].cpu()).to(src.device)
+        hidden, look = self.answerer.read(images, src[:, 1:], src_lengths - 1)
+        return hidden, Seen(look)
+
+
 class LabelDecoder(nn.Module):
     """A classifier whose answer is a sequence: the label, and the end.
 
     Args:
-        classifier: has an `output` layer, and `read(src, src_lengths)` gives what that sees [batch, d_model], and what
-            was looked at: `masses` and a `mask` [batch, places].
+        classifier: has an `output` layer, and `read(src, src_lengths)` gives what that sees [batch, d_model], and
+            what was looked at: `masses` and a `mask` [batch, places].
         arguments: that build the same model.
 
     Example:
         >>> model = LabelDecoder.documents(20, 6, d_model=8)
         >>> src, lengths = torch.randint(4, 20, (2, 5)), torch.tensor([5, 3])
-        >>> decoded = model(src, lengths, torch.tensor([[1, 4], [1, 5]]))
+        >>> decoded = model(src, lengths, torch.tensor([[1, 4], [1, 5]]), need_attention=True)
         >>> model.output.scores(decoded.hidden).shape, decoded.attention.shape
         (torch.Size([2, 2, 6]), torch.Size([2, 2, 5]))
     """
@@ -127,6 +190,7 @@ class LabelDecoder(nn.Module):
     def __init__(self, classifier: Any, arguments: dict[str, Any]) -> None:
         super().__init__()
         self.classifier, self.arguments = classifier, arguments
+        self._look: Any = None  # of the last pass
 
     @classmethod
     def documents(cls, src_vocab: int, tgt_vocab: int, **more: Any) -> LabelDecoder:
@@ -142,6 +206,21 @@ class LabelDecoder(nn.Module):
         """
         classifier = BiLSTMClassifier(src_vocab, _labels(tgt_vocab), **more)
         return cls(classifier, {"src_vocab": src_vocab, "tgt_vocab": tgt_vocab, **more})
+
+    @classmethod
+    def questions(cls, src_vocab: int, tgt_vocab: int, **more: Any) -> LabelDecoder:
+        """With a :class:`VisualAnswerer`; its part `classifier` needs a gallery, see :class:`PictureReader`.
+
+        Args:
+            src_vocab: number of symbols of questions; 0 is padding.
+            tgt_vocab: number of target symbols: the answers, and four before them.
+            more: of the answerer.
+
+        Raises:
+            ValueError: fewer than one answer, or what the answerer refuses.
+        """
+        answerer = VisualAnswerer(src_vocab, _labels(tgt_vocab), **more)
+        return cls(PictureReader(answerer), {"src_vocab": src_vocab, "tgt_vocab": tgt_vocab, **more})
 
     @property
     def output(self) -> LabelOutput:
@@ -161,17 +240,27 @@ class LabelDecoder(nn.Module):
         hidden = torch.cat([state.hidden, (token != BOS).unsqueeze(-1).to(state.hidden)], -1)
         return Step(self.output.scores(hidden), state.masses, state)
 
-    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = True) -> Decoded:
-        """All steps with the target [batch, tgt] given; the attention is there whether asked for or not."""
-        state, tgt = self.start(self.encode(src, src_lengths)), tgt_in.shape[1]
-        said = (tgt_in != BOS).unsqueeze(-1).to(state.hidden)  # [batch, tgt, 1]
-        hidden = torch.cat([state.hidden.unsqueeze(1).expand(-1, tgt, -1), said], -1)
-        return Decoded(hidden, state.masses.unsqueeze(1).expand(-1, tgt, -1))
+    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> Decoded:
+        """All steps with the target [batch, tgt] given; masses are computed only if `need_attention` asks for them."""
+        hidden, look = self.classifier.read(src, src_lengths)
+        self._look = None if traced() else look
+        tgt = tgt_in.shape[1]
+        said = (tgt_in != BOS).unsqueeze(-1).to(hidden)  # [batch, tgt, 1]
+        states = torch.cat([hidden.unsqueeze(1).expand(-1, tgt, -1), said], -1)
+        return Decoded(states, look.masses.unsqueeze(1).expand(-1, tgt, -1) if need_attention else None)
 
     def attended(self, decoded: Decoded) -> Tensor:
-        """How many places have a weight, or a part of the density's mass [batch, tgt]."""
-        assert decoded.attention is not None
-        return (decoded.attention > 0).sum(-1).float()
+        """How many places have a weight, or a part of the density's mass [batch, tgt], in the pass that made `decoded`.
+
+        Raises:
+            RuntimeError: if the last pass was another one, or was compiled.
+        """
+        if self._look is None:
+            raise RuntimeError("what was attended to is known of passes that are not compiled, and there was none")
+        masses, asked = self._look.masses, decoded.hidden.shape[:2]
+        if len(masses) != asked[0]:
+            raise RuntimeError(f"the last pass had {len(masses)} rows, and not {asked[0]}: ask before the next one")
+        return (masses > 0).sum(-1, keepdim=True).expand(asked).float()
 
 
 def _labels(tgt_vocab: int) -> int:

@@ -27,7 +27,12 @@ from tsallis.files import write_atomic
 from tsallis.models import LabelDecoder, RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.training.checkpoint import Checkpoints
 
-MODELS: dict[str, Any] = {"rnn": RNNSeq2Seq, "transformer": TransformerSeq2Seq, "classifier": LabelDecoder.documents}
+MODELS: dict[str, Any] = {
+    "rnn": RNNSeq2Seq,
+    "transformer": TransformerSeq2Seq,
+    "classifier": LabelDecoder.documents,
+    "answerer": LabelDecoder.questions,
+}
 CONFIG, LOCK = "config.yaml", ".lock"
 Symbols = Vocabulary | Subwords
 SYMBOLS: dict[str, type[Vocabulary] | type[Subwords]] = {"vocab.json": Vocabulary, "model": Subwords}  # by file ending

@@ -1,0 +1,330 @@
+"""The visual question answerer of Martins et al. 2020: modular co-attention, and attention to regions of the image."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tsallis import functional
+from tsallis.continuous import Density, Elliptical, grid_masses, image_basis
+from tsallis.continuous.moments import Matching
+from tsallis.kernels.autograd import widen
+from tsallis.models.images import ImageGrid
+from tsallis.nn import ContinuousAttention2d, OutputLayer, TransformerDecoderLayer, TransformerEncoderLayer
+from tsallis.nn.continuous_core import map_alpha
+from tsallis.nn.dropout import Dropout
+
+ATTENTIONS = ("discrete", "continuous", "combined")
+VARIANCES = {"image": 0.01, "image-paper": 0.001}  # of the basis functions
+# Martins et al. 2020, table 5 and sec. 4; the penalty, and no positions, are from the authors' program.
+PAPER: dict[str, Any] = {
+    "d_model": 512,
+    "heads": 8,
+    "layers": 6,
+    "d_ff": 2048,
+    "dropout": 0.1,
+    "d_embedding": 300,
+    "d_flat": 512,
+    "d_fused": 1024,
+    "image": "features",
+    "d_image": 2048,
+    "positions": False,
+    "functions": 100,
+    "basis": "image-paper",
+    "penalty": 0.01,
+}
+
+
+@dataclass(frozen=True)
+class VisualLook:
+    """What a model looks at in each of some images; an image is the unit square, x to the right and y down."""
+
+    weights: Tensor  # [batch, rows, columns]: of discrete attention, which gives a density its moments, too
+    density: Density | None  # of batch shape [batch], where there is one
+
+    @cached_property
+    def masses(self) -> Tensor:
+        """[batch, rows, columns]: the discrete weights, or the density's masses in the grid's cells.
+
+        Computed when they are first asked for, see :func:`tsallis.continuous.grid_masses`.
+        """
+        if self.density is None:
+            return self.weights
+        assert isinstance(self.density, Elliptical)
+        return grid_masses(self.density, self.weights.shape[1], self.weights.shape[2])
+
+
+class Flatten(nn.Module):
+    """What attention needs to make one vector of states: their scores, and a projection of what it made.
+
+    Args:
+        d_model: size of the states.
+        d_flat: size of the network between a state and its score.
+        d_fused: size of the vector.
+        dropout: in that network.
+    """
+
+    def __init__(self, d_model: int, d_flat: int, d_fused: int, dropout: float) -> None:
+        super().__init__()
+        self.hidden, self.drop = nn.Linear(d_model, d_flat), Dropout(dropout)
+        self.score = nn.Linear(d_flat, 1, bias=False)  # one bias for all would change no weight
+        self.merge = nn.Linear(d_model, d_fused)
+
+    def scores(self, states: Tensor) -> Tensor:
+        """[batch, length, d_model] to [batch, length]."""
+        scores: Tensor = self.score(self.drop(torch.relu(self.hidden(states)))).squeeze(-1)
+        return scores
+
+    def forward(self, context: Tensor) -> Tensor:
+        """[batch, d_model] to [batch, d_fused]."""
+        merged: Tensor = self.merge(context)
+        return merged
+
+
+class VisualAnswerer(nn.Module):
+    r"""Answers to questions about images: the answer is one of some classes.
+
+    Modular co-attention (Yu et al. 2019): an LSTM and layers of self-attention read the question, as many layers of
+    self-attention and attention to the question read the image's grid. Attention makes one vector of the question's
+    states and one of the image's,
+
+    .. math:: p = \mathrm{entmax}_\alpha\big(w^\top \mathrm{relu}(W h_l)\big), \qquad
+              z = \mathrm{norm}\big(A \textstyle\sum_l p_l h_l + A' \sum_l p'_l h'_l\big)
+
+    that of the question always with softmax. Continuous attention takes the place of the image's: a density with mean
+    and covariance of the weights :math:`p'` looks at a continuous image, without further parameters; combined attention
+    adds both contexts (Martins et al. 2020, sec. 4 and appendix H.3).
+
+    Args:
+        vocab: number of symbols of questions; 0 is padding.
+        answers: number of classes.
+        d_model: size of the states; a multiple of `heads`, and of 4 with `positions`.
+        heads: of each attention in the layers, which is softmax.
+        layers: for the question, and as many for the image.
+        d_ff: size of the networks in them; by default 4 `d_model`.
+        dropout: in the layers and where scores are made.
+        d_embedding: size of the embeddings; by default `d_model`.
+        d_flat: size of the network that makes scores; by default `d_model`.
+        d_fused: size of what answers are chosen by; by default 2 `d_model`.
+        image: "cnn" for pictures, or "features" of another network, see :class:`tsallis.models.images.ImageGrid`.
+        d_image: channels of a picture, or size of the features.
+        stages: convolutions of "cnn"; each halves height and width.
+        positions: tell the layers where on the grid a state stands.
+        attention: to the image: "discrete", "continuous" or "combined".
+        transform: the map of its discrete attention, "softmax", "sparsemax", "entmax" (1.5) or an alpha; a density of
+            the same alpha goes with it.
+        functions: Gaussian basis functions of the continuous image; a square number.
+        basis: "image", or "image-paper" with functions as narrow as the paper's.
+        matching: "covariance" as in the paper, or "scale", see :class:`tsallis.nn.ContinuousAttention2d`.
+        density: another than goes with `transform`: "gaussian", "truncated_paraboloid", an alpha, or "learned", which
+            is one more parameter. The paper's continuous sparsemax is a density of alpha 2 with the moments of softmax
+            weights.
+        penalty: of the ridge regression.
+        output: the map of the output, "softmax", "sparsemax" or "entmax" with `output_alpha`.
+
+    Raises:
+        ValueError: sizes that don't fit, an attention, a map, a basis or a kind of image that is unknown.
+
+    Example:
+        >>> model = VisualAnswerer(20, 5, d_model=8, heads=2, layers=1, attention="continuous", functions=16)
+        >>> pictures = torch.randint(256, (3, 32, 32, 3), dtype=torch.uint8)
+        >>> src, lengths = torch.randint(4, 20, (3, 6)), torch.tensor([6, 4, 1])
+        >>> model(pictures, src, lengths).shape, model.attention(pictures, src, lengths).masses.shape
+        (torch.Size([3, 5]), torch.Size([3, 4, 4]))
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        answers: int,
+        d_model: int = 128,
+        heads: int = 4,
+        layers: int = 2,
+        d_ff: int | None = None,
+        dropout: float = 0.1,
+        d_embedding: int | None = None,
+        d_flat: int | None = None,
+        d_fused: int | None = None,
+        image: str = "cnn",
+        d_image: int = 3,
+        stages: int = 3,
+        positions: bool = True,
+        attention: str = "discrete",
+        transform: str | float = "softmax",
+        functions: int = 100,
+        basis: str = "image",
+        matching: Matching = "covariance",
+        density: str | float | None = None,
+        penalty: float = 0.1,
+        output: str = "softmax",
+        output_alpha: float = 1.5,
+    ) -> None:
+        super().__init__()
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        self.arguments: dict[str, Any] = given
+        if layers < 1:
+            raise ValueError(f"layers must be at least 1, got {layers}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
+        if attention not in ATTENTIONS:
+            raise ValueError(f"attention must be one of {', '.join(ATTENTIONS)}, got {attention!r}")
+        if density is not None and attention == "discrete":
+            raise ValueError(f"discrete attention has no density, got {density!r}")
+        self.kind, self.alpha = attention, map_alpha(transform)
+        d_fused = d_fused or 2 * d_model
+        self.embedding = nn.Embedding(vocab, d_embedding or d_model, padding_idx=0)
+        self.reader = nn.LSTM(d_embedding or d_model, d_model, batch_first=True)
+        self.grid = ImageGrid(d_model, image, d_image, stages, positions)
+        sizes = (d_model, heads, d_ff or 4 * d_model, dropout)
+        self.question_layers = nn.ModuleList(
+            TransformerEncoderLayer(*sizes, batch_first=True, alpha=1.0) for _ in range(layers)
+        )
+        self.image_layers = nn.ModuleList(
+            TransformerDecoderLayer(*sizes, batch_first=True, alpha=1.0) for _ in range(layers)
+        )
+        self.question_flat, self.image_flat = (
+            Flatten(d_model, d_flat or d_model, d_fused, dropout) for _ in ("question", "image")
+        )
+        self.norm = nn.LayerNorm(d_fused)
+        self.continuous = None
+        if attention != "discrete":
+            self.continuous = ContinuousAttention2d(
+                d_model,
+                moments="scores",
+                density=self.alpha if density is None else density,
+                transform=transform,
+                combine=attention == "combined",
+                matching=matching,
+                basis=image_basis(*_basis(functions, basis)),
+                penalty=penalty,
+                project=False,
+            )
+        self.output = OutputLayer(d_fused, answers, output, output_alpha)
+
+    @classmethod
+    def paper(cls, vocab: int, answers: int, **more: Any) -> VisualAnswerer:
+        """The model in the paper's sizes, for features [batch, 14, 14, 2048] of a ResNet.
+
+        The paper's three are `attention="discrete"`, `attention="continuous"` and the latter with `density=2.0`, each
+        with as many parameters.
+
+        Args:
+            vocab: number of symbols of questions.
+            answers: number of classes.
+            more: arguments in place of the paper's.
+        """
+        return cls(vocab, answers, **{**PAPER, **more})
+
+    def forward(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> Tensor:
+        """Scores of the answers [batch, answers].
+
+        Args:
+            images: [batch, height, width, d_image]: pictures as uint8 (0 to 255) or floating point (0 to 1), or
+                features.
+            src: symbols of the questions [batch, src].
+            src_lengths: their counts [batch].
+
+        Raises:
+            ValueError: counts below 1 or above the width of `src`, images of another shape or another number of them.
+            TypeError: images of another dtype.
+        """
+        return self.output.scores(self._hidden(images, src, src_lengths))
+
+    def loss(
+        self,
+        images: Tensor,
+        src: Tensor,
+        src_lengths: Tensor,
+        labels: Tensor,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> Tensor:
+        """The loss of the output's map for answers [batch], of which -100 doesn't count."""
+        hidden = self._hidden(images, src, src_lengths)
+        return self.output.loss(hidden, labels, reduction=reduction, label_smoothing=label_smoothing)
+
+    def probs(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> Tensor:
+        """Probabilities of the answers [batch, answers]."""
+        return self.output.probs(self(images, src, src_lengths))
+
+    @torch.no_grad()
+    def attention(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> VisualLook:
+        """What the model looks at, for figures."""
+        return self.read(images, src, src_lengths)[1]
+
+    def read(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, VisualLook]:
+        """What the output layer sees [batch, d_fused], and what was looked at, without gradients."""
+        words, lengths, grid = self._states(images, src, src_lengths)
+        context, density, weights = self._attended(grid)
+        return self._fused(words, lengths, context), self._look(density, weights, grid.shape[1:3])
+
+    @torch.no_grad()
+    def _look(self, density: Density | None, weights: Tensor, size: torch.Size) -> VisualLook:
+        weights = weights.detach().unflatten(-1, size)
+        if self.continuous is None:
+            return VisualLook(weights, None)
+        assert isinstance(density, Elliptical)
+        mean, factor = density.mean.detach().flatten(0, -2), density.factor.detach().flatten(0, -3)
+        flat = type(density).from_factor(mean, factor, **_one(self.continuous.kind.shape(1)))
+        return VisualLook(weights, flat)
+
+    def _hidden(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> Tensor:
+        words, lengths, grid = self._states(images, src, src_lengths)
+        return self._fused(words, lengths, self._attended(grid)[0])
+
+    def _states(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """States of the question [batch, src, d_model], their counts and states [batch, rows, columns, d_model]."""
+        least, most = (int(x) for x in src_lengths.aminmax())
+        if not 1 <= least <= most <= src.shape[1]:
+            raise ValueError(
+                f"src_lengths must be from 1 to {src.shape[1]}, the width of src, got {src_lengths.tolist()}"
+            )
+        if len(images) != len(src):
+            raise ValueError(f"there must be an image for each question, got {len(images)} for {len(src)}")
+        lengths = src_lengths.to(src.device)
+        words, _ = self.reader(self.embedding(src))  # what stands behind a row's end changes nothing before it
+        for layer in self.question_layers:
+            words = layer(words, src_key_lengths=lengths)
+        grid = self.grid(images)  # [batch, rows, columns, d_model]
+        cells = grid.flatten(1, 2)
+        for layer in self.image_layers:
+            cells = layer(cells, words, memory_key_lengths=lengths)
+        return words, lengths, cells.unflatten(1, grid.shape[1:3])
+
+    def _attended(self, grid: Tensor) -> tuple[Tensor, Density | None, Tensor]:
+        """Context [batch, d_model], density of batch shape [batch, 1, 1] and discrete weights [batch, cells]."""
+        cells, size = grid.flatten(1, 2), (grid.shape[1], grid.shape[2])
+        scores = self.image_flat.scores(cells)
+        if self.continuous is not None:
+            context, density, weights = self.continuous.attend(scores, cells, grid=size)
+            assert weights is not None
+            return context, density, weights.squeeze((1, 2))
+        weights = functional.entmax(widen(scores), self.alpha)
+        return (weights.to(cells.dtype).unsqueeze(1) @ cells).squeeze(1), None, weights
+
+    def _fused(self, words: Tensor, lengths: Tensor, context: Tensor) -> Tensor:
+        mask = torch.arange(words.shape[1], device=words.device) < lengths.unsqueeze(1)
+        weights = functional.entmax(widen(self.question_flat.scores(words)), 1.0, mask=mask)
+        summary = (weights.to(words.dtype).unsqueeze(1) @ torch.where(mask.unsqueeze(-1), words, 0)).squeeze(1)
+        fused: Tensor = self.norm(self.question_flat(summary) + self.image_flat(context))
+        return fused
+
+
+def _basis(functions: int, basis: str) -> tuple[int, float]:
+    """The side and the variance of a basis."""
+    side = math.isqrt(max(functions, 0))
+    if side < 1 or side * side != functions:
+        raise ValueError(f"functions must be a square number, got {functions}")
+    if basis not in VARIANCES:
+        raise ValueError(f"basis must be one of {', '.join(VARIANCES)}, got {basis!r}")
+    return side, VARIANCES[basis]
+
+
+def _one(shape: dict[str, Any]) -> dict[str, Any]:
+    """What shapes a density of batch shape [batch], from what shapes one of [batch, 1, 1]."""
+    return {name: x.reshape(-1) if isinstance(x, Tensor) else x for name, x in shape.items()}

@@ -1,0 +1,70 @@
+"""How much of a density lies in each cell of a grid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tsallis.continuous import BetaGaussian, Gaussian, TruncatedParaboloid, grid_centres, grid_masses
+
+COV = [[0.03, 0.012], [0.012, 0.02]]
+
+
+def summed(density: Any, height: int, width: int, fine: int) -> Tensor:
+    """Masses of cells by very many points."""
+    points = grid_centres(height * fine, width * fine).double()  # row by row
+    pdf = density.pdf(points).reshape(height, fine, width, fine)
+    return pdf.mean((1, 3)) / (height * width)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        lambda mean, cov: Gaussian.from_mean_cov(mean, cov, dims=2),
+        TruncatedParaboloid.from_mean_cov,
+        lambda mean, cov: BetaGaussian.from_mean_cov(mean, cov, alpha=1.5, dims=2),
+        lambda mean, cov: BetaGaussian.from_mean_cov(mean, cov, alpha=torch.tensor(1.3).double(), dims=2),
+    ],
+    ids=["gaussian", "paraboloid", "1.5", "tensor"],
+)
+def test_masses_of_cells(family: Any) -> None:
+    mean = torch.tensor([0.6, 0.35]).double()
+    density = family(mean, torch.tensor(COV).double())
+    found = grid_masses(density, 5, 7)
+    assert found.shape == (5, 7) and found.dtype == torch.float64 and (found >= 0).all()
+    torch.testing.assert_close(found, summed(density, 5, 7, 200), atol=3e-5, rtol=1e-4)
+    small = family(mean, torch.tensor(COV).double() / 1e4)  # in one cell, whose centre it misses
+    only = torch.zeros(5, 7).double()
+    only[1, 4] = 1
+    torch.testing.assert_close(grid_masses(small, 5, 7), only, atol=2e-6, rtol=0)
+
+
+def test_cells_outside_an_ellipse_have_no_mass() -> None:
+    density = TruncatedParaboloid.from_mean_cov(torch.tensor([0.4, 0.5]), torch.tensor(COV) / 8)
+    found = grid_masses(density, 20, 20)
+    inside = density.support.check(grid_centres(400, 400)).reshape(20, 20, 20, 20).any(3).any(1)
+    assert ((found > 0) == inside).float().mean() > 0.99  # but for cells that the ellipse hardly touches
+    assert (found[~inside] < 1e-6).all() and 0 < inside.sum() < 200
+    torch.testing.assert_close(found.sum(), torch.tensor(1.0), atol=1e-4, rtol=0)
+
+
+def test_masses_of_a_batch() -> None:
+    mean, cov = torch.rand(2, 3, 2), torch.tensor(COV) * torch.rand(2, 3, 1, 1)
+    alpha = torch.tensor([1.0, 1.5, 2.0])
+    density = BetaGaussian.from_mean_cov(mean, cov, alpha=alpha, dims=2)
+    found = grid_masses(density, 2, 3)
+    assert found.shape == (2, 3, 2, 3)
+    for i in range(2):
+        for j in range(3):
+            alone = BetaGaussian.from_mean_cov(mean[i, j], cov[i, j], alpha=float(alpha[j]), dims=2)
+            torch.testing.assert_close(found[i, j], grid_masses(alone, 2, 3), atol=1e-4, rtol=1e-4)
+
+
+def test_masses_of_what_has_no_grid() -> None:
+    with pytest.raises(ValueError, match="got one in 1 dimensions"):
+        grid_masses(Gaussian(torch.tensor(0.5), torch.tensor(0.1)), 2, 2)
+    with pytest.raises(ValueError, match="rows and columns, got 0 and 2"):
+        grid_masses(TruncatedParaboloid.from_mean_cov(torch.zeros(2), torch.eye(2)), 0, 2)

@@ -1,0 +1,298 @@
+"""The visual question answerer: grids of images, masses of their cells, three kinds of attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tsallis
+from tsallis.continuous import grid_centres, grid_masses, moments
+from tsallis.models.images import ImageGrid
+from tsallis.models.vqa import PAPER, VisualAnswerer
+
+KINDS = [
+    ("discrete", "softmax", None),
+    ("discrete", "sparsemax", None),
+    ("continuous", "softmax", None),
+    ("continuous", "softmax", 2.0),  # the paper's continuous sparsemax
+    ("continuous", "sparsemax", None),
+    ("continuous", 1.5, None),
+    ("continuous", "softmax", "learned"),
+    ("combined", "softmax", None),
+    ("combined", "sparsemax", None),
+]
+every_kind = pytest.mark.parametrize(("attention", "transform", "density"), KINDS)
+
+
+def make(attention: str = "combined", transform: Any = "softmax", density: Any = None, **more: Any) -> VisualAnswerer:
+    torch.manual_seed(3)
+    options = {"d_model": 8, "heads": 2, "layers": 1, "dropout": 0.0, "stages": 2, "functions": 16, **more}
+    return VisualAnswerer(30, 3, attention=attention, transform=transform, density=density, **options)
+
+
+def asked(width: int = 6) -> tuple[Tensor, Tensor, Tensor]:
+    """Pictures of 12 by 16 pixels, whose grid is 3 by 4, and questions."""
+    lengths = torch.tensor([6, 3, 1])
+    src = torch.randint(4, 30, (3, width)).masked_fill(torch.arange(width) >= lengths.unsqueeze(1), 0)
+    return torch.randint(256, (3, 12, 16, 3), dtype=torch.uint8), src, lengths
+
+
+def test_grids_of_pictures() -> None:
+    layer = ImageGrid(16, stages=3)
+    pictures = torch.randint(256, (2, 24, 40, 3), dtype=torch.uint8)
+    grid = layer(pictures)
+    assert grid.shape == (2, 3, 5, 16)
+    torch.testing.assert_close(layer(pictures / 255), grid)
+    assert [c.out_channels for c in layer.modules() if isinstance(c, nn.Conv2d)] == [4, 8, 16]
+    plain = ImageGrid(16, stages=3, positions=False)
+    plain.load_state_dict(layer.state_dict())
+    places = (grid - plain(pictures))[0]
+    torch.testing.assert_close(places, (grid - plain(pictures))[1])
+    assert (places[:, :1, :8] - places[:, :, :8]).abs().max() < 1e-5  # one half says the row, the other the column
+    assert (places[:1, :, 8:] - places[:, :, 8:]).abs().max() < 1e-5
+    apart = torch.cdist(places.flatten(0, 1), places.flatten(0, 1)) + 9 * torch.eye(15)
+    assert apart.min() > 0.5
+
+
+def test_grids_of_features() -> None:
+    layer = ImageGrid(8, "features", d_image=5, positions=False)
+    features = torch.randn(2, 3, 4, 5)
+    torch.testing.assert_close(layer(features), features @ layer.layers.weight.T + layer.layers.bias)
+
+
+@pytest.mark.parametrize(
+    ("options", "images", "message"),
+    [
+        ({}, torch.zeros(2, 8, 8, 4), r"\[batch, height, width, 3\], got \[2, 8, 8, 4\]"),
+        ({}, torch.zeros(8, 8, 3), r"\[batch, height, width, 3\], got \[8, 8, 3\]"),
+        ({}, torch.zeros(1, 8, 4, 3), r"8 pixels a side at least, got \[8, 4\]"),
+        ({}, torch.zeros(1, 8, 8, 3, dtype=torch.long), "uint8 or floating point, got torch.int64"),
+        ({"kind": "features"}, torch.zeros(1, 8, 8, 3, dtype=torch.uint8), "floating point, got torch.uint8"),
+        ({"kind": "cat"}, None, "cnn, features, got 'cat'"),
+        ({"d_model": 6}, None, "multiple of 4, got 6"),
+        ({"stages": 0}, None, "got 3 and 0"),
+    ],
+)
+def test_images_that_are_none(options: dict[str, Any], images: Tensor | None, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        ImageGrid(**{"d_model": 8, **options})(images)
+
+
+@every_kind
+def test_padding_changes_nothing(attention: str, transform: Any, density: Any) -> None:
+    model = make(attention, transform, density, layers=2).eval()
+    images, src, lengths = asked()
+    scores = model(images, src, lengths)
+    assert scores.shape == (3, 3) and scores.isfinite().all()
+    wider = torch.cat([src, torch.zeros(3, 5, dtype=torch.long)], 1)
+    wider[torch.arange(11) >= lengths.unsqueeze(1)] = 17  # whatever stands there
+    torch.testing.assert_close(model(images, wider, lengths), scores, atol=1e-5, rtol=1e-5)
+    for i, length in enumerate(lengths.tolist()):
+        alone = model(images[i : i + 1], src[i : i + 1, :length], lengths[i : i + 1])
+        torch.testing.assert_close(alone, scores[i : i + 1], atol=1e-5, rtol=1e-5)
+
+
+@every_kind
+def test_gradients_reach_everything(attention: str, transform: Any, density: Any) -> None:
+    model = make(attention, transform, density, layers=2)
+    images, src, lengths = asked()
+    labels = torch.tensor([0, -100, 1])
+    loss = model.loss(images, src, lengths, labels)
+    scores = model(images, src, lengths)
+    torch.testing.assert_close(loss, nn.functional.cross_entropy(scores, labels))
+    smoothed = model.loss(images, src, lengths, labels, "sum", label_smoothing=0.2)
+    expected = nn.functional.cross_entropy(scores, labels, reduction="sum", label_smoothing=0.2)
+    torch.testing.assert_close(smoothed, expected)
+    torch.testing.assert_close(model.probs(images, src, lengths), scores.softmax(-1))
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+        assert (parameter.grad != 0).any(), name
+    assert (model.embedding.weight.grad[0] == 0).all()
+
+
+@pytest.mark.parametrize(("transform", "alpha"), [("softmax", 1.0), ("sparsemax", 2.0), (1.5, 1.5)])
+def test_discrete_attention_is_the_formula(transform: Any, alpha: float) -> None:
+    model = make("discrete", transform).eval()
+    with torch.no_grad():
+        model.image_flat.score.weight.mul_(4)
+    images, src, lengths = asked()
+    look = model.attention(images, src, lengths)
+    words, _, grid = model._states(images, src, lengths)
+    for i, length in enumerate(lengths.tolist()):
+        parts = []
+        for flat, states, own in (
+            (model.question_flat, words[i, :length], 1.0),
+            (model.image_flat, grid[i].flatten(0, 1), alpha),
+        ):
+            z = torch.relu(states @ flat.hidden.weight.T + flat.hidden.bias) @ flat.score.weight[0]
+            p = tsallis.entmax(z, own)
+            parts.append(flat.merge(p @ states))
+        torch.testing.assert_close(look.weights[i].flatten(), p)
+        fused = nn.functional.layer_norm(sum(parts), (16,), model.norm.weight, model.norm.bias)
+        torch.testing.assert_close(model(images, src, lengths)[i], model.output.scores(fused))
+    assert look.masses is look.weights and look.density is None
+
+
+@pytest.mark.parametrize("attention", ["continuous", "combined"])
+@pytest.mark.parametrize(("transform", "density"), [("softmax", None), ("softmax", 2.0), ("sparsemax", None)])
+def test_continuous_attention_has_the_discrete_ones_moments(attention: str, transform: str, density: Any) -> None:
+    model, discrete = make(attention, transform, density).eval(), make("discrete", transform).eval()
+    shared = {name: value for name, value in model.state_dict().items() if not name.startswith("continuous.")}
+    discrete.load_state_dict(shared)
+    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in discrete.parameters())
+    images, src, lengths = asked()
+    look, other = model.attention(images, src, lengths), discrete.attention(images, src, lengths)
+    torch.testing.assert_close(look.weights, other.weights)
+    mean, cov = moments(look.weights.flatten(1), grid_centres(3, 4), dims=2)
+    torch.testing.assert_close(look.density.mean, mean)
+    torch.testing.assert_close(look.density.covariance, cov + 1e-6 * torch.eye(2), atol=1e-6, rtol=1e-4)
+    assert float(look.density.alpha) == (1.0 if density is None and transform == "softmax" else 2.0)
+    grid = model._states(images, src, lengths)[2]
+    signal = model.continuous.fit(grid.flatten(1, 2), grid=(3, 4))
+    seen = [type(look.density).from_factor(look.density.mean[i], look.density.factor[i],
+            alpha=float(look.density.alpha), dims=2) for i in range(3)]  # fmt: skip
+    context = torch.stack([density.expect(model.continuous.fit.basis) for density in seen])
+    context = (context.unsqueeze(1) @ signal.coefficients).squeeze(1)
+    if attention == "combined":
+        context = context + (look.weights.flatten(1).unsqueeze(1) @ grid.flatten(1, 2)).squeeze(1)
+    torch.testing.assert_close(model._attended(grid)[0], context, atol=1e-5, rtol=1e-4)
+
+
+@every_kind
+def test_what_it_looks_at(attention: str, transform: Any, density: Any) -> None:
+    images, src, lengths = asked()
+    model = make(attention, transform, density).eval()
+    with torch.no_grad():
+        model.image_flat.score.weight.mul_(8)
+    hidden, look = model.read(images, src, lengths)
+    torch.testing.assert_close(model.output(hidden), model(images, src, lengths))
+    assert hidden.shape == (3, 16) and hidden.requires_grad
+    assert look.masses.shape == look.weights.shape == (3, 3, 4)
+    assert (look.masses >= 0).all() and not look.masses.requires_grad and not look.weights.requires_grad
+    torch.testing.assert_close(look.weights.sum((1, 2)), torch.ones(3))
+    if attention == "discrete":
+        return
+    assert look.density.batch_shape == (3,)
+    torch.testing.assert_close(look.masses, grid_masses(look.density, 3, 4))
+    assert (look.masses.sum((1, 2)) <= 1 + 1e-5).all()
+    if float(look.density.alpha) > 1:
+        assert look.density.support.boundary().shape == (3, 64, 2)
+
+
+@every_kind
+def test_arguments_and_state_make_the_same_model(attention: str, transform: Any, density: Any) -> None:
+    model = make(attention, transform, density, d_embedding=6, d_flat=5, d_fused=12, d_ff=9, output="entmax").eval()
+    assert set(model.arguments) >= {"vocab", "answers", "attention", "penalty"} and model.arguments["d_fused"] == 12
+    torch.manual_seed(99)
+    other = VisualAnswerer(**model.arguments).eval()
+    assert not torch.allclose(other(*asked()), model(*asked()))
+    other.load_state_dict(model.state_dict())
+    given = asked()
+    assert other(*given).equal(model(*given))
+    assert model.output.alpha == 1.5
+
+
+def test_dropout_is_for_training() -> None:
+    model, given = make("continuous", dropout=0.5), asked()
+    assert not torch.allclose(model(*given), model(*given))
+    model.eval()
+    assert model(*given).equal(model(*given))
+
+
+def test_features_in_place_of_pictures() -> None:
+    model = make("continuous", image="features", d_image=5, positions=False).eval()
+    _, src, lengths = asked()
+    features = torch.randn(3, 2, 5, 5)
+    assert model.attention(features, src, lengths).masses.shape == (3, 2, 5)
+    moved = model(features.half().float(), src, lengths)
+    torch.testing.assert_close(model(features.half(), src, lengths), moved)
+    assert model.double()(features, src, lengths).dtype == torch.float64
+
+
+@every_kind
+def test_half_precision(attention: str, transform: Any, density: Any) -> None:
+    model = make(attention, transform, density).eval()
+    images, src, lengths = asked()
+    scores = model(images, src, lengths)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model.loss(images, src, lengths, torch.tensor([0, 1, 2]))
+        look = model.attention(images, src, lengths)
+        torch.testing.assert_close(model(images, src, lengths).float(), scores, atol=0.1, rtol=0.1)
+    loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert look.weights.dtype == look.masses.dtype == torch.float32
+
+
+def test_the_papers_sizes() -> None:
+    """Of modular co-attention as it is known, but for the bias of scores, which changes nothing; the same for all."""
+    vocab, answers, d, ff, fused = 100, 31, 512, 2048, 1024
+    attention, network, norm = 4 * (d * d + d), d * ff + ff + ff * d + d, 2 * d
+    flat = d * 512 + 512 + 512 + d * fused + fused
+    expected = vocab * 300 + 4 * d * (300 + d + 2) + 2048 * d + d + 6 * (attention + network + 2 * norm)
+    expected += 6 * (2 * attention + network + 3 * norm) + 2 * flat + 2 * fused + fused * answers + answers
+    with torch.device("meta"):
+        for more in ({}, {"attention": "continuous"}, {"attention": "continuous", "density": 2.0}):
+            model = VisualAnswerer.paper(vocab, answers, **more)
+            assert sum(p.numel() for p in model.parameters()) == expected, more
+    assert model.arguments["d_flat"] == 512 and PAPER["d_fused"] == 1024
+    basis = model.continuous.fit.basis
+    assert basis.size == 100 and math.isclose(basis.width**2, 0.001, rel_tol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention": "soft"}, "discrete, continuous, combined, got 'soft'"),
+        ({"transform": "max"}, "got 'max'"),
+        ({"attention": "discrete", "density": 2.0}, "discrete attention has no density, got 2.0"),
+        ({"functions": 15}, "functions must be a square number, got 15"),
+        ({"functions": 0}, "functions must be a square number, got 0"),
+        ({"basis": "text-32"}, "image, image-paper, got 'text-32'"),
+        ({"density": "laplace"}, "got 'laplace'"),
+        ({"matching": "both"}, "got 'both'"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        ({"heads": 3}, "multiple of num_heads, got 8 and 3"),
+        ({"d_model": 6}, "multiple of 4, got 6"),
+        ({"image": "video"}, "got 'video'"),
+        ({"output": "hardmax"}, "got 'hardmax'"),
+    ],
+)
+def test_settings_that_do_not_fit(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_input_that_does_not_fit() -> None:
+    model = make()
+    images, src, lengths = asked()
+    with pytest.raises(ValueError, match=r"from 1 to 6, the width of src, got \[6, 0, 1\]"):
+        model(images, src, torch.tensor([6, 0, 1]))
+    with pytest.raises(ValueError, match=r"got \[7, 3, 1\]"):
+        model(images, src, torch.tensor([7, 3, 1]))
+    with pytest.raises(ValueError, match="an image for each question, got 2 for 3"):
+        model(images[:2], src, lengths)
+
+
+@every_kind
+def test_it_learns_what_a_question_is_about(attention: str, transform: Any, density: Any) -> None:
+    """Squares of three colours on the left and on the right: a word tells which of the two counts."""
+    torch.manual_seed(1)
+    colours, side = torch.randint(3, (72, 2)), torch.randint(2, (72,))
+    images = torch.zeros(72, 16, 32, 3, dtype=torch.uint8)
+    for i, (left, right) in enumerate(colours.tolist()):
+        images[i, 4:12, 4:12, left] = images[i, 4:12, 20:28, right] = 255
+    src, lengths = torch.stack([torch.full((72,), 9), 4 + side], 1), torch.full((72,), 2)
+    labels = colours[torch.arange(72), side]
+    model = make(attention, transform, density, d_model=16, stages=3)
+    optimizer = torch.optim.Adam(model.parameters(), 0.005)
+    for _ in range(80):
+        optimizer.zero_grad()
+        model.loss(images, src, lengths, labels).backward()
+        optimizer.step()
+    assert (model(images, src, lengths).argmax(-1) == labels).float().mean() > 0.95
