@@ -71,6 +71,10 @@ def load(options: argparse.Namespace) -> Data:
         raise InputError(f"{options.data}: needs the splits {options.train} and {options.test}")
     if dev is None:
         train, dev = split_off(train, options.share, options.split_seed)
+        if not train or not dev:
+            raise InputError(
+                f"{options.data}: too few documents to take {options.share:g} of them out of {options.train}"
+            )
     if options.rows is not None:  # evenly over the file, which may be sorted by class
         train = train[:: max(1, len(train) // options.rows)][: options.rows]
     labels = label_names(train)

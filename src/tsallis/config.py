@@ -196,7 +196,7 @@ class TransformerConfig(OutputConfig):
 
 
 class ClassifierConfig(Section):
-    """The arguments of `tsallis.models.LabelDecoder.documents`."""
+    """The arguments of `tsallis.models.LabelDecoder` for documents."""
 
     architecture: Literal["classifier"]
     d_model: int = Field(128, ge=2, multiple_of=2)
@@ -220,7 +220,7 @@ class ClassifierConfig(Section):
 
 
 class AnswererConfig(Section):
-    """The arguments of `tsallis.models.LabelDecoder.questions`."""
+    """The arguments of `tsallis.models.LabelDecoder` for questions."""
 
     architecture: Literal["answerer"]
     d_model: int = Field(128, ge=1)

@@ -50,11 +50,13 @@ def _document(run: Run, batch: Batch, result: Result, title: str) -> Figure:
 
 
 def _image(run: Run, batch: Batch, result: Result, title: str) -> Figure:
-    reader = run.model.classifier
-    images = reader.gallery(batch.src[:, 0])
-    look = reader.answerer.attention(images, batch.src[:, 1:], batch.src_lengths - 1)
+    images = run.model.gallery(batch.src[:, 0])
+    look = run.model.classifier.answerer.attention(images, batch.src[:, 1:], batch.src_lengths - 1)
+    views = [View("discrete weights", look.weights[0])]
+    if look.density is not None:  # one over the other could not be told apart
+        views.append(View("density", density=look.density, index=0))
     question = title.partition(": ")[2]
-    return image_panels(_shown(images[0]), [View.of(look)], question=question, answers=[_answer(run, result)])
+    return image_panels(_shown(images[0]), views, question=f"{question}  {_answer(run, result)}")
 
 
 def _shown(image: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ class Prepared:
         torch.manual_seed(self.settings.seed)
         model = build_model(self.description, "model")
         if self.data.gallery is not None:
-            model.classifier.gallery = self.data.gallery
+            model.gallery = self.data.gallery
         return model
 
     def measure(self) -> Measure:
@@ -108,16 +108,16 @@ def prepare(config: Config) -> Prepared:
 def _description(config: Config, data: Data, settings: Settings) -> dict[str, Any]:
     """The model's class and arguments."""
     given = config.model
+    sizes = {"src_vocab": len(data.src_vocab), "tgt_vocab": len(data.tgt_vocab)}
     if isinstance(given, ClassifierConfig):
-        sizes = {"src_vocab": len(data.src_vocab), "tgt_vocab": len(data.tgt_vocab)}
         return {"class": given.architecture, "arguments": sizes | given.model_dump(exclude={"architecture"})}
     if isinstance(given, AnswererConfig):
-        sizes = {"src_vocab": len(data.src_vocab), "tgt_vocab": len(data.tgt_vocab), **_of_images(data)}
-        return {"class": given.architecture, "arguments": sizes | given.model_dump(exclude={"architecture"})}
+        seen = {"kind": "questions", **_of_images(data)}
+        return {"class": given.architecture, "arguments": sizes | seen | given.model_dump(exclude={"architecture"})}
     if given.share == "all" and data.src_vocab != data.tgt_vocab:
         raise InputError("model.share: all needs one vocabulary for both sides (data.subwords.joint: true)")
     arguments = given.model_dump(exclude={"tau", "architecture"})
-    arguments = {"src_vocab": len(data.src_vocab), "tgt_vocab": len(data.tgt_vocab), **arguments}
+    arguments = {**sizes, **arguments}
     arguments["tau"] = given.tau if isinstance(given.tau, float) else 0.0
     if given.output == "alpha_relu" and given.tau == "formula":
         if given.output_alpha != 1.5:
@@ -206,7 +206,10 @@ def _images(data: VisualData, split: str) -> str | None:
         name = getattr(given, split) or (given.train if split == "dev" else None)
     else:
         name = given
-    return None if name is None else str(Path(data.folder) / name)
+    if name is None:
+        return None
+    path = Path(data.folder) / name
+    return str(path if path.is_dir() else find_packed(path) or path)
 
 
 def _visual(data: VisualData) -> Data:

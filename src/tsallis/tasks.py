@@ -198,10 +198,9 @@ class Visual:
     def encode(self, examples: Sequence[Asked], run: Run) -> Lines:
         src, tgt, count = run.src_vocab, run.tgt_vocab, len(examples)
         assert isinstance(src, Vocabulary) and isinstance(tgt, Vocabulary)
-        reader = run.model.classifier
-        if reader.gallery is None:
-            reader.gallery = Gallery()
-        corpus = questions(examples, src, tgt, reader.gallery, self.max_length)
+        if run.model.gallery is None:
+            run.model.gallery = Gallery()
+        corpus = questions(examples, src, tgt, run.model.gallery, self.max_length)
         titles = [f"{e.question.image}: {e.question.question}" for e in examples]
         return Lines(corpus, [e.question.answer for e in examples], titles, list(range(count)), count)
 

@@ -1,4 +1,4 @@
-"""Every command and example of the README is run, and every command of the pages on training and translation."""
+"""Every command and example of the README is run, and every command of the pages on training and measurements."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cli.conftest import environment, write_examples
@@ -19,7 +21,8 @@ from tsallis.data.numbers import german_english_numbers
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [README, *((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("training", "translation"))]
+OTHERS = ("training", "translation", "continuous-models")
+PAGES = [README, *((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in OTHERS)]
 CONSOLE = [
     line.removeprefix("$ ")
     for page in PAGES
@@ -39,6 +42,11 @@ SMALLER = {
     "tsallis train recipes/multi30k": MINUTE,
     "tsallis train recipes/tiny/inflection": " training.epochs=1 model.d_model=16",
     "tsallis train recipes/sigmorphon2018": " training.epochs=1 model.d_model=8 model.layers=1",
+    "tsallis train recipes/easy-vqa": " training.epochs=1 training.updates=3 training.warmup=2 model.d_model=8",
+    "tsallis train recipes/daquar": " training.epochs=1 training.updates=3 training.warmup=2 model.d_model=8",
+    "tsallis train recipes/martins2020/imdb": " training.epochs=1 model.d_model=8 model.functions=8",
+    "python examples/classify.py": " --epochs 1 --d-model 8 --functions 8",
+    "python examples/timeseries.py": " --epochs 1 --functions 4",
 }
 ELSEWHERE = {
     "make demo": "tests/cli/test_commands.py runs `tsallis demo`",
@@ -66,7 +74,8 @@ def test_commands_run_elsewhere_exist() -> None:
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as a user has it: the recipes, and data that stands in for the real one."""
     folder = tmp_path_factory.mktemp("user")
-    shutil.copytree(ROOT / "recipes", folder / "recipes")
+    for name in ("recipes", "examples"):
+        shutil.copytree(ROOT / name, folder / name)
     data = folder / "data" / "sigmorphon2018"
     data.mkdir(parents=True)
     for split in ("train-high", "dev", "test"):
@@ -77,14 +86,41 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pairs = german_english_numbers()[split][: 200 if split == "train" else 8]
         for i, side in enumerate(("de", "en")):
             (captions / f"{name}.{side}").write_text("".join(f"{pair[i]}\n" for pair in pairs), encoding="utf-8")
+    write_others(folder)
     scripts = folder / "bin"
     scripts.mkdir()
     launcher = f"torch.distributed.run --master-addr 127.0.0.1 --master-port {free_port()}"
-    for name, module in (("tsallis", "tsallis"), ("torchrun", launcher)):
+    for name, module in (("tsallis", "-m tsallis"), ("torchrun", f"-m {launcher}"), ("python", "")):
         script = scripts / name
-        script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {module} "$@"\n')
+        script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {module} "$@"\n')
         script.chmod(0o755)
     return folder
+
+
+def write_others(folder: Path) -> None:
+    """Reviews, questions about drawings and photographs, and stays in hospital."""
+    images = pytest.importorskip("PIL.Image")
+    reviews, easy, daquar, stays = (folder / "data" / n for n in ("imdb", "easy-vqa", "daquar", "physionet2012"))
+    for place in (reviews, easy, daquar, stays):
+        place.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 16, 16, 3)).astype(np.uint8)
+    with tarfile.open(daquar / "images.tar", "w") as tar:
+        for i, picture in enumerate(pixels):
+            images.fromarray(picture).save(folder / "image.png")
+            tar.add(folder / "image.png", f"image{i + 1}.png")
+    for split in ("train", "test"):
+        text = "".join(f"{i % 2}\t9\t{i}\tA {'fine' if i % 2 else 'dull'} film, {i}.\n" for i in range(60))
+        (reviews / f"{split}.tsv").write_text(text)
+        np.save(easy / f"{split}_images.npy", pixels)
+        asked = [(i, "what color is the shape?", "red" if i % 2 else "blue") for i in range(30)]
+        head = "image\tquestion\tanswer\n"
+        (easy / f"{split}_questions.tsv").write_text(head + "".join(f"{i}\t{q}\t{a}\n" for i, q, a in asked))
+        (daquar / f"{split}.tsv").write_text(head + "".join(f"image{i + 1}\t{q}\t{a}\n" for i, q, a in asked))
+    for name in "ab":
+        lines = [f"{i},{60 * k},HR,{70 + i % 2 * 20 + k}\n" for i in range(40) for k in range(3)]
+        (stays / f"set-{name}.csv").write_text("RecordID,minute,parameter,value\n" + "".join(lines))
+        died = [f"{i},{i % 2}\n" for i in range(40)]
+        (stays / f"Outcomes-{name}.csv").write_text("RecordID,In-hospital_death\n" + "".join(died))
 
 
 def free_port() -> int:
@@ -105,7 +141,8 @@ def test_the_commands_run_in_their_order(workplace: Path) -> None:
         )
         if bare.startswith("tsallis data get"):
             # No network here: the stand-in is found, and refused because it is not the known file.
-            assert done.returncode == 2 and b"is not the known file" in done.stderr, done.stderr.decode()
+            refused = b"is not the known file" in done.stderr or b"remove it to fetch it again" in done.stderr
+            assert done.returncode == 2 and refused, done.stderr.decode()
         else:
             assert done.returncode == 0, f"{bare}: {done.stderr.decode()}"
             assert done.stdout

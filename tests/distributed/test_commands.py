@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from distributed.conftest import Launch, ours
@@ -24,6 +25,28 @@ def test_training(launch: Launch, tmp_path: Path) -> None:
     assert done.stdout.count(f"Training in {run}") == 1 and done.stdout.count("dev loss") == 1
     _, event = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert event["step"] == 3 and event["loss"] > 0
+    from tsallis.training import load_run
+
+    assert load_run(run).facts["step"] == 3
+
+
+VISUAL = """\
+version: 1
+data: {task: visual, folder: FOLDER, train: train.tsv, images: images.npy}
+model: {architecture: answerer, d_model: 8, heads: 2, layers: 1, stages: 2, functions: 9, density: 2}
+training: {batch_size: 8, updates: 3, strategy: fsdp}
+"""
+
+
+def test_training_with_images(launch: Launch, tmp_path: Path) -> None:
+    """Images are no parameters: every process has its own way to them, and so has the copy that is validated."""
+    np.save(tmp_path / "images.npy", np.zeros((20, 8, 8, 3), np.uint8))
+    rows = [f"{i}\tis it {word}?\t{word}\n" for i in range(20) for word in ("red", "blue")]
+    (tmp_path / "train.tsv").write_text("".join(rows))
+    config, run = tmp_path / "config.yaml", tmp_path / "run"
+    config.write_text(VISUAL.replace("FOLDER", str(tmp_path)))
+    done = launch("-m", "tsallis", "train", config, "--run-dir", run, "--device", "cpu")
+    assert done.stdout.count("dev accuracy") == 1
     from tsallis.training import load_run
 
     assert load_run(run).facts["step"] == 3

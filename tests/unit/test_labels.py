@@ -16,7 +16,7 @@ from tsallis.training.world import World
 
 def make(output: str = "softmax", attention: str = "combined") -> LabelDecoder:
     torch.manual_seed(3)
-    return LabelDecoder.documents(30, 7, d_model=8, functions=8, dropout=0.0, attention=attention, output=output)
+    return LabelDecoder(30, 7, d_model=8, functions=8, dropout=0.0, attention=attention, output=output)
 
 
 def inputs() -> tuple[Tensor, Tensor]:
@@ -78,11 +78,13 @@ def test_the_engine_trains_it(attention: str) -> None:
     found = evaluate(model, corpus, results, 1.0)
     assert right >= 27 and found.complete == pytest.approx(1, abs=0.5) and found.empty == 0
     assert found.loss == pytest.approx(forced(model, corpus).loss) and found.empty_rate == 0
-    other = LabelDecoder.documents(**model.arguments).eval()
+    other = LabelDecoder(**model.arguments).eval()
     other.load_state_dict(model.state_dict())
     assert other.output.loss(other(*inputs(), torch.ones(4, 1).long()).hidden, torch.full((4, 1), 4)).isfinite()
 
 
 def test_it_needs_a_label() -> None:
     with pytest.raises(ValueError, match="tgt_vocab must be above 4"):
-        LabelDecoder.documents(30, 4)
+        LabelDecoder(30, 4)
+    with pytest.raises(ValueError, match="kind must be documents or questions, got 'songs'"):
+        LabelDecoder(30, 5, "songs")

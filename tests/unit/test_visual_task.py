@@ -88,7 +88,7 @@ def test_lines_name_images(folder: Path, tmp_path: Path) -> None:
     assert [row.tolist()[0] for row in lines.corpus.src] == [0, 1]
     more = read_lines(run_of, ["5\tis it red?"], "in", gold=False, images=folder / "train.npy")
     assert more.corpus.src[0].tolist()[0] == 2  # earlier ones keep their numbers
-    shown = run_of.model.classifier.gallery(torch.tensor([2, 0]))
+    shown = run_of.model.gallery(torch.tensor([2, 0]))
     expected = np.stack([np.load(folder / "train.npy")[5], np.load(folder / "test.npy")[3]])
     np.testing.assert_array_equal(shown.numpy(), expected)
     for text, options, message in (
@@ -112,7 +112,7 @@ class _Untrained:
         self.folder, self.task = folder, prepared.task
         self.src_vocab, self.tgt_vocab = _vocabularies(prepared)
         self.model = prepared.build()
-        self.model.classifier.gallery = None
+        self.model.gallery = None
 
 
 @pytest.mark.parametrize(

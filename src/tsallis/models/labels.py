@@ -175,52 +175,47 @@ class LabelDecoder(nn.Module):
     """A classifier whose answer is a sequence: the label, and the end.
 
     Args:
-        classifier: has an `output` layer, and `read(src, src_lengths)` gives what that sees [batch, d_model], and
-            what was looked at: `masses` and a `mask` [batch, places].
-        arguments: that build the same model.
+        src_vocab: number of source symbols; 0 is padding.
+        tgt_vocab: number of target symbols: the labels, and four before them.
+        kind: "documents", a :class:`BiLSTMClassifier`; or "questions", a :class:`VisualAnswerer`, which needs a
+            `gallery`, see :class:`PictureReader`.
+        more: of the classifier or answerer.
+
+    Raises:
+        ValueError: fewer than one label, an unknown kind, or what the classifier refuses.
 
     Example:
-        >>> model = LabelDecoder.documents(20, 6, d_model=8)
+        >>> model = LabelDecoder(20, 6, d_model=8)
         >>> src, lengths = torch.randint(4, 20, (2, 5)), torch.tensor([5, 3])
         >>> decoded = model(src, lengths, torch.tensor([[1, 4], [1, 5]]), need_attention=True)
         >>> model.output.scores(decoded.hidden).shape, decoded.attention.shape
         (torch.Size([2, 2, 6]), torch.Size([2, 2, 5]))
     """
 
-    def __init__(self, classifier: Any, arguments: dict[str, Any]) -> None:
+    def __init__(self, src_vocab: int, tgt_vocab: int, kind: str = "documents", **more: Any) -> None:
         super().__init__()
-        self.classifier, self.arguments = classifier, arguments
+        if tgt_vocab <= FIRST:
+            raise ValueError(f"tgt_vocab must be above {FIRST}: labels stand behind as many symbols, got {tgt_vocab}")
+        if kind not in ("documents", "questions"):
+            raise ValueError(f"kind must be documents or questions, got {kind!r}")
+        self.arguments: dict[str, Any] = {"src_vocab": src_vocab, "tgt_vocab": tgt_vocab, "kind": kind, **more}
+        # It has an output layer, and `read` gives what that sees and what was looked at: masses and a mask of places.
+        self.classifier: Any
+        if kind == "documents":
+            self.classifier = BiLSTMClassifier(src_vocab, tgt_vocab - FIRST, **more)
+        else:
+            self.classifier = PictureReader(VisualAnswerer(src_vocab, tgt_vocab - FIRST, **more))
         self._look: Any = None  # of the last pass
 
-    @classmethod
-    def documents(cls, src_vocab: int, tgt_vocab: int, **more: Any) -> LabelDecoder:
-        """With a :class:`BiLSTMClassifier`.
+    @property
+    def gallery(self) -> Callable[[Tensor], Tensor] | None:
+        """The images that sources name by number, of a model for questions."""
+        found: Callable[[Tensor], Tensor] | None = getattr(self.classifier, "gallery", None)
+        return found
 
-        Args:
-            src_vocab: number of source symbols; 0 is padding.
-            tgt_vocab: number of target symbols: the labels, and four before them.
-            more: of the classifier.
-
-        Raises:
-            ValueError: fewer than one label, or what the classifier refuses.
-        """
-        classifier = BiLSTMClassifier(src_vocab, _labels(tgt_vocab), **more)
-        return cls(classifier, {"src_vocab": src_vocab, "tgt_vocab": tgt_vocab, **more})
-
-    @classmethod
-    def questions(cls, src_vocab: int, tgt_vocab: int, **more: Any) -> LabelDecoder:
-        """With a :class:`VisualAnswerer`; its part `classifier` needs a gallery, see :class:`PictureReader`.
-
-        Args:
-            src_vocab: number of symbols of questions; 0 is padding.
-            tgt_vocab: number of target symbols: the answers, and four before them.
-            more: of the answerer.
-
-        Raises:
-            ValueError: fewer than one answer, or what the answerer refuses.
-        """
-        answerer = VisualAnswerer(src_vocab, _labels(tgt_vocab), **more)
-        return cls(PictureReader(answerer), {"src_vocab": src_vocab, "tgt_vocab": tgt_vocab, **more})
+    @gallery.setter
+    def gallery(self, images: Callable[[Tensor], Tensor] | None) -> None:
+        self.classifier.gallery = images
 
     @property
     def output(self) -> LabelOutput:
@@ -261,10 +256,3 @@ class LabelDecoder(nn.Module):
         if len(masses) != asked[0]:
             raise RuntimeError(f"the last pass had {len(masses)} rows, and not {asked[0]}: ask before the next one")
         return (masses > 0).sum(-1, keepdim=True).expand(asked).float()
-
-
-def _labels(tgt_vocab: int) -> int:
-    """How many of the target symbols are labels."""
-    if tgt_vocab <= FIRST:
-        raise ValueError(f"tgt_vocab must be above {FIRST}: labels stand behind as many symbols, got {tgt_vocab}")
-    return tgt_vocab - FIRST

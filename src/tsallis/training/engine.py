@@ -209,9 +209,12 @@ class Engine:
         if not self.sharded:
             return self.model
         whole = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
-        model = type(self.model)(**cast(Any, self.model).arguments)
+        model: Any = type(self.model)(**cast(Any, self.model).arguments)
+        if hasattr(model, "gallery"):  # no parameter, and not to be copied
+            model.gallery = cast(Any, self.model).gallery
         model.to(self.world.device, next(self.model.parameters()).dtype).load_state_dict(whole)
-        return model.eval()
+        plain: nn.Module = model.eval()
+        return plain
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Parameters and optimizer, whole and on the CPU; empty on processes other than the first, where sharded.

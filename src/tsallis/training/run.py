@@ -30,8 +30,8 @@ from tsallis.training.checkpoint import Checkpoints
 MODELS: dict[str, Any] = {
     "rnn": RNNSeq2Seq,
     "transformer": TransformerSeq2Seq,
-    "classifier": LabelDecoder.documents,
-    "answerer": LabelDecoder.questions,
+    "classifier": LabelDecoder,
+    "answerer": LabelDecoder,
 }
 CONFIG, LOCK = "config.yaml", ".lock"
 Symbols = Vocabulary | Subwords
