@@ -5,7 +5,7 @@ Questions are lines of `image<TAB>question<TAB>answer`, plain or packed by xz or
 A tenth of the training images and all questions about them are taken out as the dev split. Modular co-attention reads
 both, attention makes one vector of the image, and after some epochs the best one, by the dev split, is tested.
 
-    python examples/visual.py --data data/easy_vqa --train-questions train_questions.tsv --train-images \\
+    python examples/visual.py --data data/easy-vqa --train-questions train_questions.tsv --train-images \\
         train_images.npy --test-questions test_questions.tsv --test-images test_images.npy \\
         --attention continuous --density 2 --out result.json
 
