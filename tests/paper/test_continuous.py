@@ -29,7 +29,7 @@ from tsallis.continuous import (
     text_basis,
     translation_basis,
 )
-from tsallis.continuous.strip import strip_expectation
+from tsallis.continuous.waves import wave_expectation
 from tsallis.functional.continuous import gaussian_overlap, ridge_regression
 
 D = torch.float64
@@ -368,27 +368,29 @@ def test_equations_55_to_65_the_supporting_ellipse() -> None:
     torch.testing.assert_close(uniform / support.volume, expected, **CLOSE)
 
 
-def test_equations_53_to_60_by_strips_and_by_a_disk() -> None:
+def test_equations_53_to_60_by_waves_and_by_a_disk() -> None:
     covs = 0.0004 * torch.tensor([[1.0, 0.4], [0.4, 2.0]], dtype=D).expand(3, 2, 2)
     basis = GaussianBasis(PLANE_CENTRES, covs)
     mean = torch.tensor([[0.4, 0.6], [0.6, 0.5], [0.5, 0.5]], dtype=D, requires_grad=True)
     cov = torch.stack([SCALE, SCALE.flip(0, 1) * 3, 0.01 * torch.eye(2, dtype=D)]).requires_grad_()
 
-    def strips(mean: Tensor, cov: Tensor) -> Tensor:
+    def waves(mean: Tensor, cov: Tensor) -> Tensor:
         factor = TruncatedParaboloid(mean, (cov + cov.mT) / 2).factor * math.sqrt(6)
-        return strip_expectation(mean, factor, PLANE_CENTRES, covs, 128)
+        found = wave_expectation(basis, mean, factor, 3.0)
+        assert found is not None
+        return found
 
     by_disk = TruncatedParaboloid(mean, cov).expect(basis, (96, 192))
-    torch.testing.assert_close(strips(mean, cov), by_disk, **CLOSE)
+    torch.testing.assert_close(waves(mean, cov), by_disk, **CLOSE)
     torch.testing.assert_close(TruncatedParaboloid(mean, cov).expect(basis), by_disk, **CLOSE)
     upstream = torch.randn(3, 3, dtype=D)
     for ours, theirs in zip(
-        torch.autograd.grad(strips(mean, cov), (mean, cov), upstream),
+        torch.autograd.grad(waves(mean, cov), (mean, cov), upstream),
         torch.autograd.grad(by_disk, (mean, cov), upstream),
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
-    assert torch.autograd.gradcheck(lambda m, c: strips(m, c)[:, 0], (mean, cov))
+    assert torch.autograd.gradcheck(lambda m, c: waves(m, c)[:, 0], (mean, cov))
 
 
 def test_moment_matching() -> None:
