@@ -195,7 +195,25 @@ class TransformerConfig(OutputConfig):
     checkpoint_activations: bool = False
 
 
-class ClassifierConfig(Section):
+class AttendingConfig(Section):
+    """What classifiers of documents and answerers have in common."""
+
+    attention: Literal["discrete", "continuous", "combined"] = "combined"
+    transform: Map | Alpha = "sparsemax"
+    matching: Literal["scale", "covariance"] = "scale"
+    density: Any = None
+    penalty: float = Field(0.1, gt=0, allow_inf_nan=False)
+    output: Map = "softmax"
+    output_alpha: Alpha = 1.5
+
+    @model_validator(mode="after")
+    def _density_of_something(self) -> AttendingConfig:
+        if self.density is not None and self.attention == "discrete":
+            raise ValueError("density is for continuous and combined attention")
+        return self
+
+
+class ClassifierConfig(AttendingConfig):
     """The arguments of `tsallis.models.LabelDecoder` for documents."""
 
     architecture: Literal["classifier"]
@@ -203,23 +221,11 @@ class ClassifierConfig(Section):
     d_embedding: int | None = Field(None, ge=1)
     layers: int = Field(1, ge=1)
     dropout: float = Field(0.3, ge=0, lt=1)
-    attention: Literal["discrete", "continuous", "combined"] = "combined"
-    transform: Map | Alpha = "sparsemax"
     functions: int = Field(64, ge=2, multiple_of=2)
-    matching: Literal["scale", "covariance"] = "scale"
     density: Density | Alpha | None = None
-    penalty: float = Field(0.1, gt=0, allow_inf_nan=False)
-    output: Map = "softmax"
-    output_alpha: Alpha = 1.5
-
-    @model_validator(mode="after")
-    def _density_of_something(self) -> ClassifierConfig:
-        if self.density is not None and self.attention == "discrete":
-            raise ValueError("density is for continuous and combined attention")
-        return self
 
 
-class AnswererConfig(Section):
+class AnswererConfig(AttendingConfig):
     """The arguments of `tsallis.models.LabelDecoder` for questions."""
 
     architecture: Literal["answerer"]
@@ -239,15 +245,6 @@ class AnswererConfig(Section):
     basis: Literal["image", "image-paper"] = "image"
     matching: Literal["scale", "covariance"] = "covariance"
     density: Literal["gaussian", "truncated_paraboloid"] | Alpha | None = None
-    penalty: float = Field(0.1, gt=0, allow_inf_nan=False)
-    output: Map = "softmax"
-    output_alpha: Alpha = 1.5
-
-    @model_validator(mode="after")
-    def _density_of_something(self) -> AnswererConfig:
-        if self.density is not None and self.attention == "discrete":
-            raise ValueError("density is for continuous and combined attention")
-        return self
 
 
 class TrainingConfig(Section):

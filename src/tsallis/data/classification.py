@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from tsallis.data.parallel import stream_lines
 from tsallis.data.reading import find_packed
+from tsallis.data.splits import hold_out
 from tsallis.data.tokens import Ragged, digest_of, type_for
 from tsallis.data.vocabulary import PAD, Vocabulary
 from tsallis.errors import InputError
@@ -91,19 +91,7 @@ def split_off(
     >>> len(rest), [example.label for example in taken].count("a")
     (16, 2)
     """
-    if not 0 < share < 1:
-        raise ValueError(f"share must be between 0 and 1, got {share:g}")
-    marks = [hashlib.blake2b(f"{seed}\t{e.text}".encode(), digest_size=8).digest() for e in examples]
-    classes: dict[str, set[bytes]] = defaultdict(set)
-    for example, mark in zip(examples, marks, strict=True):
-        classes[example.label].add(mark)
-    taken: set[bytes] = set()
-    for found in classes.values():
-        taken.update(sorted(found)[: round(share * len(found))])
-    sides: tuple[list[LabelledText], list[LabelledText]] = ([], [])
-    for example, mark in zip(examples, marks, strict=True):
-        sides[mark in taken].append(example)
-    return sides
+    return hold_out(examples, lambda e: e.text, share, seed, lambda e: e.label)
 
 
 def label_names(examples: Iterable[LabelledText]) -> list[str]:

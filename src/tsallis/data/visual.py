@@ -16,6 +16,7 @@ from torch import Tensor
 from tsallis.data.classification import Documents
 from tsallis.data.parallel import stream_lines
 from tsallis.data.pictures import Pictures
+from tsallis.data.splits import hold_out
 from tsallis.data.tokens import Ragged, type_for
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
@@ -144,18 +145,7 @@ def split_by_image(
     >>> len(rest), len({question.image for question in taken})
     (16, 2)
     """
-    if not 0 < share < 1:
-        raise ValueError(f"share must be between 0 and 1, got {share:g}")
-
-    def mark(image: str) -> bytes:
-        return hashlib.blake2b(f"{seed}\t{image}".encode(), digest_size=8).digest()
-
-    images = sorted({question.image for question in questions}, key=mark)
-    taken = set(images[: round(share * len(images))])
-    sides: tuple[list[Question], list[Question]] = ([], [])
-    for question in questions:
-        sides[question.image in taken].append(question)
-    return sides
+    return hold_out(questions, lambda q: q.image, share, seed)
 
 
 @dataclass(frozen=True)
