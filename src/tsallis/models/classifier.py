@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from tsallis import functional
 from tsallis.continuous import Density, Elliptical, Interval, cell_masses
 from tsallis.continuous.moments import Matching
+from tsallis.models.checks import check_attending, check_counts
 from tsallis.nn import ContinuousAttention1d, OutputLayer
 from tsallis.nn.continuous_core import cell_edges, map_alpha
 from tsallis.nn.dropout import Dropout
 
-ATTENTIONS = ("discrete", "continuous", "combined")
 INITIAL = 0.1  # parameters start uniform in [-0.1, 0.1]
 
 
@@ -149,14 +149,7 @@ class BiLSTMClassifier(nn.Module):
         super().__init__()
         if d_model < 2 or d_model % 2:
             raise ValueError(f"d_model must be even: half of it goes to each direction, got {d_model}")
-        if layers < 1:
-            raise ValueError(f"layers must be at least 1, got {layers}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
-        if attention not in ATTENTIONS:
-            raise ValueError(f"attention must be one of {', '.join(ATTENTIONS)}, got {attention!r}")
-        if density is not None and attention == "discrete":
-            raise ValueError(f"discrete attention has no density, got {density!r}")
+        check_attending(layers, dropout, attention, density)
         self.arguments: dict[str, Any] = {
             "vocab": vocab,
             "classes": classes,
@@ -253,11 +246,7 @@ class BiLSTMClassifier(nn.Module):
         return Look(mask, weights, type(density).from_factor(mean, std, **self.continuous.kind.shape(1)))
 
     def _checked(self, src: Tensor, src_lengths: Tensor) -> Tensor:
-        least, most = (int(x) for x in src_lengths.aminmax())
-        if not 1 <= least <= most <= src.shape[1]:
-            raise ValueError(
-                f"src_lengths must be from 1 to {src.shape[1]}, the width of src, got {src_lengths.tolist()}"
-            )
+        check_counts(src_lengths, src.shape[1])
         return src_lengths.to(src.device)
 
     def _hidden(self, src: Tensor, src_lengths: Tensor) -> Tensor:

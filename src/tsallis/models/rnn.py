@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tsallis.continuous import translation_basis
 from tsallis.continuous.moments import Matching
+from tsallis.models.checks import check_counts
 from tsallis.models.decoder import Decoded, Memory, Step
 from tsallis.models.sharing import SHARES, share_embeddings, shared_parameters
 from tsallis.nn import ContinuousGlobalAttention, GlobalAttention, OutputLayer
@@ -178,8 +179,7 @@ class RNNSeq2Seq(nn.Module):
             ValueError: counts below 1 or above the width of `src`.
         """
         counts, width = src_lengths.cpu(), src.shape[1]
-        if not 1 <= int(counts.min()) <= int(counts.max()) <= width:
-            raise ValueError(f"src_lengths must be from 1 to {width}, the width of src, got {counts.tolist()}")
+        check_counts(counts, width)
         embedded = self._drop(self.src_embedding(src))  # [batch, src, d_model]
         packed = pack_padded_sequence(embedded, counts, batch_first=True, enforce_sorted=False)
         packed_states, (hidden, cell) = self.encoder(packed)

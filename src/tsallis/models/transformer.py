@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tsallis.kernels.autograd import traced
+from tsallis.models.checks import check_counts
 from tsallis.models.decoder import Decoded, Memory, Step
 from tsallis.models.positions import SinusoidalPositions
 from tsallis.models.sharing import SHARES, share_embeddings, shared_parameters
@@ -206,9 +207,9 @@ class TransformerSeq2Seq(nn.Module):
         """Lengths where they are read without waiting for a device."""
         if traced():
             return src_lengths
-        counts, width = src_lengths.cpu(), src.shape[1]
-        if len(counts) and not 1 <= int(counts.min()) <= int(counts.max()) <= width:
-            raise ValueError(f"src_lengths must be from 1 to {width}, the width of src, got {counts.tolist()}")
+        counts = src_lengths.cpu()
+        if len(counts):
+            check_counts(counts, src.shape[1])
         return counts
 
     def _encode(self, src: Tensor, lengths: Tensor) -> Memory:

@@ -14,12 +14,12 @@ from tsallis import functional
 from tsallis.continuous import Density, Elliptical, grid_masses, image_basis
 from tsallis.continuous.moments import Matching
 from tsallis.kernels.autograd import widen
+from tsallis.models.checks import check_attending, check_counts
 from tsallis.models.images import ImageGrid
 from tsallis.nn import ContinuousAttention2d, OutputLayer, TransformerDecoderLayer, TransformerEncoderLayer
 from tsallis.nn.continuous_core import map_alpha
 from tsallis.nn.dropout import Dropout
 
-ATTENTIONS = ("discrete", "continuous", "combined")
 VARIANCES = {"image": 0.01, "image-paper": 0.001}  # of the basis functions
 # Martins et al. 2020, table 5 and sec. 4; the penalty, and no positions, are from the authors' program.
 PAPER: dict[str, Any] = {
@@ -167,14 +167,7 @@ class VisualAnswerer(nn.Module):
         super().__init__()
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self.arguments: dict[str, Any] = given
-        if layers < 1:
-            raise ValueError(f"layers must be at least 1, got {layers}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
-        if attention not in ATTENTIONS:
-            raise ValueError(f"attention must be one of {', '.join(ATTENTIONS)}, got {attention!r}")
-        if density is not None and attention == "discrete":
-            raise ValueError(f"discrete attention has no density, got {density!r}")
+        check_attending(layers, dropout, attention, density)
         self.kind, self.alpha = attention, map_alpha(transform)
         d_fused = d_fused or 2 * d_model
         self.embedding = nn.Embedding(vocab, d_embedding or d_model, padding_idx=0)
@@ -279,11 +272,7 @@ class VisualAnswerer(nn.Module):
 
     def _states(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """States of the question [batch, src, d_model], their counts and states [batch, rows, columns, d_model]."""
-        least, most = (int(x) for x in src_lengths.aminmax())
-        if not 1 <= least <= most <= src.shape[1]:
-            raise ValueError(
-                f"src_lengths must be from 1 to {src.shape[1]}, the width of src, got {src_lengths.tolist()}"
-            )
+        check_counts(src_lengths, src.shape[1])
         if len(images) != len(src):
             raise ValueError(f"there must be an image for each question, got {len(images)} for {len(src)}")
         lengths = src_lengths.to(src.device)

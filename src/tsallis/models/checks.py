@@ -1,0 +1,34 @@
+"""What several models ask of their arguments."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+ATTENDING = ("discrete", "continuous", "combined")
+
+
+def check_counts(src_lengths: Tensor, width: int) -> None:
+    """Symbols of each row, at least one row.
+
+    Raises:
+        ValueError: counts below 1 or above the width of `src`.
+    """
+    least, most = (int(x) for x in src_lengths.aminmax())
+    if not 1 <= least <= most <= width:
+        raise ValueError(f"src_lengths must be from 1 to {width}, the width of src, got {src_lengths.tolist()}")
+
+
+def check_attending(layers: int, dropout: float, attention: str, density: str | float | None) -> None:
+    """Arguments of a model whose attention is discrete, continuous or both.
+
+    Raises:
+        ValueError: sizes that are too small, an attention that is unknown, a density where there is none.
+    """
+    if layers < 1:
+        raise ValueError(f"layers must be at least 1, got {layers}")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
+    if attention not in ATTENDING:
+        raise ValueError(f"attention must be one of {', '.join(ATTENDING)}, got {attention!r}")
+    if density is not None and attention == "discrete":
+        raise ValueError(f"discrete attention has no density, got {density!r}")
