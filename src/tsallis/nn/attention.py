@@ -8,7 +8,47 @@ from tsallis import functional
 from tsallis.nn.output import transform_alpha
 
 
-class GlobalAttention(nn.Module):
+class BilinearAttention(nn.Module):
+    """Attention by a bilinear score; what becomes of the scores is a subclass's `attended`.
+
+    Args:
+        d_query: size of the state.
+        d_memory: size of the memory.
+    """
+
+    def __init__(self, d_query: int, d_memory: int) -> None:
+        super().__init__()
+        self.bilinear = nn.Linear(d_memory, d_query, bias=False)
+
+    def attended(self, scores: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Context [batch, tgt, d_memory] and weights [batch, tgt, src] of scores [batch, tgt, src]."""
+        raise NotImplementedError
+
+    def keys(self, memory: Tensor) -> Tensor:
+        """`W h_j` of a whole sentence [batch, src, d_query]: the same at every step, so computed once."""
+        keys: Tensor = self.bilinear(memory)
+        return keys
+
+    def forward(self, query: Tensor, memory: Tensor, mask: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Context and weights, which of continuous attention are masses.
+
+        Args:
+            query: [batch, d_query], or [batch, tgt, d_query] for many steps at once.
+            memory: [batch, src, d_memory].
+            mask: boolean [batch, src]; True takes part.
+            keys: what :meth:`keys` gives for the memory.
+
+        Returns:
+            Context [batch, d_memory] and weights [batch, src], or [batch, tgt, d_memory] and [batch, tgt, src].
+        """
+        keys = self.keys(memory) if keys is None else keys
+        single = query.dim() == 2
+        steps = query.unsqueeze(1) if single else query  # [batch, tgt, d_query]
+        context, weights = self.attended(steps @ keys.mT, memory, mask)
+        return (context.squeeze(1), weights.squeeze(1)) if single else (context, weights)
+
+
+class GlobalAttention(BilinearAttention):
     r"""Attention of one state over a memory by a bilinear score, with any of our maps.
 
     .. math:: w = \mathrm{entmax}_\alpha\big(s^\top W h_1, \dots, s^\top W h_n\big), \qquad c = \sum_j w_j h_j
@@ -34,36 +74,15 @@ class GlobalAttention(nn.Module):
     """
 
     def __init__(self, d_query: int, d_memory: int, transform: str = "entmax", alpha: float = 1.5) -> None:
-        super().__init__()
+        super().__init__(d_query, d_memory)
         if transform == "alpha_relu":
             raise ValueError("attention needs weights that sum to 1: softmax, sparsemax or entmax, got 'alpha_relu'")
         self.transform, self.alpha = transform, transform_alpha(transform, alpha)
-        self.bilinear = nn.Linear(d_memory, d_query, bias=False)
 
-    def keys(self, memory: Tensor) -> Tensor:
-        """`W h_j` of a whole sentence [batch, src, d_query]: the same at every step, so computed once."""
-        keys: Tensor = self.bilinear(memory)
-        return keys
-
-    def forward(self, query: Tensor, memory: Tensor, mask: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Context and weights.
-
-        Args:
-            query: [batch, d_query], or [batch, tgt, d_query] for many steps at once.
-            memory: [batch, src, d_memory].
-            mask: boolean [batch, src]; True takes part.
-            keys: what :meth:`keys` gives for the memory.
-
-        Returns:
-            Context [batch, d_memory] and weights [batch, src], or [batch, tgt, d_memory] and [batch, tgt, src].
-        """
-        keys = self.keys(memory) if keys is None else keys
-        single = query.dim() == 2
-        steps = query.unsqueeze(1) if single else query  # [batch, tgt, d_query]
-        scores = steps @ keys.transpose(1, 2)  # [batch, tgt, src]
+    def attended(self, scores: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Context [batch, tgt, d_memory] and weights [batch, tgt, src] of scores [batch, tgt, src]."""
         weights = functional.entmax(scores.masked_fill(~mask.unsqueeze(1), float("-inf")), self.alpha)
-        context = weights @ memory  # [batch, tgt, d_memory]
-        return (context.squeeze(1), weights.squeeze(1)) if single else (context, weights)
+        return weights @ memory, weights
 
     def extra_repr(self) -> str:
         return f"transform={self.transform}, alpha={self.alpha:g}"

@@ -12,6 +12,7 @@ from tsallis.continuous import Basis, Density, cell_centres, cell_masses, grid_c
 from tsallis.continuous.elliptical import Points
 from tsallis.continuous.moments import Matching
 from tsallis.kernels.autograd import traced, widen
+from tsallis.nn.attention import BilinearAttention
 from tsallis.nn.continuous_core import Attended, ContinuousAttention, Defaults, Places, cell_edges
 
 
@@ -223,7 +224,7 @@ class ContinuousAttention2d(ContinuousAttention):
         return self._attended(query, values, Places(mask, positions, fit))
 
 
-class ContinuousGlobalAttention(nn.Module):
+class ContinuousGlobalAttention(BilinearAttention):
     r"""Continuous attention with the methods of :class:`tsallis.nn.GlobalAttention`, which it can take the place of.
 
     The moments of the bilinear discrete attention give a density over the memory as a signal on [0, 1], and its context
@@ -263,8 +264,7 @@ class ContinuousGlobalAttention(nn.Module):
         floor: float = 1e-6,
         points: Points = None,
     ) -> None:
-        super().__init__()
-        self.bilinear = nn.Linear(d_memory, d_query, bias=False)
+        super().__init__(d_query, d_memory)
         self.attention = ContinuousAttention1d(
             d_memory,
             moments="scores",
@@ -279,27 +279,8 @@ class ContinuousGlobalAttention(nn.Module):
             points=points,
         )
 
-    def keys(self, memory: Tensor) -> Tensor:
-        """What is computed once for all steps [batch, src, d_query]."""
-        keys: Tensor = self.bilinear(memory)
-        return keys
-
-    def forward(self, query: Tensor, memory: Tensor, mask: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Context and masses.
-
-        Args:
-            query: [batch, d_query], or [batch, tgt, d_query] for many steps at once.
-            memory: [batch, src, d_memory].
-            mask: boolean [batch, src]; True takes part.
-            keys: what :meth:`keys` gives for the memory.
-
-        Returns:
-            Context [batch, d_memory] and masses [batch, src], or [batch, tgt, d_memory] and [batch, tgt, src].
-        """
-        keys = self.keys(memory) if keys is None else keys
-        single = query.dim() == 2
-        steps = query.unsqueeze(1) if single else query  # [batch, tgt, d_query]
-        found = self.attention.attend(steps @ keys.mT, memory, mask)  # by scores [batch, tgt, src]
+    def attended(self, scores: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Context [batch, tgt, d_memory] and masses [batch, tgt, src] of scores [batch, tgt, src]."""
+        found = self.attention.attend(scores, memory, mask)
         edges = cell_edges(mask).to(widen(memory))[:, None, None]  # [batch, 1, 1, src + 1]
-        masses = cell_masses(found.density, edges).squeeze(1)  # [batch, tgt, src]
-        return (found.context.squeeze(1), masses.squeeze(1)) if single else (found.context, masses)
+        return found.context, cell_masses(found.density, edges).squeeze(1)
