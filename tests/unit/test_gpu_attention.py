@@ -11,40 +11,25 @@ import pytest
 import torch
 from torch import Tensor
 
+from interpreted import (
+    asked_for_interpreter,  # noqa: F401
+    language,
+)
+from interpreted import attention as gpu_attention
 from tsallis.kernels.attention import Problem, materialised
 
-pytest.importorskip("numpy")  # of which the interpreter is made
-_before = os.environ.get("TRITON_INTERPRET")
-if "triton" in sys.modules and _before != "1":
-    pytest.skip("Triton was imported before its interpreter was asked for", allow_module_level=True)
-os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
-try:
-    pytest.importorskip("triton")
-    from tsallis.kernels import triton_attention
-    from tsallis.kernels.triton_attention import Tiling, Tilings, TritonAttention, drop_factors
-finally:
-    if _before is None:
-        del os.environ["TRITON_INTERPRET"]
-    else:
-        os.environ["TRITON_INTERPRET"] = _before
-if not triton_attention._interpreted():
-    pytest.skip("the kernels were imported before the interpreter was asked for", allow_module_level=True)
+Tiling, Tilings, TritonAttention = gpu_attention.Tiling, gpu_attention.Tilings, gpu_attention.TritonAttention
+drop_factors = gpu_attention.drop_factors
 
 EVERY_ALPHA = [1.0, 1.001, 1.25, 1.5, 1.9, 2.0]
 OUTPUT, GRADIENT = 1e-5, 1e-4  # largest errors, relative to the largest value or to 1
 
 
 @pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked for while these tests run, and by no other."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-
-
-@pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks so small that few queries and keys fill some; backward splits those of queries."""
     back = Tiling(16, 16, 4, 1)
-    monkeypatch.setattr(triton_attention, "tilings", lambda *_: Tilings(Tiling(32, 16, 4, 1), back, back))
+    monkeypatch.setattr(gpu_attention, "tilings", lambda *_: Tilings(Tiling(32, 16, 4, 1), back, back))
 
 
 def problem(**given: Any) -> Problem:
@@ -274,13 +259,13 @@ def test_gradients_have_gradients() -> None:
 def test_blocks_without_support_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys near a query attend to it, and nothing else: a dense sweep, then hardly more than the diagonal."""
     launched: dict[str, Tensor] = {}
-    run = triton_attention._run
+    run = gpu_attention.run
 
     def watched(kernel: Any, *arguments: Any, **given: Any) -> None:
         launched.update(given)
         run(kernel, *arguments, **given)
 
-    monkeypatch.setattr(triton_attention, "_run", watched)
+    monkeypatch.setattr(gpu_attention, "run", watched)
     angle = torch.arange(128.0) / 128
     positions = torch.stack([angle.cos(), angle.sin()], -1)[None, None]
     query = torch.cat([positions, torch.zeros(1, 1, 128, 14)], -1) * 600
@@ -308,11 +293,11 @@ def test_what_is_not_computed_is_said() -> None:
 
 
 def test_available_says_why() -> None:
-    assert triton_attention.available() == (True, "Triton's interpreter")
+    assert language.available() == (True, "Triton's interpreter")
     program = (
         "import sys; sys.modules['triton'] = None\n"
-        "from tsallis.kernels import triton_attention\n"
-        "able, why = triton_attention.available()\n"
+        "from tsallis.kernels.gpu import attention, language\n"
+        "able, why = language.available()\n"
         "assert not able and 'Triton' in why, why\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -321,7 +306,7 @@ def test_available_says_why() -> None:
 COMPILE = """
 import sys, torch, triton
 from triton.backends.compiler import GPUTarget
-from tsallis.kernels import triton_attention
+from tsallis.kernels.gpu import attention
 from tsallis.kernels.attention import Problem
 
 class Driver:  # of a GPU that isn't there
@@ -337,14 +322,14 @@ def run(kernel, grid, where, **arguments):
     assert found.metadata.shared <= 227 * 1024, (kernel.__name__, found.metadata.shared)
     compiled.setdefault(kernel.__name__, set()).add(found.hash)
 
-triton_attention._run = run
+attention.run = run
 for dtype, size, value_size, alpha in CASES:
     for length in (1024, 1040, 1041, 2):
         inputs = [torch.zeros(1, h, length, n, dtype=dtype, requires_grad=True)
                   for h, n in ((4, size), (2, size), (2, value_size))]
         mask = torch.zeros(1, 1, 1, length, requires_grad=True)
         given = Problem(0.1, True, (length,), 1, 0.1, length << 31)
-        output, _ = triton_attention.TritonAttention.apply(*inputs, alpha, mask, given)
+        output, _ = attention.TritonAttention.apply(*inputs, alpha, mask, given)
         output.backward(torch.zeros_like(output))
     assert {len(found) for found in compiled.values()} == {1}, compiled  # not once more for another length
     print(dtype, size, value_size, sorted(compiled))

@@ -12,8 +12,7 @@ needs. A threshold is written relative to the row's largest score, `p = exp_alph
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,63 +20,32 @@ from torch.autograd import Function
 
 from tsallis.kernels import attention, autograd
 from tsallis.kernels.attention import Problem
+from tsallis.kernels.gpu.language import (
+    TINY_EPS,
+    Alpha,
+    advance,
+    bend_of,
+    constant,
+    interpreted,
+    kernel,
+    mode,
+    plain,
+    run,
+    tl,
+    weigh,
+)
 
-Alpha = float | Tensor
-
-_MISSING = ""
-if TYPE_CHECKING:
-    import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
-else:
-    try:
-        import triton
-        import triton.language as tl
-    except Exception as error:  # a broken installation must not break the import either
-        triton = tl = None
-        _MISSING = f"Triton can't be imported: {error}"
-
-TINY_EPS = 1e-10  # stands for alpha - 1 = 0: log1p(TINY_EPS x) / TINY_EPS is x up to rounding
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-4, torch.float16: 1e-4}  # |sum of the weights - 1|
 NEWTON_LIMIT = 40
 DROP_BITS = 24  # random bits that decide whether a weight is dropped
 
-
-def _constant(value: Any) -> Any:
-    """A global that kernels may read."""
-    return value if tl is None else tl.constexpr(value)
-
-
-ANY_ALPHA, THREE_HALVES, TWO = _constant(0), _constant(1), _constant(2)  # modes: the last two need no powers
-NO_MASK, BOOLEAN, ADDITIVE = _constant(0), _constant(1), _constant(2)
-STEPS = _constant(4)  # Newton steps on the maxima each time the bound is renewed
-ROUNDING = _constant(1e-5)  # how much lower the bound is taken, and how much more for large scores:
-ROUNDING_RELATIVE = _constant(5e-7)
+NO_MASK, BOOLEAN, ADDITIVE = constant(0), constant(1), constant(2)
+STEPS = constant(4)  # Newton steps on the maxima each time the bound is renewed
+ROUNDING = constant(1e-5)  # how much lower the bound is taken, and how much more for large scores:
+ROUNDING_RELATIVE = constant(5e-7)
 
 # Numbers that change from call to call: a kernel compiled for one value of them is good for all.
-_CHANGING = ("queries", "keys", "blocks", "key_blocks", "mask_strides", "drop_below", "seed_low", "seed_high")
-
-
-def _kernel(function: Callable[..., Any]) -> Any:
-    """Compiled by Triton where there is one."""
-    if triton is None:
-        return function
-    names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    return triton.jit(function, do_not_specialize=[name for name in _CHANGING if name in names])
-
-
-def available() -> tuple[bool, str]:
-    """Whether attention can be computed here by these kernels, and why or why not."""
-    if triton is None:
-        return False, _MISSING
-    if _interpreted():
-        return True, "Triton's interpreter"
-    if not torch.cuda.is_available():
-        return False, "no GPU that PyTorch can use, and TRITON_INTERPRET=1 was not set before the import"
-    return True, f"Triton {triton.__version__} on {torch.cuda.get_device_name()}"
-
-
-def _interpreted() -> bool:
-    return not isinstance(_forward, triton.JITFunction)
+_kernel = kernel("queries", "keys", "blocks", "key_blocks", "mask_strides", "drop_below", "seed_low", "seed_high")
 
 
 @_kernel
@@ -177,51 +145,6 @@ def _kept(
     zero = rows * 0 + columns * 0
     random, _, _, _ = tl.philox(seed_low.to(tl.int64), columns + zero, rows + zero, stream + zero, seed_high + zero)
     return tl.where((random >> 8).to(tl.int32) < drop_below, 0.0, factor)
-
-
-@_kernel
-def _log1p(y: tl.tensor) -> Any:
-    """`log(1 + y)`, also for small y: the rounding of 1 + y cancels in the quotient."""
-    u = 1.0 + y
-    d = u - 1.0
-    return tl.where(d == 0.0, y, tl.log(u) * (y / tl.where(d == 0.0, 1.0, d)))
-
-
-@_kernel
-def _weights(x: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
-    """Weights `p` of scores above their threshold, and `p^(2 - alpha)`, 0 off the support. NaN stays."""
-    y = eps * x
-    off = y <= -1.0
-    if MODE == TWO:
-        p = tl.where(off, 0.0, 1.0 + y)
-        w = tl.where(off, 0.0, 1.0)
-    elif MODE == THREE_HALVES:
-        w = tl.where(off, 0.0, 1.0 + y)
-        p = w * w
-    else:
-        y = tl.where(off, 0.0, y)
-        p = tl.where(off, 0.0, tl.exp(_log1p(y) / eps))
-        w = p / (1.0 + y)
-    return p, w
-
-
-@_kernel
-def _advance(threshold: tl.tensor, mass: tl.tensor, slope: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
-    """A norm-Newton step: from either side to a threshold that is at most the row's."""
-    some = mass > 0.0
-    F = tl.where(some, mass, 1.0)
-    G = tl.where(some, slope, 1.0)
-    if MODE == TWO:
-        step = (F - 1.0) / G
-    elif MODE == THREE_HALVES:
-        step = 2.0 * (F - tl.sqrt(F)) / G
-    else:  # F (1 - F^-eps) / (eps G), which is log F at alpha = 1
-        log_mass = _log1p(F - 1.0)
-        t = eps * log_mass
-        series = 1.0 - t * (0.5 - t * (1.0 / 6.0 - t * (1.0 / 24.0 - t / 120.0)))
-        near = tl.abs(t) < 0.1
-        step = F * log_mass * tl.where(near, series, (1.0 - tl.exp(-t)) / tl.where(near, 1.0, t)) / G
-    return tl.where(some, threshold + step, threshold)
 
 
 @_kernel
@@ -329,9 +252,9 @@ def _forward(
             low = tl.maximum(low, top)
             base = tl.where(low == float("-inf"), 0.0, low)
             for _ in range(0, STEPS):
-                p, w = _weights(largest - base[:, None], eps, MODE)
+                p, w = weigh(largest - base[:, None], eps, MODE)
                 F, G = tl.sum(p, 1), tl.sum(w, 1)
-                base = tl.where(F > 1.0, _advance(base, F, G, eps, MODE), base)
+                base = tl.where(F > 1.0, advance(base, F, G, eps, MODE), base)
             broken = tl.max(tl.where(largest < float("inf"), 0, 1), 1) > 0  # by a NaN, or an infinite score
             low = tl.where(low == float("-inf"), low, base)
             low = tl.where(broken, float("nan"), low)
@@ -359,7 +282,7 @@ def _forward(
             columns = (j * BLOCK_K + lanes)[None, :]
             s = _masked(s, rows[:, None], columns, queries, live, mask, mask_strides[2], mask_column, MASK, CAUSAL)
             x = s - top[:, None]
-            p, w = _weights(x - threshold[:, None], eps, MODE)
+            p, w = weigh(x - threshold[:, None], eps, MODE)
             F += tl.sum(p, 1)
             G += tl.sum(w, 1)
             # Written after a reduction by all threads: none of them still has to read what is overwritten.
@@ -368,7 +291,7 @@ def _forward(
             stay += used
         count = stay
         error = tl.max(tl.where(F > 0.0, tl.abs(F - 1.0), 0.0))
-        threshold = _advance(threshold, F, G, eps, MODE)
+        threshold = advance(threshold, F, G, eps, MODE)
         sweeps += 1
         going = (error > near) & (sweeps < LIMIT)
 
@@ -386,7 +309,7 @@ def _forward(
         s = _dot(q, tl.trans(k), PRECISION, WIDEN) * scale
         columns = (j * BLOCK_K + lanes)[None, :]
         s = _masked(s, rows[:, None], columns, queries, live, mask, mask_strides[2], mask_column, MASK, CAUSAL)
-        p, w = _weights(s - top[:, None] - threshold[:, None], eps, MODE)
+        p, w = weigh(s - top[:, None] - threshold[:, None], eps, MODE)
         F += tl.sum(p, 1)
         G += tl.sum(w, 1)
         seen += tl.sum(tl.where(p > 0.0, 1, 0), 1)
@@ -403,7 +326,7 @@ def _forward(
     at = place * queries + rows
     tl.store(kept + at, top, mask=rows < queries)
     apart = tl.num_programs(2).to(tl.int64) * heads
-    tl.store(kept + apart * queries + at, _advance(threshold, F, G, eps, MODE), mask=rows < queries)
+    tl.store(kept + apart * queries + at, advance(threshold, F, G, eps, MODE), mask=rows < queries)
     tl.store(support + at, seen, mask=rows < queries)
     at = counts + place * blocks + block
     tl.store(at, stay)
@@ -501,7 +424,7 @@ def _backward_query(
         columns = (j * BLOCK_K + lanes)[None, :]
         s = _masked(s, rows[:, None], columns, queries, live, mask, mask_strides[2], mask_column, MASK, CAUSAL)
         x = s - top[:, None] - threshold[:, None]
-        p, w = _weights(x, eps, MODE)
+        p, w = weigh(x, eps, MODE)
         dp = _dot(do, tl.trans(v), PRECISION, WIDEN)
         if DROPOUT:
             dp *= _kept(rows[:, None], columns, place.to(tl.int32), drop_below, drop_factor, seed_low, seed_high)
@@ -511,15 +434,8 @@ def _backward_query(
         rest += tl.sum(moved, 1)
         shifted += _dot(moved.to(k.dtype), k, PRECISION, WIDEN)
         mean += _dot(w.to(k.dtype), k, PRECISION, WIDEN)
-        if NEED_ALPHA:  # psi = log^2 p phi(eps log p), phi(t) = (e^-t - 1 + t) / t^2
-            y = tl.where(p == 0.0, 0.0, eps * x)
-            t = _log1p(y)
-            small = tl.abs(t) < 0.3
-            series = 1.0 / 120.0 - t * (1.0 / 720.0 - t * (1.0 / 5040.0 - t / 40320.0))
-            series = 0.5 - t * (1.0 / 6.0 - t * (1.0 / 24.0 - t * series))
-            # e^-t is 1 / (1 + y); p and the quotient together don't overflow, as w = p / (1 + y)
-            far = (w - p + p * t) / (eps * eps)
-            psi = tl.where(small, p * (t / eps) * (t / eps) * series, far)
+        if NEED_ALPHA:
+            psi = bend_of(x, p, w, eps)
             bend += tl.sum(psi, 1)
             bent += tl.sum(psi * dp, 1)
     rest /= tl.where(slope > 0.0, slope, 1.0)
@@ -635,7 +551,7 @@ def _backward_key(
             # All transposed [BLOCK_K, BLOCK_Q]: the products below need the weights in registers so.
             s = _dot(k, tl.trans(q), PRECISION, WIDEN) * scale
             s = _masked(s, rows, columns, queries, live, mask_head, mask_strides[2], mask_column, MASK, CAUSAL)
-            p, w = _weights(s - top - threshold, eps, MODE)
+            p, w = weigh(s - top - threshold, eps, MODE)
             dp = _dot(v, tl.trans(do), PRECISION, WIDEN)
             if DROPOUT:
                 factor = _kept(rows, columns, place.to(tl.int32), drop_below, drop_factor, seed_low, seed_high)
@@ -730,7 +646,7 @@ def _backward_mask(
         s = _dot(q, tl.trans(k), PRECISION, WIDEN) * scale
         columns = j * BLOCK_K + lanes
         s = _masked(s, rows[:, None], columns[None, :], queries, live, mask, mask_strides[2], mask_column, MASK, CAUSAL)
-        _, w = _weights(s - top[:, None] - threshold[:, None], eps, MODE)
+        _, w = weigh(s - top[:, None] - threshold[:, None], eps, MODE)
         dp = _dot(do, tl.trans(v), PRECISION, WIDEN)
         if DROPOUT:
             dp *= _kept(
@@ -807,11 +723,6 @@ def _padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def _run(kernel: Any, grid: tuple[int, int, int], where: Tensor, **arguments: Any) -> None:
-    with torch.cuda.device_of(where):
-        kernel[grid](**arguments)
-
-
 class _Launch:
     """What all kernels of one problem are given."""
 
@@ -823,7 +734,7 @@ class _Launch:
         alphas: Tensor,
         mask: Tensor | None,
         problem: Problem,
-        mode: int,
+        powers: int,
     ) -> None:
         self.query, self.key, self.value = (_rows_contiguous(x) for x in (query, key, value))
         batch, heads, queries, size = query.shape
@@ -859,13 +770,13 @@ class _Launch:
             "VALUE_SIZE": self.value_size,
             "PADDED": _padded(size),
             "VALUE_PADDED": _padded(self.value_size),
-            "MODE": mode,
-            "MASK": _plain(kind),
+            "MODE": powers,
+            "MASK": plain(kind),
             "CAUSAL": problem.causal,
             "LENGTHS": problem.lengths is not None,
             "DROPOUT": problem.dropout > 0,
             "PRECISION": _precision(query.dtype),
-            "WIDEN": _interpreted() and query.dtype != torch.float32,
+            "WIDEN": interpreted() and query.dtype != torch.float32,
             "TINY": TINY_EPS,
             **_random(problem),
         }
@@ -885,11 +796,7 @@ class _Launch:
             "BLOCK_K": tiling.keys,
             "SPLIT": self.tilings.forward.queries // tiling.queries,
         }
-        _run(kernel, grid, self.query, **self.given, **sizes, **more, num_warps=tiling.warps, num_stages=tiling.stages)
-
-
-def _plain(constant: Any) -> int:
-    return int(getattr(constant, "value", constant))
+        run(kernel, grid, self.query, **self.given, **sizes, **more, num_warps=tiling.warps, num_stages=tiling.stages)
 
 
 def _rows_contiguous(x: Tensor) -> Tensor:
@@ -925,7 +832,7 @@ def drop_factors(query: Tensor, keys: int, problem: Problem) -> Tensor:
     if not problem.dropout:
         return factors.fill_(1)
     grid = (queries, -(-keys // 256), batch * heads)
-    _run(_drop_factors, grid, query, factors=factors, queries=queries, keys=keys, **_random(problem), BLOCK_K=256)
+    run(_drop_factors, grid, query, factors=factors, queries=queries, keys=keys, **_random(problem), BLOCK_K=256)
     return factors
 
 
@@ -945,9 +852,9 @@ class TritonAttention(Function):
     ) -> tuple[Tensor, Tensor]:
         if query.dtype not in TOLERANCE:
             raise TypeError(f"the Triton kernels compute float32, float16 and bfloat16, got {query.dtype}")
-        mode = _mode(alpha)
+        powers = mode(alpha)
         alphas = _alphas(alpha, query)
-        launch = _Launch(query, key, value, alphas, mask, problem, mode)
+        launch = _Launch(query, key, value, alphas, mask, problem, powers)
         batch, heads, queries, _ = query.shape
         shape, blocks = (batch, heads, queries), (batch, heads, launch.blocks)
         output = query.new_empty(*shape, value.shape[-1])
@@ -968,7 +875,7 @@ class TritonAttention(Function):
             tolerance=TOLERANCE[query.dtype],
             LIMIT=NEWTON_LIMIT,
         )
-        ctx.problem, ctx.mode, ctx.alpha = problem, mode, alpha if isinstance(alpha, float) else None
+        ctx.problem, ctx.mode, ctx.alpha = problem, powers, alpha if isinstance(alpha, float) else None
         ctx.mark_non_differentiable(support)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(
@@ -1009,7 +916,7 @@ class TritonAttention(Function):
             dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (key, value))
             back = needed.new_empty(bits.numel())
             back_counts = needed.new_empty(launch.batch * launch.heads, launch.key_blocks)
-            _run(
+            run(
                 _transpose,
                 (launch.key_blocks, launch.heads, launch.batch),
                 query,
@@ -1050,15 +957,6 @@ class TritonAttention(Function):
             )
             dm = total.to(mask.dtype)
         return dq if need_query else None, dk if need_key else None, dv if need_value else None, da, dm, None
-
-
-def _mode(alpha: Alpha) -> int:
-    """Which powers there are; one look at the numbers."""
-    least, most = torch.stack(alpha.detach().aminmax()).tolist() if isinstance(alpha, Tensor) else (alpha, alpha)
-    if not most <= 2:
-        raise NotImplementedError(f"the Triton kernels compute alphas from 1 to 2, got {most:g}")
-    modes = {1.5: THREE_HALVES, 2.0: TWO}
-    return _plain(modes.get(least, ANY_ALPHA) if least == most else ANY_ALPHA)
 
 
 def _alphas(alpha: Alpha, query: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""Kernels for GPUs, written in Triton. Importing this folder imports Triton: only what has met a GPU does."""
