@@ -29,7 +29,7 @@ COMPUTING = {torch.float32: 1e-6, torch.float64: 1e-11, torch.bfloat16: 1e-6, to
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
-@pytest.fixture(autouse=True, params=["portable", "avx2", "avx512"])
+@pytest.fixture(autouse=True, params=["portable", "avx2", "avx512", "avx512bf16"])
 def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run the test on one instruction set, and go back to the machine's own."""
     own = cpu.instructions()

@@ -111,7 +111,7 @@ struct Kernels {
     void (*drop)(const DropCall*, int64_t first, int64_t last);  // groups of DROP_GROUP numbers
 };
 
-extern const Kernels kernels_portable, kernels_avx2, kernels_avx512;
+extern const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_avx512bf16;
 
 // Memory that a thread keeps between calls. Everything in it is undefined.
 void* scratch_memory(int64_t bytes);

@@ -24,7 +24,11 @@ SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-o
 PORTABLE = {"portable": ()}
 # GCC takes the undefined operand of its own AVX-512 intrinsics for a mistake in what calls them.
 FALSE_ALARM = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
-X86 = {"avx2": ("-march=x86-64-v3",), "avx512": ("-march=x86-64-v4",)}
+X86 = {
+    "avx2": ("-march=x86-64-v3",),
+    "avx512": ("-march=x86-64-v4",),
+    "avx512bf16": ("-march=x86-64-v4", "-mavx512bf16"),
+}
 JOBS = 2
 
 
@@ -95,7 +99,7 @@ def _compilations(compiler: Compiler, folder: Path, extra: tuple[str, ...]) -> d
     library = [f'-DTSALLIS_SOURCE="{source_hash()}"', *(["-DTSALLIS_WITH_X86"] if compiler.x86 else [])]
     units = {"library": ("library.cpp", library)}
     for isa, flags in {**PORTABLE, **(X86 if compiler.x86 else {})}.items():
-        quiet = FALSE_ALARM if isa == "avx512" and compiler.gnu else ()
+        quiet = FALSE_ALARM if isa.startswith("avx512") and compiler.gnu else ()
         units[f"rows-{isa}"] = ("rows.cpp", [f"-DTSALLIS_ISA={isa}", *flags, *quiet])
     return {
         folder / f"{name}.o": (

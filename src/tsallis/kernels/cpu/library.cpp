@@ -35,7 +35,7 @@ const Kernels* best() {
                     __builtin_cpu_supports("bmi2") && (c & F16C) && (c & MOVBE) && (extended & LZCNT);
     if (v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return &kernels_avx512;
+        return __builtin_cpu_supports("avx512bf16") ? &kernels_avx512bf16 : &kernels_avx512;
     if (v3) return &kernels_avx2;
 #endif
     return &kernels_portable;
@@ -155,7 +155,7 @@ EXPORT int32_t tsallis_use_isa(const char* name) {
     const Kernels* most = best();
     const Kernels* known[] = {&kernels_portable,
 #if defined(TSALLIS_WITH_X86)
-                              &kernels_avx2, &kernels_avx512
+                              &kernels_avx2, &kernels_avx512, &kernels_avx512bf16
 #endif
     };
     for (const Kernels* one : known) {

@@ -172,8 +172,6 @@ template <class T, class S> void map_range(const MapCall& call, int64_t first, i
     Rows<T>& s = block.rows;
     Tile<T, S> in(call.layout, block.tile[0], block.stride), out(call.layout, block.tile[1], block.stride);
     in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
-        const T* z[MOST];
-        in.read(call.scores, begin, end, z);
         s.rows = (int)(end - begin);
         auto place = [&](int row) { return out.place(call.probs, begin, begin + row); };
         auto finish = [&](int row) {
@@ -184,6 +182,16 @@ template <class T, class S> void map_range(const MapCall& call, int64_t first, i
             }
             out.finish_row(call.probs, begin, begin + row);
         };
+        if constexpr (TURNED<T> && !SAME<T, S>) {  // halves are read where they lie
+            if (kind != SOFTMAX && call.layout.d <= SHORT && in.plain()) {
+                const S* z[MOST];
+                in.find(call.scores, begin, end, z);
+                BY_KIND(kind, if constexpr (K != SOFTMAX) map_short<K>(s, z, place, finish))
+                return;
+            }
+        }
+        const T* z[MOST];
+        in.read(call.scores, begin, end, z);
         BY_KIND(kind, map_rows<K>(s, z, place, finish))
         out.finish_block(call.probs, begin, end);
     });
@@ -244,19 +252,26 @@ constexpr double INVERSE_FACTORIAL[] = {1,
                                         1.0 / 20922789888000};
 template <class T> constexpr int TERMS = sizeof(T) == 4 ? 8 : 15;  // of series in |x| < 1/2
 
-// p log^2 p phi(eps log p), phi(x) = (e^-x - 1 + x)/x^2: minus dp/d alpha at a fixed threshold. s = p e^-x.
-template <class T> INLINE Vec<T> curvature(Vec<T> p, Vec<T> s, Vec<T> log_p, T eps) {
-    Vec<T> h = log_p * -eps;  // >= 0
-    Vec<T> series = {};
-    for (int n = TERMS<T>; n >= 2; n--) series = series * h + (T)INVERSE_FACTORIAL[n];
-    Vec<T> small = p * log_p * log_p * series, large = (s - p - p * h) * (1 / (eps * eps));
-    return p > 0 ? (h < (T)0.5 ? small : large) : Vec<T>{};
+// s = p^(2 - alpha), and p log^2 p phi(eps log p), phi(x) = (e^-x - 1 + x)/x^2: minus dp/d alpha at a fixed threshold.
+template <Kind K, class T> INLINE void bend(Vec<T> p, const Family<T>& f, Vec<T>& s, Vec<T>& curvature) {
+    const Vec<T> log_p = log_(larger(p, fill((T)1.2e-38)));
+    const Ints<T> some = p > 0;
+    if constexpr (K == SOFTMAX) {
+        s = p;
+        curvature = some ? p * log_p * log_p * (T)0.5 : Vec<T>{};
+        return;
+    }
+    const Vec<T> h = log_p * -f.eps, bent = above_tangent(h);  // h >= 0
+    if constexpr (K == WHOLE || K == ANY) s = some ? p + p * (h + bent) : Vec<T>{};  // p e^h
+    else s = slope<K>(p, f);
+    curvature = some ? p * bent * (1 / (f.eps * f.eps)) : Vec<T>{};
 }
 
+constexpr int64_t CHEAP_TOGETHER = 64, DEAR_TOGETHER = 256;  // rows up to this long are a block's work
 constexpr int64_t SPARSE_FROM = 512;  // in rows so long whole groups of zeros are common
 
 // dz = s (g - delta), delta = s.g / sum s, over all entries: for slopes that cost little.
-template <Kind K, class T> void gradient_of_all(const T* p, const T* g, int64_t d, const Family<T>& f, T* dz) {
+template <Kind K, class T, class S> void gradient_of_all(const S* p, const S* g, int64_t d, const Family<T>& f, T* dz) {
     constexpr int N = LANES<T>;
     const bool sparse = K != SOFTMAX && d >= SPARSE_FROM;  // then whole groups are zero, and their gradients need not be read
     constexpr bool WAIT = K == THREE_HALVES || K == WHOLE;  // roots are dear: they wait in the output
@@ -299,8 +314,8 @@ template <Kind K, class T> void gradient_of_all(const T* p, const T* g, int64_t 
 }
 
 // The same over the support alone, packed; and the gradient of alpha, -sum p psi (g - delta), if it is asked for.
-template <Kind K, class T>
-void gradient_of_support(const T* p, const T* g, int64_t d, const Family<T>& f, T* dz, T* dalpha, T* ps, T* gs, T* ss) {
+template <Kind K, class T, class S>
+void gradient_of_support(const S* p, const S* g, int64_t d, const Family<T>& f, T* dz, T* dalpha, T* ps, T* gs, T* ss) {
     constexpr int N = LANES<T>;
     int64_t n = 0;
     for (int64_t i = 0; i < d; i += N) {
@@ -312,17 +327,15 @@ void gradient_of_support(const T* p, const T* g, int64_t d, const Family<T>& f, 
         n += __builtin_popcount(m);
     }
     store(ps + n, Vec<T>{}), store(gs + n, Vec<T>{});
-    const T eps = K == SOFTMAX ? 0 : f.eps;
     Vec<T> total = {}, weighted = {};
     for (int64_t first = 0; first < n; first += BLOCK * N) {
         Vec<T> s0 = {}, g0 = {};
         for (int64_t i = first; i < smaller(n, first + BLOCK * N); i += N) {
             Vec<T> v = load(ps + i), s;
             if (dalpha) {
-                Vec<T> log_p = log_(larger(v, fill((T)1.2e-38)));
-                if constexpr (K == WHOLE || K == ANY) s = v > 0 ? exp_(log_p * (T)(2 - f.alpha)) : Vec<T>{};
-                else s = slope<K>(v, f);
-                store(ps + i, curvature(v, s, log_p, eps));
+                Vec<T> curvature;
+                bend<K>(v, f, s, curvature);
+                store(ps + i, curvature);
             } else {
                 s = slope<K>(v, f);
             }
@@ -332,13 +345,13 @@ void gradient_of_support(const T* p, const T* g, int64_t d, const Family<T>& f, 
         total += s0, weighted += g0;
     }
     T mass = sum<T>(total), delta = mass > 0 ? sum<T>(weighted) / mass : 0;
-    Vec<T> bend = {};
+    Vec<T> moved = {};
     for (int64_t i = 0; i < n; i += N) {
         Vec<T> centred = load(gs + i) - delta;
-        if (dalpha) bend -= load(ps + i) * centred;
+        if (dalpha) moved -= load(ps + i) * centred;
         store(ss + i, load(ss + i) * centred);
     }
-    if (dalpha) *dalpha = sum<T>(bend);
+    if (dalpha) *dalpha = sum<T>(moved);
     for (int64_t i = 0; i < d; i += N) {
         uint32_t m = beyond<T>(load_row(p, i, d, (T)0), Vec<T>{});
         store_row(dz, i, d, m ? load_packed(ss, m) : Vec<T>{});
@@ -347,37 +360,19 @@ void gradient_of_support(const T* p, const T* g, int64_t d, const Family<T>& f, 
 }
 
 // The same of a block of short rows: what is added across lanes, and divided, is so for all of them at once.
-template <Kind K, class T, class Place>
-void gradient_of_rows(Rows<T>& b, const T* const* p, const T* const* g, T* dalpha, Place&& place) {
+template <Kind K, class T, class S, class Place, class Finish>
+void gradient_of_rows(Rows<T>& b, const S* const* p, const S* const* g, Place&& place, Finish&& finish) {
     constexpr int N = LANES<T>;
-    constexpr bool DEAR = K == WHOLE || K == ANY;
     const int64_t d = b.d;
-    alignas(64) T delta[MOST], slopes[MOST];
+    alignas(64) T delta[MOST];
     Vec<T> total[MOST] = {}, weighted[MOST] = {};
-    uint32_t broken = 0;  // all of such a row is NaN
-    for (int r = 0; r < b.rows; r++) broken |= (uint32_t)(p[r][0] != p[r][0]) << r;
     for (int r = 0; r < b.rows; r++) {
-        const Family<T>& f = b.family[r];
-        T *s = b.x + r * b.stride, *bend = b.p + r * b.stride;
-        const T* grad = g[r];
+        T* s = b.x + r * b.stride;
         Vec<T> all = {}, of_grad = {};
         for (int64_t i = 0; i < d; i += N) {
-            const Vec<T> v = load_row(p[r], i, d, (T)0);
-            Vec<T> one = {};
-            if (!DEAR || beyond<T>(v, Vec<T>{})) {
-                if (dalpha) {
-                    const Vec<T> log_p = log_(larger(v, fill((T)1.2e-38)));
-                    if constexpr (DEAR) one = v > 0 ? exp_(log_p * (T)(2 - f.alpha)) : Vec<T>{};
-                    else one = slope<K>(v, f);
-                    store(bend + i, curvature(v, one, log_p, K == SOFTMAX ? 0 : f.eps));
-                } else {
-                    one = slope<K>(v, f);
-                }
-            } else if (dalpha) {
-                store(bend + i, Vec<T>{});
-            }
+            const Vec<T> one = slope<K>(load_row(p[r], i, d, (T)0), b.family[r]);
             store(s + i, one);
-            all += one, of_grad += one * load_row(grad, i, d, (T)0);
+            all += one, of_grad += one * load_row(g[r], i, d, (T)0);
         }
         total[r] = all, weighted[r] = of_grad;
     }
@@ -386,24 +381,128 @@ void gradient_of_rows(Rows<T>& b, const T* const* p, const T* const* g, T* dalph
         store(delta + first, mass > 0 ? sum / mass : Vec<T>{});
     }
     for (int r = 0; r < b.rows; r++) {
-        T *s = b.x + r * b.stride, *bend = b.p + r * b.stride, *dz = place(r);
-        const T *grad = g[r], less = delta[r];
-        Vec<T> slope = {};
-        for (int64_t i = 0; i < d; i += N) {
-            const Vec<T> centred = load_row(grad, i, d, (T)0) - less;
-            if (dalpha) slope -= load(bend + i) * centred;
-            store_row(dz, i, d, load(s + i) * centred);
+        T *s = b.x + r * b.stride, *dz = place(r);
+        for (int64_t i = 0; i < d; i += N) store_row(dz, i, d, load(s + i) * (load_row(g[r], i, d, (T)0) - delta[r]));
+        finish(r);
+    }
+}
+
+// The same over the supports alone, packed one behind the other; and the gradients of alpha, if they are asked for.
+// `third` is scratch as large as the block's buffers; the rows may lie there.
+template <Kind K, class T, class S, class Place, class Finish>
+void gradient_of_supports(
+    Rows<T>& b, const S* const* p, const S* const* g, T* dalpha, T* third, Place&& place, Finish&& finish
+) {
+    constexpr int N = LANES<T>;
+    const int64_t d = b.d;
+    bool same = true;  // one alpha: then vectors may hold entries of several rows
+    for (int r = 1; r < b.rows; r++) same &= b.family[r].alpha == b.family[0].alpha;
+    T *ps = b.x, *gs = b.p, *ss = third;
+    uint32_t named[MOST][DEAR_TOGETHER / N];
+    int64_t begin[MOST], count[MOST], n = 0;
+    for (int r = 0; r < b.rows; r++) {
+        count[r] = 0;
+        for (int64_t i = 0, v = 0; i < d; i += N, v++) {
+            named[r][v] = beyond<T>(load_row(p[r], i, d, (T)0), Vec<T>{});
+            count[r] += __builtin_popcount(named[r][v]);
         }
-        weighted[r] = slope;
+        // Of several vectors the first begins where vectors do.
+        if (!same || count[r] > N) n = padded<T>(n) * N;
+        begin[r] = n;
+        for (int64_t i = 0, v = 0; i < d; i += N, v++) {
+            const uint32_t m = named[r][v];
+            store_packed(ps + n, load_row(p[r], i, d, (T)0), m);
+            store_packed(gs + n, load_row(g[r], i, d, (T)0), m);
+            n += __builtin_popcount(m);
+        }
+        store(ps + n, Vec<T>{}), store(gs + n, Vec<T>{});
+    }
+    auto weigh = [&](int64_t i, const Family<T>& f) {
+        Vec<T> s, curvature;
+        if (dalpha) {
+            bend<K>(load(ps + i), f, s, curvature);
+            store(ps + i, curvature);
+        } else {
+            s = slope<K>(load(ps + i), f);
+        }
+        store(ss + i, s);
+    };
+    if (same)
+        for (int64_t i = 0; i < n; i += N) weigh(i, b.family[0]);
+    else
+        for (int r = 0; r < b.rows; r++)
+            for (int64_t i = begin[r]; i < begin[r] + count[r]; i += N) weigh(i, b.family[r]);
+    alignas(64) T delta[MOST], slopes[MOST];
+    Vec<T> total[MOST] = {}, weighted[MOST] = {};
+    for (int r = 0; r < b.rows; r++) {
+        const T *s = ss + begin[r], *grad = gs + begin[r];
+        Vec<T> all = {}, of_grad = {};
+        for (int64_t i = 0; i < count[r]; i += N) {
+            const Vec<T> one = load_row(s, i, count[r], (T)0);
+            all += one, of_grad += one * load(grad + i);
+        }
+        total[r] = all, weighted[r] = of_grad;
+    }
+    for (int first = 0; first < b.rows; first += N) {
+        const Vec<T> mass = sums_of<T>(total + first), sum = sums_of<T>(weighted + first);
+        store(delta + first, mass > 0 ? sum / mass : Vec<T>{});
+    }
+    for (int r = 0; r < b.rows; r++) {
+        T* s = ss + begin[r];
+        Vec<T> moved = {};
+        for (int64_t i = 0; i < count[r]; i += N) {
+            const Vec<T> centred = load(gs + begin[r] + i) - delta[r];
+            if (dalpha) moved -= load_row(ps + begin[r], i, count[r], (T)0) * centred;
+            store_row(s, i, count[r], load(s + i) * centred);
+        }
+        weighted[r] = moved;
     }
     if (dalpha) {
         for (int first = 0; first < b.rows; first += N) store(slopes + first, sums_of<T>(weighted + first));
         for (int r = 0; r < b.rows; r++) dalpha[r] = slopes[r];
     }
-    for (; broken; broken &= broken - 1) {
-        const int r = __builtin_ctz(broken);
-        fill_row(place(r), d, (T)NAN);
-        if (dalpha) dalpha[r] = (T)NAN;
+    for (int r = 0; r < b.rows; r++) {
+        const T* from = ss + begin[r];
+        T* dz = place(r);
+        for (int64_t i = 0, v = 0; i < d; i += N, v++) {
+            const uint32_t m = named[r][v];
+            store_row(dz, i, d, m ? load_packed(from, m) : Vec<T>{});
+            from += __builtin_popcount(m);
+        }
+        finish(r);
+    }
+}
+
+// All of a row with a NaN is NaN.
+template <class T> __attribute__((noinline)) void break_row(T* dz, int64_t d, T* dalpha) {
+    fill_row(dz, d, (T)NAN);
+    if (dalpha) *dalpha = (T)NAN;
+}
+
+// A block of rows, each written where place(row) says and then finish(row)ed.
+template <Kind K, class T, class S, class Place, class Finish>
+void gradient_of_block(
+    Rows<T>& b, const S* const* p, const S* const* g, bool dear, T* dalpha, T* third, Place&& place, Finish&& finish
+) {
+    uint32_t broken = 0;
+    for (int r = 0; r < b.rows; r++) broken |= (uint32_t)(widen(p[r][0]) != widen(p[r][0])) << r;
+    auto check = [&](int r) {
+        if (__builtin_expect(broken >> r & 1, 0)) break_row(place(r), b.d, dalpha ? dalpha + r : nullptr);
+        finish(r);
+    };
+    if (dear) gradient_of_supports<K>(b, p, g, dalpha, third, place, check);
+    else gradient_of_rows<K>(b, p, g, place, check);
+}
+
+// One row; `scratch` are three rows of room.
+template <Kind K, class T, class S>
+INLINE void gradient_of_row(const S* p, const S* g, int64_t d, const Family<T>& f, bool dear, T* dz, T* dalpha, T* const* scratch) {
+    if (widen(p[0]) != widen(p[0])) {
+        break_row(dz, d, dalpha);
+    } else if (dear) {
+        gradient_of_support<K>(p, g, d, f, dz, dalpha, scratch[0], scratch[1], scratch[2]);
+    } else {
+        gradient_of_all<K>(p, g, d, f, dz);
     }
 }
 
@@ -412,38 +511,33 @@ template <class T, class S> void map_gradient_range(const MapGradientCall& call,
     Block<T> block(call.layout, 3);
     Tile<T, S> p_tile(call.layout, block.tile[0], block.stride), g_tile(call.layout, block.tile[1], block.stride),
         out(call.layout, block.tile[2], block.stride);
-    T *ps = block.rows.x, *gs = block.rows.p, *ss = block.spare;
+    T* const scratch[3] = {block.rows.x, block.rows.p, block.spare};
     in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
-        const T *p[MOST], *g[MOST];
-        const bool together = d <= SHORT;
-        // Short rows, and rows along another dimension, are copied together, others singly.
-        const bool whole = call.layout.inner > 1 || together;
-        if (whole) p_tile.read(call.probs, begin, end, p), g_tile.read(call.grad, begin, end, g);
-        if (together) {
-            block.rows.rows = (int)(end - begin);
-            T* dalpha = call.alpha_grad ? (T*)call.alpha_grad + begin : nullptr;
-            auto place = [&](int row) { return out.place(call.scores_grad, begin, begin + row); };
-            BY_KIND(kind, gradient_of_rows<K>(block.rows, p, g, dalpha, place))
-            for (int64_t row = begin; row < end; row++) out.finish_row(call.scores_grad, begin, row);
-            return out.finish_block(call.scores_grad, begin, end);
-        }
-        for (int64_t row = begin; row < end; row++) {
-            const int k = whole ? (int)(row - begin) : 0;
-            if (!whole) p_tile.read(call.probs, row, row + 1, p);
-            if (!whole) g_tile.read(call.grad, row, row + 1, g);
-            const Family<T>& f = block.family[row - begin];
-            T* dz = out.place(call.scores_grad, begin, row);
-            T* dalpha = call.alpha_grad ? (T*)call.alpha_grad + row : nullptr;
-            const bool cheap = !needs_power(kind, f) && !dalpha;
-            if (p[k][0] != p[k][0]) {  // all of such a row is NaN
-                fill_row(dz, d, (T)NAN);
-                if (dalpha) *dalpha = (T)NAN;
-            } else if (cheap) {
-                BY_KIND(kind, gradient_of_all<K>(p[k], g[k], d, f, dz))
-            } else {
-                BY_KIND(kind, gradient_of_support<K>(p[k], g[k], d, f, dz, dalpha, ps, gs, ss))
+        bool dear = call.alpha_grad;
+        for (int64_t row = begin; row < end; row++) dear |= needs_power(kind, block.family[row - begin]);
+        T* dalpha = call.alpha_grad ? (T*)call.alpha_grad + begin : nullptr;
+        auto place = [&](int row) { return out.place(call.scores_grad, begin, begin + row); };
+        auto finish = [&](int row) { out.finish_row(call.scores_grad, begin, begin + row); };
+        auto compute = [&](auto* const* p, auto* const* g) {
+            if (d <= (dear ? DEAR_TOGETHER : CHEAP_TOGETHER)) {
+                block.rows.rows = (int)(end - begin);
+                BY_KIND(kind, gradient_of_block<K>(block.rows, p, g, dear, dalpha, block.tile[0], place, finish))
+                return;
             }
-            out.finish_row(call.scores_grad, begin, row);
+            for (int row = 0; row < end - begin; row++) {
+                const Family<T>& f = block.family[row];
+                BY_KIND(kind, gradient_of_row<K>(p[row], g[row], d, f, dear, place(row), dalpha ? dalpha + row : nullptr, scratch))
+                finish(row);
+            }
+        };
+        if (p_tile.plain()) {  // halves are read where they lie
+            const S *p[MOST], *g[MOST];
+            p_tile.find(call.probs, begin, end, p), g_tile.find(call.grad, begin, end, g);
+            compute(p, g);
+        } else {
+            const T *p[MOST], *g[MOST];
+            p_tile.read(call.probs, begin, end, p), g_tile.read(call.grad, begin, end, g);
+            compute(p, g);
         }
         out.finish_block(call.scores_grad, begin, end);
     });

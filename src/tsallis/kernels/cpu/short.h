@@ -63,61 +63,84 @@ template <> INLINE void transpose<float>(const F* rows, F* columns) {
 
 template <class T> constexpr bool TURNED = LANES<T> == MOST;  // a vector holds a row of the block in each lane
 
-// Rows of d scores to columns: vector j of x gets entry j of each row. Returns the maxima, of all and of every GROUPS-th.
-constexpr int GROUPS = 8;
-template <class T> INLINE Vec<T> turn(const T* const* z, int rows, int64_t d, Vec<T>* x, Vec<T>* groups) {
+// Rows of d scores to columns: vector j of x gets entry j of each row, scaled. Lanes without a row follow the first one's.
+template <class T, class S> INLINE void turn(const S* const* z, int rows, int64_t d, Vec<T> shift, Vec<T> eps, Vec<T>* x) {
     constexpr int N = LANES<T>;
-    for (int k = 0; k < GROUPS; k++) groups[k] = fill((T)-INFINITY);
     for (int64_t c = 0; c < d; c += N) {
-        Vec<T> in[N], out[N];
-        // Lanes without a row follow the first one's.
-        for (int r = 0; r < N; r++) {
-            const T* row = z[r < rows ? r : 0] + c;
-            in[r] = c + N <= d ? load(row) : load_part(row, d - c, (T)-INFINITY);
-        }
+        Vec<T> in[N], out[N] = {};
+        for (int r = 0; r < N; r++) in[r] = load_row(z[r < rows ? r : 0], c, d, (T)-INFINITY);
         transpose<T>(in, out);
-        for (int k = 0; k < N; k++) {
-            x[c + k] = out[k];
-            groups[k % GROUPS] = larger(out[k], groups[k % GROUPS]);
-        }
+        for (int k = 0; k < N; k++) x[c + k] = larger(fill(OUTSIDE<T>), (out[k] - shift) * eps);  // a NaN stays
     }
-    Vec<T> top = groups[0];
-    for (int k = 1; k < GROUPS; k++) top = larger(groups[k], top);
-    return top;
 }
 
-// Columns of probabilities times scale, back to rows: place(row) says where, finish(row) is called when it is written.
-template <class T, class Place, class Finish>
-INLINE void turn_back(const Vec<T>* p, Vec<T> scale, int rows, int64_t d, Place&& place, Finish&& finish) {
+// The candidates of rows, packed: which they are, how many, and the most of any row.
+template <class T> struct Candidates {
+    uint32_t named[MOST][SHORT / LANES<T>];
+    int64_t most;
+};
+
+// Scaled scores above each row's bound to columns: vector j of x gets the j-th of each row. `packed` is scratch.
+template <class T, class S>
+INLINE void turn_candidates(
+    const S* const* z, const Rows<T>& s, const T* shift, const T* above, T* packed, Vec<T>* x, Candidates<T>& found
+) {
     constexpr int N = LANES<T>;
-    for (int64_t c = 0; c < d; c += N) {
-        Vec<T> in[N], out[N];
+    int64_t count[N];
+    found.most = 0;
+    for (int r = 0; r < s.rows; r++) {
+        T* out = packed + r * s.stride;
+        const Vec<T> bound = fill(above[r]);
+        int64_t n = 0;
+        for (int64_t i = 0, v = 0; i < s.d; i += N, v++) {
+            const Vec<T> w = load_row(z[r], i, s.d, (T)-INFINITY) - shift[r];
+            const uint32_t m = found.named[r][v] = beyond<T>(w, bound);
+            store_packed(out + n, w, m), n += __builtin_popcount(m);
+        }
+        store(out + n, fill((T)-INFINITY));
+        count[r] = n, found.most = larger(found.most, n);
+    }
+    for (int r = 0; r < s.rows; r++)
+        for (int64_t i = count[r] + N; i < found.most; i += N) store(packed + r * s.stride + i, fill((T)-INFINITY));
+    const T* rows[N];
+    for (int r = 0; r < s.rows; r++) rows[r] = packed + r * s.stride;
+    turn<T>(rows, s.rows, padded<T>(found.most) * N, Vec<T>{}, load(s.eps), x);
+}
+
+// Columns of n probabilities times scale, back to rows: row r begins at place(r).
+template <class T, class Place> INLINE void turn_back(const Vec<T>* p, Vec<T> scale, int rows, int64_t n, Place&& place) {
+    constexpr int N = LANES<T>;
+    for (int64_t c = 0; c < n; c += N) {
+        Vec<T> in[N], out[N] = {};
         for (int k = 0; k < N; k++) in[k] = p[c + k] * scale;
         transpose<T>(in, out);
-        for (int r = 0; r < rows; r++) {
-            if (c + N <= d) store(place(r) + c, out[r]);
-            else store_part(place(r) + c, d - c, out[r]);
-        }
+        for (int r = 0; r < rows; r++) store_row(place(r), c, n, out[r]);
     }
-    for (int r = 0; r < rows; r++) finish(r);
 }
 
+constexpr float ROUGHLY = 1e-3f;  // how much lower a bound from rough powers is taken
+
 template <class T> struct Lanes {  // a row a lane
-    Vec<T> eps, b, highest, reach, t, fine, low, high;
+    Vec<T> eps, b, reach, t, fine, low, high;
 };
 
 // Sums over n columns at the lanes' thresholds; with KEEP the probabilities are left in p.
 template <Kind K, bool KEEP, class T>
 INLINE State<T> column_sums(const Vec<T>* x, int64_t n, const Lanes<T>& a, const Family<T>& f, Vec<T>* p, Vec<T>* fourth) {
     const Threshold<T, Vec<T>> at{a.t, a.fine};
-    Sums<T> total[2];
-    auto add = [&](int64_t j, Sums<T>& s) { add_one<K, T, KEEP>(x[j], at, f, a.b, s, (T*)(p + j)); };
-    int64_t j = 0;
-    for (; j + 2 <= n; j += 2) add(j, total[0]), add(j + 1, total[1]);
-    if (j < n) add(j, total[0]);
-    total[0].add(total[1]);
-    if (fourth) *fourth = total[0].w;
-    return {total[0].p, total[0].q, total[0].r, total[0].p - (T)1};
+    Sums<T> total;
+    for (int64_t first = 0; first < n; first += 2 * BLOCK) {
+        Sums<T> even, odd;
+        auto add = [&](int64_t j, Sums<T>& s) { add_one<K, T, KEEP>(x[j], at, f, a.b, s, (T*)(p + j)); };
+        const int64_t last = smaller(n, first + 2 * BLOCK);
+        int64_t j = first;
+        for (; j + 2 <= last; j += 2) add(j, even), add(j + 1, odd);
+        if (j < last) add(j, even);
+        even.add(odd);
+        total.add(even);
+    }
+    if (fourth) *fourth = total.w;
+    return {total.p, total.q, total.r, total.p - (T)1};
 }
 
 // Nearly the same for ANY, as add_roughly has it; n is the whole part of every lane's b, 0 where that is above 20.
@@ -163,34 +186,59 @@ template <class T> INLINE void move(Lanes<T>& a, Ints<T> live, Vec<T> step) {
     a.fine = live ? rest : a.fine;
 }
 
-// The probabilities of rows of one kind and one whole part of b; scratch: x and p, each of padded rows.
-template <Kind K, class T, class Place, class Finish>
-void map_short(Rows<T>& s, const T* const* z, Place&& place, Finish&& finish) {
-    constexpr bool FAST = K == ANY;
-    const T near_enough = s.family[0].n == 1 ? (T)1 : (T)0.2;
-    const int64_t d = s.d;
-    const Family<T>& f = s.family[0];
-    Vec<T>*x = (Vec<T>*)s.x, *p = (Vec<T>*)s.p, groups[GROUPS];
-    Lanes<T> a;
-    for (int r = 0; r < LANES<T>; r++) {
-        const Family<T>& own = s.family[r < s.rows ? r : 0];
-        a.eps[r] = own.eps, a.b[r] = own.b, a.highest[r] = own.highest, a.reach[r] = f.n == 1 ? own.climb : own.reach;
+// Lower bounds of the thresholds: those of the rows' maxima lane by lane, for any subset of a row has a lower one.
+template <Kind K, class T>
+INLINE void bound_thresholds(const Vec<T>* groups, Vec<T> shift, Ints<T> some, Lanes<T>& a, const Family<T>& f, Vec<T>* p) {
+    constexpr int N = LANES<T> / 2;  // pairs of them: half the work, and hardly another bound
+    Vec<T> x[N];
+    for (int k = 0; k < N; k++) x[k] = larger((larger(groups[2 * k], groups[2 * k + 1]) - shift) * a.eps, fill(OUTSIDE<T>));
+    for (int round = 0; round < 2; round++) {
+        State<T> now;
+        // From wherever it starts, the last step lands on a bound: it needs sums that are right everywhere.
+        if constexpr (K == ANY) now = rough_column_sums(x, N, a, round == 0 ? f.n : 0);
+        else now = column_sums<K, false>(x, N, a, f, p, nullptr);
+        move(a, some & (round || now.excess > 0), newton_step<K, T, true>(now, a.eps, a.b));
     }
-    const Vec<T> top = turn(z, s.rows, d, x, groups), shift = top == (T)-INFINITY ? Vec<T>{} : top;
-    for (int64_t j = 0; j < d; j++) x[j] = larger(fill(OUTSIDE<T>), (x[j] - shift) * a.eps);  // a NaN stays
-    a.t = a.fine = a.low = Vec<T>{};
-    a.high = a.highest;
+    a.t = larger(a.t - (K == ANY ? (T)ROUGHLY : Limits<T>::SLACK), Vec<T>{});
+    a.fine = Vec<T>{};
+}
+
+// The probabilities of rows of one kind and one whole part of b; scratch: x and p, each of padded rows.
+template <Kind K, class T, class S, class Place, class Finish>
+void map_short(Rows<T>& s, const S* const* z, Place&& place, Finish&& finish) {
+    constexpr bool FAST = K == ANY;
+    constexpr int N = LANES<T>;
+    const T near_enough = s.family[0].n == 1 ? (T)1 : (T)0.2;
+    const Family<T>& f = s.family[0];
+    Vec<T>*x = (Vec<T>*)s.x, *p = (Vec<T>*)s.p, in[N] = {}, groups[N] = {};
+    Lanes<T> a;
+    for (int r = 0; r < N; r++) {
+        const Family<T>& own = s.family[r < s.rows ? r : 0];
+        s.eps[r] = own.eps, s.b[r] = own.b, s.high[r] = own.highest, s.reach[r] = f.n == 1 ? own.climb : own.reach;
+    }
+    a.eps = load(s.eps), a.b = load(s.b), a.high = load(s.high), a.reach = load(s.reach);
+    for (int r = 0; r < s.rows; r++) {
+        in[r] = load_row(z[r], 0, s.d, (T)-INFINITY);
+        for (int64_t i = N; i < s.d; i += N) in[r] = larger(load_row(z[r], i, s.d, (T)-INFINITY), in[r]);
+    }
+    for (int r = s.rows; r < N; r++) in[r] = in[0];
+    transpose<T>(in, groups);
+    Vec<T> top = groups[0];
+    for (int k = 1; k < N; k++) top = larger(groups[k], top);
+    const Vec<T> shift = top == (T)-INFINITY ? Vec<T>{} : top;
     const Ints<T> some = top > (T)-INFINITY;
-    if (d > 2 * GROUPS) {
-        // The threshold of any subset of a row is at most the row's: the groups' maxima give a first guess.
-        for (auto& g : groups) g = larger((g - shift) * a.eps, fill(OUTSIDE<T>));
-        for (int round = 0; round < 2; round++) {
-            State<T> now;
-            if constexpr (FAST) now = rough_column_sums(groups, GROUPS, a, f.n);
-            else now = column_sums<K, false>(groups, GROUPS, a, f, p, nullptr);
-            move(a, some & (now.excess > 0), newton_step<K, T, true>(now, a.eps, a.b));
-        }
-        a.fine = Vec<T>{};
+    a.t = a.fine = a.low = Vec<T>{};
+    int64_t d = s.d;
+    Candidates<T> found;
+    const bool packed = d > APART;
+    if (packed) {
+        if (!(FAST && f.n == 0)) bound_thresholds<K>(groups, shift, some, a, f, p);  // rough powers are not that exact
+        a.low = a.t;
+        store(s.shift, shift), store(s.above, (a.t - (T)1) * a.b);
+        turn_candidates(z, s, s.shift, s.above, s.p, x, found);
+        d = found.most;
+    } else {
+        turn<T>(z, s.rows, d, shift, a.eps, x);
     }
     Vec<T> mass = {};
     Ints<T> open = ~Ints<T>{};
@@ -243,19 +291,39 @@ void map_short(Rows<T>& s, const T* const* z, Place&& place, Finish&& finish) {
     if (FAST && bits(shifted)) {
         const Threshold<T, Vec<T>> at{a.t, a.fine};
         const Vec<T> b = a.b, c2 = b * (b - (T)1) / (T)2, c3 = c2 * (b - (T)2) / (T)3;
-        Vec<T> even = {}, odd = {};
-        for (int64_t j = 0; j < d; j++) {
-            const Vec<T> r = smaller(delta * inverse(larger(at.over(x[j]), fill((T)1e-6))), fill((T)1));
-            p[j] *= positive((T)1 - r * (b - r * (c2 - r * c3)));
-            (j & 1 ? odd : even) += p[j];
+        Vec<T> total = {};
+        for (int64_t first = 0; first < d; first += 2 * BLOCK) {
+            Vec<T> even = {}, odd = {};
+            for (int64_t j = first; j < smaller(d, first + 2 * BLOCK); j++) {
+                const Vec<T> r = smaller(delta * inverse(larger(at.over(x[j]), fill((T)1e-6))), fill((T)1));
+                p[j] *= positive((T)1 - r * (b - r * (c2 - r * c3)));
+                (j & 1 ? odd : even) += p[j];
+            }
+            total += even + odd;
         }
-        mass = shifted ? even + odd : mass;
+        mass = shifted ? total : mass;
     }
     mass = some | (mass != mass) ? mass : Vec<T>{} + (T)1;
     a.fine += delta;
     store(s.top, top), store(s.t, a.t), store(s.fine, a.fine), store(s.mass, mass);
     const Vec<T> scale = (T)1 / mass;
-    turn_back<T>(p, scale, s.rows, d, place, finish);
+    if (!packed) {
+        turn_back<T>(p, scale, s.rows, d, place);
+        for (int r = 0; r < s.rows; r++) finish(r);
+        return;
+    }
+    turn_back<T>(p, scale, s.rows, padded<T>(d) * N, [&](int r) { return s.x + r * s.stride; });
+    for (int r = 0; r < s.rows; r++) {
+        const T* from = s.x + r * s.stride;
+        T* out = place(r);
+        const bool broken = !(scale[r] == scale[r]);
+        for (int64_t i = 0, v = 0; i < s.d; i += N, v++) {
+            const uint32_t m = found.named[r][v];
+            store_row(out, i, s.d, broken ? fill((T)NAN) : m ? load_packed(from, m) : Vec<T>{});
+            from += __builtin_popcount(m);
+        }
+        finish(r);
+    }
 }
 
 }  // namespace

@@ -288,6 +288,17 @@ INLINE F exp2_(F t) {
     return times_power_of_two(y, k, within);
 }
 INLINE F exp_(F x) { return exp2_(x * LOG2_E); }
+// e^h - 1 - h for h from 0 to 88, with every digit also near 0, where that is h^2/2.
+INLINE F above_tangent(F h) {
+    F k = nearest(h * LOG2_E), r = (h - k * 0.693359375f) + k * 2.12194440e-4f;
+    F y = 1.98994193e-4f * r + 1.39337539e-3f;
+    y = y * r + 8.33329831e-3f;
+    y = y * r + 4.16664640e-2f;
+    y = y * r + 1.66666667e-1f;
+    y = y * r + 0.5f;
+    F scale = times_power_of_two(fill(1.0f), k, k);
+    return y * r * r * scale + ((scale - 1.0f) + (r * scale - h));
+}
 INLINE F log_(F u) {
     F exponent;
     F m = log_mantissa(u, exponent);
@@ -323,6 +334,14 @@ INLINE F rough_power(F u, F b) {
 INLINE D exp_(D x) {
     for (int i = 0; i < LANES<double>; i++) x[i] = ::exp(x[i]);
     return x;
+}
+INLINE D above_tangent(D h) {
+    for (int i = 0; i < LANES<double>; i++) {
+        double x = h[i], series = 1;
+        for (int n = 18; n > 2; n--) series = 1 + series * x / n;
+        h[i] = x < 0.5 ? series * x * x / 2 : ::exp(x) - 1 - x;
+    }
+    return h;
 }
 INLINE D log_(D x) {
     for (int i = 0; i < LANES<double>; i++) x[i] = ::log(x[i]);

@@ -80,10 +80,20 @@ INLINE __m512 widen_vector(__m256i v, Float16) { return _mm512_cvtph_ps(v); }
 INLINE __m512 widen_vector(__m256i v, BFloat16) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16)); }
 INLINE __m256i narrow_vector(__m512 v, Float16) { return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
 INLINE __m256i narrow_vector(__m512 v, BFloat16) {
+#if defined(__AVX512BF16__)
+    return (__m256i)_mm512_cvtneps_pbh(v);
+#endif
     const __m512i wide = _mm512_castps_si512(v), last = _mm512_and_si512(_mm512_srli_epi32(wide, 16), _mm512_set1_epi32(1));
     const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(wide, _mm512_add_epi32(last, _mm512_set1_epi32(0x7fff))), 16);
     const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
     return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0)));
+}
+template <class S> INLINE F load_half(const S* row, int64_t i) {
+    return (F)widen_vector(_mm256_loadu_si256((const __m256i*)(row + i)), S{});
+}
+template <class S> INLINE F load_half_part(const S* row, int64_t n, float rest) {
+    const __mmask16 some = (__mmask16)((1u << n) - 1);
+    return (F)_mm512_mask_mov_ps(_mm512_set1_ps(rest), some, widen_vector(_mm256_maskz_loadu_epi16(some, row), S{}));
 }
 template <class S> INLINE void widen_vectors(const S* from, float* to, int64_t d) {
     for (int64_t j = 0; j < d; j += 16) {
@@ -108,6 +118,9 @@ INLINE __m128i narrow_vector(__m256 v, BFloat16) {
     const __m256i result = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), nan);
     return _mm_packus_epi32(_mm256_castsi256_si128(result), _mm256_extracti128_si256(result, 1));
 }
+template <class S> INLINE F load_half(const S* row, int64_t i) {
+    return (F)widen_vector(_mm_loadu_si128((const __m128i*)(row + i)), S{});
+}
 template <class S> INLINE void widen_vectors(const S* from, float* to, int64_t d) {
     int64_t j = 0;
     for (; j + 8 <= d; j += 8) _mm256_storeu_ps(to + j, widen_vector(_mm_loadu_si128((const __m128i*)(from + j)), S{}));
@@ -119,6 +132,11 @@ template <class S> INLINE void narrow_vectors(const float* from, S* to, int64_t 
     for (; j < d; j++) narrow(from[j], to[j]);
 }
 #else
+template <class S> INLINE F load_half(const S* row, int64_t i) {
+    F v;
+    for (int k = 0; k < LANES<float>; k++) v[k] = widen(row[i + k]);
+    return v;
+}
 template <class S> INLINE void widen_vectors(const S* from, float* to, int64_t d) {
     for (int64_t j = 0; j < d; j++) to[j] = widen(from[j]);
 }
@@ -127,8 +145,25 @@ template <class S> INLINE void narrow_vectors(const float* from, S* to, int64_t 
 }
 #endif
 
-constexpr int64_t SHORT = 64;   // rows up to this long are solved on their side, a vector of them together
-constexpr int64_t APART = 256;  // and up to this long have each a place of its own in a tile
+#if !defined(__AVX512F__)
+template <class S> INLINE F load_half_part(const S* row, int64_t n, float rest) {
+    alignas(VECTOR_BYTES) float lanes[LANES<float>];
+    for (int i = 0; i < LANES<float>; i++) lanes[i] = i < n ? widen(row[i]) : rest;
+    return load(lanes);
+}
+#endif
+// As of floats, so that rows are read where they lie.
+template <class S> INLINE F load_half_row(const S* row, int64_t i, int64_t d, float rest) {
+    return i + LANES<float> <= d ? load_half(row, i) : load_half_part(row + i, d - i, rest);
+}
+INLINE F load(const BFloat16* p) { return load_half(p, 0); }
+INLINE F load(const Float16* p) { return load_half(p, 0); }
+INLINE F load_row(const BFloat16* row, int64_t i, int64_t d, float rest) { return load_half_row(row, i, d, rest); }
+INLINE F load_row(const Float16* row, int64_t i, int64_t d, float rest) { return load_half_row(row, i, d, rest); }
+
+constexpr int64_t SHORT = 512;  // rows up to this long are solved on their side, a vector of them together
+// Up to this long they are so whole, and written together; then each has a place of its own in a tile.
+constexpr int64_t APART = 2 * LANES<float>;
 
 template <class T, class S> constexpr bool SAME = sizeof(T) == sizeof(S);  // halves are narrower than what computes them
 
@@ -155,6 +190,12 @@ template <class T, class S> class Tile {
         find_starts(first, last, start);
         for (int64_t j = 0; j < d; j++)
             for (int64_t k = 0; k < last - first; k++) tile[k * stride + j] = widen(base[start[k] + j * inner]);
+    }
+
+    // Whether rows lie one behind the other, in whatever they are stored.
+    INLINE bool plain() const { return layout.inner == 1; }
+    void find(const void* memory, int64_t first, int64_t last, const S** rows) const {
+        for (int64_t r = first; r < last; r++) rows[r - first] = (const S*)memory + r * layout.d;
     }
 
     // Where row r of a block that begins at `first` shall be written: into the tensor itself, or into the tile.
