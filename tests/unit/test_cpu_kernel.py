@@ -313,7 +313,7 @@ def test_rows_along_the_middle_are_the_same_rows(d: int, inner: int, dtype: torc
             assert torch.equal(found_alpha, expected_alpha)
 
 
-@pytest.mark.parametrize("d", [1, 3, 16, 37, 129, 1000, 1025, 4096])
+@pytest.mark.parametrize("d", [1, 3, 16, 37, 129, 300, 512, 1000, 1025, 4096])
 def test_a_row_alone_gives_the_bits_it_gives_among_others(d: int) -> None:
     x = problem(d, False)
     z, g, alpha = x.scores.float(), x.weights.float(), x.alphas(torch.float32)
@@ -602,7 +602,7 @@ def test_float32_is_accurate_on_adversarial_rows(kind: str, alpha: float) -> Non
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-@pytest.mark.parametrize("d", [1, 100, 1023, 4097, 60_000])
+@pytest.mark.parametrize("d", [1, 100, 300, 511, 1023, 4097, 60_000])
 def test_float32_is_accurate_on_constant_rows(d: int, alpha: float) -> None:
     for value in (0.0, 1e6, -3.7):
         z = torch.full((3, d), value)
