@@ -24,7 +24,8 @@ if DEVICE == "cpu":
 try:
     pytest.importorskip("triton")
     # Every file of kernels, while the interpreter is asked for.
-    from tsallis.kernels.gpu import attention, language
+    from tsallis.kernels import gpu
+    from tsallis.kernels.gpu import attention, language, lists, losses, maps, relu
 finally:
     if _before is None:
         os.environ.pop(_VARIABLE, None)
@@ -33,7 +34,7 @@ finally:
 if DEVICE == "cpu" and not language.interpreted():
     pytest.skip("the kernels were imported before the interpreter was asked for", allow_module_level=True)
 
-__all__ = ["DEVICE", "asked_for_interpreter", "attention", "language"]
+__all__ = ["DEVICE", "asked_for_interpreter", "attention", "gpu", "language", "lists", "losses", "maps", "relu"]
 
 
 @pytest.fixture(autouse=True)

@@ -82,6 +82,7 @@ def info() -> None:
     print(f"tsallis {tsallis.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
     print(f"threads {torch.get_num_threads()}, CUDA {'yes' if torch.cuda.is_available() else 'no'}")
     print(f"backend {dispatch.explain()}")
+    print(f"backend on a GPU {dispatch.explain_gpu()}")
 
 
 @data_app.command("list")

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import tsallis
-from tsallis.kernels import cpu, linear, reference
+from tsallis.kernels import cpu, linear_chunks, reference
 
 ALPHAS = (1.0, 1.05, 1.25, 1.5, 1.75, 2.0, 2.5)
 
@@ -24,12 +24,15 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
+def resize(monkeypatch: pytest.MonkeyPatch, **sizes: float) -> None:
+    monkeypatch.setattr(linear_chunks, "CPU", linear_chunks.CPU._replace(**sizes))
+
+
 @pytest.fixture(params=["in chunks", "all at once"])
 def small_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven rows of the layer below a chunk: the last one is shorter. Or all of them, whose scores are kept."""
     if request.param == "in chunks":
-        monkeypatch.setattr(linear, "CHUNK", 7 * 50)
-        monkeypatch.setattr(linear, "WHOLE", 0)
+        resize(monkeypatch, chunk=7 * 50, whole=0)
 
 
 def layer(dtype: torch.dtype = torch.float64, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -77,7 +80,7 @@ def test_losses_and_gradients_are_those_of_the_scores(
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("share", [0.0, 1 / 32, 1.0])
 def test_lists_and_dense_chunks_give_the_same(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    monkeypatch.setattr(linear, "SPARSE_SHARE", share)
+    resize(monkeypatch, share=share)
     hidden, weight, bias, target = (x.requires_grad_() if x.is_floating_point() else x for x in layer())
     hidden.data[0, :7] *= 10  # peaked rows beside flat ones
     leaves = (hidden, weight, bias)
@@ -94,7 +97,7 @@ def test_lists_and_dense_chunks_give_the_same(monkeypatch: pytest.MonkeyPatch, s
 def test_alpha_relu_is_that_of_the_scores(
     monkeypatch: pytest.MonkeyPatch, alpha: float, tau: float, share: float
 ) -> None:
-    monkeypatch.setattr(linear, "SPARSE_SHARE", share)
+    resize(monkeypatch, share=share)
     hidden, weight, bias, target = (x.requires_grad_() if x.is_floating_point() else x for x in layer())
     leaves = (hidden, weight, bias)
     loss = tsallis.linear_alpha_relu_loss(hidden, weight, target, alpha, tau, bias=bias, reduction="none")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 import tsallis
 
@@ -111,3 +113,22 @@ def test_attention(tmp_path: Path) -> None:
         assert abs(float(row["time_ratio"]) * float(row["tokens_ratio"]) - 1) < 1e-2
     assert "a layer's tokens a second, learned / softmax" in printed
     assert ("attention by the peer's bisection / ours" in printed) == peer
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("script", sorted(path.name for path in BENCHMARKS.glob("gpu_*.py")))
+def test_without_a_gpu_its_benchmarks_say_so(script: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(tsallis.__file__).parents[1])}
+    command = [sys.executable, str(BENCHMARKS / script), "--quick", f"--out={tmp_path / 'x.csv'}"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == ["this benchmark needs a GPU that PyTorch can use, and there is none"]
+    assert not (tmp_path / "x.csv").exists()
+
+
+def test_cases_on_a_gpu_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    gpu = importlib.import_module("gpu")
+    with pytest.raises(ValueError, match="different names, got a, a"):
+        gpu.interleaved([gpu.Case("a", "us", print), gpu.Case("a", "them", print)])
+    assert {"gpu", "driver", "triton", "adasplash", "liger-kernel", "date"} <= set(gpu.machine())

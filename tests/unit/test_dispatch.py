@@ -59,7 +59,7 @@ def test_a_block_left_by_an_exception_gives_back_what_was_before() -> None:
 
 @pytest.mark.parametrize("name", ["gpu", "", "Eager"])
 def test_an_unknown_backend_is_shown_beside_those_there_are(name: str) -> None:
-    with pytest.raises(ValueError, match=f"auto, eager, cpu, got '{name}'"):
+    with pytest.raises(ValueError, match=f"auto, eager, cpu, triton, got '{name}'"):
         tsallis.backend(name)
 
 
@@ -78,7 +78,7 @@ def test_the_environment_is_read_by_a_fresh_process() -> None:
     assert done.stdout.strip() == "eager (asked for)", done.stderr
     wrong = python("import torch, tsallis; tsallis.sparsemax(torch.zeros(3))", TSALLIS_BACKEND="fastest")
     assert wrong.returncode
-    assert "ValueError: TSALLIS_BACKEND must be one of auto, eager, cpu, got 'fastest'" in wrong.stderr
+    assert "ValueError: TSALLIS_BACKEND must be one of auto, eager, cpu, triton, got 'fastest'" in wrong.stderr
 
 
 def test_without_a_kernel_auto_is_eager_and_cpu_an_error_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +160,62 @@ def test_backward_is_by_what_forward_was_by(monkeypatch: pytest.MonkeyPatch) -> 
         patch.setattr(eager, "pullback_in_place", refuse)
         by_kernel[1].backward()
     torch.testing.assert_close(by_eager[0].grad, by_kernel[0].grad)
+
+
+def test_triton_is_an_error_that_says_why_where_it_cannot_be_used() -> None:
+    code = "import tsallis; tsallis.backend('triton')"
+    hidden = "import sys; sys.modules['triton'] = None; " + code
+    missing = python(hidden)
+    assert "RuntimeError: backend 'triton' can't be used: Triton can't be imported" in missing.stderr
+    if not torch.cuda.is_available():
+        pytest.importorskip("triton")
+        done = python(code, TRITON_INTERPRET="0")
+        assert "RuntimeError: backend 'triton' can't be used: no GPU that PyTorch can use" in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="without a GPU the interpreter stands for it")
+def test_triton_computes_on_the_cpu_where_its_interpreter_does() -> None:
+    pytest.importorskip("triton")
+    pytest.importorskip("numpy")
+    code = """
+import sys, torch, tsallis
+from tsallis.kernels import cpu, dispatch, eager
+z, y = torch.randn(2, 9, requires_grad=True), torch.tensor([1, 2])
+alpha = torch.tensor([[1.2], [2.0]], requires_grad=True)
+with tsallis.backend("eager"):
+    right = tsallis.entmax(z, 1.5), tsallis.entmax(z, alpha, -1), tsallis.entmax_loss(z, y)
+    grads = [torch.autograd.grad(x.square().sum(), z) for x in right]
+def refuse(*_, **__): raise AssertionError("another backend was called")
+assert "tsallis.kernels.gpu" not in sys.modules
+cpu._run = eager.entmax = eager.entmax_loss = eager.pullback = eager.pullback_in_place = refuse
+with tsallis.backend("triton"):
+    assert dispatch.explain() == "triton (Triton's interpreter)", dispatch.explain()
+    found = tsallis.entmax(z, 1.5), tsallis.entmax(z, alpha, -1), tsallis.entmax_loss(z, y)
+    assert not dispatch.compiled(z, 1.5)
+    assert dispatch.kernels(z.double(), 1.5) is None and dispatch.kernels(z, 2.5) is None
+for a, b, grad in zip(found, right, grads):
+    torch.testing.assert_close(a, b)
+    torch.testing.assert_close(torch.autograd.grad(a.square().sum(), z), grad)
+"""
+    done = python(code, TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_a_gpu_nothing_imports_the_kernels_for_it() -> None:
+    code = (
+        "import sys, torch, tsallis; from tsallis.kernels import dispatch\n"
+        "tsallis.sparsemax(torch.zeros(3)); dispatch.explain()\n"
+        "print(dispatch.explain_gpu())\n"
+        "print('tsallis.kernels.gpu' in sys.modules)"
+    )
+    if not torch.cuda.is_available():
+        assert python(code).stdout.splitlines() == ["none (PyTorch finds no GPU)", "False"]
+
+
+def test_one_look_at_the_alphas() -> None:
+    assert dispatch.extremes(torch.tensor([[1.5], [1.0], [2.5]])) == (1.0, 2.5)
+    least, most = dispatch.extremes(torch.tensor([1.5, torch.nan]))
+    assert least != least and most != most
 
 
 TRY = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from tsallis.functional.losses import check_reduction, class_rows, reduce
-from tsallis.functional.rows import alpha_number, as_rows, check_floating, result_dtype
-from tsallis.kernels import autograd, cpu, dispatch, eager
+from tsallis.functional.rows import alpha_number, as_rows, check_floating, kernels_for, result_dtype
+from tsallis.kernels import autograd, eager
 from tsallis.kernels.autograd import widen
 
 
@@ -77,13 +78,13 @@ def alpha_relu_loss(
     check_reduction(reduction)
     if scores.dim() == 0:
         raise ValueError("scores must be [..., classes], got a tensor without dimensions")
-    rows = as_rows(scores, -1, None)
+    fused = not (isinstance(tau, Tensor) or autograd.traced())
+    rows = as_rows(scores, -1, None, fused and kernels_for(scores, 1 + eps) is not None)
     classes = class_rows(scores.shape, scores.device, target, ignore_index)
     if isinstance(tau, Tensor) and (tau.numel() != 1 or tau.dim() > 1):
         raise ValueError(f"tau must be one number, got a tensor of shape {tuple(tau.shape)}")
-    fused = not (isinstance(tau, Tensor) or autograd.traced())
     loss = (
-        _Loss.apply(rows.scores, classes, eps, tau)[0]
+        _Loss.apply(rows.scores, classes, eps, tau, kernels_for(rows.scores, 1 + eps))[0]
         if fused
         else eager.alpha_relu_loss(rows.scores, classes, eps, tau)[0]
     )
@@ -179,31 +180,36 @@ class _Loss(Function):
     """The loss in two passes; a second derivative goes through the differentiable form."""
 
     @staticmethod
-    def forward(scores: Tensor, target: Tensor, eps: float, tau: float) -> tuple[Tensor, Tensor | None]:
-        if dispatch.compiled(scores, 1 + eps):
-            return cpu.alpha_relu_loss(scores.contiguous(), target, 1 + eps, tau)
+    def forward(
+        scores: Tensor, target: Tensor, eps: float, tau: float, kernels: ModuleType | None
+    ) -> tuple[Tensor, Tensor | None]:
+        if kernels is not None:
+            loss, stats = kernels.alpha_relu_loss(scores.contiguous(), target, 1 + eps, tau)
+            return loss, stats
         return eager.alpha_relu_loss(scores, target, eps, tau)[0], None
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None]) -> None:
-        scores, target, ctx.eps, ctx.tau = inputs
+        scores, target, ctx.eps, ctx.tau, ctx.kernels = inputs
         if output[1] is not None:
             ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(scores, target, output[1])
         ctx.save_for_forward(scores, target)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None, None, None]:
         scores, target, stats = ctx.saved_tensors
         if stats is not None and not autograd.differentiable(grad):
             plain, weights = scores.contiguous(), grad.contiguous()
-            return cpu.entmax_loss_gradient(plain, target, 1 + ctx.eps, stats, weights), None, None, None
-        return _gradient(scores, target, ctx.eps, ctx.tau, grad), None, None, None
+            dz = ctx.kernels.entmax_loss_gradient(plain, target, 1 + ctx.eps, stats, weights)
+            return dz, None, None, None, None
+        return _gradient(widen(scores), target, ctx.eps, ctx.tau, grad).to(scores.dtype), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> tuple[Tensor, None]:
-        scores, target = ctx.saved_tensors[:2]
-        return (_gradient(scores, target, ctx.eps, ctx.tau, torch.ones_like(scores[:, 0])) * tangent).sum(-1), None
+        scores, target = (widen(x) if x.is_floating_point() else x for x in ctx.saved_tensors[:2])
+        slope = _gradient(scores, target, ctx.eps, ctx.tau, torch.ones_like(scores[:, 0]))
+        return (slope * widen(tangent)).sum(-1), None
 
 
 def _gradient(scores: Tensor, target: Tensor, eps: float, tau: float, grad: Tensor) -> Tensor:

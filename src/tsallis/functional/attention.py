@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -57,7 +58,8 @@ def entmax_attention(
         alpha: at least 1: a number, or a tensor [heads] or [..., heads]; it gets a gradient.
         attn_mask: broadcastable to [..., heads, queries, keys]: boolean (True takes part), or numbers that are added to
             the scores and get a gradient.
-        key_lengths: of each batch element [...], how many of its first keys take part; the others are skipped.
+        key_lengths: of each batch element [...], how many of its first keys take part; the others are skipped. In a
+            tensor on a GPU they are not looked at: one out of range counts as the nearest that is not.
         is_causal: query i sees the keys 0 to i only, together with a mask if one is given.
         scale: of the scores; the default is 1 / sqrt(size).
         dropout_p: share of the weights that is set to zero, the others scaled up; unlike a module's, always active.
@@ -117,21 +119,32 @@ def attend(
     outer, queries, keys = query.shape[:-2], query.shape[-2], key.shape[-2]
     heads = outer[-1] if outer else 1
     batch = math.prod(outer[:-1])
-    q, k, v = (widen(x.reshape(batch, *(x.shape[-3:] if outer else (1, *x.shape)))) for x in (query, key, value))
+    q, k, v = (x.reshape(batch, *(x.shape[-3:] if outer else (1, *x.shape))) for x in (query, key, value))
+    on_gpu = not need_weights and _for_gpu(q, k, v)
+    alpha = _alphas(alpha, q, outer, check=not on_gpu)
+    powers = None
+    if on_gpu and (isinstance(alpha, float) or not autograd.traced()):
+        powers = _gpu().powers_of(alpha)
+        on_gpu = powers is not None
+    if not on_gpu:
+        q, k, v = (widen(x) for x in (q, k, v))
     problem = Problem(
         scale=1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else float(scale),
         causal=is_causal,
-        lengths=_lengths(key_lengths, outer[:-1], keys, query.device),
+        lengths=_lengths(key_lengths, outer[:-1], keys, query.device, on_gpu),
         threads=1 if autograd.traced() else torch.get_num_threads(),
         dropout=dropout_p,
         seed=int(torch.randint(1 << 62, ())) if dropout_p and not autograd.traced() else 0,
         kernels=dropout_p > 0 and not autograd.traced() and dispatch.compiled(q.detach(), 1.0),
+        powers=powers,
     )
-    mask = _mask(attn_mask, q.dtype, (*outer, queries, keys), batch, heads)
-    alpha = _alphas(alpha, q, outer)
+    mask = _mask(attn_mask, q, (*outer, queries, keys), on_gpu)
     if q.numel() and k.numel() and v.numel():
         with torch.autocast(query.device.type, enabled=False):  # in the precision that was chosen here
-            output, weights, seen = _compute(q, k, v, alpha, mask, problem, need_weights)
+            if on_gpu:
+                weights, (output, seen) = None, _compute_on_gpu(q, k, v, alpha, mask, problem)
+            else:
+                output, weights, seen = _compute(q, k, v, alpha, mask, problem, need_weights)
     else:
         given = [x for x in (q, k, v, mask, alpha) if isinstance(x, Tensor) and x.is_floating_point()]
         nothing = sum(x.reshape(-1)[:0].sum() for x in given)  # whose gradients are zeros
@@ -149,11 +162,56 @@ def _compute(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     # What fits into one tile is faster kept than computed again.
     small = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= attention.TILE
-    if need_weights or autograd.traced() or small or torch.autograd.forward_ad._current_level >= 0:
+    if need_weights or autograd.traced() or small or _forward_mode():
         output, weights = attention.materialised(q, k, v, alpha, mask, problem)
         return output, weights, weights.detach()
     output, support = attention.Attention.apply(q, k, v, alpha, mask, problem)
     return output, None, support
+
+
+def _compute_on_gpu(
+    q: Tensor, k: Tensor, v: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
+) -> tuple[Tensor, Tensor]:
+    """By Triton's kernels, whatever the size; half precision as it is. Output, and how many keys a query attends to."""
+    tensors = [x for x in (q, k, v, alpha, mask) if isinstance(x, Tensor)]
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    gpu = _gpu()
+    output: Tensor
+    if torch.compiler.is_compiling():
+        output, support = gpu.traced_attention(q, k, v, alpha, mask, problem, learns)
+    elif not learns and gpu.decodes(q, k, problem):
+        output, support = gpu.decode(q, k, v, alpha, mask, problem)
+    else:
+        output, support = gpu.TritonAttention.apply(q, k, v, alpha, mask, problem)
+    return output, support
+
+
+def _for_gpu(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether Triton's kernels compute tensors like these."""
+    if autograd.transforms_active() or _forward_mode() or not (q.numel() and k.numel() and v.numel()):
+        return False
+    return _gpu_asked_for(q.device.type) and bool(_gpu().computes(q, k, v))
+
+
+def _gpu() -> ModuleType:
+    """Triton's kernels, imported when they are first needed."""
+    from tsallis.kernels.gpu import attention_front
+
+    return attention_front
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _gpu_asked_for(device: str) -> bool:
+    wanted = dispatch.wanted()
+    there = torch.cuda.is_available()
+    # Tensors on the CPU are computed by the interpreter, where there is no GPU.
+    if device != ("cuda" if there else "cpu") or (wanted != "triton" and (wanted != "auto" or not there)):
+        return False
+    return dispatch.triton_status()[0] and _gpu() is not None  # a tracer finds the operators from now on
+
+
+def _forward_mode() -> bool:
+    return torch.autograd.forward_ad._current_level >= 0
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
@@ -181,8 +239,9 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
 
 
 def _lengths(
-    lengths: Tensor | Sequence[int] | None, batch: Sequence[int], keys: int, device: torch.device
+    lengths: Tensor | Sequence[int] | None, batch: Sequence[int], keys: int, device: torch.device, on_gpu: bool
 ) -> tuple[int, ...] | Tensor | None:
+    """Checked numbers; a tensor where nobody can look at them, or on a GPU where looking means to wait for it."""
     if lengths is None:
         return None
     given = torch.as_tensor(lengths)
@@ -190,7 +249,7 @@ def _lengths(
         raise TypeError(f"key_lengths must be integers, got {given.dtype}")
     if list(given.shape) != list(batch):
         raise ValueError(f"key_lengths must have the batch's shape {tuple(batch)}, got {tuple(given.shape)}")
-    if autograd.traced():
+    if autograd.traced() or (on_gpu and given.is_cuda):
         return given.to(device).flatten()
     numbers: list[int] = given.flatten().tolist()
     wrong = [n for n in numbers if not 0 <= n <= keys]
@@ -199,10 +258,12 @@ def _lengths(
     return None if all(n == keys for n in numbers) else tuple(numbers)
 
 
-def _mask(mask: Tensor | None, dtype: torch.dtype, full: Sequence[int], batch: int, heads: int) -> Tensor | None:
-    """A mask as [1 or batch, 1 or heads, 1 or queries, 1 or keys]."""
+def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int], on_gpu: bool) -> Tensor | None:
+    """A mask as [1 or batch, 1 or heads, 1 or queries, 1 or keys]; in the scores' dtype, or any for a GPU's kernels."""
     if mask is None:
         return None
+    if on_gpu and mask.device != q.device:
+        raise TypeError(f"attn_mask must be on the query's device {q.device}, got {mask.device}")
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(f"attn_mask must be boolean (True takes part) or floating point (added), got {mask.dtype}")
     sizes = list(mask.shape)
@@ -212,13 +273,13 @@ def _mask(mask: Tensor | None, dtype: torch.dtype, full: Sequence[int], batch: i
     leading = mask.shape[:-3]
     if any(n != 1 for n in leading):  # some of the batch's dimensions
         mask = mask.expand(*full[:-3], *mask.shape[-3:])
-        mask = mask.reshape(batch, *mask.shape[-3:])
+        mask = mask.reshape(q.shape[0], *mask.shape[-3:])
     else:
         mask = mask.reshape(1, *(mask.shape[-3:] if len(full) > 2 else (1, *mask.shape)))
-    return mask if mask.dtype == torch.bool else mask.to(dtype)
+    return mask if on_gpu or mask.dtype == torch.bool else mask.to(q.dtype)
 
 
-def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int]) -> Alpha:
+def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int], check: bool) -> Alpha:
     """A checked number, or [1 or batch, heads] in the dtype of the computation."""
     if not isinstance(alpha, Tensor):
         return alpha_number(alpha)
@@ -232,7 +293,7 @@ def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int]) -> Alpha:
         alpha = alpha.reshape(batch, heads)
     else:
         raise ValueError(f"alpha must have shape ({heads},) or {tuple(outer)}: one for each head, got {shape}")
-    alpha = alpha.to(device=q.device, dtype=q.dtype)
-    if not autograd.traced():
+    alpha = alpha.to(device=q.device, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+    if check and not autograd.traced():
         autograd.check_alpha(alpha)
     return alpha

@@ -122,8 +122,13 @@ def _reduced(
 ) -> Tensor:
     leading = rows.shape[:-1]
     classes = class_rows((*leading, len(weight)), weight.device, target, ignore_index)
+    layer = Layer(rows.scores, weight, bias, classes, alpha, tau)
     if rows.scores.shape[0] == 0:
         loss = (rows.scores.sum(-1) + weight.sum() * 0).float()
+    elif reduction == "none":
+        loss = linear_loss(layer)
     else:
-        loss = linear_loss(Layer(rows.scores, weight, bias, classes, alpha, tau))
-    return reduce(loss.reshape(leading), (classes >= 0).sum(), reduction).to(result_dtype(rows.scores))
+        loss = linear_loss(layer, total=True)
+    if reduction == "none":
+        loss = loss.reshape(leading)
+    return reduce(loss, (classes >= 0).sum(), reduction).to(result_dtype(rows.scores))

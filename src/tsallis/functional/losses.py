@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from tsallis.functional.rows import Alpha, Rows, alpha_rows, as_rows, uses_kernels
+from tsallis.functional.rows import Alpha, Rows, alpha_rows, as_rows, kernels_for
 from tsallis.kernels import autograd, eager
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -58,7 +59,8 @@ def entmax_loss(
     """
     _check(scores, reduction, label_smoothing)
     plain = weight is None and label_smoothing == 0 and not target.is_floating_point()
-    rows = as_rows(scores, -1, None, plain and uses_kernels(scores, alpha))
+    kernels = kernels_for(scores, alpha) if plain else None
+    rows = as_rows(scores, -1, None, kernels is not None)
     alpha = alpha_rows(alpha, rows, scores.dim())
     if weight is not None:
         if weight.shape != scores.shape[-1:]:
@@ -68,7 +70,7 @@ def entmax_loss(
         loss = _soft(rows, target, alpha, weight, label_smoothing)
         total: Tensor | int = loss.numel()
     else:
-        loss, total = _hard(rows, target, alpha, weight, ignore_index, label_smoothing)
+        loss, total = _hard(rows, target, alpha, weight, ignore_index, label_smoothing, kernels)
     loss = loss.reshape(scores.shape[:-1])
     return reduce(loss, total, reduction).to(rows.dtype)
 
@@ -119,12 +121,18 @@ def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignor
 
 
 def _hard(
-    rows: Rows, target: Tensor, alpha: Alpha, weight: Tensor | None, ignore_index: int, smoothing: float
+    rows: Rows,
+    target: Tensor,
+    alpha: Alpha,
+    weight: Tensor | None,
+    ignore_index: int,
+    smoothing: float,
+    kernels: ModuleType | None,
 ) -> tuple[Tensor, Tensor]:
     scores = rows.scores
     classes = class_rows(rows.shape, scores.device, target, ignore_index)
     counted = classes >= 0
-    each = autograd.entmax_loss(scores, classes, alpha)  # [rows]
+    each = autograd.entmax_loss(scores, classes, alpha, kernels)  # [rows]
     index = classes.clamp(min=0)
     share = counted.to(each.dtype) if weight is None else torch.where(counted, weight[index], 0)
     loss = each if weight is None else each * share

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -14,11 +15,11 @@ from tsallis.functional.rows import (
     alpha_rows,
     as_rows,
     check_floating,
+    kernels_for,
     masked,
     result_dtype,
-    uses_kernels,
 )
-from tsallis.kernels import autograd, eager
+from tsallis.kernels import autograd, cpu, eager
 from tsallis.kernels.autograd import widen
 
 
@@ -54,8 +55,9 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | 
         >>> entmax(torch.zeros(2, 3, 4), per_head).shape
         torch.Size([2, 3, 4])
     """
-    if uses_kernels(scores, alpha):
-        return _entmax_by_kernels(scores, alpha, dim, mask)
+    kernels = kernels_for(scores, alpha)
+    if kernels is not None:
+        return _entmax_by_kernels(kernels, scores, alpha, dim, mask)
     rows = as_rows(scores, dim, mask)
     alpha = alpha_rows(alpha, rows, scores.dim())
     if scores.numel() == 0:
@@ -63,8 +65,8 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | 
     return rows.restore(autograd.entmax(rows.scores, alpha))
 
 
-def _entmax_by_kernels(scores: Tensor, alpha: Alpha, dim: int, mask: Tensor | None) -> Tensor:
-    """The compiled kernels take any dtype, and rows along any dimension of contiguous scores, without a copy."""
+def _entmax_by_kernels(kernels: ModuleType, scores: Tensor, alpha: Alpha, dim: int, mask: Tensor | None) -> Tensor:
+    """Kernels take any dtype; the compiled ones rows along any dimension of contiguous scores, without a copy."""
     d = scores.size(dim)
     if mask is not None:
         scores = masked(scores, mask)
@@ -77,10 +79,10 @@ def _entmax_by_kernels(scores: Tensor, alpha: Alpha, dim: int, mask: Tensor | No
         alpha = alpha_along(alpha, scores, [*shape[:place], *shape[place + 1 :], d], place, last + 1)
     else:
         alpha = float(alpha)
-    if scores.is_contiguous() or place == last:
-        return autograd.compiled_entmax(scores.contiguous(), alpha, -1 if place == last else place)
+    if place == last or (kernels is cpu and scores.is_contiguous()):
+        return autograd.entmax_by(kernels, scores.contiguous(), alpha, -1 if place == last else place)
     rows = scores.movedim(place, -1).contiguous()
-    return autograd.compiled_entmax(rows, alpha, -1).movedim(-1, place)
+    return autograd.entmax_by(kernels, rows, alpha, -1).movedim(-1, place)
 
 
 def sparsemax(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:

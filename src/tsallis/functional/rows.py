@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ Alpha = float | Tensor
 class Rows(NamedTuple):
     """Scores as rows in the dtype of the computation, and the way back to the caller's layout."""
 
-    scores: Tensor  # [rows, d], float32 or float64; for the compiled kernels also half
+    scores: Tensor  # [rows, d], float32 or float64; for kernels also half
     shape: torch.Size  # of the caller's tensor with `dim` moved last
     dim: int
     dtype: torch.dtype  # of the result
@@ -27,8 +28,8 @@ class Rows(NamedTuple):
         return rows.reshape(self.shape).movedim(-1, self.dim).to(self.dtype)
 
 
-def as_rows(scores: Tensor, dim: int, mask: Tensor | None, compiled: bool = False) -> Rows:
-    """Rows of `scores` along `dim`; entries that `mask` leaves out are -inf. The compiled kernels take halves."""
+def as_rows(scores: Tensor, dim: int, mask: Tensor | None, halves: bool = False) -> Rows:
+    """Rows of `scores` along `dim`; entries that `mask` leaves out are -inf. Kernels take halves as they are."""
     check_floating(scores)
     if mask is not None:
         scores = masked(scores, mask)
@@ -39,7 +40,7 @@ def as_rows(scores: Tensor, dim: int, mask: Tensor | None, compiled: bool = Fals
     moved = scores.movedim(dim, -1)
     rows = moved.reshape(-1, moved.shape[-1]) if moved.numel() else moved.reshape(0, max(moved.shape[-1], 1))
     dtype = result_dtype(scores)
-    return Rows(rows if compiled and dtype == rows.dtype else widen(rows), moved.shape, dim, dtype)
+    return Rows(rows if halves and dtype == rows.dtype else widen(rows), moved.shape, dim, dtype)
 
 
 def masked(scores: Tensor, mask: Tensor) -> Tensor:
@@ -54,13 +55,13 @@ def masked(scores: Tensor, mask: Tensor) -> Tensor:
         ) from error
 
 
-def uses_kernels(scores: Tensor, alpha: Alpha) -> bool:
-    """Whether these scores go to the compiled kernels as they are: not where torch traces or transforms."""
+def kernels_for(scores: Tensor, alpha: Alpha) -> ModuleType | None:
+    """The kernels that these scores go to as they are: none where torch traces or transforms."""
     if traced() or not isinstance(scores, Tensor) or scores.dim() == 0:
-        return False
+        return None
     if isinstance(alpha, Tensor):
-        return alpha.numel() > 0 and dispatch.compiled(scores, alpha)
-    return dispatch.compiled(scores, float(alpha))
+        return dispatch.kernels(scores, alpha) if alpha.numel() else None
+    return dispatch.kernels(scores, float(alpha))
 
 
 def check_floating(scores: Tensor, name: str = "scores") -> None:

@@ -28,11 +28,13 @@ class Problem(NamedTuple):
 
     scale: float
     causal: bool
-    lengths: tuple[int, ...] | Tensor | None  # keys of each batch element that take part; a tensor only while traced
+    # Keys of each batch element that take part; a tensor only while traced, and for a GPU's kernels.
+    lengths: tuple[int, ...] | Tensor | None
     threads: int  # forward and backward have the same tiles, whatever happens to torch's number in between
     dropout: float = 0.0
     seed: int = 0
     kernels: bool = False  # whether the compiled kernels say what is dropped
+    powers: int | None = None  # which of them the GPU's kernels need, where the alphas were looked at already
 
 
 class Tile(NamedTuple):

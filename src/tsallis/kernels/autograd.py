@@ -8,6 +8,7 @@ or `torch.func` is at work, the backward is made of differentiable operations on
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any, cast
 
 import torch
@@ -17,7 +18,7 @@ from torch.autograd import Function
 from tsallis.kernels import cpu, dispatch, eager
 from tsallis.kernels.eager import Alpha, Packed
 
-COMPILED = -1  # the `width` of what the compiled kernels computed: they keep no table of candidates
+COMPILED, TRITON = -1, -2  # the `width` of what kernels computed: they keep no table of candidates
 
 
 def entmax(scores: Tensor, alpha: Alpha, budget: float | None = None) -> Tensor:
@@ -29,21 +30,24 @@ def entmax(scores: Tensor, alpha: Alpha, budget: float | None = None) -> Tensor:
     return cast(Tensor, function.apply(scores, alpha, budget)[0])
 
 
-def compiled_entmax(scores: Tensor, alpha: Alpha, dim: int) -> Tensor:
-    """By the compiled kernels (see `dispatch.compiled`): any shape, contiguous, along `dim`, -1 or one from 0.
+def entmax_by(kernels: ModuleType, scores: Tensor, alpha: Alpha, dim: int) -> Tensor:
+    """By kernels (those of `dispatch.kernels`): any shape, contiguous, along `dim`, -1 or one from 0.
 
     No view is made on the way, and nothing done that small tensors would notice.
     """
-    return cast(Tensor, _KernelMap.apply(scores, alpha, dim))
+    return cast(Tensor, _KernelMap.apply(scores, alpha, dim, kernels))
 
 
-def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> Tensor:
-    """Fenchel-Young loss [rows] against classes [rows]; a negative class has loss 0 and no gradient."""
+def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, kernels: ModuleType | None = None) -> Tensor:
+    """Fenchel-Young loss [rows] against classes [rows]; a negative class has loss 0 and no gradient.
+
+    By kernels that were found for these scores, whose targets then were looked at, or by those that are found here.
+    """
     if torch.compiler.is_compiling():
         number, numbers = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
         return cast(Tensor, _loss_op(scores, target, number, numbers)[0])
     function = _Loss if transforms_active() else _DirectLoss
-    return cast(Tensor, function.apply(scores, target, alpha)[0])
+    return cast(Tensor, function.apply(scores, target, alpha, kernels)[0])
 
 
 def transforms_active() -> bool:
@@ -64,8 +68,9 @@ def differentiable(grad: Tensor) -> bool:
 def check_alpha(alpha: Alpha) -> None:
     """Every alpha is finite and at least 1; checked where numbers are at hand."""
     if isinstance(alpha, Tensor):
-        wrong = ~((alpha >= 1) & (alpha < torch.inf))
-        if wrong.any():
+        least, most = dispatch.extremes(alpha) if alpha.numel() else (1.0, 1.0)
+        if not (least >= 1 and most < torch.inf):
+            wrong = ~((alpha >= 1) & (alpha < torch.inf))
             raise ValueError(f"alpha must be finite and at least 1, got a tensor with {alpha[wrong][0].item():g}")
 
 
@@ -100,6 +105,15 @@ def _flat(alpha: Alpha) -> Alpha:
     return alpha.contiguous() if isinstance(alpha, Tensor) else alpha
 
 
+def _mark(kernels: ModuleType) -> int:
+    return COMPILED if kernels is cpu else TRITON
+
+
+def _marked(width: int) -> ModuleType:
+    """The kernels that computed what has such a width."""
+    return cpu if width == COMPILED else dispatch.triton_kernels()
+
+
 def widen(x: Tensor) -> Tensor:
     """In the dtype of the computation: half precision is computed in float32."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
@@ -108,9 +122,10 @@ def widen(x: Tensor) -> Tensor:
 class _Map(Function):
     @staticmethod
     def forward(scores: Tensor, alpha: Alpha, budget: float | None) -> tuple[Tensor, Tensor | None, Tensor | None, int]:
+        kernels = dispatch.kernels(scores, alpha) if budget is None else None
+        if kernels is not None:
+            return kernels.entmax(scores.contiguous(), _flat(alpha)), None, None, _mark(kernels)
         check_alpha(alpha)
-        if budget is None and dispatch.compiled(scores, alpha):
-            return cpu.entmax(scores.contiguous(), _flat(alpha)), None, None, COMPILED
         if budget is not None:
             return eager.budgeted_entmax(scores, alpha, budget), None, None, 0
         probs, packed = eager.entmax(scores, alpha)
@@ -133,8 +148,8 @@ class _Map(Function):
         need_alpha = ctx.needs_input_grad[1]
         if differentiable(grad):
             return *eager.pullback(probs, grad, alpha, need_alpha, ctx.saturates), None
-        if ctx.width == COMPILED:
-            return *cpu.entmax_gradient(probs, grad.contiguous(), _flat(alpha), need_alpha), None
+        if ctx.width < 0:
+            return *_marked(ctx.width).entmax_gradient(probs, grad.contiguous(), _flat(alpha), need_alpha), None
         packed = None if position is None else Packed(position, slot, ctx.width)
         p, g = (probs, grad) if packed is None else (packed.gather(probs), packed.gather(grad))
         if need_alpha or ctx.saturates:
@@ -176,14 +191,14 @@ class _DirectMap(Function):
 
 
 class _KernelMap(Function):
-    """Only what the compiled kernels need: of small tensors it is most of the time."""
+    """Only what kernels need: of small tensors it is most of the time."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, alpha: Alpha, dim: int) -> Tensor:
+    def forward(ctx: Any, scores: Tensor, alpha: Alpha, dim: int, kernels: ModuleType) -> Tensor:
         if isinstance(alpha, Tensor):
             alpha = alpha.contiguous()
-        probs = cpu.entmax(scores, alpha, dim)
-        ctx.alpha, ctx.dim = alpha, dim
+        probs: Tensor = kernels.entmax(scores, alpha, dim)
+        ctx.alpha, ctx.dim, ctx.kernels = alpha, dim, kernels
         if isinstance(alpha, Tensor):
             ctx.alpha = None
             ctx.save_for_backward(probs, alpha)
@@ -194,17 +209,17 @@ class _KernelMap(Function):
         return probs
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         probs, alpha = _KernelMap._saved(ctx)
         need_alpha = ctx.needs_input_grad[1]
         if differentiable(grad):
             dz, da = eager.pullback(_KernelMap._rows(ctx, probs), _KernelMap._rows(ctx, grad), alpha, need_alpha, False)
-            return _KernelMap._restored(ctx, dz, probs), da, None
-        dz, da = cpu.entmax_gradient(probs, grad.to(probs.dtype).contiguous(), alpha, need_alpha, ctx.dim)
-        return dz, da, None
+            return _KernelMap._restored(ctx, dz, probs), da, None, None
+        dz, da = ctx.kernels.entmax_gradient(probs, grad.to(probs.dtype).contiguous(), alpha, need_alpha, ctx.dim)
+        return dz, da, None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor | None, alpha_tangent: Tensor | None, _: Any) -> Tensor:
+    def jvp(ctx: Any, tangent: Tensor | None, alpha_tangent: Tensor | None, *_: Any) -> Tensor:
         probs, alpha = _KernelMap._saved(ctx)
         rows = None if tangent is None else _KernelMap._rows(ctx, tangent)
         moved = eager.pushforward(_KernelMap._rows(ctx, probs), rows, alpha, alpha_tangent, False)
@@ -228,38 +243,43 @@ class _KernelMap(Function):
 class _Loss(Function):
     @staticmethod
     def forward(
-        scores: Tensor, target: Tensor, alpha: Alpha
+        scores: Tensor, target: Tensor, alpha: Alpha, kernels: ModuleType | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int]:
-        check_alpha(alpha)
-        _check_target(target, scores.shape[-1])
-        if dispatch.compiled(scores, alpha):
+        if kernels is None:
+            _check_target(target, scores.shape[-1])
+            kernels = dispatch.kernels(scores, alpha)
+        if kernels is not None:
             many = isinstance(alpha, Tensor)
-            return *cpu.entmax_loss(scores.contiguous(), target.contiguous(), _flat(alpha), many), None, COMPILED
+            found = kernels.entmax_loss(scores.contiguous(), target.contiguous(), _flat(alpha), many)
+            return *found, None, _mark(kernels)
+        check_alpha(alpha)
         loss, probs, packed = eager.entmax_loss(scores, target, alpha)
         return (loss, probs, None, None, 0) if packed is None else (loss, probs, *packed)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        scores, target, alpha = inputs
+        scores, target, alpha, _ = inputs
         _, probs, position, slot, width = output
         ctx.width = width
         ctx.mark_non_differentiable(*(x for x in (probs, position, slot) if x is not None))
         _save(ctx, alpha, scores, target, probs, position, slot)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None, Tensor | None, None]:
         if grad is None:
-            return None, None, None
+            return None, None, None, None
         alpha, scores, target, probs, position, slot = _saved(ctx)
         need_alpha = ctx.needs_input_grad[2]
         if differentiable(grad):
             dz, da = _loss_pullback(widen(scores), target, alpha, grad, need_alpha)
-            return dz.to(scores.dtype), None, da
-        if ctx.width == COMPILED:
+            return dz.to(scores.dtype), None, da, None
+        if ctx.width < 0:
             stats, alpha_grad = probs, position
             grad = grad.contiguous()
-            dz = cpu.entmax_loss_gradient(scores.contiguous(), target.contiguous(), _flat(alpha), stats, grad)
-            return dz, None, alpha_grad * grad.unsqueeze(-1) if need_alpha else None
+            dz = _marked(ctx.width).entmax_loss_gradient(
+                scores.contiguous(), target.contiguous(), _flat(alpha), stats, grad
+            )
+            return dz, None, alpha_grad * grad.unsqueeze(-1) if need_alpha else None, None
         counted = _counted(scores, target).unsqueeze(-1)
         weight = torch.where(counted, grad.unsqueeze(-1), 0)
         dz = probs * weight
@@ -271,10 +291,10 @@ class _Loss(Function):
             dz.masked_fill_(broken & counted, torch.nan).masked_fill_(broken & ~counted, 0)
             da = None if da is None else da.masked_fill_(broken & ~counted, 0)
         dz.scatter_add_(-1, target.clamp(min=0).unsqueeze(-1), -weight)
-        return dz, None, da
+        return dz, None, da, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor | None, _: Any, alpha_tangent: Tensor | None) -> tuple[Any, ...]:
+    def jvp(ctx: Any, tangent: Tensor | None, _: Any, alpha_tangent: Tensor | None, *_kernels: Any) -> tuple[Any, ...]:
         alpha, scores, target, *_probs = _saved(ctx)
         scores = widen(scores)
         tangent = None if tangent is None else widen(tangent)
@@ -288,11 +308,13 @@ class _Loss(Function):
         return result, None, None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], scores: Tensor, target: Tensor, alpha: Alpha) -> Any:
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], scores: Tensor, target: Tensor, alpha: Alpha, kernels: ModuleType | None
+    ) -> Any:
         rows = _leading(scores, in_dims[0], info.batch_size)
         if isinstance(alpha, Tensor):
             alpha = _leading(alpha, in_dims[2], info.batch_size)
-        loss = _Loss.apply(rows, _leading(target, in_dims[1], info.batch_size), alpha)[0]
+        loss = _Loss.apply(rows, _leading(target, in_dims[1], info.batch_size), alpha, kernels)[0]
         return (loss.unflatten(0, (info.batch_size, -1)), None, None, None, 0), (0, None, None, None, None)
 
 
@@ -363,8 +385,8 @@ def _(info: Any, in_dims: Any, scores: Tensor, alpha: float, alphas: Tensor | No
 )
 def _loss_op(scores: Tensor, target: Tensor, alpha: float, alphas: Tensor | None) -> tuple[Tensor, Tensor]:
     loss, probs, position, slot, width = _Loss.forward(scores, target, _join(alpha, alphas))
-    if width == COMPILED:
-        return loss, cpu.entmax(scores.contiguous(), _flat(_join(alpha, alphas)))
+    if width < 0:
+        return loss, _marked(width).entmax(scores.contiguous(), _flat(_join(alpha, alphas)))
     if position is not None and slot is not None and probs is not None:
         probs = Packed(position, slot, width).scatter(probs, scores)
         probs = probs.masked_fill_(loss.isnan().unsqueeze(-1), torch.nan)

@@ -1,9 +1,12 @@
-"""Which kernels compute: the compiled ones where they can, plain PyTorch operations everywhere else."""
+"""Which kernels compute: the compiled or Triton's where they can, plain PyTorch operations everywhere else."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 from contextvars import ContextVar, Token
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -12,7 +15,8 @@ from tsallis.kernels import cpu
 
 Alpha = float | Tensor
 
-BACKENDS = ("auto", "eager", "cpu")
+BACKENDS = ("auto", "eager", "cpu", "triton")
+HALVES = (torch.float32, torch.bfloat16, torch.float16)  # what Triton's kernels compute; the compiled ones float64 too
 VARIABLE = "TSALLIS_BACKEND"
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -20,16 +24,17 @@ _wanted: ContextVar[str | None] = ContextVar("tsallis_backend", default=None)
 
 
 class backend:
-    """Compute with one backend inside a `with` block: `"eager"`, `"cpu"` (the compiled kernels) or `"auto"`.
+    """Compute with one backend inside a `with` block: `"eager"`, `"cpu"`, `"triton"` or `"auto"`.
 
     `"auto"` is the default, and what the environment variable `TSALLIS_BACKEND` overrules: the compiled kernels for
-    tensors on the CPU where they were built, plain PyTorch operations for everything else. `"cpu"` is an error where
-    they were not built; what they don't compute (alpha above 2, budgets) stays with PyTorch's operations. What a
-    forward pass was computed with, its gradients are too; second derivatives are PyTorch's operations always.
+    tensors on the CPU where they were built, Triton's for float32, bfloat16 and float16 on a GPU where Triton works,
+    plain PyTorch operations for everything else. `"cpu"` (the compiled kernels) and `"triton"` are errors where these
+    are missing; what they don't compute (alpha above 2, budgets) stays with PyTorch's operations. What a forward pass
+    was computed with, its gradients are too; second derivatives are PyTorch's operations always.
 
     Raises:
         ValueError: an unknown backend.
-        RuntimeError: `"cpu"` where there are no compiled kernels; it says why.
+        RuntimeError: `"cpu"` where there are no compiled kernels, `"triton"` where Triton can't be used; it says why.
 
     Example:
         >>> import tsallis
@@ -55,7 +60,23 @@ def _checked(name: str, what: str) -> str:
         raise ValueError(f"{what} must be one of {', '.join(BACKENDS)}, got {name!r}")
     if name == "cpu" and not cpu.status().available:
         raise RuntimeError(f"{what} 'cpu' can't be used: {cpu.status().reason}")
+    if name == "triton":
+        able, reason = triton_status()
+        if not able:
+            raise RuntimeError(f"{what} 'triton' can't be used: {reason}")
     return name
+
+
+def triton_kernels() -> ModuleType:
+    """Triton's kernels; this imports Triton, or finds that it is missing."""
+    return importlib.import_module("tsallis.kernels.gpu")
+
+
+@functools.cache
+def triton_status() -> tuple[bool, str]:
+    """Whether Triton's kernels can compute here, and why or why not; this imports Triton."""
+    able, reason = triton_kernels().available()
+    return bool(able), str(reason)
 
 
 def wanted() -> str:
@@ -69,14 +90,55 @@ def explain() -> str:
     name, status = wanted(), cpu.status()
     if name == "eager":
         return "eager (asked for)"
+    if name == "triton":
+        interpreted = not torch.cuda.is_available()
+        return f"triton ({triton_status()[1]})" if interpreted else "none (triton was asked for, which needs a GPU)"
     return f"cpu ({status.reason})" if status.available else f"eager ({status.reason})"
+
+
+def explain_gpu() -> str:
+    """Which backend computes tensors on a GPU, and why, in one line; Triton is imported only where there is one."""
+    if not torch.cuda.is_available():
+        return "none (PyTorch finds no GPU)"
+    name = wanted()
+    if name in ("eager", "cpu"):
+        return f"eager ({name} was asked for)"
+    able, reason = triton_status()
+    return f"triton ({reason})" if able else f"eager ({reason})"
+
+
+def extremes(alpha: Tensor) -> tuple[float, float]:
+    """The least and the largest, NaN if there is one; from a GPU in one transfer."""
+    both = alpha.detach().aminmax()
+    least, most = torch.stack(both).tolist() if alpha.is_cuda else (x.item() for x in both)
+    return least, most
+
+
+def kernels(x: Tensor, alpha: Alpha) -> ModuleType | None:
+    """The kernels that compute this, or None: PyTorch's operations. No alpha that they do needs another check."""
+    name, where = wanted(), x.device.type
+    if where == "cpu":
+        if name != "triton":
+            return cpu if _compiled(x, alpha, name) else None
+        if torch.cuda.is_available():
+            raise RuntimeError("backend 'triton' computes tensors on a GPU, got one on the CPU")
+    elif where != "cuda" or name in ("eager", "cpu"):
+        return None
+    if type(x) not in _PLAIN or x.dtype not in HALVES or x.numel() == 0 or not triton_status()[0]:
+        return None
+    least, most = (alpha, alpha) if isinstance(alpha, float) else extremes(alpha)
+    return triton_kernels() if 1 <= least <= most <= 2 else None
 
 
 def compiled(x: Tensor, alpha: Alpha) -> bool:
     """Whether the compiled CPU kernels compute this; no alpha that they do needs another check."""
-    if x.device.type != "cpu" or type(x) not in _PLAIN or x.dtype not in cpu.STORAGE or x.numel() == 0:
+    return x.device.type == "cpu" and _compiled(x, alpha, wanted())
+
+
+def _compiled(x: Tensor, alpha: Alpha, name: str) -> bool:
+    if type(x) not in _PLAIN or x.dtype not in cpu.STORAGE or x.numel() == 0:
         return False
-    if wanted() == "eager" or not cpu.status().available:
+    if name in ("eager", "triton") or not cpu.status().available:
         return False
     if isinstance(alpha, float):
         return 1 <= alpha <= 2

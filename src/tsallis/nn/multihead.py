@@ -340,7 +340,7 @@ class MultiheadAttention(nn.Module):
             raise ValueError(f"key_padding_mask must have shape {(batch, keys)}, got {tuple(padding.shape)}")
         if padding.dtype != torch.bool and not padding.is_floating_point():
             raise TypeError(f"key_padding_mask must be boolean or floating point, got {padding.dtype}")
-        looks = plain and not traced()
+        looks = plain and not traced() and not padding.is_cuda  # there it would wait for all work to be done
         if padding.dtype != torch.bool:
             live = padding == 0
             if not looks or not torch.equal(live, padding != -torch.inf):

@@ -34,6 +34,7 @@ __all__ = [  # `tl` among them: no other file imports Triton
     "Alpha",
     "advance",
     "available",
+    "bend_at",
     "bend_of",
     "constant",
     "interpreted",
@@ -41,6 +42,8 @@ __all__ = [  # `tl` among them: no other file imports Triton
     "log1p",
     "mode",
     "plain",
+    "precision",
+    "rise_of",
     "run",
     "tl",
     "weigh",
@@ -105,6 +108,13 @@ def mode(alpha: Alpha) -> int:
     return plain(modes.get(least, ANY_ALPHA) if least == most else ANY_ALPHA)
 
 
+def precision(dtype: torch.dtype) -> str:
+    """How float32 is multiplied: as exactly as PyTorch is asked to. Three products of tf32 are as good as one exact."""
+    if dtype != torch.float32:
+        return "tf32"  # not looked at
+    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
 @kernel()
 def log1p(y: tl.tensor) -> Any:
     """`log(1 + y)`, also for small y: the rounding of 1 + y cancels in the quotient."""
@@ -153,11 +163,27 @@ def advance(threshold: tl.tensor, mass: tl.tensor, slope: tl.tensor, eps: tl.ten
 @kernel()
 def bend_of(x: tl.tensor, p: tl.tensor, w: tl.tensor, eps: tl.tensor) -> Any:
     """`p psi` of the alpha gradient: psi = log^2 p phi(eps log p), phi(t) = (e^-t - 1 + t) / t^2; 0 off the support."""
-    y = tl.where(p == 0.0, 0.0, eps * x)
-    t = log1p(y)
+    return bend_at(log1p(tl.where(p == 0.0, 0.0, eps * x)), p, w, eps)
+
+
+@kernel()
+def bend_at(t: tl.tensor, p: tl.tensor, w: tl.tensor, eps: tl.tensor) -> Any:
+    """The same from `t = eps log p`, which is 0 off the support."""
     small = tl.abs(t) < 0.3
     series = 1.0 / 120.0 - t * (1.0 / 720.0 - t * (1.0 / 5040.0 - t / 40320.0))
     series = 0.5 - t * (1.0 / 6.0 - t * (1.0 / 24.0 - t * series))
     # e^-t is 1 / (1 + y); p and the quotient together don't overflow, as w = p / (1 + y)
     far = (w - p + p * t) / (eps * eps)
+    return tl.where(small, p * (t / eps) * (t / eps) * series, far)
+
+
+@kernel()
+def rise_of(x: tl.tensor, p: tl.tensor, eps: tl.tensor) -> Any:
+    """`p log^2 p ((t - 1) e^t + 1) / t^2` with `t = eps log p`: how an entropy moves with alpha; 0 off the support."""
+    y = tl.where(p == 0.0, 0.0, eps * x)
+    t = log1p(y)
+    small = tl.abs(t) < 0.3
+    series = 1.0 / 30.0 + t * (1.0 / 144.0 + t * (1.0 / 840.0 + t * (1.0 / 5760.0 + t / 45360.0)))
+    series = 0.5 + t * (1.0 / 3.0 + t * (1.0 / 8.0 + t * series))
+    far = p * (t + t * y - y) / (eps * eps)  # e^t is 1 + y
     return tl.where(small, p * (t / eps) * (t / eps) * series, far)

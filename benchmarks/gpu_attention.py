@@ -1,0 +1,395 @@
+"""Sparse attention on a GPU beside AdaSplash, PyTorch's flash attention and itself, in one process.
+
+    python benchmarks/gpu_attention.py --out benchmarks/results/gpu-attention.csv
+
+Groups: `accuracy` (errors against float64 at a small length), `short` (rows of 64 to 1,024 keys), `decode` (one query,
+a long cache), `long` (causal, 4k to 64k tokens; inputs made so that a share of the blocks of keys is empty, which is
+measured for every row) and `powers` (other alphas beside AdaSplash 1). Every case of a setting runs in turn, round
+after round, each round in another order. The CSV is written after every setting. Quote ratios, not milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from common import Row, table, verdict, write
+from gpu import Case, error_of, interleaved, machine, medians, peak, peer, require_gpu
+from torch import Tensor
+
+import tsallis
+from tsallis.kernels import reference
+
+GROUPS = ("accuracy", "short", "decode", "long", "powers")
+COLUMNS = ("group", "shape", "empty", "owner", "alpha", "forward_ms", "both_ms", "peak_mb", "output_error")
+MARGIN = 12.0  # how much higher the scores of a key of a query's own topic are
+BLOCK = 128  # tokens that share a topic
+MIB = 1 << 20
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Setting:
+    group: str
+    batch: int
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+    size: int
+    causal: bool = False
+    empty: float = 0.0  # share of the blocks of keys
+    dtype: torch.dtype = torch.bfloat16
+
+    def shape(self) -> str:
+        heads = f"{self.heads}" if self.heads == self.key_heads else f"{self.heads}/{self.key_heads}"
+        return f"{self.batch}x{heads}x{self.queries}x{self.keys}x{self.size}"
+
+    def place(self) -> str:
+        return f"{self.group} {self.shape()} {self.empty:g} empty"
+
+
+@dataclass
+class Contender:
+    """Somebody's attention; what it gets a gradient of beside queries, keys and values."""
+
+    owner: str
+    alpha: str
+    call: Attend
+    learned: Tensor | None = None
+    causes_gradient: bool = True
+
+    def name(self) -> str:
+        return f"{self.owner} {self.alpha}"
+
+
+def topics(blocks: int, empty: float, generator: torch.Generator) -> Tensor:
+    """A topic for each block, so that two blocks have the same one in `1 - empty` of all cases."""
+    if not empty:
+        return torch.zeros(blocks, dtype=torch.long)
+    many = math.ceil(1 / (1 - empty)) + 1
+    # One topic with share a, the others alike: a^2 + (1 - a)^2 / (many - 1) = 1 - empty.
+    a = (1 + math.sqrt(1 - many * (1 - (many - 1) * (1 - empty)))) / many
+    shares = torch.tensor([a] + [(1 - a) / (many - 1)] * (many - 1))
+    bounds = (shares.cumsum(0) * blocks).round().long()
+    return torch.bucketize(torch.arange(blocks), bounds, right=True).clamp(max=many - 1)[
+        torch.randperm(blocks, generator=generator)
+    ]
+
+
+def inputs(setting: Setting, seed: int, device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys, values: scores deviate by about 1 within a topic, and those of other topics are far below."""
+    noise, order = torch.Generator(device).manual_seed(seed), torch.Generator().manual_seed(seed)
+    batch, size, key_heads = setting.batch, setting.size, setting.key_heads
+    found = []
+    for heads, length in ((setting.heads, setting.queries), (key_heads, setting.keys)):
+        x = torch.randn(batch, heads, length, size, generator=noise, device=device)
+        if setting.empty:
+            blocks = -(-length // BLOCK)
+            own = torch.stack([topics(blocks, setting.empty, order) for _ in range(batch * key_heads)])
+            own = own.view(batch, key_heads, blocks).repeat_interleave(heads // key_heads, 1)
+            one_hot = F.one_hot(own.repeat_interleave(BLOCK, -1)[..., :length].to(device))
+            x[..., : one_hot.shape[-1]] = one_hot * math.sqrt(MARGIN * math.sqrt(size))
+        found.append(x.to(setting.dtype))
+    value = torch.randn(batch, key_heads, setting.keys, size, generator=noise, device=device)
+    return found[0], found[1], value.to(setting.dtype)
+
+
+def empty_share(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> float:
+    """Share of the visible blocks of keys that hold no support at alpha 1.5, in the kernels' own blocks."""
+    from tsallis.kernels.attention import Problem
+    from tsallis.kernels.gpu import attention, attention_launch
+
+    with long_kernels(), torch.no_grad():
+        _, kept = attention.forward_pass(q, k, v, 1.5, None, Problem(q.shape[-1] ** -0.5, causal, None, 1))
+    tiling = attention_launch.tilings(q.shape[-1], v.shape[-1], q.dtype).forward
+    blocks = torch.arange(1, kept.bits.shape[2] + 1)
+    ends = (blocks * tiling.queries if causal else blocks * 0 + k.shape[2]).clamp(max=k.shape[2])
+    visible = int((-(-ends // tiling.keys)).sum()) * q.shape[0] * q.shape[1]
+    return 1 - int(kept.bits.sum(dtype=torch.int64)) / visible
+
+
+@contextlib.contextmanager
+def long_kernels() -> Iterator[None]:
+    """Rows of every length by the kernels for long ones."""
+    from tsallis.kernels.gpu import attention_launch
+
+    own = attention_launch.short_tiling
+    attention_launch.short_tiling = lambda *_: None
+    try:
+        yield
+    finally:
+        attention_launch.short_tiling = own
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def ours(q: Tensor, k: Tensor, v: Tensor, alpha: Any, causal: bool, long: bool = False) -> Tensor:
+    with long_kernels() if long else contextlib.nullcontext():
+        found = tsallis.entmax_attention(q, k, v, alpha, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+    assert isinstance(found, Tensor)
+    return found
+
+
+def spread(heads: int) -> Tensor:
+    """An alpha for each head."""
+    return torch.linspace(1.25, 1.75, heads, device="cuda")
+
+
+def contenders(setting: Setting) -> list[Contender]:
+    causal, group = setting.causal, setting.group
+    alphas = spread(setting.heads)
+    learned = alphas.clone().requires_grad_()
+    own = partial(ours, causal=causal)
+    found = [Contender("tsallis", "1.5", partial(own, alpha=1.5))]
+    if group == "powers":
+        found = [Contender("tsallis", f"{a}", partial(own, alpha=a)) for a in (1.25, 1.75)]
+    elif group == "decode":
+        found.append(Contender("tsallis", "mixed", partial(own, alpha=alphas)))
+    elif group != "accuracy":
+        found.append(Contender("tsallis", "mixed", partial(own, alpha=alphas)))
+        found.append(Contender("tsallis", "learned", partial(own, alpha=learned), learned))
+    if group == "accuracy":
+        found += [Contender("tsallis", f"{a}", partial(own, alpha=a)) for a in (1.0, 1.25, 1.75, 2.0)]
+        found += [Contender("tsallis long kernels", f"{a}", partial(own, alpha=a, long=True)) for a in (1.25, 1.5)]
+        found.append(Contender("flex_attention", "1.5", partial(flex, causal=causal), causes_gradient=False))
+    else:
+        found.append(Contender("sdpa", "1", partial(flash, causal=causal)))
+    if group == "short":
+        found += [Contender("tsallis long kernels", "1.5", partial(own, alpha=1.5, long=True))]
+        found += [Contender("tsallis long kernels", "mixed", partial(own, alpha=alphas, long=True))]
+    adasplash = peer_once("adasplash") if group in ("accuracy", "long", "powers") else None
+    if adasplash is not None:
+        if causal and group != "powers":
+            found.append(Contender("adasplash 2", "1.5", adasplash.adasplash_v2))
+        for a in {"powers": (1.25, 1.75), "accuracy": (1.25, 1.5, 1.75)}.get(group, ()):
+            found.append(Contender("adasplash 1", f"{a}", partial(adasplash.adasplash_v1, alpha=a, is_causal=causal)))
+    return found
+
+
+@cache
+def peer_once(name: str) -> Any:
+    return peer(name)
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """PyTorch's FlexAttention at alpha 1.5, told our thresholds: another way to the same output."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    from tsallis.kernels.attention import Problem
+    from tsallis.kernels.gpu import attention
+
+    _, kept = attention.forward_pass(q, k, v, 1.5, None, Problem(q.shape[-1] ** -0.5, causal, None, 1))
+    shift = kept.numbers.sum(0)
+
+    def modified(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        x = 0.5 * (score - shift[b, h, i])
+        seen = (x > -1) & ((j <= i) | (not causal))
+        return torch.where(seen, 2 * torch.log1p(torch.where(seen, x, 0.0)), -float("inf"))
+
+    found = torch.compile(flex_attention)(q, k, v, score_mod=modified)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def settings(groups: Sequence[str], lengths: Sequence[int], quick: bool) -> Iterator[Setting]:
+    if "accuracy" in groups:
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            for size in (64,) if quick else (32, 64, 128):
+                yield Setting("accuracy", 1, 4, 4, 1024, 1024, size, True, dtype=dtype)
+    if "short" in groups:
+        for length in (128, 512) if quick else (64, 128, 256, 512, 1024):
+            for heads in (8,) if quick else (8, 16):
+                yield Setting("short", 32, heads, heads, length, length, 64)
+    if "decode" in groups:
+        for keys in (4096, 65536) if quick else (4096, 8192, 16384, 32768, 65536):
+            for batch, heads, key_heads in ((1, 32, 8),) if quick else ((1, 32, 8), (8, 32, 8), (8, 16, 16)):
+                yield Setting("decode", batch, heads, key_heads, 1, keys, 128)
+    if "long" in groups:
+        for size in (64,) if quick else (64, 128):
+            for length in lengths:
+                for empty in (0.7,) if quick else (0.0, 0.7, 0.85):
+                    yield Setting("long", 1, 8, 8, length, length, size, True, empty)
+    if "powers" in groups:
+        for length in [n for n in lengths if n <= 16384]:
+            yield Setting("powers", 1, 8, 8, length, length, 64, True, 0.7)
+
+
+def passes(contender: Contender, leaves: Sequence[Tensor], upstream: Tensor) -> tuple[Callable[[], object], ...]:
+    """Forward as in training, and forward with backward."""
+
+    def forward() -> Tensor:
+        return contender.call(*leaves)  # type: ignore[call-arg, arg-type]
+
+    def both() -> tuple[Tensor, ...]:
+        wanted = [*leaves, *([contender.learned] if contender.learned is not None else [])]
+        return torch.autograd.grad(contender.call(*leaves), wanted, upstream)  # type: ignore[call-arg, arg-type]
+
+    return forward, both
+
+
+def measure(setting: Setting, rounds: int, seed: int) -> list[Row]:
+    q, k, v = inputs(setting, seed)
+    learns = setting.group != "decode"
+    leaves = [x.requires_grad_(learns) for x in (q, k, v)]
+    upstream = torch.randn(*q.shape[:-1], v.shape[-1], device=q.device).to(q.dtype)
+    every = contenders(setting)
+    cases = []
+    for contender in every:
+        forward, both = passes(contender, leaves, upstream)
+        cases.append(Case(f"{contender.name()} forward", contender.owner, forward))
+        if learns:
+            cases.append(Case(f"{contender.name()} both", contender.owner, both))
+    times = medians(interleaved(cases, rounds))
+    sparse = setting.group in ("long", "powers")
+    share = empty_share(q.detach(), k.detach(), v.detach(), setting.causal) if sparse else math.nan
+    rows = []
+    for contender in every:
+        forward, both = passes(contender, leaves, upstream)
+        timed = [times.get(f"{contender.name()} {what}", math.nan) for what in ("forward", "both")]
+        last = both if learns else forward
+        most = peak(last) / MIB if not math.isnan(timed[1] if learns else timed[0]) else math.nan
+        rows.append(row(setting, contender, share, timed, most))
+    return rows
+
+
+def row(
+    setting: Setting, contender: Contender, share: float, timed: Sequence[float], most: float, *errors: float
+) -> Row:
+    return {
+        "group": setting.group,
+        "shape": setting.shape(),
+        "dtype": str(setting.dtype).removeprefix("torch."),
+        "causal": setting.causal,
+        "empty": setting.empty,
+        "measured_empty": share,
+        "owner": contender.owner,
+        "alpha": contender.alpha,
+        "forward_ms": timed[0],
+        "both_ms": timed[1],
+        "peak_mb": most,
+        "output_error": errors[0] if errors else math.nan,
+        "query_error": errors[1] if errors else math.nan,
+        "key_error": errors[2] if errors else math.nan,
+        "value_error": errors[3] if errors else math.nan,
+        **machine(),
+    }
+
+
+def accuracy(setting: Setting, seed: int) -> list[Row]:
+    """Largest errors of output and gradients, relative to the largest entry, against float64."""
+    leaves = [x.requires_grad_() for x in inputs(setting, seed)]
+    upstream = torch.randn(*leaves[0].shape, device="cuda").to(setting.dtype)
+    rows = []
+    for contender in contenders(setting):
+        exact = exactly([x.detach() for x in leaves], upstream, float(contender.alpha), setting.causal)
+        try:
+            found = contender.call(*leaves)  # type: ignore[call-arg]
+            grads = torch.autograd.grad(found, leaves, upstream) if contender.causes_gradient else ()
+        except Exception as error:  # of whatever kind: the others are still to be compared
+            print(
+                f"left out: {contender.name()} ({setting.dtype}): {type(error).__name__}: {error}"[:300],
+                file=sys.stderr,
+            )
+            continue
+        errors = [
+            error_of(x, right) / float(right.abs().max()) for x, right in zip((found, *grads), exact, strict=False)
+        ]
+        errors += [math.nan] * (4 - len(errors))
+        rows.append(row(setting, contender, math.nan, (math.nan, math.nan), math.nan, *errors))
+    return rows
+
+
+def exactly(leaves: Sequence[Tensor], upstream: Tensor, alpha: float, causal: bool) -> tuple[Tensor, ...]:
+    """Output and gradients in float64, with all weights."""
+    q, k, v = (x.double().requires_grad_() for x in leaves)
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    if causal:
+        scores = scores.masked_fill(
+            torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1), -torch.inf
+        )
+    out = reference.entmax(scores, alpha) @ v
+    return out.detach(), *torch.autograd.grad(out, (q, k, v), upstream.double())
+
+
+def ratios(rows: list[Row], of: tuple[str, str], to: tuple[str, str], column: str, *groups: str) -> dict[str, float]:
+    """A column of one contender (owner, alpha) over that of another, by setting."""
+    found: dict[str, dict[tuple[str, str], float]] = {}
+    for each in rows:
+        if each["group"] in groups:
+            place = f"{each['group']} {each['shape']} {each['empty']:g} empty"
+            found.setdefault(place, {})[each["owner"], each["alpha"]] = each[column]
+    pairs = {place: (by.get(of, math.nan), by.get(to, math.nan)) for place, by in found.items()}
+    return {place: a / b for place, (a, b) in pairs.items() if not math.isnan(a / b)}
+
+
+def verdicts(rows: list[Row]) -> list[str]:
+    fixed, sdpa, two = ("tsallis", "1.5"), ("sdpa", "1"), ("adasplash 2", "1.5")
+    lengths = {f"{r['group']} {r['shape']} {r['empty']:g} empty": int(r["shape"].split("x")[3]) for r in rows}
+    empties = {f"{r['group']} {r['shape']} {r['empty']:g} empty": r["empty"] for r in rows}
+    beside = ratios(rows, fixed, sdpa, "both_ms", "long")
+    sparse = {p: x for p, x in beside.items() if empties[p] == 0.7 and lengths[p] >= 16384}
+    dense = {p: x for p, x in beside.items() if empties[p] == 0}
+
+    def filled(found: dict[str, float]) -> dict[str, float]:
+        return {p: x for p, x in found.items() if empties[p] > 0}
+
+    lines = verdict("forward, AdaSplash 2 / ours", 2.0, filled(ratios(rows, two, fixed, "forward_ms", "long")), True)
+    lines += verdict("both, AdaSplash 2 / ours", 1.5, filled(ratios(rows, two, fixed, "both_ms", "long")), True)
+    for alpha in ("1.25", "1.75"):
+        others = ratios(rows, ("adasplash 1", alpha), ("tsallis", alpha), "both_ms", "powers")
+        lines += verdict(f"both, AdaSplash 1 / ours at alpha {alpha}", 3.0, others, True)
+    lines += verdict("both, ours / SDPA from 16k tokens, 70 % empty", 1.0, sparse)
+    lines += verdict("both, ours / SDPA, nothing empty", 2.0, dense)
+    learned, mixed = ("tsallis", "learned"), ("tsallis", "mixed")
+    lines += verdict("both, learned / the same alphas fixed", 1.15, ratios(rows, learned, mixed, "both_ms", "long"))
+    lines += verdict("both, learned / 1.5", 1.15, ratios(rows, learned, fixed, "both_ms", "long"))
+    lines += verdict("peak memory of both, ours / SDPA", 1.1, ratios(rows, fixed, sdpa, "peak_mb", "long"))
+    lines += verdict("decoding, ours / SDPA", 1.0, ratios(rows, fixed, sdpa, "forward_ms", "decode"))
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--quick", action="store_true", help="a few settings, for checking")
+    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument("--lengths", nargs="+", type=int, default=None, help="of the groups long and powers")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    require_gpu()
+    lengths = arguments.lengths or ([4096] if arguments.quick else [4096, 8192, 16384, 32768, 65536])
+    rows: list[Row] = []
+    for setting in settings(arguments.groups, lengths, arguments.quick):
+        try:
+            if setting.group == "accuracy":
+                rows += accuracy(setting, arguments.seed)
+            else:
+                rows += measure(setting, 3 if arguments.quick else arguments.rounds, arguments.seed)
+        except Exception as error:  # of whatever kind: the other settings are still to be measured
+            print(f"left out: {setting.place()}: {type(error).__name__}: {error}"[:400], file=sys.stderr)
+        torch.cuda.empty_cache()
+        write(arguments.out, rows)
+        print(f"done: {setting.place()}", file=sys.stderr, flush=True)
+    print(table(rows, COLUMNS))
+    print("\n".join(verdicts(rows)))
+
+
+if __name__ == "__main__":
+    main()

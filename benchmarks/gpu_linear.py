@@ -1,0 +1,198 @@
+"""A whole output layer with its loss on a GPU: `linear_entmax_loss` beside `F.linear` and `F.cross_entropy`.
+
+    python benchmarks/gpu_linear.py --out benchmarks/results/linear-gpu.csv
+
+Forward and backward, with gradients of hidden states and weight, in bfloat16. Time: all candidates in turn, each round
+in another order. Memory: the most that one run allocates, and the same beyond the gradients it leaves. Candidates that
+are not there, or that fail, are left out with a note. Printed at the end: which of the project's targets are met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from common import Row, table, verdict, write
+from gpu import Case, interleaved, machine, peak, peer, require_gpu
+from torch import Tensor
+
+import tsallis
+from tsallis.kernels import linear_chunks
+
+SHAPES = ("8192x1024x128000", "8192x4096x128000", "16384x1024x128000", "16384x4096x128000")
+INPUTS = {"trained": (1.0, 5.0), "flat": (0.1, 0.0)}  # deviation of the scores, and the lead of the target's
+DENSE = "cross-entropy"  # what all are compared with
+MEMORY, TIMES = 8, {"trained": 0.7, "flat": 1.3}  # targets: a share of its memory at most, and of its time
+COLUMNS = ("shape", "input", "operation", "owner", "ms", "time_ratio", "extra_mb", "memory_ratio", "support")
+SAMPLE = 64  # tokens whose supports are counted
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def tensors(name: str, tokens: int, d: int, classes: int, device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states, weight and target: scores are N(0, deviation^2), the target's leads by a number."""
+    generator = torch.Generator(device).manual_seed(0)
+    deviation, lead = INPUTS[name]
+    weight = torch.randn(classes, d, generator=generator, device=device, dtype=torch.bfloat16).div_(d**0.5)
+    target = torch.randint(classes, (tokens,), generator=generator, device=device)
+    hidden = torch.randn(tokens, d, generator=generator, device=device, dtype=torch.bfloat16).mul_(deviation)
+    if lead:
+        hidden.add_(weight[target], alpha=lead)
+    return hidden.requires_grad_(), weight.requires_grad_(), target
+
+
+@contextmanager
+def one_pass(wanted: bool) -> Iterator[None]:
+    """Let alpha-ReLU try to do without a buffer of scores, or not."""
+    before, linear_chunks.ONE_PASS = linear_chunks.ONE_PASS, wanted
+    try:
+        yield
+    finally:
+        linear_chunks.ONE_PASS = before
+
+
+def losses(target: Tensor, tau: float) -> dict[str, tuple[str, Loss]]:
+    """Whose each loss is, and the loss of hidden states and weight."""
+
+    def both(loss: Callable[..., Tensor]) -> Loss:
+        return lambda h, w: loss(F.linear(h, w), target)
+
+    def relu(wanted: bool) -> Loss:
+        def loss(h: Tensor, w: Tensor) -> Tensor:
+            with one_pass(wanted):
+                return tsallis.linear_alpha_relu_loss(h, w, target, 1.5, tau)
+
+        return loss
+
+    def fused(h: Tensor, w: Tensor, alpha: float) -> Tensor:
+        return tsallis.linear_entmax_loss(h, w, target, alpha)
+
+    found: dict[str, tuple[str, Loss]] = {
+        DENSE: ("torch", both(F.cross_entropy)),
+        "cross-entropy-compiled": ("torch", lambda h, w: _compiled()(h, w, target)),
+        "entmax-loss-1.5": ("tsallis", both(partial(tsallis.entmax_loss, alpha=1.5))),
+        **{f"linear-entmax-loss-{a}": ("tsallis", partial(fused, alpha=a)) for a in (1.5, 2.0, 1.25)},
+        "linear-alpha-relu-loss-one-pass": ("tsallis", relu(True)),
+        "linear-alpha-relu-loss-chunks": ("tsallis", relu(False)),
+    }
+    liger = peer("liger_kernel.ops.fused_linear_cross_entropy")
+    if liger is not None:
+        function = liger.LigerFusedLinearCrossEntropyFunction
+        found["fused-cross-entropy"] = ("liger-kernel", lambda h, w: _first(function.apply(h, w, target)))
+    return found
+
+
+@cache
+def _compiled() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Compiled once for every shape."""
+
+    def loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(hidden, weight), target)
+
+    return torch.compile(loss, dynamic=False)
+
+
+def _first(result: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return result[0] if isinstance(result, tuple) else result
+
+
+@torch.no_grad()
+def support(operation: str, hidden: Tensor, weight: Tensor, tau: float) -> float | str:
+    """How many classes have a probability, or a value of alpha-ReLU, above zero: the mean over some tokens."""
+    scores = F.linear(hidden[:SAMPLE], weight).float()
+    if "relu" in operation:
+        return float((scores * 0.5 > tau).sum(-1).float().mean())
+    if "entmax" in operation:
+        return float((tsallis.entmax(scores, float(operation.rsplit("-", 1)[1])) > 0).sum(-1).float().mean())
+    return ""
+
+
+def measure(shape: str, name: str, rounds: int) -> list[Row]:
+    """Rows of all candidates on one shape and input."""
+    tokens, d, classes = map(int, shape.split("x"))
+    hidden, weight, target = tensors(name, tokens, d, classes)
+    with torch.no_grad():
+        tau = tsallis.estimate_tau_from_scores(F.linear(hidden[:16], weight))
+    kept = sum(x.numel() * x.element_size() for x in (hidden, weight))  # of the gradients
+
+    def run(loss: Loss) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(loss(hidden, weight), (hidden, weight))
+
+    cases = [Case(n, owner, partial(run, loss)) for n, (owner, loss) in losses(target, tau).items()]
+    times = interleaved(cases, rounds)
+    rows: list[Row] = []
+    for case in cases:
+        if case.name not in times:
+            continue
+        each, extra = times[case.name], peak(case.run) - kept
+        rows.append(
+            {
+                "shape": shape,
+                "input": name,
+                "operation": case.name,
+                "owner": case.owner,
+                "ms": statistics.median(each),
+                "fastest_ms": min(each),
+                "slowest_ms": max(each),
+                "time_ratio": "",
+                "peak_mb": (extra + kept) / 1e6,
+                "extra_mb": extra / 1e6,
+                "memory_ratio": "",
+                "tau": tau if "relu" in case.name else "",
+                "support": support(case.name, hidden, weight, tau),
+                "rounds": len(each),
+                **machine(),
+            }
+        )
+    dense = next((row for row in rows if row["operation"] == DENSE), None)
+    for row in rows if dense is not None else []:
+        row["time_ratio"] = row["ms"] / dense["ms"]
+        row["memory_ratio"] = dense["extra_mb"] / max(row["extra_mb"], 1e-6)
+    return rows
+
+
+def verdicts(measured: list[Row]) -> list[str]:
+    """The project's targets, and whether they are met."""
+
+    def values(column: str, name: str | None = None) -> dict[str, float]:
+        return {
+            f"{r['operation']} {r['shape']} {r['input']}": r[column]
+            for r in measured
+            if r["operation"].startswith("linear") and r[column] != "" and name in (None, r["input"])
+        }
+
+    lines = verdict(f"memory of {DENSE}, beyond the gradients / ours", MEMORY, values("memory_ratio"), at_least=True)
+    for name, bound in TIMES.items():
+        lines += verdict(f"time / {DENSE}, {name}", bound, values("time_ratio", name))
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="*", default=list(SHAPES), help="tokens x d x classes; default: %(default)s")
+    parser.add_argument("--inputs", nargs="*", choices=list(INPUTS), default=list(INPUTS), help="default: both")
+    parser.add_argument("--rounds", type=int, default=30, help="default: %(default)s")
+    parser.add_argument("--quick", action="store_true", help="the smallest shape, five rounds")
+    parser.add_argument("--out", type=Path, help="CSV file to write")
+    arguments = parser.parse_args()
+    require_gpu()
+    shapes, rounds = (arguments.shapes[:1], 5) if arguments.quick else (arguments.shapes, arguments.rounds)
+    measured: list[Row] = []
+    for shape in shapes:
+        for name in arguments.inputs:
+            print(shape, name, file=sys.stderr)
+            measured += measure(shape, name, rounds)
+            write(arguments.out, measured)
+    print(table(measured, COLUMNS))
+    print("", *verdicts(measured), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

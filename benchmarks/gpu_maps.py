@@ -1,0 +1,208 @@
+"""The maps and losses on a GPU: the maps beside `torch.softmax` and `adasplash`, the losses beside cross-entropy.
+
+    python benchmarks/gpu_maps.py --out maps-gpu.csv --accuracy maps-accuracy-gpu.csv
+
+Forward and backward of about 2**28 scores, each case in turn, the caches emptied between. `bandwidth` counts what has
+to be read and written at the least (a map: scores, probabilities twice, both gradients; a loss: scores twice, their
+gradient), `share` is that beside a copy on the device. Quote ratios, not milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from common import Row, table, verdict, write
+from gpu import Case, bandwidth, interleaved, machine, medians, peer, require_gpu
+from torch import Tensor
+
+import tsallis
+from tsallis.kernels import dispatch, reference
+
+SCORES = 1 << 28
+SIZES = [512, 2048, 8192, 32768, 131072]
+CLASSES = [32768, 65536, 131072]
+INPUTS = {"normal": 1.0, "normal3": 3.0, "peaked": 10.0}
+PEER_SIZES = [2048, 32768]  # it compiles some thirty kernels for each
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+CHECKED = 1 << 21  # scores whose probabilities are compared with the float64 reference
+COLUMNS = ("group", "dtype", "d", "input", "operation", "owner", "ms", "to_dense", "share")
+
+softmax = partial(torch.softmax, dim=-1)
+
+
+def both(call: Callable[..., Tensor], leaves: tuple[Tensor, ...], upstream: Tensor | None) -> Callable[[], object]:
+    """Forward and backward; everything made is gone on return."""
+
+    def run() -> None:
+        call(*leaves).backward(upstream)
+        for leaf in leaves:
+            leaf.grad = None
+
+    return run
+
+
+def scores_of(rows: int, d: int, name: str, dtype: torch.dtype) -> Tensor:
+    scores = torch.empty(rows, d, device="cuda", dtype=dtype).normal_(0, INPUTS[name])
+    return scores.requires_grad_()
+
+
+Calls = dict[tuple[str, str], tuple[Callable[..., Tensor], tuple[Tensor, ...], float | Tensor]]
+
+
+def map_calls(scores: Tensor, adasplash: ModuleType | None) -> Calls:
+    """What is timed: its function, the tensors it gets gradients of, and alpha."""
+    rows = len(scores)
+    alphas = torch.linspace(1.05, 1.95, rows, device="cuda").view(-1, 1).requires_grad_()
+    one = (scores,)
+    found: Calls = {
+        ("softmax", "torch"): (softmax, one, 1.0),
+        ("entmax15", "tsallis"): (tsallis.entmax15, one, 1.5),
+        ("sparsemax", "tsallis"): (tsallis.sparsemax, one, 2.0),
+        ("entmax-1.25", "tsallis"): (partial(tsallis.entmax, alpha=1.25), one, 1.25),
+        ("entmax-1.75", "tsallis"): (partial(tsallis.entmax, alpha=1.75), one, 1.75),
+        ("entmax-learned", "tsallis"): (tsallis.entmax, (scores, alphas), alphas),
+    }
+    if adasplash is not None:
+        found[("entmax15", "adasplash")] = (partial(adasplash.triton_entmax, alpha=1.5), one, 1.5)
+    return found
+
+
+def loss_calls(scores: Tensor, target: Tensor) -> Calls:
+    one = (scores,)
+    found: Calls = {("cross-entropy", "torch"): (partial(F.cross_entropy, target=target), one, 1.0)}
+    for alpha in (1.25, 1.5, 2.0):
+        ours = partial(tsallis.entmax_loss, target=target, alpha=alpha)
+        found[(f"entmax-loss-{alpha}", "tsallis")] = (ours, one, alpha)
+    tau = tsallis.estimate_tau_from_scores(scores.detach()[:64].float())
+    relu = partial(tsallis.alpha_relu_loss, target=target, tau=tau)
+    found[("alpha-relu-loss", "tsallis")] = (relu, one, 1.5)
+    return found
+
+
+def measured(place: Row, calls: Calls, upstream: Tensor | None, moved: int, copy: float, rounds: int) -> list[Row]:
+    """A row of each case; `moved` are the bytes that have to be read and written at the least."""
+    cases = {key: Case(" ".join(key), key[1], both(call, leaves, upstream)) for key, (call, leaves, _) in calls.items()}
+    times = medians(interleaved(list(cases.values()), rounds))
+    dense = next(times.get(case.name) for key, case in cases.items() if key[1] == "torch")
+    rows = []
+    for (operation, owner), case in cases.items():
+        ms = times.get(case.name)
+        ours = times.get(f"{operation} tsallis")
+        speed = "" if ms is None else moved / (ms * 1e-3)
+        rows.append(
+            {
+                **place,
+                "operation": operation,
+                "owner": owner,
+                "ms": "" if ms is None else ms,
+                "to_dense": "" if ms is None or dense is None else ms / dense,
+                "to_ours": ms / ours
+                if ms is not None and ours is not None and owner not in ("torch", "tsallis")
+                else "",
+                "bandwidth": speed,
+                "share": "" if ms is None else float(speed) / copy,
+                "rounds": rounds,
+                "error": case.error,
+                **machine(),
+            }
+        )
+    return rows
+
+
+@torch.no_grad()
+def accuracy(place: Row, calls: Calls) -> list[Row]:
+    """The largest errors of probabilities and of their sums against float64, over some rows."""
+    rows = []
+    for (operation, owner), (call, leaves, alpha) in calls.items():
+        some = max(1, CHECKED // leaves[0].shape[-1])
+        given = [x[:some] for x in leaves]
+        try:
+            found = call(*given).double()
+        except Exception as error:  # the peer's: said where it was timed
+            print(f"no accuracy of {operation} ({owner}): {type(error).__name__}", file=sys.stderr)
+            continue
+        exact = reference.entmax(given[0], alpha[:some] if isinstance(alpha, Tensor) else alpha)
+        errors = {"error": (found - exact).abs().max().item(), "sum_error": (found.sum(-1) - 1).abs().max().item()}
+        rows.append({**place, "operation": operation, "owner": owner, "rows": some, **errors, **machine()})
+    return rows
+
+
+def verdicts(rows: list[Row]) -> list[str]:
+    def values(column: str, chosen: Callable[[Row], Any]) -> dict[str, float]:
+        picked = [row for row in rows if row[column] != "" and chosen(row)]
+        return {f"{r['owner']} {r['operation']} {r['dtype']} {r['d']} {r['input']}": r[column] for r in picked}
+
+    maps = values("to_dense", lambda r: r["group"] == "maps" and r["owner"] == "tsallis")
+    losses = values("to_dense", lambda r: r["group"] == "losses" and r["owner"] == "tsallis")
+    theirs = values("to_ours", lambda r: r["owner"] == "adasplash")
+    return [
+        *verdict("maps / softmax", 1.3, maps),
+        *verdict("adasplash / maps", 1.0, theirs, at_least=True),
+        *verdict("losses / cross-entropy", 0.7, losses),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="of the maps' rows; none given: none")
+    parser.add_argument("--peer-sizes", type=int, nargs="*", default=PEER_SIZES, help="those that adasplash is given")
+    parser.add_argument("--classes", type=int, nargs="*", default=CLASSES, help="of the losses; none given: none")
+    parser.add_argument("--inputs", nargs="*", choices=INPUTS, default=list(INPUTS))
+    parser.add_argument("--dtypes", nargs="*", choices=DTYPES, default=list(DTYPES), help="of the maps")
+    parser.add_argument("--scores", type=int, default=SCORES, help="in all (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=15, help="default: %(default)s")
+    parser.add_argument("--quick", action="store_true", help="few shapes and rounds, to see that all works")
+    parser.add_argument("--no-peer", action="store_true", help="without adasplash")
+    parser.add_argument("--out", type=Path, help="CSV file of the times")
+    parser.add_argument("--accuracy", type=Path, help="measure errors too, into this CSV file")
+    arguments = parser.parse_args()
+    require_gpu()
+    if arguments.quick:
+        arguments.sizes, arguments.classes = arguments.sizes[1::3], arguments.classes[:1]
+        arguments.inputs, arguments.rounds, arguments.scores = arguments.inputs[:1], 5, min(arguments.scores, 1 << 26)
+    print(f"tsallis on {dispatch.explain_gpu()}", file=sys.stderr)
+    copy = bandwidth()
+    print(f"a copy on the device moves {copy / 1e12:.3g} TB/s", file=sys.stderr)
+    adasplash = None if arguments.no_peer else peer("adasplash")
+    rows: list[Row] = []
+    errors: list[Row] = []
+    for dtype in arguments.dtypes:
+        for d in arguments.sizes:
+            for name in arguments.inputs:
+                place: Row = {"group": "maps", "dtype": dtype, "d": d, "rows": arguments.scores // d, "input": name}
+                print(*place.values(), file=sys.stderr)
+                scores = scores_of(place["rows"], d, name, DTYPES[dtype])
+                calls = map_calls(scores, adasplash if d in arguments.peer_sizes else None)
+                upstream = torch.randn(scores.shape, device="cuda", dtype=scores.dtype)
+                rows += measured(place, calls, upstream, 5 * scores.nbytes, copy, arguments.rounds)
+                write(arguments.out, rows)
+                if arguments.accuracy:
+                    errors += accuracy({k: v for k, v in place.items() if k != "rows"}, calls)
+                    write(arguments.accuracy, errors)
+                del scores, calls, upstream
+    for d in arguments.classes:
+        for name in arguments.inputs:
+            place = {"group": "losses", "dtype": "bfloat16", "d": d, "rows": arguments.scores // d, "input": name}
+            print(*place.values(), file=sys.stderr)
+            scores = scores_of(place["rows"], d, name, torch.bfloat16)
+            target = torch.randint(d, (place["rows"],), device="cuda")
+            if name == "peaked":
+                target = scores.detach().argmax(-1)
+            calls = loss_calls(scores, target)
+            rows += measured(place, calls, None, 3 * scores.nbytes, copy, arguments.rounds)
+            write(arguments.out, rows)
+            del scores, calls, target
+    print(table(rows, COLUMNS))
+    print("", *verdicts(rows), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

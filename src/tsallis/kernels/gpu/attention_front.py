@@ -1,0 +1,191 @@
+"""What `entmax_attention` calls of the kernels for GPUs; under `torch.compile` as opaque operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsallis.kernels.attention import Problem
+from tsallis.kernels.gpu.attention import (
+    Kept,
+    TritonAttention,
+    backward_pass,
+    book,
+    computes,
+    decode,
+    decodes,
+    forward_pass,
+)
+from tsallis.kernels.gpu.attention_launch import powers_of
+from tsallis.kernels.gpu.language import Alpha
+
+__all__ = ["TritonAttention", "computes", "decode", "decodes", "powers_of", "traced_attention"]
+
+_GIVEN = (
+    "Tensor query, Tensor key, Tensor value, float alpha, Tensor? alphas, Tensor? mask, Tensor? lengths, "
+    "float scale, bool causal, float dropout"
+)
+Found = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def traced_attention(
+    query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem, learns: bool
+) -> tuple[Tensor, Tensor]:
+    """Output, and how many keys each query attends to, for a tracer; gradients only if it `learns`."""
+    number, numbers = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
+    given = (query, key, value, number, numbers, mask, problem.lengths, problem.scale, problem.causal, problem.dropout)
+    if learns:
+        output, support, *_ = _attention_op(*given)
+        return output, support
+    output, support = _inference_op(*given)
+    return output, support
+
+
+def _problem(alpha: Alpha, lengths: Tensor | None, scale: float, causal: bool, dropout: float, seed: int) -> Problem:
+    powers = powers_of(alpha)
+    if powers is None:
+        raise NotImplementedError(
+            "compiled attention on a GPU computes alphas from 1 to 2, got a larger one: use tsallis.backend('eager')"
+        )
+    return Problem(scale, causal, lengths, 1, dropout, seed, powers=powers)
+
+
+def _seed(dropout: float) -> Tensor:
+    return torch.randint(1 << 62, ()) if dropout else torch.zeros((), dtype=torch.int64)
+
+
+@torch.library.custom_op("tsallis::attention_inference", mutates_args=(), schema=f"({_GIVEN}) -> (Tensor, Tensor)")
+def _inference_op(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: float,
+    alphas: Tensor | None,
+    mask: Tensor | None,
+    lengths: Tensor | None,
+    scale: float,
+    causal: bool,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    given = alpha if alphas is None else alphas
+    problem = _problem(given, lengths, scale, causal, dropout, int(_seed(dropout)))
+    if decodes(query, key, problem):
+        return decode(query, key, value, given, mask, problem)
+    support, kept = forward_pass(query, key, value, given, mask, problem)
+    return kept.output, support
+
+
+@_inference_op.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    rows = query.shape[:-1]
+    return query.new_empty(*rows, value.shape[-1]), query.new_empty(rows, dtype=torch.int32)
+
+
+@torch.library.custom_op(
+    "tsallis::attention",
+    mutates_args=(),
+    schema=f"({_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _attention_op(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: float,
+    alphas: Tensor | None,
+    mask: Tensor | None,
+    lengths: Tensor | None,
+    scale: float,
+    causal: bool,
+    dropout: float,
+) -> Found:
+    """Output, support, what backward needs of the pass, and the seed of its dropout, on the CPU."""
+    given, seed = alpha if alphas is None else alphas, _seed(dropout)
+    problem = _problem(given, lengths, scale, causal, dropout, int(seed))
+    support, kept = forward_pass(query, key, value, given, mask, problem)
+    return kept.output, support, kept.numbers, kept.needed, kept.counts, kept.bits, seed
+
+
+@_attention_op.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Found:
+    rows = query.shape[:-1]
+    output, support = query.new_empty(*rows, value.shape[-1]), query.new_empty(rows, dtype=torch.int32)
+    numbers = query.new_empty(2, *rows, dtype=torch.float32)
+    needed, counts, bits = (query.new_empty(s, dtype=d) for s, d in book(query, key, value.shape[-1]))
+    return output, support, numbers, needed, counts, bits, torch.empty((), dtype=torch.int64)
+
+
+@torch.library.custom_op(
+    "tsallis::attention_backward",
+    mutates_args=(),
+    schema=f"({_GIVEN}, Tensor output, Tensor numbers, Tensor needed, Tensor counts, Tensor bits, Tensor seed, "
+    "Tensor grad, bool need_keys, bool need_alpha, bool need_mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _backward_op(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: float,
+    alphas: Tensor | None,
+    mask: Tensor | None,
+    lengths: Tensor | None,
+    scale: float,
+    causal: bool,
+    dropout: float,
+    output: Tensor,
+    numbers: Tensor,
+    needed: Tensor,
+    counts: Tensor,
+    bits: Tensor,
+    seed: Tensor,
+    grad: Tensor,
+    *needs: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients; empty ones where none is needed."""
+    given = alpha if alphas is None else alphas
+    problem = _problem(given, lengths, scale, causal, dropout, int(seed))
+    kept = Kept(output, numbers, needed, counts, bits)
+    found = backward_pass(query, key, value, given, mask, problem, kept, grad, needs)  # type: ignore[arg-type]
+    dq, dk, dv, da, dm = (query.new_empty(0) if x is None else x for x in found)
+    return dq, dk, dv, da, dm
+
+
+@_backward_op.register_fake
+def _(
+    query: Tensor, key: Tensor, value: Tensor, alpha: float, alphas: Tensor | None, mask: Tensor | None, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    need_keys, need_alpha, need_mask = rest[-3:]
+    wanted = ((query, True), (key, need_keys), (value, need_keys), (alphas, need_alpha), (mask, need_mask))
+    dq, dk, dv, da, dm = (x.new_empty(x.shape) if need and x is not None else query.new_empty(0) for x, need in wanted)
+    return dq, dk, dv, da, dm
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Found) -> None:
+    query, key, value, ctx.alpha, alphas, mask, lengths, *ctx.rest = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+    found, _, *kept = output
+    ctx.save_for_backward(query, key, value, alphas, mask, lengths, found, *kept)
+
+
+def _pull(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    nothing = (None,) * 4  # lengths, scale, causal, dropout
+    if grad is None:
+        return (None,) * 6 + nothing
+    query, key, value, alphas, mask, lengths, *kept = ctx.saved_tensors
+    need_query, need_key, need_value, _, need_alpha, need_mask, *_ = ctx.needs_input_grad
+    given = (query, key, value, ctx.alpha, alphas, mask, lengths, *ctx.rest)
+    dq, dk, dv, da, dm = _backward_op(*given, *kept, grad, need_key or need_value, need_alpha, need_mask)
+    return (
+        dq if need_query else None,
+        dk if need_key else None,
+        dv if need_value else None,
+        None,
+        da if need_alpha else None,
+        dm if need_mask else None,
+        *nothing,
+    )
+
+
+_attention_op.register_autograd(_pull, setup_context=_keep)

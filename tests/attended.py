@@ -1,0 +1,113 @@
+"""What the tests of the attention kernels for GPUs share: small problems, and all weights at hand in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from interpreted import DEVICE
+from interpreted import attention as gpu_attention
+from tsallis.kernels.attention import Problem, materialised
+from tsallis.kernels.gpu import attention_launch as launching
+
+__all__ = [
+    "TritonAttention",
+    "check",
+    "close",
+    "drop_factors",
+    "gpu_attention",
+    "in_place",
+    "launching",
+    "problem",
+    "small_blocks",
+    "tensors",
+]
+
+Tiling, Tilings, TritonAttention = launching.Tiling, launching.Tilings, gpu_attention.TritonAttention
+drop_factors = gpu_attention.drop_factors
+
+OUTPUT, GRADIENT = 1e-5, 1e-4  # largest errors, relative to the largest value or to 1
+Compute = Callable[..., tuple[Tensor, Tensor]]
+
+
+@pytest.fixture(autouse=True)
+def in_place() -> Iterator[None]:
+    """Tensors are made where the kernels run."""
+    if DEVICE == "cpu":
+        yield
+        return
+    with torch.device(DEVICE):
+        yield
+
+
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks so small that few queries and keys fill some; backward splits those of queries."""
+    back = Tiling(16, 16, 4, 1)
+    monkeypatch.setattr(launching, "tilings", lambda *_: Tilings(Tiling(32, 16, 4, 1), back, back))
+
+
+def problem(**given: Any) -> Problem:
+    return Problem(**{"scale": 0.35, "causal": False, "lengths": None, "threads": 1, **given})
+
+
+def tensors(*shape: int, size: int = 16, value_size: int = 16, key_heads: int | None = None) -> tuple[Tensor, ...]:
+    """Queries, keys and values of [batch, heads, queries, keys]; scores have a deviation of about 2."""
+    batch, heads, queries, keys = shape
+    key_heads = heads if key_heads is None else key_heads
+    shapes = ((heads, queries, size), (key_heads, keys, size), (key_heads, keys, value_size))
+    query, key, value = (torch.randn(batch, *shape, device=DEVICE) for shape in shapes)
+    return query * (6 / size**0.5), key, value
+
+
+def check(
+    inputs: tuple[Tensor, ...],
+    alpha: float | Tensor,
+    mask: Tensor | None = None,
+    factors: Tensor | None = None,
+    output: float = OUTPUT,
+    gradient: float = GRADIENT,
+    compute: Compute | None = None,
+    **given: Any,
+) -> None:
+    """Output and counts against those of float64; gradients too, unless it is a function without that computes."""
+    given_tensors = [x.detach().to(DEVICE, copy=True) for x in _given(*inputs, alpha, mask)]
+    leaves = [x.requires_grad_(x.is_floating_point()) for x in given_tensors]
+    exact = [x.detach().double().requires_grad_() if x.is_floating_point() else x for x in leaves]
+    found, counts = (compute or TritonAttention.apply)(*_arguments(leaves, alpha, mask), problem(**given))
+    given["dropout"] = 0.0
+    expected, weights = materialised(*_arguments(exact, alpha, mask), problem(**given))
+    if factors is not None:
+        group = inputs[0].shape[1] // inputs[1].shape[1]
+        expected = (weights * factors) @ exact[2].repeat_interleave(group, 1)
+    close(found, expected, output)
+    sure = ((weights == 0) | (weights > 1e-7)).all(-1)  # rounding decides about the others
+    assert counts.dtype == torch.int32
+    assert torch.equal(counts[sure], (weights > 0).sum(-1)[sure].int())
+    if compute is not None:
+        return
+    direction = torch.randn(found.shape, dtype=found.dtype, device=DEVICE)
+    wanted = [x for x in leaves if x.requires_grad]
+    gradients = torch.autograd.grad(found, wanted, direction)
+    exactly = torch.autograd.grad(expected, [x for x in exact if x.requires_grad], direction.double())
+    for x, grad, right in zip(wanted, gradients, exactly, strict=True):
+        assert grad.dtype == x.dtype
+        close(grad, right, gradient)
+
+
+def _given(*values: Any) -> list[Tensor]:
+    return [x for x in values if isinstance(x, Tensor)]
+
+
+def _arguments(leaves: list[Tensor], alpha: float | Tensor, mask: Tensor | None) -> list[Any]:
+    rest = iter(leaves[3:])
+    return [*leaves[:3], next(rest) if isinstance(alpha, Tensor) else alpha, None if mask is None else next(rest)]
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
+    assert found.shape == expected.shape
+    error = (found.double() - expected).abs().max() / expected.abs().max().clamp(min=1)
+    assert error <= tolerance

@@ -1,0 +1,239 @@
+"""`entmax_attention` and the module by Triton's kernels: the same as by PyTorch's operations, decoding and compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tsallis
+from attended import check, close, gpu_attention, launching, small_blocks, tensors
+from interpreted import DEVICE, asked_for_interpreter  # noqa: F401
+from tsallis.functional.attention import attend
+from tsallis.kernels.gpu import attention_decode
+
+Limits, Short, Tiling = launching.Limits, launching.Short, launching.Tiling
+ALPHAS = torch.tensor([1.0, 1.3, 1.5, 2.0])
+decode = gpu_attention.decode
+
+
+@pytest.fixture(autouse=True)
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Small blocks; rows of up to 16 keys are short, and longer ones may be decoded. The kernels that ran."""
+    small_blocks(monkeypatch)
+    monkeypatch.setattr(launching, "short_tiling", lambda *given: Short(16, 16, 1, 4) if given[-1] <= 16 else None)
+    monkeypatch.setattr(gpu_attention, "SHORT_KEYS", 16)
+    monkeypatch.setattr(attention_decode, "decode_tiling", lambda *_: Tiling(16, 16, 4, 1))
+    monkeypatch.setattr(attention_decode, "processors", lambda _: 2)
+    monkeypatch.setattr(attention_decode, "LIMITS", Limits(40, 32, 2))
+    names: list[str] = []
+    run = launching.run
+
+    def watched(kernel: Any, *arguments: Any, **given: Any) -> None:
+        names.append(kernel.fn.__name__)
+        run(kernel, *arguments, **given)
+
+    monkeypatch.setattr(launching, "run", watched)
+    return names
+
+
+@pytest.fixture
+def triton() -> Iterator[None]:
+    with tsallis.backend("triton"):
+        yield
+
+
+def on_device(*inputs: Tensor) -> list[Tensor]:
+    return [x.to(DEVICE) for x in inputs]
+
+
+DECODING = ["decode_scores", "decode_thresholds", "decode_output", "decode_sum"]
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("keys", [1, 7, 129, 133])
+def test_decoding(queries: int, keys: int, launched: list[str]) -> None:
+    check(tensors(2, 4, queries, keys, key_heads=2, size=20, value_size=24), ALPHAS[None], compute=decode)
+    assert launched == DECODING[: 3 if keys <= 16 else 4]
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.25, 1.5, 2.0])
+def test_decoding_with_one_alpha(alpha: float) -> None:
+    check(tensors(1, 1, 1, 140), alpha, compute=decode)
+    query, key, value = tensors(1, 2, 2, 65)
+    check((query * 0, key, value), alpha, compute=decode)
+    key[..., 0] += 100
+    check((query, key, value), alpha, compute=decode, output=2e-4)
+
+
+@pytest.mark.parametrize("boolean", [False, True])
+def test_decoding_with_masks_and_caches_filled_differently(boolean: bool) -> None:
+    mask = torch.rand(3, 2, 3, 65) > 0.3
+    mask[0, 0, 1] = False
+    if not boolean:
+        mask = torch.where(mask, torch.randn(mask.shape), -torch.inf)
+    check(tensors(3, 2, 3, 65, key_heads=1), ALPHAS[None, 1:3], mask, compute=decode, lengths=torch.tensor([65, 0, 18]))
+    check(tensors(1, 2, 3, 65), 1.5, mask[:1, :1, :1], compute=decode, causal=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_decoding_in_half_precision(dtype: torch.dtype) -> None:
+    inputs = tuple(x.to(dtype) for x in tensors(1, 4, 1, 65, key_heads=2))
+    check(inputs, ALPHAS[None], compute=decode, output=1e-2 if dtype == torch.bfloat16 else 2e-3)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which interprets
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_decoding_a_broken_query_breaks_its_own_row_only(bad: float) -> None:
+    query, key, value = tensors(1, 2, 3, 65, key_heads=1)
+    expected, _ = decode(query, key, value, 1.5, None, launching.Problem(0.35, False, None, 1))
+    query[0, 1, 1, 0] = bad
+    key[..., 60:, :] = value[..., 60:, :] = torch.nan
+    output, _ = decode(query, key, value, 1.5, None, launching.Problem(0.35, False, (60,), 1))
+    whole = torch.ones(2, 3, dtype=torch.bool)
+    whole[1, 1] = False
+    assert output[0, 1, 1].isnan().all()
+    assert output[0][whole].isfinite().all() and expected.isfinite().all()
+
+
+def test_decoding_reads_values_of_blocks_with_support_only() -> None:
+    query, key, value = tensors(1, 1, 1, 160)
+    key[..., :16] = 0
+    key[..., 40:45, :] = query * 3
+    found, count = decode(query, key, value, 1.5, None, launching.Problem(1.0, False, None, 1))
+    value[..., :32, :] = value[..., 48:, :] = torch.nan
+    again, _ = decode(query, key, value, 1.5, None, launching.Problem(1.0, False, None, 1))
+    assert count == 5 and torch.equal(found, again)
+
+
+CALLS: list[dict[str, Any]] = [
+    {},
+    {"is_causal": True, "attn_mask": torch.randn(4, 9, 21)},
+    {"key_lengths": torch.tensor([21, 4]), "attn_mask": torch.rand(2, 1, 1, 21) > 0.2},
+    {"key_lengths": [0, 13], "scale": -0.3},
+]
+
+
+@pytest.mark.parametrize("keys", [16, 21])
+@pytest.mark.parametrize("call", CALLS, ids=["plain", "causal", "lengths", "none"])
+def test_the_function_is_what_it_is_elsewhere(
+    keys: int, call: dict[str, Any], triton: None, launched: list[str]
+) -> None:
+    call = {name: x[..., :keys] if name == "attn_mask" else x for name, x in call.items()}
+    if "key_lengths" in call:
+        call["key_lengths"] = torch.as_tensor(call["key_lengths"]).clamp(max=keys)
+    call = {name: x.to(DEVICE) if isinstance(x, Tensor) else x for name, x in call.items()}
+    query, key, value = on_device(*tensors(2, 4, 9, keys, key_heads=2))
+    leaves = [x.requires_grad_() for x in (query, key, value, ALPHAS.to(DEVICE, copy=True))]
+    found = attend(*leaves, enable_gqa=True, **call)
+    assert launched == ["forward_short" if keys <= 16 else "forward"]
+    assert found.weights is None and found.seen.dtype == torch.int32
+    gradients = torch.autograd.grad(found.output.square().sum(), leaves)
+    with tsallis.backend("eager"):
+        exact = [x.detach().double().requires_grad_() for x in leaves]
+        call = {name: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in call.items()}
+        right = attend(*exact, enable_gqa=True, need_weights=True, **call)
+    assert torch.equal(found.seen, (right.weights > 0).sum(-1).int())
+    close(found.output, right.output, 1e-5)
+    for mine, theirs in zip(gradients, torch.autograd.grad(right.output.square().sum(), exact), strict=True):
+        close(mine, theirs, 1e-4)
+
+
+def test_half_precision_stays_and_autocast_is_obeyed(triton: None, launched: list[str]) -> None:
+    query, key, value = on_device(*(x.bfloat16() for x in tensors(1, 4, 3, 33)))
+    found = tsallis.entmax_attention(query, key, value, ALPHAS.to(DEVICE))
+    assert found.dtype == torch.bfloat16 and launched == DECODING
+    with tsallis.backend("eager"):
+        exact = tsallis.entmax_attention(query.double(), key.double(), value.double(), ALPHAS.to(DEVICE))
+    close(found, exact, 2e-2)
+
+
+def test_what_the_kernels_do_not_compute_is_computed_elsewhere(triton: None, launched: list[str]) -> None:
+    query, key, value = on_device(*tensors(1, 4, 3, 9))
+    double = [x.double() for x in (query, key, value)]
+    above = torch.tensor([1.5, 1.5, 1.5, 2.5], device=DEVICE)
+    for given in ((*double, 1.5), (query, key, value, 2.5), (query, key, value, above)):
+        expected = tsallis.entmax_attention(*double, given[3])
+        close(tsallis.entmax_attention(*given), expected, 1e-5)
+    tsallis.entmax_attention(query, key, value, return_weights=True)
+    torch.func.grad(lambda q: tsallis.entmax_attention(q, key, value).sum())(query)
+    with tsallis.backend("eager"):
+        tsallis.entmax_attention(query, key, value)
+    assert tsallis.entmax_attention(query[:, :, :0], key, value).shape == (1, 4, 0, 16)
+    assert not launched
+    with pytest.raises(ValueError, match="alpha"):
+        tsallis.entmax_attention(query, key, value, ALPHAS.to(DEVICE) - 0.5)
+    with pytest.raises(ValueError, match="key_lengths must lie between"):
+        tsallis.entmax_attention(query, key, value, key_lengths=[10])
+
+
+def test_dropout_is_drawn_anew_and_again_with_its_seed(triton: None) -> None:
+    query, key, value = on_device(*tensors(1, 1, 3, 9))
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        found.append(tsallis.entmax_attention(query, key, value, 1.2, dropout_p=0.5))
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+
+
+def test_the_module_decodes_with_a_cache(triton: None, launched: list[str]) -> None:
+    module = tsallis.nn.MultiheadAttention(32, 4, batch_first=True, alpha="learned").to(DEVICE).eval()
+    x = torch.randn(2, 21, 32, device=DEVICE)
+    with torch.no_grad():
+        with tsallis.backend("eager"):
+            expected, _ = module(x, x, x, need_weights=False, is_causal=True)
+            support = module.support()
+        cache = tsallis.nn.KeyValueCache()
+        first, _ = module(x[:, :19], x[:, :19], x[:, :19], need_weights=False, is_causal=True, cache=cache)
+        launched.clear()
+        steps = [module(x[:, n : n + 1], *[x[:, n : n + 1]] * 2, need_weights=False, cache=cache)[0] for n in (19, 20)]
+        assert launched == 2 * DECODING[:3]  # so few keys are one split
+    close(torch.cat([first, *steps], 1), expected.double(), 1e-5)
+    assert torch.equal(module.support(), support[..., -1:])
+    assert module.stats().support.shape == (4,)
+
+
+@pytest.mark.parametrize("keys", [9, 21])
+def test_compiled_it_is_one_operator(keys: int, triton: None, launched: list[str]) -> None:
+    query, key, value = on_device(*tensors(2, 4, 7, keys, key_heads=2))
+    mask, lengths = torch.randn(7, keys, device=DEVICE), torch.tensor([keys, 3], device=DEVICE)
+    leaves = [x.requires_grad_() for x in (query, key, value, ALPHAS.to(DEVICE, copy=True), mask)]
+
+    def function(*given: Tensor) -> Tensor:
+        options = {"attn_mask": given[4], "key_lengths": lengths, "enable_gqa": True}
+        return tsallis.entmax_attention(*given[:4], **options)  # type: ignore[return-value, arg-type]
+
+    direct = function(*leaves)
+    expected = torch.autograd.grad(direct.square().sum(), leaves)
+    kernels = launched.copy()
+    launched.clear()
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    output = compiled(*leaves)
+    found = torch.autograd.grad(output.square().sum(), leaves)
+    assert launched == kernels and torch.equal(output, direct)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*leaves), direct.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_compiled_dropout_is_the_same_backward_and_large_alphas_are_refused(triton: None) -> None:
+    query, key, _ = (x.requires_grad_() for x in on_device(*tensors(1, 1, 5, 9)))
+    ones = torch.eye(9, device=DEVICE)[None, None].requires_grad_()  # the output is the weights, as they were dropped
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def function(query: Tensor, value: Tensor, alpha: Tensor) -> Tensor:
+        return tsallis.entmax_attention(query, key, value, alpha, dropout_p=0.5)  # type: ignore[return-value]
+
+    torch._dynamo.reset()
+    output = function(query, ones, torch.tensor([1.2], device=DEVICE))
+    (gradient,) = torch.autograd.grad(output.sum(), ones)
+    torch.testing.assert_close(gradient[..., 0], output.sum(-2))
+    other = function(query, ones, torch.tensor([1.2], device=DEVICE))
+    assert not torch.equal(output, other)
+    with pytest.raises(NotImplementedError, match="from 1 to 2"):
+        function(query, ones, torch.tensor([2.5], device=DEVICE))

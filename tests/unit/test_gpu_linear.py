@@ -1,0 +1,471 @@
+"""The sparse output layer by Triton's kernels, run by Triton's interpreter: all as with all scores, in float64."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import tsallis
+from interpreted import (
+    DEVICE,
+    asked_for_interpreter,  # noqa: F401
+)
+from tsallis.kernels import linear_chunks, reference
+from tsallis.kernels.cpu import Lists
+from tsallis.kernels.gpu import lists as gpu_lists
+from tsallis.kernels.gpu import relu as gpu_relu
+from tsallis.kernels.linear_chunks import Layer
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which interprets
+DTYPES = [torch.float32, torch.bfloat16]
+TOKENS, D, CLASSES = 12, 7, 33
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks so small that a tiny layer fills some, and lists so short that some are cut."""
+    monkeypatch.setattr(gpu_lists, "PIECE", 16)
+    monkeypatch.setattr(gpu_lists, "ENTRIES", 16)
+    monkeypatch.setattr(gpu_lists, "COLUMNS", 16)
+    monkeypatch.setattr(gpu_relu, "tiling", lambda _: gpu_relu.Tiling(16, 32, 16, 2, 4, 1))
+
+
+def resize(monkeypatch: pytest.MonkeyPatch, **sizes: float | None) -> None:
+    monkeypatch.setattr(linear_chunks, "GPU", linear_chunks.GPU._replace(**sizes))
+
+
+CHUNKS = {"in chunks": {"chunk": 5 * CLASSES, "whole": 0, "tokens": 1}, "all at once": {}}
+
+
+@pytest.fixture(params=list(CHUNKS))
+def small_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five rows of the layer below a chunk: the last one is shorter. Or all of them, whose scores may be kept."""
+    resize(monkeypatch, **CHUNKS[request.param])
+
+
+@pytest.fixture
+def triton() -> Iterator[None]:
+    with tsallis.backend("triton"):
+        yield
+
+
+def some_lists(rows: int, columns: int, counts: list[int], seed: int = 0) -> tuple[Lists, Tensor]:
+    """Random lists of given lengths, a column at most once in each; and the same as a matrix in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    matrix = torch.zeros(rows, columns, dtype=torch.float64)
+    order = torch.rand(rows, columns, generator=generator).argsort(-1)
+    values = torch.randn(rows, columns, generator=generator)
+    column = torch.cat([order[r, :n] for r, n in enumerate(counts)])
+    value = torch.cat([values[r, :n] for r, n in enumerate(counts)])
+    row = torch.arange(rows).repeat_interleave(torch.tensor(counts))
+    matrix[row, column] = value.double()
+    offsets = F.pad(torch.tensor(counts).cumsum(0), (1, 0))
+    return Lists(offsets.to(DEVICE), column.int().to(DEVICE), value.to(DEVICE)), matrix
+
+
+COUNTS = [0, 3, 40, 8, 9, 1, 0, 17, 33]  # pieces are of 16 entries here
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
+    assert found.shape == expected.shape
+    if expected.numel():
+        found, expected = found.double().cpu(), expected.double().cpu()
+        assert (found - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1)
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    return 1e-2 if dtype == torch.bfloat16 else 2e-6  # the interpreter cuts bfloat16 where a GPU rounds it
+
+
+@pytest.mark.parametrize("size", [1, 7, 33])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_a_table_are_added_up(size: int, dtype: torch.dtype) -> None:
+    lists, matrix = some_lists(9, 41, COUNTS)
+    table = torch.randn(41, size).to(DEVICE, dtype)
+    found, total = gpu_lists.gather(lists, table, need_total=True)
+    assert found.dtype == dtype and total is not None
+    close(found, matrix @ table.double().cpu(), tolerance_of(dtype))
+    close(total, matrix.sum(-1), 2e-6)
+    scale, minus = torch.rand(9).to(DEVICE), torch.tensor([3, -1, 2, 5, -1, 0, -1, 7, 40]).to(DEVICE)
+    found, total = gpu_lists.gather(lists, table, scale=scale, minus=minus, need_total=True)
+    gold = F.one_hot(minus.cpu().clamp(min=0), 41) * (minus.cpu() >= 0)[:, None]
+    expected = (matrix - gold) * scale.double().cpu()[:, None]
+    close(found, expected @ table.double().cpu(), tolerance_of(dtype))
+    close(total, expected.sum(-1), 2e-6)
+
+
+def test_sums_go_onto_what_is_there() -> None:
+    lists, matrix = some_lists(9, 41, COUNTS)
+    table, there, factor = torch.randn(41, 19).to(DEVICE), torch.randn(9, 19).to(DEVICE), torch.rand(3).to(DEVICE)
+    expected = factor[0].double().cpu() * there.double().cpu() + matrix @ table.double().cpu()
+    found, total = gpu_lists.gather(lists, table, onto=there, factor=factor)
+    assert found is there and total is None
+    close(found, expected, 2e-6)
+
+
+@pytest.mark.parametrize("counts", [[0] * 9, [41] * 9, [1] * 9], ids=["none", "all", "one each"])
+def test_lists_of_one_length(counts: list[int]) -> None:
+    lists, matrix = some_lists(9, 41, counts)
+    table = torch.randn(41, 5).to(DEVICE)
+    close(gpu_lists.gather(lists, table)[0], matrix @ table.double().cpu(), 2e-6)
+
+
+@pytest.mark.parametrize("pieces", [1, 4, 1024])
+def test_a_long_list_is_cut_and_the_rest_is_not(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
+    monkeypatch.setattr(gpu_lists, "PIECES", pieces)
+    launched: list[tuple[int, ...]] = []
+    run = gpu_lists.run
+
+    def watched(kernel: Any, grid: tuple[int, ...], *arguments: Any, **given: Any) -> None:
+        launched.append((*grid, given["piece"]))
+        run(kernel, grid, *arguments, **given)
+
+    monkeypatch.setattr(gpu_lists, "run", watched)
+    lists, matrix = some_lists(3, 300, [3, 300, 2])
+    table = torch.randn(300, 5).to(DEVICE)
+    close(gpu_lists.gather(lists, table)[0], matrix @ table.double().cpu(), 2e-6)
+    piece = max(16, 305 // pieces)
+    assert launched == ([(610 // piece, 1, piece)] if piece < 305 else []) + [(3, 1, piece)]
+
+
+def test_lists_by_class() -> None:
+    lists, matrix = some_lists(9, 41, COUNTS)
+    weight, target = torch.rand(9).to(DEVICE), torch.tensor([3, -1, 2, 5, -1, 0, -1, 40, 40]).to(DEVICE)
+    turned = gpu_lists.transpose(lists, 41, weight, target)
+    assert turned.offsets.dtype == torch.int64 and turned.column.dtype == torch.int32
+    found = torch.zeros(41, 9, dtype=torch.float64)
+    for c in range(41):
+        here = slice(int(turned.offsets[c]), int(turned.offsets[c + 1]))
+        found[c].index_add_(0, turned.column[here].long().cpu(), turned.value[here].double().cpu())
+    gold = F.one_hot(target.cpu().clamp(min=0), 41) * (target.cpu() >= 0)[:, None]
+    torch.testing.assert_close(found, ((matrix - gold) * weight.double().cpu()[:, None]).T, rtol=1e-6, atol=1e-7)
+    assert int(turned.offsets[-1]) == sum(COUNTS) + 6
+
+
+def layer(
+    dtype: torch.dtype = torch.float32, scale: float = 1.0, tokens: int = TOKENS, d: int = D, classes: int = CLASSES
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Hidden states, a weight, a bias, and targets of which two are ignored."""
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(tokens, d, generator=generator) * scale
+    weight, bias = (torch.randn(*s, generator=generator) for s in ((classes, d), (classes,)))
+    target = torch.randint(classes, (tokens,), generator=generator)
+    target[tokens // 6] = target[-1] = -100
+    return hidden.to(DEVICE, dtype), weight.to(DEVICE, dtype), bias.to(DEVICE, dtype), target.to(DEVICE)
+
+
+def mixed(dtype: torch.dtype = torch.float32, peak: float = 200.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The first five rows peaked, the others flat."""
+    hidden, weight, bias, target = layer(dtype, 0.1)
+    hidden[:5] *= peak
+    return hidden, weight, bias, target
+
+
+def exact(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, alpha: float | Tensor, tau: float | None = None
+) -> Tensor:
+    """Losses by the float64 reference, 0 where the target is ignored."""
+    scores = F.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
+    if tau is None:
+        loss = reference.entmax_loss(scores, target.clamp(min=0), alpha)
+    else:
+        assert isinstance(alpha, float)
+        loss = reference.alpha_relu_loss(scores, target.clamp(min=0), alpha, tau)
+    return torch.where(target >= 0, loss, 0)
+
+
+def check(
+    inputs: tuple[Tensor, ...],
+    alpha: float | Tensor,
+    reduction: str,
+    tau: float | None = None,
+    tolerance: float = 2e-5,
+    biased: bool = True,
+) -> None:
+    """Loss and gradients against float64's; errors relative to the largest value or to 1."""
+    *leaves, target = inputs
+    leaves = [x.detach().requires_grad_() for x in leaves]
+    given = [*leaves, alpha.requires_grad_()] if isinstance(alpha, Tensor) else leaves
+    hidden, weight, bias = leaves
+    if tau is None:
+        loss = tsallis.linear_entmax_loss(
+            hidden, weight, target, alpha, bias=bias if biased else None, reduction=reduction
+        )
+    else:
+        assert isinstance(alpha, float)
+        loss = tsallis.linear_alpha_relu_loss(
+            hidden, weight, target, alpha, tau, bias=bias if biased else None, reduction=reduction
+        )
+    expected = exact(hidden, weight, bias if biased else None, target, alpha, tau)
+    if reduction != "none":
+        expected = expected.sum() / (1 if reduction == "sum" else (target >= 0).sum())
+    close(loss.detach(), expected.detach(), tolerance)
+    upstream = torch.linspace(0.5, 1.5, loss.numel()).reshape(loss.shape).to(loss) + 0.5
+    given = [x for x in given if biased or x is not bias]
+    found = torch.autograd.grad(loss, given, upstream)
+    for x, grad, right in zip(
+        given, found, torch.autograd.grad(expected, given, upstream.double(), retain_graph=True), strict=True
+    ):
+        assert grad.dtype == x.dtype and grad.shape == x.shape
+        close(grad, right, 4 * tolerance)
+
+
+@pytest.mark.usefixtures("triton", "small_chunks")
+@pytest.mark.parametrize("alpha", [1.0, 1.25, 1.5, 2.0])
+@pytest.mark.parametrize("scale", [0.1, 20.0])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_losses_and_gradients_are_those_of_the_scores(alpha: float, scale: float, reduction: str) -> None:
+    check(layer(scale=scale), alpha, reduction, tolerance=2e-6 * max(10, scale))
+
+
+@pytest.mark.usefixtures("triton", "small_chunks")
+@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_lists_and_dense_chunks_give_the_same(monkeypatch: pytest.MonkeyPatch, share: float, reduction: str) -> None:
+    resize(monkeypatch, share=share)
+    check(mixed(), 1.5, reduction)
+
+
+@pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_each_row_has_its_alpha(monkeypatch: pytest.MonkeyPatch, reduction: str) -> None:
+    resize(monkeypatch, **CHUNKS["in chunks"], share=0.2)
+    alpha = torch.tensor([[1.01], [1.25], [1.5], [2.0]], device=DEVICE).repeat(TOKENS // 4, 1)
+    check(mixed(), alpha, reduction)
+
+
+@pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize(("alpha", "tau"), [(1.25, 0.5), (1.5, 0.5), (2.0, 1.5), (1.5, 6.0)])
+def test_alpha_relu_is_that_of_the_scores_in_one_pass(alpha: float, tau: float) -> None:
+    """At the highest threshold most rows have no support."""
+    check(layer(), alpha, "none", tau)
+
+
+@pytest.mark.usefixtures("triton", "small_chunks")
+@pytest.mark.parametrize(("alpha", "tau", "share"), [(1.25, 0.5, 1.0), (1.5, 0.5, 0.0), (2.0, 6.0, 1.0)])
+def test_alpha_relu_is_that_of_the_scores_in_chunks(
+    monkeypatch: pytest.MonkeyPatch, alpha: float, tau: float, share: float
+) -> None:
+    """Also where one pass was tried, and found too many values."""
+    monkeypatch.setattr(gpu_relu, "LEAST", 0)
+    monkeypatch.setattr(linear_chunks, "ONE_PASS", share == 0)
+    resize(monkeypatch, share=share)
+    check(layer(), alpha, "sum", tau)
+
+
+@pytest.mark.usefixtures("triton")
+def test_without_a_bias() -> None:
+    check(layer(scale=20.0), 1.5, "mean", tolerance=4e-5, biased=False)
+    check(layer(), 1.5, "mean", 0.5, biased=False)
+
+
+@pytest.mark.usefixtures("triton", "small_chunks")
+@pytest.mark.parametrize("tau", [None, 0.5])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_bfloat16(monkeypatch: pytest.MonkeyPatch, tau: float | None, reduction: str) -> None:
+    resize(monkeypatch, share=0.2)
+    hidden, weight, bias, target = (x.mul_(0.5) if x.is_floating_point() else x for x in mixed(torch.bfloat16))
+    # Scores of some 10 are rounded to two digits, as those of a linear layer are.
+    check((hidden, weight, bias, target), 1.5, reduction, tau, tolerance=4e-2)
+
+
+@pytest.mark.parametrize(("tokens", "alpha"), [(1, 1.5), (15, 1.25), (17, 2.0), (33, 1.5)])
+def test_values_above_zero_in_one_pass(monkeypatch: pytest.MonkeyPatch, tokens: int, alpha: float) -> None:
+    monkeypatch.setattr(gpu_relu, "tiling", lambda _: gpu_relu.Tiling(16, 16, 16, 2, 4, 1))
+    hidden, weight, bias, target = layer(tokens=tokens, d=33, classes=45)
+    bias[3] = -torch.inf
+    target = torch.where(target == 3, 4, target)
+    found = gpu_relu.relu_lists(hidden, weight, bias, target, alpha, 0.7, 1.0)
+    assert found is not None
+    loss, lists = found
+    close(loss, exact(hidden, weight, bias, target, alpha, 0.7), 2e-6)
+    scores = F.linear(hidden.double(), weight.double(), bias.double())
+    values = ((alpha - 1) * scores - 0.7).clamp(min=0) ** (1 / (alpha - 1))
+    values = torch.where((target < 0)[:, None], 0, values)
+    row, column = values.nonzero(as_tuple=True)
+    assert torch.equal(lists.offsets.diff(), (values > 0).sum(-1))
+    assert torch.equal(lists.column, column.int())  # in order
+    close(lists.value, values[row, column], 2e-6)
+
+
+def test_too_many_values_and_broken_scores_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_relu, "LEAST", 0)
+    hidden, weight, bias, target = layer()
+    count = int((F.linear(hidden, weight, bias)[target >= 0] * 0.5 > 0.7).sum())
+    for room, fits in ((count, True), (count - 1, False), (0, False)):
+        share = room / (TOKENS * CLASSES)
+        assert (gpu_relu.relu_lists(hidden, weight, bias, target, 1.5, 0.7, share) is not None) == fits
+    for bad in (torch.nan, torch.inf):
+        broken = bias.clone()
+        broken[4] = bad
+        assert gpu_relu.relu_lists(hidden, weight, broken, target, 1.5, 0.7, 1.0) is None
+
+
+@pytest.mark.usefixtures("triton", "small_chunks")
+@pytest.mark.parametrize("tau", [None, 0.5])
+def test_classes_that_take_no_part_and_rows_that_are_broken(tau: float | None) -> None:
+    hidden, weight, bias, target = mixed()
+    bias[5] = -torch.inf
+    target = torch.where(target == 5, 6, target)
+    clean = torch.where(bias == -torch.inf, -1e30, bias)
+    hidden[8] = torch.nan
+    leaves = [x.requires_grad_() for x in (hidden, weight, bias)]
+
+    def loss(*x: Tensor) -> Tensor:
+        if tau is None:
+            return tsallis.linear_entmax_loss(x[0], x[1], target, bias=x[2], reduction="none")
+        return tsallis.linear_alpha_relu_loss(x[0], x[1], target, tau=tau, bias=x[2], reduction="none")
+
+    found = loss(*leaves)
+    others = torch.arange(TOKENS, device=DEVICE) != 8
+    expected = exact(hidden, weight, clean, target, 1.5, tau)
+    assert found[8].isnan()
+    close(found[others].detach(), expected[others].detach(), 2e-5)
+    (grad,) = torch.autograd.grad(found.sum(), hidden)
+    (right,) = torch.autograd.grad(expected[others].sum(), hidden)
+    assert grad[8].isnan().all()
+    close(grad[others], right[others], 1e-4)
+
+
+@pytest.mark.usefixtures("triton", "small_chunks")
+def test_no_class_takes_part() -> None:
+    hidden, weight, bias, target = layer()
+    leaves = [x.requires_grad_() for x in (hidden, weight, bias.fill_(-torch.inf))]
+    loss = tsallis.linear_entmax_loss(hidden, weight, target, bias=bias, reduction="sum")
+    assert loss == 0
+    assert all((x == 0).all() for x in torch.autograd.grad(loss, leaves))
+
+
+@pytest.mark.usefixtures("triton", "small_chunks")
+@pytest.mark.parametrize("alpha", [1.0, 1.5])
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_gradients_can_be_asked_for_twice_and_have_gradients(alpha: float, reduction: str) -> None:
+    """What was made in the forward pass is used up by the first backward pass."""
+    hidden, weight, bias, target = mixed(peak=30.0)
+    leaves = [x.requires_grad_() for x in (hidden, weight, bias)]
+    loss = tsallis.linear_entmax_loss(hidden, weight, target, alpha, bias=bias, reduction=reduction).sum() * 0.5
+    first = torch.autograd.grad(loss, leaves, retain_graph=True)
+    again = torch.autograd.grad(loss, leaves, retain_graph=True)
+    graphed = torch.autograd.grad(loss, leaves, create_graph=True)
+    for one, other, third in zip(first, again, graphed, strict=True):
+        close(other, one, 1e-6)
+        close(third.detach(), one, 2e-5)
+    second = torch.autograd.grad(sum(x.square().sum() for x in graphed), leaves)
+    expected = torch.autograd.grad(exact(hidden, weight, bias, target, alpha).sum() * 0.5, leaves, create_graph=True)
+    right = torch.autograd.grad(sum(x.square().sum() for x in expected), leaves)
+    for one, other in zip(second, right, strict=True):
+        close(one, other, 2e-4)
+
+
+@pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_flat_chunks_round_the_weight_gradient_a_few_times_only(
+    monkeypatch: pytest.MonkeyPatch, reduction: str
+) -> None:
+    """As many chunks as there ever are, of bfloat16: a few times the error of rounding what is exact."""
+    resize(monkeypatch, chunk=CLASSES, whole=0, tokens=1)
+    hidden, weight, bias, target = layer(torch.bfloat16, 0.1, tokens=128)
+    hidden += 0.5  # sums that grow
+    leaves = [x.requires_grad_() for x in (hidden, weight, bias)]
+    assert len(linear_chunks.plan(Layer(*leaves, target, 1.5, None)).chunks) == 16
+    loss = tsallis.linear_entmax_loss(hidden, weight, target, bias=bias, reduction=reduction).sum()
+    (found,) = torch.autograd.grad(loss, weight)
+    wide = weight.detach().double().requires_grad_()
+    (right,) = torch.autograd.grad(exact(hidden, wide, bias, target, 1.5).sum(), wide)
+    error, once = ((x.double() - right).square().mean().sqrt() for x in (found, right.to(torch.bfloat16)))
+    assert error < 5 * once
+
+
+def test_chunks_fit_the_buffer_and_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Layer, "kernels", lambda self: SimpleNamespace())
+    weight = torch.empty(128_000, 0)
+    for tokens, rows in ((8192, 1024), (16_384, 1024), (65_536, 4096), (1025, 1024), (512, 512), (17_000, 1152)):
+        made = linear_chunks.plan(Layer(torch.empty(tokens, 0), weight, None, torch.empty(0), 1.5, None))
+        assert made.chunks[0] == slice(0, rows) and made.chunks[-1].stop == tokens
+        assert len(made.chunks) <= 16 and made.few == (tokens == 512)
+
+
+needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+
+
+@needs_gpu
+@pytest.mark.parametrize("scale", [0.1, 20.0])
+@pytest.mark.parametrize("tau", [None, 0.5])
+def test_memory_stays_bounded(scale: float, tau: float | None) -> None:
+    """An eighth of scores, log-probabilities and their gradient, which a layer and cross-entropy have at once."""
+    tokens, d, classes = 16_384, 64, 64_000
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    given: dict[str, Any] = {"generator": generator, "device": DEVICE, "dtype": torch.bfloat16}
+    hidden = torch.randn(tokens, d, **given).mul_(scale).requires_grad_()
+    weight = torch.randn(classes, d, **given).requires_grad_()
+    target = torch.randint(classes, (tokens,), generator=generator, device=DEVICE)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    if tau is None:
+        tsallis.linear_entmax_loss(hidden, weight, target).backward()
+    else:
+        tsallis.linear_alpha_relu_loss(hidden, weight, target, tau=tau).backward()
+    assert torch.cuda.max_memory_allocated() - before < 3 * 2 * tokens * classes / 8
+
+
+@needs_gpu
+def test_lists_never_wait() -> None:
+    lists, _ = some_lists(9, 41, COUNTS)
+    table, hidden = torch.randn(41, 19).to(DEVICE), torch.randn(9, 19).to(DEVICE)
+    weight, target = torch.rand(9).to(DEVICE), torch.arange(9).to(DEVICE)
+    before = torch.cuda.get_sync_debug_mode()
+    for mode in ("default", "error"):  # the kernels are compiled the first time
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            gpu_lists.gather(lists, table, scale=weight, minus=target, need_total=True)
+            gpu_lists.gather(gpu_lists.transpose(lists, 41, weight, target), hidden)
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+
+COMPILE = """
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from tsallis.kernels.gpu import lists, relu
+
+class Driver:  # of a GPU that isn't there
+    def get_current_target(self): return GPUTarget("cuda", 90, 32)
+    def get_current_device(self): return 0
+    def get_current_stream(self, device=None): return 0
+
+triton.runtime.driver.set_active(Driver())
+compiled = {}
+
+def run(kernel, grid, where, **arguments):
+    found = kernel.warmup(grid=grid, **arguments)
+    assert found.metadata.shared <= 227 * 1024, (kernel.__name__, found.metadata.shared)
+    compiled.setdefault(kernel.__name__, set()).add(found.hash)
+
+lists.run = relu.run = run
+for dtype in (torch.bfloat16, torch.float32):
+    for tokens, classes, entries in ((256, 1024, 4096), (1, 1000, 3001), (33, 1001, 2000)):
+        hidden, weight = torch.zeros(tokens, 64, dtype=dtype), torch.zeros(classes, 64, dtype=dtype)
+        target, scale = torch.zeros(tokens, dtype=torch.long), torch.zeros(tokens)
+        relu.relu_lists(hidden, weight, weight[:, 0].contiguous(), target, 1.25, 0.5, 1 / 128)
+        some = lists.Lists(torch.zeros(tokens + 1, dtype=torch.long), torch.zeros(entries).int(), torch.zeros(entries))
+        lists.gather(some, weight, scale=scale, minus=target, need_total=True, onto=hidden, factor=scale)
+    print(dtype, {name: len(found) for name, found in compiled.items()})
+    assert set(compiled) == {"_append", "_losses", "_gather_pieces", "_gather_rows"}
+    assert {len(found) for found in compiled.values()} == {1}, compiled  # not once more for another length
+    compiled.clear()
+"""
+
+
+def test_the_kernels_compile_for_a_gpu_and_not_anew_for_every_length() -> None:
+    """Without one: what the interpreter runs is not always what the compiler takes."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    subprocess.run([sys.executable, "-c", COMPILE], check=True, env=environment)

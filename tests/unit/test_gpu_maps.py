@@ -1,0 +1,314 @@
+"""The maps by Triton's kernels: probabilities and every gradient against the float64 reference, by every path."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+import tsallis
+from interpreted import DEVICE, asked_for_interpreter, gpu, language, maps  # noqa: F401
+from tsallis.kernels import dispatch, reference
+
+ERROR = 1e-6  # of probabilities and of sums
+GRADIENT = 5e-6  # relative to the largest, or to 1
+ALPHAS = [1.0, 1 + 1e-6, 1.001, 1.05, 1.25, 4 / 3, 1.5, 1.9, 2.0]
+LISTS = maps.Long(lanes=32, width=32, depth=6, room=128, warps=1, stages=1, programs=2, parts=1)
+PATHS = {
+    "short": None,
+    "lists": LISTS,
+    "full": LISTS._replace(depth=1),  # sooner or later nothing fits
+    "parts": LISTS._replace(lanes=16, width=16, parts=2),
+}
+
+
+@pytest.fixture(params=PATHS)
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Small rows cut as long ones are."""
+    chosen = PATHS[request.param]
+
+    def tiling(rows: int, d: int, powers: int, processors: int) -> maps.Short | maps.Long:
+        width = maps.padded(d)
+        return chosen or maps.Short(2, width, width // 4 if width >= 8 else width, 1)
+
+    monkeypatch.setattr(maps, "tiling", tiling)
+    monkeypatch.setattr(maps, "gradient_tiling", tiling)
+    return str(request.param)
+
+
+def check(scores: Tensor, alpha: float | Tensor, error: float = ERROR, gradient: float = GRADIENT) -> Tensor:
+    """The probabilities, once they and the gradients of scores and alpha were compared."""
+    scores = scores.to(DEVICE)
+    rows = len(scores)
+    exact = scores.double().requires_grad_()
+    given = alpha.to(DEVICE) if isinstance(alpha, Tensor) else alpha
+    alphas = torch.as_tensor(alpha, dtype=torch.float64, device=DEVICE).expand(rows, 1).clone().requires_grad_()
+    expected = reference.entmax(exact, alphas)
+    found = gpu.entmax(scores, given)
+    assert (found.double() - expected).abs().max() <= error
+    assert (found.double().sum(-1) - expected.sum(-1)).abs().max() <= error
+    direction = torch.randn(scores.shape, device=DEVICE)
+    wanted = torch.autograd.grad(expected, (exact, alphas), direction.double())
+    # Of probabilities that are not quite those of the reference the kernels' gradients are not quite its either.
+    certain = ((found > 0) == (expected > 0)).all(-1)
+    dz, da = gpu.entmax_gradient(found, direction, given, True)
+    assert da is not None and da.shape == (rows, 1) and da.dtype == torch.float32
+    for ours, right in ((dz, wanted[0]), (da, wanted[1])):
+        close(ours[certain], right[certain], gradient)
+    alone, none = gpu.entmax_gradient(found.clone(), direction, given, False)
+    assert none is None
+    torch.testing.assert_close(alone, dz, atol=1e-6, rtol=1e-6)
+    return found
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
+    if found.numel():
+        assert (found.double() - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.25, 1.5, 2.0])
+def test_every_size_by_every_path(path: str, alpha: float) -> None:
+    sizes = [1, 7, 33, 129, 300] if path == "short" else [1, 33, 129] if alpha == 1.5 else [100]
+    for d in sizes:
+        check(torch.randn(3 if d < 100 else 1, d) * 2, alpha)
+
+
+def test_parts_that_do_not_fit_are_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maps, "tiling", lambda *_: LISTS._replace(lanes=16, width=16, parts=3, depth=1, room=16))
+    check(torch.randn(2, 129), 1.05)
+
+
+def test_each_row_has_its_alpha(path: str) -> None:
+    check(torch.randn(len(ALPHAS), 65), torch.tensor(ALPHAS).unsqueeze(-1))
+    check(torch.randn(3, 7), torch.tensor([[1.2], [1.5], [2.0]], dtype=torch.float64))
+
+
+def rows_of(kind: str, d: int = 65) -> Tensor:
+    z = torch.randn(2, d)
+    if kind == "constant":
+        return torch.full((2, d), 3.0)
+    if kind == "ties":
+        return z.round()
+    if kind == "one":
+        z[:, 5] = 1000.0
+    if kind == "huge":
+        z *= 1e30
+    if kind == "tiny":
+        z *= 1e-41
+    if kind == "rising":
+        z = torch.linspace(-40, 0, d).repeat(2, 1)
+    return z
+
+
+@pytest.mark.parametrize("kind", ["constant", "ties", "one", "huge", "tiny", "rising"])
+def test_rows_of_every_kind(path: str, kind: str) -> None:
+    alphas = torch.tensor([[1.0], [1.3], [1.5], [2.0]])
+    check(rows_of(kind).repeat(2, 1), alphas)
+    check(rows_of(kind)[:1], 1.5)
+
+
+@pytest.mark.parametrize("offset", [1e4, 1e6])
+def test_an_offset_changes_nothing(path: str, offset: float) -> None:
+    z = (torch.randn(1, 65) * 2 + offset) - offset  # what float32 can hold there
+    for alpha in (1.25, 2.0):
+        torch.testing.assert_close(check(z + offset, alpha), check(z, alpha), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.25, 1.5, 2.0])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which interprets
+def test_what_takes_no_part_and_what_is_broken(path: str, alpha: float) -> None:
+    z = torch.randn(6, 65, device=DEVICE)
+    z[0] = -torch.inf
+    z[1, ::2] = -torch.inf
+    z[2, 7] = torch.nan
+    z[3, 9] = torch.inf
+    z[4, :] = -torch.inf
+    z[4, 64] = -3.0
+    p = gpu.entmax(z, alpha)
+    assert (p[0] == 0).all() and (p[1, ::2] == 0).all() and p[2].isnan().all() and p[3].isnan().all()
+    assert p[4, 64] == 1 and (p[4, :64] == 0).all()
+    fine = [1, 5]
+    close(p[fine], reference.entmax(z[fine], alpha), ERROR)
+    dz, da = gpu.entmax_gradient(p, torch.randn_like(z), alpha, True)
+    assert (dz[0] == 0).all() and da is not None and da[0] == 0
+    assert dz[2].isnan().all() and da[2].isnan() and dz[fine].isfinite().all()
+    nan = torch.full((1, 65), torch.nan, device=DEVICE)
+    assert gpu.entmax(nan, alpha).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(path: str, dtype: torch.dtype) -> None:
+    ulp = torch.finfo(dtype).eps
+    for alpha in (1.25, 1.5, 2.0):
+        z = (torch.randn(2, 65, device=DEVICE) * 2).to(dtype)
+        exact = reference.entmax(z, alpha)
+        p = gpu.entmax(z, alpha)
+        assert p.dtype == dtype
+        assert ((p.double() - exact).abs() <= ulp * exact + 1e-6).all()  # the interpreter cuts where a GPU rounds
+        g = torch.randn(2, 65, device=DEVICE).to(dtype)
+        dz, _ = gpu.entmax_gradient(p, g, alpha, False)
+        inside = p.double()
+        s = torch.where(inside > 0, inside ** (2 - alpha), 0)
+        right = s * (g.double() - (s * g.double()).sum(-1, keepdim=True) / s.sum(-1, keepdim=True))
+        close(dz, right, 2 * ulp)
+
+
+def test_gradients_may_take_the_place_of_the_probabilities(path: str) -> None:
+    z, g = torch.randn(2, 65, device=DEVICE), torch.randn(2, 65, device=DEVICE)
+    for alpha in (1.05, 1.5):
+        p = gpu.entmax(z, alpha)
+        expected, _ = gpu.entmax_gradient(p, g, alpha, False)
+        found, _ = gpu.entmax_gradient(p, g, alpha, False, out=p)
+        assert found is p
+        assert torch.equal(found, expected)
+
+
+def test_a_gradient_off_the_support_is_nobodys(path: str) -> None:
+    z = torch.randn(2, 65, device=DEVICE) * 3
+    p = gpu.entmax(z, 1.5)
+    g = torch.where(p > 0, torch.randn_like(z), torch.nan)
+    dz, _ = gpu.entmax_gradient(p, g, 1.5, False)
+    assert dz.isfinite().all()
+
+
+def test_any_dimension() -> None:
+    z, g = torch.randn(3, 7, 5, device=DEVICE), torch.randn(3, 7, 5, device=DEVICE)
+    moved = z.movedim(1, -1).contiguous()
+    p = gpu.entmax(z, 1.5, 1)
+    assert torch.equal(p, gpu.entmax(moved, 1.5).movedim(-1, 1))
+    dz, _ = gpu.entmax_gradient(p.contiguous(), g, 1.5, False, 1)
+    right, _ = gpu.entmax_gradient(gpu.entmax(moved, 1.5), g.movedim(1, -1).contiguous(), 1.5, False)
+    torch.testing.assert_close(dz.movedim(1, -1), right)
+
+
+def test_how_rows_are_cut() -> None:
+    """Nothing is lost between the sizes, and few long rows are shared."""
+    for d in (1, 31, 1024, 1025, 8192, 8193, 131072):
+        for powers in range(3):
+            for rows in (1, 5, 1000):
+                cut = maps.tiling(rows, d, powers, 132)
+                if isinstance(cut, maps.Short):
+                    assert d <= cut.width and cut.rows * cut.width <= 8192
+                else:
+                    assert cut.width <= cut.lanes and cut.room % cut.width == 0
+                    assert (cut.parts > 1) == (rows < 66 and d >= 8192)
+
+
+# The public functions, forward and backward by these kernels
+
+
+@pytest.fixture
+def public(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "triton_status", lambda: (True, "for this test"))
+
+
+@pytest.mark.usefixtures("public")
+@pytest.mark.parametrize("name", ["entmax15", "sparsemax"])
+def test_public_maps(name: str) -> None:
+    z = torch.randn(2, 3, 33, device=DEVICE, requires_grad=True)
+    exact = z.detach().double().requires_grad_()
+    mask = torch.rand(2, 1, 33, device=DEVICE) > 0.3
+    with tsallis.backend("triton"):
+        found = getattr(tsallis, name)(z, mask=mask)
+    expected = reference.entmax(exact.masked_fill(~mask, -torch.inf), 1.5 if name == "entmax15" else 2.0)
+    close(found, expected, ERROR)
+    g = torch.randn_like(z)
+    close(*(torch.autograd.grad(p, x, g.to(p))[0] for p, x in ((found, z), (expected, exact))), GRADIENT)  # type: ignore[misc]
+
+
+@pytest.mark.usefixtures("public")
+@pytest.mark.parametrize("dim", [-1, 1, 0])
+def test_public_learned_alphas_along_any_dimension(dim: int) -> None:
+    z = torch.randn(4, 5, 6, device=DEVICE).transpose(0, 2).requires_grad_()
+    shape = [1, 1, 1]
+    if dim != 0:
+        shape[0] = 6
+    alpha = torch.linspace(1, 2, shape[0], device=DEVICE).view(shape).requires_grad_()
+    with tsallis.backend("triton"):
+        found = tsallis.entmax(z, alpha, dim)
+    exact, alphas = z.detach().double().requires_grad_(), alpha.detach().double().requires_grad_()
+    moved = torch.movedim(alphas.expand(*[n if i != dim % 3 else 1 for i, n in enumerate(z.shape)]), dim, -1)
+    expected = reference.entmax(exact.movedim(dim, -1), moved).movedim(-1, dim)
+    close(found, expected, ERROR)
+    g = torch.randn(found.shape, device=DEVICE)
+    ours = torch.autograd.grad(found, (z, alpha), g)
+    for x, right in zip(ours, torch.autograd.grad(expected, (exact, alphas), g.double()), strict=True):
+        close(x, right, GRADIENT)
+
+
+@pytest.mark.usefixtures("public")
+def test_public_second_derivatives_transforms_and_alphas_above_two() -> None:
+    z = torch.randn(2, 9, device=DEVICE, requires_grad=True)
+    with tsallis.backend("triton"):
+        p = tsallis.entmax(z, 1.5)
+        (first,) = torch.autograd.grad(p.square().sum(), z, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), z)
+        batched = torch.func.vmap(lambda x: tsallis.entmax(x, 1.5))(z.detach())
+        _, moved = torch.func.jvp(lambda x: tsallis.entmax(x, 1.5), (z.detach(),), (torch.ones_like(z),))
+        above = tsallis.entmax(z, 2.5)
+    exact = z.detach().double().requires_grad_()
+    q = reference.entmax(exact, 1.5)
+    (right,) = torch.autograd.grad(q.square().sum(), exact, create_graph=True)
+    close(second, torch.autograd.grad(right.square().sum(), exact)[0], 1e-4)
+    close(batched, q, ERROR)
+    assert moved.abs().max() < 1e-6  # a shift of all scores
+    close(above, reference.entmax(exact, 2.5), ERROR)
+
+
+COMPILE = """
+import sys, torch, triton
+from triton.backends.compiler import GPUTarget
+from tsallis.kernels.gpu import losses, maps
+
+class Driver:  # of a GPU that isn't there
+    def get_current_target(self): return GPUTarget("cuda", 90, 32)
+    def get_current_device(self): return 0
+    def get_current_stream(self, device=None): return 0
+
+triton.runtime.driver.set_active(Driver())
+compiled = {}
+
+def run(kernel, grid, where, **arguments):
+    found = kernel.warmup(grid=grid, **arguments)
+    assert found.metadata.shared <= 227 * 1024, (kernel.__name__, found.metadata.shared)
+    compiled.setdefault(kernel.__name__, set()).add(found.hash)
+
+maps.run = losses.run = run
+maps.processors = losses.processors = lambda x: 132
+for dtype, lengths, alpha in CASES:
+    for d in lengths:
+        for rows in (500, 523):
+            x = torch.empty(rows, d, dtype=dtype)
+            a = torch.full((rows, 1), 1.3) if alpha is None else alpha
+            maps.entmax_gradient(maps.entmax(x, a), x, a, alpha is None)
+            y = torch.zeros(rows, dtype=torch.long)
+            _, stats, _ = losses.entmax_loss(x, y, a, alpha is None)
+            losses.entmax_loss_gradient(x, y, a, stats, torch.empty(rows))
+            losses.support(x, a, stats, torch.zeros(rows + 1, dtype=torch.long))
+            if alpha is not None:
+                losses.alpha_relu_loss(x, y, a, 0.5)
+    assert {len(found) for found in compiled.values()} == {1}, compiled  # not once more for another number
+    print(dtype, lengths, alpha, sorted(compiled))
+    compiled.clear()
+for parts in (3, 3):  # few rows
+    x = torch.empty(3, 65536, dtype=torch.bfloat16)
+    maps.entmax_gradient(maps.entmax(x, 1.5), x, 1.5, False)
+assert set(compiled) == {"part_scan", "long_map", "part_gradient"}, compiled
+"""
+ONE = "[(torch.bfloat16, (8208, 16000), None)]"
+ALL = (
+    "[(d, n, a) for d in (torch.bfloat16, torch.float32) for a in (1.25, 1.5, 2.0, None)"
+    " for n in ((1,), (513, 1023), (528, 1008), (4112, 8176), (8208, 16000), (65552, 128000))]"
+)
+
+
+@pytest.mark.parametrize("cases", [ONE] + [ALL] * bool(os.environ.get("TSALLIS_COMPILE_ALL")))
+def test_the_kernels_compile_for_a_gpu_and_not_anew_for_every_number(cases: str) -> None:
+    """Without one: what the interpreter runs is not always what the compiler takes."""
+    program = COMPILE.replace("CASES", cases)
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
