@@ -15,7 +15,7 @@ KERNEL = src/tsallis/kernels/cpu
 BUILD = hatch_build.py $(wildcard $(KERNEL)/*.cpp $(KERNEL)/*.h $(KERNEL)/*.py)
 RUNTIME = $(shell $(CXX) -print-file-name=$(1))
 
-.PHONY: help demo test test-eager kernel sanitize lint format bench docs clean
+.PHONY: help demo test test-eager kernel sanitize lint format bench test-gpu bench-gpu docs clean
 
 help:
 	@echo "make demo        train on embedded English verbs and list complete sets of answers (a few minutes)"
@@ -26,6 +26,8 @@ help:
 	@echo "make lint        ruff and mypy"
 	@echo "make format      let ruff correct what it can"
 	@echo "make bench       maps, losses, attention and a whole output layer beside PyTorch's and those of PyPI entmax"
+	@echo "make test-gpu    the tests of the kernels for GPUs, with a Python that has one (PYTHON=python3)"
+	@echo "make bench-gpu   maps, losses, output layer and attention on a GPU beside PyTorch's and their peers'"
 	@echo "make docs        the documentation, in docs/_build/html"
 	@echo "make clean       remove what these targets made"
 
@@ -65,6 +67,16 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/linear.py --out benchmarks/results/linear-cpu.csv
 	$(BIN)/python benchmarks/attention.py --out benchmarks/results/attention-cpu.csv
 	$(BIN)/python benchmarks/continuous.py --out benchmarks/results/continuous-cpu.csv
+
+# In the environment whose PyTorch and Triton use the GPU: nothing is installed.
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -q -p no:cacheprovider tests/unit/test_gpu_*.py
+
+bench-gpu:
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu_maps.py --out benchmarks/results/gpu-maps.csv \
+		--accuracy benchmarks/results/gpu-maps-accuracy.csv
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu_linear.py --out benchmarks/results/gpu-linear.csv
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu_attention.py --out benchmarks/results/gpu-attention.csv
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html

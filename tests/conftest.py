@@ -16,6 +16,8 @@ torch.set_num_threads(1)
 def _seeds() -> None:
     random.seed(0)
     torch.manual_seed(0)
+    # The first torch.compile of a process switches the checks of distributions off.
+    torch.distributions.Distribution.set_default_validate_args(True)
 
 
 @pytest.fixture
