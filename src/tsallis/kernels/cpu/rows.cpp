@@ -173,6 +173,10 @@ template <class T, class S> void map_range(const MapCall& call, int64_t first, i
     Tile<T, S> in(call.layout, block.tile[0], block.stride), out(call.layout, block.tile[1], block.stride);
     in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         s.rows = (int)(end - begin);
+        if (call.layout.d <= (kind == ANY ? 256 : 64)) {  // there it takes long enough
+            in.expect(call.scores, end, end - begin);
+            out.expect(call.probs, end, end - begin);
+        }
         auto place = [&](int row) { return out.place(call.probs, begin, begin + row); };
         auto finish = [&](int row) {
             if (call.stats) {
@@ -267,7 +271,6 @@ template <Kind K, class T> INLINE void bend(Vec<T> p, const Family<T>& f, Vec<T>
     curvature = some ? p * bent * (1 / (f.eps * f.eps)) : Vec<T>{};
 }
 
-constexpr int64_t CHEAP_TOGETHER = 64, DEAR_TOGETHER = 256;  // rows up to this long are a block's work
 constexpr int64_t SPARSE_FROM = 512;  // in rows so long whole groups of zeros are common
 
 // dz = s (g - delta), delta = s.g / sum s, over all entries: for slopes that cost little.
@@ -359,147 +362,18 @@ void gradient_of_support(const S* p, const S* g, int64_t d, const Family<T>& f, 
     }
 }
 
-// The same of a block of short rows: what is added across lanes, and divided, is so for all of them at once.
-template <Kind K, class T, class S, class Place, class Finish>
-void gradient_of_rows(Rows<T>& b, const S* const* p, const S* const* g, Place&& place, Finish&& finish) {
-    constexpr int N = LANES<T>;
-    const int64_t d = b.d;
-    alignas(64) T delta[MOST];
-    Vec<T> total[MOST] = {}, weighted[MOST] = {};
-    for (int r = 0; r < b.rows; r++) {
-        T* s = b.x + r * b.stride;
-        Vec<T> all = {}, of_grad = {};
-        for (int64_t i = 0; i < d; i += N) {
-            const Vec<T> one = slope<K>(load_row(p[r], i, d, (T)0), b.family[r]);
-            store(s + i, one);
-            all += one, of_grad += one * load_row(g[r], i, d, (T)0);
-        }
-        total[r] = all, weighted[r] = of_grad;
-    }
-    for (int first = 0; first < b.rows; first += N) {
-        const Vec<T> mass = sums_of<T>(total + first), sum = sums_of<T>(weighted + first);
-        store(delta + first, mass > 0 ? sum / mass : Vec<T>{});
-    }
-    for (int r = 0; r < b.rows; r++) {
-        T *s = b.x + r * b.stride, *dz = place(r);
-        for (int64_t i = 0; i < d; i += N) store_row(dz, i, d, load(s + i) * (load_row(g[r], i, d, (T)0) - delta[r]));
-        finish(r);
-    }
-}
-
-// The same over the supports alone, packed one behind the other; and the gradients of alpha, if they are asked for.
-// `third` is scratch as large as the block's buffers; the rows may lie there.
-template <Kind K, class T, class S, class Place, class Finish>
-void gradient_of_supports(
-    Rows<T>& b, const S* const* p, const S* const* g, T* dalpha, T* third, Place&& place, Finish&& finish
-) {
-    constexpr int N = LANES<T>;
-    const int64_t d = b.d;
-    bool same = true;  // one alpha: then vectors may hold entries of several rows
-    for (int r = 1; r < b.rows; r++) same &= b.family[r].alpha == b.family[0].alpha;
-    T *ps = b.x, *gs = b.p, *ss = third;
-    uint32_t named[MOST][DEAR_TOGETHER / N];
-    int64_t begin[MOST], count[MOST], n = 0;
-    for (int r = 0; r < b.rows; r++) {
-        count[r] = 0;
-        for (int64_t i = 0, v = 0; i < d; i += N, v++) {
-            named[r][v] = beyond<T>(load_row(p[r], i, d, (T)0), Vec<T>{});
-            count[r] += __builtin_popcount(named[r][v]);
-        }
-        // Of several vectors the first begins where vectors do.
-        if (!same || count[r] > N) n = padded<T>(n) * N;
-        begin[r] = n;
-        for (int64_t i = 0, v = 0; i < d; i += N, v++) {
-            const uint32_t m = named[r][v];
-            store_packed(ps + n, load_row(p[r], i, d, (T)0), m);
-            store_packed(gs + n, load_row(g[r], i, d, (T)0), m);
-            n += __builtin_popcount(m);
-        }
-        store(ps + n, Vec<T>{}), store(gs + n, Vec<T>{});
-    }
-    auto weigh = [&](int64_t i, const Family<T>& f) {
-        Vec<T> s, curvature;
-        if (dalpha) {
-            bend<K>(load(ps + i), f, s, curvature);
-            store(ps + i, curvature);
-        } else {
-            s = slope<K>(load(ps + i), f);
-        }
-        store(ss + i, s);
-    };
-    if (same)
-        for (int64_t i = 0; i < n; i += N) weigh(i, b.family[0]);
-    else
-        for (int r = 0; r < b.rows; r++)
-            for (int64_t i = begin[r]; i < begin[r] + count[r]; i += N) weigh(i, b.family[r]);
-    alignas(64) T delta[MOST], slopes[MOST];
-    Vec<T> total[MOST] = {}, weighted[MOST] = {};
-    for (int r = 0; r < b.rows; r++) {
-        const T *s = ss + begin[r], *grad = gs + begin[r];
-        Vec<T> all = {}, of_grad = {};
-        for (int64_t i = 0; i < count[r]; i += N) {
-            const Vec<T> one = load_row(s, i, count[r], (T)0);
-            all += one, of_grad += one * load(grad + i);
-        }
-        total[r] = all, weighted[r] = of_grad;
-    }
-    for (int first = 0; first < b.rows; first += N) {
-        const Vec<T> mass = sums_of<T>(total + first), sum = sums_of<T>(weighted + first);
-        store(delta + first, mass > 0 ? sum / mass : Vec<T>{});
-    }
-    for (int r = 0; r < b.rows; r++) {
-        T* s = ss + begin[r];
-        Vec<T> moved = {};
-        for (int64_t i = 0; i < count[r]; i += N) {
-            const Vec<T> centred = load(gs + begin[r] + i) - delta[r];
-            if (dalpha) moved -= load_row(ps + begin[r], i, count[r], (T)0) * centred;
-            store_row(s, i, count[r], load(s + i) * centred);
-        }
-        weighted[r] = moved;
-    }
-    if (dalpha) {
-        for (int first = 0; first < b.rows; first += N) store(slopes + first, sums_of<T>(weighted + first));
-        for (int r = 0; r < b.rows; r++) dalpha[r] = slopes[r];
-    }
-    for (int r = 0; r < b.rows; r++) {
-        const T* from = ss + begin[r];
-        T* dz = place(r);
-        for (int64_t i = 0, v = 0; i < d; i += N, v++) {
-            const uint32_t m = named[r][v];
-            store_row(dz, i, d, m ? load_packed(from, m) : Vec<T>{});
-            from += __builtin_popcount(m);
-        }
-        finish(r);
-    }
-}
-
 // All of a row with a NaN is NaN.
 template <class T> __attribute__((noinline)) void break_row(T* dz, int64_t d, T* dalpha) {
     fill_row(dz, d, (T)NAN);
     if (dalpha) *dalpha = (T)NAN;
 }
 
-// A block of rows, each written where place(row) says and then finish(row)ed.
-template <Kind K, class T, class S, class Place, class Finish>
-void gradient_of_block(
-    Rows<T>& b, const S* const* p, const S* const* g, bool dear, T* dalpha, T* third, Place&& place, Finish&& finish
-) {
-    uint32_t broken = 0;
-    for (int r = 0; r < b.rows; r++) broken |= (uint32_t)(widen(p[r][0]) != widen(p[r][0])) << r;
-    auto check = [&](int r) {
-        if (__builtin_expect(broken >> r & 1, 0)) break_row(place(r), b.d, dalpha ? dalpha + r : nullptr);
-        finish(r);
-    };
-    if (dear) gradient_of_supports<K>(b, p, g, dalpha, third, place, check);
-    else gradient_of_rows<K>(b, p, g, place, check);
-}
-
 // One row; `scratch` are three rows of room.
 template <Kind K, class T, class S>
-INLINE void gradient_of_row(const S* p, const S* g, int64_t d, const Family<T>& f, bool dear, T* dz, T* dalpha, T* const* scratch) {
+INLINE void gradient_of_row(const S* p, const S* g, int64_t d, const Family<T>& f, T* dz, T* dalpha, T* const* scratch) {
     if (widen(p[0]) != widen(p[0])) {
         break_row(dz, d, dalpha);
-    } else if (dear) {
+    } else if (dalpha || needs_power(K, f)) {
         gradient_of_support<K>(p, g, d, f, dz, dalpha, scratch[0], scratch[1], scratch[2]);
     } else {
         gradient_of_all<K>(p, g, d, f, dz);
@@ -513,21 +387,13 @@ template <class T, class S> void map_gradient_range(const MapGradientCall& call,
         out(call.layout, block.tile[2], block.stride);
     T* const scratch[3] = {block.rows.x, block.rows.p, block.spare};
     in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
-        bool dear = call.alpha_grad;
-        for (int64_t row = begin; row < end; row++) dear |= needs_power(kind, block.family[row - begin]);
-        T* dalpha = call.alpha_grad ? (T*)call.alpha_grad + begin : nullptr;
-        auto place = [&](int row) { return out.place(call.scores_grad, begin, begin + row); };
-        auto finish = [&](int row) { out.finish_row(call.scores_grad, begin, begin + row); };
         auto compute = [&](auto* const* p, auto* const* g) {
-            if (d <= (dear ? DEAR_TOGETHER : CHEAP_TOGETHER)) {
-                block.rows.rows = (int)(end - begin);
-                BY_KIND(kind, gradient_of_block<K>(block.rows, p, g, dear, dalpha, block.tile[0], place, finish))
-                return;
-            }
-            for (int row = 0; row < end - begin; row++) {
-                const Family<T>& f = block.family[row];
-                BY_KIND(kind, gradient_of_row<K>(p[row], g[row], d, f, dear, place(row), dalpha ? dalpha + row : nullptr, scratch))
-                finish(row);
+            for (int64_t row = begin; row < end; row++) {
+                const Family<T>& f = block.family[row - begin];
+                T* dalpha = call.alpha_grad ? (T*)call.alpha_grad + row : nullptr;
+                T* dz = out.place(call.scores_grad, begin, row);
+                BY_KIND(kind, gradient_of_row<K>(p[row - begin], g[row - begin], d, f, dz, dalpha, scratch))
+                out.finish_row(call.scores_grad, begin, row);
             }
         };
         if (p_tile.plain()) {  // halves are read where they lie

@@ -230,7 +230,7 @@ void map_short(Rows<T>& s, const S* const* z, Place&& place, Finish&& finish) {
     a.t = a.fine = a.low = Vec<T>{};
     int64_t d = s.d;
     Candidates<T> found;
-    const bool packed = d > APART;
+    const bool packed = d > 2 * N;
     if (packed) {
         if (!(FAST && f.n == 0)) bound_thresholds<K>(groups, shift, some, a, f, p);  // rough powers are not that exact
         a.low = a.t;

@@ -162,8 +162,7 @@ INLINE F load_row(const BFloat16* row, int64_t i, int64_t d, float rest) { retur
 INLINE F load_row(const Float16* row, int64_t i, int64_t d, float rest) { return load_half_row(row, i, d, rest); }
 
 constexpr int64_t SHORT = 512;  // rows up to this long are solved on their side, a vector of them together
-// Up to this long they are so whole, and written together; then each has a place of its own in a tile.
-constexpr int64_t APART = 2 * LANES<float>;
+constexpr int64_t APART = 64;   // and up to this long have each a place of its own in a tile
 
 template <class T, class S> constexpr bool SAME = sizeof(T) == sizeof(S);  // halves are narrower than what computes them
 
@@ -196,6 +195,14 @@ template <class T, class S> class Tile {
     INLINE bool plain() const { return layout.inner == 1; }
     void find(const void* memory, int64_t first, int64_t last, const S** rows) const {
         for (int64_t r = first; r < last; r++) rows[r - first] = (const S*)memory + r * layout.d;
+    }
+
+    // The rows that come next set out for the cache while others are computed.
+    void expect(const void* memory, int64_t first, int64_t rows) const {
+        if (layout.inner != 1) return;
+        const int64_t last = smaller(first + rows, layout.rows);
+        const char *from = (const char*)((const S*)memory + first * layout.d), *to = (const char*)((const S*)memory + last * layout.d);
+        for (; from < to; from += 64) __builtin_prefetch(from, 0, 2);
     }
 
     // Where row r of a block that begins at `first` shall be written: into the tensor itself, or into the tile.
