@@ -6,6 +6,7 @@ Import this before anything else imports Triton, and take the fixture `asked_for
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -34,7 +35,36 @@ finally:
 if DEVICE == "cpu" and not language.interpreted():
     pytest.skip("the kernels were imported before the interpreter was asked for", allow_module_level=True)
 
-__all__ = ["DEVICE", "asked_for_interpreter", "attention", "gpu", "language", "lists", "losses", "maps", "relu"]
+COMPILER = """
+import torch, triton
+from triton.backends.compiler import GPUTarget
+
+class Driver:  # of a GPU that isn't there
+    def get_current_target(self): return GPUTarget("cuda", 90, 32)
+    def get_current_device(self): return 0
+    def get_current_stream(self, device=None): return 0
+
+triton.runtime.driver.set_active(Driver())
+compiled = {}
+
+def run(kernel, grid, where, **arguments):
+    found = kernel.warmup(grid=grid, **arguments)
+    assert found.metadata.shared <= 227 * 1024, (kernel.fn.__name__, found.metadata.shared)
+    compiled.setdefault(kernel.fn.__name__, set()).add(found.hash)
+"""
+
+__all__ = [
+    "DEVICE",
+    "asked_for_interpreter",
+    "attention",
+    "compile_for_a_gpu",
+    "gpu",
+    "language",
+    "lists",
+    "losses",
+    "maps",
+    "relu",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -43,3 +73,9 @@ def asked_for_interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if DEVICE == "cpu":
         monkeypatch.setenv(_VARIABLE, "1")
     yield
+
+
+def compile_for_a_gpu(program: str) -> None:
+    """Runs a program whose kernels are compiled, by `run`, and not run: names and hashes are in `compiled`."""
+    environment = {**os.environ, _VARIABLE: "0"}
+    subprocess.run([sys.executable, "-c", COMPILER + program], check=True, env=environment)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attended import gpu_attention, launching, problem
-from interpreted import asked_for_interpreter  # noqa: F401
+from interpreted import asked_for_interpreter, compile_for_a_gpu  # noqa: F401
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -63,23 +63,8 @@ def test_alphas_are_looked_at_once() -> None:
 
 
 COMPILE = """
-import torch, triton
-from triton.backends.compiler import GPUTarget
 from tsallis.kernels.gpu import attention, attention_launch
 from tsallis.kernels.attention import Problem
-
-class Driver:  # of a GPU that isn't there
-    def get_current_target(self): return GPUTarget("cuda", 90, 32)
-    def get_current_device(self): return 0
-    def get_current_stream(self, device=None): return 0
-
-triton.runtime.driver.set_active(Driver())
-compiled = {}
-
-def run(kernel, grid, where, **arguments):
-    found = kernel.warmup(grid=grid, **arguments)
-    assert found.metadata.shared <= 227 * 1024, (kernel.fn.__name__, found.metadata.shared)
-    compiled.setdefault(kernel.fn.__name__, set()).add(found.hash)
 
 attention_launch.run = run
 
@@ -124,9 +109,7 @@ ALL_CASES = (
 @pytest.mark.parametrize("cases", [ONE_CASE] + [ALL_CASES] * bool(os.environ.get("TSALLIS_COMPILE_ALL")))
 def test_the_kernels_compile_for_a_gpu_and_not_anew_for_every_length(cases: str) -> None:
     """Without one: what the interpreter runs is not always what the compiler takes."""
-    program = COMPILE.replace("CASES", cases)
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+    compile_for_a_gpu(COMPILE.replace("CASES", cases))
 
 
 def test_the_benchmark_ends_at_once_without_a_gpu_and_makes_blocks_as_empty_as_asked() -> None:

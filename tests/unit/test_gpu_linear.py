@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +15,7 @@ import tsallis
 from interpreted import (
     DEVICE,
     asked_for_interpreter,  # noqa: F401
+    compile_for_a_gpu,
 )
 from tsallis.kernels import linear_chunks, reference
 from tsallis.kernels.cpu import Lists
@@ -433,22 +431,7 @@ def test_lists_never_wait() -> None:
 
 
 COMPILE = """
-import torch, triton
-from triton.backends.compiler import GPUTarget
 from tsallis.kernels.gpu import lists, relu
-
-class Driver:  # of a GPU that isn't there
-    def get_current_target(self): return GPUTarget("cuda", 90, 32)
-    def get_current_device(self): return 0
-    def get_current_stream(self, device=None): return 0
-
-triton.runtime.driver.set_active(Driver())
-compiled = {}
-
-def run(kernel, grid, where, **arguments):
-    found = kernel.warmup(grid=grid, **arguments)
-    assert found.metadata.shared <= 227 * 1024, (kernel.__name__, found.metadata.shared)
-    compiled.setdefault(kernel.__name__, set()).add(found.hash)
 
 lists.run = relu.run = run
 for dtype in (torch.bfloat16, torch.float32):
@@ -467,5 +450,4 @@ for dtype in (torch.bfloat16, torch.float32):
 
 def test_the_kernels_compile_for_a_gpu_and_not_anew_for_every_length() -> None:
     """Without one: what the interpreter runs is not always what the compiler takes."""
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    subprocess.run([sys.executable, "-c", COMPILE], check=True, env=environment)
+    compile_for_a_gpu(COMPILE)

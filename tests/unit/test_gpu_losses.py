@@ -9,29 +9,16 @@ from torch import Tensor
 
 import tsallis
 from interpreted import DEVICE, asked_for_interpreter, gpu, losses, maps  # noqa: F401
+from swept import ALPHAS, PATHS, tiling
 from tsallis.kernels import dispatch, eager, reference
 
 ERROR, GRADIENT = 2e-6, 5e-6  # relative to the largest, or to 1
-ALPHAS = [1.0, 1 + 1e-6, 1.001, 1.05, 1.25, 4 / 3, 1.5, 1.9, 2.0]
-LISTS = maps.Long(lanes=32, width=32, depth=6, room=128, warps=1, stages=1, programs=2, parts=1)
-PATHS = {
-    "short": None,
-    "lists": LISTS,
-    "full": LISTS._replace(depth=1),
-    "parts": LISTS._replace(lanes=16, width=16, parts=2),
-}
 
 
 @pytest.fixture(params=PATHS)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Small rows cut as long ones are."""
-    chosen = PATHS[request.param]
-
-    def tiling(rows: int, d: int, powers: int, processors: int) -> maps.Short | maps.Long:
-        width = maps.padded(d)
-        return chosen or maps.Short(2, width, width // 4 if width >= 8 else width, 1)
-
-    monkeypatch.setattr(losses, "tiling", tiling)
+    monkeypatch.setattr(losses, "tiling", tiling(request.param))
     monkeypatch.setattr(losses, "TILE", 64)
     return str(request.param)
 

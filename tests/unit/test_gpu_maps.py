@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch import Tensor
 
 import tsallis
-from interpreted import DEVICE, asked_for_interpreter, gpu, language, maps  # noqa: F401
+from interpreted import DEVICE, asked_for_interpreter, compile_for_a_gpu, gpu, language, maps  # noqa: F401
+from swept import ALPHAS, LISTS, PATHS, tiling
 from tsallis.kernels import dispatch, reference
 
 ERROR = 1e-6  # of probabilities and of sums
 GRADIENT = 5e-6  # relative to the largest, or to 1
-ALPHAS = [1.0, 1 + 1e-6, 1.001, 1.05, 1.25, 4 / 3, 1.5, 1.9, 2.0]
-LISTS = maps.Long(lanes=32, width=32, depth=6, room=128, warps=1, stages=1, programs=2, parts=1)
-PATHS = {
-    "short": None,
-    "lists": LISTS,
-    "full": LISTS._replace(depth=1),  # sooner or later nothing fits
-    "parts": LISTS._replace(lanes=16, width=16, parts=2),
-}
 
 
 @pytest.fixture(params=PATHS)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Small rows cut as long ones are."""
-    chosen = PATHS[request.param]
-
-    def tiling(rows: int, d: int, powers: int, processors: int) -> maps.Short | maps.Long:
-        width = maps.padded(d)
-        return chosen or maps.Short(2, width, width // 4 if width >= 8 else width, 1)
-
-    monkeypatch.setattr(maps, "tiling", tiling)
-    monkeypatch.setattr(maps, "gradient_tiling", tiling)
+    monkeypatch.setattr(maps, "tiling", tiling(request.param))
+    monkeypatch.setattr(maps, "gradient_tiling", tiling(request.param))
     return str(request.param)
 
 
@@ -260,22 +245,7 @@ def test_public_second_derivatives_transforms_and_alphas_above_two() -> None:
 
 
 COMPILE = """
-import sys, torch, triton
-from triton.backends.compiler import GPUTarget
 from tsallis.kernels.gpu import losses, maps
-
-class Driver:  # of a GPU that isn't there
-    def get_current_target(self): return GPUTarget("cuda", 90, 32)
-    def get_current_device(self): return 0
-    def get_current_stream(self, device=None): return 0
-
-triton.runtime.driver.set_active(Driver())
-compiled = {}
-
-def run(kernel, grid, where, **arguments):
-    found = kernel.warmup(grid=grid, **arguments)
-    assert found.metadata.shared <= 227 * 1024, (kernel.__name__, found.metadata.shared)
-    compiled.setdefault(kernel.__name__, set()).add(found.hash)
 
 maps.run = losses.run = run
 maps.processors = losses.processors = lambda x: 132
@@ -309,6 +279,4 @@ ALL = (
 @pytest.mark.parametrize("cases", [ONE] + [ALL] * bool(os.environ.get("TSALLIS_COMPILE_ALL")))
 def test_the_kernels_compile_for_a_gpu_and_not_anew_for_every_number(cases: str) -> None:
     """Without one: what the interpreter runs is not always what the compiler takes."""
-    program = COMPILE.replace("CASES", cases)
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+    compile_for_a_gpu(COMPILE.replace("CASES", cases))

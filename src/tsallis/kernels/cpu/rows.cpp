@@ -173,7 +173,8 @@ template <class T, class S> void map_range(const MapCall& call, int64_t first, i
     Tile<T, S> in(call.layout, block.tile[0], block.stride), out(call.layout, block.tile[1], block.stride);
     in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         s.rows = (int)(end - begin);
-        if (call.layout.d <= (kind == ANY ? 256 : 64)) {  // there it takes long enough
+        // Where solving takes longer than reading; before other rows it only gets in the way.
+        if (call.layout.d <= (kind == ANY ? 256 : 64)) {
             in.expect(call.scores, end, end - begin);
             out.expect(call.probs, end, end - begin);
         }

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tsallis.kernels import autograd
 from tsallis.kernels.attention import Problem
+from tsallis.kernels.dispatch import extremes
 from tsallis.kernels.gpu.attention_tiles import ADDITIVE, BOOLEAN, NO_MASK
 from tsallis.kernels.gpu.language import ANY_ALPHA, TINY_EPS, Alpha, interpreted, mode, plain, precision, run
 
@@ -105,7 +106,7 @@ def powers_of(alpha: Alpha) -> int | None:
         return None if alpha > 2 else mode(alpha)
     if alpha.is_cuda and torch.cuda.is_current_stream_capturing():
         return plain(ANY_ALPHA)
-    least, most = torch.stack(alpha.detach().aminmax()).tolist()
+    least, most = extremes(alpha)
     if not 1 <= least <= most < torch.inf:
         autograd.check_alpha(alpha)
     if most > 2:

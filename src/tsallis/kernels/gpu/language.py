@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tsallis.kernels.dispatch import extremes
+
 Alpha = float | Tensor
 
 _MISSING = ""
@@ -101,7 +103,7 @@ def run(kernel: Any, grid: tuple[int, ...], where: Tensor, **arguments: Any) -> 
 
 def mode(alpha: Alpha) -> int:
     """Which powers there are; one look at the numbers."""
-    least, most = torch.stack(alpha.detach().aminmax()).tolist() if isinstance(alpha, Tensor) else (alpha, alpha)
+    least, most = extremes(alpha) if isinstance(alpha, Tensor) else (alpha, alpha)
     if not most <= 2:
         raise NotImplementedError(f"the Triton kernels compute alphas from 1 to 2, got {most:g}")
     modes = {1.5: THREE_HALVES, 2.0: TWO}

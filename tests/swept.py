@@ -1,0 +1,26 @@
+"""Small rows cut as long ones are, for the tests of the row kernels for GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tsallis.kernels.gpu import maps
+
+ALPHAS = [1.0, 1 + 1e-6, 1.001, 1.05, 1.25, 4 / 3, 1.5, 1.9, 2.0]
+LISTS = maps.Long(lanes=32, width=32, depth=6, room=128, warps=1, stages=1, programs=2, parts=1)
+PATHS = {
+    "short": None,
+    "lists": LISTS,
+    "full": LISTS._replace(depth=1),  # sooner or later nothing fits
+    "parts": LISTS._replace(lanes=16, width=16, parts=2),
+}
+
+
+def tiling(path: str) -> Callable[[int, int, int, int], maps.Short | maps.Long]:
+    """What takes the place of a `tiling` of the kernels."""
+
+    def cut(rows: int, d: int, powers: int, processors: int) -> maps.Short | maps.Long:
+        width = maps.padded(d)
+        return PATHS[path] or maps.Short(2, width, width // 4 if width >= 8 else width, 1)
+
+    return cut
