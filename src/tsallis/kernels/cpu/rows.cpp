@@ -173,11 +173,9 @@ template <class T, class S> void map_range(const MapCall& call, int64_t first, i
     Tile<T, S> in(call.layout, block.tile[0], block.stride), out(call.layout, block.tile[1], block.stride);
     in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         s.rows = (int)(end - begin);
-        // Where solving takes longer than reading; before other rows it only gets in the way.
-        if (call.layout.d <= (kind == ANY ? 256 : 64)) {
-            in.expect(call.scores, end, end - begin);
-            out.expect(call.probs, end, end - begin);
-        }
+        const int64_t d = in.plain() ? call.layout.d : 0, next = 2 * end - begin <= call.layout.rows ? end : begin;
+        s.around = {(const char*)((const S*)call.probs + begin * d), (const char*)((const S*)call.scores + next * d),
+                    d * (int64_t)sizeof(S), d ? (int64_t)sizeof(S) : 0, d <= 64};
         auto place = [&](int row) { return out.place(call.probs, begin, begin + row); };
         auto finish = [&](int row) {
             if (call.stats) {
@@ -272,6 +270,12 @@ template <Kind K, class T> INLINE void bend(Vec<T> p, const Family<T>& f, Vec<T>
     curvature = some ? p * bent * (1 / (f.eps * f.eps)) : Vec<T>{};
 }
 
+// Entries called into the second-level cache, `by` ahead: where a gradient is written, and what the next row needs.
+constexpr int64_t CALLED = 4096;  // of longer rows the machine itself has learned by then how they go on
+template <class S> INLINE void call_ahead(const S* p, int entries, int64_t by = 0) {
+    for (int i = 0; i < entries; i += 64 / (int)sizeof(S)) __builtin_prefetch(p + by + i, 0, 2);
+}
+
 constexpr int64_t SPARSE_FROM = 512;  // in rows so long whole groups of zeros are common
 
 // dz = s (g - delta), delta = s.g / sum s, over all entries: for slopes that cost little.
@@ -284,6 +288,7 @@ template <Kind K, class T, class S> void gradient_of_all(const S* p, const S* g,
         Vec<T> s0 = {}, s1 = {}, g0 = {}, g1 = {};
         int64_t i = first, stop = smaller(d, first + BLOCK * N);
         for (; i + 2 * N <= stop; i += 2 * N) {
+            if (d <= CALLED) call_ahead(dz + i, 2 * N);
             Vec<T> a = load(p + i), b = load(p + i + N);
             if (sparse && !beyond<T>(larger(a, b), Vec<T>{})) continue;
             a = slope<K>(a, f), b = slope<K>(b, f);
@@ -302,6 +307,7 @@ template <Kind K, class T, class S> void gradient_of_all(const S* p, const S* g,
     T mass = sum<T>(total), delta = mass > 0 ? sum<T>(weighted) / mass : 0;
     int64_t i = 0;
     for (; i + 2 * N <= d; i += 2 * N) {
+        if (d <= CALLED) call_ahead(p + i, 2 * N, d), call_ahead(g + i, 2 * N, d);
         Vec<T> a = load(p + i), b = load(p + i + N);
         if (sparse && !beyond<T>(larger(a, b), Vec<T>{})) {
             store(dz + i, Vec<T>{}), store(dz + i + N, Vec<T>{});
@@ -323,6 +329,7 @@ void gradient_of_support(const S* p, const S* g, int64_t d, const Family<T>& f, 
     constexpr int N = LANES<T>;
     int64_t n = 0;
     for (int64_t i = 0; i < d; i += N) {
+        if (d <= CALLED) call_ahead(dz + i, N);
         Vec<T> v = load_row(p, i, d, (T)0);
         uint32_t m = beyond<T>(v, Vec<T>{});
         if (!m) continue;
@@ -357,10 +364,34 @@ void gradient_of_support(const S* p, const S* g, int64_t d, const Family<T>& f, 
     }
     if (dalpha) *dalpha = sum<T>(moved);
     for (int64_t i = 0; i < d; i += N) {
+        if (d <= CALLED) call_ahead(p + i, N, d), call_ahead(g + i, N, d);
         uint32_t m = beyond<T>(load_row(p, i, d, (T)0), Vec<T>{});
-        store_row(dz, i, d, m ? load_packed(ss, m) : Vec<T>{});
+        store_row(dz, i, d, load_packed(ss, m));
         ss += __builtin_popcount(m);
     }
+}
+
+// The same of a row of M vectors, which never leave the registers.
+template <Kind K, int M, class T, class S>
+INLINE void gradient_of_few(const S* p, const S* g, int64_t d, const Family<T>& f, T* dz, T* dalpha) {
+    constexpr int N = LANES<T>;
+    Vec<T> s[M], curvature[M] = {}, upstream[M], total = {}, weighted = {}, moved = {};
+    auto read = [&](const S* from, int k) { return k < M - 1 ? load(from + k * N) : load_row(from, k * N, d, (T)0); };
+    for (int k = 0; k < M; k++) {
+        const Vec<T> v = read(p, k);
+        upstream[k] = read(g, k);
+        if (dalpha) bend<K>(v, f, s[k], curvature[k]);
+        else s[k] = slope<K>(v, f);
+        total += s[k], weighted += s[k] * upstream[k];
+    }
+    const T mass = sum<T>(total), delta = mass > 0 ? sum<T>(weighted) / mass : 0;
+    for (int k = 0; k < M; k++) {
+        const Vec<T> centred = upstream[k] - delta;
+        if (dalpha) moved -= curvature[k] * centred;
+        if (k < M - 1) store(dz + k * N, s[k] * centred);
+        else store_row(dz, k * N, d, s[k] * centred);
+    }
+    if (dalpha) *dalpha = sum<T>(moved);
 }
 
 // All of a row with a NaN is NaN.
@@ -372,13 +403,15 @@ template <class T> __attribute__((noinline)) void break_row(T* dz, int64_t d, T*
 // One row; `scratch` are three rows of room.
 template <Kind K, class T, class S>
 INLINE void gradient_of_row(const S* p, const S* g, int64_t d, const Family<T>& f, T* dz, T* dalpha, T* const* scratch) {
-    if (widen(p[0]) != widen(p[0])) {
-        break_row(dz, d, dalpha);
-    } else if (dalpha || needs_power(K, f)) {
-        gradient_of_support<K>(p, g, d, f, dz, dalpha, scratch[0], scratch[1], scratch[2]);
-    } else {
-        gradient_of_all<K>(p, g, d, f, dz);
+    if (widen(p[0]) != widen(p[0])) return break_row(dz, d, dalpha);
+    switch (padded<T>(d)) {
+        case 1: return gradient_of_few<K, 1>(p, g, d, f, dz, dalpha);
+        case 2: return gradient_of_few<K, 2>(p, g, d, f, dz, dalpha);
+        case 3: return gradient_of_few<K, 3>(p, g, d, f, dz, dalpha);
+        case 4: return gradient_of_few<K, 4>(p, g, d, f, dz, dalpha);
     }
+    if (dalpha || needs_power(K, f)) gradient_of_support<K>(p, g, d, f, dz, dalpha, scratch[0], scratch[1], scratch[2]);
+    else gradient_of_all<K>(p, g, d, f, dz);
 }
 
 template <class T, class S> void map_gradient_range(const MapGradientCall& call, int64_t first, int64_t last) {

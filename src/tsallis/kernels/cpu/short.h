@@ -93,6 +93,7 @@ INLINE void turn_candidates(
         const Vec<T> bound = fill(above[r]);
         int64_t n = 0;
         for (int64_t i = 0, v = 0; i < s.d; i += N, v++) {
+            s.around.call_out(r, i);
             const Vec<T> w = load_row(z[r], i, s.d, (T)-INFINITY) - shift[r];
             const uint32_t m = found.named[r][v] = beyond<T>(w, bound);
             store_packed(out + n, w, m), n += __builtin_popcount(m);
@@ -230,7 +231,7 @@ void map_short(Rows<T>& s, const S* const* z, Place&& place, Finish&& finish) {
     a.t = a.fine = a.low = Vec<T>{};
     int64_t d = s.d;
     Candidates<T> found;
-    const bool packed = d > 2 * N;
+    const bool packed = d > N;
     if (packed) {
         if (!(FAST && f.n == 0)) bound_thresholds<K>(groups, shift, some, a, f, p);  // rough powers are not that exact
         a.low = a.t;
@@ -238,6 +239,7 @@ void map_short(Rows<T>& s, const S* const* z, Place&& place, Finish&& finish) {
         turn_candidates(z, s, s.shift, s.above, s.p, x, found);
         d = found.most;
     } else {
+        s.around.call_all(s.rows);
         turn<T>(z, s.rows, d, shift, a.eps, x);
     }
     Vec<T> mass = {};
@@ -319,7 +321,8 @@ void map_short(Rows<T>& s, const S* const* z, Place&& place, Finish&& finish) {
         const bool broken = !(scale[r] == scale[r]);
         for (int64_t i = 0, v = 0; i < s.d; i += N, v++) {
             const uint32_t m = found.named[r][v];
-            store_row(out, i, s.d, broken ? fill((T)NAN) : m ? load_packed(from, m) : Vec<T>{});
+            s.around.call_next(r, i);
+            store_row(out, i, s.d, broken ? fill((T)NAN) : load_packed(from, m));
             from += __builtin_popcount(m);
         }
         finish(r);

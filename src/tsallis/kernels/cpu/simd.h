@@ -95,7 +95,8 @@ template <class T> INLINE uint32_t beyond(Vec<T> a, Vec<T> b) { return bits(~(a 
 template <class T> INLINE void store_packed(T* out, Vec<T> v, uint32_t mask) {
     for (; mask; mask &= mask - 1) *out++ = v[__builtin_ctz(mask)];
 }
-// The opposite: the lanes a mask names from consecutive memory, zero in the others.
+// The opposite: the lanes a mask names from consecutive memory, of which up to a full vector may be read; zero in the
+// others.
 template <class T> INLINE Vec<T> load_packed(const T* p, uint32_t mask) {
     Vec<T> v = {};
     for (; mask; mask &= mask - 1) v[__builtin_ctz(mask)] = *p++;
@@ -136,7 +137,9 @@ template <> INLINE uint32_t beyond<float>(F a, F b) { return _mm512_cmp_ps_mask(
 template <> INLINE void store_packed(float* out, F v, uint32_t mask) {
     _mm512_storeu_ps(out, _mm512_maskz_compress_ps((__mmask16)mask, (__m512)v));
 }
-template <> INLINE F load_packed(const float* p, uint32_t mask) { return (F)_mm512_maskz_expandloadu_ps((__mmask16)mask, p); }
+template <> INLINE F load_packed(const float* p, uint32_t mask) {
+    return (F)_mm512_maskz_expand_ps((__mmask16)mask, _mm512_loadu_ps(p));
+}
 template <> INLINE float sum<float>(F v) { return _mm512_reduce_add_ps((__m512)v); }
 template <> INLINE float maximum<float>(F v) { return _mm512_reduce_max_ps((__m512)v); }
 template <> INLINE F sums_of<float>(const F* v) {
@@ -161,12 +164,15 @@ INLINE F about_inverse(F v) { return (F)_mm512_rcp14_ps((__m512)v); }
 #elif defined(__AVX2__)
 
 struct PackTable {
-    alignas(32) int32_t from[256][8] = {};
+    alignas(32) int32_t from[256][8] = {}, to[256][8] = {};  // -1 in `to`: a lane that gets nothing
     constexpr PackTable() {
         for (int mask = 0; mask < 256; mask++)
-            for (int lane = 0, k = 0; lane < 8; lane++)
-                if (mask >> lane & 1) from[mask][k++] = lane;
-                else from[mask][7 - (lane - k)] = lane;
+            for (int lane = 0, k = 0; lane < 8; lane++) {
+                const bool named = mask >> lane & 1;
+                to[mask][lane] = named ? k : -1;
+                from[mask][named ? k : 7 - (lane - k)] = lane;
+                k += named;
+            }
     }
 };
 constexpr PackTable PACK;  // known to the compiler: nothing of this file may run when the library is loaded
@@ -187,6 +193,10 @@ template <> INLINE uint32_t beyond<float>(F a, F b) {
 template <> INLINE void store_packed(float* out, F v, uint32_t mask) {
     __m256i from = _mm256_load_si256((const __m256i*)PACK.from[mask]);
     _mm256_storeu_ps(out, _mm256_permutevar8x32_ps((__m256)v, from));
+}
+template <> INLINE F load_packed(const float* p, uint32_t mask) {
+    __m256i to = _mm256_load_si256((const __m256i*)PACK.to[mask]), none = _mm256_srai_epi32(to, 31);
+    return (F)_mm256_andnot_ps(_mm256_castsi256_ps(none), _mm256_permutevar8x32_ps(_mm256_loadu_ps(p), to));
 }
 template <> INLINE float sum<float>(F v) {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));

@@ -57,6 +57,24 @@ template <class T> Family<T> family(double alpha, int64_t d) {
 
 constexpr int MOST = LANES<float>;  // rows solved together
 
+// Memory that rows will need soon, called into the cache a little with every step: where this block's probabilities are
+// written, and where the next one's scores lie. In the first-level cache there is room for it where rows are few dozens.
+struct Around {
+    const char *out, *next;
+    int64_t row, entry;  // bytes
+    bool near;
+
+    INLINE void call(const char* p) const {
+        if (near) __builtin_prefetch(p, 0, 3);
+        else __builtin_prefetch(p, 0, 2);
+    }
+    INLINE void call_out(int r, int64_t i) const { call(out + r * row + i * entry); }
+    INLINE void call_next(int r, int64_t i) const { call(next + r * row + i * entry); }
+    INLINE void call_all(int rows) const {
+        for (int64_t at = 0; at < rows * row; at += 64) call(out + at), call(next + at);
+    }
+};
+
 template <class T> struct Rows {  // up to a vector of rows, and what is known of them
     int rows;
     int64_t d, stride;  // of the buffers, in elements
@@ -67,6 +85,7 @@ template <class T> struct Rows {  // up to a vector of rows, and what is known o
     alignas(64) T shift[MOST];  // the row's maximum, or 0 in a row where nothing takes part
     alignas(64) Vec<T> sums[4][MOST];  // of u^b, u^(b-1), u^(b-2), u^(b-3), not yet added across the lanes
     int64_t count[MOST];
+    Around around;
 };
 
 constexpr int LANE_VECTORS = 4;  // vectors of running maxima

@@ -197,14 +197,6 @@ template <class T, class S> class Tile {
         for (int64_t r = first; r < last; r++) rows[r - first] = (const S*)memory + r * layout.d;
     }
 
-    // The rows that come next set out for the cache while others are computed.
-    void expect(const void* memory, int64_t first, int64_t rows) const {
-        if (layout.inner != 1) return;
-        const int64_t last = smaller(first + rows, layout.rows);
-        const char *from = (const char*)((const S*)memory + first * layout.d), *to = (const char*)((const S*)memory + last * layout.d);
-        for (; from < to; from += 64) __builtin_prefetch(from, 0, 2);
-    }
-
     // Where row r of a block that begins at `first` shall be written: into the tensor itself, or into the tile.
     INLINE T* place(void* memory, int64_t first, int64_t r) const {
         return direct() ? (T*)memory + r * layout.d : tile + (alone() ? 0 : (r - first) * stride);
