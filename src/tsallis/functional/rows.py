@@ -106,7 +106,10 @@ def alpha_along(alpha: Alpha, scores: Tensor, shape: Sequence[int], dim: int, nd
     alpha = alpha.to(device=scores.device, dtype=dtype)
     if ndim == 0:
         return alpha.reshape(1, 1)
-    alpha = alpha.reshape((1,) * (ndim - alpha.dim()) + alpha.shape).movedim(dim, -1)
+    if alpha.dim() < ndim:
+        alpha = alpha.reshape((1,) * (ndim - alpha.dim()) + alpha.shape)
+    if dim % ndim != ndim - 1:  # of small tensors every operation counts
+        alpha = alpha.movedim(dim, -1)
     if alpha.shape[-1] != 1:
         raise ValueError(
             f"alpha must have size 1 along dim {dim} of the scores: one alpha a row, got size {alpha.shape[-1]}"

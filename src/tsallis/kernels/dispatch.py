@@ -140,7 +140,5 @@ def _compiled(x: Tensor, alpha: Alpha, name: str) -> bool:
         return False
     if name in ("eager", "triton") or not cpu.status().available:
         return False
-    if isinstance(alpha, float):
-        return 1 <= alpha <= 2
-    least, most = alpha.detach().aminmax()
-    return bool(least >= 1) and bool(most <= 2)
+    least, most = (alpha, alpha) if isinstance(alpha, float) else extremes(alpha)
+    return 1 <= least <= most <= 2

@@ -68,7 +68,7 @@ void in_blocks(const Layout& layout, Family<T>* families, int64_t first, int64_t
         case ANY: { constexpr Kind K = ANY; __VA_ARGS__; break; }         \
     }
 
-template <class T> INLINE void fill_row(T* row, int64_t d, T value) {
+template <class T, class O> INLINE void fill_row(O* row, int64_t d, T value) {
     for (int64_t i = 0; i < d; i += LANES<T>) store_row(row, i, d, fill(value));
 }
 
@@ -100,9 +100,11 @@ template <class T> INLINE void scale_row(T* row, int64_t d, T by) {
     for (int64_t i = 0; i < d; i += LANES<T>) store_row(row, i, d, load_row(row, i, d, (T)0) * by);
 }
 
-// Probabilities times `scale`, from scores and a solved row's threshold.
+// Probabilities times `scale`, from scores and a solved row's threshold; `past` the caches where that pays.
 template <Kind K, class T>
-INLINE void emit(const T* z, int64_t d, T shift, Threshold<T> at, T scale, const Family<T>& f, T* out) {
+INLINE void emit(
+    const T* z, int64_t d, T shift, Threshold<T> at, T scale, const Family<T>& f, T* out, bool past = false
+) {
     constexpr int N = LANES<T>;
     if constexpr (K == SOFTMAX) {
         for (int64_t i = 0; i < d; i += N)
@@ -120,6 +122,7 @@ INLINE void emit(const T* z, int64_t d, T shift, Threshold<T> at, T scale, const
                 store(out + i + k * N, some ? probability<K>(w[k] * f.eps, at, f) * scale : Vec<T>{});
         }
     }
+    for (; past && i + N <= d; i += N) store_past(out + i, probability<K>((load(z + i) - shift) * f.eps, at, f) * scale);
     for (; i < d; i += N) {
         Vec<T> w = load_row(z, i, d, (T)-INFINITY) - shift;
         store_row(out, i, d, probability<K>(w * f.eps, at, f) * scale);
@@ -185,11 +188,12 @@ template <class T, class S> void map_range(const MapCall& call, int64_t first, i
             }
             out.finish_row(call.probs, begin, begin + row);
         };
-        if constexpr (TURNED<T> && !SAME<T, S>) {  // halves are read where they lie
-            if (kind != SOFTMAX && call.layout.d <= SHORT && in.plain()) {
+        if constexpr (TURNED<T> && !SAME<T, S>) {  // halves are read and written where they lie
+            if (kind != SOFTMAX && d > 0 && d <= SHORT && !call.stats) {
                 const S* z[MOST];
                 in.find(call.scores, begin, end, z);
-                BY_KIND(kind, if constexpr (K != SOFTMAX) map_short<K>(s, z, place, finish))
+                auto there = [&](int row) { return (S*)call.probs + (begin + row) * d; };
+                BY_KIND(kind, if constexpr (K != SOFTMAX) map_short<K>(s, z, there, [](int) {}))
                 return;
             }
         }
@@ -276,13 +280,15 @@ template <class S> INLINE void call_ahead(const S* p, int entries, int64_t by = 
     for (int i = 0; i < entries; i += 64 / (int)sizeof(S)) __builtin_prefetch(p + by + i, 0, 2);
 }
 
-constexpr int64_t SPARSE_FROM = 512;  // in rows so long whole groups of zeros are common
+constexpr int64_t SPARSE_FROM = 4096;  // in rows so long whole groups of zeros are so common that a machine foresees them
 
-// dz = s (g - delta), delta = s.g / sum s, over all entries: for slopes that cost little.
-template <Kind K, class T, class S> void gradient_of_all(const S* p, const S* g, int64_t d, const Family<T>& f, T* dz) {
+// dz = s (g - delta), delta = s.g / sum s, over all entries: for slopes that cost little. `roots` is dz itself, or room
+// for a row where dz is not as precise.
+template <Kind K, class T, class S, class O>
+void gradient_of_all(const S* p, const S* g, int64_t d, const Family<T>& f, O* dz, T* roots) {
     constexpr int N = LANES<T>;
     const bool sparse = K != SOFTMAX && d >= SPARSE_FROM;  // then whole groups are zero, and their gradients need not be read
-    constexpr bool WAIT = K == THREE_HALVES || K == WHOLE;  // roots are dear: they wait in the output
+    constexpr bool WAIT = K == THREE_HALVES || K == WHOLE;  // they are dear
     Vec<T> total = {}, weighted = {};
     for (int64_t first = 0; first < d; first += BLOCK * N) {
         Vec<T> s0 = {}, s1 = {}, g0 = {}, g1 = {};
@@ -292,13 +298,13 @@ template <Kind K, class T, class S> void gradient_of_all(const S* p, const S* g,
             Vec<T> a = load(p + i), b = load(p + i + N);
             if (sparse && !beyond<T>(larger(a, b), Vec<T>{})) continue;
             a = slope<K>(a, f), b = slope<K>(b, f);
-            if (WAIT) store(dz + i, a), store(dz + i + N, b);
+            if (WAIT) store(roots + i, a), store(roots + i + N, b);
             s0 += a, s1 += b;
             g0 += a * load(g + i), g1 += b * load(g + i + N);
         }
         for (; i < stop; i += N) {
             Vec<T> a = slope<K>(load_row(p, i, d, (T)0), f);
-            if (WAIT) store_row(dz, i, d, a);
+            if (WAIT) store_row(roots, i, d, a);
             s0 += a;
             g0 += a * load_row(g, i, d, (T)0);
         }
@@ -313,19 +319,19 @@ template <Kind K, class T, class S> void gradient_of_all(const S* p, const S* g,
             store(dz + i, Vec<T>{}), store(dz + i + N, Vec<T>{});
             continue;
         }
-        a = WAIT ? load(dz + i) : slope<K>(a, f), b = WAIT ? load(dz + i + N) : slope<K>(b, f);
+        a = WAIT ? load(roots + i) : slope<K>(a, f), b = WAIT ? load(roots + i + N) : slope<K>(b, f);
         store(dz + i, a * (load(g + i) - delta));
         store(dz + i + N, b * (load(g + i + N) - delta));
     }
     for (; i < d; i += N) {
-        Vec<T> a = WAIT ? load_row(dz, i, d, (T)0) : slope<K>(load_row(p, i, d, (T)0), f);
+        Vec<T> a = WAIT ? load_row(roots, i, d, (T)0) : slope<K>(load_row(p, i, d, (T)0), f);
         store_row(dz, i, d, a * (load_row(g, i, d, (T)0) - delta));
     }
 }
 
 // The same over the support alone, packed; and the gradient of alpha, -sum p psi (g - delta), if it is asked for.
-template <Kind K, class T, class S>
-void gradient_of_support(const S* p, const S* g, int64_t d, const Family<T>& f, T* dz, T* dalpha, T* ps, T* gs, T* ss) {
+template <Kind K, class T, class S, class O>
+void gradient_of_support(const S* p, const S* g, int64_t d, const Family<T>& f, O* dz, T* dalpha, T* ps, T* gs, T* ss) {
     constexpr int N = LANES<T>;
     int64_t n = 0;
     for (int64_t i = 0; i < d; i += N) {
@@ -372,8 +378,8 @@ void gradient_of_support(const S* p, const S* g, int64_t d, const Family<T>& f, 
 }
 
 // The same of a row of M vectors, which never leave the registers.
-template <Kind K, int M, class T, class S>
-INLINE void gradient_of_few(const S* p, const S* g, int64_t d, const Family<T>& f, T* dz, T* dalpha) {
+template <Kind K, int M, class T, class S, class O>
+INLINE void gradient_of_few(const S* p, const S* g, int64_t d, const Family<T>& f, O* dz, T* dalpha) {
     constexpr int N = LANES<T>;
     Vec<T> s[M], curvature[M] = {}, upstream[M], total = {}, weighted = {}, moved = {};
     auto read = [&](const S* from, int k) { return k < M - 1 ? load(from + k * N) : load_row(from, k * N, d, (T)0); };
@@ -395,14 +401,14 @@ INLINE void gradient_of_few(const S* p, const S* g, int64_t d, const Family<T>& 
 }
 
 // All of a row with a NaN is NaN.
-template <class T> __attribute__((noinline)) void break_row(T* dz, int64_t d, T* dalpha) {
+template <class T, class O> __attribute__((noinline)) void break_row(O* dz, int64_t d, T* dalpha) {
     fill_row(dz, d, (T)NAN);
     if (dalpha) *dalpha = (T)NAN;
 }
 
 // One row; `scratch` are three rows of room.
-template <Kind K, class T, class S>
-INLINE void gradient_of_row(const S* p, const S* g, int64_t d, const Family<T>& f, T* dz, T* dalpha, T* const* scratch) {
+template <Kind K, class T, class S, class O>
+INLINE void gradient_of_row(const S* p, const S* g, int64_t d, const Family<T>& f, O* dz, T* dalpha, T* const* scratch) {
     if (widen(p[0]) != widen(p[0])) return break_row(dz, d, dalpha);
     switch (padded<T>(d)) {
         case 1: return gradient_of_few<K, 1>(p, g, d, f, dz, dalpha);
@@ -411,7 +417,8 @@ INLINE void gradient_of_row(const S* p, const S* g, int64_t d, const Family<T>& 
         case 4: return gradient_of_few<K, 4>(p, g, d, f, dz, dalpha);
     }
     if (dalpha || needs_power(K, f)) gradient_of_support<K>(p, g, d, f, dz, dalpha, scratch[0], scratch[1], scratch[2]);
-    else gradient_of_all<K>(p, g, d, f, dz);
+    else if constexpr (SAME<T, O>) gradient_of_all<K>(p, g, d, f, dz, dz);
+    else gradient_of_all<K>(p, g, d, f, dz, scratch[0]);
 }
 
 template <class T, class S> void map_gradient_range(const MapGradientCall& call, int64_t first, int64_t last) {
@@ -421,25 +428,24 @@ template <class T, class S> void map_gradient_range(const MapGradientCall& call,
         out(call.layout, block.tile[2], block.stride);
     T* const scratch[3] = {block.rows.x, block.rows.p, block.spare};
     in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
-        auto compute = [&](auto* const* p, auto* const* g) {
+        auto compute = [&](auto* const* p, auto* const* g, auto* dz, int64_t stride) {
             for (int64_t row = begin; row < end; row++) {
                 const Family<T>& f = block.family[row - begin];
                 T* dalpha = call.alpha_grad ? (T*)call.alpha_grad + row : nullptr;
-                T* dz = out.place(call.scores_grad, begin, row);
                 BY_KIND(kind, gradient_of_row<K>(p[row - begin], g[row - begin], d, f, dz, dalpha, scratch))
-                out.finish_row(call.scores_grad, begin, row);
+                dz += stride;
             }
         };
-        if (p_tile.plain()) {  // halves are read where they lie
+        if (p_tile.plain()) {  // halves are read and written where they lie
             const S *p[MOST], *g[MOST];
             p_tile.find(call.probs, begin, end, p), g_tile.find(call.grad, begin, end, g);
-            compute(p, g);
+            compute(p, g, (S*)call.scores_grad + begin * d, d);
         } else {
             const T *p[MOST], *g[MOST];
             p_tile.read(call.probs, begin, end, p), g_tile.read(call.grad, begin, end, g);
-            compute(p, g);
+            compute(p, g, block.tile[2], block.stride);
+            out.finish_block(call.scores_grad, begin, end);
         }
-        out.finish_block(call.scores_grad, begin, end);
     });
 }
 
@@ -547,15 +553,20 @@ template <class T, class S> void loss_range(const LossCall& call, int64_t first,
     });
 }
 
+// A gradient of so many bytes is out of every cache before it is read: it need not be in one.
+constexpr int64_t PAST = 16 << 20;
+
 template <class T, class S> void loss_gradient_range(const LossGradientCall& call, int64_t first, int64_t last) {
     const int64_t d = call.layout.d;
     Block<T> block(call.layout, 2);
     Tile<T, S> in(call.layout, block.tile[0], block.stride), out(call.layout, block.tile[1], block.stride);
+    const bool past = out.direct() && call.scores_grad != call.scores && call.layout.rows * d * (int64_t)sizeof(T) >= PAST;
     in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; r++) {
             const T* z;
             in.read(call.scores, r, r + 1, &z);
             T* dz = out.place(call.scores_grad, begin, r);
+            const bool aligned = (uintptr_t)dz % VECTOR_BYTES == 0;
             const T* stats = (const T*)call.stats + r * STATS;
             const T weight = ((const T*)call.grad)[r], scale = stats[3];
             const Threshold<T> at{stats[1], stats[2]};
@@ -565,12 +576,13 @@ template <class T, class S> void loss_gradient_range(const LossGradientCall& cal
             } else if (scale != scale) {
                 fill_row(dz, d, (T)NAN);
             } else {
-                BY_KIND(kind, emit<K>(z, d, stats[0], at, scale * weight, block.family[r - begin], dz))
+                BY_KIND(kind, emit<K>(z, d, stats[0], at, scale * weight, block.family[r - begin], dz, past && aligned))
                 dz[y] -= weight;
             }
             out.finish_row(call.scores_grad, begin, r);
         }
     });
+    if (past) settle();
 }
 
 // alpha-ReLU: u = 1 + eps z - t with t = 1 + tau, loss = sum r u / alpha + 1/(alpha eps) + tau/eps - z_y.

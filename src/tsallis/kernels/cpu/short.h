@@ -317,7 +317,7 @@ void map_short(Rows<T>& s, const S* const* z, Place&& place, Finish&& finish) {
     turn_back<T>(p, scale, s.rows, padded<T>(d) * N, [&](int r) { return s.x + r * s.stride; });
     for (int r = 0; r < s.rows; r++) {
         const T* from = s.x + r * s.stride;
-        T* out = place(r);
+        auto* out = place(r);
         const bool broken = !(scale[r] == scale[r]);
         for (int64_t i = 0, v = 0; i < s.d; i += N, v++) {
             const uint32_t m = found.named[r][v];

@@ -103,6 +103,22 @@ template <class T> INLINE Vec<T> load_packed(const T* p, uint32_t mask) {
     return v;
 }
 
+// A vector to aligned memory past the caches, which need not read first what is written over; order it with `settle`.
+template <class T> INLINE void store_past(T* p, Vec<T> v) {
+#if defined(__AVX512F__)
+    _mm512_stream_ps((float*)p, (__m512)v);
+#elif defined(__AVX2__)
+    _mm256_stream_ps((float*)p, (__m256)v);
+#else
+    store(p, v);
+#endif
+}
+INLINE void settle() {
+#if defined(__AVX2__)
+    _mm_sfence();
+#endif
+}
+
 template <class T> INLINE T sum(Vec<T> v) {
     T total = v[0];
     for (int i = 1; i < LANES<T>; i++) total += v[i];

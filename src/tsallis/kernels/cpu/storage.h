@@ -95,6 +95,10 @@ template <class S> INLINE F load_half_part(const S* row, int64_t n, float rest) 
     const __mmask16 some = (__mmask16)((1u << n) - 1);
     return (F)_mm512_mask_mov_ps(_mm512_set1_ps(rest), some, widen_vector(_mm256_maskz_loadu_epi16(some, row), S{}));
 }
+template <class S> INLINE void store_half(S* row, F v) { _mm256_storeu_si256((__m256i*)row, narrow_vector((__m512)v, S{})); }
+template <class S> INLINE void store_half_part(S* row, int64_t n, F v) {
+    _mm256_mask_storeu_epi16(row, (__mmask16)((1u << n) - 1), narrow_vector((__m512)v, S{}));
+}
 template <class S> INLINE void widen_vectors(const S* from, float* to, int64_t d) {
     for (int64_t j = 0; j < d; j += 16) {
         const __mmask16 some = (__mmask16)(d - j < 16 ? (1u << (d - j)) - 1 : 0xffff);
@@ -121,6 +125,7 @@ INLINE __m128i narrow_vector(__m256 v, BFloat16) {
 template <class S> INLINE F load_half(const S* row, int64_t i) {
     return (F)widen_vector(_mm_loadu_si128((const __m128i*)(row + i)), S{});
 }
+template <class S> INLINE void store_half(S* row, F v) { _mm_storeu_si128((__m128i*)row, narrow_vector((__m256)v, S{})); }
 template <class S> INLINE void widen_vectors(const S* from, float* to, int64_t d) {
     int64_t j = 0;
     for (; j + 8 <= d; j += 8) _mm256_storeu_ps(to + j, widen_vector(_mm_loadu_si128((const __m128i*)(from + j)), S{}));
@@ -137,6 +142,9 @@ template <class S> INLINE F load_half(const S* row, int64_t i) {
     for (int k = 0; k < LANES<float>; k++) v[k] = widen(row[i + k]);
     return v;
 }
+template <class S> INLINE void store_half(S* row, F v) {
+    for (int k = 0; k < LANES<float>; k++) narrow(v[k], row[k]);
+}
 template <class S> INLINE void widen_vectors(const S* from, float* to, int64_t d) {
     for (int64_t j = 0; j < d; j++) to[j] = widen(from[j]);
 }
@@ -151,13 +159,24 @@ template <class S> INLINE F load_half_part(const S* row, int64_t n, float rest) 
     for (int i = 0; i < LANES<float>; i++) lanes[i] = i < n ? widen(row[i]) : rest;
     return load(lanes);
 }
+template <class S> INLINE void store_half_part(S* row, int64_t n, F v) {
+    for (int i = 0; i < n; i++) narrow(v[i], row[i]);
+}
 #endif
-// As of floats, so that rows are read where they lie.
+// As of floats, so that rows are read and written where they lie.
 template <class S> INLINE F load_half_row(const S* row, int64_t i, int64_t d, float rest) {
     return i + LANES<float> <= d ? load_half(row, i) : load_half_part(row + i, d - i, rest);
 }
 INLINE F load(const BFloat16* p) { return load_half(p, 0); }
 INLINE F load(const Float16* p) { return load_half(p, 0); }
+template <class S> INLINE void store_half_row(S* row, int64_t i, int64_t d, F v) {
+    if (i + LANES<float> <= d) store_half(row + i, v);
+    else store_half_part(row + i, d - i, v);
+}
+INLINE void store(BFloat16* p, F v) { store_half(p, v); }
+INLINE void store(Float16* p, F v) { store_half(p, v); }
+INLINE void store_row(BFloat16* row, int64_t i, int64_t d, F v) { store_half_row(row, i, d, v); }
+INLINE void store_row(Float16* row, int64_t i, int64_t d, F v) { store_half_row(row, i, d, v); }
 INLINE F load_row(const BFloat16* row, int64_t i, int64_t d, float rest) { return load_half_row(row, i, d, rest); }
 INLINE F load_row(const Float16* row, int64_t i, int64_t d, float rest) { return load_half_row(row, i, d, rest); }
 
