@@ -59,6 +59,16 @@ template <> INLINE void transpose<float>(const F* rows, F* columns) {
         columns[4 + k] = (F)_mm256_permute2f128_ps(b[k], b[4 + k], 0x31);
     }
 }
+#elif defined(__aarch64__)
+template <> INLINE void transpose<float>(const F* rows, F* columns) {
+    float64x2_t even[2], odd[2];  // columns 0 and 2, and 1 and 3, of pairs of rows
+    for (int i = 0; i < 2; i++) {
+        float32x4_t a = (float32x4_t)rows[2 * i], b = (float32x4_t)rows[2 * i + 1];
+        even[i] = (float64x2_t)vtrn1q_f32(a, b), odd[i] = (float64x2_t)vtrn2q_f32(a, b);
+    }
+    columns[0] = (F)vtrn1q_f64(even[0], even[1]), columns[1] = (F)vtrn1q_f64(odd[0], odd[1]);
+    columns[2] = (F)vtrn2q_f64(even[0], even[1]), columns[3] = (F)vtrn2q_f64(odd[0], odd[1]);
+}
 #endif
 
 template <class T> constexpr bool TURNED = LANES<T> == MOST;  // a vector holds a row of the block in each lane
@@ -86,15 +96,18 @@ INLINE void turn_candidates(
     const S* const* z, const Rows<T>& s, const T* shift, const T* above, T* packed, Vec<T>* x, Candidates<T>& found
 ) {
     constexpr int N = LANES<T>;
+    const Around around = s.around;  // copies, which no store below can change
+    const int64_t d = s.d;
     int64_t count[N];
     found.most = 0;
     for (int r = 0; r < s.rows; r++) {
         T* out = packed + r * s.stride;
-        const Vec<T> bound = fill(above[r]);
+        const S* row = z[r];
+        const Vec<T> bound = fill(above[r]), top = fill(shift[r]);
         int64_t n = 0;
-        for (int64_t i = 0, v = 0; i < s.d; i += N, v++) {
-            s.around.call_out(r, i);
-            const Vec<T> w = load_row(z[r], i, s.d, (T)-INFINITY) - shift[r];
+        for (int64_t i = 0, v = 0; i < d; i += N, v++) {
+            around.call_out(r, i);
+            const Vec<T> w = load_row(row, i, d, (T)-INFINITY) - top;
             const uint32_t m = found.named[r][v] = beyond<T>(w, bound);
             store_packed(out + n, w, m), n += __builtin_popcount(m);
         }
@@ -315,14 +328,16 @@ void map_short(Rows<T>& s, const S* const* z, Place&& place, Finish&& finish) {
         return;
     }
     turn_back<T>(p, scale, s.rows, padded<T>(d) * N, [&](int r) { return s.x + r * s.stride; });
+    const Around around = s.around;
+    const int64_t whole = s.d;
     for (int r = 0; r < s.rows; r++) {
         const T* from = s.x + r * s.stride;
         auto* out = place(r);
         const bool broken = !(scale[r] == scale[r]);
-        for (int64_t i = 0, v = 0; i < s.d; i += N, v++) {
+        for (int64_t i = 0, v = 0; i < whole; i += N, v++) {
             const uint32_t m = found.named[r][v];
-            s.around.call_next(r, i);
-            store_row(out, i, s.d, broken ? fill((T)NAN) : load_packed(from, m));
+            around.call_next(r, i);
+            store_row(out, i, whole, broken ? fill((T)NAN) : load_packed(from, m));
             from += __builtin_popcount(m);
         }
         finish(r);

@@ -240,17 +240,62 @@ template <> INLINE F sums_of<float>(const F* v) {
 INLINE F root(F v) { return (F)_mm256_sqrt_ps((__m256)v); }
 INLINE F about_inverse(F v) { return (F)_mm256_rcp_ps((__m256)v); }
 
+#elif defined(__aarch64__)
+
+struct PackTable {
+    alignas(16) uint8_t from[16][16] = {}, to[16][16] = {};  // of bytes; 255 in `to`: one that gets zero
+    constexpr PackTable() {
+        for (int mask = 0; mask < 16; mask++)
+            for (int byte = 0, k = 0; byte < 16; byte++) {
+                const bool named = mask >> byte / 4 & 1;
+                to[mask][byte] = (uint8_t)(named ? k : 255);
+                if (named) from[mask][k++] = (uint8_t)byte;
+            }
+    }
+};
+constexpr PackTable PACK;  // known to the compiler: nothing of this file may run when the library is loaded
+
+// n is below a whole vector.
+template <> INLINE F load_part(const float* p, int64_t n, float rest) {
+    float32x4_t v = vdupq_n_f32(rest);
+    if (n & 2) {
+        v = vcombine_f32(vld1_f32(p), vget_high_f32(v));
+        return (F)(n & 1 ? vld1q_lane_f32(p + 2, v, 2) : v);
+    }
+    return (F)(n & 1 ? vld1q_lane_f32(p, v, 0) : v);
+}
+template <> INLINE void store_part(float* p, int64_t n, F v) {
+    if (n & 2) vst1_f32(p, vget_low_f32((float32x4_t)v));
+    if (n & 1) p[n & 2] = n & 2 ? v[2] : v[0];
+}
+template <> INLINE uint32_t bits(FI m) { return vaddvq_u32((uint32x4_t)(m & FI{1, 2, 4, 8})); }
+template <> INLINE uint32_t bits(DI m) { return (uint32_t)vaddvq_u64((uint64x2_t)(m & DI{1, 2})); }
+template <> INLINE uint32_t beyond<float>(F a, F b) { return bits(~(a <= b)); }
+template <> INLINE void store_packed(float* out, F v, uint32_t mask) {
+    store(out, vqtbl1q_u8((uint8x16_t)v, vld1q_u8(PACK.from[mask])));
+}
+template <> INLINE F load_packed(const float* p, uint32_t mask) {
+    return (F)vqtbl1q_u8((uint8x16_t)load(p), vld1q_u8(PACK.to[mask]));
+}
+// In pairs: of vaddvq_f32(v + 8) GCC makes vaddvq_f32(v) + 32, which rounds otherwise.
+template <> INLINE float sum<float>(F v) {
+    return vpadds_f32(vget_low_f32(vpaddq_f32((float32x4_t)v, (float32x4_t)v)));
+}
+template <> INLINE float maximum<float>(F v) { return vmaxvq_f32((float32x4_t)v); }  // of maxima: there is no NaN
+template <> INLINE F sums_of<float>(const F* v) {
+    float32x4_t low = vpaddq_f32((float32x4_t)v[0], (float32x4_t)v[1]);
+    return (F)vpaddq_f32(low, vpaddq_f32((float32x4_t)v[2], (float32x4_t)v[3]));
+}
+template <> INLINE D sums_of<double>(const D* v) { return (D)vpaddq_f64((float64x2_t)v[0], (float64x2_t)v[1]); }
+INLINE F root(F v) { return (F)vsqrtq_f32((float32x4_t)v); }
+INLINE F about_inverse(F v) { return 1.0f / v; }
+
 #else
 
-#if defined(__aarch64__)
-INLINE F root(F v) { return (F)vsqrtq_f32((float32x4_t)v); }
-template <> INLINE float sum<float>(F v) { return vaddvq_f32((float32x4_t)v); }
-#else
 INLINE F root(F v) {
     for (int i = 0; i < LANES<float>; i++) v[i] = __builtin_sqrtf(v[i]);
     return v;
 }
-#endif
 INLINE F about_inverse(F v) { return 1.0f / v; }
 
 #endif
@@ -288,6 +333,8 @@ INLINE F nearest(F t) {
     return (F)_mm512_roundscale_ps((__m512)t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #elif defined(__AVX2__)
     return (F)_mm256_round_ps((__m256)t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__aarch64__)
+    return (F)vrndnq_f32((float32x4_t)t);
 #else
     return (t + 12582912.0f) - 12582912.0f;
 #endif

@@ -25,6 +25,10 @@ INLINE float widen(BFloat16 x) {
 INLINE float widen(Float16 x) {
 #if defined(__F16C__)
     return _cvtsh_ss(x.bits);
+#elif defined(__aarch64__)
+    __fp16 half;
+    std::memcpy(&half, &x, 2);
+    return half;
 #else
     // Exponent and mantissa move up; a product with 2^112 puts the exponent right, subnormals included.
     uint32_t sign = (uint32_t)(x.bits & 0x8000) << 16, rest = (uint32_t)(x.bits & 0x7fff) << 13;
@@ -55,6 +59,9 @@ INLINE void narrow(float x, BFloat16& out) {
 INLINE void narrow(float x, Float16& out) {
 #if defined(__F16C__)
     out.bits = (uint16_t)_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__aarch64__)
+    const __fp16 half = (__fp16)x;
+    std::memcpy(&out, &half, 2);
 #else
     uint32_t wide;
     std::memcpy(&wide, &x, 4);
@@ -136,6 +143,42 @@ template <class S> INLINE void narrow_vectors(const float* from, S* to, int64_t 
     for (; j + 8 <= d; j += 8) _mm_storeu_si128((__m128i*)(to + j), narrow_vector(_mm256_loadu_ps(from + j), S{}));
     for (; j < d; j++) narrow(from[j], to[j]);
 }
+#elif defined(__aarch64__)
+INLINE float32x4_t widen_vector(uint16x4_t v, Float16) { return vcvt_f32_f16((float16x4_t)v); }
+INLINE float32x4_t widen_vector(uint16x4_t v, BFloat16) { return (float32x4_t)vshll_n_u16(v, 16); }
+INLINE uint16x4_t narrow_vector(float32x4_t v, Float16) { return (uint16x4_t)vcvt_f16_f32(v); }
+INLINE uint16x4_t narrow_vector(float32x4_t v, BFloat16) {
+    const uint32x4_t wide = (uint32x4_t)v, last = vandq_u32(vshrq_n_u32(wide, 16), vdupq_n_u32(1));
+    const uint16x4_t rounded = vaddhn_u32(wide, vaddq_u32(last, vdupq_n_u32(0x7fff)));  // the sum's upper half
+    return vbsl_u16(vmovn_u32(vceqq_f32(v, v)), rounded, vdup_n_u16(0x7fc0));
+}
+template <class S> INLINE F load_half(const S* row, int64_t i) {
+    return (F)widen_vector(vld1_u16((const uint16_t*)(row + i)), S{});
+}
+template <class S> INLINE F load_half_part(const S* row, int64_t n, float rest) {
+    uint64_t some = 0;  // n is below a whole vector
+    if (n & 2) std::memcpy(&some, row, 4);
+    if (n & 1) some |= (uint64_t)row[n & 2].bits << 16 * (n & 2);
+    return FI{0, 1, 2, 3} < (int32_t)n ? (F)widen_vector(vcreate_u16(some), S{}) : fill(rest);
+}
+template <class S> INLINE void store_half(S* row, F v) { vst1_u16((uint16_t*)row, narrow_vector((float32x4_t)v, S{})); }
+template <class S> INLINE void store_half_part(S* row, int64_t n, F v) {
+    const uint16x4_t half = narrow_vector((float32x4_t)v, S{});
+    if (n & 2) std::memcpy(row, &half, 4);
+    if (n & 1) row[n & 2].bits = n & 2 ? half[2] : half[0];
+}
+// Of these loops compilers make vectors, but for the one that float16 is rounded in.
+template <class S> INLINE void widen_vectors(const S* from, float* to, int64_t d) {
+    for (int64_t j = 0; j < d; j++) to[j] = widen(from[j]);
+}
+INLINE void narrow_vectors(const float* from, BFloat16* to, int64_t d) {
+    for (int64_t j = 0; j < d; j++) narrow(from[j], to[j]);
+}
+INLINE void narrow_vectors(const float* from, Float16* to, int64_t d) {
+    int64_t j = 0;
+    for (; j + 4 <= d; j += 4) store_half(to + j, load(from + j));
+    for (; j < d; j++) narrow(from[j], to[j]);
+}
 #else
 template <class S> INLINE F load_half(const S* row, int64_t i) {
     F v;
@@ -153,7 +196,7 @@ template <class S> INLINE void narrow_vectors(const float* from, S* to, int64_t 
 }
 #endif
 
-#if !defined(__AVX512F__)
+#if !defined(__AVX512F__) && !defined(__aarch64__)
 template <class S> INLINE F load_half_part(const S* row, int64_t n, float rest) {
     alignas(VECTOR_BYTES) float lanes[LANES<float>];
     for (int i = 0; i < LANES<float>; i++) lanes[i] = i < n ? widen(row[i]) : rest;
