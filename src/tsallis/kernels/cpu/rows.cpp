@@ -100,7 +100,8 @@ template <class T> INLINE void scale_row(T* row, int64_t d, T by) {
     for (int64_t i = 0; i < d; i += LANES<T>) store_row(row, i, d, load_row(row, i, d, (T)0) * by);
 }
 
-// Probabilities times `scale`, from scores and a solved row's threshold; `past` the caches where that pays.
+// Probabilities times `scale`, from scores and a solved row's threshold; `past` the caches where writing is most of the
+// work: not exponentials, nor powers in groups.
 template <Kind K, class T>
 INLINE void emit(
     const T* z, int64_t d, T shift, Threshold<T> at, T scale, const Family<T>& f, T* out, bool past = false
@@ -288,7 +289,7 @@ template <Kind K, class T, class S, class O>
 void gradient_of_all(const S* p, const S* g, int64_t d, const Family<T>& f, O* dz, T* roots) {
     constexpr int N = LANES<T>;
     const bool sparse = K != SOFTMAX && d >= SPARSE_FROM;  // then whole groups are zero, and their gradients need not be read
-    constexpr bool WAIT = K == THREE_HALVES || K == WHOLE;  // they are dear
+    constexpr bool WAIT = K == THREE_HALVES || K == WHOLE;  // they are dear: kept for the second pass
     Vec<T> total = {}, weighted = {};
     for (int64_t first = 0; first < d; first += BLOCK * N) {
         Vec<T> s0 = {}, s1 = {}, g0 = {}, g1 = {};
