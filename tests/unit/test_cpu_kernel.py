@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import mmap
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -212,18 +213,108 @@ def test_losses_and_their_gradients(d: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("d", [16384, 16390])
 def test_gradients_of_large_losses_are_those_of_their_rows(d: int) -> None:
-    # 19 MiB are written past the caches where rows begin on a vector, 5 MiB never are
+    # 19 MiB are written past the caches, 5 MiB are not
     z = torch.randn(300, d, generator=torch.Generator().manual_seed(d))
     target = torch.randint(d, (300,), generator=torch.Generator().manual_seed(0))
     weights = torch.linspace(-1, 1, 300)
-    for alpha in (1.0, 1.25, 1.5, 2.0):
-        _, stats, _ = cpu.entmax_loss(z, target, alpha, False)
+    for alpha, listed in itertools.product((1.0, 1.05, 1.06, 1.25, 1.5, 2.0), (False, True)):
+        _, stats, _ = cpu.entmax_loss(z, target, alpha, False, listed)
         whole = cpu.entmax_loss_gradient(z, target, alpha, stats, weights)
         parts = [
             cpu.entmax_loss_gradient(*(x[k : k + 75].clone() for x in (z, target)), alpha, stats[k : k + 75].clone(), w)
             for k, w in zip(range(0, 300, 75), weights.split(75), strict=True)
         ]
         assert same(whole, torch.cat(parts))
+
+
+@every_dtype
+@pytest.mark.parametrize("d", [1024, 1300, 5000, 9001])
+def test_gradients_of_listed_supports_need_no_scores(d: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(d)
+    z = torch.randn(9, d, generator=generator).mul(torch.tensor([0.1, 1, 4]).repeat(3).unsqueeze(-1)).to(dtype)
+    z[7, ::3], z[8] = -torch.inf, -torch.inf
+    target = torch.randint(d, (9,), generator=generator)
+    target[2] = -1
+    weights = torch.linspace(-1, 2, 9, dtype=cpu.computed_in(dtype))
+    for alpha in (1.0, 1.05, 1.25, 1.3, 1.5, 2.0):
+        expected_loss, short, _ = cpu.entmax_loss(z, target, alpha, False)
+        expected = cpu.entmax_loss_gradient(z, target, alpha, short, weights)
+        loss, stats, _ = cpu.entmax_loss(z, target, alpha, False, listed=True)
+        assert torch.equal(loss, expected_loss) and torch.equal(stats[:, : cpu.STATS], short)
+        counts = stats[:, cpu.STATS]
+        known = (counts >= 0) & (short[:, 3] > 0)  # the other rows have no loss
+        assert torch.equal(counts[known], short[known, 4]) or (alpha == 1.3 and (counts <= short[:, 4])[known].all())
+        assert known[5] or alpha <= 1.3, "a small support"
+        assert not known[0] or alpha == 2.0, "a large one"
+        gone = torch.where(known.unsqueeze(-1), torch.nan, z)
+        found = cpu.entmax_loss_gradient(gone, target, alpha, stats, weights)
+        if alpha == 1.3:  # the only powers here that are packed with the list
+            close(found, expected.double(), dtype)
+        else:
+            assert torch.equal(found, expected)
+
+
+LEVEL = (1.001, 1.05, 1.06, 1.1, 1.125, 1.2, 1.25, 1.3, 4 / 3)  # of alphas so low, long rows are all support
+
+
+@functools.cache
+def level_rows(d: int) -> Tensor:
+    generator = torch.Generator().manual_seed(d)
+    z = torch.randn(10, d, generator=generator)
+    z[0] *= 0.1
+    z[2] *= 3
+    z[3] = 7  # ties alone
+    z[4] = (z[4] * 3).round()
+    z[5, d // 3] = 1e4  # nothing but one
+    z[6, ::2] = -torch.inf
+    z[7] = torch.empty(d).exponential_(generator=generator) - 3 * torch.arange(d).add(1).log()
+    z[8, -1] = 1e30
+    z[9] = z[9] * 2 - torch.arange(d) / d * 20
+    return z
+
+
+@functools.cache
+def level_truth(d: int, alpha: float) -> tuple[Tensor, Tensor]:
+    z = level_rows(d).double()
+    probs = exact(z, alpha)
+    return probs, reference.tsallis_entropy(probs, alpha) + torch.where(probs > 0, probs * z, 0).sum(-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("alpha", LEVEL)
+@pytest.mark.parametrize("d", [8192, 9001])
+def test_losses_of_level_rows(d: int, alpha: float, dtype: torch.dtype) -> None:
+    z = level_rows(d)
+    if dtype == torch.bfloat16:
+        z = z[[1, 3, 5]].to(dtype)  # whose truth is here: that of float32's bits is not of these
+        probs = exact(z.double(), alpha)
+        most = reference.tsallis_entropy(probs, alpha) + torch.where(probs > 0, probs * z.double(), 0).sum(-1)
+    else:
+        probs, most = level_truth(d, alpha)
+    target = torch.arange(len(z)) * 7 + 1  # of the row whose every second score takes no part: one that does
+    loss, stats, _ = cpu.entmax_loss(z, target, alpha, False)
+    close(loss, most - z.double().gather(-1, target.unsqueeze(-1)).squeeze(-1), torch.float32, 3)
+    gold = torch.nn.functional.one_hot(target, d)
+    grad = cpu.entmax_loss_gradient(z, target, alpha, stats, torch.ones(len(z)))
+    close(grad, probs - gold, dtype)
+    lists, _ = lists_of(z, target, alpha)
+    found = dense(lists, d)
+    close(found, probs, torch.float32)
+    assert (found.sum(-1) - 1).abs().max() <= SUM
+    assert (stats[:, 4] >= (found > 0).sum(-1)).all() and (stats[:, 4] <= d).all()
+    for r in range(len(z)):
+        alone, its, _ = cpu.entmax_loss(z[r : r + 1], target[r : r + 1], alpha, False)
+        assert torch.equal(alone[0], loss[r]) and torch.equal(its[0], stats[r])
+
+
+@pytest.mark.parametrize("alpha", LEVEL)
+def test_broken_level_rows(alpha: float) -> None:
+    z = level_rows(8192)[:5].clone()
+    z[0, 77], z[1, -1], z[2, 5], z[3] = torch.nan, torch.nan, torch.inf, -torch.inf
+    loss, stats, _ = cpu.entmax_loss(z, torch.arange(5), alpha, False)
+    assert loss[:3].isnan().all() and loss[3] == 0 and loss[4].isfinite()
+    grad = cpu.entmax_loss_gradient(z, torch.arange(5), alpha, stats, torch.ones(5))
+    assert grad[:3].isnan().all() and (grad[3] == 0).all() and grad[4].isfinite().all()
 
 
 @every_dtype

@@ -250,7 +250,8 @@ class _Loss(Function):
             kernels = dispatch.kernels(scores, alpha)
         if kernels is not None:
             many = isinstance(alpha, Tensor)
-            found = kernels.entmax_loss(scores.contiguous(), target.contiguous(), _flat(alpha), many)
+            listed = {"listed": True} if kernels is cpu else {}  # the others' gradients are written as they read scores
+            found = kernels.entmax_loss(scores.contiguous(), target.contiguous(), _flat(alpha), many, **listed)
             return *found, None, _mark(kernels)
         check_alpha(alpha)
         loss, probs, packed = eager.entmax_loss(scores, target, alpha)

@@ -23,8 +23,9 @@ from torch import Tensor
 
 Alpha = float | Tensor
 
-ABI = 3
+ABI = 4
 STATS = 5  # numbers a row that a loss keeps: maximum, threshold (coarse and fine), 1 / mass, support size
+LISTED = 1024  # classes from which on a loss keeps small supports
 STORAGE = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
 
@@ -48,15 +49,16 @@ class _Layout(ctypes.Structure):
     )
 
 
-def _call(name: str, *pointers: str) -> type[ctypes.Structure]:
-    return type(name, (ctypes.Structure,), {"_fields_": [("layout", _Layout), *((p, c_void_p) for p in pointers)]})
+def _call(name: str, *pointers: str, numbers: tuple[str, ...] = ()) -> type[ctypes.Structure]:
+    fields = [("layout", _Layout), *((p, c_void_p) for p in pointers), *((n, c_int64) for n in numbers)]
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
 _Map = _call("_Map", "scores", "probs", "stats")
 _Probs = _call("_Probs", "scores", "stats", "probs")
 _MapGradient = _call("_MapGradient", "probs", "grad", "scores_grad", "alpha_grad")
-_Loss = _call("_Loss", "scores", "target", "loss", "stats", "alpha_grad")
-_LossGradient = _call("_LossGradient", "scores", "target", "stats", "grad", "scores_grad")
+_Loss = _call("_Loss", "scores", "target", "loss", "stats", "alpha_grad", numbers=("width",))
+_LossGradient = _call("_LossGradient", "scores", "target", "stats", "grad", "scores_grad", numbers=("width",))
 _Support = _call("_Support", "scores", "stats", "offsets", "index", "value")
 
 
@@ -215,11 +217,17 @@ def entmax_gradient(
     return scores_grad, alpha_grad
 
 
-def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Losses [rows] against classes [rows] (negative: none), statistics [rows, STATS], and dL/d alpha [rows, 1]."""
+def entmax_loss(
+    scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, listed: bool = False
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Losses [rows] against classes [rows] (negative: none), statistics [rows, STATS], and dL/d alpha [rows, 1].
+
+    `listed`: the statistics may hold small supports too, for :func:`entmax_loss_gradient` to read them, not the scores.
+    """
     wide = computed_in(scores.dtype)
     rows = len(scores)
-    loss, stats = torch.empty(rows, dtype=wide), torch.empty(rows, STATS, dtype=wide)
+    width = STATS + (_support_width(scores) if listed else 0)
+    loss, stats = torch.empty(rows, dtype=wide), torch.empty(rows, width, dtype=wide)
     alpha_grad = torch.empty(rows, 1, dtype=wide) if need_alpha else None
     _run(
         "loss",
@@ -229,8 +237,15 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool) 
         loss.data_ptr(),
         stats.data_ptr(),
         None if alpha_grad is None else alpha_grad.data_ptr(),
+        width,
     )
     return loss, stats, alpha_grad
+
+
+def _support_width(scores: Tensor) -> int:
+    """Numbers that a row's support takes if a 64th of its classes or fewer are in it: about a 32nd of the scores'."""
+    room = 16 + scores.shape[-1] // 64 // 16 * 16 if scores.shape[-1] >= LISTED else 0
+    return 1 + room + room * 4 // computed_in(scores.dtype).itemsize if room else 0
 
 
 def entmax_loss_gradient(
@@ -246,6 +261,7 @@ def entmax_loss_gradient(
         stats.data_ptr(),
         grad.data_ptr(),
         scores_grad.data_ptr(),
+        stats.shape[1],
     )
     return scores_grad
 

@@ -17,6 +17,21 @@ struct Layout {
 
 constexpr int STATS = 5;  // a row: the maximum, the threshold and its fine part, 1 / mass, the size of the support
 
+// The statistics of a loss may be wider, [rows, width], and then hold the supports themselves, so that the gradient is
+// written without a look at the scores. Behind the numbers above: how many entries there are, or -1 where they have no
+// room; their masses [room]; and their classes [room] as int32.
+template <class T> struct Support {
+    T* count;
+    T* mass;
+    int32_t* index;
+    int64_t room;
+
+    Support(T* stats, int64_t width) : count(stats + STATS), mass(count + 1), room(0) {
+        if (width > STATS) room = (width - STATS - 1) * (int64_t)sizeof(T) / (int64_t)(sizeof(T) + sizeof(int32_t));
+        index = (int32_t*)(mass + room);
+    }
+};
+
 // What is written may be written over what is read: a row is read before its place is needed.
 struct MapCall {
     Layout layout;
@@ -41,7 +56,8 @@ struct LossCall {
     Layout layout;
     const void* scores;
     const int64_t* target;  // [rows]; negative: no loss
-    void *loss, *stats, *alpha_grad;
+    void *loss, *stats, *alpha_grad;  // stats: [rows, width]
+    int64_t width;
 };
 
 struct LossGradientCall {
@@ -50,6 +66,7 @@ struct LossGradientCall {
     const int64_t* target;
     const void *stats, *grad;
     void* scores_grad;
+    int64_t width;
 };
 
 // alpha-ReLU: loss and stats [rows, STATS] as above, with the constant threshold tau.

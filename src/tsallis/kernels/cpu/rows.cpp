@@ -29,6 +29,7 @@ template <class T> struct Block {
         for (int k = 0; k < 3; k++) tile[k] = memory + (2 + k) * together * stride;
         spare = memory + (2 + tiles) * together * stride;
         rows.d = d, rows.stride = stride, rows.family = family;
+        rows.where = (int32_t*)memory, rows.places = 0, rows.level = false;
     }
 };
 
@@ -37,17 +38,17 @@ template <class T> INLINE double alpha_of(const Layout& layout, int64_t row) {
 }
 
 // Calls visit(kind, first, last) for runs of rows of one kind in [first, last), at most a block long, with their
-// families prepared.
+// families prepared; `clear` of numbers next to nothing, as the gradients of losses are.
 template <class T, class Visit>
-void in_blocks(const Layout& layout, Family<T>* families, int64_t first, int64_t last, Visit&& visit) {
+void in_blocks(const Layout& layout, Family<T>* families, bool clear, int64_t first, int64_t last, Visit&& visit) {
     const int64_t together = rows_together(layout.d);
-    Family<T> latest = family<T>(alpha_of<T>(layout, first), layout.d);
+    Family<T> latest = family<T>(alpha_of<T>(layout, first), layout.d, clear);
     for (int k = 0; k < together; k++) families[k] = latest;
     for (int64_t begin = first; begin < last;) {
         int64_t end = smaller(begin + together, last);
         for (int64_t row = begin; layout.alphas && row < end; row++) {
             const double alpha = alpha_of<T>(layout, row);
-            if (alpha != latest.alpha) latest = family<T>(alpha, layout.d);
+            if (alpha != latest.alpha) latest = family<T>(alpha, layout.d, clear);
             Family<T>& own = families[row - begin];
             // Alphas come in runs: most rows find their family where the block before left it.
             if (own.alpha != alpha) own = latest;
@@ -100,18 +101,22 @@ template <class T> INLINE void scale_row(T* row, int64_t d, T by) {
     for (int64_t i = 0; i < d; i += LANES<T>) store_row(row, i, d, load_row(row, i, d, (T)0) * by);
 }
 
-// Probabilities times `scale`, from scores and a solved row's threshold; `past` the caches where writing is most of the
-// work: not exponentials, nor powers in groups.
-template <Kind K, class T>
-INLINE void emit(
-    const T* z, int64_t d, T shift, Threshold<T> at, T scale, const Family<T>& f, T* out, bool past = false
-) {
+// Entries before the first that begins a vector of memory.
+template <class T> INLINE int64_t unaligned(const T* p) {
+    return (int64_t)(-(uintptr_t)p % VECTOR_BYTES / sizeof(T));
+}
+
+template <Kind K, class T, bool PAST>
+INLINE void emit_some(const T* z, int64_t d, T shift, Threshold<T> at, T scale, const Family<T>& f, T* out) {
     constexpr int N = LANES<T>;
-    if constexpr (K == SOFTMAX) {
-        for (int64_t i = 0; i < d; i += N)
-            store_row(out, i, d, exp_(load_row(z, i, d, (T)-INFINITY) - shift) * scale);
-        return;
-    }
+    auto put = [&](int64_t i, Vec<T> v) {
+        if constexpr (PAST) store_past(out + i, v);
+        else store(out + i, v);
+    };
+    auto value = [&](Vec<T> w) {
+        if constexpr (K == SOFTMAX) return exp_(w) * scale;
+        else return probability<K>(w * f.eps, at, f) * scale;
+    };
     int64_t i = 0;
     if ((K == WHOLE || K == ANY) && d >= 1024) {
         const Vec<T> bound = fill((at.t - 1) * f.b - (T)1e-6 * f.b);
@@ -119,15 +124,22 @@ INLINE void emit(
             Vec<T> w[4];
             uint32_t some = 0;
             for (int k = 0; k < 4; k++) w[k] = load(z + i + k * N) - shift, some |= beyond<T>(w[k], bound);
-            for (int k = 0; k < 4; k++)
-                store(out + i + k * N, some ? probability<K>(w[k] * f.eps, at, f) * scale : Vec<T>{});
+            for (int k = 0; k < 4; k++) put(i + k * N, some ? value(w[k]) : Vec<T>{});
         }
     }
-    for (; past && i + N <= d; i += N) store_past(out + i, probability<K>((load(z + i) - shift) * f.eps, at, f) * scale);
-    for (; i < d; i += N) {
-        Vec<T> w = load_row(z, i, d, (T)-INFINITY) - shift;
-        store_row(out, i, d, probability<K>(w * f.eps, at, f) * scale);
-    }
+    for (; i + N <= d; i += N) put(i, value(load(z + i) - shift));
+    if (i < d) store_part(out + i, d - i, value(load_part(z + i, d - i, (T)-INFINITY) - shift));
+}
+
+// Probabilities times `scale`, from scores and a solved row's threshold; written `past` the caches or not.
+template <Kind K, class T>
+INLINE void emit(
+    const T* z, int64_t d, T shift, Threshold<T> at, T scale, const Family<T>& f, T* out, bool past = false
+) {
+    if (!past) return emit_some<K, T, false>(z, d, shift, at, scale, f, out);
+    const int64_t head = smaller(d, unaligned(out));
+    if (head) emit_some<K, T, false>(z, head, shift, at, scale, f, out);
+    emit_some<K, T, true>(z + head, d - head, shift, at, scale, f, out + head);
 }
 
 // Packed values back to where the candidates were, zeros elsewhere.
@@ -171,15 +183,21 @@ template <class T> INLINE int64_t count_support(const T* p, int64_t d) {
     return count;
 }
 
+// What is to be called into the cache while the rows [begin, end) are at work.
+template <class S>
+INLINE Around around(const Layout& layout, bool plain, const void* out, const void* in, int64_t begin, int64_t end) {
+    const int64_t d = plain ? layout.d : 0, next = 2 * end - begin <= layout.rows ? end : begin;
+    return {(const char*)((const S*)out + begin * d), (const char*)((const S*)in + next * d), d * (int64_t)sizeof(S),
+            d ? (int64_t)sizeof(S) : 0, d <= 64};
+}
+
 template <class T, class S> void map_range(const MapCall& call, int64_t first, int64_t last) {
     Block<T> block(call.layout, 2);
     Rows<T>& s = block.rows;
     Tile<T, S> in(call.layout, block.tile[0], block.stride), out(call.layout, block.tile[1], block.stride);
-    in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
+    in_blocks<T>(call.layout, block.family, false, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         s.rows = (int)(end - begin);
-        const int64_t d = in.plain() ? call.layout.d : 0, next = 2 * end - begin <= call.layout.rows ? end : begin;
-        s.around = {(const char*)((const S*)call.probs + begin * d), (const char*)((const S*)call.scores + next * d),
-                    d * (int64_t)sizeof(S), d ? (int64_t)sizeof(S) : 0, d <= 64};
+        s.around = around<S>(call.layout, in.plain(), call.probs, call.scores, begin, end);
         auto place = [&](int row) { return out.place(call.probs, begin, begin + row); };
         auto finish = [&](int row) {
             if (call.stats) {
@@ -190,10 +208,10 @@ template <class T, class S> void map_range(const MapCall& call, int64_t first, i
             out.finish_row(call.probs, begin, begin + row);
         };
         if constexpr (TURNED<T> && !SAME<T, S>) {  // halves are read and written where they lie
-            if (kind != SOFTMAX && d > 0 && d <= SHORT && !call.stats) {
+            if (kind != SOFTMAX && in.plain() && s.d <= SHORT && !call.stats) {
                 const S* z[MOST];
                 in.find(call.scores, begin, end, z);
-                auto there = [&](int row) { return (S*)call.probs + (begin + row) * d; };
+                auto there = [&](int row) { return (S*)call.probs + (begin + row) * s.d; };
                 BY_KIND(kind, if constexpr (K != SOFTMAX) map_short<K>(s, z, there, [](int) {}))
                 return;
             }
@@ -209,7 +227,7 @@ template <class T, class S> void probs_range(const ProbsCall& call, int64_t firs
     const int64_t d = call.layout.d;
     Block<T> block(call.layout, 2);
     Tile<T, S> in(call.layout, block.tile[0], block.stride), out(call.layout, block.tile[1], block.stride);
-    in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
+    in_blocks<T>(call.layout, block.family, false, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         const T* z[MOST];
         in.read(call.scores, begin, end, z);
         for (int64_t r = begin; r < end; r++) {
@@ -428,7 +446,7 @@ template <class T, class S> void map_gradient_range(const MapGradientCall& call,
     Tile<T, S> p_tile(call.layout, block.tile[0], block.stride), g_tile(call.layout, block.tile[1], block.stride),
         out(call.layout, block.tile[2], block.stride);
     T* const scratch[3] = {block.rows.x, block.rows.p, block.spare};
-    in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
+    in_blocks<T>(call.layout, block.family, false, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         auto compute = [&](auto* const* p, auto* const* g, auto* dz, int64_t stride) {
             for (int64_t row = begin; row < end; row++) {
                 const Family<T>& f = block.family[row - begin];
@@ -479,10 +497,13 @@ template <class T> struct RowLoss {
 };
 
 // Of one solved row, in score differences from its maximum: ((c - mean)/alpha + mean) + (max - z_y), c = t b.
-template <Kind K, class T> INLINE RowLoss<T> loss_of(Rows<T>& s, int row, const T* z, T gold, bool need_alpha) {
+// Its support is listed where there is room.
+template <Kind K, class T>
+INLINE RowLoss<T> loss_of(Rows<T>& s, int row, const T* z, T gold, bool need_alpha, const Support<T>& listed) {
     constexpr int N = LANES<T>;
     const Family<T>& f = s.family[row];
     RowLoss<T> result = {};
+    if (listed.room) *listed.count = -1;
     T shift = s.shift[row], alpha = (T)f.alpha, *p = s.p + row * s.stride;
     if constexpr (K == SOFTMAX) {
         T mass = exponentials(z, s.d, shift, p);
@@ -494,9 +515,20 @@ template <Kind K, class T> INLINE RowLoss<T> loss_of(Rows<T>& s, int row, const 
     const Threshold<T> at = threshold(s, row);
     const T scale = 1 / s.mass[row];
     const T* x = s.x + row * s.stride;
-    const int64_t n = s.count[row];
+    const int32_t* where = s.where + row * s.stride;
+    int64_t n = s.count[row], count = 0, known = 0;
+    auto finish = [&](T average) {
+        const T c = (at.t + at.fine) * f.b, spread = (c - average) / alpha + average;
+        result.loss = (spread < 0 ? 0 : spread) + (s.top[row] - gold);
+        result.scale = scale, result.count = (T)count;
+    };
+    if (s.unpacked[row]) {
+        count = n;
+        finish(s.mean[row] * scale * f.b);
+        return result;
+    }
+    const int64_t room = n <= s.places ? listed.room - N : -1;
     Vec<T> mean = {};
-    int64_t count = 0;
     for (int64_t first = 0; first < n; first += BLOCK * N) {
         Vec<T> part = {};
         for (int64_t i = first; i < smaller(n, first + BLOCK * N); i += N) {
@@ -505,28 +537,36 @@ template <Kind K, class T> INLINE RowLoss<T> loss_of(Rows<T>& s, int row, const 
             else u = probability<K>(v, at, f);
             if (K != ANY && need_alpha) store(p + i, u);
             uint32_t m = bits(u > 0);
-            count += __builtin_popcount(m);
+            if (known <= room) {
+                store_packed(listed.mass + known, u, m);
+                pack_places(listed.index + known, where + i, m, (T)0);
+            }
+            known += __builtin_popcount(m);
+            // What a last small step let into the support is in no list, but it is seen from the scores.
+            if (K == ANY) count += __builtin_popcount(bits(at.over(v) >= f.least));
             part += u * (m ? larger(v, fill(OUTSIDE<T>)) : Vec<T>{});
         }
         mean += part;
     }
-    const T average = sum<T>(mean) * scale * f.b, c = (at.t + at.fine) * f.b;
-    const T spread = (c - average) / alpha + average;
-    result.loss = (spread < 0 ? 0 : spread) + (s.top[row] - gold);
-    result.scale = scale, result.count = (T)count;
+    if (K != ANY) count = known;
+    finish(sum<T>(mean) * scale * f.b);
+    if (known <= room) *listed.count = (T)known;
     if (need_alpha) result.dalpha = entropy_slope(p, n, scale, f.eps, alpha);
     return result;
 }
 
 template <class T, class S> void loss_range(const LossCall& call, int64_t first, int64_t last) {
     const int64_t d = call.layout.d;
-    Block<T> block(call.layout, 1);
+    Block<T> block(call.layout, 2);
     Rows<T>& s = block.rows;
     Tile<T, S> in(call.layout, block.tile[0], block.stride);
-    in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
+    s.level = !call.alpha_grad;
+    if (call.width > STATS) s.where = (int32_t*)block.tile[1], s.places = d / 16;
+    in_blocks<T>(call.layout, block.family, true, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         const T* z[MOST];
         in.read(call.scores, begin, end, z);
         s.rows = (int)(end - begin);
+        s.around = around<S>(call.layout, in.plain(), call.scores, call.scores, begin, end);
         if (kind == SOFTMAX) {
             for (int row = 0; row < s.rows; row++) {
                 Vec<T> lanes[LANE_VECTORS];
@@ -539,9 +579,10 @@ template <class T, class S> void loss_range(const LossCall& call, int64_t first,
         for (int row = 0; row < s.rows; row++) {
             const int64_t r = begin + row, y = call.target[r];
             const T gold = y < 0 ? s.top[row] : z[row][y];
+            T* stats = (T*)call.stats + r * call.width;
+            const Support<T> listed(stats, call.width);
             RowLoss<T> found;
-            BY_KIND(kind, found = loss_of<K>(s, row, z[row], gold, call.alpha_grad != nullptr))
-            T* stats = (T*)call.stats + r * STATS;
+            BY_KIND(kind, found = loss_of<K>(s, row, z[row], gold, call.alpha_grad != nullptr, listed))
             const Threshold<T> at = kind == SOFTMAX ? Threshold<T>{0, 0} : threshold(s, row);
             stats[0] = s.top[row], stats[1] = at.t, stats[2] = at.fine, stats[3] = found.scale, stats[4] = found.count;
             // Nothing counts where there is no target or nothing takes part; a NaN makes the scale one.
@@ -554,6 +595,31 @@ template <class T, class S> void loss_range(const LossCall& call, int64_t first,
     });
 }
 
+// A listed support times `by`, zeros elsewhere.
+template <class T> void spread(const Support<T>& listed, int64_t d, T by, T* out, bool past) {
+    constexpr int N = LANES<T>;
+    const int64_t n = (int64_t)*listed.count, head = past ? smaller(d, unaligned(out)) : 0;
+    int64_t k = 0;
+    auto lanes = [&](int64_t first, int64_t end) {
+        alignas(VECTOR_BYTES) T found[N] = {};
+        for (; k < n && listed.index[k] < end; k++) found[listed.index[k] - first] = listed.mass[k] * by;
+        return load(found);
+    };
+    if (head) store_part(out, head, lanes(0, head));
+    int64_t i = head;
+    const int64_t whole = head + (d - head) / N * N;
+    while (i < whole) {
+        const int64_t next = k < n ? smaller(head + (listed.index[k] - head) / N * N, whole) : whole;
+        if (past) for (; i < next; i += N) store_past(out + i, Vec<T>{});
+        else for (; i < next; i += N) store(out + i, Vec<T>{});
+        if (i == whole) break;
+        if (past) store_past(out + i, lanes(i, i + N));
+        else store(out + i, lanes(i, i + N));
+        i += N;
+    }
+    if (whole < d) store_part(out + whole, d - whole, lanes(whole, d));
+}
+
 // A gradient of so many bytes is out of every cache before it is read: it need not be in one.
 constexpr int64_t PAST = 16 << 20;
 
@@ -562,13 +628,11 @@ template <class T, class S> void loss_gradient_range(const LossGradientCall& cal
     Block<T> block(call.layout, 2);
     Tile<T, S> in(call.layout, block.tile[0], block.stride), out(call.layout, block.tile[1], block.stride);
     const bool past = out.direct() && call.scores_grad != call.scores && call.layout.rows * d * (int64_t)sizeof(T) >= PAST;
-    in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
+    in_blocks<T>(call.layout, block.family, true, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; r++) {
-            const T* z;
-            in.read(call.scores, r, r + 1, &z);
             T* dz = out.place(call.scores_grad, begin, r);
-            const bool aligned = (uintptr_t)dz % VECTOR_BYTES == 0;
-            const T* stats = (const T*)call.stats + r * STATS;
+            const T* stats = (const T*)call.stats + r * call.width;
+            const Support<T> listed((T*)stats, call.width);
             const T weight = ((const T*)call.grad)[r], scale = stats[3];
             const Threshold<T> at{stats[1], stats[2]};
             const int64_t y = call.target[r];
@@ -576,8 +640,13 @@ template <class T, class S> void loss_gradient_range(const LossGradientCall& cal
                 fill_row(dz, d, (T)0);
             } else if (scale != scale) {
                 fill_row(dz, d, (T)NAN);
+            } else if (listed.room && *listed.count >= 0) {
+                spread(listed, d, scale * weight, dz, past);
+                dz[y] -= weight;
             } else {
-                BY_KIND(kind, emit<K>(z, d, stats[0], at, scale * weight, block.family[r - begin], dz, past && aligned))
+                const T* z;
+                in.read(call.scores, r, r + 1, &z);
+                BY_KIND(kind, emit<K>(z, d, stats[0], at, scale * weight, block.family[r - begin], dz, past))
                 dz[y] -= weight;
             }
             out.finish_row(call.scores_grad, begin, r);
@@ -594,7 +663,7 @@ template <class T, class S> void relu_loss_range(const ReluLossCall& call, int64
     Tile<T, S> in(call.layout, block.tile[0], block.stride);
     const T t = (T)(1 + call.tau);
     const Threshold<T> at{t, (T)(1 + call.tau - (double)t)};
-    in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
+    in_blocks<T>(call.layout, block.family, true, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         const T* z[MOST];
         in.read(call.scores, begin, end, z);
         for (int64_t r = begin; r < end; r++) {
@@ -628,7 +697,7 @@ template <class T, class S> void support_range(const SupportCall& call, int64_t 
     const int64_t d = call.layout.d;
     Block<T> block(call.layout, 1);
     Tile<T, S> in(call.layout, block.tile[0], block.stride);
-    in_blocks<T>(call.layout, block.family, first, last, [&](Kind kind, int64_t begin, int64_t end) {
+    in_blocks<T>(call.layout, block.family, true, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         const T* z[MOST];
         in.read(call.scores, begin, end, z);
         for (int64_t r = begin; r < end; r++) {

@@ -434,11 +434,11 @@ INLINE D rough_power(D u, D b) {
 }
 template <class V> INLINE V whole_power(V u, int n) {
     V result = u;
-    for (n -= 1; n > 0; n >>= 1) {
+    for (n -= 1;;) {
         if (n & 1) result *= u;
+        if (!(n >>= 1)) return result;
         u *= u;
     }
-    return result;
 }
 
 }  // namespace

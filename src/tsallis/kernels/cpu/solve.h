@@ -12,6 +12,8 @@
 
 namespace {
 
+constexpr int PLAIN_POWER = 8;  // higher powers show the digits of u that near 1 are lost
+
 enum Kind { SOFTMAX, TWO, THREE_HALVES, WHOLE, ANY };  // alpha 1, 2, 1.5, 1 + 1/n, the others
 
 template <class T> struct Family {  // one alpha, prepared
@@ -21,10 +23,11 @@ template <class T> struct Family {  // one alpha, prepared
     int n;              // the whole part of b
     T rest;             // and what is left of it
     T reach;            // how far the series below may move t: what enters the support there stays below 1e-7
+    T least;            // u^b of a smaller u is zero
     T climb;            // how far up for b below 2: the series is off by at most 2e-7 where the support ends
 };
 
-template <class T> Family<T> family(double alpha, int64_t d) {
+template <class T> Family<T> family(double alpha, int64_t d, bool clear) {
     Family<T> f;
     double eps = alpha - 1, b = 1 / eps;
     f.alpha = alpha;
@@ -51,6 +54,9 @@ template <class T> Family<T> family(double alpha, int64_t d) {
     f.b = (T)b;
     f.reach = (T)smaller(0.05 / b, ::exp(-17 / b));
     f.climb = (T)smaller(1e-3, ::pow(4.8e-6 / ::fabs(b * (b - 1) * (b - 2) * (b - 3)), 1 / b));
+    // Arithmetic with numbers next to nothing is slow.
+    const bool early = clear && f.kind == WHOLE && f.n > PLAIN_POWER;
+    f.least = (T)::exp2((early ? -100 : sizeof(T) == 4 ? -150 : -1075) / b);
     f.highest = (T)-::expm1(-eps * ::log((double)d));
     return f;
 }
@@ -86,6 +92,11 @@ template <class T> struct Rows {  // up to a vector of rows, and what is known o
     alignas(64) Vec<T> sums[4][MOST];  // of u^b, u^(b-1), u^(b-2), u^(b-3), not yet added across the lanes
     int64_t count[MOST];
     Around around;
+    int32_t* where;     // [rows][stride]: the candidates' places, of the first `places` at least
+    int64_t places;
+    bool level;         // whether a row nearly all of which are candidates may be solved as it lies, unpacked:
+    bool unpacked[MOST];
+    T mean[MOST];       // then the mean of x, and `count` is of the support or a little more
 };
 
 constexpr int LANE_VECTORS = 4;  // vectors of running maxima
@@ -110,8 +121,30 @@ template <class T> INLINE T row_maximum(const T* z, int64_t d, Vec<T>* lanes) {
     return maximum<T>(larger(larger(m[0], m[1]), larger(m[2], m[3])));
 }
 
-// Scaled scores of the entries above the bound (and of every NaN), packed; returns how many.
-template <class T> INLINE int64_t pack_candidates(const T* z, int64_t d, T shift, T eps, T above, T* out) {
+// first + lane, of the lanes a mask names, pressed together at `out`.
+INLINE void store_places(int32_t* out, int32_t first, uint32_t mask, float) {
+    FI lane;
+    for (int k = 0; k < LANES<float>; k++) lane[k] = k;
+    store_packed<float>((float*)out, (F)(lane + first), mask);
+}
+INLINE void store_places(int32_t* out, int32_t first, uint32_t mask, double) {
+    for (; mask; mask &= mask - 1) *out++ = first + __builtin_ctz(mask);
+}
+
+// Places that a mask names, the same way.
+INLINE void pack_places(int32_t* out, const int32_t* from, uint32_t mask, float) {
+    store_packed<float>((float*)out, load((const float*)from), mask);
+}
+INLINE void pack_places(int32_t* out, const int32_t* from, uint32_t mask, double) {
+    for (; mask; mask &= mask - 1) *out++ = from[__builtin_ctz(mask)];
+}
+
+// Scaled scores of the entries above the bound (and of every NaN), packed; returns how many. Their places too, of the
+// first `places` at least.
+template <class T>
+INLINE int64_t pack_candidates(
+    const T* z, int64_t d, T shift, T eps, T above, T* out, int32_t* where, int64_t places
+) {
     constexpr int N = LANES<T>;
     const Vec<T> bound = fill(above);
     int64_t n = 0, i = 0;
@@ -122,6 +155,12 @@ template <class T> INLINE int64_t pack_candidates(const T* z, int64_t d, T shift
             uint32_t m0 = beyond<T>(w0, bound), m1 = beyond<T>(w1, bound);
             uint32_t m2 = beyond<T>(w2, bound), m3 = beyond<T>(w3, bound);
             if (!(m0 | m1 | m2 | m3)) continue;
+            if (n < places) {
+                const uint32_t m[4] = {m0, m1, m2, m3};
+                int64_t at = n;
+                for (int k = 0; k < 4; at += __builtin_popcount(m[k++]))
+                    store_places(where + at, (int32_t)(i + k * N), m[k], (T)0);
+            }
             store_packed(out + n, w0 * eps, m0), n += __builtin_popcount(m0);
             store_packed(out + n, w1 * eps, m1), n += __builtin_popcount(m1);
             store_packed(out + n, w2 * eps, m2), n += __builtin_popcount(m2);
@@ -131,6 +170,7 @@ template <class T> INLINE int64_t pack_candidates(const T* z, int64_t d, T shift
     for (; i < d; i += N) {
         Vec<T> w = load_row(z, i, d, (T)-INFINITY) - shift;
         uint32_t m = beyond<T>(w, bound);
+        if (n < places) store_places(where + n, (int32_t)i, m, (T)0);
         store_packed(out + n, w * eps, m), n += __builtin_popcount(m);
     }
     store(out + n, fill(OUTSIDE<T>));
@@ -158,8 +198,6 @@ template <class T, class V = T> struct Threshold {  // of a row, or of a row a l
     // u - 1, with every digit that it has near 0
     INLINE Vec<T> past(Vec<T> x, Vec<T> u) const { return u > (T)0.5 ? x - t - fine : u - (T)1; }
 };
-constexpr int PLAIN_POWER = 8;  // higher powers show the digits of u that near 1 are lost
-
 // Probabilities of scaled scores, before they are normalised.
 template <Kind K, class T> INLINE Vec<T> probability(Vec<T> x, Threshold<T> at, const Family<T>& f) {
     if constexpr (K == ANY) {
@@ -170,7 +208,9 @@ template <Kind K, class T> INLINE Vec<T> probability(Vec<T> x, Threshold<T> at, 
     Vec<T> u = at.over(x);
     if constexpr (K == TWO) return u;
     if constexpr (K == THREE_HALVES) return u * u;
-    return f.n <= PLAIN_POWER ? whole_power(u, f.n) : whole_power(u, f.n - 1) * (u + (at.past(x, u) - (u - (T)1)) * (T)f.n);
+    if (f.n <= PLAIN_POWER) return whole_power(u, f.n);
+    u = u < f.least ? Vec<T>{} : u;
+    return whole_power(u, f.n - 1) * (u + (at.past(x, u) - (u - (T)1)) * (T)f.n);
 }
 
 template <Kind K, class T, bool KEEP, class At>
@@ -366,6 +406,7 @@ template <Kind K, class T> INLINE void solve_whole(Rows<T>& s, uint32_t open) {
     if constexpr (K == WHOLE) {
         uint32_t rough = 0;
         for (int row = 0; row < s.rows; row++) rough |= (uint32_t)(padded<T>(s.count[row]) >= LONG) << row;
+        rough &= open;
         for (int round = 0; rough && round < 3; round++) {
             for (uint32_t rest = rough; rest; rest &= rest - 1) {
                 const int row = __builtin_ctz(rest);
@@ -476,6 +517,152 @@ template <class T> INLINE void solve_any(Rows<T>& s, uint32_t open) {
     });
 }
 
+// ---- level rows: nearly all are candidates ----------------------------------------------------------------------------
+
+template <Kind K, class T> constexpr bool LEVEL = sizeof(T) == 4 && (K == WHOLE || K == ANY);
+constexpr int64_t LEVEL_FROM = 8192;
+constexpr int LEVEL_STEP = 16;  // of the lower scores of such a row one vector in so many gives a first threshold
+
+template <class T> struct LevelSums {
+    Sums<T> sums;
+    double mean;    // sum of p x
+    int64_t count;  // of the support
+};
+
+// The sums over a whole row, as it lies.
+template <Kind K, class T>
+INLINE LevelSums<T> add_level(const T* z, int64_t d, T shift, Threshold<T> at, const Family<T>& f, const Around& around, int row) {
+    constexpr int N = LANES<T>;
+    const Vec<T> b = fill(f.b);
+    LevelSums<T> total{{}, 0, 0};
+    double mass = 0;
+    for (int64_t first = 0; first < d; first += BLOCK * N) {
+        Sums<T> part;
+        Vec<T> mean = {};
+        for (int64_t i = first; i < smaller(d, first + BLOCK * N); i += N) {
+            if (i * sizeof(T) % 64 == 0) around.call_next(row, i);
+            const Vec<T> x = larger(fill(OUTSIDE<T>), (load_row(z, i, d, (T)-INFINITY) - shift) * f.eps);
+            Vec<T> u = at.over(x), p;
+            if constexpr (K == ANY) {
+                const Vec<T> inside = larger(fill(SMALLEST<T>), u), inv = inverse(inside);
+                p = power_of_one_plus(at.past(x, u), inside, b);
+                p = u < SMALLEST<T> ? Vec<T>{} : p;
+                const Vec<T> q = p * inv, r = q * inv;
+                part.q += q, part.r += r, part.w += r * inv;
+            } else {
+                u = u < f.least ? Vec<T>{} : u;
+                const Vec<T> w = f.n == 3 ? (u > 0 ? fill((T)1) : Vec<T>{}) : f.n == 4 ? u : whole_power(u, f.n - 3);
+                const Vec<T> r = w * u, q = r * u;
+                p = q * (f.n <= PLAIN_POWER ? u : u + (at.past(x, u) - (u - (T)1)) * (T)f.n);
+                part.q += q, part.r += r, part.w += w;
+            }
+            part.p += p;
+            mean += p * x;
+            total.count += __builtin_popcount(bits(p > 0));
+        }
+        mass += sum<T>(part.p), total.mean += sum<T>(mean);
+        total.sums.add(part);
+    }
+    total.sums.p = Vec<T>{(T)mass};
+    return total;
+}
+
+// How many of a row are in the support; no fewer, that is.
+template <class T> INLINE int64_t count_level(const T* z, int64_t d, T shift, Threshold<T> at, const Family<T>& f) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < d; i += LANES<T>)
+        count += __builtin_popcount(bits(at.over((load_row(z, i, d, (T)-INFINITY) - shift) * f.eps) >= f.least));
+    return count;
+}
+
+// How far the threshold is from where the sums put the root, if the series that says so is exact enough, else a NaN.
+template <class T> INLINE T level_root(const Rows<T>& s, int row, const State<T>& here, Vec<T> last) {
+    const int lane = row % LANES<T>;
+    const T b = s.b[row], by = root_of_series(here, load(s.b + row - lane), last)[lane], size = by < 0 ? -by : by;
+    const T c4 = b * (b - 1) * (b - 2) * (b - 3) / 24, w = last[lane];
+    const T next = c4 * size * size * size * size * w * w / here.r[lane];  // the term it leaves out, nearly
+    const double entering = (double)s.d * ::pow((double)size, (double)b);  // what no series knows: new in the support
+    return size < s.reach[row] && next < (T)1e-7 && entering < 1e-7 ? by : (T)NAN;
+}
+
+// The threshold, mass and mean of a row if a look at it finds that most scores are candidates. A first threshold comes
+// from its highest scores and a share of the others. One pass over all, to the fourth order in how far that was off,
+// then gives the rest.
+template <Kind K, class T> bool solve_level(Rows<T>& s, int row, const T* z) {
+    constexpr int N = LANES<T>;
+    const Family<T>& f = s.family[row];
+    const int64_t d = s.d;
+    const T shift = s.shift[row];
+    const Vec<T> bound = fill(s.above[row]);
+    Vec<T> lanes[LANE_VECTORS];
+    for (auto& v : lanes) v = bound;
+    int64_t looked = 0, found = 0;
+    for (int64_t i = 0; i + N <= d; i += 64 * N, looked += N) {
+        const Vec<T> w = load(z + i) - shift;
+        Vec<T>& most = lanes[looked / N % LANE_VECTORS];
+        most = larger(w, most);
+        found += __builtin_popcount(beyond<T>(w, bound));
+    }
+    if (found < looked / 4) return false;
+    s.unpacked[row] = true;
+
+    Vec<T> together = {};
+    for (auto& v : lanes) together += v;
+    const Vec<T> cut = fill(sum<T>(together) / (N * LANE_VECTORS));
+    T *x = s.x + row * s.stride, *rest = s.p + row * s.stride;
+    int64_t n = 0, others = 0, taken = 0, vectors = 0;
+    for (int64_t i = 0; i < d; i += N, vectors++) {
+        const Vec<T> w = load_row(z, i, d, (T)-INFINITY) - shift;
+        const uint32_t m = beyond<T>(w, cut);
+        store_packed(x + n, w * f.eps, m), n += __builtin_popcount(m);
+        if (vectors % LEVEL_STEP) continue;
+        const uint32_t low = beyond<T>(w, bound) & ~m;
+        store_packed(rest + others, w * f.eps, low), others += __builtin_popcount(low), taken++;
+    }
+    store(x + n, fill(OUTSIDE<T>)), store(rest + others, fill(OUTSIDE<T>));
+    const T share = (T)vectors / (T)taken;
+    auto both = [&](auto&& add) {
+        Sums<T> high = add(x, padded<T>(n)), low = add(rest, padded<T>(others));
+        high.p += low.p * share, high.q += low.q * share, high.r += low.r * share;
+        keep_sums(s, row, high);
+    };
+    for (int round = 0; round < 8; round++) {
+        both([&](const T* part, int64_t many) {
+            if constexpr (K == ANY) return add_roughly(part, many, 1, s.t[row], f);
+            else return add_all<K, T, false>(part, many, threshold(s, row), f, nullptr);
+        });
+        if (!step_roughly<K>(s, 1u << row, (T)0.003)) break;
+    }
+
+    const int first = row / N * N, lane = row % N;
+    for (int round = 0; round < 40; round++) {
+        const Threshold<T> at = threshold(s, row);
+        const LevelSums<T> now = add_level<K>(z, d, shift, at, f, s.around, row);
+        keep_sums(s, row, now.sums);
+        s.sums[3][row] = now.sums.w;
+        const State<T> here = state(s, first);
+        const T mass = here.mass[lane], excess = here.excess[lane];
+        s.mass[row] = mass, s.mean[row] = (T)now.mean, s.count[row] = now.count;
+        if (!(excess > Limits<T>::ENOUGH || excess < -Limits<T>::ENOUGH)) break;  // a NaN ends here too
+        if (excess > 0) s.low[row] = larger(s.low[row], s.t[row]);
+        else s.high[row] = smaller(s.high[row], s.t[row]);
+        const Vec<T> last = sums_of<T>(s.sums[3] + first);
+        const T by = level_root(s, row, here, last);
+        if (by == by) {
+            // x = u - 1 + t in the terms that are small anyway
+            const T b = f.b, c2 = b * (b - 1) / 2, c3 = c2 * (b - 2) / 3, below = s.t[row] - 1;
+            const T q = here.q[lane], r = here.r[lane], w = last[lane];
+            s.mean[row] = (T)(now.mean - by * (b * (mass + below * q) - by * (c2 * (q + below * r) - by * c3 * (r + below * w))));
+            s.mass[row] = 1;
+            s.fine[row] += by;
+            if (by < 0) s.count[row] = count_level(z, d, shift, threshold(s, row), f);
+            break;
+        }
+        step_roughly<K>(s, 1u << row, (T)0);
+    }
+    return true;
+}
+
 // ---- rows -----------------------------------------------------------------------------------------------------------
 
 // The maxima, thresholds, masses and candidates of rows of one kind.
@@ -487,6 +674,7 @@ template <Kind K, class T> void solve(Rows<T>& s, const T* const* z) {
         const Family<T>& f = s.family[row < s.rows ? row : 0];
         s.t[row] = s.fine[row] = s.low[row] = 0;
         s.mass[row] = 1;
+        s.unpacked[row] = false;
         s.high[row] = f.highest, s.eps[row] = f.eps, s.b[row] = f.b, s.reach[row] = f.reach;
         for (int k = 0; k < 4; k++) s.sums[k][row] = Vec<T>{};
     }
@@ -525,7 +713,10 @@ template <Kind K, class T> void solve(Rows<T>& s, const T* const* z) {
     uint32_t open = 0;
     for (int row = 0; row < s.rows; row++) {
         s.above[row] = (s.t[row] - 1) * s.b[row];
-        s.count[row] = pack_candidates(z[row], s.d, s.shift[row], s.eps[row], s.above[row], s.x + row * s.stride);
+        if constexpr (LEVEL<K, T>)
+            if (s.level && s.d >= LEVEL_FROM && s.b[row] >= 3 && solve_level<K>(s, row, z[row])) continue;
+        const int64_t at = row * s.stride;
+        s.count[row] = pack_candidates(z[row], s.d, s.shift[row], s.eps[row], s.above[row], s.x + at, s.where + at, s.places);
         open |= (uint32_t)(s.count[row] > 0) << row;
     }
     if constexpr (K == ANY) solve_any(s, open);
