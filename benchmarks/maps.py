@@ -200,15 +200,13 @@ def verdicts(measured: list[Row]) -> list[str]:
     def peer(owner: str, *operations: str) -> Callable[[Row], bool]:
         return lambda row: row["owner"] == owner and row["operation"] in operations
 
-    def quotient(column: str) -> dict[str, float]:
-        full = {k.replace("entmax15", "entmax15-bf16"): v for k, v in values(column, ours("entmax15")).items()}
-        return {k: v / full[k] for k, v in values(column, ours("entmax15-bf16")).items()}
-
     others = [f"entmax-{a}" for a in ALPHAS]
     each = [f"entmax-loss-{a}" for a in LOSS_ALPHAS]
+    times = {k.replace("entmax15", "entmax15-bf16"): v for k, v in values("both_ms", ours("entmax15")).items()}
+    halves = {k: v / times[k] for k, v in values("both_ms", ours("entmax15-bf16")).items()}
     sorted_ = ("entmax15", "sparsemax", "entmax-loss-1.5", "entmax-loss-2.0")
     lines = []
-    for operation in ("entmax15", "sparsemax"):
+    for operation in ("entmax15", "entmax15-bf16", "sparsemax"):
         for name, bound, low, high in (
             ("d >= 2048", 1.0, 2048, math.inf),
             ("512 <= d < 2048", 1.15, 512, 2048),
@@ -221,8 +219,7 @@ def verdicts(measured: list[Row]) -> list[str]:
     lines += verdict("other alphas / softmax, d < 2048", 3, dense(ours(*others), 0, 2048))
     lines += verdict("learned alphas / softmax, d <= 512", 3, dense(ours("entmax-learned"), 0, 513))
     lines += verdict("learned alphas / softmax, d >= 2048", 1.3, dense(ours("entmax-learned"), 2048))
-    lines += verdict("bfloat16's ratio to softmax / float32's", 1, quotient("both_to_dense"))
-    lines += verdict("bfloat16's time / float32's", 1, quotient("both_ms"))
+    lines += verdict("bfloat16's time / float32's", 1, halves)
     lines += verdict("losses / cross-entropy, every alpha", 0.6, dense(ours(*each)))
     lines += verdict("losses / cross-entropy, 1.5 and 2", 0.35, dense(ours("entmax-loss-1.5", "entmax-loss-2.0")))
     lines += verdict("peer's full sort / ours", 20, to_ours(peer("entmax", *sorted_)), at_least=True)

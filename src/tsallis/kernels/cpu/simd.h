@@ -309,6 +309,12 @@ INLINE D inverse(D v) { return 1.0 / v; }
 
 // ---- powers -----------------------------------------------------------------------------------------------------
 
+constexpr double INVERSE_FACTORIAL[] = {
+    1, 1, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800,
+    1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800, 1.0 / 87178291200, 1.0 / 1307674368000, 1.0 / 20922789888000,
+};
+template <class T> constexpr int TERMS = sizeof(T) == 4 ? 8 : 15;  // of series in |x| < 1/2
+
 constexpr float LOG2_E = 1.44269504f;
 
 // u = 2^exponent * m with m in [sqrt(1/2), sqrt(2)); returns log(m). u must be positive and normal.

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from tsallis.kernels.gpu import maps
 from tsallis.kernels.gpu.language import ANY_ALPHA, Alpha, kernel, plain, rise_of, run, tl, weigh
-from tsallis.kernels.gpu.maps import NEWTON_LIMIT, Short, alphas, padded, processors, scanned
-from tsallis.kernels.gpu.rows import eps_of, gather_parts, scan, short_solve, short_start, solve, start_of
+from tsallis.kernels.gpu.maps import Short, alphas, padded, processors, scanned
+from tsallis.kernels.gpu.rows import NEWTON_LIMIT, eps_of, short_solve, short_start
+from tsallis.kernels.gpu.scan import gather_parts, scan, solve, start_of
 
 STATS = 4  # numbers a row that a loss keeps: largest score, threshold, factor of the weights, support size
 TILE = 2048  # scores that a program of an elementwise kernel has

@@ -1,4 +1,4 @@
-"""The maps and their gradients, launched: how rows are cut for the kernels of `rows`."""
+"""The maps and their gradients, launched: how rows are cut for the kernels of `rows` and `long_rows`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tsallis.kernels.gpu import rows as kernels
+from tsallis.kernels.gpu import long_rows
 from tsallis.kernels.gpu.language import ANY_ALPHA, TINY_EPS, Alpha, mode, plain, run
-
-NEWTON_LIMIT = kernels.NEWTON_LIMIT
+from tsallis.kernels.gpu.rows import NEWTON_LIMIT, short_gradient, short_map
 
 
 class Short(NamedTuple):
@@ -145,7 +144,7 @@ def scanned(scores: Tensor, tiling: Long, about: dict[str, Any], probs: Tensor |
     parts |= {"part_lists": own["listed"], "part_places": own["listed_at"]}
     lanes = lanes_of(rows * count, tiling, scores)
     run(
-        kernels.part_scan,
+        long_rows.part_scan,
         (count, rows),
         scores,
         scores=scores,
@@ -175,7 +174,7 @@ def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
     tiles = tiling(rows, d, about["MODE"], processors(scores))
     if isinstance(tiles, Short):
         run(
-            kernels.short_map,
+            short_map,
             (-(-rows // tiles.rows),),
             scores,
             scores=flat,
@@ -191,7 +190,7 @@ def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
         )
         return probs
     given, programs = scanned(flat, tiles, about, probs)
-    run(kernels.long_map, (programs,), scores, scores=flat, probs=probs, **given, num_warps=tiles.warps)
+    run(long_rows.long_map, (programs,), scores, scores=flat, probs=probs, **given, num_warps=tiles.warps)
     return probs
 
 
@@ -220,11 +219,11 @@ def entmax_gradient(
     }
     if isinstance(tiles, Short):
         sizes = {"ROWS": tiles.rows, "WIDTH": tiles.width, "SKIP": d > 1024, "num_warps": tiles.warps}
-        run(kernels.short_gradient, (-(-rows // tiles.rows),), probs, rows=rows, **given, **sizes)
+        run(short_gradient, (-(-rows // tiles.rows),), probs, rows=rows, **given, **sizes)
     elif tiles.parts == 1:
         programs = min(rows, tiles.programs)
         run(
-            kernels.long_gradient,
+            long_rows.long_gradient,
             (programs,),
             probs,
             rows=rows,
@@ -253,5 +252,5 @@ def _gradient_by_parts(given: dict[str, Any], tiles: Long, rows: int, alpha_grad
     given = {**given, "alpha_grad": partial if slopes is None else slopes}
     sizes = {"apart": apart, "PARTS": count, "PADDED": padded(count), "LANES": tiles.lanes, "num_warps": tiles.warps}
     for write in (False, True):
-        run(kernels.part_gradient, (count, rows), probs, **given, partial=partial, **sizes, WRITE=write)
+        run(long_rows.part_gradient, (count, rows), probs, **given, partial=partial, **sizes, WRITE=write)
     return None if slopes is None else slopes.sum(-1, keepdim=True)
