@@ -35,8 +35,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from tsallis import functional
+from tsallis.kernels.alphas import Alpha
 
-Alpha = float | Tensor
 MapResult = Tensor | tuple[Tensor, Tensor]
 REDUCTIONS = ("elementwise_mean", "mean", "sum", "none")
 

@@ -10,7 +10,8 @@ from torch.distributions import Distribution, constraints, kl_divergence, regist
 from torch.distributions.utils import lazy_property
 
 from tsallis import functional
-from tsallis.functional.rows import Alpha, check_floating
+from tsallis.functional.rows import check_floating
+from tsallis.kernels.alphas import Alpha
 
 __all__ = ["EntmaxCategorical", "Support", "kl_divergence"]
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from tsallis.continuous import beta, families
 from tsallis.continuous.elliptical import Elliptical
 from tsallis.continuous.family import Family, cholesky
-from tsallis.functional.rows import Alpha, alpha_number
+from tsallis.functional.rows import alpha_number
+from tsallis.kernels.alphas import Alpha
 from tsallis.kernels.autograd import widen
 
 Self = TypeVar("Self", bound="Quadratic")

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tsallis.functional.rows import Alpha, alpha_number, check_floating
+from tsallis.functional.rows import alpha_number, check_floating
 from tsallis.kernels import attention, autograd, dispatch
+from tsallis.kernels.alphas import Alpha, check_alpha
 from tsallis.kernels.attention import Problem
 from tsallis.kernels.autograd import widen
 
@@ -295,5 +296,5 @@ def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int], check: bool) -> Alpha
         raise ValueError(f"alpha must have shape ({heads},) or {tuple(outer)}: one for each head, got {shape}")
     alpha = alpha.to(device=q.device, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
     if check and not autograd.traced():
-        autograd.check_alpha(alpha)
+        check_alpha(alpha)
     return alpha

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from tsallis.functional.losses import check_reduction, class_rows, reduce
-from tsallis.functional.rows import Alpha, Rows, alpha_number, alpha_rows, check_floating, result_dtype
+from tsallis.functional.rows import Rows, alpha_number, alpha_rows, check_floating, result_dtype
+from tsallis.kernels.alphas import Alpha
 from tsallis.kernels.linear import Layer, linear_loss
 
 

@@ -8,8 +8,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from tsallis.functional.rows import Alpha, Rows, alpha_rows, as_rows, kernels_for
+from tsallis.functional.rows import Rows, alpha_rows, as_rows, kernels_for
 from tsallis.kernels import autograd, eager
+from tsallis.kernels.alphas import Alpha
 
 REDUCTIONS = ("mean", "sum", "none")
 

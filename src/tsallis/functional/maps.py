@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from tsallis.functional.rows import (
-    Alpha,
     alpha_along,
     alpha_number,
     alpha_rows,
@@ -20,6 +19,7 @@ from tsallis.functional.rows import (
     result_dtype,
 )
 from tsallis.kernels import autograd, cpu, eager
+from tsallis.kernels.alphas import Alpha
 from tsallis.kernels.autograd import widen
 
 

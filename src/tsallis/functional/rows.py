@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from tsallis.kernels import cpu, dispatch
+from tsallis.kernels.alphas import Alpha
 from tsallis.kernels.autograd import traced, widen
-
-Alpha = float | Tensor
 
 
 class Rows(NamedTuple):

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from tsallis.kernels import autograd, cpu, dispatch, eager
-
-Alpha = float | Tensor
+from tsallis.kernels.alphas import Alpha
 
 TILE = 1 << 20  # weights at a time
 LEAST_ROWS = 128  # of a head in a tile, for the sake of the matrix products

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from tsallis.kernels import cpu, dispatch, eager
-from tsallis.kernels.eager import Alpha, Packed
+from tsallis.kernels.alphas import Alpha, check_alpha
+from tsallis.kernels.eager import Packed
 
 COMPILED, TRITON = -1, -2  # the `width` of what kernels computed: they keep no table of candidates
 
@@ -63,15 +64,6 @@ def traced() -> bool:
 def differentiable(grad: Tensor) -> bool:
     """Whether the backward must be made of operations that can be differentiated or batched again."""
     return torch.is_grad_enabled() or transforms_active() or torch._C._functorch.is_legacy_batchedtensor(grad)
-
-
-def check_alpha(alpha: Alpha) -> None:
-    """Every alpha is finite and at least 1; checked where numbers are at hand."""
-    if isinstance(alpha, Tensor):
-        least, most = dispatch.extremes(alpha) if alpha.numel() else (1.0, 1.0)
-        if not (least >= 1 and most < torch.inf):
-            wrong = ~((alpha >= 1) & (alpha < torch.inf))
-            raise ValueError(f"alpha must be finite and at least 1, got a tensor with {alpha[wrong][0].item():g}")
 
 
 def _check_target(target: Tensor, classes: int) -> None:

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from tsallis.kernels import cpu
-
-Alpha = float | Tensor
+from tsallis.kernels.alphas import Alpha, extremes
 
 BACKENDS = ("auto", "eager", "cpu", "triton")
 HALVES = (torch.float32, torch.bfloat16, torch.float16)  # what Triton's kernels compute; the compiled ones float64 too
@@ -105,13 +104,6 @@ def explain_gpu() -> str:
         return f"eager ({name} was asked for)"
     able, reason = triton_status()
     return f"triton ({reason})" if able else f"eager ({reason})"
-
-
-def extremes(alpha: Tensor) -> tuple[float, float]:
-    """The least and the largest, NaN if there is one; from a GPU in one transfer."""
-    both = alpha.detach().aminmax()
-    least, most = torch.stack(both).tolist() if alpha.is_cuda else (x.item() for x in both)
-    return least, most
 
 
 def kernels(x: Tensor, alpha: Alpha) -> ModuleType | None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Alpha = float | Tensor
+from tsallis.kernels.alphas import Alpha
 
 SMALL = 8192  # fewer entries than this: sorting takes fewer operations than Newton steps, and operations are what costs
 LONG = 256  # shorter rows are solved whole: compaction would cost more than it saves

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from tsallis.kernels import autograd, cpu, eager
+from tsallis.kernels.alphas import Alpha, check_alpha
 from tsallis.kernels.cpu import Lists
-from tsallis.kernels.linear_chunks import Alpha, Kept, Layer, gradients, losses
+from tsallis.kernels.linear_chunks import Kept, Layer, gradients, losses
 
 __all__ = ["Layer", "linear_loss"]
 
@@ -41,7 +42,7 @@ class _LinearLoss(Function):
         tau: float | None,
         total: bool,
     ) -> Tensor:
-        autograd.check_alpha(alpha)
+        check_alpha(alpha)
         needed = ctx.needs_input_grad
         layer = Layer(hidden, weight, bias, target, alpha, tau).plain()
         loss, alpha_grad, kept = losses(layer, any(needed), needed[:3] if total else None)
@@ -107,7 +108,7 @@ def _layer(
 @torch.library.custom_op("tsallis::linear_loss", mutates_args=(), schema=f"({_ARGUMENTS}) -> Tensor")
 def _linear_loss_op(*arguments: Any) -> Tensor:
     layer = _layer(*arguments)
-    autograd.check_alpha(layer.alpha)
+    check_alpha(layer.alpha)
     return losses(layer, keep=False)[0]
 
 

@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tsallis.kernels import cpu, dispatch, eager
+from tsallis.kernels.alphas import Alpha
 from tsallis.kernels.cpu import Lists
 
-Alpha = float | Tensor
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of hidden, weight and bias
 Needed = tuple[bool, bool, bool]
 

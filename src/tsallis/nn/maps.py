@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from tsallis import functional
 from tsallis.functional.losses import check_reduction
-from tsallis.functional.rows import Alpha, alpha_number
+from tsallis.functional.rows import alpha_number
+from tsallis.kernels.alphas import Alpha
 from tsallis.nn.output import transform_alpha
 
 

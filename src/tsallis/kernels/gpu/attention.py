@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from tsallis.kernels import attention, autograd
+from tsallis.kernels.alphas import Alpha
 from tsallis.kernels.attention import Problem
 from tsallis.kernels.gpu import attention_launch as launching
 from tsallis.kernels.gpu.attention_backward import backward_key, backward_mask, backward_query, draw_factors, transpose
@@ -37,7 +38,7 @@ from tsallis.kernels.gpu.attention_launch import (
     rows_contiguous,
 )
 from tsallis.kernels.gpu.attention_short import forward_short
-from tsallis.kernels.gpu.language import Alpha, mode, run
+from tsallis.kernels.gpu.language import mode, run
 
 DECODE_QUERIES = 16  # at the most
 GRID = 65535  # programs in the second and third direction

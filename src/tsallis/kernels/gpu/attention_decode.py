@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tsallis.kernels.alphas import Alpha
 from tsallis.kernels.attention import Problem
 from tsallis.kernels.gpu.attention_launch import LIMITS, Launch, decode_tiling, processors
 from tsallis.kernels.gpu.attention_tiles import (
@@ -23,7 +24,7 @@ from tsallis.kernels.gpu.attention_tiles import (
     near_enough,
     scores_of,
 )
-from tsallis.kernels.gpu.language import Alpha, advance, tl, weigh
+from tsallis.kernels.gpu.language import advance, tl, weigh
 
 
 @attention_kernel

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tsallis.kernels.alphas import Alpha
 from tsallis.kernels.attention import Problem
 from tsallis.kernels.gpu.attention import (
     Kept,
@@ -19,7 +20,6 @@ from tsallis.kernels.gpu.attention import (
     forward_pass,
 )
 from tsallis.kernels.gpu.attention_launch import powers_of
-from tsallis.kernels.gpu.language import Alpha
 
 __all__ = ["TritonAttention", "computes", "decode", "decodes", "powers_of", "traced_attention"]
 

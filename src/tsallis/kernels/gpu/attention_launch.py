@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tsallis.kernels import autograd
+from tsallis.kernels.alphas import Alpha, check_alpha, extremes
 from tsallis.kernels.attention import Problem
-from tsallis.kernels.dispatch import extremes
 from tsallis.kernels.gpu.attention_tiles import ADDITIVE, BOOLEAN, NO_MASK
-from tsallis.kernels.gpu.language import ANY_ALPHA, TINY_EPS, Alpha, interpreted, mode, plain, precision, run
+from tsallis.kernels.gpu.language import ANY_ALPHA, TINY_EPS, interpreted, mode, plain, precision, run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-4, torch.float16: 1e-4}  # |sum of the weights - 1|
 DROP_BITS = 24  # random bits that decide whether a weight is dropped
@@ -108,7 +107,7 @@ def powers_of(alpha: Alpha) -> int | None:
         return plain(ANY_ALPHA)
     least, most = extremes(alpha)
     if not 1 <= least <= most < torch.inf:
-        autograd.check_alpha(alpha)
+        check_alpha(alpha)
     if most > 2:
         return None
     return mode(least) if least == most else plain(ANY_ALPHA)

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tsallis.kernels.dispatch import extremes
-
-Alpha = float | Tensor
+from tsallis.kernels.alphas import Alpha, extremes
 
 _MISSING = ""
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tsallis.kernels.alphas import Alpha
 from tsallis.kernels.gpu import maps
-from tsallis.kernels.gpu.language import ANY_ALPHA, Alpha, kernel, plain, rise_of, run, tl, weigh
+from tsallis.kernels.gpu.language import ANY_ALPHA, kernel, plain, rise_of, run, tl, weigh
 from tsallis.kernels.gpu.maps import Short, alphas, padded, processors, scanned
 from tsallis.kernels.gpu.rows import NEWTON_LIMIT, eps_of, short_solve, short_start
 from tsallis.kernels.gpu.scan import gather_parts, scan, solve, start_of

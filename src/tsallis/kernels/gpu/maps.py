@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tsallis.kernels.alphas import Alpha
 from tsallis.kernels.gpu import long_rows
-from tsallis.kernels.gpu.language import ANY_ALPHA, TINY_EPS, Alpha, mode, plain, run
+from tsallis.kernels.gpu.language import ANY_ALPHA, TINY_EPS, mode, plain, run
 from tsallis.kernels.gpu.rows import NEWTON_LIMIT, short_gradient, short_map
 
 

@@ -1,0 +1,24 @@
+"""Alpha, as all kernels take it: one number, or a tensor with one for each row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Alpha = float | Tensor
+
+
+def extremes(alpha: Tensor) -> tuple[float, float]:
+    """The least and the largest, NaN if there is one; from a GPU in one transfer."""
+    both = alpha.detach().aminmax()
+    least, most = torch.stack(both).tolist() if alpha.is_cuda else (x.item() for x in both)
+    return least, most
+
+
+def check_alpha(alpha: Alpha) -> None:
+    """Every alpha is finite and at least 1; checked where numbers are at hand."""
+    if isinstance(alpha, Tensor):
+        least, most = extremes(alpha) if alpha.numel() else (1.0, 1.0)
+        if not (least >= 1 and most < torch.inf):
+            wrong = ~((alpha >= 1) & (alpha < torch.inf))
+            raise ValueError(f"alpha must be finite and at least 1, got a tensor with {alpha[wrong][0].item():g}")
