@@ -32,8 +32,8 @@ LevelSums<T> add_level(const T* z, int64_t d, T shift, Threshold<T> at, Family<T
             Vec<T> u = at.over(x), p;
             if constexpr (K == ANY) {
                 const Vec<T> inside = larger(fill(SMALLEST<T>), u), inv = inverse(inside);
-                p = power_of_one_plus(at.past(x, u), inside, b);
-                p = u < SMALLEST<T> ? Vec<T>{} : p;
+                p = any_power(x, u, inside, at, f, b);
+                p = u >= SMALLEST<T> ? p : u * (T)0;
                 const Vec<T> q = p * inv, r = q * inv;
                 part.q += q, part.r += r, part.w += r * inv;
             } else {

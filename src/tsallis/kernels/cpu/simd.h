@@ -317,19 +317,18 @@ template <class T> constexpr int TERMS = sizeof(T) == 4 ? 8 : 15;  // of series 
 
 constexpr float LOG2_E = 1.44269504f;
 
-// u = 2^exponent * m with m in [sqrt(1/2), sqrt(2)); returns log(m). u must be positive and normal.
+// u = 2^exponent * m with m in [sqrt(1/2), sqrt(2)); returns log(m), off by 3e-8 of it. u must be
+// positive and normal.
 INLINE F log_mantissa(F u, F& exponent) {
     FI k = ((FI)u - 0x3f3504f3) >> 23;
     F f = (F)((FI)u - (k << 23)) - 1.0f;
     exponent = __builtin_convertvector(k, F);
-    F y = 7.0376836292e-2f * f - 1.1514610310e-1f;
-    y = y * f + 1.1676998740e-1f;
-    y = y * f - 1.2420140846e-1f;
-    y = y * f + 1.4249322787e-1f;
-    y = y * f - 1.6668057665e-1f;
-    y = y * f + 2.0000714765e-1f;
-    y = y * f - 2.4999993993e-1f;
-    y = y * f + 3.3333331174e-1f;
+    F y = 8.7004722e-2f * f - 1.42675437e-1f;
+    y = y * f + 1.49147809e-1f;
+    y = y * f - 1.65775786e-1f;
+    y = y * f + 1.99630622e-1f;
+    y = y * f - 2.50013372e-1f;
+    y = y * f + 3.33339108e-1f;
     F square = f * f;
     return f + (y * f * square - 0.5f * square);
 }
@@ -389,11 +388,12 @@ INLINE F power_of_one_plus(F y, F u, F b) {
     F m = log_mantissa(u, exponent) + (y - (u - 1.0f)) * (2.0f - u);
     return exp2_((m * LOG2_E + exponent) * b);
 }
-INLINE F power(F p, float c) {
+INLINE F power(F p, F c) {
     F exponent;
     F m = log_mantissa(p, exponent);
     return exp2_((m * LOG2_E + exponent) * c);
 }
+INLINE F power(F p, float c) { return power(p, fill(c)); }
 // The same to four digits, for steps that later ones correct.
 INLINE F rough_power(F u, F b) {
     FI k = ((FI)u - 0x3f3504f3) >> 23;

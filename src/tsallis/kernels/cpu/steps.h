@@ -198,12 +198,19 @@ template <class T, class V = T> struct Threshold {  // of a row, or of a row a l
     // u - 1, with every digit that it has near 0
     INLINE Vec<T> past(Vec<T> x, Vec<T> u) const { return u > (T)0.5 ? x - t - fine : u - (T)1; }
 };
+// u^b for ANY, of u > 0; what it is of a NaN is open. Where b is small, no digit that u lacks would show.
+template <class T, class At>
+INLINE Vec<T> any_power(Vec<T> x, Vec<T> u, Vec<T> inside, At at, const Family<T>& f, Vec<T> b) {
+    if constexpr (sizeof(T) == 4)
+        if (f.n > 0 && f.n < PLAIN_POWER) return power(inside, b);
+    return power_of_one_plus(at.past(x, u), inside, b);
+}
+
 // Probabilities of scaled scores, before they are normalised.
 template <Kind K, class T> INLINE Vec<T> probability(Vec<T> x, Threshold<T> at, const Family<T>& f) {
     if constexpr (K == ANY) {
-        Vec<T> u = at.over(x), y = at.past(x, u);
-        Vec<T> p = power_of_one_plus(y, larger(fill(SMALLEST<T>), u), fill(f.b));
-        return u < SMALLEST<T> ? Vec<T>{} : p;
+        Vec<T> u = at.over(x), p = any_power(x, u, larger(fill(SMALLEST<T>), u), at, f, fill(f.b));
+        return u >= SMALLEST<T> ? p : u * (T)0;
     }
     Vec<T> u = at.over(x);
     if constexpr (K == TWO) return u;
@@ -218,9 +225,9 @@ INLINE void add_one(Vec<T> x, At at, const Family<T>& f, Vec<T> b, Sums<T>& s, T
     const Vec<T> u = at.over(x);
     Vec<T> p;
     if constexpr (K == ANY) {
-        Vec<T> y = at.past(x, u), inside = larger(fill(SMALLEST<T>), u);
-        p = power_of_one_plus(y, inside, b);
-        p = u < SMALLEST<T> ? Vec<T>{} : p;
+        Vec<T> inside = larger(fill(SMALLEST<T>), u);
+        p = any_power(x, u, inside, at, f, b);
+        p = u >= SMALLEST<T> ? p : u * (T)0;
         Vec<T> inv = inverse(inside), q = p * inv, r = q * inv;
         s.q += q;
         s.r += r;
