@@ -19,7 +19,7 @@ constexpr int STATS = 5;  // a row: the maximum, the threshold and its fine part
 
 // The statistics of a loss may be wider, [rows, width], and then hold the supports themselves, so that the gradient is
 // written without a look at the scores. Behind the numbers above: how many entries there are, or -1 where they have no
-// room; their masses [room]; and their classes [room] as int32.
+// room, and the number above may be too large; their masses [room]; and their classes [room] as int32.
 template <class T> struct Support {
     T* count;
     T* mass;

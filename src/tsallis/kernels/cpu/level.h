@@ -13,14 +13,16 @@ constexpr int LEVEL_STEP = 16;  // of the lower scores of such a row one vector 
 template <class T> struct LevelSums {
     Sums<T> sums;
     double mean;    // sum of p x
-    int64_t count;  // of the support
+    int64_t count;
 };
 
-// The sums over a whole row, as it lies.
+// The sums over a whole row, as it lies, at a threshold t for which t - 1 is exact; how many are in the support, if
+// `counted`.
 template <Kind K, class T>
-LevelSums<T> add_level(const T* z, int64_t d, T shift, Threshold<T> at, Family<T> f, Around around, int row) {
+LevelSums<T> add_level(const T* z, int64_t d, T shift, T t, Family<T> f, bool counted, Around around, int row) {
     constexpr int N = LANES<T>;
-    const Vec<T> b = fill(f.b);
+    const Threshold<T> at{t, 0};
+    const T below = t - 1;
     LevelSums<T> total{{}, 0, 0};
     double mass = 0;
     for (int64_t first = 0; first < d; first += BLOCK * N) {
@@ -28,24 +30,25 @@ LevelSums<T> add_level(const T* z, int64_t d, T shift, Threshold<T> at, Family<T
         Vec<T> mean = {};
         for (int64_t i = first; i < smaller(d, first + BLOCK * N); i += N) {
             if (i * sizeof(T) % 64 == 0) around.call_next(row, i);
-            const Vec<T> x = larger(fill(OUTSIDE<T>), (load_row(z, i, d, (T)-INFINITY) - shift) * f.eps);
-            Vec<T> u = at.over(x), p;
+            const Vec<T> x = larger(fill(OUTSIDE<T>), (load_row(z, i, d, (T)-INFINITY) - shift) * f.eps), raw = x - below;
+            Vec<T> p;
             if constexpr (K == ANY) {
-                const Vec<T> inside = larger(fill(SMALLEST<T>), u), inv = inverse(inside);
-                p = any_power(x, u, inside, at, f, b);
+                const Vec<T> u = positive(raw), inside = larger(fill(SMALLEST<T>), u), inv = inverse(inside);
+                p = any_power(x, u, inside, at, f, fill(f.b));
                 p = u >= SMALLEST<T> ? p : u * (T)0;
                 const Vec<T> q = p * inv, r = q * inv;
                 part.q += q, part.r += r, part.w += r * inv;
             } else {
-                u = u < f.least ? Vec<T>{} : u;
+                const Vec<T> u = raw < f.least ? Vec<T>{} : raw;
                 const Vec<T> w = f.n == 3 ? (u > 0 ? fill((T)1) : Vec<T>{}) : f.n == 4 ? u : whole_power(u, f.n - 3);
                 const Vec<T> r = w * u, q = r * u;
-                p = q * (f.n <= PLAIN_POWER ? u : u + (at.past(x, u) - (u - (T)1)) * (T)f.n);
+                // The digits that u has lost count where it is near 1; where it is small they are noise, but so is p.
+                p = q * (f.n <= PLAIN_POWER ? u : u + ((x - t) - (raw - (T)1)) * (T)f.n);
                 part.q += q, part.r += r, part.w += w;
             }
             part.p += p;
             mean += p * x;
-            total.count += __builtin_popcount(bits(p > 0));
+            if (counted) total.count += __builtin_popcount(bits(p > 0));
         }
         mass += sum<T>(part.p), total.mean += sum<T>(mean);
         total.sums.add(part);
@@ -122,14 +125,15 @@ template <Kind K, class T> bool solve_level(Rows<T>& s, int row, const T* z) {
     }
 
     const int first = row / N * N, lane = row % N;
+    const bool counted = !s.places;  // else there are lists
     for (int round = 0; round < 40; round++) {
-        const Threshold<T> at = threshold(s, row);
-        const LevelSums<T> now = add_level<K>(z, d, shift, at, f, s.around, row);
+        s.t[row] = (s.t[row] + 1) - 1, s.fine[row] = 0;
+        const LevelSums<T> now = add_level<K>(z, d, shift, s.t[row], f, counted, s.around, row);
         keep_sums(s, row, now.sums);
         s.sums[3][row] = now.sums.w;
         const State<T> here = state(s, first);
         const T mass = here.mass[lane], excess = here.excess[lane];
-        s.mass[row] = mass, s.mean[row] = (T)now.mean, s.count[row] = now.count;
+        s.mass[row] = mass, s.mean[row] = (T)now.mean, s.count[row] = counted ? now.count : d;
         if (!(excess > Limits<T>::ENOUGH || excess < -Limits<T>::ENOUGH)) break;  // a NaN ends here too
         if (excess > 0) s.low[row] = larger(s.low[row], s.t[row]);
         else s.high[row] = smaller(s.high[row], s.t[row]);
@@ -142,7 +146,7 @@ template <Kind K, class T> bool solve_level(Rows<T>& s, int row, const T* z) {
             s.mean[row] = (T)(now.mean - by * (b * (mass + below * q) - by * (c2 * (q + below * r) - by * c3 * (r + below * w))));
             s.mass[row] = 1;
             s.fine[row] += by;
-            if (by < 0) s.count[row] = count_level(z, d, shift, threshold(s, row), f);
+            if (counted && by < 0) s.count[row] = count_level(z, d, shift, threshold(s, row), f);
             break;
         }
         step_roughly<K>(s, 1u << row, (T)0);

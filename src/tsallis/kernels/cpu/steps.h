@@ -96,7 +96,7 @@ template <class T> struct Rows {  // up to a vector of rows, and what is known o
     int64_t places;
     bool level;         // whether a row nearly all of which are candidates may be solved as it lies, unpacked:
     bool unpacked[MOST];
-    T mean[MOST];       // then the mean of x, and `count` is of the support or a little more
+    T mean[MOST];       // then the mean of x, and `count` is of the support or more
 };
 
 constexpr int LANE_VECTORS = 4;  // vectors of running maxima
