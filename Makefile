@@ -62,8 +62,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.bench
-	$(BIN)/python benchmarks/maps.py --out benchmarks/results/maps-cpu.csv \
+	$(BIN)/python benchmarks/maps.py --losses --out benchmarks/results/maps-cpu.csv \
 		--accuracy benchmarks/results/maps-accuracy-cpu.csv
+	$(BIN)/python benchmarks/maps.py --maps --learned --out benchmarks/results/losses-cpu.csv
+	$(BIN)/python benchmarks/maps.py --maps --learned --memory reused --out benchmarks/results/losses-reused-cpu.csv
 	$(BIN)/python benchmarks/linear.py --out benchmarks/results/linear-cpu.csv
 	$(BIN)/python benchmarks/attention.py --out benchmarks/results/attention-cpu.csv
 	$(BIN)/python benchmarks/continuous.py --out benchmarks/results/continuous-cpu.csv
