@@ -333,6 +333,39 @@ def test_alpha_relu_losses(alpha: float, dtype: torch.dtype) -> None:
         assert (loss[x.target < 0] == 0).all()
 
 
+@pytest.mark.parametrize("alpha", [1.06, 1.15, 1.2, 1.3, 1.45, 1.6])
+def test_alpha_relu_beyond_one(alpha: float) -> None:
+    """Powers prepared for entmax, whose u is at most 1, are not taken for alpha-ReLU's, which may be any."""
+    scale = 1e4 ** (alpha - 1) / (alpha - 1)  # probabilities up to the order of 1e4 and more
+    for d in (40, 1025, 3000):
+        z = torch.randn(6, d, generator=torch.Generator().manual_seed(d)) * scale
+        z *= torch.linspace(0.1, 1, 6).unsqueeze(-1)
+        target = torch.arange(6)
+        loss, stats = cpu.alpha_relu_loss(z, target, alpha, 0.1)
+        truth = reference.alpha_relu(z.double(), alpha, 0.1)
+        assert truth.max() > 100
+        assert (loss / reference.alpha_relu_loss(z.double(), target, alpha, 0.1) - 1).abs().max() <= 1e-5
+        grad = cpu.alpha_relu_loss_gradient(z, target, alpha, stats, torch.ones(6))
+        grad[range(6), target] += 1
+        torch.testing.assert_close(grad.double(), truth, rtol=2e-5, atol=2e-5)
+        offsets = torch.nn.functional.pad(stats[:, -1].long().cumsum(0), (1, 0))
+        lists = cpu.Lists(offsets, *cpu.alpha_relu_support(z, alpha, stats, offsets))
+        torch.testing.assert_close(dense(lists, d), truth, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("alpha", [1.05, 1.06, 1.1, 1.125, 1.15, 1.17, 1.2, 1.25, 4 / 3, 1.4, 1.5, 1.7, 2.0])
+def test_what_losses_spread_is_a_distribution(alpha: float) -> None:
+    """Equal scores round to the same side every time, and no entry may be missing from a list."""
+    for d, scale in itertools.product((40, 1024, 8192, 33_001), (0.01, 0.3, 1, 3, 10)):
+        z = torch.randn(3, d, generator=torch.Generator().manual_seed(d)) * scale
+        z[0], z[1] = 1, z[1].round()
+        target = torch.tensor([1, d - 1, d // 2])
+        lists, stats = lists_of(z, target, alpha)
+        assert (dense(lists, d).sum(-1) - 1).abs().max() <= SUM
+        grad = cpu.entmax_loss_gradient(z, target, alpha, stats, torch.ones(3)).double()
+        assert grad.sum(-1).abs().max() <= SUM
+
+
 def lists_of(z: Tensor, target: Tensor, alpha: float | Tensor) -> tuple[cpu.Lists, Tensor]:
     """The supports of rows, and the statistics of their losses."""
     _, stats, _ = cpu.entmax_loss(z, target, alpha, False)

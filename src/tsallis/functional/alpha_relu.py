@@ -201,7 +201,7 @@ class _Loss(Function):
         scores, target, stats = ctx.saved_tensors
         if stats is not None and not autograd.differentiable(grad):
             plain, weights = scores.contiguous(), grad.contiguous()
-            dz = ctx.kernels.entmax_loss_gradient(plain, target, 1 + ctx.eps, stats, weights)
+            dz = ctx.kernels.alpha_relu_loss_gradient(plain, target, 1 + ctx.eps, stats, weights)
             return dz, None, None, None, None
         return _gradient(widen(scores), target, ctx.eps, ctx.tau, grad).to(scores.dtype), None, None, None, None
 

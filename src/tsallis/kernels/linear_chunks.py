@@ -287,7 +287,8 @@ def _solve(chunk: Layer, scores: Tensor, kernels: ModuleType, keep: bool) -> Sol
     def entries(size: int) -> tuple[Tensor, Tensor]:
         offsets = F.pad(counts.cumsum(0), (1, 0))
         known = {} if kernels is cpu else {"size": size}  # a GPU's last offset is not at hand
-        found: tuple[Tensor, Tensor] = kernels.support(scores, chunk.alpha, stats, offsets, **known)
+        support = kernels.support if chunk.tau is None else kernels.alpha_relu_support
+        found: tuple[Tensor, Tensor] = support(scores, chunk.alpha, stats, offsets, **known)
         return found
 
     return Solved(loss, slope, counts, stats, entries)
@@ -418,9 +419,8 @@ def score_gradient(chunk: Layer, kept: Dense, weights: Tensor, kernels: Any) -> 
     scores = chunk.scores() if kept.scores is None else kept.scores
     kept.scores = None
     if kept.stats is not None:
-        result: Tensor = kernels.entmax_loss_gradient(
-            scores, chunk.target, chunk.alpha, kept.stats, weights, out=scores
-        )
+        gradient = kernels.entmax_loss_gradient if chunk.tau is None else kernels.alpha_relu_loss_gradient
+        result: Tensor = gradient(scores, chunk.target, chunk.alpha, kept.stats, weights, out=scores)
         return result
     wide = scores.to(weights.dtype)
     loss, probs = _eager_probs(chunk, wide)

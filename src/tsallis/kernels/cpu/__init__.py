@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tsallis.kernels.alphas import Alpha
 
-ABI = 4
+ABI = 5
 STATS = 5  # numbers a row that a loss keeps: maximum, threshold (coarse and fine), 1 / mass, support size
 LISTED = 1024  # classes from which on a loss keeps small supports
 STORAGE = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -58,8 +58,8 @@ _Map = _call("_Map", "scores", "probs", "stats")
 _Probs = _call("_Probs", "scores", "stats", "probs")
 _MapGradient = _call("_MapGradient", "probs", "grad", "scores_grad", "alpha_grad")
 _Loss = _call("_Loss", "scores", "target", "loss", "stats", "alpha_grad", numbers=("width",))
-_LossGradient = _call("_LossGradient", "scores", "target", "stats", "grad", "scores_grad", numbers=("width",))
-_Support = _call("_Support", "scores", "stats", "offsets", "index", "value")
+_LossGradient = _call("_LossGradient", "scores", "target", "stats", "grad", "scores_grad", numbers=("width", "relu"))
+_Support = _call("_Support", "scores", "stats", "offsets", "index", "value", numbers=("relu",))
 
 
 class _ReluLoss(ctypes.Structure):
@@ -252,6 +252,19 @@ def entmax_loss_gradient(
     scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None
 ) -> Tensor:
     """The gradient of the scores, (p - e_y) times the gradient [rows] of each loss; `out` may be the scores."""
+    return _loss_gradient(scores, target, alpha, stats, grad, out, relu=False)
+
+
+def alpha_relu_loss_gradient(
+    scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None
+) -> Tensor:
+    """The same of :func:`alpha_relu_loss`, whose probabilities may be beyond 1."""
+    return _loss_gradient(scores, target, alpha, stats, grad, out, relu=True)
+
+
+def _loss_gradient(
+    scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None, relu: bool
+) -> Tensor:
     scores_grad = torch.empty_like(scores) if out is None else out
     _run(
         "loss_gradient",
@@ -262,6 +275,7 @@ def entmax_loss_gradient(
         grad.data_ptr(),
         scores_grad.data_ptr(),
         stats.shape[1],
+        relu,
     )
     return scores_grad
 
@@ -284,6 +298,15 @@ def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) ->
 
 def support(scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     """Classes (int32) and probabilities of each row's support, row r's from offsets[r] to offsets[r + 1]."""
+    return _support(scores, alpha, stats, offsets, relu=False)
+
+
+def alpha_relu_support(scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of :func:`alpha_relu_loss`."""
+    return _support(scores, alpha, stats, offsets, relu=True)
+
+
+def _support(scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, relu: bool) -> tuple[Tensor, Tensor]:
     size = int(offsets[-1])
     index, value = torch.empty(size, dtype=torch.int32), torch.empty(size, dtype=stats.dtype)
     _run(
@@ -294,6 +317,7 @@ def support(scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor) -> tup
         offsets.data_ptr(),
         index.data_ptr(),
         value.data_ptr(),
+        relu,
     )
     return index, value
 

@@ -67,6 +67,7 @@ struct LossGradientCall {
     const void *stats, *grad;
     void* scores_grad;
     int64_t width;
+    int64_t relu;  // whether stats are alpha-ReLU's
 };
 
 // alpha-ReLU: loss and stats [rows, STATS] as above, with the constant threshold tau.
@@ -86,6 +87,7 @@ struct SupportCall {
     const int64_t* offsets;
     int32_t* index;
     void* value;
+    int64_t relu;
 };
 
 // Sums of rows of a table by sparse lists: out[r] = sum_k value[k] table[index[k]] over the row's list, all of width m.

@@ -38,17 +38,17 @@ template <class T> INLINE double alpha_of(const Layout& layout, int64_t row) {
 }
 
 // Calls visit(kind, first, last) for runs of rows of one kind in [first, last), at most a block long, with their
-// families prepared; `clear` of numbers next to nothing, as the gradients of losses are.
+// families prepared.
 template <class T, class Visit>
-void in_blocks(const Layout& layout, Family<T>* families, bool clear, int64_t first, int64_t last, Visit&& visit) {
+void in_blocks(const Layout& layout, Family<T>* families, Use use, int64_t first, int64_t last, Visit&& visit) {
     const int64_t together = rows_together(layout.d);
-    Family<T> latest = family<T>(alpha_of<T>(layout, first), layout.d, clear);
+    Family<T> latest = family<T>(alpha_of<T>(layout, first), layout.d, use);
     for (int k = 0; k < together; k++) families[k] = latest;
     for (int64_t begin = first; begin < last;) {
         int64_t end = smaller(begin + together, last);
         for (int64_t row = begin; layout.alphas && row < end; row++) {
             const double alpha = alpha_of<T>(layout, row);
-            if (alpha != latest.alpha) latest = family<T>(alpha, layout.d, clear);
+            if (alpha != latest.alpha) latest = family<T>(alpha, layout.d, use);
             Family<T>& own = families[row - begin];
             // Alphas come in runs: most rows find their family where the block before left it.
             if (own.alpha != alpha) own = latest;

@@ -188,7 +188,7 @@ template <class T, class S> void map_gradient_range(const MapGradientCall& call,
     Tile<T, S> p_tile(call.layout, block.tile[0], block.stride), g_tile(call.layout, block.tile[1], block.stride),
         out(call.layout, block.tile[2], block.stride);
     T* const scratch[3] = {block.rows.x, block.rows.p, block.spare};
-    in_blocks<T>(call.layout, block.family, false, first, last, [&](Kind kind, int64_t begin, int64_t end) {
+    in_blocks<T>(call.layout, block.family, MAPS, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         auto compute = [&](auto* const* p, auto* const* g, auto* dz, int64_t stride) {
             for (int64_t row = begin; row < end; row++) {
                 const Family<T>& f = block.family[row - begin];

@@ -8,52 +8,89 @@ namespace {
 
 template <Kind K, class T> constexpr bool LEVEL = sizeof(T) == 4 && (K == WHOLE || K == ANY);
 constexpr int64_t LEVEL_FROM = 8192;
-constexpr int LEVEL_STEP = 16;  // of the lower scores of such a row one vector in so many gives a first threshold
+constexpr int LEVEL_LINE = 16;  // entries in a line of memory: a sample is of whole ones
+constexpr int LEVEL_STEP = 16;  // and of one line in so many
 
 template <class T> struct LevelSums {
     Sums<T> sums;
-    double mean;    // sum of p x
-    int64_t count;
+    Vec<T> v = {}, mean = {};  // of u^(b-4), and of p x
+    int64_t count = 0;
 };
 
-// The sums over a whole row, as it lies, at a threshold t for which t - 1 is exact; how many are in the support, if
-// `counted`.
-template <Kind K, class T>
-LevelSums<T> add_level(const T* z, int64_t d, T shift, T t, Family<T> f, bool counted, Around around, int row) {
-    constexpr int N = LANES<T>;
-    const Threshold<T> at{t, 0};
-    const T below = t - 1;
-    LevelSums<T> total{{}, 0, 0};
-    double mass = 0;
-    for (int64_t first = 0; first < d; first += BLOCK * N) {
-        Sums<T> part;
-        Vec<T> mean = {};
-        for (int64_t i = first; i < smaller(d, first + BLOCK * N); i += N) {
-            if (i * sizeof(T) % 64 == 0) around.call_next(row, i);
-            const Vec<T> x = larger(fill(OUTSIDE<T>), (load_row(z, i, d, (T)-INFINITY) - shift) * f.eps), raw = x - below;
-            Vec<T> p;
-            if constexpr (K == ANY) {
-                const Vec<T> u = positive(raw), inside = larger(fill(SMALLEST<T>), u), inv = inverse(inside);
-                p = any_power(x, u, inside, at, f, fill(f.b));
-                p = u >= SMALLEST<T> ? p : u * (T)0;
-                const Vec<T> q = p * inv, r = q * inv;
-                part.q += q, part.r += r, part.w += r * inv;
-            } else {
-                const Vec<T> u = raw < f.least ? Vec<T>{} : raw;
-                const Vec<T> w = f.n == 3 ? (u > 0 ? fill((T)1) : Vec<T>{}) : f.n == 4 ? u : whole_power(u, f.n - 3);
-                const Vec<T> r = w * u, q = r * u;
-                // The digits that u has lost count where it is near 1; where it is small they are noise, but so is p.
-                p = q * (f.n <= PLAIN_POWER ? u : u + ((x - t) - (raw - (T)1)) * (T)f.n);
-                part.q += q, part.r += r, part.w += w;
-            }
-            part.p += p;
-            mean += p * x;
-            if (counted) total.count += __builtin_popcount(bits(p > 0));
-        }
-        mass += sum<T>(part.p), total.mean += sum<T>(mean);
-        total.sums.add(part);
+// How u^(b-4) is found: by logarithms, with b of 3 to 5, or of 5 and more.
+enum Form { LOGARITHMS, LOW, HIGH };
+
+// What W vectors of scores add to the sums. An entry outside the support counts as the least one inside, which is next
+// to nothing.
+template <Kind K, Form FORM, int W, class T>
+INLINE void add_some(LevelSums<T>& total, const Vec<T>* z, T shift, T t, const Family<T>& f) {
+    const T below = t - 1, least = below + f.least, counted = below + f.least * COUNTED<T>;
+    Vec<T> x[W], u[W], p[W], q[W], r[W], w[W], v[W];
+    for (int k = 0; k < W; k++) {
+        x[k] = (z[k] - shift) * f.eps;
+        total.count += __builtin_popcount(beyond<T>(x[k], fill(counted)));
+        x[k] = larger(fill(least), x[k]);
+        u[k] = x[k] - below;
     }
-    total.sums.p = Vec<T>{(T)mass};
+    if constexpr (FORM == LOGARITHMS) {
+        for (int k = 0; k < W; k++) {
+            const Vec<T> inside = larger(fill(SMALLEST<T>), u[k]), inv = inverse(inside);
+            p[k] = any_power(x[k], u[k], inside, Threshold<T>{t, 0}, f, fill(f.b));
+            q[k] = p[k] * inv, r[k] = q[k] * inv, w[k] = r[k] * inv, v[k] = w[k] * inv;
+        }
+    } else {
+        if constexpr (FORM == HIGH) whole_powers<W>(u, f.n - 4, v);
+        else
+            for (int k = 0; k < W; k++) v[k] = fill((T)1);
+        if constexpr (K == ANY) times_rest_power<W>(u, f.part, v);
+        if constexpr (FORM == LOW) {  // not next to nothing outside the support
+            const bool four = f.n == 4;
+            for (int k = 0; k < W; k++) {
+                const Vec<T> low = x[k] > least ? v[k] : Vec<T>{};
+                w[k] = four ? low * u[k] : low;
+                if (K == ANY) v[k] = four ? low : low * inverse(larger(fill(SMALLEST<T>), u[k]));
+                else v[k] = four ? low : Vec<T>{};
+            }
+        } else {
+            for (int k = 0; k < W; k++) w[k] = v[k] * u[k];
+        }
+        for (int k = 0; k < W; k++) r[k] = w[k] * u[k];
+        for (int k = 0; k < W; k++) q[k] = r[k] * u[k];
+        for (int k = 0; k < W; k++) p[k] = q[k] * (u[k] + (x[k] - (u[k] + below)) * f.b);
+    }
+    for (int k = 0; k < W; k++) {
+        total.sums.p += p[k], total.sums.q += q[k], total.sums.r += r[k], total.sums.w += w[k], total.v += v[k];
+        total.mean += p[k] * x[k];
+    }
+}
+
+// The sums over a whole row, as it lies, at a threshold t for which t - 1 is exact, and how many are in the support.
+template <Kind K, Form FORM, class T>
+LevelSums<T> add_level(const T* z, int64_t d, T shift, T t, Family<T> f, Around around, int row) {
+    constexpr int N = LANES<T>;
+    LevelSums<T> total;
+    double mass = 0, mean = 0;
+    for (int64_t first = 0; first < d; first += BLOCK * N) {
+        LevelSums<T> part;
+        const int64_t last = smaller(d, first + BLOCK * N);
+        int64_t i = first;
+        for (; i + WIDE * N <= last; i += WIDE * N) {
+            Vec<T> some[WIDE];
+            for (int k = 0; k < WIDE; k++) {
+                if ((i + k * N) * sizeof(T) % 64 == 0) around.call_next(row, i + k * N);
+                some[k] = load(z + i + k * N);
+            }
+            add_some<K, FORM, WIDE>(part, some, shift, t, f);
+        }
+        for (; i < last; i += N) {
+            const Vec<T> some = load_row(z, i, d, (T)-INFINITY);
+            add_some<K, FORM, 1>(part, &some, shift, t, f);
+        }
+        mass += sum<T>(part.sums.p), mean += sum<T>(part.mean);
+        total.sums.add(part.sums);
+        total.v += part.v, total.count += part.count;
+    }
+    total.sums.p = Vec<T>{(T)mass}, total.mean = Vec<T>{(T)mean};
     return total;
 }
 
@@ -61,94 +98,149 @@ LevelSums<T> add_level(const T* z, int64_t d, T shift, T t, Family<T> f, bool co
 template <class T> INLINE int64_t count_level(const T* z, int64_t d, T shift, Threshold<T> at, const Family<T>& f) {
     int64_t count = 0;
     for (int64_t i = 0; i < d; i += LANES<T>)
-        count += __builtin_popcount(bits(at.over((load_row(z, i, d, (T)-INFINITY) - shift) * f.eps) >= f.least));
+        count += __builtin_popcount(bits(at.over((load_row(z, i, d, (T)-INFINITY) - shift) * f.eps) >= f.least * COUNTED<T>));
     return count;
 }
 
-// How far the threshold is from where the sums put the root, if the series that says so is exact enough, else a NaN.
-template <class T> INLINE T level_root(const Rows<T>& s, int row, const State<T>& here, Vec<T> last) {
-    const int lane = row % LANES<T>;
-    const T b = s.b[row], by = root_of_series(here, load(s.b + row - lane), last)[lane], size = by < 0 ? -by : by;
-    const T c4 = b * (b - 1) * (b - 2) * (b - 3) / 24, w = last[lane];
-    const T next = c4 * size * size * size * size * w * w / here.r[lane];  // the term it leaves out, nearly
-    const double entering = (double)s.d * ::pow((double)size, (double)b);  // what no series knows: new in the support
-    return size < s.reach[row] && next < (T)1e-7 && entering < 1e-7 ? by : (T)NAN;
+// What a row's sums at t say of its root, to the fourth order in how far off it is.
+struct LevelSeries {
+    double b, excess, sums[5], c[6];
+
+    template <class T> LevelSeries(double power, const LevelSums<T>& of) : b(power) {
+        sums[0] = of.sums.p[0], sums[1] = sum<T>(of.sums.q), sums[2] = sum<T>(of.sums.r), sums[3] = sum<T>(of.sums.w);
+        sums[4] = sum<T>(of.v);
+        excess = sums[0] - 1;
+        c[0] = 1;
+        for (int k = 1; k < 6; k++) c[k] = c[k - 1] * (b - k + 1) / k;
+    }
+
+    // How far the root is, or a NaN where the series is not exact enough.
+    double root(int64_t d) const {
+        double by = 0;
+        for (int round = 0; round < 6; round++) {
+            double value = 0, slope = 0;
+            for (int k = 4; k > 0; k--) value = c[k] * sums[k] - by * value;
+            for (int k = 4; k > 0; k--) slope = k * c[k] * sums[k] - by * slope;
+            by += (excess - by * value) / slope;
+        }
+        const double size = ::fabs(by), next = c[5] * ::pow(size, 5) * sums[4] * sums[4] / sums[3];
+        const double entering = (double)d * ::pow(size, b);  // what no series knows: new in the support
+        return ::fabs(next) < 1e-7 && entering < 1e-7 ? by : NAN;
+    }
+
+    // The mean of x there; below = t - 1, and x = u + below.
+    double mean(double at, double by, double below) const {
+        double terms = 0;
+        for (int k = 4; k > 0; k--) terms = c[k] * (sums[k - 1] + below * sums[k]) - by * terms;
+        return at - by * terms;
+    }
+};
+
+// Newton's steps from s.t on a row's highest scores and a share of the others, both scaled and packed.
+template <Kind K, class T>
+void approach_level(Rows<T>& s, int row, const T* high, int64_t n, const T* low, int64_t others, T share) {
+    for (int round = 0; round < 8; round++) {
+        Sums<T> sums, rest;
+        if constexpr (K == ANY) {
+            sums = add_roughly(high, padded<T>(n), 1, s.t[row], s.family[row]);
+            rest = add_roughly(low, padded<T>(others), 1, s.t[row], s.family[row]);
+        } else {
+            sums = add_all<K, T, false>(high, padded<T>(n), threshold(s, row), s.family[row], nullptr);
+            rest = add_all<K, T, false>(low, padded<T>(others), threshold(s, row), s.family[row], nullptr);
+        }
+        sums.p += rest.p * share, sums.q += rest.q * share, sums.r += rest.r * share;
+        keep_sums(s, row, sums);
+        if (!step_roughly<K>(s, 1u << row, (T)0.03)) break;
+    }
 }
 
-// The threshold, mass and mean of a row if a look at it finds that most scores are candidates. A first threshold comes
-// from its highest scores and a share of the others. One pass over all, to the fourth order in how far that was off,
-// then gives the rest.
+// The maximum, threshold, mass and mean of a row if a sample of it says that most scores are candidates. A first
+// threshold comes from the highest scores, found on the way to the maximum, and the sample of the others. One pass
+// over all, to the fourth order in how far that was off, then gives the rest.
 template <Kind K, class T> bool solve_level(Rows<T>& s, int row, const T* z) {
-    constexpr int N = LANES<T>;
+    constexpr int N = LANES<T>, LINE = LEVEL_LINE / N;
     const Family<T>& f = s.family[row];
     const int64_t d = s.d;
-    const T shift = s.shift[row];
-    const Vec<T> bound = fill(s.above[row]);
-    Vec<T> lanes[LANE_VECTORS];
-    for (auto& v : lanes) v = bound;
-    int64_t looked = 0, found = 0;
-    for (int64_t i = 0; i + N <= d; i += 64 * N, looked += N) {
-        const Vec<T> w = load(z + i) - shift;
-        Vec<T>& most = lanes[looked / N % LANE_VECTORS];
-        most = larger(w, most);
-        found += __builtin_popcount(beyond<T>(w, bound));
-    }
-    if (found < looked / 4) return false;
-    s.unpacked[row] = true;
-
-    Vec<T> together = {};
-    for (auto& v : lanes) together += v;
-    const Vec<T> cut = fill(sum<T>(together) / (N * LANE_VECTORS));
-    T *x = s.x + row * s.stride, *rest = s.p + row * s.stride;
-    int64_t n = 0, others = 0, taken = 0, vectors = 0;
-    for (int64_t i = 0; i < d; i += N, vectors++) {
-        const Vec<T> w = load_row(z, i, d, (T)-INFINITY) - shift;
-        const uint32_t m = beyond<T>(w, cut);
-        store_packed(x + n, w * f.eps, m), n += __builtin_popcount(m);
-        if (vectors % LEVEL_STEP) continue;
-        const uint32_t low = beyond<T>(w, bound) & ~m;
-        store_packed(rest + others, w * f.eps, low), others += __builtin_popcount(low), taken++;
-    }
-    store(x + n, fill(OUTSIDE<T>)), store(rest + others, fill(OUTSIDE<T>));
-    const T share = (T)vectors / (T)taken;
-    auto both = [&](auto&& add) {
-        Sums<T> high = add(x, padded<T>(n)), low = add(rest, padded<T>(others));
-        high.p += low.p * share, high.q += low.q * share, high.r += low.r * share;
-        keep_sums(s, row, high);
-    };
-    for (int round = 0; round < 8; round++) {
-        both([&](const T* part, int64_t many) {
-            if constexpr (K == ANY) return add_roughly(part, many, 1, s.t[row], f);
-            else return add_all<K, T, false>(part, many, threshold(s, row), f, nullptr);
-        });
-        if (!step_roughly<K>(s, 1u << row, (T)0.003)) break;
-    }
-
     const int first = row / N * N, lane = row % N;
+    T *high = s.x + row * s.stride, *low = s.p + row * s.stride;
+    Vec<T> most[LINE];
+    for (auto& v : most) v = fill((T)-INFINITY);
+    int64_t others = 0;
+    for (int64_t i = 0; i + LEVEL_LINE <= d; i += LEVEL_LINE * LEVEL_STEP)
+        for (int k = 0; k < LINE; k++, others += N) {
+            const Vec<T> v = load(z + i + k * N);
+            store(low + others, v);
+            most[k] = larger(v, most[k]);
+        }
+    T peak = maximum<T>(most[0]), cut = sum<T>(most[0]);
+    for (int k = 1; k < LINE; k++) peak = larger(maximum<T>(most[k]), peak), cut += sum<T>(most[k]);
+    cut /= LEVEL_LINE;
+    if (!(cut - cut == 0 && peak - peak == 0)) return false;
+    auto level = [&](T bound) {
+        int64_t found = 0;
+        for (int64_t i = 0; i < others; i += N) found += __builtin_popcount(beyond<T>(load(low + i), fill(bound)));
+        return found >= others / 2;
+    };
+    if (!level(peak - f.b)) return false;
+    // A better bound from below: the maxima of any subsets give one.
+    for (int k = 0; k < LINE; k++) store(high + k * N, larger((most[k] - peak) * f.eps, fill(OUTSIDE<T>)));
+    for (int round = 0; round < 2; round++) {
+        keep_sums(s, row, add_all<K, T, false>(high, LINE, threshold(s, row), f, nullptr));
+        const T step = newton_step<K, T, true>(state(s, first), load(s.eps + first), load(s.b + first))[lane];
+        s.t[row] = larger(smaller(s.t[row] + step, s.high[row]), (T)0);
+    }
+    if (!level(peak + (s.t[row] - 1) * f.b)) {
+        s.t[row] = 0;
+        return false;
+    }
+
+    s.unpacked[row] = true;
+    // Which vectors hold any of the highest scores is noted without a branch: it could not be foretold.
+    Vec<T> tops = most[0];
+    int32_t* holds = (int32_t*)(low + d / 2);
+    int64_t n = 0, i = 0, many = 0;
+    for (; i + N <= d; i += N) {
+        const Vec<T> v = load(z + i);
+        tops = larger(v, tops);
+        holds[many] = (int32_t)i, many += beyond<T>(v, fill(cut)) != 0;
+    }
+    if (i < d) holds[many++] = (int32_t)i, tops = larger(load_part(z + i, d - i, (T)-INFINITY), tops);
+    for (int64_t k = 0; k < many; k++) {
+        const Vec<T> v = load_row(z, holds[k], d, (T)-INFINITY);
+        const uint32_t m = beyond<T>(v, fill(cut));
+        store_packed(high + n, v, m), n += __builtin_popcount(m);
+    }
+    const T top = maximum<T>(tops);
+    s.top[row] = s.shift[row] = top;
+    s.t[row] = larger(s.t[row] - f.eps * (top - peak), (T)0);
+    for (int64_t k = 0; k < n; k += N) store(high + k, (load(high + k) - top) * f.eps);
+    store(high + n, fill(OUTSIDE<T>));
+    for (int64_t k = 0; k < others; k += N) {
+        const Vec<T> v = load(low + k);
+        store(low + k, v > cut ? fill(OUTSIDE<T>) : (v - top) * f.eps);
+    }
+    approach_level<K>(s, row, high, n, low, others, (T)d / (T)others);
+
     const bool counted = !s.places;  // else there are lists
     for (int round = 0; round < 40; round++) {
         s.t[row] = (s.t[row] + 1) - 1, s.fine[row] = 0;
-        const LevelSums<T> now = add_level<K>(z, d, shift, s.t[row], f, counted, s.around, row);
-        keep_sums(s, row, now.sums);
-        s.sums[3][row] = now.sums.w;
-        const State<T> here = state(s, first);
-        const T mass = here.mass[lane], excess = here.excess[lane];
-        s.mass[row] = mass, s.mean[row] = (T)now.mean, s.count[row] = counted ? now.count : d;
-        if (!(excess > Limits<T>::ENOUGH || excess < -Limits<T>::ENOUGH)) break;  // a NaN ends here too
-        if (excess > 0) s.low[row] = larger(s.low[row], s.t[row]);
+        const LevelSums<T> now = f.n > 4 ? add_level<K, HIGH>(z, d, top, s.t[row], f, s.around, row)
+                                 : f.n > 0 ? add_level<K, LOW>(z, d, top, s.t[row], f, s.around, row)
+                                           : add_level<K, LOGARITHMS>(z, d, top, s.t[row], f, s.around, row);
+        const LevelSeries series(f.b, now);
+        s.mass[row] = now.sums.p[0], s.mean[row] = now.mean[0], s.count[row] = counted ? now.count : d;
+        if (!(::fabs(series.excess) > Limits<T>::ENOUGH)) break;  // a NaN ends here too
+        if (series.excess > 0) s.low[row] = larger(s.low[row], s.t[row]);
         else s.high[row] = smaller(s.high[row], s.t[row]);
-        const Vec<T> last = sums_of<T>(s.sums[3] + first);
-        const T by = level_root(s, row, here, last);
+        const double by = series.root(d);
         if (by == by) {
-            // x = u - 1 + t in the terms that are small anyway
-            const T b = f.b, c2 = b * (b - 1) / 2, c3 = c2 * (b - 2) / 3, below = s.t[row] - 1;
-            const T q = here.q[lane], r = here.r[lane], w = last[lane];
-            s.mean[row] = (T)(now.mean - by * (b * (mass + below * q) - by * (c2 * (q + below * r) - by * c3 * (r + below * w))));
+            s.mean[row] = (T)series.mean(s.mean[row], by, s.t[row] - 1);
             s.mass[row] = 1;
-            s.fine[row] += by;
-            if (counted && by < 0) s.count[row] = count_level(z, d, shift, threshold(s, row), f);
+            s.fine[row] += (T)by;
+            if (counted && by < 0) s.count[row] = count_level(z, d, top, threshold(s, row), f);
             break;
         }
+        keep_sums(s, row, now.sums);
         step_roughly<K>(s, 1u << row, (T)0);
     }
     return true;

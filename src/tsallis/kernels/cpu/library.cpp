@@ -143,7 +143,7 @@ void* scratch_memory(int64_t bytes) {
     return scratch.memory;
 }
 
-EXPORT int32_t tsallis_abi() { return 4; }
+EXPORT int32_t tsallis_abi() { return 5; }
 EXPORT const char* tsallis_source() { return TSALLIS_SOURCE; }
 EXPORT const char* tsallis_isa() { return kernels->name; }
 EXPORT void tsallis_set_parallel(void* parallel, void* number) {

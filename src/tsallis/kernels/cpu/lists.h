@@ -11,7 +11,7 @@ template <class T, class S> void support_range(const SupportCall& call, int64_t 
     const int64_t d = call.layout.d;
     Block<T> block(call.layout, 1);
     Tile<T, S> in(call.layout, block.tile[0], block.stride);
-    in_blocks<T>(call.layout, block.family, true, first, last, [&](Kind kind, int64_t begin, int64_t end) {
+    in_blocks<T>(call.layout, block.family, call.relu ? RELU : LOSSES, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         const T* z[MOST];
         in.read(call.scores, begin, end, z);
         for (int64_t r = begin; r < end; r++) {
@@ -26,7 +26,9 @@ template <class T, class S> void support_range(const SupportCall& call, int64_t 
                 Vec<T> w = load_row(row, i, d, (T)-INFINITY) - shift;
                 if (!beyond<T>(w, bound)) continue;
                 Vec<T> p = {};
-                BY_KIND(kind, if constexpr (K == SOFTMAX) p = exp_(w); else p = probability<K>(w * f.eps, at, f))
+                // Rounded as where the loss counted the support: a list one entry short would lose its last class.
+                const Vec<T> x = rounded(w * f.eps);
+                BY_KIND(kind, if constexpr (K == SOFTMAX) p = exp_(w); else p = probability<K>(x, at, f))
                 for (uint32_t m = bits(p > 0); m && n < end_of_list; m &= m - 1) {
                     const int lane = __builtin_ctz(m);
                     call.index[n] = (int32_t)(i + lane);

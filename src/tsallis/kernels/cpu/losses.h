@@ -79,7 +79,7 @@ RowLoss<T> loss_of(Rows<T>& s, int row, const T* z, T gold, bool need_alpha, con
             }
             known += __builtin_popcount(m);
             // What a last small step let into the support is in no list, but it is seen from the scores.
-            if (K == ANY) count += __builtin_popcount(bits(at.over(v) >= f.least));
+            if (K == ANY) count += __builtin_popcount(bits(at.over(v) >= f.least * COUNTED<T>));
             part += u * (m ? larger(v, fill(OUTSIDE<T>)) : Vec<T>{});
         }
         mean += part;
@@ -98,7 +98,7 @@ template <class T, class S> void loss_range(const LossCall& call, int64_t first,
     Tile<T, S> in(call.layout, block.tile[0], block.stride);
     s.level = !call.alpha_grad;
     if (call.width > STATS) s.where = (int32_t*)block.tile[1], s.places = d / 16;
-    in_blocks<T>(call.layout, block.family, true, first, last, [&](Kind kind, int64_t begin, int64_t end) {
+    in_blocks<T>(call.layout, block.family, LOSSES, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         const T* z[MOST];
         in.read(call.scores, begin, end, z);
         s.rows = (int)(end - begin);
@@ -117,7 +117,7 @@ template <class T, class S> void loss_range(const LossCall& call, int64_t first,
             const T gold = y < 0 ? s.top[row] : z[row][y];
             T* stats = (T*)call.stats + r * call.width;
             const Support<T> listed(stats, call.width);
-            RowLoss<T> found;
+            RowLoss<T> found = {};
             BY_KIND(kind, found = loss_of<K>(s, row, z[row], gold, call.alpha_grad != nullptr, listed))
             const Threshold<T> at = kind == SOFTMAX ? Threshold<T>{0, 0} : threshold(s, row);
             stats[0] = s.top[row], stats[1] = at.t, stats[2] = at.fine, stats[3] = found.scale, stats[4] = found.count;
@@ -164,7 +164,7 @@ template <class T, class S> void loss_gradient_range(const LossGradientCall& cal
     Block<T> block(call.layout, 2);
     Tile<T, S> in(call.layout, block.tile[0], block.stride), out(call.layout, block.tile[1], block.stride);
     const bool past = out.direct() && call.scores_grad != call.scores && call.layout.rows * d * (int64_t)sizeof(T) >= PAST;
-    in_blocks<T>(call.layout, block.family, true, first, last, [&](Kind kind, int64_t begin, int64_t end) {
+    in_blocks<T>(call.layout, block.family, call.relu ? RELU : LOSSES, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; r++) {
             T* dz = out.place(call.scores_grad, begin, r);
             const T* stats = (const T*)call.stats + r * call.width;
@@ -199,7 +199,7 @@ template <class T, class S> void relu_loss_range(const ReluLossCall& call, int64
     Tile<T, S> in(call.layout, block.tile[0], block.stride);
     const T t = (T)(1 + call.tau);
     const Threshold<T> at{t, (T)(1 + call.tau - (double)t)};
-    in_blocks<T>(call.layout, block.family, true, first, last, [&](Kind kind, int64_t begin, int64_t end) {
+    in_blocks<T>(call.layout, block.family, RELU, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         const T* z[MOST];
         in.read(call.scores, begin, end, z);
         for (int64_t r = begin; r < end; r++) {
@@ -210,7 +210,7 @@ template <class T, class S> void relu_loss_range(const ReluLossCall& call, int64
             for (int64_t from = 0; from < d; from += BLOCK * N) {
                 Vec<T> part = {};
                 for (int64_t i = from; i < smaller(d, from + BLOCK * N); i += N) {
-                    Vec<T> x = load_row(row, i, d, (T)-INFINITY) * f.eps, u = at.over(x), p = {};
+                    Vec<T> x = rounded(load_row(row, i, d, (T)-INFINITY) * f.eps), u = at.over(x), p = {};
                     BY_KIND(kind, if constexpr (K != SOFTMAX) p = probability<K>(x, at, f))
                     count += __builtin_popcount(bits(p > 0));
                     part += p * u;

@@ -52,13 +52,41 @@ void emit_some(const T* z, int64_t d, T shift, Threshold<T> at, T scale, Family<
         else return probability<K>(w * f.eps, at, f) * scale;
     };
     int64_t i = 0;
-    if ((K == WHOLE || K == ANY) && d >= 1024) {
+    if constexpr (K == WHOLE || K == ANY) {
         const Vec<T> bound = fill((at.t - 1) * f.b - (T)1e-6 * f.b);
-        for (; i + 4 * N <= d; i += 4 * N) {
-            Vec<T> w[4];
-            uint32_t some = 0;
-            for (int k = 0; k < 4; k++) w[k] = load(z + i + k * N) - shift, some |= beyond<T>(w[k], bound);
-            for (int k = 0; k < 4; k++) put(i + k * N, some ? value(w[k]) : Vec<T>{});
+        if (K == ANY && d >= 1024) {  // what costs most: where little is in the support, only that, packed
+            constexpr int STRETCH = 32;
+            alignas(VECTOR_BYTES) T packed[(STRETCH + WIDE) * N];
+            uint32_t masks[STRETCH];
+            for (bool sparse = true; sparse && i + STRETCH * N <= d; i += STRETCH * N) {
+                int64_t n = 0;
+                for (int k = 0; k < STRETCH; k++) {
+                    const Vec<T> w = load(z + i + k * N) - shift;
+                    masks[k] = beyond<T>(w, bound);
+                    store_packed(packed + n, w * f.eps, masks[k]), n += __builtin_popcount(masks[k]);
+                }
+                for (int k = 0; k < WIDE; k++) store(packed + n + k * N, fill(OUTSIDE<T>));
+                for (int64_t k = 0; k < n; k += WIDE * N) {
+                    Vec<T> p[WIDE];
+                    for (int j = 0; j < WIDE; j++) p[j] = load(packed + k + j * N);
+                    probabilities<K, WIDE>(p, at, f, p);
+                    for (int j = 0; j < WIDE; j++) store(packed + k + j * N, p[j] * scale);
+                }
+                const T* next = packed;
+                for (int k = 0; k < STRETCH; next += __builtin_popcount(masks[k++]))
+                    put(i + k * N, masks[k] ? load_packed(next, masks[k]) : Vec<T>{});
+                sparse = n < STRETCH * N / 2;
+            }
+        }
+        if (d >= 1024) {
+            for (; i + WIDE * N <= d; i += WIDE * N) {
+                Vec<T> w[WIDE];
+                uint32_t some = 0;
+                for (int k = 0; k < WIDE; k++) w[k] = load(z + i + k * N) - shift, some |= beyond<T>(w[k], bound);
+                for (int k = 0; k < WIDE; k++) w[k] *= f.eps;
+                if (some) probabilities<K, WIDE>(w, at, f, w);
+                for (int k = 0; k < WIDE; k++) put(i + k * N, some ? w[k] * scale : Vec<T>{});
+            }
         }
     }
     for (; i + N <= d; i += N) put(i, value(load(z + i) - shift));
@@ -129,7 +157,7 @@ template <class T, class S> void map_range(const MapCall& call, int64_t first, i
     Block<T> block(call.layout, 2);
     Rows<T>& s = block.rows;
     Tile<T, S> in(call.layout, block.tile[0], block.stride), out(call.layout, block.tile[1], block.stride);
-    in_blocks<T>(call.layout, block.family, false, first, last, [&](Kind kind, int64_t begin, int64_t end) {
+    in_blocks<T>(call.layout, block.family, MAPS, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         s.rows = (int)(end - begin);
         s.around = around<S>(call.layout, in.plain(), call.probs, call.scores, begin, end);
         auto place = [&](int row) { return out.place(call.probs, begin, begin + row); };
@@ -161,7 +189,7 @@ template <class T, class S> void probs_range(const ProbsCall& call, int64_t firs
     const int64_t d = call.layout.d;
     Block<T> block(call.layout, 2);
     Tile<T, S> in(call.layout, block.tile[0], block.stride), out(call.layout, block.tile[1], block.stride);
-    in_blocks<T>(call.layout, block.family, false, first, last, [&](Kind kind, int64_t begin, int64_t end) {
+    in_blocks<T>(call.layout, block.family, MAPS, first, last, [&](Kind kind, int64_t begin, int64_t end) {
         const T* z[MOST];
         in.read(call.scores, begin, end, z);
         for (int64_t r = begin; r < end; r++) {

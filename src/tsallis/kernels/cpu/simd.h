@@ -83,6 +83,18 @@ template <class T> INLINE void store_row(T* row, int64_t i, int64_t d, Vec<T> v)
     else store_part(row + i, d - i, v);
 }
 
+// The same number, in no sum before it is rounded.
+template <class V> INLINE V rounded(V v) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(v));
+#elif defined(__x86_64__)
+    asm("" : "+x"(v));
+#elif defined(__aarch64__)
+    asm("" : "+w"(v));
+#endif
+    return v;
+}
+
 // One bit a lane. `beyond` is "not at most", so that a NaN is always beyond.
 template <class I> INLINE uint32_t bits(I mask) {
     uint32_t found = 0;
@@ -446,5 +458,61 @@ template <class V> INLINE V whole_power(V u, int n) {
         u *= u;
     }
 }
+
+constexpr int WIDE = VECTOR_BYTES == 64 ? 4 : 2;  // vectors at work together where registers allow it
+
+// u^n for W vectors and n >= 1, in one loop over the bits of n for them all.
+template <int W, class V> INLINE void whole_powers(const V* u, int n, V* result) {
+    V square[W];
+    for (int k = 0; k < W; k++) square[k] = result[k] = u[k];
+    for (n -= 1; n; n >>= 1) {
+        if (n & 1)
+            for (int k = 0; k < W; k++) result[k] *= square[k];
+        if (n > 1)
+            for (int k = 0; k < W; k++) square[k] *= square[k];
+    }
+}
+
+// u^r for one r in (0, 1) and u in [2^-31, 2): a polynomial in the digits of u, off by 4e-8 at most, and a factor for
+// every binade.
+struct RestPower {
+    float series[8], binade[32];
+};
+inline RestPower rest_powers(double r) {
+    constexpr int N = 8;
+    double at[N], value[N], series[N] = {};
+    // Through its values at Chebyshev's points, by divided differences, around 3/4.
+    for (int k = 0; k < N; k++) at[k] = 0.25 * ::cos(M_PI * (k + 0.5) / N), value[k] = ::pow(0.75 + at[k], r);
+    for (int k = 1; k < N; k++)
+        for (int j = N - 1; j >= k; j--) value[j] = (value[j] - value[j - 1]) / (at[j] - at[j - k]);
+    for (int k = N - 1; k >= 0; k--) {
+        for (int j = N - 1; j > 0; j--) series[j] = series[j - 1] - at[k] * series[j];
+        series[0] = value[k] - at[k] * series[0];
+    }
+    RestPower made;
+    for (int k = 0; k < N; k++) made.series[k] = (float)series[k];
+    for (int k = 0; k < 32; k++) made.binade[k] = (float)::exp2((k - 30) * r);  // of the exponents 96 to 127
+    return made;
+}
+template <int W> INLINE void times_rest_power(const F* u, const RestPower& of, F* v) {
+    F m[W], y[W];
+    for (int k = 0; k < W; k++) m[k] = (F)(((FI)u[k] & 0x7fffff) | 0x3f000000) - 0.75f;
+    for (int k = 0; k < W; k++) y[k] = m[k] * of.series[7] + of.series[6];
+    for (int i = 5; i >= 0; i--)
+        for (int k = 0; k < W; k++) y[k] = y[k] * m[k] + of.series[i];
+    for (int k = 0; k < W; k++) {
+        const FI binade = (FI)u[k] >> 23;
+#if defined(__AVX512F__)
+        const __m512 low = _mm512_loadu_ps(of.binade), high = _mm512_loadu_ps(of.binade + 16);
+        v[k] *= y[k] * (F)_mm512_permutex2var_ps(low, (__m512i)binade, high);
+#elif defined(__AVX2__)
+        v[k] *= y[k] * (F)_mm256_i32gather_ps(of.binade, (__m256i)(binade & 31), 4);
+#else
+        for (int i = 0; i < LANES<float>; i++) y[k][i] *= of.binade[binade[i] & 31];
+        v[k] *= y[k];
+#endif
+    }
+}
+template <int W> INLINE void times_rest_power(const D*, const RestPower&, D*) {}  // doubles take their powers whole
 
 }  // namespace

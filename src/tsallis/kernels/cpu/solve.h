@@ -110,8 +110,10 @@ template <class T> INLINE void solve_any(Rows<T>& s, uint32_t open) {
             store(s.high + first, live & (now.excess < 0) ? smaller(high, t) : high);
             Ints<T> more = live & (absolute(now.excess) > Limits<T>::ENOUGH);
             if (FAST) {
-                const Vec<T> root = root_of_series(now, b, sums_of<T>(s.sums[3] + first));
-                const Ints<T> near = more & (b >= 2) & (absolute(root) < load(s.reach + first));
+                const Vec<T> last = sums_of<T>(s.sums[3] + first), root = root_of_series(now, b, last);
+                const Vec<T> square = root * root * last;  // what it leaves out is nearly the next term:
+                const Vec<T> next = b * (b - (T)1) * (b - (T)2) * (b - (T)3) * (T)(1.0 / 24) * square * square / now.r;
+                const Ints<T> near = more & (b >= 2) & (absolute(root) < load(s.reach + first)) & (absolute(next) < (T)3e-7);
                 store(delta + first, near ? root : load(delta + first));
                 shifted |= bits(near) << first;
                 more = more & ~near;
@@ -139,7 +141,11 @@ template <Kind K, class T> void solve(Rows<T>& s, const T* const* z) {
         s.high[row] = f.highest, s.eps[row] = f.eps, s.b[row] = f.b, s.reach[row] = f.reach;
         for (int k = 0; k < 4; k++) s.sums[k][row] = Vec<T>{};
     }
+    uint32_t left = 0;  // rows that are not level
     for (int row = 0; row < s.rows; row++) {
+        if constexpr (LEVEL<K, T>)
+            if (s.level && s.d >= LEVEL_FROM && s.b[row] >= 3 && solve_level<K>(s, row, z[row])) continue;
+        left |= 1u << row;
         Vec<T> lanes[LANE_VECTORS];
         T top = row_maximum(z[row], s.d, lanes), shift = top == (T)-INFINITY ? 0 : top;
         s.top[row] = top, s.shift[row] = shift;
@@ -151,7 +157,8 @@ template <Kind K, class T> void solve(Rows<T>& s, const T* const* z) {
         // The threshold of any subset of a row is at most the row's: the lanes' maxima give a first bound.
         const int rounds = bounds == 1 ? 2 : 3;
         for (int round = 0; round < rounds; round++) {
-            for (int row = 0; row < s.rows; row++) {
+            for (uint32_t rest = left; rest; rest &= rest - 1) {
+                const int row = __builtin_ctz(rest);
                 const T* x = s.x + row * s.stride;
                 const Family<T>& f = s.family[row];
                 // From wherever it starts, the last step lands on a bound.
@@ -163,19 +170,19 @@ template <Kind K, class T> void solve(Rows<T>& s, const T* const* z) {
                 Vec<T> t = load(s.t + first);
                 Vec<T> step = newton_step<K, T, true>(now, load(s.eps + first), load(s.b + first));
                 Vec<T> next = larger(smaller(t + step, load(s.high + first)), Vec<T>{});
-                store(s.t + first, next);
+                store(s.t + first, lanes_of(left, first, (T)0) ? next : t);
             }
         }
-        for (int row = 0; row < s.rows; row++) {
+        for (uint32_t rest = left; rest; rest &= rest - 1) {
+            const int row = __builtin_ctz(rest);
             T t = s.t[row] - Limits<T>::SLACK;
             s.t[row] = s.low[row] = t > 0 ? t : 0;
         }
     }
     uint32_t open = 0;
-    for (int row = 0; row < s.rows; row++) {
+    for (uint32_t rest = left; rest; rest &= rest - 1) {
+        const int row = __builtin_ctz(rest);
         s.above[row] = (s.t[row] - 1) * s.b[row];
-        if constexpr (LEVEL<K, T>)
-            if (s.level && s.d >= LEVEL_FROM && s.b[row] >= 3 && solve_level<K>(s, row, z[row])) continue;
         const int64_t at = row * s.stride;
         s.count[row] = pack_candidates(z[row], s.d, s.shift[row], s.eps[row], s.above[row], s.x + at, s.where + at, s.places);
         open |= (uint32_t)(s.count[row] > 0) << row;

@@ -12,9 +12,16 @@
 
 namespace {
 
+template <class T> constexpr T SMALLEST = 1e-30;
 constexpr int PLAIN_POWER = 8;  // higher powers show the digits of u that near 1 are lost
 
+// What for: losses need no number next to nothing, and alpha-ReLU's u may be beyond 1.
+enum Use { MAPS, LOSSES, RELU };
+
 enum Kind { SOFTMAX, TWO, THREE_HALVES, WHOLE, ANY };  // alpha 1, 2, 1.5, 1 + 1/n, the others
+
+// Who counts a support from other sums than list it counts what is a little below its least entries too.
+template <class T> constexpr T COUNTED = (T)0.99;
 
 template <class T> struct Family {  // one alpha, prepared
     Kind kind;
@@ -25,9 +32,12 @@ template <class T> struct Family {  // one alpha, prepared
     T reach;            // how far the series below may move t: what enters the support there stays below 1e-7
     T least;            // u^b of a smaller u is zero
     T climb;            // how far up for b below 2: the series is off by at most 2e-7 where the support ends
+    bool parted;        // whether u^rest is prepared
+    RestPower part;
+    int plain;          // whole powers up to this one are taken as they are, without lost digits or a least u
 };
 
-template <class T> Family<T> family(double alpha, int64_t d, bool clear) {
+template <class T> Family<T> family(double alpha, int64_t d, Use use) {
     Family<T> f;
     double eps = alpha - 1, b = 1 / eps;
     f.alpha = alpha;
@@ -55,8 +65,12 @@ template <class T> Family<T> family(double alpha, int64_t d, bool clear) {
     f.reach = (T)smaller(0.05 / b, ::exp(-17 / b));
     f.climb = (T)smaller(1e-3, ::pow(4.8e-6 / ::fabs(b * (b - 1) * (b - 2) * (b - 3)), 1 / b));
     // Arithmetic with numbers next to nothing is slow.
-    const bool early = clear && f.kind == WHOLE && f.n > PLAIN_POWER;
+    const bool early = use != MAPS && sizeof(T) == 4 && b > 4 && f.n > 0;
     f.least = (T)::exp2((early ? -100 : sizeof(T) == 4 ? -150 : -1075) / b);
+    if (f.kind == ANY) f.least = larger(f.least, SMALLEST<T>);
+    f.plain = early ? 4 : PLAIN_POWER;
+    f.parted = use == LOSSES && sizeof(T) == 4 && f.kind == ANY && f.n > 1;
+    if (f.parted) f.part = rest_powers(b - f.n);
     f.highest = (T)-::expm1(-eps * ::log((double)d));
     return f;
 }
@@ -104,7 +118,6 @@ constexpr int LANE_VECTORS = 4;  // vectors of running maxima
 template <class T> INLINE int64_t padded(int64_t n) { return (n + LANES<T> - 1) / LANES<T>; }
 
 template <class T> constexpr T OUTSIDE = -3;  // a scaled score that is in no support
-template <class T> constexpr T SMALLEST = 1e-30;
 
 // ---- one pass over a row ------------------------------------------------------------------------------------------
 
@@ -206,18 +219,36 @@ INLINE Vec<T> any_power(Vec<T> x, Vec<T> u, Vec<T> inside, At at, const Family<T
     return power_of_one_plus(at.past(x, u), inside, b);
 }
 
-// Probabilities of scaled scores, before they are normalised.
-template <Kind K, class T> INLINE Vec<T> probability(Vec<T> x, Threshold<T> at, const Family<T>& f) {
-    if constexpr (K == ANY) {
-        Vec<T> u = at.over(x), p = any_power(x, u, larger(fill(SMALLEST<T>), u), at, f, fill(f.b));
-        return u >= SMALLEST<T> ? p : u * (T)0;
+// Probabilities of W vectors of scaled scores, before they are normalised; p may be x.
+template <Kind K, int W, class T>
+INLINE void probabilities(const Vec<T>* x, Threshold<T> at, const Family<T>& f, Vec<T>* p) {
+    if (K == TWO || K == THREE_HALVES || (K == WHOLE && f.n <= f.plain)) {
+        for (int k = 0; k < W; k++) p[k] = at.over(x[k]);
+        if (K == THREE_HALVES)
+            for (int k = 0; k < W; k++) p[k] *= p[k];
+        if (K == WHOLE) whole_powers<W>(p, f.n, p);
+    } else if (K == ANY && !f.parted) {
+        for (int k = 0; k < W; k++) {
+            const Vec<T> u = at.over(x[k]), v = any_power(x[k], u, larger(fill(SMALLEST<T>), u), at, f, fill(f.b));
+            p[k] = u >= f.least ? v : u * (T)0;
+        }
+    } else {
+        // The digits that u loses are put back into the power.
+        const T coarse = at.t - 1, rest = at.fine + (at.t - (coarse + 1)), below = coarse + rest;
+        const T last = (coarse - below) + rest;
+        Vec<T> raw[W], u[W], power[W];
+        for (int k = 0; k < W; k++) raw[k] = x[k] - below, u[k] = larger(fill(f.least), raw[k]);
+        whole_powers<W>(u, f.n - 1, power);
+        if constexpr (K == ANY) times_rest_power<W>(u, f.part, power);
+        for (int k = 0; k < W; k++) {
+            const Vec<T> v = power[k] * (u[k] + (x[k] - (u[k] + below) - last) * f.b);
+            p[k] = raw[k] < f.least ? Vec<T>{} : v;
+        }
     }
-    Vec<T> u = at.over(x);
-    if constexpr (K == TWO) return u;
-    if constexpr (K == THREE_HALVES) return u * u;
-    if (f.n <= PLAIN_POWER) return whole_power(u, f.n);
-    u = u < f.least ? Vec<T>{} : u;
-    return whole_power(u, f.n - 1) * (u + (at.past(x, u) - (u - (T)1)) * (T)f.n);
+}
+template <Kind K, class T> INLINE Vec<T> probability(Vec<T> x, Threshold<T> at, const Family<T>& f) {
+    probabilities<K, 1>(&x, at, f, &x);
+    return x;
 }
 
 template <Kind K, class T, bool KEEP, class At>
@@ -225,13 +256,22 @@ INLINE void add_one(Vec<T> x, At at, const Family<T>& f, Vec<T> b, Sums<T>& s, T
     const Vec<T> u = at.over(x);
     Vec<T> p;
     if constexpr (K == ANY) {
-        Vec<T> inside = larger(fill(SMALLEST<T>), u);
-        p = any_power(x, u, inside, at, f, b);
-        p = u >= SMALLEST<T> ? p : u * (T)0;
-        Vec<T> inv = inverse(inside), q = p * inv, r = q * inv;
+        Vec<T> q, r, w;
+        if (f.parted) {
+            const Vec<T> inside = larger(fill(f.least), u);
+            w = f.n > 3 ? whole_power(inside, f.n - 3) : f.n == 3 ? fill((T)1) : inverse(inside);
+            times_rest_power<1>(&inside, f.part, &w);
+            w = u < f.least ? Vec<T>{} : w;
+            r = w * inside, q = r * inside, p = q * (u + (at.past(x, u) - (u - (T)1)) * b);
+        } else {
+            Vec<T> inside = larger(fill(SMALLEST<T>), u), inv = inverse(inside);
+            p = any_power(x, u, inside, at, f, b);
+            p = u >= SMALLEST<T> ? p : u * (T)0;
+            q = p * inv, r = q * inv, w = r * inv;
+        }
         s.q += q;
         s.r += r;
-        s.w += r * inv;
+        s.w += w;
     } else if constexpr (K == TWO) {
         p = u;
         s.q += u > 0 ? fill((T)1) : Vec<T>{};

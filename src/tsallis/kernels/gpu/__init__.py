@@ -11,7 +11,15 @@ import torch
 
 from tsallis.kernels.gpu.language import available
 from tsallis.kernels.gpu.lists import Lists, gather, transpose
-from tsallis.kernels.gpu.losses import STATS, alpha_relu_loss, entmax_loss, entmax_loss_gradient, support
+from tsallis.kernels.gpu.losses import (
+    STATS,
+    alpha_relu_loss,
+    alpha_relu_loss_gradient,
+    alpha_relu_support,
+    entmax_loss,
+    entmax_loss_gradient,
+    support,
+)
 from tsallis.kernels.gpu.maps import entmax, entmax_gradient
 from tsallis.kernels.gpu.relu import relu_lists
 
@@ -22,6 +30,8 @@ __all__ = [
     "STORAGE",
     "Lists",
     "alpha_relu_loss",
+    "alpha_relu_loss_gradient",
+    "alpha_relu_support",
     "available",
     "computed_in",
     "entmax",

@@ -418,6 +418,9 @@ def entmax_loss_gradient(
     return scores_grad
 
 
+alpha_relu_loss_gradient = entmax_loss_gradient  # from the statistics of either
+
+
 def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, Tensor]:
     """Losses [rows] of alpha-ReLU with a constant threshold, and statistics [rows, STATS] as those of entmax."""
     rows, d = scores.shape
@@ -474,3 +477,6 @@ def support(
         num_warps=4,
     )
     return index, value
+
+
+alpha_relu_support = support
