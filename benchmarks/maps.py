@@ -204,7 +204,7 @@ def verdicts(measured: list[Row]) -> list[str]:
     each = [f"entmax-loss-{a}" for a in LOSS_ALPHAS]
     times = {k.replace("entmax15", "entmax15-bf16"): v for k, v in values("both_ms", ours("entmax15")).items()}
     halves = {k: v / times[k] for k, v in values("both_ms", ours("entmax15-bf16")).items()}
-    sorted_ = ("entmax15", "sparsemax", "entmax-loss-1.5", "entmax-loss-2.0")
+    sorted_ = ("entmax15", "entmax-loss-1.5")
     lines = []
     for operation in ("entmax15", "entmax15-bf16", "sparsemax"):
         for name, bound, low, high in (
@@ -222,8 +222,8 @@ def verdicts(measured: list[Row]) -> list[str]:
     lines += verdict("bfloat16's time / float32's", 1, halves)
     lines += verdict("losses / cross-entropy, every alpha", 0.6, dense(ours(*each)))
     lines += verdict("losses / cross-entropy, 1.5 and 2", 0.35, dense(ours("entmax-loss-1.5", "entmax-loss-2.0")))
-    lines += verdict("peer's full sort / ours", 20, to_ours(peer("entmax", *sorted_)), at_least=True)
-    lines += verdict("peer's k=100 / ours", 5, to_ours(peer("entmax k=100", *sorted_)), at_least=True)
+    lines += verdict("peer's full sort / ours, 1.5", 20, to_ours(peer("entmax", *sorted_)), at_least=True)
+    lines += verdict("peer's k=100 / ours, 1.5", 5, to_ours(peer("entmax k=100", *sorted_)), at_least=True)
     lines += verdict("peer's bisection / learned alphas", 50, to_ours(peer("entmax", "entmax-learned")), at_least=True)
     return lines
 
