@@ -17,7 +17,7 @@ template <class T> struct LevelSums {
     int64_t count = 0;
 };
 
-// How u^(b-4) is found: by logarithms, with b of 3 to 5, or of 5 and more.
+// How the powers are found: by logarithms for b above 20, by products for b of 3 to 5, and of 5 and more.
 enum Form { LOGARITHMS, LOW, HIGH };
 
 // What W vectors of scores add to the sums. An entry outside the support counts as the least one inside, which is next
@@ -136,6 +136,72 @@ struct LevelSeries {
     }
 };
 
+// Every so many lines of a row, as they lie, and their lanes' maxima.
+template <class T> struct LevelSample {
+    static constexpr int LINE = LEVEL_LINE / LANES<T>;
+    const T* scores;
+    int64_t n = 0;
+    Vec<T> most[LINE];
+    T peak, cut;  // the largest, and what few are above: the mean of the maxima
+
+    LevelSample(const T* z, int64_t d, T* out) : scores(out) {
+        constexpr int N = LANES<T>;
+        for (auto& v : most) v = fill((T)-INFINITY);
+        for (int64_t i = 0; i + LEVEL_LINE <= d; i += LEVEL_LINE * LEVEL_STEP)
+            for (int k = 0; k < LINE; k++, n += N) {
+                const Vec<T> v = load(z + i + k * N);
+                store(out + n, v);
+                most[k] = larger(v, most[k]);
+            }
+        peak = maximum<T>(most[0]), cut = sum<T>(most[0]);
+        for (int k = 1; k < LINE; k++) peak = larger(maximum<T>(most[k]), peak), cut += sum<T>(most[k]);
+        cut /= LEVEL_LINE;
+    }
+
+    bool finite() const { return cut - cut == 0 && peak - peak == 0; }
+    bool mostly_above(T bound) const {
+        int64_t found = 0;
+        for (int64_t i = 0; i < n; i += LANES<T>) found += __builtin_popcount(beyond<T>(load(scores + i), fill(bound)));
+        return found >= n / 2;
+    }
+};
+
+// A lower bound of a row's threshold, in differences from the sample's peak: that of its lanes' maxima.
+template <Kind K, class T> T bound_level(Rows<T>& s, int row, const LevelSample<T>& sample) {
+    constexpr int N = LANES<T>, LINE = LevelSample<T>::LINE;
+    const int first = row / N * N, lane = row % N;
+    T x[LEVEL_LINE];
+    for (int k = 0; k < LINE; k++) store(x + k * N, larger((sample.most[k] - sample.peak) * s.eps[row], fill(OUTSIDE<T>)));
+    T t = 0;
+    for (int round = 0; round < 2; round++) {
+        keep_sums(s, row, add_all<K, T, false>(x, LINE, Threshold<T>{t, 0}, s.family[row], nullptr));
+        t += newton_step<K, T, true>(state(s, first), load(s.eps + first), load(s.b + first))[lane];
+        t = larger(smaller(t, s.high[row]), (T)0);
+    }
+    return t;
+}
+
+// The maximum of a row, and its scores above the cut, packed; returns how many. Which vectors hold any is noted without
+// a branch: it could not be foretold.
+template <class T> int64_t pack_highest(const T* z, int64_t d, T cut, T* out, int32_t* holds, T& top) {
+    constexpr int N = LANES<T>;
+    Vec<T> tops = fill((T)-INFINITY);
+    int64_t n = 0, i = 0, many = 0;
+    for (; i + N <= d; i += N) {
+        const Vec<T> v = load(z + i);
+        tops = larger(v, tops);
+        holds[many] = (int32_t)i, many += beyond<T>(v, fill(cut)) != 0;
+    }
+    if (i < d) holds[many++] = (int32_t)i, tops = larger(load_part(z + i, d - i, (T)-INFINITY), tops);
+    for (int64_t k = 0; k < many; k++) {
+        const Vec<T> v = load_row(z, holds[k], d, (T)-INFINITY);
+        const uint32_t m = beyond<T>(v, fill(cut));
+        store_packed(out + n, v, m), n += __builtin_popcount(m);
+    }
+    top = maximum<T>(tops);
+    return n;
+}
+
 // Newton's steps from s.t on a row's highest scores and a share of the others, both scaled and packed.
 template <Kind K, class T>
 void approach_level(Rows<T>& s, int row, const T* high, int64_t n, const T* low, int64_t others, T share) {
@@ -154,73 +220,12 @@ void approach_level(Rows<T>& s, int row, const T* high, int64_t n, const T* low,
     }
 }
 
-// The maximum, threshold, mass and mean of a row if a sample of it says that most scores are candidates. A first
-// threshold comes from the highest scores, found on the way to the maximum, and the sample of the others. One pass
-// over all, to the fourth order in how far that was off, then gives the rest.
-template <Kind K, class T> bool solve_level(Rows<T>& s, int row, const T* z) {
-    constexpr int N = LANES<T>, LINE = LEVEL_LINE / N;
+// The threshold, mass and mean of a row from a threshold that is nearly right: by one pass over all, to the fourth order
+// in how far that was off. If it was too far, once more.
+template <Kind K, class T> void settle_level(Rows<T>& s, int row, const T* z) {
     const Family<T>& f = s.family[row];
     const int64_t d = s.d;
-    const int first = row / N * N, lane = row % N;
-    T *high = s.x + row * s.stride, *low = s.p + row * s.stride;
-    Vec<T> most[LINE];
-    for (auto& v : most) v = fill((T)-INFINITY);
-    int64_t others = 0;
-    for (int64_t i = 0; i + LEVEL_LINE <= d; i += LEVEL_LINE * LEVEL_STEP)
-        for (int k = 0; k < LINE; k++, others += N) {
-            const Vec<T> v = load(z + i + k * N);
-            store(low + others, v);
-            most[k] = larger(v, most[k]);
-        }
-    T peak = maximum<T>(most[0]), cut = sum<T>(most[0]);
-    for (int k = 1; k < LINE; k++) peak = larger(maximum<T>(most[k]), peak), cut += sum<T>(most[k]);
-    cut /= LEVEL_LINE;
-    if (!(cut - cut == 0 && peak - peak == 0)) return false;
-    auto level = [&](T bound) {
-        int64_t found = 0;
-        for (int64_t i = 0; i < others; i += N) found += __builtin_popcount(beyond<T>(load(low + i), fill(bound)));
-        return found >= others / 2;
-    };
-    if (!level(peak - f.b)) return false;
-    // A better bound from below: the maxima of any subsets give one.
-    for (int k = 0; k < LINE; k++) store(high + k * N, larger((most[k] - peak) * f.eps, fill(OUTSIDE<T>)));
-    for (int round = 0; round < 2; round++) {
-        keep_sums(s, row, add_all<K, T, false>(high, LINE, threshold(s, row), f, nullptr));
-        const T step = newton_step<K, T, true>(state(s, first), load(s.eps + first), load(s.b + first))[lane];
-        s.t[row] = larger(smaller(s.t[row] + step, s.high[row]), (T)0);
-    }
-    if (!level(peak + (s.t[row] - 1) * f.b)) {
-        s.t[row] = 0;
-        return false;
-    }
-
-    s.unpacked[row] = true;
-    // Which vectors hold any of the highest scores is noted without a branch: it could not be foretold.
-    Vec<T> tops = most[0];
-    int32_t* holds = (int32_t*)(low + d / 2);
-    int64_t n = 0, i = 0, many = 0;
-    for (; i + N <= d; i += N) {
-        const Vec<T> v = load(z + i);
-        tops = larger(v, tops);
-        holds[many] = (int32_t)i, many += beyond<T>(v, fill(cut)) != 0;
-    }
-    if (i < d) holds[many++] = (int32_t)i, tops = larger(load_part(z + i, d - i, (T)-INFINITY), tops);
-    for (int64_t k = 0; k < many; k++) {
-        const Vec<T> v = load_row(z, holds[k], d, (T)-INFINITY);
-        const uint32_t m = beyond<T>(v, fill(cut));
-        store_packed(high + n, v, m), n += __builtin_popcount(m);
-    }
-    const T top = maximum<T>(tops);
-    s.top[row] = s.shift[row] = top;
-    s.t[row] = larger(s.t[row] - f.eps * (top - peak), (T)0);
-    for (int64_t k = 0; k < n; k += N) store(high + k, (load(high + k) - top) * f.eps);
-    store(high + n, fill(OUTSIDE<T>));
-    for (int64_t k = 0; k < others; k += N) {
-        const Vec<T> v = load(low + k);
-        store(low + k, v > cut ? fill(OUTSIDE<T>) : (v - top) * f.eps);
-    }
-    approach_level<K>(s, row, high, n, low, others, (T)d / (T)others);
-
+    const T top = s.top[row];
     const bool counted = !s.places;  // else there are lists
     for (int round = 0; round < 40; round++) {
         s.t[row] = (s.t[row] + 1) - 1, s.fine[row] = 0;
@@ -243,6 +248,32 @@ template <Kind K, class T> bool solve_level(Rows<T>& s, int row, const T* z) {
         keep_sums(s, row, now.sums);
         step_roughly<K>(s, 1u << row, (T)0);
     }
+}
+
+// The maximum, threshold, mass and mean of a row if a sample of it says that most scores are candidates. A first
+// threshold comes from the sample and the highest scores, which are found on the way to the maximum.
+template <Kind K, class T> bool solve_level(Rows<T>& s, int row, const T* z) {
+    constexpr int N = LANES<T>;
+    const int64_t d = s.d;
+    const T eps = s.eps[row], b = s.b[row];
+    T *high = s.x + row * s.stride, *low = s.p + row * s.stride, top;
+    const LevelSample<T> sample(z, d, low);
+    if (!sample.finite() || !sample.mostly_above(sample.peak - b)) return false;
+    const T bound = bound_level<K>(s, row, sample);
+    if (!sample.mostly_above(sample.peak + (bound - 1) * b)) return false;
+
+    s.unpacked[row] = true;
+    const int64_t n = pack_highest(z, d, sample.cut, high, (int32_t*)(low + d / 2), top);
+    s.top[row] = s.shift[row] = top;
+    s.t[row] = larger(bound - eps * (top - sample.peak), (T)0);
+    for (int64_t k = 0; k < n; k += N) store(high + k, (load(high + k) - top) * eps);
+    store(high + n, fill(OUTSIDE<T>));
+    for (int64_t k = 0; k < sample.n; k += N) {
+        const Vec<T> v = load(low + k);
+        store(low + k, v > sample.cut ? fill(OUTSIDE<T>) : (v - top) * eps);
+    }
+    approach_level<K>(s, row, high, n, low, sample.n, (T)d / (T)sample.n);
+    settle_level<K>(s, row, z);
     return true;
 }
 

@@ -132,9 +132,9 @@ template <class T, class S> void loss_range(const LossCall& call, int64_t first,
 }
 
 // A listed support times `by`, zeros elsewhere.
-template <class T> void spread(const Support<T>& listed, int64_t d, T by, T* out, bool past) {
+template <bool PAST, class T> void spread(const Support<T>& listed, int64_t d, T by, T* out) {
     constexpr int N = LANES<T>;
-    const int64_t n = (int64_t)*listed.count, head = past ? smaller(d, unaligned(out)) : 0;
+    const int64_t n = (int64_t)*listed.count, head = PAST ? smaller(d, unaligned(out)) : 0;
     int64_t k = 0;
     auto lanes = [&](int64_t first, int64_t end) {
         alignas(VECTOR_BYTES) T found[N] = {};
@@ -146,11 +146,9 @@ template <class T> void spread(const Support<T>& listed, int64_t d, T by, T* out
     const int64_t whole = head + (d - head) / N * N;
     while (i < whole) {
         const int64_t next = k < n ? smaller(head + (listed.index[k] - head) / N * N, whole) : whole;
-        if (past) for (; i < next; i += N) store_past(out + i, Vec<T>{});
-        else for (; i < next; i += N) store(out + i, Vec<T>{});
+        for (; i < next; i += N) put<PAST>(out + i, Vec<T>{});
         if (i == whole) break;
-        if (past) store_past(out + i, lanes(i, i + N));
-        else store(out + i, lanes(i, i + N));
+        put<PAST>(out + i, lanes(i, i + N));
         i += N;
     }
     if (whole < d) store_part(out + whole, d - whole, lanes(whole, d));
@@ -177,7 +175,8 @@ template <class T, class S> void loss_gradient_range(const LossGradientCall& cal
             } else if (scale != scale) {
                 fill_row(dz, d, (T)NAN);
             } else if (listed.room && *listed.count >= 0) {
-                spread(listed, d, scale * weight, dz, past);
+                if (past) spread<true>(listed, d, scale * weight, dz);
+                else spread<false>(listed, d, scale * weight, dz);
                 dz[y] -= weight;
             } else {
                 const T* z;

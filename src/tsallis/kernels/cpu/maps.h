@@ -43,10 +43,6 @@ template <class T> INLINE int64_t unaligned(const T* p) {
 template <Kind K, class T, bool PAST>
 void emit_some(const T* z, int64_t d, T shift, Threshold<T> at, T scale, Family<T> f, T* out) {
     constexpr int N = LANES<T>;
-    auto put = [&](int64_t i, Vec<T> v) {
-        if constexpr (PAST) store_past(out + i, v);
-        else store(out + i, v);
-    };
     auto value = [&](Vec<T> w) {
         if constexpr (K == SOFTMAX) return exp_(w) * scale;
         else return probability<K>(w * f.eps, at, f) * scale;
@@ -74,7 +70,7 @@ void emit_some(const T* z, int64_t d, T shift, Threshold<T> at, T scale, Family<
                 }
                 const T* next = packed;
                 for (int k = 0; k < STRETCH; next += __builtin_popcount(masks[k++]))
-                    put(i + k * N, masks[k] ? load_packed(next, masks[k]) : Vec<T>{});
+                    put<PAST>(out + i + k * N, masks[k] ? load_packed(next, masks[k]) : Vec<T>{});
                 sparse = n < STRETCH * N / 2;
             }
         }
@@ -85,11 +81,11 @@ void emit_some(const T* z, int64_t d, T shift, Threshold<T> at, T scale, Family<
                 for (int k = 0; k < WIDE; k++) w[k] = load(z + i + k * N) - shift, some |= beyond<T>(w[k], bound);
                 for (int k = 0; k < WIDE; k++) w[k] *= f.eps;
                 if (some) probabilities<K, WIDE>(w, at, f, w);
-                for (int k = 0; k < WIDE; k++) put(i + k * N, some ? w[k] * scale : Vec<T>{});
+                for (int k = 0; k < WIDE; k++) put<PAST>(out + i + k * N, some ? w[k] * scale : Vec<T>{});
             }
         }
     }
-    for (; i + N <= d; i += N) put(i, value(load(z + i) - shift));
+    for (; i + N <= d; i += N) put<PAST>(out + i, value(load(z + i) - shift));
     if (i < d) store_part(out + i, d - i, value(load_part(z + i, d - i, (T)-INFINITY) - shift));
 }
 

@@ -125,6 +125,11 @@ template <class T> INLINE void store_past(T* p, Vec<T> v) {
     store(p, v);
 #endif
 }
+// Past the caches or not.
+template <bool PAST, class T> INLINE void put(T* p, Vec<T> v) {
+    if constexpr (PAST) store_past(p, v);
+    else store(p, v);
+}
 INLINE void settle() {
 #if defined(__AVX2__)
     _mm_sfence();
