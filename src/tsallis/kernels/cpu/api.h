@@ -87,7 +87,7 @@ struct SupportCall {
     const int64_t* offsets;
     int32_t* index;
     void* value;
-    int64_t relu;
+    int64_t relu;  // whether stats are alpha-ReLU's
 };
 
 // Sums of rows of a table by sparse lists: out[r] = sum_k value[k] table[index[k]] over the row's list, all of width m.

@@ -455,15 +455,6 @@ INLINE D rough_power(D u, D b) {
     for (int i = 0; i < LANES<double>; i++) u[i] = ::pow(u[i], b[i]);
     return u;
 }
-template <class V> INLINE V whole_power(V u, int n) {
-    V result = u;
-    for (n -= 1;;) {
-        if (n & 1) result *= u;
-        if (!(n >>= 1)) return result;
-        u *= u;
-    }
-}
-
 constexpr int WIDE = VECTOR_BYTES == 64 ? 4 : 2;  // vectors at work together where registers allow it
 
 // u^n for W vectors and n >= 1, in one loop over the bits of n for them all.
@@ -476,6 +467,10 @@ template <int W, class V> INLINE void whole_powers(const V* u, int n, V* result)
         if (n > 1)
             for (int k = 0; k < W; k++) square[k] *= square[k];
     }
+}
+template <class V> INLINE V whole_power(V u, int n) {
+    whole_powers<1>(&u, n, &u);
+    return u;
 }
 
 // u^r for one r in (0, 1) and u in [2^-31, 2): a polynomial in the digits of u, off by 4e-8 at most, and a factor for
