@@ -50,7 +50,7 @@ sanitize: $(VENV)/.dev
 	LD_PRELOAD="$(call RUNTIME,libasan.so) $(call RUNTIME,libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
 	TSALLIS_KERNEL_PATH=$(abspath build/sanitize/_kernel.so) OMP_NUM_THREADS=$(THREADS) \
-	$(BIN)/python -m pytest -q --capture=sys -p no:cacheprovider tests/unit/test_cpu_kernel.py
+	$(BIN)/python -m pytest -q --capture=sys -p no:cacheprovider tests/unit/test_cpu_kernel.py tests/unit/test_cpu_attention.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

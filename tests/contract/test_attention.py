@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from tsallis import entmax_attention
 from tsallis.kernels import attention, reference
+from tsallis.kernels.cpu import attention as compiled
 
 pytestmark = pytest.mark.parametrize("computed_by", ["eager", "cpu"], indirect=True)
 
@@ -31,13 +32,16 @@ Way = Callable[[int, int], None]
 def cut(monkeypatch: pytest.MonkeyPatch, tile: int, least: int = 4, causal: int = 8) -> None:
     for name, size in (("TILE", tile), ("LEAST_ROWS", least), ("CAUSAL_ROWS", causal)):
         monkeypatch.setattr(attention, name, size)
+    # The compiled kernels' tiles have up to 64 rows, and lists that are longer or shorter.
+    monkeypatch.setattr(compiled, "ROWS", min(least, 64))
+    monkeypatch.setattr(compiled, "MOST_LISTED", {1: 0, 1 << 40: 128}.get(tile, 3))
 
 
 @pytest.fixture(params=["rows", "heads", "elements", "whole"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
     """Cut so many queries and keys into tiles: of some rows, of three of the four heads, of two of the three elements.
 
-    Or materialise all weights.
+    Or materialise all weights. (The compiled kernels keep no lists, short ones only, or most.)
     """
 
     def of(queries: int, keys: int) -> None:

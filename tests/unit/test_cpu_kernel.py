@@ -616,7 +616,7 @@ def test_nothing_is_read_or_written_behind_the_end(d: int, dtype: torch.dtype) -
 
     def call(name: str, alpha: Tensor, first: Tensor, *others: Tensor | float) -> None:
         given = [o if isinstance(o, float) else o.data_ptr() for o in others]
-        cpu._run(name, cpu._layout(first, alpha, 1), first.data_ptr(), *given)
+        cpu.run(name, cpu._layout(first, alpha, 1), first.data_ptr(), *given)
 
     z, g = fenced(x.scores.to(dtype)), fenced(x.weights.to(dtype))
     alpha, target = fenced(x.alphas(dtype)), fenced(x.target)
@@ -641,13 +641,13 @@ def test_nothing_is_read_or_written_behind_the_end(d: int, dtype: torch.dtype) -
     call("support", alpha, z, stats, fenced(offsets), index, value)
     assert (index >= 0).all() and (value >= 0).all()
     relu = cpu._layout(z, 1.5)
-    cpu._run("relu_loss", relu, z.data_ptr(), target.data_ptr(), 0.1, loss.data_ptr(), stats.data_ptr())
+    cpu.run("relu_loss", relu, z.data_ptr(), target.data_ptr(), 0.1, loss.data_ptr(), stats.data_ptr())
     assert loss.isfinite().all()
     table = fenced(torch.randn(d, 33).to(dtype))
     out, total = fenced(torch.full((len(z), 33), torch.nan, dtype=dtype)), fenced(numbers)
     scale = fenced(torch.ones_like(loss))
     pointers = (fenced(offsets), index, value, scale, target, table, out, total)
-    cpu._run("gather", cpu.STORAGE[dtype], len(z), 33, *(t.data_ptr() for t in pointers))
+    cpu.run("gather", cpu.STORAGE[dtype], len(z), 33, *(t.data_ptr() for t in pointers))
     assert out.isfinite().all() and total.isfinite().all()
     strided = fenced(torch.randn(3, d, 5).to(dtype))
     moved = fenced(torch.full_like(strided, torch.nan))
@@ -675,22 +675,22 @@ def test_memory_around_the_results_is_left_alone(shape: tuple[int, ...], dtype: 
         layout = cpu._layout(z, alpha, 1)
         memory = [guarded(size, dtype), guarded(size, dtype), guarded(rows, wide)]
         p, dz, da = (inside for _, inside in memory)
-        cpu._run("map", layout, z.data_ptr(), p.data_ptr())
+        cpu.run("map", layout, z.data_ptr(), p.data_ptr())
         assert same(p.view(shape), cpu.entmax(z, alpha, 1))
-        cpu._run("map_gradient", layout, p.data_ptr(), z.data_ptr(), dz.data_ptr(), da.data_ptr())
+        cpu.run("map_gradient", layout, p.data_ptr(), z.data_ptr(), dz.data_ptr(), da.data_ptr())
         if z.dim() == 2 and alpha > 1:
             memory += [guarded(rows, wide), guarded(rows * cpu.STATS, wide)]
             loss, stats = (inside for _, inside in memory[3:])
-            cpu._run("relu_loss", layout, z.data_ptr(), target.data_ptr(), 0.1, loss.data_ptr(), stats.data_ptr())
+            cpu.run("relu_loss", layout, z.data_ptr(), target.data_ptr(), 0.1, loss.data_ptr(), stats.data_ptr())
             pointers = (z, target, loss, stats, da)
-            cpu._run("loss", layout, *(t.data_ptr() for t in pointers))
+            cpu.run("loss", layout, *(t.data_ptr() for t in pointers))
             pointers = (z, target, stats, torch.ones_like(loss), dz)
-            cpu._run("loss_gradient", layout, *(t.data_ptr() for t in pointers))
+            cpu.run("loss_gradient", layout, *(t.data_ptr() for t in pointers))
             offsets = torch.zeros(rows + 1, dtype=torch.long)
             offsets[1:] = stats.view(-1, cpu.STATS)[:, -1].long().cumsum(0)
             memory += [guarded(int(offsets[-1]), torch.int32), guarded(int(offsets[-1]), wide)]
             pointers = (z, stats, offsets, memory[5][1], memory[6][1])
-            cpu._run("support", layout, *(t.data_ptr() for t in pointers))
+            cpu.run("support", layout, *(t.data_ptr() for t in pointers))
         assert all(untouched(whole) for whole, _ in memory)
 
 

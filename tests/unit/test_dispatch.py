@@ -83,7 +83,7 @@ def test_the_environment_is_read_by_a_fresh_process() -> None:
 
 def test_without_a_kernel_auto_is_eager_and_cpu_an_error_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "status", lambda: cpu.Status(False, "not compiled: no compiler"))
-    monkeypatch.setattr(cpu, "_run", refuse)
+    monkeypatch.setattr(cpu, "run", refuse)
     with pytest.raises(RuntimeError, match="backend 'cpu' can't be used: not compiled: no compiler"):
         tsallis.backend("cpu")
     z = torch.randn(2, 5, requires_grad=True)
@@ -115,7 +115,7 @@ def test_info_tells_the_backend() -> None:
 def test_the_kernel_computes_unless_eager_is_asked_for(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     z, y = torch.randn(3, 7, dtype=dtype), torch.tensor([0, 1, 2])
     with tsallis.backend("eager"), monkeypatch.context() as patch:
-        patch.setattr(cpu, "_run", refuse)
+        patch.setattr(cpu, "run", refuse)
         probs, loss = tsallis.entmax(z, 1.3), tsallis.entmax_loss(z, y, 1.3)
     monkeypatch.setattr(eager, "entmax", refuse)
     monkeypatch.setattr(eager, "entmax_loss", refuse)
@@ -129,7 +129,7 @@ def test_the_kernel_computes_unless_eager_is_asked_for(monkeypatch: pytest.Monke
 @needs_kernel
 @pytest.mark.parametrize("alpha", [2.5, torch.tensor([[1.5], [2.5], [2.0]], dtype=torch.float64)], ids=str)
 def test_alphas_above_two_are_left_to_eager(monkeypatch: pytest.MonkeyPatch, alpha: float | Tensor) -> None:
-    monkeypatch.setattr(cpu, "_run", refuse)
+    monkeypatch.setattr(cpu, "run", refuse)
     z, y = torch.randn(3, 50, dtype=torch.float64, requires_grad=True), torch.tensor([3, 1, 2])
     exact = z.detach().clone().requires_grad_()
     with tsallis.backend("cpu"):
@@ -153,7 +153,7 @@ def test_backward_is_by_what_forward_was_by(monkeypatch: pytest.MonkeyPatch) -> 
 
     by_eager, by_kernel = forward("eager"), forward("cpu")
     with monkeypatch.context() as patch:
-        patch.setattr(cpu, "_run", refuse)
+        patch.setattr(cpu, "run", refuse)
         by_eager[1].backward()
     with monkeypatch.context() as patch, tsallis.backend("eager"):
         patch.setattr(eager, "pullback", refuse)
@@ -187,7 +187,7 @@ with tsallis.backend("eager"):
     grads = [torch.autograd.grad(x.square().sum(), z) for x in right]
 def refuse(*_, **__): raise AssertionError("another backend was called")
 assert "tsallis.kernels.gpu" not in sys.modules
-cpu._run = eager.entmax = eager.entmax_loss = eager.pullback = eager.pullback_in_place = refuse
+cpu.run = eager.entmax = eager.entmax_loss = eager.pullback = eager.pullback_in_place = refuse
 with tsallis.backend("triton"):
     assert dispatch.explain() == "triton (Triton's interpreter)", dispatch.explain()
     found = tsallis.entmax(z, 1.5), tsallis.entmax(z, alpha, -1), tsallis.entmax_loss(z, y)

@@ -129,6 +129,7 @@ def attend(
         on_gpu = powers is not None
     if not on_gpu:
         q, k, v = (widen(x) for x in (q, k, v))
+    mask = _mask(attn_mask, q, (*outer, queries, keys), on_gpu)
     problem = Problem(
         scale=1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else float(scale),
         causal=is_causal,
@@ -136,10 +137,9 @@ def attend(
         threads=1 if autograd.traced() else torch.get_num_threads(),
         dropout=dropout_p,
         seed=int(torch.randint(1 << 62, ())) if dropout_p and not autograd.traced() else 0,
-        kernels=dropout_p > 0 and not autograd.traced() and dispatch.compiled(q.detach(), 1.0),
+        kernels=not on_gpu and _compiled(q, alpha, mask),
         powers=powers,
     )
-    mask = _mask(attn_mask, q, (*outer, queries, keys), on_gpu)
     if q.numel() and k.numel() and v.numel():
         with torch.autocast(query.device.type, enabled=False):  # in the precision that was chosen here
             if on_gpu:
@@ -162,12 +162,20 @@ def _compute(
     q: Tensor, k: Tensor, v: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem, need_weights: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     # What fits into one tile is faster kept than computed again.
-    small = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= attention.TILE
+    small = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= attention.TILE and not problem.kernels
     if need_weights or autograd.traced() or small or _forward_mode():
         output, weights = attention.materialised(q, k, v, alpha, mask, problem)
         return output, weights, weights.detach()
-    output, support = attention.Attention.apply(q, k, v, alpha, mask, problem)
+    function = attention.Compiled if problem.kernels else attention.Attention
+    output, support = function.apply(q, k, v, alpha, mask, problem)
     return output, None, support
+
+
+def _compiled(q: Tensor, alpha: Alpha, mask: Tensor | None) -> bool:
+    """Whether the compiled kernels do all of it: not the gradient of what is added to the scores."""
+    if autograd.traced() or (mask is not None and mask.requires_grad and torch.is_grad_enabled()):
+        return False
+    return dispatch.compiled(q.detach(), alpha.detach() if isinstance(alpha, Tensor) else alpha)
 
 
 def _compute_on_gpu(

@@ -16,6 +16,7 @@ from torch.autograd import Function
 
 from tsallis.kernels import autograd, cpu, dispatch, eager
 from tsallis.kernels.alphas import Alpha
+from tsallis.kernels.cpu import attention as compiled
 
 TILE = 1 << 20  # weights at a time
 LEAST_ROWS = 128  # of a head in a tile, for the sake of the matrix products
@@ -32,7 +33,7 @@ class Problem(NamedTuple):
     threads: int  # forward and backward have the same tiles, whatever happens to torch's number in between
     dropout: float = 0.0
     seed: int = 0
-    kernels: bool = False  # whether the compiled kernels say what is dropped
+    kernels: bool = False  # whether the compiled kernels do all of it, and say what is dropped
     powers: int | None = None  # which of them the GPU's kernels need, where the alphas were looked at already
 
 
@@ -152,6 +153,51 @@ class Attention(Function):
 def _support(weights: Tensor, stats: Tensor | None) -> Tensor:
     """How many keys each row attends to [rows, 1]."""
     return (weights > 0).sum(-1) if stats is None else stats[:, -1]
+
+
+class Compiled(Function):
+    """The same by the compiled kernels."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
+    ) -> tuple[Tensor, Tensor]:
+        learns = any(ctx.needs_input_grad[:4])
+        out, kept = compiled.attend(query, key, value, _numbers(alpha, query), mask, _setting(problem), learns)
+        ctx.problem, ctx.alpha = problem, alpha if isinstance(alpha, float) else None
+        ctx.mark_non_differentiable(kept.counts)
+        ctx.set_materialize_grads(False)
+        if learns:
+            ctx.save_for_backward(query, key, value, mask, alpha if isinstance(alpha, Tensor) else None, *kept)
+        return out, kept.counts
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: Any = None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return None, None, None, None, None, None
+        query, key, value, mask, alphas, *kept = ctx.saved_tensors
+        alpha = ctx.alpha if alphas is None else alphas
+        if autograd.differentiable(grad):
+            return *_differentiable_backward(ctx, query, key, value, alpha, mask, grad), None
+        given = (query, key, value, _numbers(alpha, query), mask, _setting(ctx.problem), compiled.Kept(*kept))
+        dq, dk, dv, da = compiled.attention_gradient(*given, grad, ctx.needs_input_grad[3])
+        if da is not None:
+            da = da.sum(-1)
+            da = da.sum(0, keepdim=True) if len(alphas) < len(da) else da
+        return dq, dk, dv, da, None, None
+
+
+def _numbers(alpha: Alpha, query: Tensor) -> Tensor:
+    """An alpha for each head of each element."""
+    heads = query.shape[:2]
+    if isinstance(alpha, float):
+        return torch.full(heads, alpha, dtype=torch.float64)
+    return alpha.detach().expand(heads).double()
+
+
+def _setting(problem: Problem) -> compiled.Setting:
+    assert not isinstance(problem.lengths, Tensor)
+    return compiled.Setting(problem.scale, problem.causal, problem.lengths, problem.dropout, problem.seed)
 
 
 class _Work:
@@ -311,8 +357,6 @@ def _drop(weights: Tensor, problem: Problem, number: int, out: Tensor) -> Tensor
     stays = 1 - problem.dropout
     if stays == 0:
         return out.zero_()
-    if problem.kernels:
-        return cpu.drop(weights, stays, problem.seed + number, out)
     generator = torch.Generator(weights.device).manual_seed(problem.seed + number)
     return torch.mul(weights, torch.empty_like(weights).bernoulli_(stays, generator=generator).div_(stays), out=out)
 
@@ -349,6 +393,9 @@ def materialised(
 
 def _factors(like: Tensor, shape: Shape, problem: Problem) -> Tensor:
     """What dropout multiplies all weights with: one seed drops the same ones on both ways."""
+    if problem.kernels:
+        ones = torch.ones_like(like, memory_format=torch.contiguous_format)
+        return cpu.drop(ones, 1 - problem.dropout, problem.seed, ones, shape.keys)
     factors, number = torch.zeros_like(like), 0
     for shared in tiles(shape, problem):
         for b0, b1, h0, h1, i0, i1, seen in shared:

@@ -14,7 +14,7 @@ import ctypes
 import functools
 import math
 import os
-from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,9 +22,11 @@ import torch
 from torch import Tensor
 
 from tsallis.kernels.alphas import Alpha
+from tsallis.kernels.cpu.calls import CALLS, Layout
 
-ABI = 5
+ABI = 6
 STATS = 5  # numbers a row that a loss keeps: maximum, threshold (coarse and fine), 1 / mass, support size
+DROP_ROW = 4096  # numbers that a thread drops at a time
 LISTED = 1024  # classes from which on a loss keeps small supports
 STORAGE = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
@@ -36,74 +38,6 @@ class Status(NamedTuple):
     reason: str
     instructions: str = ""
     path: str = ""
-
-
-class _Layout(ctypes.Structure):
-    _fields_ = (
-        ("storage", c_int32),
-        ("rows", c_int64),
-        ("d", c_int64),
-        ("inner", c_int64),
-        ("alpha", c_double),
-        ("alphas", c_void_p),
-    )
-
-
-def _call(name: str, *pointers: str, numbers: tuple[str, ...] = ()) -> type[ctypes.Structure]:
-    fields = [("layout", _Layout), *((p, c_void_p) for p in pointers), *((n, c_int64) for n in numbers)]
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
-
-
-_Map = _call("_Map", "scores", "probs", "stats")
-_Probs = _call("_Probs", "scores", "stats", "probs")
-_MapGradient = _call("_MapGradient", "probs", "grad", "scores_grad", "alpha_grad")
-_Loss = _call("_Loss", "scores", "target", "loss", "stats", "alpha_grad", numbers=("width",))
-_LossGradient = _call("_LossGradient", "scores", "target", "stats", "grad", "scores_grad", numbers=("width", "relu"))
-_Support = _call("_Support", "scores", "stats", "offsets", "index", "value", numbers=("relu",))
-
-
-class _ReluLoss(ctypes.Structure):
-    _fields_ = (
-        ("layout", _Layout),
-        ("scores", c_void_p),
-        ("target", c_void_p),
-        ("tau", c_double),
-        ("loss", c_void_p),
-        ("stats", c_void_p),
-    )
-
-
-class _Gather(ctypes.Structure):
-    _fields_ = (
-        ("storage", c_int32),
-        ("rows", c_int64),
-        ("m", c_int64),
-        *((name, c_void_p) for name in ("offsets", "index", "value", "scale", "minus", "table", "out", "total")),
-    )
-
-
-class _Drop(ctypes.Structure):
-    _fields_ = (
-        ("storage", c_int32),
-        ("n", c_int64),
-        ("seed", c_uint64),
-        ("stays", c_double),
-        ("input", c_void_p),
-        ("output", c_void_p),
-    )
-
-
-CALLS: dict[str, type[ctypes.Structure]] = {
-    "map": _Map,
-    "probs": _Probs,
-    "map_gradient": _MapGradient,
-    "loss": _Loss,
-    "loss_gradient": _LossGradient,
-    "relu_loss": _ReluLoss,
-    "support": _Support,
-    "gather": _Gather,
-    "drop": _Drop,
-}
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
@@ -167,22 +101,23 @@ def instructions() -> str:
     return str(_load()[0].tsallis_isa().decode())
 
 
-def _layout(x: Tensor, alpha: Alpha, dim: int = -1) -> _Layout:
+def _layout(x: Tensor, alpha: Alpha, dim: int = -1) -> Layout:
     """Rows along the last dimension, or along `dim` from 0; alphas [rows, 1] in the dtype of the computation."""
     d = x.shape[dim]
     inner = 1 if dim == -1 else math.prod(x.shape[dim + 1 :])
     number, pointer = (alpha, None) if isinstance(alpha, float) else (0.0, alpha.data_ptr())
-    return _Layout(STORAGE[x.dtype], x.numel() // d, d, inner, number, pointer)
+    return Layout(STORAGE[x.dtype], x.numel() // d, d, inner, number, pointer)
 
 
-def _run(name: str, *fields: Any) -> None:
+def run(name: str, *fields: Any) -> None:
+    """Call a kernel with the fields of its structure, on as many threads as torch uses."""
     getattr(_load()[0], f"tsallis_{name}")(CALLS[name](*fields), torch.get_num_threads())
 
 
 def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
     """Probabilities along the last dimension, or along `dim` from 0; alpha a float or [rows, 1], from 1 to 2."""
     probs = torch.empty_like(scores)
-    _run("map", _layout(scores, alpha, dim), scores.data_ptr(), probs.data_ptr())
+    run("map", _layout(scores, alpha, dim), scores.data_ptr(), probs.data_ptr())
     return probs
 
 
@@ -190,13 +125,13 @@ def solve_in_place(scores: Tensor, alpha: Alpha) -> Tensor:
     """Scores become probabilities; returns statistics [rows, STATS] for :func:`weigh_in_place` to do the same."""
     layout = _layout(scores, alpha)
     stats = torch.empty(layout.rows, STATS, dtype=computed_in(scores.dtype))
-    _run("map", layout, scores.data_ptr(), scores.data_ptr(), stats.data_ptr())
+    run("map", layout, scores.data_ptr(), scores.data_ptr(), stats.data_ptr())
     return stats
 
 
 def weigh_in_place(scores: Tensor, alpha: Alpha, stats: Tensor) -> None:
     """Scores become probabilities, by the thresholds that :func:`solve_in_place` found."""
-    _run("probs", _layout(scores, alpha), scores.data_ptr(), stats.data_ptr(), scores.data_ptr())
+    run("probs", _layout(scores, alpha), scores.data_ptr(), stats.data_ptr(), scores.data_ptr())
 
 
 def entmax_gradient(
@@ -206,7 +141,7 @@ def entmax_gradient(
     scores_grad = torch.empty_like(probs) if out is None else out
     layout = _layout(probs, alpha, dim)
     alpha_grad = torch.empty(layout.rows, 1, dtype=computed_in(probs.dtype)) if need_alpha else None
-    _run(
+    run(
         "map_gradient",
         layout,
         probs.data_ptr(),
@@ -229,7 +164,7 @@ def entmax_loss(
     width = STATS + (_support_width(scores) if listed else 0)
     loss, stats = torch.empty(rows, dtype=wide), torch.empty(rows, width, dtype=wide)
     alpha_grad = torch.empty(rows, 1, dtype=wide) if need_alpha else None
-    _run(
+    run(
         "loss",
         _layout(scores, alpha),
         scores.data_ptr(),
@@ -266,7 +201,7 @@ def _loss_gradient(
     scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None, relu: bool
 ) -> Tensor:
     scores_grad = torch.empty_like(scores) if out is None else out
-    _run(
+    run(
         "loss_gradient",
         _layout(scores, alpha),
         scores.data_ptr(),
@@ -284,7 +219,7 @@ def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) ->
     """Losses [rows] of alpha-ReLU with a constant threshold, and statistics [rows, STATS] as those of entmax."""
     wide = computed_in(scores.dtype)
     loss, stats = torch.empty(len(scores), dtype=wide), torch.empty(len(scores), STATS, dtype=wide)
-    _run(
+    run(
         "relu_loss",
         _layout(scores, alpha),
         scores.data_ptr(),
@@ -309,7 +244,7 @@ def alpha_relu_support(scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Ten
 def _support(scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, relu: bool) -> tuple[Tensor, Tensor]:
     size = int(offsets[-1])
     index, value = torch.empty(size, dtype=torch.int32), torch.empty(size, dtype=stats.dtype)
-    _run(
+    run(
         "support",
         _layout(scores, alpha),
         scores.data_ptr(),
@@ -367,7 +302,7 @@ def gather(
     rows, m = len(lists.offsets) - 1, table.shape[1]
     out = torch.empty(rows, m, dtype=table.dtype)
     total = torch.empty(rows, dtype=lists.value.dtype) if need_total else None
-    _run(
+    run(
         "gather",
         STORAGE[table.dtype],
         rows,
@@ -384,7 +319,10 @@ def gather(
     return out, total
 
 
-def drop(x: Tensor, stays: float, seed: int, out: Tensor) -> Tensor:
-    """Dropout of float32 or float64 by a seed below 2**64: the same whenever it is asked for; `out` may be `x`."""
-    _run("drop", STORAGE[x.dtype], x.numel(), seed, stays, x.data_ptr(), out.data_ptr())
+def drop(x: Tensor, stays: float, seed: int, out: Tensor, d: int = DROP_ROW) -> Tensor:
+    """Dropout of float32 or float64 by a seed below 2**64: the same whenever it is asked for; `out` may be `x`.
+
+    What is dropped depends on the row and the column where numbers lie in rows of `d`.
+    """
+    run("drop", STORAGE[x.dtype], x.numel(), d, seed, stays, x.data_ptr(), out.data_ptr())
     return out

@@ -104,16 +104,49 @@ struct GatherCall {
     void* total;  // [rows] or null: the sums of the values themselves
 };
 
-// Dropout of n numbers: each is kept with the probability `stays` and divided by it, or zero. Which ones is a function of
-// the seed and their place alone, so that nothing has to be kept. out may be in.
-constexpr int64_t DROP_GROUP = 4096;
+// Dropout of n numbers in rows of d, the last of which may be shorter: each is kept with the probability `stays` and divided by it, or zero. Which ones is a
+// function of the seed and their row and column alone, so that nothing has to be kept. out may be in.
 struct DropCall {
     int32_t storage;  // float or double
-    int64_t n;
+    int64_t n, d;
     uint64_t seed;
     double stays;
     const void* in;
     void* out;
+};
+
+// A tensor [batch, heads, rows, size] of whatever strides, but that of `size`, which is 1.
+struct Heads {
+    void* memory;
+    int64_t batch, head, row;
+};
+
+// Attention, forward and backward, one tile of queries of a head after the other. Of a tile whose supports have up to
+// `room` entries a row, on average, forward keeps these lists, and backward needs no score.
+constexpr int KEPT_BEHIND = 16;  // numbers behind what is kept of a tile, that may be overwritten
+struct AttentionCall {
+    int32_t storage;  // float or double
+    int32_t causal;
+    int64_t batch, heads, group;  // `heads` of keys, each read by a `group` of heads of queries
+    int64_t queries, keys, size, value_size;
+    int64_t rows;    // of a tile
+    int64_t room;
+    int64_t splits;  // backward: how many parts the tiles of a head are divided into
+    double scale;
+    double stays;    // of the weights, in dropout; 1: all of them
+    uint64_t seed;
+    const double* alphas;    // [batch, heads * group]
+    const int64_t* lengths;  // [batch], of the keys that take part; or null: all
+    Heads query, key, value, out;
+    const void* mask;  // or null
+    int32_t boolean;
+    int64_t mask_strides[4];
+    int32_t* counts;  // [batch, heads * group, queries], of the supports
+    void* stats;      // the same, [..., STATS]
+    int32_t* index;   // [batch, heads * group, tiles, rows * room + KEPT_BEHIND], or null: nothing is kept
+    void* weight;
+    Heads grad, query_grad, key_grad, value_grad;  // those of keys and values: [splits * batch, ...]
+    void* alpha_grad;  // [batch, heads * group, queries] or null
 };
 
 struct Kernels {
@@ -127,10 +160,14 @@ struct Kernels {
     void (*relu_loss)(const ReluLossCall*, int64_t first, int64_t last);
     void (*support)(const SupportCall*, int64_t first, int64_t last);
     void (*gather)(const GatherCall*, int64_t first, int64_t last);
-    void (*drop)(const DropCall*, int64_t first, int64_t last);  // groups of DROP_GROUP numbers
+    void (*drop)(const DropCall*, int64_t first, int64_t last);
+    void (*attention)(const AttentionCall*, int64_t first, int64_t last);           // tiles
+    void (*attention_gradient)(const AttentionCall*, int64_t first, int64_t last);  // parts of heads of keys
 };
 
 extern const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_avx512bf16;
 
-// Memory that a thread keeps between calls. Everything in it is undefined.
-void* scratch_memory(int64_t bytes);
+// Memory that a thread keeps between calls, aligned to pages: one piece for rows, one for tiles of attention. Everything
+// in it is undefined.
+enum Scratch { FOR_ROWS, FOR_TILES };
+void* scratch_memory(int64_t bytes, Scratch which = FOR_ROWS);

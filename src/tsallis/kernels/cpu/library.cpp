@@ -50,12 +50,12 @@ typedef int (*ThreadNumber)();
 Parallel runtime = nullptr;
 ThreadNumber thread_number = nullptr;
 
-struct Scratch {
+struct Memory {
     void* memory = nullptr;
     int64_t bytes = 0;
-    ~Scratch() { std::free(memory); }
+    ~Memory() { std::free(memory); }
 };
-thread_local Scratch scratch;
+thread_local Memory memories[2];
 
 constexpr int MOST_THREADS = 128;
 
@@ -133,7 +133,8 @@ int64_t bytes_of(const Layout& layout) {
 
 }  // namespace
 
-void* scratch_memory(int64_t bytes) {
+void* scratch_memory(int64_t bytes, Scratch which) {
+    Memory& scratch = memories[which];
     if (scratch.bytes < bytes) {
         std::free(scratch.memory);
         scratch.bytes = (bytes + 4095) / 4096 * 4096;
@@ -143,7 +144,7 @@ void* scratch_memory(int64_t bytes) {
     return scratch.memory;
 }
 
-EXPORT int32_t tsallis_abi() { return 5; }
+EXPORT int32_t tsallis_abi() { return 6; }
 EXPORT const char* tsallis_source() { return TSALLIS_SOURCE; }
 EXPORT const char* tsallis_isa() { return kernels->name; }
 EXPORT void tsallis_set_parallel(void* parallel, void* number) {
@@ -188,10 +189,25 @@ EXPORT void tsallis_loss_gradient(const LossGradientCall* call, int threads) {
 EXPORT void tsallis_relu_loss(const ReluLossCall* call, int threads) { over_rows(kernels->relu_loss, call, threads); }
 EXPORT void tsallis_support(const SupportCall* call, int threads) { over_rows(kernels->support, call, threads); }
 EXPORT void tsallis_drop(const DropCall* call, int threads) {
-    over_rows(kernels->drop, call, (call->n + DROP_GROUP - 1) / DROP_GROUP, DROP_GROUP, 1, threads);
+    over_rows(kernels->drop, call, (call->n + call->d - 1) / call->d, call->d, 1, threads);
 }
 EXPORT void tsallis_gather(const GatherCall* call, int threads) {
     over_rows(kernels->gather, call, call->rows, call->m * 16, 1, threads);
+}
+
+EXPORT void tsallis_attention(const AttentionCall* call, int threads) {
+    const int64_t bytes = call->storage == STORE_F64 ? 8 : 4;
+    ask_for_huge_pages(call->out.memory, call->batch * call->heads * call->group * call->queries * call->value_size * bytes);
+    const int64_t tiles = (call->queries + call->rows - 1) / call->rows;
+    over_rows(kernels->attention, call, call->batch * call->heads * call->group * tiles, call->rows * call->keys, 1, threads);
+}
+EXPORT void tsallis_attention_gradient(const AttentionCall* call, int threads) {
+    const int64_t parts = call->batch * call->heads * call->splits, bytes = call->storage == STORE_F64 ? 8 : 4;
+    ask_for_huge_pages(call->query_grad.memory, call->batch * call->heads * call->group * call->queries * call->size * bytes);
+    ask_for_huge_pages(call->key_grad.memory, parts * call->keys * call->size * bytes);
+    ask_for_huge_pages(call->value_grad.memory, parts * call->keys * call->value_size * bytes);
+    const int64_t width = call->group * call->queries * call->keys / call->splits;
+    over_rows(kernels->attention_gradient, call, parts, width, 1, threads);
 }
 
 // Lists by row [rows] turned into lists by class [classes]: entry k of row r, of class c and value v, becomes entry r

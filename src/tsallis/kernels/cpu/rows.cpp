@@ -1,31 +1,13 @@
 // The row kernels for one instruction set, TSALLIS_ISA: what the library calls.
 
+#include "attention.h"
+#include "drop.h"
 #include "gradients.h"
 #include "lists.h"
 #include "losses.h"
 #include "maps.h"
 
 namespace {
-
-// A bijection of 32 bits in which every bit depends on every other (constants by C. Wellons' search for low bias).
-INLINE uint32_t scrambled(uint32_t x) {
-    x ^= x >> 16, x *= 0x7feb352du;
-    x ^= x >> 15, x *= 0x846ca68bu;
-    return x ^ (x >> 16);
-}
-
-template <class T> void drop_range(const DropCall& call, int64_t first, int64_t last) {
-    const T *in = (const T*)call.in, scale = (T)(1 / call.stays);
-    T* out = (T*)call.out;
-    const uint32_t low = (uint32_t)call.seed, high = (uint32_t)(call.seed >> 32);
-    const double limit = call.stays * 4294967296.0;
-    const uint32_t below = limit >= 4294967295.0 ? 4294967295u : (uint32_t)limit;
-    const int64_t end = smaller(last * DROP_GROUP, call.n);
-    for (int64_t i = first * DROP_GROUP; i < end; i++) {
-        const uint32_t draw = scrambled(scrambled((uint32_t)i * 0x9e3779b1u + low) ^ high);
-        out[i] = draw < below ? in[i] * scale : (T)0;
-    }
-}
 
 #define BY_STORAGE(storage, function, ...)                              \
     switch (storage) {                                                  \
@@ -63,6 +45,14 @@ void drop(const DropCall* call, int64_t first, int64_t last) {
     if (call->storage == STORE_F64) drop_range<double>(*call, first, last);
     else drop_range<float>(*call, first, last);
 }
+void attention(const AttentionCall* call, int64_t first, int64_t last) {
+    if (call->storage == STORE_F64) attention_range<double>(*call, first, last);
+    else attention_range<float>(*call, first, last);
+}
+void attention_gradient(const AttentionCall* call, int64_t first, int64_t last) {
+    if (call->storage == STORE_F64) attention_gradient_range<double>(*call, first, last);
+    else attention_gradient_range<float>(*call, first, last);
+}
 
 }  // namespace
 
@@ -71,5 +61,7 @@ void drop(const DropCall* call, int64_t first, int64_t last) {
 #define JOINED(a, b) a##b
 #define TABLE(isa) JOINED(kernels_, isa)
 
-extern const Kernels TABLE(TSALLIS_ISA) = {NAMED(TSALLIS_ISA), rows_together, map,     probs,  map_gradient, loss,
-                                           loss_gradient,      relu_loss,     support, gather, drop};
+extern const Kernels TABLE(TSALLIS_ISA) = {
+    NAMED(TSALLIS_ISA), rows_together, map,    probs, map_gradient, loss,
+    loss_gradient,      relu_loss,     support, gather, drop,        attention,
+    attention_gradient};

@@ -51,7 +51,7 @@ template <class T> using Vec = typename Simd<T>::V;
 template <class T> using Ints = typename Simd<T>::I;
 template <class T> constexpr int LANES = Simd<T>::N;
 
-template <class T> INLINE Vec<T> fill(T x) { return Vec<T>{} + x; }
+template <class T> INLINE Vec<T> fill(T x) { return x - Vec<T>{}; }  // without a sum, which 0 + x would be
 template <class T> INLINE T smaller(T a, T b) { return a < b ? a : b; }
 template <class T> INLINE T larger(T a, T b) { return a > b ? a : b; }
 template <class V> INLINE V positive(V v) { return larger(V{}, v); }  // a NaN stays one

@@ -1,0 +1,108 @@
+"""What the compiled kernels are called with, as the structures of `api.h`."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_double, c_int32, c_int64, c_uint64, c_void_p
+
+
+class Layout(ctypes.Structure):
+    """Rows of numbers, and their alphas."""
+
+    _fields_ = (
+        ("storage", c_int32),
+        ("rows", c_int64),
+        ("d", c_int64),
+        ("inner", c_int64),
+        ("alpha", c_double),
+        ("alphas", c_void_p),
+    )
+
+
+def _call(name: str, *pointers: str, numbers: tuple[str, ...] = ()) -> type[ctypes.Structure]:
+    fields = [("layout", Layout), *((p, c_void_p) for p in pointers), *((n, c_int64) for n in numbers)]
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+_Map = _call("_Map", "scores", "probs", "stats")
+_Probs = _call("_Probs", "scores", "stats", "probs")
+_MapGradient = _call("_MapGradient", "probs", "grad", "scores_grad", "alpha_grad")
+_Loss = _call("_Loss", "scores", "target", "loss", "stats", "alpha_grad", numbers=("width",))
+_LossGradient = _call("_LossGradient", "scores", "target", "stats", "grad", "scores_grad", numbers=("width", "relu"))
+_Support = _call("_Support", "scores", "stats", "offsets", "index", "value", numbers=("relu",))
+
+
+class _ReluLoss(ctypes.Structure):
+    _fields_ = (
+        ("layout", Layout),
+        ("scores", c_void_p),
+        ("target", c_void_p),
+        ("tau", c_double),
+        ("loss", c_void_p),
+        ("stats", c_void_p),
+    )
+
+
+class _Gather(ctypes.Structure):
+    _fields_ = (
+        ("storage", c_int32),
+        ("rows", c_int64),
+        ("m", c_int64),
+        *((name, c_void_p) for name in ("offsets", "index", "value", "scale", "minus", "table", "out", "total")),
+    )
+
+
+class _Drop(ctypes.Structure):
+    _fields_ = (
+        ("storage", c_int32),
+        ("n", c_int64),
+        ("d", c_int64),
+        ("seed", c_uint64),
+        ("stays", c_double),
+        ("input", c_void_p),
+        ("output", c_void_p),
+    )
+
+
+class Heads(ctypes.Structure):
+    """A tensor [batch, heads, rows, size] whose last dimension has stride 1."""
+
+    _fields_ = (("memory", c_void_p), ("batch", c_int64), ("head", c_int64), ("row", c_int64))
+
+
+class Attention(ctypes.Structure):
+    """Attention, forward and backward."""
+
+    _fields_ = (
+        ("storage", c_int32),
+        ("causal", c_int32),
+        *((name, c_int64) for name in ("batch", "heads", "group", "queries", "keys", "size", "value_size")),
+        *((name, c_int64) for name in ("rows", "room", "splits")),
+        ("scale", c_double),
+        ("stays", c_double),
+        ("seed", c_uint64),
+        ("alphas", c_void_p),
+        ("lengths", c_void_p),
+        *((name, Heads) for name in ("query", "key", "value", "out")),
+        ("mask", c_void_p),
+        ("boolean", c_int32),
+        ("mask_strides", c_int64 * 4),
+        *((name, c_void_p) for name in ("counts", "stats", "index", "weight")),
+        *((name, Heads) for name in ("grad", "query_grad", "key_grad", "value_grad")),
+        ("alpha_grad", c_void_p),
+    )
+
+
+CALLS: dict[str, type[ctypes.Structure]] = {
+    "map": _Map,
+    "probs": _Probs,
+    "map_gradient": _MapGradient,
+    "loss": _Loss,
+    "loss_gradient": _LossGradient,
+    "relu_loss": _ReluLoss,
+    "support": _Support,
+    "gather": _Gather,
+    "drop": _Drop,
+    "attention": Attention,
+    "attention_gradient": Attention,
+}

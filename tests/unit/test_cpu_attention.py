@@ -1,0 +1,266 @@
+"""Attention by the compiled kernels, on every instruction set this machine has, beside all weights in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tsallis
+from tsallis import entmax_attention
+from tsallis.kernels import cpu
+from tsallis.kernels.attention import Problem, materialised
+from tsallis.kernels.cpu import attention
+
+pytestmark = pytest.mark.skipif(not cpu.status().available, reason=cpu.status().reason)
+
+DTYPES = [torch.float32, torch.float64]
+NEAR = {torch.float32: (4e-6, 1e-4), torch.float64: (1e-12, 1e-10)}  # outputs and gradients, of the largest entry
+
+
+@pytest.fixture(autouse=True, params=["portable", "avx2", "avx512", "avx512bf16"])
+def instructions(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run the test on one instruction set, and go back to the machine's own."""
+    own = cpu.instructions()
+    if not cpu.use_instructions(request.param):
+        pytest.skip(f"this machine has no {request.param}")
+    yield
+    assert cpu.use_instructions(own)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    name: str
+    queries: int
+    keys: int
+    alphas: tuple[float, ...] = (1.0, 1.05, 1.3, 1.5)  # of the heads
+    size: int = 16
+    value_size: int = 16
+    key_heads: int = 2
+    batch: int = 2
+    causal: bool = False
+    lengths: tuple[int, ...] | None = None
+    mask: str = ""
+    dropout: float = 0.0
+    spread: float = 1.0  # of the scores: the wider, the fewer keys are attended to
+
+    def __str__(self) -> str:
+        return self.name
+
+    def tensors(self, dtype: torch.dtype) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(3)
+
+        def noise(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator).to(dtype)
+
+        heads = len(self.alphas)
+        query = noise(self.batch, heads, self.queries, self.size) * self.spread
+        key = noise(self.batch, self.key_heads, self.keys, self.size)
+        value = noise(self.batch, self.key_heads, self.keys, self.value_size)
+        return [query, key, value, torch.tensor(self.alphas, dtype=dtype)]
+
+    def of_mask(self, dtype: torch.dtype) -> Tensor | None:
+        generator = torch.Generator().manual_seed(4)
+        shapes = {
+            "keys": (self.batch, 1, 1, self.keys),
+            "all": (self.batch, len(self.alphas), self.queries, self.keys),
+            "queries": (1, len(self.alphas), self.queries, 1),
+            "turned": (1, 1, self.keys, self.queries),
+        }
+        if not self.mask:
+            return None
+        kind, name = self.mask.split()
+        out = torch.rand(shapes[name], generator=generator)
+        mask = out > 0.3 if kind == "boolean" else torch.where(out > 0.3, out, -torch.inf).to(dtype)
+        return mask.mT if name == "turned" else mask
+
+    def options(self, dtype: torch.dtype) -> dict[str, Any]:
+        return {
+            "attn_mask": self.of_mask(dtype),
+            "key_lengths": self.lengths,
+            "is_causal": self.causal,
+            "dropout_p": self.dropout,
+            "enable_gqa": True,
+        }
+
+
+MIXED = (1.0, 1.02, 1.1, 1.25, 4 / 3, 1.5, 1.75, 2.0)
+CASES = [
+    Case("one query and one key", 1, 1),
+    Case("one query", 1, 300, MIXED),
+    Case("a few queries", 3, 130, MIXED, 17, 5),
+    Case("one more than a few", 4, 130, MIXED),
+    Case("one key", 70, 1),
+    Case("a tile", 64, 64, MIXED, 64, 64),
+    Case("a tile and one query more", 65, 65, MIXED),
+    Case("odd sizes", 67, 101, MIXED, 37, 23),
+    Case("size 1", 40, 40, size=1, value_size=1),
+    Case("wide", 20, 70, size=256, value_size=130),
+    Case("values wider than keys", 33, 50, size=8, value_size=100),
+    Case("sparse", 100, 400, (1.5, 1.6, 1.9, 2.0), spread=6),
+    Case("long", 130, 700, (1.0, 1.2, 1.3, 1.5)),
+    Case("so long that lists are divided", 70, 1500, (1.2, 1.3), 64, 64, key_heads=1, batch=1),
+    Case("one head of one element", 200, 90, (1.4,), key_heads=1, batch=1),
+    Case("causal", 150, 150, MIXED, causal=True),
+    Case("causal with more keys", 40, 150, causal=True),
+    Case("causal with more queries", 150, 40, causal=True),
+    Case("causal with few queries", 2, 40, causal=True),
+    Case("lengths", 70, 90, MIXED, lengths=(0, 37)),
+    Case("lengths and causal", 90, 90, lengths=(13, 90), causal=True),
+    Case("boolean", 40, 90, MIXED, mask="boolean all"),
+    Case("boolean of keys", 70, 90, mask="boolean keys"),
+    Case("boolean of queries", 70, 20, mask="boolean queries"),
+    Case("boolean on its side", 30, 70, mask="boolean turned"),
+    Case("added", 40, 90, MIXED, mask="added all"),
+    Case("added on its side", 30, 70, mask="added turned", causal=True),
+    Case("one head of keys", 40, 70, MIXED, key_heads=1),
+    Case("dropout", 70, 100, MIXED, dropout=0.3),
+    Case("dropout and causal", 70, 70, MIXED, dropout=0.1, causal=True),
+    Case("dropout of all", 30, 30, dropout=1.0),
+    Case("dropout of a few queries", 2, 200, MIXED, dropout=0.5),
+]
+
+
+def results(call: Any, leaves: list[Tensor], upstream: Tensor) -> list[Tensor]:
+    given = [x.clone().requires_grad_() for x in leaves]
+    out = call(*given)
+    return [out.detach(), *torch.autograd.grad(out, given, upstream.to(out.dtype))]
+
+
+def exact(case: Case, seed: int, mask: Tensor | None) -> Any:
+    """With all weights, by what PyTorch differentiates."""
+
+    def call(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor) -> Tensor:
+        problem = Problem(case.size**-0.5, case.causal, case.lengths, 1, dropout=case.dropout, seed=seed, kernels=True)
+        with tsallis.backend("eager"):
+            return materialised(query, key, value, alpha.view(1, -1), mask, problem)[0]
+
+    return call
+
+
+def drawn() -> int:
+    """The seed that attention will draw now."""
+    state = torch.get_rng_state()
+    seed = int(torch.randint(1 << 62, ()))
+    torch.set_rng_state(state)
+    return seed
+
+
+def assert_near(found: list[Tensor], expected: list[Tensor], dtype: torch.dtype) -> None:
+    for name, one, other in zip(("output", "query", "key", "value", "alpha"), found, expected, strict=True):
+        share = NEAR[dtype][name != "output"]
+        near = share * max(other.abs().max().item(), 0.1)
+        torch.testing.assert_close(one.double(), other, atol=near, rtol=0, msg=f"{name}: {{}}".format)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_output_and_gradients(case: Case, dtype: torch.dtype) -> None:
+    given = case.tensors(dtype)
+    wide = [x.double() for x in given]
+    mask = case.of_mask(dtype)
+    upstream = torch.randn(case.batch, len(case.alphas), case.queries, case.value_size)
+    seed = drawn()
+    whole = exact(case, seed, mask if mask is None or mask.dtype == torch.bool else mask.double())
+    expected = results(whole, wide, upstream)
+    found = results(lambda *x: entmax_attention(*x, **case.options(dtype)), given, upstream)
+    assert all(x.dtype == dtype for x in found)
+    assert_near(found, expected, dtype)
+    # And as it is where nothing is learned.
+    torch.random.manual_seed(0)
+    with torch.no_grad():
+        again = entmax_attention(*given, **case.options(dtype))
+    if not case.dropout:
+        torch.testing.assert_close(again, found[0], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64])
+@pytest.mark.parametrize("listed", [0, 2, 20, 1000])
+def test_tiles_and_lists_of_any_length(rows: int, listed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "ROWS", rows)
+    monkeypatch.setattr(attention, "MOST_LISTED", listed)
+    for case in (
+        Case("", 37, 90, MIXED),
+        Case("", 37, 90, MIXED, spread=5, causal=True),
+        Case("", 37, 40, MIXED, lengths=(40, 11), dropout=0.2),
+    ):
+        given = case.tensors(torch.float64)
+        upstream = torch.randn(case.batch, len(case.alphas), case.queries, case.value_size)
+        expected = results(exact(case, drawn(), None), given, upstream)
+        found = results(lambda *x: entmax_attention(*x, **case.options(torch.float64)), given, upstream)  # noqa: B023
+        assert_near(found, expected, torch.float64)
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+def test_a_head_is_divided_among_threads(threads: int) -> None:
+    case = Case("", 330, 90, (1.3,), key_heads=1, batch=1)
+    given = case.tensors(torch.float64)
+    upstream = torch.randn(1, 1, 330, 16)
+    expected = results(exact(case, 0, None), given, upstream)
+    torch.set_num_threads(threads)
+    try:
+        found = results(lambda *x: entmax_attention(*x), given, upstream)
+    finally:
+        torch.set_num_threads(1)
+    assert_near(found, expected, torch.float64)
+
+
+def test_heads_side_by_side_stay_so() -> None:
+    """A layer's projections have heads side by side; what comes back needs no copy to be projected again."""
+    case = Case("", 70, 50, MIXED, key_heads=8)
+    given = [x.transpose(1, 2).contiguous().transpose(1, 2) if x.dim() > 1 else x for x in case.tensors(torch.float64)]
+    upstream = torch.randn(2, 70, 8, 16, dtype=torch.float64).transpose(1, 2)
+    leaves = [x.requires_grad_() for x in given]
+    out = entmax_attention(*leaves)
+    grads = torch.autograd.grad(out, leaves, upstream)
+    assert out.transpose(1, 2).is_contiguous() and all(x.transpose(1, 2).is_contiguous() for x in grads[:3])
+    assert_near(
+        [out.detach(), *grads], results(exact(case, 0, None), case.tensors(torch.float64), upstream), torch.float64
+    )
+
+
+def test_backward_runs_as_often_as_it_is_asked_to() -> None:
+    given = [x.requires_grad_() for x in Case("", 70, 90, MIXED).tensors(torch.float32)]
+    out = entmax_attention(*given, enable_gqa=True)
+    upstream = torch.randn_like(out)
+    first = torch.autograd.grad(out, given, upstream, retain_graph=True)
+    for one, other in zip(first, torch.autograd.grad(out, given, upstream), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_is_not_finite_stays_where_it_is() -> None:
+    query, key, value, alpha = Case("", 70, 90, MIXED, key_heads=8).tensors(torch.float32)
+    expected = entmax_attention(query, key, value, alpha)
+    query[1, 2, 30] = torch.nan
+    broken = entmax_attention(query.requires_grad_(), key, value, alpha)
+    assert broken[1, 2, 30].isnan().all()
+    broken.sum().backward()
+    assert query.grad is not None and query.grad[1, 2, 30].isnan().all()
+    lines = torch.ones(70, dtype=torch.bool)
+    lines[30] = False
+    assert torch.equal(broken[1, 2, lines], expected[1, 2, lines]) and query.grad[1, 2, lines].isfinite().all()
+
+
+def test_what_is_dropped_is_the_same_with_all_weights() -> None:
+    given = Case("", 70, 90, MIXED).tensors(torch.float32)
+    torch.manual_seed(7)
+    fused = entmax_attention(*given, dropout_p=0.4, enable_gqa=True)
+    torch.manual_seed(7)
+    whole, weights = entmax_attention(*given, dropout_p=0.4, enable_gqa=True, return_weights=True)
+    torch.testing.assert_close(fused, whole, atol=5e-6, rtol=0)
+    assert (weights.sum(-1) - 1).abs().max() < 2e-6
+
+
+def test_an_added_mask_that_learns_gets_its_gradient() -> None:
+    query, key, value, alpha = Case("", 20, 30, MIXED, key_heads=8).tensors(torch.float64)
+    mask = torch.randn(8, 20, 30, dtype=torch.float64, requires_grad=True)
+    out = entmax_attention(query, key, value, alpha, attn_mask=mask)
+    weights = tsallis.entmax(query @ key.mT / 4 + mask, alpha.view(-1, 1, 1))
+    upstream = torch.randn_like(out)
+    (expected,) = torch.autograd.grad(weights @ value, mask, upstream)
+    (found,) = torch.autograd.grad(out, mask, upstream)
+    torch.testing.assert_close(found, expected, atol=1e-11, rtol=0)
