@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tsallis.functional.rows import alpha_number, check_floating
-from tsallis.kernels import attention, autograd, dispatch
+from tsallis.kernels import attention, attention_traced, autograd, cpu, dispatch
 from tsallis.kernels.alphas import Alpha, check_alpha
 from tsallis.kernels.attention import Problem
 from tsallis.kernels.autograd import widen
@@ -161,6 +161,10 @@ def attend(
 def _compute(
     q: Tensor, k: Tensor, v: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem, need_weights: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
+    if problem.kernels and torch.compiler.is_compiling() and not need_weights:
+        learns = _learns(q, k, v, alpha)
+        output, support = attention_traced.traced_attention(q, k, v, alpha, mask, problem, learns)
+        return output, None, support
     # What fits into one tile is faster kept than computed again.
     small = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= attention.TILE and not problem.kernels
     if need_weights or autograd.traced() or small or _forward_mode():
@@ -173,8 +177,11 @@ def _compute(
 
 def _compiled(q: Tensor, alpha: Alpha, mask: Tensor | None) -> bool:
     """Whether the compiled kernels do all of it: not the gradient of what is added to the scores."""
-    if autograd.traced() or (mask is not None and mask.requires_grad and torch.is_grad_enabled()):
+    if (mask is not None and mask.requires_grad and torch.is_grad_enabled()) or autograd.transforms_active():
         return False
+    if torch.compiler.is_compiling():  # a tensor of alphas will be looked at when it is known
+        small = isinstance(alpha, Tensor) or alpha <= 2
+        return small and not _forward_mode() and q.device.type == "cpu" and q.numel() > 0 and _cpu_asked_for()
     return dispatch.compiled(q.detach(), alpha.detach() if isinstance(alpha, Tensor) else alpha)
 
 
@@ -182,8 +189,7 @@ def _compute_on_gpu(
     q: Tensor, k: Tensor, v: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
 ) -> tuple[Tensor, Tensor]:
     """By Triton's kernels, whatever the size; half precision as it is. Output, and how many keys a query attends to."""
-    tensors = [x for x in (q, k, v, alpha, mask) if isinstance(x, Tensor)]
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    learns = _learns(q, k, v, alpha, mask)
     gpu = _gpu()
     output: Tensor
     if torch.compiler.is_compiling():
@@ -193,6 +199,10 @@ def _compute_on_gpu(
     else:
         output, support = gpu.TritonAttention.apply(q, k, v, alpha, mask, problem)
     return output, support
+
+
+def _learns(*given: Tensor | Alpha | None) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given)
 
 
 def _for_gpu(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -217,6 +227,11 @@ def _gpu_asked_for(device: str) -> bool:
     if device != ("cuda" if there else "cpu") or (wanted != "triton" and (wanted != "auto" or not there)):
         return False
     return dispatch.triton_status()[0] and _gpu() is not None  # a tracer finds the operators from now on
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _cpu_asked_for() -> bool:
+    return dispatch.wanted() in ("auto", "cpu") and cpu.status().available
 
 
 def _forward_mode() -> bool:

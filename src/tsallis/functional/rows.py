@@ -80,7 +80,7 @@ def result_dtype(scores: Tensor) -> torch.dtype:
 def alpha_number(alpha: float) -> float:
     """A checked alpha."""
     alpha = float(alpha)
-    if not math.isfinite(alpha) or alpha < 1:
+    if not 1 <= alpha < math.inf:  # a tracer follows comparisons alone
         raise ValueError(f"alpha must be finite and at least 1, got {alpha:g}")
     return alpha
 

@@ -163,7 +163,7 @@ class Compiled(Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
     ) -> tuple[Tensor, Tensor]:
         learns = any(ctx.needs_input_grad[:4])
-        out, kept = compiled.attend(query, key, value, _numbers(alpha, query), mask, _setting(problem), learns)
+        out, kept = compiled.attend(query, key, value, alphas_of_heads(alpha, query), mask, _setting(problem), learns)
         ctx.problem, ctx.alpha = problem, alpha if isinstance(alpha, float) else None
         ctx.mark_non_differentiable(kept.counts)
         ctx.set_materialize_grads(False)
@@ -179,7 +179,7 @@ class Compiled(Function):
         alpha = ctx.alpha if alphas is None else alphas
         if autograd.differentiable(grad):
             return *_differentiable_backward(ctx, query, key, value, alpha, mask, grad), None
-        given = (query, key, value, _numbers(alpha, query), mask, _setting(ctx.problem), compiled.Kept(*kept))
+        given = (query, key, value, alphas_of_heads(alpha, query), mask, _setting(ctx.problem), compiled.Kept(*kept))
         dq, dk, dv, da = compiled.attention_gradient(*given, grad, ctx.needs_input_grad[3])
         if da is not None:
             da = da.sum(-1)
@@ -187,7 +187,7 @@ class Compiled(Function):
         return dq, dk, dv, da, None, None
 
 
-def _numbers(alpha: Alpha, query: Tensor) -> Tensor:
+def alphas_of_heads(alpha: Alpha, query: Tensor) -> Tensor:
     """An alpha for each head of each element."""
     heads = query.shape[:2]
     if isinstance(alpha, float):

@@ -121,9 +121,8 @@ struct Heads {
     int64_t batch, head, row;
 };
 
-// Attention, forward and backward, one tile of queries of a head after the other. Of a tile whose supports have up to
-// `room` entries a row, on average, forward keeps these lists, and backward needs no score.
-constexpr int KEPT_BEHIND = 16;  // numbers behind what is kept of a tile, that may be overwritten
+// Attention, forward and backward, one tile of queries of a head after the other. Of a tile whose supports have a little
+// less than `room` entries a row, on average, forward keeps these lists, and backward needs no score.
 struct AttentionCall {
     int32_t storage;  // float or double
     int32_t causal;
@@ -143,7 +142,7 @@ struct AttentionCall {
     int64_t mask_strides[4];
     int32_t* counts;  // [batch, heads * group, queries], of the supports
     void* stats;      // the same, [..., STATS]
-    int32_t* index;   // [batch, heads * group, tiles, rows * room + KEPT_BEHIND], or null: nothing is kept
+    int32_t* index;   // [batch, heads * group, queries, room], or null: nothing is kept
     void* weight;
     Heads grad, query_grad, key_grad, value_grad;  // those of keys and values: [splits * batch, ...]
     void* alpha_grad;  // [batch, heads * group, queries] or null

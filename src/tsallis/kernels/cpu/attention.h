@@ -263,8 +263,9 @@ template <class T> class Attention {
     int32_t* counts() const { return call.counts + number * call.queries + first_row; }
 
     // What forward keeps of a tile: lists if they are short enough, all weights if these are many of few, or nothing.
-    int64_t capacity() const { return call.index ? call.rows * call.room : 0; }
-    int64_t kept_begin() const { return (number * tiles + first_row / call.rows) * (call.rows * call.room + KEPT_BEHIND); }
+    // A list's end is written a whole vector at a time, and what is behind belongs to another tile.
+    int64_t capacity() const { return call.index ? rows * call.room - N : 0; }
+    int64_t kept_begin() const { return (number * call.queries + first_row) * call.room; }
     bool many(double share) const { return (double)total > share * (double)(rows * seen); }
     bool keeps_all() const { return call.index && seen <= call.room && many(DENSE_BACKWARD); }
     bool keeps_lists() const { return total <= capacity() && !keeps_all(); }

@@ -12,7 +12,6 @@ from tsallis.kernels.cpu.calls import Heads
 
 ROWS, LEAST_ROWS = 64, 8  # of a tile
 TILE = 1 << 17  # scores of a tile, where it has more than the least rows
-KEPT_BEHIND = 16  # numbers behind those kept of a tile that the kernels may overwrite
 MOST_LISTED = 128  # entries that a query's list may have on average, for backward to read it
 
 NOTHING = Heads(None, 0, 0, 0)
@@ -33,23 +32,33 @@ class Kept(NamedTuple):
 
     counts: Tensor  # [batch, heads, queries]
     stats: Tensor  # [batch, heads, queries, STATS]
-    columns: Tensor | None  # [batch, heads, tiles, rows * room + KEPT_BEHIND]
+    columns: Tensor | None  # [batch, heads, queries, room]
     weight: Tensor | None
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, alphas: Tensor, mask: Tensor | None, setting: Setting, learns: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alphas: Tensor,
+    mask: Tensor | None,
+    setting: Setting,
+    learns: bool,
+    room: int | None = None,
 ) -> tuple[Tensor, Kept]:
-    """Output, and what backward needs, if there will be one; `alphas` are [batch, heads] of float64."""
+    """Output, and what backward needs, if there will be one; `alphas` are [batch, heads] of float64.
+
+    `room` is how many entries a query's list may have; by default not more than there are keys.
+    """
     query, key, value = (_rows(x) for x in (query, key, value))
     batch, heads, queries, _ = query.shape
-    rows, room = _rows_of_a_tile(queries, key.shape[2]), min(key.shape[2], MOST_LISTED)
+    room = min(key.shape[2], MOST_LISTED) if room is None else room
     out = _like(query, value.shape[-1])
     kept = Kept(
         torch.empty(batch, heads, queries, dtype=torch.int32),
         torch.empty(batch, heads, queries, cpu.STATS, dtype=query.dtype),
         *(
-            torch.empty(batch, heads, -(-queries // rows), rows * room + KEPT_BEHIND, dtype=dtype) if learns else None
+            torch.empty(batch, heads, queries, room, dtype=dtype) if learns else None
             for dtype in (torch.int32, query.dtype)
         ),
     )
@@ -114,7 +123,12 @@ def _call(
     cpu.run(
         name,
         *(cpu.STORAGE[query.dtype], setting.causal, batch, key_heads, heads // key_heads, queries, keys, size),
-        *(value.shape[-1], _rows_of_a_tile(queries, keys), min(keys, MOST_LISTED), splits),
+        *(
+            value.shape[-1],
+            _rows_of_a_tile(queries, keys),
+            0 if kept.columns is None else kept.columns.shape[-1],
+            splits,
+        ),
         *(setting.scale, 1 - setting.dropout, setting.seed, alphas.data_ptr(), _pointer(lengths)),
         *(_heads(query), _heads(key), _heads(value), out),
         *(_pointer(mask), mask is not None and mask.dtype == torch.bool, tuple(strides)),

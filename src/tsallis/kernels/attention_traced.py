@@ -1,0 +1,151 @@
+"""Attention by the compiled kernels under `torch.compile` and `torch.export`: opaque operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsallis.kernels import dispatch
+from tsallis.kernels.alphas import Alpha
+from tsallis.kernels.attention import Problem, alphas_of_heads
+from tsallis.kernels.cpu import STATS
+from tsallis.kernels.cpu import attention as compiled
+
+_GIVEN = (
+    "Tensor query, Tensor key, Tensor value, float alpha, Tensor? alphas, Tensor? mask, Tensor? lengths, "
+    "float scale, bool causal, float dropout"
+)
+Found = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def traced_attention(
+    query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem, learns: bool
+) -> tuple[Tensor, Tensor]:
+    """Output, and how many keys each query attends to, for a tracer; gradients only if it `learns`."""
+    number, numbers = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
+    given = (query, key, value, number, numbers, mask, problem.lengths, problem.scale, problem.causal, problem.dropout)
+    output, support, *_ = _attention_op(*given, learns)
+    return output, support
+
+
+def _checked(query: Tensor, key: Tensor, alpha: Alpha, lengths: Tensor | None) -> tuple[Tensor, tuple[int, ...] | None]:
+    """Alphas of all heads, and lengths: numbers that nobody could look at before."""
+    if not dispatch.compiled(query, alpha):
+        raise NotImplementedError(
+            "compiled attention needs the CPU's kernels and alphas from 1 to 2, "
+            f"got {alpha if isinstance(alpha, float) else alpha.tolist()}: use tsallis.backend('eager')"
+        )
+    numbers = None if lengths is None else tuple(int(n) for n in lengths)
+    wrong = [n for n in numbers or () if not 0 <= n <= key.shape[2]]
+    if wrong:
+        raise ValueError(f"key_lengths must lie between 0 and the {key.shape[2]} keys, got {wrong[0]}")
+    return alphas_of_heads(alpha, query), numbers
+
+
+@torch.library.custom_op(
+    "tsallis::cpu_attention",
+    mutates_args=(),
+    schema=f"({_GIVEN}, bool learns) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _attention_op(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: float,
+    alphas: Tensor | None,
+    mask: Tensor | None,
+    lengths: Tensor | None,
+    scale: float,
+    causal: bool,
+    dropout: float,
+    learns: bool,
+) -> Found:
+    """Output, support, what backward needs of the pass, and the seed of its dropout."""
+    of_heads, numbers = _checked(query, key, alpha if alphas is None else alphas, lengths)
+    seed = torch.randint(1 << 62, ()) if dropout else torch.zeros((), dtype=torch.int64)
+    setting = compiled.Setting(scale, causal, numbers, dropout, int(seed))
+    output, kept = compiled.attend(query, key, value, of_heads, mask, setting, learns, compiled.MOST_LISTED)
+    listed = (query.new_empty(0) if x is None else x for x in (kept.columns, kept.weight))
+    return output.contiguous(), kept.counts, kept.stats, *listed, seed  # type: ignore[return-value]
+
+
+@_attention_op.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Found:
+    rows = query.shape[:-1]
+    room = (*rows, compiled.MOST_LISTED) if rest[-1] else (0,)
+    return (
+        query.new_empty(*rows, value.shape[-1]),
+        query.new_empty(rows, dtype=torch.int32),
+        query.new_empty(*rows, STATS),
+        query.new_empty(room, dtype=torch.int32 if rest[-1] else query.dtype),
+        query.new_empty(room),
+        torch.empty((), dtype=torch.int64),
+    )
+
+
+@torch.library.custom_op(
+    "tsallis::cpu_attention_backward",
+    mutates_args=(),
+    schema=f"({_GIVEN}, Tensor counts, Tensor stats, Tensor columns, Tensor weight, Tensor seed, Tensor grad, "
+    "bool need_alpha) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def _backward_op(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: float,
+    alphas: Tensor | None,
+    mask: Tensor | None,
+    lengths: Tensor | None,
+    scale: float,
+    causal: bool,
+    dropout: float,
+    counts: Tensor,
+    stats: Tensor,
+    columns: Tensor,
+    weight: Tensor,
+    seed: Tensor,
+    grad: Tensor,
+    need_alpha: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients; an empty one of alphas where none is needed."""
+    of_heads, numbers = _checked(query, key, alpha if alphas is None else alphas, lengths)
+    setting = compiled.Setting(scale, causal, numbers, dropout, int(seed))
+    kept = compiled.Kept(counts, stats, columns, weight)
+    *found, da = compiled.attention_gradient(
+        query, key, value, of_heads, mask, setting, kept, grad, need_alpha and alphas is not None
+    )
+    dq, dk, dv = (x.contiguous() for x in found)
+    if da is None or alphas is None:
+        return dq, dk, dv, query.new_empty(0)
+    return dq, dk, dv, da.sum(-1).sum_to_size(alphas.shape).to(alphas.dtype)
+
+
+@_backward_op.register_fake
+def _(
+    query: Tensor, key: Tensor, value: Tensor, alpha: float, alphas: Tensor | None, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dq, dk, dv = (x.new_empty(x.shape) for x in (query, key, value))
+    return dq, dk, dv, alphas.new_empty(alphas.shape) if rest[-1] and alphas is not None else query.new_empty(0)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Found) -> None:
+    query, key, value, ctx.alpha, alphas, mask, lengths, *ctx.rest, _ = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(query, key, value, alphas, mask, lengths, *output[1:])
+
+
+def _pull(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    nothing = (None,) * 6  # mask, lengths, scale, causal, dropout, learns
+    if grad is None:
+        return (None,) * 5 + nothing
+    query, key, value, alphas, mask, lengths, *kept = ctx.saved_tensors
+    given = (query, key, value, ctx.alpha, alphas, mask, lengths, *ctx.rest)
+    dq, dk, dv, da = _backward_op(*given, *kept, grad, ctx.needs_input_grad[4])
+    return dq, dk, dv, None, da if ctx.needs_input_grad[4] else None, *nothing
+
+
+_attention_op.register_autograd(_pull, setup_context=_keep)

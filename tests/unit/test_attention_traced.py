@@ -1,0 +1,147 @@
+"""Attention under torch.compile and torch.export on a CPU: one operator, whose memory grows with the lengths alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tsallis
+from tsallis import entmax_attention
+from tsallis.kernels import cpu
+
+pytestmark = pytest.mark.skipif(not cpu.status().available, reason=cpu.status().reason)
+
+ALPHAS = torch.tensor([1.0, 1.2, 1.5, 2.0])
+
+
+def tensors(queries: int = 20, keys: int = 30, key_heads: int = 4, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    shapes = ((4, queries, 8), (key_heads, keys, 8), (key_heads, keys, 5))
+    return [torch.randn(2, *shape, dtype=dtype) for shape in shapes]
+
+
+def results(call: Any, given: list[Tensor], **options: Any) -> list[Tensor]:
+    leaves = [x.clone().requires_grad_() for x in given]
+    out = call(*leaves, **options)
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
+    return [out.detach(), *torch.autograd.grad(out, leaves, weights)]
+
+
+def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
+
+
+def compiled(**options: Any) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(entmax_attention, fullgraph=True, backend="aot_eager", **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True},
+        {"key_lengths": torch.tensor([30, 7])},
+        {"attn_mask": torch.rand(20, 30, generator=torch.Generator().manual_seed(0)) > 0.2},
+        {"attn_mask": torch.linspace(-1, 1, 30, dtype=torch.float64)},
+        {"enable_gqa": True},
+    ],
+    ids=str,
+)
+def test_it_is_what_it_is_without(options: dict[str, Any]) -> None:
+    given = [*tensors(key_heads=2 if options.get("enable_gqa") else 4), ALPHAS.double()]
+    assert_same(results(compiled(), given, **options), results(entmax_attention, given, **options))
+
+
+def test_alphas_are_numbers_too_and_need_no_gradient() -> None:
+    function = compiled()
+    for alpha in (1.0, 1.5, 2.0, 2.5):
+        given = tensors()
+
+        def of(call: Any) -> Any:
+            return lambda *x: call(*x, alpha)  # noqa: B023
+
+        assert_same(results(of(function), given), results(of(entmax_attention), given))
+    with torch.no_grad():
+        query, key, value = tensors()
+        torch.testing.assert_close(function(query, key, value, ALPHAS), entmax_attention(query, key, value, ALPHAS))
+    query = query.transpose(1, 2).contiguous().transpose(1, 2)
+    torch.testing.assert_close(function(query, key, value, ALPHAS), entmax_attention(query, key, value, ALPHAS))
+
+
+def test_a_learned_alpha_keeps_its_dtype() -> None:
+    given = [x.float() for x in tensors()]
+    alpha = ALPHAS.double().requires_grad_()
+    (found,) = torch.autograd.grad(compiled()(*given, alpha).sum(), alpha)
+    (expected,) = torch.autograd.grad(entmax_attention(*given, alpha).sum(), alpha)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, expected)
+
+
+def test_other_lengths_are_not_compiled_again() -> None:
+    function = compiled(dynamic=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for queries, keys in ((20, 30), (21, 47), (150, 200)):
+            given = [*tensors(queries, keys), ALPHAS.double()]
+            assert_same(results(function, given), results(entmax_attention, given))
+
+
+def test_no_tensor_in_the_graph_holds_all_weights() -> None:
+    sizes: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        def run(*given: Any) -> Any:
+            class Sizes(torch.fx.Interpreter):
+                def run_node(self, node: torch.fx.Node) -> Any:
+                    found = super().run_node(node)
+                    sizes.extend(x.numel() for x in torch.utils._pytree.tree_leaves(found) if isinstance(x, Tensor))
+                    return found
+
+            return Sizes(graph).run(*given)
+
+        return run
+
+    torch._dynamo.reset()
+    query = torch.randn(1, 1, 3000, 8)
+    torch.compile(entmax_attention, fullgraph=True, backend=backend)(query, query, query)
+    assert max(sizes) < 3000 * 300
+
+
+def test_dropout_drops_as_often_as_it_should() -> None:
+    function = compiled()
+    query = torch.zeros(1, 1, 500, 8, requires_grad=True)
+    value = torch.eye(40).expand(1, 1, 40, 40)
+    weights = function(query, torch.zeros(1, 1, 40, 8), value, 1.0, dropout_p=0.25) * 40
+    kept = weights != 0
+    torch.testing.assert_close(weights[kept], torch.full_like(weights[kept], 1 / 0.75))
+    assert abs(kept.double().mean() - 0.75) < 0.02
+    again = function(query, torch.zeros(1, 1, 40, 8), value, 1.0, dropout_p=0.25) != 0
+    assert not torch.equal(again, kept)
+
+
+def test_it_is_exported() -> None:
+    class Attention(torch.nn.Module):
+        def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return entmax_attention(query, key, value, ALPHAS.double())  # type: ignore[return-value]
+
+    given = tuple(tensors())
+    program = torch.export.export(Attention(), given)
+    torch.testing.assert_close(program.module()(*given), entmax_attention(*given, ALPHAS.double()))
+    graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
+    assert any("tsallis.cpu_attention" in str(graph) for graph in graphs)
+
+
+def test_numbers_that_nobody_could_look_at_before_are_checked() -> None:
+    function, given = compiled(), tensors()
+    with pytest.raises(NotImplementedError, match=r"alphas from 1 to 2, got .*2\.5.*use tsallis.backend\('eager'\)"):
+        function(*given, torch.tensor([1.0, 1.0, 2.5, 1.0]))
+    with pytest.raises(ValueError, match="key_lengths must lie between 0 and the 30 keys, got 31"):
+        function(*given, key_lengths=torch.tensor([3, 31]))
+    with tsallis.backend("eager"):
+        torch._dynamo.reset()
+        alpha = torch.tensor([1.0, 1.0, 2.5, 1.0])
+        torch.testing.assert_close(function(*given, alpha), entmax_attention(*given, alpha))
