@@ -137,7 +137,7 @@ def attend(
         threads=1 if autograd.traced() else torch.get_num_threads(),
         dropout=dropout_p,
         seed=int(torch.randint(1 << 62, ())) if dropout_p and not autograd.traced() else 0,
-        kernels=not on_gpu and _compiled(q, alpha, mask),
+        kernels=not on_gpu and _compiled(q, k, v, alpha, mask),
         powers=powers,
     )
     if q.numel() and k.numel() and v.numel():
@@ -175,14 +175,14 @@ def _compute(
     return output, None, support
 
 
-def _compiled(q: Tensor, alpha: Alpha, mask: Tensor | None) -> bool:
+def _compiled(q: Tensor, k: Tensor, v: Tensor, alpha: Alpha, mask: Tensor | None) -> bool:
     """Whether the compiled kernels do all of it: not the gradient of what is added to the scores."""
     if (mask is not None and mask.requires_grad and torch.is_grad_enabled()) or autograd.transforms_active():
         return False
     if torch.compiler.is_compiling():  # a tensor of alphas will be looked at when it is known
         small = isinstance(alpha, Tensor) or alpha <= 2
         return small and not _forward_mode() and q.device.type == "cpu" and q.numel() > 0 and _cpu_asked_for()
-    return dispatch.compiled(q.detach(), alpha.detach() if isinstance(alpha, Tensor) else alpha)
+    return dispatch.compiled(q, alpha) and dispatch.compiled(k, 1.0) and dispatch.compiled(v, 1.0)
 
 
 def _compute_on_gpu(

@@ -104,8 +104,9 @@ struct GatherCall {
     void* total;  // [rows] or null: the sums of the values themselves
 };
 
-// Dropout of n numbers in rows of d, the last of which may be shorter: each is kept with the probability `stays` and divided by it, or zero. Which ones is a
-// function of the seed and their row and column alone, so that nothing has to be kept. out may be in.
+// Dropout of n numbers in rows of d, the last of which may be shorter: each is kept with the probability `stays` and
+// divided by it, or zero. Which ones is a function of the seed and their row and column alone, so that nothing has to be
+// kept. out may be in.
 struct DropCall {
     int32_t storage;  // float or double
     int64_t n, d;
@@ -170,3 +171,4 @@ extern const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_avx
 // in it is undefined.
 enum Scratch { FOR_ROWS, FOR_TILES };
 void* scratch_memory(int64_t bytes, Scratch which = FOR_ROWS);
+void release_scratch(int64_t most, Scratch which);  // unless it is at most so many bytes

@@ -70,8 +70,7 @@ template <class T> class Attention {
     explicit Attention(const AttentionCall& call)
         : call(call), heads(call.heads * call.group), tiles((call.queries + call.rows - 1) / call.rows),
           width(whole_vectors<T>(call.size)), value_width(whole_vectors<T>(call.value_size)), below(kept_below(call.stays)),
-          kept_scale((T)(1 / call.stays)), drops(call.stays != 1),
-          few(call.queries < FEW_ROWS) {}
+          kept_scale((T)(1 / call.stays)), drops(call.stays != 1), few(call.queries < FEW_ROWS) {}
 
     // Tiles [first, last) of all heads.
     void forward(int64_t first, int64_t last) {
@@ -424,9 +423,7 @@ template <class T> class Attention {
             T* const to = pulled + from;
             BY_KIND(f.kind, gradient_of_row<K>(weight + from, grad, n, f, to, alpha_grad ? alpha_grad + r : nullptr, room))
             if (by_columns) {
-                mark_row(index + from, n, r);
-                place_row(index + from, dropped, n, scores + r * seen);
-                place_row(index + from, to, n, second + r * seen);
+                place_row(r, index + from, n, dropped, to);
             } else {
                 spread_listed(index + from, dropped, n, upstream + r * value_width, value_width, value_grads);
                 spread_listed(index + from, to, n, queries + r * width, width, key_grads);
@@ -439,12 +436,14 @@ template <class T> class Attention {
         });
     }
 
-    // Numbers of a row's list to their places, and marks there.
-    static void place_row(const int32_t* index, const T* from, int64_t n, T* row) {
-        for (int64_t k = 0; k < n; k++) row[index[k]] = from[k];
-    }
-    void mark_row(const int32_t* index, int64_t n, int64_t r) const {
-        for (int64_t k = 0; k < n; k++) marks[index[k] / MARKS * MOST_ROWS + r] |= (uint16_t)(1u << index[k] % MARKS);
+    // A row's weights and their gradients to their places, and marks there.
+    void place_row(int64_t r, const int32_t* index, int64_t n, const T* weight, const T* pulled) const {
+        T *weights = scores + r * seen, *grads = second + r * seen;
+        for (int64_t k = 0; k < n; k++) {
+            const int32_t j = index[k];
+            weights[j] = weight[k], grads[j] = pulled[k];
+            marks[j / MARKS * MOST_ROWS + r] |= (uint16_t)(1u << j % MARKS);
+        }
     }
 
     // Gradients of keys and values, of the entries that are marked: weights in `scores`, pulled in `second`.
@@ -461,11 +460,15 @@ template <class T> class Attention {
     }
 };
 
+constexpr int64_t KEPT_MEMORY = 64 << 20;  // bytes; of very many keys a thread gives it back
+
 template <class T> void attention_range(const AttentionCall& call, int64_t first, int64_t last) {
     Attention<T>(call).forward(first, last);
+    release_scratch(KEPT_MEMORY, FOR_TILES);
 }
 template <class T> void attention_gradient_range(const AttentionCall& call, int64_t first, int64_t last) {
     Attention<T>(call).backward(first, last);
+    release_scratch(KEPT_MEMORY, FOR_TILES);
 }
 
 }  // namespace

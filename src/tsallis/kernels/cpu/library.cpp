@@ -144,6 +144,13 @@ void* scratch_memory(int64_t bytes, Scratch which) {
     return scratch.memory;
 }
 
+void release_scratch(int64_t most, Scratch which) {
+    Memory& scratch = memories[which];
+    if (scratch.bytes <= most) return;
+    std::free(scratch.memory);
+    scratch.memory = nullptr, scratch.bytes = 0;
+}
+
 EXPORT int32_t tsallis_abi() { return 6; }
 EXPORT const char* tsallis_source() { return TSALLIS_SOURCE; }
 EXPORT const char* tsallis_isa() { return kernels->name; }
