@@ -223,6 +223,22 @@ def test_heads_side_by_side_stay_so() -> None:
     )
 
 
+@pytest.mark.parametrize("wide", [38, 40, 48])
+@pytest.mark.parametrize("queries", [2, 40])
+def test_parts_of_wider_tensors(queries: int, wide: int) -> None:
+    """What lies between the rows is not read."""
+    case = Case("", queries, 50, MIXED, 37, 37, key_heads=8)
+    given = case.tensors(torch.float32)
+    upstream = torch.randn(2, 8, queries, 37)
+    parts = [torch.full((*x.shape[:-1], wide), torch.nan)[..., :37].copy_(x) for x in given[:3]]
+    expected = results(entmax_attention, given, upstream)
+    leaves = [x.requires_grad_() for x in (*parts, given[3])]
+    out = entmax_attention(*leaves)
+    found = [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
 def test_backward_runs_as_often_as_it_is_asked_to() -> None:
     given = [x.requires_grad_() for x in Case("", 70, 90, MIXED).tensors(torch.float32)]
     out = entmax_attention(*given, enable_gqa=True)

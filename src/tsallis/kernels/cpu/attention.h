@@ -157,7 +157,7 @@ template <class T> class Attention {
     int64_t scores_size() const { return call.rows * call.keys + N; }
     int64_t lists_size() const {
         const int64_t most = (int64_t)(DENSE_BACKWARD * (double)(call.rows * call.keys)), kept = call.rows * call.room;
-        return larger(most, kept) + N;
+        return larger(most, kept) + call.keys + N;
     }
     static void zero(T* p, int64_t n) {
         for (int64_t i = 0; i < n; i += N) store(p + i, Vec<T>{});
@@ -200,7 +200,7 @@ template <class T> class Attention {
     // Keys and values as rows of whole vectors: where they lie, or copied one behind the other.
     Table<T> vectors(const Heads& x, T* memory, int64_t size, int64_t wide) const {
         const T* from = row_of<T>(x, batch, key_head, 0);
-        if (x.row == wide || (few && size == wide)) return {from, x.row};
+        if (size == wide && (few || x.row == wide)) return {from, x.row};
         take_rows(from, x.row, live, size, (T)1, wide, memory);
         return {memory, wide};
     }
@@ -282,6 +282,17 @@ template <class T> class Attention {
         return n;
     }
 
+    // All rows of weights that were computed again, where a weight next to nothing may have become zero, or not be it any
+    // more; false if the lists then had no room.
+    bool pack_rows() {
+        for (int64_t r = 0; r < rows; r++) {
+            if (starts[r] + seen + N > lists_size()) return false;
+            starts[r + 1] = starts[r] + pack_row(scores + r * seen, index + starts[r], weight + starts[r]);
+        }
+        total = starts[rows];
+        return true;
+    }
+
     uint64_t drop_seed(int64_t r) const { return row_seed(call.seed, number * call.queries + first_row + r); }
     void drop_row(const T* from, int64_t r, T* to) const {
         const uint64_t seed = drop_seed(r);
@@ -356,13 +367,8 @@ template <class T> class Attention {
             compute_scores();
             const ProbsCall again{layout(), scores, stats(), scores};
             probs_range<T, T>(again, 0, rows);
-            if (many(DENSE_BACKWARD)) {
-                backward_dense(scores, alpha_grad);
-            } else {
-                for (int64_t r = 0; r < rows; r++)
-                    starts[r + 1] = starts[r] + pack_row(scores + r * seen, index + starts[r], weight + starts[r]);
-                backward_listed(index, weight, alpha_grad);
-            }
+            if (!many(DENSE_BACKWARD) && pack_rows()) backward_listed(index, weight, alpha_grad);
+            else backward_dense(scores, alpha_grad);
         }
         give_rows(query_grads, width, rows, call.size, (T)call.scale, query_grad, call.query_grad.row);
     }
