@@ -239,6 +239,15 @@ def test_parts_of_wider_tensors(queries: int, wide: int) -> None:
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
+def test_a_gradient_that_is_one_number_everywhere() -> None:
+    given = Case("", 70, 90, MIXED).tensors(torch.float32)
+    leaves = [x.requires_grad_() for x in given]
+    out = entmax_attention(*leaves, enable_gqa=True)
+    expected = torch.autograd.grad(out, leaves, torch.ones_like(out), retain_graph=True)
+    for one, other in zip(torch.autograd.grad(out.sum(), leaves), expected, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_backward_runs_as_often_as_it_is_asked_to() -> None:
     given = [x.requires_grad_() for x in Case("", 70, 90, MIXED).tensors(torch.float32)]
     out = entmax_attention(*given, enable_gqa=True)

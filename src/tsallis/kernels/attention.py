@@ -145,8 +145,7 @@ class Attention(Function):
             work.put(dq, tile, torch.bmm(ds, k).mul_(ctx.problem.scale))
             work.add(dk, tile, torch.bmm(ds.transpose(1, 2), q).mul_(ctx.problem.scale))
         if da is not None:
-            da = da.sum((2, 3))
-            da = da.sum(0, keepdim=True) if len(alphas) < len(da) else da
+            da = da.sum((2, 3)).sum_to_size(alphas.shape)
         return dq, dk, dv, da, dm, None
 
 
@@ -163,7 +162,7 @@ class Compiled(Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
     ) -> tuple[Tensor, Tensor]:
         learns = any(ctx.needs_input_grad[:4])
-        out, kept = compiled.attend(query, key, value, alphas_of_heads(alpha, query), mask, _setting(problem), learns)
+        out, kept = compiled.attend(_given(query, key, value, alpha, mask, problem), learns)
         ctx.problem, ctx.alpha = problem, alpha if isinstance(alpha, float) else None
         ctx.mark_non_differentiable(kept.counts)
         ctx.set_materialize_grads(False)
@@ -179,11 +178,10 @@ class Compiled(Function):
         alpha = ctx.alpha if alphas is None else alphas
         if autograd.differentiable(grad):
             return *_differentiable_backward(ctx, query, key, value, alpha, mask, grad), None
-        given = (query, key, value, alphas_of_heads(alpha, query), mask, _setting(ctx.problem), compiled.Kept(*kept))
-        dq, dk, dv, da = compiled.attention_gradient(*given, grad, ctx.needs_input_grad[3])
+        given = _given(query, key, value, alpha, mask, ctx.problem)
+        dq, dk, dv, da = compiled.attention_gradient(given, compiled.Kept(*kept), grad, ctx.needs_input_grad[3])
         if da is not None:
-            da = da.sum(-1)
-            da = da.sum(0, keepdim=True) if len(alphas) < len(da) else da
+            da = da.sum(-1).sum_to_size(alphas.shape)
         return dq, dk, dv, da, None, None
 
 
@@ -195,9 +193,12 @@ def alphas_of_heads(alpha: Alpha, query: Tensor) -> Tensor:
     return alpha.detach().expand(heads).double()
 
 
-def _setting(problem: Problem) -> compiled.Setting:
+def _given(
+    query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
+) -> compiled.Given:
     assert not isinstance(problem.lengths, Tensor)
-    return compiled.Setting(problem.scale, problem.causal, problem.lengths, problem.dropout, problem.seed)
+    setting = compiled.Setting(problem.scale, problem.causal, problem.lengths, problem.dropout, problem.seed)
+    return compiled.Given(query, key, value, alphas_of_heads(alpha, query), mask, setting)
 
 
 class _Work:

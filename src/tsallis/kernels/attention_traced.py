@@ -13,7 +13,8 @@ from tsallis.kernels.attention import Problem, alphas_of_heads
 from tsallis.kernels.cpu import STATS
 from tsallis.kernels.cpu import attention as compiled
 
-_GIVEN = (
+# What these operators, and those for a GPU, take first.
+GIVEN = (
     "Tensor query, Tensor key, Tensor value, float alpha, Tensor? alphas, Tensor? mask, Tensor? lengths, "
     "float scale, bool causal, float dropout"
 )
@@ -24,32 +25,25 @@ def traced_attention(
     query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem, learns: bool
 ) -> tuple[Tensor, Tensor]:
     """Output, and how many keys each query attends to, for a tracer; gradients only if it `learns`."""
-    number, numbers = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
-    given = (query, key, value, number, numbers, mask, problem.lengths, problem.scale, problem.causal, problem.dropout)
-    output, support, *_ = _attention_op(*given, learns)
+    output, support, *_ = _attention_op(*arguments(query, key, value, alpha, mask, problem), learns)
     return output, support
 
 
-def _checked(query: Tensor, key: Tensor, alpha: Alpha, lengths: Tensor | None) -> tuple[Tensor, tuple[int, ...] | None]:
-    """Alphas of all heads, and lengths: numbers that nobody could look at before."""
-    if not dispatch.compiled(query, alpha):
-        raise NotImplementedError(
-            "compiled attention needs the CPU's kernels and alphas from 1 to 2, "
-            f"got {alpha if isinstance(alpha, float) else alpha.tolist()}: use tsallis.backend('eager')"
-        )
-    numbers = None if lengths is None else tuple(int(n) for n in lengths)
-    wrong = [n for n in numbers or () if not 0 <= n <= key.shape[2]]
-    if wrong:
-        raise ValueError(f"key_lengths must lie between 0 and the {key.shape[2]} keys, got {wrong[0]}")
-    return alphas_of_heads(alpha, query), numbers
+def arguments(
+    query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
+) -> tuple[Any, ...]:
+    """As `GIVEN` names them."""
+    number, numbers = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
+    return query, key, value, number, numbers, mask, problem.lengths, problem.scale, problem.causal, problem.dropout
 
 
-@torch.library.custom_op(
-    "tsallis::cpu_attention",
-    mutates_args=(),
-    schema=f"({_GIVEN}, bool learns) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-def _attention_op(
+def draw_seed(dropout: float) -> Tensor:
+    """Of a pass's dropout, on the CPU."""
+    return torch.randint(1 << 62, ()) if dropout else torch.zeros((), dtype=torch.int64)
+
+
+def _checked(
+    seed: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -60,15 +54,34 @@ def _attention_op(
     scale: float,
     causal: bool,
     dropout: float,
-    learns: bool,
-) -> Found:
-    """Output, support, what backward needs of the pass, and the seed of its dropout."""
-    of_heads, numbers = _checked(query, key, alpha if alphas is None else alphas, lengths)
-    seed = torch.randint(1 << 62, ()) if dropout else torch.zeros((), dtype=torch.int64)
+) -> compiled.Given:
+    """What the kernels take; numbers are checked that nobody could look at before."""
+    given = alpha if alphas is None else alphas
+    if not dispatch.compiled(query, given):
+        raise NotImplementedError(
+            "compiled attention needs the CPU's kernels and alphas from 1 to 2, "
+            f"got {alpha if alphas is None else alphas.tolist()}: use tsallis.backend('eager')"
+        )
+    numbers = None if lengths is None else tuple(int(n) for n in lengths)
+    wrong = [n for n in numbers or () if not 0 <= n <= key.shape[2]]
+    if wrong:
+        raise ValueError(f"key_lengths must lie between 0 and the {key.shape[2]} keys, got {wrong[0]}")
     setting = compiled.Setting(scale, causal, numbers, dropout, int(seed))
-    output, kept = compiled.attend(query, key, value, of_heads, mask, setting, learns, compiled.MOST_LISTED)
-    listed = (query.new_empty(0) if x is None else x for x in (kept.columns, kept.weight))
-    return output.contiguous(), kept.counts, kept.stats, *listed, seed  # type: ignore[return-value]
+    return compiled.Given(query, key, value, alphas_of_heads(given, query), mask, setting)
+
+
+@torch.library.custom_op(
+    "tsallis::cpu_attention",
+    mutates_args=(),
+    schema=f"({GIVEN}, bool learns) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _attention_op(*given: Any) -> Found:
+    """Output, support, what backward needs of the pass, and the seed of its dropout."""
+    *first, learns = given
+    seed = draw_seed(first[-1])
+    output, kept = compiled.attend(_checked(seed, *first), learns, compiled.MOST_LISTED)
+    columns, weight = (output.new_empty(0) if x is None else x for x in (kept.columns, kept.weight))
+    return output.contiguous(), kept.counts, kept.stats, columns, weight, seed
 
 
 @_attention_op.register_fake
@@ -88,39 +101,17 @@ def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Found:
 @torch.library.custom_op(
     "tsallis::cpu_attention_backward",
     mutates_args=(),
-    schema=f"({_GIVEN}, Tensor counts, Tensor stats, Tensor columns, Tensor weight, Tensor seed, Tensor grad, "
+    schema=f"({GIVEN}, Tensor counts, Tensor stats, Tensor columns, Tensor weight, Tensor seed, Tensor grad, "
     "bool need_alpha) -> (Tensor, Tensor, Tensor, Tensor)",
 )
-def _backward_op(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alpha: float,
-    alphas: Tensor | None,
-    mask: Tensor | None,
-    lengths: Tensor | None,
-    scale: float,
-    causal: bool,
-    dropout: float,
-    counts: Tensor,
-    stats: Tensor,
-    columns: Tensor,
-    weight: Tensor,
-    seed: Tensor,
-    grad: Tensor,
-    need_alpha: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _backward_op(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients; an empty one of alphas where none is needed."""
-    of_heads, numbers = _checked(query, key, alpha if alphas is None else alphas, lengths)
-    setting = compiled.Setting(scale, causal, numbers, dropout, int(seed))
+    *first, counts, stats, columns, weight, seed, grad, need_alpha = given
+    query, alphas = first[0], first[4]
     kept = compiled.Kept(counts, stats, columns, weight)
-    *found, da = compiled.attention_gradient(
-        query, key, value, of_heads, mask, setting, kept, grad, need_alpha and alphas is not None
-    )
+    *found, da = compiled.attention_gradient(_checked(seed, *first), kept, grad, need_alpha and alphas is not None)
     dq, dk, dv = (x.contiguous() for x in found)
-    if da is None or alphas is None:
-        return dq, dk, dv, query.new_empty(0)
-    return dq, dk, dv, da.sum(-1).sum_to_size(alphas.shape).to(alphas.dtype)
+    return dq, dk, dv, query.new_empty(0) if da is None else da.sum(-1).sum_to_size(alphas.shape)
 
 
 @_backward_op.register_fake

@@ -27,6 +27,27 @@ class Setting(NamedTuple):
     seed: int
 
 
+class Given(NamedTuple):
+    """What is attended with and to."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    alphas: Tensor  # [batch, heads], float64
+    mask: Tensor | None  # [1 or batch, 1 or heads, 1 or queries, 1 or keys]
+    setting: Setting
+
+    def in_rows(self) -> Given:
+        """With tensors whose last dimension has stride 1."""
+        return self._replace(query=_rows(self.query), key=_rows(self.key), value=_rows(self.value))
+
+    @property
+    def rows(self) -> int:
+        """Of a tile."""
+        queries, keys = self.query.shape[2], self.key.shape[2]
+        return min(queries, max(LEAST_ROWS, min(ROWS, TILE // keys)))
+
+
 class Kept(NamedTuple):
     """What forward leaves for backward: numbers of each query, and the lists of its tiles, where they are short."""
 
@@ -36,109 +57,71 @@ class Kept(NamedTuple):
     weight: Tensor | None
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alphas: Tensor,
-    mask: Tensor | None,
-    setting: Setting,
-    learns: bool,
-    room: int | None = None,
-) -> tuple[Tensor, Kept]:
-    """Output, and what backward needs, if there will be one; `alphas` are [batch, heads] of float64.
+def attend(given: Given, learns: bool, room: int | None = None) -> tuple[Tensor, Kept]:
+    """Output, and what backward needs, if there will be one.
 
     `room` is how many entries a query's list may have; by default not more than there are keys.
     """
-    query, key, value = (_rows(x) for x in (query, key, value))
-    batch, heads, queries, _ = query.shape
-    room = min(key.shape[2], MOST_LISTED) if room is None else room
+    given = given.in_rows()
+    query, value = given.query, given.value
+    queries = query.shape[:-1]
+    room = min(value.shape[2], MOST_LISTED) if room is None else room
     out = _like(query, value.shape[-1])
     kept = Kept(
-        torch.empty(batch, heads, queries, dtype=torch.int32),
-        torch.empty(batch, heads, queries, cpu.STATS, dtype=query.dtype),
-        *(
-            torch.empty(batch, heads, queries, room, dtype=dtype) if learns else None
-            for dtype in (torch.int32, query.dtype)
-        ),
+        torch.empty(queries, dtype=torch.int32),
+        torch.empty(*queries, cpu.STATS, dtype=query.dtype),
+        *(torch.empty(*queries, room, dtype=dtype) if learns else None for dtype in (torch.int32, query.dtype)),
     )
-    _call("attention", query, key, value, alphas, mask, setting, kept, out=_heads(out))
+    _call("attention", given, kept, out=_heads(out))
     return out, kept
 
 
 def attention_gradient(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alphas: Tensor,
-    mask: Tensor | None,
-    setting: Setting,
-    kept: Kept,
-    grad: Tensor,
-    need_alpha: bool,
+    given: Given, kept: Kept, grad: Tensor, need_alpha: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of query, key, value, and of the alpha of each query [batch, heads, queries] if it is asked for."""
-    query, key, value, grad = (_rows(x) for x in (query, key, value, grad))
+    given, grad = given.in_rows(), _rows(grad)
+    query, key, value, *_ = given
     # A part of a head of keys is a thread's work, and its gradients of keys and values are its own.
-    splits = max(1, min(-(-2 * torch.get_num_threads() // (len(key) * key.shape[1])), kept_tiles(query, key)))
+    tiles, parts = -(-query.shape[2] // given.rows), -(-2 * torch.get_num_threads() // (len(key) * key.shape[1]))
+    splits = max(1, min(parts, tiles))
     dq = _like(query, query.shape[-1])
     dk, dv = (_like(x, x.shape[-1], splits * len(x)) for x in (key, value))
     da = torch.empty_like(kept.counts, dtype=query.dtype) if need_alpha else None
-    _call(
-        "attention_gradient",
-        *(query, key, value, alphas, mask, setting, kept),
-        splits=splits,
-        gradients=(*(_heads(x) for x in (grad, dq, dk, dv)), None if da is None else da.data_ptr()),
-    )
+    gradients = (*(_heads(x) for x in (grad, dq, dk, dv)), _pointer(da))
+    _call("attention_gradient", given, kept, splits=splits, gradients=gradients)
     if splits > 1:
         dk, dv = (x.unflatten(0, (splits, -1)).sum(0) for x in (dk, dv))
     return dq, dk, dv, da
 
 
-def kept_tiles(query: Tensor, key: Tensor) -> int:
-    """How many tiles the queries of a head are."""
-    return -(-query.shape[2] // _rows_of_a_tile(query.shape[2], key.shape[2]))
-
-
 def _call(
     name: str,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alphas: Tensor,
-    mask: Tensor | None,
-    setting: Setting,
+    given: Given,
     kept: Kept,
     splits: int = 1,
     out: Heads = NOTHING,
     gradients: tuple[Any, ...] = (NOTHING, NOTHING, NOTHING, NOTHING, None),
 ) -> None:
+    query, key, value, alphas, mask, setting = given
     batch, heads, queries, size = query.shape
     key_heads, keys = key.shape[1:3]
     lengths = None if setting.lengths is None else torch.tensor(setting.lengths)
     alphas = alphas.contiguous()
+    room = 0 if kept.columns is None else kept.columns.shape[-1]
     strides = [0] * 4
     if mask is not None:
         strides = [0 if n == 1 else stride for n, stride in zip(mask.shape, mask.stride(), strict=True)]
     cpu.run(
         name,
         *(cpu.STORAGE[query.dtype], setting.causal, batch, key_heads, heads // key_heads, queries, keys, size),
-        *(
-            value.shape[-1],
-            _rows_of_a_tile(queries, keys),
-            0 if kept.columns is None else kept.columns.shape[-1],
-            splits,
-        ),
+        *(value.shape[-1], given.rows, room, splits),
         *(setting.scale, 1 - setting.dropout, setting.seed, alphas.data_ptr(), _pointer(lengths)),
         *(_heads(query), _heads(key), _heads(value), out),
         *(_pointer(mask), mask is not None and mask.dtype == torch.bool, tuple(strides)),
         *map(_pointer, kept),
         *gradients,
     )
-
-
-def _rows_of_a_tile(queries: int, keys: int) -> int:
-    return min(queries, max(LEAST_ROWS, min(ROWS, TILE // keys)))
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tsallis.kernels.alphas import Alpha
 from tsallis.kernels.attention import Problem
+from tsallis.kernels.attention_traced import GIVEN, arguments, draw_seed
 from tsallis.kernels.gpu.attention import (
     Kept,
     TritonAttention,
@@ -23,10 +24,6 @@ from tsallis.kernels.gpu.attention_launch import powers_of
 
 __all__ = ["TritonAttention", "computes", "decode", "decodes", "powers_of", "traced_attention"]
 
-_GIVEN = (
-    "Tensor query, Tensor key, Tensor value, float alpha, Tensor? alphas, Tensor? mask, Tensor? lengths, "
-    "float scale, bool causal, float dropout"
-)
 Found = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -34,8 +31,7 @@ def traced_attention(
     query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem, learns: bool
 ) -> tuple[Tensor, Tensor]:
     """Output, and how many keys each query attends to, for a tracer; gradients only if it `learns`."""
-    number, numbers = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
-    given = (query, key, value, number, numbers, mask, problem.lengths, problem.scale, problem.causal, problem.dropout)
+    given = arguments(query, key, value, alpha, mask, problem)
     if learns:
         output, support, *_ = _attention_op(*given)
         return output, support
@@ -52,11 +48,7 @@ def _problem(alpha: Alpha, lengths: Tensor | None, scale: float, causal: bool, d
     return Problem(scale, causal, lengths, 1, dropout, seed, powers=powers)
 
 
-def _seed(dropout: float) -> Tensor:
-    return torch.randint(1 << 62, ()) if dropout else torch.zeros((), dtype=torch.int64)
-
-
-@torch.library.custom_op("tsallis::attention_inference", mutates_args=(), schema=f"({_GIVEN}) -> (Tensor, Tensor)")
+@torch.library.custom_op("tsallis::attention_inference", mutates_args=(), schema=f"({GIVEN}) -> (Tensor, Tensor)")
 def _inference_op(
     query: Tensor,
     key: Tensor,
@@ -70,7 +62,7 @@ def _inference_op(
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
     given = alpha if alphas is None else alphas
-    problem = _problem(given, lengths, scale, causal, dropout, int(_seed(dropout)))
+    problem = _problem(given, lengths, scale, causal, dropout, int(draw_seed(dropout)))
     if decodes(query, key, problem):
         return decode(query, key, value, given, mask, problem)
     support, kept = forward_pass(query, key, value, given, mask, problem)
@@ -86,7 +78,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tenso
 @torch.library.custom_op(
     "tsallis::attention",
     mutates_args=(),
-    schema=f"({_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema=f"({GIVEN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _attention_op(
     query: Tensor,
@@ -101,7 +93,7 @@ def _attention_op(
     dropout: float,
 ) -> Found:
     """Output, support, what backward needs of the pass, and the seed of its dropout, on the CPU."""
-    given, seed = alpha if alphas is None else alphas, _seed(dropout)
+    given, seed = alpha if alphas is None else alphas, draw_seed(dropout)
     problem = _problem(given, lengths, scale, causal, dropout, int(seed))
     support, kept = forward_pass(query, key, value, given, mask, problem)
     return kept.output, support, kept.numbers, kept.needed, kept.counts, kept.bits, seed
@@ -119,7 +111,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Found:
 @torch.library.custom_op(
     "tsallis::attention_backward",
     mutates_args=(),
-    schema=f"({_GIVEN}, Tensor output, Tensor numbers, Tensor needed, Tensor counts, Tensor bits, Tensor seed, "
+    schema=f"({GIVEN}, Tensor output, Tensor numbers, Tensor needed, Tensor counts, Tensor bits, Tensor seed, "
     "Tensor grad, bool need_keys, bool need_alpha, bool need_mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _backward_op(
