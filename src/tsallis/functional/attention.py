@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from types import ModuleType
@@ -120,9 +121,11 @@ def attend(
     outer, queries, keys = query.shape[:-2], query.shape[-2], key.shape[-2]
     heads = outer[-1] if outer else 1
     batch = math.prod(outer[:-1])
-    q, k, v = (x.reshape(batch, *(x.shape[-3:] if outer else (1, *x.shape))) for x in (query, key, value))
+    q, k, v = query, key, value
+    if len(outer) != 2:
+        q, k, v = (x.reshape(batch, *(x.shape[-3:] if outer else (1, *x.shape))) for x in (q, k, v))
     on_gpu = not need_weights and _for_gpu(q, k, v)
-    alpha = _alphas(alpha, q, outer, check=not on_gpu)
+    alpha = _alphas(alpha, q, outer)
     powers = None
     if on_gpu and (isinstance(alpha, float) or not autograd.traced()):
         powers = _gpu().powers_of(alpha)
@@ -130,6 +133,9 @@ def attend(
     if not on_gpu:
         q, k, v = (widen(x) for x in (q, k, v))
     mask = _mask(attn_mask, q, (*outer, queries, keys), on_gpu)
+    kernels = not on_gpu and _compiled(q, k, v, alpha, mask)
+    if not (on_gpu or kernels or autograd.traced()):
+        check_alpha(alpha)
     problem = Problem(
         scale=1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else float(scale),
         causal=is_causal,
@@ -137,11 +143,11 @@ def attend(
         threads=1 if autograd.traced() else torch.get_num_threads(),
         dropout=dropout_p,
         seed=int(torch.randint(1 << 62, ())) if dropout_p and not autograd.traced() else 0,
-        kernels=not on_gpu and _compiled(q, k, v, alpha, mask),
+        kernels=kernels,
         powers=powers,
     )
     if q.numel() and k.numel() and v.numel():
-        with torch.autocast(query.device.type, enabled=False):  # in the precision that was chosen here
+        with _no_autocast(query.device.type):  # in the precision that was chosen here
             if on_gpu:
                 weights, (output, seen) = None, _compute_on_gpu(q, k, v, alpha, mask, problem)
             else:
@@ -151,11 +157,16 @@ def attend(
         nothing = sum(x.reshape(-1)[:0].sum() for x in given)  # whose gradients are zeros
         output = q.new_zeros(batch, heads, queries, value.shape[-1]) + nothing
         weights, seen = q.new_zeros(batch, heads, queries, keys), q.new_zeros(batch, heads, queries)
-    return Attended(
-        output.reshape(*outer, queries, value.shape[-1]).to(query.dtype),
-        weights.reshape(*outer, queries, keys).to(query.dtype) if need_weights and weights is not None else None,
-        seen,
-    )
+    def as_given(x: Tensor) -> Tensor:
+        return (x if len(outer) == 2 else x.reshape(*outer, *x.shape[-2:])).to(query.dtype)
+
+    return Attended(as_given(output), None if not need_weights or weights is None else as_given(weights), seen)
+
+
+def _no_autocast(device: str) -> contextlib.AbstractContextManager[None]:
+    # Of a small attention every step counts: one that changes nothing is left out.
+    enabled = torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if enabled else contextlib.nullcontext()  # type: ignore[return-value]
 
 
 def _compute(
@@ -182,7 +193,7 @@ def _compiled(q: Tensor, k: Tensor, v: Tensor, alpha: Alpha, mask: Tensor | None
     if torch.compiler.is_compiling():  # a tensor of alphas will be looked at when it is known
         small = isinstance(alpha, Tensor) or alpha <= 2
         return small and not _forward_mode() and q.device.type == "cpu" and q.numel() > 0 and _cpu_asked_for()
-    return dispatch.compiled(q, alpha) and dispatch.compiled(k, 1.0) and dispatch.compiled(v, 1.0)
+    return dispatch.compiled(alpha, q, k, v)
 
 
 def _compute_on_gpu(
@@ -222,6 +233,8 @@ def _gpu() -> ModuleType:
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _gpu_asked_for(device: str) -> bool:
     wanted = dispatch.wanted()
+    if device == "cpu" and wanted != "triton":
+        return False
     there = torch.cuda.is_available()
     # Tensors on the CPU are computed by the interpreter, where there is no GPU.
     if device != ("cuda" if there else "cpu") or (wanted != "triton" and (wanted != "auto" or not there)):
@@ -303,8 +316,8 @@ def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int], on_gpu: bool) -> 
     return mask if on_gpu or mask.dtype == torch.bool else mask.to(q.dtype)
 
 
-def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int], check: bool) -> Alpha:
-    """A checked number, or [1 or batch, heads] in the dtype of the computation."""
+def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int]) -> Alpha:
+    """A checked number, or [1 or batch, heads] in the dtype of the computation, not yet looked at."""
     if not isinstance(alpha, Tensor):
         return alpha_number(alpha)
     batch, heads = q.shape[:2]
@@ -317,7 +330,4 @@ def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int], check: bool) -> Alpha
         alpha = alpha.reshape(batch, heads)
     else:
         raise ValueError(f"alpha must have shape ({heads},) or {tuple(outer)}: one for each head, got {shape}")
-    alpha = alpha.to(device=q.device, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
-    if check and not autograd.traced():
-        check_alpha(alpha)
-    return alpha
+    return alpha.to(device=q.device, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)

@@ -185,20 +185,12 @@ class Compiled(Function):
         return dq, dk, dv, da, None, None
 
 
-def alphas_of_heads(alpha: Alpha, query: Tensor) -> Tensor:
-    """An alpha for each head of each element."""
-    heads = query.shape[:2]
-    if isinstance(alpha, float):
-        return torch.full(heads, alpha, dtype=torch.float64)
-    return alpha.detach().expand(heads).double()
-
-
 def _given(
     query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
 ) -> compiled.Given:
     assert not isinstance(problem.lengths, Tensor)
     setting = compiled.Setting(problem.scale, problem.causal, problem.lengths, problem.dropout, problem.seed)
-    return compiled.Given(query, key, value, alphas_of_heads(alpha, query), mask, setting)
+    return compiled.Given(query, key, value, alpha, mask, setting)
 
 
 class _Work:
@@ -218,7 +210,7 @@ class _Work:
         self.shape = Shape(batch, key.shape[1], heads // key.shape[1], queries, key.shape[2])
         self.key, self.value, self.mask, self.problem = key, value, mask, problem
         self.alpha = alpha if isinstance(alpha, float) else alpha.detach().expand(batch, heads)
-        self.compiled = dispatch.compiled(query, alpha) if compiled is None else compiled
+        self.compiled = dispatch.compiled(alpha, query) if compiled is None else compiled
         self.buffers: dict[str, Tensor] = {}
 
     def tiles(self) -> Iterator[tuple[int, Tile, Tensor, Tensor, Tensor]]:

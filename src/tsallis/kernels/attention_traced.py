@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tsallis.kernels import dispatch
 from tsallis.kernels.alphas import Alpha
-from tsallis.kernels.attention import Problem, alphas_of_heads
+from tsallis.kernels.attention import Problem
 from tsallis.kernels.cpu import STATS
 from tsallis.kernels.cpu import attention as compiled
 
@@ -57,7 +57,7 @@ def _checked(
 ) -> compiled.Given:
     """What the kernels take; numbers are checked that nobody could look at before."""
     given = alpha if alphas is None else alphas
-    if not dispatch.compiled(query, given):
+    if not dispatch.compiled(given, query):
         raise NotImplementedError(
             "compiled attention needs the CPU's kernels and alphas from 1 to 2, "
             f"got {alpha if alphas is None else alphas.tolist()}: use tsallis.backend('eager')"
@@ -67,7 +67,7 @@ def _checked(
     if wrong:
         raise ValueError(f"key_lengths must lie between 0 and the {key.shape[2]} keys, got {wrong[0]}")
     setting = compiled.Setting(scale, causal, numbers, dropout, int(seed))
-    return compiled.Given(query, key, value, alphas_of_heads(given, query), mask, setting)
+    return compiled.Given(query, key, value, given, mask, setting)
 
 
 @torch.library.custom_op(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+from collections.abc import Sequence
 from contextvars import ContextVar, Token
 from types import ModuleType
 
@@ -111,7 +112,7 @@ def kernels(x: Tensor, alpha: Alpha) -> ModuleType | None:
     name, where = wanted(), x.device.type
     if where == "cpu":
         if name != "triton":
-            return cpu if _compiled(x, alpha, name) else None
+            return cpu if _compiled(alpha, (x,), name) else None
         if torch.cuda.is_available():
             raise RuntimeError("backend 'triton' computes tensors on a GPU, got one on the CPU")
     elif where != "cuda" or name in ("eager", "cpu"):
@@ -122,14 +123,15 @@ def kernels(x: Tensor, alpha: Alpha) -> ModuleType | None:
     return triton_kernels() if 1 <= least <= most <= 2 else None
 
 
-def compiled(x: Tensor, alpha: Alpha) -> bool:
-    """Whether the compiled CPU kernels compute this; no alpha that they do needs another check."""
-    return x.device.type == "cpu" and _compiled(x, alpha, wanted())
+def compiled(alpha: Alpha, *tensors: Tensor) -> bool:
+    """Whether the compiled CPU kernels compute these; no alpha that they do needs another check."""
+    return all(x.device.type == "cpu" for x in tensors) and _compiled(alpha, tensors, wanted())
 
 
-def _compiled(x: Tensor, alpha: Alpha, name: str) -> bool:
-    if type(x) not in _PLAIN or x.dtype not in cpu.STORAGE or x.numel() == 0:
-        return False
+def _compiled(alpha: Alpha, tensors: Sequence[Tensor], name: str) -> bool:
+    for x in tensors:
+        if type(x) not in _PLAIN or x.dtype not in cpu.STORAGE or x.numel() == 0:
+            return False
     if name in ("eager", "triton") or not cpu.status().available:
         return False
     least, most = (alpha, alpha) if isinstance(alpha, float) else extremes(alpha)

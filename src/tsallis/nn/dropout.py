@@ -43,7 +43,7 @@ def dropout_mask(shape: Sequence[int], p: float, like: Tensor) -> Tensor:
 
 def _kernels(x: Tensor) -> bool:
     wanted = x.dtype in EXACT and not traced() and torch.autograd.forward_ad._current_level < 0
-    return wanted and dispatch.compiled(x.detach(), 1.0)
+    return wanted and dispatch.compiled(1.0, x.detach())
 
 
 def _seed() -> int:

@@ -24,7 +24,7 @@ from torch import Tensor
 from tsallis.kernels.alphas import Alpha
 from tsallis.kernels.cpu.calls import CALLS, Layout
 
-ABI = 6
+ABI = 7
 STATS = 5  # numbers a row that a loss keeps: maximum, threshold (coarse and fine), 1 / mass, support size
 DROP_ROW = 4096  # numbers that a thread drops at a time
 LISTED = 1024  # classes from which on a loss keeps small supports

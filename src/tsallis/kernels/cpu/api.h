@@ -135,7 +135,9 @@ struct AttentionCall {
     double scale;
     double stays;    // of the weights, in dropout; 1: all of them
     uint64_t seed;
-    const double* alphas;    // [batch, heads * group]
+    double alpha;
+    const void* alphas;      // [batch, heads * group], of any strides; or null: all `alpha`
+    int64_t alpha_strides[2];
     const int64_t* lengths;  // [batch], of the keys that take part; or null: all
     Heads query, key, value, out;
     const void* mask;  // or null

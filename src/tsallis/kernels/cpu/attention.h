@@ -20,6 +20,7 @@ constexpr int MARKS = 16;      // keys whose marks are one number
 // Shares of the keys in a tile's supports from which on products of matrices are faster, forward and backward.
 constexpr double DENSE = 0.75, DENSE_BACKWARD = 0.4;
 constexpr double BY_COLUMNS = 3;          // entries a key from which on gradients of keys and values are summed a key at a time
+constexpr int64_t TOGETHER = 4096;        // entries of lists whose gradients are computed at a time
 constexpr int64_t FAR = 1 << 18;          // bytes of keys or values that are too many for lists to run through them all:
 constexpr int64_t KEYS_TOGETHER = 256;    // then rows are taken so many keys at a time, where their lists have
 constexpr int64_t LONG_LIST = 64;         // so many entries on average
@@ -63,7 +64,12 @@ class Pieces {
     int64_t used = 0;
 };
 
-template <class T> class Attention {
+// A tile: some queries of a head, and the keys that they may see.
+struct Spot {
+    int64_t batch = -1, head = -1, key_head = -1, number, first_row, rows, live, seen;
+};
+
+template <class T> class Attention : Spot {
     static constexpr int N = LANES<T>;
 
   public:
@@ -81,9 +87,10 @@ template <class T> class Attention {
             pieces.take(weight, call.keys + N);
         });
         for (int64_t number = first; number < last; number++) {
-            begin(number / tiles / heads, number / tiles % heads, number % tiles);
+            begin(spot(number / tiles / heads, number / tiles % heads, number % tiles));
             call_rows(call.out, head, first_row, rows, call.value_size, true);
-            if (number + 1 < last) call_next((number + 1) / tiles / heads, (number + 1) / tiles % heads, (number + 1) % tiles);
+            const int64_t next = number + 1;
+            if (next < last) call_next(spot(next / tiles / heads, next / tiles % heads, next % tiles));
             forward_tile();
         }
     }
@@ -102,8 +109,10 @@ template <class T> class Attention {
             pieces.take(index, lists_size());
             pieces.take(weight, lists_size());
             pieces.take(pulled, lists_size());
-            pieces.take(dots, lists_size() + call.rows * N);
-            for (T*& row : room) pieces.take(row, call.keys + N);
+            pieces.take(dots, lists_size());
+            pieces.take(slopes, lists_size());
+            pieces.take(curvatures, lists_size());
+            pieces.take(owners, lists_size());
         });
         for (int64_t number = first; number < last; number++) {
             const int64_t part = number % call.splits, b = number / call.splits / call.heads, h = number / call.splits % call.heads;
@@ -111,19 +120,19 @@ template <class T> class Attention {
             // The last tiles of causal attention are the most work: parts take turns.
             for (int64_t g = 0; g < call.group; g++)
                 for (int64_t tile = part; tile < tiles; tile += call.splits) {
-                    begin(b, h * call.group + g, tile);
+                    begin(spot(b, h * call.group + g, tile));
                     call_rows(call.query_grad, head, first_row, rows, call.size, true);
                     if (tile + call.splits < tiles) {
-                        call_next(b, head, tile + call.splits);
+                        call_next(spot(b, head, tile + call.splits));
                     } else if (g + 1 < call.group) {
-                        call_next(b, head + 1, part);
+                        call_next(spot(b, head + 1, part));
                     } else {
                         if (call.keys <= MOST_ROWS) {
                             call_rows(call.key_grad, h, 0, call.keys, call.size, true, part * call.batch + b);
                             call_rows(call.value_grad, h, 0, call.keys, call.value_size, true, part * call.batch + b);
                         }
                         const int64_t next = number + 1, of = next / call.splits;
-                        if (next < last) call_next(of / call.heads, of % call.heads * call.group, next % call.splits);
+                        if (next < last) call_next(spot(of / call.heads, of % call.heads * call.group, next % call.splits));
                     }
                     backward_tile();
                 }
@@ -141,16 +150,15 @@ template <class T> class Attention {
     const T kept_scale;
     const bool drops, few;  // whether weights are dropped; whether there are only a few queries
 
-    // The tile at work.
-    int64_t batch = -1, head = -1, key_head = -1, first_row, rows, seen, live, number;
-    double alpha;
+    double alpha;  // of the tile at work
     bool panels_there, value_panels_there, keys_there, values_there;
     Table<T> keys, values;  // [keys, width] and [keys, value_width]
 
     T *key_room, *value_room, *key_panels, *value_panels;
-    T *queries, *scores, *second, *output, *upstream, *query_grads, *key_grads, *value_grads, *weight, *pulled, *dots, *room[4];
+    T *queries, *scores, *second, *output, *upstream, *query_grads, *key_grads, *value_grads;
+    T *weight, *pulled, *dots, *slopes, *curvatures;  // of lists
     Ahead ahead;
-    int32_t* index;
+    int32_t *index, *owners;
     int64_t starts[MOST_ROWS + 1], total;  // of a tile's lists
     uint16_t* marks;  // [keys / 16][MOST_ROWS]: a bit for each entry of a tile's supports
 
@@ -171,16 +179,17 @@ template <class T> class Attention {
         pieces.take(scores, scores_size());
     }
 
-    void begin(int64_t b, int64_t h, int64_t tile) {
-        const int64_t of_keys = h / call.group;
-        if (b != batch || of_keys != key_head) panels_there = value_panels_there = keys_there = values_there = false;
-        batch = b, head = h, key_head = of_keys;
-        alpha = call.alphas[b * heads + h];
-        live = call.lengths ? call.lengths[b] : call.keys;
-        first_row = tile * call.rows;
-        rows = smaller(call.rows, call.queries - first_row);
-        seen = call.causal ? smaller(live, first_row + rows) : live;
-        number = b * heads + h;
+    Spot spot(int64_t b, int64_t h, int64_t tile) const {
+        const int64_t first = tile * call.rows, some = smaller(call.rows, call.queries - first);
+        const int64_t live = call.lengths ? call.lengths[b] : call.keys;
+        return {b, h, h / call.group, b * heads + h, first, some, live, call.causal ? smaller(live, first + some) : live};
+    }
+    bool same_keys(const Spot& other) const { return other.batch == batch && other.key_head == key_head; }
+    void begin(const Spot& now) {
+        if (!same_keys(now)) panels_there = value_panels_there = keys_there = values_there = false;
+        (Spot&)*this = now;
+        const int64_t of_alpha = batch * call.alpha_strides[0] + head * call.alpha_strides[1];
+        alpha = call.alphas ? (double)((const T*)call.alphas)[of_alpha] : call.alpha;
         ahead.clear();
     }
 
@@ -188,13 +197,22 @@ template <class T> class Attention {
         ahead.add(row_of<T>(x, b < 0 ? batch : b, h, row), x.row * sizeof(T), rows, size * sizeof(T), to_write);
     }
     // What the next tile will read; keys and values only if they are so few that nothing else has read them before.
-    void call_next(int64_t b, int64_t h, int64_t tile) {
-        const int64_t row = tile * call.rows, some = smaller(call.rows, call.queries - row), of_keys = h / call.group;
-        call_rows(call.query, h, row, some, call.size, false, b);
-        if (call.grad.memory) call_rows(call.grad, h, row, some, call.value_size, false, b);
-        if ((b == batch && of_keys == key_head) || call.keys > MOST_ROWS) return;
-        call_rows(call.key, of_keys, 0, call.keys, call.size, false, b);
-        call_rows(call.value, of_keys, 0, call.keys, call.value_size, false, b);
+    void call_next(const Spot& next) {
+        call_rows(call.query, next.head, next.first_row, next.rows, call.size, false, next.batch);
+        if (call.grad.memory) {
+            call_rows(call.grad, next.head, next.first_row, next.rows, call.value_size, false, next.batch);
+            call_kept(next);
+        }
+        if (same_keys(next) || call.keys > MOST_ROWS) return;
+        call_rows(call.key, next.key_head, 0, call.keys, call.size, false, next.batch);
+        call_rows(call.value, next.key_head, 0, call.keys, call.value_size, false, next.batch);
+    }
+    void call_kept(const Spot& next) {
+        const int64_t entries = sum_counts(next), from = kept_begin(next);
+        const bool all = keeps_all(next, entries);
+        if (!all && !keeps_lists(next, entries)) return;
+        ahead.add((T*)call.weight + from, 0, 1, (all ? next.rows * next.seen : entries) * (int64_t)sizeof(T), false);
+        if (!all) ahead.add(call.index + from, 0, 1, entries * (int64_t)sizeof(int32_t), false);
     }
 
     // Keys and values as rows of whole vectors: where they lie, or copied one behind the other.
@@ -219,6 +237,7 @@ template <class T> class Attention {
     }
 
     void compute_scores() {
+        ahead.spread((few ? 0 : product_units<T>(rows, seen)) + rows);
         if (few) {  // keys on their side would be the most work
             need_keys();
             for (int64_t r = 0; r < rows; r++) dots_of_rows(keys, seen, queries + r * width, width, scores + r * seen);
@@ -259,15 +278,25 @@ template <class T> class Attention {
         return {sizeof(T) == 8 ? STORE_F64 : STORE_F32, rows, seen, 1, alpha, nullptr};
     }
     T* stats() const { return (T*)call.stats + (number * call.queries + first_row) * STATS; }
-    int32_t* counts() const { return call.counts + number * call.queries + first_row; }
+    int32_t* counts(const Spot& of) const { return call.counts + of.number * call.queries + of.first_row; }
+    int64_t sum_counts(const Spot& of) const {
+        int64_t sum = 0;
+        for (int64_t r = 0; r < of.rows; r++) sum += counts(of)[r];
+        return sum;
+    }
 
-    // What forward keeps of a tile: lists if they are short enough, all weights if these are many of few, or nothing.
-    // A list's end is written a whole vector at a time, and what is behind belongs to another tile.
-    int64_t capacity() const { return call.index ? rows * call.room - N : 0; }
-    int64_t kept_begin() const { return (number * call.queries + first_row) * call.room; }
-    bool many(double share) const { return (double)total > share * (double)(rows * seen); }
-    bool keeps_all() const { return call.index && seen <= call.room && many(DENSE_BACKWARD); }
-    bool keeps_lists() const { return total <= capacity() && !keeps_all(); }
+    // What forward keeps of a tile with so many entries: lists if they are short enough, all weights if these are many of
+    // few, or nothing. A list's end is written a whole vector at a time, and what is behind belongs to another tile.
+    int64_t kept_begin(const Spot& of) const { return (of.number * call.queries + of.first_row) * call.room; }
+    static bool many(const Spot& of, int64_t entries, double share) {
+        return (double)entries > share * (double)(of.rows * of.seen);
+    }
+    bool keeps_all(const Spot& of, int64_t entries) const {
+        return call.index && of.seen <= call.room && many(of, entries, DENSE_BACKWARD);
+    }
+    bool keeps_lists(const Spot& of, int64_t entries) const {
+        return entries <= (call.index ? of.rows * call.room - N : 0) && !keeps_all(of, entries);
+    }
 
     // A row of weights as a list, with room for one more vector behind; returns its length.
     int64_t pack_row(const T* row, int32_t* index, T* weight) const {
@@ -303,12 +332,17 @@ template <class T> class Attention {
         for (int64_t k = 0; k < n; k++) to[k] = draw(seed, (uint32_t)index[k]) < below ? from[k] * kept_scale : (T)0;
     }
 
+    void drop_lists(const int32_t* index, const T* from, T* to) const {
+        for (int64_t r = 0; r < rows; r++)
+            drop_list(index + starts[r], from + starts[r], starts[r + 1] - starts[r], r, to + starts[r]);
+    }
+
     void forward_tile() {
         T* out = row_of<T>(call.out, batch, head, first_row);
         if (seen == 0) {
             for (int64_t r = 0; r < rows; r++) {
                 fill_row(out + r * call.out.row, call.value_size, (T)0);
-                counts()[r] = 0;
+                counts(*this)[r] = 0;
             }
             return;
         }
@@ -319,18 +353,18 @@ template <class T> class Attention {
         total = 0;
         for (int64_t r = 0; r < rows; r++) {
             const T* row = stats() + r * STATS;
-            total += counts()[r] = row[3] == row[3] ? (int32_t)row[4] : (int32_t)seen;
+            total += counts(*this)[r] = row[3] == row[3] ? (int32_t)row[4] : (int32_t)seen;
         }
-        const bool dense = many(DENSE), lists = keeps_lists();
-        if (keeps_all()) std::memcpy((T*)call.weight + kept_begin(), scores, (size_t)(rows * seen) * sizeof(T));
+        const bool dense = many(*this, total, DENSE), lists = keeps_lists(*this, total);
+        if (keeps_all(*this, total)) std::memcpy((T*)call.weight + kept_begin(*this), scores, (size_t)(rows * seen) * sizeof(T));
         need_values();
-        int64_t at = kept_begin();
+        int64_t at = kept_begin(*this);
         for (int64_t r = 0; r < rows && (lists || !dense); r++) {
             int32_t* to_index = lists ? call.index + at : index;
             T* to_weight = lists ? (T*)call.weight + at : weight;
             const int64_t n = pack_row(scores + r * seen, to_index, to_weight);
             at += n;
-            ahead.call(CALLED_LINES / 2);
+            ahead.call(1);
             if (dense) continue;
             if (drops) drop_list(to_index, to_weight, n, r, weight);
             add_listed<false>(to_index, drops ? weight : to_weight, n, values, value_width, output + r * value_width);
@@ -355,25 +389,26 @@ template <class T> class Attention {
         take_queries();
         take_rows(row_of<T>(call.grad, batch, head, first_row), call.grad.row, rows, call.value_size, (T)1, value_width, upstream);
         starts[0] = 0;
-        for (int64_t r = 0; r < rows; r++) starts[r + 1] = starts[r] + counts()[r];
+        for (int64_t r = 0; r < rows; r++) starts[r + 1] = starts[r] + counts(*this)[r];
         total = starts[rows];
         need_keys();
-        const T* kept = (const T*)call.weight + (call.index ? kept_begin() : 0);
-        if (keeps_all()) {
+        const T* kept = (const T*)call.weight + (call.index ? kept_begin(*this) : 0);
+        if (keeps_all(*this, total)) {
             backward_dense(kept, alpha_grad);
-        } else if (keeps_lists()) {
-            backward_listed(call.index + kept_begin(), kept, alpha_grad);
+        } else if (keeps_lists(*this, total)) {
+            backward_listed(call.index + kept_begin(*this), kept, alpha_grad);
         } else {
             compute_scores();
             const ProbsCall again{layout(), scores, stats(), scores};
             probs_range<T, T>(again, 0, rows);
-            if (!many(DENSE_BACKWARD) && pack_rows()) backward_listed(index, weight, alpha_grad);
+            if (!many(*this, total, DENSE_BACKWARD) && pack_rows()) backward_listed(index, weight, alpha_grad);
             else backward_dense(scores, alpha_grad);
         }
         give_rows(query_grads, width, rows, call.size, (T)call.scale, query_grad, call.query_grad.row);
     }
 
     void backward_dense(const T* weights, T* alpha_grad) {
+        ahead.spread(2 * product_units<T>(seen, width) + product_units<T>(rows, width + seen));
         const T* dropped = weights;
         if (drops) {
             for (int64_t r = 0; r < rows; r++) drop_row(weights + r * seen, r, second + r * seen);
@@ -391,6 +426,7 @@ template <class T> class Attention {
         multiply<true, T>({scores, 1, seen}, {queries, width}, seen, rows, width, key_grads, ahead);
     }
 
+    bool by_columns() const { return (double)total > BY_COLUMNS * (double)seen; }
     // Visits all lists, visit(row, from, to), or where the keys are far parts of them, those of near keys together.
     template <class Visit> void in_parts(const int32_t* index, int64_t key_width, Visit&& visit) {
         const bool apart = seen * key_width * (int64_t)sizeof(T) > FAR && total > rows * LONG_LIST;
@@ -409,45 +445,49 @@ template <class T> class Attention {
     void backward_listed(const int32_t* index, const T* weight, T* alpha_grad) {
         need_values();
         const Family<T> f = family<T>(alpha, seen, MAPS);
-        const bool by_columns = (double)total > BY_COLUMNS * (double)seen;
-        if (by_columns) std::memset(marks, 0, (size_t)((seen + MARKS - 1) / MARKS * MOST_ROWS) * sizeof(uint16_t));
-        in_parts(index, value_width, [&](int64_t r, int64_t from, int64_t to) {  // a vector behind each row's is written too
-            dots_listed(index + from, to - from, upstream + r * value_width, values, value_width, dots + from + r * N);
-        });
-        for (int64_t r = 0; r < rows; r++) {
-            const int64_t from = starts[r], n = starts[r + 1] - from;
-            ahead.call(CALLED_LINES / 2);
-            if (alpha_grad) alpha_grad[r] = 0;
-            if (n == 0) continue;
-            const T* dropped = weight + from;
-            T* grad = dots + from + r * N;
-            if (drops) {
-                drop_list(index + from, grad, n, r, grad);
-                drop_list(index + from, dropped, n, r, room[3]);
-                dropped = room[3];
-            }
-            T* const to = pulled + from;
-            BY_KIND(f.kind, gradient_of_row<K>(weight + from, grad, n, f, to, alpha_grad ? alpha_grad + r : nullptr, room))
-            if (by_columns) {
-                place_row(r, index + from, n, dropped, to);
-            } else {
-                spread_listed(index + from, dropped, n, upstream + r * value_width, value_width, value_grads);
-                spread_listed(index + from, to, n, queries + r * width, width, key_grads);
-            }
+        const bool each = total > rows * N;  // lists fill vectors
+        ahead.spread((each ? rows : (total + N - 1) / N) + (by_columns() ? seen : rows) + rows);
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t k = starts[r]; k < starts[r + 1]; k++) owners[k] = (int32_t)r;
+        if (each) {
+            in_parts(index, value_width, [&](int64_t r, int64_t from, int64_t to) {
+                ahead.call(1);
+                dots_listed(index + from, to - from, upstream + r * value_width, values, value_width, dots + from);
+            });
+        } else {
+            dots_of_lists<T>(owners, index, total, {upstream, value_width}, values, value_width, dots, ahead);
         }
-        if (by_columns) add_columns();
+        if (drops) drop_lists(index, dots, dots);
+        for (int64_t first = 0, step = total > TOGETHER ? N : rows; first < rows; first += step) {
+            const int64_t some = smaller(step, rows - first);
+            T* const moved = alpha_grad ? alpha_grad + first : nullptr;
+            BY_KIND(f.kind, gradient_of_lists<K>(weight, dots, starts + first, some, f, pulled, moved, slopes, curvatures))
+        }
+        const T* dropped = weight;
+        if (drops) drop_lists(index, weight, curvatures), dropped = curvatures;
+        for (int64_t r = 0; r < rows && !by_columns(); r++) {
+            const int64_t from = starts[r], n = starts[r + 1] - from;
+            ahead.call(1);
+            spread_listed(index + from, dropped + from, n, upstream + r * value_width, value_width, value_grads);
+            spread_listed(index + from, pulled + from, n, queries + r * width, width, key_grads);
+        }
+        if (by_columns()) {
+            place_lists(index, dropped);
+            add_columns();
+        }
         zero(query_grads, rows * width);
         in_parts(index, width, [&](int64_t r, int64_t from, int64_t to) {
+            ahead.call(1);
             add_listed<true>(index + from, pulled + from, to - from, keys, width, query_grads + r * width);
         });
     }
 
-    // A row's weights and their gradients to their places, and marks there.
-    void place_row(int64_t r, const int32_t* index, int64_t n, const T* weight, const T* pulled) const {
-        T *weights = scores + r * seen, *grads = second + r * seen;
-        for (int64_t k = 0; k < n; k++) {
-            const int32_t j = index[k];
-            weights[j] = weight[k], grads[j] = pulled[k];
+    // Weights and their gradients to their places, and marks there.
+    void place_lists(const int32_t* index, const T* weight) const {
+        std::memset(marks, 0, (size_t)((seen + MARKS - 1) / MARKS * MOST_ROWS) * sizeof(uint16_t));
+        for (int64_t k = 0; k < total; k++) {
+            const int64_t r = owners[k], j = index[k];
+            scores[r * seen + j] = weight[k], second[r * seen + j] = pulled[k];
             marks[j / MARKS * MOST_ROWS + r] |= (uint16_t)(1u << j % MARKS);
         }
     }
@@ -458,6 +498,7 @@ template <class T> class Attention {
             const uint16_t* some = marks + first / MARKS * MOST_ROWS;
             for (int64_t j = first; j < smaller(first + MARKS, seen); j++) {
                 const uint64_t column = marked<T>(some, (int)(j - first));
+                ahead.call(1);
                 if (!column) continue;
                 add_marked(column, scores + j, seen, upstream, value_width, value_grads + j * value_width);
                 add_marked(column, second + j, seen, queries, width, key_grads + j * width);

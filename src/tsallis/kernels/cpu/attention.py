@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tsallis.kernels import cpu
+from tsallis.kernels.alphas import Alpha
 from tsallis.kernels.cpu.calls import Heads
 
 ROWS, LEAST_ROWS = 64, 8  # of a tile
@@ -33,7 +34,7 @@ class Given(NamedTuple):
     query: Tensor
     key: Tensor
     value: Tensor
-    alphas: Tensor  # [batch, heads], float64
+    alpha: Alpha  # a number, or [1 or batch, heads] in the dtype of the query
     mask: Tensor | None  # [1 or batch, 1 or heads, 1 or queries, 1 or keys]
     setting: Setting
 
@@ -103,22 +104,20 @@ def _call(
     out: Heads = NOTHING,
     gradients: tuple[Any, ...] = (NOTHING, NOTHING, NOTHING, NOTHING, None),
 ) -> None:
-    query, key, value, alphas, mask, setting = given
+    query, key, value, alpha, mask, setting = given
     batch, heads, queries, size = query.shape
     key_heads, keys = key.shape[1:3]
     lengths = None if setting.lengths is None else torch.tensor(setting.lengths)
-    alphas = alphas.contiguous()
+    number, alphas = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
     room = 0 if kept.columns is None else kept.columns.shape[-1]
-    strides = [0] * 4
-    if mask is not None:
-        strides = [0 if n == 1 else stride for n, stride in zip(mask.shape, mask.stride(), strict=True)]
     cpu.run(
         name,
         *(cpu.STORAGE[query.dtype], setting.causal, batch, key_heads, heads // key_heads, queries, keys, size),
         *(value.shape[-1], given.rows, room, splits),
-        *(setting.scale, 1 - setting.dropout, setting.seed, alphas.data_ptr(), _pointer(lengths)),
+        *(setting.scale, 1 - setting.dropout, setting.seed),
+        *(number, _pointer(alphas), _strides(alphas, 2), _pointer(lengths)),
         *(_heads(query), _heads(key), _heads(value), out),
-        *(_pointer(mask), mask is not None and mask.dtype == torch.bool, tuple(strides)),
+        *(_pointer(mask), mask is not None and mask.dtype == torch.bool, _strides(mask, 4)),
         *map(_pointer, kept),
         *gradients,
     )
@@ -135,6 +134,11 @@ def _like(x: Tensor, size: int, batch: int | None = None) -> Tensor:
     if x.stride(1) < x.stride(2):
         return x.new_empty(batch, rows, heads, size).transpose(1, 2)
     return x.new_empty(batch, heads, rows, size)
+
+
+def _strides(x: Tensor | None, dims: int) -> tuple[int, ...]:
+    """Where there is only one, all are it."""
+    return (0,) * dims if x is None else tuple(0 if n == 1 else s for n, s in zip(x.shape, x.stride(), strict=True))
 
 
 def _heads(x: Tensor) -> Heads:

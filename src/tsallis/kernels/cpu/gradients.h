@@ -161,6 +161,42 @@ INLINE void gradient_of_few(const S* p, const S* g, int64_t d, const Family<T>& 
     if (dalpha) *dalpha = sum<T>(moved);
 }
 
+// The same of lists: entries [starts[r], starts[r + 1]) are row r's. They may be far shorter than a vector: what costs most
+// is computed of all of them as of one, and sums of many at a time. Up to a vector behind the last of `dz` is overwritten.
+// `slopes` and `curvatures` are room for lists.
+template <Kind K, class T>
+void gradient_of_lists(
+    const T* p, const T* g, const int64_t* starts, int64_t rows, const Family<T>& f, T* dz, T* dalpha, T* slopes, T* curvatures
+) {
+    constexpr int N = LANES<T>;
+    const int64_t end = starts[rows];
+    for (int64_t i = starts[0]; i < end; i += N) {
+        const Vec<T> v = load_row(p, i, end, (T)0);
+        Vec<T> s, curvature = {};
+        if (dalpha) bend<K>(v, f, s, curvature);
+        else s = slope<K>(v, f);
+        store(slopes + i, v == v ? s : v);  // all of a row with a NaN is NaN
+        if (dalpha) store(curvatures + i, curvature);
+    }
+    for (int64_t first = 0; first < rows; first += N) {
+        const int64_t last = smaller(first + N, rows);
+        auto entries = [&](auto&& visit) {
+            for (int64_t r = first; r < last; r++)
+                for (int64_t i = starts[r], stop = starts[r + 1]; i < stop; i += N)
+                    visit(r - first, i, stop, load_row(slopes, i, stop, (T)0), load_row(g, i, stop, (T)0));
+        };
+        Vec<T> mass[N] = {}, weighted[N] = {}, moved[N] = {};
+        entries([&](int64_t r, int64_t, int64_t, Vec<T> s, Vec<T> upstream) { mass[r] += s, weighted[r] += s * upstream; });
+        const Vec<T> all = sums_of<T>(mass), delta = all == 0 ? Vec<T>{} : sums_of<T>(weighted) / all;
+        entries([&](int64_t r, int64_t i, int64_t stop, Vec<T> s, Vec<T> upstream) {
+            const Vec<T> centred = upstream - delta[r];
+            store(dz + i, s * centred);
+            if (dalpha) moved[r] -= load_row(curvatures, i, stop, (T)0) * centred;
+        });
+        if (dalpha) store_row(dalpha, first, rows, sums_of<T>(moved));
+    }
+}
+
 // All of a row with a NaN is NaN.
 template <class T, class O> __attribute__((noinline)) void break_row(O* dz, int64_t d, T* dalpha) {
     fill_row(dz, d, (T)NAN);

@@ -151,7 +151,7 @@ void release_scratch(int64_t most, Scratch which) {
     scratch.memory = nullptr, scratch.bytes = 0;
 }
 
-EXPORT int32_t tsallis_abi() { return 6; }
+EXPORT int32_t tsallis_abi() { return 7; }
 EXPORT const char* tsallis_source() { return TSALLIS_SOURCE; }
 EXPORT const char* tsallis_isa() { return kernels->name; }
 EXPORT void tsallis_set_parallel(void* parallel, void* number) {

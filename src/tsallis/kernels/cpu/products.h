@@ -17,13 +17,17 @@ constexpr int MATRIX_ROWS = VECTOR_BYTES == 32 ? 4 : 8, MATRIX_VECTORS = 2;
 // Memory that is needed next, called into the cache a few lines at a time, while other work goes on.
 class Ahead {
   public:
-    void clear() { runs = run = 0, row = line = 0; }
+    void clear() { runs = run = 0, row = line = all = pace = 0; }
     // Rows of `bytes` that lie `stride` bytes apart.
     void add(const void* at, int64_t stride, int64_t rows, int64_t bytes, bool to_write) {
-        if (rows > 0 && runs < MOST_RUNS) known[runs++] = {(const char*)at, stride, rows, (bytes + 63) / 64, to_write};
+        if (rows <= 0 || runs == MOST_RUNS) return;
+        known[runs++] = {(const char*)at, stride, rows, (bytes + 63) / 64, to_write};
+        all += rows * ((bytes + 63) / 64);
     }
-    INLINE void call(int lines) {
-        for (; lines > 0 && run < runs; lines--) {
+    // All of it is to be called by the time that so many units of work are done.
+    void spread(int64_t units) { pace = (all + units - 1) / units; }
+    INLINE void call(int64_t units) {
+        for (int64_t lines = units * pace; lines > 0 && run < runs; lines--) {
             const Run& now = known[run];
             const char* p = now.at + row * now.stride + line * 64;
             if (now.to_write) __builtin_prefetch(p, 1, 2);
@@ -42,9 +46,9 @@ class Ahead {
         bool to_write;
     } known[MOST_RUNS];
     int runs = 0, run = 0;
-    int64_t row = 0, line = 0;
+    int64_t row = 0, line = 0, all = 0, pace = 0;  // lines of all runs, and of a unit
 };
-constexpr int CALLED_LINES = 24;  // after each block of a product
+constexpr int BLOCK_UNITS = 4;  // a block of a product takes about as long as so many lists of a few entries
 
 // Where entry (row, k) of a matrix lies: of a transposed one, the strides change places.
 template <class T> struct Strided {
@@ -94,10 +98,15 @@ INLINE void multiply_rows(
         constexpr int M = decltype(count)::value;
         for (; r + M <= rows; r += M) {
             multiply_block<ADD, M, W>({a.at + r * a.row, a.row, a.k}, b, b_row, depth, c + r * c_row, c_row, columns);
-            ahead.call(CALLED_LINES);
+            ahead.call(BLOCK_UNITS);
         }
     };
     some(Count<MATRIX_ROWS>{}), some(Count<4>{}), some(Count<2>{}), some(Count<1>{});
+}
+
+template <class T> INLINE int64_t product_units(int64_t rows, int64_t columns) {
+    constexpr int64_t WIDTH = MATRIX_VECTORS * LANES<T>;
+    return (rows + MATRIX_ROWS - 1) / MATRIX_ROWS * ((columns + WIDTH - 1) / WIDTH) * BLOCK_UNITS;
 }
 
 // c [rows, width] = or += a b, b [depth, width] and c in whole vectors.
@@ -176,7 +185,7 @@ INLINE void add_listed(const int32_t* index, const T* value, int64_t n, Table<T>
     });
 }
 
-// out[k] = x . table[index[k]]; up to a vector behind the n-th is overwritten.
+// out[k] = x . table[index[k]]
 template <class T>
 INLINE void dots_listed(const int32_t* index, int64_t n, const T* x, Table<T> table, int64_t width, T* out) {
     constexpr int N = LANES<T>;
@@ -191,6 +200,27 @@ INLINE void dots_listed(const int32_t* index, int64_t n, const T* x, Table<T> ta
         for (int64_t at = 0; at < width; at += N) {
             const Vec<T> left = load(x + at);
             for (int j = 0; j < N; j++) total[j] += left * load(table[some[j]] + at);
+        }
+        store_row(out, k, n, sums_of<T>(total));
+    }
+}
+
+// out[k] = x[owners[k]] . table[index[k]]: of lists that lie one behind the other, for they may be far shorter than a
+// vector. Up to a vector behind the n-th is overwritten.
+template <class T>
+INLINE void dots_of_lists(
+    const int32_t* owners, const int32_t* index, int64_t n, Table<T> x, Table<T> table, int64_t width, T* out, Ahead& ahead
+) {
+    constexpr int N = LANES<T>;
+    for (int64_t k = 0; k < n; k += N) {
+        const int64_t most = n - 1;
+        Vec<T> total[N];
+        ahead.call(1);
+        for (int j = 0; j < N; j++) {
+            const int64_t entry = smaller(k + j, most);
+            const T *a = x[owners[entry]], *b = table[index[entry]];
+            total[j] = load(a) * load(b);
+            for (int64_t at = N; at < width; at += N) total[j] += load(a + at) * load(b + at);
         }
         store(out + k, sums_of<T>(total));
     }
