@@ -82,7 +82,7 @@ template <class T> class Attention : Spot {
     void forward(int64_t first, int64_t last) {
         Pieces::give([&](Pieces& pieces) {
             take_common(pieces);
-            pieces.take(output, call.rows * value_width);
+            pieces.take(output_room, call.rows * value_width);
             pieces.take(index, call.keys + N);
             pieces.take(weight, call.keys + N);
         });
@@ -90,7 +90,7 @@ template <class T> class Attention : Spot {
             begin(spot(number / tiles / heads, number / tiles % heads, number % tiles));
             call_rows(call.out, head, first_row, rows, call.value_size, true);
             const int64_t next = number + 1;
-            if (next < last) call_next(spot(next / tiles / heads, next / tiles % heads, next % tiles));
+            if (next < call.batch * heads * tiles) call_next(spot(next / tiles / heads, next / tiles % heads, next % tiles));
             forward_tile();
         }
     }
@@ -101,7 +101,7 @@ template <class T> class Attention : Spot {
             take_common(pieces);
             pieces.take(value_panels, panels_size<T>(call.keys, call.value_size));
             pieces.take(second, scores_size());
-            pieces.take(upstream, call.rows * value_width);
+            pieces.take(upstream_room, call.rows * value_width);
             pieces.take(query_grads, call.rows * width);
             pieces.take(key_grads, call.keys * width);
             pieces.take(value_grads, call.keys * value_width);
@@ -132,7 +132,7 @@ template <class T> class Attention : Spot {
                             call_rows(call.value_grad, h, 0, call.keys, call.value_size, true, part * call.batch + b);
                         }
                         const int64_t next = number + 1, of = next / call.splits;
-                        if (next < last) call_next(spot(of / call.heads, of % call.heads * call.group, next % call.splits));
+                        if (of < call.batch * call.heads) call_next(spot(of / call.heads, of % call.heads * call.group, next % call.splits));
                     }
                     backward_tile();
                 }
@@ -153,9 +153,10 @@ template <class T> class Attention : Spot {
     double alpha;  // of the tile at work
     bool panels_there, value_panels_there, keys_there, values_there;
     Table<T> keys, values;  // [keys, width] and [keys, value_width]
+    const T* upstream;      // [rows, value_width]
 
     T *key_room, *value_room, *key_panels, *value_panels;
-    T *queries, *scores, *second, *output, *upstream, *query_grads, *key_grads, *value_grads;
+    T *queries, *scores, *second, *output_room, *upstream_room, *query_grads, *key_grads, *value_grads;
     T *weight, *pulled, *dots, *slopes, *curvatures;  // of lists
     Ahead ahead;
     int32_t *index, *owners;
@@ -231,6 +232,13 @@ template <class T> class Attention : Spot {
         values_there = true;
     }
 
+    // Whether rows of values are whole vectors one behind the other, where they lie.
+    bool in_place(const Heads& x) const { return call.value_size == value_width && x.row == value_width; }
+    void take_upstream() {
+        const T* from = row_of<T>(call.grad, batch, head, first_row);
+        upstream = in_place(call.grad) ? from : upstream_room;
+        if (upstream != from) take_rows(from, call.grad.row, rows, call.value_size, (T)1, value_width, upstream_room);
+    }
     // scale Q [rows, width]
     void take_queries() {
         take_rows(row_of<T>(call.query, batch, head, first_row), call.query.row, rows, call.size, (T)call.scale, width, queries);
@@ -358,6 +366,7 @@ template <class T> class Attention : Spot {
         const bool dense = many(*this, total, DENSE), lists = keeps_lists(*this, total);
         if (keeps_all(*this, total)) std::memcpy((T*)call.weight + kept_begin(*this), scores, (size_t)(rows * seen) * sizeof(T));
         need_values();
+        T* output = in_place(call.out) ? out : output_room;
         int64_t at = kept_begin(*this);
         for (int64_t r = 0; r < rows && (lists || !dense); r++) {
             int32_t* to_index = lists ? call.index + at : index;
@@ -373,7 +382,7 @@ template <class T> class Attention : Spot {
             for (int64_t r = 0; r < rows && drops; r++) drop_row(scores + r * seen, r, scores + r * seen);
             multiply<false>({scores, seen, 1}, values, rows, seen, value_width, output, ahead);
         }
-        give_rows(output, value_width, rows, call.value_size, (T)1, out, call.out.row);
+        if (output != out) give_rows(output, value_width, rows, call.value_size, (T)1, out, call.out.row);
     }
 
     void backward_tile() {
@@ -387,7 +396,7 @@ template <class T> class Attention : Spot {
             return;
         }
         take_queries();
-        take_rows(row_of<T>(call.grad, batch, head, first_row), call.grad.row, rows, call.value_size, (T)1, value_width, upstream);
+        take_upstream();
         starts[0] = 0;
         for (int64_t r = 0; r < rows; r++) starts[r + 1] = starts[r] + counts(*this)[r];
         total = starts[rows];

@@ -58,16 +58,17 @@ struct Memory {
 thread_local Memory memories[2];
 
 constexpr int MOST_THREADS = 128;
+constexpr int64_t TURNS = 6;  // a turn is a part of what is left of a share: one in so many
 
 template <class Call> using Work = void (*)(const Call*, int64_t first, int64_t last);
 
 // Each thread has a share of consecutive rows, as torch's own operations divide them, so that it finds in its core's
-// cache what it wrote there. It takes its share in turns; when done, it takes turns of the others': a thread that is
-// held up holds up no other for long.
+// cache what it wrote there. It takes its share in turns, each smaller than the one before; when done, it takes turns of
+// the others': a thread that is held up holds up no other for long.
 template <class Call> struct Job {
     Work<Call> work;
     const Call* call;
-    int64_t rows, share, grain;
+    int64_t rows, share, together;
     int threads;
     struct alignas(64) Share {
         std::atomic<int64_t> taken{0};
@@ -77,11 +78,14 @@ template <class Call> struct Job {
     void run(int own) {
         for (int k = 0; k < threads; k++) {
             const int whose = (own + k) % threads;
-            const int64_t start = whose * share, end = start + share < rows ? start + share : rows;
-            for (;;) {
-                const int64_t first = start + shares[whose].taken.fetch_add(grain);
-                if (first >= end) break;
-                work(call, first, first + grain < end ? first + grain : end);
+            const int64_t start = whose * share, all = start + share < rows ? share : rows - start;
+            std::atomic<int64_t>& taken = shares[whose].taken;
+            for (int64_t first = taken; first < all;) {
+                const int64_t turn = (all - first) / TURNS / together * together;
+                const int64_t some = turn > together ? turn : together, end = first + some < all ? first + some : all;
+                if (!taken.compare_exchange_weak(first, end)) continue;
+                work(call, start + first, start + end);
+                first = taken;
             }
         }
     }
@@ -98,9 +102,7 @@ void over_rows(Work<Call> work, const Call* call, int64_t rows, int64_t width, i
     if (threads > MOST_THREADS) threads = MOST_THREADS;
     Job<Call> job;
     job.work = work, job.call = call, job.rows = rows, job.threads = threads;
-    job.share = (rows + threads - 1) / threads;
-    const int64_t turn = job.share / 10;
-    job.grain = turn < together ? together : turn / together * together;
+    job.share = (rows + threads - 1) / threads, job.together = together;
     if (runtime) return runtime(Job<Call>::take_part, &job, (unsigned)threads, 0);
     std::vector<std::thread> others;
     for (int k = 1; k < threads; k++) others.emplace_back([&job, k] { job.run(k); });
