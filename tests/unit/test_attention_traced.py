@@ -57,6 +57,16 @@ def test_it_is_what_it_is_without(options: dict[str, Any]) -> None:
     assert_same(results(compiled(), given, **options), results(entmax_attention, given, **options))
 
 
+@pytest.mark.parametrize("shape", [(2, 4, 20, 30), (4, 20, 30), (20, 30), (30,)], ids=str)
+def test_an_added_mask_learns(shape: tuple[int, ...]) -> None:
+    given = [*tensors(), ALPHAS.double(), torch.randn(shape, dtype=torch.float64)]
+
+    def of(call: Any) -> Any:
+        return lambda *x: call(*x[:4], attn_mask=x[4])
+
+    assert_same(results(of(compiled()), given), results(of(entmax_attention), given))
+
+
 def test_alphas_are_numbers_too_and_need_no_gradient() -> None:
     function = compiled()
     for alpha in (1.0, 1.5, 2.0, 2.5):

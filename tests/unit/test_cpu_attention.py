@@ -151,7 +151,8 @@ def drawn() -> int:
 
 
 def assert_near(found: list[Tensor], expected: list[Tensor], dtype: torch.dtype) -> None:
-    for name, one, other in zip(("output", "query", "key", "value", "alpha"), found, expected, strict=True):
+    names = ("output", "query", "key", "value", "alpha", "mask")[: len(found)]
+    for name, one, other in zip(names, found, expected, strict=True):
         share = NEAR[dtype][name != "output"]
         near = share * max(other.abs().max().item(), 0.1)
         torch.testing.assert_close(one.double(), other, atol=near, rtol=0, msg=f"{name}: {{}}".format)
@@ -280,12 +281,37 @@ def test_what_is_dropped_is_the_same_with_all_weights() -> None:
     assert (weights.sum(-1) - 1).abs().max() < 2e-6
 
 
-def test_an_added_mask_that_learns_gets_its_gradient() -> None:
-    query, key, value, alpha = Case("", 20, 30, MIXED, key_heads=8).tensors(torch.float64)
-    mask = torch.randn(8, 20, 30, dtype=torch.float64, requires_grad=True)
-    out = entmax_attention(query, key, value, alpha, attn_mask=mask)
-    weights = tsallis.entmax(query @ key.mT / 4 + mask, alpha.view(-1, 1, 1))
-    upstream = torch.randn_like(out)
-    (expected,) = torch.autograd.grad(weights @ value, mask, upstream)
-    (found,) = torch.autograd.grad(out, mask, upstream)
-    torch.testing.assert_close(found, expected, atol=1e-11, rtol=0)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", ["bhqk", "hqk", "b1qk", "qk", "b11k", "k", "bh1k", "hq1", "b1q1"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("lists and all weights", 70, 90, MIXED, lengths=(90, 40)),
+        Case("short", 30, 40, MIXED, key_heads=8, dropout=0.2),
+        Case("made again", 40, 300, MIXED, key_heads=1, causal=True),
+        Case("few queries", 2, 70, MIXED),
+        Case("one query", 1, 70, MIXED),
+    ],
+    ids=str,
+)
+def test_an_added_mask_that_learns_gets_its_gradient(case: Case, shape: str, dtype: torch.dtype) -> None:
+    given = case.tensors(dtype)
+    sizes = {"b": case.batch, "h": len(case.alphas), "q": case.queries, "k": case.keys, "1": 1}
+    mask = torch.randn([sizes[name] for name in shape]).to(dtype)
+    upstream = torch.randn(case.batch, len(case.alphas), case.queries, case.value_size)
+    seed, state = drawn(), torch.get_rng_state()
+    expected = results(
+        lambda *x: exact(case, seed, x[4].reshape((1,) * (4 - mask.dim()) + mask.shape))(*x[:4]),
+        [x.double() for x in (*given, mask)],
+        upstream,
+    )
+    options = case.options(dtype)
+    del options["attn_mask"]
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        torch.set_rng_state(state)
+        try:
+            found = results(lambda *x: entmax_attention(*x[:4], attn_mask=x[4], **options), [*given, mask], upstream)
+        finally:
+            torch.set_num_threads(1)
+        assert_near(found, expected, dtype)

@@ -133,7 +133,7 @@ def attend(
     if not on_gpu:
         q, k, v = (widen(x) for x in (q, k, v))
     mask = _mask(attn_mask, q, (*outer, queries, keys), on_gpu)
-    kernels = not on_gpu and _compiled(q, k, v, alpha, mask)
+    kernels = not on_gpu and _compiled(q, k, v, alpha)
     if not (on_gpu or kernels or autograd.traced()):
         check_alpha(alpha)
     problem = Problem(
@@ -157,6 +157,7 @@ def attend(
         nothing = sum(x.reshape(-1)[:0].sum() for x in given)  # whose gradients are zeros
         output = q.new_zeros(batch, heads, queries, value.shape[-1]) + nothing
         weights, seen = q.new_zeros(batch, heads, queries, keys), q.new_zeros(batch, heads, queries)
+
     def as_given(x: Tensor) -> Tensor:
         return (x if len(outer) == 2 else x.reshape(*outer, *x.shape[-2:])).to(query.dtype)
 
@@ -166,14 +167,14 @@ def attend(
 def _no_autocast(device: str) -> contextlib.AbstractContextManager[None]:
     # Of a small attention every step counts: one that changes nothing is left out.
     enabled = torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if enabled else contextlib.nullcontext()  # type: ignore[return-value]
+    return torch.autocast(device, enabled=False) if enabled else contextlib.nullcontext()
 
 
 def _compute(
     q: Tensor, k: Tensor, v: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem, need_weights: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     if problem.kernels and torch.compiler.is_compiling() and not need_weights:
-        learns = _learns(q, k, v, alpha)
+        learns = _learns(q, k, v, alpha, mask)
         output, support = attention_traced.traced_attention(q, k, v, alpha, mask, problem, learns)
         return output, None, support
     # What fits into one tile is faster kept than computed again.
@@ -186,9 +187,9 @@ def _compute(
     return output, None, support
 
 
-def _compiled(q: Tensor, k: Tensor, v: Tensor, alpha: Alpha, mask: Tensor | None) -> bool:
-    """Whether the compiled kernels do all of it: not the gradient of what is added to the scores."""
-    if (mask is not None and mask.requires_grad and torch.is_grad_enabled()) or autograd.transforms_active():
+def _compiled(q: Tensor, k: Tensor, v: Tensor, alpha: Alpha) -> bool:
+    """Whether the compiled kernels do all of it."""
+    if autograd.transforms_active():
         return False
     if torch.compiler.is_compiling():  # a tensor of alphas will be looked at when it is known
         small = isinstance(alpha, Tensor) or alpha <= 2

@@ -161,7 +161,7 @@ class Compiled(Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
     ) -> tuple[Tensor, Tensor]:
-        learns = any(ctx.needs_input_grad[:4])
+        learns = any(ctx.needs_input_grad[:5])
         out, kept = compiled.attend(_given(query, key, value, alpha, mask, problem), learns)
         ctx.problem, ctx.alpha = problem, alpha if isinstance(alpha, float) else None
         ctx.mark_non_differentiable(kept.counts)
@@ -179,10 +179,10 @@ class Compiled(Function):
         if autograd.differentiable(grad):
             return *_differentiable_backward(ctx, query, key, value, alpha, mask, grad), None
         given = _given(query, key, value, alpha, mask, ctx.problem)
-        dq, dk, dv, da = compiled.attention_gradient(given, compiled.Kept(*kept), grad, ctx.needs_input_grad[3])
+        dq, dk, dv, da, dm = compiled.attention_gradient(given, compiled.Kept(*kept), grad, *ctx.needs_input_grad[3:5])
         if da is not None:
             da = da.sum(-1).sum_to_size(alphas.shape)
-        return dq, dk, dv, da, None, None
+        return dq, dk, dv, da, dm, None
 
 
 def _given(

@@ -102,24 +102,27 @@ def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Found:
     "tsallis::cpu_attention_backward",
     mutates_args=(),
     schema=f"({GIVEN}, Tensor counts, Tensor stats, Tensor columns, Tensor weight, Tensor seed, Tensor grad, "
-    "bool need_alpha) -> (Tensor, Tensor, Tensor, Tensor)",
+    "bool need_alpha, bool need_mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-def _backward_op(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients; an empty one of alphas where none is needed."""
-    *first, counts, stats, columns, weight, seed, grad, need_alpha = given
+def _backward_op(*given: Any) -> tuple[Tensor, ...]:
+    """Gradients; empty ones of alphas and of a mask where none are needed."""
+    *first, counts, stats, columns, weight, seed, grad, need_alpha, need_mask = given
     query, alphas = first[0], first[4]
     kept = compiled.Kept(counts, stats, columns, weight)
-    *found, da = compiled.attention_gradient(_checked(seed, *first), kept, grad, need_alpha and alphas is not None)
+    *found, da, dm = compiled.attention_gradient(_checked(seed, *first), kept, grad, need_alpha, need_mask)
     dq, dk, dv = (x.contiguous() for x in found)
-    return dq, dk, dv, query.new_empty(0) if da is None else da.sum(-1).sum_to_size(alphas.shape)
+    da = query.new_empty(0) if da is None else da.sum(-1).sum_to_size(alphas.shape)
+    return dq, dk, dv, da, query.new_empty(0) if dm is None else dm
 
 
 @_backward_op.register_fake
 def _(
-    query: Tensor, key: Tensor, value: Tensor, alpha: float, alphas: Tensor | None, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, alpha: float, alphas: Tensor | None, mask: Tensor | None, *rest: Any
+) -> tuple[Tensor, ...]:
+    *_, need_alpha, need_mask = rest
     dq, dk, dv = (x.new_empty(x.shape) for x in (query, key, value))
-    return dq, dk, dv, alphas.new_empty(alphas.shape) if rest[-1] and alphas is not None else query.new_empty(0)
+    learned = (x if needed else None for x, needed in ((alphas, need_alpha), (mask, need_mask)))
+    return dq, dk, dv, *(query.new_empty(0 if x is None else x.shape) for x in learned)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Found) -> None:
@@ -130,13 +133,14 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Found) -> None:
 
 
 def _pull(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    nothing = (None,) * 6  # mask, lengths, scale, causal, dropout, learns
+    nothing = (None,) * 5  # lengths, scale, causal, dropout, learns
     if grad is None:
-        return (None,) * 5 + nothing
+        return (None,) * 6 + nothing
     query, key, value, alphas, mask, lengths, *kept = ctx.saved_tensors
     given = (query, key, value, ctx.alpha, alphas, mask, lengths, *ctx.rest)
-    dq, dk, dv, da = _backward_op(*given, *kept, grad, ctx.needs_input_grad[4])
-    return dq, dk, dv, None, da if ctx.needs_input_grad[4] else None, *nothing
+    _, _, _, _, *needs = ctx.needs_input_grad[:6]  # of alphas and mask
+    dq, dk, dv, *rest = _backward_op(*given, *kept, grad, *needs)
+    return dq, dk, dv, None, *(x if needed else None for x, needed in zip(rest, needs, strict=True)), *nothing
 
 
 _attention_op.register_autograd(_pull, setup_context=_keep)

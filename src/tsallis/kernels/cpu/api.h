@@ -149,6 +149,16 @@ struct AttentionCall {
     void* weight;
     Heads grad, query_grad, key_grad, value_grad;  // those of keys and values: [splits * batch, ...]
     void* alpha_grad;  // [batch, heads * group, queries] or null
+    void* mask_grad;   // to be added to, of what is added to the scores; or null
+    int64_t mask_grad_strides[5];  // of splits, batch, heads, queries and keys; 0: one for all
+};
+
+// How many batch elements and heads of keys add to one gradient of the mask: one thread's work, one after the other.
+struct Sharing {
+    int64_t batch, heads;
+    explicit Sharing(const AttentionCall& call)
+        : batch(call.mask_grad && !call.mask_grad_strides[1] ? call.batch : 1),
+          heads(call.mask_grad && !call.mask_grad_strides[2] ? call.heads : 1) {}
 };
 
 struct Kernels {
@@ -164,7 +174,7 @@ struct Kernels {
     void (*gather)(const GatherCall*, int64_t first, int64_t last);
     void (*drop)(const DropCall*, int64_t first, int64_t last);
     void (*attention)(const AttentionCall*, int64_t first, int64_t last);           // tiles
-    void (*attention_gradient)(const AttentionCall*, int64_t first, int64_t last);  // parts of heads of keys
+    void (*attention_gradient)(const AttentionCall*, int64_t first, int64_t last);  // parts of heads of keys, or of all that share
 };
 
 extern const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_avx512bf16;

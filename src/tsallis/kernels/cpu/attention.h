@@ -76,7 +76,7 @@ template <class T> class Attention : Spot {
     explicit Attention(const AttentionCall& call)
         : call(call), heads(call.heads * call.group), tiles((call.queries + call.rows - 1) / call.rows),
           width(whole_vectors<T>(call.size)), value_width(whole_vectors<T>(call.value_size)), below(kept_below(call.stays)),
-          kept_scale((T)(1 / call.stays)), drops(call.stays != 1), few(call.queries < FEW_ROWS) {}
+          kept_scale((T)(1 / call.stays)), drops(call.stays != 1), few(call.queries < FEW_ROWS), sharing(call) {}
 
     // Tiles [first, last) of all heads.
     void forward(int64_t first, int64_t last) {
@@ -95,7 +95,7 @@ template <class T> class Attention : Spot {
         }
     }
 
-    // Parts [first, last) of all heads of keys.
+    // Parts [first, last) of all heads of keys; of those that share the gradient of a mask, each is all of them.
     void backward(int64_t first, int64_t last) {
         Pieces::give([&](Pieces& pieces) {
             take_common(pieces);
@@ -114,8 +114,9 @@ template <class T> class Attention : Spot {
             pieces.take(curvatures, lists_size());
             pieces.take(owners, lists_size());
         });
-        for (int64_t number = first; number < last; number++) {
-            const int64_t part = number % call.splits, b = number / call.splits / call.heads, h = number / call.splits % call.heads;
+        const int64_t together = sharing.batch * sharing.heads, all = call.batch * call.heads * call.splits;
+        for (int64_t number = first * together; number < last * together; number++) {
+            const auto [part, b, h] = unit(number);
             zero(key_grads, call.keys * width), zero(value_grads, call.keys * value_width);
             // The last tiles of causal attention are the most work: parts take turns.
             for (int64_t g = 0; g < call.group; g++)
@@ -131,10 +132,10 @@ template <class T> class Attention : Spot {
                             call_rows(call.key_grad, h, 0, call.keys, call.size, true, part * call.batch + b);
                             call_rows(call.value_grad, h, 0, call.keys, call.value_size, true, part * call.batch + b);
                         }
-                        const int64_t next = number + 1, of = next / call.splits;
-                        if (of < call.batch * call.heads) call_next(spot(of / call.heads, of % call.heads * call.group, next % call.splits));
+                        const Unit next = unit(number + 1);
+                        if (number + 1 < all) call_next(spot(next.batch, next.head * call.group, next.part));
                     }
-                    backward_tile();
+                    backward_tile(part);
                 }
             const int64_t to = part * call.batch + b;
             give_rows(key_grads, width, call.keys, call.size, (T)1, row_of<T>(call.key_grad, to, h, 0), call.key_grad.row);
@@ -149,6 +150,8 @@ template <class T> class Attention : Spot {
     const uint32_t below;
     const T kept_scale;
     const bool drops, few;  // whether weights are dropped; whether there are only a few queries
+
+    const Sharing sharing;
 
     double alpha;  // of the tile at work
     bool panels_there, value_panels_there, keys_there, values_there;
@@ -180,6 +183,14 @@ template <class T> class Attention : Spot {
         pieces.take(scores, scores_size());
     }
 
+    struct Unit {
+        int64_t part, batch, head;  // of keys
+    };
+    Unit unit(int64_t number) const {
+        const int64_t together = sharing.batch * sharing.heads, own = number / together / call.splits;
+        const int64_t within = number % together, heads = call.heads / sharing.heads;
+        return {number / together % call.splits, own / heads + within / sharing.heads, own % heads + within % sharing.heads};
+    }
     Spot spot(int64_t b, int64_t h, int64_t tile) const {
         const int64_t first = tile * call.rows, some = smaller(call.rows, call.queries - first);
         const int64_t live = call.lengths ? call.lengths[b] : call.keys;
@@ -385,7 +396,7 @@ template <class T> class Attention : Spot {
         if (output != out) give_rows(output, value_width, rows, call.value_size, (T)1, out, call.out.row);
     }
 
-    void backward_tile() {
+    void backward_tile(int64_t part) {
         T* query_grad = row_of<T>(call.query_grad, batch, head, first_row);
         T* alpha_grad = call.alpha_grad ? (T*)call.alpha_grad + number * call.queries + first_row : nullptr;
         if (seen == 0) {
@@ -403,20 +414,26 @@ template <class T> class Attention : Spot {
         need_keys();
         const T* kept = (const T*)call.weight + (call.index ? kept_begin(*this) : 0);
         if (keeps_all(*this, total)) {
-            backward_dense(kept, alpha_grad);
+            backward_dense(kept, alpha_grad, part);
         } else if (keeps_lists(*this, total)) {
-            backward_listed(call.index + kept_begin(*this), kept, alpha_grad);
+            backward_listed(call.index + kept_begin(*this), kept, alpha_grad, part);
         } else {
             compute_scores();
             const ProbsCall again{layout(), scores, stats(), scores};
             probs_range<T, T>(again, 0, rows);
-            if (!many(*this, total, DENSE_BACKWARD) && pack_rows()) backward_listed(index, weight, alpha_grad);
-            else backward_dense(scores, alpha_grad);
+            if (!many(*this, total, DENSE_BACKWARD) && pack_rows()) backward_listed(index, weight, alpha_grad, part);
+            else backward_dense(scores, alpha_grad, part);
         }
         give_rows(query_grads, width, rows, call.size, (T)call.scale, query_grad, call.query_grad.row);
     }
 
-    void backward_dense(const T* weights, T* alpha_grad) {
+    // Where the gradient of what was added to the tile's scores goes.
+    T* mask_grad(int64_t part) const {
+        const int64_t* strides = call.mask_grad_strides;
+        return (T*)call.mask_grad + part * strides[0] + batch * strides[1] + head * strides[2] + first_row * strides[3];
+    }
+
+    void backward_dense(const T* weights, T* alpha_grad, int64_t part) {
         ahead.spread(2 * product_units<T>(seen, width) + product_units<T>(rows, width + seen));
         const T* dropped = weights;
         if (drops) {
@@ -431,6 +448,16 @@ template <class T> class Attention : Spot {
         for (int64_t r = 0; r < rows && drops; r++) drop_row(second + r * seen, r, second + r * seen);
         const MapGradientCall pull{layout(), weights, second, scores, alpha_grad};
         map_gradient_range<T, T>(pull, 0, rows);
+        if (call.mask_grad) {
+            const int64_t of_query = call.mask_grad_strides[3], of_key = call.mask_grad_strides[4];
+            for (int64_t r = 0; r < rows; r++) {
+                T *const to = mask_grad(part) + r * of_query, *const from = scores + r * seen;
+                if (of_key == 1)
+                    for (int64_t j = 0; j < seen; j += N) store_row(to, j, seen, load_row(to, j, seen, (T)0) + load_row(from, j, seen, (T)0));
+                else
+                    for (int64_t j = 0; j < seen; j++) to[j * of_key] += from[j];
+            }
+        }
         multiply<false>({scores, seen, 1}, keys, rows, seen, width, query_grads, ahead);
         multiply<true, T>({scores, 1, seen}, {queries, width}, seen, rows, width, key_grads, ahead);
     }
@@ -451,7 +478,7 @@ template <class T> class Attention : Spot {
             }
     }
 
-    void backward_listed(const int32_t* index, const T* weight, T* alpha_grad) {
+    void backward_listed(const int32_t* index, const T* weight, T* alpha_grad, int64_t part) {
         need_values();
         const Family<T> f = family<T>(alpha, seen, MAPS);
         const bool each = total > rows * N;  // lists fill vectors
@@ -471,6 +498,11 @@ template <class T> class Attention : Spot {
             const int64_t some = smaller(step, rows - first);
             T* const moved = alpha_grad ? alpha_grad + first : nullptr;
             BY_KIND(f.kind, gradient_of_lists<K>(weight, dots, starts + first, some, f, pulled, moved, slopes, curvatures))
+        }
+        if (call.mask_grad) {
+            const int64_t of_query = call.mask_grad_strides[3], of_key = call.mask_grad_strides[4];
+            T* const to = mask_grad(part);
+            for (int64_t k = 0; k < total; k++) to[owners[k] * of_query + index[k] * of_key] += pulled[k];
         }
         const T* dropped = weight;
         if (drops) drop_lists(index, weight, curvatures), dropped = curvatures;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -77,23 +78,55 @@ def attend(given: Given, learns: bool, room: int | None = None) -> tuple[Tensor,
     return out, kept
 
 
-def attention_gradient(
-    given: Given, kept: Kept, grad: Tensor, need_alpha: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of query, key, value, and of the alpha of each query [batch, heads, queries] if it is asked for."""
+class Gradients(NamedTuple):
+    """Of query, key and value, of the alpha of each query [batch, heads, queries], and of a mask that was added."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    alpha: Tensor | None
+    mask: Tensor | None
+
+
+def attention_gradient(given: Given, kept: Kept, grad: Tensor, need_alpha: bool, need_mask: bool) -> Gradients:
+    """All of them, that of alpha and of the mask if they are asked for."""
     given, grad = given.in_rows(), _rows(grad)
     query, key, value, *_ = given
-    # A part of a head of keys is a thread's work, and its gradients of keys and values are its own.
-    tiles, parts = -(-query.shape[2] // given.rows), -(-2 * torch.get_num_threads() // (len(key) * key.shape[1]))
-    splits = max(1, min(parts, tiles))
+    mask = given.mask if need_mask else None
+    splits = _splits(given, mask)
     dq = _like(query, query.shape[-1])
     dk, dv = (_like(x, x.shape[-1], splits * len(x)) for x in (key, value))
     da = torch.empty_like(kept.counts, dtype=query.dtype) if need_alpha else None
-    gradients = (*(_heads(x) for x in (grad, dq, dk, dv)), _pointer(da))
+    dm = None
+    if mask is not None:  # one that is the same for all queries is small: each part has its own
+        rows = (*query.shape[:2], 1) if _one_row(given) else mask.shape[:3]
+        dm = query.new_zeros(splits if _one_row(given) else 1, *rows, mask.shape[3])
+    gradients = (*(_heads(x) for x in (grad, dq, dk, dv)), *map(_pointer, (da, dm)), _strides(dm, 5))
     _call("attention_gradient", given, kept, splits=splits, gradients=gradients)
     if splits > 1:
         dk, dv = (x.unflatten(0, (splits, -1)).sum(0) for x in (dk, dv))
-    return dq, dk, dv, da
+    if dm is not None and mask is not None:
+        dm = (dm[0] if len(dm) == 1 else dm.sum(0)).sum_to_size(mask.shape)
+    return Gradients(dq, dk, dv, da, dm)
+
+
+def _one_row(given: Given) -> bool:
+    """Whether all queries have the same mask."""
+    return given.mask is not None and given.mask.shape[2] == 1 < given.query.shape[2]
+
+
+def _splits(given: Given, mask: Tensor | None) -> int:
+    """Into how many parts the tiles of a head are divided.
+
+    A part of a head of keys is a thread's work, and its gradients of keys and values are its own. So are all heads and
+    elements that have the same mask, if that learns.
+    """
+    query, key, value, *_ = given
+    work, most = [len(key), key.shape[1]], -(-query.shape[2] // given.rows)
+    if mask is not None and not _one_row(given):
+        work = [1 if shared == 1 else n for n, shared in zip(work, mask.shape, strict=False)]
+        most = min(most, max(4, 2 * mask.numel() // (key.numel() + value.numel())))  # not too much memory for them
+    return max(1, min(most, -(-2 * torch.get_num_threads() // math.prod(work))))
 
 
 def _call(
@@ -102,7 +135,7 @@ def _call(
     kept: Kept,
     splits: int = 1,
     out: Heads = NOTHING,
-    gradients: tuple[Any, ...] = (NOTHING, NOTHING, NOTHING, NOTHING, None),
+    gradients: tuple[Any, ...] = (NOTHING, NOTHING, NOTHING, NOTHING, None, None, (0,) * 5),
 ) -> None:
     query, key, value, alpha, mask, setting = given
     batch, heads, queries, size = query.shape

@@ -92,6 +92,8 @@ class Attention(ctypes.Structure):
         *((name, c_void_p) for name in ("counts", "stats", "index", "weight")),
         *((name, Heads) for name in ("grad", "query_grad", "key_grad", "value_grad")),
         ("alpha_grad", c_void_p),
+        ("mask_grad", c_void_p),
+        ("mask_grad_strides", c_int64 * 5),
     )
 
 

@@ -216,7 +216,9 @@ EXPORT void tsallis_attention_gradient(const AttentionCall* call, int threads) {
     ask_for_huge_pages(call->key_grad.memory, parts * call->keys * call->size * bytes);
     ask_for_huge_pages(call->value_grad.memory, parts * call->keys * call->value_size * bytes);
     const int64_t width = call->group * call->queries * call->keys / call->splits;
-    over_rows(kernels->attention_gradient, call, parts, width, 1, threads);
+    const Sharing sharing(*call);
+    const int64_t together = sharing.batch * sharing.heads;
+    over_rows(kernels->attention_gradient, call, parts / together, width * together, 1, threads);
 }
 
 // Lists by row [rows] turned into lists by class [classes]: entry k of row r, of class c and value v, becomes entry r
