@@ -29,10 +29,13 @@ from torch import Tensor, nn
 import tsallis
 
 ATTENTION = ["32x8x64x64", "4x8x512x64", "1x8x2048x64", "1x4x4096x64"]  # batch x heads x length x size of a head
+BIAS = ["32x8x64x64", "4x8x512x64", "1x8x2048x64"]  # the same
 LAYERS = ["32x64", "4x512"]  # batch x length
 COLUMNS = ("group", "shape", "causal", "dropout", "operation", "owner", "time_ratio", "tokens_ratio", "extra_ratio")
 D, HEADS, HIDDEN = 512, 8, 2048  # of a layer of the base size
-PEER_ROUNDS = 2
+GROUPS = ("attention", "bias", "layers")
+PEER_ROUNDS = 2, 8  # of long ones, and of those whose weights are at most
+SHORT = 1 << 20
 
 Attend = Callable[..., Tensor]
 
@@ -74,6 +77,28 @@ def attentions(shape: tuple[int, ...], causal: bool, peer: bool, seed: int) -> l
             Candidate("entmax-learned", "entmax", partial(bisected, causal=causal), (q, k, v, alpha), few=True, **given)
         )
     return found
+
+
+def biased(shape: tuple[int, ...], seed: int) -> list[Candidate]:
+    """With numbers that are added to the scores and learned, as of relative positions: [heads, length, length]."""
+    batch, heads, length, size = shape
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v, upstream = torch.randn(4, batch, heads, length, size, generator=generator).unbind()
+    bias, alpha = torch.randn(heads, length, length, generator=generator), alphas(heads)
+
+    def softmax(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, alpha: Any = 1.5) -> Tensor:
+        return tsallis.entmax_attention(q, k, v, alpha, attn_mask=bias)  # type: ignore[return-value]
+
+    given: dict[str, Any] = {"upstream": upstream, "dense": "sdpa"}
+    return [
+        Candidate("sdpa", "torch", softmax, (q, k, v, bias), **given),
+        Candidate("entmax-1.0", "tsallis", partial(ours, alpha=1.0), (q, k, v, bias), **given),
+        Candidate("entmax-1.5", "tsallis", ours, (q, k, v, bias), **given),
+        Candidate("entmax-learned", "tsallis", ours, (q, k, v, bias, alpha), **given),
+    ]
 
 
 class Bisected(nn.Module):
@@ -124,12 +149,14 @@ def layers(shape: tuple[int, ...], dropout: float, peer: bool, seed: int) -> lis
 
 
 def build(group: str, shape: tuple[int, ...], causal: bool, dropout: float, peer: bool, seed: int) -> list[Candidate]:
-    return attentions(shape, causal, peer, seed) if group == "attention" else layers(shape, dropout, peer, seed)
+    if group == "layers":
+        return layers(shape, dropout, peer, seed)
+    return biased(shape, seed) if group == "bias" else attentions(shape, causal, peer, seed)
 
 
 def extra(number: int, group: str, shape: tuple[int, ...], setting: tuple[bool, float], peer: bool, seed: int) -> int:
     """Bytes by which one run of a candidate raises the peak of this process, gradients included."""
-    small = (1, 2, 8, 16) if group == "attention" else (1, 8)
+    small = (1, 8) if group == "layers" else (1, 2, 8, 16)
     for sizes in (small, shape):
         candidate = build(group, sizes, *setting, peer, seed)[number]
         before = resident()
@@ -148,7 +175,7 @@ def extra_of_a_process(number: int, group: str, shape: str, setting: tuple[bool,
 
 def count(group: str, shape: str, setting: tuple[bool, float], arguments: Any) -> int:
     """How many candidates a setting has."""
-    tiny = (1, 1, 1, 1) if group == "attention" else (1, 1)
+    tiny = (1, 1) if group == "layers" else (1, 1, 1, 1)
     return len(build(group, tiny, *setting, not arguments.no_peer, arguments.seed))
 
 
@@ -181,7 +208,7 @@ def verdicts(measured: list[Row]) -> list[str]:
         return {
             f"{r['shape']} causal={r['causal']} dropout={r['dropout']}": r[column]
             for r in measured
-            if r["operation"] == operation and r["owner"] == owner
+            if r["group"] != "bias" and r["operation"] == operation and r["owner"] == owner
         }
 
     def beside(operation: str) -> dict[str, float]:
@@ -200,6 +227,7 @@ def verdicts(measured: list[Row]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attention", nargs="*", default=None, metavar="SHAPE", help="batch x heads x length x size")
+    parser.add_argument("--bias", nargs="*", default=None, metavar="SHAPE", help="the same, with a learned bias")
     parser.add_argument("--layers", nargs="*", default=None, metavar="SHAPE", help="batch x length")
     parser.add_argument(
         "--dropouts", nargs="*", type=float, default=[0.0, 0.1], help="of the layers (default: 0 and 0.1)"
@@ -214,12 +242,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="CSV file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    if arguments.attention is None and arguments.layers is None:
-        arguments.attention, arguments.layers = ATTENTION, LAYERS
+    if all(getattr(arguments, group) is None for group in GROUPS):
+        arguments.attention, arguments.bias, arguments.layers = ATTENTION, BIAS, LAYERS
     orders = [True] if arguments.causal else [False, True]
-    settings = {"attention": [(c, 0.0) for c in orders], "layers": [(False, d) for d in arguments.dropouts]}
+    settings = {
+        "attention": [(c, 0.0) for c in orders],
+        "bias": [(False, 0.0)],
+        "layers": [(False, d) for d in arguments.dropouts],
+    }
     if arguments.memory_of is not None:
-        group = "attention" if arguments.attention else "layers"
+        group = next(group for group in GROUPS if getattr(arguments, group))
         shape = tuple(int(n) for n in getattr(arguments, group)[0].split("x"))
         print(extra(arguments.memory_of, group, shape, settings[group][0], not arguments.no_peer, arguments.seed))
         return
@@ -227,7 +259,7 @@ def main() -> None:
     announce()
     places = [
         (group, shape, setting)
-        for group in ("attention", "layers")
+        for group in GROUPS
         for shape in getattr(arguments, group) or []
         for setting in settings[group]
     ]
@@ -238,7 +270,9 @@ def main() -> None:
         print(group, shape, f"causal={causal} dropout={dropout}", file=sys.stderr)
         sizes = tuple(int(n) for n in shape.split("x"))
         found = build(group, sizes, causal, dropout, not arguments.no_peer, arguments.seed)
-        interleave(found, arguments.rounds, min(PEER_ROUNDS, arguments.rounds), arguments.seed)
+        batch, heads, length = (sizes[0], HEADS, sizes[1]) if group == "layers" else sizes[:3]
+        few = PEER_ROUNDS[batch * heads * length**2 <= SHORT]
+        interleave(found, arguments.rounds, min(few, arguments.rounds), arguments.seed)
         place: Row = {"group": group, "shape": shape, "causal": causal, "dropout": dropout}
         measured += rows(place, found, bytes_)
         write(arguments.out, measured)

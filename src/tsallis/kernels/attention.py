@@ -1,8 +1,8 @@
 """Attention in tiles: never more weights at a time than fit into a cache, forward and backward.
 
-A tile is some queries of some heads against all the keys they may see. Forward solves its rows and keeps five numbers
-of each; backward computes the scores again, writes the weights from those numbers without a search, and goes on to the
-next tile. What is held beside the inputs and their gradients grows with the length, not with its square.
+A tile is some queries of some heads against all the keys they may see. By PyTorch's operations backward computes its
+scores and weights again and goes on to the next tile; the compiled kernels have ways of their own to keep little. What
+is held beside the inputs and their gradients grows with the length, not with its square.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from tsallis.kernels import autograd, cpu, dispatch, eager
+from tsallis.kernels import autograd, cpu, eager
 from tsallis.kernels.alphas import Alpha
 from tsallis.kernels.cpu import attention as compiled
 
@@ -97,41 +97,33 @@ class Attention(Function):
         work = _Work(query, key, value, alpha, mask, problem)
         out = query.new_zeros(*query.shape[:-1], value.shape[-1])
         counts = torch.zeros(query.shape[:-1], dtype=torch.int32, device=query.device)
-        kept = []
         for number, tile, k, v, buffer in work.tiles():
-            q = work.rows(query, tile)
-            scores = work.scores(q, k, tile, buffer)
-            stats = work.solve(scores, tile)
-            kept.append(stats)
-            work.put(counts.unsqueeze(-1), tile, _support(scores, stats))
-            weights = work.drop(scores, number)
-            work.put(out, tile, torch.bmm(weights, v))
+            weights = work.solve(work.scores(work.rows(query, tile), k, tile, buffer), tile)
+            work.put(counts.unsqueeze(-1), tile, (weights > 0).sum(-1))
+            work.put(out, tile, torch.bmm(work.drop(weights, number), v))
         ctx.problem, ctx.alpha = problem, alpha if isinstance(alpha, float) else None
-        ctx.compiled = work.compiled
         ctx.mark_non_differentiable(counts)
         ctx.set_materialize_grads(False)
-        tensors = (query, key, value, mask, alpha if isinstance(alpha, Tensor) else None)
-        ctx.save_for_backward(*tensors, *(kept if work.compiled else ()))
+        ctx.save_for_backward(query, key, value, mask, alpha if isinstance(alpha, Tensor) else None)
         return out, counts
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: Any = None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return None, None, None, None, None, None
-        query, key, value, mask, alphas, *kept = ctx.saved_tensors
+        query, key, value, mask, alphas = ctx.saved_tensors
         alpha = ctx.alpha if alphas is None else alphas
         need_alpha, need_mask = ctx.needs_input_grad[3], ctx.needs_input_grad[4]
         if autograd.differentiable(grad):
             return *_differentiable_backward(ctx, query, key, value, alpha, mask, grad), None
-        work = _Work(query, key, value, alpha, mask, ctx.problem, compiled=ctx.compiled)
+        work = _Work(query, key, value, alpha, mask, ctx.problem)
         dq = torch.empty_like(query) if ctx.problem.lengths is None else torch.zeros_like(query)
         dk, dv = torch.zeros_like(key), torch.zeros_like(value)
         da = query.new_zeros(*query.shape[:-1], 1) if need_alpha else None
         dm = torch.zeros_like(mask) if need_mask and mask is not None else None
         for number, tile, k, v, buffer in work.tiles():
             q, do = work.rows(query, tile), work.rows(grad, tile)
-            weights = work.scores(q, k, tile, buffer)
-            work.weigh(weights, tile, kept[number] if kept else None)
+            weights = work.solve(work.scores(q, k, tile, buffer), tile)
             dropped = work.drop(weights, number, keep=True)
             work.add(dv, tile, torch.bmm(dropped.transpose(1, 2), do))
             dp = torch.bmm(do, v.transpose(1, 2), out=work.second(weights))
@@ -147,11 +139,6 @@ class Attention(Function):
         if da is not None:
             da = da.sum((2, 3)).sum_to_size(alphas.shape)
         return dq, dk, dv, da, dm, None
-
-
-def _support(weights: Tensor, stats: Tensor | None) -> Tensor:
-    """How many keys each row attends to [rows, 1]."""
-    return (weights > 0).sum(-1) if stats is None else stats[:, -1]
 
 
 class Compiled(Function):
@@ -204,13 +191,11 @@ class _Work:
         alpha: Alpha,
         mask: Tensor | None,
         problem: Problem,
-        compiled: bool | None = None,
     ) -> None:
         batch, heads, queries, _ = query.shape
         self.shape = Shape(batch, key.shape[1], heads // key.shape[1], queries, key.shape[2])
         self.key, self.value, self.mask, self.problem = key, value, mask, problem
         self.alpha = alpha if isinstance(alpha, float) else alpha.detach().expand(batch, heads)
-        self.compiled = dispatch.compiled(alpha, query) if compiled is None else compiled
         self.buffers: dict[str, Tensor] = {}
 
     def tiles(self) -> Iterator[tuple[int, Tile, Tensor, Tensor, Tensor]]:
@@ -303,27 +288,15 @@ class _Work:
         some = self.alpha[tile.b0 : tile.b1, tile.h0 * self.shape.group : tile.h1 * self.shape.group]
         return some.unsqueeze(-1).expand(-1, -1, tile.i1 - tile.i0).reshape(-1, 1).contiguous()
 
-    def solve(self, scores: Tensor, tile: Tile) -> Tensor | None:
-        """Scores become weights, in place; what the kernels keep of each row."""
+    def solve(self, scores: Tensor, tile: Tile) -> Tensor:
+        """Scores become weights, in place."""
         flat = scores.view(-1, scores.shape[-1])
-        if self.compiled:
-            return cpu.solve_in_place(flat, self._alphas(tile))
         flat.copy_(eager.entmax(flat, self._alphas(tile))[0])
-        return None
-
-    def weigh(self, scores: Tensor, tile: Tile, stats: Tensor | None) -> None:
-        """The same once more."""
-        if stats is None:
-            self.solve(scores, tile)
-        else:
-            cpu.weigh_in_place(scores.view(-1, scores.shape[-1]), self._alphas(tile), stats)
+        return scores
 
     def pull(self, weights: Tensor, grad: Tensor, tile: Tile, need_alpha: bool) -> tuple[Tensor, Tensor | None]:
-        """Gradients of the scores, in place of the weights, and of alpha [rows, 1]."""
+        """Gradients of the scores, and of alpha [rows, 1]."""
         p, g = (x.view(-1, x.shape[-1]) for x in (weights, grad))
-        if self.compiled:
-            _, slope = cpu.entmax_gradient(p, g, self._alphas(tile), need_alpha, out=p)
-            return weights, slope
         ds, slope = eager.pullback(p, g, self._alphas(tile), need_alpha, False)
         return ds.view(weights.shape), slope
 

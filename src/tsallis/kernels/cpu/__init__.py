@@ -121,24 +121,11 @@ def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
     return probs
 
 
-def solve_in_place(scores: Tensor, alpha: Alpha) -> Tensor:
-    """Scores become probabilities; returns statistics [rows, STATS] for :func:`weigh_in_place` to do the same."""
-    layout = _layout(scores, alpha)
-    stats = torch.empty(layout.rows, STATS, dtype=computed_in(scores.dtype))
-    run("map", layout, scores.data_ptr(), scores.data_ptr(), stats.data_ptr())
-    return stats
-
-
-def weigh_in_place(scores: Tensor, alpha: Alpha, stats: Tensor) -> None:
-    """Scores become probabilities, by the thresholds that :func:`solve_in_place` found."""
-    run("probs", _layout(scores, alpha), scores.data_ptr(), stats.data_ptr(), scores.data_ptr())
-
-
 def entmax_gradient(
-    probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, dim: int = -1, out: Tensor | None = None
+    probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, dim: int = -1
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of the scores, and of alpha [rows, 1]; `out` may be the probabilities."""
-    scores_grad = torch.empty_like(probs) if out is None else out
+    """Gradients of the scores, and of alpha [rows, 1]."""
+    scores_grad = torch.empty_like(probs)
     layout = _layout(probs, alpha, dim)
     alpha_grad = torch.empty(layout.rows, 1, dtype=computed_in(probs.dtype)) if need_alpha else None
     run(

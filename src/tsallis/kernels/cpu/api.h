@@ -39,13 +39,6 @@ struct MapCall {
     void *probs, *stats;  // stats: [rows, STATS] or null
 };
 
-// The probabilities once more, from scores and stats.
-struct ProbsCall {
-    Layout layout;
-    const void *scores, *stats;
-    void* probs;
-};
-
 struct MapGradientCall {
     Layout layout;
     const void *probs, *grad;
@@ -165,7 +158,6 @@ struct Kernels {
     const char* name;
     int64_t (*rows_together)(int64_t d);
     void (*map)(const MapCall*, int64_t first, int64_t last);
-    void (*probs)(const ProbsCall*, int64_t first, int64_t last);
     void (*map_gradient)(const MapGradientCall*, int64_t first, int64_t last);
     void (*loss)(const LossCall*, int64_t first, int64_t last);
     void (*loss_gradient)(const LossGradientCall*, int64_t first, int64_t last);

@@ -89,8 +89,8 @@ template <class T> class Attention : Spot {
         for (int64_t number = first; number < last; number++) {
             begin(spot(number / tiles / heads, number / tiles % heads, number % tiles));
             call_rows(call.out, head, first_row, rows, call.value_size, true);
-            const int64_t next = number + 1;
-            if (next < call.batch * heads * tiles) call_next(spot(next / tiles / heads, next / tiles % heads, next % tiles));
+            const int64_t next = number + 1, of = next / tiles;
+            if (of < call.batch * heads) call_next(spot(of / heads, of % heads, next % tiles));
             forward_tile();
         }
     }
@@ -188,8 +188,8 @@ template <class T> class Attention : Spot {
     };
     Unit unit(int64_t number) const {
         const int64_t together = sharing.batch * sharing.heads, own = number / together / call.splits;
-        const int64_t within = number % together, heads = call.heads / sharing.heads;
-        return {number / together % call.splits, own / heads + within / sharing.heads, own % heads + within % sharing.heads};
+        const int64_t within = number % together, apart = call.heads / sharing.heads;
+        return {number / together % call.splits, own / apart + within / sharing.heads, own % apart + within % sharing.heads};
     }
     Spot spot(int64_t b, int64_t h, int64_t tile) const {
         const int64_t first = tile * call.rows, some = smaller(call.rows, call.queries - first);
@@ -375,7 +375,8 @@ template <class T> class Attention : Spot {
             total += counts(*this)[r] = row[3] == row[3] ? (int32_t)row[4] : (int32_t)seen;
         }
         const bool dense = many(*this, total, DENSE), lists = keeps_lists(*this, total);
-        if (keeps_all(*this, total)) std::memcpy((T*)call.weight + kept_begin(*this), scores, (size_t)(rows * seen) * sizeof(T));
+        if (keeps_all(*this, total))
+            std::memcpy((T*)call.weight + kept_begin(*this), scores, (size_t)(rows * seen) * sizeof(T));
         need_values();
         T* output = in_place(call.out) ? out : output_room;
         int64_t at = kept_begin(*this);
@@ -419,8 +420,8 @@ template <class T> class Attention : Spot {
             backward_listed(call.index + kept_begin(*this), kept, alpha_grad, part);
         } else {
             compute_scores();
-            const ProbsCall again{layout(), scores, stats(), scores};
-            probs_range<T, T>(again, 0, rows);
+            const Family<T> f = family<T>(alpha, seen, MAPS);
+            for (int64_t r = 0; r < rows; r++) weigh_row(f, stats() + r * STATS, seen, scores + r * seen);
             if (!many(*this, total, DENSE_BACKWARD) && pack_rows()) backward_listed(index, weight, alpha_grad, part);
             else backward_dense(scores, alpha_grad, part);
         }
@@ -453,7 +454,7 @@ template <class T> class Attention : Spot {
             for (int64_t r = 0; r < rows; r++) {
                 T *const to = mask_grad(part) + r * of_query, *const from = scores + r * seen;
                 if (of_key == 1)
-                    for (int64_t j = 0; j < seen; j += N) store_row(to, j, seen, load_row(to, j, seen, (T)0) + load_row(from, j, seen, (T)0));
+                    for (int64_t j = 0; j < seen; j++) to[j] += from[j];
                 else
                     for (int64_t j = 0; j < seen; j++) to[j * of_key] += from[j];
             }

@@ -25,7 +25,6 @@ def _call(name: str, *pointers: str, numbers: tuple[str, ...] = ()) -> type[ctyp
 
 
 _Map = _call("_Map", "scores", "probs", "stats")
-_Probs = _call("_Probs", "scores", "stats", "probs")
 _MapGradient = _call("_MapGradient", "probs", "grad", "scores_grad", "alpha_grad")
 _Loss = _call("_Loss", "scores", "target", "loss", "stats", "alpha_grad", numbers=("width",))
 _LossGradient = _call("_LossGradient", "scores", "target", "stats", "grad", "scores_grad", numbers=("width", "relu"))
@@ -99,7 +98,6 @@ class Attention(ctypes.Structure):
 
 CALLS: dict[str, type[ctypes.Structure]] = {
     "map": _Map,
-    "probs": _Probs,
     "map_gradient": _MapGradient,
     "loss": _Loss,
     "loss_gradient": _LossGradient,

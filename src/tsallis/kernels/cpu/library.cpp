@@ -182,10 +182,6 @@ EXPORT void tsallis_map(const MapCall* call, int threads) {
     ask_for_huge_pages(call->probs, bytes_of(call->layout));
     over_rows(kernels->map, call, threads);
 }
-EXPORT void tsallis_probs(const ProbsCall* call, int threads) {
-    ask_for_huge_pages(call->probs, bytes_of(call->layout));
-    over_rows(kernels->probs, call, threads);
-}
 EXPORT void tsallis_map_gradient(const MapGradientCall* call, int threads) {
     ask_for_huge_pages(call->scores_grad, bytes_of(call->layout));
     over_rows(kernels->map_gradient, call, threads);

@@ -1,4 +1,4 @@
-// The maps, and their probabilities once more.
+// The maps, and a row's probabilities once more.
 
 #pragma once
 
@@ -181,24 +181,12 @@ template <class T, class S> void map_range(const MapCall& call, int64_t first, i
     });
 }
 
-template <class T, class S> void probs_range(const ProbsCall& call, int64_t first, int64_t last) {
-    const int64_t d = call.layout.d;
-    Block<T> block(call.layout, 2);
-    Tile<T, S> in(call.layout, block.tile[0], block.stride), out(call.layout, block.tile[1], block.stride);
-    in_blocks<T>(call.layout, block.family, MAPS, first, last, [&](Kind kind, int64_t begin, int64_t end) {
-        const T* z[MOST];
-        in.read(call.scores, begin, end, z);
-        for (int64_t r = begin; r < end; r++) {
-            const T* stats = (const T*)call.stats + r * STATS;
-            const T top = stats[0], scale = stats[3];
-            T* p = out.place(call.probs, begin, r);
-            const Threshold<T> at{stats[1], stats[2]};
-            if (scale != scale) fill_row(p, d, (T)NAN);
-            else BY_KIND(kind, emit<K>(z[r - begin], d, top == (T)-INFINITY ? 0 : top, at, scale, block.family[r - begin], p))
-            out.finish_row(call.probs, begin, r);
-        }
-        out.finish_block(call.probs, begin, end);
-    });
+// A row's probabilities once more, in place of its scores, by the stats that were kept of it.
+template <class T> void weigh_row(const Family<T>& f, const T* stats, int64_t d, T* row) {
+    const T top = stats[0], scale = stats[3];
+    const Threshold<T> at{stats[1], stats[2]};
+    if (scale != scale) return fill_row(row, d, (T)NAN);
+    BY_KIND(f.kind, emit<K>(row, d, top == (T)-INFINITY ? 0 : top, at, scale, f, row))
 }
 
 }  // namespace

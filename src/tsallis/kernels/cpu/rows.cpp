@@ -20,9 +20,6 @@ namespace {
 void map(const MapCall* call, int64_t first, int64_t last) {
     BY_STORAGE(call->layout.storage, map_range, *call, first, last)
 }
-void probs(const ProbsCall* call, int64_t first, int64_t last) {
-    BY_STORAGE(call->layout.storage, probs_range, *call, first, last)
-}
 void map_gradient(const MapGradientCall* call, int64_t first, int64_t last) {
     BY_STORAGE(call->layout.storage, map_gradient_range, *call, first, last)
 }
@@ -62,6 +59,5 @@ void attention_gradient(const AttentionCall* call, int64_t first, int64_t last) 
 #define TABLE(isa) JOINED(kernels_, isa)
 
 extern const Kernels TABLE(TSALLIS_ISA) = {
-    NAMED(TSALLIS_ISA), rows_together, map,    probs, map_gradient, loss,
-    loss_gradient,      relu_loss,     support, gather, drop,        attention,
-    attention_gradient};
+    NAMED(TSALLIS_ISA), rows_together, map,    map_gradient, loss,      loss_gradient,
+    relu_loss,          support,       gather, drop,         attention, attention_gradient};
