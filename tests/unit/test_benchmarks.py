@@ -96,7 +96,7 @@ def test_linear(tmp_path: Path) -> None:
 def test_attention(tmp_path: Path) -> None:
     out = tmp_path / "attention.csv"
     peer = find_spec("entmax") is not None
-    sizes = ["--attention", "1x2x9x4", "--layers", "1x5", "--dropouts", 0, 0.5, "--rounds", 2]
+    sizes = ["--attention", "1x2x9x4", "--bias", "1x2x9x4", "--layers", "1x5", "--dropouts", 0, 0.5, "--rounds", 2]
     printed = run("attention.py", *sizes, "--out", out, *([] if peer else ["--no-peer"]))
     rows = read(out)
     place = ["group", "shape", "causal", "dropout", "operation", "owner"]
@@ -105,6 +105,7 @@ def test_attention(tmp_path: Path) -> None:
     found = {(r["group"], r["causal"], r["dropout"], r["operation"], r["owner"]) for r in rows}
     alphas = ("1.0", "1.5", "learned")
     ours = [("attention", causal, "0", f"entmax-{a}") for causal in ("False", "True") for a in alphas]
+    ours += [("bias", "False", "0", f"entmax-{a}") for a in alphas]
     ours += [("layers", "False", dropout, f"layer-{a}") for dropout in ("0", "0.5") for a in ("1.5", "learned")]
     assert found >= {(*each, "tsallis") for each in ours}
     assert not peer or ("attention", "False", "0", "entmax-learned", "entmax") in found
