@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -263,8 +264,13 @@ def main() -> None:
         for shape in getattr(arguments, group) or []
         for setting in settings[group]
     ]
-    # First of all: a process's peak starts with what the process that started it holds.
-    memory = [[extra_of_a_process(n, *place, arguments) for n in range(count(*place, arguments))] for place in places]
+    # First of all: a process's peak starts with what the one that started it holds. Two at a time: nothing is timed.
+    with ThreadPoolExecutor(2) as pool:
+        started = [
+            [pool.submit(extra_of_a_process, n, *place, arguments) for n in range(count(*place, arguments))]
+            for place in places
+        ]
+        memory = [[one.result() for one in some] for some in started]
     measured: list[Row] = []
     for (group, shape, (causal, dropout)), bytes_ in zip(places, memory, strict=True):
         print(group, shape, f"causal={causal} dropout={dropout}", file=sys.stderr)

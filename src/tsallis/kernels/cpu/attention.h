@@ -150,7 +150,6 @@ template <class T> class Attention : Spot {
     const uint32_t below;
     const T kept_scale;
     const bool drops, few;  // whether weights are dropped; whether there are only a few queries
-
     const Sharing sharing;
 
     double alpha;  // of the tile at work
