@@ -54,52 +54,37 @@ def bisected(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, causal: b
     return weights @ value
 
 
-def attentions(shape: tuple[int, ...], causal: bool, peer: bool, seed: int) -> list[Candidate]:
+def attentions(shape: tuple[int, ...], causal: bool, peer: bool, seed: int, learned_bias: bool) -> list[Candidate]:
+    """A bias is added to the scores and learned, as of relative positions: [heads, length, length]."""
     batch, heads, length, size = shape
     generator = torch.Generator().manual_seed(seed)
     q, k, v, upstream = torch.randn(4, batch, heads, length, size, generator=generator).unbind()
+    leaves: tuple[Tensor, ...] = (q, k, v)
+    if learned_bias:
+        leaves += (torch.randn(heads, length, length, generator=generator),)
     alpha = alphas(heads)
 
-    def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    def softmax(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal)
 
-    def ours(q: Tensor, k: Tensor, v: Tensor, alpha: Any = 1.5) -> Tensor:
-        return tsallis.entmax_attention(q, k, v, alpha, is_causal=causal)  # type: ignore[return-value]
+    def ours(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, alpha: Any = 1.5) -> Tensor:
+        return tsallis.entmax_attention(q, k, v, alpha, attn_mask=bias, is_causal=causal)  # type: ignore[return-value]
+
+    def learned(*leaves: Tensor) -> Tensor:
+        return ours(*leaves[:-1], alpha=leaves[-1])
 
     given: dict[str, Any] = {"upstream": upstream, "dense": "sdpa"}
     found = [
-        Candidate("sdpa", "torch", softmax, (q, k, v), **given),
-        Candidate("entmax-1.0", "tsallis", partial(ours, alpha=1.0), (q, k, v), **given),
-        Candidate("entmax-1.5", "tsallis", ours, (q, k, v), **given),
-        Candidate("entmax-learned", "tsallis", ours, (q, k, v, alpha), **given),
+        Candidate("sdpa", "torch", softmax, leaves, **given),
+        Candidate("entmax-1.0", "tsallis", partial(ours, alpha=1.0), leaves, **given),
+        Candidate("entmax-1.5", "tsallis", ours, leaves, **given),
+        Candidate("entmax-learned", "tsallis", learned, (*leaves, alpha), **given),
     ]
-    if peer:
+    if peer and not learned_bias:
         found.append(
             Candidate("entmax-learned", "entmax", partial(bisected, causal=causal), (q, k, v, alpha), few=True, **given)
         )
     return found
-
-
-def biased(shape: tuple[int, ...], seed: int) -> list[Candidate]:
-    """With numbers that are added to the scores and learned, as of relative positions: [heads, length, length]."""
-    batch, heads, length, size = shape
-    generator = torch.Generator().manual_seed(seed)
-    q, k, v, upstream = torch.randn(4, batch, heads, length, size, generator=generator).unbind()
-    bias, alpha = torch.randn(heads, length, length, generator=generator), alphas(heads)
-
-    def softmax(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-
-    def ours(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, alpha: Any = 1.5) -> Tensor:
-        return tsallis.entmax_attention(q, k, v, alpha, attn_mask=bias)  # type: ignore[return-value]
-
-    given: dict[str, Any] = {"upstream": upstream, "dense": "sdpa"}
-    return [
-        Candidate("sdpa", "torch", softmax, (q, k, v, bias), **given),
-        Candidate("entmax-1.0", "tsallis", partial(ours, alpha=1.0), (q, k, v, bias), **given),
-        Candidate("entmax-1.5", "tsallis", ours, (q, k, v, bias), **given),
-        Candidate("entmax-learned", "tsallis", ours, (q, k, v, bias, alpha), **given),
-    ]
 
 
 class Bisected(nn.Module):
@@ -152,7 +137,7 @@ def layers(shape: tuple[int, ...], dropout: float, peer: bool, seed: int) -> lis
 def build(group: str, shape: tuple[int, ...], causal: bool, dropout: float, peer: bool, seed: int) -> list[Candidate]:
     if group == "layers":
         return layers(shape, dropout, peer, seed)
-    return biased(shape, seed) if group == "bias" else attentions(shape, causal, peer, seed)
+    return attentions(shape, causal, peer, seed, learned_bias=group == "bias")
 
 
 def extra(number: int, group: str, shape: tuple[int, ...], setting: tuple[bool, float], peer: bool, seed: int) -> int:

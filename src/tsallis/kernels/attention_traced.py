@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,12 +13,31 @@ from tsallis.kernels.attention import Problem
 from tsallis.kernels.cpu import STATS
 from tsallis.kernels.cpu import attention as compiled
 
-# What these operators, and those for a GPU, take first.
+# What these operators, and those for a GPU, take first: a tracer knows tensors and numbers only.
 GIVEN = (
     "Tensor query, Tensor key, Tensor value, float alpha, Tensor? alphas, Tensor? mask, Tensor? lengths, "
     "float scale, bool causal, float dropout"
 )
 Found = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+class Asked(NamedTuple):
+    """As `GIVEN` names them."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    number: float
+    alphas: Tensor | None
+    mask: Tensor | None
+    lengths: Tensor | None
+    scale: float
+    causal: bool
+    dropout: float
+
+    @property
+    def alpha(self) -> Alpha:
+        return self.number if self.alphas is None else self.alphas
 
 
 def traced_attention(
@@ -29,12 +48,10 @@ def traced_attention(
     return output, support
 
 
-def arguments(
-    query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
-) -> tuple[Any, ...]:
-    """As `GIVEN` names them."""
-    number, numbers = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
-    return query, key, value, number, numbers, mask, problem.lengths, problem.scale, problem.causal, problem.dropout
+def arguments(query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem) -> Asked:
+    number, alphas = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
+    lengths: Any = problem.lengths  # a tensor, while traced
+    return Asked(query, key, value, number, alphas, mask, lengths, problem.scale, problem.causal, problem.dropout)
 
 
 def draw_seed(dropout: float) -> Tensor:
@@ -42,32 +59,20 @@ def draw_seed(dropout: float) -> Tensor:
     return torch.randint(1 << 62, ()) if dropout else torch.zeros((), dtype=torch.int64)
 
 
-def _checked(
-    seed: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alpha: float,
-    alphas: Tensor | None,
-    mask: Tensor | None,
-    lengths: Tensor | None,
-    scale: float,
-    causal: bool,
-    dropout: float,
-) -> compiled.Given:
+def _checked(asked: Asked, seed: Tensor) -> compiled.Given:
     """What the kernels take; numbers are checked that nobody could look at before."""
-    given = alpha if alphas is None else alphas
-    if not dispatch.compiled(given, query):
+    query, key, value, alpha, keys = *asked[:3], asked.alpha, asked.key.shape[2]
+    if not dispatch.compiled(alpha, query):
         raise NotImplementedError(
             "compiled attention needs the CPU's kernels and alphas from 1 to 2, "
-            f"got {alpha if alphas is None else alphas.tolist()}: use tsallis.backend('eager')"
+            f"got {alpha.tolist() if isinstance(alpha, Tensor) else alpha}: use tsallis.backend('eager')"
         )
-    numbers = None if lengths is None else tuple(int(n) for n in lengths)
-    wrong = [n for n in numbers or () if not 0 <= n <= key.shape[2]]
+    numbers = None if asked.lengths is None else tuple(int(n) for n in asked.lengths)
+    wrong = [n for n in numbers or () if not 0 <= n <= keys]
     if wrong:
-        raise ValueError(f"key_lengths must lie between 0 and the {key.shape[2]} keys, got {wrong[0]}")
-    setting = compiled.Setting(scale, causal, numbers, dropout, int(seed))
-    return compiled.Given(query, key, value, given, mask, setting)
+        raise ValueError(f"key_lengths must lie between 0 and the {keys} keys, got {wrong[0]}")
+    setting = compiled.Setting(asked.scale, asked.causal, numbers, asked.dropout, int(seed))
+    return compiled.Given(query, key, value, alpha, asked.mask, setting)
 
 
 @torch.library.custom_op(
@@ -78,8 +83,9 @@ def _checked(
 def _attention_op(*given: Any) -> Found:
     """Output, support, what backward needs of the pass, and the seed of its dropout."""
     *first, learns = given
-    seed = draw_seed(first[-1])
-    output, kept = compiled.attend(_checked(seed, *first), learns, compiled.MOST_LISTED)
+    asked = Asked(*first)
+    seed = draw_seed(asked.dropout)
+    output, kept = compiled.attend(_checked(asked, seed), learns, compiled.MOST_LISTED)
     columns, weight = (output.new_empty(0) if x is None else x for x in (kept.columns, kept.weight))
     return output.contiguous(), kept.counts, kept.stats, columns, weight, seed
 
@@ -107,12 +113,11 @@ def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Found:
 def _backward_op(*given: Any) -> tuple[Tensor, ...]:
     """Gradients; empty ones of alphas and of a mask where none are needed."""
     *first, counts, stats, columns, weight, seed, grad, need_alpha, need_mask = given
-    query, alphas = first[0], first[4]
-    kept = compiled.Kept(counts, stats, columns, weight)
-    *found, da, dm = compiled.attention_gradient(_checked(seed, *first), kept, grad, need_alpha, need_mask)
+    asked, kept = Asked(*first), compiled.Kept(counts, stats, columns, weight)
+    *found, da, dm = compiled.attention_gradient(_checked(asked, seed), kept, grad, need_alpha, need_mask)
     dq, dk, dv = (x.contiguous() for x in found)
-    da = query.new_empty(0) if da is None else da.sum(-1).sum_to_size(alphas.shape)
-    return dq, dk, dv, da, query.new_empty(0) if dm is None else dm
+    da = dq.new_empty(0) if da is None or asked.alphas is None else da.sum(-1).sum_to_size(asked.alphas.shape)
+    return dq, dk, dv, da, dq.new_empty(0) if dm is None else dm
 
 
 @_backward_op.register_fake

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tsallis.kernels.alphas import Alpha
 from tsallis.kernels.attention import Problem
-from tsallis.kernels.attention_traced import GIVEN, arguments, draw_seed
+from tsallis.kernels.attention_traced import GIVEN, Asked, arguments, draw_seed
 from tsallis.kernels.gpu.attention import (
     Kept,
     TritonAttention,
@@ -39,33 +39,24 @@ def traced_attention(
     return output, support
 
 
-def _problem(alpha: Alpha, lengths: Tensor | None, scale: float, causal: bool, dropout: float, seed: int) -> Problem:
-    powers = powers_of(alpha)
+def _problem(asked: Asked, seed: Tensor) -> tuple[Tensor, Tensor, Tensor, Alpha, Tensor | None, Problem]:
+    """What the kernels take."""
+    powers = powers_of(asked.alpha)
     if powers is None:
         raise NotImplementedError(
             "compiled attention on a GPU computes alphas from 1 to 2, got a larger one: use tsallis.backend('eager')"
         )
-    return Problem(scale, causal, lengths, 1, dropout, seed, powers=powers)
+    problem = Problem(asked.scale, asked.causal, asked.lengths, 1, asked.dropout, int(seed), powers=powers)
+    return *asked[:3], asked.alpha, asked.mask, problem
 
 
 @torch.library.custom_op("tsallis::attention_inference", mutates_args=(), schema=f"({GIVEN}) -> (Tensor, Tensor)")
-def _inference_op(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alpha: float,
-    alphas: Tensor | None,
-    mask: Tensor | None,
-    lengths: Tensor | None,
-    scale: float,
-    causal: bool,
-    dropout: float,
-) -> tuple[Tensor, Tensor]:
-    given = alpha if alphas is None else alphas
-    problem = _problem(given, lengths, scale, causal, dropout, int(draw_seed(dropout)))
-    if decodes(query, key, problem):
-        return decode(query, key, value, given, mask, problem)
-    support, kept = forward_pass(query, key, value, given, mask, problem)
+def _inference_op(*given: Any) -> tuple[Tensor, Tensor]:
+    asked = Asked(*given)
+    found = _problem(asked, draw_seed(asked.dropout))
+    if decodes(asked.query, asked.key, found[-1]):
+        return decode(*found)
+    support, kept = forward_pass(*found)
     return kept.output, support
 
 
@@ -80,22 +71,11 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tenso
     mutates_args=(),
     schema=f"({GIVEN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-def _attention_op(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alpha: float,
-    alphas: Tensor | None,
-    mask: Tensor | None,
-    lengths: Tensor | None,
-    scale: float,
-    causal: bool,
-    dropout: float,
-) -> Found:
+def _attention_op(*given: Any) -> Found:
     """Output, support, what backward needs of the pass, and the seed of its dropout, on the CPU."""
-    given, seed = alpha if alphas is None else alphas, draw_seed(dropout)
-    problem = _problem(given, lengths, scale, causal, dropout, int(seed))
-    support, kept = forward_pass(query, key, value, given, mask, problem)
+    asked = Asked(*given)
+    seed = draw_seed(asked.dropout)
+    support, kept = forward_pass(*_problem(asked, seed))
     return kept.output, support, kept.numbers, kept.needed, kept.counts, kept.bits, seed
 
 
@@ -114,32 +94,11 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Found:
     schema=f"({GIVEN}, Tensor output, Tensor numbers, Tensor needed, Tensor counts, Tensor bits, Tensor seed, "
     "Tensor grad, bool need_keys, bool need_alpha, bool need_mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-def _backward_op(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alpha: float,
-    alphas: Tensor | None,
-    mask: Tensor | None,
-    lengths: Tensor | None,
-    scale: float,
-    causal: bool,
-    dropout: float,
-    output: Tensor,
-    numbers: Tensor,
-    needed: Tensor,
-    counts: Tensor,
-    bits: Tensor,
-    seed: Tensor,
-    grad: Tensor,
-    *needs: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _backward_op(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients; empty ones where none is needed."""
-    given = alpha if alphas is None else alphas
-    problem = _problem(given, lengths, scale, causal, dropout, int(seed))
-    kept = Kept(output, numbers, needed, counts, bits)
-    found = backward_pass(query, key, value, given, mask, problem, kept, grad, needs)  # type: ignore[arg-type]
-    dq, dk, dv, da, dm = (query.new_empty(0) if x is None else x for x in found)
+    asked, (*kept, seed, grad), needs = Asked(*given[:10]), given[10:-3], given[-3:]
+    found = backward_pass(*_problem(asked, seed), Kept(*kept), grad, needs)
+    dq, dk, dv, da, dm = (asked.query.new_empty(0) if x is None else x for x in found)
     return dq, dk, dv, da, dm
 
 
