@@ -15,11 +15,12 @@ KERNEL = src/tsallis/kernels/cpu
 BUILD = hatch_build.py $(wildcard $(KERNEL)/*.cpp $(KERNEL)/*.h $(KERNEL)/*.py)
 RUNTIME = $(shell $(CXX) -print-file-name=$(1))
 
-.PHONY: help demo test test-eager kernel sanitize lint format bench test-gpu bench-gpu docs clean
+.PHONY: help demo test test-slow test-eager kernel sanitize lint format bench test-gpu bench-gpu docs clean
 
 help:
 	@echo "make demo        train on embedded English verbs and list complete sets of answers (a few minutes)"
-	@echo "make test        the tests"
+	@echo "make test        the tests, but for the slow ones"
+	@echo "make test-slow   the slow ones"
 	@echo "make test-eager  those of the maps and models, with PyTorch's operations instead of the compiled kernel"
 	@echo "make kernel      compile the CPU kernel in place (installing does so too, where a C++ compiler is)"
 	@echo "make sanitize    the kernel's tests, with GCC's address and undefined behaviour sanitizers"
@@ -35,7 +36,10 @@ demo: $(VENV)/.toolkit
 	$(BIN)/tsallis demo
 
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow"
+
+test-slow: $(VENV)/.dev
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m slow
 
 test-eager: $(VENV)/.dev
 	TSALLIS_BACKEND=eager OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/contract tests/unit
