@@ -1,7 +1,10 @@
 # Every target makes the virtual environment it needs, once. On another Python: make test PYTHON=python3.12
+# Without a GPU: make test TORCH_INDEX=URL, the index of CPU builds that PyTorch's page "Get Started" shows
 
 PYTHON ?= python3
 VENV ?= .venv
+# An index for torch alone, beside the usual one, which has what torch depends on in the tested versions.
+TORCH_INDEX ?=
 BIN = $(VENV)/bin
 THREADS ?= 1
 WORKERS ?= 2
@@ -31,6 +34,8 @@ help:
 	@echo "make bench-gpu   maps, losses, output layer and attention on a GPU beside PyTorch's and their peers'"
 	@echo "make docs        the documentation, in docs/_build/html"
 	@echo "make clean       remove what these targets made"
+	@echo "On Linux torch brings gigabytes of CUDA packages. Without a GPU add TORCH_INDEX=URL: PyTorch's page"
+	@echo "'Get Started' shows the URL if you choose 'CPU' there"
 
 demo: $(VENV)/.toolkit
 	$(BIN)/tsallis demo
@@ -90,7 +95,7 @@ docs: $(VENV)/.docs
 # torch first: the other packages then find the pinned one and choose no build of their own.
 $(VENV)/.torch: constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) torch
+	$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX) )torch
 	touch $@
 
 $(VENV)/.toolkit $(VENV)/.dev $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: $(VENV)/.torch pyproject.toml $(BUILD)
