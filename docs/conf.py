@@ -2,42 +2,61 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
+from sphinx.util import logging
 from sphinx.writers.html5 import HTML5Translator
 
 import tsallis
 
 project = "tsallis"
-author = "The tsallis developers"
+author = copyright = "The tsallis developers"
 version = release = tsallis.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"
+autodoc_preserve_defaults = True
+autodoc_typehints = "signature"
 autodoc_inherit_docstrings = False
+maximum_signature_line_length = 90
 html_theme = "furo"
 html_title = f"tsallis {version}"
 html_math_renderer = "mathml"
 
 
+# LaTeX that latex2mathml does not know, in LaTeX that it does.
+MACROS = {"arg": r"\operatorname{arg}"}
+
+logger = logging.getLogger(__name__)
+
+
+def mathml(node: nodes.math | nodes.math_block, display: str) -> str:
+    """Return a formula in MathML; a command that the converter does not know, and would show as text, is a warning."""
+    formula = re.sub(r"\\([A-Za-z]+)", lambda command: MACROS.get(command[1], command[0]), node.astext())
+    converted = convert(formula, display=display)
+    if unknown := re.findall(r"<m[a-z]+>(\\\w+)", converted):
+        logger.warning("latex2mathml does not know %s in %s", ", ".join(unknown), formula, location=node)
+    return converted
+
+
 def inline(self: HTML5Translator, node: nodes.math) -> None:
-    self.body.append(convert(node.astext()))
+    self.body.append(mathml(node, "inline"))
     raise nodes.SkipNode
 
 
 def block(self: HTML5Translator, node: nodes.math_block) -> None:
-    self.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+    self.body.append(f'<div class="math" style="padding-block: 0.5em">{mathml(node, "block")}</div>')
     raise nodes.SkipNode
 
 
 def plain_shapes(*arguments: Any) -> None:
-    """The star of a shape such as [*batch, classes] starts no emphasis."""
+    """Escape the star of a shape such as [*batch, classes], which would start emphasis."""
     lines: list[str] = arguments[-1]
     lines[:] = [line.replace("[*", r"[\*") for line in lines]
 

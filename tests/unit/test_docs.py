@@ -1,0 +1,98 @@
+"""The pages build without a warning, none hides another, and every formula of theirs is understood."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+INDEX = (DOCS / "index.md").read_text(encoding="utf-8")
+TREES = re.findall(r"```\{toctree\}\n(.*?)```", INDEX, re.S)
+PAGES = [line for tree in TREES for line in tree.splitlines() if line and not line.startswith(":")]
+# Sphinx writes pages of its own by these names, over any of ours and without a word.
+RESERVED = {"search", "genindex", "modindex", "py-modindex"}
+
+
+def build(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", str(source), str(out)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the pages in HTML, built as `make docs` does."""
+    for package in ("sphinx", "furo", "myst_parser", "latex2mathml", "numpy"):
+        pytest.importorskip(package)
+    out = tmp_path_factory.mktemp("site")
+    done = build(DOCS, out)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_no_page_has_a_name_that_sphinx_takes() -> None:
+    assert {path.stem for path in DOCS.rglob("*.md")} & RESERVED == set()
+
+
+def test_every_page_is_in_the_contents_once_under_a_caption() -> None:
+    assert sorted(PAGES) == sorted({path.stem for path in DOCS.glob("*.md")} - {"index"})
+    assert all(":caption: " in tree for tree in TREES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_each_page_is_ours(site: Path, page: str) -> None:
+    """What stands under a page's address is the page: with its title and its sections."""
+    ours = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", ours, flags=re.S), re.M)
+    headings = re.findall(r"<h[1-6]>(.*?)<a class=", (site / f"{page}.html").read_text(encoding="utf-8"), re.S)
+    shown = [unescape(re.sub(r"<[^>]+>", "", heading)) for heading in headings]
+    assert titles
+    assert [plain(title) for title in titles] == [plain(title) for title in shown]
+
+
+@pytest.mark.slow
+def test_every_public_name_is_in_the_reference_with_types_and_source(site: Path) -> None:
+    import tsallis
+
+    html = (site / "api.html").read_text(encoding="utf-8")
+    for name in set(tsallis.__all__) - {"nn", "compat", "distributions", "backend"}:
+        entry = re.search(rf'<dt class="sig[^>]*id="tsallis\.{name}">(.*?)</dt>', html, re.S)
+        assert entry, name
+        assert "viewcode-link" in entry[1], name
+        signature = unescape(re.sub(r"<[^>]+>", "", entry[1]))
+        assert re.search(r"\w+: (Tensor|int)", signature) and "→" in signature, signature
+
+
+@pytest.mark.slow
+def test_the_footer_names_who_holds_the_copyright(site: Path) -> None:
+    html = (site / "index.html").read_text(encoding="utf-8")
+    assert re.search(r"Copyright &#169; The tsallis developers", html)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("site")
+@pytest.mark.parametrize(
+    ("formula", "warning"),
+    [(r"\arg\max_p p^\top z", ""), (r"\frac{1}{2} \argh_p z", r"latex2mathml does not know \argh in")],
+)
+def test_a_command_that_would_be_shown_as_text_ends_the_build(tmp_path: Path, formula: str, warning: str) -> None:
+    (tmp_path / "docs").mkdir()
+    shutil.copy(DOCS / "conf.py", tmp_path / "docs")
+    (tmp_path / "docs" / "index.md").write_text(f"# A formula\n\n$$ {formula} $$\n\nand ${formula}$.\n")
+    done = build(tmp_path / "docs", tmp_path / "site")
+    html = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert html.count("<math ") == 2
+    assert bool(done.returncode) == bool(warning), done.stderr
+    assert done.stderr.count(warning) == 2 if warning else not done.stderr
+    assert ("\\arg" in re.sub(r"<annotation.*?</annotation>", "", html, flags=re.S)) == bool(warning)
+
+
+def plain(title: str) -> str:
+    """Return a title's words without the marks of code and formulas."""
+    return re.sub(r"[`$\\*]", "", title).strip()
