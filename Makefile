@@ -18,7 +18,7 @@ KERNEL = src/tsallis/kernels/cpu
 BUILD = hatch_build.py $(wildcard $(KERNEL)/*.cpp $(KERNEL)/*.h $(KERNEL)/*.py)
 RUNTIME = $(shell $(CXX) -print-file-name=$(1))
 
-.PHONY: help demo test test-slow test-eager kernel sanitize lint format bench test-gpu bench-gpu docs clean
+.PHONY: help demo test test-slow test-eager kernel sanitize lint format tools bench test-gpu bench-gpu docs clean
 
 help:
 	@echo "make demo        train on embedded English verbs and list complete sets of answers (a few minutes)"
@@ -65,6 +65,9 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# What the hooks of .pre-commit-config.yaml need.
+tools: $(if $(wildcard $(BIN)/ruff),,$(VENV)/.dev)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
