@@ -7,8 +7,10 @@ from typing import Any
 
 from docutils import nodes
 from latex2mathml.converter import convert
+from numpy.typing import ArrayLike
 from sphinx.application import Sphinx
 from sphinx.util import logging
+from sphinx.util.typing import stringify_annotation
 from sphinx.writers.html5 import HTML5Translator
 
 import tsallis
@@ -33,6 +35,7 @@ html_math_renderer = "mathml"
 # LaTeX that latex2mathml does not know, in LaTeX that it does.
 MACROS = {"arg": r"\operatorname{arg}"}
 
+ARRAY_LIKE = stringify_annotation(ArrayLike, "smart")
 logger = logging.getLogger(__name__)
 
 
@@ -61,6 +64,13 @@ def plain_shapes(*arguments: Any) -> None:
     lines[:] = [line.replace("[*", r"[\*") for line in lines]
 
 
+def short_types(*arguments: Any) -> tuple[str | None, str | None]:
+    """Show numpy's type of arrays by its name instead of all that it stands for."""
+    *_, signature, returns = arguments
+    return signature and signature.replace(ARRAY_LIKE, "~numpy.typing.ArrayLike"), returns
+
+
 def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", plain_shapes)
+    app.connect("autodoc-process-signature", short_types)
     app.add_html_math_renderer("mathml", (inline, None), (block, None))

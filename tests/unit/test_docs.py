@@ -70,6 +70,15 @@ def test_every_public_name_is_in_the_reference_with_types_and_source(site: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("page", ["api", "continuous"])
+def test_types_are_shown_by_their_names(site: Path, page: str) -> None:
+    """None is spelt out in what it stands for, in what Sphinx makes of it, or as where in memory a default lies."""
+    html = (site / f"{page}.html").read_text(encoding="utf-8")
+    signatures = [unescape(re.sub(r"<[^>]+>", "", sig)) for sig in re.findall(r'<dt class="sig.*?</dt>', html, re.S)]
+    assert [sig for sig in signatures if re.search(r"~|\b_[A-Z]|ForwardRef| at 0x", sig)] == []
+
+
+@pytest.mark.slow
 def test_the_footer_names_who_holds_the_copyright(site: Path) -> None:
     html = (site / "index.html").read_text(encoding="utf-8")
     assert re.search(r"Copyright &#169; The tsallis developers", html)
