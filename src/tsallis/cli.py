@@ -145,7 +145,7 @@ def _train(loaded: Config, folder: Path, world: World) -> None:
         def start() -> tuple[Prepared, Any, bool]:
             if world.main:
                 stack.enter_context(locked(folder))
-            prepared = prepare(loaded)
+            prepared = prepare(loaded, folder)
             model = prepared.build()
             arguments = (prepared.description, prepared.task, prepared.data.src_vocab, prepared.data.tgt_vocab)
             return prepared, model, world.main and start_run(folder, loaded.text(), *arguments)

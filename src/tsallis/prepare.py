@@ -24,7 +24,7 @@ from tsallis.config import (
     VisualData,
 )
 from tsallis.data import Vocabulary, english_verbs, read_inflection, read_languages
-from tsallis.data.batching import BatchPlan
+from tsallis.data.batching import BatchPlan, counted
 from tsallis.data.classification import LabelledText, find_split, label_names, read_labelled, split_off, words
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.gallery import Asked, Gallery
@@ -32,14 +32,14 @@ from tsallis.data.learned import cached_subwords
 from tsallis.data.numbers import german_english_numbers
 from tsallis.data.parallel import cached_corpus, cached_sampled_corpus, read_parallel
 from tsallis.data.pictures import open_pictures
-from tsallis.data.reading import find_packed
+from tsallis.data.reading import find_packed, read_bytes, read_json
 from tsallis.data.subwords import Subwords
 from tsallis.data.visual import answer_names, question_words, read_questions, split_by_image
 from tsallis.errors import InputError
 from tsallis.functional import estimate_tau, estimate_tau_from_scores
 from tsallis.tasks import documents, questions, task_of, texts
 from tsallis.training.loop import Measure, Settings
-from tsallis.training.run import Symbols, build_model
+from tsallis.training.run import CONFIG, Symbols, build_model
 
 SPLITS = ("train", "dev", "test")
 
@@ -84,8 +84,19 @@ class Prepared:
         return measure
 
 
-def prepare(config: Config) -> Prepared:
-    """Read the data and work out every argument."""
+def prepare(config: Config, folder: Path | None = None) -> Prepared:
+    """Read the data and work out every argument.
+
+    Args:
+        config: of the run.
+        folder: of a run that may have been started with this configuration: then its model stays as it was described.
+
+    Raises:
+        InputError: a threshold of alpha-ReLU that would not fit the model, and what reading the data finds.
+    """
+    description = _started(config, folder)
+    if description is None:
+        _check_formula(config)
     given = config.data
     task: dict[str, Any] = {"task": given.task}
     if isinstance(given, TranslationData):
@@ -102,7 +113,37 @@ def prepare(config: Config) -> Prepared:
         task["languages"] = languages(given)
     settings = Settings(**config.training.model_dump())
     BatchPlan(data.train.lengths(), settings.batch_size, settings.max_tokens)  # refuses rows that fit no batch
-    return Prepared(data, _description(config, data, settings), task, settings)
+    return Prepared(data, description or _description(config, data, settings), task, settings)
+
+
+def _started(config: Config, folder: Path | None) -> dict[str, Any] | None:
+    """Return the description of the run in a folder, if it has this configuration.
+
+    What is estimated, the threshold of alpha-ReLU, is estimated once: another machine would find a slightly other one.
+    """
+    if folder is None or not (folder / CONFIG).exists() or read_bytes(folder / CONFIG) != config.text().encode():
+        return None
+    description = read_json(folder / "model.json")
+    return {name: description.get(name) for name in ("class", "arguments")}
+
+
+def _check_formula(config: Config) -> None:
+    """Refuse `tau: formula` where its assumptions fail: outputs would sum to many times 1 before the first update.
+
+    It is derived for 1.5 and for scores of a normalised state and a Xavier-uniform matrix (Tezekbayev et al. 2022,
+    lemma 3). A matrix that is the target embedding's, too, is initialised as an embedding; an LSTM normalises nothing.
+    """
+    model = config.model
+    if isinstance(model, ClassifierConfig | AnswererConfig) or model.output != "alpha_relu" or model.tau != "formula":
+        return
+    wrong = [f"architecture {model.architecture}"] if model.architecture != "transformer" else []
+    wrong += [f"share: {model.share}"] if model.share != "none" else []
+    wrong += [f"output_alpha {model.output_alpha:g}"] if model.output_alpha != 1.5 else []
+    if wrong:
+        raise InputError(
+            "model.tau: formula is for a Transformer with an output matrix of its own (share: none) and output_alpha "
+            f"1.5 alone, found {', '.join(wrong)}; use tau: auto, the mean threshold of the first batch"
+        )
 
 
 def _description(config: Config, data: Data, settings: Settings) -> dict[str, Any]:
@@ -120,10 +161,6 @@ def _description(config: Config, data: Data, settings: Settings) -> dict[str, An
     arguments = {**sizes, **arguments}
     arguments["tau"] = given.tau if isinstance(given.tau, float) else 0.0
     if given.output == "alpha_relu" and given.tau == "formula":
-        if given.output_alpha != 1.5:
-            raise InputError(
-                f"model.tau: formula is for output_alpha 1.5 alone, found {given.output_alpha:g}; use auto"
-            )
         arguments["tau"] = estimate_tau(given.d_model, len(data.tgt_vocab))
     description = {"class": given.architecture, "arguments": arguments}
     if given.output == "alpha_relu" and given.tau == "auto":
@@ -137,7 +174,7 @@ def _first_threshold(description: dict[str, Any], corpus: Corpus | SampledCorpus
     torch.manual_seed(settings.seed)
     model = build_model(description).eval()
     batch = corpus.batch(range(min(settings.batch_size, len(corpus))))
-    hidden = model(batch.src, batch.src_lengths, batch.tgt_in).hidden
+    hidden = model(batch.src, batch.src_lengths, batch.tgt_in).hidden[counted(batch.tgt_out)]  # [symbols, d_model]
     return float(estimate_tau_from_scores(model.output.scores(hidden), model.output.alpha))
 
 
