@@ -116,6 +116,7 @@ class Evaluation:
     samples: int
     loss: float
     gold_in_support: float
+    symbol_accuracy: float  # with the gold output given
     gold_possible: float  # share of samples whose gold output has a probability, as far as the search knows
     single: float  # share of samples whose whole mass is on one hypothesis
     complete: float  # shares of certificates
@@ -239,6 +240,7 @@ def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: flo
         samples=count,
         loss=given.loss,
         gold_in_support=given.gold_in_support,
+        symbol_accuracy=given.symbol_accuracy,
         gold_possible=known / count,
         single=single / count,
         complete=kinds.count("complete") / count,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from tsallis.data.batching import BatchPlan, counted
 from tsallis.data.classification import LabelledText, find_split, label_names, read_labelled, split_off, words
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.gallery import Asked, Gallery
+from tsallis.data.inflection import InflectionExample
 from tsallis.data.learned import cached_subwords
 from tsallis.data.numbers import german_english_numbers
 from tsallis.data.parallel import cached_corpus, cached_sampled_corpus, read_parallel
@@ -37,9 +38,19 @@ from tsallis.data.subwords import Subwords
 from tsallis.data.visual import answer_names, question_words, read_questions, split_by_image
 from tsallis.errors import InputError
 from tsallis.functional import estimate_tau, estimate_tau_from_scores
-from tsallis.tasks import documents, questions, task_of, texts
+from tsallis.tasks import (
+    Lines,
+    check_language,
+    check_options,
+    documents,
+    language_scores,
+    questions,
+    score_values,
+    task_of,
+    texts,
+)
 from tsallis.training.loop import Measure, Settings
-from tsallis.training.run import CONFIG, Symbols, build_model
+from tsallis.training.run import CONFIG, Run, Symbols, build_model
 
 SPLITS = ("train", "dev", "test")
 
@@ -54,6 +65,7 @@ class Data:
     src_vocab: Symbols
     tgt_vocab: Symbols
     gallery: Gallery | None = None  # the images that sources name
+    languages: list[str] | None = None  # of the development set's rows, where they have one
 
 
 @dataclass(frozen=True)
@@ -79,7 +91,9 @@ class Prepared:
 
         def measure(results: Any) -> dict[str, float]:
             found = texts(results, data.tgt_vocab)
-            return {s.name: s.value for s in task.scores(found, data.references[: len(found)], quick=True)}
+            references, languages = data.references[: len(found)], (data.languages or [])[: len(found)]
+            each = language_scores(task, found, references, languages, quick=True)
+            return score_values(task.scores(found, references, quick=True), each)
 
         return measure
 
@@ -112,6 +126,12 @@ def prepare(config: Config, folder: Path | None = None) -> Prepared:
         data = _inflection(given)
         task["languages"] = languages(given)
     settings = Settings(**config.training.model_dump())
+    count = len(set(data.languages or ()))
+    if settings.validation_rows is not None and settings.validation_rows < count:
+        raise InputError(
+            f"training.validation_rows: {settings.validation_rows} rows can't stand for {count} languages: "
+            f"expected at least {count}"
+        )
     BatchPlan(data.train.lengths(), settings.batch_size, settings.max_tokens)  # refuses rows that fit no batch
     return Prepared(data, description or _description(config, data, settings), task, settings)
 
@@ -178,15 +198,40 @@ def _first_threshold(description: dict[str, Any], corpus: Corpus | SampledCorpus
     return float(estimate_tau_from_scores(model.output.scores(hidden), model.output.alpha))
 
 
-def read_split(data: DataConfig, split: str) -> list[Any]:
-    """The examples of one split: of inflection :class:`InflectionExample`, of translation pairs of sentences, of
-    classification :class:`LabelledText`, of visual questions :class:`Asked`."""
+def split_lines(run: Run, data: DataConfig, split: str, **options: Any) -> Lines:
+    """Return one split of a run's own data; options as of :func:`tsallis.tasks.read_lines`, of which None are not set.
+
+    Raises:
+        InputError: an option the run's task doesn't take, a language it doesn't know, and what reading finds.
+    """
+    given = check_options(run, options)
+    if isinstance(data, InflectionData):
+        if "language" in given:
+            check_language(run, given["language"])
+        if data.languages == "all":  # those there were when the run was started
+            data = data.model_copy(update={"languages": run.task.get("languages")})
+    return task_of(run.task).encode(read_split(data, split, **given), run)
+
+
+def read_split(data: DataConfig, split: str, language: str | None = None, images: Path | None = None) -> list[Any]:
+    """Return the examples of one split.
+
+    Args:
+        data: where they are.
+        split: "train", "dev" or "test".
+        language: of a configuration with languages, only this one.
+        images: of visual questions, in place of the split's own.
+
+    Returns:
+        Of inflection :class:`InflectionExample`, of translation pairs of sentences, of classification
+        :class:`LabelledText`, of visual questions :class:`Asked`.
+    """
     if split not in SPLITS:
         raise InputError(f"split must be train, dev or test, got {split!r}")
     if isinstance(data, ClassificationData):
         return _documents(data, split)
     if isinstance(data, VisualData):
-        return _asked(data, split)
+        return _asked(data, split, images)
     if data.embedded == "english-verbs":
         return list(english_verbs()[split])
     if data.embedded == "german-english-numbers":
@@ -194,7 +239,7 @@ def read_split(data: DataConfig, split: str) -> list[Any]:
     if isinstance(data, TranslationData):
         return list(read_parallel(*sides(data, split)))
     path = str(Path(data.folder) / _name(data, split))
-    names = languages(data)
+    names = languages(data) if language is None else [language]
     return read_inflection(path) if names is None else read_languages(path, names)
 
 
@@ -220,11 +265,11 @@ def _classification(data: ClassificationData) -> Data:
     return Data(encoded[0], encoded[1], [e.label for e in dev], src, tgt)
 
 
-def _asked(data: VisualData, split: str) -> list[Asked]:
+def _asked(data: VisualData, split: str, images: Path | None = None) -> list[Asked]:
     """Of one split; without a file for dev, the questions about a share of train's images are held out."""
     held_out = data.dev is None and split != "test"
     path = find_packed(Path(data.folder) / (data.train if held_out else _name(data, split)))
-    place = _images(data, "train" if held_out else split)
+    place = images or _images(data, "train" if held_out else split)
     if path is None:
         raise InputError(f"{Path(data.folder) / _name(data, split)}: there is no such file (nor one in .xz or .gz)")
     if place is None:
@@ -291,8 +336,18 @@ def languages(data: InflectionData) -> list[str] | None:
 def _inflection(data: InflectionData) -> Data:
     train, dev = read_split(data, "train"), read_split(data, "dev")
     src, tgt = (Vocabulary.build(x) for x in ((e.src_tokens() for e in train), (e.tgt_tokens() for e in train)))
+    dev = _in_turn(dev)
     encoded = [Corpus.encode(examples, src, tgt) for examples in (train, dev)]
-    return Data(encoded[0], encoded[1], [e.form for e in dev], src, tgt)
+    names = [e.language or "" for e in dev] if data.languages is not None else None
+    return Data(encoded[0], encoded[1], [e.form or "" for e in dev], src, tgt, languages=names)
+
+
+def _in_turn(examples: list[InflectionExample]) -> list[InflectionExample]:
+    """Let languages take turns, so that the first examples, whatever their number, are evenly of all."""
+    each: dict[str | None, list[InflectionExample]] = {}
+    for example in examples:
+        each.setdefault(example.language, []).append(example)
+    return [example for turn in zip_longest(*each.values()) for example in turn if example is not None]
 
 
 def sides(data: TranslationData, split: str) -> tuple[Path, Path]:

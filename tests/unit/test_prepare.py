@@ -18,6 +18,7 @@ from tsallis.data.numbers import german_english_numbers
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
 from tsallis.prepare import Prepared, cache_folder, prepare, read_split, sides
+from tsallis.search import Certificate, Hypothesis, Result
 from tsallis.training.run import build_model, start_run
 
 PAIRS = german_english_numbers()["train"][:60]
@@ -256,11 +257,56 @@ def test_the_cache_is_where_the_system_has_its_caches(monkeypatch: pytest.Monkey
 
 
 def test_what_outputs_are_worth(tmp_path: Path) -> None:
-    from tsallis.search import Certificate, Hypothesis, Result
-
     corpus(tmp_path)
     prepared = prepare(config(tmp_path))
     nothing = Certificate("none", 0.0)
     right = [Result((Hypothesis(tuple(row), -1.0, (), ()),), nothing) for row in prepared.data.dev.tgt[:3]]
     found = prepared.measure()([*right, Result((), nothing)])  # of the first rows alone
     assert list(found) == ["bleu", "exact"] and found["exact"] == 0.75 and 0 < found["bleu"] < 100
+
+
+SIZES = {"aa": 8, "bb": 1, "cc": 3}  # samples of the development set
+
+
+def languages_config(folder: Path, **training: Any) -> Config:
+    for language, count in SIZES.items():
+        write(folder / f"{language}-train", [f"{language}{x}\t{x}{language}\tN" for x in "abcdefgh"])
+        write(folder / f"{language}-dev", [f"{language}{x}\t{x}{language}\tN" for x in "abcdefgh"[:count]])
+    data = {"folder": str(folder), "train": "{language}-train", "dev": "{language}-dev", "languages": "all"}
+    model = {"d_model": 8, "layers": 1}
+    return check_config({"version": 1, "data": data, "model": model, "training": training}, "test")
+
+
+@pytest.mark.parametrize("rows", [3, 4, 5, 7, 12])
+def test_the_rows_that_are_searched_are_evenly_of_all_languages(tmp_path: Path, rows: int) -> None:
+    data = prepare(languages_config(tmp_path, validation_rows=rows)).data
+    assert sorted(data.references) == sorted(f"{x}{name}" for name, n in SIZES.items() for x in "abcdefgh"[:n])
+    assert [reference[1:] for reference in data.references] == data.languages
+    assert [data.tgt_vocab.text(row) for row in data.dev.tgt] == data.references
+    found = {name: data.languages[:rows].count(name) for name in SIZES}
+    most = max(found.values())
+    assert all(found[name] in (most, most - 1) or found[name] == SIZES[name] for name in SIZES), found
+    assert prepare(languages_config(tmp_path, validation_rows=rows)).data.dev.digest() == data.dev.digest()
+
+
+def test_too_few_rows_for_all_languages_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"validation_rows: 2 rows can't stand for 3 languages: expected at least 3"):
+        prepare(languages_config(tmp_path, validation_rows=2))
+
+
+def test_languages_choose_the_best_checkpoint_alike(tmp_path: Path) -> None:
+    """A model that is right in the largest language alone is worse than one that is right in the two small ones."""
+    prepared = prepare(languages_config(tmp_path))
+    data, measure = prepared.data, prepared.measure()
+    assert data.languages is not None
+
+    def score(*right: str) -> tuple[str, float]:
+        rows = zip(data.dev.tgt, data.languages or (), strict=True)
+        outputs = [tuple(row) if language in right else () for row, language in rows]
+        found = measure([Result((Hypothesis(output, -1.0, (), ()),), Certificate("none", 0.0)) for output in outputs])
+        return next(iter(found.items()))
+
+    assert score("aa") == ("macro_accuracy", pytest.approx(1 / 3))
+    assert score("bb", "cc") == ("macro_accuracy", pytest.approx(2 / 3))
+    first = measure([Result((), Certificate("none", 0.0))] * 4)  # of the first rows alone
+    assert first["macro_accuracy"] == first["accuracy"] == 0
