@@ -318,6 +318,12 @@ class TransformerSeq2Seq(nn.Module):
             )
         return counts.float().mean((0, 2))
 
+    @property
+    def attention_label(self) -> str:
+        """What the weights of a pass are, for figures."""
+        heads, last = self.heads, len(self.decoder.layers)
+        return f"Attention to the source: mean of {heads} head{'s' * (heads != 1)} of decoder layer {last} of {last}"
+
     def shared_parameters(self) -> dict[str, str]:
         """Names in the state dict that repeat another one's parameter, each with that other one."""
         return shared_parameters(self)
