@@ -104,7 +104,7 @@ class TransformerSeq2Seq(nn.Module):
         layers: int = 6,
         d_ff: int = 2048,
         dropout: float = 0.1,
-        attention_dropout: float | None = None,
+        attention_dropout: float | None = 0.0,
         norm: str = "post",
         activation: str = "relu",
         attention: str = "entmax",
