@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tsallis
-from interpreted import DEVICE, asked_for_interpreter, gpu, losses, maps  # noqa: F401
+from interpreted import DEVICE, gpu, losses
 from swept import ALPHAS, PATHS, tiling
 from tsallis.kernels import dispatch, eager, reference
 

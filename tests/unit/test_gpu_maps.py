@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tsallis
-from interpreted import DEVICE, asked_for_interpreter, compile_for_a_gpu, gpu, language, maps  # noqa: F401
+from interpreted import DEVICE, compile_for_a_gpu, gpu, maps
 from swept import ALPHAS, LISTS, PATHS, tiling
 from tsallis.kernels import dispatch, reference
 
