@@ -1,0 +1,75 @@
+"""Cards of heads: one line that says what a head does, and the sentences that show it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from tsallis.analysis.density import Density, HeadDensity
+from tsallis.analysis.head_roles import EXAMPLES, ROLES, Example, HeadRole, Roles
+from tsallis.analysis.record import Recording
+from tsallis.analysis.statistics import collect
+from tsallis.analysis.tables import Record
+from tsallis.analysis.words import INTERROGATIVES
+
+SPARSE, DENSE = 0.25, 0.95  # densities up to and from which a head without a role is called so
+
+
+@dataclass(frozen=True)
+class HeadCard(Record):
+    """What one head does; layers and heads count from 0, in the title from 1."""
+
+    title: str
+    kind: str
+    layer: int
+    head: int
+    alpha: float
+    density: float
+    role: str | None
+    confidence: float | None  # the score of the role
+    examples: tuple[Example, ...]  # best first
+
+
+def head_cards(
+    recording: Recording,
+    counts: Mapping[str, int] | None = None,
+    interrogatives: Collection[str] = INTERROGATIVES["en"],
+    examples: int = EXAMPLES,
+) -> tuple[HeadCard, ...]:
+    """Describe every head by its role, alpha and density, with the sentences that show the role best.
+
+    Heads with a role come first, the most confident before the others, then those without, the sparsest first. Roles
+    and their thresholds are :data:`~tsallis.analysis.head_roles.ROLES`; the arguments are those of
+    :func:`~tsallis.analysis.head_roles.head_roles`.
+
+    Raises:
+        InputError: a recording without sentences.
+
+    Example:
+        >>> from tsallis.analysis.weights import AttentionLayer, Sentence
+        >>> sentence = Sentence.of([[[1, 0, 0], [1, 0, 0], [0, 1, 0]]])
+        >>> (card,) = head_cards(Recording([AttentionLayer("encoder", 2, (1.71,))], [sentence]))
+        >>> card.title
+        'encoder layer 3 head 1 attends to the previous token with confidence 1.00, alpha 1.71, density 33 %'
+    """
+    statistics = Roles(recording.layers, counts, interrogatives, examples), Density(recording.layers)
+    roles, densities = collect(recording, *statistics)
+    cards = [_card(role, density) for role, density in zip(roles.heads, densities.heads, strict=True)]
+    return tuple(sorted(cards, key=lambda card: (card.role is None, -(card.confidence or 0), card.density)))
+
+
+def _card(role: HeadRole, density: HeadDensity) -> HeadCard:
+    confidence = role.scores[role.role] if role.role else None
+    title = (
+        f"{role.kind} layer {role.layer + 1} head {role.head + 1} {_deed(role, density.density)}, "
+        f"alpha {role.alpha:.2f}, density {100 * density.density:.0f} %"
+    )
+    place = (role.kind, role.layer, role.head, role.alpha)
+    return HeadCard(title, *place, density.density, role.role, confidence, role.examples)
+
+
+def _deed(role: HeadRole, density: float) -> str:
+    if role.role:
+        return f"{ROLES[role.role].phrase} with confidence {role.scores[role.role]:.2f}"
+    manner = "sparsely" if density <= SPARSE else "to nearly everything" if density >= DENSE else "to some tokens"
+    return f"attends {manner}, without a role"

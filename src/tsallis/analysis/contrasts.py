@@ -1,0 +1,185 @@
+"""Where heads are sure and where they are not: between sentences, and between two models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tsallis.analysis.density import sentence_density
+from tsallis.analysis.diversity import jensen_shannon
+from tsallis.analysis.head_roles import Example
+from tsallis.analysis.record import Recording
+from tsallis.analysis.statistics import Statistic, collect
+from tsallis.analysis.tables import Record
+from tsallis.analysis.weights import AttentionLayer, Floats, Sentence
+from tsallis.errors import InputError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+EXAMPLES = 10
+
+
+@dataclass(frozen=True)
+class DensityContrast(Record):
+    """Two sentences of as many keys on which one head is sparse and dense; their scores are densities."""
+
+    kind: str
+    layer: int
+    head: int
+    alpha: float
+    sparse: Example
+    dense: Example
+
+    @property
+    def difference(self) -> float:
+        return self.dense.score - self.sparse.score
+
+
+class Contrasts(Statistic[tuple[DensityContrast, ...]]):
+    """Accumulates, for each head, the sparsest and the densest sentence of each number of keys.
+
+    Args:
+        layers: of the recording.
+        count: how many pairs are returned.
+    """
+
+    def __init__(self, layers: Sequence[AttentionLayer], count: int = EXAMPLES) -> None:
+        super().__init__(layers)
+        self.count = count
+        self._ends: dict[tuple[int, int, int], tuple[Example, Example]] = {}  # by layer, head and keys
+
+    def _update(self, sentence: Sentence) -> None:
+        for number, (layer, weights) in enumerate(zip(self.layers, sentence.weights, strict=True)):
+            for head, density in enumerate(sentence_density(layer, weights).tolist()):
+                key = (number, head, weights.shape[2])
+                ends = self._ends.get(key)
+                if ends is None or not ends[0].score <= density <= ends[1].score:
+                    self._extend(key, (Example(sentence.text, density),) * 2)
+
+    def _merge(self, other: Self) -> None:
+        for key, ends in other._ends.items():
+            self._extend(key, ends)
+
+    def _extend(self, key: tuple[int, int, int], more: tuple[Example, Example]) -> None:
+        low, high = self._ends.get(key, more)
+        self._ends[key] = (min(low, more[0], key=_score), max(high, more[1], key=_score))
+
+    def _result(self) -> tuple[DensityContrast, ...]:
+        contrasts = []
+        for (number, head, _), ends in self._ends.items():
+            layer = self.layers[number]
+            contrasts.append(DensityContrast(layer.kind, layer.layer, head, layer.alphas[head], *ends))
+        ranked = sorted(contrasts, key=lambda contrast: -contrast.difference)
+        return tuple(contrast for contrast in ranked[: self.count] if contrast.difference > 0)
+
+
+def _score(example: Example) -> float:
+    return example.score
+
+
+def density_contrasts(recording: Recording, count: int = EXAMPLES) -> tuple[DensityContrast, ...]:
+    """Find heads that are sparse on one sentence and dense on another of the same length.
+
+    They are sure of the one and not of the other (Correia et al. 2019, fig. 10).
+
+    Returns:
+        At most `count` pairs, the largest differences of density first.
+
+    Raises:
+        InputError: a recording without sentences.
+
+    Example:
+        >>> sentences = [Sentence.of([[[1, 0], [1, 0]]]), Sentence.of([[[0.5, 0.5], [1, 0]]], index=1)]
+        >>> (pair,) = density_contrasts(Recording([AttentionLayer("encoder", 0, (1.5,))], sentences))
+        >>> pair.sparse.text.index, pair.dense.text.index, pair.difference
+        (0, 1, 0.25)
+    """
+    (contrasts,) = collect(recording, Contrasts(recording.layers, count))
+    return contrasts
+
+
+@dataclass(frozen=True)
+class WordContrast(Record):
+    """A word, and how much heads disagree about it: from 0 to 1, see :func:`~tsallis.analysis.jensen_shannon`."""
+
+    sentence: int  # its number in the corpus
+    position: int  # among the queries, from 0
+    piece: str
+    between: float  # of the two models' mean heads
+    first: float  # among the heads of the first model
+    second: float  # among those of the second
+
+
+@dataclass(frozen=True)
+class ModelContrast(Record):
+    """Words about which two models agree most and least."""
+
+    kind: str
+    words: int  # that were compared
+    agree: tuple[WordContrast, ...]  # the most agreement first
+    differ: tuple[WordContrast, ...]  # the largest divergence first
+
+
+def compare_models(first: Recording, second: Recording, kind: str, count: int = EXAMPLES) -> ModelContrast:
+    """Find the words about which the heads of two models agree and differ most, both having read the same sentences.
+
+    Of each query the heads of all layers of a kind are taken together: heads of two models have no common order.
+    Queries that see one key are left out.
+
+    Args:
+        first, second: recordings of the same corpus in the same order, as by the same vocabulary.
+        kind: "encoder", "decoder" or "context".
+        count: words of each list.
+
+    Raises:
+        InputError: a model without attention of the kind, other sentences, or none.
+
+    Example:
+        >>> layer = AttentionLayer("encoder", 0, (1.5,))
+        >>> one, other = Sentence.of([[[1, 0], [1, 0]]]), Sentence.of([[[1, 0], [0, 1]]])
+        >>> contrast = compare_models(Recording([layer], [one]), Recording([layer], [other]), "encoder", count=1)
+        >>> contrast.differ[0].piece, contrast.differ[0].between, contrast.agree[0].piece
+        ('▁2', 1.0, '▁1')
+    """
+    agree: list[WordContrast] = []
+    differ: list[WordContrast] = []
+    words = 0
+    layers = [_of_kind(recording, kind) for recording in (first, second)]
+    for one, other in zip_longest(first, second):
+        if one is None or other is None or one.text != other.text:
+            number = (one or other).text.index
+            raise InputError(f"the recordings have not read the same sentences: sentence {number} is in one alone")
+        contrasts = _compare(first.layers[layers[0][0]], _heads(one, layers[0]), _heads(other, layers[1]), one)
+        words += len(contrasts)
+        agree = sorted([*agree, *contrasts], key=lambda word: word.between)[:count]
+        differ = sorted([*differ, *contrasts], key=lambda word: -word.between)[:count]
+    if not words:
+        raise InputError(f"there is no word to compare: no query of {kind} attention sees two keys")
+    return ModelContrast(kind, words, tuple(agree), tuple(differ))
+
+
+def _of_kind(recording: Recording, kind: str) -> list[int]:
+    numbers = [number for number, layer in enumerate(recording.layers) if layer.kind == kind]
+    if not numbers:
+        kinds = ", ".join(dict.fromkeys(layer.kind for layer in recording.layers))
+        raise InputError(f"the recording has no attention of kind {kind!r}, only {kinds}")
+    return numbers
+
+
+def _heads(sentence: Sentence, layers: Sequence[int]) -> Floats:
+    """The heads of some layers together [heads, queries, keys]."""
+    return np.concatenate([sentence.weights[number].dense() for number in layers])
+
+
+def _compare(layer: AttentionLayer, first: Floats, second: Floats, sentence: Sentence) -> list[WordContrast]:
+    visible = layer.visible(*first.shape[1:])
+    means = np.stack([first.mean(0), second.mean(0)])  # [2, queries, keys]
+    columns = [jensen_shannon(heads, visible).tolist() for heads in (means, first, second)]
+    pieces = sentence.text.sides(layer.kind)[0]
+    rows = zip(range(len(pieces)), pieces, *columns, strict=True)
+    return [WordContrast(sentence.text.index, *row) for row in rows if visible[row[0]] > 1]

@@ -1,0 +1,137 @@
+"""Density of attention: which share of the keys has a weight above zero."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tsallis.analysis.record import Recording
+from tsallis.analysis.statistics import Statistic, collect
+from tsallis.analysis.tables import Histogram, Record
+from tsallis.analysis.weights import AttentionLayer, Floats, Sentence, SparseWeights
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+BINS = 20
+
+
+@dataclass(frozen=True)
+class HeadDensity(Record):
+    """The density of one head; layers and heads count from 0."""
+
+    kind: str
+    layer: int
+    head: int
+    alpha: float
+    density: float  # mean over sentences
+    histogram: Histogram  # of sentences
+
+
+@dataclass(frozen=True)
+class Densities(Record):
+    """The densities of all heads."""
+
+    sentences: int
+    heads: tuple[HeadDensity, ...]
+
+    def by_kind(self) -> dict[str, Histogram]:
+        """Return the histogram of all heads and sentences of each kind (Correia et al. 2019, fig. 4 and 12)."""
+        kinds: dict[str, list[HeadDensity]] = {}
+        for head in self.heads:
+            kinds.setdefault(head.kind, []).append(head)
+        return {
+            kind: Histogram(
+                heads[0].histogram.edges,
+                tuple(map(sum, zip(*(head.histogram.counts for head in heads), strict=True))),
+            )
+            for kind, heads in kinds.items()
+        }
+
+    def by_layer(self) -> dict[str, list[list[float]]]:
+        """Return the sorted mean densities of each layer's heads, by kind (Correia et al. 2019, fig. 5 and 14)."""
+        layers: dict[str, dict[int, list[float]]] = {}
+        for head in self.heads:
+            layers.setdefault(head.kind, {}).setdefault(head.layer, []).append(head.density)
+        return {kind: [sorted(heads) for _, heads in sorted(layer.items())] for kind, layer in layers.items()}
+
+
+def sentence_density(layer: AttentionLayer, weights: SparseWeights) -> Floats:
+    r"""Return the density of each head on one sentence [heads].
+
+    .. math:: d_h = \frac{\sum_i |\{j : p^h_{ij} > 0\}|}{\sum_i n_i}
+
+    where :math:`n_i` is the number of keys that query :math:`i` can see; softmax has density 1.
+
+    Example:
+        >>> layer = AttentionLayer("encoder", 0, (1.5,), causal=True)
+        >>> sentence_density(layer, Sentence.of([[[1, 0, 0], [0, 1, 0], [0.5, 0, 0.5]]]).weights[0])
+        array([0.66666667])
+    """
+    _, queries, keys = weights.shape
+    return weights.support.sum(1) / layer.visible(queries, keys).sum()
+
+
+class Density(Statistic[Densities]):
+    """Accumulates the densities of all heads over sentences.
+
+    Args:
+        layers: of the recording.
+    """
+
+    def __init__(self, layers: Sequence[AttentionLayer]) -> None:
+        super().__init__(layers)
+        self._sums = [np.zeros(layer.heads) for layer in layers]
+        self._counts = [np.zeros((layer.heads, BINS), np.int64) for layer in layers]
+
+    def _update(self, sentence: Sentence) -> None:
+        for layer, weights, sums, counts in zip(self.layers, sentence.weights, self._sums, self._counts, strict=True):
+            densities = sentence_density(layer, weights)
+            sums += densities
+            bins = np.minimum((densities * BINS).astype(int), BINS - 1)
+            counts[np.arange(layer.heads), bins] += 1
+
+    def _merge(self, other: Self) -> None:
+        for number in range(len(self.layers)):
+            self._sums[number] += other._sums[number]
+            self._counts[number] += other._counts[number]
+
+    def _result(self) -> Densities:
+        edges = tuple((np.arange(BINS + 1) / BINS).tolist())
+        heads = tuple(
+            HeadDensity(
+                layer.kind,
+                layer.layer,
+                head,
+                layer.alphas[head],
+                float(sums[head] / self.sentences),
+                Histogram(edges, tuple(counts[head].tolist())),
+            )
+            for layer, sums, counts in zip(self.layers, self._sums, self._counts, strict=True)
+            for head in range(layer.heads)
+        )
+        return Densities(self.sentences, heads)
+
+
+def density(recording: Recording) -> Densities:
+    r"""Compute the density of each head: its mean over sentences, and how sentences are spread around it.
+
+    A sentence's density is the share of keys with a weight above zero, see :func:`sentence_density` (Correia et al.
+    2019, sec. 5.1 and fig. 4, 5, 12, 14). Histograms have 20 bins of width .05.
+
+    Raises:
+        InputError: a recording without sentences.
+
+    Example:
+        >>> sentence = Sentence.of([[[1, 0], [1, 0]], [[0.5, 0.5], [0, 1]]])
+        >>> densities = density(Recording([AttentionLayer("encoder", 0, (1.5, 2.0))], [sentence]))
+        >>> [(head.head, head.alpha, head.density) for head in densities.heads]
+        [(0, 1.5, 0.5), (1, 2.0, 0.75)]
+        >>> densities.by_layer()
+        {'encoder': [[0.5, 0.75]]}
+    """
+    (densities,) = collect(recording, Density(recording.layers))
+    return densities

@@ -1,0 +1,110 @@
+"""Diversity of heads: how much the heads of a layer disagree about where to look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tsallis.analysis.record import Recording
+from tsallis.analysis.statistics import Statistic, collect
+from tsallis.analysis.tables import Record
+from tsallis.analysis.weights import AttentionLayer, Floats, Sentence
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclass(frozen=True)
+class LayerDiversity(Record):
+    """How much the heads of one layer disagree; layers count from 0."""
+
+    kind: str
+    layer: int
+    divergence: float | None  # mean over queries, from 0 to 1; None without queries that see two keys
+    queries: int  # that see at least two keys
+
+
+@dataclass(frozen=True)
+class Diversities(Record):
+    """The diversity of every layer's heads."""
+
+    sentences: int
+    layers: tuple[LayerDiversity, ...]
+
+
+def entropy(probs: Floats) -> Floats:
+    """Return Shannon's entropy of distributions [..., n] in nats [...]."""
+    return -np.sum(probs * np.log(np.where(probs > 0, probs, 1)), -1)
+
+
+def jensen_shannon(weights: Floats, visible: ArrayLike) -> Floats:
+    r"""Return the Jensen-Shannon divergence of heads at each query [queries].
+
+    .. math:: \mathrm{JS} = H\Big(\frac{1}{H}\sum_{j=1}^{H} p_j\Big) - \frac{1}{H}\sum_{j=1}^{H} H(p_j)
+
+    (Correia et al. 2019, eq. 11). Both entropies have the base :math:`n`, the number of keys that the query sees. The
+    paper adjusts the base "based on the dimension" so that the divergence is at most 1; as all heads of a query see the
+    same keys, that is one base for both. Heads on different keys reach :math:`\log_n H`, or 1 where the mean is even.
+
+    Args:
+        weights: [heads, queries, keys].
+        visible: [queries] how many keys each query sees; where it is one, there is no base and the divergence is 0.
+
+    Example:
+        >>> jensen_shannon(np.array([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [1.0, 0.0]]]), [2, 2])
+        array([1., 0.])
+    """
+    nats = entropy(weights.mean(0)) - entropy(weights).mean(0)
+    return np.maximum(nats, 0) / np.log(np.maximum(visible, 2))
+
+
+class Diversity(Statistic[Diversities]):
+    """Accumulates the divergence of every layer's heads over sentences.
+
+    Args:
+        layers: of the recording.
+    """
+
+    def __init__(self, layers: Sequence[AttentionLayer]) -> None:
+        super().__init__(layers)
+        self._sums: Floats = np.zeros(len(self.layers))
+        self._queries: NDArray[np.int64] = np.zeros(len(self.layers), np.int64)
+
+    def _update(self, sentence: Sentence) -> None:
+        for number, (layer, weights) in enumerate(zip(self.layers, sentence.weights, strict=True)):
+            visible = layer.visible(*weights.shape[1:])
+            self._sums[number] += jensen_shannon(weights.dense(), visible)[visible > 1].sum()
+            self._queries[number] += (visible > 1).sum()
+
+    def _merge(self, other: Self) -> None:
+        self._sums += other._sums
+        self._queries += other._queries
+
+    def _result(self) -> Diversities:
+        layers = tuple(
+            LayerDiversity(layer.kind, layer.layer, float(total / queries) if queries else None, int(queries))
+            for layer, total, queries in zip(self.layers, self._sums, self._queries, strict=True)
+        )
+        return Diversities(self.sentences, layers)
+
+
+def diversity(recording: Recording) -> Diversities:
+    """Compute how much the heads of each layer disagree, as the mean over all queries of their divergence.
+
+    The divergence is that of :func:`jensen_shannon` (Correia et al. 2019, eq. 11, fig. 6 and 13). Queries that see one
+    key only cannot disagree and do not count.
+
+    Raises:
+        InputError: a recording without sentences.
+
+    Example:
+        >>> sentence = Sentence.of([[[1, 0], [1, 0]], [[0, 1], [1, 0]]])
+        >>> diversity(Recording([AttentionLayer("encoder", 0, (1.5, 1.5))], [sentence])).layers
+        (LayerDiversity(kind='encoder', layer=0, divergence=0.5, queries=2),)
+    """
+    (diversities,) = collect(recording, Diversity(recording.layers))
+    return diversities

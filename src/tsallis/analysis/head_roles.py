@@ -1,0 +1,282 @@
+"""Roles of heads: what each of them attends to, and how much of its weight goes there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from tsallis.analysis.record import Recording
+from tsallis.analysis.statistics import Statistic, collect
+from tsallis.analysis.tables import Record
+from tsallis.analysis.weights import AttentionLayer, Bools, Floats, Sentence, SparseWeights, Text
+from tsallis.analysis.words import (
+    ENDS,
+    INTERROGATIVES,
+    STARTS,
+    is_punctuation,
+    is_question_mark,
+    word_clusters,
+    word_of,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+EXAMPLES = 3
+
+
+class Role(NamedTuple):
+    """A role of heads."""
+
+    threshold: float  # the mean weight from which on a head has it
+    phrase: str
+
+
+# The only place that says when a head has a role.
+ROLES = {
+    "previous": Role(0.7, "attends to the previous token"),
+    "self": Role(0.7, "attends to the token itself"),
+    "next": Role(0.7, "attends to the next token"),
+    "merging": Role(0.7, "merges the subwords of a word"),
+    "question": Role(0.7, "finds the question mark of an interrogative word"),
+    "punctuation": Role(0.6, "attends to punctuation"),
+    "rare": Role(0.6, "attends to the rarest token"),
+    "start": Role(0.6, "attends to the start of the sentence"),
+    "end": Role(0.6, "attends to the end of the sentence"),
+}
+OFFSETS = {"previous": -1, "self": 0, "next": 1}
+# What is measured beside the roles.
+MEASURES = ("clusters", "within_word")
+
+
+@dataclass(frozen=True)
+class Example(Record):
+    """A sentence that shows something of a head, and how much of it; recorded again, it has the weights."""
+
+    text: Text
+    score: float
+
+
+@dataclass(frozen=True)
+class HeadRole(Record):
+    """The scores of one head; layers and heads count from 0.
+
+    `scores` has the names of `ROLES` and `MEASURES`; None stands for what occurred nowhere.
+    """
+
+    kind: str
+    layer: int
+    head: int
+    alpha: float
+    role: str | None  # the best of those whose threshold is reached
+    scores: dict[str, float | None]
+    examples: tuple[Example, ...]  # of the role, best first
+
+
+@dataclass(frozen=True)
+class HeadRoles(Record):
+    """The roles of all heads."""
+
+    sentences: int
+    heads: tuple[HeadRole, ...]
+
+    def with_role(self, role: str) -> list[HeadRole]:
+        """Return the heads that have a role, the most confident first."""
+        return sorted((h for h in self.heads if h.role == role), key=lambda h: -(h.scores[role] or 0))
+
+
+class _Total:
+    """The sums of what was counted for each head, and the sentences that show it best."""
+
+    def __init__(self, heads: int, examples: int) -> None:
+        self.sums, self.count, self.size = np.zeros(heads), 0, examples
+        self.best: list[list[tuple[float, Example]]] = [[] for _ in range(heads)]
+
+    def add(self, masses: Floats, text: Text) -> None:
+        """Take in the masses of a sentence [heads, counted]."""
+        count = masses.shape[1]
+        if count == 0:
+            return
+        sums = masses.sum(1)
+        self.sums += sums
+        self.count += count
+        for head, total in enumerate(sums.tolist()):
+            rank = total / (count + 1)  # of equally good sentences the longer shows more
+            if len(self.best[head]) < self.size or rank > self.best[head][-1][0]:
+                self._keep(head, [(rank, Example(text, total / count))])
+
+    def merge(self, other: _Total) -> None:
+        """Take in what was counted in other sentences."""
+        self.sums += other.sums
+        self.count += other.count
+        for head, best in enumerate(other.best):
+            self._keep(head, best)
+
+    def _keep(self, head: int, more: list[tuple[float, Example]]) -> None:
+        ranked = sorted(self.best[head] + more, key=lambda item: (-item[0], item[1].text.index))
+        self.best[head] = ranked[: self.size]
+
+
+class Roles(Statistic[HeadRoles]):
+    """Accumulates the scores of :func:`head_roles` over sentences; the arguments are its own."""
+
+    def __init__(
+        self,
+        layers: Sequence[AttentionLayer],
+        counts: Mapping[str, int] | None = None,
+        interrogatives: Collection[str] = INTERROGATIVES["en"],
+        examples: int = EXAMPLES,
+    ) -> None:
+        super().__init__(layers)
+        self._piece_counts, self._interrogatives = counts, frozenset(interrogatives)
+        names = (*ROLES, *MEASURES)
+        self._totals = [{name: _Total(layer.heads, examples) for name in names} for layer in self.layers]
+
+    def _update(self, sentence: Sentence) -> None:
+        targets: dict[tuple[str, bool], dict[str, Bools]] = {}  # layers of a kind have the same
+        for layer, weights, totals in zip(self.layers, sentence.weights, self._totals, strict=True):
+            key = (layer.kind, layer.causal)
+            if key not in targets:
+                targets[key] = self._targets(layer, sentence.text)
+            dense = weights.dense()
+            visible = _visible(layer, weights)
+            for name, target in targets[key].items():
+                totals[name].add(masses_on(dense, target & visible, visible), sentence.text)
+            if layer.to_itself:
+                single, several = merging_masses(dense, word_clusters(sentence.text.sides(layer.kind)[1]))
+                totals["merging"].add(several, sentence.text)
+                totals["clusters"].add(np.concatenate([single, several], 1), sentence.text)
+
+    def _targets(self, layer: AttentionLayer, text: Text) -> dict[str, Bools]:
+        """For each role the keys that count for each query [queries, keys]."""
+        queries, keys = text.sides(layer.kind)
+        everywhere = {
+            "punctuation": [is_punctuation(piece) for piece in keys],
+            "start": [piece in STARTS for piece in keys],
+            "end": [piece in ENDS for piece in keys],
+        }
+        if self._piece_counts is not None and keys:
+            counts = [self._piece_counts.get(piece, 0) for piece in keys]
+            everywhere["rare"] = [count == min(counts) for count in counts]
+        targets = {name: np.tile(np.array(cells, bool), (len(queries), 1)) for name, cells in everywhere.items()}
+        return targets | self._own_targets(keys) if layer.to_itself else targets
+
+    def _own_targets(self, pieces: Sequence[str]) -> dict[str, Bools]:
+        """The keys that count in self-attention alone."""
+        size = len(pieces)
+        targets = {name: np.eye(size, k=offset, dtype=bool) for name, offset in OFFSETS.items()}
+        within, question = np.zeros((size, size), bool), np.zeros((size, size), bool)
+        marks = np.array([is_question_mark(piece) for piece in pieces], bool)
+        for cluster in word_clusters(pieces):
+            within[cluster.start : cluster.stop, cluster.start : cluster.stop] = True
+            if word_of(pieces, cluster).lower() in self._interrogatives:
+                question[cluster.start : cluster.stop] = marks
+        return {**targets, "within_word": within, "question": question}
+
+    def _merge(self, other: Self) -> None:
+        for mine, theirs in zip(self._totals, other._totals, strict=True):
+            for name, total in mine.items():
+                total.merge(theirs[name])
+
+    def _result(self) -> HeadRoles:
+        heads = [
+            _head_role(layer, totals, head)
+            for layer, totals in zip(self.layers, self._totals, strict=True)
+            for head in range(layer.heads)
+        ]
+        return HeadRoles(self.sentences, tuple(heads))
+
+
+def head_roles(
+    recording: Recording,
+    counts: Mapping[str, int] | None = None,
+    interrogatives: Collection[str] = INTERROGATIVES["en"],
+    examples: int = EXAMPLES,
+) -> HeadRoles:
+    r"""Compute what each head attends to, and its role if it has one.
+
+    .. math:: \mathrm{score}_h = \frac{1}{|Q|} \sum_{i \in Q} \sum_{j \in T_i} p^h_{ij}
+
+    the mean weight that queries :math:`Q` give to target keys :math:`T_i`. A query counts if it sees a target and
+    something else too: one that has no choice tells nothing.
+
+    - `previous`, `self`, `next`: the key at -1, 0 and +1, the confidence of positional heads (Correia et al. 2019, sec.
+      5.2 and fig. 7).
+    - `clusters`: the merging score of the paper (fig. 8): over the words of a sentence, the largest weight that a piece
+      gives to the *other* pieces of its word; of a word of one piece, what it gives to itself. A head that attends to
+      the token itself scores well there, so the role goes by `merging`: the same for words of several pieces alone.
+      `within_word`: the weight inside the word of the query. Words are those of
+      :func:`~tsallis.analysis.words.word_clusters`.
+    - `question`: the question mark, where the query is an interrogative word (fig. 9).
+    - `punctuation`, `start`, `end`: such keys; `rare`: those that `counts` has least of in the sentence (Voita et al.
+      2019, sec. 5).
+
+    Args:
+        recording: of a model.
+        counts: how often each piece occurs in a corpus, see :func:`~tsallis.analysis.words.count_pieces`; without them
+            there is no score for rare ones.
+        interrogatives: words in lower case; `words.INTERROGATIVES` has some languages'.
+        examples: how many sentences that show its role a head has.
+
+    Raises:
+        InputError: a recording without sentences.
+
+    Example:
+        >>> sentence = Sentence.of([[[1, 0, 0], [0.9, 0.1, 0], [0, 1, 0]]], pieces=["▁a", "▁b", "▁c"])
+        >>> (head,) = head_roles(Recording([AttentionLayer("encoder", 0, (1.5,))], [sentence])).heads
+        >>> head.role, round(head.scores["previous"], 2), head.scores["question"]
+        ('previous', 0.95, None)
+    """
+    (roles,) = collect(recording, Roles(recording.layers, counts, interrogatives, examples))
+    return roles
+
+
+def masses_on(weights: Floats, targets: Bools, visible: Bools) -> Floats:
+    """Return the weight that each query with a choice gives to its targets [heads, counted queries].
+
+    Args:
+        weights: [heads, queries, keys].
+        targets, visible: [queries, keys].
+    """
+    count = targets.sum(1)
+    counted = (count > 0) & (count < visible.sum(1))
+    return np.einsum("hqk,qk->hq", weights, targets)[:, counted]
+
+
+def merging_masses(weights: Floats, clusters: Sequence[range]) -> tuple[Floats, Floats]:
+    """Return the merging score of each word, apart for words of one piece and of several: each [heads, words].
+
+    Args:
+        weights: [heads, pieces, pieces].
+        clusters: the pieces of each word; one that is the whole sentence does not count.
+    """
+    size = weights.shape[2]
+    counted = [cluster for cluster in clusters if len(cluster) < size]
+    ones = [cluster.start for cluster in counted if len(cluster) == 1]
+    single = weights[:, ones, ones]
+    several = np.zeros((len(weights), len(counted) - len(ones)))
+    for number, cluster in enumerate(c for c in counted if len(c) > 1):
+        inside = weights[:, cluster.start : cluster.stop, cluster.start : cluster.stop]
+        others = inside.sum(2) - inside.diagonal(0, 1, 2)  # [heads, pieces]
+        several[:, number] = others.max(1)
+    return single, several
+
+
+def _visible(layer: AttentionLayer, weights: SparseWeights) -> Bools:
+    _, queries, keys = weights.shape
+    return np.arange(keys) < layer.visible(queries, keys)[:, None]
+
+
+def _head_role(layer: AttentionLayer, totals: Mapping[str, _Total], head: int) -> HeadRole:
+    scores = {name: float(t.sums[head] / t.count) if t.count else None for name, t in totals.items()}
+    leads = {
+        name: score / role.threshold
+        for name, role in ROLES.items()
+        if (score := scores[name]) is not None and score >= role.threshold
+    }
+    role = max(leads, key=lambda name: leads[name], default=None)
+    examples = tuple(example for _, example in totals[role].best[head]) if role else ()
+    return HeadRole(layer.kind, layer.layer, head, layer.alphas[head], role, scores, examples)

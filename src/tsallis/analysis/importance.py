@@ -1,0 +1,121 @@
+"""Importance of heads: what a model loses without one of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsallis.analysis.record import transformer_attentions
+from tsallis.analysis.tables import Record
+from tsallis.data.batching import Batch, counted
+from tsallis.errors import InputError
+from tsallis.models import TransformerSeq2Seq
+from tsallis.nn import MultiheadAttention
+from tsallis.search.steps import evaluating
+
+
+@dataclass(frozen=True)
+class HeadLoss(Record):
+    """The loss without one head; layers and heads count from 0."""
+
+    kind: str
+    layer: int
+    head: int
+    alpha: float
+    loss: float  # a symbol
+    increase: float  # over the loss with all heads
+
+
+@dataclass(frozen=True)
+class HeadImportance(Record):
+    """The loss with all heads, and without each of them."""
+
+    loss: float  # a symbol, by the model's own output layer
+    symbols: int
+    heads: tuple[HeadLoss, ...]  # the largest increase first
+
+
+@contextlib.contextmanager
+def masked_head(attention: MultiheadAttention, head: int) -> Iterator[None]:
+    """Make the output of one head zero while the context lasts.
+
+    Raises:
+        ValueError: a head that is not there.
+
+    Example:
+        >>> attention = MultiheadAttention(4, 2, batch_first=True)
+        >>> x = torch.randn(1, 3, 4)
+        >>> with masked_head(attention, 0), masked_head(attention, 1):
+        ...     output, _ = attention(x, x, x)
+        >>> bool((output == attention.out_proj.bias).all())
+        True
+    """
+    if not 0 <= head < attention.num_heads:
+        raise ValueError(f"heads are numbered from 0 to {attention.num_heads - 1}, got {head}")
+    part = slice(head * attention.head_dim, (head + 1) * attention.head_dim)
+
+    def clear(_: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        (x,) = inputs  # [batch, queries, heads * head size]
+        x = x.clone()
+        x[..., part] = 0
+        return (x,)
+
+    handle = attention.out_proj.register_forward_pre_hook(clear)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def head_importance(model: TransformerSeq2Seq, batches: Iterable[Batch]) -> HeadImportance:
+    """Compute the loss on given targets without each head in turn, one pass over the batches a head.
+
+    A head is taken out by making its output zero (Voita et al. 2019, sec. 6, by a mask of 0). The loss is the sum over
+    symbols of the output layer's own, divided by their number.
+
+    Args:
+        model: a Transformer.
+        batches: with targets; they are iterated over again and again.
+
+    Raises:
+        InputError: no batches.
+
+    Example:
+        >>> from tsallis.data.corpus import Corpus
+        >>> model = TransformerSeq2Seq(6, 6, d_model=8, heads=2, layers=1, d_ff=8)
+        >>> importance = head_importance(model, Corpus([[4, 5]], [[5]]).batches(1))
+        >>> importance.symbols, len(importance.heads)
+        (2, 6)
+    """
+    batches = list(batches) if isinstance(batches, Iterator) else batches
+    loss, symbols = _loss(model, batches)
+    heads = []
+    for kind, attentions in transformer_attentions(model).items():
+        for layer, attention in enumerate(attentions):
+            for head, alpha in enumerate(attention.alphas().tolist()):
+                with masked_head(attention, head):
+                    without, _ = _loss(model, batches)
+                heads.append(HeadLoss(kind, layer, head, alpha, without, without - loss))
+    return HeadImportance(loss, symbols, tuple(sorted(heads, key=lambda head: -head.increase)))
+
+
+@torch.no_grad()
+def _loss(model: TransformerSeq2Seq, batches: Iterable[Batch]) -> tuple[float, int]:
+    """The loss a symbol, and the number of symbols."""
+    device = model.output.weight.device
+    total, symbols = 0.0, 0
+    with evaluating(model):
+        for batch in batches:
+            target = batch.tgt_out.to(device)
+            decoded = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
+            known = counted(target)
+            total += float(model.output.loss(decoded.hidden[known], target[known], reduction="sum"))
+            symbols += int(known.sum())
+    if symbols == 0:
+        raise InputError("there are no symbols to compute a loss of: the corpus is empty or has no targets")
+    return total / symbols, symbols

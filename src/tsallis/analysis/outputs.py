@@ -1,0 +1,285 @@
+"""Outputs step by step: how many symbols are possible, what their values sum to, and how large scores are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tsallis.analysis.record import Symbols
+from tsallis.analysis.tables import Bins, Histogram, Record
+from tsallis.data.batching import IGNORED, Batch, counted
+from tsallis.data.corpus import Corpus
+from tsallis.errors import InputError
+from tsallis.metrics import empty_log_probs
+from tsallis.nn import OutputLayer
+from tsallis.search import Result
+from tsallis.search.steps import evaluating
+
+AT_ONCE = 1 << 22  # scores that are held together
+WIDTHS = {"total": 0.05, "norm": 1.0, "threshold": 0.1}  # of the histograms' bins
+
+
+class Steps(NamedTuple):
+    """What an output layer does at each of some steps; every tensor is float64 or int64 [steps]."""
+
+    support: Tensor  # symbols with a value above zero
+    total: Tensor  # sum of the values
+    norm: Tensor  # Euclidean, of the scores that take part
+    threshold: Tensor | None  # None for softmax, which has none
+
+
+@dataclass(frozen=True)
+class Distribution(Record):
+    """The mean of a number over steps, and its histogram."""
+
+    mean: float
+    histogram: Histogram
+
+
+@dataclass(frozen=True, eq=False)
+class OutputStatistics(Record):
+    """What the output layer of a model does over a corpus, its targets given."""
+
+    steps: int
+    symbols: int  # of the vocabulary
+    attended: float | None  # source positions with a weight above zero: the mean over steps, layers and heads
+    support: float  # symbols with a value above zero: the mean over steps
+    support_counts: tuple[int, ...]  # steps at which so many symbols, from 0 on, have a value above zero
+    total: Distribution
+    norm: Distribution
+    threshold: Distribution | None  # None for softmax
+
+    @property
+    def sparsity(self) -> float:
+        """The mean share of symbols whose value is zero (Tezekbayev et al. 2022, fig. 5 and 6)."""
+        return 1 - self.support / self.symbols
+
+
+@torch.no_grad()
+def output_steps(output: OutputLayer, scores: Tensor) -> Steps:
+    r"""Compute what an output layer does with scores.
+
+    With entmax, :math:`p_i = [(\alpha-1) z_i - \tau(z)]_+^{1/(\alpha-1)}`, so that the threshold is
+    :math:`\tau(z) = (\alpha-1) \max z - (\max p)^{\alpha-1}` (Peters et al. 2019, eq. 13; Tezekbayev et al. 2022, sec.
+    2 and fig. 7); alpha-ReLU has the layer's own, the same at every step.
+
+    Args:
+        output: the layer that made the scores.
+        scores: [steps, symbols].
+
+    Example:
+        >>> layer = OutputLayer(2, 3, "sparsemax")
+        >>> steps = output_steps(layer, torch.tensor([[1.0, 0.5, -2.0]]))
+        >>> [values.round(decimals=3).tolist() for values in steps]
+        [[2], [1.0], [2.291], [0.25]]
+    """
+    z = scores.double()
+    values = output.probs(scores).double()  # in the model's precision, in which it decides what is zero
+    norm = z.masked_fill(z == -torch.inf, 0).norm(dim=-1)
+    threshold = None
+    if not output.normalized:
+        threshold = torch.full_like(norm, output.tau)
+    elif output.alpha > 1:
+        eps = output.alpha - 1
+        threshold = eps * z.amax(-1) - values.amax(-1) ** eps
+    return Steps((values > 0).sum(-1), values.sum(-1), norm, threshold)
+
+
+def output_statistics(model: Any, batches: Iterable[Batch]) -> OutputStatistics:
+    """Compute support sizes, sums, norms and thresholds at every step with the target given.
+
+    These are the counts of Peters et al. 2019, table 3 (`attended`, `support`), and of Tezekbayev et al. 2022 the
+    distributions of zeros (fig. 5 and 6), of logit norm and threshold (fig. 7, one point of it), and of sums (fig. 9).
+    Symbols that the vocabulary lacks do not count.
+
+    Args:
+        model: an encoder-decoder of this package.
+        batches: with targets.
+
+    Raises:
+        InputError: no batches, or none with targets.
+
+    Example:
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> model = RNNSeq2Seq(6, 6, d_model=8, output="sparsemax")
+        >>> statistics = output_statistics(model, Corpus([[4, 5]], [[5]]).batches(1))
+        >>> statistics.steps, round(statistics.total.mean, 6)
+        (2, 1.0)
+    """
+    sums, attends = _OutputSums(len(model.output.weight)), hasattr(model, "attended")
+    for decoded, known, _ in _decode(model, batches):
+        if attends:
+            sums.attended += float(model.attended(decoded)[known].double().sum())
+        for hidden in decoded.hidden[known].split(max(1, AT_ONCE // len(model.output.weight))):
+            sums.add(output_steps(model.output, _scores(model, hidden)))
+    return sums.result(attends)
+
+
+class _OutputSums:
+    """What :class:`OutputStatistics` is computed from."""
+
+    def __init__(self, symbols: int) -> None:
+        self.steps, self.attended = 0, 0.0
+        self.support = np.zeros(symbols + 1, np.int64)
+        self.sums = dict.fromkeys(WIDTHS, 0.0)
+        self.bins = {name: Bins(width) for name, width in WIDTHS.items()}
+
+    def add(self, steps: Steps) -> None:
+        self.steps += len(steps.support)
+        self.support += np.bincount(steps.support.cpu().numpy(), minlength=len(self.support))
+        for name, bins in self.bins.items():
+            values = getattr(steps, name)
+            if values is not None:
+                self.sums[name] += float(values.sum())
+                bins.add(values.cpu().numpy())
+
+    def result(self, attention: bool) -> OutputStatistics:
+        if self.steps == 0:
+            raise InputError("there are no steps to describe: the corpus is empty or has no targets")
+        largest = int(self.support.nonzero()[0].max())
+        total, norm, threshold = (self._distribution(name) for name in WIDTHS)
+        assert total is not None and norm is not None
+        return OutputStatistics(
+            steps=self.steps,
+            symbols=len(self.support) - 1,
+            attended=self.attended / self.steps if attention else None,
+            support=float(self.support @ np.arange(len(self.support))) / self.steps,
+            support_counts=tuple(self.support[: largest + 1].tolist()),
+            total=total,
+            norm=norm,
+            threshold=threshold,
+        )
+
+    def _distribution(self, name: str) -> Distribution | None:
+        histogram = self.bins[name].histogram()
+        return Distribution(self.sums[name] / self.steps, histogram) if histogram.counts else None
+
+
+@dataclass(frozen=True)
+class ForcedStep(Record):
+    """A step with the target given: the target, and what the model held possible."""
+
+    gold: str
+    prob: float  # of the target; its value, for alpha-ReLU
+    support: int  # symbols with a value above zero
+    words: tuple[tuple[str, float], ...]  # the most probable of them, best first
+
+
+def forced_supports(
+    model: Any, batches: Iterable[Batch], tgt_vocab: Symbols, words: int = 10
+) -> Iterator[tuple[int, tuple[ForcedStep, ...]]]:
+    """Yield what a model holds possible at each step of given targets (Peters et al. 2019, fig. 2).
+
+    Args:
+        model: an encoder-decoder of this package.
+        batches: with targets.
+        tgt_vocab: spells its symbols.
+        words: how many of them a step has at most.
+
+    Yields:
+        The number of the sentence in its corpus, and its steps; the last one's target is the end.
+
+    Example:
+        >>> from tsallis.data.vocabulary import Vocabulary
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> model = RNNSeq2Seq(6, 6, d_model=8, output="sparsemax")
+        >>> batches = Corpus([[4, 5]], [[5]]).batches(1)
+        >>> [(index, steps)] = forced_supports(model, batches, Vocabulary(["a", "b"]))
+        >>> index, [step.gold for step in steps], steps[0].support == len(steps[0].words)
+        (0, ['b', '</s>'], True)
+    """
+    for decoded, _, batch in _decode(model, batches):
+        for row, index in enumerate(batch.index):
+            length = int((batch.tgt_out[row] != IGNORED).sum())
+            steps = []
+            for state, gold in zip(decoded.hidden[row, :length], batch.tgt_out[row].tolist(), strict=False):
+                steps.append(_forced_step(model.output.probs(_scores(model, state)).double(), gold, tgt_vocab, words))
+            yield index, tuple(steps)
+
+
+@torch.no_grad()
+def _scores(model: Any, hidden: Tensor) -> Tensor:
+    """Scores [..., symbols] of states [..., d_model]."""
+    scores: Tensor = model.output.scores(hidden)
+    return scores
+
+
+def _forced_step(probs: Tensor, gold: int, vocab: Symbols, words: int) -> ForcedStep:
+    support = int((probs > 0).sum())
+    best = probs.topk(min(words, support))
+    named = zip(map(vocab.name, best.indices.tolist()), best.values.tolist(), strict=True)
+    return ForcedStep(vocab.name(gold), float(probs[gold]), support, tuple(named))
+
+
+@torch.no_grad()
+def _forward(model: Any, batch: Batch) -> Any:
+    device = model.output.weight.device
+    with evaluating(model):
+        return model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
+
+
+def _decode(model: Any, batches: Iterable[Batch]) -> Iterator[tuple[Any, Tensor, Batch]]:
+    """What the decoder computes with given targets, and which of its steps count [batch, tgt]."""
+    for batch in batches:
+        decoded = _forward(model, batch)
+        yield decoded, counted(batch.tgt_out).to(decoded.hidden.device), batch
+
+
+@dataclass(frozen=True)
+class EmptyOutput(Record):
+    """A sentence for which the empty output is more probable than the one a search found."""
+
+    index: int
+    empty: float  # log-probabilities; that of the empty output
+    best: float  # that of the best output found, -inf if there is none
+
+
+@dataclass(frozen=True)
+class EmptyRate(Record):
+    """How often the empty output wins."""
+
+    sentences: int
+    rate: float
+    outputs: tuple[EmptyOutput, ...]
+
+
+def empty_rate(model: Any, corpus: Corpus, results: Sequence[Result]) -> EmptyRate:
+    """Compute the share of sentences whose empty output is more probable than the best found (Tezekbayev et al. 2022,
+    table 2).
+
+    Both log-probabilities are sums in float64 of the same steps and compared exactly. A search that found the empty
+    output, and it alone, has found nothing less probable than it: that is no case.
+
+    Args:
+        model: an encoder-decoder.
+        corpus: the sources.
+        results: of a search, in the corpus's order.
+
+    Raises:
+        InputError: an empty corpus.
+        ValueError: not one result a sentence.
+
+    Example:
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> from tsallis.search import beam_search
+        >>> model = RNNSeq2Seq(6, 6, d_model=8, output="softmax")
+        >>> results = beam_search(model, torch.tensor([[4, 5]]), torch.tensor([2]), beam_size=4)
+        >>> empty_rate(model, Corpus([[4, 5]], [[5]]), results).rate  # the best of all was found
+        0.0
+    """
+    if len(corpus) == 0:
+        raise InputError("there are no sentences to compare outputs of: the corpus is empty")
+    if len(results) != len(corpus):
+        raise ValueError(f"there must be one result a sentence: got {len(results)} for {len(corpus)} sentences")
+    outputs = []
+    for index, (empty, result) in enumerate(zip(empty_log_probs(model, corpus).tolist(), results, strict=True)):
+        best = result.best
+        log_prob = best.log_prob if best else -float("inf")
+        if empty > log_prob and (best is None or best.tokens):
+            outputs.append(EmptyOutput(index, empty, log_prob))
+    return EmptyRate(len(corpus), len(outputs) / len(corpus), tuple(outputs))

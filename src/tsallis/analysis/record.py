@@ -1,0 +1,268 @@
+"""Record what every head of a model attends to, batch by batch."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tsallis.analysis.weights import AttentionLayer, Sentence, SparseWeights, Text
+from tsallis.data.batching import IGNORED, Batch
+from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.nn import GlobalAttention, MultiheadAttention
+from tsallis.search.steps import evaluating
+
+Receive = Callable[[int, Tensor], None]
+
+
+class Symbols(Protocol):
+    """Spells symbols, as :class:`tsallis.data.vocabulary.Vocabulary` and :class:`tsallis.data.subwords.Subwords` do."""
+
+    def name(self, number: int) -> str:
+        """Return the spelling of a symbol."""
+        ...
+
+
+class AttentionReader(Protocol):
+    """The adapter through which a model is recorded; one for any other model has these three."""
+
+    @property
+    def layers(self) -> tuple[AttentionLayer, ...]:
+        """Describe the attention modules."""
+        ...
+
+    def texts(self, batch: Any) -> list[Text]:
+        """Return the pieces of each sentence of a batch; their numbers are those of queries and keys that count."""
+        ...
+
+    def run(self, batch: Any, receive: Receive) -> None:
+        """Run a batch and call `receive(number, weights)` once for each of the layers, in any order.
+
+        Weights are [batch, heads, queries, keys], with padding behind.
+        """
+        ...
+
+
+class Recording:
+    """Sentences with their attention weights.
+
+    Args:
+        layers: what the weights of each sentence belong to.
+        sentences: made or read anew each time they are iterated over; a list, if they are few.
+    """
+
+    def __init__(self, layers: Sequence[AttentionLayer], sentences: Iterable[Sentence]) -> None:
+        self.layers, self.sentences = tuple(layers), sentences
+
+    def __iter__(self) -> Iterator[Sentence]:
+        return iter(self.sentences)
+
+
+@dataclass(frozen=True)
+class _Sentences:
+    """Sentences that a model reads when they are iterated over."""
+
+    reader: AttentionReader
+    batches: Iterable[Any]
+
+    def __iter__(self) -> Iterator[Sentence]:
+        for batch in self.batches:
+            yield from _record_batch(self.reader, batch)
+
+
+def record(reader: AttentionReader, batches: Iterable[Any]) -> Recording:
+    """Return a recording of the non-zero weights of every head on every sentence.
+
+    Nothing is computed before it is iterated over; then one batch is run at a time, and one attention module's weights
+    are dense at a time. The model runs without dropout and without gradients.
+
+    Args:
+        reader: an adapter of the model, see :func:`read_model`.
+        batches: what the adapter takes; a list or a `corpus.batches(size)` can be iterated over again.
+
+    Raises:
+        ValueError: weights that fit neither the layers nor the sentences.
+
+    Example:
+        >>> from tsallis.data.corpus import Corpus
+        >>> from tsallis.data.vocabulary import Vocabulary
+        >>> from tsallis.models import TransformerSeq2Seq
+        >>> symbols = Vocabulary(["▁a", "▁b"])
+        >>> model = TransformerSeq2Seq(6, 6, d_model=8, heads=2, layers=1, d_ff=8, attention="sparsemax")
+        >>> corpus = Corpus([[4, 5, 4], [5]], [[5], [4, 4]])
+        >>> recording = record(read_model(model, symbols, symbols), corpus.batches(2))
+        >>> [layer.name for layer in recording.layers]
+        ['encoder layer 1', 'decoder layer 1', 'context layer 1']
+        >>> [(s.text.target, s.weights[2].shape) for s in recording]
+        [(('<s>', '▁a', '▁a'), (2, 3, 1)), (('<s>', '▁b'), (2, 2, 3))]
+    """
+    return Recording(reader.layers, _Sentences(reader, batches))
+
+
+def _record_batch(reader: AttentionReader, batch: Any) -> list[Sentence]:
+    layers, texts = reader.layers, reader.texts(batch)
+    recorded: dict[int, list[SparseWeights]] = {}
+
+    def receive(number: int, weights: Tensor) -> None:
+        recorded[number] = _compress(layers[number], texts, weights)
+
+    reader.run(batch, receive)
+    missing = [layer.name for number, layer in enumerate(layers) if number not in recorded]
+    if missing:
+        raise ValueError(f"the model gave no weights of {', '.join(missing)}")
+    rows = zip(*(recorded[number] for number in range(len(layers))), strict=True)
+    return [Sentence(text, weights) for text, weights in zip(texts, rows, strict=True)]
+
+
+def _compress(layer: AttentionLayer, texts: Sequence[Text], weights: Tensor) -> list[SparseWeights]:
+    """The non-zeros of each sentence's part of dense weights [batch, heads, queries, keys]."""
+    sizes = [tuple(map(len, text.sides(layer.kind))) for text in texts]
+    needed = (len(texts), layer.heads, *(max(size) for size in zip(*sizes, strict=True)))
+    fits = weights.dim() == 4 and weights.shape[:2] == needed[:2]
+    if not fits or any(have < need for have, need in zip(weights.shape, needed, strict=True)):
+        raise ValueError(f"weights of {layer.name} must have shape {needed} or padding, got {tuple(weights.shape)}")
+    rows = weights.detach().float().cpu().numpy()
+    return [SparseWeights.of(row[:, :queries, :keys]) for row, (queries, keys) in zip(rows, sizes, strict=True)]
+
+
+@contextlib.contextmanager
+def weights_received(attentions: Sequence[nn.Module], receive: Receive) -> Iterator[None]:
+    """Hand the weights of every pass through attention modules to `receive(number, weights)` while the context lasts.
+
+    What the modules return to their callers stays the same.
+
+    Args:
+        attentions: modules that are called as :class:`torch.nn.MultiheadAttention` is.
+        receive: gets the number of the module in `attentions`, and weights [batch, heads, queries, keys].
+
+    Example:
+        >>> attention = MultiheadAttention(8, 2, batch_first=True)
+        >>> x = torch.randn(1, 3, 8)
+        >>> with weights_received([attention], lambda number, weights: print(number, tuple(weights.shape))):
+        ...     _, returned = attention(x, x, x, need_weights=False)
+        0 (1, 2, 3, 3)
+        >>> returned is None
+        True
+    """
+    handles = []
+    for number, attention in enumerate(attentions):
+        handles += _receive_from(attention, number, receive)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _receive_from(attention: nn.Module, number: int, receive: Receive) -> list[Any]:
+    signature = inspect.signature(attention.forward)
+    requested: dict[str, Any] = {}
+
+    def request_weights(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        requested.update((name, call.arguments[name]) for name in ("need_weights", "average_attn_weights"))
+        call.arguments.update(need_weights=True, average_attn_weights=False)
+        return call.args, call.kwargs
+
+    def take_weights(_: nn.Module, __: Any, result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
+        output, weights = result  # weights: [batch, heads, queries, keys]
+        receive(number, weights)
+        if not requested["need_weights"]:
+            return output, None
+        return output, weights.mean(-3) if requested["average_attn_weights"] else weights
+
+    before = attention.register_forward_pre_hook(request_weights, with_kwargs=True)
+    return [before, attention.register_forward_hook(take_weights)]
+
+
+def transformer_attentions(model: TransformerSeq2Seq) -> dict[str, list[MultiheadAttention]]:
+    """Return the attention modules of a Transformer by kind, from the first layer to the last."""
+    encoder, decoder = model.encoder.layers, model.decoder.layers
+    return {
+        "encoder": [layer.self_attn for layer in encoder],  # type: ignore[misc]
+        "decoder": [layer.self_attn for layer in decoder],  # type: ignore[misc]
+        "context": [layer.multihead_attn for layer in decoder],  # type: ignore[misc]
+    }
+
+
+def read_model(model: Any, src_vocab: Symbols, tgt_vocab: Symbols) -> AttentionReader:
+    """Return the adapter of one of this package's encoder-decoders.
+
+    Args:
+        model: a :class:`~tsallis.models.TransformerSeq2Seq`, or a :class:`~tsallis.models.RNNSeq2Seq` with discrete
+            attention.
+        src_vocab, tgt_vocab: spell its symbols.
+
+    Raises:
+        ValueError: another model; it needs an :class:`AttentionReader` of its own.
+    """
+    if isinstance(model, TransformerSeq2Seq):
+        return TransformerReader(model, src_vocab, tgt_vocab)
+    if isinstance(model, RNNSeq2Seq) and isinstance(model.attention, GlobalAttention):
+        return RNNReader(model, src_vocab, tgt_vocab)
+    raise ValueError(
+        f"expected a TransformerSeq2Seq, or an RNNSeq2Seq with discrete attention, got {type(model).__name__}"
+    )
+
+
+class _Reader:
+    """What the adapters of both encoder-decoders share: batches, and how they are spelt."""
+
+    def __init__(self, model: Any, src_vocab: Symbols, tgt_vocab: Symbols) -> None:
+        self.model, self.src_vocab, self.tgt_vocab = model, src_vocab, tgt_vocab
+
+    def texts(self, batch: Batch) -> list[Text]:
+        """Return the pieces of each sentence."""
+        targets = (batch.tgt_out != IGNORED).sum(1).tolist()
+        return [
+            Text(
+                index,
+                tuple(map(self.src_vocab.name, batch.src[row, :src].tolist())),
+                tuple(map(self.tgt_vocab.name, batch.tgt_in[row, :tgt].tolist())),
+            )
+            for row, (index, src, tgt) in enumerate(zip(batch.index, batch.src_lengths.tolist(), targets, strict=True))
+        ]
+
+    @torch.no_grad()
+    def _forward(self, batch: Batch) -> Any:
+        device = next(self.model.parameters()).device
+        with evaluating(self.model):
+            return self.model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
+
+
+class TransformerReader(_Reader):
+    """The adapter of a :class:`~tsallis.models.TransformerSeq2Seq`: the target is read in one pass."""
+
+    def __init__(self, model: TransformerSeq2Seq, src_vocab: Symbols, tgt_vocab: Symbols) -> None:
+        super().__init__(model, src_vocab, tgt_vocab)
+        self.attentions: list[nn.Module] = []
+        layers = []
+        for kind, attentions in transformer_attentions(model).items():
+            for number, attention in enumerate(attentions):
+                alphas = tuple(attention.alphas().tolist())
+                layers.append(AttentionLayer(kind, number, alphas, causal=kind == "decoder"))
+                self.attentions.append(attention)
+        self.layers = tuple(layers)
+
+    def run(self, batch: Batch, receive: Receive) -> None:
+        """Run a batch and hand over the weights of each attention as they are computed."""
+        with weights_received(self.attentions, receive):
+            self._forward(batch)
+
+
+class RNNReader(_Reader):
+    """The adapter of a :class:`~tsallis.models.RNNSeq2Seq`, whose attention is one head of context attention."""
+
+    def __init__(self, model: RNNSeq2Seq, src_vocab: Symbols, tgt_vocab: Symbols) -> None:
+        super().__init__(model, src_vocab, tgt_vocab)
+        self.layers = (AttentionLayer("context", 0, (model.attention.alpha,)),)
+
+    def run(self, batch: Batch, receive: Receive) -> None:
+        """Run a batch and hand over the weights of its steps."""
+        receive(0, self._forward(batch).attention.unsqueeze(1))  # [batch, 1, tgt, src]

@@ -1,0 +1,83 @@
+"""Statistics of attention: any number of them read a recording in one pass, sentence by sentence."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from tsallis.analysis.record import Recording
+from tsallis.analysis.weights import AttentionLayer, Sentence
+from tsallis.errors import InputError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+R = TypeVar("R")
+
+
+class Statistic(ABC, Generic[R]):
+    """Numbers that are accumulated over sentences, in memory that does not grow with them.
+
+    Args:
+        layers: of the recording.
+    """
+
+    def __init__(self, layers: Sequence[AttentionLayer]) -> None:
+        self.layers = tuple(layers)
+        self.sentences = 0
+
+    def update(self, sentence: Sentence) -> None:
+        """Take in a sentence."""
+        self._update(sentence)
+        self.sentences += 1
+
+    def merge(self, other: Self) -> None:
+        """Take in what another statistic has of other sentences.
+
+        Raises:
+            ValueError: one of other layers.
+        """
+        if other.layers != self.layers:
+            raise ValueError("statistics can be merged if they are of the same attention layers")
+        self._merge(other)
+        self.sentences += other.sentences
+
+    def result(self) -> R:
+        """Return the records.
+
+        Raises:
+            InputError: if there was no sentence.
+        """
+        if self.sentences == 0:
+            raise InputError("there are no sentences to describe: the corpus is empty or was already iterated over")
+        return self._result()
+
+    @abstractmethod
+    def _update(self, sentence: Sentence) -> None: ...
+
+    @abstractmethod
+    def _merge(self, other: Self) -> None: ...
+
+    @abstractmethod
+    def _result(self) -> R: ...
+
+
+def collect(recording: Recording, *statistics: Statistic[Any]) -> tuple[Any, ...]:
+    """Compute several statistics of a recording in one pass, and return the result of each.
+
+    Raises:
+        InputError: a recording without sentences.
+
+    Example:
+        >>> from tsallis.analysis import Density, Diversity
+        >>> layer = AttentionLayer("encoder", 0, (1.5, 2.0))
+        >>> recording = Recording([layer], [Sentence.of([[[1, 0], [1, 0]], [[0.5, 0.5], [0, 1]]])])
+        >>> densities, diversities = collect(recording, Density([layer]), Diversity([layer]))
+        >>> [head.density for head in densities.heads], round(diversities.layers[0].divergence, 4)
+        ([0.5, 0.75], 0.6556)
+    """
+    for sentence in recording:
+        for statistic in statistics:
+            statistic.update(sentence)
+    return tuple(statistic.result() for statistic in statistics)

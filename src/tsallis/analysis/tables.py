@@ -1,0 +1,109 @@
+"""Results as plain records: dictionaries for JSON, and tables where pandas is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+class Record:
+    """A frozen dataclass of numbers, names and other records."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return dictionaries, lists, numbers and strings, as JSON has them."""
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(part) for part in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    return {f.name: _plain(getattr(value, f.name)) for f in fields(value)} if is_dataclass(value) else value
+
+
+def to_pandas(records: Iterable[Record]) -> Any:
+    """Return a `pandas.DataFrame` with a row for each record.
+
+    Raises:
+        ImportError: if pandas is not installed.
+
+    Example:
+        >>> to_pandas(densities.heads)  # doctest: +SKIP
+              kind  layer  head  alpha  density
+        0  encoder      0     0    1.5     0.25
+    """
+    try:
+        import pandas  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError as error:
+        raise ImportError("to_pandas needs pandas: pip install pandas") from error
+    return pandas.DataFrame([record.to_dict() for record in records])
+
+
+@dataclass(frozen=True)
+class Histogram(Record):
+    """Counts of values between edges; each bin has its lower edge in it, the last one both.
+
+    Example:
+        >>> Histogram.of([0.0, 0.5, 0.6, 1.0], bins=2).counts
+        (1, 3)
+    """
+
+    edges: tuple[float, ...]  # [bins + 1]
+    counts: tuple[int, ...]  # [bins]
+
+    @classmethod
+    def of(cls, values: ArrayLike, bins: int, low: float = 0.0, high: float = 1.0) -> Histogram:
+        """Count values in bins of one width from `low` to `high`.
+
+        Raises:
+            ValueError: values beyond these.
+        """
+        numbers = np.asarray(values, np.float64).reshape(-1)
+        counts, edges = np.histogram(numbers, bins, (low, high))
+        if counts.sum() != len(numbers):
+            wrong = numbers[~((numbers >= low) & (numbers <= high))][0]
+            raise ValueError(f"values must lie between {low:g} and {high:g}, got {wrong:g}")
+        return cls(tuple(edges.tolist()), tuple(counts.tolist()))
+
+
+class Bins:
+    """A histogram of values whose range is not known before: bins of one width around its multiples.
+
+    Example:
+        >>> bins = Bins(0.5)
+        >>> bins.add(np.array([1.0, 1.2, 2.1]))
+        >>> bins.histogram()
+        Histogram(edges=(0.75, 1.25, 1.75, 2.25), counts=(2, 0, 1))
+    """
+
+    def __init__(self, width: float) -> None:
+        self.width = width
+        self.counts: dict[int, int] = {}
+
+    def add(self, values: ArrayLike) -> None:
+        """Count finite values of any shape."""
+        numbers, counts = np.unique(np.rint(np.asarray(values, np.float64) / self.width), return_counts=True)
+        for number, count in zip(numbers.astype(int).tolist(), counts.tolist(), strict=True):
+            self.counts[number] = self.counts.get(number, 0) + count
+
+    def merge(self, other: Bins) -> None:
+        """Add the counts of bins of the same width."""
+        for number, count in other.counts.items():
+            self.counts[number] = self.counts.get(number, 0) + count
+
+    def histogram(self) -> Histogram:
+        """Return the counts from the first bin that is not empty to the last."""
+        if not self.counts:
+            return Histogram((), ())
+        numbers = range(min(self.counts), max(self.counts) + 1)
+        edges = tuple((number - 0.5) * self.width for number in (*numbers, numbers[-1] + 1))
+        return Histogram(edges, tuple(self.counts.get(number, 0) for number in numbers))

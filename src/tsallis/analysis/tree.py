@@ -1,0 +1,144 @@
+"""Hypotheses of a search as a tree of prefixes, with the probability of each step on its edge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsallis.analysis.record import Symbols
+from tsallis.analysis.tables import Record
+from tsallis.data.vocabulary import BOS, EOS
+from tsallis.models.decoder import Decoder
+from tsallis.search import Result
+from tsallis.search.hypothesis import Kind
+from tsallis.search.steps import advance, evaluating
+
+
+@dataclass(frozen=True)
+class Edge(Record):
+    """A step from one prefix to the next; node 0 is the empty prefix, and parents come before their children."""
+
+    parent: int
+    node: int
+    symbol: str
+    log_prob: float  # of the symbol after the parent
+    total: float  # log-probability of the prefix so far
+    end: bool  # whether an output ends here
+
+    @property
+    def prob(self) -> float:
+        """The probability of the symbol after the parent."""
+        return math.exp(self.log_prob)
+
+
+@dataclass(frozen=True)
+class BeamTree(Record):
+    """The hypotheses of one source as a tree, and what is proved of them."""
+
+    edges: tuple[Edge, ...]
+    mass: float  # the probability of all hypotheses together
+    certificate: Kind
+    bound: float | None  # log-probability of the best prefix that was given up, None if none was
+
+    def children(self, node: int) -> list[Edge]:
+        """Return the edges that go on from a node, the most probable first."""
+        return sorted((edge for edge in self.edges if edge.parent == node), key=lambda edge: -edge.log_prob)
+
+    def lines(self) -> list[str]:
+        """Return the tree as text, an edge with a choice or an end to a line, indented by its depth."""
+        lines: list[str] = []
+        stack = [(edge, 0) for edge in reversed(self.children(0))]
+        while stack:
+            edge, depth = stack.pop()
+            label, following = [_label(edge)], self.children(edge.node)
+            while len(following) == 1:
+                label.append(_label(following[0]))
+                following = self.children(following[0].node)
+            lines.append("  " * depth + " ".join(label))
+            stack += [(child, depth + 1) for child in reversed(following)]
+        return lines
+
+
+def _label(edge: Edge) -> str:
+    return edge.symbol if edge.prob > 0.9995 else f"{edge.symbol} {edge.prob:.1%}"
+
+
+@dataclass
+class _Level:
+    """Prefixes of one length: their nodes, the rows of the state they come from, and their log-probabilities."""
+
+    prefixes: list[tuple[int, ...]]
+    rows: list[int]
+    nodes: list[int]
+    totals: list[float]
+
+
+@torch.no_grad()
+def beam_tree(model: Decoder, src: Tensor, result: Result, tgt_vocab: Symbols) -> BeamTree:
+    """Compute the tree of a result's hypotheses (Peters et al. 2019, fig. 1).
+
+    Every prefix is run once more, all of one length together; the log-probabilities along a path sum to the
+    hypothesis's. With a complete certificate the tree is all that the model holds possible.
+
+    Args:
+        model: that found the hypotheses.
+        src: [src] symbols of the source, or [1, src].
+        result: of a search, beam or exhaustive.
+        tgt_vocab: spells its symbols.
+
+    Raises:
+        ValueError: a hypothesis that the model holds impossible: it is of another model or source.
+
+    Example:
+        >>> from tsallis.data.vocabulary import Vocabulary
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> from tsallis.search import beam_search
+        >>> model = RNNSeq2Seq(6, 6, d_model=8, output="softmax")
+        >>> src = torch.tensor([[4, 5]])
+        >>> (result,) = beam_search(model, src, torch.tensor([2]), n_best=2, max_length=2)
+        >>> tree = beam_tree(model, src, result, Vocabulary(["a", "b"]))
+        >>> ends = sorted((edge.total for edge in tree.edges if edge.end), reverse=True)
+        >>> [round(a - b, 6) for a, b in zip(ends, (h.log_prob for h in result.hypotheses))]
+        [0.0, 0.0]
+    """
+    src = src.reshape(1, -1)
+    outputs = [(*hypothesis.tokens, EOS) for hypothesis in result.hypotheses]
+    edges: list[Edge] = []
+    with evaluating(model):
+        state: Any = model.start(model.encode(src, torch.tensor([src.shape[1]], device=src.device)))
+        level = _Level([()], [0], [0], [0.0])
+        while outputs:
+            state = state.select(torch.tensor(level.rows, device=src.device))
+            tokens = torch.tensor([prefix[-1] if prefix else BOS for prefix in level.prefixes], device=src.device)
+            log_probs, _, state = advance(model, state, tokens, [0] * len(tokens))
+            level, outputs = _grow(level, outputs, log_probs, edges, tgt_vocab)
+    bound = result.certificate.bound
+    certificate = result.certificate.kind
+    return BeamTree(tuple(edges), result.mass, certificate, None if bound == -float("inf") else bound)
+
+
+def _grow(
+    level: _Level, outputs: Sequence[tuple[int, ...]], log_probs: Tensor, edges: list[Edge], vocab: Symbols
+) -> tuple[_Level, list[tuple[int, ...]]]:
+    """Add the edges from prefixes to those of one symbol more, and return these with the outputs that go on."""
+    longer = _Level([], [], [], [])
+    length = len(level.prefixes[0])
+    rows = {prefix: row for row, prefix in enumerate(level.prefixes)}
+    for prefix in dict.fromkeys(output[: length + 1] for output in outputs):
+        row, token = rows[prefix[:-1]], prefix[-1]
+        step = float(log_probs[row, token])
+        if step == -float("inf"):
+            raise ValueError(f"the model holds the hypothesis impossible at {vocab.name(token)!r}: it is not its own")
+        node, total = len(edges) + 1, level.totals[row] + step
+        edges.append(Edge(level.nodes[row], node, vocab.name(token), step, total, token == EOS))
+        if token != EOS:
+            longer.prefixes.append(prefix)
+            longer.rows.append(row)
+            longer.nodes.append(node)
+            longer.totals.append(total)
+    return longer, [output for output in outputs if len(output) > length + 1]

@@ -1,0 +1,92 @@
+"""Words and symbols of a sentence, as pieces spell them."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+WORD_START = "▁"
+STARTS = ("<s>", "[CLS]", "<bos>")
+ENDS = ("</s>", "[SEP]", "<eos>", "<|endoftext|>")
+QUESTION_MARKS = ("?", "？", "؟", "\u037e")
+INTERROGATIVES = {
+    "en": frozenset(("what", "who", "whom", "whose", "which", "when", "where", "why", "how")),
+    "de": frozenset(
+        ("was", "wer", "wen", "wem", "wessen", "welche", "welcher", "welches", "wann", "wo", "woher", "warum", "wie")
+    ),
+}
+
+
+def spelling(piece: str) -> str:
+    """Return a piece without the mark of a word's beginning."""
+    return piece.removeprefix(WORD_START)
+
+
+def is_special(piece: str) -> bool:
+    """Tell whether a piece is the start or the end of a sentence."""
+    return piece in STARTS or piece in ENDS
+
+
+def is_punctuation(piece: str) -> bool:
+    """Tell whether all characters of a piece are punctuation.
+
+    >>> [is_punctuation(piece) for piece in ("▁«", ".", "▁a.", "</s>", "▁")]
+    [True, True, False, False, False]
+    """
+    text = spelling(piece)
+    return bool(text) and not is_special(piece) and all(unicodedata.category(c).startswith("P") for c in text)
+
+
+def is_question_mark(piece: str) -> bool:
+    """Tell whether a piece is a question mark."""
+    return spelling(piece) in QUESTION_MARKS
+
+
+def word_clusters(pieces: Sequence[str]) -> list[range]:
+    """Return the pieces of each word: from one that begins with `▁` to the next.
+
+    Punctuation before and after a word is a cluster of its own, inside a word (as a hyphen is) it belongs to it, and so
+    is every start or end of a sentence. Where no piece begins with `▁`, every piece is a cluster.
+
+    >>> [list(word) for word in word_clusters(["▁well", "-", "know", "n", "▁lam", "p", ".", "</s>"])]
+    [[0, 1, 2, 3], [4, 5], [6], [7]]
+    """
+    if not any(piece.startswith(WORD_START) for piece in pieces):
+        return [range(i, i + 1) for i in range(len(pieces))]
+    begins = [i for i, piece in enumerate(pieces) if i == 0 or piece.startswith(WORD_START) or is_special(piece)]
+    begins += [i + 1 for i, piece in enumerate(pieces[:-1]) if is_special(piece)]
+    begins = sorted(set(begins))
+    clusters: list[range] = []
+    for begin, end in zip(begins, [*begins[1:], len(pieces)], strict=True):
+        clusters += _without_punctuation(pieces, begin, end)
+    return clusters
+
+
+def _without_punctuation(pieces: Sequence[str], begin: int, end: int) -> list[range]:
+    first, last = begin, end
+    while first < last and is_punctuation(pieces[first]):
+        first += 1
+    while last > first and is_punctuation(pieces[last - 1]):
+        last -= 1
+    ones = [range(i, i + 1) for i in range(begin, end)]
+    inside = [range(first, last)] if first < last else []
+    return [*ones[: first - begin], *inside, *ones[last - begin :]]
+
+
+def word_of(pieces: Sequence[str], cluster: range) -> str:
+    """Return the spelling of a word.
+
+    >>> word_of(["▁lam", "p"], range(2))
+    'lamp'
+    """
+    return "".join(spelling(pieces[i]) for i in cluster)
+
+
+def count_pieces(texts: Iterable[Iterable[str]]) -> Counter[str]:
+    """Count how often each piece occurs, for the scores of rare ones.
+
+    >>> count_pieces([["▁a", "▁b"], ["▁a"]])["▁a"]
+    2
+    """
+    return Counter(piece for text in texts for piece in text)
