@@ -58,7 +58,7 @@ class Contrasts(Statistic[tuple[DensityContrast, ...]]):
             for head, density in enumerate(sentence_density(layer, weights).tolist()):
                 key = (number, head, weights.shape[2])
                 ends = self._ends.get(key)
-                if ends is None or not ends[0].score <= density <= ends[1].score:
+                if ends is None or not ends[0].score < density < ends[1].score:
                     self._extend(key, (Example(sentence.text, density),) * 2)
 
     def _merge(self, other: Self) -> None:
@@ -67,19 +67,19 @@ class Contrasts(Statistic[tuple[DensityContrast, ...]]):
 
     def _extend(self, key: tuple[int, int, int], more: tuple[Example, Example]) -> None:
         low, high = self._ends.get(key, more)
-        self._ends[key] = (min(low, more[0], key=_score), max(high, more[1], key=_score))
+        # Of equal ones the first of the corpus, whatever the order they come in.
+        self._ends[key] = (
+            min(low, more[0], key=lambda example: (example.score, example.text.index)),
+            max(high, more[1], key=lambda example: (example.score, -example.text.index)),
+        )
 
     def _result(self) -> tuple[DensityContrast, ...]:
         contrasts = []
-        for (number, head, _), ends in self._ends.items():
+        for (number, head, _), ends in sorted(self._ends.items(), key=lambda item: item[0]):
             layer = self.layers[number]
             contrasts.append(DensityContrast(layer.kind, layer.layer, head, layer.alphas[head], *ends))
         ranked = sorted(contrasts, key=lambda contrast: -contrast.difference)
         return tuple(contrast for contrast in ranked[: self.count] if contrast.difference > 0)
-
-
-def _score(example: Example) -> float:
-    return example.score
 
 
 def density_contrasts(recording: Recording, count: int = EXAMPLES) -> tuple[DensityContrast, ...]:

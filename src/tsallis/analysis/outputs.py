@@ -75,8 +75,8 @@ def output_steps(output: OutputLayer, scores: Tensor) -> Steps:
     Example:
         >>> layer = OutputLayer(2, 3, "sparsemax")
         >>> steps = output_steps(layer, torch.tensor([[1.0, 0.5, -2.0]]))
-        >>> [values.round(decimals=3).tolist() for values in steps]
-        [[2], [1.0], [2.291], [0.25]]
+        >>> [round(float(values), 3) for values in steps]
+        [2.0, 1.0, 2.291, 0.25]
     """
     z = scores.double()
     values = output.probs(scores).double()  # in the model's precision, in which it decides what is zero

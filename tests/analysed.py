@@ -1,0 +1,82 @@
+"""What tests of the analysis share: models with zeros in their attention, corpora, sentences of known weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tsallis.analysis import AttentionLayer, Recording, Sentence, read_model, record
+from tsallis.analysis.weights import SparseWeights, Text
+from tsallis.data.corpus import Corpus
+from tsallis.data.vocabulary import Vocabulary
+from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
+
+SRC = Vocabulary(["▁a", "▁b", "c", "▁d", "e", "?", ".", "▁what"])
+TGT = Vocabulary(["▁x", "▁y", "z", "."])
+
+
+def corpus(rows: int = 7, seed: int = 0) -> Corpus:
+    """Sentences of one to six symbols, and targets of none to five."""
+    random = np.random.default_rng(seed)
+    src = [random.integers(4, len(SRC), random.integers(1, 7)).tolist() for _ in range(rows)]
+    tgt = [random.integers(4, len(TGT), random.integers(0, 6)).tolist() for _ in range(rows)]
+    return Corpus(src, tgt)
+
+
+def transformer(**arguments: Any) -> TransformerSeq2Seq:
+    """In float64, with scores far enough apart for zeros, and an alpha for each head."""
+    sizes = {"d_model": 8, "heads": 2, "layers": 2, "d_ff": 12, "dropout": 0.3, "attention": "learned"}
+    model = TransformerSeq2Seq(len(SRC), len(TGT), **{**sizes, **arguments}).double()  # type: ignore[arg-type]
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("in_proj_weight"):
+                parameter.mul_(8)
+    return model
+
+
+def lstm(**arguments: Any) -> RNNSeq2Seq:
+    model = RNNSeq2Seq(len(SRC), len(TGT), **{"d_model": 8, **arguments}).double()
+    with torch.no_grad():
+        for parameter in model.attention.parameters():
+            parameter.mul_(50)
+    return model
+
+
+def recording_of(model: Any, data: Corpus, size: int = 3) -> Recording:
+    return record(read_model(model, SRC, TGT), data.batches(size))
+
+
+def encoder(*sentences: Any, pieces: Sequence[Sequence[str]] | None = None, alpha: float = 1.5) -> Recording:
+    """A recording of one layer of an encoder, from weights [heads, queries, keys] of each sentence."""
+    texts = pieces or [None] * len(sentences)
+    rows = zip(sentences, texts, strict=True)
+    made = [Sentence.of(weights, pieces=text, index=number) for number, (weights, text) in enumerate(rows)]
+    heads = made[0].weights[0].shape[0]
+    return Recording([AttentionLayer("encoder", 0, (alpha,) * heads)], made)
+
+
+def random_sentences(count: int, layers: Sequence[AttentionLayer], seed: int = 0) -> Iterable[Sentence]:
+    """Sentences with sparse weights for layers of every kind, made one by one."""
+    random = np.random.default_rng(seed)
+    for index in range(count):
+        source = tuple(f"▁{number}" for number in range(random.integers(1, 9)))
+        target = ("<s>", *(f"▁{number}" for number in range(random.integers(0, 8))))
+        text = Text(index, source, target)
+        weights = []
+        for layer in layers:
+            queries, keys = map(len, text.sides(layer.kind))
+            dense = random.random((layer.heads, queries, keys)) ** 4
+            dense *= np.arange(keys) < layer.visible(queries, keys)[:, None]
+            dense *= (random.random(dense.shape) > 0.4) | (dense == dense.max(2, keepdims=True))
+            weights.append(SparseWeights.of(dense / dense.sum(2, keepdims=True)))
+        yield Sentence(text, tuple(weights))
+
+
+LAYERS = (
+    AttentionLayer("encoder", 0, (1.5, 2.0)),
+    AttentionLayer("decoder", 0, (1.5, 1.1, 1.9), causal=True),
+    AttentionLayer("context", 0, (1.2,)),
+)
