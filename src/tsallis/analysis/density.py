@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 BINS = 20
+EDGES = np.linspace(0, 1, BINS + 1)
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,8 @@ class Density(Statistic[Densities]):
         for layer, weights, sums, counts in zip(self.layers, sentence.weights, self._sums, self._counts, strict=True):
             densities = sentence_density(layer, weights)
             sums += densities
-            bins = np.minimum((densities * BINS).astype(int), BINS - 1)
-            counts[np.arange(layer.heads), bins] += 1
+            bins = np.searchsorted(EDGES, densities, "right") - 1
+            counts[np.arange(layer.heads), np.minimum(bins, BINS - 1)] += 1
 
     def _merge(self, other: Self) -> None:
         for number in range(len(self.layers)):
@@ -100,7 +101,7 @@ class Density(Statistic[Densities]):
             self._counts[number] += other._counts[number]
 
     def _result(self) -> Densities:
-        edges = tuple((np.arange(BINS + 1) / BINS).tolist())
+        edges = tuple(EDGES.tolist())
         heads = tuple(
             HeadDensity(
                 layer.kind,

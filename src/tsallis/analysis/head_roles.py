@@ -11,7 +11,7 @@ import numpy as np
 from tsallis.analysis.record import Recording
 from tsallis.analysis.statistics import Statistic, collect
 from tsallis.analysis.tables import Record
-from tsallis.analysis.weights import AttentionLayer, Bools, Floats, Sentence, SparseWeights, Text
+from tsallis.analysis.weights import AttentionLayer, Bools, Floats, Sentence, Text
 from tsallis.analysis.words import (
     ENDS,
     INTERROGATIVES,
@@ -120,6 +120,28 @@ class _Total:
         self.best[head] = ranked[: self.size]
 
 
+class _Targets:
+    """The keys that count for each query, by role, and the queries that have a choice.
+
+    Args:
+        targets: by role, [queries, keys].
+        visible: [queries, keys].
+        clusters: words, where queries and keys are the same text.
+    """
+
+    def __init__(self, targets: Mapping[str, Bools], visible: Bools, clusters: Sequence[range]) -> None:
+        self.names, self.clusters = tuple(targets), clusters
+        self.keys = np.stack(tuple(targets.values())) & visible  # [roles, queries, keys]
+        counts = self.keys.sum(2)
+        self.counted = (counts > 0) & (counts < visible.sum(1))  # [roles, queries]
+
+    def masses(self, weights: Floats) -> dict[str, Floats]:
+        """Return by role the weight that each query with a choice gives to its targets [heads, counted queries]."""
+        masses = np.einsum("hqk,rqk->rhq", weights, self.keys)
+        rows = zip(self.names, masses, self.counted, strict=True)
+        return {name: mass[:, counted] for name, mass, counted in rows}
+
+
 class Roles(Statistic[HeadRoles]):
     """Accumulates the scores of :func:`head_roles` over sentences; the arguments are its own."""
 
@@ -136,41 +158,43 @@ class Roles(Statistic[HeadRoles]):
         self._totals = [{name: _Total(layer.heads, examples) for name in names} for layer in self.layers]
 
     def _update(self, sentence: Sentence) -> None:
-        targets: dict[tuple[str, bool], dict[str, Bools]] = {}  # layers of a kind have the same
+        targets: dict[tuple[str, bool], _Targets] = {}  # layers of a kind have the same
         for layer, weights, totals in zip(self.layers, sentence.weights, self._totals, strict=True):
             key = (layer.kind, layer.causal)
             if key not in targets:
                 targets[key] = self._targets(layer, sentence.text)
             dense = weights.dense()
-            visible = _visible(layer, weights)
-            for name, target in targets[key].items():
-                totals[name].add(masses_on(dense, target & visible, visible), sentence.text)
+            for name, masses in targets[key].masses(dense).items():
+                totals[name].add(masses, sentence.text)
             if layer.to_itself:
-                single, several = merging_masses(dense, word_clusters(sentence.text.sides(layer.kind)[1]))
+                single, several = merging_masses(dense, targets[key].clusters)
                 totals["merging"].add(several, sentence.text)
                 totals["clusters"].add(np.concatenate([single, several], 1), sentence.text)
 
-    def _targets(self, layer: AttentionLayer, text: Text) -> dict[str, Bools]:
-        """For each role the keys that count for each query [queries, keys]."""
+    def _targets(self, layer: AttentionLayer, text: Text) -> _Targets:
         queries, keys = text.sides(layer.kind)
         everywhere = {
             "punctuation": [is_punctuation(piece) for piece in keys],
             "start": [piece in STARTS for piece in keys],
             "end": [piece in ENDS for piece in keys],
         }
-        if self._piece_counts is not None and keys:
+        if self._piece_counts is not None:
             counts = [self._piece_counts.get(piece, 0) for piece in keys]
             everywhere["rare"] = [count == min(counts) for count in counts]
         targets = {name: np.tile(np.array(cells, bool), (len(queries), 1)) for name, cells in everywhere.items()}
-        return targets | self._own_targets(keys) if layer.to_itself else targets
+        clusters = word_clusters(keys) if layer.to_itself else []
+        if layer.to_itself:
+            targets |= self._own_targets(keys, clusters)
+        visible = np.arange(len(keys)) < layer.visible(len(queries), len(keys))[:, None]
+        return _Targets(targets, visible, clusters)
 
-    def _own_targets(self, pieces: Sequence[str]) -> dict[str, Bools]:
-        """The keys that count in self-attention alone."""
+    def _own_targets(self, pieces: Sequence[str], clusters: Sequence[range]) -> dict[str, Bools]:
+        """The targets of self-attention alone."""
         size = len(pieces)
         targets = {name: np.eye(size, k=offset, dtype=bool) for name, offset in OFFSETS.items()}
         within, question = np.zeros((size, size), bool), np.zeros((size, size), bool)
         marks = np.array([is_question_mark(piece) for piece in pieces], bool)
-        for cluster in word_clusters(pieces):
+        for cluster in clusters:
             within[cluster.start : cluster.stop, cluster.start : cluster.stop] = True
             if word_of(pieces, cluster).lower() in self._interrogatives:
                 question[cluster.start : cluster.stop] = marks
@@ -234,18 +258,6 @@ def head_roles(
     return roles
 
 
-def masses_on(weights: Floats, targets: Bools, visible: Bools) -> Floats:
-    """Return the weight that each query with a choice gives to its targets [heads, counted queries].
-
-    Args:
-        weights: [heads, queries, keys].
-        targets, visible: [queries, keys].
-    """
-    count = targets.sum(1)
-    counted = (count > 0) & (count < visible.sum(1))
-    return np.einsum("hqk,qk->hq", weights, targets)[:, counted]
-
-
 def merging_masses(weights: Floats, clusters: Sequence[range]) -> tuple[Floats, Floats]:
     """Return the merging score of each word, apart for words of one piece and of several: each [heads, words].
 
@@ -263,11 +275,6 @@ def merging_masses(weights: Floats, clusters: Sequence[range]) -> tuple[Floats, 
         others = inside.sum(2) - inside.diagonal(0, 1, 2)  # [heads, pieces]
         several[:, number] = others.max(1)
     return single, several
-
-
-def _visible(layer: AttentionLayer, weights: SparseWeights) -> Bools:
-    _, queries, keys = weights.shape
-    return np.arange(keys) < layer.visible(queries, keys)[:, None]
 
 
 def _head_role(layer: AttentionLayer, totals: Mapping[str, _Total], head: int) -> HeadRole:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -28,6 +29,7 @@ def is_special(piece: str) -> bool:
     return piece in STARTS or piece in ENDS
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def is_punctuation(piece: str) -> bool:
     """Tell whether all characters of a piece are punctuation.
 

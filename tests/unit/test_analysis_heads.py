@@ -1,0 +1,483 @@
+"""Statistics of heads on attention whose numbers are known by hand, and beside loops over dense weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from analysed import LAYERS, corpus, encoder, random_sentences, recording_of, transformer
+from tsallis.analysis import (
+    INTERROGATIVES,
+    ROLES,
+    AttentionLayer,
+    Density,
+    Histogram,
+    Recording,
+    Sentence,
+    alpha_histograms,
+    alpha_history,
+    collect,
+    compare_models,
+    count_pieces,
+    density,
+    density_contrasts,
+    density_history,
+    diversity,
+    head_cards,
+    head_roles,
+    jensen_shannon,
+    to_pandas,
+    word_clusters,
+)
+from tsallis.analysis.tables import Bins
+from tsallis.errors import InputError
+
+Array = NDArray[np.float64]
+
+
+def shifted(size: int, offset: int) -> Array:
+    """A head that looks at the key at an offset, and at itself where there is none."""
+    weights = np.eye(size, k=offset)
+    weights[weights.sum(1) == 0] = np.eye(size)[weights.sum(1) == 0]
+    return weights
+
+
+def uniform(size: int) -> Array:
+    return np.full((size, size), 1 / size)
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Recording:
+    """A model's attention, held."""
+    live = recording_of(transformer(), corpus(12))
+    return Recording(live.layers, list(live))
+
+
+def dense(recording: Recording) -> Any:
+    """Each layer's weights [heads, queries, keys] of each sentence, with the sentence and the layer."""
+    for sentence in recording:
+        for layer, weights in zip(recording.layers, sentence.weights, strict=True):
+            yield sentence.text, layer, weights.dense()
+
+
+# Density
+
+
+def test_density_by_hand() -> None:
+    heads = density(encoder([uniform(4), shifted(4, -1)], [uniform(2), [[1, 0], [0.5, 0.5]]])).heads
+    assert [head.density for head in heads] == [1, (1 / 4 + 3 / 4) / 2]
+    assert heads[0].histogram.counts[-1] == 2  # density 1 lies in the last bin
+    assert [heads[1].histogram.counts[bin] for bin in (5, 15)] == [1, 1]
+
+
+def test_density_of_causal_attention_is_of_what_is_visible() -> None:
+    layer = AttentionLayer("encoder", 0, (1.5,), causal=True)
+    sentence = Sentence.of([np.tril(np.ones((3, 3))) / [[1], [2], [3]]])
+    assert density(Recording([layer], [sentence])).heads[0].density == 1
+
+
+def test_density_beside_loops(recorded: Recording) -> None:
+    sums: dict[Any, list[float]] = {}
+    for _, layer, weights in dense(recorded):
+        for head in range(layer.heads):
+            positive = visible = 0
+            for i, row in enumerate(weights[head]):
+                seen = row[: i + 1] if layer.causal else row
+                positive += int((seen > 0).sum())
+                visible += len(seen)
+            sums.setdefault((layer.kind, layer.layer, head), []).append(positive / visible)
+    densities = density(recorded)
+    assert densities.sentences == 12 and len(densities.heads) == 12
+    for head in densities.heads:
+        values = sums[head.kind, head.layer, head.head]
+        assert head.density == pytest.approx(np.mean(values), abs=1e-12)
+        assert head.histogram == Histogram.of(values, 20)
+    kinds = densities.by_kind()
+    for kind, histogram in kinds.items():
+        values = [value for key, found in sums.items() if key[0] == kind for value in found]
+        assert histogram == Histogram.of(values, 20)
+    layers = densities.by_layer()
+    assert {kind: [len(heads) for heads in found] for kind, found in layers.items()} == {kind: [2, 2] for kind in kinds}
+    assert all(heads == sorted(heads) for found in layers.values() for heads in found)
+
+
+def test_density_is_that_of_the_modules_own_statistics() -> None:
+    model, data = transformer(), corpus(1)
+    densities = density(recording_of(model, data))
+    batch = data.batch([0])
+    model.eval()(batch.src, batch.src_lengths, batch.tgt_in)
+    stats = model.attention_stats()
+    assert [head.density for head in densities.heads] == pytest.approx(
+        [value for kind in stats.values() for layer in kind for value in layer.density.tolist()], abs=1e-6
+    )
+
+
+# Diversity
+
+
+@pytest.mark.parametrize("heads", [2, 3, 4])
+def test_divergence_of_equal_and_of_disjoint_heads(heads: int) -> None:
+    equal = np.stack([uniform(4)] * heads)
+    assert diversity(encoder(equal)).layers[0].divergence == pytest.approx(0, abs=1e-12)
+    disjoint = np.zeros((heads, 4, 4))
+    for head in range(heads):
+        disjoint[head, :, head] = 1
+    found = diversity(encoder(disjoint)).layers[0]
+    assert found.divergence == pytest.approx(math.log(heads) / math.log(4), abs=1e-12) and found.queries == 4
+
+
+def test_divergence_is_at_most_one() -> None:
+    many = np.eye(3)[np.arange(9) % 3][:, None, :].repeat(3, 1)  # nine heads on three keys
+    assert diversity(encoder(many)).layers[0].divergence == pytest.approx(1, abs=1e-12)
+
+
+def test_divergence_is_of_distributions_and_not_of_mean_attention() -> None:
+    half = np.full((2, 1, 2), 0.5)
+    apart = np.array([[[1.0, 0.0]], [[0.0, 1.0]]])  # of the same mean
+    np.testing.assert_allclose([*jensen_shannon(half, [2]), *jensen_shannon(apart, [2])], [0, 1])
+
+
+def test_queries_that_see_one_key_do_not_count() -> None:
+    assert diversity(encoder([[[1.0]], [[1.0]]])).layers[0].divergence is None
+    layer = AttentionLayer("encoder", 0, (1.5, 1.5), causal=True)
+    sentence = Sentence.of([[[1, 0], [1, 0]], [[1, 0], [0, 1]]])
+    (found,) = diversity(Recording([layer], [sentence])).layers
+    assert found.queries == 1 and found.divergence == pytest.approx(1)
+
+
+def test_divergence_beside_loops(recorded: Recording) -> None:
+    def entropy(probs: Array, base: int) -> float:
+        return -sum(p * math.log(p) / math.log(base) for p in probs if p > 0)
+
+    sums: dict[Any, list[float]] = {}
+    for _, layer, weights in dense(recorded):
+        for i in range(weights.shape[1]):
+            base = min(i + 1, weights.shape[2]) if layer.causal else weights.shape[2]
+            if base > 1:
+                js = entropy(weights[:, i].mean(0), base) - np.mean([entropy(p, base) for p in weights[:, i]])
+                sums.setdefault((layer.kind, layer.layer), []).append(js)
+    for found in diversity(recorded).layers:
+        values = sums[found.kind, found.layer]
+        assert found.queries == len(values)
+        assert found.divergence == pytest.approx(np.mean(values), abs=1e-6)
+        assert 0.05 < found.divergence < 1
+
+
+# Words
+
+
+@pytest.mark.parametrize(
+    ("pieces", "clusters"),
+    [
+        ("▁lam p s", [[0, 1, 2]]),
+        ("▁a ▁lam p .", [[0], [1, 2], [3]]),
+        ("▁« ▁we ll - know n » ▁.", [[0], [1, 2, 3, 4, 5], [6], [7]]),
+        ("▁( what ? ! ▁ok", [[0], [1], [2], [3], [4]]),
+        ("<s> ▁lam p </s>", [[0], [1, 2], [3]]),
+        ("<s> lam p </s> ▁x", [[0], [1, 2], [3], [4]]),
+        ("d r a w", [[0], [1], [2], [3]]),
+        ("▁- -", [[0], [1]]),
+        ("", []),
+    ],
+)
+def test_words(pieces: str, clusters: list[list[int]]) -> None:
+    assert [list(cluster) for cluster in word_clusters(pieces.split())] == clusters
+
+
+# Roles
+
+
+@pytest.mark.parametrize(("role", "offset"), [("previous", -1), ("self", 0), ("next", 1)])
+def test_a_perfect_positional_head_scores_one(role: str, offset: int) -> None:
+    (head,) = head_roles(encoder([shifted(5, offset)], [shifted(3, offset)])).heads
+    assert head.role == role and head.scores[role] == 1
+    others = {"previous", "self", "next"} - {role}
+    assert all(head.scores[other] <= 1 / 3 for other in others)  # type: ignore[operator]
+    assert [example.text.index for example in head.examples] == [0, 1]  # the longer sentence shows more
+    assert [example.score for example in head.examples] == [1, 1]
+
+
+def test_a_uniform_head_has_no_role() -> None:
+    (head,) = head_roles(encoder([uniform(6)])).heads
+    assert head.role is None and head.examples == ()
+    assert head.scores["previous"] == pytest.approx(1 / 6)
+
+
+def test_no_causal_head_attends_to_the_next_token() -> None:
+    layer = AttentionLayer("encoder", 0, (1.5,), causal=True)
+    (head,) = head_roles(Recording([layer], [Sentence.of([shifted(4, -1)])])).heads
+    assert head.scores["next"] is None
+    assert head.scores["previous"] == 1 and head.role == "previous"
+
+
+def test_context_attention_has_no_positions() -> None:
+    sentences = list(random_sentences(5, LAYERS))
+    head = head_roles(Recording(LAYERS, sentences)).heads[-1]
+    assert head.kind == "context"
+    assert all(head.scores[name] is None for name in ("previous", "self", "next", "merging", "clusters", "within_word"))
+
+
+WORDS = ["▁the", "▁lam", "p", "▁burn", "s", "."]
+
+
+def within_words(merge: bool) -> Array:
+    """A head that attends to the other piece of its word, or to itself."""
+    weights = np.eye(6)
+    if merge:
+        for i, j in ((1, 2), (3, 4)):
+            weights[[i, j]] = weights[[j, i]]
+    return weights
+
+
+def test_merging_heads_by_hand() -> None:
+    halves = np.eye(6)
+    for i, j in ((1, 2), (3, 4)):
+        halves[np.ix_([i, j], [i, j])] = 0.5
+    both = [within_words(True), within_words(False), halves, uniform(6)]
+    merges, stays, half, even = head_roles(encoder(both, pieces=[WORDS])).heads
+    assert merges.scores["clusters"] == merges.scores["merging"] == merges.scores["within_word"] == 1
+    assert merges.role == "merging"
+    assert stays.scores["clusters"] == 0.5  # two words of one piece, two of several
+    assert stays.scores["merging"] == 0 and stays.scores["within_word"] == 1
+    assert stays.role == "self"
+    assert half.scores["merging"] == 0.5 and half.scores["clusters"] == 0.75
+    assert even.scores["clusters"] == pytest.approx(1 / 6)
+    assert even.scores["within_word"] == pytest.approx((2 * 1 + 4 * 2) / 36)
+
+
+def test_the_merging_score_is_the_largest_of_a_word() -> None:
+    weights = np.eye(4)
+    weights[0] = [0.1, 0.6, 0.3, 0]  # to the others of the word: .9; the other pieces keep to themselves
+    (head,) = head_roles(encoder([weights], pieces=[["▁a", "b", "c", "▁d"]])).heads
+    assert head.scores["merging"] == pytest.approx(0.9)
+
+
+def test_interrogation_heads_by_hand() -> None:
+    pieces = ["▁What", "▁do", "▁you", "▁wh", "en", "?"]
+    weights = np.eye(6)
+    weights[[0, 3, 4]] = [[0, 0, 0, 0, 0, 1], [0.2, 0, 0, 0, 0, 0.8], [0.1, 0, 0, 0, 0, 0.9]]
+    statement = ["▁what", "▁he", "▁said", "."]
+    (head,) = head_roles(encoder([weights], [shifted(4, -1)], pieces=[pieces, statement])).heads
+    assert head.scores["question"] == pytest.approx(0.9)
+    assert head.role == "question"
+    assert [example.text.source[-1] for example in head.examples] == ["?"]
+    (german,) = head_roles(encoder([weights], pieces=[pieces]), interrogatives=INTERROGATIVES["de"]).heads
+    assert german.scores["question"] is None
+
+
+def test_heads_on_punctuation_ends_and_rare_tokens_by_hand() -> None:
+    pieces = ["<s>", "▁the", ",", "▁quixotic", "</s>"]
+    counts = count_pieces([["<s>", "▁the", ",", "</s>"]] * 3 + [["▁quixotic"]])
+    to = {name: np.eye(5)[np.full(5, i)] for name, i in (("start", 0), ("punctuation", 2), ("rare", 3), ("end", 4))}
+    heads = head_roles(encoder(list(to.values()), pieces=[pieces]), counts).heads
+    assert [head.role for head in heads] == list(to)
+    for head, name in zip(heads, to, strict=True):
+        assert {other: head.scores[other] for other in to} == {other: float(other == name) for other in to}
+    assert head_roles(encoder(list(to.values()), pieces=[pieces])).heads[2].scores["rare"] is None
+
+
+def test_queries_without_a_choice_do_not_count() -> None:
+    (head,) = head_roles(encoder([[[1.0]]], pieces=[["."]])).heads
+    assert set(head.scores.values()) == {None}
+    (head,) = head_roles(encoder([shifted(2, 0)], pieces=[["▁.", "!"]])).heads
+    assert head.scores["punctuation"] is None and head.scores["self"] == 1
+
+
+def test_role_scores_beside_loops(recorded: Recording) -> None:
+    sums: dict[Any, list[float]] = {}
+    for text, layer, weights in dense(recorded):
+        queries, keys = text.sides(layer.kind)
+        for head in range(layer.heads):
+            for i in range(len(queries)):
+                visible = range(i + 1 if layer.causal else len(keys))
+                targets = {"punctuation": [j for j in visible if keys[j] in ".?"]}
+                if layer.kind != "context":
+                    targets |= {
+                        name: [j for j in visible if j == i + offset]
+                        for name, offset in (("previous", -1), ("self", 0), ("next", 1))
+                    }
+                for name, chosen in targets.items():
+                    if 0 < len(chosen) < len(visible):
+                        mass = sum(weights[head, i, j] for j in chosen)
+                        sums.setdefault((layer.kind, layer.layer, head, name), []).append(mass)
+    for found in head_roles(recorded).heads:
+        for name in ("punctuation", "previous", "self", "next"):
+            values = sums.get((found.kind, found.layer, found.head, name))
+            expected = None if values is None else pytest.approx(np.mean(values), abs=1e-6)
+            assert found.scores[name] == expected
+
+
+def test_examples_are_the_best_of_the_corpus() -> None:
+    def to_previous(weight: float, size: int) -> list[Array]:
+        return [weight * shifted(size, -1) + (1 - weight) * np.eye(size)]
+
+    recording = encoder(*(to_previous(weight, 9) for weight in (0.7, 0.9, 0.75, 1.0, 0.8)))
+    (head,) = head_roles(recording, examples=2).heads
+    assert [example.text.index for example in head.examples] == [3, 1]
+    assert [example.score for example in head.examples] == pytest.approx([1, 0.9])
+    assert head_roles(recording).with_role("previous") == [head_roles(recording).heads[0]]
+    assert head_roles(recording).with_role("next") == []
+
+
+# Contrasts
+
+
+def test_contrasts_pair_the_sparsest_and_the_densest_of_one_length() -> None:
+    sentences = [[shifted(4, -1)], [uniform(4)], [0.5 * shifted(4, -1) + 0.5 * shifted(4, 1)], [uniform(7)]]
+    (pair,) = density_contrasts(encoder(*sentences))
+    assert (pair.sparse.text.index, pair.dense.text.index) == (0, 1)
+    assert (pair.sparse.score, pair.dense.score, pair.difference) == (0.25, 1, 0.75)
+
+
+def test_models_are_compared_word_by_word() -> None:
+    turned = shifted(3, -1)
+    turned[2] = [1, 0, 0]
+    first, second = encoder([shifted(3, -1)] * 2), encoder([turned])
+    contrast = compare_models(first, second, "encoder", count=2)
+    assert contrast.words == 3 and [word.position for word in contrast.agree] == [0, 1]
+    assert contrast.differ[0].piece == "▁3"
+    assert contrast.differ[0].between == pytest.approx(math.log(2) / math.log(3))
+    assert (contrast.differ[0].first, contrast.differ[0].second) == (0, 0)
+    same = compare_models(first, first, "encoder")
+    assert all(word.between == 0 for word in same.differ)
+
+
+def test_models_that_read_other_sentences_are_not_compared(recorded: Recording) -> None:
+    with pytest.raises(InputError, match="no attention of kind 'decoder', only encoder"):
+        compare_models(encoder([uniform(2)]), recorded, "decoder")
+    with pytest.raises(InputError, match="not read the same sentences: sentence 0"):
+        compare_models(encoder([uniform(2)]), encoder([uniform(3)]), "encoder")
+    with pytest.raises(InputError, match="sentence 1 is in one alone"):
+        compare_models(encoder([uniform(2)], [uniform(2)]), encoder([uniform(2)]), "encoder")
+    with pytest.raises(InputError, match="no word to compare"):
+        compare_models(encoder([[[1.0]]]), encoder([[[1.0]]]), "encoder")
+
+
+# Cards
+
+
+def test_cards_say_what_heads_do() -> None:
+    heads = [shifted(40, -1), uniform(40), shifted(40, 7), shifted(40, 1)]
+    cards = head_cards(encoder(heads, alpha=1.714))
+    assert [card.title for card in cards] == [
+        "encoder layer 1 head 1 attends to the previous token with confidence 1.00, alpha 1.71, density 2 %",
+        "encoder layer 1 head 4 attends to the next token with confidence 1.00, alpha 1.71, density 2 %",
+        "encoder layer 1 head 3 attends sparsely, without a role, alpha 1.71, density 2 %",
+        "encoder layer 1 head 2 attends to nearly everything, without a role, alpha 1.71, density 100 %",
+    ]
+    assert [card.head for card in cards] == [0, 3, 2, 1]
+    assert cards[0].examples[0].text.index == 0 and cards[2].examples == ()
+    assert cards[0].confidence == 1 and cards[3].confidence is None
+
+
+def test_every_role_has_a_threshold_and_a_phrase() -> None:
+    assert all(0 < role.threshold < 1 and role.phrase.split()[0].endswith("s") for role in ROLES.values())
+
+
+def test_cards_of_a_model(recorded: Recording) -> None:
+    cards = head_cards(recorded)
+    assert len(cards) == 12
+    assert json.loads(json.dumps([card.to_dict() for card in cards]))[0]["kind"] in ("encoder", "decoder", "context")
+
+
+# Records
+
+
+def test_results_are_plain(recorded: Recording) -> None:
+    for result in (density(recorded), diversity(recorded), head_roles(recorded), *density_contrasts(recorded)):
+        assert json.loads(json.dumps(result.to_dict())) == result.to_dict()
+
+
+def test_tables_need_pandas(monkeypatch: pytest.MonkeyPatch, recorded: Recording) -> None:
+    heads = density(recorded).heads
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        to_pandas(heads)
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
+    assert to_pandas(heads)[0] == heads[0].to_dict()
+
+
+def test_histograms_count_everything() -> None:
+    values = np.linspace(0, 1, 101)
+    assert sum(Histogram.of(values, 7).counts) == 101
+    with pytest.raises(ValueError, match=r"between 0 and 1, got 1\.5"):
+        Histogram.of([0.2, 1.5], 3)
+    with pytest.raises(ValueError, match="got nan"):
+        Histogram.of([math.nan], 3)
+    one, other = Bins(0.1), Bins(0.1)
+    one.add(values[:50])
+    other.add(values[50:])
+    one.merge(other)
+    together = Bins(0.1)
+    together.add(values)
+    assert one.histogram() == together.histogram() and sum(one.histogram().counts) == 101
+    assert Bins(1).histogram() == Histogram((), ())
+
+
+# Alphas
+
+
+def log(folder: Path, *events: Any) -> Path:
+    text = "".join(event if isinstance(event, str) else json.dumps(event) + "\n" for event in events)
+    path = folder / "log.jsonl"
+    path.write_text(text)
+    return path
+
+
+def test_a_real_run_has_a_history(tmp_path: Path) -> None:
+    """Its first event has alphas, and no step: it is what the model starts with."""
+    alphas = [[1.5, 1.4], [1.3, 1.2]]
+    later = {"event": "epoch", "epoch": 1, "step": 7, "alpha_encoder": [[2.0, 1.4], [1.3, 1.2]]}
+    log(tmp_path, {"event": "start", "alpha_encoder": alphas}, {"event": "update", "step": 3}, later)
+    history = alpha_history(tmp_path)
+    assert history.steps == (0, 7) and history.values["encoder"].shape == (2, 2, 2)
+    assert history.last()["encoder"].tolist() == [[2.0, 1.4], [1.3, 1.2]]
+    assert json.loads(json.dumps(history.to_dict()))["values"]["encoder"][0] == alphas
+    assert alpha_histograms(history.last(), bins=4)["encoder"].counts == (1, 2, 0, 1)
+
+
+def test_densities_have_a_history(tmp_path: Path) -> None:
+    log(tmp_path, {"event": "start", "alpha_encoder": [[1.5]]}, {"event": "epoch", "step": 2, "density_encoder": [[1]]})
+    assert density_history(tmp_path).steps == (2,)
+
+
+def test_alphas_of_a_model() -> None:
+    histograms = alpha_histograms(transformer().alphas())
+    assert set(histograms) == {"encoder", "decoder", "context"}
+    assert all(sum(histogram.counts) == 4 for histogram in histograms.values())
+    assert alpha_histograms({"encoder": [[1.0, 3.0]]}, bins=2)["encoder"] == Histogram((1.0, 2.0, 3.0), (1, 1))
+    with pytest.raises(ValueError, match=r"between 1 and 2, got 0\.5"):
+        alpha_histograms({"encoder": [0.5]})
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        (["nothing"], "one JSON object a line"),
+        ([{"event": "epoch", "step": 1}], "no values of alpha"),
+        ([{"event": "epoch", "alpha_encoder": [[1.5]]}], "must have a step"),
+        ([{"event": "epoch", "step": 1, "alpha_encoder": [1.5]}], r"\[layers, heads\]"),
+        ([{"event": "epoch", "step": 1, "alpha_encoder": [["x"]]}], "numbers"),
+    ],
+)
+def test_bad_logs(tmp_path: Path, events: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        alpha_history(log(tmp_path, *events))
+
+
+def test_a_log_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="can't be read"):
+        alpha_history(tmp_path)
+
+
+def test_one_pass_is_the_same_as_many(recorded: Recording) -> None:
+    (one,) = collect(recorded, Density(recorded.layers))
+    assert one == density(recorded)
