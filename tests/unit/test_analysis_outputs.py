@@ -1,0 +1,351 @@
+"""Outputs step by step, trees of hypotheses and heads taken out, beside what is computed one step at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from analysed import TGT, corpus, lstm, transformer
+from tsallis import alpha_relu, entmax
+from tsallis.analysis import (
+    beam_tree,
+    empty_rate,
+    forced_supports,
+    head_importance,
+    masked_head,
+    output_statistics,
+    output_steps,
+)
+from tsallis.analysis.record import transformer_attentions
+from tsallis.data.batching import counted
+from tsallis.data.corpus import Corpus
+from tsallis.data.vocabulary import BOS, EOS
+from tsallis.errors import InputError
+from tsallis.kernels import reference
+from tsallis.metrics import empty_log_probs, forced
+from tsallis.nn import MultiheadAttention, OutputLayer
+from tsallis.search import Certificate, Hypothesis, Result, beam_search, exhaustive
+
+OUTPUTS: list[dict[str, Any]] = [
+    {"output": "softmax"},
+    {"output": "sparsemax"},
+    {"output": "entmax", "output_alpha": 1.3},
+    {"output": "entmax"},
+    {"output": "alpha_relu", "tau": 0.2},
+]
+
+
+def sharp(make: Any, **arguments: Any) -> Any:
+    """A model whose outputs are apart enough for zeros, and whose end is likely."""
+    model = make(**arguments)
+    with torch.no_grad():
+        model.output.weight.mul_(4)
+        model.output.bias[EOS] += 1
+    return model
+
+
+# Steps of outputs
+
+
+@pytest.mark.parametrize("alpha", [1.1, 1.5, 2.0, 3.0])
+def test_the_threshold_is_the_one_that_makes_the_probabilities(alpha: float) -> None:
+    layer = OutputLayer(4, 9, "entmax", alpha, forbidden=(0,)).double()
+    scores = layer(4 * torch.randn(20, 4, dtype=torch.float64))
+    steps = output_steps(layer, scores)
+    probs = reference.entmax(scores, alpha)
+    assert steps.threshold is not None
+    again = ((alpha - 1) * scores - steps.threshold[:, None]).clamp(min=0) ** (1 / (alpha - 1))
+    torch.testing.assert_close(again, probs, atol=1e-6, rtol=0)
+    assert steps.support.tolist() == (probs > 0).sum(-1).tolist() and steps.support.min() < 8
+    torch.testing.assert_close(steps.total, torch.ones(20).double())
+    torch.testing.assert_close(steps.norm, scores[:, 1:].norm(dim=-1))  # the forbidden symbol has no score
+
+
+def test_softmax_has_no_threshold_and_alpha_relu_its_own() -> None:
+    scores = torch.randn(3, 5)
+    assert output_steps(OutputLayer(2, 5, "softmax"), scores).threshold is None
+    steps = output_steps(OutputLayer(2, 5, "alpha_relu", 1.5, tau=0.1), scores)
+    assert steps.threshold is not None and steps.threshold.tolist() == [0.1] * 3
+    torch.testing.assert_close(steps.total, alpha_relu(scores, 1.5, 0.1).double().sum(-1))
+
+
+@pytest.mark.parametrize("make", [transformer, lstm])
+@pytest.mark.parametrize("arguments", OUTPUTS)
+def test_output_statistics_beside_single_steps(make: Any, arguments: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = sharp(make, **arguments), corpus(9)
+    monkeypatch.setattr("tsallis.analysis.outputs.AT_ONCE", 20)  # two or three steps at once
+    statistics = output_statistics(model, data.batches(4))
+    supports, totals, norms = [], [], []
+    model.eval()
+    for row in range(9):
+        batch = data.batch([row])
+        with torch.no_grad():
+            scores = model.output.scores(model(batch.src, batch.src_lengths, batch.tgt_in).hidden[0])
+        for step in scores:
+            if arguments["output"] == "alpha_relu":
+                values = alpha_relu(step, 1.5, 0.2)
+            else:
+                values = entmax(step, model.output.alpha)
+            supports.append(int((values > 0).sum()))
+            totals.append(float(values.sum()))
+            norms.append(math.sqrt(sum(z**2 for z in step.tolist() if z > -math.inf)))
+    assert statistics.steps == len(supports) and statistics.symbols == len(TGT)
+    assert statistics.support == pytest.approx(sum(supports) / len(supports), abs=1e-9)
+    assert statistics.support_counts == tuple(supports.count(n) for n in range(max(supports) + 1))
+    assert statistics.total.mean == pytest.approx(sum(totals) / len(totals), abs=1e-6)
+    assert statistics.norm.mean == pytest.approx(sum(norms) / len(norms), abs=1e-6)
+    assert sum(statistics.norm.histogram.counts) == sum(statistics.total.histogram.counts) == statistics.steps
+    assert (statistics.threshold is None) == (arguments["output"] == "softmax")
+    assert statistics.sparsity == 1 - statistics.support / len(TGT)
+    assert json.loads(json.dumps(statistics.to_dict())) == statistics.to_dict()
+
+
+def test_counts_are_those_of_the_metrics() -> None:
+    model, data = sharp(transformer), corpus(9)
+    data.tgt[0].append(3)  # an unknown symbol, which does not count
+    statistics, metrics = output_statistics(model, data.batches(4)), forced(model, data)
+    assert statistics.support == pytest.approx(metrics.output_support)
+    assert statistics.attended == pytest.approx(metrics.attention_support)
+    assert statistics.norm.mean == pytest.approx(metrics.logit_norm)
+    assert statistics.total.mean == pytest.approx(metrics.output_sum)
+
+
+def test_sums_of_normalised_outputs_lie_in_one_bin() -> None:
+    histogram = output_statistics(sharp(transformer), corpus(9).batches(4)).total.histogram
+    assert len(histogram.counts) == 1 and histogram.edges[0] < 1 < histogram.edges[1]
+
+
+def test_without_steps_there_are_no_statistics() -> None:
+    with pytest.raises(InputError, match="no steps to describe"):
+        output_statistics(transformer(), [])
+    with pytest.raises(InputError, match="no symbols to compute a loss"):
+        head_importance(transformer(), [])
+
+
+# Forced decoding
+
+
+@pytest.mark.parametrize("make", [transformer, lstm])
+def test_forced_supports_beside_single_steps(make: Any) -> None:
+    model, data = sharp(make), corpus(6)
+    rows = dict(forced_supports(model, data.batches(4), TGT))
+    assert sorted(rows) == list(range(6))
+    model.eval()
+    for row, steps in rows.items():
+        gold = [*data.tgt[row], EOS]
+        assert [step.gold for step in steps] == [TGT.name(symbol) for symbol in gold]
+        batch = data.batch([row])
+        with torch.no_grad():
+            probs = model.output.probs(model.output.scores(model(batch.src, batch.src_lengths, batch.tgt_in).hidden[0]))
+        for step, symbol, values in zip(steps, gold, probs, strict=True):
+            possible = {TGT.name(i): p for i, p in enumerate(values.tolist()) if p > 0}
+            assert step.prob == pytest.approx(float(values[symbol]), abs=1e-6)
+            assert step.support == len(possible) and dict(step.words) == pytest.approx(possible, abs=1e-6)
+            assert [p for _, p in step.words] == sorted((p for _, p in step.words), reverse=True)
+
+
+def test_a_step_lists_as_many_words_as_wanted() -> None:
+    model = sharp(transformer, output="softmax")
+    for _, steps in forced_supports(model, corpus(2).batches(2), TGT, words=2):
+        assert all(len(step.words) == 2 and step.support == len(TGT) - 3 for step in steps)
+
+
+# Empty outputs
+
+
+def test_empty_outputs_are_compared_exactly() -> None:
+    model, data = sharp(lstm), corpus(4)
+    empty = empty_log_probs(model, data).tolist()
+    assert all(value > -math.inf for value in empty)
+
+    def result(log_prob: float, tokens: tuple[int, ...] = (4,)) -> Result:
+        return Result((Hypothesis(tokens, log_prob, (1, 1), (1, 1)),), Certificate("none", 0.0))
+
+    less, more = math.nextafter(empty[0], -math.inf), math.nextafter(empty[1], 0)
+    nothing = Result((), Certificate("none", 0.0))
+    found = empty_rate(model, data, [result(less), result(more), result(empty[2], ()), nothing])
+    assert [output.index for output in found.outputs] == [0, 3] and found.rate == 0.5
+    assert (found.outputs[0].empty, found.outputs[0].best) == (empty[0], less)
+    assert empty_rate(model, data, [result(value) for value in empty]).rate == 0  # a tie is none
+
+
+def test_a_complete_search_never_loses_to_the_empty_output() -> None:
+    model, data = sharp(transformer, output_alpha=1.1), corpus(6)
+    results = [exhaustive(model, b.src, b.src_lengths, max_length=4)[0] for b in (data.batch([i]) for i in range(6))]
+    assert empty_rate(model, data, results).rate == 0
+    assert all(result.best is not None for result in results)
+
+
+def test_empty_rates_of_nothing() -> None:
+    with pytest.raises(InputError, match="corpus is empty"):
+        empty_rate(lstm(), Corpus([], []), [])
+    with pytest.raises(ValueError, match="got 0 for 4 sentences"):
+        empty_rate(lstm(), corpus(4), [])
+
+
+# Trees
+
+
+def searched(model: Any, src: Tensor, **options: Any) -> Result:
+    (result,) = exhaustive(model, src, torch.tensor([src.shape[1]]), **options)
+    return result
+
+
+@pytest.mark.parametrize("make", [transformer, lstm])
+def test_paths_of_the_tree_are_the_hypotheses(make: Any) -> None:
+    model, src = sharp(make, output_alpha=1.1), torch.tensor([[4, 6, 5]])
+    result = searched(model, src, n_best=8, max_length=4)
+    assert len(result.hypotheses) > 2
+    tree = beam_tree(model, src, result, TGT)
+    assert tree.certificate == result.certificate.kind and tree.mass == result.mass
+    parents = {edge.node: edge for edge in tree.edges}
+    assert len(parents) == len(tree.edges)  # every prefix stands in it once
+    paths = {}
+    for edge in tree.edges:
+        path, node = [edge], edge.parent
+        while node:
+            assert node < path[-1].node and not parents[node].end
+            path.append(parents[node])
+            node = parents[node].parent
+        if edge.end:
+            paths[tuple(step.symbol for step in path[::-1])] = math.prod(step.prob for step in path)
+            assert edge.total == pytest.approx(sum(step.log_prob for step in path), abs=1e-12)
+    expected = {(*map(TGT.name, h.tokens), "</s>"): h.prob for h in result.hypotheses}
+    assert paths == pytest.approx(expected, abs=1e-6)
+
+
+def test_in_a_complete_tree_every_step_sums_to_one() -> None:
+    for seed in range(50):
+        torch.manual_seed(seed)
+        model, src = sharp(lstm, output="sparsemax"), torch.tensor([[4, 6, 5]])
+        result = searched(model, src, max_length=8)
+        if result.certificate.kind == "complete" and len(result.hypotheses) > 2:
+            break
+    tree = beam_tree(model, src, result, TGT)
+    assert tree.certificate == "complete" and tree.bound is None and tree.mass == pytest.approx(1)
+    for node in {edge.parent for edge in tree.edges}:
+        assert sum(edge.prob for edge in tree.children(node)) == pytest.approx(1, abs=1e-9)
+
+
+def test_a_beam_has_a_tree_with_its_bound() -> None:
+    model, src = sharp(transformer, output="softmax"), torch.tensor([[4, 6, 5]])
+    (result,) = beam_search(model, src, torch.tensor([3]), beam_size=3, n_best=3, max_length=5)
+    tree = beam_tree(model, src[0], result, TGT)
+    assert sum(edge.end for edge in tree.edges) == 3
+    assert tree.bound == result.certificate.bound and tree.certificate in ("optimal", "bounded")
+    assert json.loads(json.dumps(tree.to_dict())) == tree.to_dict()
+
+
+class Grammar:
+    """A model of fixed steps: after each symbol these may follow."""
+
+    NEXT: dict[int, dict[int, float]]
+
+    class output:
+        normalized = True
+
+        @staticmethod
+        def log_probs(scores: Tensor) -> Tensor:
+            return scores.double().log()
+
+    def __init__(self) -> None:
+        # d r a w (ed | n) or d r e w, as in Peters et al. 2019, fig. 1
+        self.NEXT = {BOS: {4: 1.0}, 4: {5: 0.664, 6: 0.336}, 5: {EOS: 0.25, 7: 0.75}, 6: {EOS: 1.0}, 7: {EOS: 1.0}}
+
+    def encode(self, src: Tensor, lengths: Tensor) -> Any:
+        return src
+
+    def start(self, memory: Tensor) -> Any:
+        return Rows(len(memory))
+
+    def step(self, state: Any, token: Tensor) -> Any:
+        scores = torch.zeros(len(token), len(TGT))
+        for row, symbol in enumerate(token.tolist()):
+            for following, prob in self.NEXT[symbol].items():
+                scores[row, following] = prob
+        return type("Step", (), {"scores": scores, "attention": torch.ones(len(token), 1), "state": state})
+
+
+class Rows:
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def select(self, index: Tensor) -> Rows:
+        assert int(index.max()) < self.rows
+        return Rows(len(index))
+
+
+def test_a_tree_as_text() -> None:
+    model: Any = Grammar()
+    result = searched(model, torch.tensor([[4]]))
+    tree = beam_tree(model, torch.tensor([4]), result, TGT)
+    assert tree.lines() == ["▁x", "  ▁y 66.4%", "    . 75.0% </s>", "    </s> 25.0%", "  z 33.6% </s>"]
+    assert tree.certificate == "complete" and tree.mass == pytest.approx(1, abs=1e-6)
+
+
+def test_hypotheses_of_another_model_are_refused() -> None:
+    model: Any = Grammar()
+    result = Result((Hypothesis((5,), -1.0, (1, 1), (1, 1)),), Certificate("complete", -math.inf))
+    with pytest.raises(ValueError, match="impossible at '▁y'"):
+        beam_tree(model, torch.tensor([4]), result, TGT)
+
+
+def test_a_search_that_found_nothing_has_a_tree_without_edges() -> None:
+    tree = beam_tree(lstm(), torch.tensor([[4]]), Result((), Certificate("none", -1.0)), TGT)
+    assert tree.edges == () and tree.lines() == [] and tree.mass == 0 and tree.bound == -1
+
+
+# Importance
+
+
+def test_a_masked_head_gives_nothing() -> None:
+    attention = MultiheadAttention(8, 2, batch_first=True).eval()
+    x = torch.randn(2, 3, 8)
+    before = attention(x, x, x)[0]
+    value = attention.in_proj_weight.detach().clone()
+    with masked_head(attention, 1):
+        masked = attention(x, x, x)[0]
+    torch.testing.assert_close(attention(x, x, x)[0], before)  # and afterwards it is there again
+    with torch.no_grad():  # as if the head's values were zero
+        attention.in_proj_weight[20:24] = 0
+    torch.testing.assert_close(masked, attention(x, x, x)[0])
+    assert not torch.allclose(masked, before)
+    attention.in_proj_weight.data = value
+    for head in (-1, 2):
+        with pytest.raises(ValueError, match=f"from 0 to 1, got {head}"), masked_head(attention, head):
+            pass
+
+
+def test_importance_beside_values_of_zero() -> None:
+    model, data = sharp(transformer), corpus(6)
+    importance = head_importance(model, data.batches(4))
+    batch = data.batch(list(range(6)))
+    known = counted(batch.tgt_out)
+
+    def loss() -> float:
+        model.eval()
+        with torch.no_grad():
+            hidden = model(batch.src, batch.src_lengths, batch.tgt_in).hidden
+            return float(model.output.loss(hidden[known], batch.tgt_out[known]))
+
+    assert importance.symbols == int(known.sum()) and len(importance.heads) == 12
+    assert importance.loss == pytest.approx(loss(), abs=1e-6)
+    for found in importance.heads:
+        attention = transformer_attentions(model)[found.kind][found.layer]
+        assert attention.in_proj_weight is not None
+        kept = attention.in_proj_weight.detach().clone()
+        with torch.no_grad():
+            attention.in_proj_weight[16 + 4 * found.head : 20 + 4 * found.head] = 0
+            assert found.loss == pytest.approx(loss(), abs=1e-6)
+            attention.in_proj_weight.copy_(kept)
+        assert found.increase == found.loss - importance.loss
+        assert found.alpha == pytest.approx(float(attention.alphas()[found.head].detach()))
+    assert [h.increase for h in importance.heads] == sorted((h.increase for h in importance.heads), reverse=True)
+    assert max(h.increase for h in importance.heads) > 1e-3
+    again = head_importance(model, iter(list(data.batches(4))))
+    assert again == importance
