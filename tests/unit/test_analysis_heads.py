@@ -22,6 +22,8 @@ from tsallis.analysis import (
     Histogram,
     Recording,
     Sentence,
+    SparseWeights,
+    Text,
     alpha_histograms,
     alpha_history,
     collect,
@@ -38,6 +40,8 @@ from tsallis.analysis import (
     word_clusters,
 )
 from tsallis.analysis.tables import Bins
+from tsallis.data.corpus import Corpus
+from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
 
 Array = NDArray[np.float64]
@@ -275,13 +279,35 @@ def test_interrogation_heads_by_hand() -> None:
 
 def test_heads_on_punctuation_ends_and_rare_tokens_by_hand() -> None:
     pieces = ["<s>", "▁the", ",", "▁quixotic", "</s>"]
-    counts = count_pieces([["<s>", "▁the", ",", "</s>"]] * 3 + [["▁quixotic"]])
+    counts = {"source": {"▁the": 3, ",": 3, "▁quixotic": 1}}
     to = {name: np.eye(5)[np.full(5, i)] for name, i in (("start", 0), ("punctuation", 2), ("rare", 3), ("end", 4))}
     heads = head_roles(encoder(list(to.values()), pieces=[pieces]), counts).heads
     assert [head.role for head in heads] == list(to)
     for head, name in zip(heads, to, strict=True):
         assert {other: head.scores[other] for other in to} == {other: float(other == name) for other in to}
+        assert {other: head.counts[other] for other in to} == dict.fromkeys(to, 5)
     assert head_roles(encoder(list(to.values()), pieces=[pieces])).heads[2].scores["rare"] is None
+
+
+def test_rare_tokens_are_those_of_the_side_that_is_looked_at() -> None:
+    layers = [AttentionLayer("decoder", 0, (1.5,)), AttentionLayer("context", 0, (1.5,))]
+    text = Text(0, ("▁a", "▁b"), ("<s>", "▁a", "▁b"))
+    to_last = [np.eye(3)[[2, 2, 2]][None], np.eye(2)[[1, 1, 1]][None]]
+    sentence = Sentence(text, tuple(map(SparseWeights.of, to_last)))
+    counts = count_pieces(Corpus([[4, 5, 5]], [[5, 4, 4]]), *[Vocabulary(["▁a", "▁b"])] * 2)
+    decoder, context = head_roles(Recording(layers, [sentence]), counts).heads
+    assert (decoder.scores["rare"], context.scores["rare"]) == (1, 0)  # of the source the other one is rare
+
+
+def test_at_least_one_example_is_wanted() -> None:
+    recording = encoder([uniform(2)])
+    for call in (
+        lambda: head_roles(recording, examples=0),
+        lambda: density_contrasts(recording, 0),
+        lambda: compare_models(recording, recording, "encoder", -1),
+    ):
+        with pytest.raises(ValueError, match="must be at least 1, got"):
+            call()
 
 
 def test_queries_without_a_choice_do_not_count() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from tsallis.analysis.density import Density, HeadDensity
@@ -10,7 +10,7 @@ from tsallis.analysis.head_roles import EXAMPLES, ROLES, Example, HeadRole, Role
 from tsallis.analysis.record import Recording
 from tsallis.analysis.statistics import collect
 from tsallis.analysis.tables import Record
-from tsallis.analysis.words import INTERROGATIVES
+from tsallis.analysis.words import INTERROGATIVES, PieceCounts
 
 SPARSE, DENSE = 0.25, 0.95  # densities up to and from which a head without a role is called so
 
@@ -32,7 +32,7 @@ class HeadCard(Record):
 
 def head_cards(
     recording: Recording,
-    counts: Mapping[str, int] | None = None,
+    counts: PieceCounts | None = None,
     interrogatives: Collection[str] = INTERROGATIVES["en"],
     examples: int = EXAMPLES,
 ) -> tuple[HeadCard, ...]:

@@ -17,6 +17,7 @@ from tsallis.analysis.statistics import Statistic, collect
 from tsallis.analysis.tables import Record
 from tsallis.analysis.weights import AttentionLayer, Floats, Sentence
 from tsallis.errors import InputError
+from tsallis.search.steps import at_least_one
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -50,6 +51,7 @@ class Contrasts(Statistic[tuple[DensityContrast, ...]]):
 
     def __init__(self, layers: Sequence[AttentionLayer], count: int = EXAMPLES) -> None:
         super().__init__(layers)
+        at_least_one(count=count)
         self.count = count
         self._ends: dict[tuple[int, int, int], tuple[Example, Example]] = {}  # by layer, head and keys
 
@@ -92,6 +94,7 @@ def density_contrasts(recording: Recording, count: int = EXAMPLES) -> tuple[Dens
 
     Raises:
         InputError: a recording without sentences.
+        ValueError: `count` below 1.
 
     Example:
         >>> sentences = [Sentence.of([[[1, 0], [1, 0]]]), Sentence.of([[[0.5, 0.5], [1, 0]]], index=1)]
@@ -138,6 +141,7 @@ def compare_models(first: Recording, second: Recording, kind: str, count: int = 
 
     Raises:
         InputError: a model without attention of the kind, other sentences, or none.
+        ValueError: `count` below 1.
 
     Example:
         >>> layer = AttentionLayer("encoder", 0, (1.5,))
@@ -146,6 +150,7 @@ def compare_models(first: Recording, second: Recording, kind: str, count: int = 
         >>> contrast.differ[0].piece, contrast.differ[0].between, contrast.agree[0].piece
         ('▁2', 1.0, '▁1')
     """
+    at_least_one(count=count)
     agree: list[WordContrast] = []
     differ: list[WordContrast] = []
     words = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,16 +12,19 @@ import numpy as np
 from tsallis.analysis.record import Recording
 from tsallis.analysis.statistics import Statistic, collect
 from tsallis.analysis.tables import Record
-from tsallis.analysis.weights import AttentionLayer, Bools, Floats, Sentence, Text
+from tsallis.analysis.weights import SIDES, AttentionLayer, Bools, Floats, Sentence, Text
 from tsallis.analysis.words import (
     ENDS,
     INTERROGATIVES,
     STARTS,
+    PieceCounts,
     is_punctuation,
     is_question_mark,
+    is_special,
     word_clusters,
     word_of,
 )
+from tsallis.search.steps import at_least_one
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -64,7 +68,7 @@ class Example(Record):
 class HeadRole(Record):
     """The scores of one head; layers and heads count from 0.
 
-    `scores` has the names of `ROLES` and `MEASURES`; None stands for what occurred nowhere.
+    `scores` and `counts` have the names of `ROLES` and `MEASURES`; what occurred nowhere has the score None.
     """
 
     kind: str
@@ -73,6 +77,7 @@ class HeadRole(Record):
     alpha: float
     role: str | None  # the best of those whose threshold is reached
     scores: dict[str, float | None]
+    counts: dict[str, int]  # queries that each score is a mean of; words, of `merging` and `clusters`
     examples: tuple[Example, ...]  # of the role, best first
 
 
@@ -148,11 +153,12 @@ class Roles(Statistic[HeadRoles]):
     def __init__(
         self,
         layers: Sequence[AttentionLayer],
-        counts: Mapping[str, int] | None = None,
+        counts: PieceCounts | None = None,
         interrogatives: Collection[str] = INTERROGATIVES["en"],
         examples: int = EXAMPLES,
     ) -> None:
         super().__init__(layers)
+        at_least_one(examples=examples)
         self._piece_counts, self._interrogatives = counts, frozenset(interrogatives)
         names = (*ROLES, *MEASURES)
         self._totals = [{name: _Total(layer.heads, examples) for name in names} for layer in self.layers]
@@ -179,8 +185,7 @@ class Roles(Statistic[HeadRoles]):
             "end": [piece in ENDS for piece in keys],
         }
         if self._piece_counts is not None:
-            counts = [self._piece_counts.get(piece, 0) for piece in keys]
-            everywhere["rare"] = [count == min(counts) for count in counts]
+            everywhere["rare"] = rarest(keys, self._piece_counts[SIDES[layer.kind][1]])
         targets = {name: np.tile(np.array(cells, bool), (len(queries), 1)) for name, cells in everywhere.items()}
         clusters = word_clusters(keys) if layer.to_itself else []
         if layer.to_itself:
@@ -216,7 +221,7 @@ class Roles(Statistic[HeadRoles]):
 
 def head_roles(
     recording: Recording,
-    counts: Mapping[str, int] | None = None,
+    counts: PieceCounts | None = None,
     interrogatives: Collection[str] = INTERROGATIVES["en"],
     examples: int = EXAMPLES,
 ) -> HeadRoles:
@@ -235,17 +240,18 @@ def head_roles(
       `within_word`: the weight inside the word of the query. Words are those of
       :func:`~tsallis.analysis.words.word_clusters`.
     - `question`: the question mark, where the query is an interrogative word (fig. 9).
-    - `punctuation`, `start`, `end`: such keys; `rare`: those that `counts` has least of in the sentence (Voita et al.
-      2019, sec. 5).
+    - `punctuation`, `start`, `end`: such keys; `rare`: those that `counts` has least of in the sentence, its start and
+      end left out (Voita et al. 2019, sec. 5).
 
     Args:
         recording: of a model.
-        counts: how often each piece occurs in a corpus, see :func:`~tsallis.analysis.words.count_pieces`; without them
-            there is no score for rare ones.
+        counts: how often each piece occurs in the sources and targets of a corpus, as of
+            :func:`~tsallis.analysis.words.count_pieces`; without them there is no score for rare ones.
         interrogatives: words in lower case; `words.INTERROGATIVES` has some languages'.
         examples: how many sentences that show its role a head has.
 
     Raises:
+        ValueError: `examples` below 1.
         InputError: a recording without sentences.
 
     Example:
@@ -256,6 +262,16 @@ def head_roles(
     """
     (roles,) = collect(recording, Roles(recording.layers, counts, interrogatives, examples))
     return roles
+
+
+def rarest(pieces: Sequence[str], counts: Mapping[str, int]) -> list[bool]:
+    """Tell which pieces of a sentence occur least often in a corpus; its start and end are none of them.
+
+    >>> rarest(["<s>", "▁the", "▁lamp", "▁of"], {"▁the": 9, "▁of": 5, "▁lamp": 1})
+    [False, False, True, False]
+    """
+    numbers = [math.inf if is_special(piece) else counts.get(piece, 0) for piece in pieces]
+    return [number == min(numbers) < math.inf for number in numbers]
 
 
 def merging_masses(weights: Floats, clusters: Sequence[range]) -> tuple[Floats, Floats]:
@@ -286,4 +302,5 @@ def _head_role(layer: AttentionLayer, totals: Mapping[str, _Total], head: int) -
     }
     role = max(leads, key=lambda name: leads[name], default=None)
     examples = tuple(example for _, example in totals[role].best[head]) if role else ()
-    return HeadRole(layer.kind, layer.layer, head, layer.alphas[head], role, scores, examples)
+    counts = {name: total.count for name, total in totals.items()}
+    return HeadRole(layer.kind, layer.layer, head, layer.alphas[head], role, scores, counts, examples)

@@ -18,7 +18,7 @@ from tsallis.errors import InputError
 from tsallis.metrics import empty_log_probs
 from tsallis.nn import OutputLayer
 from tsallis.search import Result
-from tsallis.search.steps import evaluating
+from tsallis.search.steps import at_least_one, evaluating
 
 AT_ONCE = 1 << 22  # scores that are held together
 WIDTHS = {"total": 0.05, "norm": 1.0, "threshold": 0.1}  # of the histograms' bins
@@ -184,6 +184,9 @@ def forced_supports(
     Yields:
         The number of the sentence in its corpus, and its steps; the last one's target is the end.
 
+    Raises:
+        ValueError: `words` below 1.
+
     Example:
         >>> from tsallis.data.vocabulary import Vocabulary
         >>> from tsallis.models import RNNSeq2Seq
@@ -193,6 +196,7 @@ def forced_supports(
         >>> index, [step.gold for step in steps], steps[0].support == len(steps[0].words)
         (0, ['b', '</s>'], True)
     """
+    at_least_one(words=words)
     for decoded, _, batch in _decode(model, batches):
         for row, index in enumerate(batch.index):
             length = int((batch.tgt_out[row] != IGNORED).sum())
