@@ -18,6 +18,7 @@ from tsallis.analysis import (
     INTERROGATIVES,
     ROLES,
     AttentionLayer,
+    Contrasts,
     Density,
     Histogram,
     Recording,
@@ -361,6 +362,19 @@ def test_contrasts_pair_the_sparsest_and_the_densest_of_one_length() -> None:
     (pair,) = density_contrasts(encoder(*sentences))
     assert (pair.sparse.text.index, pair.dense.text.index) == (0, 1)
     assert (pair.sparse.score, pair.dense.score, pair.difference) == (0.25, 1, 0.75)
+
+
+def test_of_equal_sentences_the_first_is_shown_in_whatever_order_they_come() -> None:
+    sentences = [[uniform(3)], [shifted(3, 0)], [uniform(3)], [shifted(3, 1)]]
+    recording = encoder(*sentences)
+    for order in ((0, 1, 2, 3), (3, 2, 1, 0)):
+        parts = [Contrasts(recording.layers) for _ in order]
+        for part, number in zip(parts, order, strict=True):
+            part.update(list(recording)[number])
+            if part is not parts[0]:
+                parts[0].merge(part)
+        (pair,) = parts[0].result()
+        assert (pair.sparse.text.index, pair.dense.text.index) == (1, 0)
 
 
 def test_models_are_compared_word_by_word() -> None:
