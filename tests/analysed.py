@@ -53,13 +53,13 @@ def encoder(*sentences: Any, pieces: Sequence[Sequence[str]] | None = None, alph
     """A recording of one layer of an encoder, from weights [heads, queries, keys] of each sentence."""
     texts = pieces or [None] * len(sentences)
     rows = zip(sentences, texts, strict=True)
-    made = [Sentence.of(weights, pieces=text, index=number) for number, (weights, text) in enumerate(rows)]
-    heads = made[0].weights[0].shape[0]
-    return Recording([AttentionLayer("encoder", 0, (alpha,) * heads)], made)
+    read = [Sentence.of(weights, pieces=text, index=number) for number, (weights, text) in enumerate(rows)]
+    heads = read[0].weights[0].shape[0]
+    return Recording([AttentionLayer("encoder", 0, (alpha,) * heads)], read)
 
 
 def random_sentences(count: int, layers: Sequence[AttentionLayer], seed: int = 0) -> Iterable[Sentence]:
-    """Sentences with sparse weights for layers of every kind, made one by one."""
+    """Sentences with sparse weights for layers of every kind, one by one."""
     random = np.random.default_rng(seed)
     for index in range(count):
         source = tuple(f"▁{number}" for number in range(random.integers(1, 9)))

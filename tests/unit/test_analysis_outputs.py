@@ -17,7 +17,7 @@ from tsallis.analysis import (
     empty_rate,
     forced_supports,
     head_importance,
-    masked_head,
+    mask_head,
     output_statistics,
     output_steps,
 )
@@ -169,9 +169,9 @@ def test_empty_outputs_are_compared_exactly() -> None:
     less, more = math.nextafter(empty[0], -math.inf), math.nextafter(empty[1], 0)
     itself = math.nextafter(empty[2], -math.inf)  # its two sums may round differently
     nothing = Result((), Certificate("none", 0.0))
-    found = empty_rate(model, data, [result(less), result(more), result(itself, ()), nothing])
-    assert [output.index for output in found.outputs] == [0, 3] and found.rate == 0.5
-    assert (found.outputs[0].empty, found.outputs[0].best) == (empty[0], less)
+    empty_wins = empty_rate(model, data, [result(less), result(more), result(itself, ()), nothing])
+    assert [output.index for output in empty_wins.outputs] == [0, 3] and empty_wins.rate == 0.5
+    assert (empty_wins.outputs[0].empty, empty_wins.outputs[0].best) == (empty[0], less)
     assert empty_rate(model, data, [result(value) for value in empty]).rate == 0  # a tie is none
 
 
@@ -192,7 +192,7 @@ def test_empty_rates_of_nothing() -> None:
 # Trees
 
 
-def searched(model: Any, src: Tensor, **options: Any) -> Result:
+def search(model: Any, src: Tensor, **options: Any) -> Result:
     (result,) = exhaustive(model, src, torch.tensor([src.shape[1]]), **options)
     return result
 
@@ -200,7 +200,7 @@ def searched(model: Any, src: Tensor, **options: Any) -> Result:
 @pytest.mark.parametrize("make", [transformer, lstm])
 def test_paths_of_the_tree_are_the_hypotheses(make: Any) -> None:
     model, src = sharp(make, output_alpha=1.1), torch.tensor([[4, 6, 5]])
-    result = searched(model, src, n_best=20, max_length=4)
+    result = search(model, src, n_best=20, max_length=4)
     assert len({h.tokens[:2] for h in result.hypotheses if len(h.tokens) > 1}) > 2  # prefixes that go on
     tree = beam_tree(model, src, result, TGT)
     assert tree.certificate == result.certificate.kind and tree.mass == result.mass
@@ -224,7 +224,7 @@ def test_in_a_complete_tree_every_step_sums_to_one() -> None:
     for seed in range(50):
         torch.manual_seed(seed)
         model, src = sharp(lstm, output="sparsemax"), torch.tensor([[4, 6, 5]])
-        result = searched(model, src, max_length=8)
+        result = search(model, src, max_length=8)
         if result.certificate.kind == "complete" and len(result.hypotheses) > 2:
             break
     tree = beam_tree(model, src, result, TGT)
@@ -283,7 +283,7 @@ class Rows:
 
 def test_a_tree_as_text() -> None:
     model: Any = Grammar()
-    result = searched(model, torch.tensor([[4]]))
+    result = search(model, torch.tensor([[4]]))
     tree = beam_tree(model, torch.tensor([4]), result, TGT)
     assert tree.lines() == ["▁x", "  ▁y 66.4%", "    . 75.0% </s>", "    </s> 25.0%", "  z 33.6% </s>"]
     assert tree.certificate == "complete" and tree.mass == pytest.approx(1, abs=1e-6)
@@ -304,12 +304,12 @@ def test_a_search_that_found_nothing_has_a_tree_without_edges() -> None:
 # Importance
 
 
-def test_a_masked_head_gives_nothing() -> None:
+def test_a_mask_head_gives_nothing() -> None:
     attention = MultiheadAttention(8, 2, batch_first=True).eval()
     x = torch.randn(2, 3, 8)
     before = attention(x, x, x)[0]
     value = attention.in_proj_weight.detach().clone()
-    with masked_head(attention, 1):
+    with mask_head(attention, 1):
         masked = attention(x, x, x)[0]
     torch.testing.assert_close(attention(x, x, x)[0], before)  # and afterwards it is there again
     with torch.no_grad():  # as if the head's values were zero
@@ -318,7 +318,7 @@ def test_a_masked_head_gives_nothing() -> None:
     assert not torch.allclose(masked, before)
     attention.in_proj_weight.data = value
     for head in (-1, 2):
-        with pytest.raises(ValueError, match=f"from 0 to 1, got {head}"), masked_head(attention, head):
+        with pytest.raises(ValueError, match=f"from 0 to 1, got {head}"), mask_head(attention, head):
             pass
 
 
@@ -326,27 +326,27 @@ def test_importance_beside_values_of_zero() -> None:
     model, data = sharp(transformer), corpus(6)
     importance = head_importance(model, data.batches(4))
     batch = data.batch(list(range(6)))
-    known = counted(batch.tgt_out)
+    counts = counted(batch.tgt_out)
 
     def loss() -> float:
         model.eval()
         with torch.no_grad():
             hidden = model(batch.src, batch.src_lengths, batch.tgt_in).hidden
-            return float(model.output.loss(hidden[known], batch.tgt_out[known]))
+            return float(model.output.loss(hidden[counts], batch.tgt_out[counts]))
 
-    assert importance.symbols == int(known.sum()) and len(importance.heads) == 12
+    assert importance.symbols == int(counts.sum()) and len(importance.heads) == 12
     assert importance.loss == pytest.approx(loss(), abs=1e-6)
-    for found in importance.heads:
-        attention = transformer_attentions(model)[found.kind][found.layer]
+    for head in importance.heads:
+        attention = transformer_attentions(model)[head.kind][head.layer]
         assert attention.in_proj_weight is not None
-        kept = attention.in_proj_weight.detach().clone()
+        weight = attention.in_proj_weight.detach().clone()
         with torch.no_grad():
-            attention.in_proj_weight[16 + 4 * found.head : 20 + 4 * found.head] = 0
-            assert found.loss == pytest.approx(loss(), abs=1e-6)
-            attention.in_proj_weight.copy_(kept)
-        assert found.increase == found.loss - importance.loss
-        assert found.alpha == pytest.approx(float(attention.alphas()[found.head].detach()))
-    assert [h.increase for h in importance.heads] == sorted((h.increase for h in importance.heads), reverse=True)
-    assert max(h.increase for h in importance.heads) > 1e-3
+            attention.in_proj_weight[16 + 4 * head.head : 20 + 4 * head.head] = 0
+            assert head.loss == pytest.approx(loss(), abs=1e-6)
+            attention.in_proj_weight.copy_(weight)
+        assert head.increase == head.loss - importance.loss
+        assert head.alpha == pytest.approx(float(attention.alphas()[head.head].detach()))
+    assert [x.increase for x in importance.heads] == sorted((x.increase for x in importance.heads), reverse=True)
+    assert max(x.increase for x in importance.heads) > 1e-3
     again = head_importance(model, iter(list(data.batches(4))))
     assert again == importance

@@ -17,7 +17,7 @@ from tsallis.analysis.contrasts import (
 from tsallis.analysis.density import Densities, Density, HeadDensity, density, sentence_density
 from tsallis.analysis.diversity import Diversities, Diversity, LayerDiversity, diversity, jensen_shannon
 from tsallis.analysis.head_roles import ROLES, Example, HeadRole, HeadRoles, Roles, head_roles
-from tsallis.analysis.importance import HeadImportance, HeadLoss, head_importance, masked_head
+from tsallis.analysis.importance import HeadImportance, HeadLoss, head_importance, mask_head
 from tsallis.analysis.outputs import (
     EmptyOutput,
     EmptyRate,
@@ -28,7 +28,7 @@ from tsallis.analysis.outputs import (
     output_statistics,
     output_steps,
 )
-from tsallis.analysis.record import AttentionReader, Recording, read_model, record, weights_received
+from tsallis.analysis.record import AttentionReader, Recording, capture_weights, read_model, record
 from tsallis.analysis.statistics import Statistic, collect
 from tsallis.analysis.store import load_recording, save_recording
 from tsallis.analysis.tables import Histogram, Record, to_pandas
@@ -75,6 +75,7 @@ __all__ = [
     "alpha_histograms",
     "alpha_history",
     "beam_tree",
+    "capture_weights",
     "collect",
     "compare_models",
     "count_pieces",
@@ -89,7 +90,7 @@ __all__ = [
     "head_roles",
     "jensen_shannon",
     "load_recording",
-    "masked_head",
+    "mask_head",
     "output_statistics",
     "output_steps",
     "read_model",
@@ -97,6 +98,5 @@ __all__ = [
     "save_recording",
     "sentence_density",
     "to_pandas",
-    "weights_received",
     "word_clusters",
 ]

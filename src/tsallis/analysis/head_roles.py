@@ -138,13 +138,13 @@ class _Targets:
         self.names, self.clusters = tuple(targets), clusters
         self.keys = np.stack(tuple(targets.values())) & visible  # [roles, queries, keys]
         counts = self.keys.sum(2)
-        self.counted = (counts > 0) & (counts < visible.sum(1))  # [roles, queries]
+        self.has_choice = (counts > 0) & (counts < visible.sum(1))  # [roles, queries]
 
     def masses(self, weights: Floats) -> dict[str, Floats]:
         """Return by role the weight that each query with a choice gives to its targets [heads, counted queries]."""
         masses = np.einsum("hqk,rqk->rhq", weights, self.keys)
-        rows = zip(self.names, masses, self.counted, strict=True)
-        return {name: mass[:, counted] for name, mass, counted in rows}
+        rows = zip(self.names, masses, self.has_choice, strict=True)
+        return {name: mass[:, choice] for name, mass, choice in rows}
 
 
 class Roles(Statistic[HeadRoles]):
@@ -282,11 +282,11 @@ def merging_masses(weights: Floats, clusters: Sequence[range]) -> tuple[Floats, 
         clusters: the pieces of each word; one that is the whole sentence does not count.
     """
     size = weights.shape[2]
-    counted = [cluster for cluster in clusters if len(cluster) < size]
-    ones = [cluster.start for cluster in counted if len(cluster) == 1]
+    parts = [cluster for cluster in clusters if len(cluster) < size]
+    ones = [cluster.start for cluster in parts if len(cluster) == 1]
     single = weights[:, ones, ones]
-    several = np.zeros((len(weights), len(counted) - len(ones)))
-    for number, cluster in enumerate(c for c in counted if len(c) > 1):
+    several = np.zeros((len(weights), len(parts) - len(ones)))
+    for number, cluster in enumerate(c for c in parts if len(c) > 1):
         inside = weights[:, cluster.start : cluster.stop, cluster.start : cluster.stop]
         others = inside.sum(2) - inside.diagonal(0, 1, 2)  # [heads, pieces]
         several[:, number] = others.max(1)

@@ -41,7 +41,7 @@ class HeadImportance(Record):
 
 
 @contextlib.contextmanager
-def masked_head(attention: MultiheadAttention, head: int) -> Iterator[None]:
+def mask_head(attention: MultiheadAttention, head: int) -> Iterator[None]:
     """Make the output of one head zero while the context lasts.
 
     Raises:
@@ -50,7 +50,7 @@ def masked_head(attention: MultiheadAttention, head: int) -> Iterator[None]:
     Example:
         >>> attention = MultiheadAttention(4, 2, batch_first=True)
         >>> x = torch.randn(1, 3, 4)
-        >>> with masked_head(attention, 0), masked_head(attention, 1):
+        >>> with mask_head(attention, 0), mask_head(attention, 1):
         ...     output, _ = attention(x, x, x)
         >>> bool((output == attention.out_proj.bias).all())
         True
@@ -98,7 +98,7 @@ def head_importance(model: TransformerSeq2Seq, batches: Iterable[Batch]) -> Head
     for kind, attentions in transformer_attentions(model).items():
         for layer, attention in enumerate(attentions):
             for head, alpha in enumerate(attention.alphas().tolist()):
-                with masked_head(attention, head):
+                with mask_head(attention, head):
                     without, _ = _loss(model, batches)
                 heads.append(HeadLoss(kind, layer, head, alpha, without, without - loss))
     return HeadImportance(loss, symbols, tuple(sorted(heads, key=lambda head: -head.increase)))
@@ -113,9 +113,9 @@ def _loss(model: TransformerSeq2Seq, batches: Iterable[Batch]) -> tuple[float, i
         for batch in batches:
             target = batch.tgt_out.to(device)
             decoded = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
-            known = counted(target)
-            total += float(model.output.loss(decoded.hidden[known], target[known], reduction="sum"))
-            symbols += int(known.sum())
+            counts = counted(target)
+            total += float(model.output.loss(decoded.hidden[counts], target[counts], reduction="sum"))
+            symbols += int(counts.sum())
     if symbols == 0:
         raise InputError("there are no symbols to compute a loss of: the corpus is empty or has no targets")
     return total / symbols, symbols

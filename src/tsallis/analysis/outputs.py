@@ -112,10 +112,10 @@ def output_statistics(model: Any, batches: Iterable[Batch]) -> OutputStatistics:
         (2, 1.0)
     """
     sums, attends = _OutputSums(len(model.output.weight)), hasattr(model, "attended")
-    for decoded, known, _ in _decode(model, batches):
+    for decoded, counts, _ in _decode(model, batches):
         if attends:
-            sums.attended += float(model.attended(decoded)[known].double().sum())
-        for hidden in decoded.hidden[known].split(max(1, AT_ONCE // len(model.output.weight))):
+            sums.attended += float(model.attended(decoded)[counts].double().sum())
+        for hidden in decoded.hidden[counts].split(max(1, AT_ONCE // len(model.output.weight))):
             sums.add(output_steps(model.output, _scores(model, hidden)))
     return sums.result(attends)
 
@@ -216,8 +216,8 @@ def _scores(model: Any, hidden: Tensor) -> Tensor:
 def _forced_step(probs: Tensor, gold: int, vocab: Symbols, words: int) -> ForcedStep:
     support = int((probs > 0).sum())
     best = probs.topk(min(words, support))
-    named = zip(map(vocab.name, best.indices.tolist()), best.values.tolist(), strict=True)
-    return ForcedStep(vocab.name(gold), float(probs[gold]), support, tuple(named))
+    best_words = zip(map(vocab.name, best.indices.tolist()), best.values.tolist(), strict=True)
+    return ForcedStep(vocab.name(gold), float(probs[gold]), support, tuple(best_words))
 
 
 @torch.no_grad()

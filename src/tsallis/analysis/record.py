@@ -106,16 +106,16 @@ def record(reader: AttentionReader, batches: Iterable[Any]) -> Recording:
 
 def _record_batch(reader: AttentionReader, batch: Any) -> list[Sentence]:
     layers, texts = reader.layers, reader.texts(batch)
-    recorded: dict[int, list[SparseWeights]] = {}
+    by_layer: dict[int, list[SparseWeights]] = {}
 
     def receive(number: int, weights: Tensor) -> None:
-        recorded[number] = _compress(layers[number], texts, weights)
+        by_layer[number] = _compress(layers[number], texts, weights)
 
     reader.run(batch, receive)
-    missing = [layer.name for number, layer in enumerate(layers) if number not in recorded]
+    missing = [layer.name for number, layer in enumerate(layers) if number not in by_layer]
     if missing:
         raise ValueError(f"the model gave no weights of {', '.join(missing)}")
-    rows = zip(*(recorded[number] for number in range(len(layers))), strict=True)
+    rows = zip(*(by_layer[number] for number in range(len(layers))), strict=True)
     return [Sentence(text, weights) for text, weights in zip(texts, rows, strict=True)]
 
 
@@ -131,7 +131,7 @@ def _compress(layer: AttentionLayer, texts: Sequence[Text], weights: Tensor) -> 
 
 
 @contextlib.contextmanager
-def weights_received(attentions: Sequence[nn.Module], receive: Receive) -> Iterator[None]:
+def capture_weights(attentions: Sequence[nn.Module], receive: Receive) -> Iterator[None]:
     """Hand the weights of every pass through attention modules to `receive(number, weights)` while the context lasts.
 
     What the modules return to their callers stays the same.
@@ -143,7 +143,7 @@ def weights_received(attentions: Sequence[nn.Module], receive: Receive) -> Itera
     Example:
         >>> attention = MultiheadAttention(8, 2, batch_first=True)
         >>> x = torch.randn(1, 3, 8)
-        >>> with weights_received([attention], lambda number, weights: print(number, tuple(weights.shape))):
+        >>> with capture_weights([attention], lambda number, weights: print(number, tuple(weights.shape))):
         ...     _, returned = attention(x, x, x, need_weights=False)
         0 (1, 2, 3, 3)
         >>> returned is None
@@ -161,21 +161,21 @@ def weights_received(attentions: Sequence[nn.Module], receive: Receive) -> Itera
 
 def _receive_from(attention: nn.Module, number: int, receive: Receive) -> list[Any]:
     signature = inspect.signature(attention.forward)
-    requested: dict[str, Any] = {}
+    flags: dict[str, Any] = {}
 
     def request_weights(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         call = signature.bind(*args, **kwargs)
         call.apply_defaults()
-        requested.update((name, call.arguments[name]) for name in ("need_weights", "average_attn_weights"))
+        flags.update((name, call.arguments[name]) for name in ("need_weights", "average_attn_weights"))
         call.arguments.update(need_weights=True, average_attn_weights=False)
         return call.args, call.kwargs
 
     def take_weights(_: nn.Module, __: Any, result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
         output, weights = result  # weights: [batch, heads, queries, keys]
         receive(number, weights)
-        if not requested["need_weights"]:
+        if not flags["need_weights"]:
             return output, None
-        return output, weights.mean(-3) if requested["average_attn_weights"] else weights
+        return output, weights.mean(-3) if flags["average_attn_weights"] else weights
 
     before = attention.register_forward_pre_hook(request_weights, with_kwargs=True)
     return [before, attention.register_forward_hook(take_weights)]
@@ -252,7 +252,7 @@ class TransformerReader(_Reader):
 
     def run(self, batch: Batch, receive: Receive) -> None:
         """Run a batch and hand over the weights of each attention as they are computed."""
-        with weights_received(self.attentions, receive):
+        with capture_weights(self.attentions, receive):
             self._forward(batch)
 
 

@@ -54,19 +54,19 @@ def save_recording(recording: Recording, folder: Path | str) -> None:
     if folder.exists():
         raise InputError(f"{folder}: is there already; choose another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
-        parts = [_write_part(unfinished, number, part) for number, part in enumerate(_parts(recording))]
+        parts = [_write_part(temporary, number, part) for number, part in enumerate(_parts(recording))]
         if not parts:
             raise InputError(f"{folder}: there are no sentences to save")
         layers = [asdict(layer) for layer in recording.layers]
-        write_atomic(unfinished / MANIFEST, json.dumps({"format": FORMAT, "layers": layers, "parts": parts}, indent=1))
+        write_atomic(temporary / MANIFEST, json.dumps({"format": FORMAT, "layers": layers, "parts": parts}, indent=1))
         umask = os.umask(0)  # a temporary folder is private; this one is shared like any other of its user
         os.umask(umask)
-        os.chmod(unfinished, 0o777 & ~umask)
-        os.rename(unfinished, folder)
+        os.chmod(temporary, 0o777 & ~umask)
+        os.rename(temporary, folder)
     except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
@@ -89,7 +89,7 @@ def load_recording(folder: Path | str) -> Recording:
         parts = [_Part(str(x["name"]), int(x["size"]), str(x["sha256"])) for x in manifest["parts"]]
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: not the manifest of a recording: {error}") from error
-    return Recording(layers, _Stored(folder, layers, parts))
+    return Recording(layers, _SavedSentences(folder, layers, parts))
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _SavedSentences:
     """Sentences that are read from a folder when they are iterated over."""
 
     folder: Path
