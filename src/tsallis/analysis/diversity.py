@@ -44,10 +44,10 @@ def entropy(probs: Floats) -> Floats:
 def jensen_shannon(weights: Floats, visible: ArrayLike) -> Floats:
     r"""Return the Jensen-Shannon divergence of heads at each query [queries].
 
-    .. math:: \mathrm{JS} = H\Big(\frac{1}{H}\sum_{j=1}^{H} p_j\Big) - \frac{1}{H}\sum_{j=1}^{H} H(p_j)
+    .. math:: \mathrm{JS} = S\Big(\frac{1}{H}\sum_{j=1}^{H} p_j\Big) - \frac{1}{H}\sum_{j=1}^{H} S(p_j)
 
-    (Correia et al. 2019, eq. 11). Both entropies have the base :math:`n`, the number of keys that the query sees. The
-    paper adjusts the base "based on the dimension" so that the divergence is at most 1; as all heads of a query see the
+    of :math:`H` heads, with Shannon's entropy :math:`S` (Correia et al. 2019, eq. 11). Both entropies have the base
+    :math:`n`, the number of keys that the query sees. The paper adjusts the base "based on the dimension" so that the divergence is at most 1; as all heads of a query see the
     same keys, that is one base for both. Heads on different keys reach :math:`\log_n H`, or 1 where the mean is even.
 
     Args:

@@ -73,10 +73,13 @@ def mask_head(attention: MultiheadAttention, head: int) -> Iterator[None]:
 
 
 def head_importance(model: TransformerSeq2Seq, batches: Iterable[Batch]) -> HeadImportance:
-    """Compute the loss on given targets without each head in turn, one pass over the batches a head.
+    r"""Compute the loss on given targets without each head in turn, one pass over the batches a head.
 
-    A head is taken out by making its output zero (Voita et al. 2019, sec. 6, by a mask of 0). The loss is the sum over
-    symbols of the output layer's own, divided by their number.
+    .. math:: I_h = L(\mathrm{model} \mid \mathrm{head}_h = 0) - L(\mathrm{model}), \qquad
+              L = \frac{1}{N} \sum_{n=1}^{N} \ell_n
+
+    with the output layer's own loss :math:`\ell_n` of each symbol. To make a head's output zero is a gate of Voita et
+    al. 2019 (sec. 6) that is closed.
 
     Args:
         model: a Transformer.

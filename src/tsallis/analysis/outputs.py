@@ -91,11 +91,14 @@ def output_steps(output: OutputLayer, scores: Tensor) -> Steps:
 
 
 def output_statistics(model: Any, batches: Iterable[Batch]) -> OutputStatistics:
-    """Compute support sizes, sums, norms and thresholds at every step with the target given.
+    r"""Compute support sizes, sums, norms and thresholds at every step with the target given.
 
-    These are the counts of Peters et al. 2019, table 3 (`attended`, `support`), and of Tezekbayev et al. 2022 the
-    distributions of zeros (fig. 5 and 6), of logit norm and threshold (fig. 7, one point of it), and of sums (fig. 9).
-    Symbols that the vocabulary lacks do not count.
+    .. math:: |\{i : p_i > 0\}|, \qquad \sum_i p_i, \qquad \|z\|, \qquad \tau(z)
+
+    for the values :math:`p` of the scores :math:`z` of a step, see :func:`output_steps`. These are the counts of Peters
+    et al. 2019, table 3 (`attended`, `support`), and of Tezekbayev et al. 2022 the distributions of zeros (fig. 5 and
+    6), of logit norm and threshold (fig. 7, one point of it), and of sums (fig. 9). Symbols that the vocabulary lacks
+    do not count.
 
     Args:
         model: an encoder-decoder of this package.
@@ -253,11 +256,13 @@ class EmptyRate(Record):
 
 
 def empty_rate(model: Any, corpus: Corpus, results: Sequence[Result]) -> EmptyRate:
-    """Compute the share of sentences whose empty output is more probable than the best found (Tezekbayev et al. 2022,
-    table 2).
+    r"""Compute the share of sentences whose empty output is more probable than the best one found.
 
-    Both log-probabilities are sums in float64 of the same steps and compared exactly. A search that found the empty
-    output, and it alone, has found nothing less probable than it: that is no case.
+    .. math:: \frac{1}{N} \, \big|\{n : p(\langle/s\rangle \mid x_n) > p(\hat y_n \mid x_n)\}\big|
+
+    (Tezekbayev et al. 2022, table 2; Stahlberg and Byrne 2019). Both log-probabilities are sums in float64 of the same
+    steps, and compared exactly. Where the best output found is the empty one, that is no case, however its two sums
+    round.
 
     Args:
         model: an encoder-decoder.
