@@ -47,8 +47,9 @@ def jensen_shannon(weights: Floats, visible: ArrayLike) -> Floats:
     .. math:: \mathrm{JS} = S\Big(\frac{1}{H}\sum_{j=1}^{H} p_j\Big) - \frac{1}{H}\sum_{j=1}^{H} S(p_j)
 
     of :math:`H` heads, with Shannon's entropy :math:`S` (Correia et al. 2019, eq. 11). Both entropies have the base
-    :math:`n`, the number of keys that the query sees. The paper adjusts the base "based on the dimension" so that the divergence is at most 1; as all heads of a query see the
-    same keys, that is one base for both. Heads on different keys reach :math:`\log_n H`, or 1 where the mean is even.
+    :math:`n`, the number of keys that the query sees. The paper adjusts the base "based on the dimension" so that the
+    divergence is at most 1; as all heads of a query see the same keys, that is one base for both. Heads on different
+    keys reach :math:`\log_n H`, or 1 where the mean is even.
 
     Args:
         weights: [heads, queries, keys].
