@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 import weakref
 from pathlib import Path
@@ -380,3 +381,11 @@ def test_a_recording_holds_one_batch() -> None:
         references.append(weakref.ref(sentence))
         assert sum(one() is not None for one in references) <= 2 + 2  # of this batch, and of the one before
     assert len(references) == 20
+
+
+def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "analysis.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    for block in blocks:
+        exec(block, {})
+    assert blocks and len(capsys.readouterr().out.splitlines()) == 12  # a card for each head
