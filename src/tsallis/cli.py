@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tsallis.search import Hypothesis, Result
     from tsallis.tasks import Lines
     from tsallis.training import Run
+    from tsallis.training.lock import Lock
     from tsallis.training.world import World
 
 app = typer.Typer(
@@ -149,18 +150,17 @@ def _train(loaded: Config, folder: Path, world: World) -> None:
 
     with contextlib.ExitStack() as stack:
 
-        def start() -> tuple[Prepared, Any, bool]:
-            if world.main:
-                stack.enter_context(locked(folder))
+        def start() -> tuple[Prepared, Any, Lock | None, bool]:
+            lock = stack.enter_context(locked(folder)) if world.main else None
             prepared = prepare(loaded, folder)
             model = prepared.build()
             arguments = (prepared.description, prepared.task, prepared.data.src_vocab, prepared.data.tgt_vocab)
-            return prepared, model, world.main and start_run(folder, loaded.text(), *arguments)
+            return prepared, model, lock, world.main and start_run(folder, loaded.text(), *arguments, lock)
 
-        prepared, model, resumed = world.together(start)
+        prepared, model, lock, resumed = world.together(start)
         data, settings = prepared.data, prepared.settings
         display = stack.enter_context(TrainingDisplay(folder, resumed, settings.epochs, quiet=not world.main))
-        Trainer(model, data.train, data.dev, folder, settings, display.update, prepared.measure(), world).run()
+        Trainer(model, data.train, data.dev, folder, settings, display.update, prepared.measure(), world, lock).run()
 
 
 @app.command()

@@ -91,11 +91,11 @@ def events(folder: Path) -> list[dict[str, Any]]:
 def test_a_killed_run_goes_on_to_the_bit(folders: Path) -> None:
     whole, killed = folders / "whole", folders / "killed"
     index = checkpoints(whole).index()
-    assert index["finished"] and index == checkpoints(killed).index()
-    assert len(index["kept"]) == 2
+    assert index.finished and index == checkpoints(killed).index()
+    assert len(index.kept) == 2
     assert (whole / "log.jsonl").read_bytes() == (killed / "log.jsonl").read_bytes()
     assert [e["step"] for e in events(whole)] == [3, 6, 9, 12]
-    for name in {index["last"], index["best"], *index["kept"]}:
+    for name in {index.last, index.best, *index.kept}:
         one, other = (folder / "checkpoints" / name / "model.safetensors" for folder in (whole, killed))
         assert one.read_bytes() == other.read_bytes(), name
     states = [checkpoints(folder).load_training("last") for folder in (whole, killed)]
@@ -121,7 +121,7 @@ def test_runs_change_hands(folders: Path, name: str) -> None:
     """One process makes batches of its own four times as often: its updates are others, its checkpoints are not."""
     found = folders / name
     index = checkpoints(found).index()
-    assert index["finished"]
+    assert index.finished
     assert last(found).keys() == last(folders / "one").keys()
     state, expected = (checkpoints(folder).load_training("last") for folder in (found, folders / "one"))
     assert state.keys() == expected.keys()

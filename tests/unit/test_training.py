@@ -18,6 +18,7 @@ from tsallis.metrics import forced, levenshtein
 from tsallis.models import RNNSeq2Seq
 from tsallis.prepare import prepare
 from tsallis.training import Checkpoints, Log, Trainer
+from tsallis.training.schema import Index
 from tsallis.training.schedules import Constant, HalveOnWorse, InverseSquareRoot, make_schedule
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +79,7 @@ def test_schedules() -> None:
 
 def test_checkpoints_are_whole_or_refused(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.index() == {}
+    assert checkpoints.index() == Index(finished=False)
     with pytest.raises(InputError, match="no checkpoint"):
         checkpoints.load_model("last")
     for step, best in ((1, True), (2, False), (3, False)):
@@ -176,7 +177,7 @@ def test_early_stopping_and_the_best_checkpoint(tmp_path: Path) -> None:
     run.run()
     assert run.position.epoch < 40 and run.position.stale == 2
     index = run.checkpoints.index()
-    assert index["finished"] and index["best"] != index["last"]
+    assert index.finished and index.best != index.last
 
 
 def test_levenshtein_against_its_definition() -> None:

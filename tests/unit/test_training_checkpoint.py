@@ -29,7 +29,7 @@ def test_what_a_kill_left_behind_is_swept(tmp_path: Path) -> None:
     save(checkpoints, 1)
     (tmp_path / "step-00000009").mkdir()
     (tmp_path / "step-00000009" / "model.safetensors").write_bytes(b"half")
-    (tmp_path / ".index.json.x1.tmp").write_bytes(b"{")
+    (tmp_path / ".index.json.x1_9abcd.tmp").write_bytes(b"{")
     (tmp_path / "notes.txt").write_text("mine")
     checkpoints.sweep()
     assert names(tmp_path) == {"index.json", "step-00000001", "notes.txt"}
@@ -43,8 +43,11 @@ def test_what_a_kill_left_behind_is_swept(tmp_path: Path) -> None:
         (lambda path: path.write_bytes(b""), "0 bytes"),
         (lambda path: path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1])), "SHA-256"),
         (lambda path: path.unlink(), "can't be read"),
-        (lambda path: (path.parent / "manifest.json").write_text("{}"), "says nothing of"),
-        (lambda path: (path.parent / "manifest.json").write_text('{"files": []}'), "says nothing of"),
+        (
+            lambda path: (path.parent / "manifest.json").write_text("{}"),
+            r"manifest\.json: step: missing; files: missing",
+        ),
+        (lambda path: (path.parent / "manifest.json").write_text('{"step": 1, "files": {}}'), "says nothing of"),
         (lambda path: (path.parent / "manifest.json").write_text("{"), "not a JSON file"),
         (lambda path: (path.parent / "manifest.json").unlink(), "manifest.json: can't be read"),
     ],
@@ -71,8 +74,8 @@ def test_the_last_validated_ones_are_kept(tmp_path: Path) -> None:
     for step, validated in ((1, True), (2, False), (3, True), (4, False), (5, True), (6, False)):
         save(checkpoints, step, best=step == 1, validated=validated)
     index = checkpoints.index()
-    assert index["kept"] == ["step-00000003", "step-00000005"]
-    assert (index["best"], index["last"]) == ("step-00000001", "step-00000006")
+    assert index.kept == ("step-00000003", "step-00000005")
+    assert (index.best, index.last) == ("step-00000001", "step-00000006")
     assert names(tmp_path) == {"index.json", *(f"step-0000000{i}" for i in (1, 3, 5, 6))}
 
 

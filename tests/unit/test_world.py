@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,8 +18,8 @@ def test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (world.rank, world.size, world.main, world.device) == (0, 1, True, torch.device("cpu"))
         assert not dist.is_initialized()
         assert world.sum(1, 2.5) == (1.0, 2.5) and world.obey("x") == "x" and world.gather("x") == ["x"]
-        world.wait()
         assert world.together(lambda: 3) == 3
+        world.check_folder(Path("nowhere"))  # nobody else has to see it
 
 
 def test_a_mistake_of_a_process_alone_is_its_own() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tsallis.data.reading import read_json
 from tsallis.errors import InputError
-from tsallis.files import write_atomic
+from tsallis.files import lock_file, write_atomic
 
 SETTLED = 2.0  # seconds after which a file's times tell a change: some file systems count in whole seconds
 
@@ -27,14 +27,7 @@ def key_of(made_from: dict[str, Any]) -> str:
 def locked(path: Path) -> Iterator[bool]:
     """Wait until no other process holds the lock; False where there are no locks."""
     with path.open("a") as stream:
-        try:
-            import fcntl
-
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        except (ImportError, OSError):
-            yield False
-            return
-        yield True
+        yield lock_file(stream.fileno(), wait=True)
 
 
 def fingerprint(path: Path, cache: Path) -> str:

@@ -101,6 +101,7 @@ def save(figure: Figure | Axes, path: Path | str, dpi: float = 200) -> None:
     stream = io.BytesIO()
     undated: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
     whole(figure).savefig(stream, format=ending, dpi=dpi, metadata=undated[ending])
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, stream.getvalue())
 
 

@@ -8,7 +8,8 @@
         manifest.json       sizes and SHA-256 of both, step, epoch, metrics
 
 A folder counts only once the index names it, and the index is replaced in one step: whenever a run is killed, the
-folder it resumes from is whole.
+folder it resumes from is whole. Nothing is removed but what the index lists under "discard": a checkpoint is listed
+there before its first file is written, and when others have superseded it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import shutil
+import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +27,15 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from tsallis.data.reading import read_bytes, read_json
 from tsallis.errors import InputError
-from tsallis.files import write_atomic
+from tsallis.files import is_folder, is_leftover, is_regular, read_file, remove_leftovers, write_atomic
+from tsallis.training.lock import Lock, writing
+from tsallis.training.schema import Index, Manifest, as_json, check_record, read_record
 
 NAMES = ("last", "best", "average")
 MODEL, TRAINING, MANIFEST, INDEX = "model.safetensors", "training.pt", "manifest.json", "index.json"
+FILES = (MANIFEST, MODEL, TRAINING)  # in the order in which they are removed: without a manifest nothing is whole
+FOLDER = re.compile(r"(step-[0-9]{8,18}|average-[0-9]{8,18}-[0-9]{8,18})")
 
 
 class Checkpoints:
@@ -38,20 +44,62 @@ class Checkpoints:
     Args:
         folder: where they lie.
         keep: validated checkpoints kept beside the best and the last one, to be averaged.
+        lock: on the run folder, of a process that writes for long; None: the caller sees to it.
     """
 
-    def __init__(self, folder: Path | str, keep: int = 1) -> None:
-        self.folder, self.keep = Path(folder), keep
+    def __init__(self, folder: Path | str, keep: int = 1, lock: Lock | None = None) -> None:
+        self.folder, self.keep, self.lock = Path(folder), keep, lock
+        self.written: Index | None = None  # by this process, or found in order by it
 
-    def index(self) -> dict[str, Any]:
-        """`last`, `best`, `kept`, `finished`, perhaps `average`; empty before the first checkpoint."""
+    def index(self) -> Index:
+        """Return which checkpoints there are; none before the first one.
+
+        Raises:
+            InputError: an index that is damaged, or missing where there are checkpoints.
+        """
         path = self.folder / INDEX
-        if not path.exists():
-            return {}
-        content = read_json(path)
-        if not all(isinstance(content.get(key), str) for key in ("last", "best")):
-            raise InputError(f"{path}: not a checkpoint index (last and best must name folders)")
-        return content
+        if os.path.lexists(path):
+            return read_record(path, Index)
+        if self._folders():
+            raise InputError(f"{path}: missing, and there are checkpoints; restore it{self._proposal()}")
+        return Index(finished=False)
+
+    def open(self) -> Index:
+        """Make the folder ready for :meth:`save`: its index is there and in order, and nothing is left of a kill.
+
+        Raises:
+            InputError: names in the index that are not there, or later checkpoints that it doesn't name.
+        """
+        with writing(self.folder, self.lock):
+            index = self._in_order()
+            last = -1 if index.last is None else _step(index.last)
+            for path in self._folders():
+                unnamed = path.name not in index.names | set(index.discard)
+                if unnamed and path.name.startswith("step-") and _step(path.name) > last and not self._is_part(path):
+                    raise self._unnamed(path)
+            if self.written is None:
+                self.folder.mkdir(parents=self.lock is None, exist_ok=True)
+                self._replace(index, index)
+            self.sweep()
+        return index
+
+    def _in_order(self) -> Index:
+        """The index, compared with the folders it names and with what this process wrote last."""
+        path = self.folder / INDEX
+        if self.written is not None and not is_regular(path):
+            content = json.dumps(as_json(self.written))
+            raise InputError(f"{path}: was removed while the run was in use; restore it, or put this there: {content}")
+        index = self.index()
+        if self.written not in (None, index):
+            raise InputError(f"{path}: was changed while the run was in use; restore it")
+        for name in sorted(index.names):
+            if not is_regular(self.folder / name / MANIFEST):
+                raise InputError(
+                    f"{path}: names {name}, which is no whole checkpoint; restore that folder, or the index"
+                )
+        if os.path.lexists(path):
+            self.written = index
+        return index
 
     def save(
         self,
@@ -62,123 +110,236 @@ class Checkpoints:
         finished: bool,
         validated: bool = True,
     ) -> None:
-        """A new checkpoint that becomes the last one, and the best one if `best`; what has no such name is removed."""
-        index = self.index()
+        """Write a checkpoint that becomes the last one, and the best one if `best`; what has no such name is removed.
+
+        Raises:
+            InputError: a file that can't be written, or a folder that is no longer in order; what was stored before
+                is still there.
+        """
         name = f"step-{facts['step']:08d}"
         stream = io.BytesIO()
         torch.save(training, stream)
-        self._write(name, {MODEL: safetensors.torch.save(_once(model)), TRAINING: stream.getvalue()}, facts)
-        kept = [*index.get("kept", []), name] if validated else index.get("kept", [])
-        new = {
-            **index,
-            "last": name,
-            "best": name if best or "best" not in index else index["best"],
-            "kept": list(dict.fromkeys(kept))[-self.keep :],
-            "finished": finished,
-        }
-        write_atomic(self.folder / INDEX, json.dumps(new, indent=1))
-        self.sweep()
+        with writing(self.folder, self.lock):
+            index = self.open() if self.written is None else self._in_order()
+            before = self._write(
+                index, name, {MODEL: safetensors.torch.save(_once(model)), TRAINING: stream.getvalue()}, facts
+            )
+            kept = (*index.kept, name) if validated else index.kept
+            changes = {
+                "last": name,
+                "best": name if best or index.best is None else index.best,
+                "kept": kept[-self.keep :],
+                "finished": finished,
+            }
+            self._replace(before, before.model_copy(update=changes))
+            self.sweep()
 
-    def _write(self, name: str, blobs: dict[str, bytes], facts: dict[str, Any]) -> None:
+    def _write(self, index: Index, name: str, blobs: dict[str, bytes], facts: dict[str, Any]) -> Index:
+        """Write a folder that no index names yet; return the index that says so."""
         target = self.folder / name
-        target.mkdir(parents=True, exist_ok=True)
-        for file, blob in blobs.items():
-            write_atomic(target / file, blob)
+        if name in index.names or (os.path.lexists(target) and name not in index.discard and not self._is_part(target)):
+            raise self._unnamed(target)
+        index = self._replace(index, index.model_copy(update={"discard": (*index.discard, name)}))
         sums = {file: {"bytes": len(b), "sha256": hashlib.sha256(b).hexdigest()} for file, b in blobs.items()}
-        write_atomic(target / MANIFEST, json.dumps({**facts, "files": sums}, indent=1))
+        manifest = check_record({**facts, "files": sums}, Manifest, str(target / MANIFEST))
+        try:
+            self._remove(target)  # a part of it that an earlier kill left
+            target.mkdir(exist_ok=True)
+            for file, blob in blobs.items():
+                write_atomic(target / file, blob)
+            write_atomic(target / MANIFEST, json.dumps(as_json(manifest), indent=1))
+        except OSError:
+            self._remove(target)  # so that there is room again
+            raise
+        return index
+
+    def _replace(self, before: Index, index: Index) -> Index:
+        """Write an index; what `before` named and it does not may be removed from then on."""
+        discard = {*before.names, *index.discard} - index.names
+        present = {name for name in discard if name not in before.discard or os.path.lexists(self.folder / name)}
+        index = Index.model_validate({**dict(index), "discard": tuple(sorted(present))})
+        write_atomic(self.folder / INDEX, json.dumps(as_json(index), indent=1))
+        self.written = index
+        return index
 
     def average(self, last: int | None = None) -> list[str]:
-        """Average the parameters of the last checkpoints kept, into one named `average`; which ones they were.
+        """Average the parameters of the last checkpoints kept, into one named `average`; return which ones they were.
 
         Raises:
-            InputError: fewer checkpoints than asked for, or damaged ones.
+            InputError: fewer checkpoints than asked for, damaged ones, or ones of different models.
         """
-        index = self.index()
-        kept = index.get("kept", [])
-        if last is not None and not 1 <= last <= len(kept):
-            raise InputError(f"{self.folder}: {len(kept)} validated checkpoints were kept, {last} are to be averaged")
-        names = kept[-last:] if last is not None else kept
-        if not names:
-            raise InputError(f"{self.folder}: no validated checkpoint was kept yet")
-        total: dict[str, Tensor] = {}
-        for name in names:
-            for key, value in self._load(name).items():
-                total[key] = total[key] + value.double() if key in total else value.double()
-        dtypes = {key: value.dtype for key, value in self._load(names[-1]).items()}
-        mean = {key: (value / len(names)).to(dtypes[key]) for key, value in total.items()}
-        folder = f"average-{names[0].removeprefix('step-')}-{names[-1].removeprefix('step-')}"
-        facts = {**read_json(self.folder / names[-1] / MANIFEST), "of": names, "metrics": {}}
-        self._write(folder, {MODEL: safetensors.torch.save(mean)}, facts)
-        write_atomic(self.folder / INDEX, json.dumps({**index, "average": folder}, indent=1))
-        self.sweep()
+        with writing(self.folder, self.lock):
+            if not (kept := self.index().kept):
+                raise InputError(f"{self.folder}: no validated checkpoint was kept yet")
+            if last is not None and not 1 <= last <= len(kept):
+                raise InputError(
+                    f"{self.folder}: {len(kept)} validated checkpoints were kept, {last} are to be averaged"
+                )
+            index = self.open()
+            names = list(kept[-last:] if last is not None else kept)
+            mean = self._mean(names)
+            facts = {**dict(self._manifest(names[-1])), "of": names, "metrics": {}}
+            folder = f"average-{names[0].removeprefix('step-')}-{names[-1].removeprefix('step-')}"
+            if index.average == folder:  # of the same checkpoints: it is made anew
+                index = self._replace(index, index.model_copy(update={"average": None}))
+            index = self._write(index, folder, {MODEL: safetensors.torch.save(mean)}, facts)
+            self._replace(index, index.model_copy(update={"average": folder}))
+            self.sweep()
         return names
 
+    def _mean(self, names: list[str]) -> dict[str, Tensor]:
+        total: dict[str, Tensor] = {}
+        for name in names:
+            parameters = self._load(name)
+            if total and {k: v.shape for k, v in parameters.items()} != {k: v.shape for k, v in total.items()}:
+                raise InputError(f"{self.folder / name / MODEL}: other parameters than in {names[0]}")
+            total = {key: total[key] + v.double() if total else v.double() for key, v in parameters.items()}
+        return {key: (total[key] / len(names)).to(value.dtype) for key, value in parameters.items()}
+
     def sweep(self) -> None:
-        """Remove folders the index does not name: left over from a kill, or superseded."""
-        index = self.index()
-        named = {*(index.get(key) for key in NAMES), *index.get("kept", [])}
-        for path in (*self.folder.glob("step-*"), *self.folder.glob("average-*")):
-            if path.name not in named:
-                shutil.rmtree(path)
-        for path in self.folder.glob(f".{INDEX}.*.tmp"):
-            path.unlink()
+        """Remove what the index says is superseded or was never whole, and what kills left of single files."""
+        index = self._in_order()
+        with writing(self.folder, self.lock):
+            for path in self._folders():
+                last = -1 if index.last is None else _step(index.last)
+                if path.name in index.discard or (
+                    path.name.startswith("step-") and _step(path.name) > last and self._is_part(path)
+                ):
+                    self._remove(path)
+            if self.folder.is_dir():
+                remove_leftovers(self.folder, (INDEX,))
+
+    def _folders(self) -> list[Path]:
+        """All that may be checkpoints: folders, not links, by their names."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(p for p in self.folder.iterdir() if FOLDER.fullmatch(p.name) and is_folder(p))
+
+    def _is_part(self, path: Path) -> bool:
+        """Whether a folder is what a kill leaves of a checkpoint: nothing but our files, and no manifest."""
+        return is_folder(path) and all(
+            p.name in (MODEL, TRAINING) and is_regular(p) or is_leftover(p, FILES) for p in path.iterdir()
+        )
+
+    def _remove(self, path: Path) -> None:
+        """Remove the files of a checkpoint, and its folder, unless somebody put something else there."""
+        if is_folder(path):
+            for file in FILES:
+                if is_regular(path / file):
+                    (path / file).unlink()
+            remove_leftovers(path, FILES)
+            if not any(path.iterdir()):
+                path.rmdir()
+
+    def _unnamed(self, path: Path) -> InputError:
+        return InputError(
+            f"{path}: a checkpoint that {INDEX} does not name; move it out of the folder, or name it there"
+        )
+
+    def _proposal(self) -> str:
+        """What an index may be, as far as the manifests tell."""
+        steps: dict[str, Manifest] = {}
+        for path in self._folders():
+            if path.name.startswith("step-") and is_regular(path / MANIFEST):
+                steps[path.name] = self._manifest(path.name)
+        if not steps:
+            return ""
+        validated = [name for name, manifest in steps.items() if manifest.metrics]
+        best = max(validated or steps, key=lambda name: _worth(steps[name].metrics))
+        index = {"last": max(steps, key=_step), "best": best, "kept": validated, "finished": False}
+        return f", or put this there: {json.dumps(index)}"
 
     def facts(self, which: str) -> dict[str, Any]:
-        """The manifest of the "last", "best" or "average" checkpoint."""
-        return read_json(self._path(which) / MANIFEST)
+        """Return the manifest of the "last", "best" or "average" checkpoint."""
+        return as_json(self._manifest(self._name(which)))
 
     def load_model(self, which: str, model: Any = None) -> dict[str, Tensor]:
-        """The parameters of a checkpoint; for a model that shares some of its own, those in every place."""
-        found = self._load(self._name(which))
+        """Return the parameters of a checkpoint; for a model that shares some of its own, those in every place.
+
+        Raises:
+            InputError: a checkpoint that is not there or damaged, or weights that are not finite.
+        """
+        stored = self._load(self._name(which))
         shared = model.shared_parameters() if hasattr(model, "shared_parameters") else {}
-        return {**found, **{alias: found[key] for alias, key in shared.items() if key in found}}
+        return {**stored, **{alias: stored[key] for alias, key in shared.items() if key in stored}}
 
     def _load(self, name: str) -> dict[str, Tensor]:
-        blob = self._read(name, MODEL)
+        path, blob = self.folder / name / MODEL, self._read(name, MODEL)
         try:
-            return safetensors.torch.load(blob)
+            parameters: dict[str, Tensor] = safetensors.torch.load(blob)
         except Exception as error:
-            raise InputError(f"{self.folder / name / MODEL}: not a safetensors file: {error}") from error
+            raise InputError(f"{path}: not a safetensors file: {' '.join(str(error).split())}") from error
+        if (key := not_finite(parameters)) is not None:
+            raise InputError(f"{path}: the model's weights are not finite: {key}")
+        return parameters
 
     def load_training(self, which: str) -> dict[str, Any]:
+        """Return what :meth:`save` stored for a resumed run; no code is executed.
+
+        Raises:
+            InputError: a checkpoint that is not there or damaged, or anything but a dictionary of plain values.
+        """
         name = self._name(which)
-        blob = self._read(name, TRAINING)
+        path, blob = self.folder / name / TRAINING, self._read(name, TRAINING)
         try:
             state: dict[str, Any] = torch.load(io.BytesIO(blob), weights_only=True)
         except Exception as error:
-            raise InputError(f"{self.folder / name / TRAINING}: can't be read as a training state") from error
+            raise InputError(f"{path}: can't be read as a training state") from error
+        if not isinstance(state, dict):
+            raise InputError(f"{path}: can't be read as a training state: expected a dictionary")
         return state
 
     def _name(self, which: str) -> str:
         index = self.index()
-        if "last" not in index:
+        if index.last is None:
             raise InputError(f"{self.folder}: the run has no checkpoint yet")
         if which not in NAMES:
             raise InputError(f"checkpoint must be one of {', '.join(NAMES)}, got {which!r}")
-        if which not in index:
+        name = getattr(index, which)
+        if name is None:
             raise InputError(f"{self.folder}: the run has no averaged checkpoint; `tsallis average` makes one")
-        return str(index[which])
+        return str(name)
 
-    def _path(self, which: str) -> Path:
-        return self.folder / self._name(which)
+    def path(self, which: str, file: str = TRAINING) -> Path:
+        """Return where a file of a checkpoint is."""
+        return self.folder / self._name(which) / file
+
+    def _manifest(self, name: str) -> Manifest:
+        return read_record(self.folder / name / MANIFEST, Manifest)
 
     def _read(self, name: str, file: str) -> bytes:
         path = self.folder / name / file
-        sums = read_json(path.parent / MANIFEST).get("files")
-        expected = sums.get(file) if isinstance(sums, dict) else None
-        if not isinstance(expected, dict):
+        sums: Mapping[str, Any] = self._manifest(name).files
+        if file not in sums:
             raise InputError(f"{path.parent / MANIFEST}: says nothing of {file}")
-        blob = read_bytes(path)
-        if len(blob) != expected.get("bytes"):
-            raise InputError(f"{path}: truncated or changed: {len(blob)} bytes, expected {expected.get('bytes')}")
-        if hashlib.sha256(blob).hexdigest() != expected.get("sha256"):
+        expected = sums[file]
+        blob = read_file(path, expected.bytes)
+        if len(blob) != expected.bytes:
+            raise InputError(f"{path}: truncated or changed: {len(blob)} bytes, expected {expected.bytes}")
+        if hashlib.sha256(blob).hexdigest() != expected.sha256:
             raise InputError(f"{path}: damaged: its SHA-256 is not the one in {MANIFEST}")
         return blob
 
 
+def not_finite(parameters: Mapping[str, Tensor]) -> str | None:
+    """Return the name of a tensor with NaN or an infinity in it."""
+    return next((name for name, value in parameters.items() if not value.isfinite().all()), None)
+
+
+def _step(name: str) -> int:
+    return int(name.removeprefix("step-"))
+
+
+def _worth(metrics: Mapping[str, Any]) -> tuple[float, float]:
+    """How good a checkpoint is: by the first score of the development set, then by its loss."""
+    numbers = {k: v for k, v in metrics.items() if k.startswith("dev_") and isinstance(v, (int, float))}
+    loss = numbers.pop("dev_loss", 0.0)
+    return next(iter(numbers.values()), float("-inf")), -loss
+
+
 def _once(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
     """Without the second name of a tensor that has several."""
-    found: dict[tuple[int, tuple[int, ...]], str] = {}
+    first: dict[tuple[int, tuple[int, ...]], str] = {}
     for name, value in parameters.items():
-        found.setdefault((value.data_ptr() if value.numel() else -len(found), tuple(value.shape)), name)
-    return {name: parameters[name].contiguous() for name in found.values()}
+        first.setdefault((value.data_ptr() if value.numel() else -len(first), tuple(value.shape)), name)
+    return {name: parameters[name].contiguous() for name in first.values()}

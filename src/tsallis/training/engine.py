@@ -227,15 +227,54 @@ class Engine:
         return model, dict(get_optimizer_state_dict(self.model, self.optimizer, options=options))
 
     def load(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> None:
-        """What :meth:`state` gave, from any number of processes; every process brings it."""
-        names = [name for name in self.model.state_dict() if name not in self._shared()]
+        """What :meth:`state` gave, from any number of processes; every process brings it.
+
+        Raises:
+            InputError: parameters or moments that are not of this model.
+        """
+        self.check(model, optimizer)
+        # In one order everywhere: each is dealt out in turn.
+        parameters: dict[str, Any] = {name: model[name] for name in self._names()}
+        options = StateDictOptions(full_state_dict=True, strict=False)  # the other names of parameters are left out
+        set_model_state_dict(self.model, parameters, options=options)
+        # How gradients are followed is the settings' matter, whatever was stored.
+        own = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        stored = zip(own, optimizer["param_groups"], strict=True)
+        groups = [{**group, "params": list(names["params"])} for group, names in stored]
+        set_optimizer_state_dict(
+            self.model, self.optimizer, {"state": dict(optimizer["state"]), "param_groups": groups}, options=options
+        )
+
+    def check(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> None:
+        """See that what :meth:`load` is to take is of this model.
+
+        Raises:
+            InputError: with the first parameter that is missing or of another shape.
+        """
+        shapes = {name: value.shape for name, value in self.model.state_dict().items()}
+        names = self._names()
         if missing := set(names) - model.keys():
             raise InputError(f"the stored parameters lack {', '.join(sorted(missing))}")
-        # In one order everywhere: each is dealt out in turn.
-        given: dict[str, Any] = {name: model[name] for name in names}
-        options = StateDictOptions(full_state_dict=True, strict=False)  # the other names of parameters are left out
-        set_model_state_dict(self.model, given, options=options)
-        set_optimizer_state_dict(self.model, self.optimizer, dict(optimizer), options=options)
+        for name in names:
+            if model[name].shape != shapes[name]:
+                raise InputError(f"the stored {name} has the shape {list(model[name].shape)}, not {list(shapes[name])}")
+        groups = [group.get("params") for group in optimizer["param_groups"]]
+        stored = [name for group in groups if isinstance(group, list) for name in group if isinstance(name, str)]
+        known = {name for name, _ in self.model.named_parameters()}
+        sizes = [len(group["params"]) for group in self.optimizer.param_groups]
+        if [len(group or ()) for group in groups] != sizes or not set(stored) <= known or len(stored) != sum(sizes):
+            raise InputError("the stored optimizer is not of this model's parameters")
+        for name in stored:
+            moments = optimizer["state"].get(name)
+            if not isinstance(moments, dict) or not all(
+                isinstance(moments.get(kind), Tensor) and moments[kind].shape == shape
+                for kind, shape in (("exp_avg", shapes[name]), ("exp_avg_sq", shapes[name]), ("step", torch.Size()))
+            ):
+                raise InputError(f"the stored optimizer's state of {name} is not that of a parameter of this shape")
+
+    def _names(self) -> list[str]:
+        """Names of parameters, each once."""
+        return [name for name in self.model.state_dict() if name not in self._shared()]
 
     def _shared(self) -> dict[str, str]:
         """Names of parameters that have another one, with that one."""

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
+
+from tsallis.errors import InputError
+from tsallis.files import NONBLOCK, read_file, sync_folder, write_all
+from tsallis.training.lock import Lock, writing
+from tsallis.training.schema import Event, parse_record
 
 
 class Log:
     """Appends events; `position` is a place to rewind to.
+
+    Args:
+        path: of the file. It is made by the first line or by :meth:`rewind`; its folder must be there.
+        lock: on the run folder, of a process that writes for long.
 
     >>> import tempfile
     >>> log = Log(Path(tempfile.mkdtemp()) / "log.jsonl")
@@ -21,23 +31,98 @@ class Log:
     [1.5]
     """
 
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.touch()
+    def __init__(self, path: Path | str, lock: Lock | None = None) -> None:
+        self.path, self.lock = Path(path), lock
+        self.size: int | None = None  # once this process has written to it
 
     @property
     def position(self) -> int:
-        return self.path.stat().st_size
+        """Bytes so far."""
+        if self.size is None:
+            return self.path.stat().st_size if self.path.exists() else 0
+        return self.size
 
     def write(self, event: str, **values: Any) -> None:
+        """Append a line, and flush it to the disk.
+
+        Raises:
+            InputError: a file that can't be written, or that somebody else removed or changed; there is then no part
+                of the line in it.
+        """
         line = json.dumps({"event": event, **values}) + "\n"
-        with self.path.open("a", encoding="utf-8", newline="\n") as stream:
-            stream.write(line)
+        self._change(self.position, line.encode())
 
     def rewind(self, position: int) -> None:
-        """Forget what was written after `position`: a resumed run writes it again."""
-        os.truncate(self.path, min(position, self.position))
+        """Forget what was written after `position`: a resumed run writes it again.
+
+        Raises:
+            InputError: a file that is shorter, or that holds anything but events up to there.
+        """
+        size = self.position
+        if size < position:
+            raise InputError(
+                f"{self.path}: {size} bytes, expected at least the {position} that were there when the last "
+                "checkpoint was written; restore the file"
+            )
+        if position:
+            self._lines(position)
+        self._change(position)
+
+    def rewind_to_step(self, step: int) -> None:
+        """Forget events of later steps, and a line that was not written to its end."""
+        if not self.path.exists():
+            raise InputError(f"{self.path}: is not there; restore it, or make an empty file of that name")
+        position = 0
+        for line, event in self._lines():
+            if event.step > step:
+                break
+            position += len(line)
+        self._change(position)
+
+    def _change(self, position: int, line: bytes = b"") -> None:
+        """Cut the file off at `position` and append a line."""
+        with writing(self.path, self.lock):
+            flags = os.O_WRONLY | NONBLOCK | getattr(os, "O_BINARY", 0) | (os.O_CREAT if self.size is None else 0)
+            try:
+                handle = os.open(self.path, flags, 0o666)
+            except FileNotFoundError as error:
+                raise self._interference("was removed") from error
+            try:
+                found = os.fstat(handle)
+                if not stat.S_ISREG(found.st_mode):
+                    raise InputError(f"{self.path}: can't be written: expected a file, found a fifo or a device")
+                if self.size not in (None, found.st_size):
+                    raise self._interference(f"has {found.st_size} bytes, {self.size} were written: it was changed")
+                if found.st_size > position:
+                    os.ftruncate(handle, position)
+                os.lseek(handle, position, os.SEEK_SET)
+                try:
+                    write_all(handle, line)
+                    os.fsync(handle)
+                except OSError:
+                    os.ftruncate(handle, position)
+                    raise
+            finally:
+                os.close(handle)
+            if self.size is None:
+                sync_folder(self.path.parent)
+            self.size = position + len(line)
+
+    def _interference(self, what: str) -> InputError:
+        return InputError(f"{self.path}: {what} while the run was in use; restore it, and the same command goes on")
 
     def events(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").split("\n") if line]
+        """Return every event.
+
+        Raises:
+            InputError: a line that is none, with its number.
+        """
+        return [event.model_dump(exclude_unset=True) for _, event in self._lines()]
+
+    def _lines(self, position: int | None = None) -> list[tuple[bytes, Event]]:
+        """Lines with what they say, up to a position; the end of a file that was not written to its end is left out."""
+        blob = read_file(self.path)[:position]
+        lines = [line + b"\n" for line in blob.split(b"\n")[:-1]]
+        if position is not None and sum(map(len, lines)) != position:
+            raise InputError(f"{self.path}: no line ends at byte {position}, where the last checkpoint was written")
+        return [(line, parse_record(line, Event, f"{self.path}:{i}")) for i, line in enumerate(lines, start=1)]

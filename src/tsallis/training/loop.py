@@ -18,10 +18,13 @@ from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.errors import InputError
 from tsallis.metrics import Forced, accuracy, forced_sums, search_batches
 from tsallis.search import Result
-from tsallis.training.checkpoint import Checkpoints
+from tsallis.files import remove_leftovers
+from tsallis.training.checkpoint import INDEX, Checkpoints, not_finite
 from tsallis.training.engine import Engine, EngineSettings, Look
+from tsallis.training.lock import LOCK, Lock, writing
 from tsallis.training.log import Log
 from tsallis.training.schedules import make_schedule
+from tsallis.training.schema import TrainingRecord, check_record
 from tsallis.training.world import CommonError, World
 
 WATCH_EVERY = 25  # updates between two looks at supports for the progress display
@@ -98,6 +101,7 @@ class Trainer:
         measure: what the results of a search on (the first rows of) `dev` are worth; the first number tells which
             checkpoint is best. None: the share of outputs that are the target.
         world: this process's place among those that train.
+        lock: on the folder, where the first process holds one: before every write it is seen to be the same folder.
     """
 
     def __init__(
@@ -110,6 +114,7 @@ class Trainer:
         watch: Watch,
         measure: Measure | None = None,
         world: World | None = None,
+        lock: Lock | None = None,
     ) -> None:
         self.model, self.train, self.dev, self.settings, self.watch = model, train, dev, settings, watch
         self.world = world or World()
@@ -117,8 +122,9 @@ class Trainer:
         self.plan = BatchPlan(train.lengths(), settings.batch_size, settings.max_tokens, settings.seed)
         self.schedule = make_schedule(settings.schedule, settings.learning_rate, settings.warmup, settings.updates)
         self.measure = measure or (lambda results: {"accuracy": accuracy(results, dev)})
-        self.checkpoints = Checkpoints(folder / "checkpoints", settings.keep)
-        self.log, self.timing = Log(folder / "log.jsonl"), Log(folder / "timing.jsonl")
+        self.folder, self.lock = folder, lock
+        self.checkpoints = Checkpoints(folder / "checkpoints", settings.keep, lock)
+        self.log, self.timing = Log(folder / "log.jsonl", lock), Log(folder / "timing.jsonl", lock)
         self.position = Position()
         self.data = f"{train.digest()} {dev.digest()}"
         self.looked: Look | None = None
@@ -146,58 +152,90 @@ class Trainer:
         )
 
     def _resume(self) -> None:
-        found = self.world.together(lambda: bool(self.checkpoints.index()))
-        if not self.world.obey(found):
-            self._rewind(0, 0)
+        self.world.on_main(self._open)
+        self.world.check_folder(self.folder)
+        if self.world.obey(self.checkpoints.index().last if self.world.main else None) is None:
             start = _of_model(self.engine.plain())
-            if self.world.main:
-                size = sum(p.numel() for p in self.model.parameters())
-                self.log.write("start", parameters=size, **start)
+            self.world.on_main(lambda: self._start_log(start))
             return
         state, parameters = self.world.together(self._stored)
-        self.engine.load(parameters, state["optimizer"])
-        self.schedule.restore(state["schedule"])
-        self.position = Position(**state["position"])
+        self.engine.load(parameters, dict(state.optimizer))
+        self.schedule.restore(dict(state.schedule))
+        self.position = Position(**dict(state.position))
         # Other processes make other updates: go on at the first batch that may not have been seen.
-        self.position.update = self.position.update * state["processes"] // self.world.size
-        self._rewind(state["log"], state["timing"])
+        self.position.update = self.position.update * state.processes // self.world.size
+        self.world.on_main(lambda: self._rewind(state.log))
 
-    def _stored(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What the last checkpoint holds."""
-        state = self.checkpoints.load_training("last")
-        if state.get("data") != self.data:
+    def _open(self) -> None:
+        """Make the folder ready to be written to."""
+        begun = (self.checkpoints.folder / INDEX).exists()
+        if not begun and self.log.position and any(event["event"] != "start" for event in self.log.events()):
+            raise InputError(
+                f"{self.log.path}: tells of a training, and {self.checkpoints.folder / INDEX} is missing; "
+                "restore that, or choose another folder"
+            )
+        self.checkpoints.open()
+        with writing(self.folder, self.lock):
+            remove_leftovers(self.folder, (LOCK,))
+
+    def _start_log(self, values: dict[str, Any]) -> None:
+        self.log.rewind(0)
+        self.timing.rewind(0)
+        self.log.write("start", parameters=sum(p.numel() for p in self.model.parameters()), **values)
+
+    def _rewind(self, position: int) -> None:
+        self.log.rewind(position)
+        self.timing.rewind_to_step(self.position.step)
+
+    def _stored(self) -> tuple[TrainingRecord, dict[str, Tensor]]:
+        """What the last checkpoint holds, seen to be of this run."""
+        path = str(self.checkpoints.path("last"))
+        state = check_record(self.checkpoints.load_training("last"), TrainingRecord, path)
+        if state.data != self.data:
             raise InputError(f"{self.checkpoints.folder}: the data has changed since the run was started")
-        return state, self.checkpoints.load_model("last", self.model)
-
-    def _rewind(self, log: int, timing: int) -> None:
-        if self.world.main:
-            self.log.rewind(log)
-            self.timing.rewind(timing)
-            self.checkpoints.sweep()
-        self.world.wait()
+        parameters = self.checkpoints.load_model("last", self.model)
+        try:
+            self.engine.check(parameters, dict(state.optimizer))
+        except InputError as error:
+            raise InputError(f"{path}: not of this run: {error}") from error
+        if state.schedule.model_fields_set != self.schedule.state().keys():
+            raise InputError(f"{path}: not of this run: its schedule is another one than {self.settings.schedule}")
+        return state, parameters
 
     def _save(self, metrics: dict[str, float] | None = None) -> None:
         """A checkpoint; with metrics one that was validated."""
         model, optimizer = self.engine.state()
-        if self.world.main:
-            training: dict[str, Any] = {
-                "optimizer": optimizer,
-                "schedule": self.schedule.state(),
-                "position": asdict(self.position),
-                "processes": self.world.size,
-                "log": self.log.position,
-                "timing": self.timing.position,
-                "data": self.data,
-            }
-            facts = {"step": self.position.step, "epoch": self.position.epoch, "metrics": metrics or {}}
-            best = metrics is not None and self.position.stale == 0
-            self.checkpoints.save(model, training, facts, best, self._finished(), metrics is not None)
-        self.world.wait()
+        self.world.on_main(lambda: self._write(model, optimizer, metrics))
+
+    def _write(self, model: dict[str, Tensor], optimizer: dict[str, Any], metrics: dict[str, float] | None) -> None:
+        if (name := not_finite(model)) is not None:  # it would take the place of one that is
+            raise InputError(f"the weights {name} are not finite after update {self._diverged()}")
+        training: dict[str, Any] = {
+            "optimizer": optimizer,
+            "schedule": self.schedule.state(),
+            "position": asdict(self.position),
+            "processes": self.world.size,
+            "log": self.log.position,
+            "data": self.data,
+        }
+        facts = {"step": self.position.step, "epoch": self.position.epoch, "metrics": metrics or {}}
+        best = metrics is not None and self.position.stale == 0
+        self.checkpoints.save(model, training, facts, best, self._finished(), metrics is not None)
+
+    def _diverged(self) -> str:
+        """The update that was made last, and what that it went wrong may come from."""
+        step = self.position.step
+        rate = self.schedule.rate(step - 1)
+        return f"{step}: the training has diverged (learning rate {rate:g}; a lower one may help)"
 
     def _epoch(self) -> None:
         """All updates of an epoch that are still to be made."""
         position, settings = self.position, self.settings
         windows = self.plan.updates(position.epoch, settings.accumulate, self.world.size)
+        if position.update >= len(windows):
+            raise CommonError(
+                f"{self.checkpoints.folder}: the last checkpoint is of update {position.update} of {len(windows)}"
+            )
         self._start_clock()
         while position.update < len(windows):
             self._update(windows[position.update])
@@ -252,10 +290,7 @@ class Trainer:
         self.pending.zero_()
         position.loss += loss
         if not math.isfinite(position.loss):
-            raise CommonError(
-                f"the loss of update {position.step} is {position.loss}: the training has diverged "
-                f"(learning rate {self.schedule.rate(position.step - 1):g}; a lower one may help)"
-            )
+            raise CommonError(f"the loss is {position.loss} after update {self._diverged()}")
         now = time.perf_counter()
         speed = self.seen / max(now - self.began, 1e-9)
         self.speed = 0.9 * self.speed + 0.1 * speed if self.speed else speed
@@ -286,10 +321,14 @@ class Trainer:
         rate = self.schedule.rate(position.step)
         metrics = self._validate() if due else None
         loss = position.loss / max(position.symbols, 1)
-        if self.world.main:
-            place = {"epoch": position.epoch, "step": position.step}
-            self.log.write(event, **place, loss=loss, learning_rate=rate, **(metrics or {}))
-            self.timing.write(event, **place, seconds=self.elapsed, symbols=position.symbols)
+        where = {"epoch": position.epoch, "step": position.step}
+        elapsed, symbols = self.elapsed, position.symbols
+
+        def log() -> None:
+            self.log.write(event, **where, loss=loss, learning_rate=rate, **(metrics or {}))
+            self.timing.write(event, **where, seconds=elapsed, symbols=symbols)
+
+        self.world.on_main(log)
         progress = self._progress(updates, metrics)
         if event == "epoch":
             position.update, position.loss, position.symbols, self.elapsed = 0, 0.0, 0, 0.0

@@ -12,20 +12,27 @@ checkpoints/      see `tsallis.training.checkpoint`
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tsallis.data.reading import read_json
+import torch
+from torch import Tensor
+
 from tsallis.data.subwords import Subwords
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
-from tsallis.files import write_atomic
+from tsallis.files import check_file, is_leftover, is_regular, read_file, remove_leftovers, write_atomic
 from tsallis.models import LabelDecoder, RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.training.checkpoint import MODEL as PARAMETERS
 from tsallis.training.checkpoint import Checkpoints
+from tsallis.training.lock import LOCK, Lock, locked, writing
+from tsallis.training.schema import LAYERS, ModelRecord, TaskRecord, as_json, check_record, parse_record, read_record
+
+__all__ = ["Run", "build_model", "load_run", "locked", "start_run"]
 
 MODELS: dict[str, Any] = {
     "rnn": RNNSeq2Seq,
@@ -33,9 +40,12 @@ MODELS: dict[str, Any] = {
     "classifier": LabelDecoder,
     "answerer": LabelDecoder,
 }
-CONFIG, LOCK = "config.yaml", ".lock"
+CONFIG, MODEL, TASK = "config.yaml", "model.json", "task.json"
 Symbols = Vocabulary | Subwords
 SYMBOLS: dict[str, type[Vocabulary] | type[Subwords]] = {"vocab.json": Vocabulary, "model": Subwords}  # by file ending
+ESTIMATED = ("tau",)  # arguments worked out from the data, which another machine rounds differently
+# What the constructors of models raise for arguments of a wrong kind or size.
+REFUSALS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError, MemoryError)
 
 
 @dataclass(frozen=True)
@@ -54,40 +64,75 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
     """The model of a run folder, ready for search.
 
     Raises:
-        InputError: a folder that is no run, a damaged checkpoint, vocabularies that aren't the model's.
+        InputError: a folder that is no run, a damaged checkpoint, vocabularies that aren't the model's, weights that
+            are not finite.
     """
     folder = Path(folder)
-    if not (folder / "model.json").exists():
-        raise InputError(f"{folder}: not a run folder (it has no model.json)")
-    description, task = read_json(folder / "model.json"), read_json(folder / "task.json")
-    (src_path, src_vocab), (tgt_path, tgt_vocab) = (_load_symbols(folder, name) for name in ("src", "tgt"))
-    model = build_model(description, folder / "model.json")
-    fingerprints = description.get("vocabularies") or {}
-    if not isinstance(fingerprints, dict):
-        raise InputError(f"{folder / 'model.json'}: vocabularies must be an object, found {fingerprints!r}")
-    for name, path, vocabulary in (("src", src_path, src_vocab), ("tgt", tgt_path, tgt_vocab)):
-        expected = model.arguments[f"{name}_vocab"]
+    if not os.path.lexists(folder / MODEL):
+        raise InputError(f"{folder}: not a run folder (it has no {MODEL})")
+    record, task = read_record(folder / MODEL, ModelRecord), read_record(folder / TASK, TaskRecord)
+    if os.path.lexists(folder / CONFIG):
+        check_file(folder / CONFIG)  # who reads it need not wait for a fifo
+    vocabularies = _vocabularies(folder, record)
+    checkpoints = Checkpoints(folder / "checkpoints")
+    model = _model_of(folder, record, checkpoints, which)
+    return Run(folder, model, *vocabularies, task.root.model_dump(), checkpoints.facts(which))
+
+
+def _vocabularies(folder: Path, record: ModelRecord) -> tuple[Symbols, Symbols]:
+    """Those the model was trained with."""
+    loaded = []
+    for name in ("src", "tgt"):
+        path, vocabulary = _load_symbols(folder, name)
+        expected = record.arguments.get(f"{name}_vocab")
         if len(vocabulary) != expected:
             raise InputError(
                 f"{path}: the vocabulary has {len(vocabulary)} symbols, the model was trained with {expected}"
             )
-        if fingerprints.get(name) not in (None, vocabulary.fingerprint()):
+        prints = record.vocabularies and getattr(record.vocabularies, name)
+        if prints not in (None, vocabulary.fingerprint()):
             raise InputError(f"{path}: not the vocabulary the model was trained with")
-    checkpoints = Checkpoints(folder / "checkpoints")
-    parameters = checkpoints.load_model(which, model)
-    try:
-        model.load_state_dict(parameters)
-    except RuntimeError as error:
-        detail = " ".join(str(error).split())
-        raise InputError(f"{folder}: the checkpoint does not fit model.json: {detail}") from error
-    model.eval()
-    return Run(folder, model, src_vocab, tgt_vocab, task, checkpoints.facts(which))
+        loaded.append(vocabulary)
+    return loaded[0], loaded[1]
+
+
+def _model_of(folder: Path, record: ModelRecord, checkpoints: Checkpoints, which: str) -> Any:
+    """The model with its parameters. It is built without memory first: arguments that are not those of the stored
+    parameters may ask for any amount of it."""
+    path, stored = folder / MODEL, checkpoints.load_model(which)
+    misfit = f"{checkpoints.path(which, PARAMETERS)}: the checkpoint does not fit {path.name}"
+    for key in LAYERS:
+        if (layers := record.arguments.get(key) or 0) > len(stored):
+            raise InputError(f"{misfit}: {key} {layers}, and {len(stored)} parameters")
+    description = {"class": record.name, "arguments": record.arguments}
+    with torch.device("meta"):
+        outline = build_model(description, path)
+    _compare(outline, stored, misfit)
+    model = build_model(description, path)
+    aliases = {alias: stored[key] for alias, key in _shared(model).items()}
+    model.load_state_dict({**stored, **aliases})
+    return model.eval()
+
+
+def _compare(model: Any, stored: Mapping[str, Tensor], misfit: str) -> None:
+    """See that parameters are those of a model, by their names and shapes."""
+    shapes = {name: list(value.shape) for name, value in model.state_dict().items() if name not in _shared(model)}
+    for name in sorted(shapes.keys() | stored.keys()):
+        expected, found = shapes.get(name), list(stored[name].shape) if name in stored else None
+        if expected != found and name not in _shared(model):
+            raise InputError(f"{misfit}: {name} of shape {found or 'none'}, expected {expected or 'none'}")
+
+
+def _shared(model: Any) -> dict[str, str]:
+    """Names of parameters that have another one, with that one."""
+    return dict(model.shared_parameters()) if hasattr(model, "shared_parameters") else {}
 
 
 def _load_symbols(folder: Path, name: str) -> tuple[Path, Symbols]:
     for ending, kind in SYMBOLS.items():
         path = folder / f"{name}.{ending}"
-        if path.exists():
+        if os.path.lexists(path):
+            check_file(path)
             return path, kind.load(path)
     raise InputError(f"{folder / name}.vocab.json: can't be read: it is not there, and no {name}.model either")
 
@@ -97,15 +142,16 @@ def _symbols_path(folder: Path, name: str, symbols: Symbols) -> Path:
     return folder / f"{name}.{ending}"
 
 
-def build_model(description: dict[str, Any], place: Path | str = "model.json") -> Any:
-    """A model from `{"class": ..., "arguments": {...}}`."""
+def build_model(description: dict[str, Any], path: Path | str = MODEL) -> Any:
+    """A model from `{"class": ..., "arguments": {...}}`; errors name `path`."""
     name, arguments = description.get("class"), description.get("arguments") or {}
     if not isinstance(name, str) or name not in MODELS:
-        raise InputError(f"{place}: unknown class {name!r}, known: {', '.join(MODELS)}")
+        raise InputError(f"{path}: unknown class {name!r}, known: {', '.join(MODELS)}")
     try:
         return MODELS[name](**arguments)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{place}: arguments the class does not take: {error}") from error
+    except REFUSALS as error:
+        detail = " ".join(str(error).split())
+        raise InputError(f"{path}: arguments the class does not take: {detail}") from error
 
 
 def start_run(
@@ -115,48 +161,77 @@ def start_run(
     task: dict[str, Any],
     src_vocab: Symbols,
     tgt_vocab: Symbols,
+    lock: Lock | None = None,
 ) -> bool:
     """Write what the folder holds besides checkpoints, or check that it is the same run; whether it was there.
 
     Raises:
-        InputError: a folder with something else in it, another configuration, or other data.
+        InputError: a folder with something else in it, another configuration, or other data; a file that can't be
+            written.
     """
     path = folder / CONFIG
-    given = {"src": src_vocab, "tgt": tgt_vocab}
-    vocabularies = {_symbols_path(folder, name, symbols): symbols for name, symbols in given.items()}
-    if not path.exists():
-        prints = {name: symbols.fingerprint() for name, symbols in given.items()}
-        model = {**description, "vocabularies": prints}
-        texts = {f"{name}.json": json.dumps(x, indent=1) for name, x in (("model", model), ("task", task))}
-        if any(not _left_by_a_start(p, texts, vocabularies) for p in folder.iterdir()):
-            raise InputError(f"{folder}: the folder is not empty and holds no run; choose another one")
-        for name, text in texts.items():
-            write_atomic(folder / name, text)
-        for place, symbols in vocabularies.items():
-            symbols.save(place)
-        write_atomic(path, config)  # last: with it the folder is a run
-        return False
-    before = path.read_text(encoding="utf-8")
+    both = {"src": src_vocab, "tgt": tgt_vocab}
+    vocabularies = {_symbols_path(folder, name, symbols): symbols for name, symbols in both.items()}
+    prints = {name: symbols.fingerprint() for name, symbols in both.items()}
+    record = check_record({**description, "vocabularies": prints}, ModelRecord, "model")
+    reading = json.dumps(task, indent=1)
+    known = parse_record(reading.encode(), TaskRecord, "task")
+    names = (MODEL, TASK, CONFIG, *(p.name for p in vocabularies))
+    with writing(folder, lock):
+        resumed = os.path.lexists(path)
+        if resumed:
+            _check_same(folder, config, record, known, vocabularies)
+        else:
+            texts = {MODEL: json.dumps(as_json(record), indent=1), TASK: reading}
+            if any(not _left_by_a_start(p, texts, vocabularies, names) for p in folder.iterdir()):
+                raise InputError(f"{folder}: the folder is not empty and holds no run; choose another one")
+            for name, text in texts.items():
+                write_atomic(folder / name, text)
+            for target, symbols in vocabularies.items():
+                symbols.save(target)
+            write_atomic(path, config)  # last: with it the folder is a run
+        remove_leftovers(folder, names)
+    return resumed
+
+
+def _check_same(
+    folder: Path, config: str, record: ModelRecord, task: TaskRecord, vocabularies: Mapping[Path, Symbols]
+) -> None:
+    """See that a folder holds the run of these arguments, whole."""
+    path = folder / CONFIG
+    try:
+        before = read_file(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x}") from error
     if before != config:
         changed = _difference(before, config)
         raise InputError(f"{folder}: holds a run of another configuration ({changed}); choose another folder")
-    for place, symbols in vocabularies.items():
-        if type(symbols).load(place) != symbols:
-            raise InputError(f"{place}: the training data has changed since the run was started")
-    return True
+    for file, symbols in vocabularies.items():
+        check_file(file)
+        if type(symbols).load(file) != symbols:
+            raise InputError(f"{file}: the training data has changed since the run was started")
+    stored = read_record(folder / MODEL, ModelRecord)
+    for key in sorted((stored.arguments.keys() & record.arguments.keys()).difference(ESTIMATED)):
+        if stored.arguments[key] != record.arguments[key]:
+            raise InputError(
+                f"{folder / MODEL}: {key} is {stored.arguments[key]!r}, {record.arguments[key]!r} by {CONFIG}; "
+                "restore the file"
+            )
+    if read_record(folder / TASK, TaskRecord).root.task != task.root.task:
+        raise InputError(f"{folder / TASK}: not the task of {CONFIG}; restore the file")
 
 
-def _left_by_a_start(path: Path, texts: dict[str, str], vocabularies: dict[Path, Symbols]) -> bool:
+def _left_by_a_start(
+    path: Path, texts: Mapping[str, str], vocabularies: Mapping[Path, Symbols], names: tuple[str, ...]
+) -> bool:
     """Whether a file is what a start of this very run left that was killed before it wrote the configuration."""
-    name = path.name
-    if name == LOCK:
-        return True
-    known = (*texts, *(p.name for p in vocabularies), CONFIG)
-    if name.endswith(".tmp") and name.startswith(tuple(f".{n}." for n in known)):
+    if path.name == LOCK or is_leftover(path, names):
         return True
     try:
-        if name in texts:
-            return path.read_bytes() == texts[name].encode()
+        if not is_regular(path):
+            return False
+        if path.name in texts:
+            return path.read_bytes() == texts[path.name].encode()
         return path in vocabularies and type(vocabularies[path]).load(path) == vocabularies[path]
     except (OSError, InputError):
         return False
@@ -167,27 +242,3 @@ def _difference(old: str, new: str) -> str:
     lines = [f"now {line.strip()}" for line in new.split("\n") if line not in before]
     lines += [f"then {line.strip()}" for line in old.split("\n") if line not in after]
     return "; ".join(lines[:4])
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """The folder for one process alone; the lock goes with the process, however it ends.
-
-    Raises:
-        InputError: a folder that can't be made or written to, or that another process holds.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        stream = (folder / LOCK).open("a")  # nothing is written: a file that was there stays as it was
-    except OSError as error:
-        raise InputError(f"{folder}: can't be used as a run folder: {error.strerror}") from error
-    with stream:
-        try:
-            import fcntl
-
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:  # no advisory locks on this system
-            pass
-        except BlockingIOError as error:
-            raise InputError(f"{folder}: another process is training in this folder") from error
-        yield

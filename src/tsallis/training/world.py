@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from tsallis.errors import InputError
+from tsallis.training.lock import LOCK, writing
 
 T = TypeVar("T")
 DEVICES = ("cpu", "cuda", "auto")
@@ -82,10 +86,47 @@ class World:
             raise CommonError(mistakes[0]) from mistake
         return found  # type: ignore[return-value]
 
-    def wait(self) -> None:
-        """Until all processes are here."""
-        if self.size > 1:
-            dist.barrier()
+    def on_main(self, work: Callable[[], object]) -> None:
+        """Let the first process do what it alone may do; the others wait until it is done.
+
+        Raises:
+            CommonError: on all processes, if it found a mistake.
+        """
+        self.together(lambda: work() if self.main else None)
+
+    def check_folder(self, folder: Path) -> None:
+        """See that every process sees a folder of the first one: what one writes there, all read.
+
+        Raises:
+            CommonError: on all processes, with those that do not see it and their machines.
+            InputError: a folder that the first process can't write to.
+        """
+        if self.size == 1:
+            return
+        # The name is that of a write that was killed: what a kill leaves of it is removed with those.
+        name, token = self.obey((f".{LOCK}.{secrets.token_hex(4)}.tmp", secrets.token_hex(16)))
+        path = folder / name
+
+        def write() -> None:
+            with writing(folder):
+                path.write_text(token, encoding="ascii")
+
+        try:
+            self.on_main(write)
+            try:
+                blind = path.read_text(encoding="ascii") != token
+            except (OSError, ValueError):
+                blind = True
+            places = self.gather(f"process {self.rank} on {socket.gethostname()}" if blind else None)
+        finally:
+            if self.main:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+        if lacking := [place for place in places if place is not None]:
+            raise CommonError(
+                f"{folder.absolute()}: {', '.join(lacking)} does not see this run folder; "
+                "every process must see the same one"
+            )
 
 
 @contextlib.contextmanager

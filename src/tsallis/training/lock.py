@@ -1,0 +1,97 @@
+"""A run folder is one process's alone, and the one it was: a folder that was moved away is noticed before a write."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tsallis.errors import InputError
+from tsallis.files import NONBLOCK, check_file, lock_file
+
+LOCK = ".lock"
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A folder that this process alone writes to."""
+
+    folder: Path
+    handle: int  # of the lock file, which is open
+
+    def check(self) -> None:
+        """See that the folder is still where it was.
+
+        Raises:
+            InputError: its lock is not the one that is held.
+        """
+        held = os.fstat(self.handle)
+        try:
+            there = os.stat(self.folder / LOCK, follow_symlinks=False)
+        except OSError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != (held.st_dev, held.st_ino):
+            raise InputError(
+                f"{self.folder}: the run folder (or its {LOCK}) was moved or removed while it was in use; "
+                "where it is whole, the same command goes on from its last checkpoint"
+            )
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[Lock]:
+    """Hold a folder for one process alone; it is made if it is not there. The lock goes with the process.
+
+    Raises:
+        InputError: a folder that can't be made, written to or locked, or that another process holds.
+    """
+    path = folder / LOCK
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Nothing is written: a file that was there stays as it was. A link would lock something elsewhere.
+        flags = os.O_RDWR | os.O_CREAT | NONBLOCK | getattr(os, "O_NOFOLLOW", 0)
+        handle = os.open(path, flags, 0o666)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{folder}: can't be used as a run folder: {reason}") from error
+    try:
+        check_file(path)
+        try:
+            if not lock_file(handle, wait=False) and os.name == "posix":
+                raise InputError(
+                    f"{folder}: can't be used as a run folder: its file system has no locks (flock), "
+                    "so that two trainings could write to it at once; choose a folder on another one"
+                )
+        except BlockingIOError as error:
+            raise InputError(f"{folder}: another process is training in this folder") from error
+        except OSError as error:
+            raise InputError(f"{folder}: can't be locked: {error.strerror or error}") from error
+        lock = Lock(folder, handle)
+        lock.check()  # it may have been moved before it was locked
+        yield lock
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def writing(path: Path, lock: Lock | None = None) -> Iterator[None]:
+    """Write to a run folder: one line says it if that can't be done.
+
+    Args:
+        path: what an error names.
+        lock: on the folder; None: it is the caller's own.
+
+    Raises:
+        InputError: in place of any OSError, and for a folder that is not where it was.
+    """
+    if lock is not None:
+        lock.check()
+    try:
+        yield
+    except OSError as error:
+        if lock is not None:
+            lock.check()
+        raise InputError(
+            f"{path}: can't be written: {error.strerror or error}; once that is mended, the same command goes on"
+        ) from error

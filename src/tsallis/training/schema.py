@@ -1,0 +1,267 @@
+"""What the files of a run folder may hold. Whatever is read from one is checked against these."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    RootModel,
+    StringConstraints,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from tsallis.errors import InputError
+from tsallis.files import read_file
+
+LARGEST = 1 << 26  # bytes of a JSON file; those of runs have some kB
+SHOWN = 3  # mistakes of one file that an error lists
+COUNTED = ("layers", "encoder_layers", "decoder_layers", "stages", "functions")
+LAYERS = COUNTED[:3]
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Step = Annotated[str, StringConstraints(pattern=r"^step-[0-9]{8,18}$")]
+Average = Annotated[str, StringConstraints(pattern=r"^average-[0-9]{8,18}-[0-9]{8,18}$")]
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+FileName = Annotated[str, StringConstraints(pattern=r"^[^\x00]+$")]
+
+
+class Record(BaseModel):
+    """What one file holds; types are not converted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+R = TypeVar("R", bound=BaseModel)
+
+
+class Index(Record):
+    """`checkpoints/index.json`: what the folders beside it are."""
+
+    last: Step | None = None
+    best: Step | None = None
+    kept: tuple[Step, ...] = ()  # validated ones, to be averaged
+    average: Average | None = None
+    finished: bool
+    discard: tuple[Step | Average, ...] = ()  # superseded, or not yet whole: the only ones that may be removed
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Index:
+        if (self.last is None) != (self.best is None) or (self.last is None and (self.kept or self.average)):
+            raise ValueError("last and best must both name a checkpoint, or none may be named at all")
+        if len(set(self.kept)) != len(self.kept):
+            raise ValueError("kept names a checkpoint twice")
+        if both := self.names & set(self.discard):
+            raise ValueError(f"{min(both)} stands both among the checkpoints and in discard")
+        return self
+
+    @property
+    def names(self) -> set[str]:
+        """Every folder that must be there."""
+        return {name for name in (self.last, self.best, self.average, *self.kept) if name is not None}
+
+
+class Sum(Record):
+    """What a file is known by."""
+
+    bytes: Count
+    sha256: Digest
+
+
+class Manifest(Record):
+    """`manifest.json` of a checkpoint."""
+
+    step: Count
+    epoch: Count = 0
+    metrics: dict[str, Any] = {}
+    of: list[Step] | None = None  # what an average was made from
+    files: dict[Literal["model.safetensors", "training.pt"], Sum]
+
+
+class Fingerprints(Record):
+    """The vocabularies a model was trained with."""
+
+    src: str | None = None
+    tgt: str | None = None
+
+
+class ModelRecord(Record):
+    """`model.json`."""
+
+    name: Literal["rnn", "transformer", "classifier", "answerer"] = Field(alias="class")
+    arguments: dict[str, Any]
+    vocabularies: Fingerprints | None = None
+
+    @field_validator("arguments")
+    @classmethod
+    def _plain(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        for key, value in arguments.items():
+            if not isinstance(value, (bool, int, float, str, type(None))):
+                raise ValueError(f"{key} must be a number, a text, true, false or null")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{key} must be finite, found {value}")
+            largest = 10_000 if key in COUNTED else 2**31 - 1
+            if isinstance(value, (int, float)) and not -(2**31) <= value <= largest:
+                raise ValueError(f"{key} must be at most {largest}, found {value:g}")
+        for key in ("src_vocab", "tgt_vocab"):
+            if type(arguments.get(key)) is not int or arguments[key] < 1:
+                raise ValueError(f"{key} must be a number of symbols, found {arguments.get(key)!r}")
+        return arguments
+
+
+class InflectionTask(Record):
+    task: Literal["inflection"] = "inflection"
+    languages: list[str] | None = None
+
+
+class TranslationTask(Record):
+    task: Literal["translation"]
+    src: str | None = None
+    tgt: str | None = None
+
+
+class ClassificationTask(Record):
+    task: Literal["classification"]
+    max_length: Annotated[int, Field(ge=1)] | None = None
+
+
+class VisualTask(Record):
+    task: Literal["visual"]
+    images: FileName | None = None
+    size: Annotated[list[Annotated[int, Field(ge=1, lt=2**31)]], Field(min_length=2, max_length=2)] | None = None
+    max_length: Annotated[int, Field(ge=1)] | None = None
+
+
+def _task(content: Any) -> Any:
+    return content.get("task", "inflection") if isinstance(content, dict) else content.task
+
+
+class TaskRecord(
+    RootModel[
+        Annotated[
+            Annotated[InflectionTask, Tag("inflection")]
+            | Annotated[TranslationTask, Tag("translation")]
+            | Annotated[ClassificationTask, Tag("classification")]
+            | Annotated[VisualTask, Tag("visual")],
+            Discriminator(_task),
+        ]
+    ]
+):
+    """`task.json`."""
+
+
+class Event(Record):
+    """A line of `log.jsonl` or `timing.jsonl`; what else it holds are measurements."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    event: Annotated[str, Field(min_length=1)]
+    epoch: Count = 0
+    step: Count = 0
+
+
+class OptimizerRecord(Record):
+    """Moments by the names of parameters."""
+
+    state: dict[str, dict[str, Any]]
+    param_groups: list[dict[str, Any]]
+
+
+class ScheduleRecord(Record):
+    learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    previous: float | None = None
+
+
+class PositionRecord(Record):
+    epoch: Count
+    update: Count
+    step: Count
+    loss: Annotated[float, Field(allow_inf_nan=False)]
+    symbols: Count
+    best_score: float
+    best_loss: float
+    stale: Count
+
+
+class TrainingRecord(Record):
+    """`training.pt`, once `torch.load` has made plain values and tensors of it."""
+
+    optimizer: OptimizerRecord
+    schedule: ScheduleRecord
+    position: PositionRecord
+    processes: Annotated[int, Field(ge=1, lt=2**31)]
+    log: Count  # bytes
+    timing: Count | None = None  # of older runs
+    data: str
+
+
+def read_record(path: Path, kind: type[R]) -> R:
+    """Return the content of a JSON file of the run folder.
+
+    Raises:
+        InputError: a file that can't be read, or that holds anything else, with each mistake.
+    """
+    return parse_record(read_file(path, LARGEST), kind, str(path))
+
+
+def parse_record(blob: bytes, kind: type[R], place: str) -> R:
+    """Return what JSON stands for; errors begin with `place`."""
+    try:
+        return kind.model_validate_json(blob)
+    except ValidationError as error:
+        raise InputError(f"{place}: {_explain(error)}") from error
+
+
+def check_record(content: Any, kind: type[R], place: str) -> R:
+    """Return values as a record; errors begin with `place`."""
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise InputError(f"{place}: {_explain(error)}") from error
+
+
+def as_json(record: BaseModel) -> dict[str, Any]:
+    """Return a record as it is written, without what is not said."""
+    return {key: value for key, value in record.model_dump(by_alias=True).items() if value is not None}
+
+
+def _explain(error: ValidationError) -> str:
+    """One line with the first mistakes, each with its path."""
+    details = error.errors(include_url=False)
+    if details[0]["type"] == "json_invalid":
+        return f"not a JSON file: {details[0]['ctx']['error']}"
+    texts = list(dict.fromkeys(_mistake(detail) for detail in details))
+    more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+    return "; ".join(texts[:SHOWN]) + more
+
+
+def _mistake(detail: Mapping[str, Any]) -> str:
+    path, message = _path(detail["loc"]), detail["msg"].removeprefix("Value error, ")
+    kind, found = detail["type"], reprlib.repr(detail["input"])
+    if kind == "union_tag_invalid":
+        names = detail["ctx"]["expected_tags"].replace("'", "")
+        return f"unknown task {reprlib.repr(detail['ctx']['tag'])}, known: {names}"
+    if kind == "missing":
+        return f"{path}: missing"
+    if kind == "extra_forbidden":
+        return f"{path}: unknown key"
+    if kind == "model_type" and not detail["loc"]:
+        return f"expected a JSON object, found {found}"
+    message = message[:1].lower() + message[1:]
+    return f"{path}: {message}" if kind == "value_error" else f"{path}: {message}, found {found}"
+
+
+def _path(loc: Sequence[int | str]) -> str:
+    """Where a mistake is; what can't be printed is escaped, and long keys are cut."""
+    text = ".".join(str(part) if len(str(part)) <= 80 else f"{str(part)[:80]}..." for part in loc)
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) or "the file"
