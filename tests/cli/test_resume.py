@@ -1,4 +1,4 @@
-"""A training killed at any moment and started again ends as one that never was."""
+"""A training that is stopped at any moment, by whatever, loses nothing: started again, it ends as one that never was."""
 
 from __future__ import annotations
 
@@ -7,55 +7,166 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
-from cli.conftest import command, environment
+from cli.conftest import command as process_command
+from cli.conftest import environment
+from cli.runs import contents, inflection, translation
+from forked import Child, Ended, Faults, command, forked
 
-
-def outcome(run: Path) -> dict[str, object]:
-    index = json.loads((run / "checkpoints" / "index.json").read_text())
-    assert index["finished"]
-    models = {w: (run / "checkpoints" / index[w] / "model.safetensors").read_bytes() for w in ("last", "best")}
-    state = torch.load(run / "checkpoints" / index["last"] / "training.pt", weights_only=True)
-    state.pop("timing")  # where timing.jsonl ends: times are not the same twice
-    return {"log": (run / "log.jsonl").read_bytes(), **models, **plain(state)}
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs processes that can be forked and killed")
 
 
-def plain(value: object, name: str = "state") -> dict[str, object]:
-    """The leaves of nested dictionaries and lists; tensors as bytes."""
-    if isinstance(value, dict):
-        return {k: v for key, item in value.items() for k, v in plain(item, f"{name}.{key}").items()}
-    if isinstance(value, (list, tuple)):
-        return {k: v for i, item in enumerate(value) for k, v in plain(item, f"{name}.{i}").items()}
-    return {name: value.numpy().tobytes() if isinstance(value, torch.Tensor) else value}
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
+    """A configuration, and what its training ends with if nothing comes between."""
+    folder = tmp_path_factory.mktemp("inflection")
+    config = inflection(folder)
+    return config, trained(config, folder / "whole")
 
 
-def last_step(run: Path) -> int:
-    try:
-        return int(json.loads((run / "checkpoints" / "index.json").read_text())["last"].removeprefix("step-"))
-    except (OSError, ValueError):
-        return -1
+def trained(config: Path, run: Path) -> dict[str, object]:
+    done = forked(command("train", config, "--run-dir", run))
+    assert done.status == 0, done.text
+    return contents(run)
 
 
-@pytest.mark.parametrize("moment", range(3))
-def test_sigkill_at_a_random_moment(tsallis, trained: Path, small_data: Path, tmp_path: Path, moment: int) -> None:
+def faulty(config: Path, run: Path, at: int | None, kind: str) -> Callable[[], None]:
+    """A training in which one call goes wrong."""
+
+    def work() -> None:
+        faults = Faults(run, at, kind)
+        faults.install()
+        try:
+            command("train", config, "--run-dir", run)()
+        finally:
+            (run.parent / f"{run.name}.calls").write_text(json.dumps(faults.names))
+
+    return work
+
+
+@pytest.fixture(scope="module")
+def calls(whole: tuple[Path, dict[str, object]], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The calls by which a whole training changes files, in their order."""
+    run = tmp_path_factory.mktemp("calls") / "run"
+    done = forked(faulty(whole[0], run, None, "kill"))
+    assert done.status == 0, done.text
+    assert contents(run) == whole[1]
+    return list(json.loads((run.parent / "run.calls").read_text()))
+
+
+def said(done: Ended) -> str:
+    """The one line of a command that could not do what it should."""
+    lines = [line for line in done.text.splitlines() if not line.startswith(("Training in", "Going on in", "epoch "))]
+    assert done.status == 2 and len(lines) == 1 and lines[0].startswith("tsallis: "), done.text
+    return lines[0]
+
+
+def goes_wrong(config: Path, run: Path, at: int, kind: str) -> None:
+    """One call of a training goes wrong: it says so, or is killed there."""
+    done = forked(faulty(config, run, at, kind))
+    if kind == "kill":
+        assert done.status == -signal.SIGKILL, done.text
+        return
+    assert "can't be written: " in said(done) or "can't be used as a run folder: " in said(done)
+    left = [p for p in run.rglob("*") if p.name.endswith(".tmp")]
+    assert not left, f"{kind} at call {at} leaves {left}"
+
+
+def check_calls(whole: tuple[Path, dict[str, object]], folder: Path, places: list[int], kind: str) -> None:
+    config, expected = whole
+    for at in places:
+        run = folder / f"{kind}-{at}"
+        goes_wrong(config, run, at, kind)
+        assert trained(config, run) == expected, f"{kind} at call {at}"
+
+
+KINDS = ("kill", "full", "broken")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_some_calls_go_wrong(
+    whole: tuple[Path, dict[str, object]], calls: list[str], tmp_path: Path, kind: str
+) -> None:
+    """One of each sort; where in the training is another one every time."""
+    chance = random.Random(f"{kind} {len(calls)}")
+    sorts = {name: [i for i, n in enumerate(calls, start=1) if n == name] for name in sorted(set(calls))}
+    assert {"open", "write", "fsync", "replace", "unlink", "rmdir"} <= sorts.keys()
+    check_calls(whole, tmp_path, [chance.choice(places) for places in sorts.values()], kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_call_goes_wrong(
+    whole: tuple[Path, dict[str, object]], calls: list[str], tmp_path: Path, kind: str
+) -> None:
+    assert len(calls) > 100
+    check_calls(whole, tmp_path, list(range(1, len(calls) + 1)), kind)
+
+
+def test_a_fault_while_a_killed_training_is_taken_up(
+    whole: tuple[Path, dict[str, object]], calls: list[str], tmp_path: Path
+) -> None:
+    """What is swept away and rewound then is part of no whole training."""
+    config, expected = whole
+    run, chance = tmp_path / "run", random.Random(3)
+    for kind in (*KINDS, *KINDS):
+        forked(faulty(config, run, chance.randrange(len(calls) // 2, len(calls)), "kill"))
+        done = forked(faulty(config, run, chance.randrange(1, 20), kind))
+        assert done.status in (0, -signal.SIGKILL) or said(done), done.text
+    assert trained(config, run) == expected
+
+
+def killed_at_random(config: Path, folder: Path, expected: dict[str, object], kills: int, seed: int) -> None:
+    """So many kills at moments that know nothing of the code, each run taken up until it ends."""
+    chance, count, run = random.Random(seed), 0, folder / "run-0"
+    begun = time.monotonic()
+    trained(config, folder / "timed")
+    duration = time.monotonic() - begun
+    while count < kills:
+        child = Child(command("train", config, "--run-dir", run))
+        ended = child.wait(chance.uniform(0, duration))
+        child.kill()
+        done = child.ended()
+        if ended and done.status == 0:
+            assert contents(run) == expected, f"after {count} kills"
+            run = folder / f"run-{count}"
+        else:
+            assert done.status == -signal.SIGKILL, done.text
+            count += 1
+    assert trained(config, run) == expected
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments(tmp_path: Path) -> None:
+    config = inflection(tmp_path / "data", lines=320)
+    killed_at_random(config, tmp_path, trained(config, tmp_path / "whole"), kills=50, seed=1)
+
+
+@pytest.mark.slow
+def test_kills_of_a_translation_with_sampled_subwords(tmp_path: Path) -> None:
+    config = translation(tmp_path / "data")
+    killed_at_random(config, tmp_path, trained(config, tmp_path / "whole"), kills=15, seed=2)
+
+
+def test_a_process_of_its_own_is_killed(tsallis, tmp_path: Path) -> None:
+    """As a user does it, once: no child of an interpreter that has read the data before."""
+    config = inflection(tmp_path / "data", lines=160)
+    tsallis("train", config, "--run-dir", tmp_path / "whole")
     run = tmp_path / "run"
-    steps = 80  # 4 epochs of 20 updates
-    goal = random.Random(time.time_ns()).randrange(moment * steps // 3, (moment + 1) * steps // 3)
     process = subprocess.Popen(
-        command("train", small_data / "config.yaml", "--run-dir", run), env=environment(), stdout=subprocess.DEVNULL
+        process_command("train", config, "--run-dir", run), env=environment(), stdout=subprocess.DEVNULL
     )
     deadline = time.monotonic() + 120
-    while last_step(run) < goal and process.poll() is None and time.monotonic() < deadline:
+    while not list(run.glob("checkpoints/step-*")) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    killed_at = last_step(run)
-    tsallis("train", small_data / "config.yaml", "--run-dir", run)
-    assert outcome(run) == outcome(trained), f"killed after step {killed_at}"
+    tsallis("train", config, "--run-dir", run)
+    assert contents(run) == contents(tmp_path / "whole")
 
 
 def test_two_processes_cannot_train_in_one_folder(tsallis, small_data: Path, tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from tsallis.metrics import forced, levenshtein
 from tsallis.models import RNNSeq2Seq
 from tsallis.prepare import prepare
 from tsallis.training import Checkpoints, Log, Trainer
-from tsallis.training.schema import Index
 from tsallis.training.schedules import Constant, HalveOnWorse, InverseSquareRoot, make_schedule
+from tsallis.training.schema import Index
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted([*ROOT.glob("recipes/*/*.yaml"), *ROOT.glob("src/tsallis/recipes/*.yaml")])

@@ -19,6 +19,7 @@ import io
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,7 @@ class Checkpoints:
         """
         name = f"step-{facts['step']:08d}"
         stream = io.BytesIO()
-        torch.save(training, stream)
+        torch.save(_canonical(training), stream)
         with writing(self.folder, self.lock):
             index = self.open() if self.written is None else self._in_order()
             before = self._write(
@@ -218,7 +219,7 @@ class Checkpoints:
     def _is_part(self, path: Path) -> bool:
         """Whether a folder is what a kill leaves of a checkpoint: nothing but our files, and no manifest."""
         return is_folder(path) and all(
-            p.name in (MODEL, TRAINING) and is_regular(p) or is_leftover(p, FILES) for p in path.iterdir()
+            (p.name in (MODEL, TRAINING) and is_regular(p)) or is_leftover(p, FILES) for p in path.iterdir()
         )
 
     def _remove(self, path: Path) -> None:
@@ -309,10 +310,10 @@ class Checkpoints:
 
     def _read(self, name: str, file: str) -> bytes:
         path = self.folder / name / file
-        sums: Mapping[str, Any] = self._manifest(name).files
-        if file not in sums:
+        sums = {key: value for key, value in self._manifest(name).files.items() if key == file}
+        if not sums:
             raise InputError(f"{path.parent / MANIFEST}: says nothing of {file}")
-        expected = sums[file]
+        (expected,) = sums.values()
         blob = read_file(path, expected.bytes)
         if len(blob) != expected.bytes:
             raise InputError(f"{path}: truncated or changed: {len(blob)} bytes, expected {expected.bytes}")
@@ -335,6 +336,15 @@ def _worth(metrics: Mapping[str, Any]) -> tuple[float, float]:
     numbers = {k: v for k, v in metrics.items() if k.startswith("dev_") and isinstance(v, (int, float))}
     loss = numbers.pop("dev_loss", 0.0)
     return next(iter(numbers.values()), float("-inf")), -loss
+
+
+def _canonical(value: Any) -> Any:
+    """Equal values as equal bytes: pickle tells a list from a tuple, and what is the same object from what is equal."""
+    if isinstance(value, dict):
+        return {_canonical(key): _canonical(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item) for item in value]
+    return sys.intern(value) if type(value) is str else value
 
 
 def _once(parameters: dict[str, Tensor]) -> dict[str, Tensor]:

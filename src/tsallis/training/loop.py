@@ -16,9 +16,9 @@ from torch import Tensor
 from tsallis.data.batching import BatchPlan
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.errors import InputError
+from tsallis.files import remove_leftovers
 from tsallis.metrics import Forced, accuracy, forced_sums, search_batches
 from tsallis.search import Result
-from tsallis.files import remove_leftovers
 from tsallis.training.checkpoint import INDEX, Checkpoints, not_finite
 from tsallis.training.engine import Engine, EngineSettings, Look
 from tsallis.training.lock import LOCK, Lock, writing

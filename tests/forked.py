@@ -1,0 +1,159 @@
+"""Commands in children of this interpreter, which has imported everything already: a start takes no time."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 60  # seconds
+ALLOCATING = ("open", "write", "fsync", "replace", "mkdir")  # what fails on a full disk; the others give room
+CALLS = (*ALLOCATING, "ftruncate", "unlink", "rmdir", "chmod")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended: its exit status, or the negative number of the signal."""
+
+    status: int
+    text: str  # standard output and standard error
+
+
+class Child:
+    """A child that does `work` and leaves."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115: closed once it is read
+        self.status: int | None = None
+        self.process = os.fork()
+        if self.process == 0:
+            self._work(work)
+
+    def _work(self, work: Callable[[], object]) -> None:
+        status = 1
+        try:
+            for stream in (1, 2):
+                os.dup2(self.output.fileno(), stream)
+            sys.stdout, sys.stderr = (os.fdopen(os.dup(n), "w") for n in (1, 2))
+            work()
+            status = 0
+        except SystemExit as leave:
+            status = leave.code if isinstance(leave.code, int) else 0 if leave.code is None else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):
+                    stream.flush()
+            os._exit(status)
+
+    def running(self) -> bool:
+        if self.status is None:
+            process, status = os.waitpid(self.process, os.WNOHANG)
+            self.status = os.waitstatus_to_exitcode(status) if process else None
+        return self.status is None
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it ends within so many seconds."""
+        deadline = time.monotonic() + seconds
+        while self.running() and time.monotonic() < deadline:
+            time.sleep(0.0005)
+        return not self.running()
+
+    def kill(self) -> None:
+        if self.running():
+            os.kill(self.process, signal.SIGKILL)
+
+    def ended(self) -> Ended:
+        if not self.wait(PATIENCE):
+            self.kill()
+            self.wait(PATIENCE)
+            raise AssertionError(f"hangs: {self._text()}")
+        assert self.status is not None
+        return Ended(self.status, self._text())
+
+    def _text(self) -> str:
+        with self.output as stream:
+            stream.seek(0)
+            return stream.read().decode()
+
+
+def forked(work: Callable[[], object]) -> Ended:
+    """Do something in a child, to its end."""
+    return Child(work).ended()
+
+
+def command(*arguments: object) -> Callable[[], None]:
+    """A command line as the work of a child; what it imports is imported here, once."""
+    import tsallis.display
+    import tsallis.prepare  # noqa: F401
+    from tsallis.cli import main
+
+    def work() -> None:
+        sys.argv = ["tsallis", *map(str, arguments)]
+        main()
+
+    return work
+
+
+class Faults:
+    """Calls that change files below a folder: counted, and one of them goes wrong.
+
+    Args:
+        folder: what other files are called for does not count.
+        at: which call goes wrong, from 1; None: none.
+        kind: "kill": it is the last thing this process does, and a write is half done; "full": it fails for lack of
+            space, as do all later ones that need some; "broken": it fails, once.
+    """
+
+    def __init__(self, folder: Path, at: int | None = None, kind: str = "kill") -> None:
+        self.folder, self.at, self.kind = str(folder), at, kind
+        self.names: list[str] = []  # of the calls
+        self.handles: set[int] = set()
+
+    def install(self) -> None:
+        for name in CALLS:
+            setattr(os, name, self._faulty(name, getattr(os, name)))
+        close = os.close
+
+        def closing(handle: int) -> None:
+            self.handles.discard(handle)
+            close(handle)
+
+        os.close = closing
+
+    def _faulty(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def faulty(target: Any, *arguments: Any, **options: Any) -> Any:
+            if not self._counts(name, target, arguments):
+                return call(target, *arguments, **options)
+            self.names.append(name)
+            full = self.kind == "full" and self.at is not None and len(self.names) > self.at and name in ALLOCATING
+            if len(self.names) == self.at or full:
+                if name == "write":
+                    call(target, arguments[0][: len(arguments[0]) // 2])
+                if self.kind == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                number = errno.ENOSPC if name in ALLOCATING else errno.EIO
+                raise OSError(number, os.strerror(number))
+            found = call(target, *arguments, **options)
+            if name == "open":
+                self.handles.add(found)
+            return found
+
+        return faulty
+
+    def _counts(self, name: str, target: Any, arguments: tuple[Any, ...]) -> bool:
+        if isinstance(target, int):
+            return target in self.handles
+        if not os.fspath(target).startswith(self.folder):
+            return False
+        return name != "open" or bool(arguments[0] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
