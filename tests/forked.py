@@ -32,7 +32,7 @@ class Child:
     """A child that does `work` and leaves."""
 
     def __init__(self, work: Callable[[], object]) -> None:
-        self.output = tempfile.TemporaryFile()  # noqa: SIM115: closed once it is read
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115
         self.status: int | None = None
         self.process = os.fork()
         if self.process == 0:

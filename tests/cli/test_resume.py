@@ -1,4 +1,4 @@
-"""A training that is stopped at any moment, by whatever, loses nothing: started again, it ends as one that never was."""
+"""A training that is stopped at any moment loses nothing: started again, it ends as one that never was."""
 
 from __future__ import annotations
 

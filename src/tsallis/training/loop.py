@@ -168,6 +168,7 @@ class Trainer:
 
     def _open(self) -> None:
         """Make the folder ready to be written to."""
+        self.checkpoints.index()
         begun = (self.checkpoints.folder / INDEX).exists()
         if not begun and self.log.position and any(event["event"] != "start" for event in self.log.events()):
             raise InputError(

@@ -133,7 +133,12 @@ def _load_symbols(folder: Path, name: str) -> tuple[Path, Symbols]:
         path = folder / f"{name}.{ending}"
         if os.path.lexists(path):
             check_file(path)
-            return path, kind.load(path)
+            try:
+                return path, kind.load(path)
+            except InputError:
+                raise
+            except REFUSALS as error:
+                raise InputError(f"{path}: not a vocabulary: {error}") from error
     raise InputError(f"{folder / name}.vocab.json: can't be read: it is not there, and no {name}.model either")
 
 

@@ -106,17 +106,25 @@ class ModelRecord(Record):
     @classmethod
     def _plain(cls, arguments: dict[str, Any]) -> dict[str, Any]:
         for key, value in arguments.items():
-            if not isinstance(value, (bool, int, float, str, type(None))):
-                raise ValueError(f"{key} must be a number, a text, true, false or null")
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"{key} must be finite, found {value}")
-            largest = 10_000 if key in COUNTED else 2**31 - 1
-            if isinstance(value, (int, float)) and not -(2**31) <= value <= largest:
-                raise ValueError(f"{key} must be at most {largest}, found {value:g}")
+            if key in COUNTED and type(value) is not int:
+                raise ValueError(f"{key} must be a whole number, found {reprlib.repr(value)}")
+            for part in value if isinstance(value, list) else [value]:
+                _check_argument(key, part)
         for key in ("src_vocab", "tgt_vocab"):
             if type(arguments.get(key)) is not int or arguments[key] < 1:
                 raise ValueError(f"{key} must be a number of symbols, found {arguments.get(key)!r}")
         return arguments
+
+
+def _check_argument(key: str, value: Any) -> None:
+    """Refuse what no model takes, and numbers that would ask for any amount of time or memory."""
+    if not isinstance(value, (bool, int, float, str, type(None))):
+        raise ValueError(f"{key} must be a number, a text, true, false, null or a list of these")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{key} must be finite, found {value}")
+    largest = 10_000 if key in COUNTED else 2**31 - 1
+    if isinstance(value, (int, float)) and not -(2**31) <= value <= largest:
+        raise ValueError(f"{key} must be at most {largest}, found {value:g}")
 
 
 class InflectionTask(Record):
@@ -142,8 +150,12 @@ class VisualTask(Record):
     max_length: Annotated[int, Field(ge=1)] | None = None
 
 
+TASKS = ("inflection", "translation", "classification", "visual")
+
+
 def _task(content: Any) -> Any:
-    return content.get("task", "inflection") if isinstance(content, dict) else content.task
+    """Which task is meant; what is no object at all is refused as any of them."""
+    return content.get("task", "inflection") if isinstance(content, dict) else "inflection"
 
 
 class TaskRecord(
@@ -263,5 +275,6 @@ def _mistake(detail: Mapping[str, Any]) -> str:
 
 def _path(loc: Sequence[int | str]) -> str:
     """Where a mistake is; what can't be printed is escaped, and long keys are cut."""
+    loc = loc[1:] if loc and loc[0] in TASKS else loc
     text = ".".join(str(part) if len(str(part)) <= 80 else f"{str(part)[:80]}..." for part in loc)
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) or "the file"

@@ -1,0 +1,108 @@
+"""A small trained run, and what tests do to one."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tsallis.data import Vocabulary, english_verbs
+from tsallis.data.corpus import Corpus
+from tsallis.training import Progress, Settings, Trainer
+from tsallis.training.lock import locked
+from tsallis.training.run import build_model, start_run
+
+EXAMPLES = english_verbs()["train"][:40]
+SRC = Vocabulary.build(e.src_tokens() for e in EXAMPLES)
+TGT = Vocabulary.build(e.tgt_tokens() for e in EXAMPLES)
+TRAIN, DEV = (Corpus.encode(part, SRC, TGT) for part in (EXAMPLES[:32], EXAMPLES[32:]))
+SETTINGS = Settings(epochs=3, batch_size=8, learning_rate=0.01, checkpoint_every=3, seed=5, keep=2)
+DESCRIPTION = {
+    "class": "rnn",
+    "arguments": {"src_vocab": len(SRC), "tgt_vocab": len(TGT), "d_model": 8, "layers": 1, "tau": 0.0},
+}
+TASK = {"task": "inflection", "languages": None}
+
+
+class Killed(BaseException):
+    """As a kill: no handler of the code under test catches it."""
+
+
+def train(folder: Path, watch: Callable[[Progress], None] = lambda _: None, settings: Settings = SETTINGS) -> Trainer:
+    """As the command does it, with nothing shown."""
+    with locked(folder) as lock:
+        start_run(folder, "version: 1\n", DESCRIPTION, TASK, SRC, TGT, lock)
+        torch.manual_seed(settings.seed)
+        made = Trainer(build_model(DESCRIPTION), TRAIN, DEV, folder, settings, watch, lock=lock)
+        made.run()
+    return made
+
+
+def at(step: int, work: Callable[[], object]) -> Callable[[Progress], None]:
+    """Something that happens while a training runs, after that update."""
+
+    def watch(progress: Progress) -> None:
+        if progress.position.step == step and progress.validation is None:
+            work()
+
+    return watch
+
+
+def kill() -> None:
+    raise Killed
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """Every file; of `timing.jsonl` all but the seconds."""
+    files: dict[str, Any] = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    if (times := files.get("timing.jsonl")) is not None:
+        events = [json.loads(line) for line in times.splitlines()]
+        files["timing.jsonl"] = [{k: v for k, v in event.items() if k != "seconds"} for event in events]
+    return files | {str(p.relative_to(folder)): None for p in folder.rglob("*") if p.is_dir()}
+
+
+def index_of(run: Path) -> dict[str, Any]:
+    return dict(json.loads((run / "checkpoints" / "index.json").read_text()))
+
+
+def checkpoint_of(run: Path, which: str = "last") -> Path:
+    return run / "checkpoints" / str(index_of(run)[which])
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    """Other values in a JSON file; of None a key less."""
+    content = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def replace(path: Path, blob: bytes) -> None:
+    """Another content of a checkpoint's file, which the manifest knows of."""
+    path.write_bytes(blob)
+    manifest = path.parent / "manifest.json"
+    sums = json.loads(manifest.read_text())["files"]
+    sums[path.name] = {"bytes": len(blob), "sha256": hashlib.sha256(blob).hexdigest()}
+    change_json(manifest, files=sums)
+
+
+def change_state(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Another training state: what `change` returns, or has made of the one it is given."""
+    state = torch.load(path, weights_only=True)
+    changed = change(state)
+    stream = io.BytesIO()
+    torch.save(state if changed is None else changed, stream)
+    replace(path, stream.getvalue())
+
+
+def age(run: Path) -> None:
+    """Make of a run folder what the first version wrote: no list of what may be removed, times counted in bytes."""
+    path = run / "checkpoints" / "index.json"
+    content = json.loads(path.read_text())
+    del content["discard"]
+    path.write_text(json.dumps(content, indent=1))
+    for state in run.glob("checkpoints/step-*/training.pt"):
+        change_state(state, lambda found: found.update(timing=(run / "timing.jsonl").stat().st_size))
