@@ -12,41 +12,60 @@ from typing import Any
 import torch
 
 from distributed.parts import DEV, SETTINGS, TRAIN, arguments, model
+from forked import CALLS, Faults
 from tsallis.errors import InputError
 from tsallis.training import Trainer
-from tsallis.training.world import World, joined
+from tsallis.training.world import CommonError, World, joined
 
 
-class Killed(Trainer):
-    """Ends itself by a signal before an update."""
+class Stopped(Trainer):
+    """Ends itself by a signal before an update, or has no more room on its disk from then on."""
 
     at: int
+    how: str
 
     def _update(self, window: list[list[list[int]]]) -> None:
-        if self.position.step == self.at:
+        if self.position.step == self.at and self.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.position.step == self.at and self.how == "full":
+            Faults(self.folder, 1, "full").install()
         super()._update(window)
 
 
 def trainer(asked: dict[str, Any], world: World) -> Trainer:
     settings = replace(SETTINGS, strategy=asked["strategy"])
-    kill = asked.get("kill")
-    kind = Killed if kill and kill["rank"] == world.rank else Trainer
+    stop = next(((how, asked[how]) for how in ("kill", "full") if how in asked), None)
+    kind = Stopped if stop and stop[1]["rank"] == world.rank else Trainer
     net = model(dropout=asked.get("dropout", 0.0))
-    made = kind(net, TRAIN, DEV, Path(asked["folder"]), settings, lambda _: None, world=world)
-    if isinstance(made, Killed):
-        made.at = kill["step"]
+    folder = Path(asked.get("folders", {}).get(str(world.rank), asked["folder"]))
+    made = kind(net, TRAIN, DEV, folder, settings, lambda _: None, world=world)
+    if isinstance(made, Stopped) and stop:
+        made.how, made.at = stop[0], stop[1]["step"]
     return made
+
+
+def say(error: InputError) -> None:
+    """As the command does: what all know of is said once."""
+    if not isinstance(error, CommonError) or os.environ["RANK"] == "0":
+        print(f"tsallis (process {os.environ['RANK']}): {error}", file=sys.stderr)
 
 
 def main() -> None:
     torch.set_num_threads(1)
+    calls = {name: getattr(os, name) for name in (*CALLS, "close")}
     try:
         with joined("cpu") as world:
             for asked in arguments():
-                trainer(asked, world).run()
+                try:
+                    trainer(asked, world).run()
+                except CommonError as error:
+                    if not asked.get("stops"):
+                        raise
+                    say(error)
+                    for name, call in calls.items():  # there is room again
+                        setattr(os, name, call)
     except InputError as error:
-        print(f"tsallis (process {os.environ['RANK']}): {error}", file=sys.stderr)
+        say(error)
         raise SystemExit(2) from None
 
 

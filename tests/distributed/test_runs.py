@@ -142,3 +142,42 @@ def test_two_strategies_go_on_alike(folders: Path) -> None:
                 torch.testing.assert_close(torch.tensor(b[name]), torch.tensor(value))
             else:
                 assert b[name] == (value if name == "event" else pytest.approx(value, rel=1e-7)), name
+
+
+@pytest.fixture(scope="module")
+def hindered(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """Trainings of which some stop, and what is said of them."""
+    base = tmp_path_factory.mktemp("hindered")
+    stops = {"stops": True, "dropout": 0.2}
+    other = {"folders": {"1": str(base / "elsewhere")}}
+    done = run(
+        launch,
+        base / "wanted",
+        asked(base / "fresh", "ddp", **stops, **other),
+        asked(base / "run", "ddp", **stops, full={"rank": 0, "step": KILL_AT}),
+        asked(base / "run", "ddp", **stops, **other),
+        asked(base / "run", "ddp", dropout=0.2),
+        asked(base / "whole", "ddp", dropout=0.2),
+    )
+    return base, [line for line in done.stderr.splitlines() if line.startswith("tsallis (")]
+
+
+def test_a_process_that_does_not_see_the_folder(hindered: tuple[Path, list[str]]) -> None:
+    """At a fresh start, and when a run is taken up; it makes no folder of its own."""
+    base, said = hindered
+    for line, name in ((said[0], "fresh"), (said[2], "run")):
+        assert line.startswith(f"tsallis (process 0): {base / name}: process 1 on ")
+        assert line.endswith("does not see this run folder; every process must see the same one")
+    assert not (base / "elsewhere").exists() and len(said) == 3
+    assert not (base / "fresh" / "log.jsonl").exists()
+
+
+def test_a_full_disk_is_said_once_and_loses_nothing(hindered: tuple[Path, list[str]]) -> None:
+    base, said = hindered
+    assert said[1].endswith("can't be written: No space left on device; once that is mended, the same command goes on")
+    one, other = (
+        {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+        for folder in (base / "run", base / "whole")
+    )
+    assert one.keys() == other.keys()
+    assert not [name for name in one if name != "timing.jsonl" and one[name] != other[name]]
