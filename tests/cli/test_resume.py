@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -16,16 +17,29 @@ from cli.conftest import command as process_command
 from cli.conftest import environment
 from cli.runs import contents, inflection, translation
 from forked import Child, Ended, Faults, command, forked
+from tsallis.training.lock import locked
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs processes that can be forked and killed")
 
 
+Whole = tuple[Path, dict[str, object]]
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """A configuration, and what its training ends with if nothing comes between."""
     folder = tmp_path_factory.mktemp("inflection")
     config = inflection(folder)
     return config, trained(config, folder / "whole")
+
+
+@pytest.fixture(scope="module")
+def averaged(whole: Whole) -> Whole:
+    """A trained run, and what it is with an average."""
+    run = whole[0].parent / "whole"
+    after = Path(shutil.copytree(run, run.with_name("averaged")))
+    assert forked(command("average", after)).status == 0
+    return run, contents(after)
 
 
 def trained(config: Path, run: Path) -> dict[str, object]:
@@ -34,28 +48,35 @@ def trained(config: Path, run: Path) -> dict[str, object]:
     return contents(run)
 
 
-def faulty(config: Path, run: Path, at: int | None, kind: str) -> Callable[[], None]:
-    """A training in which one call goes wrong."""
+def faulty(run: Path, at: int | None, kind: str, *arguments: object) -> Callable[[], None]:
+    """A command in which one call goes wrong."""
+    whole_command = command(*arguments)
 
     def work() -> None:
         faults = Faults(run, at, kind)
         faults.install()
         try:
-            command("train", config, "--run-dir", run)()
+            whole_command()
         finally:
             (run.parent / f"{run.name}.calls").write_text(json.dumps(faults.names))
 
     return work
 
 
-@pytest.fixture(scope="module")
-def calls(whole: tuple[Path, dict[str, object]], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The calls by which a whole training changes files, in their order."""
-    run = tmp_path_factory.mktemp("calls") / "run"
-    done = forked(faulty(whole[0], run, None, "kill"))
+def calls_of(run: Path, *arguments: object) -> list[str]:
+    """The calls by which a command changes files, in their order."""
+    done = forked(faulty(run, None, "kill", *arguments))
     assert done.status == 0, done.text
-    assert contents(run) == whole[1]
-    return list(json.loads((run.parent / "run.calls").read_text()))
+    return list(json.loads((run.parent / f"{run.name}.calls").read_text()))
+
+
+@pytest.fixture(scope="module")
+def calls(whole: Whole, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Those of a whole training."""
+    run = tmp_path_factory.mktemp("calls") / "run"
+    found = calls_of(run, "train", whole[0], "--run-dir", run)
+    assert contents(run) == whole[1] and len(found) > 100
+    return found
 
 
 def said(done: Ended) -> str:
@@ -65,9 +86,9 @@ def said(done: Ended) -> str:
     return lines[0]
 
 
-def goes_wrong(config: Path, run: Path, at: int, kind: str) -> None:
-    """One call of a training goes wrong: it says so, or is killed there."""
-    done = forked(faulty(config, run, at, kind))
+def goes_wrong(run: Path, at: int, kind: str, *arguments: object) -> None:
+    """One call of a command goes wrong: it says so, or is killed there."""
+    done = forked(faulty(run, at, kind, *arguments))
     if kind == "kill":
         assert done.status == -signal.SIGKILL, done.text
         return
@@ -76,46 +97,58 @@ def goes_wrong(config: Path, run: Path, at: int, kind: str) -> None:
     assert not left, f"{kind} at call {at} leaves {left}"
 
 
-def check_calls(whole: tuple[Path, dict[str, object]], folder: Path, places: list[int], kind: str) -> None:
+def check_training(whole: Whole, folder: Path, places: Iterable[int], kind: str) -> None:
     config, expected = whole
     for at in places:
         run = folder / f"{kind}-{at}"
-        goes_wrong(config, run, at, kind)
+        goes_wrong(run, at, kind, "train", config, "--run-dir", run)
         assert trained(config, run) == expected, f"{kind} at call {at}"
+        shutil.rmtree(run)
+
+
+def check_average(averaged: Whole, folder: Path, places: Iterable[int], kind: str) -> None:
+    before, expected = averaged
+    for at in places:
+        run = Path(shutil.copytree(before, folder / f"{kind}-{at}"))
+        goes_wrong(run, at, kind, "average", run)
+        assert forked(command("average", run)).status == 0
+        assert contents(run) == expected, f"{kind} at call {at}"
+        shutil.rmtree(run)
 
 
 KINDS = ("kill", "full", "broken")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_some_calls_go_wrong(
-    whole: tuple[Path, dict[str, object]], calls: list[str], tmp_path: Path, kind: str
-) -> None:
-    """One of each sort; where in the training is another one every time."""
-    chance = random.Random(f"{kind} {len(calls)}")
+def test_some_calls_go_wrong(whole: Whole, calls: list[str], tmp_path: Path, kind: str) -> None:
+    """One of each sort, at one place of the training or another."""
+    chance = random.Random(kind)
     sorts = {name: [i for i, n in enumerate(calls, start=1) if n == name] for name in sorted(set(calls))}
     assert {"open", "write", "fsync", "replace", "unlink", "rmdir"} <= sorts.keys()
-    check_calls(whole, tmp_path, [chance.choice(places) for places in sorts.values()], kind)
+    check_training(whole, tmp_path, [chance.choice(places) for places in sorts.values()], kind)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_call_goes_wrong(
-    whole: tuple[Path, dict[str, object]], calls: list[str], tmp_path: Path, kind: str
-) -> None:
-    assert len(calls) > 100
-    check_calls(whole, tmp_path, list(range(1, len(calls) + 1)), kind)
+def test_every_call_goes_wrong(whole: Whole, calls: list[str], tmp_path: Path, kind: str) -> None:
+    check_training(whole, tmp_path, range(1, len(calls) + 1), kind)
 
 
-def test_a_fault_while_a_killed_training_is_taken_up(
-    whole: tuple[Path, dict[str, object]], calls: list[str], tmp_path: Path
-) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_call_of_an_average_goes_wrong(averaged: Whole, tmp_path: Path, kind: str) -> None:
+    run = Path(shutil.copytree(averaged[0], tmp_path / "calls"))
+    check_average(averaged, tmp_path, range(1, len(calls_of(run, "average", run)) + 1), kind)
+
+
+def test_a_fault_while_a_killed_training_is_taken_up(whole: Whole, calls: list[str], tmp_path: Path) -> None:
     """What is swept away and rewound then is part of no whole training."""
     config, expected = whole
     run, chance = tmp_path / "run", random.Random(3)
+    arguments = ("train", config, "--run-dir", run)
     for kind in (*KINDS, *KINDS):
-        forked(faulty(config, run, chance.randrange(len(calls) // 2, len(calls)), "kill"))
-        done = forked(faulty(config, run, chance.randrange(1, 20), kind))
+        forked(faulty(run, chance.randrange(len(calls) // 2, len(calls)), "kill", *arguments))
+        done = forked(faulty(run, chance.randrange(1, 20), kind, *arguments))
         assert done.status in (0, -signal.SIGKILL) or said(done), done.text
     assert trained(config, run) == expected
 
@@ -152,10 +185,9 @@ def test_kills_of_a_translation_with_sampled_subwords(tmp_path: Path) -> None:
     killed_at_random(config, tmp_path, trained(config, tmp_path / "whole"), kills=15, seed=2)
 
 
-def test_a_process_of_its_own_is_killed(tsallis, tmp_path: Path) -> None:
-    """As a user does it, once: no child of an interpreter that has read the data before."""
-    config = inflection(tmp_path / "data", lines=160)
-    tsallis("train", config, "--run-dir", tmp_path / "whole")
+def test_a_process_of_its_own_is_killed(whole: Whole, tmp_path: Path) -> None:
+    """As a user does it, once: no child of an interpreter that has imported everything."""
+    config, expected = whole
     run = tmp_path / "run"
     process = subprocess.Popen(
         process_command("train", config, "--run-dir", run), env=environment(), stdout=subprocess.DEVNULL
@@ -165,16 +197,12 @@ def test_a_process_of_its_own_is_killed(tsallis, tmp_path: Path) -> None:
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    tsallis("train", config, "--run-dir", run)
-    assert contents(run) == contents(tmp_path / "whole")
+    assert trained(config, run) == expected
 
 
-def test_two_processes_cannot_train_in_one_folder(tsallis, small_data: Path, tmp_path: Path) -> None:
-    import fcntl
-
+def test_two_processes_cannot_train_in_one_folder(whole: Whole, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    run.mkdir()
-    with (run / ".lock").open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        done = tsallis("train", small_data / "config.yaml", "--run-dir", run, status=2)
-    assert "another process" in done.stderr
+    with locked(run):
+        done = forked(command("train", whole[0], "--run-dir", run))
+        assert "another process is training in this folder" in said(done)
+    assert [p.name for p in run.iterdir()] == [".lock"]

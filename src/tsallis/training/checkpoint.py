@@ -254,13 +254,22 @@ class Checkpoints:
         """Return the manifest of the "last", "best" or "average" checkpoint."""
         return as_json(self._manifest(self._name(which)))
 
-    def load_model(self, which: str, model: Any = None) -> dict[str, Tensor]:
-        """Return the parameters of a checkpoint; for a model that shares some of its own, those in every place.
+    def load(self, which: str) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
+        """Return the folder, the parameters and the manifest of one checkpoint, whatever becomes the last one since.
 
         Raises:
             InputError: a checkpoint that is not there or damaged, or weights that are not finite.
         """
-        stored = self._load(self._name(which))
+        name = self._name(which)
+        return self.folder / name, self._load(name), as_json(self._manifest(name))
+
+    def load_model(self, which: str, model: Any = None) -> dict[str, Tensor]:
+        """Return the parameters of a checkpoint; for a model that shares some of its own, those in every place.
+
+        Raises:
+            InputError: as :meth:`load`.
+        """
+        _, stored, _ = self.load(which)
         shared = model.shared_parameters() if hasattr(model, "shared_parameters") else {}
         return {**stored, **{alias: stored[key] for alias, key in shared.items() if key in stored}}
 
@@ -275,7 +284,7 @@ class Checkpoints:
         return parameters
 
     def load_training(self, which: str) -> dict[str, Any]:
-        """Return what :meth:`save` stored for a resumed run; no code is executed.
+        """Return what :meth:`save` was given for a resumed run; no code is executed.
 
         Raises:
             InputError: a checkpoint that is not there or damaged, or anything but a dictionary of plain values.
@@ -300,10 +309,6 @@ class Checkpoints:
         if name is None:
             raise InputError(f"{self.folder}: the run has no averaged checkpoint; `tsallis average` makes one")
         return str(name)
-
-    def path(self, which: str, file: str = TRAINING) -> Path:
-        """Return where a file of a checkpoint is."""
-        return self.folder / self._name(which) / file
 
     def _manifest(self, name: str) -> Manifest:
         return read_record(self.folder / name / MANIFEST, Manifest)

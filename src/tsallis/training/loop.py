@@ -19,7 +19,7 @@ from tsallis.errors import InputError
 from tsallis.files import remove_leftovers
 from tsallis.metrics import Forced, accuracy, forced_sums, search_batches
 from tsallis.search import Result
-from tsallis.training.checkpoint import INDEX, Checkpoints, not_finite
+from tsallis.training.checkpoint import INDEX, TRAINING, Checkpoints, not_finite
 from tsallis.training.engine import Engine, EngineSettings, Look
 from tsallis.training.lock import LOCK, Lock, writing
 from tsallis.training.log import Log
@@ -190,7 +190,7 @@ class Trainer:
 
     def _stored(self) -> tuple[TrainingRecord, dict[str, Tensor]]:
         """What the last checkpoint holds, seen to be of this run."""
-        path = str(self.checkpoints.path("last"))
+        path = f"{self.checkpoints.folder / str(self.checkpoints.index().last)}/{TRAINING}"
         state = check_record(self.checkpoints.load_training("last"), TrainingRecord, path)
         if state.data != self.data:
             raise InputError(f"{self.checkpoints.folder}: the data has changed since the run was started")

@@ -74,9 +74,10 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
     if os.path.lexists(folder / CONFIG):
         check_file(folder / CONFIG)  # who reads it need not wait for a fifo
     vocabularies = _vocabularies(folder, record)
-    checkpoints = Checkpoints(folder / "checkpoints")
-    model = _model_of(folder, record, checkpoints, which)
-    return Run(folder, model, *vocabularies, task.root.model_dump(), checkpoints.facts(which))
+    checkpoint, parameters, facts = Checkpoints(folder / "checkpoints").load(which)
+    misfit = f"{checkpoint / PARAMETERS}: the checkpoint does not fit {MODEL}"
+    model = _model_of(folder / MODEL, record, parameters, misfit)
+    return Run(folder, model, *vocabularies, task.root.model_dump(), facts)
 
 
 def _vocabularies(folder: Path, record: ModelRecord) -> tuple[Symbols, Symbols]:
@@ -96,11 +97,9 @@ def _vocabularies(folder: Path, record: ModelRecord) -> tuple[Symbols, Symbols]:
     return loaded[0], loaded[1]
 
 
-def _model_of(folder: Path, record: ModelRecord, checkpoints: Checkpoints, which: str) -> Any:
-    """The model with its parameters. It is built without memory first: arguments that are not those of the stored
-    parameters may ask for any amount of it."""
-    path, stored = folder / MODEL, checkpoints.load_model(which)
-    misfit = f"{checkpoints.path(which, PARAMETERS)}: the checkpoint does not fit {path.name}"
+def _model_of(path: Path, record: ModelRecord, stored: dict[str, Tensor], misfit: str) -> Any:
+    """The model with its parameters. Its outline is built first, which takes no memory: arguments that are not those
+    of the stored parameters may ask for any amount of it."""
     for key in LAYERS:
         if (layers := record.arguments.get(key) or 0) > len(stored):
             raise InputError(f"{misfit}: {key} {layers}, and {len(stored)} parameters")
@@ -109,17 +108,17 @@ def _model_of(folder: Path, record: ModelRecord, checkpoints: Checkpoints, which
         outline = build_model(description, path)
     _compare(outline, stored, misfit)
     model = build_model(description, path)
-    aliases = {alias: stored[key] for alias, key in _shared(model).items()}
-    model.load_state_dict({**stored, **aliases})
+    model.load_state_dict({**stored, **{alias: stored[key] for alias, key in _shared(model).items()}})
     return model.eval()
 
 
 def _compare(model: Any, stored: Mapping[str, Tensor], misfit: str) -> None:
     """See that parameters are those of a model, by their names and shapes."""
-    shapes = {name: list(value.shape) for name, value in model.state_dict().items() if name not in _shared(model)}
-    for name in sorted(shapes.keys() | stored.keys()):
+    aliases = _shared(model).keys()
+    shapes = {name: list(value.shape) for name, value in model.state_dict().items()}
+    for name in sorted((shapes.keys() | stored.keys()) - aliases):
         expected, found = shapes.get(name), list(stored[name].shape) if name in stored else None
-        if expected != found and name not in _shared(model):
+        if expected != found:
             raise InputError(f"{misfit}: {name} of shape {found or 'none'}, expected {expected or 'none'}")
 
 
