@@ -313,9 +313,10 @@ def digest_of_lists(corpus: Corpus) -> str:
 @pytest.mark.parametrize("locks", [True, False])
 def test_processes_that_start_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool) -> None:
     if not locks:
+        import errno
         import fcntl
 
-        monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError("no locks here")))
+        monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "no locks")))
     paths, cache = written(tmp_path, GERMAN * 500, ENGLISH * 500), tmp_path / "cache"
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(4), context.Queue()

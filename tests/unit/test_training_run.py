@@ -59,7 +59,6 @@ def test_killed_while_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, leaves_temporary: bool
 ) -> None:
     """A kill at any write of the start leaves a folder that the same command takes up again."""
-    import tsallis.data.vocabulary as vocabulary_module
 
     class Killed(BaseException):
         pass
@@ -75,7 +74,6 @@ def test_killed_while_starting(
 
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "write_atomic", killed)
-        patch.setattr(vocabulary_module, "write_atomic", killed)
         with pytest.raises(Killed):
             start(tmp_path / "run")
     assert start(tmp_path / "run") is False

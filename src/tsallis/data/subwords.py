@@ -193,6 +193,7 @@ class Subwords:
 
     def save(self, path: Path | str) -> None:
         """Write the model in one step; sentencepiece itself can read the file."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, self.model)
 
     @classmethod

@@ -110,6 +110,7 @@ class Vocabulary:
 
     def save(self, path: Path | str) -> None:
         """Write the vocabulary in one step; a file that is there is replaced."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, self.to_json())
 
     @classmethod

@@ -192,7 +192,7 @@ def start_run(
             for name, text in texts.items():
                 write_atomic(folder / name, text)
             for target, symbols in vocabularies.items():
-                symbols.save(target)
+                write_atomic(target, symbols.model if isinstance(symbols, Subwords) else symbols.to_json())
             write_atomic(path, config)  # last: with it the folder is a run
         remove_leftovers(folder, names)
     return resumed
