@@ -18,7 +18,7 @@ TRANSLATION = """\
 version: 1
 data:
   {{task: translation, folder: {folder}, train: train, dev: dev, cache: {folder}/cache,
-    subwords: {{size: 60, sample: 0.2}}}}
+    subwords: {{size: 90, sample: 0.2}}}}
 model: {{architecture: transformer, d_model: 4, heads: 2, encoder_layers: 1, decoder_layers: 1, d_ff: 4,
   attention: learned}}
 training: {{epochs: 2, max_tokens: 400, checkpoint_every: 3, learning_rate: 0.01}}
