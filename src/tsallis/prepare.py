@@ -33,10 +33,11 @@ from tsallis.data.learned import cached_subwords
 from tsallis.data.numbers import german_english_numbers
 from tsallis.data.parallel import cached_corpus, cached_sampled_corpus, read_parallel
 from tsallis.data.pictures import open_pictures
-from tsallis.data.reading import find_packed, read_bytes, read_json
+from tsallis.data.reading import find_packed
 from tsallis.data.subwords import Subwords
 from tsallis.data.visual import answer_names, question_words, read_questions, split_by_image
 from tsallis.errors import InputError
+from tsallis.files import read_file
 from tsallis.functional import estimate_tau, estimate_tau_from_scores
 from tsallis.tasks import (
     Lines,
@@ -51,6 +52,7 @@ from tsallis.tasks import (
 )
 from tsallis.training.loop import Measure, Settings
 from tsallis.training.run import CONFIG, Run, Symbols, build_model
+from tsallis.training.schema import ModelRecord, read_record
 
 SPLITS = ("train", "dev", "test")
 
@@ -141,10 +143,14 @@ def _started(config: Config, folder: Path | None) -> dict[str, Any] | None:
 
     What is estimated, the threshold of alpha-ReLU, is estimated once: another machine would find a slightly other one.
     """
-    if folder is None or not (folder / CONFIG).exists() or read_bytes(folder / CONFIG) != config.text().encode():
+    if folder is None or not (folder / CONFIG).exists() or read_file(folder / CONFIG) != config.text().encode():
         return None
-    description = read_json(folder / "model.json")
-    return {name: description.get(name) for name in ("class", "arguments")}
+    path = folder / "model.json"
+    record = read_record(path, ModelRecord)
+    for key, value in config.model.model_dump(mode="json", exclude={"architecture", "tau"}).items():
+        if record.arguments.get(key, value) != value:  # it would be built before anything else is compared
+            raise InputError(f"{path}: {key} is {record.arguments[key]!r}, {value!r} by {CONFIG}; restore the file")
+    return {"class": record.name, "arguments": dict(record.arguments)}
 
 
 def _check_formula(config: Config) -> None:
