@@ -166,10 +166,10 @@ def killed_at_random(config: Path, folder: Path, expected: dict[str, object], ki
     duration = time.monotonic() - begun
     while count < kills:
         child = Child(command("train", config, "--run-dir", run))
-        ended = child.wait(chance.uniform(0, duration))
+        child.wait(chance.uniform(0, duration))
         child.kill()
         done = child.ended()
-        if ended and done.status == 0:
+        if done.status == 0:  # it was quicker
             assert contents(run) == expected, f"after {count} kills"
             run = folder / f"run-{count}"
         else:
