@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from tsallis.continuous.family import check_symmetric
 from tsallis.continuous.products import bells, peaks, plane_sum
 from tsallis.kernels.autograd import traced
 
@@ -15,13 +16,16 @@ from tsallis.kernels.autograd import traced
 class Basis(nn.Module):
     """Functions of a point, all evaluated at once.
 
-    A module, so that its tensors move with the model that holds it and are saved with it. Subclasses say how narrow
-    their functions are, from which a density chooses its quadrature rule: `width`, the standard deviation of the
-    narrowest Gaussian (of a function like it; infinite for polynomials), and `degree`, for polynomials.
+    A module, so that its tensors move with the model that holds it and are saved with it. Subclasses say how quickly
+    their functions vary, from which a density computes how many nodes its quadrature rule needs: `width`, the standard
+    deviation of the narrowest Gaussian; `frequency`, the largest angular frequency of trigonometric functions; and
+    `degree`, of polynomials. A product of such functions has the least width, the hypotenuse of the frequencies and the
+    sum of the degrees.
     """
 
     dims: int = 1
     width: float = math.inf
+    frequency: float = 0.0
     degree: int = 0
 
     @property
@@ -51,6 +55,21 @@ class Basis(nn.Module):
     def gaussians(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
         """Centres [size, dims] and covariances [size, dims, dims] if these are normal densities."""
         return None
+
+    @property
+    def harmonic(self) -> bool:
+        """Whether these are trigonometric functions alone: then :meth:`from_characteristic` has their expectations."""
+        return False
+
+    def from_characteristic(self, mean: Tensor, factor: Tensor, characteristic: Callable[[Tensor], Tensor]) -> Tensor:
+        """Expectations [..., size] of trigonometric functions under a density with this mean and factor.
+
+        Args:
+            mean: [...], or [..., 2] in the plane.
+            factor: the standard deviation [...], or the Cholesky factor of the covariance [..., 2, 2].
+            characteristic: of the standardised density, as a function of the squared frequency [..., any...].
+        """
+        raise NotImplementedError
 
     @property
     def fixed_gaussians(self) -> bool:
@@ -93,6 +112,11 @@ class GaussianBasis(Basis):
             raise ValueError(
                 f"variance of shape {tuple(given.shape)} doesn't fit centres of shape {tuple(centres.shape)}"
             )
+        for name, numbers in (("centres", centres), ("variance", covs)):
+            if not bool(numbers.isfinite().all()):
+                raise ValueError(f"{name} must be finite, got {numbers[~numbers.isfinite()][0].item():g}")
+        if self.dims == 2:
+            check_symmetric(covs, "variance")
         least = covs if self.dims == 1 else torch.linalg.eigvalsh(covs.double())
         if not bool((least > 0).all()):
             raise ValueError(f"variance must be positive (definite), got {least.min().item():g}")
@@ -163,6 +187,7 @@ class ProductBasis(Basis):
             if basis.dims != 1:
                 raise ValueError(f"a product is made of bases on the line, got one with {basis.dims} dimensions")
         self.degree = self.first.degree + self.second.degree
+        self.frequency = math.hypot(self.first.frequency, self.second.frequency)
 
     @property
     def second(self) -> Basis:
@@ -191,6 +216,26 @@ class ProductBasis(Basis):
                 return (sums * torch.outer(peaks(a[1]), peaks(b[1]))).reshape(*x.shape[:-1], -1)
         left = self.first.at(x) * weights.unsqueeze(-1)  # [..., points, first]
         return (left.mT @ self.second.at(y)).flatten(-2)
+
+    @property
+    def harmonic(self) -> bool:
+        return self.first.harmonic and self.second.harmonic
+
+    def from_characteristic(self, mean: Tensor, factor: Tensor, characteristic: Callable[[Tensor], Tensor]) -> Tensor:
+        """Products of cosines and sines are sums of those of the sums and differences of their frequencies."""
+        first, second = self.first, self.second
+        assert isinstance(first, FourierBasis) and isinstance(second, FourierBasis)
+        k, m = (nn.functional.pad(basis.angular(mean), (1, 0)) for basis in (first, second))
+        k, m = k.unsqueeze(-1), torch.stack([m, -m]).unsqueeze(1)  # [first, 1] and [2, 1, second], of both signs
+        a, b, c = (factor[..., i, j, None, None, None] for i, j in ((0, 0), (1, 0), (1, 1)))
+        shrink = characteristic((a * k + b * m).square() + (c * m).square())  # [..., 2, first, second]
+        phase = mean[..., 0, None, None, None] * k + mean[..., 1, None, None, None] * m
+        (plus_cos, minus_cos), (plus_sin, minus_sin) = ((shrink * f(phase)).unbind(-3) for f in (torch.cos, torch.sin))
+        sine_cosine, cosine_sine = (plus_sin + minus_sin)[..., 1:, :], (plus_sin - minus_sin)[..., 1:]
+        sine_sine = (minus_cos - plus_cos)[..., 1:, 1:]
+        upper = torch.cat([plus_cos + minus_cos, cosine_sine], -1)
+        lower = torch.cat([sine_cosine, sine_sine], -1)
+        return (torch.cat([upper, lower], -2) / 2).flatten(-2)
 
     @property
     def fixed_gaussians(self) -> bool:
@@ -243,8 +288,8 @@ class PolynomialBasis(Basis):
     def __init__(self, degree: int, low: float = 0.0, high: float = 1.0) -> None:
         super().__init__()
         self.degree, self.low, self.high = _check_degree(degree), float(low), float(high)
-        if not low < high:
-            raise ValueError(f"low must be below high, got {low:g} and {high:g}")
+        if not (low < high and math.isfinite(low) and math.isfinite(high)):
+            raise ValueError(f"low must be below high, both finite, got {low:g} and {high:g}")
 
     @property
     def size(self) -> int:
@@ -284,8 +329,7 @@ class FourierBasis(Basis):
         if not (math.isfinite(period) and period > 0):
             raise ValueError(f"period must be positive and finite, got {period:g}")
         self.frequencies, self.period = int(frequencies), float(period)
-        # A Gaussian of this width has hardly more of higher frequencies.
-        self.width = 5 * period / (2 * math.pi * frequencies)
+        self.frequency = self.frequencies * 2 * math.pi / self.period
 
     @property
     def size(self) -> int:
@@ -295,6 +339,15 @@ class FourierBasis(Basis):
         """The angular frequencies [frequencies]."""
         k = torch.arange(1, self.frequencies + 1, dtype=like.dtype, device=like.device)
         return k * (2 * math.pi / self.period)
+
+    @property
+    def harmonic(self) -> bool:
+        return True
+
+    def from_characteristic(self, mean: Tensor, factor: Tensor, characteristic: Callable[[Tensor], Tensor]) -> Tensor:
+        k = self.angular(mean)
+        angle, shrink = mean.unsqueeze(-1) * k, characteristic((factor.unsqueeze(-1) * k).square())
+        return torch.cat([torch.ones_like(angle[..., :1]), shrink * angle.cos(), shrink * angle.sin()], -1)
 
     def at(self, *coordinates: Tensor) -> Tensor:
         (t,) = coordinates

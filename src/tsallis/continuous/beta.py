@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -10,9 +11,12 @@ import torch
 from torch import Tensor
 
 from tsallis.continuous import choice
+from tsallis.continuous.characteristic import characteristic_of_rows
+from tsallis.continuous.choice import Growth
 from tsallis.continuous.family import Shape, cholesky, log_det, one_number
 from tsallis.functional import continuous as rules
 from tsallis.functional.continuous import Rule, expm1_ratio, log1p_ratio
+from tsallis.kernels.autograd import traced
 
 
 def _over_matrix(x: Tensor, dims: int) -> Tensor:
@@ -142,6 +146,13 @@ class BetaGaussian:
             total = total + torch.where(near, series, (torch.digamma(x + 0.5) - torch.digamma(x)) / eps)
         return (total - c.peak + log_det).to(log_det)
 
+    def marginal(self) -> BetaGaussian:
+        """That of one coordinate of the plane: as long, and falling half a power quicker."""
+        if self.dims != 2:
+            raise NotImplementedError(f"marginal densities are known of the plane, got {self.dims} dimensions")
+        eps = self.given - 1
+        return BetaGaussian(1 + eps / (1 + eps / 2), 1)
+
     def sample(self, shape: Shape, like: Tensor) -> Tensor:
         n = self.dims
         if self.number == 1:
@@ -161,47 +172,71 @@ class BetaGaussian:
         u = step * (c.bend / (c.eps * squared + 2 * gamma / power)).sqrt().unsqueeze(-1)
         return u.to(like).squeeze(-1) if n == 1 else u.to(like)
 
-    def rule(self, ratio: float, degree: int, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
+    def characteristic(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """By a table, for which numbers must be looked at."""
+        if self.number == 1:
+            return lambda squared: torch.exp(-squared / 2)
+        if self.number is None or self.number < NEARLY_GAUSSIAN or traced():
+            return None
+        squared_reach, order = rules.squared_reach(self.number, self.dims), self.dims / 2 + 1 + 1 / (self.number - 1)
+        return lambda squared: characteristic_of_rows(squared * squared_reach, order)
+
+    def rule(self, growth: Growth, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
         if self.dims > 2:
             raise NotImplementedError(f"quadrature is for the line and the plane, got {self.dims} dimensions")
         if self.number == 1:
-            return _normal_rule(self.dims, ratio, degree, points, like)
-        jacobi = self.number is not None and self.number >= NEARLY_GAUSSIAN
-        span = ratio / self._span(like)
+            return _normal_rule(self.dims, growth, points, like)
         if self.dims == 1:
-            need = choice.JACOBI if jacobi else choice.SINE
-            count = choice.line_points(need, span, degree, like.dtype) if points is None else one_number(points)
-            return (rules.beta_line(count, self.number) if jacobi else rules.sine_line(count, self._wide(like))).to(
-                like
-            )
-        need = choice.RADIAL if jacobi else choice.SINE_RADIAL
+            error, _ = self._errors(like)
+            count = choice.enough(error, growth, like.dtype) if points is None else one_number(points)
+            return (
+                rules.beta_line(count, self.number) if self._jacobi else rules.sine_line(count, self._wide(like))
+            ).to(like)
         if points is None:
-            points = choice.disk_points(need, span, degree, like.dtype)
+            points = choice.on_disk(*self._errors(like), growth, like.dtype)
         rings, angles = points if isinstance(points, tuple) else (points, 2 * points)
-        disk = (
-            rules.beta_disk(rings, angles, self.number) if jacobi else rules.sine_disk(rings, angles, self._wide(like))
-        )
-        return disk.to(like)
+        if self._jacobi:
+            return rules.beta_disk(rings, angles, self.number).to(like)
+        return rules.sine_disk(rings, angles, self._wide(like)).to(like)
+
+    @property
+    def _jacobi(self) -> bool:
+        return self.number is not None and self.number >= NEARLY_GAUSSIAN
+
+    def _errors(self, like: Tensor) -> tuple[choice.Error, float]:
+        """Of a rule on the line or along a radius, and half of what it spans."""
+        if self._jacobi:
+            assert self.number is not None
+            span = min(math.sqrt(rules.squared_reach(self.number, self.dims)), choice.SPAN)
+            return choice.Weighted(span, 2 * self.dims), span
+        eps = self._least(like) - 1
+        # Seldom another number, that bounds are seldom computed anew; next to 1 there is no difference to 1.
+        eps = 2.0 ** (math.floor(math.log2(eps) * 8) / 8) if eps > 1e-6 else 1e-6
+        power = (eps + 2) / eps
+        end = math.pi / 2
+        if 1 / power <= rules.WHOLE:
+            end = math.asin(math.sqrt(-math.expm1(-2 * rules.TAIL / power)))
+        error = choice.Sines(power, end, math.sqrt(rules.squared_reach(1 + eps, self.dims)), self.dims == 2)
+        return error, error.span
 
     def _wide(self, like: Tensor) -> Tensor:
         """Alpha in float64."""
         return torch.as_tensor(self.given, dtype=torch.float64, device=like.device)
 
-    def _span(self, like: Tensor) -> float:
-        """Half of what a rule spans, in standard deviations."""
-        tail = math.sqrt(2 * rules.TAIL)
+    def _least(self, like: Tensor) -> float:
+        """The smallest alpha, whose density has the longest support; 1 where numbers can't be looked at."""
         if not isinstance(self.given, Tensor):
-            return min(math.sqrt(rules.squared_reach(self.given, self.dims)), tail)
+            return self.given
         if torch.compiler.is_compiling() or not self.given.numel():
-            return tail
+            return 1.0
         least = float(self.given.detach().amin())
-        return min(math.sqrt(rules.squared_reach(least, self.dims)), tail) if least >= 1 else tail
+        return least if 1 <= least < math.inf else 1.0
 
 
-def _normal_rule(dims: int, ratio: float, degree: int, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
-    wide = ratio >= 1
-    make = rules.gauss_hermite if wide else rules.gaussian_line
-    if points is None:
-        points = choice.line_points(choice.HERMITE_WIDE if wide else choice.GAUSSIAN, ratio, degree, like.dtype)
+def _normal_rule(dims: int, growth: Growth, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
+    make, best = choice.fewer(
+        {rules.gauss_hermite: choice.Hermite(), rules.gaussian_line: choice.Normal()}, growth, like.dtype
+    )
+    points = best if points is None else points
     count = max(points) if isinstance(points, tuple) else points
     return (make(count) if dims == 1 else rules.plane_of(make, count)).to(like)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tsallis.continuous import beta, families
 from tsallis.continuous.elliptical import Elliptical
-from tsallis.continuous.family import Family, cholesky
+from tsallis.continuous.family import Family, cholesky, tensors
 from tsallis.functional.rows import alpha_number
 from tsallis.kernels.alphas import Alpha
 from tsallis.kernels.autograd import widen
@@ -50,6 +50,7 @@ class Quadratic(Elliptical):
         else:
             precision = -2 * wide[..., n:].unflatten(-1, (n, n))
             root = cholesky(precision, n)
+            cls._check_symmetric(precision, family, validate_args)
             mean = torch.cholesky_solve(wide[..., :n].unsqueeze(-1), root).squeeze(-1)
             scale = torch.cholesky_inverse(root)
         return cls._made(mean.to(theta.dtype), family.factor(scale), family, validate_args)
@@ -93,10 +94,15 @@ class BetaGaussian(Quadratic):
     any_dims = True
 
     def __init__(
-        self, mean: Tensor, cov: Tensor, alpha: Alpha = 1.5, dims: int = 1, validate_args: bool | None = None
+        self,
+        mean: Tensor | float,
+        cov: Tensor | float,
+        alpha: Alpha = 1.5,
+        dims: int = 1,
+        validate_args: bool | None = None,
     ) -> None:
         family = BetaGaussian._family(alpha, dims)
-        super().__init__(mean, cholesky(widen(cov), dims), family, validate_args)
+        super().__init__(*self._rooted(mean, cov, family, validate_args), family, validate_args)
 
     @classmethod
     def _family(cls, alpha: Alpha = 1.5, dims: int = 1) -> Family:  # type: ignore[override]
@@ -124,9 +130,11 @@ class Gaussian(Quadratic):
 
     any_dims = True
 
-    def __init__(self, mean: Tensor, cov: Tensor, dims: int = 1, validate_args: bool | None = None) -> None:
+    def __init__(
+        self, mean: Tensor | float, cov: Tensor | float, dims: int = 1, validate_args: bool | None = None
+    ) -> None:
         family = Gaussian._family(dims)
-        super().__init__(mean, cholesky(widen(cov), dims), family, validate_args)
+        super().__init__(*self._rooted(mean, cov, family, validate_args), family, validate_args)
 
     @classmethod
     def _family(cls, dims: int = 1) -> Family:  # type: ignore[override]
@@ -152,8 +160,9 @@ class TruncatedParabola(Quadratic):
         (tensor([0.7500, 0.5625, 0.0000]), tensor(0.2000))
     """
 
-    def __init__(self, mean: Tensor, variance: Tensor, validate_args: bool | None = None) -> None:
-        super().__init__(mean, widen(variance).sqrt(), TruncatedParabola._family(), validate_args)
+    def __init__(self, mean: Tensor | float, variance: Tensor | float, validate_args: bool | None = None) -> None:
+        family = TruncatedParabola._family()
+        super().__init__(*self._rooted(mean, variance, family, validate_args), family, validate_args)
 
     @classmethod
     def _family(cls) -> Family:  # type: ignore[override]
@@ -181,10 +190,13 @@ class TruncatedParaboloid(Quadratic):
     """
 
     any_dims = True
+    default_dims = 2
 
-    def __init__(self, mean: Tensor, cov: Tensor, dims: int = 2, validate_args: bool | None = None) -> None:
+    def __init__(
+        self, mean: Tensor | float, cov: Tensor | float, dims: int = 2, validate_args: bool | None = None
+    ) -> None:
         family = TruncatedParaboloid._family(dims)
-        super().__init__(mean, cholesky(widen(cov), dims), family, validate_args)
+        super().__init__(*self._rooted(mean, cov, family, validate_args), family, validate_args)
 
     @classmethod
     def _family(cls, dims: int = 2) -> Family:  # type: ignore[override]
@@ -195,11 +207,14 @@ class _Absolute(Elliptical):
     """A density whose score is the negative distance from the mean, by a scale."""
 
     @classmethod
-    def from_scores(cls: type[Distance], theta: Tensor, mean: Tensor, *, validate_args: bool | None = None) -> Distance:
+    def from_scores(
+        cls: type[Distance], theta: Tensor | float, mean: Tensor | float, *, validate_args: bool | None = None
+    ) -> Distance:
         r"""From the canonical parameter :math:`\theta = -1/b` [...] of :math:`|t - \mu|`, at a given mean.
 
         Not finite or not negative parameters are a ValueError.
         """
+        mean, theta = tensors(mean, theta)
         return cls.from_scale(mean, -1 / widen(theta), validate_args=validate_args)
 
     @property
@@ -222,8 +237,9 @@ class Laplace(_Absolute):
         tensor([1.0000, 0.3679])
     """
 
-    def __init__(self, mean: Tensor, variance: Tensor, validate_args: bool | None = None) -> None:
-        super().__init__(mean, widen(variance).sqrt(), families.Laplace(), validate_args)
+    def __init__(self, mean: Tensor | float, variance: Tensor | float, validate_args: bool | None = None) -> None:
+        family = families.Laplace()
+        super().__init__(*self._rooted(mean, variance, family, validate_args), family, validate_args)
 
     @classmethod
     def _family(cls) -> Family:  # type: ignore[override]
@@ -246,8 +262,9 @@ class Triangular(_Absolute):
         tensor([1.0000, 0.5000, 0.0000])
     """
 
-    def __init__(self, mean: Tensor, variance: Tensor, validate_args: bool | None = None) -> None:
-        super().__init__(mean, widen(variance).sqrt(), families.Triangular(), validate_args)
+    def __init__(self, mean: Tensor | float, variance: Tensor | float, validate_args: bool | None = None) -> None:
+        family = families.Triangular()
+        super().__init__(*self._rooted(mean, variance, family, validate_args), family, validate_args)
 
     @classmethod
     def _family(cls) -> Family:  # type: ignore[override]
@@ -278,9 +295,14 @@ class LocationScale(Elliptical):
     """
 
     def __init__(
-        self, mean: Tensor, variance: Tensor, g: Callable[[Tensor], Tensor], validate_args: bool | None = None
+        self,
+        mean: Tensor | float,
+        variance: Tensor | float,
+        g: Callable[[Tensor], Tensor],
+        validate_args: bool | None = None,
     ) -> None:
-        super().__init__(mean, widen(variance).sqrt(), LocationScale._family(g), validate_args)
+        family = LocationScale._family(g)
+        super().__init__(*self._rooted(mean, variance, family, validate_args), family, validate_args)
 
     @classmethod
     def _family(cls, g: Callable[[Tensor], Tensor]) -> Family:  # type: ignore[override]

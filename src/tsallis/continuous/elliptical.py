@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from tsallis.continuous import waves
-from tsallis.continuous.bases import Basis, FourierBasis
+from tsallis.continuous.bases import Basis
 from tsallis.continuous.beta import NEARLY_GAUSSIAN, BetaGaussian
-from tsallis.continuous.families import Laplace
-from tsallis.continuous.family import Family, cholesky, log_det
+from tsallis.continuous.choice import Growth
+from tsallis.continuous.family import Family, check_symmetric, cholesky, log_det, tensors
 from tsallis.continuous.supports import Ellipse, Interval, WholeSpace
 from tsallis.functional import continuous as rules
 from tsallis.functional.continuous import Rule
@@ -24,6 +24,7 @@ from tsallis.kernels.autograd import traced, widen
 Points = int | tuple[int, int] | None
 Function = Basis | Callable[[Tensor], Tensor]
 Self = TypeVar("Self", bound="Elliptical")
+UNKNOWN = Growth(math.nan, math.nan)
 
 
 class Density(Distribution):
@@ -56,7 +57,8 @@ class Elliptical(Density):
     On the line, mean and variance are [...]; in n dimensions the mean is [..., n] and the covariance [..., n, n].
 
     Args:
-        mean: floating point; half precision is computed in float32.
+        mean: floating point; half precision is computed in float32. Wherever densities are made of tensors, plain
+            numbers do as well.
         factor: the standard deviation, or the Cholesky factor of the covariance.
         family: the standardised density.
         validate_args: check that mean and spread are finite and positive, as everywhere in `torch.distributions`.
@@ -64,6 +66,7 @@ class Elliptical(Density):
 
     has_rsample = True
     any_dims = False  # whether `dims` is among what shapes it
+    default_dims = 1
 
     def __init__(self, mean: Tensor, factor: Tensor, family: Family, validate_args: bool | None = None) -> None:
         check_floating(mean, "mean")
@@ -100,10 +103,20 @@ class Elliptical(Density):
             what = "variance must be positive and finite" if self.dims == 1 else "covariance must be positive definite"
             wrong = diagonal[~((diagonal > 0) & (diagonal < math.inf))][0].item()
             raise ValueError(f"{what}, got one whose factor has {wrong:g}")
+        if self.dims > 1:
+            self._check_triangle()
         alpha = self.family.alpha(self._mean)
         if isinstance(alpha, Tensor) and not bool(((alpha >= 1) & (alpha < math.inf)).all()):
             wrong = alpha[~((alpha >= 1) & (alpha < math.inf))][0].item()
             raise ValueError(f"alpha must be finite and at least 1, got a tensor with {wrong:g}")
+
+    def _check_triangle(self) -> None:
+        """What stands beside the diagonal of a factor."""
+        lower, upper = self._factor.tril(-1), self._factor.triu(1)
+        if bool((upper != 0).any()):
+            raise ValueError(f"factor must be lower triangular, got {upper[upper != 0][0].item():g} above the diagonal")
+        if not bool(lower.isfinite().all()):
+            raise ValueError(f"factor must be finite, got {lower[~lower.isfinite()][0].item():g} below the diagonal")
 
     @property
     def arg_constraints(self) -> dict[str, constraints.Constraint]:
@@ -122,26 +135,50 @@ class Elliptical(Density):
 
     @classmethod
     def from_mean_cov(
-        cls: type[Self], mean: Tensor, cov: Tensor, *, validate_args: bool | None = None, **shape: Any
+        cls: type[Self], mean: Tensor | float, cov: Tensor | float, *, validate_args: bool | None = None, **shape: Any
     ) -> Self:
         """From mean and covariance, which on the line is the variance."""
         family = cls._family(**shape)
-        return cls._made(mean, cholesky(widen(cov), family.dims), family, validate_args)
+        return cls._made(*cls._rooted(mean, cov, family, validate_args), family, validate_args)
+
+    @classmethod
+    def _rooted(
+        cls, mean: Tensor | float, cov: Tensor | float, family: Family, validate_args: bool | None
+    ) -> tuple[Tensor, Tensor]:
+        """The mean, and the factor of a variance or covariance."""
+        mean, cov = tensors(mean, cov)
+        factor = cholesky(widen(cov), family.dims)
+        cls._check_symmetric(cov, family, validate_args)
+        return mean, factor
+
+    @classmethod
+    def _check_symmetric(cls, cov: Tensor, family: Family, validate_args: bool | None) -> None:
+        checked = Distribution._validate_args if validate_args is None else validate_args
+        if checked and family.dims > 1 and not torch.compiler.is_compiling():
+            check_symmetric(cov)
 
     @classmethod
     def from_factor(
-        cls: type[Self], mean: Tensor, factor: Tensor, *, validate_args: bool | None = None, **shape: Any
+        cls: type[Self],
+        mean: Tensor | float,
+        factor: Tensor | float,
+        *,
+        validate_args: bool | None = None,
+        **shape: Any,
     ) -> Self:
         """From mean and standard deviation, or a lower triangular factor of the covariance."""
-        return cls._made(mean, factor, cls._family(**shape), validate_args)
+        return cls._made(*tensors(mean, factor), cls._family(**shape), validate_args)
 
     @classmethod
     def from_scale(
-        cls: type[Self], mean: Tensor, scale: Tensor, *, validate_args: bool | None = None, **shape: Any
+        cls: type[Self], mean: Tensor | float, scale: Tensor | float, *, validate_args: bool | None = None, **shape: Any
     ) -> Self:
         """From mean and scale as the paper writes the density."""
         family = cls._family(**shape)
-        return cls._made(mean, family.factor(widen(scale)), family, validate_args)
+        mean, scale = tensors(mean, scale)
+        factor = family.factor(widen(scale))
+        cls._check_symmetric(scale, family, validate_args)
+        return cls._made(mean, factor, family, validate_args)
 
     @property
     def mean(self) -> Tensor:
@@ -229,16 +266,20 @@ class Elliptical(Density):
     def expect(self, function: Function, points: Points = None) -> Tensor:
         r"""The expectation :math:`E_p[\psi(t)]`: the attention of :math:`\psi` (Martins et al. 2020, eq. 15).
 
-        By a fixed positive rule, whose derivatives are the generalised covariances of proposition 3; in closed form for
-        a Gaussian density and Gaussian functions, and for Fourier ones under a Gaussian or a Laplace density.
+        By a fixed positive rule, whose derivatives are the generalised covariances of proposition 3. In closed form for
+        a Gaussian density and Gaussian functions, and for Fourier functions and products of them, for which the
+        characteristic function is all one needs: but under alphas that are tensors or between 1 and 1.02, and under
+        location-scale densities.
 
         Args:
             function: a basis, or a function from points [..., points] ([..., points, n] in space) to values
                 [..., points, any...].
-            points: of the rule: on the line a number, in the plane also (radial, angular). By default as many as the
-                basis needs for the dtype's precision (looking at the narrowest function and the widest density), and
-                128, or 32 rings of 64, for other functions. Give a number to spare a GPU the look, and where the
-                compiler traces.
+            points: of the rule: on the line a number, in the plane also (radial, angular). By default as many as keep
+                the error below 1e-12 of a function's peak in float64, 1e-6 in float32, by a bound (looking at the
+                narrowest function or the highest frequency and the widest density); where that would be more than 1024,
+                or 96 rings of 384, there is a warning that names the bound of the error and how many would do. 128, or
+                32 rings of 64, for functions that are no basis. Give a number to spare a GPU the look, and where the
+                compiler traces: there functions a tenth as wide as the support are taken for granted.
 
         Returns:
             [..., size] for a basis, [..., any...] for a function.
@@ -252,23 +293,21 @@ class Elliptical(Density):
 
     def _expect(self, function: Function, points: Points) -> Tensor:
         if not isinstance(function, Basis):
-            rule = self._rule(0.0, 0, points if points is not None else 128 if self.dims == 1 else (32, 64))
+            rule = self._rule(UNKNOWN, points if points is not None else 128 if self.dims == 1 else (32, 64))
             values = function(self._place(rule))
             axis = len(self.batch_shape)
             weights = rule.weights.expand(*self.batch_shape, -1)
             return (weights.reshape(weights.shape + (1,) * (values.dim() - axis - 1)) * values).sum(axis)
         if function.dims != self.dims:
             raise ValueError(f"a basis in {function.dims} dimensions doesn't fit a density in {self.dims}")
-        closed = self._closed_form(function)
+        closed = self._closed_form(function, points)
         if closed is not None:
             return closed
         if points is None:
             found = self._by_waves(function)
             if found is not None:
                 return found
-        widest = self._widest() or math.nan
-        ratio = math.inf if math.isinf(function.width) else function.width / widest
-        rule = self._rule(ratio, function.degree, points)
+        rule = self._rule(self._growth(function, points), points)
         if self.dims == 1:
             return function.weighted_sum(rule.weights, self._place(rule))
         u, v = rule.nodes.unbind(-1)
@@ -277,8 +316,21 @@ class Elliptical(Density):
         y = mean[..., 1] + factor[..., 1, 0] * u + factor[..., 1, 1] * v
         return function.weighted_sum(rule.weights, x, y)
 
-    def _rule(self, ratio: float, degree: int, points: Points) -> Rule:
-        return self.family.rule(ratio, degree, points, self._mean)
+    def _rule(self, growth: Growth, points: Points) -> Rule:
+        return self.family.rule(growth, points, self._mean)
+
+    def _growth(self, basis: Basis, points: Points) -> Growth:
+        """How fast functions grow off the real line, in standard deviations of the widest density.
+
+        Not looked up where the number of points is given, but for densities without an end, which have several rules.
+        """
+        if math.isinf(basis.width) and basis.frequency == 0:
+            return Growth(0.0, 0.0, basis.degree)
+        reach = self.family.reach(self._mean) if points is not None else math.inf
+        if isinstance(reach, Tensor) or math.isfinite(reach):
+            return UNKNOWN._replace(degree=basis.degree)
+        widest = self._widest() or math.nan
+        return Growth(basis.frequency * widest, widest / basis.width, basis.degree)
 
     def _place(self, rule: Rule) -> Tensor:
         """The nodes of a standardised rule where this density is [..., points] or [..., points, n]."""
@@ -294,13 +346,12 @@ class Elliptical(Density):
             return float(self._factor.detach().nan_to_num(0.0).amax())
         return math.sqrt(float(waves.largest(self._factor.detach()).nan_to_num(0.0).amax()))
 
-    def _closed_form(self, basis: Basis) -> Tensor | None:
+    def _closed_form(self, basis: Basis, points: Points) -> Tensor | None:
         gaussian = isinstance(self.family, BetaGaussian) and self.family.number == 1
-        if isinstance(basis, FourierBasis) and (gaussian or isinstance(self.family, Laplace)):
-            angle = self._mean.unsqueeze(-1) * basis.angular(self._mean)
-            half = (self._factor.unsqueeze(-1) * basis.angular(self._mean)).square() / 2
-            shrink = torch.exp(-half) if gaussian else 1 / (1 + half)  # the characteristic function
-            return torch.cat([torch.ones_like(angle[..., :1]), shrink * angle.cos(), shrink * angle.sin()], -1)
+        if basis.harmonic and (points is None or not isinstance(self.family, BetaGaussian) or gaussian):
+            characteristic = self.family.characteristic(self._mean)
+            if characteristic is not None:
+                return basis.from_characteristic(self._mean, self._factor, characteristic)
         gaussians = basis.gaussians(self._mean) if gaussian else None
         if gaussians is None:
             return None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tsallis.continuous import choice
+from tsallis.continuous.choice import Growth
 from tsallis.continuous.family import Shape, one_number
 from tsallis.functional import continuous as rules
 from tsallis.functional.continuous import Rule
@@ -48,12 +49,14 @@ class Laplace:
         u = torch.rand(*shape, dtype=torch.float64, device=like.device) * 2 - 1
         return (-torch.sign(u) * torch.log1p(-u.abs()) / math.sqrt(2)).to(like)
 
-    def rule(self, ratio: float, degree: int, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
-        wide = math.isinf(ratio)
-        make = rules.laplace_line if wide else rules.laplace_narrow_line
-        if points is None:
-            points = choice.line_points(choice.LAPLACE, ratio, degree, like.dtype)
-        return make(one_number(points)).to(like)
+    def characteristic(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
+        return lambda squared: 1 / (1 + squared / 2)
+
+    def rule(self, growth: Growth, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
+        make, best = choice.fewer(
+            {rules.laplace_line: choice.Laguerre(), rules.laplace_narrow_line: choice.Roots()}, growth, like.dtype
+        )
+        return make(best if points is None else one_number(points)).to(like)
 
 
 def _root(x: Tensor) -> Tensor:
@@ -178,9 +181,12 @@ class LocationScale:
                 low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         return (torch.sign(target) * low / self.std).to(like)
 
-    def rule(self, ratio: float, degree: int, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
-        if points is None:
-            points = choice.line_points(choice.SPLIT, ratio / (self.end / self.std), degree + 8, like.dtype)
+    def characteristic(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
+        return None
+
+    def rule(self, growth: Growth, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
+        if points is None:  # a smooth g is taken to be as good as a polynomial of degree 9
+            points = choice.enough(choice.Halves(self.end / self.std, 8), growth, like.dtype)
         return _location_rule(self.g, one_number(points)).to(like)
 
 
@@ -221,9 +227,12 @@ class Triangular:
         u = torch.rand(2, *shape, dtype=torch.float64, device=like.device)
         return ((u[0] - u[1]) * self.end).to(like)
 
-    def rule(self, ratio: float, degree: int, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
+    def characteristic(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
+        return lambda squared: rules.sine_ratio(squared * (self.end / 2) ** 2).square()
+
+    def rule(self, growth: Growth, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
         if points is None:
-            points = choice.line_points(choice.SPLIT, ratio / self.end, degree + 2, like.dtype)
+            points = choice.enough(choice.Halves(self.end), growth, like.dtype)
         return triangular_line(one_number(points)).to(like)
 
 

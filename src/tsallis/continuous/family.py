@@ -6,12 +6,14 @@ covariance, and an entropy needs no more of that than `log_det`, the logarithm o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from tsallis.continuous.choice import Growth
 from tsallis.functional import continuous as rules
 from tsallis.functional.continuous import Rule
 
@@ -50,8 +52,11 @@ class Family(Protocol):
     def sample(self, shape: Shape, like: Tensor) -> Tensor:
         """Points [*shape], or [*shape, dims]."""
 
-    def rule(self, ratio: float, degree: int, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
-        """For functions of this standard deviation (infinite: polynomials of this degree), or with so many points."""
+    def characteristic(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """The characteristic function, of the squared frequency, where there is a closed form."""
+
+    def rule(self, growth: Growth, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
+        """For functions that grow like this off the real line, or with so many points."""
 
 
 def log_det(factor: Tensor, dims: int) -> Tensor:
@@ -65,7 +70,32 @@ def cholesky(cov: Tensor, dims: int) -> Tensor:
         raise ValueError(f"in {dims} dimensions a covariance must be [..., {dims}, {dims}], got {tuple(cov.shape)}")
     if dims == 1:
         return cov.sqrt()
-    return rules.tril_2x2(cov) if dims == 2 else torch.linalg.cholesky((cov + cov.mT) / 2)
+    if dims == 2:
+        return rules.tril_2x2(cov)
+    root, failed = torch.linalg.cholesky_ex((cov + cov.mT) / 2)
+    return torch.where((failed != 0)[..., None, None], math.nan, root)
+
+
+def check_symmetric(cov: Tensor, name: str = "covariance") -> None:
+    """Of [..., n, n], but for rounding; what is not finite is left to others."""
+    size = cov.diagonal(dim1=-2, dim2=-1).abs().amax(-1)[..., None, None]
+    wrong = (cov - cov.mT).abs() > size * math.sqrt(torch.finfo(cov.dtype).eps)
+    if bool(wrong.any()):
+        pair = cov[wrong][0].item(), cov.mT[wrong][0].item()
+        raise ValueError(f"{name} must be symmetric, got {pair[0]:g} and {pair[1]:g} beside the diagonal")
+
+
+def tensors(mean: Tensor | float, spread: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Numbers as tensors: like the other one, or of torch's default dtype."""
+    for name, x in (("mean", mean), ("variance or covariance", spread)):
+        if not isinstance(x, (Tensor, int, float)) or isinstance(x, bool):
+            raise TypeError(f"{name} must be a tensor or a number, got {type(x).__name__}")
+    like = mean if isinstance(mean, Tensor) else spread
+    if not isinstance(like, Tensor):
+        like = torch.empty(())
+    elif not like.is_floating_point():
+        like = torch.empty((), device=like.device)
+    return tuple(x if isinstance(x, Tensor) else torch.full((), float(x)).to(like) for x in (mean, spread))  # type: ignore[return-value]
 
 
 def one_number(points: int | tuple[int, int]) -> int:

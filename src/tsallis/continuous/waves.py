@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from tsallis.continuous.bases import Basis
-from tsallis.continuous.characteristic import characteristic
+from tsallis.continuous.characteristic import characteristic, table_end
 from tsallis.kernels.autograd import differentiable
 
 # Numbers that one intermediate result may have: as many as stay in a core's cache, and as fill a GPU.
@@ -162,8 +162,7 @@ def _waves_for(known: _Known, factor: Tensor, order: float) -> Waves | None:
     spacing = 2 * math.pi / 2 ** (math.ceil(math.log2(period) * STEPS) / STEPS)
     if math.pi * (reach / spacing) ** 2 * len(known.centres) > LARGEST:
         return None
-    end = 2 ** (math.ceil(math.log2(max(reach * longest, 8)) * 2) / 2)
-    return known.waves(reach, spacing, order, end, factor.dtype)
+    return known.waves(reach, spacing, order, table_end(reach * longest), factor.dtype)
 
 
 def wave_expectation(basis: Basis, mean: Tensor, factor: Tensor, order: float) -> Tensor | None:
