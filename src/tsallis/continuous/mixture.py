@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from tsallis.functional.rows import check_floating
 from tsallis.kernels.autograd import widen
 
 PANEL = 48  # points of the rule between two places where some density of a mixture is not smooth
-TAILS = 40.0  # standard deviations beyond which nothing is left of an unbounded density
+MARKS = (2.0, 4.0, 8.0, 40.0)  # standard deviations; beyond the last nothing is left of a density
 
 
 class Mixture(Density):
@@ -175,20 +176,17 @@ class Mixture(Density):
         """Points and their share of the line, in front of the batch [points, ...]."""
         if self.dims != 1:
             raise NotImplementedError("the entropy of a mixture is computed on the line only")
-        edges = []
-        for part in self.parts:
-            support = part.support
-            std = part.variance.sqrt()
-            if isinstance(support, Interval):
-                edges += [support.lower, part.mean, support.upper]
-            else:
-                edges += [part.mean + k * std for k in (-TAILS, -8, -4, -2, 0, 2, 4, 8, TAILS)]
-        breaks = torch.cat([e if self.stacked else e.unsqueeze(-1) for e in edges], -1).sort(-1).values
+        breaks = self._breaks().sort(-1).values
         x, weights = gauss_legendre(PANEL).to(breaks)
         # After x -> sin, points crowd at the ends of a panel, where some power of the distance vanishes.
         place, steps = (1 + torch.sin(x * (torch.pi / 2))) / 2, weights * torch.cos(x * (torch.pi / 2)) * (torch.pi / 2)
         low, width = breaks[..., :-1].unsqueeze(-1), breaks.diff(dim=-1).unsqueeze(-1)
         return (low + width * place).flatten(-2).movedim(-1, 0), (width * steps).flatten(-2).movedim(-1, 0)
+
+    def _breaks(self) -> Tensor:
+        """Where some component is not smooth, and what a rule can't take in one piece ends [..., breaks]."""
+        each = [part._breaks() if isinstance(part, Mixture) else _breaks(part) for part in self.parts]
+        return each[0].flatten(-2) if self.stacked else torch.cat(each, -1)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Mixture:
         new: Mixture = self._get_checked_instance(Mixture, _instance)
@@ -203,3 +201,17 @@ class Mixture(Density):
 
     def __repr__(self) -> str:
         return f"Mixture(batch_shape={tuple(self.batch_shape)}, components={self.weights.shape[-1]}, dims={self.dims})"
+
+
+def _breaks(density: Density) -> Tensor:
+    """The mean and the ends of a support [..., breaks], and where it is long, places in between."""
+    mean, std, support = density.mean, density.variance.sqrt(), density.support
+    reach = density.family.reach(mean) if isinstance(density, Elliptical) else math.inf
+    short = not isinstance(reach, Tensor) and reach <= 2 * MARKS[0]
+    steps = (0.0,) if short else (*(-k for k in reversed(MARKS)), 0.0, *MARKS)
+    places = mean.unsqueeze(-1) + std.unsqueeze(-1) * torch.tensor(steps, dtype=mean.dtype, device=mean.device)
+    if not isinstance(support, Interval):
+        return places
+    lower, upper = support.lower.unsqueeze(-1), support.upper.unsqueeze(-1)
+    places = torch.minimum(torch.maximum(places, lower), upper)
+    return torch.cat([lower, places, upper], -1) if short else places
