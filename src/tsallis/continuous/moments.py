@@ -39,7 +39,9 @@ def moments(weights: Tensor, positions: Tensor, dims: int = 1) -> tuple[Tensor, 
     event = () if dims == 1 else (dims,)
     if t.shape[t.dim() - len(event) :] != event or t.shape[: t.dim() - len(event)][-1:] != w.shape[-1:]:
         wanted = f"[..., {w.shape[-1]}{f', {dims}' if event else ''}]"
-        raise ValueError(f"positions must be {wanted} for weights of shape {tuple(w.shape)}, got {tuple(t.shape)}")
+        raise ValueError(
+            f"with dims={dims} positions must be {wanted} for weights of shape {tuple(w.shape)}, got {tuple(t.shape)}"
+        )
     if dims == 1:
         t = torch.where(w == 0, 0, t)
         mean = (w * t).sum(-1)
@@ -74,7 +76,7 @@ def match_moments(
         positions: as in :func:`moments`.
         matching: "covariance" or "scale".
         floor: added to the variances, that weights on one position alone give a density too.
-        dims: of the space; by default 2 where positions have one dimension more than they need on the line.
+        dims: of the space; by default that of the kind: 2 for the truncated paraboloid, 1 for all others.
         shape: what shapes the density, such as `alpha`.
 
     Raises:
@@ -91,11 +93,7 @@ def match_moments(
     if not floor >= 0:
         raise ValueError(f"floor must not be negative, got {floor:g}")
     if dims is None:
-        dims = (
-            2
-            if positions.dim() > 1 and positions.shape[-2:-1] == weights.shape[-1:] and positions.shape[-1] == 2
-            else 1
-        )
+        dims = kind.default_dims
     mean, cov = moments(weights, positions, dims)
     cov = cov + floor if dims == 1 else cov + floor * torch.eye(dims, dtype=cov.dtype, device=cov.device)
     mean = mean.to(weights.dtype)

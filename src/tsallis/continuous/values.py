@@ -305,6 +305,8 @@ class ValueFunction(nn.Module):
         if keep is not None:  # where nothing takes part, any position does, a NaN does not
             seen = keep.unsqueeze(-1) if event else keep
             t = torch.where(seen, t, 0)
+        if not traced() and not bool(t.isfinite().all()):
+            raise ValueError(f"positions must be finite, got {t[~t.isfinite()][0].item():g}")
         return ridge_regression(self.basis(t), self.penalty, keep)
 
     def extra_repr(self) -> str:
