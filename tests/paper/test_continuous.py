@@ -411,7 +411,7 @@ def test_moment_matching() -> None:
     c = plane.covariance
     torch.testing.assert_close(plane.scale, 9 * math.pi * torch.linalg.det(c).sqrt()[:, None, None] * c, **CLOSE)
     torch.testing.assert_close(c[0], torch.cov(grid.T, correction=0, aweights=weights[0]), **CLOSE)
-    assert match_moments(BetaGaussian, weights, grid, alpha=1.5).dims == 2
+    assert match_moments(BetaGaussian, weights, grid, alpha=1.5, dims=2).dims == 2
 
 
 def test_the_bases_of_the_experiments() -> None:

@@ -48,7 +48,7 @@ def test_positions_are_cell_centres_of_even_and_odd_lengths() -> None:
 @pytest.mark.parametrize("longest", [9, 10])
 def test_padding_changes_nothing(longest: int) -> None:
     lengths = torch.tensor([longest, 4, 5, 1])
-    values = torch.randn(4, longest, 6)
+    values = torch.randn(4, longest, 6, dtype=torch.float64)
     fit = ValueFunction(text_basis(32))
     padded = values.clone()
     for row, length in enumerate(lengths.tolist()):
@@ -58,7 +58,7 @@ def test_padding_changes_nothing(longest: int) -> None:
     contexts = [fit(x, lengths=lengths).expect(attended) for x in (values, padded, longer)]
     assert contexts[0].shape == (4, 2, 3, 6)
     for other in contexts[1:]:
-        torch.testing.assert_close(other, contexts[0], atol=1e-6, rtol=0)
+        torch.testing.assert_close(other, contexts[0], atol=1e-12, rtol=0)
     for row, length in enumerate(lengths.tolist()):
         alone = fit(values[row : row + 1, :length]).expect(
             TruncatedParabola(attended.mean[row : row + 1], attended.variance[row : row + 1])

@@ -1,0 +1,280 @@
+"""What densities promise by default, 1e-12 of a function's peak in float64 and 1e-6 in float32, against an oracle that
+shares nothing with the library's quadrature: tanh-sinh sums of the density as its problem states it, and Bessel
+functions by mpmath."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable
+
+import mpmath
+import pytest
+import torch
+from torch import Tensor
+
+from contract.integrals import tanh_sinh
+from tsallis.continuous import (
+    BetaGaussian,
+    Density,
+    FourierBasis,
+    Gaussian,
+    GaussianBasis,
+    Laplace,
+    Mixture,
+    ProductBasis,
+    Triangular,
+    TruncatedParabola,
+    TruncatedParaboloid,
+    ValueFunction,
+    cell_masses,
+    choice,
+    gaussian_grid,
+    grid_masses,
+    match_moments,
+    text_basis,
+)
+from tsallis.continuous.characteristic import characteristic_of_rows
+from tsallis.continuous.choice import Growth
+
+D = torch.float64
+TOLERANCE = {torch.float32: 2e-6, D: 2e-12}  # and as much again for rounding
+both = pytest.mark.parametrize("dtype", [torch.float32, D], ids=["float32", "float64"])
+PROFILES: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "beta": lambda s, alpha: (
+        torch.exp(-s / 2) if alpha == 1 else (1 - s / (3 + 2 / (alpha - 1))).clamp(min=0) ** (1 / (alpha - 1))
+    ),
+    "laplace": lambda s, _: torch.exp(-(2 * s).sqrt()),
+    "triangular": lambda s, _: (1 - (s / 6).sqrt()).clamp(min=0),
+}
+
+
+def on_the_line(function: Callable[[Tensor], Tensor], mean: float, std: float, alpha: float, kind: str) -> Tensor:
+    """The expectation, the profile normalised by the same sum in pieces from the mean."""
+    reach = {"laplace": 45.0, "triangular": math.sqrt(6)}.get(
+        kind, 12.0 if alpha == 1 else math.sqrt(3 + 2 / (alpha - 1))
+    )
+    x, w = tanh_sinh(0.05)
+    total, mass = torch.zeros(()), torch.zeros(())
+    cuts = sorted(
+        {0.0, *(min(reach, k * std / 4) for k in range(1, 9)), *(min(reach, k * 1.5) for k in range(31)), reach}
+    )
+    for low, high in itertools.pairwise(cuts):
+        u = low + (high - low) * (1 + x) / 2
+        p = w * (high - low) * PROFILES[kind](u.square(), alpha)
+        mass = mass + 2 * p.sum()
+        total = total + p @ (function(mean + std * u) + function(mean - std * u))
+    return total / mass
+
+
+def bessel(order: float, z: float) -> float:
+    return float(mpmath.hyp0f1(order, -(mpmath.mpf(z) ** 2) / 4))
+
+
+@pytest.mark.parametrize("order", [1.6, 2.5, 3.0, 12.0, 51.5])
+def test_characteristic_functions_of_any_argument(order: float) -> None:
+    z = torch.tensor([0.0, 1.0, 30.0, 200.0, 1000.0, 1023.9, 1025.0, 5000.0], dtype=D)
+    x = z.square().requires_grad_()
+    value = characteristic_of_rows(x, order)
+    (slope,) = torch.autograd.grad(value.sum(), x)
+    for i, each in enumerate(z.tolist()):
+        assert abs(value[i].item() - bessel(order, each)) < 1e-13
+        assert abs(slope[i].item() + bessel(order + 1, each) / (4 * order)) < 1e-14
+    assert characteristic_of_rows(torch.tensor([math.nan, 1.0]), order).isnan().tolist() == [True, False]
+
+
+@both
+def test_products_of_fourier_functions(dtype: torch.dtype) -> None:
+    """E[e^(i k.t)] is a Bessel function of |A'k|, also for a learned alpha, which has nodes; gradients by differences
+    of it."""
+    g = torch.Generator().manual_seed(0)
+    for frequencies, variance, rho, alpha in itertools.product(
+        (1, 3, 8), (0.4, 0.01), (0.0, 0.7, -0.99), (1.5, 2.0, 4.0)
+    ):
+        mean = torch.rand(2, generator=g, dtype=D)
+        off = rho * variance / 2
+        cov = torch.tensor([[variance, off], [off, variance / 4]], dtype=D)
+        basis = ProductBasis(FourierBasis(frequencies), FourierBasis(2))
+        i, j = 2 * frequencies, 3  # sin(top x) sin(1 y), and sin(top x) cos(2 y)
+        a, b = frequencies * math.pi, math.pi
+
+        def wave(kx: float, ky: float, mean: Tensor = mean, cov: Tensor = cov, alpha: float = alpha) -> float:
+            k = torch.tensor([kx, ky], dtype=D)
+            z = math.sqrt(float(k @ cov @ k) * (4 + 2 / (alpha - 1)))
+            return bessel(2 + 1 / (alpha - 1), z)
+
+        phases = [a * mean[0].item() + s * b * mean[1].item() for s in (1, -1)]
+        sizes = [wave(a, b), wave(a, -b)]
+        exact = (math.cos(phases[1]) * sizes[1] - math.cos(phases[0]) * sizes[0]) / 2
+        for given in (alpha, torch.tensor(alpha, dtype=dtype)):
+            m = mean.to(dtype).requires_grad_()
+            value = BetaGaussian(m, cov.to(dtype), given, 2).expect(basis)[i * 5 + j]
+            case = (frequencies, variance, rho, alpha, type(given).__name__)
+            rounding = 40 * torch.finfo(dtype).eps * (1 + a * 1.5)  # of the phase at places up to 2
+            # A learned alpha above 2 keeps to 1e-6 alone.
+            bound = 1e-6 if isinstance(given, Tensor) and alpha > 2 else TOLERANCE[dtype]
+            assert abs(value.item() - exact) < bound + rounding, case
+            (slope,) = torch.autograd.grad(value, m)
+            expected = a * (math.sin(phases[0]) * sizes[0] - math.sin(phases[1]) * sizes[1]) / 2
+            assert abs(slope[0].item() - expected) < 10 * a * (bound + rounding), case
+
+
+@both
+def test_functions_on_the_line(dtype: torch.dtype) -> None:
+    """Fourier and Gaussian ones, narrow and wide, and gradients in the variance."""
+    densities: list[tuple[str, float, Callable[[Tensor, Tensor], Density]]] = [
+        ("laplace", 1.0, Laplace),
+        ("triangular", 2.0, Triangular),
+        *(("beta", a, lambda m, v, a=a: BetaGaussian(m, v, a)) for a in (1.05, 1.5, 2.0, 4.0)),
+        *(
+            ("beta", a, lambda m, v, a=a: BetaGaussian(m, v, torch.tensor(a, dtype=dtype)))
+            for a in (1.0, 1.1, 1.5, 2.0)
+        ),
+    ]
+    mean = 0.375
+    for (kind, alpha, make), variance in itertools.product(densities, (1e-4, 0.01, 0.5)):
+        std = float(torch.tensor(variance, dtype=dtype).double().sqrt())
+        cases: list[tuple[object, int, Callable[[Tensor], Tensor], float]] = [
+            (FourierBasis(n), n, lambda t, n=n: torch.cos(n * math.pi * t), 1 / (n * math.pi)) for n in (1, 8)
+        ]
+        for s in (0.05, 1.0):
+            basis = GaussianBasis(torch.tensor([0.5], dtype=dtype), s * s)
+            spread = math.sqrt(basis.covs.item())
+            cases.append((basis, 0, lambda t, s=spread: torch.exp(-(((t - 0.5) / s) ** 2) / 2), spread))
+        for basis, index, function, width in cases:
+            v = torch.tensor(variance, dtype=dtype).requires_grad_()
+            value = make(torch.tensor(mean, dtype=dtype), v).expect(basis)[index]  # type: ignore[arg-type]
+            (slope,) = torch.autograd.grad(value, v)
+            peak = 1 / math.sqrt(2 * math.pi) / width if isinstance(basis, GaussianBasis) else 1.0
+            h = 1e-3 * std
+            low, exact, high = (float(on_the_line(function, mean, std + d, alpha, kind)) for d in (-h, 0, h))
+            case = (kind, alpha, variance, type(basis).__name__, width)
+            assert abs(value.item() / peak - exact) < TOLERANCE[dtype] + 30 * torch.finfo(dtype).eps, case
+            expected = (high - low) / (2 * h) / (2 * std)
+            room = 1e-4 if dtype == torch.float32 else 2e-6  # of the oracle's difference
+            assert abs(slope.item() / peak - expected) < room / width / max(width, std), case
+
+
+@pytest.mark.parametrize(
+    "rule", [choice.Weighted(1.0), choice.Weighted(1.0, 4), choice.Halves(1.0), choice.Normal(), choice.Roots()]
+)
+def test_bounds_are_bounds_and_not_far_off(rule: choice.Error) -> None:
+    """More frequency or sharpness never needs fewer points, and half of the points are not enough for 1e-12."""
+    for by in (Growth.frequency, Growth.sharpness):
+        index = 0 if by is Growth.frequency else 1
+        counts = []
+        for size in (0.5, 2.0, 8.0, 32.0):
+            growth = Growth(*(size if k == index else 0.0 for k in range(2)))
+            count = choice.needed(rule, growth, D)
+            assert rule.log_error(count, growth) <= math.log(1e-12)
+            assert rule.log_error(max(count // 2, 1), growth) > math.log(1e-12)
+            counts.append(count)
+        assert counts == sorted(counts)
+
+
+def test_what_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_warned", set())
+    density = BetaGaussian(torch.tensor([0.5, 0.5]), torch.eye(2), torch.tensor(1.5), 2)
+    with pytest.warns(
+        UserWarning, match=r"384 angles leave an error of up to 1e[+-]\d+ of their peak, where \d+ would do"
+    ):
+        density.expect(ProductBasis(FourierBasis(80)))
+    with pytest.warns(UserWarning, match=r"1024 points leave .*: give as many by points="):
+        TruncatedParabola(0.5, 1.0).expect(gaussian_grid(5, 1e-3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        density.expect(ProductBasis(FourierBasis(80)))  # once for each size of error
+        TruncatedParaboloid(torch.zeros(2), torch.eye(2)).expect(ProductBasis(FourierBasis(80)))  # a closed form
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.0001, 1.02, 1.1, 1.32, 1.5, 2.0, 3.0, 8.0])
+def test_masses_sum_to_one_and_split_evenly(alpha: float) -> None:
+    """Of one wide cell and of halves; in the plane also for correlations next to 1."""
+    edges = torch.tensor([0.0, 0.5, 1.0], dtype=D)
+    for given in (alpha, torch.tensor(alpha, dtype=D)):
+        density = BetaGaussian(torch.tensor(0.5, dtype=D), torch.tensor(0.0025, dtype=D), given)
+        torch.testing.assert_close(cell_masses(density, edges[::2]), torch.ones(1, dtype=D), atol=1e-12, rtol=0)
+        torch.testing.assert_close(cell_masses(density, edges), torch.full((2,), 0.5, dtype=D), atol=1e-12, rtol=0)
+        for rho in (0.0, 0.9, 0.999, -0.9999):
+            cov = 4e-4 * torch.tensor([[1, 2 * rho], [2 * rho, 4]], dtype=D)
+            plane = BetaGaussian(torch.tensor([0.475, 0.5], dtype=D), cov, given, 2)
+            masses = grid_masses(plane, 4, 5)
+            bound = 1e-11 if alpha <= 2 else 2e-10
+            assert abs(masses.sum().item() - 1) < bound and abs(masses[:2].sum().item() - 0.5) < bound
+            # A column's is a mass on the line, of the marginal density.
+            eps = alpha - 1
+            marginal = BetaGaussian(plane.mean[0], cov[0, 0], 1 + eps / (1 + eps / 2))
+            columns = cell_masses(marginal, torch.linspace(0, 1, 6, dtype=D))
+            torch.testing.assert_close(masses.sum(0), columns, atol=bound, rtol=0)
+
+
+def test_a_cell_of_a_strongly_correlated_density() -> None:
+    """Nearly on a line: the cell's mass is that of an interval, but for the width of the line."""
+    cov = 4e-4 * torch.tensor([[1, 0.999], [0.999, 1]], dtype=D)
+    masses = grid_masses(Gaussian(torch.tensor([0.475, 0.49], dtype=D), cov, 2), 2, 1)
+    below = 0.5 * math.erfc(-0.01 / 0.02 / math.sqrt(2))  # y below .5
+    assert masses.flatten().tolist() == pytest.approx([below, 1 - below], abs=1e-12)
+
+
+@pytest.mark.parametrize("alphas", [[1.0, 1.0], [1.0, 2.0], [1.0001, 1.3], [2.0, 2.0]], ids=str)
+def test_entropies_of_mixtures_of_any_alpha(alphas: list[float]) -> None:
+    weights, mean, variance = (torch.tensor(x, dtype=D) for x in ([0.3, 0.7], [0.2, 0.8], [0.01, 0.04]))
+    t = torch.linspace(-4, 5, 900_001, dtype=D)
+    parts = [BetaGaussian(mean[i], variance[i], alphas[i]) for i in range(2)]
+    for mixture in (
+        Mixture(weights, BetaGaussian(mean, variance, torch.tensor(alphas, dtype=D))),
+        Mixture(weights, parts),
+    ):
+        p = mixture.pdf(t)
+        shannon = -torch.trapezoid(torch.xlogy(p, p), t)
+        torch.testing.assert_close(mixture.entropy(), shannon, atol=1e-8, rtol=0)
+        gini = (1 - torch.trapezoid(p**2, t)) / 2
+        torch.testing.assert_close(mixture.tsallis_entropy(2.0), gini, atol=1e-8, rtol=0)
+
+
+def test_wrong_spreads_places_and_factors_are_refused() -> None:
+    eye, nan, inf = torch.eye(2), math.nan, math.inf
+    skew = torch.tensor([[1.0, 0.4], [0.1, 1.0]])
+    for make, message in (
+        (lambda: Gaussian(torch.zeros(3), -torch.eye(3), 3), "covariance must be positive definite"),
+        (lambda: Gaussian(torch.zeros(3), torch.full((3, 3), nan), 3), "covariance must be positive definite"),
+        (lambda: TruncatedParaboloid(torch.zeros(2), skew), "covariance must be symmetric, got 0.4 and 0.1"),
+        (lambda: TruncatedParaboloid.from_scale(torch.zeros(2), skew), "covariance must be symmetric"),
+        (lambda: BetaGaussian.from_mean_cov(torch.zeros(2), skew, dims=2), "covariance must be symmetric"),
+        (lambda: GaussianBasis(torch.zeros(1, 2), skew.unsqueeze(0)), "variance must be symmetric"),
+        (lambda: GaussianBasis(torch.tensor([0.0, nan]), 0.1), "centres must be finite, got nan"),
+        (lambda: GaussianBasis(torch.zeros(1), inf), "variance must be finite, got inf"),
+        (lambda: TruncatedParaboloid.from_factor(torch.zeros(2), skew), "lower triangular, got 0.4 above"),
+        *(
+            (
+                lambda x=x: Gaussian.from_factor(torch.zeros(2), eye + torch.tensor([[0, 0], [x, 0]]), dims=2),
+                "below the",
+            )
+            for x in (nan, inf)
+        ),
+        (
+            lambda: ValueFunction(text_basis(32))(torch.ones(2, 3), positions=torch.tensor([0, nan, 1])),
+            "positions must be",
+        ),
+        (lambda: match_moments(Gaussian, torch.ones(2, 3) / 3, torch.rand(2, 3, 2)), r"with dims=1 positions must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
+    with pytest.raises(TypeError, match="must be a tensor or a number, got list"):
+        TruncatedParabola([0.0], 1.0)  # type: ignore[arg-type]
+
+
+def test_numbers_do_in_place_of_tensors() -> None:
+    for made in (TruncatedParabola(0.0, 1), TruncatedParabola.from_factor(0, 1.0), Laplace.from_scale(0.0, 0.5**0.5)):
+        assert made.batch_shape == () and made.dtype == torch.float32 and made.variance.item() == pytest.approx(1)
+    wide = Gaussian(torch.zeros(3, dtype=D), 2.0)
+    assert wide.dtype == D and wide.variance.tolist() == pytest.approx([2.0] * 3)
+
+
+def test_two_rows_of_two_places_are_on_the_line() -> None:
+    weights, places = torch.full((2, 2), 0.5), torch.tensor([[0.0, 1.0], [0.2, 0.4]])
+    density = match_moments(Gaussian, weights, places)
+    assert density.dims == 1 and density.mean.tolist() == pytest.approx([0.5, 0.3])
+    assert match_moments(Gaussian, weights, places, dims=2).dims == 2
+    assert match_moments(TruncatedParaboloid, weights, places).dims == 2
