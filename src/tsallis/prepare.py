@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from tsallis.config import (
 from tsallis.data import Vocabulary, english_verbs, read_inflection, read_languages
 from tsallis.data.batching import BatchPlan
 from tsallis.data.classification import LabelledText, find_split, label_names, read_labelled, split_off, words
-from tsallis.data.corpus import Corpus, SampledCorpus
+from tsallis.data.corpus import Corpus, Counts, SampledCorpus
 from tsallis.data.gallery import Asked, Gallery
 from tsallis.data.learned import cached_subwords
 from tsallis.data.numbers import german_english_numbers
@@ -35,9 +35,9 @@ from tsallis.data.pictures import open_pictures
 from tsallis.data.reading import find_packed
 from tsallis.data.subwords import Subwords
 from tsallis.data.visual import answer_names, question_words, read_questions, split_by_image
-from tsallis.errors import InputError
+from tsallis.errors import InputError, memory_for
 from tsallis.functional import estimate_tau, estimate_tau_from_scores
-from tsallis.tasks import documents, questions, task_of, texts
+from tsallis.tasks import LONGEST, documents, questions, refuse_long, task_of, texts
 from tsallis.training.loop import Measure, Settings
 from tsallis.training.run import Symbols, build_model
 
@@ -68,7 +68,8 @@ class Prepared:
     def build(self) -> Any:
         """The model, as the seed makes it."""
         torch.manual_seed(self.settings.seed)
-        model = build_model(self.description, "model")
+        with memory_for("the model (see the sizes of model)"):
+            model = build_model(self.description, "model")
         if self.data.gallery is not None:
             model.gallery = self.data.gallery
         return model
@@ -99,7 +100,7 @@ def prepare(config: Config) -> Prepared:
         task |= {"images": _images(given, "test"), "size": given.size, "max_length": given.max_length}
     else:
         data = _inflection(given)
-        task["languages"] = languages(given)
+        task |= {"languages": languages(given), "max_length": given.max_length}
     settings = Settings(**config.training.model_dump())
     BatchPlan(data.train.lengths(), settings.batch_size, settings.max_tokens)  # refuses rows that fit no batch
     return Prepared(data, _description(config, data, settings), task, settings)
@@ -252,10 +253,16 @@ def languages(data: InflectionData) -> list[str] | None:
 
 
 def _inflection(data: InflectionData) -> Data:
-    train, dev = read_split(data, "train"), read_split(data, "dev")
+    read, dev = read_split(data, "train"), read_split(data, "dev")
+    train = [e for e in read if max(len(e.src_tokens()), len(e.tgt_tokens())) <= data.max_length]
+    if not train:
+        limit = f"{data.max_length} symbols (data.max_length)"
+        raise InputError(f"data.train: none of {len(read)} examples has at most {limit}")
     src, tgt = (Vocabulary.build(x) for x in ((e.src_tokens() for e in train), (e.tgt_tokens() for e in train)))
     encoded = [Corpus.encode(examples, src, tgt) for examples in (train, dev)]
-    return Data(encoded[0], encoded[1], [e.form for e in dev], src, tgt)
+    refuse_long(encoded[1], data.max_length, "data.dev")
+    counts = Counts(len(read), len(train), 0, len(read) - len(train))
+    return Data(replace(encoded[0], counts=counts), encoded[1], [e.form for e in dev], src, tgt)
 
 
 def sides(data: TranslationData, split: str) -> tuple[Path, Path]:
@@ -294,11 +301,13 @@ def _translation(data: TranslationData) -> Data:
 def _encoded(pairs: Iterable[tuple[str, str]], src: Subwords, tgt: Subwords) -> tuple[Corpus, list[str]]:
     """Pairs whose sides both have symbols, as numbers; and the text of their targets."""
     sides = list(zip(*pairs, strict=True)) or [(), ()]
-    rows = zip(src.encode_many(sides[0]), tgt.encode_many(sides[1]), sides[1], strict=True)
-    kept = [row for row in rows if row[0] and row[1]]
-    if not kept:
+    rows = list(zip(src.encode_many(sides[0]), tgt.encode_many(sides[1]), sides[1], strict=True))
+    places = [i for i, row in enumerate(rows) if row[0] and row[1]]
+    if not places:
         raise InputError(f"of {len(sides[0])} pairs of sentences none has symbols on both sides")
-    return Corpus([s for s, _, _ in kept], [t for _, t, _ in kept]), [line for _, _, line in kept]
+    corpus = Corpus([rows[i][0] for i in places], [rows[i][1] for i in places])
+    refuse_long(corpus, LONGEST, "data.dev", places)
+    return corpus, [rows[i][2] for i in places]
 
 
 def _learning(options: SubwordsConfig) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def read_questions(path: Path | str, pictures: Pictures | None = None, gold: boo
 
 
 def parse_questions(
-    lines: Iterable[str], name: str, pictures: Pictures | None = None, gold: bool = True
+    lines: Iterable[str], name: str, pictures: Pictures | None = None, gold: bool = True, first: int = 0
 ) -> list[tuple[int, Question]]:
     """The questions of lines, each with its line's number from 0; the first line may be a header.
 
@@ -61,12 +61,13 @@ def parse_questions(
         lines: of the file `name`.
         pictures: where every image must be.
         gold: lines hold the answer too; otherwise it may be missing, and is left out.
+        first: the number of the first of them.
 
     Raises:
         InputError: a malformed line or an unknown image, with its place.
     """
     found = []
-    for number, line in enumerate(lines):
+    for number, line in enumerate(lines, first):
         if number == 0 and tuple(field.strip().lower() for field in line.split("\t")) in (COLUMNS, COLUMNS[:2]):
             continue
         question = parse_question(line, f"{name}:{number + 1}", gold)
