@@ -77,7 +77,9 @@ def task_of(facts: dict[str, Any]) -> Task:
         return Classification(facts.get("max_length"))
     if name == "visual":
         return Visual(facts.get("images"), facts.get("size"), facts.get("max_length"))
-    raise InputError(f"task.json: unknown task {describe(name)}, known: inflection, translation, classification, visual")
+    raise InputError(
+        f"task.json: unknown task {describe(name)}, known: inflection, translation, classification, visual"
+    )
 
 
 def read_lines(run: Run, lines: Sequence[str], name: str, gold: bool, **options: Any) -> Lines:
@@ -97,7 +99,9 @@ def line_reader(run: Run, name: str, gold: bool, **options: Any) -> Callable[...
         if option not in task.takes:
             kind = run.task.get("task", "inflection")
             article = "an" if kind[0] in "aeiou" else "a"
-            raise InputError(f"{run.folder}: {article} {kind} run takes no --{option}, {describe(str(value))} was given")
+            raise InputError(
+                f"{run.folder}: {article} {kind} run takes no --{option}, {describe(str(value))} was given"
+            )
     return partial(task.read, name=name, run=run, gold=gold, **given)
 
 
@@ -122,12 +126,10 @@ class Inflection:
             raise InputError(f"{run.folder}: the run knows the languages {', '.join(known)}; {found} (--language)")
         if not known and language is not None:
             raise InputError(f"{run.folder}: the run knows no languages, {describe(language)} was given")
-        start = first + 1
-        found = self.encode(
-            [parse_line(line, f"{name}:{i}", language, gold) for i, line in enumerate(lines, start)], run
-        )
-        refuse_long(found.corpus, self.max_length or LONGEST, name, found.places, first)
-        return found
+        examples = [parse_line(line, f"{name}:{i}", language, gold) for i, line in enumerate(lines, first + 1)]
+        encoded = self.encode(examples, run)
+        refuse_long(encoded.corpus, self.max_length or LONGEST, name, encoded.places, first)
+        return encoded
 
     def encode(self, examples: Sequence[InflectionExample], run: Run) -> Lines:
         titles = [f"{e.lemma} + {';'.join(e.tags)}" for e in examples]

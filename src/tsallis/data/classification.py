@@ -42,7 +42,8 @@ def read_labelled(path: Path | str) -> list[LabelledText]:
     Raises:
         InputError: a file that is missing, empty or damaged, or a malformed line, each with its place.
     """
-    return [parse_labelled(line, f"{path}:{number}") for number, line in enumerate(stream_lines(path, EXPECTED), start=1)]
+    lines = enumerate(stream_lines(path, EXPECTED), start=1)
+    return [parse_labelled(line, f"{path}:{number}") for number, line in lines]
 
 
 def parse_labelled(line: str, place: str) -> LabelledText:

@@ -83,4 +83,3 @@ def parse_line(line: str, place: str, language: str | None = None, need_form: bo
     if not all(tags):
         raise InputError(f"{place}: expected tags separated by single semicolons, found {describe(fields[-1])}")
     return InflectionExample(lemma, tags, form, language)
-

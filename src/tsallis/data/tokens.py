@@ -266,7 +266,9 @@ def offsets_of(lengths: ArrayLike) -> NDArray[np.int64]:
 
 def _facts(manifest: dict[str, Any], path: Path) -> tuple[str, int, int]:
     if manifest.get("format") != FORMAT:
-        raise InputError(f"{path}: token files of format {describe(manifest.get('format'))}, this program reads {FORMAT}")
+        raise InputError(
+            f"{path}: token files of format {describe(manifest.get('format'))}, this program reads {FORMAT}"
+        )
     dtype, rows, symbols = manifest.get("dtype"), manifest.get("rows"), manifest.get("symbols")
     counts = all(isinstance(n, int) and n >= 0 for n in (rows, symbols))
     if dtype not in TYPES or not counts or not isinstance(manifest.get("digest"), str):
