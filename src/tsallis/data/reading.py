@@ -24,6 +24,10 @@ DAMAGED = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
 OPEN_ALREADY = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # names of what the process was started with
 
 
+class TooLarge(InputError):
+    """A packed file that outgrows what text can be packed to."""
+
+
 class Stream(Protocol):
     """Anything that can be read to its end."""
 
@@ -158,5 +162,5 @@ class Unpacked:
     def _count(self, content: bytes) -> bytes:
         self.size += len(content)
         if self.size > self.limit:
-            raise InputError(f"{self.path}: unpacks to more than {RATIO} times its size, as no text does")
+            raise TooLarge(f"{self.path}: unpacks to more than {RATIO} times its size, as no text does")
         return content

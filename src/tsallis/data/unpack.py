@@ -16,7 +16,7 @@ from tsallis.data import forms
 from tsallis.data.download import Part, SourceFile, check, fetch, known, record_of, same_digest, take_name
 from tsallis.data.forms import NotIt
 from tsallis.data.gather import LONGEST, read_folder, write_files, write_images
-from tsallis.data.reading import Stream, Unpacked
+from tsallis.data.reading import Stream, TooLarge, Unpacked
 from tsallis.errors import InputError
 
 LARGEST = 1 << 26  # bytes of what can't be read line by line
@@ -136,7 +136,7 @@ def read_part(part: Part, path: Path) -> Iterator[bytes]:
 def _blame(part: Part, where: str) -> Iterator[None]:
     try:
         yield
-    except InputError as error:
+    except TooLarge as error:
         raise NotIt(str(error)) from error
     except DAMAGED as error:
         raise NotIt(f"{where}: can't be unpacked: {error or type(error).__name__}") from error
