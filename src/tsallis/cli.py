@@ -89,15 +89,19 @@ def _run(command: Callable[[], object]) -> object:
     from tsallis.errors import InputError
 
     try:
-        return app(standalone_mode=False) if command is app else command()
+        return app(prog_name="tsallis", standalone_mode=False) if command is app else command()
     except typer.Abort:
         return 130
+    except SystemExit as leave:
+        if isinstance(leave.__context__, BrokenPipeError):  # typer makes it an exit status of 1
+            raise leave.__context__ from None
+        raise
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
             return 2
         path = error.ctx.command_path if error.ctx else "tsallis"
-        raise InputError(f"{error.format_message()} (see {path} --help)") from error
+        raise InputError(f"{error.format_message().removesuffix('.')} (see {path} --help)") from error
 
 
 def _explain(error: Exception) -> str:
