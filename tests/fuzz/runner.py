@@ -244,13 +244,13 @@ def main() -> None:
         def add(results: list[dict[str, Any]]) -> None:
             for result in results:
                 spent[result["case"].rpartition(":")[0]] += result["seconds"]
+                if result["fault"]:
+                    print(json.dumps(result, indent=1) if alone else f"{result['case']}: {result['fault']}", flush=True)
 
         failures = run(cases, folder, add)
         seconds = time.monotonic() - started
     if alone and not failures:
         print("no fault")
-    for failure in failures:
-        print(json.dumps(failure, indent=1) if alone else f"{failure['case']}: {failure['fault']}")
     if given.out:
         given.out.write_text(json.dumps(failures, indent=1))
     slowest = sorted(spent, key=lambda name: -spent[name])[:8]
