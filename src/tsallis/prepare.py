@@ -91,7 +91,7 @@ def prepare(config: Config) -> Prepared:
     task: dict[str, Any] = {"task": given.task}
     if isinstance(given, TranslationData):
         data = _translation(given)
-        task |= {"src": given.src, "tgt": given.tgt}
+        task |= {"src": given.src, "tgt": given.tgt, "max_length": given.max_length}
     elif isinstance(given, ClassificationData):
         data = _classification(given)
         task["max_length"] = given.max_length
@@ -295,10 +295,12 @@ def _translation(data: TranslationData) -> Data:
         corpus = cached_sampled_corpus(cache, *place, alpha=options.sample)
     else:
         corpus = cached_corpus(cache, *place)
-    return Data(corpus, *_encoded(read_parallel(*dev), src, tgt), src, tgt)
+    return Data(corpus, *_encoded(read_parallel(*dev), src, tgt, data.max_length), src, tgt)
 
 
-def _encoded(pairs: Iterable[tuple[str, str]], src: Subwords, tgt: Subwords) -> tuple[Corpus, list[str]]:
+def _encoded(
+    pairs: Iterable[tuple[str, str]], src: Subwords, tgt: Subwords, max_length: int
+) -> tuple[Corpus, list[str]]:
     """Pairs whose sides both have symbols, as numbers; and the text of their targets."""
     sides = list(zip(*pairs, strict=True)) or [(), ()]
     rows = list(zip(src.encode_many(sides[0]), tgt.encode_many(sides[1]), sides[1], strict=True))
@@ -306,7 +308,7 @@ def _encoded(pairs: Iterable[tuple[str, str]], src: Subwords, tgt: Subwords) -> 
     if not places:
         raise InputError(f"of {len(sides[0])} pairs of sentences none has symbols on both sides")
     corpus = Corpus([rows[i][0] for i in places], [rows[i][1] for i in places])
-    refuse_long(corpus, LONGEST, "data.dev", places)
+    refuse_long(corpus, max(LONGEST, max_length), "data.dev", places)
     return corpus, [rows[i][2] for i in places]
 
 
@@ -320,8 +322,8 @@ def _embedded_translation(data: TranslationData) -> Data:
     columns = [[pair[i] for pair in splits["train"]] for i in range(2)]
     groups: list[Iterable[str]] = [chain(*columns), chain(*columns)] if options.joint else [*columns]
     src, tgt = (Subwords.train(lines, **_learning(options)) for lines in groups)
-    train, _ = _encoded(splits["train"], src, tgt)
-    return Data(train, *_encoded(splits["dev"], src, tgt), src, tgt)
+    train, _ = _encoded(splits["train"], src, tgt, data.max_length)
+    return Data(train, *_encoded(splits["dev"], src, tgt, data.max_length), src, tgt)
 
 
 def cache_folder(given: str | None) -> Path:

@@ -20,7 +20,7 @@ from tsallis.metrics import CorpusScore, evaluate, form_scores, share_right, tim
 from tsallis.search import Result
 from tsallis.training.run import Run, Symbols
 
-LONGEST = 4096  # symbols of a line on which a search still ends
+LONGEST = 1024  # symbols of a line on which a search ends in seconds, where the run was trained on shorter ones
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def task_of(facts: dict[str, Any]) -> Task:
     if name == "inflection":
         return Inflection(facts.get("languages"), facts.get("max_length"))
     if name == "translation":
-        return Translation(facts.get("tgt") or "")
+        return Translation(facts.get("tgt") or "", facts.get("max_length"))
     if name == "classification":
         return Classification(facts.get("max_length"))
     if name == "visual":
@@ -146,13 +146,14 @@ class Translation:
     """A sentence to a sentence: one a line, with gold `source<TAB>target`. An empty line is nothing to translate."""
 
     tgt: str = ""  # the target language's code, for the tokeniser of BLEU
+    max_length: int | None = None
     noun = "translation"
     columns = ("text", "source<TAB>target")
     takes = ()
 
     def read(self, lines: Sequence[str], name: str, run: Run, gold: bool, first: int = 0) -> Lines:
         found = self.encode([_pair(line, f"{name}:{i}", gold) for i, line in enumerate(lines, first + 1)], run)
-        refuse_long(found.corpus, LONGEST, name, found.places, first)
+        refuse_long(found.corpus, max(LONGEST, self.max_length or 0), name, found.places, first)
         missing = next((i for i, place in enumerate([*found.places, -1]) if i != place), 0)
         if gold and missing < found.count:
             raise InputError(f"{name}:{first + missing + 1}: the source holds nothing that can be read")

@@ -57,7 +57,7 @@ def test_a_parallel_corpus_in_every_packing(tmp_path: Path, packing: str) -> Non
         assert list(data.train.src[i]) == data.src_vocab.encode(source)
         assert list(data.train.tgt[i]) == data.tgt_vocab.encode(target)
     assert data.references == [target for _, target in DEV]
-    assert prepared.task == {"task": "translation", "src": "de", "tgt": "en"}
+    assert prepared.task == {"task": "translation", "src": "de", "tgt": "en", "max_length": 256}
     assert sides(given.data, "dev") == tuple(tmp_path / f"dev.{x}{packing}" for x in ("de", "en"))
     assert read_split(given.data, "dev") == DEV
     model = build_model(prepared.description)
@@ -209,7 +209,7 @@ def test_examples_too_long_to_train_on_are_left_out(tmp_path: Path) -> None:
 
 def test_sentences_too_long_for_a_search(tmp_path: Path) -> None:
     corpus(tmp_path, dev=[DEV[0], ("", "a"), ("ein " * 9000, "a")])
-    with pytest.raises(InputError, match=r"data.dev:3: \d+ symbols, at most 4096 are read"):
+    with pytest.raises(InputError, match=r"data.dev:3: \d+ symbols, at most 1024 are read"):
         prepare(config(tmp_path))
 
 

@@ -154,8 +154,8 @@ def test_parts_of_a_file_are_read_as_the_whole(name: str, tmp_path: Path) -> Non
     ("task", "lines", "words"),
     [
         ({"task": "inflection", "max_length": 9}, ["a\tN", f"{'a' * 9}\tN"], "in:66: 10 symbols, at most 9 are read"),
-        ({"task": "inflection"}, [f"{'a' * 5000}\tN"], "in:65: 5001 symbols, at most 4096 are read"),
-        ({"task": "translation"}, ["", "ein " * 5000], r"in:66: \d+ symbols, at most 4096 are read"),
+        ({"task": "inflection"}, [f"{'a' * 5000}\tN"], "in:65: 5001 symbols, at most 1024 are read"),
+        ({"task": "translation"}, ["", "ein " * 5000], r"in:66: \d+ symbols, at most 1024 are read"),
     ],
 )
 def test_lines_on_which_a_search_would_not_end(task: dict[str, Any], lines: list[str], words: str) -> None:
