@@ -182,6 +182,7 @@ def _run(case: Case, own: Path) -> tuple[object, str]:
     """The exit status, and a traceback if there is one; what is printed goes to files."""
     from tsallis.cli import app, main
 
+    os.chdir(own / "work")  # paths of a case may be relative
     kept = [os.dup(number) for number in range(3)]
     streams = sys.stdin, sys.stdout, sys.stderr
     for number, part in enumerate(("stdin", "stdout", "stderr")):
@@ -206,6 +207,7 @@ def _run(case: Case, own: Path) -> tuple[object, str]:
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
+        os.chdir("/")
         sys.stdin, sys.stdout, sys.stderr = streams
         for number, copy in enumerate(kept):
             os.dup2(copy, number)
@@ -231,7 +233,7 @@ def main() -> None:
     faulthandler.disable()  # a case that is too slow needs no stack
     os.environ["COLUMNS"] = "200"
     with tempfile.TemporaryDirectory(prefix="fuzz-samples-") as own:
-        folder = given.folder or Path(own) / "samples"
+        folder = (given.folder or Path(own) / "samples").resolve()
         prepare(folder)
         alone = not given.cases[0].isdecimal()
         split = [case.rpartition(":") for case in given.cases]
