@@ -33,24 +33,29 @@ class KernelBuildHook(BuildHookInterface[BuilderConfig]):
             self._folder = tempfile.TemporaryDirectory(prefix="tsallis-")
             kernel = Path(self._folder.name, NAME)
 
-        if not self._made(kernel, wish):
-            # What an earlier installation left would be loaded as if it were of this one.
-            kernel.unlink(missing_ok=True)
-        elif version != "editable":
-            build_data["force_include"][str(kernel)] = f"{FOLDER}/{NAME}"
-            build_data["pure_python"] = False
-            build_data["tag"] = f"py3-none-{_platform()}"
+        builder = _builder(Path(self.root, "src", FOLDER, "build.py"))
+        note = kernel.with_name(builder.NO_KERNEL)
+        problem = self._problem(builder, kernel, wish)
+        # What an earlier installation left would be taken as if it were of this one.
+        (kernel if problem else note).unlink(missing_ok=True)
+        if problem:
+            note.write_text(problem + "\n", encoding="utf-8")
+        if version != "editable":
+            made = note if problem else kernel
+            build_data["force_include"][str(made)] = f"{FOLDER}/{made.name}"
+            if not problem:
+                build_data["pure_python"] = False
+                build_data["tag"] = f"py3-none-{_platform()}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if version != "editable":
             self._folder.cleanup()
 
-    def _made(self, kernel: Path, wish: str) -> bool:
-        """Whether there is a kernel now, with a note to the user where there is none."""
+    def _problem(self, builder: ModuleType, kernel: Path, wish: str) -> str:
+        """Build the kernel; show what prevents it, and return that in one line, which is empty if nothing does."""
         if wish == "0":
             self.app.display_warning("tsallis: built without its CPU kernel, as TSALLIS_KERNEL=0 asks")
-            return False
-        builder = _builder(Path(self.root, "src", FOLDER, "build.py"))
+            return f"{builder.LEFT_OUT}, as TSALLIS_KERNEL=0 asked"
         try:
             builder.build(kernel)
             problem = _loading_problem(kernel)
@@ -63,7 +68,8 @@ class KernelBuildHook(BuildHookInterface[BuilderConfig]):
                 "tsallis: built WITHOUT its CPU kernel. Everything works, with PyTorch's operations, but slower. "
                 f"With a C++ compiler on PATH or in CXX, install again for the kernel. The reason:\n{problem}"
             )
-        return not problem
+            return f"not compiled: {problem.splitlines()[0][:200]}; install again with a C++ compiler on PATH or in CXX"
+        return ""
 
 
 def _builder(path: Path) -> ModuleType:

@@ -80,6 +80,7 @@ def ours(name: str, vocab: int, sizes: argparse.Namespace) -> Candidate:
         layers=sizes.layers,
         d_ff=sizes.d_ff,
         dropout=sizes.dropout,
+        attention_dropout=sizes.dropout,
         share="all",
         **arguments,
     )

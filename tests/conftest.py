@@ -1,4 +1,4 @@
-"""What tests share: one thread, fixed seeds, and the way to real data where there is some."""
+"""What tests share: one thread, fixed seeds, Triton's interpreter, and the way to real data where there is some."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from skips import pytest_make_collect_report, pytest_runtest_makereport
+
+__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
+
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    # Triton looks when it is imported, whoever imports it, and again when a kernel is made: it is set once for all, in
+    # this process and in those that it starts. Tensors on the CPU are computed by Triton where that is asked for alone.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -29,5 +37,5 @@ def shared_data() -> Path:
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     folder = Path(os.environ.get("TSALLIS_DATA") or beside)
     if not folder.is_dir():
-        pytest.skip("needs public data sets: set TSALLIS_DATA to their folder")
+        pytest.skip("needs data: set TSALLIS_DATA to the folder of public data sets")
     return folder

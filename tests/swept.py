@@ -14,6 +14,9 @@ PATHS = {
     "full": LISTS._replace(depth=1),  # sooner or later nothing fits
     "parts": LISTS._replace(lanes=16, width=16, parts=2),
 }
+# For what is slow to interpret: all alphas by two paths, and by the others one of any powers and one of none.
+PATHS_AND_ALPHAS = [("short", 1.0), ("short", 2.0), ("lists", 1.0), ("lists", 2.0)]
+PATHS_AND_ALPHAS += [(path, alpha) for path in PATHS for alpha in (1.25, 1.5)]
 
 
 def tiling(path: str) -> Callable[[int, int, int, int], maps.Short | maps.Long]:

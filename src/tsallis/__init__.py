@@ -1,4 +1,9 @@
-"""Sparse probability in PyTorch: alpha-entmax maps, their losses, and what is built on them."""
+"""Sparse probability in PyTorch: alpha-entmax maps, their losses, and what is built on them.
+
+`import tsallis` is enough for every name in `__all__`, the modules `compat`, `continuous`, `distributions` and `nn`
+among them. The other parts are imported by their own names, as in `import tsallis.search`: `data`, `models`, `report`,
+`search` and `training`, most of which need the extra `toolkit`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from tsallis import compat, distributions, nn
+    from tsallis import compat, continuous, distributions, nn
     from tsallis.functional import (
         alpha_relu,
         alpha_relu_loss,
@@ -33,6 +38,7 @@ __all__ = [
     "backend",
     "budgeted_entmax",
     "compat",
+    "continuous",
     "distributions",
     "entmax",
     "entmax15",

@@ -50,7 +50,14 @@ Beam = Annotated[int | None, typer.Option(min=1, max=MOST, help="Beam size; defa
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Language = Annotated[str | None, typer.Option(help="The lines' language, for a run of several.")]
 Images = Annotated[Path | None, typer.Option(help="Images that lines name; default: those of the config's test split.")]
+SplitLanguage = Annotated[
+    str | None, typer.Option("--language", help="FILE's language, for a run of several; of a split, only this one.")
+]
+SplitImages = Annotated[
+    Path | None, typer.Option("--images", help="Images that lines name; default: those of the config's split.")
+]
 Which = Annotated[str, typer.Option("--checkpoint", help="best, last or average (see `tsallis average`).")]
+BUDGET = 10_000  # prefixes an exhaustive search may expand a line
 SHOWN = 3  # words whose answers the demo lists
 LISTED = 10  # answers listed a word
 
@@ -206,7 +213,7 @@ def _train(loaded: Config, folder: Path, world: World) -> None:
         def start() -> tuple[Prepared, Any, bool]:
             if world.main:
                 stack.enter_context(locked(folder))
-            prepared = prepare(loaded)
+            prepared = prepare(loaded, folder)
             model = prepared.build()
             arguments = (prepared.description, prepared.task, prepared.data.src_vocab, prepared.data.tgt_vocab)
             return prepared, model, world.main and start_run(folder, loaded.text(), *arguments)
@@ -239,19 +246,25 @@ def average(
 def translate(
     run: RunArgument,
     file: FileArgument = None,
-    nbest: Annotated[int, typer.Option(min=1, max=MOST, help="Outputs a line; the beam is as large at least.")] = 1,
-    beam: Beam = None,
+    nbest: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST, help="The best outputs of a line, so many; default: 1, or with --all every one."),
+    ] = None,
+    beam: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST, help="Beam size; default: the run's, or as many as --nbest if that is more."),
+    ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="Every output with a probability, by exhaustive search.")
     ] = False,
     budget: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=1,
             max=MOST_EXPANSIONS,
-            help="Prefixes --all may expand a line; of a softmax model, which holds everything possible, it takes all.",
+            help=f"Prefixes --all may expand a line; default: {BUDGET}, all of which a softmax model takes.",
         ),
-    ] = 10_000,
+    ] = None,
     language: Language = None,
     images: Images = None,
     checkpoint: Which = "best",
@@ -261,21 +274,27 @@ def translate(
     `image<TAB>question`.
 
     Prints the best output a line, after every 64 lines of input. With --nbest above 1 or --all: the number of the
-    line, the output, its probability and the certificate, separated by tabs.
+    line, the output, its probability and the certificate, separated by tabs. With both, the search
+    ends when the N most probable outputs of all are proved.
     """
+    from tsallis.errors import InputError
     from tsallis.search import beam_search, exhaustive
     from tsallis.training import load_run
 
+    if every and beam is not None:
+        raise InputError("--beam is for beam search: --all searches without a beam (--budget limits it)")
+    if budget is not None and not every:
+        raise InputError("--budget is for --all")
     loaded = load_run(run, checkpoint)
-    size, many = beam or _beam_size(loaded), every or nbest > 1
+    wanted, many = nbest or 1, every or (nbest or 1) > 1
+    size = beam or max(_beam_size(loaded), wanted)
     for first, lines in _blocks(loaded, file, gold=False, language=language, images=images):
         results, printed = [], 0
         for batch in _batches(lines.corpus):
             if every:
-                results = exhaustive(loaded.model, batch.src, batch.src_lengths, budget=budget)
+                results = exhaustive(loaded.model, batch.src, batch.src_lengths, budget=budget or BUDGET, n_best=nbest)
             else:
-                width = max(size, nbest)
-                results = beam_search(loaded.model, batch.src, batch.src_lengths, beam_size=width, n_best=nbest)
+                results = beam_search(loaded.model, batch.src, batch.src_lengths, beam_size=size, n_best=wanted)
         for place, result in zip(lines.places, results, strict=True):
             _print_nothing(range(first + printed, first + place), as_json, many)
             printed = place + 1
@@ -377,32 +396,40 @@ def _opened(run: Run, file: Path | None, gold: bool) -> Iterator[tuple[Iterator[
 def evaluate(
     run: RunArgument,
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Default: the config's split.")] = None,
-    split: Annotated[str, typer.Option(help="train, dev or test of the config.")] = "test",
+    split: Annotated[
+        str | None, typer.Option(help="train, dev or test of the config, in place of FILE; default: test.")
+    ] = None,
     beam: Beam = None,
-    language: Language = None,
-    images: Images = None,
+    language: SplitLanguage = None,
+    images: SplitImages = None,
     checkpoint: Which = "best",
     as_json: Json = False,
 ) -> None:
     """Scores, loss, certificates and sparsity on lines with known outputs.
 
-    Of forms: accuracy and distance. Of translations: BLEU, chrF and TER with their signatures, and how often the empty
+    Of forms: accuracy and distance; of those of several languages also their means over languages, and each language's.
+    Of translations: BLEU, chrF and TER with their signatures, and how often the empty
     string is more probable than the answer.
     """
     from tsallis.config import load_config
-    from tsallis.prepare import read_split
-    from tsallis.tasks import evaluation, task_of
+    from tsallis.errors import InputError
+    from tsallis.prepare import split_lines
+    from tsallis.tasks import evaluation
     from tsallis.training import load_run
 
+    if file and split is not None:
+        raise InputError(f"--split is for the config's own data: {file} was given, too")
     loaded = load_run(run, checkpoint)
     config = load_config(loaded.folder / "config.yaml")
+    options = {"language": language, "images": images}
     if file:
-        lines = _read(loaded, file, gold=True, language=language, images=images)
+        lines = _read(loaded, file, gold=True, **options)
     else:
-        lines = task_of(loaded.task).encode(read_split(config.data, split), loaded)
+        lines = split_lines(loaded, config.data, split or "test", **options)
     report = evaluation(loaded, lines, beam or config.search.beam_size)
     if as_json:
-        print(json.dumps({"run": str(run), "on": str(file) if file else split, **report}))
+        said = {name: str(value) for name, value in options.items() if value is not None}
+        print(json.dumps({"run": str(run), "on": str(file) if file else split or "test", **said, **report}))
     else:
         print(_table(report))
 
@@ -413,9 +440,12 @@ ROWS = {
     "chrf": ("chrF", ".2f"),
     "ter": ("TER", ".2f"),
     "exact": ("exactly the reference", ".2%"),
+    "macro_accuracy": ("accuracy, mean of languages", ".2%"),
+    "macro_levenshtein": ("Levenshtein, of languages", ".3f"),
     "accuracy": ("accuracy", ".2%"),
     "levenshtein": ("mean Levenshtein", ".3f"),
     "loss": ("loss a symbol", ".4f"),
+    "symbol_accuracy": ("symbols right, gold before", ".2%"),
     "gold_in_support": ("gold symbols in support", ".2%"),
     "single": ("all mass on one hypothesis", ".1%"),
     "complete": ("certificate complete", ".1%"),
@@ -434,7 +464,12 @@ ROWS = {
 
 def _table(report: dict[str, Any]) -> str:
     lines = [f"{title:<28}{format(report[key], how):>10}" for key, (title, how) in ROWS.items() if key in report]
-    return "\n".join([*lines, *(f"{name}: {text}" for name, text in report.get("signatures", {}).items())])
+    lines += [f"{name}: {text}" for name, text in report.get("signatures", {}).items()]
+    if "languages" in report:
+        lines += ["", f"{'language':<28}{'samples':>10}{'accuracy':>10}{'Levenshtein':>13}"]
+    for name, found in report.get("languages", {}).items():
+        lines.append(f"{name:<28}{found['samples']:>10}{found['accuracy']:>10.2%}{found['levenshtein']:>13.3f}")
+    return "\n".join(lines)
 
 
 @app.command()

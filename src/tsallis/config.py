@@ -1,4 +1,7 @@
-"""Configurations: checked schemas of YAML files. What they stand for is worked out in `tsallis.prepare`."""
+"""Configurations: checked schemas of YAML files. What they stand for is worked out in `tsallis.prepare`.
+
+Defaults are those of the classes and functions that take the settings; a test compares them.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tsallis.data.corpus import Counts
 from tsallis.errors import without_controls
 from tsallis.training.loop import Progress as State
 
-SCORES = ("bleu", "accuracy", "exact")
+SCORES = ("bleu", "macro_accuracy", "accuracy", "exact")
 
 
 class TrainingDisplay:
@@ -74,7 +74,9 @@ class TrainingDisplay:
         self.progress.update(self.task, total=state.updates, completed=state.position.update, **fields)
         if state.validation is not None:
             v = state.validation
-            scores = "  ".join(f"dev {n} {_shown(n, v[f'dev_{n}'])}" for n in SCORES if f"dev_{n}" in v)
+            scores = "  ".join(
+                f"dev {n.replace('_', ' ')} {_shown(n, v[f'dev_{n}'])}" for n in SCORES if f"dev_{n}" in v
+            )
             self.console.print(
                 f"epoch {state.position.epoch:>3}  step {state.position.step:>6}  loss {state.loss:.4f}  "
                 f"dev loss {v['dev_loss']:.4f}  {scores}  attended {v['attention_support']:.2f}  "

@@ -68,9 +68,15 @@ def _pair(run: Run, batch: Batch, result: Result, title: str) -> Figure:
     assert result.best is not None
     tokens = [*result.best.tokens]
     tgt_in = torch.tensor([[1, *tokens]])
-    attention = run.model(batch.src, batch.src_lengths, tgt_in, need_attention=True).attention[0]  # [tgt + 1, src]
-    names: list[Any] = [run.src_vocab.name(int(i)) for i in batch.src[0]]
-    axes = attention_matrix(attention, names, [*(run.tgt_vocab.name(i) for i in tokens), "(end)"])
+    arguments = batch.src, batch.src_lengths, tgt_in
+    attention = run.model(*arguments, need_attention=True).attention[0]  # [tgt + 1, src]
+    density = run.model.densities(*arguments) if hasattr(run.model, "densities") else None
+    src, tgt = (
+        [vocab.name(int(i)) for i in row] for vocab, row in ((run.src_vocab, batch.src[0]), (run.tgt_vocab, tokens))
+    )
+    index = () if density is None else (0, 0)  # of the sentences and heads
+    title = run.model.attention_label
+    axes = attention_matrix(attention, src, [*tgt, "(end)"], density=density, index=index, title=title)
     figure: Any = axes.figure
     return figure
 

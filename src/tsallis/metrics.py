@@ -116,6 +116,7 @@ class Evaluation:
     samples: int
     loss: float
     gold_in_support: float
+    symbol_accuracy: float  # with the gold output given
     gold_possible: float  # share of samples whose gold output has a probability, as far as the search knows
     single: float  # share of samples whose whole mass is on one hypothesis
     complete: float  # shares of certificates
@@ -148,14 +149,14 @@ def forced_sums(model: Any, batches: Iterable[Batch], densities: dict[str, Tenso
     added, times the batch's symbols.
     """
     totals = torch.zeros(len(fields(Forced)) + 1, dtype=torch.float64)
-    device = _device(model)
+    device = device_of(model)
     with evaluating(model):
         for batch in batches:
             tgt_out = batch.tgt_out.to(device)
             decoded = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
             known = counted(tgt_out)
             hidden, gold = decoded.hidden[known], tgt_out[known]  # [symbols, d_model], [symbols]
-            width = max(1, AT_ONCE // len(model.output.weight))
+            width = max(1, AT_ONCE // model.output.scores(hidden[:1]).shape[-1])
             parts = zip(hidden.split(width), gold.split(width), strict=True)
             of_output = sum((_output_sums(model.output, h, y) for h, y in parts), torch.zeros(6).double())
             rest = [model.attended(decoded)[known].double().sum(), known.sum().double()]
@@ -172,8 +173,10 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
     scores = output.scores(hidden)  # [symbols, d_vocab]
     probs = output.probs(scores)
     of_gold = probs.gather(-1, gold.unsqueeze(-1)).squeeze(-1)
+    # An ensemble's scores are not those that its models' losses are of.
+    of_scores = hasattr(output, "loss_of_scores")
     sums = [
-        output.loss_of_scores(scores, gold, reduction="sum"),
+        (output.loss_of_scores if of_scores else output.loss)(scores if of_scores else hidden, gold, reduction="sum"),
         (of_gold > 0).sum(),
         (probs.argmax(-1) == gold).sum(),
         (probs > 0).sum(),
@@ -185,7 +188,7 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
 
 def search_batches(model: Any, batches: Iterable[Batch], beam_size: int) -> dict[int, Result]:
     """The results of a beam search by row of the corpus."""
-    device = _device(model)
+    device = device_of(model)
     found: dict[int, Result] = {}
     for batch in batches:
         results = beam_search(model, batch.src.to(device), batch.src_lengths.to(device), beam_size=beam_size)
@@ -208,7 +211,7 @@ def accuracy(results: Sequence[Result], corpus: Corpus) -> float:
 def empty_log_probs(model: Any, corpus: Corpus, batch_size: int = 128) -> Tensor:
     """Log-probability of the empty output for every row [rows], in float64."""
     found = torch.empty(len(corpus), dtype=torch.float64)
-    device = _device(model)
+    device = device_of(model)
     for batch in corpus.batches(batch_size):
         begin, end = (torch.full((len(batch.src), 1), token, device=device) for token in (BOS, EOS))
         found[list(batch.index)] = score(model, batch.src.to(device), batch.src_lengths.to(device), begin, end).cpu()
@@ -237,6 +240,7 @@ def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: flo
         samples=count,
         loss=given.loss,
         gold_in_support=given.gold_in_support,
+        symbol_accuracy=given.symbol_accuracy,
         gold_possible=known / count,
         single=single / count,
         complete=kinds.count("complete") / count,
@@ -261,7 +265,7 @@ def timed_search(model: Any, corpus: Corpus, beam_size: int) -> tuple[list[Resul
     return results, time.perf_counter() - began
 
 
-def _device(model: Any) -> torch.device:
-    parameters = getattr(model, "parameters", None)
-    device: torch.device = next(iter(parameters())).device if parameters else torch.device("cpu")
-    return device
+def device_of(model: Any) -> torch.device:
+    """Return where a model's parameters are; the CPU for one without any."""
+    first = next(iter(model.parameters()), None) if hasattr(model, "parameters") else None
+    return torch.device("cpu") if first is None else first.device

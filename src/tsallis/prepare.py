@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +24,35 @@ from tsallis.config import (
     VisualData,
 )
 from tsallis.data import Vocabulary, english_verbs, read_inflection, read_languages
-from tsallis.data.batching import BatchPlan
+from tsallis.data.batching import BatchPlan, counted
 from tsallis.data.classification import LabelledText, find_split, label_names, read_labelled, split_off, words
 from tsallis.data.corpus import Corpus, Counts, SampledCorpus
 from tsallis.data.gallery import Asked, Gallery
+from tsallis.data.inflection import InflectionExample
 from tsallis.data.learned import cached_subwords
 from tsallis.data.numbers import german_english_numbers
 from tsallis.data.parallel import cached_corpus, cached_sampled_corpus, read_parallel
 from tsallis.data.pictures import open_pictures
-from tsallis.data.reading import find_packed
+from tsallis.data.reading import find_packed, read_bytes, read_json
 from tsallis.data.subwords import Subwords
 from tsallis.data.visual import answer_names, question_words, read_questions, split_by_image
 from tsallis.errors import InputError, memory_for
 from tsallis.functional import estimate_tau, estimate_tau_from_scores
-from tsallis.tasks import LONGEST, documents, questions, refuse_long, task_of, texts
+from tsallis.tasks import (
+    LONGEST,
+    Lines,
+    check_language,
+    check_options,
+    documents,
+    language_scores,
+    questions,
+    refuse_long,
+    score_values,
+    task_of,
+    texts,
+)
 from tsallis.training.loop import Measure, Settings
-from tsallis.training.run import Symbols, build_model
+from tsallis.training.run import CONFIG, Run, Symbols, build_model
 
 SPLITS = ("train", "dev", "test")
 
@@ -54,6 +67,7 @@ class Data:
     src_vocab: Symbols
     tgt_vocab: Symbols
     gallery: Gallery | None = None  # the images that sources name
+    languages: list[str] | None = None  # of the development set's rows, where they have one
 
 
 @dataclass(frozen=True)
@@ -80,13 +94,26 @@ class Prepared:
 
         def measure(results: Any) -> dict[str, float]:
             found = texts(results, data.tgt_vocab)
-            return {s.name: s.value for s in task.scores(found, data.references[: len(found)], quick=True)}
+            references, languages = data.references[: len(found)], (data.languages or [])[: len(found)]
+            each = language_scores(task, found, references, languages, quick=True)
+            return score_values(task.scores(found, references, quick=True), each)
 
         return measure
 
 
-def prepare(config: Config) -> Prepared:
-    """Read the data and work out every argument."""
+def prepare(config: Config, folder: Path | None = None) -> Prepared:
+    """Read the data and work out every argument.
+
+    Args:
+        config: of the run.
+        folder: of a run that may have been started with this configuration: then its model stays as it was described.
+
+    Raises:
+        InputError: a threshold of alpha-ReLU that would not fit the model, and what reading the data finds.
+    """
+    description = _started(config, folder)
+    if description is None:
+        _check_formula(config)
     given = config.data
     task: dict[str, Any] = {"task": given.task}
     if isinstance(given, TranslationData):
@@ -102,8 +129,44 @@ def prepare(config: Config) -> Prepared:
         data = _inflection(given)
         task |= {"languages": languages(given), "max_length": given.max_length}
     settings = Settings(**config.training.model_dump())
+    count = len(set(data.languages or ()))
+    if settings.validation_rows is not None and settings.validation_rows < count:
+        raise InputError(
+            f"training.validation_rows: {settings.validation_rows} rows can't stand for {count} languages: "
+            f"expected at least {count}"
+        )
     BatchPlan(data.train.lengths(), settings.batch_size, settings.max_tokens)  # refuses rows that fit no batch
-    return Prepared(data, _description(config, data, settings), task, settings)
+    return Prepared(data, description or _description(config, data, settings), task, settings)
+
+
+def _started(config: Config, folder: Path | None) -> dict[str, Any] | None:
+    """Return the description of the run in a folder, if it has this configuration.
+
+    What is estimated, the threshold of alpha-ReLU, is estimated once: another machine would find a slightly other one.
+    """
+    if folder is None or not (folder / CONFIG).exists() or read_bytes(folder / CONFIG) != config.text().encode():
+        return None
+    description = read_json(folder / "model.json")
+    return {name: description.get(name) for name in ("class", "arguments")}
+
+
+def _check_formula(config: Config) -> None:
+    """Refuse `tau: formula` where its assumptions fail: outputs would sum to many times 1 before the first update.
+
+    It is derived for 1.5 and for scores of a normalised state and a Xavier-uniform matrix (Tezekbayev et al. 2022,
+    lemma 3). A matrix that is the target embedding's, too, is initialised as an embedding; an LSTM normalises nothing.
+    """
+    model = config.model
+    if isinstance(model, ClassifierConfig | AnswererConfig) or model.output != "alpha_relu" or model.tau != "formula":
+        return
+    wrong = [f"architecture {model.architecture}"] if model.architecture != "transformer" else []
+    wrong += [f"share: {model.share}"] if model.share != "none" else []
+    wrong += [f"output_alpha {model.output_alpha:g}"] if model.output_alpha != 1.5 else []
+    if wrong:
+        raise InputError(
+            "model.tau: formula is for a Transformer with an output matrix of its own (share: none) and output_alpha "
+            f"1.5 alone, found {', '.join(wrong)}; use tau: auto, the mean threshold of the first batch"
+        )
 
 
 def _description(config: Config, data: Data, settings: Settings) -> dict[str, Any]:
@@ -121,10 +184,6 @@ def _description(config: Config, data: Data, settings: Settings) -> dict[str, An
     arguments = {**sizes, **arguments}
     arguments["tau"] = given.tau if isinstance(given.tau, float) else 0.0
     if given.output == "alpha_relu" and given.tau == "formula":
-        if given.output_alpha != 1.5:
-            raise InputError(
-                f"model.tau: formula is for output_alpha 1.5 alone, found {given.output_alpha:g}; use auto"
-            )
         arguments["tau"] = estimate_tau(given.d_model, len(data.tgt_vocab))
     description = {"class": given.architecture, "arguments": arguments}
     if given.output == "alpha_relu" and given.tau == "auto":
@@ -138,19 +197,44 @@ def _first_threshold(description: dict[str, Any], corpus: Corpus | SampledCorpus
     torch.manual_seed(settings.seed)
     model = build_model(description).eval()
     batch = corpus.batch(range(min(settings.batch_size, len(corpus))))
-    hidden = model(batch.src, batch.src_lengths, batch.tgt_in).hidden
+    hidden = model(batch.src, batch.src_lengths, batch.tgt_in).hidden[counted(batch.tgt_out)]  # [symbols, d_model]
     return float(estimate_tau_from_scores(model.output.scores(hidden), model.output.alpha))
 
 
-def read_split(data: DataConfig, split: str) -> list[Any]:
-    """The examples of one split: of inflection :class:`InflectionExample`, of translation pairs of sentences, of
-    classification :class:`LabelledText`, of visual questions :class:`Asked`."""
+def split_lines(run: Run, data: DataConfig, split: str, **options: Any) -> Lines:
+    """Return one split of a run's own data; options as of :func:`tsallis.tasks.read_lines`, of which None are not set.
+
+    Raises:
+        InputError: an option the run's task doesn't take, a language it doesn't know, and what reading finds.
+    """
+    given = check_options(run, options)
+    if isinstance(data, InflectionData):
+        if "language" in given:
+            check_language(run, given["language"])
+        if data.languages == "all":  # those there were when the run was started
+            data = data.model_copy(update={"languages": run.task.get("languages")})
+    return task_of(run.task).encode(read_split(data, split, **given), run)
+
+
+def read_split(data: DataConfig, split: str, language: str | None = None, images: Path | None = None) -> list[Any]:
+    """Return the examples of one split.
+
+    Args:
+        data: where they are.
+        split: "train", "dev" or "test".
+        language: of a configuration with languages, only this one.
+        images: of visual questions, in place of the split's own.
+
+    Returns:
+        Of inflection :class:`InflectionExample`, of translation pairs of sentences, of classification
+        :class:`LabelledText`, of visual questions :class:`Asked`.
+    """
     if split not in SPLITS:
         raise InputError(f"split must be train, dev or test, got {split!r}")
     if isinstance(data, ClassificationData):
         return _documents(data, split)
     if isinstance(data, VisualData):
-        return _asked(data, split)
+        return _asked(data, split, images)
     if data.embedded == "english-verbs":
         return list(english_verbs()[split])
     if data.embedded == "german-english-numbers":
@@ -158,7 +242,7 @@ def read_split(data: DataConfig, split: str) -> list[Any]:
     if isinstance(data, TranslationData):
         return list(read_parallel(*sides(data, split)))
     path = str(Path(data.folder) / _name(data, split))
-    names = languages(data)
+    names = languages(data) if language is None else [language]
     return read_inflection(path) if names is None else read_languages(path, names)
 
 
@@ -184,11 +268,11 @@ def _classification(data: ClassificationData) -> Data:
     return Data(encoded[0], encoded[1], [e.label for e in dev], src, tgt)
 
 
-def _asked(data: VisualData, split: str) -> list[Asked]:
+def _asked(data: VisualData, split: str, images: Path | None = None) -> list[Asked]:
     """Of one split; without a file for dev, the questions about a share of train's images are held out."""
     held_out = data.dev is None and split != "test"
     path = find_packed(Path(data.folder) / (data.train if held_out else _name(data, split)))
-    place = _images(data, "train" if held_out else split)
+    place = images or _images(data, "train" if held_out else split)
     if path is None:
         raise InputError(f"{Path(data.folder) / _name(data, split)}: there is no such file (nor one in .xz or .gz)")
     if place is None:
@@ -259,10 +343,22 @@ def _inflection(data: InflectionData) -> Data:
         limit = f"{data.max_length} symbols (data.max_length)"
         raise InputError(f"data.train: none of {len(read)} examples has at most {limit}")
     src, tgt = (Vocabulary.build(x) for x in ((e.src_tokens() for e in train), (e.tgt_tokens() for e in train)))
+    places = {id(e): i for i, e in enumerate(dev)}
+    dev = _in_turn(dev)
     encoded = [Corpus.encode(examples, src, tgt) for examples in (train, dev)]
-    refuse_long(encoded[1], data.max_length, "data.dev")
+    refuse_long(encoded[1], data.max_length, "data.dev", [places[id(e)] for e in dev])
     counts = Counts(len(read), len(train), 0, len(read) - len(train))
-    return Data(replace(encoded[0], counts=counts), encoded[1], [e.form for e in dev], src, tgt)
+    names = [e.language or "" for e in dev] if data.languages is not None else None
+    forms = [e.form or "" for e in dev]
+    return Data(replace(encoded[0], counts=counts), encoded[1], forms, src, tgt, languages=names)
+
+
+def _in_turn(examples: list[InflectionExample]) -> list[InflectionExample]:
+    """Let languages take turns, so that the first examples, whatever their number, are evenly of all."""
+    each: dict[str | None, list[InflectionExample]] = {}
+    for example in examples:
+        each.setdefault(example.language, []).append(example)
+    return [example for turn in zip_longest(*each.values()) for example in turn if example is not None]
 
 
 def sides(data: TranslationData, split: str) -> tuple[Path, Path]:

@@ -32,6 +32,7 @@ class Lines:
     titles: list[str]  # what a line asks for, in few words
     places: list[int]  # which line each row of the corpus is, from 0; there may be lines without symbols between them
     count: int  # of all lines
+    languages: list[str] | None = None  # of each row, where lines have one
 
 
 class Task(Protocol):
@@ -94,15 +95,33 @@ def read_lines(run: Run, lines: Sequence[str], name: str, gold: bool, **options:
 def line_reader(run: Run, name: str, gold: bool, **options: Any) -> Callable[..., Lines]:
     """Return :func:`read_lines` for a file that is read in parts: it takes lines, and the number of their first."""
     task: Any = task_of(run.task)
+    return partial(task.read, name=name, run=run, gold=gold, **check_options(run, options))
+
+
+def check_options(run: Run, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that are not None.
+
+    Raises:
+        InputError: one that the run's task doesn't take.
+    """
     given = {option: value for option, value in options.items() if value is not None}
     for option, value in given.items():
-        if option not in task.takes:
+        if option not in task_of(run.task).takes:
             kind = run.task.get("task", "inflection")
             article = "an" if kind[0] in "aeiou" else "a"
-            raise InputError(
-                f"{run.folder}: {article} {kind} run takes no --{option}, {describe(str(value))} was given"
-            )
-    return partial(task.read, name=name, run=run, gold=gold, **given)
+            said = describe(str(value))
+            raise InputError(f"{run.folder}: {article} {kind} run takes no --{option}, {said} was given")
+    return given
+
+
+def check_language(run: Run, language: str | None) -> None:
+    """Raise an InputError unless the language is one that the run knows; None is for a run that knows none."""
+    known = run.task.get("languages")
+    if known and language not in known:
+        found = "none was given" if language is None else f"{describe(language)} is not among them"
+        raise InputError(f"{run.folder}: the run knows the languages {', '.join(known)}; {found} (--language)")
+    if not known and language is not None:
+        raise InputError(f"{run.folder}: the run knows no languages, {describe(language)} was given")
 
 
 @dataclass(frozen=True)
@@ -118,14 +137,9 @@ class Inflection:
     def read(
         self, lines: Sequence[str], name: str, run: Run, gold: bool, first: int = 0, language: str | None = None
     ) -> Lines:
-        known = self.languages
-        if language is None and known and len(known) == 1:
-            language = known[0]
-        if known and language not in known:
-            found = "none was given" if language is None else f"{describe(language)} is not among them"
-            raise InputError(f"{run.folder}: the run knows the languages {', '.join(known)}; {found} (--language)")
-        if not known and language is not None:
-            raise InputError(f"{run.folder}: the run knows no languages, {describe(language)} was given")
+        if language is None and self.languages and len(self.languages) == 1:
+            language = self.languages[0]
+        check_language(run, language)
         examples = [parse_line(line, f"{name}:{i}", language, gold) for i, line in enumerate(lines, first + 1)]
         encoded = self.encode(examples, run)
         refuse_long(encoded.corpus, self.max_length or LONGEST, name, encoded.places, first)
@@ -135,7 +149,9 @@ class Inflection:
         titles = [f"{e.lemma} + {';'.join(e.tags)}" for e in examples]
         symbols: Any = (run.src_vocab, run.tgt_vocab)
         forms, count = [e.form or "" for e in examples], len(examples)
-        return Lines(Corpus.encode(examples, *symbols), forms, titles, list(range(count)), count)
+        languages = [e.language for e in examples if e.language is not None]
+        corpus = Corpus.encode(examples, *symbols)
+        return Lines(corpus, forms, titles, list(range(count)), count, languages if len(languages) == count else None)
 
     def scores(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
         return [CorpusScore(name, value, "") for name, value in form_scores(texts, references).items()]
@@ -288,11 +304,43 @@ def texts(results: Sequence[Result], vocab: Symbols) -> list[str]:
     return [vocab.text(r.best.tokens) if r.best else "" for r in results]
 
 
+def score_values(pooled: Sequence[CorpusScore], each: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Return scores by name; the first number says which model is best.
+
+    With the scores of `each` language that is their mean, all languages counting the same ("macro").
+    """
+    values = {score.name: score.value for score in pooled}
+    macro = {f"macro_{name}": sum(scores[name] for scores in each.values()) / len(each) for name in values if each}
+    return {**macro, **values}
+
+
+def language_scores(
+    task: Task, texts: Sequence[str], references: Sequence[str], languages: Sequence[str] | None, quick: bool = False
+) -> dict[str, dict[str, float]]:
+    """Return the number of samples and the scores of each language, by its name; nothing where there is only one."""
+    rows: dict[str, list[int]] = {}
+    for row, language in enumerate(languages or ()):
+        rows.setdefault(language, []).append(row)
+    if len(rows) < 2:
+        return {}
+    found: dict[str, dict[str, float]] = {}
+    for language in sorted(rows):
+        own = rows[language]
+        scores = task.scores([texts[i] for i in own], [references[i] for i in own], quick)
+        found[language] = {"samples": len(own), **{score.name: score.value for score in scores}}
+    return found
+
+
 def evaluation(run: Run, lines: Lines, beam_size: int) -> dict[str, Any]:
-    """Scores, loss, certificates, sparsity and speed on lines with known outputs, by name."""
+    """Scores, loss, certificates, sparsity and speed on lines with known outputs, by name.
+
+    Of several languages "languages" has the scores of each.
+    """
     results, seconds = timed_search(run.model, lines.corpus, beam_size)
-    found = task_of(run.task).scores(texts(results, run.tgt_vocab), lines.references)
-    report: dict[str, Any] = {score.name: score.value for score in found}
-    signed = {score.name: score.signature for score in found if score.signature}
+    task, found = task_of(run.task), texts(results, run.tgt_vocab)
+    scores, each = task.scores(found, lines.references), language_scores(task, found, lines.references, lines.languages)
+    report: dict[str, Any] = score_values(scores, each)
+    signed = {score.name: score.signature for score in scores if score.signature}
     report.update({"signatures": signed} if signed else {})
+    report.update({"languages": each} if each else {})
     return {**report, **evaluate(run.model, lines.corpus, results, seconds).as_dict()}

@@ -74,7 +74,7 @@ def test_recall_writes_a_row_for_each_variant_and_length(quick: Path) -> None:
 def test_recall_draws_its_figures(quick: Path) -> None:
     if not importlib.util.find_spec("matplotlib"):
         assert not list(quick.glob("*.svg"))
-        pytest.skip("matplotlib is not installed, so no figures are drawn")
+        pytest.skip("needs matplotlib: without it no figures are drawn")
     for name in FIGURES:
         text = (quick / name).read_text(encoding="utf-8")
         assert text.startswith("<?xml") and "<dc:date>" not in text and len(text) < 60_000

@@ -178,7 +178,7 @@ def test_the_challenge_of_2012(shared_data: Path, run: Run) -> None:
     """After eight epochs over some stays it is already better than chance, by a wide margin."""
     folder = shared_data / "physionet2012"
     if not folder.is_dir():
-        pytest.skip(f"needs {folder.name} in the folder of public data sets")
+        pytest.skip(f"needs data: {folder}")
     found = json.loads(run("--data", folder, "--epochs", 8, "--rows", 1000, "--learning-rate", 0.01)[0])
     assert found["stays"] == {"train": 1000, "dev": 800, "test": 4000} and found["deaths"]["test"] == 568
     assert len(found["attention"]["channels"]) == 37

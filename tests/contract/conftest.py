@@ -13,18 +13,37 @@ from tsallis.kernels import cpu, eager, reference
 
 BACKENDS = ("reference", "eager", "cpu")
 ON_EVERY_BACKEND = {"test_maps", "test_losses"}
-LONGEST = 2048  # of the rows the reference computes: longer ones would compare it with itself, slowly
 BISECTIONS = 70  # halve the widest bracket that these tests have down to float64's last digit
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "any_backend: computes nothing that a backend could compute otherwise")
+    config.addinivalue_line(
+        "markers",
+        "by_reference(False): not by the reference, which would be compared with itself, or stands for nothing in it; "
+        "by_reference(name=values): by the reference for these values of a parameter only",
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     module = metafunc.module.__name__.rsplit(".", 1)[-1]
     if module in ON_EVERY_BACKEND and metafunc.definition.get_closest_marker("any_backend") is None:
         metafunc.parametrize("computed_by", BACKENDS, indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    dropped = [item for item in items if isinstance(item, pytest.Function) and not _worth_it(item)]
+    config.hook.pytest_deselected(items=dropped)
+    items[:] = [item for item in items if item not in set(dropped)]
+
+
+def _worth_it(item: pytest.Function) -> bool:
+    """Return False for a test by the reference that compares nothing with it."""
+    marker = item.get_closest_marker("by_reference")
+    if marker is None or item.callspec.params["computed_by"] != "reference":
+        return True
+    cases = {name: getattr(value, "name", value) for name, value in item.callspec.params.items()}
+    return not marker.args and all(cases[name] in values for name, values in marker.kwargs.items())
 
 
 def _whole_rows(probs: Tensor, scores: Tensor) -> Tensor:
@@ -77,11 +96,8 @@ def computed_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         yield "auto"
         return
     if name == "cpu" and not cpu.status().available:
-        pytest.skip(cpu.status().reason)
+        pytest.skip(f"needs kernel: {cpu.status().reason}")
     if name == "reference":
-        size = request.node.callspec.params.get("d", 0)
-        if size > LONGEST:
-            pytest.skip(f"would compare the reference with itself, slowly, on rows of {size}")
         monkeypatch.setattr(eager, "entmax", reference_entmax)
         monkeypatch.setattr(eager, "entmax_loss", reference_loss)
         monkeypatch.setattr(eager, "budgeted_entmax", reference_budgeted_entmax)

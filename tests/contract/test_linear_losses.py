@@ -19,7 +19,7 @@ ALPHAS = (1.0, 1.05, 1.25, 1.5, 1.75, 2.0, 2.5)
 @pytest.fixture(params=["eager", "cpu"], autouse=True)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "cpu" and not cpu.status().available:
-        pytest.skip(cpu.status().reason)
+        pytest.skip(f"needs kernel: {cpu.status().reason}")
     with tsallis.backend(request.param):
         yield request.param
 

@@ -22,6 +22,7 @@ def problem(rows: int = 6, d: int = 7, dtype: torch.dtype = torch.float64, scale
     return z, torch.randint(d, (rows,), generator=generator)
 
 
+@pytest.mark.by_reference(False)
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("d", [1, 2, 9, 1025, 9001])
 def test_values_and_gradients_are_the_references(alpha: float, d: int) -> None:
@@ -37,10 +38,9 @@ def test_values_and_gradients_are_the_references(alpha: float, d: int) -> None:
         torch.testing.assert_close(grad.double(), slope, atol=max(tolerance, 1e-7), rtol=0)
 
 
+@pytest.mark.by_reference(alpha=(1.0, 1.5))  # others: the same backward code
 @pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0])
-def test_derivatives_of_both_orders_and_modes(alpha: float, computed_by: str) -> None:
-    if computed_by == "reference" and alpha not in (1.0, 1.5):
-        pytest.skip("slow, and of the same backward code as at 1 and 1.5")
+def test_derivatives_of_both_orders_and_modes(alpha: float) -> None:
     z, y = problem(3, 5)
     z.requires_grad_()
 
@@ -210,6 +210,7 @@ def test_torch_func_and_the_compiler(name: str) -> None:
     torch.testing.assert_close(traced.grad, expected)
 
 
+@pytest.mark.by_reference(False)
 @pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])
 @pytest.mark.parametrize("tau", [-0.3, 0.0, 0.2])
 def test_alpha_relu_is_the_reference(alpha: float, tau: float) -> None:
@@ -233,6 +234,7 @@ def test_alpha_relu_is_the_reference(alpha: float, tau: float) -> None:
         torch.testing.assert_close(grad.double(), slope, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.by_reference(False)
 def test_alpha_relu_derivatives_of_both_orders_and_modes() -> None:
     z, y = problem(3, 5)
     z.requires_grad_()
@@ -247,6 +249,7 @@ def test_alpha_relu_derivatives_of_both_orders_and_modes() -> None:
     assert gradcheck(lambda z, t: tsallis.alpha_relu_loss(z, y, 1.5, t), (z, tau), check_forward_ad=True)
 
 
+@pytest.mark.by_reference(False)
 def test_alpha_relu_ignores_what_it_is_told_to() -> None:
     z, y = problem(4, 5)
     y[1] = -100
@@ -264,9 +267,8 @@ def test_tau_without_data(d_vocab: int, tau: float) -> None:
     assert tsallis.estimate_tau(512, d_vocab) == pytest.approx(tau, abs=5e-5)
 
 
-def test_tau_from_scores_is_the_mean_threshold(computed_by: str) -> None:
-    if computed_by == "reference":
-        pytest.skip("slow: a mean needs many long rows")
+@pytest.mark.by_reference(False)  # a mean needs many long rows
+def test_tau_from_scores_is_the_mean_threshold() -> None:
     z = torch.randn(200, 4000) * (2 * 512 / 4512) ** 0.5
     tau = tsallis.estimate_tau_from_scores(z)
     assert tau == pytest.approx(tsallis.estimate_tau(512, 4000), abs=0.02)

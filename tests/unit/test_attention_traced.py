@@ -12,7 +12,7 @@ import tsallis
 from tsallis import entmax_attention
 from tsallis.kernels import cpu
 
-pytestmark = pytest.mark.skipif(not cpu.status().available, reason=cpu.status().reason)
+pytestmark = pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
 
 ALPHAS = torch.tensor([1.0, 1.2, 1.5, 2.0])
 

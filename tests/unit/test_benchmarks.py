@@ -76,7 +76,6 @@ def test_losses_alone(tmp_path: Path) -> None:
     assert {r["input"] for r in rows} == {"normal", "normal3", "peaked"}
 
 
-@pytest.mark.skipif(not hasattr(tsallis, "linear_entmax_loss"), reason="needs linear_entmax_loss")
 def test_linear(tmp_path: Path) -> None:
     out = tmp_path / "linear.csv"
     size = ["--tokens", 8, "--d", 8, "--classes", 64, "--rounds", 2, "--inputs", "trained"]
@@ -116,7 +115,7 @@ def test_attention(tmp_path: Path) -> None:
     assert ("attention by the peer's bisection / ours" in printed) == peer
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs no-gpu: there is one")
 @pytest.mark.parametrize("script", sorted(path.name for path in BENCHMARKS.glob("gpu_*.py")))
 def test_without_a_gpu_its_benchmarks_say_so(script: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(tsallis.__file__).parents[1])}

@@ -6,17 +6,32 @@ import os
 from dataclasses import asdict, fields
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from tsallis.config import Config, RNNConfig, SubwordsConfig, TrainingConfig, TransformerConfig, load_config
+from tsallis.config import (
+    KINDS,
+    ClassificationData,
+    Config,
+    RNNConfig,
+    SearchConfig,
+    SubwordsConfig,
+    TrainingConfig,
+    TransformerConfig,
+    VisualData,
+    load_config,
+)
+from tsallis.data.classification import split_off
 from tsallis.data.subwords import Subwords
+from tsallis.data.visual import split_by_image
 from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.prepare import prepare, read_split
+from tsallis.search import beam_search
 from tsallis.training import Settings
-from tsallis.training.run import build_model
+from tsallis.training.run import MODELS, build_model
 
 BASE = "version: 1\ndata: {embedded: english-verbs}\n"
 TRANSFORMER = BASE + "model: {architecture: transformer}\n"
@@ -182,6 +197,40 @@ def test_schemas_offer_what_the_classes_take() -> None:
         assert set(schema.model_fields) - {"architecture"} <= set(signature(model).parameters)
     assert set(SubwordsConfig.model_fields) - {"joint", "sample"} <= set(signature(Subwords.train).parameters)
     assert {f.name: f.default for f in fields(Settings)} == TrainingConfig().model_dump()
+
+
+IMAGES = {"kind": "questions", "image": "features", "d_image": 5}  # what the data says
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more"), [("rnn", {}), ("transformer", {}), ("classifier", {}), ("answerer", IMAGES)]
+)
+def test_a_model_without_settings_is_that_of_the_configuration(architecture: str, more: dict[str, Any]) -> None:
+    """Whatever its class is called by: every setting has one default."""
+    section = KINDS["model"][architecture]
+    given = section(architecture=architecture).model_dump(exclude={"architecture"})
+    if "tau" in given:
+        assert given.pop("tau") == "auto"  # a way to find the number, which no class can do without data
+    plain, set_ = (MODELS[architecture](20, 20, **more, **settings) for settings in ({}, given))
+    arguments = [
+        getattr(getattr(model, "classifier", model), "answerer", getattr(model, "classifier", model)).arguments
+        for model in (plain, set_)
+    ]
+    assert arguments[0] == arguments[1] and len(arguments[0]) >= len(given)
+
+
+def test_settings_of_searches_and_data_have_one_default() -> None:
+    def default(function: Any, name: str) -> Any:
+        return signature(function).parameters[name].default
+
+    assert SearchConfig().beam_size == default(beam_search, "beam_size")
+    assert TrainingConfig().validation_beam == Settings().validation_beam
+    for name in ("kind", "coverage", "split_digits"):
+        assert getattr(SubwordsConfig(), name) == default(Subwords.train, name)
+    for section, function in ((ClassificationData, split_off), (VisualData, split_by_image)):
+        assert section.model_fields["held_out"].default == default(function, "share")
+    known = {"InflectionData", "TranslationData", "ClassificationData", "VisualData"}
+    assert {section.__name__ for section in KINDS["data"].values()} == known and {*KINDS["model"]} == {*MODELS}
 
 
 def write(folder: Path, name: str, *rows: str) -> None:

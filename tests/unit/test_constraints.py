@@ -21,10 +21,10 @@ CUDA = ("cuda-", "nvidia-")
 def registry() -> None:
     """Skip where packages cannot be looked up. `uv` resolves for a Python that is not installed; pip cannot."""
     if importlib.util.find_spec("uv") is None:
-        pytest.skip("needs uv, of the extra dev")
+        pytest.skip("needs uv: of the extra dev")
     known = _resolve("six==1.17.0", "--no-deps")
     if known.returncode:
-        pytest.skip(f"needs the network, to ask a package index: {known.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"needs network: to ask a package index; {known.stderr.strip().splitlines()[-1]}")
 
 
 @pytest.mark.slow

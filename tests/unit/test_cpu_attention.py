@@ -16,7 +16,7 @@ from tsallis.kernels import cpu
 from tsallis.kernels.attention import Problem, materialised
 from tsallis.kernels.cpu import attention
 
-pytestmark = pytest.mark.skipif(not cpu.status().available, reason=cpu.status().reason)
+pytestmark = pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
 
 DTYPES = [torch.float32, torch.float64]
 NEAR = {torch.float32: (4e-6, 1e-4), torch.float64: (1e-12, 1e-10)}  # outputs and gradients, of the largest entry
@@ -27,7 +27,7 @@ def instructions(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run the test on one instruction set, and go back to the machine's own."""
     own = cpu.instructions()
     if not cpu.use_instructions(request.param):
-        pytest.skip(f"this machine has no {request.param}")
+        pytest.skip(f"needs instructions: {request.param}, which this machine has not")
     yield
     assert cpu.use_instructions(own)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tsallis.kernels import cpu, eager, reference
 
-pytestmark = pytest.mark.skipif(not cpu.status().available, reason=cpu.status().reason)
+pytestmark = pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
 
 SIZES = [1, 2, 3, 7, 15, 16, 17, 33, 63, 64, 65, 127, 129, 255, 257, 1000, 1023, 1025, 2049, 5000]
 ALPHAS = (1.0, 1 + 1e-6, 1.001, 1.05, 1.1, 1.25, 4 / 3, 1.5, 1.75, 1.99, 2.0)
@@ -35,7 +35,7 @@ def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run the test on one instruction set, and go back to the machine's own."""
     own = cpu.instructions()
     if not cpu.use_instructions(request.param):
-        pytest.skip(f"this machine has no {request.param}")
+        pytest.skip(f"needs instructions: {request.param}, which this machine has not")
     yield request.param
     assert cpu.use_instructions(own)
 

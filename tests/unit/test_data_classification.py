@@ -157,7 +157,7 @@ def test_digests() -> None:
 def test_real_reviews(shared_data: Path) -> None:
     path = find_split(shared_data / "sentence_cls", "stsa.binary.dev.tsv")
     if path is None:
-        pytest.skip("needs the sentence sets")
+        pytest.skip("needs data: the sentence sets")
     examples = read_labelled(path)
     assert len(examples) == 872 and label_names(examples) == ["0", "1"]
     rest, taken = split_off(examples, 0.1)

@@ -132,7 +132,7 @@ def test_many_languages_of_a_folder(tmp_path: Path) -> None:
 def test_published_files(shared_data: Path, tmp_path: Path) -> None:
     archive = shared_data / "sigmorphon2018_task1" / "task1.tar.xz"
     if not archive.is_file():
-        pytest.skip(f"needs {archive}")
+        pytest.skip(f"needs data: {archive}")
     counts = {"spanish-dev": 1000, "kurmanji-dev": 1000, "khaling-dev": 1000, "telugu-train-low": 61}
     counts |= {"spanish-covered-test": 1000}
     with tarfile.open(archive) as tar:

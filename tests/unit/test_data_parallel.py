@@ -414,7 +414,7 @@ def test_a_run_over_a_real_text(shared_data: Path, tmp_path: Path) -> None:
     folder = shared_data / "multi30k" / "raw"
     paths = folder / "val.de.xz", folder / "val.en.xz"
     if not all(p.exists() for p in paths):
-        pytest.skip("needs multi30k")
+        pytest.skip("needs data: multi30k")
     pairs = list(read_parallel(*paths))
     assert len(pairs) == 1014
     model = Subwords.train((line for pair in pairs for line in pair), 2000)

@@ -220,7 +220,7 @@ def test_a_share_of_each_class_is_taken_out() -> None:
 def test_the_challenge_of_2012(shared_data: Path) -> None:
     folder = shared_data / "physionet2012"
     if not folder.is_dir():
-        pytest.skip(f"needs {folder.name} in the folder of public data sets")
+        pytest.skip(f"needs data: {folder}")
     labels = read_labels(folder / "Outcomes-a.csv", "In-hospital_death")
     assert len(labels) == 4000 and sum(labels.values()) == 554
     found = read_events(folder / "set-a.csv.xz")

@@ -394,7 +394,7 @@ def test_files_stand_for_languages(server: Server, tmp_path: Path, monkeypatch: 
 
 def unpacked(path: Path) -> bytes:
     if not path.is_file():
-        pytest.skip(f"needs {path}")
+        pytest.skip(f"needs data: {path}")
     return lzma.decompress(path.read_bytes())
 
 

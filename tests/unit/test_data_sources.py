@@ -105,7 +105,7 @@ def test_languages_of_sigmorphon2018() -> None:
 def test_the_registry_is_right_about_every_published_file(shared_data: Path) -> None:
     archive = shared_data / "sigmorphon2018_task1" / "task1.tar.xz"
     if not archive.is_file():
-        pytest.skip(f"needs {archive}")
+        pytest.skip(f"needs data: {archive}")
     found = {}
     with tarfile.open(archive) as tar:
         for member in tar:
@@ -118,7 +118,7 @@ def test_the_registry_is_right_about_every_published_file(shared_data: Path) -> 
 
 def unpacked(path: Path) -> bytes:
     if not path.is_file():
-        pytest.skip(f"needs {path}")
+        pytest.skip(f"needs data: {path}")
     return lzma.decompress(path.read_bytes())
 
 

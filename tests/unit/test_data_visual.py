@@ -410,7 +410,7 @@ def test_photographs_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_easy_vqa(shared_data: Path) -> None:
     folder = shared_data / "easy_vqa"
     if not folder.is_dir():
-        pytest.skip("needs easy-VQA")
+        pytest.skip("needs data: easy-VQA")
     pictures = open_pictures(folder / "test_images.npy.xz")
     asked = read_questions(folder / "test_questions.tsv.xz", pictures)
     assert len(asked) == 9673 and pictures.shape == (64, 64, 3) and len(pictures) == 1000
@@ -422,7 +422,7 @@ def test_daquar(shared_data: Path) -> None:
     pytest.importorskip("PIL")
     folder = shared_data / "daquar"
     if not folder.is_dir():
-        pytest.skip("needs DAQUAR")
+        pytest.skip("needs data: DAQUAR")
     pictures = open_pictures(folder / "images_240x180_q85.tar")
     asked = {name: read_questions(folder / f"{name}.tsv.xz", pictures) for name in ("train", "test")}
     assert [len(part) for part in asked.values()] == [6795, 5673] and pictures.shape == (180, 240, 3)

@@ -17,7 +17,7 @@ import tsallis
 from tsallis.kernels import alphas, cpu, dispatch, eager, reference
 
 PACKAGE = Path(tsallis.__file__).parent
-needs_kernel = pytest.mark.skipif(not cpu.status().available, reason=cpu.status().reason)
+needs_kernel = pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +173,7 @@ def test_triton_is_an_error_that_says_why_where_it_cannot_be_used() -> None:
         assert "RuntimeError: backend 'triton' can't be used: no GPU that PyTorch can use" in done.stderr
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="without a GPU the interpreter stands for it")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs no-gpu: there is one")
 def test_triton_computes_on_the_cpu_where_its_interpreter_does() -> None:
     pytest.importorskip("triton")
     pytest.importorskip("numpy")
@@ -240,6 +240,27 @@ def test_a_file_that_is_no_kernel_leaves_everything_to_eager(tmp_path: Path, kin
     assert explained.startswith(f"eager ({reason}")
 
 
+def test_where_kernels_are_missing_it_is_said_once_unless_they_are_not_asked_for(tmp_path: Path) -> None:
+    code = "import torch, tsallis\nz = torch.zeros(3)\n"
+    path = str(tmp_path / "kernel.so")
+    words = "tsallis computes on the CPU without its compiled kernels, which are several times as fast: not compiled"
+    for rest, environment, times in (
+        ("tsallis.entmax(z, 2.5)", {}, 0),  # which they do not compute
+        ("for _ in range(3): tsallis.sparsemax(z)\ntsallis.entmax_loss(z, torch.tensor(1))", {}, 1),
+        ("tsallis.entmax_attention(z.view(1, 1, 3), z.view(1, 1, 3), z.view(1, 1, 3))", {}, 1),
+        ("tsallis.sparsemax(z)", {dispatch.VARIABLE: "eager"}, 0),
+        ("with tsallis.backend('eager'): tsallis.sparsemax(z)", {}, 0),
+    ):
+        done = python(code + rest, TSALLIS_KERNEL_PATH=path, **environment)
+        assert done.returncode == 0 and done.stderr.count(words) == times, done.stderr
+    (tmp_path / "_no_kernel.txt").write_text("left out of this installation, as TSALLIS_KERNEL=0 asked\n")
+    done = python(
+        code + "tsallis.sparsemax(z)\nfrom tsallis.kernels import dispatch; print(dispatch.explain())",
+        TSALLIS_KERNEL_PATH=path,
+    )
+    assert done.stdout == "eager (left out of this installation, as TSALLIS_KERNEL=0 asked)\n" and not done.stderr
+
+
 @needs_kernel
 def test_a_kernel_of_other_sources_is_not_used(tmp_path: Path) -> None:
     root = tmp_path / "tsallis"
@@ -294,7 +315,7 @@ def test_a_loss_keeps_the_scores_themselves_and_a_few_numbers_a_row(dtype: torch
 
 
 @needs_kernel
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory of a process is read from /proc")
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs proc: a process's memory is read from it")
 def test_no_memory_is_lost_from_step_to_step() -> None:
     code = """
 import torch, tsallis

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import pkgutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,16 +13,18 @@ import tsallis
 
 CORE = {"errors", "files", "kernels", "functional", "continuous", "nn", "distributions", "compat"}
 TOOLKIT = ("matplotlib", "numpy", "pydantic", "rich", "safetensors", "sacrebleu", "sentencepiece", "typer", "yaml")
+FOLDER = Path(tsallis.__file__).parent
+# Files are listed, and imported by their tests alone: collecting tests loads nothing that another file has to.
 MODULES = [
-    name
-    for _, name, _ in pkgutil.walk_packages(tsallis.__path__, "tsallis.")
-    if name.split(".")[1] != "__main__" and not name.endswith("._kernel")  # no Python module
+    ".".join(["tsallis", *path.relative_to(FOLDER).with_suffix("").parts]).removesuffix(".__init__")
+    for path in sorted(FOLDER.rglob("*.py"))
+    if path.name != "__main__.py"
 ]
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name: str) -> None:
-    if name.split(".")[1] not in CORE:
+    if {*name.split(".")[1:2]} - CORE:
         for package in TOOLKIT:
             pytest.importorskip(package)
     module = importlib.import_module(name)

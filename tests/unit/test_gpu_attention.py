@@ -23,7 +23,6 @@ from attended import (
     tensors,
 )
 from interpreted import (
-    asked_for_interpreter,  # noqa: F401
     compile_for_a_gpu,
     language,
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import tsallis
 from attended import check, close, gpu_attention, launching, small_blocks, tensors
-from interpreted import DEVICE, asked_for_interpreter  # noqa: F401
+from interpreted import DEVICE
 from tsallis.functional.attention import attend
 from tsallis.kernels.gpu import attention_decode
 

@@ -18,7 +18,6 @@ from attended import (
     small_blocks,
     tensors,
 )
-from interpreted import asked_for_interpreter  # noqa: F401
 from tsallis.kernels.attention import materialised
 
 Short = launching.Short

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attended import gpu_attention, launching, problem
-from interpreted import asked_for_interpreter, compile_for_a_gpu  # noqa: F401
+from interpreted import compile_for_a_gpu
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

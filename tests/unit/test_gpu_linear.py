@@ -14,7 +14,6 @@ from torch import Tensor
 import tsallis
 from interpreted import (
     DEVICE,
-    asked_for_interpreter,  # noqa: F401
     compile_for_a_gpu,
 )
 from tsallis.kernels import linear_chunks, reference
@@ -392,7 +391,7 @@ def test_chunks_fit_the_buffer_and_are_few(monkeypatch: pytest.MonkeyPatch) -> N
         assert len(made.chunks) <= 16 and made.few == (tokens == 512)
 
 
-needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs gpu: the interpreter is too slow")
 
 
 @needs_gpu

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tsallis
-from interpreted import DEVICE, asked_for_interpreter, gpu, losses, maps  # noqa: F401
-from swept import ALPHAS, PATHS, tiling
+from interpreted import DEVICE, gpu, losses
+from swept import ALPHAS, PATHS, PATHS_AND_ALPHAS, tiling
 from tsallis.kernels import dispatch, eager, reference
 
 ERROR, GRADIENT = 2e-6, 5e-6  # relative to the largest, or to 1
@@ -76,7 +76,7 @@ def test_an_offset_changes_nothing(path: str) -> None:
     check(z + 1e6, 1.5, torch.tensor([0, 1]))
 
 
-@pytest.mark.parametrize("alpha", [1.0, 1.25, 1.5, 2.0])
+@pytest.mark.parametrize(("path", "alpha"), PATHS_AND_ALPHAS, indirect=["path"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which interprets
 def test_rows_without_a_loss_and_broken_ones(path: str, alpha: float) -> None:
     z = torch.randn(8, 65, device=DEVICE)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import tsallis
-from interpreted import DEVICE, asked_for_interpreter, compile_for_a_gpu, gpu, language, maps  # noqa: F401
-from swept import ALPHAS, LISTS, PATHS, tiling
+from interpreted import DEVICE, compile_for_a_gpu, gpu, maps
+from swept import ALPHAS, LISTS, PATHS, PATHS_AND_ALPHAS, tiling
 from tsallis.kernels import dispatch, reference
 
 ERROR = 1e-6  # of probabilities and of sums
@@ -93,7 +93,8 @@ def rows_of(kind: str, d: int = 65) -> Tensor:
 def test_rows_of_every_kind(path: str, kind: str) -> None:
     alphas = torch.tensor([[1.0], [1.3], [1.5], [2.0]])
     check(rows_of(kind).repeat(2, 1), alphas)
-    check(rows_of(kind)[:1], 1.5)
+    if path in ("short", "lists"):  # the powers of one alpha, which the other paths have from the lists
+        check(rows_of(kind)[:1], 1.5)
 
 
 @pytest.mark.parametrize("offset", [1e4, 1e6])
@@ -103,7 +104,7 @@ def test_an_offset_changes_nothing(path: str, offset: float) -> None:
         torch.testing.assert_close(check(z + offset, alpha), check(z, alpha), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("alpha", [1.0, 1.25, 1.5, 2.0])
+@pytest.mark.parametrize(("path", "alpha"), PATHS_AND_ALPHAS, indirect=["path"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which interprets
 def test_what_takes_no_part_and_what_is_broken(path: str, alpha: float) -> None:
     z = torch.randn(6, 65, device=DEVICE)

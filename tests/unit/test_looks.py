@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from tsallis.config import check_config
+from tsallis.continuous import cell_masses
 from tsallis.data import Vocabulary
 from tsallis.data.subwords import Subwords
 from tsallis.looks import figures
-from tsallis.models import RNNSeq2Seq
+from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.prepare import prepare
 from tsallis.report import save
+from tsallis.search import beam_search
 from tsallis.tasks import read_lines
 from tsallis.training import Run
 
@@ -88,6 +90,57 @@ def test_pairs(tmp_path: Path, task: str) -> None:
     assert place == len(lines) - 1 and "(end)" in texts(figure)
     assert ({"a", "b", "c"} if task == "inflection" else {"ein", "▁Hut"}) <= texts(figure)
     save(figure, tmp_path / "figure.pdf")
+
+
+@pytest.mark.parametrize("feeding", [True, False])
+@pytest.mark.parametrize("density", ["truncated_parabola", "gaussian", 1.5])
+def test_densities_of_recurrent_translators(tmp_path: Path, density: Any, feeding: bool) -> None:
+    torch.manual_seed(1)
+    symbols = Vocabulary([*"abcdef", "N"])
+    sizes = {"d_model": 8, "layers": 1, "functions": 6, "input_feeding": feeding}
+    model = RNNSeq2Seq(len(symbols), len(symbols), density=density, **sizes).eval()
+    with torch.no_grad():
+        model.attention.bilinear.weight.mul_(100)  # means that differ from step to step
+    run = Run(tmp_path, model, symbols, symbols, {"task": "inflection"}, {})
+    read = read_lines(run, ["abcdef\tN"], "in", gold=False)
+    ((_, figure),) = figures(run, read, beam_size=2)
+    (title,) = [text for text in texts(figure) if "Continuous attention" in text]
+    assert "mass of the density" in title
+    ax = figure.axes[0]
+    (means,) = [line for line in ax.lines if line.get_label() == "mean"]
+    (supports,) = [lines for lines in ax.collections if lines.get_label() == "support"]
+    batch = read.corpus.batch([0])
+    rows = len(means.get_ydata())
+    (result,) = beam_search(model, batch.src, batch.src_lengths, beam_size=2)
+    tgt_in = torch.tensor([[1, *result.best.tokens]])
+    found = model.densities(batch.src, batch.src_lengths, tgt_in)
+    assert found.batch_shape == (1, 1, rows) and rows == tgt_in.shape[1]
+    mean = found.mean[0, 0].flatten()
+    assert list(means.get_xdata()) == pytest.approx((mean * 7 - 0.5).tolist(), abs=1e-5)  # symbols of the source
+    assert len(supports.get_segments()) == (0 if density == "gaussian" else rows)
+    # The density drawn is that of the step whose masses are drawn.
+    weights = model(batch.src, batch.src_lengths, tgt_in).attention[0]
+    edges = torch.linspace(0, 1, 8)
+    torch.testing.assert_close(cell_masses(found, edges.expand(1, 1, rows, 8))[0, 0], weights, atol=1e-5, rtol=1e-4)
+    assert RNNSeq2Seq(9, 9, d_model=8, layers=1).densities(batch.src, batch.src_lengths, tgt_in) is None
+
+
+def test_figures_say_which_heads_they_show(tmp_path: Path) -> None:
+    symbols = Vocabulary([*"abcdef", "N"])
+    for heads, layers, words in (
+        (2, 3, "mean of 2 heads of decoder layer 3 of 3"),
+        (1, 1, "mean of 1 head of decoder"),
+    ):
+        sizes = {"d_model": 8, "heads": heads, "layers": layers, "d_ff": 8}
+        model = TransformerSeq2Seq(len(symbols), len(symbols), output="softmax", **sizes).eval()
+        run = Run(tmp_path, model, symbols, symbols, {"task": "inflection"}, {})
+        ((_, figure),) = figures(run, read_lines(run, ["abc\tN"], "in", gold=False), beam_size=3)
+        assert any(words in text for text in texts(figure))
+    model = RNNSeq2Seq(len(symbols), len(symbols), d_model=8, layers=1).eval()
+    run = Run(tmp_path, model, symbols, symbols, {"task": "inflection"}, {})
+    ((_, figure),) = figures(run, read_lines(run, ["abc\tN"], "in", gold=False))
+    assert "Attention to the source" in texts(figure)
+    save(figure, tmp_path / "figure.png")
 
 
 def test_lines_without_an_output_have_no_figure(tmp_path: Path) -> None:

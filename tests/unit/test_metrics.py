@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from contract.tables import trie
 from tsallis.data import Vocabulary, english_verbs
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import EOS
@@ -13,6 +14,7 @@ from tsallis.metrics import (
     Evaluation,
     Forced,
     accuracy,
+    device_of,
     empty_log_probs,
     evaluate,
     forced,
@@ -23,8 +25,8 @@ from tsallis.metrics import (
     timed_search,
     translation_scores,
 )
-from tsallis.models import RNNSeq2Seq
-from tsallis.search import Certificate, Hypothesis, Result, beam_search
+from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.search import Certificate, Ensemble, Hypothesis, Result, beam_search, score
 
 EXAMPLES = english_verbs()["dev"][:12]
 SRC = Vocabulary.build(e.src_tokens() for e in EXAMPLES)
@@ -41,6 +43,11 @@ def model(output: str = "entmax", spread: float = 3.0) -> RNNSeq2Seq:
         found.attention.bilinear.weight.mul_(100)
         found.output.projection.bias[EOS] += 0.5
     return found
+
+
+def transformer() -> TransformerSeq2Seq:
+    torch.manual_seed(3)
+    return TransformerSeq2Seq(len(SRC), len(TGT), d_model=8, heads=2, layers=2, d_ff=8, dropout=0.5, norm="pre")
 
 
 @pytest.mark.parametrize("output", ["softmax", "sparsemax", "entmax"])
@@ -88,7 +95,7 @@ def test_results_come_in_the_order_of_the_corpus() -> None:
         assert [h.tokens for h in result.hypotheses] == [h.tokens for h in alone.hypotheses]
 
 
-def evaluated(net: RNNSeq2Seq) -> Evaluation:
+def evaluated(net: RNNSeq2Seq | Ensemble) -> Evaluation:
     return evaluate(net, CORPUS, *timed_search(net, CORPUS, beam_size=3))
 
 
@@ -193,3 +200,45 @@ def test_translations_are_scored_by_sacrebleu() -> None:
 def test_a_sure_model_has_its_mass_on_one_hypothesis() -> None:
     found = evaluated(model("sparsemax", spread=300.0).eval())
     assert found.single + found.empty / found.samples > 0.9 and found.output_support < 1.1
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_ensemble_is_evaluated_as_one_model(nested: bool) -> None:
+    """Of equal models the numbers are the model's; of others supports unite and losses are averaged."""
+    net = model("entmax").eval()
+    twice = Ensemble([Ensemble([net, net]), net] if nested else [net, net])
+    expected, found = evaluated(net).as_dict(), evaluated(twice).as_dict()
+    for name in expected.keys() - {"seconds", "speed"}:
+        assert found[name] == pytest.approx(expected[name], abs=1e-6), name
+
+
+def test_an_ensemble_of_different_models() -> None:
+    parts = [model("sparsemax").eval(), model("softmax", 1.0).eval(), transformer().eval()]
+    both = Ensemble(parts)
+    found, each = forced(both, CORPUS, batch_size=5), [forced(part, CORPUS) for part in parts]
+    for name in ("loss", "attention_support"):
+        assert getattr(found, name) == pytest.approx(sum(getattr(f, name) for f in each) / 3, rel=1e-5)
+    assert found.gold_in_support == 1 and found.output_sum == pytest.approx(1, abs=1e-5)
+    batch = CORPUS.batch(range(len(CORPUS)))
+    with torch.no_grad():
+        hidden = both(batch.src, batch.src_lengths, batch.tgt_in).hidden
+        probs = both.output.probs(both.output.scores(hidden))
+        own = [part(batch.src, batch.src_lengths, batch.tgt_in).hidden for part in parts]
+        mean = sum(part.output.probs(part.output.scores(h)) for part, h in zip(parts, own, strict=True)) / 3
+    torch.testing.assert_close(probs.float(), mean, atol=1e-6, rtol=1e-5)
+    counts = batch.tgt_out != -100
+    assert found.output_support == pytest.approx((mean > 0).sum(-1)[counts].float().mean().item())
+    # What forced decoding gives is what the search's steps give.
+    totals = (
+        probs.log().gather(-1, batch.tgt_out.clamp(min=0).unsqueeze(-1)).squeeze(-1).masked_fill(~counts, 0).sum(-1)
+    )
+    stepwise = score(both, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
+    torch.testing.assert_close(totals, stepwise, atol=1e-4, rtol=1e-4)
+    assert evaluate(both, CORPUS, *timed_search(both, CORPUS, beam_size=3)).samples == len(CORPUS)
+
+
+def test_models_are_searched_where_their_parameters_are() -> None:
+    assert device_of(model()) == device_of(Ensemble([model()])) == torch.device("cpu")
+    elsewhere = model().to("meta")
+    assert device_of(elsewhere) == device_of(Ensemble([Ensemble([elsewhere])])) == torch.device("meta")
+    assert device_of(trie({(): {EOS: 1.0}})) == torch.device("cpu")

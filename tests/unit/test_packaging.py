@@ -21,12 +21,14 @@ from tsallis.kernels.cpu.build import BuildError, find_compiler, source_hash
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(tsallis.__file__).parent
 KERNEL = "tsallis/kernels/cpu/_kernel.so"
+WARNED = "tsallis computes on the CPU without its compiled kernels, which are several times as fast: "
+CONTENT = "Or be content with PyTorch's operations: TSALLIS_BACKEND=eager."
 
 
 @pytest.fixture(scope="module")
 def project() -> dict:
     if sys.version_info < (3, 11):
-        pytest.skip("needs tomllib of Python 3.11")
+        pytest.skip("needs tomllib: Python 3.11")
     import tomllib
 
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -95,7 +97,7 @@ def compiler() -> None:
     try:
         find_compiler()
     except BuildError as reason:
-        pytest.skip(f"needs a C++ compiler: {reason}")
+        pytest.skip(f"needs compiler: {reason}")
 
 
 def test_the_sdist_has_the_kernels_sources_and_no_kernel(tree: Path) -> None:
@@ -130,12 +132,17 @@ def test_without_a_compiler_the_wheel_is_pure_and_works(tree: Path) -> None:
     assert not [name for name in _names(wheel) if ".so" in name]
     installed = _installed(wheel, tree / "installed")
     assert installed["p"] == [[0.5, 0.5, 0.0]]
-    assert not installed["available"] and installed["reason"]
+    assert not installed["available"] and "CXX is set" in installed["reason"] and "/nonexistent" in installed["reason"]
+    assert installed["warnings"] == [f"{WARNED}{installed['reason']}. {CONTENT}"]
 
 
 def test_the_kernel_can_be_left_out_or_demanded(tree: Path) -> None:
     assert "TSALLIS_KERNEL=0" in _build(tree, "wheel", tree / "dist", TSALLIS_KERNEL="0")
-    assert [p.name.split("-", 2)[2] for p in (tree / "dist").iterdir()] == ["py3-none-any.whl"]
+    (wheel,) = (tree / "dist").iterdir()
+    assert wheel.name.split("-", 2)[2] == "py3-none-any.whl"
+    installed = _installed(wheel, tree / "installed")
+    assert installed["reason"] == "left out of this installation, as TSALLIS_KERNEL=0 asked"
+    assert not installed["available"] and not installed["warnings"]
     said = _build(tree, "wheel", tree / "demanded", fails=True, TSALLIS_KERNEL="1", CXX="/nonexistent")
     assert "cannot be built" in said and "/nonexistent" in said
     assert "unset, not 'yes'" in _build(tree, "wheel", tree / "demanded", fails=True, TSALLIS_KERNEL="yes")
@@ -157,10 +164,13 @@ def test_an_editable_installation_makes_or_removes_the_kernel_in_place(tree: Pat
     for name in ("library.cpp", "rows.cpp"):
         kernel.with_name(name).write_text("")
     command = ("-c", "from hatchling.build import build_editable; build_editable('.')")
+    note = kernel.with_name("_no_kernel.txt")
+    note.write_text("of an earlier installation")
     _python(tree, *command, TSALLIS_KERNEL="1")
-    assert kernel.read_bytes()
+    assert kernel.read_bytes() and not note.exists()
     assert "WITHOUT its CPU kernel" in _python(tree, *command, CXX="/nonexistent")
     assert not list(kernel.parent.glob("_kernel*"))
+    assert note.read_text().startswith("not compiled: no C++ compiler (CXX is set): /nonexistent")
 
 
 def _build(project: Path, target: str, out: Path, fails: bool = False, **variables: str) -> str:
@@ -176,9 +186,12 @@ def _installed(wheel: Path, folder: Path) -> dict:
     """A map's result and the kernel's status, as a fresh installation of a wheel gives them."""
     _python(folder.parent, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(folder), str(wheel))
     code = (
-        "import json, torch, tsallis; from tsallis.kernels import cpu; status = cpu.status()\n"
-        "p = tsallis.entmax(torch.tensor([[2.0, 2.0, -1.0]]), 1.5).tolist()\n"
-        "print(json.dumps({'file': tsallis.__file__, 'p': p, 'available': status.available, 'reason': status.reason}))"
+        "import json, torch, tsallis, warnings; from tsallis.kernels import cpu; status = cpu.status()\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n"
+        "    for _ in range(3): p = tsallis.entmax(torch.tensor([[2.0, 2.0, -1.0]]), 1.5).tolist()\n"
+        "print(json.dumps({'file': tsallis.__file__, 'p': p, 'available': status.available, 'reason': status.reason,"
+        " 'warnings': [str(warning.message) for warning in caught]}))"
     )
     said = json.loads(_python(folder, "-c", code, PYTHONPATH=str(folder)).splitlines()[-1])
     assert Path(said["file"]).is_relative_to(folder)

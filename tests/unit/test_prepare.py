@@ -12,16 +12,18 @@ import torch
 
 import tsallis.data.learned as learned
 from tsallis import estimate_tau, estimate_tau_from_scores
-from tsallis.config import Config, check_config
+from tsallis.config import Config, check_config, load_config
 from tsallis.data.corpus import Corpus, Counts, SampledCorpus
 from tsallis.data.numbers import german_english_numbers
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
-from tsallis.prepare import cache_folder, prepare, read_split, sides
-from tsallis.training.run import build_model
+from tsallis.prepare import Prepared, cache_folder, prepare, read_split, sides
+from tsallis.search import Certificate, Hypothesis, Result
+from tsallis.training.run import build_model, start_run
 
 PAIRS = german_english_numbers()["train"][:60]
 DEV = german_english_numbers()["dev"][:6]
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
 
 def write(path: Path, lines: list[str], packing: str = "") -> None:
@@ -154,18 +156,95 @@ def test_tau(tmp_path: Path) -> None:
 
     assert arguments(tau=0.25)["tau"] == 0.25
     assert arguments(tau="formula")["tau"] == estimate_tau(8, 90)
-    with pytest.raises(InputError, match=r"formula is for output_alpha 1\.5 alone, found 1\.7; use auto"):
-        arguments(tau="formula", output_alpha=1.7)
     auto = arguments(tau="auto", output_alpha=1.7)
     assert auto == arguments(tau="auto", output_alpha=1.7)
-    # The threshold of the first batch through the network as it starts.
+    # The threshold of the first batch through the network as it starts, where there is a symbol to predict.
     torch.manual_seed(1)
     model = build_model({"class": "transformer", "arguments": {**auto, "tau": 0.0}}).eval()
     batch = prepare(config(tmp_path)).data.train.batch(range(60))
     with torch.no_grad():
-        scores = model.output.scores(model(batch.src, batch.src_lengths, batch.tgt_in).hidden)
+        scores = model.output.scores(model(batch.src, batch.src_lengths, batch.tgt_in).hidden)[batch.tgt_out != -100]
     assert auto["tau"] == pytest.approx(float(estimate_tau_from_scores(scores, 1.7)), rel=1e-6)
     assert arguments(output="entmax", tau="formula", output_alpha=1.7)["tau"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        ({"share": "all"}, "share: all"),
+        ({"share": "target"}, "share: target"),
+        ({"output_alpha": 1.7}, r"output_alpha 1\.7"),
+        ({"share": "all", "output_alpha": 1.3}, r"share: all, output_alpha 1\.3"),
+        ({"architecture": "rnn"}, "architecture rnn"),
+        ({"architecture": "rnn", "share": "target", "output_alpha": 2.0}, "architecture rnn, share: target, .* 2"),
+    ],
+)
+def test_the_formula_of_tau_is_refused_where_it_does_not_hold(model: dict[str, Any], found: str) -> None:
+    content = {"architecture": "transformer", "output": "alpha_relu", "tau": "formula", **model}
+    data = {"task": "translation", "folder": "/nowhere", "train": "train", "dev": "dev"}  # before any file is read
+    with pytest.raises(InputError, match=f"model.tau: formula is for .*, found {found}; use tau: auto"):
+        prepare(check_config({"version": 1, "data": data, "model": content}, "test"))
+
+
+def test_a_run_that_was_started_keeps_its_threshold(tmp_path: Path) -> None:
+    corpus(tmp_path)
+    given = config(tmp_path, model={"output": "alpha_relu"})
+    first = prepare(given, tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    changed = {**first.description, "arguments": {**first.description["arguments"], "tau": 0.123}}
+    symbols = first.data.src_vocab, first.data.tgt_vocab
+    assert not start_run(tmp_path / "run", given.text(), changed, first.task, *symbols)
+    again = prepare(given, tmp_path / "run")
+    assert again.description == changed and again.build().output.tau == 0.123
+    other = config(tmp_path, model={"output": "alpha_relu", "d_model": 16})
+    for prepared in (prepare(given), prepare(given, tmp_path / "none"), prepare(other, tmp_path / "run")):
+        assert prepared.description["arguments"]["tau"] != 0.123
+
+
+def outputs_sum(prepared: Prepared) -> float:
+    """Mean sum of an untrained model's outputs, on data that no threshold was taken from."""
+    model, batch = prepared.build().eval(), prepared.data.dev.batch(range(len(prepared.data.dev)))
+    with torch.no_grad():
+        decoded = model(batch.src, batch.src_lengths, batch.tgt_in)
+        probs = model.output.probs(model.output.scores(decoded.hidden))
+    return float(probs.sum(-1)[batch.tgt_out != -100].mean())
+
+
+@pytest.mark.parametrize("alpha", [1.3, 1.5, 2.0])
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"architecture": "rnn"},
+        {"architecture": "rnn", "share": "target"},
+        {"architecture": "transformer"},
+        {"architecture": "transformer", "share": "target", "norm": "pre"},
+        {"architecture": "transformer", "share": "all"},
+    ],
+    ids=lambda model: "-".join(model.values()),
+)
+def test_outputs_of_alpha_relu_sum_to_about_one_before_training(
+    tmp_path: Path, model: dict[str, Any], alpha: float
+) -> None:
+    corpus(tmp_path)
+    sizes = {"transformer": {"heads": 2, "encoder_layers": 1, "decoder_layers": 1}, "rnn": {"layers": 1}}
+    given = {"d_model": 64, "output": "alpha_relu", "output_alpha": alpha, "tau": "auto"}
+    content = config(tmp_path).model_dump() | {"model": {**sizes[model["architecture"]], **given, **model}}
+    assert 0.75 < outputs_sum(prepare(check_config(content, "test"))) < 1.35
+
+
+@pytest.mark.parametrize("name", ["iwslt14-de-en", "wmt14-en-de"])
+def test_recipes_of_alpha_relu_start_with_outputs_that_sum_to_about_one(tmp_path: Path, name: str) -> None:
+    recipe = RECIPES / "tezekbayev2022" / f"{name}.yaml"
+    data = load_config(recipe).data
+    for split, pairs in ((data.train, PAIRS), (data.dev, DEV)):
+        for i, language in enumerate(("de", "en")):
+            write(tmp_path / f"{split}.{language}", [pair[i] for pair in pairs])
+    sizes = {"d_model": 64, "heads": 2, "encoder_layers": 2, "decoder_layers": 2, "d_ff": 64}
+    changes = {f"model.{key}": value for key, value in sizes.items()} | {"data.subwords.size": 90}
+    changes |= {"data.folder": tmp_path, "data.cache": tmp_path / "cache"}
+    prepared = prepare(load_config(recipe, [f"{key}={value}" for key, value in changes.items()]))
+    assert prepared.description["arguments"]["share"] == "all"
+    assert 0.75 < outputs_sum(prepared) < 1.35
 
 
 def test_the_cache_is_where_the_system_has_its_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -178,8 +257,6 @@ def test_the_cache_is_where_the_system_has_its_caches(monkeypatch: pytest.Monkey
 
 
 def test_what_outputs_are_worth(tmp_path: Path) -> None:
-    from tsallis.search import Certificate, Hypothesis, Result
-
     corpus(tmp_path)
     prepared = prepare(config(tmp_path))
     nothing = Certificate("none", 0.0)
@@ -221,3 +298,50 @@ def test_a_model_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("tsallis.prepare.build_model", build)
     with pytest.raises(InputError, match=r"the model .* does not fit into memory"):
         prepared.build()
+
+
+SIZES = {"aa": 8, "bb": 1, "cc": 3}  # samples of the development set
+
+
+def languages_config(folder: Path, **training: Any) -> Config:
+    for language, count in SIZES.items():
+        write(folder / f"{language}-train", [f"{language}{x}\t{x}{language}\tN" for x in "abcdefgh"])
+        write(folder / f"{language}-dev", [f"{language}{x}\t{x}{language}\tN" for x in "abcdefgh"[:count]])
+    data = {"folder": str(folder), "train": "{language}-train", "dev": "{language}-dev", "languages": "all"}
+    model = {"d_model": 8, "layers": 1}
+    return check_config({"version": 1, "data": data, "model": model, "training": training}, "test")
+
+
+@pytest.mark.parametrize("rows", [3, 4, 5, 7, 12])
+def test_the_rows_that_are_searched_are_evenly_of_all_languages(tmp_path: Path, rows: int) -> None:
+    data = prepare(languages_config(tmp_path, validation_rows=rows)).data
+    assert sorted(data.references) == sorted(f"{x}{name}" for name, n in SIZES.items() for x in "abcdefgh"[:n])
+    assert [reference[1:] for reference in data.references] == data.languages
+    assert [data.tgt_vocab.text(row) for row in data.dev.tgt] == data.references
+    found = {name: data.languages[:rows].count(name) for name in SIZES}
+    most = max(found.values())
+    assert all(found[name] in (most, most - 1) or found[name] == SIZES[name] for name in SIZES), found
+    assert prepare(languages_config(tmp_path, validation_rows=rows)).data.dev.digest() == data.dev.digest()
+
+
+def test_too_few_rows_for_all_languages_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"validation_rows: 2 rows can't stand for 3 languages: expected at least 3"):
+        prepare(languages_config(tmp_path, validation_rows=2))
+
+
+def test_languages_choose_the_best_checkpoint_alike(tmp_path: Path) -> None:
+    """A model that is right in the largest language alone is worse than one that is right in the two small ones."""
+    prepared = prepare(languages_config(tmp_path))
+    data, measure = prepared.data, prepared.measure()
+    assert data.languages is not None
+
+    def score(*right: str) -> tuple[str, float]:
+        rows = zip(data.dev.tgt, data.languages or (), strict=True)
+        outputs = [tuple(row) if language in right else () for row, language in rows]
+        found = measure([Result((Hypothesis(output, -1.0, (), ()),), Certificate("none", 0.0)) for output in outputs])
+        return next(iter(found.items()))
+
+    assert score("aa") == ("macro_accuracy", pytest.approx(1 / 3))
+    assert score("bb", "cc") == ("macro_accuracy", pytest.approx(2 / 3))
+    first = measure([Result((), Certificate("none", 0.0))] * 4)  # of the first rows alone
+    assert first["macro_accuracy"] == first["accuracy"] == 0

@@ -27,8 +27,11 @@ from tsallis.continuous import (
     TruncatedParaboloid,
     cell_masses,
 )
+from tsallis.data import Vocabulary, english_verbs
+from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
-from tsallis.models import BiLSTMClassifier
+from tsallis.models import BiLSTMClassifier, TransformerSeq2Seq
+from tsallis.training import Settings, Trainer
 
 pytest.importorskip("matplotlib")
 from matplotlib.collections import LineCollection
@@ -441,6 +444,26 @@ def test_alphas_of_a_log(tmp_path: Path) -> None:
     found = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes[0].lines}
     assert found["layer 1, head 1"] == ([10, 20], [1.5, 1.6]) and found["layer 2, head 2"] == ([10, 20], [1.2, 1.1])
     assert len(found) == 4
+
+
+def test_alphas_of_a_trained_run(tmp_path: Path) -> None:
+    """What a training writes itself, from before the first update on."""
+    verbs = english_verbs()
+    examples = [*verbs["train"][:48], *verbs["dev"][:6]]
+    src, tgt = (Vocabulary.build(x) for x in zip(*((e.src_tokens(), e.tgt_tokens()) for e in examples), strict=True))
+    train, dev = (Corpus.encode(part, src, tgt) for part in (examples[:48], examples[48:]))
+    sizes = {"d_model": 8, "heads": 2, "layers": 1, "d_ff": 8, "dropout": 0.0}
+    model = TransformerSeq2Seq(len(src), len(tgt), attention="learned", **sizes)
+    before = model.alphas()
+    settings = Settings(updates=12, validate_updates=4, batch_size=8, learning_rate=0.05)
+    Trainer(model, train, dev, tmp_path, settings, lambda _: None).run()
+    for kind, ax in zip(("encoder", "decoder", "context"), report.learned_alphas(tmp_path).axes, strict=True):
+        assert ax.get_title("left") == kind and len(ax.lines) == 2
+        for head, line in enumerate(ax.lines):
+            assert list(line.get_xdata()) == [0, 4, 8, 12]
+            drawn = line.get_ydata()
+            assert drawn[0] == pytest.approx(before[kind][0, head].item())
+            assert drawn[-1] == pytest.approx(model.alphas()[kind][0, head].item()) != pytest.approx(drawn[0])
 
 
 @pytest.mark.parametrize(

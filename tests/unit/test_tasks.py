@@ -8,11 +8,20 @@ from typing import Any
 import pytest
 
 from tsallis.cli import _blocks
-from tsallis.data import Vocabulary
+from tsallis.data import InflectionExample, Vocabulary
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq
-from tsallis.tasks import Inflection, Translation, evaluation, line_reader, read_lines, task_of
+from tsallis.tasks import (
+    Inflection,
+    Translation,
+    evaluation,
+    language_scores,
+    line_reader,
+    read_lines,
+    score_values,
+    task_of,
+)
 from tsallis.training import Run
 
 TEXT = ["das Haus ist rot", "the house is red", "ein Hut", "a hat"]
@@ -107,6 +116,38 @@ def test_scores_of_translations() -> None:
     assert all(scores[name].signature for name in ("bleu", "chrf", "ter")) and not scores["exact"].signature
     assert [s.name for s in task.scores(texts, texts, quick=True)] == ["bleu", "exact"]
     assert task.scores(texts, texts, quick=True)[0].value == pytest.approx(100)
+
+
+def test_several_languages_count_the_same() -> None:
+    """However many samples each has: 1 of 4 right in one and 1 of 1 in the other are 62.5 % right, not 40 %."""
+    task, texts, references = task_of({}), ["a", "b", "b", "b", "a"], ["a", "a", "a", "a", "a"]
+    each = language_scores(task, texts, references, ["fi", "fi", "fi", "fi", "eo"])
+    assert each == {
+        "eo": {"samples": 1, "accuracy": 1.0, "levenshtein": 0.0},
+        "fi": {"samples": 4, "accuracy": 0.25, "levenshtein": 0.75},
+    }
+    values = score_values(task.scores(texts, references), each)
+    assert values == {"macro_accuracy": 0.625, "macro_levenshtein": 0.375, "accuracy": 0.4, "levenshtein": 0.6}
+    assert next(iter(values)) == "macro_accuracy"  # which says what model is best
+    for one in (None, ["fi"] * 5, []):
+        assert language_scores(task, texts, references, one) == {}
+    assert score_values(task.scores(texts, references), {}) == {"accuracy": 0.4, "levenshtein": 0.6}
+
+
+def test_an_evaluation_of_several_languages() -> None:
+    given = run({"task": "inflection", "languages": ["eo", "fi"]})
+    examples = [InflectionExample("abc", ("N",), "b", "fi"), InflectionExample("ab", ("V",), "c", "eo")]
+    lines = task_of(given.task).encode([*examples, *examples[:1]], given)
+    assert lines.languages == ["fi", "eo", "fi"]
+    report = evaluation(given, lines, beam_size=2)
+    assert {name: row["samples"] for name, row in report["languages"].items()} == {"eo": 1, "fi": 2}
+    for name in ("accuracy", "levenshtein"):
+        eo, fi = (report["languages"][language][name] for language in ("eo", "fi"))
+        assert report[f"macro_{name}"] == pytest.approx((eo + fi) / 2)
+        assert report[name] == pytest.approx((eo + 2 * fi) / 3)
+    alone = evaluation(given, task_of(given.task).encode(examples[:1], given), beam_size=2)
+    assert "languages" not in alone and "macro_accuracy" not in alone
+    assert 0 <= alone["symbol_accuracy"] <= 1
 
 
 @pytest.mark.parametrize("name", ["inflection", "translation"])

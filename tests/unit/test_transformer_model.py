@@ -399,7 +399,8 @@ def test_dropout_is_where_it_should_be() -> None:
     assert {a.dropout for kind in KINDS for a in attentions(found)[kind]} == {0.1}
     rates = {module.p for module in found.modules() if isinstance(module, nn.Dropout)}
     assert rates == {0.4} and found.dropout.p == 0.4
-    assert {a.dropout for a in attentions(model(dropout=0.4))["context"]} == {0.4}
+    assert {a.dropout for a in attentions(model(dropout=0.4, attention_dropout=None))["context"]} == {0.4}
+    assert {a.dropout for a in attentions(model(dropout=0.4))["context"]} == {0.0}
     embedded = model(dropout=0.4)._embed(nn.Embedding.from_pretrained(torch.ones(3, 8)), torch.ones(90, 90).long(), 0)
     assert (embedded == 0).double().mean().item() == pytest.approx(0.4, abs=0.02)
 

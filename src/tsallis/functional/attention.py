@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tsallis.functional.rows import alpha_number, check_floating
-from tsallis.kernels import attention, attention_traced, autograd, cpu, dispatch
+from tsallis.kernels import attention, attention_traced, autograd, cpu, dispatch, tracing
 from tsallis.kernels.alphas import Alpha, check_alpha
 from tsallis.kernels.attention import Problem
 from tsallis.kernels.autograd import widen
@@ -231,7 +231,7 @@ def _gpu() -> ModuleType:
     return attention_front
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@tracing.constant
 def _gpu_asked_for(device: str) -> bool:
     wanted = dispatch.wanted()
     if device == "cpu" and wanted != "triton":
@@ -243,7 +243,7 @@ def _gpu_asked_for(device: str) -> bool:
     return dispatch.triton_status()[0] and _gpu() is not None  # a tracer finds the operators from now on
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@tracing.constant
 def _cpu_asked_for() -> bool:
     return dispatch.wanted() in ("auto", "cpu") and cpu.status().available
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tsallis.functional.rows import check_floating
+from tsallis.kernels import tracing
 
 T = TypeVar("T")
 # The most a weight may lose to the largest before it is left out: exp(-39) is below the rounding of float64.
@@ -54,8 +55,7 @@ def constant(function: Callable[..., T]) -> Callable[..., T]:
         return computed(*arguments)
 
     wrapper.__name__, wrapper.__doc__ = function.__name__, function.__doc__
-    known: Callable[..., T] = torch.compiler.assume_constant_result(wrapper)
-    return known
+    return tracing.constant(wrapper)
 
 
 def _check_points(points: int) -> int:

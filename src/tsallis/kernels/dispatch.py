@@ -132,7 +132,11 @@ def _compiled(alpha: Alpha, tensors: Sequence[Tensor], name: str) -> bool:
     for x in tensors:
         if type(x) not in _PLAIN or x.dtype not in cpu.STORAGE or x.numel() == 0:
             return False
-    if name in ("eager", "triton") or not cpu.status().available:
+    if name in ("eager", "triton"):
         return False
     least, most = (alpha, alpha) if isinstance(alpha, float) else extremes(alpha)
-    return 1 <= least <= most <= 2
+    if not 1 <= least <= most <= 2:
+        return False
+    if not cpu.status().available:
+        cpu.warn_of_absence()
+    return cpu.status().available

@@ -69,6 +69,11 @@ class LabelOutput(nn.Module):
         return self.layer.weight
 
     @property
+    def d_model(self) -> int:
+        """Size of the hidden states, with their one number more."""
+        return self.layer.d_model + 1
+
+    @property
     def normalized(self) -> bool:
         """Whether the probabilities sum to 1."""
         return self.layer.normalized

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from tsallis.continuous import translation_basis
+from tsallis.continuous import Density, translation_basis
 from tsallis.continuous.moments import Matching
 from tsallis.models.checks import check_counts
 from tsallis.models.decoder import Decoded, Memory, Step
@@ -233,6 +233,33 @@ class RNNSeq2Seq(nn.Module):
         """How many positions have a weight above zero at each step [batch, tgt]."""
         assert decoded.attention is not None
         return (decoded.attention > 0).sum(-1).float()
+
+    @property
+    def attention_label(self) -> str:
+        """What the weights of a pass are, for figures."""
+        if isinstance(self.attention, ContinuousGlobalAttention):
+            return "Continuous attention to the source: mass of the density in each position, its mean and support"
+        return "Attention to the source"
+
+    @torch.no_grad()
+    def densities(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor) -> Density | None:
+        """Return what continuous attention looks with at each step, of batch shape [batch, 1, tgt]; None without it.
+
+        Args:
+            src: [batch, src] symbols.
+            src_lengths: [batch] their counts.
+            tgt_in: [batch, tgt] tokens, the start first.
+        """
+        attention, seen = self.attention, []
+        if not isinstance(attention, ContinuousGlobalAttention):
+            return None
+        hook = attention.register_forward_hook(lambda module, arguments, result: seen.append(arguments))
+        try:
+            self(src, src_lengths, tgt_in)
+        finally:
+            hook.remove()
+        queries = [query for query, *_ in seen]  # [batch, tgt, d_model] once, or [batch, d_model] a step
+        return attention.density(queries[0] if queries[0].dim() == 3 else torch.stack(queries, 1), *seen[0][1:])
 
     def shared_parameters(self) -> dict[str, str]:
         """Names in the state dict that repeat another one's parameter, each with that other one."""

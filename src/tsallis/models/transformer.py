@@ -104,7 +104,7 @@ class TransformerSeq2Seq(nn.Module):
         layers: int = 6,
         d_ff: int = 2048,
         dropout: float = 0.1,
-        attention_dropout: float | None = None,
+        attention_dropout: float | None = 0.0,
         norm: str = "post",
         activation: str = "relu",
         attention: str = "entmax",
@@ -317,6 +317,12 @@ class TransformerSeq2Seq(nn.Module):
                 f"asked for one of {asked[0]} and {asked[1]}"
             )
         return counts.float().mean((0, 2))
+
+    @property
+    def attention_label(self) -> str:
+        """What the weights of a pass are, for figures."""
+        heads, last = self.heads, len(self.decoder.layers)
+        return f"Attention to the source: mean of {heads} head{'s' * (heads != 1)} of decoder layer {last} of {last}"
 
     def shared_parameters(self) -> dict[str, str]:
         """Names in the state dict that repeat another one's parameter, each with that other one."""

@@ -154,7 +154,7 @@ class VisualAnswerer(nn.Module):
         d_image: int = 3,
         stages: int = 3,
         positions: bool = True,
-        attention: str = "discrete",
+        attention: str = "continuous",
         transform: str | float = "softmax",
         functions: int = 100,
         basis: str = "image",

@@ -284,3 +284,8 @@ class ContinuousGlobalAttention(BilinearAttention):
         found = self.attention.attend(scores, memory, mask)
         edges = cell_edges(mask).to(widen(memory))[:, None, None]  # [batch, 1, 1, src + 1]
         return found.context, cell_masses(found.density, edges).squeeze(1)
+
+    def density(self, query: Tensor, memory: Tensor, mask: Tensor, keys: Tensor | None = None) -> Density:
+        """Return the density of batch shape [batch, 1, tgt] that queries [batch, tgt, d_query] attend with."""
+        keys = self.keys(memory) if keys is None else keys
+        return self.attention.attend(query @ keys.mT, memory, mask).density

@@ -25,6 +25,7 @@ from tsallis.continuous.elliptical import Points
 from tsallis.continuous.moments import Matching
 from tsallis.functional.rows import alpha_number, check_floating
 from tsallis.kernels.autograd import widen
+from tsallis.kernels.tracing import untraced
 from tsallis.nn.focus import DensityHead, DensityKind, PooledFeatures, linear
 from tsallis.nn.output import transform_alpha
 
@@ -79,7 +80,7 @@ def basis_of(basis: str | int | Basis, dims: int) -> Basis:
     return basis
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@untraced
 def _looking(signal: Signal, density: Density) -> Tensor:
     """How many points a rule needs depends on numbers, which a compiler does not see."""
     return signal.expect(density)

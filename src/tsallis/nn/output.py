@@ -81,6 +81,11 @@ class OutputLayer(nn.Module):
         return self.projection.weight
 
     @property
+    def d_model(self) -> int:
+        """Size of the hidden states."""
+        return self.projection.in_features
+
+    @property
     def bias(self) -> Tensor | None:
         """[d_vocab], if there is one."""
         return self.projection.bias

@@ -24,22 +24,24 @@ PREFIX = "alpha_"
 def learned_alphas(log: Path | str, *, width: float = WIDTH) -> Figure:
     """The alpha of each head over the updates of a training, a panel for each kind of attention.
 
-    The heads of the first layer are light, those of the last dark. An alpha of 1 is softmax, one of 2 sparsemax.
+    They begin with those before the first update. The heads of the first layer are light, those of the last dark. An
+    alpha of 1 is softmax, one of 2 sparsemax; alphas that are not learned are level lines.
 
     Args:
         log: `log.jsonl` of a run, or the run's folder.
         width: in inches.
 
     Raises:
-        InputError: a file that can't be read, or one in which no alphas were learned.
+        InputError: a file that can't be read, or the log of a model whose heads have no alphas.
 
     Example:
         >>> import json, pathlib, tempfile
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "log.jsonl"
-        >>> events = [{"event": "epoch", "step": s, "alpha_encoder": [[1.5, 1.5 + s / 100]]} for s in (10, 20)]
+        >>> events = [{"event": "start", "alpha_encoder": [[1.5, 1.5]]}]
+        >>> events += [{"event": "epoch", "step": s, "alpha_encoder": [[1.5, 1.5 + s / 100]]} for s in (10, 20)]
         >>> _ = path.write_text("".join(json.dumps(event) + "\\n" for event in events))
         >>> [line.get_ydata().tolist() for line in learned_alphas(path).axes[0].lines]
-        [[1.5, 1.5], [1.6, 1.7]]
+        [[1.5, 1.5, 1.5], [1.5, 1.6, 1.7]]
     """
     steps, kinds = _read(Path(log))
     figure = canvas.blank(width, 2.4)
@@ -88,10 +90,10 @@ def _read(path: Path) -> tuple[list[int], dict[str, Tensor]]:
         event for event in events if isinstance(event, dict) and any(name.startswith(PREFIX) for name in event)
     ]
     if not with_alphas:
-        raise InputError(f"{path}: no alphas in this log: they are written where a model learns them")
+        raise InputError(f"{path}: no alphas in this log: they are written where a model's heads have alphas")
     names = [name for name in with_alphas[0] if name.startswith(PREFIX)]
     try:
-        steps = [int(event["step"]) for event in with_alphas]
+        steps = [_step(event) for event in with_alphas]
         kinds = {
             name.removeprefix(PREFIX): torch.tensor([event[name] for event in with_alphas], dtype=torch.float64)
             for name in names
@@ -101,3 +103,8 @@ def _read(path: Path) -> tuple[list[int], dict[str, Tensor]]:
     if any(values.dim() != 3 for values in kinds.values()):
         raise InputError(f"{path}: alphas must be [layers, heads] in each event")
     return steps, kinds
+
+
+def _step(event: dict[str, Any]) -> int:
+    """Return the number of updates before an event: none before the start, which says no step."""
+    return int(event.get("step", 0) if event.get("event") == "start" else event["step"])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from tsallis.models.decoder import Decoder, Step
+from tsallis.models.decoder import Decoded, Decoder, Step
 
 
 @dataclass(frozen=True)
@@ -21,17 +21,64 @@ class _States:
         return _States(tuple(part.select(index) for part in self.parts))
 
 
-class _Averaged:
-    """The output of an ensemble: its scores are log-probabilities already."""
+class EnsembleDecoded(NamedTuple):
+    """All steps of an ensemble at once, with the target given."""
 
-    def __init__(self, normalized: bool) -> None:
-        self.normalized = normalized
+    hidden: Tensor  # [batch, tgt, size]: those of the models side by side
+    attention: Tensor | None  # [batch, tgt, src]: the mean, where every model gives weights
+    parts: tuple[Decoded, ...]  # of each model
+
+
+class AveragedOutput:
+    """The output of an ensemble: its scores are log-probabilities already, those of the models' mean probabilities.
+
+    Args:
+        outputs: of the models.
+    """
+
+    def __init__(self, outputs: Sequence[Any]) -> None:
+        self.outputs = list(outputs)
+
+    @property
+    def normalized(self) -> bool:
+        """Whether the probabilities of every model sum to 1."""
+        return all(output.normalized for output in self.outputs)
+
+    @property
+    def d_model(self) -> int:
+        """Size of the models' hidden states side by side."""
+        return sum(self._sizes())
+
+    def _sizes(self) -> list[int]:
+        return [output.d_model for output in self.outputs]
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """[..., size] states of the models side by side to logarithms [..., d_vocab] of the mean probabilities."""
+        parts = zip(self.outputs, hidden.split(self._sizes(), -1), strict=True)
+        return mean_log_probs([output.log_probs(output.scores(part)) for output, part in parts])
 
     def probs(self, scores: Tensor) -> Tensor:
         return scores.exp()
 
     def log_probs(self, scores: Tensor) -> Tensor:
         return scores
+
+    def loss(self, hidden: Tensor, target: Tensor, **options: Any) -> Tensor:
+        """The mean of the models' losses: that of the mean probabilities may be infinite, and belongs to no map."""
+        parts = zip(self.outputs, hidden.split(self._sizes(), -1), strict=True)
+        return torch.stack([output.loss(part, target, **options) for output, part in parts]).mean(0)
+
+
+def mean_log_probs(each: Sequence[Tensor]) -> Tensor:
+    """Return the logarithms of the mean of probabilities, from logarithms [..., d_vocab] of each.
+
+    Raises:
+        ValueError: different numbers of symbols.
+    """
+    sizes = {log_probs.shape[-1] for log_probs in each}
+    if len(sizes) > 1:
+        raise ValueError(f"the models of an ensemble must share a vocabulary, got {sorted(sizes)} symbols")
+    return torch.stack(list(each)).logsumexp(0) - math.log(len(each))
 
 
 class Ensemble:
@@ -61,7 +108,28 @@ class Ensemble:
         if not models:
             raise ValueError("an ensemble needs at least one model")
         self.models = list(models)
-        self.output = _Averaged(all(model.output.normalized for model in self.models))
+        self.output = AveragedOutput([model.output for model in self.models])
+
+    def __call__(
+        self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False
+    ) -> EnsembleDecoded:
+        """All steps with the target given, of models that have such a pass themselves."""
+        members: list[Any] = self.models
+        parts = tuple(model(src, src_lengths, tgt_in, need_attention=need_attention) for model in members)
+        weights = [part.attention for part in parts if part.attention is not None]
+        attention = torch.stack(weights).mean(0) if len(weights) == len(parts) else None
+        return EnsembleDecoded(torch.cat([part.hidden for part in parts], -1), attention, parts)
+
+    def attended(self, decoded: EnsembleDecoded) -> Tensor:
+        """How many source positions have a weight at each step [batch, tgt]: the mean of the models' counts."""
+        members: list[Any] = self.models
+        return torch.stack([m.attended(part) for m, part in zip(members, decoded.parts, strict=True)]).mean(0)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """All parameters of all models."""
+        for model in self.models:
+            if hasattr(model, "parameters"):
+                yield from model.parameters()
 
     def modules(self) -> Iterator[nn.Module]:
         """All modules of all models."""
@@ -86,9 +154,5 @@ class Ensemble:
         """Scores are the logarithms [batch, d_vocab] of the mean probabilities; attention [batch, src] is the mean."""
         steps = [model.step(part, token) for model, part in zip(self.models, state.parts, strict=True)]
         each = [model.output.log_probs(step.scores) for model, step in zip(self.models, steps, strict=True)]
-        sizes = {log_probs.shape[-1] for log_probs in each}
-        if len(sizes) > 1:
-            raise ValueError(f"the models of an ensemble must share a vocabulary, got {sorted(sizes)} symbols")
-        scores = torch.stack(each).logsumexp(0) - math.log(len(each))
         attention = torch.stack([step.attention for step in steps]).mean(0)
-        return Step(scores, attention, _States(tuple(step.state for step in steps)))
+        return Step(mean_log_probs(each), attention, _States(tuple(step.state for step in steps)))

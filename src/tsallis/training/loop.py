@@ -320,6 +320,7 @@ class Trainer:
             "dev_loss": given.loss,
             **{f"dev_{name}": value for name, value in scores.items()},
             "dev_gold_in_support": given.gold_in_support,
+            "dev_symbol_accuracy": given.symbol_accuracy,
             "output_support": given.output_support,
             "attention_support": given.attention_support,
             "logit_norm": given.logit_norm,

@@ -14,6 +14,7 @@ import ctypes
 import functools
 import math
 import os
+import warnings
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,10 +23,10 @@ import torch
 from torch import Tensor
 
 from tsallis.kernels.alphas import Alpha
-from tsallis.kernels.cpu.calls import CALLS, Layout
+from tsallis.kernels.cpu.build import LEFT_OUT, NO_KERNEL, source_hash
+from tsallis.kernels.cpu.calls import CALLS, Layout, sizes
+from tsallis.kernels.cpu.calls import STATS as STATS
 
-ABI = 7
-STATS = 5  # numbers a row that a loss keeps: maximum, threshold (coarse and fine), 1 / mass, support size
 DROP_ROW = 4096  # numbers that a thread drops at a time
 LISTED = 1024  # classes from which on a loss keeps small supports
 STORAGE = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -38,6 +39,7 @@ class Status(NamedTuple):
     reason: str
     instructions: str = ""
     path: str = ""
+    left_out: bool = False  # whoever installed the package wanted it so
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
@@ -49,15 +51,21 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
 def _load() -> tuple[Any, Status]:
     path = Path(os.environ.get("TSALLIS_KERNEL_PATH") or Path(__file__).with_name("_kernel.so"))
     if not path.exists():
-        return None, Status(False, "not compiled: install again with a C++ compiler (g++ or clang++) at hand")
+        return None, _absence(path.with_name(NO_KERNEL))
     try:
         library = ctypes.CDLL(str(path))
         library.tsallis_source.restype = library.tsallis_isa.restype = c_char_p
-        abi, source = library.tsallis_abi(), library.tsallis_source().decode()
+        library.tsallis_size.argtypes, library.tsallis_size.restype = [c_char_p], c_int64
+        source = library.tsallis_source().decode()
     except (OSError, AttributeError) as error:
         return None, Status(False, f"{path.name} can't be loaded: {error}", path=str(path))
-    if abi != ABI or source not in ("", _source_hash()):
+    if source not in ("", source_hash(Path(__file__).parent)):
         return None, Status(False, f"{path.name} is older than the sources beside it: install again", path=str(path))
+    for name, size in sizes().items():
+        theirs = library.tsallis_size(name.encode())
+        if theirs != size:
+            reason = f"{path.name} has {theirs} for the size of {name!r}, this package {size}: install again"
+            return None, Status(False, reason, path=str(path))
     for name, call in CALLS.items():
         function = getattr(library, f"tsallis_{name}")
         function.argtypes, function.restype = [POINTER(call), c_int], None
@@ -69,10 +77,25 @@ def _load() -> tuple[Any, Status]:
     return library, Status(True, f"compiled kernels, {instructions}, {threads}", instructions, str(path))
 
 
-def _source_hash() -> str:
-    from tsallis.kernels.cpu.build import source_hash
+def _absence(note: Path) -> Status:
+    """Return why there is no library: what was noted when the package was built, if anything was."""
+    try:
+        reason = note.read_text(encoding="utf-8").strip()
+    except OSError:
+        return Status(False, "not compiled: install again with a C++ compiler (g++ or clang++) at hand")
+    return Status(False, reason, left_out=reason.startswith(LEFT_OUT))
 
-    return source_hash(Path(__file__).parent)
+
+@functools.cache
+def warn_of_absence() -> None:
+    """Warn, once in a process, that PyTorch's operations compute what the kernels would; not if that was wanted."""
+    state = status()
+    if not state.available and not state.left_out:
+        warnings.warn(
+            "tsallis computes on the CPU without its compiled kernels, which are several times as fast: "
+            f"{state.reason}. Or be content with PyTorch's operations: TSALLIS_BACKEND=eager.",
+            stacklevel=2,
+        )
 
 
 def _share_threads(library: Any) -> str:

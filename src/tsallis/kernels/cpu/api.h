@@ -154,8 +154,8 @@ struct Sharing {
           heads(call.mask_grad && !call.mask_grad_strides[2] ? call.heads : 1) {}
 };
 
+// The kernels for one instruction set and one storage.
 struct Kernels {
-    const char* name;
     int64_t (*rows_together)(int64_t d);
     void (*map)(const MapCall*, int64_t first, int64_t last);
     void (*map_gradient)(const MapGradientCall*, int64_t first, int64_t last);
@@ -164,12 +164,11 @@ struct Kernels {
     void (*relu_loss)(const ReluLossCall*, int64_t first, int64_t last);
     void (*support)(const SupportCall*, int64_t first, int64_t last);
     void (*gather)(const GatherCall*, int64_t first, int64_t last);
+    // Of float and double alone; null for halves.
     void (*drop)(const DropCall*, int64_t first, int64_t last);
     void (*attention)(const AttentionCall*, int64_t first, int64_t last);           // tiles
     void (*attention_gradient)(const AttentionCall*, int64_t first, int64_t last);  // parts of heads of keys, or of all that share
 };
-
-extern const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_avx512bf16;
 
 // Memory that a thread keeps between calls, aligned to pages: one piece for rows, one for tiles of attention. Everything
 // in it is undefined.

@@ -15,12 +15,15 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = HERE / "_kernel.so"
+NO_KERNEL = "_no_kernel.txt"  # beside the library's place: why it is not there
+LEFT_OUT = "left out of this installation"
 
 COMMON = (
     *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
 )
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1", "-g")
+UNITS = {"float": ("F32", "BF16", "F16"), "double": ("F64",)}  # how numbers are stored, by what computes them
 PORTABLE = {"portable": ()}
 # GCC takes the undefined operand of its own AVX-512 intrinsics for a mistake in what calls them.
 FALSE_ALARM = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
@@ -29,7 +32,7 @@ X86 = {
     "avx512": ("-march=x86-64-v4",),
     "avx512bf16": ("-march=x86-64-v4", "-mavx512bf16"),
 }
-JOBS = 2
+BETTER = {"avx512bf16": {"bfloat16": ("BF16",)}}  # what alone it does better than the one before it
 
 
 class BuildError(Exception):
@@ -82,7 +85,7 @@ def build(out: Path = LIBRARY, sanitize: bool = False) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f"{out.name}.{os.getpid()}")
     extra = SANITIZE if sanitize else ()
-    with tempfile.TemporaryDirectory(prefix="tsallis-") as folder, ThreadPoolExecutor(JOBS) as pool:
+    with tempfile.TemporaryDirectory(prefix="tsallis-") as folder, ThreadPoolExecutor(_processors()) as pool:
         commands = _compilations(compiler, Path(folder), extra)
         try:
             list(pool.map(_run, commands.values()))
@@ -93,6 +96,11 @@ def build(out: Path = LIBRARY, sanitize: bool = False) -> Path:
     return out
 
 
+def _processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _compilations(compiler: Compiler, folder: Path, extra: tuple[str, ...]) -> dict[Path, tuple[str, ...]]:
     """For each object, in the order of linking, the command that makes it."""
     # Of an inline function that several objects hold, the linker keeps the first one's: it must run on every machine.
@@ -100,7 +108,9 @@ def _compilations(compiler: Compiler, folder: Path, extra: tuple[str, ...]) -> d
     units = {"library": ("library.cpp", library)}
     for isa, flags in {**PORTABLE, **(X86 if compiler.x86 else {})}.items():
         quiet = FALSE_ALARM if isa.startswith("avx512") and compiler.gnu else ()
-        units[f"rows-{isa}"] = ("rows.cpp", [f"-DTSALLIS_ISA={isa}", *flags, *quiet])
+        for name, storages in BETTER.get(isa, UNITS).items():
+            tables = (f"-DTSALLIS_{storage}" for storage in storages)
+            units[f"rows-{isa}-{name}"] = ("rows.cpp", [f"-DTSALLIS_ISA={isa}", *tables, *flags, *quiet])
     return {
         folder / f"{name}.o": (
             *(*compiler.command, *COMMON, *extra, *flags),

@@ -58,8 +58,8 @@ class _Drop(ctypes.Structure):
         ("d", c_int64),
         ("seed", c_uint64),
         ("stays", c_double),
-        ("input", c_void_p),
-        ("output", c_void_p),
+        ("in", c_void_p),
+        ("out", c_void_p),
     )
 
 
@@ -108,3 +108,11 @@ CALLS: dict[str, type[ctypes.Structure]] = {
     "attention": Attention,
     "attention_gradient": Attention,
 }
+
+STATS = 5  # numbers a row that a loss keeps: maximum, threshold (coarse and fine), 1 / mass, support size
+
+
+def sizes() -> dict[str, int]:
+    """Return what a library must agree on, by the names it has for them: bytes of structures, and STATS."""
+    structures: dict[str, type[ctypes.Structure]] = {"layout": Layout, "heads": Heads, **CALLS}
+    return {**{name: ctypes.sizeof(structure) for name, structure in structures.items()}, "stats": STATS}

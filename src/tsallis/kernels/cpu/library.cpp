@@ -21,9 +21,37 @@
 #define TSALLIS_SOURCE ""
 #endif
 
+#define STORAGES(of) of(f32), of(f64), of(bf16), of(f16)  // as in Storage
+#define PORTABLE(storage) kernels_portable_##storage
+#define AVX2(storage) kernels_avx2_##storage
+#define AVX512(storage) kernels_avx512_##storage
+extern const Kernels STORAGES(PORTABLE);
+#if defined(TSALLIS_WITH_X86)
+extern const Kernels STORAGES(AVX2), STORAGES(AVX512), kernels_avx512bf16_bf16;
+#endif
+
 namespace {
 
-const Kernels* best() {
+struct InstructionSet {
+    const char* name;
+    const Kernels* kernels[4];  // by Storage
+};
+
+#define AT_PORTABLE(storage) &PORTABLE(storage)
+#define AT_AVX2(storage) &AVX2(storage)
+#define AT_AVX512(storage) &AVX512(storage)
+// From the least to the most; a machine that has one has those before it.
+const InstructionSet INSTRUCTION_SETS[] = {
+    {"portable", {STORAGES(AT_PORTABLE)}},
+#if defined(TSALLIS_WITH_X86)
+    {"avx2", {STORAGES(AT_AVX2)}},
+    {"avx512", {STORAGES(AT_AVX512)}},
+    {"avx512bf16", {AT_AVX512(f32), AT_AVX512(f64), &kernels_avx512bf16_bf16, AT_AVX512(f16)}},
+#endif
+};
+
+// The last instruction set that this machine has.
+const InstructionSet* best() {
 #if defined(TSALLIS_WITH_X86)
     // All of what -march=x86-64-v3 and -v4 let the compiler use; older compilers can't be asked for some by name.
     __builtin_cpu_init();
@@ -35,13 +63,15 @@ const Kernels* best() {
                     __builtin_cpu_supports("bmi2") && (c & F16C) && (c & MOVBE) && (extended & LZCNT);
     if (v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return __builtin_cpu_supports("avx512bf16") ? &kernels_avx512bf16 : &kernels_avx512;
-    if (v3) return &kernels_avx2;
+        return INSTRUCTION_SETS + (__builtin_cpu_supports("avx512bf16") ? 3 : 2);
+    if (v3) return INSTRUCTION_SETS + 1;
 #endif
-    return &kernels_portable;
+    return INSTRUCTION_SETS;
 }
 
-const Kernels* kernels = best();
+const InstructionSet* instructions = best();
+
+const Kernels& kernels_of(int32_t storage) { return *instructions->kernels[storage]; }
 
 // GOMP_parallel and omp_get_thread_num of the OpenMP runtime that torch has loaded: one pool of threads in the process,
 // not two that wait for each other. Null where there is none by that name.
@@ -112,7 +142,7 @@ void over_rows(Work<Call> work, const Call* call, int64_t rows, int64_t width, i
 
 template <class Call> void over_rows(Work<Call> work, const Call* call, int threads) {
     const Layout& layout = call->layout;
-    over_rows(work, call, layout.rows, layout.d, kernels->rows_together(layout.d), threads);
+    over_rows(work, call, layout.rows, layout.d, kernels_of(layout.storage).rows_together(layout.d), threads);
 }
 
 // Fresh memory of many pages costs more to touch for the first time than to compute. Pages of two megabytes, where the
@@ -153,58 +183,75 @@ void release_scratch(int64_t most, Scratch which) {
     scratch.memory = nullptr, scratch.bytes = 0;
 }
 
-EXPORT int32_t tsallis_abi() { return 7; }
+// The bytes of a structure of api.h, and the numbers that STATS are; 0 where there is none of that name. What calls the
+// library compares them with its own before it does.
+EXPORT int64_t tsallis_size(const char* name) {
+    static const struct {
+        const char* name;
+        int64_t size;
+    } SIZES[] = {
+        {"layout", sizeof(Layout)},
+        {"heads", sizeof(Heads)},
+        {"map", sizeof(MapCall)},
+        {"map_gradient", sizeof(MapGradientCall)},
+        {"loss", sizeof(LossCall)},
+        {"loss_gradient", sizeof(LossGradientCall)},
+        {"relu_loss", sizeof(ReluLossCall)},
+        {"support", sizeof(SupportCall)},
+        {"gather", sizeof(GatherCall)},
+        {"drop", sizeof(DropCall)},
+        {"attention", sizeof(AttentionCall)},
+        {"attention_gradient", sizeof(AttentionCall)},
+        {"stats", STATS},
+    };
+    for (const auto& one : SIZES)
+        if (std::strcmp(one.name, name) == 0) return one.size;
+    return 0;
+}
+
 EXPORT const char* tsallis_source() { return TSALLIS_SOURCE; }
-EXPORT const char* tsallis_isa() { return kernels->name; }
+EXPORT const char* tsallis_isa() { return instructions->name; }
 EXPORT void tsallis_set_parallel(void* parallel, void* number) {
     runtime = (Parallel)parallel, thread_number = (ThreadNumber)number;
 }
 
 // For tests: use another instruction set that this machine has. Returns 0 if it has not.
 EXPORT int32_t tsallis_use_isa(const char* name) {
-    const Kernels* most = best();
-    const Kernels* known[] = {&kernels_portable,
-#if defined(TSALLIS_WITH_X86)
-                              &kernels_avx2, &kernels_avx512, &kernels_avx512bf16
-#endif
-    };
-    for (const Kernels* one : known) {
-        if (std::strcmp(one->name, name) == 0) {
-            kernels = one;
-            return 1;
-        }
-        if (one == most) break;
+    for (const InstructionSet* one = INSTRUCTION_SETS; one <= best(); one++) {
+        if (std::strcmp(one->name, name)) continue;
+        instructions = one;
+        return 1;
     }
     return 0;
 }
 
 EXPORT void tsallis_map(const MapCall* call, int threads) {
     ask_for_huge_pages(call->probs, bytes_of(call->layout));
-    over_rows(kernels->map, call, threads);
+    over_rows(kernels_of(call->layout.storage).map, call, threads);
 }
 EXPORT void tsallis_map_gradient(const MapGradientCall* call, int threads) {
     ask_for_huge_pages(call->scores_grad, bytes_of(call->layout));
-    over_rows(kernels->map_gradient, call, threads);
+    over_rows(kernels_of(call->layout.storage).map_gradient, call, threads);
 }
-EXPORT void tsallis_loss(const LossCall* call, int threads) { over_rows(kernels->loss, call, threads); }
+EXPORT void tsallis_loss(const LossCall* call, int threads) { over_rows(kernels_of(call->layout.storage).loss, call, threads); }
 EXPORT void tsallis_loss_gradient(const LossGradientCall* call, int threads) {
     ask_for_huge_pages(call->scores_grad, bytes_of(call->layout));
-    over_rows(kernels->loss_gradient, call, threads);
+    over_rows(kernels_of(call->layout.storage).loss_gradient, call, threads);
 }
-EXPORT void tsallis_relu_loss(const ReluLossCall* call, int threads) { over_rows(kernels->relu_loss, call, threads); }
-EXPORT void tsallis_support(const SupportCall* call, int threads) { over_rows(kernels->support, call, threads); }
+EXPORT void tsallis_relu_loss(const ReluLossCall* call, int threads) { over_rows(kernels_of(call->layout.storage).relu_loss, call, threads); }
+EXPORT void tsallis_support(const SupportCall* call, int threads) { over_rows(kernels_of(call->layout.storage).support, call, threads); }
 EXPORT void tsallis_drop(const DropCall* call, int threads) {
-    over_rows(kernels->drop, call, (call->n + call->d - 1) / call->d, call->d, 1, threads);
+    over_rows(kernels_of(call->storage).drop, call, (call->n + call->d - 1) / call->d, call->d, 1, threads);
 }
 EXPORT void tsallis_gather(const GatherCall* call, int threads) {
-    over_rows(kernels->gather, call, call->rows, call->m * 16, 1, threads);
+    over_rows(kernels_of(call->storage).gather, call, call->rows, call->m * 16, 1, threads);
 }
 
 EXPORT void tsallis_attention(const AttentionCall* call, int threads) {
     const int64_t bytes = call->storage == STORE_F64 ? 8 : 4;
     ask_for_huge_pages(call->out.memory, call->batch * call->heads * call->group * call->queries * call->value_size * bytes);
     const int64_t tiles = (call->queries + call->rows - 1) / call->rows;
-    over_rows(kernels->attention, call, call->batch * call->heads * call->group * tiles, call->rows * call->keys, 1, threads);
+    over_rows(kernels_of(call->storage).attention, call, call->batch * call->heads * call->group * tiles, call->rows * call->keys, 1, threads);
 }
 EXPORT void tsallis_attention_gradient(const AttentionCall* call, int threads) {
     const int64_t parts = call->batch * call->heads * call->splits, bytes = call->storage == STORE_F64 ? 8 : 4;
@@ -214,7 +261,7 @@ EXPORT void tsallis_attention_gradient(const AttentionCall* call, int threads) {
     const int64_t width = call->group * call->queries * call->keys / call->splits;
     const Sharing sharing(*call);
     const int64_t together = sharing.batch * sharing.heads;
-    over_rows(kernels->attention_gradient, call, parts / together, width * together, 1, threads);
+    over_rows(kernels_of(call->storage).attention_gradient, call, parts / together, width * together, 1, threads);
 }
 
 // Lists by row [rows] turned into lists by class [classes]: entry k of row r, of class c and value v, becomes entry r

@@ -1,4 +1,7 @@
-// The row kernels for one instruction set, TSALLIS_ISA: what the library calls.
+// The row kernels for one instruction set, TSALLIS_ISA: what the library calls, a table for each way to store numbers
+// that is asked for. What is computed in double is compiled by itself, so that more cores of a machine compile.
+
+#include <type_traits>
 
 #include "attention.h"
 #include "drop.h"
@@ -9,55 +12,48 @@
 
 namespace {
 
-#define BY_STORAGE(storage, function, ...)                              \
-    switch (storage) {                                                  \
-        case STORE_F64: return function<double, double>(__VA_ARGS__);   \
-        case STORE_BF16: return function<float, BFloat16>(__VA_ARGS__); \
-        case STORE_F16: return function<float, Float16>(__VA_ARGS__);   \
-        default: return function<float, float>(__VA_ARGS__);            \
-    }
+template <class Call, void (*range)(const Call&, int64_t, int64_t)>
+void run(const Call* call, int64_t first, int64_t last) {
+    range(*call, first, last);
+}
 
-void map(const MapCall* call, int64_t first, int64_t last) {
-    BY_STORAGE(call->layout.storage, map_range, *call, first, last)
-}
-void map_gradient(const MapGradientCall* call, int64_t first, int64_t last) {
-    BY_STORAGE(call->layout.storage, map_gradient_range, *call, first, last)
-}
-void loss(const LossCall* call, int64_t first, int64_t last) {
-    BY_STORAGE(call->layout.storage, loss_range, *call, first, last)
-}
-void loss_gradient(const LossGradientCall* call, int64_t first, int64_t last) {
-    BY_STORAGE(call->layout.storage, loss_gradient_range, *call, first, last)
-}
-void relu_loss(const ReluLossCall* call, int64_t first, int64_t last) {
-    BY_STORAGE(call->layout.storage, relu_loss_range, *call, first, last)
-}
-void support(const SupportCall* call, int64_t first, int64_t last) {
-    BY_STORAGE(call->layout.storage, support_range, *call, first, last)
-}
-void gather(const GatherCall* call, int64_t first, int64_t last) {
-    BY_STORAGE(call->storage, gather_range, *call, first, last)
-}
-void drop(const DropCall* call, int64_t first, int64_t last) {
-    if (call->storage == STORE_F64) drop_range<double>(*call, first, last);
-    else drop_range<float>(*call, first, last);
-}
-void attention(const AttentionCall* call, int64_t first, int64_t last) {
-    if (call->storage == STORE_F64) attention_range<double>(*call, first, last);
-    else attention_range<float>(*call, first, last);
-}
-void attention_gradient(const AttentionCall* call, int64_t first, int64_t last) {
-    if (call->storage == STORE_F64) attention_gradient_range<double>(*call, first, last);
-    else attention_gradient_range<float>(*call, first, last);
+template <class S> constexpr Kernels kernels_of() {
+    using T = std::conditional_t<std::is_same_v<S, double>, double, float>;  // what it is computed in
+    Kernels table{};
+    table.rows_together = rows_together;
+    table.map = run<MapCall, map_range<T, S>>;
+    table.map_gradient = run<MapGradientCall, map_gradient_range<T, S>>;
+    table.loss = run<LossCall, loss_range<T, S>>;
+    table.loss_gradient = run<LossGradientCall, loss_gradient_range<T, S>>;
+    table.relu_loss = run<ReluLossCall, relu_loss_range<T, S>>;
+    table.support = run<SupportCall, support_range<T, S>>;
+    table.gather = run<GatherCall, gather_range<T, S>>;
+    if constexpr (std::is_same_v<T, S>) {
+        table.drop = run<DropCall, drop_range<T>>;
+        table.attention = run<AttentionCall, attention_range<T>>;
+        table.attention_gradient = run<AttentionCall, attention_gradient_range<T>>;
+    }
+    return table;
 }
 
 }  // namespace
 
-#define NAME_OF(isa) #isa
-#define NAMED(isa) NAME_OF(isa)
-#define JOINED(a, b) a##b
-#define TABLE(isa) JOINED(kernels_, isa)
+#define JOINED(a, b, c) a##_##b##_##c
+#define TABLE(isa, storage) JOINED(kernels, isa, storage)
 
-extern const Kernels TABLE(TSALLIS_ISA) = {
-    NAMED(TSALLIS_ISA), rows_together, map,    map_gradient, loss,      loss_gradient,
-    relu_loss,          support,       gather, drop,         attention, attention_gradient};
+#if defined(TSALLIS_F32)
+extern const Kernels TABLE(TSALLIS_ISA, f32);
+constexpr Kernels TABLE(TSALLIS_ISA, f32) = kernels_of<float>();
+#endif
+#if defined(TSALLIS_F64)
+extern const Kernels TABLE(TSALLIS_ISA, f64);
+constexpr Kernels TABLE(TSALLIS_ISA, f64) = kernels_of<double>();
+#endif
+#if defined(TSALLIS_BF16)
+extern const Kernels TABLE(TSALLIS_ISA, bf16);
+constexpr Kernels TABLE(TSALLIS_ISA, bf16) = kernels_of<BFloat16>();
+#endif
+#if defined(TSALLIS_F16)
+extern const Kernels TABLE(TSALLIS_ISA, f16);
+constexpr Kernels TABLE(TSALLIS_ISA, f16) = kernels_of<Float16>();
+#endif

@@ -1,0 +1,322 @@
+"""Every option of every command acts, beside every other one, or is refused: none is ignored."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+
+import tsallis.cli as cli
+from tsallis.errors import InputError
+from tsallis.search import beam_search
+
+# Of the commands that use a run, an argument for each option; {x} stands for a path. "FILE" is input from a file.
+FILE, ALL = "FILE", "--all"
+USE = {"--checkpoint": "average", "--language": "bb", "--images": "{other}"}
+COMMANDS: dict[str, dict[str, str | None]] = {
+    "translate": {
+        FILE: "{asked}",
+        "--nbest": "2",
+        "--beam": "1",
+        ALL: None,
+        "--budget": "{budget}",
+        "--json": None,
+        **USE,
+    },
+    "evaluate": {FILE: "{known}", "--split": "train", "--beam": "1", "--json": None, **USE},
+    "score": {FILE: "{known}", "--json": None, **USE},
+    "look": {FILE: "{asked}", "--out": "{out}", "--format": "svg", "--beam": "1", **USE},
+}
+# Commands whose options have nothing to do with each other; other tests use them.
+SINGLE = {
+    "info": set(),
+    "train": {"--run-dir", "--device"},
+    "average": {"--last"},
+    "demo": {"--run-dir", "--epochs"},
+    "data list": set(),
+    "data get": {"--folder", "--languages"},
+}
+REFUSED = {
+    "translate": {("--beam", ALL), ("--beam", "--budget")},
+    "evaluate": {(FILE, "--split")},
+}
+NEEDS = {("translate", "--budget"): ALL}
+# Of one label that is sure to be the best a wider beam can say no more.
+BESIDE = {("translate", "--beam", "--images"): "--nbest"}
+PAIRS = [(name, *pair) for name, options in COMMANDS.items() for pair in itertools.combinations(options, 2)]
+
+LETTERS = "abcd"
+WORDS = ["".join(word) for word in itertools.product(LETTERS, repeat=3)]
+IMAGE_LINES = [("1\twhat a?", "b"), ("2\twhat b?", "a"), ("7\twhat a?", "c")]
+FORM_LINES = [(word, word[1:], "N") for word in WORDS[::9]]
+FORMS = """\
+version: 1
+data:
+  {{folder: {folder}, train: "{{language}}-train", dev: "{{language}}-dev", test: "{{language}}-test", languages: all}}
+model: {{d_model: 8, layers: 1, dropout: 0.0, output: softmax}}
+training: {{epochs: 4, batch_size: 4, learning_rate: 0.005, keep: 3}}
+search: {{beam_size: 4}}
+"""
+QUESTIONS = """\
+version: 1
+data: {{task: visual, folder: {folder}, train: train.tsv, test: test.tsv, images: {{train: train.npy, test: test.npy}}}}
+model: {{architecture: answerer, d_model: 8, heads: 2, layers: 1, stages: 1, functions: 4, output: entmax}}
+training: {{epochs: 3, batch_size: 8, learning_rate: 0.003, keep: 3}}
+search: {{beam_size: 4}}
+"""
+
+
+def called(*arguments: object, stdin: str = "") -> str:
+    """What a command prints."""
+    out, before = io.StringIO(), sys.stdin
+    sys.stdin = SimpleNamespace(buffer=io.BytesIO(stdin.encode()))  # type: ignore[assignment]
+    try:
+        with contextlib.redirect_stdout(out):
+            cli.app([str(argument) for argument in arguments], standalone_mode=False)
+    finally:
+        sys.stdin = before
+    return out.getvalue()
+
+
+def trained(folder: Path, config: str) -> Path:
+    (folder / "config.yaml").write_text(config.format(folder=folder), encoding="utf-8")
+    called("train", folder / "config.yaml", "--run-dir", folder / "run", "--device", "cpu")
+    called("average", folder / "run")
+    return folder / "run"
+
+
+def write(path: Path, lines: list[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two languages."""
+    folder = tmp_path_factory.mktemp("forms")
+    for shift, language in enumerate(("aa", "bb")):
+        forms = [f"{word}\t{word[shift:]}{'d' * shift}\tN" for word in WORDS]
+        for split, start in (("train", 0), ("dev", 1), ("test", 2)):
+            write(folder / f"{language}-{split}", forms[start :: 3 if split == "train" else 12])
+    write(folder / "asked", [f"{word}\tN" for word in WORDS[1::9]])
+    write(folder / "known", ["dca\tca\tN", "bad\tbad\tN"])
+    return trained(folder, FORMS)
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of questions about images."""
+    folder = tmp_path_factory.mktemp("questions")
+    for seed, name in enumerate(("train", "test", "other")):
+        images = np.random.default_rng(seed).integers(0, 255, (24, 4, 4, 3)).astype(np.uint8)
+        np.save(folder / f"{name}.npy", images)
+        write(folder / f"{name}.tsv", [f"{i}\twhat {'ab'[i % 2]}?\t{LETTERS[i % 4]}" for i in range(24)])
+    write(folder / "asked", ["3\twhat b?", "5\twhat a?"])
+    write(folder / "known", ["3\twhat b?\ta", "5\twhat a?\tb"])
+    return trained(folder, QUESTIONS)
+
+
+def ask(line: tuple[str, ...]) -> tuple[str, ...]:
+    """A line without the right output, which is in the second place."""
+    return line[:1] + line[2:]
+
+
+def content(name: str, options: set[str], run: Path, out: Path, as_json: bool) -> Any:
+    """What a command says with some options, without what differs from call to call."""
+    folder, about_images = run.parent, (run.parent / "other.npy").exists()
+    options = options | ({"--json"} if as_json and "--json" in COMMANDS[name] else set())
+    places = {x: folder / x for x in ("asked", "known")} | {"other": folder / "other.npy", "out": out / "there"}
+    budget = 3 if about_images else 5  # less than all there is
+    arguments = [part for option in sorted(options - {FILE}) for part in (option, COMMANDS[name][option]) if part]
+    if FILE in options:
+        arguments.insert(0, COMMANDS[name][FILE] or "")
+    if not about_images and "--language" not in options and (name != "evaluate" or FILE in options):
+        arguments += ["--language", "aa"]  # without it lines of several languages are refused
+    if name == "look" and "--out" not in options:
+        arguments += ["--out", str(out / "here")]
+    lines = [
+        "\t".join(line if name == "score" else ask(line)) for line in (IMAGE_LINES if about_images else FORM_LINES)
+    ]
+    said = called(
+        name, run, *(a.format(**places, budget=budget) for a in arguments), stdin="".join(f"{line}\n" for line in lines)
+    )
+    if name == "look":
+        return {str(Path(path).relative_to(out)): Path(path).read_text() for path in said.split()}
+    if name == "evaluate" and "--json" in options:
+        differing = ("run", "on", "language", "images", "seconds", "speed")
+        return {key: value for key, value in json.loads(said).items() if key not in differing}
+    return [line for line in said.split("\n") if not line.startswith("symbols a second")]
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[Any, Any]:
+    """What commands have said so far."""
+    return {}
+
+
+@pytest.fixture
+def say(
+    forms: Path, questions: Path, known: dict[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """Call a command with some options on a run that takes them: of `about`, too, which are not used."""
+    pytest.importorskip("matplotlib")
+    import tsallis.looks as looks
+    import tsallis.report as report
+
+    searched: list[Any] = []
+
+    def search(*arguments: Any, **options: Any) -> Any:
+        searched[:] = [options]
+        return beam_search(*arguments, **options)
+
+    def draw(*arguments: Any, **options: Any) -> Any:
+        return SimpleNamespace(figure=repr((arguments, options, searched)))
+
+    def save(figure: Any, path: Path) -> None:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(getattr(figure, "figure", figure))
+
+    for module, name, stand_in in (
+        (looks, "beam_search", search),
+        (looks, "attention_matrix", draw),
+        (looks, "image_panels", draw),
+        (report, "save", save),
+        (cli, "BUDGET", 150),
+    ):
+        monkeypatch.setattr(module, name, stand_in)
+
+    def call(name: str, options: Sequence[str], about: Sequence[str] = (), as_json: bool = True) -> Any:
+        run = questions if "--images" in {*options, *about} else forms
+        key = name, frozenset(options), run, as_json
+        if key not in known:
+            known[key] = content(name, set(options), run, tmp_path, as_json)
+        return known[key]
+
+    return call
+
+
+def needed(name: str, *options: str) -> set[str]:
+    """Options, and those without which they are refused."""
+    return {*options, *(NEEDS[name, option] for option in options if (name, option) in NEEDS)}
+
+
+def refused(name: str, one: str, other: str) -> bool:
+    kinds = {"--language", "--images"}  # no run takes both
+    pairs = REFUSED.get(name, set())
+    return {one, other} == kinds or (one, other) in pairs or (other, one) in pairs
+
+
+def test_every_option_is_in_the_table() -> None:
+    found: dict[str, set[str]] = {}
+
+    def collect(command: Any, *names: str) -> None:
+        for name, part in getattr(command, "commands", {}).items():
+            collect(part, *names, name)
+        if not hasattr(command, "commands"):
+            options = {p.opts[0] for p in command.params if p.param_type_name == "option"}
+            found[" ".join(names)] = options | ({FILE} if any(p.name == "file" for p in command.params) else set())
+
+    collect(typer.main.get_command(cli.app))
+    assert found == SINGLE | {name: set(options) for name, options in COMMANDS.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [(name, option) for name, options in COMMANDS.items() for option in options]
+)
+def test_every_option_acts(say: Callable[..., Any], name: str, option: str) -> None:
+    with_it = needed(name, option)
+    as_json = option != "--json"
+    assert say(name, with_it, as_json=as_json) != say(name, with_it - {option}, with_it, as_json=as_json)
+    if with_it != {option}:
+        with pytest.raises(InputError, match=f"^{option} is for {NEEDS[name, option]}"):
+            say(name, {option})
+
+
+@pytest.mark.parametrize(("name", "one", "other"), PAIRS)
+def test_every_option_acts_beside_every_other_one_or_is_refused(
+    say: Callable[..., Any], name: str, one: str, other: str
+) -> None:
+    both = needed(name, one, other) | ({BESIDE[name, one, other]} if (name, one, other) in BESIDE else set())
+    if refused(name, one, other):
+        with pytest.raises(InputError, match=f"{one}|{other}"):
+            say(name, both)
+        return
+    for option, rest in ((one, other), (other, one)):
+        if NEEDS.get((name, rest)) != option:
+            as_json = option != "--json"
+            assert say(name, both, as_json=as_json) != say(name, both - {option}, both, as_json=as_json), option
+
+
+def results(text: list[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text if line]
+
+
+def test_the_best_of_all_are_the_first_of_all_and_certified(say: Callable[..., Any]) -> None:
+    """A list cut to its best is no complete one: its bound counts what was cut off."""
+    alone, some = results(say("translate", {ALL})), results(say("translate", {ALL, "--nbest"}))
+    assert len(alone) == len(some) > 1
+    for every, best in zip(alone, some, strict=True):
+        assert len(best["hypotheses"]) == 2 < len(every["hypotheses"]) and best["certificate"] == "optimal"
+        found, rest = ([h["log_prob"] for h in part] for part in (best["hypotheses"], every["hypotheses"][2:]))
+        first = [h["log_prob"] for h in every["hypotheses"][:2]]
+        assert found == pytest.approx(first, abs=1e-5)
+        assert found[-1] >= best["bound"] - 1e-6 and best["bound"] >= max(rest) - 1e-6
+
+
+@pytest.mark.parametrize("name", ["translate", "evaluate", "score", "look"])
+def test_options_of_other_runs_are_refused(questions: Path, forms: Path, name: str) -> None:
+    for run, arguments, words in (
+        (questions, ["--language", "aa"], "a visual run takes no --language, 'aa'"),
+        (forms, ["--images", "x"], "an inflection run takes no --images, 'x'"),
+        (forms, ["--language", "cc"], "knows the languages aa, bb; 'cc' is not among them"),
+    ):
+        with pytest.raises(InputError, match=words):
+            called(name, run, *arguments, stdin="1\tN\tN\n")
+
+
+def test_one_language_of_a_split_is_evaluated(forms: Path) -> None:
+    """As if its lines were in a file."""
+
+    def report(*options: object) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(called("evaluate", forms, "--json", *options))
+        return found
+
+    both, each = report(), [report("--language", name) for name in ("aa", "bb")]
+    assert [r["samples"] for r in (both, *each)] == [12, 6, 6] and each[1]["language"] == "bb"
+    assert "languages" not in each[0] and "macro_accuracy" not in each[0]
+    for name, alone in zip(("aa", "bb"), each, strict=True):
+        of_file = report(forms.parent / f"{name}-test", "--language", name)
+        assert {k: v for k, v in of_file.items() if k not in ("on", "seconds", "speed")} == {
+            k: v for k, v in alone.items() if k not in ("on", "seconds", "speed")
+        }
+        for score in ("samples", "accuracy", "levenshtein"):
+            assert both["languages"][name][score] == pytest.approx(alone[score])
+    mean = sum(alone["levenshtein"] for alone in each) / 2
+    assert both["macro_levenshtein"] == pytest.approx(mean)
+    table = called("evaluate", forms).split("\n")
+    assert any(line.split()[:2] == ["bb", "6"] for line in table) and any("mean of languages" in line for line in table)
+
+
+def test_languages_that_come_later_are_no_part_of_a_run(forms: Path) -> None:
+    write(forms.parent / "zz-train", ["abc\tabc\tN"])
+    try:
+        report = json.loads(called("evaluate", forms, "--json"))
+    finally:
+        (forms.parent / "zz-train").unlink()
+    assert [*report["languages"]] == ["aa", "bb"]
+
+
+def test_the_log_has_what_checkpoints_are_chosen_by(forms: Path) -> None:
+    lines = [json.loads(line) for line in (forms / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    for event in lines[1:]:
+        assert {"dev_macro_accuracy", "dev_accuracy", "dev_symbol_accuracy"} <= set(event)
+        assert 0 < event["dev_symbol_accuracy"] < 1

@@ -1,0 +1,109 @@
+"""A test that is skipped where it has to run fails: by a mark, by a call, by a fixture, and by a whole file."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tsallis
+from skips import VARIABLE, missing
+
+TESTS = Path(__file__).parents[1]
+FILES = {
+    "conftest.py": "from skips import pytest_make_collect_report, pytest_runtest_makereport",
+    "test_calls.py": """
+import pytest
+
+@pytest.fixture
+def lexicon():
+    pytest.skip("needs lexicon: a folder")
+
+@pytest.mark.skipif(True, reason="needs mark: always")
+def test_mark(): ...
+
+def test_call(): pytest.skip("needs call: now")
+
+def test_fixture(lexicon): ...
+
+def test_no_name(): pytest.skip("no reason")
+
+@pytest.mark.xfail
+def test_known(): assert False
+
+def test_passes(): ...
+""",
+    "test_file.py": "import pytest\nmodule = pytest.importorskip('no_such_package.part')\ndef test_never(): ...\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("allowed", "workers", "outcome"),
+    [
+        (None, 0, "1 passed, 5 skipped, 1 xfailed"),
+        ("mark,call,lexicon,no_such_package", 0, "1 failed, 1 passed, 4 skipped, 1 xfailed"),  # one names nothing
+        ("lexicon,no_such_package", 0, "2 failed, 1 passed, 2 skipped, 1 xfailed, 1 error"),
+        ("mark", 0, "2 failed, 1 passed, 1 skipped, 1 xfailed, 2 errors"),
+        ("mark", 1, "2 failed, 1 passed, 1 skipped, 1 xfailed, 2 errors"),
+        ("", 0, "2 failed, 1 passed, 1 xfailed, 3 errors"),
+    ],
+)
+def test_what_may_not_be_skipped_fails(tmp_path: Path, allowed: str | None, workers: int, outcome: str) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    environment = {k: v for k, v in os.environ.items() if k != VARIABLE and not k.startswith("PYTEST_")}
+    environment |= {"PYTHONPATH": str(TESTS)} | ({} if allowed is None else {VARIABLE: allowed})
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    done = subprocess.run(
+        [*command, *(("-n", str(workers)) if workers else ())],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.splitlines()[-1].split(" in ")[0] == outcome, done.stdout
+    assert bool(done.returncode) == (allowed is not None)
+    if allowed == "mark":
+        for words in (
+            "needs call: now",
+            "needs lexicon: a folder",
+            "no reason",
+            "could not import 'no_such_package.part'",
+        ):
+            assert re.search(f"{VARIABLE}=mark does not allow this skip.*{re.escape(words)}", done.stdout), words
+
+
+def test_triton_may_be_imported_by_any_test() -> None:
+    """Its tests run after one that imports its kernels without their leave."""
+    files = ["test_doctests.py::test_examples[tsallis.kernels.gpu]", "test_gpu_maps.py::test_any_dimension"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *(f"tests/unit/{name}" for name in files),
+    ]
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET" and not k.startswith("PYTEST_")}
+    environment |= {"PYTHONPATH": str(Path(tsallis.__file__).parents[1]), VARIABLE: "numpy,triton"}
+    done = subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True)
+    expected = (
+        "2 passed"
+        if importlib.util.find_spec("triton") and importlib.util.find_spec("numpy")
+        else "1 passed, 1 skipped"
+    )
+    assert done.stdout.splitlines()[-1].split(" in ")[0] == expected, done.stdout
+
+
+def test_every_skip_of_the_tests_names_what_it_needs() -> None:
+    calls = re.compile(r"""(?:pytest\.skip\(|skipif\(.*reason=)(?:f?"([^"]*)")?""")
+    paths = [path for path in sorted(TESTS.rglob("*.py")) if path != Path(__file__)]
+    sites = [(path.name, reason) for path in paths for reason in calls.findall(path.read_text(encoding="utf-8"))]
+    assert len(sites) > 10
+    assert not [site for site in sites if not missing(site[1])]

@@ -1,0 +1,64 @@
+"""Marks for torch.compile that need no compiler to be set: the same as those of PyTorch's own decorators."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from tsallis.kernels import tracing
+
+
+def test_a_constant_has_the_mark_of_pytorchs_decorator() -> None:
+    def ours() -> None: ...
+
+    def theirs() -> None: ...
+
+    assert tracing.constant(ours) is ours
+    torch.compiler.assume_constant_result(theirs)
+    assert vars(ours) == vars(theirs) != {}
+
+
+def test_a_constant_is_called_while_tracing_and_not_traced() -> None:
+    calls: list[int] = []
+
+    @tracing.constant
+    def constant(x: int) -> int:
+        calls.append(x)
+        return x + 1 if os.getpid() else x  # a number of the system's cannot be traced
+
+    def function(x: Tensor) -> Tensor:
+        return x * constant(2)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(torch.ones(3)), torch.full((3,), 3.0))
+    traced = len(calls)
+    assert traced
+    compiled(torch.ones(3))
+    assert len(calls) == traced
+
+
+def test_what_is_untraced_runs_each_time_and_breaks_a_graph() -> None:
+    seen: list[bool] = []
+
+    @tracing.untraced
+    def look(x: Tensor) -> Tensor:
+        """Look at a number."""
+        seen.append(torch.compiler.is_compiling())
+        return x * 2 if float(x.sum()) > 0 else x * 3
+
+    def function(x: Tensor) -> Tensor:
+        return look(x + 1) - 1
+
+    assert look.__name__ == "look" and look.__doc__ == "Look at a number."
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="eager")
+    for x in (torch.ones(3), -2 * torch.ones(3), torch.ones(3)):
+        torch.testing.assert_close(compiled(x), function(x))
+    assert seen == [False] * 6
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(function, fullgraph=True, backend="eager")(torch.ones(3))
