@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import sys
+from io import TextIOWrapper
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,7 +19,7 @@ except ModuleNotFoundError:
     raise SystemExit(2) from None
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tsallis.config import Config
     from tsallis.data.batching import Batch
@@ -36,8 +40,14 @@ app = typer.Typer(
 data_app = typer.Typer(help="Known data sets: list them, fetch them.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
+UsageError: Any = typer.BadParameter.__mro__[1]  # which typer doesn't export
+BLOCK = 64  # lines of input that are answered before the next ones are read
+MOST = 1_000  # prefixes of a beam, outputs of a line
+MOST_EXPANSIONS = 1_000_000
+
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Input file; default: standard input.")]
+Beam = Annotated[int | None, typer.Option(min=1, max=MOST, help="Beam size; default: the run's.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Language = Annotated[str | None, typer.Option(help="The lines' language, for a run of several.")]
 Images = Annotated[Path | None, typer.Option(help="Images that lines name; default: those of the config's test split.")]
@@ -53,28 +63,81 @@ SHOWN = 3  # words whose answers the demo lists
 LISTED = 10  # answers listed a word
 
 
-def main() -> None:
+def main(command: Callable[[], object] = app) -> None:
     """Run a command; a mistake in its input is one line on standard error and exit status 2."""
-    from tsallis.errors import InputError
+    from tsallis.errors import InputError, memory_for, one_line
 
+    if sys.stderr is None:
+        # Whatever is opened next must not take its place.
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    status: object = 0
     try:
-        app()
-    except InputError as error:
+        if sys.stdout is None:
+            raise InputError("standard output is closed")
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        with memory_for("the work"):
+            status = _run(command)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()  # its reader has seen enough
+    except (InputError, OSError) as error:
+        _discard_output()
         if os.environ.get("LOCAL_RANK", "0") == "0" or not _known_to_all(error):
             rank = os.environ.get("RANK", "0")
             place = f" (process {rank})" if rank != "0" else ""
-            print(f"tsallis{place}: {' '.join(str(error).split(chr(10)))}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except BrokenPipeError:
-        # The reader of our output has seen enough; nothing may be written at exit either.
-        sys.stderr.close()
-        raise SystemExit(0) from None
+            with contextlib.suppress(OSError):
+                print(one_line(f"tsallis{place}: {_explain(error)}"), file=sys.stderr, flush=True)
+        status = 2
+    raise SystemExit(status)
+
+
+def _run(command: Callable[[], object]) -> object:
+    """The exit status of a command, whose arguments may be wrong."""
+    from tsallis.errors import InputError
+
+    try:
+        return app(prog_name="tsallis", standalone_mode=False) if command is app else command()
+    except typer.Abort:
+        return 130
+    except SystemExit as leave:
+        if isinstance(leave.__context__, BrokenPipeError):  # typer makes it an exit status of 1
+            raise leave.__context__ from None
+        raise
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message())
+            return 2
+        path = error.ctx.command_path if error.ctx else "tsallis"
+        raise InputError(f"{error.format_message().removesuffix('.')} (see {path} --help)") from error
+
+
+def _explain(error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    return f"{error.filename or 'standard output'}: {error.strerror or error}"
+
+
+def _discard_output() -> None:
+    """Write what is left of the output; where that fails, let it go nowhere, or Python would complain at exit."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _known_to_all(error: Exception) -> bool:
     """Whether the first process of this machine says the same."""
     world = sys.modules.get("tsallis.training.world")
     return world is not None and isinstance(error, world.CommonError)
+
+
+def _print(*fields: str) -> None:
+    """Print a line of results, its fields separated by tabs: a terminal obeys nothing of what the data holds."""
+    from tsallis.errors import without_controls
+
+    print("\t".join(map(without_controls, fields)))
 
 
 @app.command()
@@ -118,7 +181,7 @@ def data_get(
     for path in get(
         name, folder or Path("data") / name, chosen, lambda text: print(f"fetching {text}", file=sys.stderr)
     ):
-        print(path)
+        _print(str(path))
 
 
 @app.command()
@@ -141,8 +204,6 @@ def train(
 
 
 def _train(loaded: Config, folder: Path, world: World) -> None:
-    import contextlib
-
     from tsallis.display import TrainingDisplay
     from tsallis.prepare import prepare
     from tsallis.training import Trainer
@@ -160,6 +221,7 @@ def _train(loaded: Config, folder: Path, world: World) -> None:
         prepared, model, lock, resumed = world.together(start)
         data, settings = prepared.data, prepared.settings
         display = stack.enter_context(TrainingDisplay(folder, resumed, settings.epochs, quiet=not world.main))
+        display.counts(data.train.counts)
         Trainer(model, data.train, data.dev, folder, settings, display.update, prepared.measure(), world, lock).run()
 
 
@@ -177,7 +239,7 @@ def average(
         raise InputError(f"{run}: not a run folder (it has no model.json)")
     with locked(run):  # a training would write its index over ours
         names = Checkpoints(run / "checkpoints").average(last)
-    print(f"averaged {', '.join(names)}: use it with --checkpoint average")
+    _print(f"averaged {', '.join(names)}: use it with --checkpoint average")
 
 
 @app.command()
@@ -186,16 +248,22 @@ def translate(
     file: FileArgument = None,
     nbest: Annotated[
         int | None,
-        typer.Option(min=1, help="The best outputs of a line, so many; default: 1, or with --all every one."),
+        typer.Option(min=1, max=MOST, help="The best outputs of a line, so many; default: 1, or with --all every one."),
     ] = None,
     beam: Annotated[
-        int | None, typer.Option(min=1, help="Beam size; default: the run's, or as many as --nbest if that is more.")
+        int | None,
+        typer.Option(min=1, max=MOST, help="Beam size; default: the run's, or as many as --nbest if that is more."),
     ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="Every output with a probability, by exhaustive search.")
     ] = False,
     budget: Annotated[
-        int | None, typer.Option(min=1, help=f"Prefixes --all may expand a line; default: {BUDGET}.")
+        int | None,
+        typer.Option(
+            min=1,
+            max=MOST_EXPANSIONS,
+            help=f"Prefixes --all may expand a line; default: {BUDGET}, all of which a softmax model takes.",
+        ),
     ] = None,
     language: Language = None,
     images: Images = None,
@@ -205,8 +273,8 @@ def translate(
     """Outputs for lines: forms of `lemma<TAB>tags`, translations of sentences, labels of documents, or answers to
     `image<TAB>question`.
 
-    Prints the best output a line. With --nbest above 1 or --all: the number of the line, the output, its probability
-    and the certificate, separated by tabs. With both, the search
+    Prints the best output a line, after every 64 lines of input. With --nbest above 1 or --all: the number of the
+    line, the output, its probability and the certificate, separated by tabs. With both, the search
     ends when the N most probable outputs of all are proved.
     """
     from tsallis.errors import InputError
@@ -218,20 +286,21 @@ def translate(
     if budget is not None and not every:
         raise InputError("--budget is for --all")
     loaded = load_run(run, checkpoint)
-    lines = _read(loaded, file, gold=False, language=language, images=images)
     wanted, many = nbest or 1, every or (nbest or 1) > 1
     size = beam or max(_beam_size(loaded), wanted)
-    printed = 0
-    for batch in _in_order(lines.corpus):
-        if every:
-            results = exhaustive(loaded.model, batch.src, batch.src_lengths, budget=budget or BUDGET, n_best=nbest)
-        else:
-            results = beam_search(loaded.model, batch.src, batch.src_lengths, beam_size=size, n_best=wanted)
-        for row, result in zip(batch.index, results, strict=True):
-            _print_nothing(range(printed, lines.places[row]), as_json, many)
-            printed = lines.places[row] + 1
-            _print_result(loaded, printed, result, as_json, many)
-    _print_nothing(range(printed, lines.count), as_json, many)
+    for first, lines in _blocks(loaded, file, gold=False, language=language, images=images):
+        results, printed = [], 0
+        for batch in _batches(lines.corpus):
+            if every:
+                results = exhaustive(loaded.model, batch.src, batch.src_lengths, budget=budget or BUDGET, n_best=nbest)
+            else:
+                results = beam_search(loaded.model, batch.src, batch.src_lengths, beam_size=size, n_best=wanted)
+        for place, result in zip(lines.places, results, strict=True):
+            _print_nothing(range(first + printed, first + place), as_json, many)
+            printed = place + 1
+            _print_result(loaded, first + printed, result, as_json, many)
+        _print_nothing(range(first + printed, first + lines.count), as_json, many)
+        sys.stdout.flush()
 
 
 def _print_nothing(places: range, as_json: bool, many: bool) -> None:
@@ -241,12 +310,6 @@ def _print_nothing(places: range, as_json: bool, many: bool) -> None:
             print(json.dumps({"line": place + 1, "certificate": "none", "bound": None, "mass": 0.0, "hypotheses": []}))
         elif not many:
             print()
-
-
-def _in_order(corpus: Corpus) -> Iterator[Batch]:
-    """Batches of lines as they came, so that results can be printed as they are found."""
-    for start in range(0, len(corpus), 64):
-        yield corpus.batch(range(start, min(start + 64, len(corpus))))
 
 
 def _print_result(run: Run, line: int, result: Result, as_json: bool, many: bool) -> None:
@@ -261,12 +324,14 @@ def _print_result(run: Run, line: int, result: Result, as_json: bool, many: bool
             "mass": result.mass,
             "hypotheses": [_described(run, h, task_of(run.task).noun) for h in result.hypotheses],
         }
-        print(json.dumps(content, ensure_ascii=False))
+        text = json.dumps(content, ensure_ascii=False)
+        # Controls that JSON takes as they are, and halves of surrogate pairs.
+        print(re.sub("[\x7f-\x9f\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text))
     elif many:
         for h in result.hypotheses:
-            print(f"{line}\t{run.tgt_vocab.text(h.tokens)}\t{h.prob:.6g}\t{result.certificate.kind}")
+            _print(str(line), run.tgt_vocab.text(h.tokens), f"{h.prob:.6g}", result.certificate.kind)
     else:
-        print(run.tgt_vocab.text(result.best.tokens) if result.best else "")
+        _print(run.tgt_vocab.text(result.best.tokens) if result.best else "")
 
 
 def _described(run: Run, hypothesis: Hypothesis, noun: str) -> dict[str, Any]:
@@ -286,12 +351,45 @@ def _beam_size(run: Run) -> int:
 
 
 def _read(run: Run, file: Path | None, gold: bool, **options: Any) -> Lines:
-    from tsallis.data import inflection
+    """All lines of a file, or of standard input."""
     from tsallis.tasks import read_lines
 
-    name = str(file) if file else "standard input"
-    lines = inflection.read_lines(file) if file else inflection.decode_lines(sys.stdin.buffer.read(), name)
-    return read_lines(run, lines, name, gold, **options)
+    with _opened(run, file, gold) as (lines, name):
+        return read_lines(run, list(lines), name, gold, **options)
+
+
+def _blocks(run: Run, file: Path | None, gold: bool, **options: Any) -> Iterator[tuple[int, Lines]]:
+    """The same, so many at once that the first are answered before the last are there; each with its first's number."""
+    from tsallis.tasks import line_reader
+
+    with _opened(run, file, gold) as (lines, name):
+        read, first = line_reader(run, name, gold, **options), 0
+        while block := list(islice(lines, BLOCK)):
+            yield first, read(block, first=first)
+            first += len(block)
+
+
+def _batches(corpus: Corpus) -> Iterator[Batch]:
+    """One of all rows; none where there are none."""
+    if len(corpus):
+        yield corpus.batch(range(len(corpus)))
+
+
+@contextlib.contextmanager
+def _opened(run: Run, file: Path | None, gold: bool) -> Iterator[tuple[Iterator[str], str]]:
+    """The lines of a file, or of standard input, and its name."""
+    from tsallis.data import reading
+    from tsallis.errors import InputError
+    from tsallis.tasks import task_of
+
+    expected = task_of(run.task).columns[gold]
+    if file is not None:
+        with reading.open_file(file) as stream, reading.reading(file):
+            yield reading.decode_lines(stream, str(file), expected), str(file)
+    elif sys.stdin is None:
+        raise InputError("standard input is closed")
+    else:
+        yield reading.decode_lines(sys.stdin.buffer, "standard input", expected), "standard input"
 
 
 @app.command()
@@ -301,7 +399,7 @@ def evaluate(
     split: Annotated[
         str | None, typer.Option(help="train, dev or test of the config, in place of FILE; default: test.")
     ] = None,
-    beam: Annotated[int | None, typer.Option(min=1, help="Beam size; default: the run's.")] = None,
+    beam: Beam = None,
     language: SplitLanguage = None,
     images: SplitImages = None,
     checkpoint: Which = "best",
@@ -392,15 +490,20 @@ def score(
     from tsallis.training import load_run
 
     loaded = load_run(run, checkpoint)
-    lines = _read(loaded, file, gold=True, language=language, images=images)
-    for batch in _in_order(lines.corpus):
-        totals = score_batch(loaded.model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out).tolist()
-        for row, total in zip(batch.index, totals, strict=True):
+    for first, lines in _blocks(loaded, file, gold=True, language=language, images=images):
+        totals = [
+            total
+            for batch in _batches(lines.corpus)
+            for total in score_batch(loaded.model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out).tolist()
+        ]
+        for place, total in zip(lines.places, totals, strict=True):
+            possible = total != float("-inf")
             if as_json:
-                possible = total != float("-inf")
-                print(json.dumps({"line": row + 1, "possible": possible, "log_prob": total if possible else None}))
+                line = first + place + 1
+                print(json.dumps({"line": line, "possible": possible, "log_prob": total if possible else None}))
             else:
-                print(f"{total:.6f}" if total != float("-inf") else "-inf")
+                print(f"{total:.6f}" if possible else "-inf")
+        sys.stdout.flush()
 
 
 @app.command()
@@ -409,7 +512,7 @@ def look(
     file: FileArgument = None,
     out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("looks"),
     kind: Annotated[Literal["png", "svg", "pdf"], typer.Option("--format", help="Of the figures.")] = "png",
-    beam: Annotated[int | None, typer.Option(min=1, help="Beam size; default: the run's.")] = None,
+    beam: Beam = None,
     language: Language = None,
     images: Images = None,
     checkpoint: Which = "best",
@@ -420,12 +523,13 @@ def look(
     from tsallis.training import load_run
 
     loaded = load_run(run, checkpoint)
-    lines = _read(loaded, file, gold=False, language=language, images=images)
+    size = beam or _beam_size(loaded)
     out.mkdir(parents=True, exist_ok=True)
-    for place, figure in figures(loaded, lines, beam or _beam_size(loaded)):
-        path = out / f"{place + 1}.{kind}"
-        save(figure, path)
-        print(path)
+    for first, lines in _blocks(loaded, file, gold=False, language=language, images=images):
+        for place, figure in figures(loaded, lines, size):
+            path = out / f"{first + place + 1}.{kind}"
+            save(figure, path)
+            _print(str(path))
 
 
 @app.command()

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Discriminator,
@@ -23,8 +24,34 @@ from pydantic import (
 )
 
 from tsallis.data.reading import read_bytes
-from tsallis.errors import InputError
+from tsallis.errors import InputError, describe
 
+
+def _check_name(name: str) -> str:
+    """Refuse what no file can be called."""
+    if "\0" in name or len(name) > 4096:
+        raise ValueError("a file name has at most 4096 characters, none of them null")
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        raise ValueError("a file name is text, without half surrogate pairs")
+    return name
+
+
+LARGEST_FILE = 1 << 18  # bytes
+LARGEST_TREE = 20_000  # keys and values, each as often as aliases repeat it
+MOST_BEAMS = 1_000
+LONGEST_KEY = 60  # characters of a key in a message
+MOST_MISTAKES = 20  # in one message
+# What constructing values raises besides: impossible dates, numbers that are none, a depth without end.
+NOT_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError)
+
+FileName = Annotated[str, AfterValidator(_check_name)]
+# What no machine has room for, and no kernel's indices reach, is a mistake.
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+Size = Annotated[int, Field(ge=1, le=65_536)]  # of a layer
+Depth = Annotated[int, Field(ge=1, le=1_000)]  # layers
+Beam = Annotated[int, Field(ge=1, le=MOST_BEAMS)]
+Basis = Annotated[int, Field(ge=1, le=4_096)]  # functions, of which a matrix of all pairs is made
+Pixels = Annotated[int, Field(ge=1, le=8_192)]
 Alpha = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 Map = Literal["softmax", "sparsemax", "entmax"]
 Density = Literal["gaussian", "truncated_parabola", "laplace", "triangular"]  # on the line
@@ -39,12 +66,13 @@ class InflectionData(Section):
 
     task: Literal["inflection"] = "inflection"
     embedded: Literal["english-verbs"] | None = None
-    folder: str = "."
-    train: str | None = None  # file names in the folder; {language} stands for each language's name
-    dev: str | None = None
-    test: str | None = None
+    folder: FileName = "."
+    train: FileName | None = None  # file names in the folder; {language} stands for each language's name
+    dev: FileName | None = None
+    test: FileName | None = None
     # One name, several, or "all": every language with a training file.
-    languages: Annotated[list[str], Field(min_length=1)] | Literal["all"] | None = None
+    languages: Annotated[list[FileName], Field(min_length=1)] | Literal["all"] | None = None
+    max_length: Count = 256  # examples of the training data with more symbols on a side are left out
 
     @field_validator("languages", mode="before")
     @classmethod
@@ -59,7 +87,7 @@ class InflectionData(Section):
 class SubwordsConfig(Section):
     """How sentences become symbols."""
 
-    size: int = Field(8000, ge=8, le=2**31)  # symbols of the vocabulary (of each, unless joint)
+    size: int = Field(8000, ge=8, lt=2**31)  # symbols of the vocabulary (of each, unless joint)
     kind: Literal["bpe", "unigram"] = "bpe"
     joint: bool = True  # one vocabulary for both languages
     coverage: float = Field(1.0, ge=0.98, le=1)  # share of characters; a little less than 1 where there are thousands
@@ -75,15 +103,15 @@ class TranslationData(Section):
 
     task: Literal["translation"]
     embedded: Literal["german-english-numbers"] | None = None
-    folder: str = "."
-    train: str | None = None
-    dev: str | None = None
-    test: str | None = None
-    src: str = "de"
-    tgt: str = "en"
+    folder: FileName = "."
+    train: FileName | None = None
+    dev: FileName | None = None
+    test: FileName | None = None
+    src: FileName = "de"
+    tgt: FileName = "en"
     subwords: SubwordsConfig = SubwordsConfig()
-    max_length: int = Field(256, ge=1)  # pairs of the training data with more symbols on a side are left out
-    cache: str | None = None  # of subwords and encoded text; default: tsallis in the user's cache folder
+    max_length: Count = 256  # pairs of the training data with more symbols on a side are left out
+    cache: FileName | None = None  # of subwords and encoded text; default: tsallis in the user's cache folder
 
     @model_validator(mode="after")
     def _one_source(self) -> TranslationData:
@@ -97,21 +125,21 @@ class ClassificationData(Section):
     """
 
     task: Literal["classification"]
-    folder: str = "."
-    train: str
-    dev: str | None = None
-    test: str | None = None
+    folder: FileName = "."
+    train: FileName
+    dev: FileName | None = None
+    test: FileName | None = None
     held_out: float = Field(0.1, gt=0, lt=1)  # share of train that is dev where there is no file of it
-    max_length: int = Field(256, ge=1)  # words of a document that are read
-    min_count: int = Field(5, ge=1)  # of a word in train; rarer ones are unknown
+    max_length: Count = 256  # words of a document that are read
+    min_count: Count = 5  # of a word in train; rarer ones are unknown
 
 
 class SplitImages(Section):
     """Where the images of each split are; those of dev are train's if it says nothing."""
 
-    train: str
-    dev: str | None = None
-    test: str | None = None
+    train: FileName
+    dev: FileName | None = None
+    test: FileName | None = None
 
 
 class VisualData(Section):
@@ -121,16 +149,16 @@ class VisualData(Section):
     """
 
     task: Literal["visual"]
-    folder: str = "."
-    train: str
-    dev: str | None = None
-    test: str | None = None
-    images: str | SplitImages
-    size: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = None  # height, width of photographs
+    folder: FileName = "."
+    train: FileName
+    dev: FileName | None = None
+    test: FileName | None = None
+    images: FileName | SplitImages
+    size: tuple[Pixels, Pixels] | None = None  # height, width of photographs
     held_out: float = Field(0.1, gt=0, lt=1)  # share of train's images that are dev where there is no file of it
-    max_length: int = Field(32, ge=1)  # words of a question that are read
-    min_count: int = Field(1, ge=1)  # of a word in train; rarer ones are unknown
-    answers: int | None = Field(None, ge=1)  # only the most frequent ones of train can be given
+    max_length: Count = 32  # words of a question that are read
+    min_count: Count = 1  # of a word in train; rarer ones are unknown
+    answers: Count | None = None  # only the most frequent ones of train can be given
 
 
 DataConfig = InflectionData | TranslationData | ClassificationData | VisualData
@@ -160,8 +188,8 @@ class RNNConfig(OutputConfig):
     """The arguments of `tsallis.models.RNNSeq2Seq`."""
 
     architecture: Literal["rnn"] = "rnn"
-    d_model: int = Field(300, ge=2, multiple_of=2)
-    layers: int = Field(2, ge=1)
+    d_model: Size = Field(300, multiple_of=2)
+    layers: Depth = 2
     dropout: float = Field(0.3, ge=0, lt=1)
     attention: Map = "entmax"
     attention_alpha: Alpha = 1.5
@@ -170,7 +198,7 @@ class RNNConfig(OutputConfig):
     # Continuous attention, with the moments of the discrete one.
     density: Density | Alpha | None = None
     combine: bool = True
-    functions: int = Field(30, ge=3, multiple_of=3)
+    functions: Basis = Field(30, multiple_of=3)
     matching: Literal["scale", "covariance"] = "covariance"
 
 
@@ -178,11 +206,11 @@ class TransformerConfig(OutputConfig):
     """The arguments of `tsallis.models.TransformerSeq2Seq`."""
 
     architecture: Literal["transformer"]
-    d_model: int = Field(512, ge=1)
-    heads: int = Field(8, ge=1)
-    encoder_layers: int = Field(6, ge=1)
-    decoder_layers: int = Field(6, ge=1)
-    d_ff: int = Field(2048, ge=1)
+    d_model: Size = 512
+    heads: Size = 8
+    encoder_layers: Depth = 6
+    decoder_layers: Depth = 6
+    d_ff: Size = 2048
     dropout: float = Field(0.1, ge=0, lt=1)
     attention_dropout: float = Field(0.0, ge=0, lt=1)
     norm: Literal["post", "pre"] = "post"
@@ -220,11 +248,11 @@ class ClassifierConfig(AttendingConfig):
     """The arguments of `tsallis.models.LabelDecoder` for documents."""
 
     architecture: Literal["classifier"]
-    d_model: int = Field(128, ge=2, multiple_of=2)
-    d_embedding: int | None = Field(None, ge=1)
-    layers: int = Field(1, ge=1)
+    d_model: Size = Field(128, multiple_of=2)
+    d_embedding: Size | None = None
+    layers: Depth = 1
     dropout: float = Field(0.3, ge=0, lt=1)
-    functions: int = Field(64, ge=2, multiple_of=2)
+    functions: Basis = Field(64, multiple_of=2)
     density: Density | Alpha | None = None
 
 
@@ -232,19 +260,19 @@ class AnswererConfig(AttendingConfig):
     """The arguments of `tsallis.models.LabelDecoder` for questions."""
 
     architecture: Literal["answerer"]
-    d_model: int = Field(128, ge=1)
-    heads: int = Field(4, ge=1)
-    layers: int = Field(2, ge=1)
-    d_ff: int | None = Field(None, ge=1)
+    d_model: Size = 128
+    heads: Size = 4
+    layers: Depth = 2
+    d_ff: Size | None = None
     dropout: float = Field(0.1, ge=0, lt=1)
-    d_embedding: int | None = Field(None, ge=1)
-    d_flat: int | None = Field(None, ge=1)
-    d_fused: int | None = Field(None, ge=1)
-    stages: int = Field(3, ge=1)
+    d_embedding: Size | None = None
+    d_flat: Size | None = None
+    d_fused: Size | None = None
+    stages: Depth = 3
     positions: bool = True
     attention: Literal["discrete", "continuous", "combined"] = "continuous"
     transform: Map | Alpha = "softmax"
-    functions: int = Field(100, ge=1)
+    functions: Basis = 100
     basis: Literal["image", "image-paper"] = "image"
     matching: Literal["scale", "covariance"] = "covariance"
     density: Literal["gaussian", "truncated_paraboloid"] | Alpha | None = None
@@ -253,28 +281,28 @@ class AnswererConfig(AttendingConfig):
 class TrainingConfig(Section):
     """The arguments of `tsallis.training.Settings`."""
 
-    epochs: int = Field(20, ge=1)
-    updates: int | None = Field(None, ge=1)
-    batch_size: int = Field(64, ge=1)
-    max_tokens: int | None = Field(None, ge=1)
+    epochs: Count = 20
+    updates: Count | None = None
+    batch_size: Count = 64
+    max_tokens: Count | None = None
     learning_rate: float = Field(1e-3, gt=0, allow_inf_nan=False)
     alpha_rate: float = Field(1.0, ge=0, allow_inf_nan=False)
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     schedule: Literal["constant", "halve-on-worse", "inverse-square-root", "linear"] = "halve-on-worse"
-    warmup: int = Field(4000, ge=1)
+    warmup: Count = 4000
     clip: float = Field(5.0, gt=0)
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    accumulate: int = Field(1, ge=1)
+    accumulate: Count = 1
     precision: Literal["float32", "bfloat16"] = "float32"
     strategy: Literal["ddp", "fsdp"] = "ddp"
     compile: bool = False
-    validate_every: int = Field(1, ge=1)
-    validate_updates: int | None = Field(None, ge=1)
-    validation_beam: int = Field(1, ge=1)
-    validation_rows: int | None = Field(None, ge=1)
-    patience: int | None = Field(None, ge=1)
-    checkpoint_every: int = Field(500, ge=1)
-    keep: int = Field(1, ge=1)
+    validate_every: Count = 1
+    validate_updates: Count | None = None
+    validation_beam: Beam = 1
+    validation_rows: Count | None = None
+    patience: Count | None = None
+    checkpoint_every: Count = 500
+    keep: Count = 1
     seed: int = Field(1, ge=0, lt=2**63)
 
     @model_validator(mode="after")
@@ -285,7 +313,7 @@ class TrainingConfig(Section):
 
 
 class SearchConfig(Section):
-    beam_size: int = Field(5, ge=1)
+    beam_size: Beam = 5
 
 
 def _tag(name: str, default: str) -> Discriminator:
@@ -317,7 +345,7 @@ class Config(Section):
     """A whole run."""
 
     version: Literal[1]
-    run_dir: str | None = None
+    run_dir: FileName | None = None
     data: Annotated[
         Annotated[InflectionData, Tag("inflection")]
         | Annotated[TranslationData, Tag("translation")]
@@ -357,11 +385,10 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
         InputError: with every mistake of the file in one message, each with its path.
     """
     try:
-        content = yaml.safe_load(read_bytes(path).decode("utf-8"))
+        text = read_bytes(path, LARGEST_FILE).decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x}") from error
-    except yaml.YAMLError as error:
-        raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    content = parse_yaml(text, str(path))
     if content is None:
         raise InputError(f"{path}: the file is empty, expected a configuration (version: 1, data: ...)")
     if not isinstance(content, dict):
@@ -369,6 +396,40 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     for override in overrides:
         _apply(content, override)
     return check_config(content, str(path))
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    """Return the value that a YAML text stands for.
+
+    Raises:
+        InputError: what is not YAML, or holds more than a configuration can; `name` is what it is called.
+    """
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _weight(node, {}) > LARGEST_TREE:
+            raise InputError(f"{name}: not a configuration: more than {LARGEST_TREE} keys and values, aliases resolved")
+        return loader.construct_document(node)
+    except InputError:
+        raise
+    except RecursionError as error:
+        raise InputError(f"{name}: not a configuration: nested too deeply") from error
+    except NOT_YAML as error:
+        detail = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{name}: not YAML: {detail}") from error
+
+
+def _weight(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many nodes a tree has where every alias stands for a copy; infinitely many where one holds itself."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = LARGEST_TREE + 1  # until it is known: inside of itself
+        parts = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
+        known[id(node)] = 1 + sum(_weight(part, known) for part in parts)
+    return known[id(node)]
 
 
 def check_config(content: dict[str, Any], name: str) -> Config:
@@ -381,39 +442,46 @@ def check_config(content: dict[str, Any], name: str) -> Config:
 
 def _apply(content: dict[str, Any], override: str) -> None:
     key, equals, value = override.partition("=")
+    name = f"override {describe(override)}"
     if not equals or not key:
-        raise InputError(f"override {override!r}: expected key=value, such as training.epochs=5")
+        raise InputError(f"{name}: expected key=value, such as training.epochs=5")
     parts = key.split(".")
     for part in parts[:-1]:
         if content.get(part) is None:  # not there, or a section without keys
             content[part] = {}
         content = content[part]
         if not isinstance(content, dict):
-            raise InputError(f"override {override!r}: {part} is no section")
-    try:
-        content[parts[-1]] = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise InputError(f"override {override!r}: the value is not YAML") from error
+            raise InputError(f"{name}: {describe(part)[1:-1]} is no section")
+    if len(value) > LARGEST_FILE:
+        raise InputError(f"{name}: expected at most {LARGEST_FILE} characters, found {len(value)}")
+    content[parts[-1]] = parse_yaml(value, name)
 
 
 def _explain(error: ValidationError) -> str:
     """Every mistake with its path; where a setting may be of several types, all of them in one."""
     found: dict[str, str] = {}
     wanted: dict[str, list[str]] = {}
-    for detail in error.errors():
+    for detail in error.errors(include_url=False, include_context=False):
         place, section = _place(detail["loc"])
+        if place not in wanted and len(wanted) == MOST_MISTAKES:
+            wanted["and more"] = [f"these are the first {MOST_MISTAKES} mistakes"]
+            break
         message = detail["msg"].removeprefix("Value error, ")
         if detail["type"] == "extra_forbidden":
-            close = difflib.get_close_matches(str(detail["loc"][-1]), section.model_fields, 1)
+            close = difflib.get_close_matches(str(detail["loc"][-1])[:LONGEST_KEY], section.model_fields, 1)
             message = "unknown key" + (f" (did you mean {close[0]}?)" if close else "")
         elif detail["type"] == "missing":
             message = "missing"
         elif detail["type"] != "value_error":
-            found[place] = f", found {detail['input']!r}"
+            found[place] = f", found {describe(detail['input'])}"
         message = message[:1].lower() + message[1:]
         others = wanted.setdefault(place, [])
         others.append(message.removeprefix("input should be ") if others else message)
-    return "; ".join(f"{place}: {' or '.join(texts)}{found.get(place, '')}" for place, texts in wanted.items())
+    return "; ".join(f"{_cut(place)}: {' or '.join(texts)}{found.get(place, '')}" for place, texts in wanted.items())
+
+
+def _cut(place: str) -> str:
+    return place if len(place) <= LONGEST_KEY else place[: LONGEST_KEY - 3] + "..."
 
 
 def _place(loc: Sequence[int | str]) -> tuple[str, type[Section]]:

@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from tsallis.data.corpus import Counts
+from tsallis.errors import without_controls
 from tsallis.training.loop import Progress as State
 
 SCORES = ("bleu", "macro_accuracy", "accuracy", "exact")
@@ -34,7 +36,10 @@ class TrainingDisplay:
             disable=not self.console.is_terminal,
         )
         self.task: TaskID | None = None
-        self.console.print(f"{'Going on' if resumed else 'Training'} in {folder}", highlight=False, soft_wrap=True)
+        name = without_controls(str(folder))
+        self.console.print(
+            f"{'Going on' if resumed else 'Training'} in {name}", highlight=False, soft_wrap=True, markup=False
+        )
 
     def __enter__(self) -> TrainingDisplay:
         self.progress.start()
@@ -44,6 +49,16 @@ class TrainingDisplay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.progress.stop()
+
+    def counts(self, counts: Counts | None) -> None:
+        """Say how much of the training data is left out."""
+        if counts is not None and counts.kept < counts.read:
+            self.console.print(
+                f"Left out of {counts.read} examples: {counts.long} longer than data.max_length, "
+                f"{counts.empty} with an empty side",
+                highlight=False,
+                soft_wrap=True,
+            )
 
     def update(self, state: State) -> None:
         fields: dict[str, Any] = {

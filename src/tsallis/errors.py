@@ -1,6 +1,19 @@
-"""The errors a user can cause: each says what was wrong and what would be right."""
+"""The errors a user can cause: each says what was wrong and what would be right, in one line."""
 
 from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping, Sequence, Set
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LONGEST_MESSAGE = 2000  # characters, what stands before it included
+LONGEST_VALUE = 60  # characters of a value in a message
+LONGEST_LINE = 40  # characters of a line of input in a message
+NO_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "not enough memory", "storage size calculation")
 
 
 class InputError(ValueError):
@@ -13,3 +26,88 @@ class InputError(ValueError):
     Traceback (most recent call last):
     tsallis.errors.InputError: verbs.tsv:3: expected lemma<TAB>form<TAB>tags, found 1 column
     """
+
+
+def one_line(message: str) -> str:
+    r"""Return a message as one line of at most 2,000 characters that a terminal shows as it is.
+
+    >>> print(one_line("no\nkey '\x1b[2J'"))
+    no key '\x1b[2J'
+    """
+    # Nothing of what is cut away anyway is looked at.
+    text = "".join(map(_visible, " ".join(message[: 8 * LONGEST_MESSAGE].split("\n"))))
+    return text if len(text) <= LONGEST_MESSAGE else text[: LONGEST_MESSAGE - 3] + "..."
+
+
+def _visible(character: str) -> str:
+    return character if character.isprintable() else repr(character)[1:-1]
+
+
+def without_controls(text: str) -> str:
+    r"""Return an output with its control characters and lone surrogates escaped; joiners and the like stay.
+
+    >>> print(without_controls("na\u200dme\x1b[2J"))
+    na‍me\x1b[2J
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(repr(c)[1:-1] if unicodedata.category(c) in ("Cc", "Cs") else c for c in text)
+
+
+def shorten(line: str) -> str:
+    """Return a line of input as a message repeats it: quoted, and its beginning alone if it is long.
+
+    >>> shorten("a lovely film"), shorten("a" * 50)
+    ("'a lovely film'", "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa...'")
+    """
+    return repr(line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 3] + "...")
+
+
+def describe(value: Any) -> str:
+    """Return the beginning of a value's representation, at a cost that does not grow with the value.
+
+    >>> describe("none"), describe(1 << 5000), describe([[[0]] * 1000] * 1000)
+    ("'none'", 'an integer of 5001 bits', '[[[...], [...], [...], [...], ...], [[...], [...], [...],...')
+    """
+    text = _describe(value, 3)
+    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "..."
+
+
+def _describe(value: Any, levels: int) -> str:
+    if isinstance(value, str | bytes):
+        return repr(value if len(value) <= LONGEST_VALUE else value[:LONGEST_VALUE])
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    for kind, brackets in ((Mapping, "{}"), (tuple, "()"), (Sequence, "[]"), (Set, "{}")):
+        if isinstance(value, kind):
+            return brackets[0] + ", ".join(_parts(value, levels - 1)) + brackets[1]
+    return repr(value)
+
+
+def _parts(values: Any, levels: int) -> Iterator[str]:
+    """The first few parts of a container."""
+    for number, part in enumerate(values):
+        if number == 4 or not levels:
+            yield "..."
+            return
+        described = _describe(part, levels)
+        yield f"{described}: {_describe(values[part], levels)}" if isinstance(values, Mapping) else described
+
+
+@contextmanager
+def memory_for(what: str) -> Iterator[None]:
+    """Make a failed allocation an :class:`InputError` that says what does not fit.
+
+    >>> with memory_for("the model"):
+    ...     raise MemoryError
+    Traceback (most recent call last):
+    tsallis.errors.InputError: the model does not fit into memory
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        text = str(error)
+        if not isinstance(error, MemoryError) and not any(words in text for words in NO_MEMORY):
+            raise
+        detail = f": {text}" if text else ""
+        raise InputError(f"{what} does not fit into memory{detail}") from error

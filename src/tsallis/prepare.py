@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from tsallis.config import (
 from tsallis.data import Vocabulary, english_verbs, read_inflection, read_languages
 from tsallis.data.batching import BatchPlan, counted
 from tsallis.data.classification import LabelledText, find_split, label_names, read_labelled, split_off, words
-from tsallis.data.corpus import Corpus, SampledCorpus
+from tsallis.data.corpus import Corpus, Counts, SampledCorpus
 from tsallis.data.gallery import Asked, Gallery
 from tsallis.data.inflection import InflectionExample
 from tsallis.data.learned import cached_subwords
@@ -36,16 +36,18 @@ from tsallis.data.pictures import open_pictures
 from tsallis.data.reading import find_packed
 from tsallis.data.subwords import Subwords
 from tsallis.data.visual import answer_names, question_words, read_questions, split_by_image
-from tsallis.errors import InputError
+from tsallis.errors import InputError, memory_for
 from tsallis.files import read_file
 from tsallis.functional import estimate_tau, estimate_tau_from_scores
 from tsallis.tasks import (
+    LONGEST,
     Lines,
     check_language,
     check_options,
     documents,
     language_scores,
     questions,
+    refuse_long,
     score_values,
     task_of,
     texts,
@@ -82,7 +84,8 @@ class Prepared:
     def build(self) -> Any:
         """The model, as the seed makes it."""
         torch.manual_seed(self.settings.seed)
-        model = build_model(self.description, "model")
+        with memory_for("the model (see the sizes of model)"):
+            model = build_model(self.description, "model")
         if self.data.gallery is not None:
             model.gallery = self.data.gallery
         return model
@@ -117,7 +120,7 @@ def prepare(config: Config, folder: Path | None = None) -> Prepared:
     task: dict[str, Any] = {"task": given.task}
     if isinstance(given, TranslationData):
         data = _translation(given)
-        task |= {"src": given.src, "tgt": given.tgt}
+        task |= {"src": given.src, "tgt": given.tgt, "max_length": given.max_length}
     elif isinstance(given, ClassificationData):
         data = _classification(given)
         task["max_length"] = given.max_length
@@ -126,7 +129,7 @@ def prepare(config: Config, folder: Path | None = None) -> Prepared:
         task |= {"images": _images(given, "test"), "size": given.size, "max_length": given.max_length}
     else:
         data = _inflection(given)
-        task["languages"] = languages(given)
+        task |= {"languages": languages(given), "max_length": given.max_length}
     settings = Settings(**config.training.model_dump())
     count = len(set(data.languages or ()))
     if settings.validation_rows is not None and settings.validation_rows < count:
@@ -340,12 +343,20 @@ def languages(data: InflectionData) -> list[str] | None:
 
 
 def _inflection(data: InflectionData) -> Data:
-    train, dev = read_split(data, "train"), read_split(data, "dev")
+    read, dev = read_split(data, "train"), read_split(data, "dev")
+    train = [e for e in read if max(len(e.src_tokens()), len(e.tgt_tokens())) <= data.max_length]
+    if not train:
+        limit = f"{data.max_length} symbols (data.max_length)"
+        raise InputError(f"data.train: none of {len(read)} examples has at most {limit}")
     src, tgt = (Vocabulary.build(x) for x in ((e.src_tokens() for e in train), (e.tgt_tokens() for e in train)))
+    places = {id(e): i for i, e in enumerate(dev)}
     dev = _in_turn(dev)
     encoded = [Corpus.encode(examples, src, tgt) for examples in (train, dev)]
+    refuse_long(encoded[1], data.max_length, "data.dev", [places[id(e)] for e in dev])
+    counts = Counts(len(read), len(train), 0, len(read) - len(train))
     names = [e.language or "" for e in dev] if data.languages is not None else None
-    return Data(encoded[0], encoded[1], [e.form or "" for e in dev], src, tgt, languages=names)
+    forms = [e.form or "" for e in dev]
+    return Data(replace(encoded[0], counts=counts), encoded[1], forms, src, tgt, languages=names)
 
 
 def _in_turn(examples: list[InflectionExample]) -> list[InflectionExample]:
@@ -386,17 +397,21 @@ def _translation(data: TranslationData) -> Data:
         corpus = cached_sampled_corpus(cache, *place, alpha=options.sample)
     else:
         corpus = cached_corpus(cache, *place)
-    return Data(corpus, *_encoded(read_parallel(*dev), src, tgt), src, tgt)
+    return Data(corpus, *_encoded(read_parallel(*dev), src, tgt, data.max_length), src, tgt)
 
 
-def _encoded(pairs: Iterable[tuple[str, str]], src: Subwords, tgt: Subwords) -> tuple[Corpus, list[str]]:
+def _encoded(
+    pairs: Iterable[tuple[str, str]], src: Subwords, tgt: Subwords, max_length: int
+) -> tuple[Corpus, list[str]]:
     """Pairs whose sides both have symbols, as numbers; and the text of their targets."""
     sides = list(zip(*pairs, strict=True)) or [(), ()]
-    rows = zip(src.encode_many(sides[0]), tgt.encode_many(sides[1]), sides[1], strict=True)
-    kept = [row for row in rows if row[0] and row[1]]
-    if not kept:
+    rows = list(zip(src.encode_many(sides[0]), tgt.encode_many(sides[1]), sides[1], strict=True))
+    places = [i for i, row in enumerate(rows) if row[0] and row[1]]
+    if not places:
         raise InputError(f"of {len(sides[0])} pairs of sentences none has symbols on both sides")
-    return Corpus([s for s, _, _ in kept], [t for _, t, _ in kept]), [line for _, _, line in kept]
+    corpus = Corpus([rows[i][0] for i in places], [rows[i][1] for i in places])
+    refuse_long(corpus, max(LONGEST, max_length), "data.dev", places)
+    return corpus, [rows[i][2] for i in places]
 
 
 def _learning(options: SubwordsConfig) -> dict[str, Any]:
@@ -409,8 +424,8 @@ def _embedded_translation(data: TranslationData) -> Data:
     columns = [[pair[i] for pair in splits["train"]] for i in range(2)]
     groups: list[Iterable[str]] = [chain(*columns), chain(*columns)] if options.joint else [*columns]
     src, tgt = (Subwords.train(lines, **_learning(options)) for lines in groups)
-    train, _ = _encoded(splits["train"], src, tgt)
-    return Data(train, *_encoded(splits["dev"], src, tgt), src, tgt)
+    train, _ = _encoded(splits["train"], src, tgt, data.max_length)
+    return Data(train, *_encoded(splits["dev"], src, tgt, data.max_length), src, tgt)
 
 
 def cache_folder(given: str | None) -> Path:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from tsallis.data.classification import LabelledText, parse_labelled, words
+from tsallis.data.classification import EXPECTED, LabelledText, parse_labelled, words
 from tsallis.data.corpus import Corpus
 from tsallis.data.gallery import Asked, Gallery
-from tsallis.data.inflection import InflectionExample, parse_line
-from tsallis.data.pictures import open_pictures
+from tsallis.data.inflection import COLUMNS, InflectionExample, parse_line
 from tsallis.data.tokens import Ragged, type_for
 from tsallis.data.visual import parse_questions, question_words
 from tsallis.data.vocabulary import Vocabulary
-from tsallis.errors import InputError
+from tsallis.errors import InputError, describe
 from tsallis.metrics import CorpusScore, evaluate, form_scores, share_right, timed_search, translation_scores
 from tsallis.search import Result
 from tsallis.training.run import Run, Symbols
+
+LONGEST = 1024  # symbols of a line on which a search ends in seconds, where the run was trained on shorter ones
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,17 @@ class Task(Protocol):
     noun: str  # what an output is called
 
     @property
+    def columns(self) -> tuple[str, str]:
+        """What a line holds: without the right output, and with it."""
+        ...
+
+    @property
     def takes(self) -> Sequence[str]:
         """Options of `read` that not every task has."""
         ...
 
-    def read(self, lines: Sequence[str], name: str, run: Run, gold: bool) -> Lines:
-        """Lines of the file `name`; with `gold` they hold the right output too.
+    def read(self, lines: Sequence[str], name: str, run: Run, gold: bool, first: int = 0) -> Lines:
+        """Lines of the file `name` from number `first` on; with `gold` they hold the right output too.
 
         Raises:
             InputError: a malformed line, with its place.
@@ -64,14 +71,16 @@ def task_of(facts: dict[str, Any]) -> Task:
     """The task a run folder's task.json describes."""
     name = facts.get("task", "inflection")
     if name == "inflection":
-        return Inflection(facts.get("languages"))
+        return Inflection(facts.get("languages"), facts.get("max_length"))
     if name == "translation":
-        return Translation(facts.get("tgt") or "")
+        return Translation(facts.get("tgt") or "", facts.get("max_length"))
     if name == "classification":
         return Classification(facts.get("max_length"))
     if name == "visual":
         return Visual(facts.get("images"), facts.get("size"), facts.get("max_length"))
-    raise InputError(f"task.json: unknown task {name!r}, known: inflection, translation, classification, visual")
+    raise InputError(
+        f"task.json: unknown task {describe(name)}, known: inflection, translation, classification, visual"
+    )
 
 
 def read_lines(run: Run, lines: Sequence[str], name: str, gold: bool, **options: Any) -> Lines:
@@ -80,9 +89,13 @@ def read_lines(run: Run, lines: Sequence[str], name: str, gold: bool, **options:
     Raises:
         InputError: an option the task doesn't take, and what the task's `read` finds.
     """
+    return line_reader(run, name, gold, **options)(lines)
+
+
+def line_reader(run: Run, name: str, gold: bool, **options: Any) -> Callable[..., Lines]:
+    """Return :func:`read_lines` for a file that is read in parts: it takes lines, and the number of their first."""
     task: Any = task_of(run.task)
-    found: Lines = task.read(lines, name, run, gold, **check_options(run, options))
-    return found
+    return partial(task.read, name=name, run=run, gold=gold, **check_options(run, options))
 
 
 def check_options(run: Run, options: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +109,8 @@ def check_options(run: Run, options: dict[str, Any]) -> dict[str, Any]:
         if option not in task_of(run.task).takes:
             kind = run.task.get("task", "inflection")
             article = "an" if kind[0] in "aeiou" else "a"
-            raise InputError(f"{run.folder}: {article} {kind} run takes no --{option}, {str(value)!r} was given")
+            said = describe(str(value))
+            raise InputError(f"{run.folder}: {article} {kind} run takes no --{option}, {said} was given")
     return given
 
 
@@ -104,10 +118,10 @@ def check_language(run: Run, language: str | None) -> None:
     """Raise an InputError unless the language is one that the run knows; None is for a run that knows none."""
     known = run.task.get("languages")
     if known and language not in known:
-        found = "none was given" if language is None else f"{language!r} is not among them"
+        found = "none was given" if language is None else f"{describe(language)} is not among them"
         raise InputError(f"{run.folder}: the run knows the languages {', '.join(known)}; {found} (--language)")
     if not known and language is not None:
-        raise InputError(f"{run.folder}: the run knows no languages, {language!r} was given")
+        raise InputError(f"{run.folder}: the run knows no languages, {describe(language)} was given")
 
 
 @dataclass(frozen=True)
@@ -115,16 +129,21 @@ class Inflection:
     """A lemma and tags to a form: `lemma<TAB>tags`, with gold `lemma<TAB>form<TAB>tags`."""
 
     languages: list[str] | None = None
+    max_length: int | None = None
     noun = "form"
+    columns = ("lemma<TAB>tags", COLUMNS)
     takes = ("language",)
 
-    def read(self, lines: Sequence[str], name: str, run: Run, gold: bool, language: str | None = None) -> Lines:
+    def read(
+        self, lines: Sequence[str], name: str, run: Run, gold: bool, first: int = 0, language: str | None = None
+    ) -> Lines:
         if language is None and self.languages and len(self.languages) == 1:
             language = self.languages[0]
         check_language(run, language)
-        return self.encode(
-            [parse_line(line, f"{name}:{i}", language, gold) for i, line in enumerate(lines, start=1)], run
-        )
+        examples = [parse_line(line, f"{name}:{i}", language, gold) for i, line in enumerate(lines, first + 1)]
+        encoded = self.encode(examples, run)
+        refuse_long(encoded.corpus, self.max_length or LONGEST, name, encoded.places, first)
+        return encoded
 
     def encode(self, examples: Sequence[InflectionExample], run: Run) -> Lines:
         titles = [f"{e.lemma} + {';'.join(e.tags)}" for e in examples]
@@ -143,14 +162,17 @@ class Translation:
     """A sentence to a sentence: one a line, with gold `source<TAB>target`. An empty line is nothing to translate."""
 
     tgt: str = ""  # the target language's code, for the tokeniser of BLEU
+    max_length: int | None = None
     noun = "translation"
+    columns = ("text", "source<TAB>target")
     takes = ()
 
-    def read(self, lines: Sequence[str], name: str, run: Run, gold: bool) -> Lines:
-        found = self.encode([_pair(line, f"{name}:{i}", gold) for i, line in enumerate(lines, start=1)], run)
+    def read(self, lines: Sequence[str], name: str, run: Run, gold: bool, first: int = 0) -> Lines:
+        found = self.encode([_pair(line, f"{name}:{i}", gold) for i, line in enumerate(lines, first + 1)], run)
+        refuse_long(found.corpus, max(LONGEST, self.max_length or 0), name, found.places, first)
         missing = next((i for i, place in enumerate([*found.places, -1]) if i != place), 0)
         if gold and missing < found.count:
-            raise InputError(f"{name}:{missing + 1}: the source holds nothing that can be read")
+            raise InputError(f"{name}:{first + missing + 1}: the source holds nothing that can be read")
         return found
 
     def encode(self, examples: Sequence[tuple[str, str]], run: Run) -> Lines:
@@ -176,11 +198,12 @@ class Classification:
 
     max_length: int | None = None
     noun = "label"
+    columns = ("text", EXPECTED)
     takes = ()
 
-    def read(self, lines: Sequence[str], name: str, run: Run, gold: bool) -> Lines:
+    def read(self, lines: Sequence[str], name: str, run: Run, gold: bool, first: int = 0) -> Lines:
         if gold:
-            return self.encode([parse_labelled(line, f"{name}:{i}") for i, line in enumerate(lines, start=1)], run)
+            return self.encode([parse_labelled(line, f"{name}:{i}") for i, line in enumerate(lines, first + 1)], run)
         return self.encode([LabelledText("", line) for line in lines], run)
 
     def encode(self, examples: Sequence[LabelledText], run: Run) -> Lines:
@@ -201,16 +224,22 @@ class Visual:
     size: Sequence[int] | None = None  # height and width they are brought to
     max_length: int | None = None
     noun = "answer"
+    columns = ("image<TAB>question", "image<TAB>question<TAB>answer")
     takes = ("images",)
 
-    def read(self, lines: Sequence[str], name: str, run: Run, gold: bool, images: Path | str | None = None) -> Lines:
+    def read(
+        self, lines: Sequence[str], name: str, run: Run, gold: bool, first: int = 0, images: Path | str | None = None
+    ) -> Lines:
         place = images or self.images
         if place is None:
             raise InputError(f"{run.folder}: the run names no images, say where they are (--images)")
-        pictures = open_pictures(place, None if self.size is None else (self.size[0], self.size[1]))
-        found = parse_questions(lines, name, pictures, gold)
+        if run.model.gallery is None:
+            run.model.gallery = Gallery()
+        pictures = run.model.gallery.open(place, None if self.size is None else (self.size[0], self.size[1]))
+        found = parse_questions(lines, name, pictures, gold, first)
         encoded = self.encode([Asked(question, pictures) for _, question in found], run)
-        return replace(encoded, places=[number for number, _ in found], count=len(lines))  # a header has no answer
+        places = [number - first for number, _ in found]
+        return replace(encoded, places=places, count=len(lines))  # a header has no answer
 
     def encode(self, examples: Sequence[Asked], run: Run) -> Lines:
         src, tgt, count = run.src_vocab, run.tgt_vocab, len(examples)
@@ -242,6 +271,23 @@ def documents(
     """Documents and their labels as sequences, of which the targets are one symbol long, or none without a label."""
     rows = (src.encode(words(e.text)[:max_length] or [""]) for e in examples)
     return Corpus(Ragged.of(rows, type_for(len(src))), [tgt.encode([e.label] if e.label else []) for e in examples])
+
+
+def refuse_long(corpus: Corpus, limit: int, name: str, places: Sequence[int] | None = None, first: int = 0) -> None:
+    """Raise an InputError that names the first line with more symbols on a side than a search takes.
+
+    Args:
+        corpus: the lines' symbols.
+        limit: symbols a side.
+        name: of the file.
+        places: which line each row is, counted from `first`; all of them by default.
+        first: the number of the first line, from 0.
+    """
+    longest = corpus.lengths().amax(1).tolist() if len(corpus) else []
+    for row, length in enumerate(longest):
+        if length > limit:
+            line = first + (row if places is None else places[row]) + 1
+            raise InputError(f"{name}:{line}: {length} symbols, at most {limit} are read")
 
 
 def _pair(line: str, place: str, gold: bool) -> tuple[str, str]:

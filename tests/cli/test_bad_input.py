@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+
+from tsallis.cli import _print_result, main
+from tsallis.data import Vocabulary
+from tsallis.errors import InputError
+from tsallis.search import Certificate, Hypothesis, Result
+from tsallis.training import Run
+
+from .conftest import command, environment
 
 
 def refused(done, *words: str) -> None:
@@ -101,8 +111,6 @@ def test_damaged_runs(tsallis, trained: Path, tmp_path: Path) -> None:
     refused(tsallis("translate", flipped, stdin="walk\tV;PST\n", status=2), "damaged", "SHA-256")
     other = damaged("other")
     vocabulary = json.loads((other / "tgt.vocab.json").read_text())
-    from tsallis.data import Vocabulary
-
     Vocabulary(vocabulary["symbols"][:-1]).save(other / "tgt.vocab.json")
     refused(
         tsallis("translate", other, stdin="walk\tV;PST\n", status=2), "tgt.vocab.json", "the model was trained with"
@@ -124,3 +132,112 @@ def test_unknown_data_sets(tsallis, tmp_path: Path) -> None:
     refused(
         tsallis("data", "get", "sigmorphon1066", "--folder", tmp_path, status=2), "sigmorphon1066", "sigmorphon2018"
     )
+
+
+@pytest.mark.parametrize(
+    ("redirection", "words"),
+    [
+        (">/dev/full", "standard output: No space left on device"),
+        (">&-", "standard output is closed"),
+        ("| head -c 0", ""),
+    ],
+)
+def test_output_that_goes_nowhere(redirection: str, words: str) -> None:
+    line = f"{shlex.join(command('data', 'list'))} {redirection}"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, env=environment())
+    assert done.returncode == (2 if words else 0), done.stderr
+    assert done.stderr == (f"tsallis: {words}\n" if words else "")
+
+
+def test_closed_input_and_closed_errors(trained: Path) -> None:
+    line = shlex.join(command("translate", trained))
+    for redirection, errors in (("<&-", "tsallis: standard input is closed\n"), ("</dev/null 2>&-", "")):
+        done = subprocess.run(
+            ["bash", "-c", f"{line} {redirection}"], capture_output=True, text=True, env=environment()
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", errors)
+
+
+def test_translations_come_before_the_last_line_is_there(trained: Path) -> None:
+    """In blocks of 64 lines, in their order, each with its own number."""
+    process = subprocess.Popen(
+        command("translate", trained, "--nbest", "2"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
+    )
+    assert process.stdin and process.stdout
+    process.stdin.write(b"walk\tV;PST\n" * 64)
+    process.stdin.flush()
+    first = process.stdout.readline()  # hangs if all of the input is read first
+    assert first.startswith(b"1\t")
+    process.stdin.write(b"walk\tV;PST\n" * 3)
+    rest, _ = process.communicate(timeout=300)
+    numbers = [int(line.split(b"\t")[0]) for line in [first, *rest.splitlines()]]
+    assert numbers == sorted(numbers) and set(numbers) == set(range(1, 68))
+
+
+def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
+    """The exit status of a command in this process, and what it wrote to standard error."""
+    monkeypatch.setattr("sys.argv", ["tsallis", *arguments])
+    with pytest.raises(SystemExit) as leave:
+        main()
+    return leave.value.code or 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("translate", "run", "--nbest", "100000"), "Invalid value for '--nbest'"),
+        (("translate", "run", "--budget", str(10**18)), "Invalid value for '--budget'"),
+        (("translate", "run", "--beam", "0"), "Invalid value for '--beam'"),
+        (("evaluate", "run", "--beam", "5000"), "Invalid value for '--beam'"),
+        (("translate", "run", "--nbest", "x" * 10**5), "'--nbest'"),
+        (("translate",), "Missing argument 'RUN' (see tsallis translate --help)"),
+        (("translate", "run", "--\x1b[2J"), "No such option: --\\x1b[2J"),
+        (("\x1b[2J",), "No such command"),
+        (("translate", "\x1b[2J" * 1000), "\\x1b[2J"),
+        (("train", "c\x1b[2J\nd"), "can't be read: No such file"),
+    ],
+)
+def test_arguments(capsys, monkeypatch, arguments: tuple[str, ...], words: str) -> None:
+    status, text = run_here(capsys, monkeypatch, *arguments)
+    assert status == 2 and words in text
+    assert text.count("\n") == 1 and text.startswith("tsallis: ") and len(text) <= 2001 and "\x1b" not in text
+
+
+def test_help_names_the_limits(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr("sys.argv", ["tsallis", "translate", "--help"])
+    with pytest.raises(SystemExit) as leave:
+        main()
+    text = capsys.readouterr().out
+    assert not leave.value.code and all(words in text for words in ("1000000", "default: 10000", "1<=x<=1000"))
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(28, "No space left on device", "runs/x"), "tsallis: runs/x: No space left on device\n"),
+        (MemoryError(), "tsallis: the work does not fit into memory\n"),
+        (InputError("name '\x1b[2J'\n" + "x" * 5000), None),
+    ],
+)
+def test_whatever_a_command_raises(capsys, error: Exception, text: str | None) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as leave:
+        main(fail)
+    shown = capsys.readouterr().err
+    assert leave.value.code == 2 and (shown == text if text else len(shown) == 2001 and "\x1b" not in shown)
+
+
+def test_outputs_do_not_reach_the_terminal_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """A symbol of the training data may be anything."""
+    vocabulary = Vocabulary(["\x1b[2J", "\x9b", "\ud800", "ş\u200d"])
+    run = Run(Path("r"), None, vocabulary, vocabulary, {}, {})
+    hypothesis = Hypothesis((4, 5, 6, 7), -0.5, (1,), (1,), None)
+    result = Result((hypothesis,), Certificate("optimal", 0.0))
+    for as_json, many in ((False, False), (False, True), (True, False)):
+        _print_result(run, 1, result, as_json, many)
+        shown = capsys.readouterr().out.removesuffix("\n")
+        assert not set(shown) & set("\x1b\x9b\ud800\n") and "ş\u200d" in shown
+        assert not as_json or json.loads(shown)["hypotheses"][0]["form"] == "\x1b[2J\x9b\ud800ş\u200d"

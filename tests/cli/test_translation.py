@@ -52,7 +52,12 @@ def known(trained: Path) -> Path:
 def test_the_run_folder(trained: Path) -> None:
     names = {p.name for p in trained.iterdir()}
     assert {"config.yaml", "model.json", "task.json", "src.model", "tgt.model", "log.jsonl", "timing.jsonl"} <= names
-    assert json.loads((trained / "task.json").read_text()) == {"task": "translation", "src": "de", "tgt": "en"}
+    assert json.loads((trained / "task.json").read_text()) == {
+        "task": "translation",
+        "src": "de",
+        "tgt": "en",
+        "max_length": 256,
+    }
     _, *events = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
     assert [(e["event"], e["step"]) for e in events] == [("validation", step) for step in (8, 16, 20)]
     assert events[-1]["loss"] < events[0]["loss"]

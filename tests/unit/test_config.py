@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, fields
 from inspect import signature
 from pathlib import Path
@@ -241,7 +242,7 @@ def test_prepared_runs_have_plain_arguments(tmp_path: Path) -> None:
     write(tmp_path, "eo-dev", "vidi\tvidas\tV;PRS")
     text = f"version: 1\ndata: {{folder: {tmp_path}, train: '{{language}}-train', dev: '{{language}}-dev'}}\n"
     prepared = prepare(config(tmp_path, text, "data.languages=eo", "model.d_model=8", "training.seed=3"))
-    assert prepared.task == {"task": "inflection", "languages": ["eo"]}
+    assert prepared.task == {"task": "inflection", "languages": ["eo"], "max_length": 256}
     data = prepared.data
     assert "<lang:eo>" in data.src_vocab and "<lang:eo>" not in data.tgt_vocab
     assert len(data.train) == 2 and len(data.dev) == 1 and data.references == ["vidas"]
@@ -275,3 +276,120 @@ def test_splits_that_are_not_there(tmp_path: Path) -> None:
     none = every.model_copy(update={"train": "{language}-x"})
     with pytest.raises(InputError, match=r"no file \*-x"):
         read_split(none, "train")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "2001-13-45",
+        "2001-01-01 25:61:61",
+        "0x_",
+        "0b_",
+        "9" * 5000,
+        "!!float x",
+        "!!int x",
+        "!!bool x",
+        "!!timestamp x",
+        "!!python/object/apply:os.system [ls]",
+        "[" * 2000,
+        "{a: " * 2000,
+        "&a [*a]",
+        "&a {<<: *a}",
+        "? {a: 1}\n: 1",
+        "0x" + "f" * 100_000,
+        "x" * 200_000,
+        "\x00",
+        '"\\ud800"',
+        '"\\0"',
+        "!!binary x",
+        "!!set {a, b}",
+        "!!omap [a: 1]",
+    ],
+)
+def test_values_that_no_setting_has(tmp_path: Path, value: str) -> None:
+    """In a file and in an override: one short line that names where it stands."""
+    path = tmp_path / "c.yaml"
+    for key in ("data.train", "training.epochs", "model.output"):
+        section, name = key.split(".")
+        path.write_text(f"version: 1\ndata: {{dev: d, train: t}}\n{section}:\n  {name}: {value}\n", encoding="utf-8")
+        with pytest.raises(InputError) as caught:
+            load_config(path)
+        assert str(caught.value).startswith(f"{path}: ") and len(str(caught.value)) < 1000
+        path.write_text(BASE)
+        with pytest.raises(InputError) as caught:
+            load_config(path, [f"{key}={value}"])
+        assert len(str(caught.value)) < 1000 and key in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["sequence", "mapping", "merge"])
+def test_aliases_that_stand_for_too_much(tmp_path: Path, kind: str) -> None:
+    """Ten times ten times ten ...: a few hundred bytes that no value of theirs is made from."""
+    forms = {"sequence": "[{}]", "mapping": "{{{}}}", "merge": "{{<<: [{}]}}"}
+    lines = ["a0: &a0 {x: 1}"]
+    for level in range(1, 12):
+        parts = [f"k{i}: *a{level - 1}" if kind == "mapping" else f"*a{level - 1}" for i in range(10)]
+        lines.append(f"a{level}: &a{level} " + forms[kind].format(", ".join(parts)))
+    with pytest.raises(InputError, match="more than 20000 keys and values"):
+        config(tmp_path, "\n".join(lines))
+
+
+def test_aliases_of_a_configuration(tmp_path: Path) -> None:
+    loaded = config(tmp_path, "version: 1\ndata: {train: &name t, dev: *name}\n")
+    assert loaded.data.dev == "t"
+
+
+@pytest.mark.parametrize("value", [2**31, 2**63, 10**300])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "model.layers",
+        "model.d_model",
+        "model.functions",
+        "training.batch_size",
+        "training.max_tokens",
+        "training.epochs",
+        "training.validation_beam",
+        "training.keep",
+        "search.beam_size",
+        "data.max_length",
+    ],
+)
+def test_sizes_that_no_machine_has_room_for(tmp_path: Path, key: str, value: int) -> None:
+    with pytest.raises(InputError, match=rf"{key}: input should be (less than|a multiple of)") as caught:
+        config(tmp_path, BASE, f"{key}={value}")
+    assert len(str(caught.value)) < 300
+
+
+def integers_without_an_end() -> list[str]:
+    """Settings of every section, also one alone of a union, whose schema knows no largest value."""
+    found = []
+    for name, schema in Config.model_json_schema()["$defs"].items():
+        for key, content in schema["properties"].items():
+            kinds = [content, *content.get("anyOf", []), *content.get("prefixItems", [])]
+            kinds += [item for kind in kinds for item in kind.get("prefixItems", [])]
+            if any(k.get("type") == "integer" and not {"maximum", "exclusiveMaximum", "const"} & set(k) for k in kinds):
+                found.append(f"{name}.{key}")
+    return found
+
+
+def test_every_integer_of_the_schema_has_an_end() -> None:
+    assert integers_without_an_end() == []
+
+
+def test_more_mistakes_than_one_reads(tmp_path: Path) -> None:
+    unknown = "".join(f"{'k' * 500}{i}: 1\n" for i in range(400))
+    with pytest.raises(InputError, match="and more") as caught:
+        config(tmp_path, BASE + unknown)
+    assert len(str(caught.value)) < 3000
+
+
+def test_a_file_that_is_no_configuration(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected at most 262144 bytes, found more"):
+        config(tmp_path, "#" * 300_000)
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(InputError, match="expected a file, found a pipe or a device"):
+            load_config(path)
+    for name in ("a\0b", "a\ud800"):
+        with pytest.raises(InputError, match="no file has such a name"):
+            load_config(tmp_path / name)

@@ -467,3 +467,52 @@ def test_what_a_reader_is_told(corpus: Source) -> None:
         "\t3 files, 2 of them without a published digest, more than 0.3 MB, licence: licence",
         "\tcite: citation",
     ]
+
+
+def forged_zip(flag: int = 0, method: int = 0) -> bytes:
+    """A zip file whose member is said to be encrypted, or packed in an unknown way."""
+    blob = bytearray(zipped({"text": TEXT}))
+    for signature, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        start = blob.index(signature) + at
+        blob[start] |= flag
+        blob[start + 2] |= method
+    return bytes(blob)
+
+
+@pytest.mark.parametrize("content", [forged_zip(flag=1), forged_zip(method=99)], ids=["encrypted", "unknown method"])
+def test_zip_files_that_cannot_be_unpacked(server: Server, tmp_path: Path, content: bytes) -> None:
+    part = packed_in(server, "zip", content, "text")
+    with pytest.raises(InputError, match=r"archive1: text: can't be unpacked: .*; it was thrown away"):
+        fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
+    assert list((tmp_path / "packed").iterdir()) == []
+
+
+@pytest.mark.parametrize("packing", ["gz", "xz", "zip", "tar"])
+def test_archives_that_unpack_without_end(
+    server: Server, tmp_path: Path, packing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no number of lines is known."""
+    monkeypatch.setattr("tsallis.data.reading.PLAUSIBLE", 1 << 16)
+    lines = b"\n" * (1 << 22)
+    content = {
+        "gz": lambda: gzip.compress(lines),
+        "xz": lambda: lzma.compress(lines),
+        "zip": lambda: zipped({"text": lines}),
+        "tar": lambda: tar({"text": lines}, "w:gz"),
+    }[packing]()
+    part = packed_in(server, packing, content, "text" if packing in ("zip", "tar") else None)
+    with pytest.raises(InputError, match="unpacks to more than 200 times its size"):
+        fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
+    assert not (tmp_path / "text").exists() and not (tmp_path / "text.part").exists()
+
+
+@pytest.mark.parametrize("length", [True, False])
+def test_a_transfer_of_unknown_size_has_an_end(
+    server: Server, tmp_path: Path, length: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tsallis.data.download.MOST", len(CONTENT) - 1)
+    server.length = length
+    with pytest.raises(InputError, match=f"expected a file of less than {len(CONTENT) - 1} bytes"):
+        fetch(SourceFile("file", (f"{server.address}/file",)), tmp_path / "file")
+    assert list(tmp_path.iterdir()) == []
+    assert fetch(server.file(), tmp_path / "file").read_bytes() == CONTENT  # one that is known may be larger

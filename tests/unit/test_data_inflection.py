@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from tsallis.data import InflectionExample, Vocabulary, read_inflection, read_languages
-from tsallis.data.inflection import decode_lines, parse_line
+from tsallis.data.inflection import COLUMNS, parse_line
+from tsallis.data.reading import decode_lines
 from tsallis.errors import InputError
 
 # What str.splitlines takes for the end of a line, and str.strip for nothing.
@@ -91,8 +93,8 @@ def test_lines_without_a_form(tmp_path: Path) -> None:
         ("a\tb\tV;;N\n", 1, "found 'V;;N'"),
         ("a\tb\tV\nc\td\tV\r\n", 2, "expected a line that ends in LF, found CR LF"),
         ("\ufeffa\tb\tV\n", 1, "expected UTF-8 without a byte order mark"),
-        (b"a\tb\tV\nc\t\xe9\tV\n", 2, "expected UTF-8 text, found byte 0xe9 at byte 8"),
-        (b"a\tb\tV\nc\td\tV\xe2\x80", 2, "found byte 0xe2 at byte 11"),
+        (b"a\tb\tV\nc\t\xe9\tV\n", 2, "expected UTF-8 text, found byte 0xe9 at byte 2 of the line"),
+        (b"a\tb\tV\nc\td\tV\xe2\x80", 2, "found byte 0xe2 at byte 5 of the line"),
     ],
 )
 def test_malformed_lines(tmp_path: Path, text: str | bytes, line: int, message: str) -> None:
@@ -111,7 +113,7 @@ def test_files_that_are_not_there_or_empty(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the file is empty, expected lines of lemma<TAB>form<TAB>tags"):
         read_inflection(write(tmp_path / "a", ""))
     with pytest.raises(InputError, match="standard input: the file is empty"):
-        decode_lines(b"", "standard input")
+        list(decode_lines(io.BytesIO(b""), "standard input", COLUMNS))
 
 
 def test_many_languages_of_a_folder(tmp_path: Path) -> None:

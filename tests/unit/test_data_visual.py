@@ -9,6 +9,7 @@ import lzma
 import pickle
 import random
 import tarfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from tsallis.data.visual import (
     answer_kind,
     answer_names,
     parse_question,
+    parse_questions,
     question_words,
     read_questions,
     split_by_image,
@@ -248,6 +250,68 @@ def test_a_cut_array(tmp_path: Path) -> None:
 def test_missing_files(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match=r"can't be read: No such file|no such file or folder"):
         open_pictures(tmp_path / name)
+
+
+def forged(shape: object, descr: str = "|u1", header: str | None = None, length: int | None = None) -> bytes:
+    """A file in NumPy's format that says this of itself, and a hundred bytes."""
+    text = (header or f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}").encode()
+    size = len(text) if length is None else length
+    return b"\x93NUMPY\x02\0" + size.to_bytes(4, "little") + text + bytes(100)
+
+
+@pytest.mark.parametrize(
+    ("blob", "message"),
+    [
+        (forged((1, 4, 4, 3), length=(1 << 32) - 1), "its header is too long"),
+        (forged((10**6, 100, 100, 100)), "hold no array|can't be"),
+        (forged((-1, 4, 4, 3)), r"expected an array \[images"),
+        (forged((1 << 63, 4, 4, 3)), "hold no array"),
+        (forged((10**40, 4, 4, 3)), "hold no array"),
+        (forged((1, 5, 7, 3)), "hold no array|ends before"),
+        (forged((1, 4, 4, 3), "|S1000000000"), "hold no array"),
+        (forged((1, 4, 4, 3), "|O"), "objects"),
+        (forged(0, header="(" * 5000), "not an array file"),
+        (forged(0, header="{'a': " + "[" * 200), "not an array file"),
+        (forged(0, header="{" * 9000), "not an array file"),
+        (forged("(1, 4, 4, 3.5)"), "not an array file"),
+        (b"\x93NUMPY\x09\0" + bytes(200), "not an array file"),
+        (b"\x93NUMPY\x01\0\xff", "not an array file"),
+    ],
+    ids=range(14),
+)
+@pytest.mark.parametrize("ending", [".npy", ".npy.xz"])
+def test_forged_arrays(tmp_path: Path, blob: bytes, message: str, ending: str) -> None:
+    """Nothing that a header says is allocated before it is known to be there."""
+    path = tmp_path / f"a{ending}"
+    path.write_bytes(lzma.compress(blob) if ending == ".npy.xz" else blob)
+    tracemalloc.start()
+    with pytest.raises(InputError, match=message):
+        open_pictures(path)
+    assert tracemalloc.get_traced_memory()[1] < 60 << 20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("ending", [".npy", ".npy.xz"])
+def test_arrays_of_both_orders(tmp_path: Path, order: Any, ending: str) -> None:
+    array = np.random.default_rng(0).random((3, 4, 5, 2)).astype(np.float32, order=order)
+    path = tmp_path / f"a{ending}"
+    np.save(tmp_path / "a.npy", array)
+    if ending == ".npy.xz":
+        path.write_bytes(lzma.compress((tmp_path / "a.npy").read_bytes()))
+    assert np.array_equal(open_pictures(path).batch(["0", "1", "2"]).numpy(), array)
+
+
+def test_a_long_name_of_an_image_is_not_repeated(tmp_path: Path) -> None:
+    for name in ("x" * 10**6, "9" * 10**6):
+        with pytest.raises(InputError, match="in:1: there is no image") as caught:
+            parse_questions([f"{name}\tis it red?\tno"], "in", ArrayPictures(PIXELS))
+        assert len(str(caught.value)) < 200
+
+
+def test_sizes_that_no_photograph_has() -> None:
+    with pytest.raises(InputError, match="at most 67108864 pixels, found"):
+        open_pictures("a.tar", (100_000, 100_000))
 
 
 def test_sizes() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tsallis.data.corpus import Counts
 from tsallis.display import TrainingDisplay
 from tsallis.training import Progress
 from tsallis.training.loop import Position
@@ -27,3 +28,13 @@ def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatc
     assert lines[0] == f"Going on in {folder}" and lines[2:] == [""]
     for words in ("epoch   1", "loss 1.0000", "dev loss 0.5000", "accuracy 25.00%", "attended 3.00", "symbols 2.00"):
         assert words in lines[1]
+
+
+def test_what_is_left_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with TrainingDisplay(Path("[red]\x1b[2J"), resumed=False, epochs=1) as display:
+        display.counts(None)
+        display.counts(Counts(9, 9, 0, 0))
+        display.counts(Counts(9, 4, 2, 3))
+    first, *rest = capsys.readouterr().out.split("\n")
+    assert first == "Training in [red]\\x1b[2J"
+    assert rest == ["Left out of 9 examples: 3 longer than data.max_length, 2 with an empty side", ""]

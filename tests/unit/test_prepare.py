@@ -13,7 +13,7 @@ import torch
 import tsallis.data.learned as learned
 from tsallis import estimate_tau, estimate_tau_from_scores
 from tsallis.config import Config, check_config, load_config
-from tsallis.data.corpus import Corpus, SampledCorpus
+from tsallis.data.corpus import Corpus, Counts, SampledCorpus
 from tsallis.data.numbers import german_english_numbers
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
@@ -59,7 +59,7 @@ def test_a_parallel_corpus_in_every_packing(tmp_path: Path, packing: str) -> Non
         assert list(data.train.src[i]) == data.src_vocab.encode(source)
         assert list(data.train.tgt[i]) == data.tgt_vocab.encode(target)
     assert data.references == [target for _, target in DEV]
-    assert prepared.task == {"task": "translation", "src": "de", "tgt": "en"}
+    assert prepared.task == {"task": "translation", "src": "de", "tgt": "en", "max_length": 256}
     assert sides(given.data, "dev") == tuple(tmp_path / f"dev.{x}{packing}" for x in ("de", "en"))
     assert read_split(given.data, "dev") == DEV
     model = build_model(prepared.description)
@@ -263,6 +263,41 @@ def test_what_outputs_are_worth(tmp_path: Path) -> None:
     right = [Result((Hypothesis(tuple(row), -1.0, (), ()),), nothing) for row in prepared.data.dev.tgt[:3]]
     found = prepared.measure()([*right, Result((), nothing)])  # of the first rows alone
     assert list(found) == ["bleu", "exact"] and found["exact"] == 0.75 and 0 < found["bleu"] < 100
+
+
+def inflection(folder: Path, train: list[str], dev: list[str], **data: Any) -> Config:
+    write(folder / "train", train)
+    write(folder / "dev", dev)
+    given = {"folder": str(folder), "train": "train", "dev": "dev", **data}
+    return check_config({"version": 1, "data": given, "model": {"d_model": 8, "layers": 1}}, "test")
+
+
+def test_examples_too_long_to_train_on_are_left_out(tmp_path: Path) -> None:
+    rows = ["ab\tabc\tN", f"{'a' * 300_000}\tb\tN", f"x\t{'b' * 300}\tN", "ba\tb\tV"]
+    data = prepare(inflection(tmp_path, rows, rows[:1])).data
+    assert len(data.train) == 2 and data.train.counts == Counts(4, 2, 0, 2)
+    assert "x" not in data.src_vocab  # the others count for nothing
+    assert len(prepare(inflection(tmp_path, rows, rows[:1], max_length=301)).data.train) == 3
+    with pytest.raises(InputError, match=r"none of 4 examples has at most 2 symbols \(data.max_length\)"):
+        prepare(inflection(tmp_path, rows, rows[:1], max_length=2))
+    with pytest.raises(InputError, match=r"data.dev:2: 300001 symbols, at most 256 are read"):
+        prepare(inflection(tmp_path, rows, rows[:2]))
+
+
+def test_sentences_too_long_for_a_search(tmp_path: Path) -> None:
+    corpus(tmp_path, dev=[DEV[0], ("", "a"), ("ein " * 9000, "a")])
+    with pytest.raises(InputError, match=r"data.dev:3: \d+ symbols, at most 1024 are read"):
+        prepare(config(tmp_path))
+
+
+def test_a_model_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*_: Any) -> None:
+        torch.empty(1 << 60)
+
+    prepared = prepare(inflection(tmp_path, ["a\tb\tN"], ["a\tb\tN"]))
+    monkeypatch.setattr("tsallis.prepare.build_model", build)
+    with pytest.raises(InputError, match=r"the model .* does not fit into memory"):
+        prepared.build()
 
 
 SIZES = {"aa": 8, "bb": 1, "cc": 3}  # samples of the development set

@@ -7,11 +7,21 @@ from typing import Any
 
 import pytest
 
+from tsallis.cli import _blocks
 from tsallis.data import InflectionExample, Vocabulary
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq
-from tsallis.tasks import Inflection, Translation, evaluation, language_scores, read_lines, score_values, task_of
+from tsallis.tasks import (
+    Inflection,
+    Translation,
+    evaluation,
+    language_scores,
+    line_reader,
+    read_lines,
+    score_values,
+    task_of,
+)
 from tsallis.training import Run
 
 TEXT = ["das Haus ist rot", "the house is red", "ein Hut", "a hat"]
@@ -150,3 +160,46 @@ def test_an_evaluation_has_everything(name: str) -> None:
     assert ("signatures" in report) == (name == "translation")
     for key in ("loss", "empty_rate", "output_support", "attention_support", "single", "speed"):
         assert key in report
+
+
+EXPECTED = {
+    "inflection": ("lemma<TAB>tags", "lemma<TAB>form<TAB>tags"),
+    "translation": ("text", "source<TAB>target"),
+    "classification": ("text", "label<TAB>text"),
+    "visual": ("image<TAB>question", "image<TAB>question<TAB>answer"),
+}
+
+
+@pytest.mark.parametrize("gold", [False, True])
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_empty_input_is_told_of_the_task_at_hand(name: str, gold: bool, tmp_path: Path) -> None:
+    given = Run(Path("runs/x"), None, Vocabulary([]), Vocabulary([]), {"task": name}, {})
+    (tmp_path / "in").write_bytes(b"")
+    with pytest.raises(InputError, match=f"in: the file is empty, expected lines of {EXPECTED[name][gold]}$"):
+        list(_blocks(given, tmp_path / "in", gold))
+
+
+@pytest.mark.parametrize("name", ["inflection", "translation"])
+def test_parts_of_a_file_are_read_as_the_whole(name: str, tmp_path: Path) -> None:
+    given = run({"task": name})
+    line = {"inflection": "a\tb\tN", "translation": "ein Hut\ta hat"}[name]
+    (tmp_path / "in").write_text(f"{line}\n" * 130 + "\n", encoding="utf-8")
+    blocks = _blocks(given, tmp_path / "in", gold=True)
+    parts = [next(blocks), next(blocks)]
+    assert [(first, len(lines.corpus), lines.count) for first, lines in parts] == [(0, 64, 64), (64, 64, 64)]
+    with pytest.raises(InputError, match="in:131: expected"):
+        next(blocks)
+
+
+@pytest.mark.parametrize(
+    ("task", "lines", "words"),
+    [
+        ({"task": "inflection", "max_length": 9}, ["a\tN", f"{'a' * 9}\tN"], "in:66: 10 symbols, at most 9 are read"),
+        ({"task": "inflection"}, [f"{'a' * 5000}\tN"], "in:65: 5001 symbols, at most 1024 are read"),
+        ({"task": "translation"}, ["", "ein " * 5000], r"in:66: \d+ symbols, at most 1024 are read"),
+    ],
+)
+def test_lines_on_which_a_search_would_not_end(task: dict[str, Any], lines: list[str], words: str) -> None:
+    given = run(task)
+    with pytest.raises(InputError, match=words):
+        line_reader(given, "in", gold=False)(lines, first=64)

@@ -19,7 +19,7 @@ from tsallis.data.reading import find_packed
 from tsallis.data.splits import hold_out
 from tsallis.data.tokens import Ragged, digest_of, type_for
 from tsallis.data.vocabulary import PAD, Vocabulary
-from tsallis.errors import InputError
+from tsallis.errors import InputError, describe, shorten
 
 EXPECTED = "label<TAB>text"
 ENDINGS = ("", ".tsv", ".xz", ".gz", ".tsv.xz", ".tsv.gz")
@@ -42,7 +42,8 @@ def read_labelled(path: Path | str) -> list[LabelledText]:
     Raises:
         InputError: a file that is missing, empty or damaged, or a malformed line, each with its place.
     """
-    return [parse_labelled(line, f"{path}:{number}") for number, line in enumerate(stream_lines(path), start=1)]
+    lines = enumerate(stream_lines(path, EXPECTED), start=1)
+    return [parse_labelled(line, f"{path}:{number}") for number, line in lines]
 
 
 def parse_labelled(line: str, place: str) -> LabelledText:
@@ -53,8 +54,7 @@ def parse_labelled(line: str, place: str) -> LabelledText:
     """
     fields = line.split("\t")
     if len(fields) < 2:
-        shown = line if len(line) <= 40 else line[:37] + "..."
-        raise InputError(f"{place}: expected {EXPECTED}, found one column: {shown!r}")
+        raise InputError(f"{place}: expected {EXPECTED}, found one column: {shorten(line)}")
     label, text = fields[0].strip(), fields[-1].strip()
     if not label or not text:
         raise InputError(f"{place}: expected {EXPECTED}, found an empty {'text' if label else 'label'}")
@@ -148,7 +148,7 @@ class Documents:
         number = {label: i for i, label in enumerate(labels)}
         unknown = next((e.label for e in examples if e.label not in number), None)
         if unknown is not None:
-            raise InputError(f"label {unknown!r} is unknown, expected one of {', '.join(labels)}")
+            raise InputError(f"label {describe(unknown)} is unknown, expected one of {', '.join(labels)}")
         rows = (vocab.encode(words(e.text)[:max_length] or [""]) for e in examples)
         return cls(Ragged.of(rows, type_for(len(vocab))), np.array([number[e.label] for e in examples], np.int64))
 

@@ -16,6 +16,7 @@ from tsallis.errors import InputError
 from tsallis.files import write_atomic
 
 CHUNK = 1 << 16
+MOST = 1 << 33  # bytes of a file of unknown size
 TIMEOUT = 60  # seconds without a byte
 
 
@@ -166,17 +167,23 @@ def _download(file: SourceFile, part: Path) -> None:
 
 
 def _stream(url: str, part: Path, size: int | None) -> None:
-    have = _size(part)
+    have, known_size = _size(part), size is not None
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
         position, size = _start(answer, url, have, size)
+        if size is not None and size > MOST and not known_size:
+            raise InputError(f"{url}: expected a file of less than {MOST} bytes, the server has {size}")
         with part.open("ab" if position else "wb") as stream:
             # Never more than is wanted, whatever the server sends.
-            while chunk := answer.read(CHUNK if size is None else min(CHUNK, size - position)):
+            limit = MOST if size is None else size
+            while chunk := answer.read(min(CHUNK, limit - position)):
                 stream.write(chunk)
                 position += len(chunk)
             stream.flush()
             os.fsync(stream.fileno())
+    if size is None and position >= MOST:
+        part.unlink()
+        raise InputError(f"{url}: expected a file of less than {MOST} bytes, the server sends on; it was thrown away")
     if size is not None and position < size:
         raise ConnectionError("the connection ended early")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import Protocol
 
 from tsallis.data.clusters import split_pairs
 from tsallis.data.download import Part, SourceFile
+from tsallis.errors import shorten
 
 LABELLED = re.compile(rb"(\d+) (.*\S.*)")
 CLOCK = re.compile(r"(\d+):([0-5]\d)")
@@ -23,14 +23,6 @@ class NotIt(Exception):
     def __init__(self, message: str, culprit: SourceFile | None = None) -> None:
         super().__init__(message)
         self.culprit = culprit
-
-
-class Stream(Protocol):
-    """What can be read to its end."""
-
-    def read(self, size: int = ..., /) -> bytes: ...
-
-    def readline(self, size: int = ..., /) -> bytes: ...
 
 
 def decode(line: bytes, where: str) -> str:
@@ -98,7 +90,8 @@ def pairs(lines: Iterator[bytes], names: Iterable[bytes], where: str) -> Iterato
         found = POINTER.search(question)
         if not found or not answer:
             missing = "answer" if found else "image"
-            raise NotIt(f"{where}: expected a question about an image and its answer, found no {missing}: {question!r}")
+            expected = "expected a question about an image and its answer"
+            raise NotIt(f"{where}: {expected}, found no {missing}: {shorten(question)}")
         if (image := f"image{found[1]}") in wanted:
             yield row(image, question[: found.start()], answer)
 
@@ -107,7 +100,7 @@ def questions(content: bytes, where: str) -> Iterator[bytes]:
     """`image<TAB>question<TAB>answer` from a JSON list of [question, answer, number of the image]."""
     try:
         entries = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise NotIt(f"{where}: not JSON: {error}") from error
     if not isinstance(entries, list):
         raise NotIt(f"{where}: expected a list of questions")
@@ -144,6 +137,6 @@ def patients(name: re.Match[str], content: bytes, where: str) -> Iterator[bytes]
             raise NotIt(f"{where}: expected hh:mm,parameter,value, found {line[:50]!r}")
         if columns[1] == "RecordID":
             if columns[2] != name[1]:
-                raise NotIt(f"{where}: is about the patient {columns[2]}")
+                raise NotIt(f"{where}: is about the patient {columns[2][:50]}")
             continue
         yield f"{name[1]},{int(clock[1]) * 60 + int(clock[2])},{columns[1]},{columns[2]}".encode()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tsallis.data.pictures import Pictures
+from tsallis.data.pictures import Pictures, open_pictures
 from tsallis.data.visual import Question
-from tsallis.errors import InputError
+from tsallis.errors import InputError, describe
 
 
 class Asked(NamedTuple):
@@ -37,9 +38,17 @@ class Gallery:
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, str], int] = {}
         self._places: list[tuple[Pictures, str]] = []
+        self._opened: dict[tuple[str, tuple[int, int] | None], Pictures] = {}
 
     def __len__(self) -> int:
         return len(self._places)
+
+    def open(self, path: Path | str, size: tuple[int, int] | None = None) -> Pictures:
+        """As :func:`~tsallis.data.pictures.open_pictures`, once."""
+        key = (str(path), size)
+        if key not in self._opened:
+            self._opened[key] = open_pictures(path, size)
+        return self._opened[key]
 
     def hang(self, asked: Iterable[Asked]) -> list[int]:
         """The number of each question's image; one that has none yet gets the next.
@@ -54,7 +63,7 @@ class Gallery:
         if key not in self._numbers:
             shape = self._places[0][0].shape if self._places else pictures.shape
             if pictures.shape != shape:
-                raise InputError(f"image {name!r} is {_size(pictures.shape)}, the others are {_size(shape)}")
+                raise InputError(f"image {describe(name)} is {_size(pictures.shape)}, the others are {_size(shape)}")
             self._numbers[key] = len(self._places)
             self._places.append((pictures, name))
         return self._numbers[key]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tsallis.data.reading import read_bytes
-from tsallis.errors import InputError
+from tsallis.data.reading import read_lines
+from tsallis.errors import InputError, describe, shorten
 
 COLUMNS = "lemma<TAB>form<TAB>tags"
 
@@ -37,7 +36,7 @@ class InflectionExample:
     def tgt_tokens(self) -> list[str]:
         """The form's characters; a ValueError where there is no form."""
         if self.form is None:
-            raise ValueError(f"the example {self.lemma!r} has no form")
+            raise ValueError(f"the example {describe(self.lemma)} has no form")
         return list(self.form)
 
 
@@ -52,7 +51,7 @@ def read_inflection(path: Path | str, language: str | None = None, need_form: bo
     """
     return [
         parse_line(line, f"{path}:{number}", language, need_form)
-        for number, line in enumerate(read_lines(path), start=1)
+        for number, line in enumerate(read_lines(path, COLUMNS), start=1)
     ]
 
 
@@ -67,36 +66,13 @@ def read_languages(pattern: str, languages: Sequence[str], need_form: bool = Tru
     ]
 
 
-def read_lines(path: Path | str) -> list[str]:
-    """The lines of a UTF-8 file, split at line feeds alone: fields may hold any other separator."""
-    return decode_lines(read_bytes(path), str(path))
-
-
-def decode_lines(data: bytes, name: str) -> list[str]:
-    """The lines of UTF-8 bytes; `name` is what an error calls them."""
-    if data.startswith(codecs.BOM_UTF8):
-        # It would become the first character of the first lemma.
-        raise InputError(f"{name}:1: expected UTF-8 without a byte order mark, found one")
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"{name}:{line}: expected UTF-8 text, found byte 0x{data[error.start]:02x} at byte {error.start}"
-        ) from error
-    if not text:
-        raise InputError(f"{name}: the file is empty, expected lines of {COLUMNS}")
-    lines = text.split("\n")
-    return lines[:-1] if lines[-1] == "" else lines
-
-
 def parse_line(line: str, place: str, language: str | None = None, need_form: bool = True) -> InflectionExample:
     """One line; without `need_form` also `lemma<TAB>tags`."""
     fields = line.split("\t")
     expected = COLUMNS if need_form else f"lemma<TAB>tags or {COLUMNS}"
     if len(fields) not in ((3,) if need_form else (2, 3)):
         count = f"{len(fields)} column" + ("s" if len(fields) != 1 else "")
-        raise InputError(f"{place}: expected {expected}, found {count}: {_short(line)}")
+        raise InputError(f"{place}: expected {expected}, found {count}: {shorten(line)}")
     if fields[-1].endswith("\r"):
         # It would make the last tag another tag.
         raise InputError(f"{place}: expected a line that ends in LF, found CR LF")
@@ -105,9 +81,5 @@ def parse_line(line: str, place: str, language: str | None = None, need_form: bo
     if not lemma or form == "":
         raise InputError(f"{place}: expected {expected}, found an empty {'lemma' if not lemma else 'form'}")
     if not all(tags):
-        raise InputError(f"{place}: expected tags separated by single semicolons, found {fields[-1]!r}")
+        raise InputError(f"{place}: expected tags separated by single semicolons, found {describe(fields[-1])}")
     return InflectionExample(lemma, tags, form, language)
-
-
-def _short(line: str) -> str:
-    return repr(line if len(line) <= 40 else line[:37] + "...")

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
-import gzip
 import json
-import lzma
 import shutil
 import tempfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -22,10 +17,10 @@ from numpy.typing import NDArray
 
 from tsallis.data.cache import fingerprint, key_of, locked
 from tsallis.data.corpus import Corpus, Counts, SampledCorpus
-from tsallis.data.reading import read_json
+from tsallis.data.reading import read_json, read_lines
 from tsallis.data.subwords import Subwords
 from tsallis.data.tokens import Ragged, RaggedWriter, type_for
-from tsallis.errors import InputError
+from tsallis.errors import InputError, describe
 from tsallis.files import write_atomic
 
 CORPUS = "corpus.json"  # written last: with it a folder is a corpus
@@ -34,41 +29,14 @@ FORMAT = 1
 CHUNK = 8192  # pairs encoded in one go
 
 
-def stream_lines(path: Path | str) -> Iterator[str]:
+def stream_lines(path: Path | str, expected: str = "text") -> Iterator[str]:
     """The lines of a UTF-8 text, plain, `.gz` or `.xz`, split at line feeds alone, white space around them removed.
 
     Raises:
         InputError: a file that is missing, empty or not what its ending says, a byte order mark, or a line that is not
             UTF-8, each with its place.
     """
-    path = Path(path)
-    number = 0
-    try:
-        with _opened(path) as stream:
-            for number, line in enumerate(stream, start=1):
-                yield _decoded(line, path, number)
-    except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
-        raise InputError(f"{path}: can't be unpacked as {path.suffix}: {error}") from error
-    except OSError as error:
-        raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
-    if number == 0:
-        raise InputError(f"{path}: the file is empty, expected lines of text")
-
-
-def _opened(path: Path) -> AbstractContextManager[Iterable[bytes]]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rb")
-    return lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb")
-
-
-def _decoded(line: bytes, path: Path, number: int) -> str:
-    if number == 1 and line.startswith(codecs.BOM_UTF8):
-        raise InputError(f"{path}:1: expected UTF-8 without a byte order mark, found one")
-    try:
-        return line.decode("utf-8").strip()
-    except UnicodeDecodeError as error:
-        found = f"byte 0x{line[error.start]:02x} at byte {error.start} of the line"
-        raise InputError(f"{path}:{number}: expected UTF-8 text, found {found}") from error
+    return map(str.strip, read_lines(path, expected))
 
 
 def read_parallel(src_path: Path | str, tgt_path: Path | str) -> Iterator[tuple[str, str]]:
@@ -181,7 +149,7 @@ def open_corpus(folder: Path | str) -> Corpus:
     content = read_json(folder / CORPUS)
     if content.get("format") != FORMAT:
         raise InputError(
-            f"{folder / CORPUS}: a corpus of format {content.get('format')!r}, this program reads {FORMAT}"
+            f"{folder / CORPUS}: a corpus of format {describe(content.get('format'))}, this program reads {FORMAT}"
         )
     try:
         counts = Counts(**content["counts"])

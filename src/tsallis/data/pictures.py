@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import lzma
+import math
+import os
+import struct
 import tarfile
+import tokenize
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
@@ -14,11 +18,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tsallis.data.reading import read_bytes
-from tsallis.errors import InputError
+from tsallis.data.reading import PLAUSIBLE, open_file, read_bytes, reading
+from tsallis.errors import InputError, describe
 
 ARRAYS = (".npy", ".npy.xz")
 PHOTOS = (".jpg", ".jpeg", ".png")
+MOST_PIXELS = 1 << 26  # of a photograph, packed or brought to a size
+MOST_BYTES = 1 << 28  # of a photograph's file
+MOST_PACKED = 8_000  # times its size that xz makes of anything
+LONGEST_HEADER = 10_000  # bytes, as NumPy has it
+PIECE = 1 << 24  # bytes read in one go
+BAD_HEADER = (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, tokenize.TokenError, struct.error)
 Load = Callable[[], bytes]
 
 
@@ -59,8 +69,10 @@ def open_pictures(path: Path | str, size: tuple[int, int] | None = None) -> Pict
     """
     path = Path(path)
     if size is not None and (len(size) != 2 or min(size) < 1):
-        raise ValueError(f"size must be a height and a width of at least 1, got {size}")
-    if path.is_dir():
+        raise ValueError(f"size must be a height and a width of at least 1, got {describe(size)}")
+    if size is not None and math.prod(size) > MOST_PIXELS:
+        raise InputError(f"{path}: images are brought to at most {MOST_PIXELS} pixels, found {describe(size)}")
+    if _is_folder(path):
         return Photos(_in_folder(path), str(path), size)
     if path.name.endswith(".tar"):
         return Photos(_in_tar(path), str(path), size)
@@ -69,6 +81,13 @@ def open_pictures(path: Path | str, size: tuple[int, int] | None = None) -> Pict
     if not path.exists():
         raise InputError(f"{path}: no such file or folder")
     raise InputError(f"{path}: expected {', '.join(ARRAYS)}, .tar or a folder of images")
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: can't be read: no file has such a name") from error
 
 
 class ArrayPictures:
@@ -117,7 +136,8 @@ class ArrayPictures:
         for name in names:
             row = self._row(name)
             if row is None:
-                raise InputError(f"{self.place}: images are numbered from 0 to {len(self) - 1}, there is no {name!r}")
+                last = len(self) - 1
+                raise InputError(f"{self.place}: images are numbered from 0 to {last}, there is no {describe(name)}")
             rows.append(row)
         found = self.array[rows]  # a copy, also of what is mapped
         return torch.from_numpy(found if found.dtype == np.uint8 else found.astype(np.float32, copy=False))
@@ -161,9 +181,9 @@ class Photos:
     def _picture(self, name: str) -> NDArray[np.uint8]:
         paths = self._paths.get(name)
         if paths is None:
-            raise InputError(f"{self.place}: there is no image {name!r}")
+            raise InputError(f"{self.place}: there is no image {describe(name)}")
         if len(paths) > 1:
-            raise InputError(f"{self.place}: image {name!r} may be any of {', '.join(sorted(paths))}")
+            raise InputError(f"{self.place}: image {describe(name)} may be any of {', '.join(sorted(paths)[:4])}")
         if paths[0] not in self._kept:
             self._kept[paths[0]] = self._read(paths[0])
         found = self._kept[paths[0]]
@@ -190,10 +210,15 @@ def decode_picture(content: bytes, place: str, size: tuple[int, int] | None = No
         from PIL import Image, ImageOps
     except ImportError as error:
         raise InputError(f"{place}: JPEG and PNG files need Pillow: pip install 'tsallis[vision]'") from error
+    bad = (OSError, MemoryError, *BAD_HEADER, Image.DecompressionBombError)
     try:
-        with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as opened:
+        with Image.open(BytesIO(content), formats=("JPEG", "PNG")) as opened:
+            if math.prod(opened.size) > MOST_PIXELS:
+                raise BadPicture(f"{place} has {opened.width} x {opened.height} pixels, {MOST_PIXELS} are read at most")
             image = ImageOps.exif_transpose(opened).convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except BadPicture:
+        raise
+    except bad as error:
         raise BadPicture(f"{place} can't be read as an image: {error}") from error
     if size is not None and image.size != size[::-1]:
         image = image.resize(size[::-1], Image.Resampling.BICUBIC)
@@ -204,7 +229,7 @@ def _in_folder(folder: Path) -> dict[str, Load]:
     found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PHOTOS and path.is_file())
 
     def load(path: Path) -> Load:
-        return lambda: read_bytes(path)
+        return lambda: read_bytes(path, MOST_BYTES)
 
     return {path.relative_to(folder).as_posix(): load(path) for path in found}
 
@@ -215,6 +240,8 @@ def _in_tar(path: Path) -> dict[str, Load]:
     def load(offset: int, size: int) -> Load:
         def read() -> bytes:
             try:
+                if size > MOST_BYTES:
+                    raise InputError(f"{path}: expected images of at most {MOST_BYTES} bytes, found {size}")
                 with path.open("rb") as stream:
                     stream.seek(offset)
                     return stream.read(size)
@@ -224,9 +251,11 @@ def _in_tar(path: Path) -> dict[str, Load]:
         return read
 
     try:
-        with tarfile.open(path, "r:") as archive:
+        with open_file(path) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
             members = [m for m in archive if m.isreg() and not m.issparse() and m.name.lower().endswith(PHOTOS)]
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError, EOFError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{path}: not a tar archive, or a damaged one: {error}") from error
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
@@ -235,15 +264,58 @@ def _in_tar(path: Path) -> dict[str, Load]:
 
 def _array(path: Path) -> NDArray[Any]:
     """Mapped into memory where it is not packed; never objects."""
+    packed = path.suffix == ".xz"
+    with open_file(path) as stream, reading(path):
+        size = os.fstat(stream.fileno()).st_size
+        source: Any = lzma.LZMAFile(stream) if packed else stream  # noqa: SIM115
+        shape, fortran, dtype = _header(source, path)
+        expected = math.prod(shape) * dtype.itemsize
+        if expected > (max(PLAUSIBLE, MOST_PACKED * size) if packed else size - stream.tell()):
+            raise InputError(f"{path}: not an array file: {size} bytes hold no array {list(shape)} of {dtype}")
+        order: Any = "F" if fortran else "C"
+        if not packed:
+            return np.memmap(path, dtype, "r", stream.tell(), shape, order)
+        if expected > _memory():
+            raise InputError(
+                f"{path}: its {expected} bytes don't fit into memory; unpacked, as .npy, they are not read"
+            )
+        array = np.empty(expected, np.uint8)
+        if _fill(memoryview(array.data), source) < expected:
+            raise InputError(f"{path}: not an array file: it ends before its {expected} bytes")
+        return array.view(dtype).reshape(shape, order=order)
+
+
+def _header(stream: Any, path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and dtype of an array in NumPy's format, of which nothing is believed."""
     try:
-        if path.suffix != ".xz":
-            return np.lib.format.open_memmap(path, mode="r")  # refuses objects
-        with lzma.open(path, "rb") as stream:
-            found: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
-            return found
-    except (lzma.LZMAError, EOFError) as error:
-        raise InputError(f"{path}: can't be unpacked as .xz: {error}") from error
-    except ValueError as error:
+        version = np.lib.format.read_magic(stream)
+        width = 2 if version == (1, 0) else 4
+        length = stream.read(width)
+        if len(length) < width or int.from_bytes(length, "little") > LONGEST_HEADER:
+            raise ValueError("its header is too long")
+        header = BytesIO(length + stream.read(int.from_bytes(length, "little")))
+        read = np.lib.format.read_array_header_1_0 if width == 2 else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(header)
+    except BAD_HEADER as error:
         raise InputError(f"{path}: not an array file: {error}") from error
-    except OSError as error:
-        raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
+    if len(shape) != 4 or min(shape) < 1:
+        raise InputError(f"{path}: expected an array [images, height, width, channels], found {describe(list(shape))}")
+    if dtype.hasobject:
+        raise InputError(f"{path}: not an array file: it holds objects")
+    return shape, fortran, dtype
+
+
+def _memory() -> float:
+    """Bytes of this machine, where it says how many."""
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        return math.inf
+
+
+def _fill(target: memoryview, stream: Any) -> int:
+    """Read into memory until it is full or the stream ends; how many bytes were there."""
+    count = 0
+    while count < len(target) and (read := stream.readinto(target[count : count + PIECE])):
+        count += read
+    return count

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from tsallis.data.parallel import stream_lines
-from tsallis.errors import InputError
+from tsallis.errors import InputError, describe, shorten
 
 EXPECTED = "series,time,channel,value"
 FIELDS = np.dtype([("series", "i8"), ("time", "f8"), ("channel", "O"), ("value", "f8")])
@@ -47,10 +47,10 @@ def read_events(path: Path | str) -> Events:
     Raises:
         InputError: a file that is missing, empty or damaged, or a malformed line, each with its place.
     """
-    lines = stream_lines(path)
+    lines = stream_lines(path, EXPECTED)
     header = next(lines)
     if header.count(",") != 3:
-        raise InputError(f"{path}:1: expected a header such as {EXPECTED}, found {_shown(header)}")
+        raise InputError(f"{path}:1: expected a header such as {EXPECTED}, found {shorten(header)}")
     rows = list(lines)
     if not rows:
         raise InputError(f"{path}: there is no observation after the header")
@@ -77,12 +77,8 @@ def _first_bad(path: Path | str, rows: Sequence[str]) -> InputError:
                 continue
         except ValueError:
             pass
-        return InputError(f"{path}:{number}: expected {EXPECTED}, found {_shown(row)}")
+        return InputError(f"{path}:{number}: expected {EXPECTED}, found {shorten(row)}")
     return InputError(f"{path}: expected lines of {EXPECTED}")
-
-
-def _shown(line: str) -> str:
-    return repr(line if len(line) <= 40 else line[:37] + "...")
 
 
 def read_labels(path: Path | str, column: str, series: str | None = None) -> dict[int, int]:
@@ -96,7 +92,7 @@ def read_labels(path: Path | str, column: str, series: str | None = None) -> dic
     series = names[0] if series is None else series
     for name in (series, column):
         if name not in names:
-            raise InputError(f"{path}:1: there is no column {name!r}, only {', '.join(names)}")
+            raise InputError(f"{path}:1: there is no column {describe(name)}, only {', '.join(names[:20])}")
     key, wanted = names.index(series), names.index(column)
     labels: dict[int, int] = {}
     for number, line in enumerate(lines, start=2):
@@ -105,7 +101,7 @@ def read_labels(path: Path | str, column: str, series: str | None = None) -> dic
             identity, label = int(fields[key]), int(fields[wanted])
         except (ValueError, IndexError):
             raise InputError(
-                f"{path}:{number}: expected whole numbers in {series} and {column}, found {_shown(line)}"
+                f"{path}:{number}: expected whole numbers in {series} and {column}, found {shorten(line)}"
             ) from None
         if identity in labels:
             raise InputError(f"{path}:{number}: {series} {identity} is there twice")

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from tsallis.data.reading import read_json
-from tsallis.errors import InputError
+from tsallis.errors import InputError, describe
 from tsallis.files import write_atomic
 
 MANIFEST, TOKENS, OFFSETS = "manifest.json", "tokens.bin", "offsets.bin"
@@ -266,7 +266,9 @@ def offsets_of(lengths: ArrayLike) -> NDArray[np.int64]:
 
 def _facts(manifest: dict[str, Any], path: Path) -> tuple[str, int, int]:
     if manifest.get("format") != FORMAT:
-        raise InputError(f"{path}: token files of format {manifest.get('format')!r}, this program reads {FORMAT}")
+        raise InputError(
+            f"{path}: token files of format {describe(manifest.get('format'))}, this program reads {FORMAT}"
+        )
     dtype, rows, symbols = manifest.get("dtype"), manifest.get("rows"), manifest.get("symbols")
     counts = all(isinstance(n, int) and n >= 0 for n in (rows, symbols))
     if dtype not in TYPES or not counts or not isinstance(manifest.get("digest"), str):

@@ -10,16 +10,30 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 from tsallis.data import forms
 from tsallis.data.download import Part, SourceFile, check, fetch, known, record_of, same_digest, take_name
-from tsallis.data.forms import NotIt, Stream
+from tsallis.data.forms import NotIt
 from tsallis.data.gather import LONGEST, read_folder, write_files, write_images
+from tsallis.data.reading import Stream, TooLarge, Unpacked
 from tsallis.errors import InputError
 
 LARGEST = 1 << 26  # bytes of what can't be read line by line
 MANY = 20  # parts that are not announced one by one
-DAMAGED = (EOFError, gzip.BadGzipFile, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, zlib.error)
+# A zip file may be encrypted (RuntimeError) or packed in an unknown way (NotImplementedError).
+DAMAGED = (
+    EOFError,
+    MemoryError,
+    NotImplementedError,
+    OverflowError,
+    RuntimeError,
+    gzip.BadGzipFile,
+    lzma.LZMAError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 Report = Callable[[str], None]
 
 
@@ -122,6 +136,8 @@ def read_part(part: Part, path: Path) -> Iterator[bytes]:
 def _blame(part: Part, where: str) -> Iterator[None]:
     try:
         yield
+    except TooLarge as error:
+        raise NotIt(str(error)) from error
     except DAMAGED as error:
         raise NotIt(f"{where}: can't be unpacked: {error or type(error).__name__}") from error
 
@@ -154,27 +170,27 @@ def _opened(part: Part, path: Path) -> Iterator[Stream]:
     if part.packing == "plain":
         with path.open("rb") as stream:
             yield stream
-    elif part.packing == "gz":
-        with gzip.open(path, "rb") as stream:
-            yield stream
-    elif part.packing == "xz":
-        with lzma.open(path, "rb") as stream:
-            yield stream
-    elif part.packing == "zip":
-        with zipfile.ZipFile(path) as archive:
-            if part.member not in archive.namelist():
+        return
+    with path.open("rb") as packed:
+        if part.packing == "gz":
+            yield Unpacked(cast("Stream", gzip.GzipFile(fileobj=packed)), packed, path)
+        elif part.packing == "xz":
+            yield Unpacked(lzma.LZMAFile(packed), packed, path)  # noqa: SIM115
+        elif part.packing == "zip":
+            with zipfile.ZipFile(packed) as archive:
+                if part.member not in archive.namelist():
+                    raise NotIt(f"{path.name}: holds no {part.member}")
+                with archive.open(part.member) as stream:
+                    yield Unpacked(stream, packed, path)
+        else:
+            with tarfile.open(fileobj=packed, mode="r|*") as tar:
+                for member in tar:
+                    # A link or a device of that name is not it.
+                    content = tar.extractfile(member) if member.name == part.member and member.isreg() else None
+                    if content is not None:
+                        yield Unpacked(content, packed, path)
+                        return
                 raise NotIt(f"{path.name}: holds no {part.member}")
-            with archive.open(part.member) as stream:
-                yield stream
-    else:
-        with tarfile.open(path, "r|*") as tar:
-            for member in tar:
-                # A link or a device of that name is not it.
-                content = tar.extractfile(member) if member.name == part.member and member.isreg() else None
-                if content is not None:
-                    yield content
-                    return
-            raise NotIt(f"{path.name}: holds no {part.member}")
 
 
 def _lines(stream: Stream, where: str) -> Iterator[bytes]:

@@ -19,7 +19,7 @@ from tsallis.data.pictures import Pictures
 from tsallis.data.splits import hold_out
 from tsallis.data.tokens import Ragged, type_for
 from tsallis.data.vocabulary import Vocabulary
-from tsallis.errors import InputError
+from tsallis.errors import InputError, describe, shorten
 
 COLUMNS = ("image", "question", "answer")
 WORD = re.compile(r"\d+|[^\W\d]+(?:['’][^\W\d]+)*|[^\w\s]")
@@ -45,14 +45,15 @@ def read_questions(path: Path | str, pictures: Pictures | None = None, gold: boo
     Raises:
         InputError: a file that is missing, empty or damaged, a malformed line or an unknown image, with its place.
     """
-    found = [question for _, question in parse_questions(stream_lines(path), str(path), pictures, gold)]
+    lines = stream_lines(path, "<TAB>".join(COLUMNS))
+    found = [question for _, question in parse_questions(lines, str(path), pictures, gold)]
     if not found:
         raise InputError(f"{path}: a header and no questions")
     return found
 
 
 def parse_questions(
-    lines: Iterable[str], name: str, pictures: Pictures | None = None, gold: bool = True
+    lines: Iterable[str], name: str, pictures: Pictures | None = None, gold: bool = True, first: int = 0
 ) -> list[tuple[int, Question]]:
     """The questions of lines, each with its line's number from 0; the first line may be a header.
 
@@ -60,17 +61,18 @@ def parse_questions(
         lines: of the file `name`.
         pictures: where every image must be.
         gold: lines hold the answer too; otherwise it may be missing, and is left out.
+        first: the number of the first of them.
 
     Raises:
         InputError: a malformed line or an unknown image, with its place.
     """
     found = []
-    for number, line in enumerate(lines):
+    for number, line in enumerate(lines, first):
         if number == 0 and tuple(field.strip().lower() for field in line.split("\t")) in (COLUMNS, COLUMNS[:2]):
             continue
         question = parse_question(line, f"{name}:{number + 1}", gold)
         if pictures is not None and question.image not in pictures:
-            raise InputError(f"{name}:{number + 1}: there is no image {question.image!r}")
+            raise InputError(f"{name}:{number + 1}: there is no image {describe(question.image)}")
         found.append((number, question))
     return found
 
@@ -86,8 +88,7 @@ def parse_question(line: str, place: str, gold: bool = True) -> Question:
     expected = "<TAB>".join(COLUMNS if gold else COLUMNS[:2])
     fields = [field.strip() for field in line.split("\t")]
     if len(fields) != 3 and (gold or len(fields) != 2):
-        shown = line if len(line) <= 40 else line[:37] + "..."
-        raise InputError(f"{place}: expected {expected}, found {len(fields)} columns: {shown!r}")
+        raise InputError(f"{place}: expected {expected}, found {len(fields)} columns: {shorten(line)}")
     empty = next((name for name, field in zip(COLUMNS[: 2 + gold], fields, strict=False) if not field), None)
     if empty is not None:
         raise InputError(f"{place}: expected {expected}, found an empty {empty}")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tsallis.data.reading import read_bytes
-from tsallis.errors import InputError
+from tsallis.errors import InputError, describe
 from tsallis.files import write_atomic
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
@@ -34,7 +34,7 @@ class Vocabulary:
         self._number = {symbol: i + len(SPECIALS) for i, symbol in enumerate(self.symbols)}
         if len(self._number) != len(self.symbols):
             twice = next(s for s, n in Counter(self.symbols).items() if n > 1)
-            raise InputError(f"vocabulary: symbol {twice!r} stands in it more than once")
+            raise InputError(f"vocabulary: symbol {describe(twice)} stands in it more than once")
 
     @classmethod
     def build(cls, sequences: Iterable[Sequence[str]], min_count: int = 1) -> Vocabulary:
@@ -97,7 +97,7 @@ class Vocabulary:
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise InputError(f"{place}: not a vocabulary file (JSON with format, fingerprint and symbols)") from error
         if version != FORMAT:
-            raise InputError(f"{place}: vocabulary format {version!r}, this program reads {FORMAT}")
+            raise InputError(f"{place}: vocabulary format {describe(version)}, this program reads {FORMAT}")
         if not isinstance(symbols, list) or not all(isinstance(s, str) for s in symbols):
             raise InputError(f"{place}: symbols must be a list of strings")
         try:

@@ -93,6 +93,7 @@ class Fingerprints(Record):
 
     src: str | None = None
     tgt: str | None = None
+    max_length: Annotated[int, Field(ge=1)] | None = None
 
 
 class ModelRecord(Record):
@@ -130,12 +131,14 @@ def _check_argument(key: str, value: Any) -> None:
 class InflectionTask(Record):
     task: Literal["inflection"] = "inflection"
     languages: list[str] | None = None
+    max_length: Annotated[int, Field(ge=1)] | None = None
 
 
 class TranslationTask(Record):
     task: Literal["translation"]
     src: str | None = None
     tgt: str | None = None
+    max_length: Annotated[int, Field(ge=1)] | None = None
 
 
 class ClassificationTask(Record):

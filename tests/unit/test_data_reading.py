@@ -1,0 +1,132 @@
+"""Files that are none, never end or unpack without end: refused at once, by one line that names them."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tsallis.data import Vocabulary, reading
+from tsallis.data.classification import read_labelled
+from tsallis.data.inflection import read_inflection
+from tsallis.data.parallel import stream_lines
+from tsallis.data.pictures import open_pictures
+from tsallis.data.reading import decode_lines, read_bytes, read_json, read_lines
+from tsallis.data.series import read_events, read_labels
+from tsallis.data.subwords import Subwords
+from tsallis.data.visual import read_questions
+from tsallis.errors import InputError
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "bytes": read_bytes,
+    "json": read_json,
+    "lines": lambda path: list(read_lines(path)),
+    "parallel": lambda path: list(stream_lines(path)),
+    "inflection": read_inflection,
+    "documents": read_labelled,
+    "questions": read_questions,
+    "events": read_events,
+    "labels": lambda path: read_labels(path, "a"),
+    "vocabulary": Vocabulary.load,
+    "subwords": Subwords.load,
+    "array": open_pictures,
+    "tar": open_pictures,
+}
+ENDINGS = {"array": ".npy", "tar": ".tar"}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_no_file(name: str, tmp_path: Path) -> None:
+    path = tmp_path / f"pipe{ENDINGS.get(name, '')}"
+    os.mkfifo(path)
+    with pytest.raises(InputError, match="expected a file, found a pipe or a device"):
+        READERS[name](path)
+    path = tmp_path / f"device{ENDINGS.get(name, '')}"
+    path.symlink_to("/dev/zero")
+    with pytest.raises(InputError, match="expected a file, found a pipe or a device"):
+        READERS[name](path)
+    for wrong in ("a\0b", "a\ud800", "a" * 300):
+        with pytest.raises(InputError, match=r"can't be read: (no file has such a name|File name too long)"):
+            READERS[name](tmp_path / (wrong + ENDINGS.get(name, "")))
+
+
+def test_what_a_process_was_started_with_is_read() -> None:
+    """A shell's `<(...)` is a pipe too."""
+    read, write = os.pipe()
+    os.write(write, b"a\nb\n")
+    os.close(write)
+    assert list(read_lines(f"/dev/fd/{read}")) == ["a", "b"]
+    os.close(read)
+
+
+class Endless(io.RawIOBase):
+    """Like /dev/zero."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: bytearray) -> int:  # type: ignore[override]
+        target[:] = bytes(len(target))
+        return len(target)
+
+
+def test_a_line_without_an_end() -> None:
+    with pytest.raises(InputError, match="standard input:1: expected text, found a line of more than 16777216 bytes"):
+        list(decode_lines(io.BufferedReader(Endless()), "standard input"))
+
+
+def test_lines_come_before_the_next_are_read() -> None:
+    lines = decode_lines(io.BytesIO(b"a\nb\n\xff\n"), "in")
+    assert [next(lines), next(lines)] == ["a", "b"]
+    with pytest.raises(InputError, match="in:3: expected UTF-8 text, found byte 0xff at byte 0 of the line"):
+        next(lines)
+
+
+@pytest.mark.parametrize("ending", [".gz", ".xz"])
+@pytest.mark.parametrize("content", [b"\n", b"\0", b"a\n"])
+def test_small_files_that_unpack_without_end(
+    ending: str, content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "PLAUSIBLE", 1 << 20)
+    path = tmp_path / f"a{ending}"
+    blob = content * (1 << 22)
+    path.write_bytes(gzip.compress(blob, 1) if ending == ".gz" else lzma.compress(blob, preset=0))
+    with pytest.raises(InputError, match=r"unpacks to more than 200 times its size|a line of more than"):
+        for _ in stream_lines(path):
+            pass
+    text = "".join(f"{i}\n" for i in range(300_000)).encode()  # of more than that, but text
+    path.write_bytes(gzip.compress(text) if ending == ".gz" else lzma.compress(text))
+    assert sum(1 for _ in stream_lines(path)) == 300_000
+
+
+def test_files_of_more_than_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 10)
+    assert read_bytes(tmp_path / "a", 10) == b"x" * 10
+    with pytest.raises(InputError, match="a: expected at most 9 bytes, found more"):
+        read_bytes(tmp_path / "a", 9)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "{", "[]", "\x00"])
+def test_json_that_is_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(InputError, match=r"a\.json: (not a JSON file|expected a JSON object)"):
+        read_json(tmp_path / "a.json")
+
+
+def test_a_packed_dictionary_larger_than_memory_costs_nothing(tmp_path: Path) -> None:
+    """What an .xz file says of itself is not believed either."""
+    blob = bytearray(lzma.compress(b"text\n", format=lzma.FORMAT_ALONE))
+    blob[1:5] = (1 << 31).to_bytes(4, "little")
+    (tmp_path / "a.xz").write_bytes(blob)
+    started = time.monotonic()
+    try:
+        assert list(stream_lines(tmp_path / "a.xz")) == ["text"]
+    except InputError as error:
+        assert "a.xz" in str(error)
+    assert time.monotonic() - started < 10
