@@ -10,7 +10,7 @@ from torch.distributions import Distribution, constraints, kl_divergence, regist
 from torch.distributions.utils import lazy_property
 
 from tsallis import functional
-from tsallis.functional.rows import check_floating
+from tsallis.functional.rows import alpha_number, check_floating
 from tsallis.kernels.alphas import Alpha
 
 __all__ = ["EntmaxCategorical", "Support", "kl_divergence"]
@@ -83,7 +83,7 @@ class EntmaxCategorical(Distribution):
         if scores.dim() == 0 or scores.shape[-1] == 0:
             raise ValueError(f"scores must be [..., classes] with at least one class, got shape {tuple(scores.shape)}")
         self.scores = scores
-        self.alpha: Alpha = alpha.expand(scores.shape[:-1]) if isinstance(alpha, Tensor) else alpha
+        self.alpha: Alpha = _for_batch(alpha, scores.shape[:-1]) if isinstance(alpha, Tensor) else alpha_number(alpha)
         super().__init__(scores.shape[:-1], validate_args=validate_args)
 
     @property
@@ -217,6 +217,16 @@ class EntmaxCategorical(Distribution):
         super(EntmaxCategorical, new).__init__(shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
+
+
+def _for_batch(alpha: Tensor, shape: torch.Size) -> Tensor:
+    try:
+        return alpha.expand(shape)
+    except RuntimeError as error:
+        hint = "; it has no dimension of classes: alpha.squeeze(-1)" if alpha.shape[:-1] == shape else ""
+        raise ValueError(
+            f"alpha of shape {tuple(alpha.shape)} can't be broadcast to the batch shape {tuple(shape)}{hint}"
+        ) from error
 
 
 def _align(value: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

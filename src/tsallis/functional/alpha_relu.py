@@ -14,7 +14,7 @@ from torch.autograd import Function
 from tsallis.functional.losses import check_reduction, class_rows, reduce
 from tsallis.functional.rows import alpha_number, as_rows, check_floating, kernels_for, result_dtype
 from tsallis.kernels import autograd, eager
-from tsallis.kernels.autograd import widen
+from tsallis.kernels.transforms import consecutive, differentiable, traced, widen
 
 
 def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) -> Tensor:
@@ -78,7 +78,7 @@ def alpha_relu_loss(
     check_reduction(reduction)
     if scores.dim() == 0:
         raise ValueError("scores must be [..., classes], got a tensor without dimensions")
-    fused = not (isinstance(tau, Tensor) or autograd.traced())
+    fused = not (isinstance(tau, Tensor) or traced())
     rows = as_rows(scores, -1, None, fused and kernels_for(scores, 1 + eps) is not None)
     classes = class_rows(scores.shape, scores.device, target, ignore_index)
     if isinstance(tau, Tensor) and (tau.numel() != 1 or tau.dim() > 1):
@@ -184,7 +184,7 @@ class _Loss(Function):
         scores: Tensor, target: Tensor, eps: float, tau: float, kernels: ModuleType | None
     ) -> tuple[Tensor, Tensor | None]:
         if kernels is not None:
-            loss, stats = kernels.alpha_relu_loss(scores.contiguous(), target, 1 + eps, tau)
+            loss, stats = kernels.alpha_relu_loss(consecutive(scores), target, 1 + eps, tau)
             return loss, stats
         return eager.alpha_relu_loss(scores, target, eps, tau)[0], None
 
@@ -199,9 +199,9 @@ class _Loss(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None, None, None]:
         scores, target, stats = ctx.saved_tensors
-        if stats is not None and not autograd.differentiable(grad):
-            plain, weights = scores.contiguous(), grad.contiguous()
-            dz = ctx.kernels.alpha_relu_loss_gradient(plain, target, 1 + ctx.eps, stats, weights)
+        if stats is not None and not differentiable(grad):
+            plain, slopes = consecutive(scores), consecutive(grad)
+            dz = ctx.kernels.alpha_relu_loss_gradient(plain, target, 1 + ctx.eps, stats, slopes)
             return dz, None, None, None, None
         return _gradient(widen(scores), target, ctx.eps, ctx.tau, grad).to(scores.dtype), None, None, None, None
 

@@ -11,11 +11,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tsallis.functional.rows import alpha_number, check_floating
-from tsallis.kernels import attention, attention_traced, autograd, cpu, dispatch, tracing
-from tsallis.kernels.alphas import Alpha, check_alpha
+from tsallis.functional.rows import alpha_number, autocast_enabled, check_floating, number
+from tsallis.kernels import attention, attention_traced, cpu, dispatch, tracing
+from tsallis.kernels.alphas import Alpha, check_alpha, extremes
 from tsallis.kernels.attention import Problem
-from tsallis.kernels.autograd import widen
+from tsallis.kernels.transforms import (
+    compiling,
+    forward_mode,
+    operators_only,
+    traced,
+    transforms_active,
+    widen,
+    without_numbers,
+)
 
 
 class Attended(NamedTuple):
@@ -121,28 +129,28 @@ def attend(
     outer, queries, keys = query.shape[:-2], query.shape[-2], key.shape[-2]
     heads = outer[-1] if outer else 1
     batch = math.prod(outer[:-1])
-    q, k, v = query, key, value
+    q, k, v = (x.resolve_neg() for x in (query, key, value))
     if len(outer) != 2:
         q, k, v = (x.reshape(batch, *(x.shape[-3:] if outer else (1, *x.shape))) for x in (q, k, v))
     on_gpu = not need_weights and _for_gpu(q, k, v)
     alpha = _alphas(alpha, q, outer)
     powers = None
-    if on_gpu and (isinstance(alpha, float) or not autograd.traced()):
+    if on_gpu and (isinstance(alpha, float) or not traced()):
         powers = _gpu().powers_of(alpha)
         on_gpu = powers is not None
     if not on_gpu:
         q, k, v = (widen(x) for x in (q, k, v))
     mask = _mask(attn_mask, q, (*outer, queries, keys), on_gpu)
     kernels = not on_gpu and _compiled(q, k, v, alpha)
-    if not (on_gpu or kernels or autograd.traced()):
+    if not (on_gpu or kernels or traced() or without_numbers(q)):
         check_alpha(alpha)
     problem = Problem(
-        scale=1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else float(scale),
+        scale=1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else number("scale", scale),
         causal=is_causal,
         lengths=_lengths(key_lengths, outer[:-1], keys, query.device, on_gpu),
-        threads=1 if autograd.traced() else torch.get_num_threads(),
+        threads=1 if traced() else torch.get_num_threads(),
         dropout=dropout_p,
-        seed=int(torch.randint(1 << 62, ())) if dropout_p and not autograd.traced() else 0,
+        seed=int(torch.randint(1 << 62, ())) if dropout_p and not traced() else 0,
         kernels=kernels,
         powers=powers,
     )
@@ -166,20 +174,19 @@ def attend(
 
 def _no_autocast(device: str) -> contextlib.AbstractContextManager[None]:
     # Of a small attention every step counts: one that changes nothing is left out.
-    enabled = torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if enabled else contextlib.nullcontext()
+    return torch.autocast(device, enabled=False) if autocast_enabled(device) else contextlib.nullcontext()
 
 
 def _compute(
     q: Tensor, k: Tensor, v: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem, need_weights: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    if problem.kernels and torch.compiler.is_compiling() and not need_weights:
+    if problem.kernels and _as_operator(q) and not need_weights:
         learns = _learns(q, k, v, alpha, mask)
         output, support = attention_traced.traced_attention(q, k, v, alpha, mask, problem, learns)
         return output, None, support
     # What fits into one tile is faster kept than computed again.
     small = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= attention.TILE and not problem.kernels
-    if need_weights or autograd.traced() or small or _forward_mode():
+    if need_weights or traced() or without_numbers(q) or small or forward_mode():
         output, weights = attention.materialised(q, k, v, alpha, mask, problem)
         return output, weights, weights.detach()
     function = attention.Compiled if problem.kernels else attention.Attention
@@ -189,12 +196,20 @@ def _compute(
 
 def _compiled(q: Tensor, k: Tensor, v: Tensor, alpha: Alpha) -> bool:
     """Whether the compiled kernels do all of it."""
-    if autograd.transforms_active():
+    if transforms_active():
         return False
-    if torch.compiler.is_compiling():  # a tensor of alphas will be looked at when it is known
-        small = isinstance(alpha, Tensor) or alpha <= 2
-        return small and not _forward_mode() and q.device.type == "cpu" and q.numel() > 0 and _cpu_asked_for()
+    if _as_operator(q):
+        if isinstance(alpha, float):
+            small = alpha <= 2
+        else:  # one that can't be looked at now is checked when its numbers are known
+            small = traced() or without_numbers(alpha) or extremes(alpha)[1] <= 2
+        return small and not forward_mode() and q.device.type == "cpu" and q.numel() > 0 and _cpu_asked_for()
     return dispatch.compiled(alpha, q, k, v)
+
+
+def _as_operator(q: Tensor) -> bool:
+    """Whether kernels are called as operators, which tracers and dispatch modes can follow."""
+    return compiling() or operators_only(q)
 
 
 def _compute_on_gpu(
@@ -204,7 +219,7 @@ def _compute_on_gpu(
     learns = _learns(q, k, v, alpha, mask)
     gpu = _gpu()
     output: Tensor
-    if torch.compiler.is_compiling():
+    if _as_operator(q):
         output, support = gpu.traced_attention(q, k, v, alpha, mask, problem, learns)
     elif not learns and gpu.decodes(q, k, problem):
         output, support = gpu.decode(q, k, v, alpha, mask, problem)
@@ -219,7 +234,7 @@ def _learns(*given: Tensor | Alpha | None) -> bool:
 
 def _for_gpu(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether Triton's kernels compute tensors like these."""
-    if autograd.transforms_active() or _forward_mode() or not (q.numel() and k.numel() and v.numel()):
+    if transforms_active() or forward_mode() or not (q.numel() and k.numel() and v.numel()):
         return False
     return _gpu_asked_for(q.device.type) and bool(_gpu().computes(q, k, v))
 
@@ -246,10 +261,6 @@ def _gpu_asked_for(device: str) -> bool:
 @tracing.constant
 def _cpu_asked_for() -> bool:
     return dispatch.wanted() in ("auto", "cpu") and cpu.status().available
-
-
-def _forward_mode() -> bool:
-    return torch.autograd.forward_ad._current_level >= 0
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
@@ -287,7 +298,7 @@ def _lengths(
         raise TypeError(f"key_lengths must be integers, got {given.dtype}")
     if list(given.shape) != list(batch):
         raise ValueError(f"key_lengths must have the batch's shape {tuple(batch)}, got {tuple(given.shape)}")
-    if autograd.traced() or (on_gpu and given.is_cuda):
+    if traced() or without_numbers(given) or (on_gpu and given.is_cuda):
         return given.to(device).flatten()
     numbers: list[int] = given.flatten().tolist()
     wrong = [n for n in numbers if not 0 <= n <= keys]
@@ -307,7 +318,7 @@ def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int], on_gpu: bool) -> 
     sizes = list(mask.shape)
     if len(sizes) > len(full) or any(m not in (1, n) for m, n in zip(sizes[::-1], full[::-1], strict=False)):
         raise ValueError(f"attn_mask of shape {tuple(mask.shape)} can't be broadcast to {tuple(full)}")
-    mask = mask.reshape(*(1,) * (len(full) - len(sizes)), *sizes)
+    mask = mask.resolve_neg().reshape(*(1,) * (len(full) - len(sizes)), *sizes)
     leading = mask.shape[:-3]
     if any(n != 1 for n in leading):  # some of the batch's dimensions
         mask = mask.expand(*full[:-3], *mask.shape[-3:])
@@ -323,6 +334,9 @@ def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int]) -> Alpha:
         return alpha_number(alpha)
     batch, heads = q.shape[:2]
     shape = tuple(alpha.shape)
+    if alpha.dtype == torch.bool:
+        raise TypeError("alpha must be floating point, got torch.bool; did you mean attn_mask=?")
+    check_floating(alpha, "alpha")
     if alpha.numel() == 1 and alpha.dim() <= 1:
         alpha = alpha.reshape(1, 1).expand(1, heads)
     elif shape == (heads,):
@@ -330,5 +344,6 @@ def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int]) -> Alpha:
     elif shape == tuple(outer):
         alpha = alpha.reshape(batch, heads)
     else:
-        raise ValueError(f"alpha must have shape ({heads},) or {tuple(outer)}: one for each head, got {shape}")
-    return alpha.to(device=q.device, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+        hint = "; did you mean attn_mask=?" if alpha.dim() >= 2 else ""
+        raise ValueError(f"alpha must have shape ({heads},) or {tuple(outer)}: one for each head, got {shape}{hint}")
+    return alpha.resolve_neg().to(device=q.device, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)

@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 
 from tsallis.functional.losses import check_reduction, class_rows, reduce
-from tsallis.functional.rows import Rows, alpha_number, alpha_rows, check_floating, result_dtype
+from tsallis.functional.rows import (
+    Rows,
+    alpha_number,
+    alpha_rows,
+    autocast_enabled,
+    check_floating,
+    number,
+    result_dtype,
+)
 from tsallis.kernels.alphas import Alpha
 from tsallis.kernels.linear import Layer, linear_loss
 
@@ -88,7 +96,7 @@ def linear_alpha_relu_loss(
         raise ValueError("alpha of alpha-ReLU must be above 1, got 1")
     hidden, weight, bias = _checked(hidden, weight, bias, reduction)
     rows = Rows(hidden.reshape(-1, hidden.shape[-1]), hidden.shape, -1, hidden.dtype)
-    return _reduced(rows, weight, bias, target, alpha, float(tau), ignore_index, reduction)
+    return _reduced(rows, weight, bias, target, alpha, number("tau", tau), ignore_index, reduction)
 
 
 def _checked(
@@ -105,7 +113,7 @@ def _checked(
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias must have shape ({len(weight)},), got {tuple(bias.shape)}")
     kind = hidden.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    dtype = torch.get_autocast_dtype(kind) if autocast_enabled(kind) else hidden.dtype
     if weight.dtype != hidden.dtype and dtype == hidden.dtype:
         raise TypeError(f"hidden and weight must have one dtype, got {hidden.dtype} and {weight.dtype}")
     return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)

@@ -11,6 +11,7 @@ from torch import Tensor
 from tsallis.functional.rows import Rows, alpha_rows, as_rows, kernels_for
 from tsallis.kernels import autograd, eager
 from tsallis.kernels.alphas import Alpha
+from tsallis.kernels.transforms import traced, without_numbers
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -62,6 +63,8 @@ def entmax_loss(
     plain = weight is None and label_smoothing == 0 and not target.is_floating_point()
     kernels = kernels_for(scores, alpha) if plain else None
     rows = as_rows(scores, -1, None, kernels is not None)
+    if isinstance(alpha, Tensor) and weight is None and alpha.shape == scores.shape[-1:] != (1,):
+        raise ValueError(f"alpha must have last size 1, got shape {tuple(alpha.shape)}; did you mean weight=?")
     alpha = alpha_rows(alpha, rows, scores.dim())
     if weight is not None:
         if weight.shape != scores.shape[-1:]:
@@ -102,15 +105,18 @@ def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignor
     """Classes [rows] for scores of a shape, -1 where the target does not count."""
     *leading, classes = shape
     if list(target.shape) != leading:
+        # As in cross_entropy, whose classes are dimension 1.
+        classes_second = list(target.shape) == [*shape[:1], *shape[2:]]
+        hint = "; classes come last here: scores.movedim(1, -1)" if classes_second else ""
         raise ValueError(
             f"class targets must have shape {tuple(leading)} for scores of shape {tuple(shape)}, "
-            f"got {tuple(target.shape)}"
+            f"got {tuple(target.shape)}{hint}"
         )
     if target.dtype == torch.bool or target.is_floating_point():
         raise TypeError(f"class targets must be integers, got {target.dtype}")
     target = target.to(device=device, dtype=torch.long).reshape(-1)
     counted = target != ignore_index
-    if not autograd.traced():
+    if not (traced() or without_numbers(target)):
         wrong = counted & ((target < 0) | (target >= classes))
         if wrong.any():
             raise ValueError(

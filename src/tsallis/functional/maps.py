@@ -16,11 +16,12 @@ from tsallis.functional.rows import (
     check_floating,
     kernels_for,
     masked,
+    number,
     result_dtype,
 )
 from tsallis.kernels import autograd, cpu, eager
 from tsallis.kernels.alphas import Alpha
-from tsallis.kernels.autograd import widen
+from tsallis.kernels.transforms import widen
 
 
 def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
@@ -67,16 +68,18 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | 
 
 def _entmax_by_kernels(kernels: ModuleType, scores: Tensor, alpha: Alpha, dim: int, mask: Tensor | None) -> Tensor:
     """Kernels take any dtype; the compiled ones rows along any dimension of contiguous scores, without a copy."""
-    d = scores.size(dim)
+    scores = scores.resolve_neg()
     if mask is not None:
         scores = masked(scores, mask)
     if scores.dtype != result_dtype(scores):
         scores = widen(scores)
     last = scores.dim() - 1
-    place = dim % (last + 1)
+    place = dim if dim >= 0 else last + 1 + dim
+    if not 0 <= place <= last:
+        scores.size(dim)  # raises PyTorch's IndexError
     if isinstance(alpha, Tensor):
         shape = scores.shape
-        alpha = alpha_along(alpha, scores, [*shape[:place], *shape[place + 1 :], d], place, last + 1)
+        alpha = alpha_along(alpha, scores, [*shape[:place], *shape[place + 1 :], shape[place]], place, last + 1)
     else:
         alpha = float(alpha)
     if place == last or (kernels is cpu and scores.is_contiguous()):
@@ -168,7 +171,7 @@ def budgeted_entmax(scores: Tensor, alpha: Alpha = 1.5, budget: float = 2, dim: 
         >>> budgeted_entmax(torch.tensor([3.0, 1.0, 1.0, -4.0]), budget=2)
         tensor([1.0000, 0.5000, 0.5000, 0.0000])
     """
-    budget = float(budget)
+    budget = number("budget", budget)
     if not (math.isfinite(budget) and budget > 0):
         raise ValueError(f"budget must be positive and finite, got {budget:g}")
     rows = as_rows(scores, dim, None)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tsallis.kernels import cpu, dispatch
 from tsallis.kernels.alphas import Alpha
-from tsallis.kernels.autograd import traced, widen
+from tsallis.kernels.transforms import forward_mode, traced, widen, without_numbers
+
+_NUMBERS = (Real, torch.SymFloat, torch.SymInt)  # numpy's are among the real ones, and a tracer's are not
 
 
 class Rows(NamedTuple):
@@ -36,7 +39,7 @@ def as_rows(scores: Tensor, dim: int, mask: Tensor | None, halves: bool = False)
         if dim not in (-1, 0):
             raise IndexError(f"dim must be -1 or 0 for a tensor without dimensions, got {dim}")
         return Rows(widen(scores.reshape(1, 1)), scores.shape, 0, result_dtype(scores))
-    moved = scores.movedim(dim, -1)
+    moved = scores.resolve_neg().movedim(dim, -1)
     rows = moved.reshape(-1, moved.shape[-1]) if moved.numel() else moved.reshape(0, max(moved.shape[-1], 1))
     dtype = result_dtype(scores)
     return Rows(rows if halves and dtype == rows.dtype else widen(rows), moved.shape, dim, dtype)
@@ -55,12 +58,15 @@ def masked(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def kernels_for(scores: Tensor, alpha: Alpha) -> ModuleType | None:
-    """The kernels that these scores go to as they are: none where torch traces or transforms."""
-    if traced() or not isinstance(scores, Tensor) or scores.dim() == 0:
+    """The kernels that these scores go to as they are: none where torch compiles, transforms or records."""
+    # `transforms_active` and `modes_active`, the latter in `dispatch`: of small tensors every call counts.
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return None
+    if not isinstance(scores, Tensor) or scores.dim() == 0:
         return None
     if isinstance(alpha, Tensor):
-        return dispatch.kernels(scores, alpha) if alpha.numel() else None
-    return dispatch.kernels(scores, float(alpha))
+        return dispatch.kernels(scores, alpha) if alpha.numel() and alpha.is_floating_point() else None
+    return dispatch.kernels(scores, alpha if type(alpha) is float else number("alpha", alpha))
 
 
 def check_floating(scores: Tensor, name: str = "scores") -> None:
@@ -72,14 +78,32 @@ def check_floating(scores: Tensor, name: str = "scores") -> None:
 
 def result_dtype(scores: Tensor) -> torch.dtype:
     """The caller's dtype, or float32 for half precision under autocast, as softmax and cross_entropy have it."""
-    if scores.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(scores.device.type):
+    if scores.dtype in (torch.float16, torch.bfloat16) and autocast_enabled(scores.device.type):
         return torch.float32
     return scores.dtype
 
 
+def autocast_enabled(device: str) -> bool:
+    """Tell whether autocast is on for a type of devices; the device "meta" has none."""
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
+def number(name: str, value: Any) -> float:
+    """Return an argument that is a number as a float.
+
+    Raises:
+        TypeError: anything else, text and truth values among it.
+    """
+    if type(value) is float:
+        return value
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return float(value)
+
+
 def alpha_number(alpha: float) -> float:
     """A checked alpha."""
-    alpha = float(alpha)
+    alpha = number("alpha", alpha)
     if not 1 <= alpha < math.inf:  # a tracer follows comparisons alone
         raise ValueError(f"alpha must be finite and at least 1, got {alpha:g}")
     return alpha
@@ -94,15 +118,14 @@ def alpha_along(alpha: Alpha, scores: Tensor, shape: Sequence[int], dim: int, nd
     """The same for scores of a shape with `dim` moved last."""
     if not isinstance(alpha, Tensor):
         return alpha_number(alpha)
-    dtype = cpu.computed_in(scores.dtype)
-    if not alpha.is_floating_point():
-        alpha = alpha.to(dtype)
+    given = alpha
+    check_floating(alpha, "alpha")
     one_number = alpha.numel() == 1 and alpha.dim() <= ndim
-    if one_number and not alpha.requires_grad and not traced():
+    if one_number and not (alpha.requires_grad or forward_mode() or traced() or without_numbers(alpha)):
         return alpha_number(alpha.item())
     if alpha.dim() > ndim:
         raise ValueError(f"alpha of shape {tuple(alpha.shape)} has more dimensions than the scores, which have {ndim}")
-    alpha = alpha.to(device=scores.device, dtype=dtype)
+    alpha = alpha.to(device=scores.device, dtype=cpu.computed_in(scores.dtype))
     if ndim == 0:
         return alpha.reshape(1, 1)
     if alpha.dim() < ndim:
@@ -112,6 +135,7 @@ def alpha_along(alpha: Alpha, scores: Tensor, shape: Sequence[int], dim: int, nd
     if alpha.shape[-1] != 1:
         raise ValueError(
             f"alpha must have size 1 along dim {dim} of the scores: one alpha a row, got size {alpha.shape[-1]}"
+            + _layout_of(given, shape, dim % ndim)
         )
     try:
         alpha = alpha.expand(*shape[:-1], 1)
@@ -120,3 +144,14 @@ def alpha_along(alpha: Alpha, scores: Tensor, shape: Sequence[int], dim: int, nd
             f"alpha of shape {tuple(alpha.shape)} can't be broadcast to rows of shape {tuple(shape[:-1])}"
         ) from error
     return alpha.reshape(-1, 1)
+
+
+def _layout_of(alpha: Tensor, shape: Sequence[int], dim: int) -> str:
+    """Say which shape an alpha [n] must have that fits another dimension than its own; `dim` was moved last."""
+    sizes = [*shape[:dim], 0, *shape[dim:-1]]
+    fitting = [i for i, n in enumerate(sizes) if n == alpha.numel()]
+    if alpha.dim() != 1 or not fitting:
+        return ""
+    first = next((i for i in fitting if i), 0)  # the first dimension is a batch's where another one fits too
+    ones = ", ".join(["1"] * (len(sizes) - 1 - first))
+    return f"; for one alpha a slice of dimension {first} take alpha.view(-1, {ones})"

@@ -7,7 +7,7 @@ is held beside the inputs and their gradients grows with the length, not with it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from torch.autograd import Function
 from tsallis.kernels import autograd, cpu, eager
 from tsallis.kernels.alphas import Alpha
 from tsallis.kernels.cpu import attention as compiled
+from tsallis.kernels.transforms import differentiable, modes_active, recomputed_gradients, traced
 
 TILE = 1 << 20  # weights at a time
 LEAST_ROWS = 128  # of a head in a tile, for the sake of the matrix products
@@ -114,8 +115,8 @@ class Attention(Function):
         query, key, value, mask, alphas = ctx.saved_tensors
         alpha = ctx.alpha if alphas is None else alphas
         need_alpha, need_mask = ctx.needs_input_grad[3], ctx.needs_input_grad[4]
-        if autograd.differentiable(grad):
-            return *_differentiable_backward(ctx, query, key, value, alpha, mask, grad), None
+        if differentiable(grad):
+            return *differentiable_backward(ctx, (query, key, value, alpha, mask), grad), None
         work = _Work(query, key, value, alpha, mask, ctx.problem)
         dq = torch.empty_like(query) if ctx.problem.lengths is None else torch.zeros_like(query)
         dk, dv = torch.zeros_like(key), torch.zeros_like(value)
@@ -163,8 +164,8 @@ class Compiled(Function):
             return None, None, None, None, None, None
         query, key, value, mask, alphas, *kept = ctx.saved_tensors
         alpha = ctx.alpha if alphas is None else alphas
-        if autograd.differentiable(grad):
-            return *_differentiable_backward(ctx, query, key, value, alpha, mask, grad), None
+        if differentiable(grad):
+            return *differentiable_backward(ctx, (query, key, value, alpha, mask), grad), None
         given = _given(query, key, value, alpha, mask, ctx.problem)
         dq, dk, dv, da, dm = compiled.attention_gradient(given, compiled.Kept(*kept), grad, *ctx.needs_input_grad[3:5])
         if da is not None:
@@ -349,7 +350,7 @@ def materialised(
         alpha = alpha.expand(batch, heads).unsqueeze(-1).expand(-1, -1, queries).reshape(-1, 1)
     weights = autograd.entmax(scores.reshape(-1, keys), alpha).view(batch, heads, queries, keys)
     dropped = weights
-    if problem.dropout and autograd.traced():
+    if problem.dropout and (traced() or modes_active()):
         dropped = torch.dropout(weights, problem.dropout, True)
     elif problem.dropout:
         dropped = weights * _factors(weights.detach(), Shape(batch, key.shape[1], group, queries, keys), problem)
@@ -372,22 +373,10 @@ def _factors(like: Tensor, shape: Shape, problem: Problem) -> Tensor:
     return factors
 
 
-def _differentiable_backward(
-    ctx: Any, query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, grad: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Gradients that have gradients, or come in batches, through all weights."""
-    given = (query, key, value, alpha, mask)
-    return gradients(ctx, lambda: materialised(*given, ctx.problem)[0], given, grad)
+def differentiable_backward(ctx: Any, inputs: Sequence[Any], grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of query, key, value, alpha and mask that have gradients, or come in batches, through all weights."""
 
+    def compute(query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None) -> Tensor:
+        return materialised(query, key, value, alpha, mask, ctx.problem)[0]
 
-def gradients(
-    ctx: Any, compute: Callable[[], Tensor], given: Sequence[Tensor | Alpha | None], grad: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Of what PyTorch differentiates, those of the given inputs that a backward is asked for."""
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        out = compute()
-    needs = ctx.needs_input_grad[: len(given)]
-    wanted = [x for x, needed in zip(given, needs, strict=True) if needed and isinstance(x, Tensor)]
-    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=again))
-    return tuple(next(found) if needed else None for needed in needs)
+    return recomputed_gradients(ctx, compute, inputs, grad)

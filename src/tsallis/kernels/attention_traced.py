@@ -1,4 +1,4 @@
-"""Attention by the compiled kernels under `torch.compile` and `torch.export`: opaque operators."""
+"""Attention by the compiled kernels under `torch.compile`, `torch.export` and dispatch modes: opaque operators."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from torch import Tensor
 
 from tsallis.kernels import dispatch
 from tsallis.kernels.alphas import Alpha
-from tsallis.kernels.attention import Problem
+from tsallis.kernels.attention import Problem, materialised
+from tsallis.kernels.autograd import split
 from tsallis.kernels.cpu import STATS
 from tsallis.kernels.cpu import attention as compiled
+from tsallis.kernels.transforms import recomputed_gradients
 
 # What these operators, and those for a GPU, take first: a tracer knows tensors and numbers only.
 GIVEN = (
@@ -49,9 +51,10 @@ def traced_attention(
 
 
 def arguments(query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem) -> Asked:
-    number, alphas = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
-    lengths: Any = problem.lengths  # a tensor, while traced
-    return Asked(query, key, value, number, alphas, mask, lengths, problem.scale, problem.causal, problem.dropout)
+    lengths = None if problem.lengths is None else torch.as_tensor(problem.lengths)
+    scale, causal, dropout = problem.scale, problem.causal, problem.dropout
+    number, alphas = split(alpha)
+    return Asked(query, key, value, number, alphas, mask, lengths, scale, causal, dropout)
 
 
 def draw_seed(dropout: float) -> Tensor:
@@ -142,6 +145,15 @@ def _pull(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 6 + nothing
     query, key, value, alphas, mask, lengths, *kept = ctx.saved_tensors
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        scale, causal, dropout = ctx.rest
+        seed = int(kept[-1]) if dropout else 0
+        problem = Problem(scale, causal, lengths, threads=1, dropout=dropout, seed=seed, kernels=True)
+
+        def compute(query: Tensor, key: Tensor, value: Tensor, alpha: float, alphas: Any, mask: Any) -> Tensor:
+            return materialised(query, key, value, alpha if alphas is None else alphas, mask, problem)[0]
+
+        return *recomputed_gradients(ctx, compute, (query, key, value, ctx.alpha, alphas, mask), grad), *nothing
     given = (query, key, value, ctx.alpha, alphas, mask, lengths, *ctx.rest)
     _, _, _, _, *needs = ctx.needs_input_grad[:6]  # of alphas and mask
     dq, dk, dv, *rest = _backward_op(*given, *kept, grad, *needs)

@@ -1,9 +1,10 @@
-"""Autograd around the kernels: gradients of every order, forward mode, vmap, and opaque operators for the compiler.
+"""Autograd around the kernels: gradients of every order, forward mode, vmap, and opaque operators for tracers.
 
 The kernels decide by looking at numbers (how many Newton steps, how many candidates), which no tracer can follow. Run
 eagerly they sit in an `autograd.Function` whose backward is a few in-place passes. When a second derivative is wanted
-or `torch.func` is at work, the backward is made of differentiable operations on the saved output instead. Under
-`torch.compile` and `torch.export` the forward is one opaque operator, and the backward is traced and fused.
+or `torch.func` is at work, the backward is made of differentiable operations on the saved output instead. Under a
+dispatch mode the function's forward is one opaque operator; under `torch.compile` and `torch.export` that operator
+alone is called, and its backward is traced and fused.
 """
 
 from __future__ import annotations
@@ -18,15 +19,24 @@ from torch.autograd import Function
 from tsallis.kernels import cpu, dispatch, eager
 from tsallis.kernels.alphas import Alpha, check_alpha
 from tsallis.kernels.eager import Packed
+from tsallis.kernels.transforms import (
+    compiling,
+    consecutive,
+    functionalized,
+    operators_only,
+    transforms_active,
+)
+from tsallis.kernels.transforms import differentiable as differentiable
+from tsallis.kernels.transforms import traced as traced
+from tsallis.kernels.transforms import widen as widen
 
 COMPILED, TRITON = -1, -2  # the `width` of what kernels computed: they keep no table of candidates
 
 
 def entmax(scores: Tensor, alpha: Alpha, budget: float | None = None) -> Tensor:
     """Probabilities of rows [rows, d]; `alpha` a float or [rows, 1]; under a budget they sum to it, each at most 1."""
-    if torch.compiler.is_compiling():
-        number, numbers = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
-        return cast(Tensor, _entmax_op(scores, number, numbers, budget))
+    if compiling() or functionalized():
+        return cast(Tensor, _entmax_op(scores, *split(alpha), budget))
     function = _Map if transforms_active() else _DirectMap
     return cast(Tensor, function.apply(scores, alpha, budget)[0])
 
@@ -44,26 +54,19 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, kernels: ModuleTyp
 
     By kernels that were found for these scores, whose targets then were looked at, or by those that are found here.
     """
-    if torch.compiler.is_compiling():
-        number, numbers = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
-        return cast(Tensor, _loss_op(scores, target, number, numbers)[0])
+    if compiling() or functionalized():
+        return cast(Tensor, _loss_op(scores, target, *split(alpha))[0])
     function = _Loss if transforms_active() else _DirectLoss
     return cast(Tensor, function.apply(scores, target, alpha, kernels)[0])
 
 
-def transforms_active() -> bool:
-    """Whether torch.func is at work: tensors may be wrappers that can't be looked into or changed in place."""
-    return torch._C._are_functorch_transforms_active()
+def split(alpha: Alpha) -> tuple[float, Tensor | None]:
+    """Alpha as an operator takes it: a number that counts where there is no tensor."""
+    return (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
 
 
-def traced() -> bool:
-    """Whether torch.compile, torch.export or torch.func is at work: numbers can't be looked at then."""
-    return torch.compiler.is_compiling() or transforms_active()
-
-
-def differentiable(grad: Tensor) -> bool:
-    """Whether the backward must be made of operations that can be differentiated or batched again."""
-    return torch.is_grad_enabled() or transforms_active() or torch._C._functorch.is_legacy_batchedtensor(grad)
+def _join(number: float, numbers: Tensor | None) -> Alpha:
+    return number if numbers is None else numbers
 
 
 def _check_target(target: Tensor, classes: int) -> None:
@@ -93,8 +96,8 @@ def _saved(ctx: Any) -> tuple[Any, ...]:
 
 
 def _flat(alpha: Alpha) -> Alpha:
-    """Alphas as consecutive numbers."""
-    return alpha.contiguous() if isinstance(alpha, Tensor) else alpha
+    """Alphas as kernels read them."""
+    return consecutive(alpha) if isinstance(alpha, Tensor) else alpha
 
 
 def _mark(kernels: ModuleType) -> int:
@@ -106,22 +109,26 @@ def _marked(width: int) -> ModuleType:
     return cpu if width == COMPILED else dispatch.triton_kernels()
 
 
-def widen(x: Tensor) -> Tensor:
-    """In the dtype of the computation: half precision is computed in float32."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+Solved = tuple[Tensor, Tensor | None, Tensor | None, int]  # probabilities; where the candidates lie, and the `width`
+
+
+def _solve(scores: Tensor, alpha: Alpha, budget: float | None) -> Solved:
+    kernels = dispatch.kernels(scores, alpha) if budget is None else None
+    if kernels is not None:
+        return kernels.entmax(consecutive(scores), _flat(alpha)), None, None, _mark(kernels)
+    check_alpha(alpha)
+    if budget is not None:
+        return eager.budgeted_entmax(scores, alpha, budget), None, None, 0
+    probs, packed = eager.entmax(scores, alpha)
+    return (probs, None, None, 0) if packed is None else (probs, *packed)
 
 
 class _Map(Function):
     @staticmethod
-    def forward(scores: Tensor, alpha: Alpha, budget: float | None) -> tuple[Tensor, Tensor | None, Tensor | None, int]:
-        kernels = dispatch.kernels(scores, alpha) if budget is None else None
-        if kernels is not None:
-            return kernels.entmax(scores.contiguous(), _flat(alpha)), None, None, _mark(kernels)
-        check_alpha(alpha)
-        if budget is not None:
-            return eager.budgeted_entmax(scores, alpha, budget), None, None, 0
-        probs, packed = eager.entmax(scores, alpha)
-        return (probs, None, None, 0) if packed is None else (probs, *packed)
+    def forward(scores: Tensor, alpha: Alpha, budget: float | None) -> Solved:
+        if operators_only(scores):
+            return _entmax_op(scores, *split(alpha), budget), None, None, 0
+        return _solve(scores, alpha, budget)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -141,7 +148,7 @@ class _Map(Function):
         if differentiable(grad):
             return *eager.pullback(probs, grad, alpha, need_alpha, ctx.saturates), None
         if ctx.width < 0:
-            return *_marked(ctx.width).entmax_gradient(probs, grad.contiguous(), _flat(alpha), need_alpha), None
+            return *_marked(ctx.width).entmax_gradient(probs, consecutive(grad), _flat(alpha), need_alpha), None
         packed = None if position is None else Packed(position, slot, ctx.width)
         p, g = (probs, grad) if packed is None else (packed.gather(probs), packed.gather(grad))
         if need_alpha or ctx.saturates:
@@ -187,15 +194,15 @@ class _KernelMap(Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, alpha: Alpha, dim: int, kernels: ModuleType) -> Tensor:
-        if isinstance(alpha, Tensor):
-            alpha = alpha.contiguous()
-        probs: Tensor = kernels.entmax(scores, alpha, dim)
         ctx.alpha, ctx.dim, ctx.kernels = alpha, dim, kernels
         if isinstance(alpha, Tensor):
+            probs: Tensor = kernels.entmax(scores, consecutive(alpha), dim)
             ctx.alpha = None
+            # The alpha that came in: one made consecutive would have no history, and second derivatives not all terms.
             ctx.save_for_backward(probs, alpha)
             ctx.save_for_forward(probs, alpha)
         else:
+            probs = kernels.entmax(scores, alpha, dim)
             ctx.save_for_backward(probs)
             ctx.save_for_forward(probs)
         return probs
@@ -207,7 +214,8 @@ class _KernelMap(Function):
         if differentiable(grad):
             dz, da = eager.pullback(_KernelMap._rows(ctx, probs), _KernelMap._rows(ctx, grad), alpha, need_alpha, False)
             return _KernelMap._restored(ctx, dz, probs), da, None, None
-        dz, da = ctx.kernels.entmax_gradient(probs, grad.to(probs.dtype).contiguous(), alpha, need_alpha, ctx.dim)
+        slopes = consecutive(grad if grad.dtype == probs.dtype else grad.to(probs.dtype))
+        dz, da = ctx.kernels.entmax_gradient(probs, slopes, _flat(alpha), need_alpha, ctx.dim)
         return dz, da, None, None
 
     @staticmethod
@@ -232,22 +240,30 @@ class _KernelMap(Function):
         return rows.reshape(like.movedim(ctx.dim, -1).shape).movedim(-1, ctx.dim).to(like.dtype)
 
 
+# The losses; probabilities, where candidates lie, and the `width`, or what kernels have in their stead.
+SolvedLoss = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int]
+
+
+def _solve_loss(scores: Tensor, target: Tensor, alpha: Alpha, kernels: ModuleType | None = None) -> SolvedLoss:
+    if kernels is None:
+        _check_target(target, scores.shape[-1])
+        kernels = dispatch.kernels(scores, alpha)
+    if kernels is not None:
+        many = isinstance(alpha, Tensor)
+        listed = {"listed": True} if kernels is cpu else {}  # the others' gradients are written as they read scores
+        results = kernels.entmax_loss(consecutive(scores), target.contiguous(), _flat(alpha), many, **listed)
+        return *results, None, _mark(kernels)
+    check_alpha(alpha)
+    loss, probs, packed = eager.entmax_loss(scores, target, alpha)
+    return (loss, probs, None, None, 0) if packed is None else (loss, probs, *packed)
+
+
 class _Loss(Function):
     @staticmethod
-    def forward(
-        scores: Tensor, target: Tensor, alpha: Alpha, kernels: ModuleType | None = None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int]:
-        if kernels is None:
-            _check_target(target, scores.shape[-1])
-            kernels = dispatch.kernels(scores, alpha)
-        if kernels is not None:
-            many = isinstance(alpha, Tensor)
-            listed = {"listed": True} if kernels is cpu else {}  # the others' gradients are written as they read scores
-            found = kernels.entmax_loss(scores.contiguous(), target.contiguous(), _flat(alpha), many, **listed)
-            return *found, None, _mark(kernels)
-        check_alpha(alpha)
-        loss, probs, packed = eager.entmax_loss(scores, target, alpha)
-        return (loss, probs, None, None, 0) if packed is None else (loss, probs, *packed)
+    def forward(scores: Tensor, target: Tensor, alpha: Alpha, kernels: ModuleType | None) -> SolvedLoss:
+        if operators_only(scores):
+            return *_loss_op(scores, target, *split(alpha)), None, None, 0
+        return _solve_loss(scores, target, alpha, kernels)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -268,9 +284,9 @@ class _Loss(Function):
             return dz.to(scores.dtype), None, da, None
         if ctx.width < 0:
             stats, alpha_grad = probs, position
-            grad = grad.contiguous()
+            grad = consecutive(grad)
             dz = _marked(ctx.width).entmax_loss_gradient(
-                scores.contiguous(), target.contiguous(), _flat(alpha), stats, grad
+                consecutive(scores), target.contiguous(), _flat(alpha), stats, grad
             )
             return dz, None, alpha_grad * grad.unsqueeze(-1) if need_alpha else None, None
         counted = _counted(scores, target).unsqueeze(-1)
@@ -345,17 +361,13 @@ def _loss_pullback(
     return dz, torch.where(counted, eager.entropy_alpha_gradient(probs, alpha) * weight, 0)
 
 
-def _join(number: float, numbers: Tensor | None) -> Alpha:
-    return number if numbers is None else numbers
-
-
 @torch.library.custom_op(
     "tsallis::entmax",
     mutates_args=(),
     schema="(Tensor scores, float alpha, Tensor? alphas, float? budget) -> Tensor",
 )
 def _entmax_op(scores: Tensor, alpha: float, alphas: Tensor | None, budget: float | None) -> Tensor:
-    return _Map.forward(scores, _join(alpha, alphas), budget)[0].contiguous()
+    return _solve(scores, _join(alpha, alphas), budget)[0].contiguous()
 
 
 @_entmax_op.register_fake
@@ -377,9 +389,9 @@ def _(info: Any, in_dims: Any, scores: Tensor, alpha: float, alphas: Tensor | No
     schema="(Tensor scores, Tensor target, float alpha, Tensor? alphas) -> (Tensor, Tensor)",
 )
 def _loss_op(scores: Tensor, target: Tensor, alpha: float, alphas: Tensor | None) -> tuple[Tensor, Tensor]:
-    loss, probs, position, slot, width = _Loss.forward(scores, target, _join(alpha, alphas))
+    loss, probs, position, slot, width = _solve_loss(scores, target, _join(alpha, alphas))
     if width < 0:
-        return loss, _marked(width).entmax(scores.contiguous(), _flat(_join(alpha, alphas)))
+        return loss, _marked(width).entmax(consecutive(scores), _flat(_join(alpha, alphas)))
     if position is not None and slot is not None and probs is not None:
         probs = Packed(position, slot, width).scatter(probs, scores)
         probs = probs.masked_fill_(loss.isnan().unsqueeze(-1), torch.nan)
@@ -423,16 +435,26 @@ _entmax_op.register_autograd(_pull_map, setup_context=_keep_map)
 def _keep_loss(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     scores, target, ctx.alpha, alphas = inputs
     ctx.many = alphas is not None
+    ctx.set_materialize_grads(False)
     if alphas is None:
         ctx.save_for_backward(scores, target, output[1])
     else:
         ctx.save_for_backward(scores, target, output[1], alphas)
 
 
-def _pull_loss(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None, Tensor | None]:
+def _pull_loss(ctx: Any, grad: Tensor | None, of_probs: Tensor | None) -> tuple[Tensor | None, None, None, Any]:
+    """Gradients from that of the losses, and, for derivatives of a second order, that of the probabilities."""
     scores, target, probs = ctx.saved_tensors[:3]
     alpha = ctx.saved_tensors[3] if ctx.many else ctx.alpha
-    dz, da = _loss_pullback(scores, target, alpha, grad, ctx.needs_input_grad[3], probs)
+    need_alpha = ctx.needs_input_grad[3]
+    dz: Tensor | None = None
+    da: Tensor | None = None
+    if grad is not None:
+        dz, da = _loss_pullback(scores, target, alpha, grad, need_alpha, probs)
+    if of_probs is not None:
+        more, more_alpha = eager.pullback(probs, of_probs, alpha, need_alpha)
+        dz = more if dz is None else dz + more
+        da = more_alpha if da is None or more_alpha is None else da + more_alpha
     return dz, None, None, da
 
 

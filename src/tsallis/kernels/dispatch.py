@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tsallis.kernels import cpu
 from tsallis.kernels.alphas import Alpha, extremes
+from tsallis.kernels.transforms import modes_active
 
 BACKENDS = ("auto", "eager", "cpu", "triton")
 HALVES = (torch.float32, torch.bfloat16, torch.float16)  # what Triton's kernels compute; the compiled ones float64 too
@@ -108,7 +109,12 @@ def explain_gpu() -> str:
 
 
 def kernels(x: Tensor, alpha: Alpha) -> ModuleType | None:
-    """The kernels that compute this, or None: PyTorch's operations. No alpha that they do needs another check."""
+    """The kernels that compute this, or None: PyTorch's operations. No alpha that they do needs another check.
+
+    None where a dispatch mode is active, which would not see them called: there they are called by an operator.
+    """
+    if torch._C._len_torch_dispatch_stack():  # `modes_active`: of small tensors every call counts
+        return None
     name, where = wanted(), x.device.type
     if where == "cpu":
         if name != "triton":
@@ -125,7 +131,7 @@ def kernels(x: Tensor, alpha: Alpha) -> ModuleType | None:
 
 def compiled(alpha: Alpha, *tensors: Tensor) -> bool:
     """Whether the compiled CPU kernels compute these; no alpha that they do needs another check."""
-    return all(x.device.type == "cpu" for x in tensors) and _compiled(alpha, tensors, wanted())
+    return not modes_active() and all(x.device.type == "cpu" for x in tensors) and _compiled(alpha, tensors, wanted())
 
 
 def _compiled(alpha: Alpha, tensors: Sequence[Tensor], name: str) -> bool:

@@ -1,11 +1,12 @@
 """An output layer and its loss together, without the tokens x classes matrices of scores and gradients.
 
-Run eagerly, one `autograd.Function` computes it in chunks (see `linear_chunks`). Under `torch.compile` that is an
-opaque operator. Second derivatives and `torch.func` go by way of all scores.
+Run eagerly, one `autograd.Function` computes it in chunks (see `linear_chunks`). Under `torch.compile` and dispatch
+modes that is an opaque operator. Second derivatives, forward mode and `torch.func` go by way of all scores.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,14 @@ from tsallis.kernels import autograd, cpu, eager
 from tsallis.kernels.alphas import Alpha, check_alpha
 from tsallis.kernels.cpu import Lists
 from tsallis.kernels.linear_chunks import Kept, Layer, gradients, losses
+from tsallis.kernels.transforms import (
+    compiling,
+    differentiable,
+    forward_mode,
+    operators_only,
+    recomputed_gradients,
+    transforms_active,
+)
 
 __all__ = ["Layer", "linear_loss"]
 
@@ -58,15 +67,14 @@ class _LinearLoss(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         hidden, weight, bias, target, many, alpha_grad, *lists = ctx.saved_tensors
         layer = Layer(hidden, weight, bias, target, ctx.alpha if many is None else many, ctx.tau)
-        if autograd.differentiable(grad):
-            wanted = [hidden, weight, bias, None, many]
-            inputs = [x for x, need in zip(wanted, ctx.needs_input_grad, strict=False) if need and x is not None]
-            again = torch.is_grad_enabled()
-            with torch.enable_grad():
-                loss = materialised(layer)
-                loss = loss.sum() if ctx.total else loss
-            found = iter(torch.autograd.grad(loss, inputs, grad, create_graph=again))
-            return *(next(found) if need else None for need in ctx.needs_input_grad[:5]), None, None
+        if differentiable(grad):
+
+            def compute(*inputs: Any) -> Tensor:
+                hidden, weight, bias, target, alpha = inputs
+                loss = materialised(Layer(hidden, weight, bias, target, alpha, ctx.tau))
+                return loss.sum() if ctx.total else loss
+
+            return *recomputed_gradients(ctx, compute, layer[:5], grad), None, None
         grad = grad.expand(len(hidden))
         made, ctx.made = ctx.made, None
         kept = Kept(ctx.kernels, Lists(*lists), ctx.dense, made)
@@ -80,11 +88,13 @@ def linear_loss(layer: Layer, total: bool = False) -> Tensor:
 
     A sum is more than the losses added up: every loss then is known to have the same weight in the gradients.
     """
-    if autograd.transforms_active():
+    if transforms_active() or forward_mode():
         loss = materialised(layer)
-    elif torch.compiler.is_compiling():
-        number, numbers = (1.0, layer.alpha) if isinstance(layer.alpha, Tensor) else (layer.alpha, None)
-        loss = cast(Tensor, _CompiledLinearLoss.apply(*layer[:4], number, numbers, layer.tau))
+    elif compiling() or operators_only(layer.hidden):
+        arguments = (*layer[:4], *autograd.split(layer.alpha), layer.tau)
+        learns = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments)
+        # The compiler fails on a Function that needs no gradient.
+        loss = cast(Tensor, _CompiledLinearLoss.apply(*arguments) if learns else _linear_loss_op(*arguments))
     else:
         return cast(Tensor, _LinearLoss.apply(*layer, total))
     return loss.sum() if total else loss
@@ -140,8 +150,22 @@ def _(
     return torch.empty_like(hidden), torch.empty_like(weight), weight.new_empty(weight.shape[0]), da
 
 
+def _materialised_with(tau: float | None) -> Callable[..., Tensor]:
+    """Return the losses of an operator's arguments but the last; no closure of a context, which a compiler refuses."""
+
+    def compute(
+        hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, alpha: float, alphas: Tensor | None
+    ) -> Tensor:
+        return materialised(_layer(hidden, weight, bias, target, alpha, alphas, tau))
+
+    return compute
+
+
 class _CompiledLinearLoss(Function):
-    """Two opaque operators: the compiler can't keep lists whose lengths the numbers decide, so they are made again."""
+    """Two opaque operators, for tracers and dispatch modes.
+
+    They can't keep lists whose lengths the numbers decide, so those are made again.
+    """
 
     @staticmethod
     def forward(*arguments: Any) -> Tensor:
@@ -159,5 +183,8 @@ class _CompiledLinearLoss(Function):
         hidden, weight, target, *rest = ctx.saved_tensors
         bias = rest[0] if ctx.biased else None
         alphas = rest[-1] if ctx.many else None
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            inputs = (hidden, weight, bias, target, ctx.alpha, alphas)
+            return *recomputed_gradients(ctx, _materialised_with(ctx.tau), inputs, grad), None
         dh, dw, db, da = _linear_loss_backward_op(grad, hidden, weight, bias, target, ctx.alpha, alphas, ctx.tau)
         return dh, dw, db if ctx.biased else None, None, None, da if ctx.many else None, None

@@ -25,6 +25,7 @@ from torch import Tensor
 from tsallis.kernels import cpu, dispatch, eager
 from tsallis.kernels.alphas import Alpha
 from tsallis.kernels.cpu import Lists
+from tsallis.kernels.transforms import consecutive
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of hidden, weight and bias
 Needed = tuple[bool, bool, bool]
@@ -58,9 +59,9 @@ class Layer(NamedTuple):
 
     def plain(self) -> Layer:
         """With everything the kernels read as consecutive numbers."""
-        alpha = self.alpha.contiguous() if isinstance(self.alpha, Tensor) else self.alpha
-        bias = None if self.bias is None else self.bias.contiguous()
-        return self._replace(hidden=self.hidden.contiguous(), weight=self.weight.contiguous(), bias=bias, alpha=alpha)
+        alpha = consecutive(self.alpha) if isinstance(self.alpha, Tensor) else self.alpha
+        bias = None if self.bias is None else consecutive(self.bias)
+        return self._replace(hidden=consecutive(self.hidden), weight=consecutive(self.weight), bias=bias, alpha=alpha)
 
     def kernels(self) -> ModuleType | None:
         """What computes it; None: PyTorch's operations."""
@@ -330,7 +331,7 @@ def gradients(layer: Layer, kept: Kept, weights: Tensor, needed: Needed) -> Grad
     kernels, made = kept.kernels, kept.made or Sums()
     dense = kept.dense if kept.made is None else []
     kept.made = None
-    wide = weights.to(kept.lists.value.dtype).contiguous()  # the kernels read it: a sum's is one number, seen often
+    wide = consecutive(weights.to(kept.lists.value.dtype))  # the kernels read it: a sum's is one number, seen often
     target = _listed(layer, kept)
     sums = Sums()
     if needed[0]:

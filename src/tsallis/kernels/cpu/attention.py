@@ -157,6 +157,7 @@ def _call(
 
 
 def _rows(x: Tensor) -> Tensor:
+    x = x.resolve_neg()
     return x if x.stride(-1) == 1 else x.contiguous()
 
 

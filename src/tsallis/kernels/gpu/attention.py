@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from tsallis.kernels import attention, autograd
+from tsallis.kernels import attention
 from tsallis.kernels.alphas import Alpha
 from tsallis.kernels.attention import Problem
 from tsallis.kernels.gpu import attention_launch as launching
@@ -39,6 +39,7 @@ from tsallis.kernels.gpu.attention_launch import (
 )
 from tsallis.kernels.gpu.attention_short import forward_short
 from tsallis.kernels.gpu.language import mode, run
+from tsallis.kernels.transforms import differentiable, recomputed_gradients
 
 DECODE_QUERIES = 16  # at the most
 GRID = 65535  # programs in the second and third direction
@@ -220,7 +221,7 @@ class TritonAttention(Function):
             return None, None, None, None, None, None
         query, key, value, mask, alpha, *kept = ctx.saved_tensors
         alpha = ctx.alpha if alpha is None else alpha
-        if autograd.differentiable(grad):
+        if differentiable(grad):
             return *_differentiable_backward(ctx, query, key, value, alpha, mask, grad), None
         need_query, need_key, need_value, need_alpha, need_mask, _ = ctx.needs_input_grad
         needs = (need_key or need_value, need_alpha, need_mask)
@@ -232,9 +233,8 @@ def _differentiable_backward(
     ctx: Any, query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, grad: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Gradients that have gradients, through all weights, in float32."""
-    given = (query, key, value, alpha, mask)
 
-    def compute() -> Tensor:
+    def compute(query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None) -> Tensor:
         q, k, v = query.float(), key.float(), value.float()
         alphas = alpha.float() if isinstance(alpha, Tensor) else alpha
         added = mask.float() if mask is not None and mask.dtype != torch.bool else mask
@@ -244,4 +244,4 @@ def _differentiable_backward(
         out: Tensor = (dropped.unflatten(1, (-1, group)) @ v.unsqueeze(2)).flatten(1, 2)
         return out
 
-    return attention.gradients(ctx, compute, given, grad.float())
+    return recomputed_gradients(ctx, compute, (query, key, value, alpha, mask), grad.float())

@@ -223,6 +223,7 @@ def _lengths(problem: Problem, device: torch.device) -> Tensor:
 
 def rows_contiguous(x: Tensor) -> Tensor:
     """A tensor whose rows are consecutive numbers."""
+    x = x.resolve_neg()
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
