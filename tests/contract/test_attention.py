@@ -290,7 +290,7 @@ def test_a_learned_alpha_keeps_its_dtype(either: None) -> None:
     (found,) = torch.autograd.grad(out, alpha, of[0].float())
     assert out.dtype == torch.float32 and found.dtype == torch.float64
     assert_near({"alpha": found}, expected, 0, 5e-5)
-    whole = entmax_attention(**{**given, "alpha": torch.tensor(2)})
+    whole = entmax_attention(**{**given, "alpha": torch.tensor(2.0)})
     torch.testing.assert_close(whole, entmax_attention(**{**given, "alpha": 2}))
 
 
@@ -723,7 +723,13 @@ def given_instead(**changes: Any) -> dict[str, Any]:
         ({"alpha": torch.tensor([1.5, 2.0, 0.25, 1.0])}, ValueError, "alpha .* 0.25"),
         ({"alpha": torch.tensor([1.5, 2.0, torch.nan, 1.0])}, ValueError, "alpha .* nan"),
         ({"alpha": torch.full((2, 4), torch.inf)}, ValueError, "alpha .* inf"),
-        ({"alpha": torch.ones(3)}, ValueError, r"alpha .* \(3,\)"),
+        ({"alpha": torch.ones(3)}, ValueError, r"alpha .* \(3,\)$"),
+        ({"alpha": torch.ones(6, 6)}, ValueError, r"alpha .* \(6, 6\); did you mean attn_mask=\?"),
+        ({"alpha": torch.ones(6, 6).bool()}, TypeError, r"torch.bool; did you mean attn_mask=\?"),
+        ({"alpha": torch.tensor(2)}, TypeError, "alpha .* torch.int64"),
+        ({"alpha": "learned"}, TypeError, "alpha .* 'learned'"),
+        ({"alpha": None}, TypeError, "alpha .* None"),
+        ({"scale": "1"}, TypeError, "scale .* '1'"),
         ({"alpha": torch.ones(4, 2)}, ValueError, r"alpha .* \(4, 2\)"),
         ({"alpha": torch.ones(2, 4, 1)}, ValueError, r"alpha .* \(2, 4, 1\)"),
         ({"attn_mask": torch.ones(6, 6).long()}, TypeError, "attn_mask .* torch.int64"),

@@ -131,5 +131,9 @@ def test_bad_input_is_refused(scores: torch.Tensor) -> None:
         EntmaxCategorical(torch.tensor([1.0, torch.nan]), validate_args=True)
     with pytest.raises(ValueError, match="got 4"):
         EntmaxCategorical(scores, validate_args=True).log_prob(torch.tensor([0, 1, 4]))
+    with pytest.raises(ValueError, match=r"\(3, 1\) .* batch shape \(3,\); .* alpha.squeeze\(-1\)"):
+        EntmaxCategorical(torch.zeros(3, 4), torch.ones(3, 1))
+    with pytest.raises(TypeError, match=r"alpha .* 'learned'"):
+        EntmaxCategorical(scores, "learned")
     with pytest.raises(ValueError, match=r"0\.5"):
         _ = EntmaxCategorical(scores, 0.5).probs

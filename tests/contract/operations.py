@@ -1,0 +1,303 @@
+"""Every differentiable operation as a function of tensors, each with its float64 reference: a table for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import tsallis
+from tsallis.kernels import reference
+
+Compute = Callable[..., Tensor]
+SHAPE = (2, 3, 5)  # of scores
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """`ours(*inputs)` should have the values and derivatives of `exact(*inputs)`."""
+
+    name: str
+    ours: Compute
+    exact: Compute
+    shapes: dict[str, tuple[int, ...]]  # of the inputs; those named "alpha" lie between 1 and 2
+    tiled: bool = False  # has a way of its own in tiles or chunks
+    traced: bool = False  # goes to the slow tests of compilers: one of each kind
+    scale: float = 1.5
+
+    def __str__(self) -> str:
+        return self.name
+
+    def inputs(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(name: str, shape: tuple[int, ...]) -> Tensor:
+            if name == "alpha":
+                return torch.rand(shape, generator=generator, dtype=torch.float64) * 0.9 + 1.05
+            return torch.randn(shape, generator=generator, dtype=torch.float64) * self.scale
+
+        return tuple(draw(name, shape).to(dtype) for name, shape in self.shapes.items())
+
+
+def along(dim: int, function: Compute) -> Compute:
+    """A reference over the last dimension, over another one; alpha broadcasts to the scores as ours does."""
+
+    def compute(scores: Tensor, *alpha: Tensor) -> Tensor:
+        sizes = list(scores.shape)
+        sizes[dim] = 1
+        rows = scores.movedim(dim, -1)
+        moved = [a.expand(sizes).movedim(dim, -1) for a in alpha]
+        out = function(rows, *moved)
+        return out if out.shape != rows.shape else out.movedim(-1, dim)
+
+    return compute
+
+
+def masked(scores: Tensor) -> Tensor:
+    """Some entries take no part, and a whole row."""
+    mask = torch.ones(scores.shape, dtype=torch.bool)
+    mask[0, 1], mask[1, 0, 2:], mask[1, 2, 0] = False, False, False
+    return mask
+
+
+MAPS = [
+    *(
+        Operation(
+            f"entmax alpha={alpha}",
+            lambda z, alpha=alpha: tsallis.entmax(z, alpha),
+            lambda z, alpha=alpha: reference.entmax(z, alpha),
+            {"scores": SHAPE},
+            traced=alpha == 1.5,
+        )
+        for alpha in (1.0, 1.3, 1.5, 2.0, 2.5)
+    ),
+    *(
+        Operation(
+            f"entmax alpha{list(shape)} dim={dim}",
+            lambda z, a, dim=dim: tsallis.entmax(z, a, dim),
+            along(dim, reference.entmax),
+            {"scores": SHAPE, "alpha": shape},
+            traced=shape == (3, 1),
+        )
+        for dim, shapes in (
+            (-1, [(), (1,), (1, 1), (1, 1, 1), (3, 1), (2, 1, 1), (2, 3, 1)]),
+            (1, [(), (1, 1), (1, 5), (2, 1, 1), (2, 1, 5)]),
+            (0, [(1, 1, 1), (3, 5), (3, 1)]),
+        )
+        for shape in shapes
+    ),
+    Operation(
+        "entmax masked alpha[]",
+        lambda z, a: tsallis.entmax(z, a, mask=masked(z)),
+        lambda z, a: reference.entmax(z.masked_fill(~masked(z), -torch.inf), a),
+        {"scores": SHAPE, "alpha": ()},
+    ),
+    Operation(
+        "entmax of long rows",
+        lambda z: tsallis.entmax(z, 1.7),
+        lambda z: reference.entmax(z, 1.7),
+        {"scores": (2, 300)},
+        scale=3.0,
+    ),
+    Operation("sparsemax", tsallis.sparsemax, lambda z: reference.entmax(z, 2.0), {"scores": SHAPE}),
+    Operation(
+        "entmax15 dim=1",
+        lambda z: tsallis.entmax15(z, 1),
+        along(1, lambda z: reference.entmax(z, 1.5)),
+        {"scores": SHAPE},
+    ),
+    Operation(
+        "normmax",
+        lambda z: tsallis.normmax(z, 1.5, 1),
+        along(1, lambda z: reference.normmax(z, 1.5)),
+        {"scores": SHAPE},
+        traced=True,
+    ),
+    *(
+        Operation(
+            f"budgeted_entmax alpha{list(shape)}",
+            lambda z, a: tsallis.budgeted_entmax(z, a, 2),
+            along(-1, lambda z, a: reference.budgeted_entmax(z, a, 2)),
+            {"scores": SHAPE, "alpha": shape},
+            traced=shape == (),
+            scale=0.4,  # more than one entry moves
+        )
+        for shape in [(), (3, 1), (2, 3, 1)]
+    ),
+    *(
+        Operation(
+            f"tsallis_entropy alpha{list(shape)}",
+            lambda z, a: tsallis.tsallis_entropy(z.softmax(-1), a),
+            along(-1, lambda z, a: reference.tsallis_entropy(z.softmax(-1), a)),
+            {"scores": SHAPE, "alpha": shape},
+            traced=shape == (),
+        )
+        for shape in [(), (3, 1), (2, 3, 1)]
+    ),
+    Operation(
+        "escort",
+        lambda z: tsallis.escort(z.softmax(-1), 0.7),
+        lambda z: (z.softmax(-1) ** 0.7) / (z.softmax(-1) ** 0.7).sum(-1, keepdim=True),
+        {"scores": SHAPE},
+        traced=True,
+    ),
+    Operation(
+        "alpha_relu",
+        lambda z, tau: tsallis.alpha_relu(z, 1.5, tau),
+        lambda z, tau: reference.alpha_relu(z, 1.5, tau),
+        {"scores": SHAPE, "tau": ()},
+        traced=True,
+    ),
+]
+
+TARGET = torch.tensor([[0, 4, 2], [1, -100, 3]])
+COUNTED = TARGET >= 0
+WEIGHT = torch.tensor([0.5, 1.0, 2.0, 0.25, 1.5], dtype=torch.float64)
+
+
+def each_loss(scores: Tensor, alpha: Any) -> Tensor:
+    return torch.where(COUNTED, reference.entmax_loss(scores, TARGET.clamp(min=0), alpha), 0)
+
+
+def smoothed(scores: Tensor, alpha: Tensor) -> Tensor:
+    """Of weighted classes, with label smoothing, as `cross_entropy` reduces them."""
+    classes = scores.shape[-1]
+    every = torch.stack([reference.entmax_loss(scores, torch.full_like(TARGET, c), alpha) for c in range(classes)], -1)
+    share = WEIGHT[TARGET.clamp(min=0)]
+    own = every.gather(-1, TARGET.clamp(min=0).unsqueeze(-1)).squeeze(-1) * share
+    loss = torch.where(COUNTED, 0.8 * own + 0.2 * (every * WEIGHT).mean(-1), 0)
+    return loss.sum() / share[COUNTED].sum()
+
+
+def soft_target(scores: Tensor) -> Tensor:
+    return torch.linspace(0, 1, scores.numel(), dtype=scores.dtype).reshape(scores.shape).softmax(-1)
+
+
+LOSSES = [
+    Operation(
+        "entmax_loss alpha=1.5",
+        lambda z: tsallis.entmax_loss(z, TARGET, reduction="none"),
+        lambda z: each_loss(z, 1.5),
+        {"scores": SHAPE},
+    ),
+    *(
+        Operation(
+            f"entmax_loss alpha{list(shape)}",
+            lambda z, a: tsallis.entmax_loss(z, TARGET, a, reduction="none"),
+            along(-1, each_loss),
+            {"scores": SHAPE, "alpha": shape},
+            traced=shape == (3, 1),
+        )
+        for shape in [(), (1,), (3, 1), (2, 1, 1), (2, 3, 1)]
+    ),
+    Operation(
+        "entmax_loss weighted and smoothed",
+        lambda z, a: tsallis.entmax_loss(z, TARGET, a, weight=WEIGHT, label_smoothing=0.2),
+        smoothed,
+        {"scores": SHAPE, "alpha": ()},
+    ),
+    Operation(
+        "entmax_loss of probabilities",
+        lambda z, a: tsallis.entmax_loss(z, soft_target(z), a),
+        along(-1, lambda z, a: reference.entmax_loss(z, soft_target(z), a).mean()),
+        {"scores": SHAPE, "alpha": (3, 1)},
+    ),
+    Operation(
+        "alpha_relu_loss",
+        lambda z: tsallis.alpha_relu_loss(z, TARGET, 1.5, 0.2, reduction="none"),
+        lambda z: torch.where(COUNTED, reference.alpha_relu_loss(z, TARGET.clamp(min=0), 1.5, 0.2), 0),
+        {"scores": SHAPE},
+        traced=True,
+    ),
+    Operation(
+        "alpha_relu_loss tau[]",
+        lambda z, tau: tsallis.alpha_relu_loss(z, TARGET, 1.4, tau, reduction="none"),
+        lambda z, tau: torch.where(COUNTED, reference.alpha_relu_loss(z, TARGET.clamp(min=0), 1.4, tau), 0),
+        {"scores": SHAPE, "tau": ()},
+    ),
+    *(
+        Operation(
+            f"linear_entmax_loss alpha{list(shape)} {reduction}",
+            lambda h, w, b, a, reduction=reduction: tsallis.linear_entmax_loss(
+                h, w, TARGET, a, bias=b, reduction=reduction
+            ),
+            lambda h, w, b, a, reduction=reduction: reduce(along(-1, each_loss)(F.linear(h, w, b), a), reduction),
+            {"hidden": (2, 3, 4), "weight": (5, 4), "bias": (5,), "alpha": shape},
+            tiled=True,
+            traced=shape == (),
+            scale=1.0,
+        )
+        for shape, reduction in [((), "sum"), ((1,), "none"), ((3, 1), "mean"), ((2, 3, 1), "none")]
+    ),
+    Operation(
+        "linear_alpha_relu_loss",
+        lambda h, w: tsallis.linear_alpha_relu_loss(h, w, TARGET, 1.5, 0.2, reduction="sum"),
+        lambda h, w: (reference.alpha_relu_loss(h @ w.T, TARGET.clamp(min=0), 1.5, 0.2) * COUNTED).sum(),
+        {"hidden": (2, 3, 4), "weight": (5, 4)},
+        tiled=True,
+        traced=True,
+        scale=1.0,
+    ),
+]
+
+
+def reduce(loss: Tensor, reduction: str) -> Tensor:
+    return {"none": loss, "sum": loss.sum(), "mean": loss.sum() / COUNTED.sum()}[reduction]
+
+
+def attention(**options: Any) -> tuple[Compute, Compute]:
+    """Ours and its formula, of query, key, value, alpha, and a mask that is added."""
+    lengths = options.get("key_lengths")
+
+    def ours(query: Tensor, key: Tensor, value: Tensor, alpha: Any = 1.5, mask: Tensor | None = None) -> Tensor:
+        out = tsallis.entmax_attention(query, key, value, alpha, attn_mask=mask, **options)
+        assert isinstance(out, Tensor)
+        return out
+
+    def exact(query: Tensor, key: Tensor, value: Tensor, alpha: Any = 1.5, mask: Tensor | None = None) -> Tensor:
+        group, keys = query.shape[1] // key.shape[1], key.shape[2]
+        key, value = (x.repeat_interleave(group, 1) for x in (key, value))
+        scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+        scores = scores if mask is None else scores + mask
+        if options.get("is_causal"):
+            scores = scores.masked_fill(torch.ones(query.shape[2], keys).triu(1).bool(), -torch.inf)
+        if lengths is not None:
+            hidden = torch.arange(keys) >= torch.tensor(lengths).view(-1, 1, 1, 1)
+            scores = scores.masked_fill(hidden, -torch.inf)
+        alpha = torch.as_tensor(alpha)
+        per_head = alpha.expand(query.shape[:2]).unsqueeze(-1).unsqueeze(-1)
+        return reference.entmax(scores, per_head.expand(*scores.shape[:-1], 1)) @ value
+
+    return ours, exact
+
+
+QKV = {"query": (2, 2, 4, 3), "key": (2, 2, 4, 3), "value": (2, 2, 4, 3)}
+ATTENTION = [
+    Operation("attention", *attention(), QKV, tiled=True),
+    *(
+        Operation(
+            f"attention alpha{list(shape)}", *attention(), {**QKV, "alpha": shape}, tiled=True, traced=shape == (2,)
+        )
+        for shape in [(), (1,), (2,), (2, 2)]
+    ),
+    Operation("attention causal", *attention(is_causal=True), QKV, tiled=True),
+    Operation("attention of some keys", *attention(key_lengths=[3, 1]), QKV, tiled=True),
+    *(
+        Operation(
+            f"attention alpha[2] mask{list(shape)}", *attention(), {**QKV, "alpha": (2,), "mask": shape}, tiled=True
+        )
+        for shape in [(4, 4), (2, 1, 4), (2, 1, 1, 4), (2, 2, 4, 4)]
+    ),
+    Operation(
+        "attention of groups",
+        *attention(enable_gqa=True, is_causal=True),
+        {"query": (2, 4, 4, 3), "key": (2, 2, 4, 3), "value": (2, 2, 4, 2), "alpha": (4,)},
+        tiled=True,
+    ),
+]
+
+OPERATIONS = [*MAPS, *LOSSES, *ATTENTION]

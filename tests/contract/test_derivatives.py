@@ -1,0 +1,446 @@
+"""Every derivative that PyTorch can ask of every operation, held to the float64 reference.
+
+The rows are those of `contract.operations`. Each test asks for one kind of derivative, or hands the operation to one of
+PyTorch's tracers, with inputs that are independent, one tensor, computed from each other, or views of any layout.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import tsallis
+from contract.operations import OPERATIONS, Compute, Operation
+from tsallis.kernels import attention, cpu, linear_chunks
+
+BACKENDS = ("cpu", "eager")
+TILES = "eager in tiles"
+pytestmark = pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
+
+
+@pytest.fixture
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Compute on one backend, or in tiles and chunks so small that there are several."""
+    if request.param == "cpu" and not cpu.status().available:
+        pytest.skip(cpu.status().reason)
+    if request.param == TILES:
+        for name, size in (("TILE", 8), ("LEAST_ROWS", 2), ("CAUSAL_ROWS", 2)):
+            monkeypatch.setattr(attention, name, size)
+        monkeypatch.setattr(linear_chunks, "CPU", linear_chunks.CPU._replace(chunk=10, whole=0))
+    with tsallis.backend("cpu" if request.param == "cpu" else "eager"):
+        yield request.param
+
+
+def table(operations: Sequence[Operation], *more: str) -> pytest.MarkDecorator:
+    """The rows of the table on every backend, and in tiles those that have some."""
+    pairs = [(o, way) for o in operations for way in (*BACKENDS, *more) if way != TILES or o.tiled]
+    return pytest.mark.parametrize(("operation", "way"), pairs, indirect=["way"], ids=str)
+
+
+SEVERAL = [o for o in OPERATIONS if len(o.shapes) > 1]
+TRACED = [o for o in OPERATIONS if o.traced]
+DISTINCT = [o for o in OPERATIONS if o.traced or o.tiled or o.name == "entmax alpha[] dim=-1"]
+every = table(OPERATIONS)
+every_way = table(OPERATIONS, TILES)
+distinct = table(DISTINCT)
+one_of_each_kind = pytest.mark.parametrize("operation", TRACED, ids=str)
+
+
+def weighted(x: Tensor) -> Tensor:
+    """A number that depends on every entry of a tensor, on each otherwise."""
+    return (x * torch.arange(1, x.numel() + 1, dtype=x.dtype, device=x.device).cos().reshape(x.shape)).sum()
+
+
+def derivatives(function: Compute, leaves: Sequence[Tensor], orders: int) -> list[tuple[Tensor, ...]]:
+    """Gradients of the output's weighted sum, those of the gradients' own, and so on."""
+    leaves = [x.detach().requires_grad_() for x in leaves]
+    value, result = weighted(function(*leaves)), []
+    for _ in range(orders):
+        gradients = torch.autograd.grad(value, leaves, create_graph=True, materialize_grads=True)
+        result.append(tuple(g.detach() for g in gradients))
+        value = sum((weighted(g) for g in gradients), torch.zeros_like(value))
+        if not value.requires_grad:
+            return result + [tuple(map(torch.zeros_like, leaves))] * (orders - len(result))
+    return result
+
+
+def gradients(function: Compute, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Those of the first order, as training takes them."""
+    leaves = [x.detach().requires_grad_() for x in leaves]
+    return torch.autograd.grad(weighted(function(*leaves)), leaves)
+
+
+def tangents(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(torch.arange(x.numel(), dtype=x.dtype).sin().reshape(x.shape) + 0.3 for x in inputs)
+
+
+def pushed(function: Compute, inputs: Sequence[Tensor]) -> Tensor:
+    """The output's derivative along the tangents, by differentiating reverse mode in what it is linear in."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    out = function(*leaves)
+    dual = torch.zeros_like(out, requires_grad=True)
+    pulled = torch.autograd.grad(out, leaves, dual, create_graph=True, materialize_grads=True)
+    along = sum((g * t).sum() for g, t in zip(pulled, tangents(inputs), strict=True))
+    return torch.autograd.grad(along, dual)[0]
+
+
+@functools.cache
+def right(operation: Operation, relation: str = "independent", orders: int = 2) -> list[tuple[Tensor, ...]]:
+    function, leaves = RELATIONS[relation](operation, operation.exact)
+    return derivatives(function, leaves, orders)
+
+
+@functools.cache
+def right_along(operation: Operation) -> Tensor:
+    return pushed(operation.exact, operation.inputs())
+
+
+def assert_near(results: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float = 1e-7) -> None:
+    assert len(results) == len(expected)
+    for result, exact in zip(results, expected, strict=True):
+        assert result.shape == exact.shape
+        scale = max(1.0, float(exact.abs().max()) if exact.numel() else 1.0)
+        torch.testing.assert_close(result.to(exact.dtype), exact, atol=tolerance * scale, rtol=0)
+
+
+# How inputs come about: a function of leaves, and the leaves.
+Related = tuple[Compute, tuple[Tensor, ...]]
+
+
+def independent(operation: Operation, function: Compute) -> Related:
+    return function, operation.inputs()
+
+
+def resized(x: Tensor, like: Tensor) -> Tensor:
+    """Entries of one tensor in the shape of another."""
+    copies = -(-max(like.numel(), 1) // x.numel())
+    return x.reshape(-1).repeat(copies)[: like.numel()].reshape(like.shape)
+
+
+def derived(operation: Operation, function: Compute, backwards: bool = False) -> Related:
+    """Each input is computed from the one before it, and all from one leaf."""
+    inputs = operation.inputs()
+    first, *rest = reversed(list(enumerate(inputs))) if backwards else enumerate(inputs)
+
+    def compute(leaf: Tensor) -> Tensor:
+        made = {first[0]: leaf}
+        before = leaf
+        for i, own in rest:
+            before = own.to(leaf) + 0.04 * resized(before, own).sin()  # an alpha stays between 1 and 2
+            made[i] = before
+        return function(*(made[i] for i in range(len(made))))
+
+    return compute, (first[1],)
+
+
+def shared(operation: Operation, function: Compute) -> Related:
+    """Inputs of one shape are one tensor: queries, keys and values; of a tied weight a part is the hidden state."""
+    inputs = operation.inputs()
+    by_shape: dict[tuple[int, ...], int] = {}
+    index = [i if n == "alpha" else by_shape.setdefault(tuple(x.shape), i) for i, (n, x) in enumerate(named(operation))]
+    distinct = sorted(set(index))
+
+    def compute(*leaves: Tensor) -> Tensor:
+        made = [leaves[distinct.index(i)] for i in index]
+        if "hidden" in operation.shapes:
+            made[0] = made[0] + 2 * resized(made[1], made[0])
+        return function(*made)
+
+    return compute, tuple(inputs[i] for i in distinct)
+
+
+def named(operation: Operation) -> list[tuple[str, Tensor]]:
+    return list(zip(operation.shapes, operation.inputs(), strict=True))
+
+
+def viewed(make: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Callable[..., Related]:
+    """Each input is a view `make(leaf)` of a leaf `back(input)`; the reference gets it as it is read."""
+
+    def relation(operation: Operation, function: Compute) -> Related:
+        def compute(*leaves: Tensor) -> Tensor:
+            views = [make(x) if x.dim() else x for x in leaves]
+            exact = function is operation.exact
+            return function(*(x.resolve_neg().contiguous() if exact else x for x in views))
+
+        return compute, tuple(back(x) if x.dim() else x for x in operation.inputs())
+
+    return relation
+
+
+def spread(x: Tensor) -> Tensor:
+    """A leaf of which the input is every other number."""
+    leaf = torch.full((*x.shape[:-1], 2 * x.shape[-1]), 1.5, dtype=x.dtype)
+    leaf[..., ::2] = x
+    return leaf
+
+
+RELATIONS: dict[str, Callable[..., Related]] = {
+    "independent": independent,
+    "shared": shared,
+    "derived": derived,
+    "derived backwards": functools.partial(derived, backwards=True),
+    "transposed": viewed(lambda x: x.transpose(0, -1), lambda x: x.transpose(0, -1).contiguous()),
+    "expanded": viewed(lambda x: x.expand(-1, *x.shape[1:])[:1].expand(x.shape), lambda x: x),
+    "negative": viewed(torch._neg_view, lambda x: -x),
+    "strided": viewed(lambda x: x[..., ::2], spread),
+    "offset": viewed(lambda x: x[1:], lambda x: torch.cat([x[:1], x])),
+}
+VIEWS = ("transposed", "expanded", "negative", "strided", "offset")
+
+
+@every_way
+def test_values_and_both_orders(operation: Operation, way: str) -> None:
+    inputs = operation.inputs()
+    assert_near([operation.ours(*inputs)], [operation.exact(*inputs)], 1e-9)
+    first, second = right(operation)
+    assert_near(gradients(operation.ours, inputs), first)
+    results = derivatives(operation.ours, inputs, 2)
+    assert_near(results[0], first)
+    assert_near(results[1], second, 1e-6)
+
+
+@table(TRACED, TILES)
+def test_third_order(operation: Operation, way: str) -> None:
+    third = right(operation, orders=3)[2]
+    assert_near(derivatives(operation.ours, operation.inputs(), 3)[2], third, 1e-4)
+
+
+@table(SEVERAL, TILES)
+@pytest.mark.parametrize("relation", ["shared", "derived", "derived backwards"])
+def test_inputs_that_depend_on_each_other(operation: Operation, relation: str, way: str) -> None:
+    function, leaves = RELATIONS[relation](operation, operation.ours)
+    first, second = right(operation, relation)
+    assert_near(gradients(function, leaves), first)
+    results = derivatives(function, leaves, 2)
+    assert_near(results[0], first)
+    assert_near(results[1], second, 1e-6)
+    batched = [x.detach().requires_grad_() for x in leaves]
+    out = function(*batched)
+    dual = torch.stack([torch.ones_like(out), 2 * torch.ones_like(out)])
+    once = torch.autograd.grad(out, batched, dual[0], retain_graph=True)
+    twice = torch.autograd.grad(out, batched, dual, is_grads_batched=True)
+    assert_near(twice, [torch.stack([g, 2 * g]) for g in once], 1e-9)
+
+
+@table(DISTINCT, TILES)
+@pytest.mark.parametrize("relation", VIEWS)
+def test_inputs_of_any_layout(operation: Operation, relation: str, way: str) -> None:
+    function, leaves = RELATIONS[relation](operation, operation.ours)
+    exact, _ = RELATIONS[relation](operation, operation.exact)
+    assert_near([function(*leaves)], [exact(*leaves)], 1e-9)
+    first, second = right(operation, relation)
+    assert_near(gradients(function, leaves), first)
+    assert_near(derivatives(function, leaves, 2)[1], second, 1e-6)
+
+
+@table(DISTINCT, TILES)
+def test_gradients_of_any_layout(operation: Operation, way: str) -> None:
+    leaves = [x.requires_grad_() for x in operation.inputs()]
+    out = operation.ours(*leaves)
+    dual = torch.randn(out.shape, dtype=out.dtype)
+    spread_out = torch.stack([dual, dual], -1)[..., 0]
+    turned = dual.transpose(0, -1).contiguous().transpose(0, -1) if dual.dim() else dual
+    expected = torch.autograd.grad(out, leaves, dual, retain_graph=True)
+    for same in (torch._neg_view(-dual), torch.complex(dual, -dual).conj().imag, spread_out, turned):
+        assert_near(torch.autograd.grad(out, leaves, same, retain_graph=True), expected, 1e-12)
+    one = torch.ones((), dtype=out.dtype)
+    expected = torch.autograd.grad(out, leaves, torch.ones_like(out), retain_graph=True)
+    assert_near(torch.autograd.grad(out, leaves, one.expand(out.shape)), expected, 1e-12)
+
+
+@every
+def test_forward_mode(operation: Operation, way: str) -> None:
+    inputs = operation.inputs()
+    directions = tangents(inputs)
+    expected = right_along(operation)
+    value, moved = torch.func.jvp(operation.ours, inputs, directions)
+    assert_near([value, moved], [operation.exact(*inputs), expected])
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(x, t) for x, t in zip(inputs, directions, strict=True)]
+        assert_near([forward_ad.unpack_dual(operation.ours(*duals)).tangent], [expected])
+
+
+@every
+def test_forward_over_reverse(operation: Operation, way: str) -> None:
+    """A tangent goes through the gradient too, whether or not a graph of it is made."""
+
+    def along(function: Compute, create_graph: bool) -> list[Tensor]:
+        with forward_ad.dual_level():
+            leaves = [x.requires_grad_() for x in operation.inputs()]
+            duals = [forward_ad.make_dual(x, t) for x, t in zip(leaves, tangents(leaves), strict=True)]
+            found = torch.autograd.grad(weighted(function(*duals)), duals, create_graph=create_graph)
+            unpacked = [forward_ad.unpack_dual(g).tangent for g in found]
+            return [torch.zeros_like(x) if t is None else t.detach() for x, t in zip(leaves, unpacked, strict=True)]
+
+    leaves = [x.requires_grad_() for x in operation.inputs()]
+    first = torch.autograd.grad(weighted(operation.exact(*leaves)), leaves, create_graph=True)
+    moved = sum((g * t).sum() for g, t in zip(first, tangents(leaves), strict=True))
+    expected = torch.autograd.grad(moved, leaves, materialize_grads=True)
+    for create_graph in (False, True):
+        assert_near(along(operation.ours, create_graph), expected, 1e-6)
+
+
+@every
+def test_vmap(operation: Operation, way: str) -> None:
+    inputs = operation.inputs()
+    other = operation.inputs(1)
+    for batched in ({0}, {len(inputs) - 1}, set(range(len(inputs)))):
+        pairs = [(x, y if i in batched else x) for i, (x, y) in enumerate(zip(inputs, other, strict=True))]
+        expected = [[g for g in gradients(operation.ours, [p[n] for p in pairs])] for n in (0, 1)]
+        values = torch.stack([operation.ours(*(p[n] for p in pairs)) for n in (0, 1)])
+        for where in (0, -1):
+            in_dims = tuple(where if i in batched else None for i in range(len(inputs)))
+            stacked = [torch.stack(p, where) if i in batched else p[0] for i, p in enumerate(pairs)]
+            assert_near([torch.vmap(operation.ours, in_dims)(*stacked)], [values], 1e-9)
+            slopes = torch.func.grad(lambda *x: weighted(operation.ours(*x)), tuple(range(len(inputs))))
+            found = torch.vmap(slopes, in_dims)(*stacked)
+            assert_near(found, [torch.stack(g) for g in zip(*expected, strict=True)], 1e-9)
+
+
+@distinct
+def test_func_hessian(operation: Operation, way: str) -> None:
+    """Forward over reverse over vmap, in the first input, against the reference's double backward."""
+    first, *rest = operation.inputs()
+    hessian = torch.func.hessian(lambda x: weighted(operation.ours(x, *rest)))(first)
+    product = torch.einsum("ij,j->i", hessian.reshape(first.numel(), -1), tangents([first])[0].flatten())
+    leaf = first.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(weighted(operation.exact(leaf, *rest)), leaf, create_graph=True)
+    (expected,) = torch.autograd.grad((slope * tangents([first])[0]).sum(), leaf, materialize_grads=True)
+    assert_near([product], [expected.flatten()], 1e-6)
+
+
+@distinct
+def test_linearize(operation: Operation, way: str) -> None:
+    inputs = operation.inputs()
+    value, push = torch.func.linearize(operation.ours, *inputs)
+    assert_near([value, push(*tangents(inputs))], [operation.exact(*inputs), right_along(operation)])
+
+
+@distinct
+def test_make_fx(operation: Operation, way: str) -> None:
+    """A graph computes what was traced, of other inputs too, and so does one of the gradients."""
+
+    def slopes(*inputs: Tensor) -> tuple[Tensor, ...]:
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        return torch.autograd.grad(weighted(operation.ours(*leaves)), leaves)
+
+    def ours(*inputs: Tensor) -> Tensor:
+        return operation.ours(*inputs)
+
+    inputs, other = operation.inputs(), operation.inputs(1)
+    for mode in ("real", "fake") if operation.traced else ("real",):
+        options: dict[str, Any] = {"tracing_mode": mode, "_allow_non_fake_inputs": True}  # of targets and masks
+        assert_near([make_fx(ours, **options)(*inputs)(*other)], [operation.exact(*other)], 1e-9)
+        assert_near(make_fx(slopes, **options)(*inputs)(*other), gradients(operation.exact, other))
+
+
+class Watched(TorchDispatchMode):
+    """A mode of a user, which sees every operator and nothing else."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for x in args:
+            assert not isinstance(x, Tensor) or x.device.type != "cpu" or x.untyped_storage().data_ptr() or not len(x)
+        return func(*args, **(kwargs or {}))
+
+
+@every_way
+def test_under_a_mode_of_a_user(operation: Operation, way: str) -> None:
+    inputs = operation.inputs()
+    first, second = right(operation)
+    with Watched():
+        value = operation.ours(*inputs)
+        once = gradients(operation.ours, inputs)
+        results = derivatives(operation.ours, inputs, 2)
+    assert_near([value, *once, *results[0]], [operation.exact(*inputs), *first, *first])
+    assert_near(results[1], second, 1e-6)
+
+
+@every
+def test_functionalize(operation: Operation, way: str) -> None:
+    inputs = operation.inputs()
+    assert_near([torch.func.functionalize(operation.ours)(*inputs)], [operation.exact(*inputs)], 1e-9)
+
+
+@every
+def test_meta_tensors_have_the_shapes(operation: Operation, way: str) -> None:
+    inputs = operation.inputs()
+    of_meta = [x.to("meta").requires_grad_() for x in inputs]
+    with torch.device("meta"):
+        out = operation.ours(*of_meta)
+    value = operation.ours(*inputs)
+    assert (out.device.type, out.shape, out.dtype) == ("meta", value.shape, value.dtype)
+    for x, gradient in zip(inputs, torch.autograd.grad(out.sum(), of_meta), strict=True):
+        assert gradient.device.type == "meta" and gradient.shape == x.shape and gradient.dtype == x.dtype
+
+
+@every_way
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing(operation: Operation, reentrant: bool, way: str) -> None:
+    def function(*inputs: Tensor) -> Tensor:
+        result: Tensor = checkpoint(operation.ours, *inputs, use_reentrant=reentrant)
+        return result
+
+    leaves = [x.requires_grad_() for x in operation.inputs()]
+    weighted(function(*leaves)).backward()
+    first, second = right(operation)
+    assert_near([x.grad for x in leaves if x.grad is not None], first)
+    if not reentrant:
+        assert_near(derivatives(function, leaves, 2)[1], second, 1e-6)
+
+
+class Module(torch.nn.Module):
+    def __init__(self, function: Compute) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.function(*inputs)
+
+
+@pytest.fixture
+def compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+
+
+@one_of_each_kind
+@pytest.mark.usefixtures("compiler")
+def test_compiled_with_gradients(operation: Operation) -> None:
+    inputs = operation.inputs()
+    compiled = torch.compile(operation.ours, backend="aot_eager", fullgraph=True)
+    assert_near([compiled(*inputs)], [operation.exact(*inputs)], 1e-9)
+    assert_near(gradients(compiled, inputs), right(operation)[0])
+
+
+@one_of_each_kind
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.filterwarnings("ignore")  # the compiler's, about what it leaves out of its graph
+def test_compiled_around_torch_func(operation: Operation) -> None:
+    """Derivatives inside torch.func are left out of the graph, and right; as one graph they are an error."""
+    inputs = operation.inputs()
+
+    def pushes(*inputs: Tensor) -> Tensor:
+        return torch.func.jvp(operation.ours, inputs, tangents(inputs))[1]
+
+    def slopes(*inputs: Tensor) -> Any:
+        return torch.func.grad(lambda *x: weighted(operation.ours(*x)), tuple(range(len(inputs))))(*inputs)
+
+    assert_near([torch.compile(pushes, backend="aot_eager")(*inputs)], [right_along(operation)])
+    assert_near(torch.compile(slopes, backend="aot_eager")(*inputs), right(operation)[0])
+
+
+@one_of_each_kind
+def test_exported(operation: Operation) -> None:
+    inputs, other = operation.inputs(), operation.inputs(1)
+    program = torch.export.export(Module(operation.ours), inputs, strict=False)
+    assert_near([program.module()(*other)], [operation.exact(*other)], 1e-9)
