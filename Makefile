@@ -13,9 +13,9 @@ PYTEST_FLAGS ?= -n $(WORKERS) --durations=15 -q
 export PIP_CONSTRAINT = $(abspath constraints.txt)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 PIP = $(BIN)/python -m pip install --quiet
-KERNEL = src/tsallis/kernels/cpu
+KERNEL = src/tsallis/ops/cpu
 # What an installation compiles, and what with.
-BUILD = hatch_build.py $(wildcard $(KERNEL)/*.cpp $(KERNEL)/*.h $(KERNEL)/*.py)
+BUILD = hatch_build.py $(wildcard $(KERNEL)/csrc/*.cpp $(KERNEL)/csrc/*.h $(KERNEL)/*.py)
 RUNTIME = $(shell $(CXX) -print-file-name=$(1))
 
 .PHONY: help demo test test-slow test-eager kernel sanitize lint format tools bench test-gpu bench-gpu docs clean

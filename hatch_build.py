@@ -15,7 +15,7 @@ from hatchling.builders.config import BuilderConfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import platform_tags
 
-FOLDER = "tsallis/kernels/cpu"
+FOLDER = "tsallis/ops/cpu"
 NAME = "_kernel.so"
 
 

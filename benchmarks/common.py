@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import tsallis
-from tsallis.kernels import dispatch
+from tsallis.ops import backend as dispatch
 
 Row = dict[str, Any]
 

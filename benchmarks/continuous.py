@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tsallis.continuous import GaussianBasis, TruncatedParaboloid, image_basis
 from tsallis.continuous.bases import Basis, ProductBasis
-from tsallis.functional.continuous import beta_disk
+from tsallis.continuous.quadrature import beta_disk
 
 QUERIES = ["64x8"]  # batch x queries
 VARIANCES = [0.01, 0.001]

@@ -27,7 +27,7 @@ from gpu import Case, error_of, interleaved, machine, medians, peak, peer, requi
 from torch import Tensor
 
 import tsallis
-from tsallis.kernels import reference
+from tsallis.ops import reference
 
 GROUPS = ("accuracy", "short", "decode", "long", "powers")
 COLUMNS = ("group", "shape", "empty", "owner", "alpha", "forward_ms", "both_ms", "peak_mb", "output_error")
@@ -107,8 +107,9 @@ def inputs(setting: Setting, seed: int, device: str = "cuda") -> tuple[Tensor, T
 
 def empty_share(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> float:
     """Share of the visible blocks of keys that hold no support at alpha 1.5, in the kernels' own blocks."""
-    from tsallis.kernels.attention import Problem
-    from tsallis.kernels.gpu import attention, attention_launch
+    from tsallis.ops.autograd.attention import Problem
+    from tsallis.ops.triton.attention import calls as attention
+    from tsallis.ops.triton.attention import launch as attention_launch
 
     with long_kernels(), torch.no_grad():
         _, kept = attention.forward_pass(q, k, v, 1.5, None, Problem(q.shape[-1] ** -0.5, causal, None, 1))
@@ -122,7 +123,7 @@ def empty_share(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> float:
 @contextlib.contextmanager
 def long_kernels() -> Iterator[None]:
     """Rows of every length by the kernels for long ones."""
-    from tsallis.kernels.gpu import attention_launch
+    from tsallis.ops.triton.attention import launch as attention_launch
 
     own = attention_launch.short_tiling
     attention_launch.short_tiling = lambda *_: None
@@ -191,8 +192,8 @@ def flex(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """PyTorch's FlexAttention at alpha 1.5, told our thresholds: another way to the same output."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    from tsallis.kernels.attention import Problem
-    from tsallis.kernels.gpu import attention
+    from tsallis.ops.autograd.attention import Problem
+    from tsallis.ops.triton.attention import calls as attention
 
     _, kept = attention.forward_pass(q, k, v, 1.5, None, Problem(q.shape[-1] ** -0.5, causal, None, 1))
     shift = kept.numbers.sum(0)

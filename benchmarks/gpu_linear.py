@@ -24,7 +24,7 @@ from gpu import Case, interleaved, machine, peak, peer, require_gpu
 from torch import Tensor
 
 import tsallis
-from tsallis.kernels import linear_chunks
+from tsallis.ops.autograd import linear_chunks
 
 SHAPES = ("8192x1024x128000", "8192x4096x128000", "16384x1024x128000", "16384x4096x128000")
 INPUTS = {"trained": (1.0, 5.0), "flat": (0.1, 0.0)}  # deviation of the scores, and the lead of the target's

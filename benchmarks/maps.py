@@ -25,7 +25,7 @@ from common import MEMORY, Candidate, Row, announce, interleave, machine, settle
 from torch import Tensor
 
 import tsallis
-from tsallis.kernels import reference
+from tsallis.ops import reference
 
 INPUTS = {"normal": 1.0, "normal3": 3.0, "peaked": 10.0}
 MAPS = ["25600x50", "8192x128", "4096x512", "8192x2048", "1024x10000", "512x32000", "256x60000"]

@@ -35,9 +35,9 @@ from tsallis.data.parallel import cached_corpus
 from tsallis.data.reading import find_packed
 from tsallis.models import TransformerSeq2Seq
 from tsallis.search import beam_search
+from tsallis.training.distributed import World
 from tsallis.training.engine import Engine, EngineSettings
-from tsallis.training.run import Run, load_run
-from tsallis.training.world import World
+from tsallis.training.run_folder import Run, load_run
 
 OURS = {
     "softmax": {"attention": "softmax", "output": "softmax"},

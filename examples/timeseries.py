@@ -43,7 +43,7 @@ from tsallis.data.series import (
     take_out,
 )
 from tsallis.errors import InputError
-from tsallis.models.series import GridClassifier, SignalClassifier, fitted
+from tsallis.models.timeseries import GridClassifier, SignalClassifier, fitted
 
 MINUTES = 2880  # of the first 48 hours
 MEASURED_ONCE = ("Age", "Gender", "Height")

@@ -30,7 +30,7 @@ from torch import Tensor
 import tsallis
 from tsallis.continuous import Density, Ellipse
 from tsallis.data.batching import BatchPlan
-from tsallis.data.pictures import Pictures, open_pictures
+from tsallis.data.images import Pictures, open_pictures
 from tsallis.data.reading import find_packed
 from tsallis.data.visual import (
     Question,

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from interpreted import DEVICE
 from interpreted import attention as gpu_attention
-from tsallis.kernels.attention import Problem, materialised
-from tsallis.kernels.gpu import attention_launch as launching
+from tsallis.ops.autograd.attention import Problem, materialised
+from tsallis.ops.triton.attention import launch as launching
 
 __all__ = [
     "TritonAttention",

@@ -94,8 +94,6 @@ def forked(work: Callable[[], object]) -> Ended:
 
 def command(*arguments: object) -> Callable[[], None]:
     """A command line as the work of a child; what it imports is imported here, once."""
-    import tsallis.display
-    import tsallis.prepare  # noqa: F401
     from tsallis.cli import main
 
     def work() -> None:

@@ -9,14 +9,17 @@ import sys
 import pytest
 import torch
 
-from tsallis.kernels.gpu import language
+from tsallis.ops.triton import language
 
 pytest.importorskip("numpy")  # of which the interpreter is made
 if not language.available()[0]:
     pytest.skip(f"needs triton: {language.available()[1]}", allow_module_level=True)
 
-from tsallis.kernels import gpu
-from tsallis.kernels.gpu import attention, lists, losses, maps, relu
+from tsallis.ops import triton as gpu
+from tsallis.ops.triton import alpha_relu as relu
+from tsallis.ops.triton import losses, maps
+from tsallis.ops.triton import sparse as lists
+from tsallis.ops.triton.attention import calls as attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -15,7 +15,7 @@ from tsallis.data import Vocabulary, english_verbs
 from tsallis.data.corpus import Corpus
 from tsallis.training import Progress, Settings, Trainer
 from tsallis.training.lock import locked
-from tsallis.training.run import build_model, start_run
+from tsallis.training.run_folder import build_model, start_run
 
 EXAMPLES = english_verbs()["train"][:40]
 SRC = Vocabulary.build(e.src_tokens() for e in EXAMPLES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tsallis.kernels.gpu import maps
+from tsallis.ops.triton import maps
 
 ALPHAS = [1.0, 1 + 1e-6, 1.001, 1.05, 1.25, 4 / 3, 1.5, 1.9, 2.0]
 LISTS = maps.Long(lanes=32, width=32, depth=6, room=128, warps=1, stages=1, programs=2, parts=1)

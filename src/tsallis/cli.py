@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from tsallis.search import Hypothesis, Result
     from tsallis.tasks import Lines
     from tsallis.training import Run
+    from tsallis.training.distributed import World
     from tsallis.training.lock import Lock
-    from tsallis.training.world import World
 
 app = typer.Typer(
     help="Sparse probability in PyTorch: train, translate and look at models with exact zeros.",
@@ -129,7 +129,7 @@ def _discard_output() -> None:
 
 def _known_to_all(error: Exception) -> bool:
     """Whether the first process of this machine says the same."""
-    world = sys.modules.get("tsallis.training.world")
+    world = sys.modules.get("tsallis.training.distributed")
     return world is not None and isinstance(error, world.CommonError)
 
 
@@ -148,18 +148,18 @@ def info() -> None:
     import torch
 
     import tsallis
-    from tsallis.kernels import dispatch
+    from tsallis.ops import backend
 
     print(f"tsallis {tsallis.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
     print(f"threads {torch.get_num_threads()}, CUDA {'yes' if torch.cuda.is_available() else 'no'}")
-    print(f"backend {dispatch.explain()}")
-    print(f"backend on a GPU {dispatch.explain_gpu()}")
+    print(f"backend {backend.explain()}")
+    print(f"backend on a GPU {backend.explain_gpu()}")
 
 
 @data_app.command("list")
 def data_list() -> None:
     """The data sets that can be fetched."""
-    from tsallis.data.sources import SOURCES
+    from tsallis.datasets.registry import SOURCES
 
     for source in SOURCES.values():
         print("\n".join(source.describe()))
@@ -175,7 +175,7 @@ def data_get(
     ] = None,
 ) -> None:
     """Fetch a data set: resumes; files are compared with their known digest, or with that of the first transfer."""
-    from tsallis.data.sources import get
+    from tsallis.datasets.registry import get
 
     chosen = languages.split(",") if languages else None
     for path in get(
@@ -196,7 +196,7 @@ def train(
     On several processes: torchrun --nproc-per-node N -m tsallis train CONFIG
     """
     from tsallis.config import load_config
-    from tsallis.training.world import joined
+    from tsallis.training.distributed import joined
 
     with joined(device) as world:
         loaded = world.together(lambda: load_config(config, overrides or []))
@@ -204,10 +204,10 @@ def train(
 
 
 def _train(loaded: Config, folder: Path, world: World) -> None:
-    from tsallis.display import TrainingDisplay
     from tsallis.prepare import prepare
     from tsallis.training import Trainer
-    from tsallis.training.run import locked, start_run
+    from tsallis.training.progress import TrainingDisplay
+    from tsallis.training.run_folder import locked, start_run
 
     with contextlib.ExitStack() as stack:
 
@@ -233,7 +233,7 @@ def average(
     """Average the parameters of the last validated checkpoints, of which training.keep are kept."""
     from tsallis.errors import InputError
     from tsallis.training.checkpoint import Checkpoints
-    from tsallis.training.run import locked
+    from tsallis.training.run_folder import locked
 
     if not (run / "model.json").exists():
         raise InputError(f"{run}: not a run folder (it has no model.json)")
@@ -544,7 +544,7 @@ def demo(
     from tsallis.prepare import read_split
     from tsallis.tasks import evaluation, task_of
     from tsallis.training import load_run
-    from tsallis.training.world import World
+    from tsallis.training.distributed import World
 
     with as_file(files("tsallis.recipes").joinpath("demo.yaml")) as path:
         config = load_config(path, [] if epochs is None else [f"training.epochs={epochs}"])
@@ -562,7 +562,7 @@ def demo(
 
 def _show_answers(run: Run, lines: Lines) -> None:
     """The words the model is least decided about, with all it holds possible for them."""
-    from tsallis.metrics import search_corpus
+    from tsallis.evaluation.metrics import search_corpus
     from tsallis.search import exhaustive
 
     found = search_corpus(run.model, lines.corpus, beam_size=LISTED)

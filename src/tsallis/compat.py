@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from tsallis import functional
-from tsallis.kernels.alphas import Alpha
+from tsallis.ops.alphas import Alpha
 
 MapResult = Tensor | tuple[Tensor, Tensor]
 REDUCTIONS = ("elementwise_mean", "mean", "sum", "none")

@@ -11,7 +11,7 @@ from torch.distributions.utils import lazy_property
 
 from tsallis import functional
 from tsallis.functional.rows import alpha_number, check_floating
-from tsallis.kernels.alphas import Alpha
+from tsallis.ops.alphas import Alpha
 
 __all__ = ["EntmaxCategorical", "Support", "kl_divergence"]
 

@@ -27,15 +27,15 @@ from tsallis.data import Vocabulary, english_verbs, read_inflection, read_langua
 from tsallis.data.batching import BatchPlan, counted
 from tsallis.data.classification import LabelledText, find_split, label_names, read_labelled, split_off, words
 from tsallis.data.corpus import Corpus, Counts, SampledCorpus
-from tsallis.data.gallery import Asked, Gallery
+from tsallis.data.image_store import Asked, Gallery
+from tsallis.data.images import open_pictures
 from tsallis.data.inflection import InflectionExample
 from tsallis.data.learned import cached_subwords
-from tsallis.data.numbers import german_english_numbers
 from tsallis.data.parallel import cached_corpus, cached_sampled_corpus, read_parallel
-from tsallis.data.pictures import open_pictures
 from tsallis.data.reading import find_packed
 from tsallis.data.subwords import Subwords
 from tsallis.data.visual import answer_names, question_words, read_questions, split_by_image
+from tsallis.datasets.number_names import german_english_numbers
 from tsallis.errors import InputError, memory_for
 from tsallis.files import read_file
 from tsallis.functional import estimate_tau, estimate_tau_from_scores
@@ -52,9 +52,9 @@ from tsallis.tasks import (
     task_of,
     texts,
 )
-from tsallis.training.loop import Measure, Settings
-from tsallis.training.run import CONFIG, Run, Symbols, build_model
+from tsallis.training.run_folder import CONFIG, Run, Symbols, build_model
 from tsallis.training.schema import ModelRecord, read_record
+from tsallis.training.trainer import Measure, Settings
 
 SPLITS = ("train", "dev", "test")
 

@@ -10,15 +10,22 @@ from typing import Any, Protocol
 
 from tsallis.data.classification import EXPECTED, LabelledText, parse_labelled, words
 from tsallis.data.corpus import Corpus
-from tsallis.data.gallery import Asked, Gallery
+from tsallis.data.image_store import Asked, Gallery
 from tsallis.data.inflection import COLUMNS, InflectionExample, parse_line
-from tsallis.data.tokens import Ragged, type_for
+from tsallis.data.ragged import Ragged, type_for
 from tsallis.data.visual import parse_questions, question_words
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError, describe
-from tsallis.metrics import CorpusScore, evaluate, form_scores, share_right, timed_search, translation_scores
+from tsallis.evaluation.metrics import (
+    CorpusScore,
+    evaluate,
+    form_scores,
+    share_right,
+    timed_search,
+    translation_scores,
+)
 from tsallis.search import Result
-from tsallis.training.run import Run, Symbols
+from tsallis.training.run_folder import Run, Symbols
 
 LONGEST = 1024  # symbols of a line on which a search ends in seconds, where the run was trained on shorter ones
 

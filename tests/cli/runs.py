@@ -36,7 +36,7 @@ def inflection(folder: Path, lines: int = 32) -> Path:
 
 def translation(folder: Path) -> Path:
     """A configuration with its data; text is segmented at random."""
-    from tsallis.data.numbers import german_english_numbers
+    from tsallis.datasets.number_names import german_english_numbers
 
     folder.mkdir(exist_ok=True)
     for split, count in (("train", 120), ("dev", 6)):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tsallis.data.sources import SOURCES
+from tsallis.datasets.registry import SOURCES
 
 
 def test_every_data_set_is_listed(tsallis) -> None:

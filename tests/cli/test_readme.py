@@ -17,7 +17,7 @@ import pytest
 
 from cli.conftest import environment, write_examples
 from tsallis.data import english_verbs
-from tsallis.data.numbers import german_english_numbers
+from tsallis.datasets.number_names import german_english_numbers
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

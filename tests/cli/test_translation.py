@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tsallis.data.numbers import german_english_numbers
+from tsallis.datasets.number_names import german_english_numbers
 
 CONFIG = """\
 version: 1

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tsallis
-from tsallis.kernels import cpu, eager, reference
+from tsallis.ops import cpu, eager, reference
 
 BACKENDS = ("reference", "eager", "cpu")
 ON_EVERY_BACKEND = {"test_maps", "test_losses"}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tsallis
-from tsallis.kernels import reference
+from tsallis.ops import reference
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tsallis
-from tsallis.kernels import reference
+from tsallis.ops import reference
 
 Compute = Callable[..., Tensor]
 SHAPE = (2, 3, 5)  # of scores

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tsallis.data.vocabulary import EOS
 from tsallis.functional import alpha_relu, entmax
-from tsallis.models.decoder import Step
+from tsallis.models.protocol import Step
 
 A, B, C = SYMBOLS = (4, 5, 6)
 VOCAB = 7

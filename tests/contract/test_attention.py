@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tsallis import entmax_attention
-from tsallis.kernels import attention, reference
-from tsallis.kernels.cpu import attention as compiled
+from tsallis.ops import reference
+from tsallis.ops.autograd import attention
+from tsallis.ops.cpu import attention as compiled
 
 pytestmark = pytest.mark.parametrize("computed_by", ["eager", "cpu"], indirect=True)
 

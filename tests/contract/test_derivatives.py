@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 import tsallis
 from contract.operations import OPERATIONS, Compute, Operation
-from tsallis.kernels import attention, cpu, linear_chunks
+from tsallis.ops import cpu
+from tsallis.ops.autograd import attention, linear_chunks
 
 BACKENDS = ("cpu", "eager")
 TILES = "eager in tiles"

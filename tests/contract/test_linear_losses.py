@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import tsallis
-from tsallis.kernels import cpu, linear_chunks, reference
+from tsallis.ops import cpu, reference
+from tsallis.ops.autograd import linear_chunks
 
 ALPHAS = (1.0, 1.05, 1.25, 1.5, 1.75, 2.0, 2.5)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import tsallis
-from tsallis.kernels import reference
+from tsallis.ops import reference
 
 ALPHAS = (1.0, 1.0001, 1.2, 1.5, 1.9, 2.0, 2.5)
 

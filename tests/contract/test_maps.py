@@ -10,7 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import tsallis
 from contract.maps import ALPHAS, KINDS, MAPS, SMOOTH, Map, rows
-from tsallis.kernels import reference
+from tsallis.ops import reference
 
 every_map = pytest.mark.parametrize("m", MAPS, ids=str)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tsallis.models import Memory, RNNSeq2Seq, TransformerSeq2Seq
-from tsallis.models.decoder import join
+from tsallis.models.protocol import join
 from tsallis.search import beam_search, exhaustive
 
 SRC, TGT = 13, 11

@@ -15,7 +15,7 @@ from distributed.parts import DEV, SETTINGS, TRAIN, arguments, model
 from forked import CALLS, Faults
 from tsallis.errors import InputError
 from tsallis.training import Trainer
-from tsallis.training.world import CommonError, World, joined
+from tsallis.training.distributed import CommonError, World, joined
 
 
 class Stopped(Trainer):

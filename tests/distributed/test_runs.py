@@ -14,7 +14,7 @@ from distributed.conftest import Launch
 from distributed.parts import SETTINGS
 from distributed.runs import trainer
 from tsallis.training import Checkpoints
-from tsallis.training.world import World
+from tsallis.training.distributed import World
 
 HERE = Path(__file__).parent
 KILL_AT = 5  # in the middle of the second epoch of three updates; the last checkpoint is of step 4

@@ -14,9 +14,9 @@ from torch import Tensor
 from distributed.conftest import Launch
 from distributed.parts import DEV, KINDS, SETTINGS, model, plain
 from distributed.updates import updated
-from tsallis.metrics import forced
+from tsallis.evaluation.metrics import forced
+from tsallis.training.distributed import World
 from tsallis.training.engine import Engine
-from tsallis.training.world import World
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 every_strategy = pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

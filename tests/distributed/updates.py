@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from distributed.parts import DEV, KINDS, SETTINGS, arguments, model, plain, windows
-from tsallis.metrics import Forced, forced_sums
+from tsallis.evaluation.metrics import Forced, forced_sums
+from tsallis.training.distributed import World, joined
 from tsallis.training.engine import Engine
-from tsallis.training.world import World, joined
 
 
 def updated(engine: Engine, world: World) -> list[Any]:

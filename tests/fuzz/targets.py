@@ -100,7 +100,7 @@ def read_questions(path: Path) -> None:
 
 
 def read_images(path: Path) -> None:
-    from tsallis.data.pictures import open_pictures
+    from tsallis.data.images import open_pictures
 
     pictures = open_pictures(path)
     names = [name for name in ("0", "1", "photos/0", "photos/1") if name in pictures]
@@ -109,8 +109,8 @@ def read_images(path: Path) -> None:
 
 
 def unpack(packing: Any, path: Path) -> None:
-    from tsallis.data.download import Part, SourceFile
-    from tsallis.data.unpack import fetch_text
+    from tsallis.datasets.archive import fetch_text
+    from tsallis.datasets.download import Part, SourceFile
 
     member = "text" if packing in ("zip", "tar") else None
     form: Any = "questions" if path.suffix == ".json" else "lines"

@@ -29,8 +29,8 @@ from tsallis.continuous import (
     text_basis,
     translation_basis,
 )
-from tsallis.continuous.waves import wave_expectation
-from tsallis.functional.continuous import gaussian_overlap, ridge_regression
+from tsallis.continuous.fourier import wave_expectation
+from tsallis.continuous.quadrature import gaussian_overlap, ridge_regression
 
 D = torch.float64
 CLOSE = {"atol": 1e-8, "rtol": 1e-8}

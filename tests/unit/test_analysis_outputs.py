@@ -26,9 +26,9 @@ from tsallis.data.batching import counted
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import BOS, EOS
 from tsallis.errors import InputError
-from tsallis.kernels import reference
-from tsallis.metrics import empty_log_probs, forced
+from tsallis.evaluation.metrics import empty_log_probs, forced
 from tsallis.nn import MultiheadAttention, OutputLayer
+from tsallis.ops import reference
 from tsallis.search import Certificate, Hypothesis, Result, beam_search, exhaustive
 
 OUTPUTS: list[dict[str, Any]] = [

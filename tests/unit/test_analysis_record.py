@@ -36,9 +36,9 @@ from tsallis.analysis.record import transformer_attentions
 from tsallis.analysis.statistics import Statistic
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
-from tsallis.kernels import reference
 from tsallis.models import TransformerSeq2Seq
 from tsallis.nn import MultiheadAttention
+from tsallis.ops import reference
 
 
 def weights_by_hand(attention: MultiheadAttention, query: Tensor, key: Tensor, causal: bool) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import tsallis
 from tsallis import entmax_attention
-from tsallis.kernels import cpu
+from tsallis.ops import cpu
 
 pytestmark = pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
 

@@ -13,7 +13,7 @@ from tsallis.errors import InputError
 from tsallis.prepare import prepare, read_split
 from tsallis.tasks import evaluation, task_of
 from tsallis.training import Trainer, load_run
-from tsallis.training.run import build_model, start_run
+from tsallis.training.run_folder import build_model, start_run
 
 WORDS = {"good": ["fine", "lovely", "great"], "bad": ["dull", "poor", "awful"]}
 

@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import tsallis
 from tsallis import compat
-from tsallis.kernels import reference
+from tsallis.ops import reference
 
 # (name, its parameters with their defaults), of the package's release; ... marks a parameter without default.
 MAP = {"X": ..., "dim": -1}

@@ -31,7 +31,7 @@ from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.prepare import prepare, read_split
 from tsallis.search import beam_search
 from tsallis.training import Settings
-from tsallis.training.run import MODELS, build_model
+from tsallis.training.run_folder import MODELS, build_model
 
 BASE = "version: 1\ndata: {embedded: english-verbs}\n"
 TRANSFORMER = BASE + "model: {architecture: transformer}\n"

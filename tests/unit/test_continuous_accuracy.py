@@ -29,14 +29,14 @@ from tsallis.continuous import (
     TruncatedParaboloid,
     ValueFunction,
     cell_masses,
-    choice,
     gaussian_grid,
     grid_masses,
     match_moments,
+    quadrature_sizes,
     text_basis,
 )
-from tsallis.continuous.characteristic import characteristic_of_rows
-from tsallis.continuous.choice import Growth
+from tsallis.continuous.characteristic_function import characteristic_of_rows
+from tsallis.continuous.quadrature_sizes import Growth
 
 D = torch.float64
 TOLERANCE = {torch.float32: 2e-6, D: 2e-12}  # and as much again for rounding
@@ -157,16 +157,23 @@ def test_functions_on_the_line(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [choice.Weighted(1.0), choice.Weighted(1.0, 4), choice.Halves(1.0), choice.Normal(), choice.Roots()]
+    "rule",
+    [
+        quadrature_sizes.Weighted(1.0),
+        quadrature_sizes.Weighted(1.0, 4),
+        quadrature_sizes.Halves(1.0),
+        quadrature_sizes.Normal(),
+        quadrature_sizes.Roots(),
+    ],
 )
-def test_bounds_are_bounds_and_not_far_off(rule: choice.Error) -> None:
+def test_bounds_are_bounds_and_not_far_off(rule: quadrature_sizes.Error) -> None:
     """More frequency or sharpness never needs fewer points, and half of the points are not enough for 1e-12."""
     for by in (Growth.frequency, Growth.sharpness):
         index = 0 if by is Growth.frequency else 1
         counts = []
         for size in (0.5, 2.0, 8.0, 32.0):
             growth = Growth(*(size if k == index else 0.0 for k in range(2)))
-            count = choice.needed(rule, growth, D)
+            count = quadrature_sizes.needed(rule, growth, D)
             assert rule.log_error(count, growth) <= math.log(1e-12)
             assert rule.log_error(max(count // 2, 1), growth) > math.log(1e-12)
             counts.append(count)
@@ -174,7 +181,7 @@ def test_bounds_are_bounds_and_not_far_off(rule: choice.Error) -> None:
 
 
 def test_what_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_warned", set())
+    monkeypatch.setattr(quadrature_sizes, "_warned", set())
     density = BetaGaussian(torch.tensor([0.5, 0.5]), torch.eye(2), torch.tensor(1.5), 2)
     with pytest.warns(
         UserWarning, match=r"384 angles leave an error of up to 1e[+-]\d+ of their peak, where \d+ would do"

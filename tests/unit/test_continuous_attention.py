@@ -28,7 +28,7 @@ from tsallis.nn import (
     GlobalAttention,
     PerHeadAlpha,
 )
-from tsallis.nn.continuous_core import cell_edges
+from tsallis.nn.continuous_attention.core import cell_edges
 from tsallis.search import beam_search
 
 SIZE = 8
@@ -166,7 +166,7 @@ def test_positions_are_the_centres_of_boxes() -> None:
 
 
 def test_regressions_are_solved_once_for_each_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tsallis.continuous import values as module
+    from tsallis.continuous import value_function as module
 
     solved = []
     plain = module.ridge_regression

@@ -20,12 +20,12 @@ from tsallis.continuous import (
     ProductBasis,
     TruncatedParabola,
     TruncatedParaboloid,
-    choice,
     gaussian_grid,
     image_basis,
+    quadrature_sizes,
 )
-from tsallis.continuous.products import bells, plane_sum
-from tsallis.functional import continuous as rules
+from tsallis.continuous import quadrature as rules
+from tsallis.continuous.gaussian_products import bells, plane_sum
 
 D = torch.float64
 
@@ -114,7 +114,7 @@ def test_points_follow_the_width_of_the_functions() -> None:
 
 
 def test_functions_too_narrow_for_any_rule_are_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_warned", set())
+    monkeypatch.setattr(quadrature_sizes, "_warned", set())
     d = TruncatedParabola(torch.tensor(0.5), torch.tensor(1.0))
     with pytest.warns(UserWarning, match="so narrow beside the density"):
         d.expect(gaussian_grid(5, 1e-3))
@@ -122,7 +122,7 @@ def test_functions_too_narrow_for_any_rule_are_warned_of_once(monkeypatch: pytes
         warnings.simplefilter("error")
         d.expect(gaussian_grid(5, 1e-3))
         d.expect(gaussian_grid(5, 0.02))
-    monkeypatch.setattr(choice, "_warned", set())
+    monkeypatch.setattr(quadrature_sizes, "_warned", set())
     with pytest.warns(UserWarning, match="so narrow"):
         TruncatedParaboloid(torch.zeros(2), torch.eye(2)).expect(image_basis(variance=1e-4))
 
@@ -149,9 +149,9 @@ def test_products_are_all_pairs() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 50, 1 << 17])
 def test_sums_of_products_in_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tsallis.continuous import products
+    from tsallis.continuous import gaussian_products
 
-    monkeypatch.setattr(products, "CHUNK", chunk)
+    monkeypatch.setattr(gaussian_products, "CHUNK", chunk)
     first, second = (
         bells(torch.rand(4, dtype=D), torch.full((4,), 0.3, dtype=D)),
         bells(torch.rand(3, dtype=D), torch.full((3,), 0.2, dtype=D)),

@@ -20,7 +20,7 @@ from tsallis.continuous import (
     moments,
     text_basis,
 )
-from tsallis.functional.continuous import ridge_regression
+from tsallis.continuous.quadrature import ridge_regression
 
 
 def density(batch: int, queries: int = 3) -> TruncatedParabola:
@@ -140,7 +140,7 @@ def test_float32_is_as_good_as_its_rounding() -> None:
 
 
 def test_regressions_are_remembered_until_something_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tsallis.continuous import values as module
+    from tsallis.continuous import value_function as module
 
     solved: list[torch.Size] = []
 

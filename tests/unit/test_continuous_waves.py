@@ -13,11 +13,11 @@ from tsallis.continuous import (
     GaussianBasis,
     ProductBasis,
     TruncatedParaboloid,
+    fourier,
     gaussian_grid,
     image_basis,
-    waves,
 )
-from tsallis.continuous.characteristic import characteristic
+from tsallis.continuous.characteristic_function import characteristic
 
 D = torch.float64
 NODES = (96, 192)
@@ -102,8 +102,8 @@ def test_derivatives_of_every_order() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 1 << 12, 1 << 17])
 def test_rows_come_back_in_their_order(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waves, "CHUNK", chunk)
-    monkeypatch.setattr(waves, "GROUP", 5)
+    monkeypatch.setattr(fourier, "CHUNK", chunk)
+    monkeypatch.setattr(fourier, "GROUP", 5)
     mean, cov = ellipses(24, 0.03, 0.3)
     mean, cov = mean.view(2, 12, 2).requires_grad_(), cov.view(2, 12, 2, 2)
     basis = scattered()
@@ -124,8 +124,8 @@ def test_far_away_nothing_is_left_of_the_images() -> None:
 def test_a_lattice_that_would_be_too_large_is_left_to_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     density, basis = TruncatedParaboloid(*ellipses(3, 0.05, 0.2)), scattered()
     exact = density.expect(basis)
-    monkeypatch.setattr(waves, "LARGEST", 1)
-    monkeypatch.setattr(waves._Waves, "apply", None)
+    monkeypatch.setattr(fourier, "LARGEST", 1)
+    monkeypatch.setattr(fourier._Waves, "apply", None)
     torch.testing.assert_close(density.expect(basis), exact, atol=1e-9, rtol=0)
 
 
@@ -151,7 +151,7 @@ def test_what_is_remembered_follows_the_basis() -> None:
     torch.testing.assert_close(density.expect(basis.float()), density.expect(basis, NODES), atol=1e-9, rtol=0)
     with torch.inference_mode():
         assert density.expect(scattered()).shape == (3, 9)
-    known = waves._known[basis]
+    known = fourier._known[basis]
     for size in range(1, 40):
         known.waves(30.0, 60.0 / size, 3.0, 8.0, D)
-    assert sum(each.functions.numel() for each in known.matrices.values()) <= waves.KEPT
+    assert sum(each.functions.numel() for each in known.matrices.values()) <= fourier.KEPT

@@ -12,9 +12,9 @@ from torch import Tensor
 
 import tsallis
 from tsallis import entmax_attention
-from tsallis.kernels import cpu
-from tsallis.kernels.attention import Problem, materialised
-from tsallis.kernels.cpu import attention
+from tsallis.ops import cpu
+from tsallis.ops.autograd.attention import Problem, materialised
+from tsallis.ops.cpu import attention
 
 pytestmark = pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
 

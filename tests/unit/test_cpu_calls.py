@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from tsallis.kernels import cpu
-from tsallis.kernels.cpu import build, calls
+from tsallis.ops import cpu
+from tsallis.ops.cpu import build, structs
 from unit.test_dispatch import TRY, python
 
 FOLDER = Path(cpu.__file__).parent
-HEADER = re.sub(r"//[^\n]*", "", (FOLDER / "api.h").read_text(encoding="utf-8"))
+HEADER = re.sub(r"//[^\n]*", "", (FOLDER / "csrc" / "api.h").read_text(encoding="utf-8"))
 NUMBERS = {"int32_t": c_int32, "int64_t": c_int64, "uint64_t": c_uint64, "double": c_double}
 # The structure of the header that each of Python's stands for.
-STRUCTURES = {"Layout": calls.Layout, "Heads": calls.Heads} | {
+STRUCTURES = {"Layout": structs.Layout, "Heads": structs.Heads} | {
     "".join(word.capitalize() for word in name.removesuffix("_gradient" * name.startswith("attention")).split("_"))
     + "Call": call
-    for name, call in calls.CALLS.items()
+    for name, call in structs.CALLS.items()
 }
 
 
@@ -33,7 +33,7 @@ def fields(structure: str) -> list[tuple[str, type]]:
     for declaration in filter(None, map(str.strip, body.split(";"))):
         kind, names = re.fullmatch(r"(?:const )?(\w+)(.*)", declaration, re.DOTALL).groups()  # type: ignore[union-attr]
         for name, length in re.findall(r"(\w+)(?:\[(\d+)\])?", names):
-            own = {**NUMBERS, "Layout": calls.Layout, "Heads": calls.Heads}.get(kind)
+            own = {**NUMBERS, "Layout": structs.Layout, "Heads": structs.Heads}.get(kind)
             one = c_void_p if "*" in declaration else own
             assert one is not None, declaration
             found.append((name, one * int(length) if length else one))
@@ -47,19 +47,19 @@ def test_a_structure_has_the_fields_of_the_header(structure: str) -> None:
 
 
 def test_constants_are_those_of_the_header() -> None:
-    assert re.search(r"constexpr int STATS = (\d+);", HEADER)[1] == str(calls.STATS)  # type: ignore[index]
+    assert re.search(r"constexpr int STATS = (\d+);", HEADER)[1] == str(structs.STATS)  # type: ignore[index]
     names = re.search(r"enum Storage {(.*?)}", HEADER)[1].replace(" ", "").split(",")  # type: ignore[index]
     dtypes = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}
     assert {dtypes[name.removeprefix("STORE_")]: number for number, name in enumerate(names)} == cpu.STORAGE
 
 
 def test_every_size_is_compared() -> None:
-    assert set(calls.sizes()) == {"layout", "heads", "stats", *calls.CALLS}
+    assert set(structs.sizes()) == {"layout", "heads", "stats", *structs.CALLS}
     if not cpu.status().available:
         pytest.skip(f"needs kernel: {cpu.status().reason}")
     library = ctypes.CDLL(cpu.status().path)
     library.tsallis_size.restype = c_int64
-    assert {name: library.tsallis_size(name.encode()) for name in calls.sizes()} == calls.sizes()
+    assert {name: library.tsallis_size(name.encode()) for name in structs.sizes()} == structs.sizes()
     assert library.tsallis_size(b"another") == 0
 
 
@@ -83,7 +83,7 @@ def test_a_library_of_other_sizes_is_not_used(tmp_path: Path, name: str, size: i
         compiler = build.find_compiler()
     except build.BuildError as reason:
         pytest.skip(f"needs compiler: {reason}")
-    sizes = calls.sizes()
+    sizes = structs.sizes()
     theirs = 0 if size is None else sizes[name] + size
     rows = ", ".join(f'{{"{key}", {theirs if key == name else value}}}' for key, value in sizes.items())
     source, out = tmp_path / "fake.cpp", tmp_path / "fake.so"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tsallis.data import BatchPlan, InflectionExample, Vocabulary, make_batch
 from tsallis.data.batching import IGNORED
 from tsallis.data.corpus import Corpus
-from tsallis.data.tokens import Ragged
+from tsallis.data.ragged import Ragged
 from tsallis.data.vocabulary import BOS, EOS, PAD
 from tsallis.errors import InputError
 

@@ -23,7 +23,7 @@ from tsallis.data.classification import (
     split_off,
     words,
 )
-from tsallis.data.tokens import Ragged
+from tsallis.data.ragged import Ragged
 from tsallis.data.vocabulary import UNK, Vocabulary
 from tsallis.errors import InputError
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from serving import CONTENT, Server, packed_in, serve, tar, zipped
-from tsallis.data import download, sources
-from tsallis.data.download import Part, SourceFile, fetch
-from tsallis.data.sources import Source, get
-from tsallis.data.unpack import LONGEST, fetch_text
+from tsallis.datasets import download, registry
+from tsallis.datasets.archive import LONGEST, fetch_text
+from tsallis.datasets.download import Part, SourceFile, fetch
+from tsallis.datasets.registry import Source, get
 from tsallis.errors import InputError
 
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -157,7 +157,7 @@ def test_languages_of_a_data_set(server: Server, tmp_path: Path, monkeypatch: py
     files = tuple(
         SourceFile(n, (f"{server.address}/{n}",), len(n), hashlib.sha256(n.encode()).hexdigest()) for n in names
     )
-    monkeypatch.setitem(sources.SOURCES, "tiny", Source("tiny", "", "", "", files))
+    monkeypatch.setitem(registry.SOURCES, "tiny", Source("tiny", "", "", "", files))
     assert get("tiny", tmp_path, ["irish"]) == [tmp_path / "irish-dev"]
     assert [p.name for p in get("tiny", str(tmp_path))] == names
     assert [path for path, _ in server.asked] == ["/irish-dev", "/old-irish-dev", "/irish-gaelic-dev"]
@@ -415,7 +415,7 @@ def corpus(server: Server, monkeypatch: pytest.MonkeyPatch) -> Source:
     files = [SourceFile(f"dev.{side}", parts=(Part(archive, "tar", f"c/text.{side}"),)) for side in ("de", "en")]
     plain = SourceFile("test.de", (f"{server.address}/file",), len(CONTENT), DIGEST)
     source = Source("corpus", "Title", "licence", "citation", (*files, plain), parallel=True)
-    monkeypatch.setitem(sources.SOURCES, "corpus", source)
+    monkeypatch.setitem(registry.SOURCES, "corpus", source)
     return source
 
 
@@ -510,7 +510,7 @@ def test_archives_that_unpack_without_end(
 def test_a_transfer_of_unknown_size_has_an_end(
     server: Server, tmp_path: Path, length: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tsallis.data.download.MOST", len(CONTENT) - 1)
+    monkeypatch.setattr("tsallis.datasets.download.MOST", len(CONTENT) - 1)
     server.length = length
     with pytest.raises(InputError, match=f"expected a file of less than {len(CONTENT) - 1} bytes"):
         fetch(SourceFile("file", (f"{server.address}/file",)), tmp_path / "file")

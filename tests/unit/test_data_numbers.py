@@ -8,8 +8,8 @@ from datetime import date
 
 import pytest
 
-from tsallis.data import numbers
-from tsallis.data.numbers import (
+from tsallis.datasets import number_names
+from tsallis.datasets.number_names import (
     SIZES,
     TEMPLATES,
     Random,
@@ -273,7 +273,7 @@ def test_sentences_are_written_as_sentences() -> None:
 
 
 def test_dates_exist_and_fall_on_their_weekdays() -> None:
-    months, weekdays = dict(numbers.MONTHS), dict(numbers.WEEKDAYS)
+    months, weekdays = dict(number_names.MONTHS), dict(number_names.WEEKDAYS)
     order, names = list(months), list(weekdays)
     found = 0
     for german, english in ALL:
@@ -307,7 +307,13 @@ def test_every_part_of_the_templates_is_in_the_training_split() -> None:
     """What the test split asks for can be learned: no word of it is new."""
     for side in (0, 1):
         seen = {word for pair in CORPUS["train"] for word in re.findall(r"[A-Za-zäöüÄÖÜß']+", pair[side])}
-        tables = (numbers.MONTHS, numbers.WEEKDAYS, numbers.THINGS, numbers.UNITS, numbers.ADJECTIVES)
+        tables = (
+            number_names.MONTHS,
+            number_names.WEEKDAYS,
+            number_names.THINGS,
+            number_names.UNITS,
+            number_names.ADJECTIVES,
+        )
         assert {pair[side] for table in tables for pair in table} <= seen
     # English words are few; German number words are many, and new ones are the point.
     new = {w for _, e in CORPUS["test"] for w in re.findall("[a-z']+", e.lower())}

@@ -31,8 +31,8 @@ from tsallis.data.parallel import (
     read_parallel,
     stream_lines,
 )
+from tsallis.data.ragged import Ragged
 from tsallis.data.subwords import Subwords
-from tsallis.data.tokens import Ragged
 from tsallis.errors import InputError
 
 GERMAN = ["der Hund läuft", "die Katze schläft", "das Haus ist groß", "ein Vogel singt laut", "wir gehen nach Hause"]

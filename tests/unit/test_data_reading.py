@@ -14,9 +14,9 @@ import pytest
 
 from tsallis.data import Vocabulary, reading
 from tsallis.data.classification import read_labelled
+from tsallis.data.images import open_pictures
 from tsallis.data.inflection import read_inflection
 from tsallis.data.parallel import stream_lines
-from tsallis.data.pictures import open_pictures
 from tsallis.data.reading import decode_lines, read_bytes, read_json, read_lines
 from tsallis.data.series import read_events, read_labels
 from tsallis.data.subwords import Subwords

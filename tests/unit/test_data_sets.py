@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from serving import Server, packed_in, serve, tar
-from tsallis.data import sources
 from tsallis.data.classification import read_labelled
-from tsallis.data.download import Part, SourceFile
-from tsallis.data.gather import LONGEST
-from tsallis.data.sets import EASY_VQA, EASY_VQA_IMAGES, EVENTS, QUESTIONS, SENTENCES
-from tsallis.data.sources import SOURCES, Source, get
-from tsallis.data.unpack import fetch_text
+from tsallis.datasets import registry
+from tsallis.datasets.archive import fetch_text
+from tsallis.datasets.archive_folders import LONGEST
+from tsallis.datasets.download import Part, SourceFile
+from tsallis.datasets.labelled_sets import EASY_VQA, EASY_VQA_IMAGES, EVENTS, QUESTIONS, SENTENCES
+from tsallis.datasets.registry import SOURCES, Source, get
 from tsallis.errors import InputError
 
 
@@ -52,7 +52,7 @@ def here(server: Server, file: SourceFile, known: bool = False) -> SourceFile:
 def moved(server: Server, monkeypatch: pytest.MonkeyPatch, name: str, known: bool = False) -> Source:
     files = tuple(here(server, file, known) for file in SOURCES[name].files)
     source = replace(SOURCES[name], files=files)
-    monkeypatch.setitem(sources.SOURCES, name, source)
+    monkeypatch.setitem(registry.SOURCES, name, source)
     return source
 
 

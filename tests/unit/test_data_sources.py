@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tsallis.data.clusters import LARGEST, _bare, split_pairs
-from tsallis.data.download import SourceFile
-from tsallis.data.sources import MULTI30K, MULTI30K_LINES, SOURCES, language_of
+from tsallis.datasets.download import SourceFile
+from tsallis.datasets.paraphrase_split import LARGEST, _bare, split_pairs
+from tsallis.datasets.registry import MULTI30K, MULTI30K_LINES, SOURCES, language_of
 
 PARALLEL = {
     "multi30k": {"cs", "de", "en", "fr"},

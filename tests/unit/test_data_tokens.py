@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsallis.data.tokens import MANIFEST, OFFSETS, TOKENS, Ragged, RaggedWriter, digest_of, type_for
+from tsallis.data.ragged import MANIFEST, OFFSETS, TOKENS, Ragged, RaggedWriter, digest_of, type_for
 from tsallis.errors import InputError
 
 ROWS = [[5, 6, 7], [], [65_535], [4] * 100, []]

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from tsallis.data.batching import BatchPlan
 from tsallis.data.classification import Documents
-from tsallis.data.pictures import ArrayPictures, Photos, open_pictures
-from tsallis.data.tokens import Ragged
+from tsallis.data.images import ArrayPictures, Photos, open_pictures
+from tsallis.data.ragged import Ragged
 from tsallis.data.visual import (
     UNKNOWN,
     Question,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 import tsallis
-from tsallis.kernels import alphas, cpu, dispatch, eager, reference
+from tsallis.ops import alphas, backend, cpu, eager, reference
 
 PACKAGE = Path(tsallis.__file__).parent
 needs_kernel = pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
@@ -22,12 +22,12 @@ needs_kernel = pytest.mark.skipif(not cpu.status().available, reason=f"needs ker
 
 @pytest.fixture(autouse=True)
 def nothing_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
+    monkeypatch.delenv(backend.VARIABLE, raising=False)
 
 
 def python(code: str, root: Path = PACKAGE.parent, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run statements in a fresh interpreter that imports the package from a folder."""
-    kept = {k: v for k, v in os.environ.items() if k not in (dispatch.VARIABLE, "TSALLIS_KERNEL_PATH")}
+    kept = {k: v for k, v in os.environ.items() if k not in (backend.VARIABLE, "TSALLIS_KERNEL_PATH")}
     kept = {**kept, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=kept)
 
@@ -37,24 +37,24 @@ def refuse(*_: object, **__: object) -> None:
 
 
 def test_blocks_nest_and_give_back_what_was_before() -> None:
-    assert dispatch.wanted() == "auto"
+    assert backend.wanted() == "auto"
     with tsallis.backend("eager") as outer:
-        assert dispatch.wanted() == outer.name == "eager"
+        assert backend.wanted() == outer.name == "eager"
         with tsallis.backend("auto"):
-            assert dispatch.wanted() == "auto"
-        assert dispatch.wanted() == "eager"
+            assert backend.wanted() == "auto"
+        assert backend.wanted() == "eager"
         with outer:  # the same one again
-            assert dispatch.wanted() == "eager"
-        assert dispatch.wanted() == "eager"
-    assert dispatch.wanted() == "auto"
+            assert backend.wanted() == "eager"
+        assert backend.wanted() == "eager"
+    assert backend.wanted() == "auto"
 
 
 def test_a_block_left_by_an_exception_gives_back_what_was_before() -> None:
     with tsallis.backend("eager"):
         with pytest.raises(ZeroDivisionError), tsallis.backend("auto"):
             raise ZeroDivisionError
-        assert dispatch.wanted() == "eager"
-    assert dispatch.wanted() == "auto"
+        assert backend.wanted() == "eager"
+    assert backend.wanted() == "auto"
 
 
 @pytest.mark.parametrize("name", ["gpu", "", "Eager"])
@@ -64,16 +64,16 @@ def test_an_unknown_backend_is_shown_beside_those_there_are(name: str) -> None:
 
 
 def test_a_block_overrules_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(dispatch.VARIABLE, "eager")
-    assert dispatch.wanted() == "eager"
+    monkeypatch.setenv(backend.VARIABLE, "eager")
+    assert backend.wanted() == "eager"
     with tsallis.backend("auto"):
-        assert dispatch.wanted() == "auto"
-    monkeypatch.setenv(dispatch.VARIABLE, "")
-    assert dispatch.wanted() == "auto"
+        assert backend.wanted() == "auto"
+    monkeypatch.setenv(backend.VARIABLE, "")
+    assert backend.wanted() == "auto"
 
 
 def test_the_environment_is_read_by_a_fresh_process() -> None:
-    code = "from tsallis.kernels import dispatch; print(dispatch.explain())"
+    code = "from tsallis.ops import backend as dispatch; print(dispatch.explain())"
     done = python(code, TSALLIS_BACKEND="eager")
     assert done.stdout.strip() == "eager (asked for)", done.stderr
     wrong = python("import torch, tsallis; tsallis.sparsemax(torch.zeros(3))", TSALLIS_BACKEND="fastest")
@@ -88,18 +88,18 @@ def test_without_a_kernel_auto_is_eager_and_cpu_an_error_that_says_why(monkeypat
         tsallis.backend("cpu")
     z = torch.randn(2, 5, requires_grad=True)
     tsallis.entmax15(z).square().sum().backward()
-    assert dispatch.explain() == "eager (not compiled: no compiler)"
-    monkeypatch.setenv(dispatch.VARIABLE, "cpu")
+    assert backend.explain() == "eager (not compiled: no compiler)"
+    monkeypatch.setenv(backend.VARIABLE, "cpu")
     with pytest.raises(RuntimeError, match="TSALLIS_BACKEND 'cpu' can't be used"):
         tsallis.entmax15(z)
 
 
 @needs_kernel
 def test_explain_names_the_instructions() -> None:
-    assert dispatch.explain() == f"cpu ({cpu.status().reason})"
-    assert cpu.status().instructions in dispatch.explain()
+    assert backend.explain() == f"cpu ({cpu.status().reason})"
+    assert cpu.status().instructions in backend.explain()
     with tsallis.backend("eager"):
-        assert dispatch.explain() == "eager (asked for)"
+        assert backend.explain() == "eager (asked for)"
 
 
 def test_info_tells_the_backend() -> None:
@@ -179,14 +179,14 @@ def test_triton_computes_on_the_cpu_where_its_interpreter_does() -> None:
     pytest.importorskip("numpy")
     code = """
 import sys, torch, tsallis
-from tsallis.kernels import cpu, dispatch, eager
+from tsallis.ops import cpu, dispatch, eager
 z, y = torch.randn(2, 9, requires_grad=True), torch.tensor([1, 2])
 alpha = torch.tensor([[1.2], [2.0]], requires_grad=True)
 with tsallis.backend("eager"):
     right = tsallis.entmax(z, 1.5), tsallis.entmax(z, alpha, -1), tsallis.entmax_loss(z, y)
     grads = [torch.autograd.grad(x.square().sum(), z) for x in right]
 def refuse(*_, **__): raise AssertionError("another backend was called")
-assert "tsallis.kernels.gpu" not in sys.modules
+assert "tsallis.ops.triton" not in sys.modules
 cpu.run = eager.entmax = eager.entmax_loss = eager.pullback = eager.pullback_in_place = refuse
 with tsallis.backend("triton"):
     assert dispatch.explain() == "triton (Triton's interpreter)", dispatch.explain()
@@ -203,10 +203,10 @@ for a, b, grad in zip(found, right, grads):
 
 def test_without_a_gpu_nothing_imports_the_kernels_for_it() -> None:
     code = (
-        "import sys, torch, tsallis; from tsallis.kernels import dispatch\n"
+        "import sys, torch, tsallis; from tsallis.ops import backend as dispatch\n"
         "tsallis.sparsemax(torch.zeros(3)); dispatch.explain()\n"
         "print(dispatch.explain_gpu())\n"
-        "print('tsallis.kernels.gpu' in sys.modules)"
+        "print('tsallis.ops.triton' in sys.modules)"
     )
     if not torch.cuda.is_available():
         assert python(code).stdout.splitlines() == ["none (PyTorch finds no GPU)", "False"]
@@ -219,7 +219,7 @@ def test_one_look_at_the_alphas() -> None:
 
 
 TRY = (
-    "import torch, tsallis; from tsallis.kernels import cpu, dispatch; print(cpu.status().available);"
+    "import torch, tsallis; from tsallis.ops import cpu, backend as dispatch; print(cpu.status().available);"
     "print(tsallis.sparsemax(torch.tensor([1.0, 0.5, -1.0])).tolist()); print(dispatch.explain())"
 )
 
@@ -248,14 +248,14 @@ def test_where_kernels_are_missing_it_is_said_once_unless_they_are_not_asked_for
         ("tsallis.entmax(z, 2.5)", {}, 0),  # which they do not compute
         ("for _ in range(3): tsallis.sparsemax(z)\ntsallis.entmax_loss(z, torch.tensor(1))", {}, 1),
         ("tsallis.entmax_attention(z.view(1, 1, 3), z.view(1, 1, 3), z.view(1, 1, 3))", {}, 1),
-        ("tsallis.sparsemax(z)", {dispatch.VARIABLE: "eager"}, 0),
+        ("tsallis.sparsemax(z)", {backend.VARIABLE: "eager"}, 0),
         ("with tsallis.backend('eager'): tsallis.sparsemax(z)", {}, 0),
     ):
         done = python(code + rest, TSALLIS_KERNEL_PATH=path, **environment)
         assert done.returncode == 0 and done.stderr.count(words) == times, done.stderr
     (tmp_path / "_no_kernel.txt").write_text("left out of this installation, as TSALLIS_KERNEL=0 asked\n")
     done = python(
-        code + "tsallis.sparsemax(z)\nfrom tsallis.kernels import dispatch; print(dispatch.explain())",
+        code + "tsallis.sparsemax(z)\nfrom tsallis.ops import backend as dispatch; print(dispatch.explain())",
         TSALLIS_KERNEL_PATH=path,
     )
     assert done.stdout == "eager (left out of this installation, as TSALLIS_KERNEL=0 asked)\n" and not done.stderr
@@ -267,7 +267,7 @@ def test_a_kernel_of_other_sources_is_not_used(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, root, ignore=shutil.ignore_patterns("__pycache__"))
     same = python(TRY, root=tmp_path, TSALLIS_KERNEL_PATH=cpu.status().path)
     assert same.stdout.splitlines()[0] == "True", same.stderr
-    source = root / "kernels" / "cpu" / "solve.h"
+    source = root / "ops" / "cpu" / "csrc" / "threshold.h"
     source.write_text(source.read_text() + "\n")
     done = python(TRY, root=tmp_path, TSALLIS_KERNEL_PATH=cpu.status().path)
     available, values, explained = done.stdout.splitlines()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tsallis.data.corpus import Counts
-from tsallis.display import TrainingDisplay
 from tsallis.training import Progress
-from tsallis.training.loop import Position
+from tsallis.training.progress import TrainingDisplay
+from tsallis.training.trainer import Position
 
 SEEN = {"dev_loss": 0.5, "dev_accuracy": 0.25, "attention_support": 3.0, "output_support": 2.0}
 

@@ -11,7 +11,7 @@ import torch
 
 import tsallis
 
-CORE = {"errors", "files", "kernels", "functional", "continuous", "nn", "distributions", "compat"}
+CORE = {"errors", "files", "ops", "functional", "continuous", "nn", "distributions", "compat"}
 TOOLKIT = ("matplotlib", "numpy", "pydantic", "rich", "safetensors", "sacrebleu", "sentencepiece", "typer", "yaml")
 FOLDER = Path(tsallis.__file__).parent
 # Files are listed, and imported by their tests alone: collecting tests loads nothing that another file has to.

@@ -16,8 +16,8 @@ from tsallis.data.vocabulary import UNK
 from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.nn import PerHeadAlpha
+from tsallis.training.distributed import World
 from tsallis.training.engine import Engine, EngineSettings, Objective, counted
-from tsallis.training.world import World
 
 SIZE = 14
 SRC = [[4, 5, 6], [4, 7], [8, 9, 5, 4], [6], [4, 4, 10], [12, 13]]

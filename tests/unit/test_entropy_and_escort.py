@@ -9,7 +9,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import tsallis
-from tsallis.kernels import reference
+from tsallis.ops import reference
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.0001, 1.3, 1.5, 2.0, 3.0])

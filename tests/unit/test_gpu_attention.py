@@ -26,7 +26,7 @@ from interpreted import (
     compile_for_a_gpu,
     language,
 )
-from tsallis.kernels.attention import materialised
+from tsallis.ops.autograd.attention import materialised
 
 EVERY_ALPHA = [1.0, 1.001, 1.25, 1.5, 1.9, 2.0]
 
@@ -245,7 +245,7 @@ def test_available_says_why() -> None:
     assert able and ("interpreter" in why) == language.interpreted()
     program = (
         "import sys; sys.modules['triton'] = None\n"
-        "from tsallis.kernels.gpu import attention, language\n"
+        "from tsallis.ops.triton import language\nfrom tsallis.ops.triton.attention import calls\n"
         "able, why = language.available()\n"
         "assert not able and 'Triton' in why, why\n"
     )
@@ -253,8 +253,8 @@ def test_available_says_why() -> None:
 
 
 COMPILE = """
-from tsallis.kernels.gpu import attention, attention_launch
-from tsallis.kernels.attention import Problem
+from tsallis.ops.triton.attention import calls as attention, launch as attention_launch
+from tsallis.ops.autograd.attention import Problem
 
 attention_launch.run = run
 for dtype, size, value_size, alpha in CASES:

@@ -13,7 +13,7 @@ import tsallis
 from attended import check, close, gpu_attention, launching, small_blocks, tensors
 from interpreted import DEVICE
 from tsallis.functional.attention import attend
-from tsallis.kernels.gpu import attention_decode
+from tsallis.ops.triton.attention import decode as attention_decode
 
 Limits, Short, Tiling = launching.Limits, launching.Short, launching.Tiling
 ALPHAS = torch.tensor([1.0, 1.3, 1.5, 2.0])

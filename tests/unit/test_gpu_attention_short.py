@@ -18,7 +18,7 @@ from attended import (
     small_blocks,
     tensors,
 )
-from tsallis.kernels.attention import materialised
+from tsallis.ops.autograd.attention import materialised
 
 Short = launching.Short
 MIXED = torch.tensor([[1.0, 1.001, 1.5, 2.0]])

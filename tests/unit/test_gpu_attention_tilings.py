@@ -63,8 +63,8 @@ def test_alphas_are_looked_at_once() -> None:
 
 
 COMPILE = """
-from tsallis.kernels.gpu import attention, attention_launch
-from tsallis.kernels.attention import Problem
+from tsallis.ops.triton.attention import calls as attention, launch as attention_launch
+from tsallis.ops.autograd.attention import Problem
 
 attention_launch.run = run
 

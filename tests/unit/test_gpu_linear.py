@@ -16,11 +16,12 @@ from interpreted import (
     DEVICE,
     compile_for_a_gpu,
 )
-from tsallis.kernels import linear_chunks, reference
-from tsallis.kernels.cpu import Lists
-from tsallis.kernels.gpu import lists as gpu_lists
-from tsallis.kernels.gpu import relu as gpu_relu
-from tsallis.kernels.linear_chunks import Layer
+from tsallis.ops import reference
+from tsallis.ops.autograd import linear_chunks
+from tsallis.ops.autograd.linear_chunks import Layer
+from tsallis.ops.cpu import Lists
+from tsallis.ops.triton import alpha_relu as gpu_relu
+from tsallis.ops.triton import sparse as gpu_lists
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which interprets
 DTYPES = [torch.float32, torch.bfloat16]
@@ -430,7 +431,7 @@ def test_lists_never_wait() -> None:
 
 
 COMPILE = """
-from tsallis.kernels.gpu import lists, relu
+from tsallis.ops.triton import sparse as lists, alpha_relu as relu
 
 lists.run = relu.run = run
 for dtype in (torch.bfloat16, torch.float32):

@@ -10,7 +10,7 @@ from torch import Tensor
 import tsallis
 from interpreted import DEVICE, gpu, losses
 from swept import ALPHAS, PATHS, PATHS_AND_ALPHAS, tiling
-from tsallis.kernels import dispatch, eager, reference
+from tsallis.ops import backend, eager, reference
 
 ERROR, GRADIENT = 2e-6, 5e-6  # relative to the largest, or to 1
 
@@ -140,7 +140,7 @@ def test_alpha_relu(alpha: float, tau: float, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("name", ["entmax", "learned", "alpha-relu"])
 def test_public_losses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "triton_status", lambda: (True, "for this test"))
+    monkeypatch.setattr(backend, "triton_status", lambda: (True, "for this test"))
     z = torch.randn(2, 3, 33, device=DEVICE, requires_grad=True)
     y = torch.randint(33, (2, 3), device=DEVICE)
     y[0, 0] = -100
@@ -165,7 +165,7 @@ def test_public_losses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_public_losses_have_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "triton_status", lambda: (True, "for this test"))
+    monkeypatch.setattr(backend, "triton_status", lambda: (True, "for this test"))
     y = torch.tensor([1, 4], device=DEVICE)
     z = torch.randn(2, 9, device=DEVICE, requires_grad=True)
     exact = z.detach().double().requires_grad_()

@@ -11,7 +11,7 @@ from torch import Tensor
 import tsallis
 from interpreted import DEVICE, compile_for_a_gpu, gpu, maps
 from swept import ALPHAS, LISTS, PATHS, PATHS_AND_ALPHAS, tiling
-from tsallis.kernels import dispatch, reference
+from tsallis.ops import backend, reference
 
 ERROR = 1e-6  # of probabilities and of sums
 GRADIENT = 5e-6  # relative to the largest, or to 1
@@ -189,7 +189,7 @@ def test_how_rows_are_cut() -> None:
 
 @pytest.fixture
 def public(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "triton_status", lambda: (True, "for this test"))
+    monkeypatch.setattr(backend, "triton_status", lambda: (True, "for this test"))
 
 
 @pytest.mark.usefixtures("public")
@@ -246,7 +246,7 @@ def test_public_second_derivatives_transforms_and_alphas_above_two() -> None:
 
 
 COMPILE = """
-from tsallis.kernels.gpu import losses, maps
+from tsallis.ops.triton import losses, maps
 
 maps.run = losses.run = run
 maps.processors = losses.processors = lambda x: 132

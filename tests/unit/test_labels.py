@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from tsallis.data.corpus import Corpus
-from tsallis.metrics import evaluate, forced, search_corpus
+from tsallis.evaluation.metrics import evaluate, forced, search_corpus
 from tsallis.models import LabelDecoder
 from tsallis.search import beam_search, exhaustive, score
+from tsallis.training.distributed import World
 from tsallis.training.engine import Engine, EngineSettings
-from tsallis.training.world import World
 
 
 def make(output: str = "softmax", attention: str = "combined") -> LabelDecoder:

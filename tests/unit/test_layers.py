@@ -14,16 +14,17 @@ ROOT = Path(tsallis.__file__).parent
 # From the bottom up; parts on one line know nothing of each other.
 LAYERS = [
     {"errors", "files"},
-    {"kernels"},
+    {"ops"},
     {"functional"},
     {"continuous"},
     {"nn", "distributions", "compat"},
     {"models", "data"},
+    {"datasets"},
     {"search"},
-    {"metrics"},
+    {"evaluation"},
     {"training"},
     {"analysis", "report", "tasks"},
-    {"config", "display", "looks", "recipes"},
+    {"config", "looks", "recipes"},
     {"prepare"},
     {"cli"},
 ]
@@ -92,14 +93,14 @@ def test_only_the_top_knows_configurations(path: Path) -> None:
     assert not top & {"pydantic", "typer"}
 
 
-@pytest.mark.parametrize("layer", ["kernels", "functional", "continuous", "nn", "distributions", "compat"])
+@pytest.mark.parametrize("layer", ["ops", "functional", "continuous", "nn", "distributions", "compat"])
 def test_the_core_needs_torch_alone(layer: str) -> None:
     import sys
 
     files = [p for p in FILES if part(p) == layer]
     assert files
     for path in files:
-        others = {"torch", "tsallis"} | ({"triton"} if path.as_posix().endswith("kernels/gpu/language.py") else set())
+        others = {"torch", "tsallis"} | ({"triton"} if path.as_posix().endswith("ops/triton/language.py") else set())
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -114,7 +115,7 @@ def test_kernels_for_gpus_say_that_triton_is_missing() -> None:
 
     code = (
         "import sys; sys.modules['triton'] = None\n"
-        "from tsallis.kernels.gpu import attention, language\n"
+        "from tsallis.ops.triton import language\nfrom tsallis.ops.triton.attention import calls\n"
         "print(language.available())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,7 +9,7 @@ from contract.tables import trie
 from tsallis.data import Vocabulary, english_verbs
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import EOS
-from tsallis.metrics import (
+from tsallis.evaluation.metrics import (
     WHOLE,
     Evaluation,
     Forced,

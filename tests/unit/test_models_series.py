@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tsallis.continuous import ValueFunction, gaussian_grid, image_basis
-from tsallis.models.series import AT_ONCE, GridClassifier, SignalClassifier, fitted
+from tsallis.models.timeseries import AT_ONCE, GridClassifier, SignalClassifier, fitted
 
 
 def observations(rows: int, length: int, d: int = 2) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 import tsallis
-from tsallis.kernels.cpu.build import BuildError, find_compiler, source_hash
+from tsallis.ops.cpu.build import BuildError, find_compiler, source_hash
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(tsallis.__file__).parent
-KERNEL = "tsallis/kernels/cpu/_kernel.so"
+KERNEL = "tsallis/ops/cpu/_kernel.so"
 WARNED = "tsallis computes on the CPU without its compiled kernels, which are several times as fast: "
 CONTENT = "Or be content with PyTorch's operations: TSALLIS_BACKEND=eager."
 
@@ -103,8 +103,9 @@ def compiler() -> None:
 def test_the_sdist_has_the_kernels_sources_and_no_kernel(tree: Path) -> None:
     folder = tree / "src" / KERNEL
     assert not folder.exists()
-    assert {"rows.cpp", "library.cpp", "build.py"} <= {p.name for p in folder.parent.iterdir()}
-    assert source_hash(folder.parent) == source_hash(SOURCE / "kernels" / "cpu")
+    assert (folder.parent / "build.py").is_file()
+    assert {"isa.cpp", "bindings.cpp"} <= {p.name for p in (folder.parent / "csrc").iterdir()}
+    assert source_hash(folder.parent / "csrc") == source_hash(SOURCE / "ops" / "cpu" / "csrc")
 
 
 @pytest.mark.usefixtures("compiler")
@@ -116,7 +117,7 @@ def test_a_wheel_from_the_sdist_has_the_kernel_and_is_for_this_platform(tree: Pa
     assert not (tree / "src" / KERNEL).exists()
     with zipfile.ZipFile(wheel) as packed:
         # What runs when the library is loaded must not be of an instruction set that the machine may lack.
-        runs_at_loading = b"_GLOBAL__sub_I_rows.cpp" in packed.read(KERNEL)
+        runs_at_loading = b"_GLOBAL__sub_I_isa.cpp" in packed.read(KERNEL)
     assert not runs_at_loading
     installed = _installed(wheel, tree / "installed")
     assert installed["p"] == [[0.5, 0.5, 0.0]]
@@ -151,8 +152,8 @@ def test_the_kernel_can_be_left_out_or_demanded(tree: Path) -> None:
 
 @pytest.mark.usefixtures("compiler")
 def test_sources_that_do_not_compile_leave_the_wheel_pure(tree: Path) -> None:
-    (tree / "src" / KERNEL).with_name("library.cpp").write_text("this is no C++")
-    (tree / "src" / KERNEL).with_name("rows.cpp").write_text("")
+    (tree / "src" / KERNEL).parent.joinpath("csrc", "bindings.cpp").write_text("this is no C++")
+    (tree / "src" / KERNEL).parent.joinpath("csrc", "isa.cpp").write_text("")
     said = _build(tree, "wheel", tree / "dist")
     assert "WITHOUT its CPU kernel" in said and "error: " in said
     assert [p.name.split("-", 2)[2] for p in (tree / "dist").iterdir()] == ["py3-none-any.whl"]
@@ -161,8 +162,8 @@ def test_sources_that_do_not_compile_leave_the_wheel_pure(tree: Path) -> None:
 @pytest.mark.usefixtures("compiler")
 def test_an_editable_installation_makes_or_removes_the_kernel_in_place(tree: Path) -> None:
     kernel = tree / "src" / KERNEL
-    for name in ("library.cpp", "rows.cpp"):
-        kernel.with_name(name).write_text("")
+    for name in ("bindings.cpp", "isa.cpp"):
+        kernel.parent.joinpath("csrc", name).write_text("")
     command = ("-c", "from hatchling.build import build_editable; build_editable('.')")
     note = kernel.with_name("_no_kernel.txt")
     note.write_text("of an earlier installation")
@@ -186,7 +187,7 @@ def _installed(wheel: Path, folder: Path) -> dict:
     """A map's result and the kernel's status, as a fresh installation of a wheel gives them."""
     _python(folder.parent, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(folder), str(wheel))
     code = (
-        "import json, torch, tsallis, warnings; from tsallis.kernels import cpu; status = cpu.status()\n"
+        "import json, torch, tsallis, warnings; from tsallis.ops import cpu; status = cpu.status()\n"
         "with warnings.catch_warnings(record=True) as caught:\n"
         "    warnings.simplefilter('always')\n"
         "    for _ in range(3): p = tsallis.entmax(torch.tensor([[2.0, 2.0, -1.0]]), 1.5).tolist()\n"

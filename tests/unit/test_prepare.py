@@ -14,12 +14,12 @@ import tsallis.data.learned as learned
 from tsallis import estimate_tau, estimate_tau_from_scores
 from tsallis.config import Config, check_config, load_config
 from tsallis.data.corpus import Corpus, Counts, SampledCorpus
-from tsallis.data.numbers import german_english_numbers
 from tsallis.data.subwords import Subwords
+from tsallis.datasets.number_names import german_english_numbers
 from tsallis.errors import InputError
 from tsallis.prepare import Prepared, cache_folder, prepare, read_split, sides
 from tsallis.search import Certificate, Hypothesis, Result
-from tsallis.training.run import build_model, start_run
+from tsallis.training.run_folder import build_model, start_run
 
 PAIRS = german_english_numbers()["train"][:60]
 DEV = german_english_numbers()["dev"][:6]

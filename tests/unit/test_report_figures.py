@@ -38,7 +38,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.patches import Polygon
 
 from tsallis import report
-from tsallis.report import View, canvas, page, views
+from tsallis.report import View, style, text_page, views
 
 WORDS = ["the", "lamp", "that", "stood", "in", "the", "corner"]
 WEIGHTS = torch.tensor([0.5, 0.0, 1e-9, 0.25, 0.0, 0.0, 0.25])
@@ -81,7 +81,7 @@ def test_bars_are_the_weights_and_zeros_have_none() -> None:
     assert [int(7 * (a + b) / 2) for a, b in marked] == [0, 2, 3, 6]
     assert words_of(ax) == WORDS
     colours = [text.get_color() for text in ax.texts]
-    assert colours == [canvas.INK if w > 0 else canvas.GREY for w in WEIGHTS.tolist()]
+    assert colours == [style.INK if w > 0 else style.GREY for w in WEIGHTS.tolist()]
     assert ax.get_title("right") == "weights: 4 of 7 words"
 
 
@@ -105,7 +105,7 @@ def test_the_curve_is_the_density_and_stops_at_the_ends_of_its_support() -> None
     assert shade.get_x() == pytest.approx(0.4 - HALF) and shade.get_width() == pytest.approx(2 * HALF)
     assert ax.get_title("right") == "support: 0.18 to 0.62, 4 of 7 words"
     inside = cell_masses(PARABOLA, torch.linspace(0, 1, 8)) > 0
-    assert [text.get_color() == canvas.INK for text in ax.texts] == inside.tolist()
+    assert [text.get_color() == style.INK for text in ax.texts] == inside.tolist()
 
 
 def test_a_support_that_goes_on_outside_the_text_has_one_end() -> None:
@@ -221,23 +221,23 @@ def test_a_page_has_each_word_once_and_what_it_gets_above_it() -> None:
     # The supports of all lines together: as many words as have a mass.
     ends = [line.get_xdata()[0] for strip in strips for line in lines(strip, "end of the support")]
     assert len(ends) == 2
-    looked_at = [any(text.get_color() == canvas.INK for text in strip.texts) for strip in strips]
+    looked_at = [any(text.get_color() == style.INK for text in strip.texts) for strip in strips]
     assert False in looked_at and True in looked_at
     tall = max(strip.get_position().height for strip in strips)  # nothing is above the other lines
     assert [strip.get_position().height > tall / 2 for strip in strips] == looked_at
 
 
 def test_places_in_a_line_go_by_the_share_of_a_word() -> None:
-    line = page.Line(2, torch.tensor([0.0, 10.0, 40.0], dtype=torch.float64))
+    line = text_page.Line(2, torch.tensor([0.0, 10.0, 40.0], dtype=torch.float64))
     t = torch.tensor([0.5, 0.625, 0.875, 1.0], dtype=torch.float64)
-    assert page.place(t, line, 4).tolist() == [0.0, 5.0, 25.0, 40.0]
+    assert text_page.place(t, line, 4).tolist() == [0.0, 5.0, 25.0, 40.0]
 
 
 def test_several_pages_and_axes_of_ones_own() -> None:
     words = ["word"] * 60
     figure = report.text_panels(words, [View("a", torch.ones(60)), View("b", density=PARABOLA)], layout="page")
     assert [ax.get_title("left") for ax in figure.axes] == ["a", "b"]
-    own = canvas.blank(6, 4).add_subplot()
+    own = style.blank(6, 4).add_subplot()
     assert report.text_attention(words, torch.ones(60), ax=own) is own
     assert sum(len(strip.texts) for strip in own.child_axes) == 60
 
@@ -255,16 +255,16 @@ def test_words_are_drawn_as_they_are() -> None:
 
 
 def test_wide_characters_count_twice_and_marks_stay_with_their_letter() -> None:
-    assert canvas.columns("日本語") == 6 and canvas.columns("é") == 1 and canvas.columns("e\u0301") == 1
-    assert canvas.shorten("e\u0301" * 30) == "e\u0301" * 17 + "…"
+    assert style.columns("日本語") == 6 and style.columns("é") == 1 and style.columns("e\u0301") == 1
+    assert style.shorten("e\u0301" * 30) == "e\u0301" * 17 + "…"
 
 
 def test_characters_that_no_font_has(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(canvas, "families", lambda: ["DejaVu Sans"])  # as with an older matplotlib
-    canvas._say_missing.cache_clear()
+    monkeypatch.setattr(style, "families", lambda: ["DejaVu Sans"])  # as with an older matplotlib
+    style._say_missing.cache_clear()
     with caplog.at_level("WARNING"):
-        assert canvas.clean("a日本b") == f"a{canvas.BOX * 2}b"
-        canvas.clean("日本")
+        assert style.clean("a日本b") == f"a{style.BOX * 2}b"
+        style.clean("日本")
     assert len(caplog.records) == 1 and "CJK" in caplog.text
 
 
@@ -530,7 +530,7 @@ def test_each_figure_is_rendered_without_a_warning(tmp_path: Path) -> None:
         for name, figure in every_figure().items():
             report.save(figure, tmp_path / f"{name}.png", dpi=50)
             height, width, _ = image.imread(tmp_path / f"{name}.png").shape
-            inches = canvas.whole(figure).get_size_inches()
+            inches = style.whole(figure).get_size_inches()
             assert (width, height) == pytest.approx(tuple(50 * inches), abs=1)
         report.save(figure, tmp_path / "deep" / "last.pdf")
         report.save(figure, tmp_path / "last.SVG")
@@ -547,7 +547,7 @@ def test_no_word_runs_into_the_next() -> None:
     places = sorted(text.get_window_extent().x0 for text in ax.texts)
     assert min(b - a for a, b in itertools.pairwise(places)) > 8
     box = report.text_attention(WORDS * 9, torch.ones(63))
-    canvas.whole(box).draw_without_rendering()
+    style.whole(box).draw_without_rendering()
     for strip in box.child_axes:
         extents = [text.get_window_extent() for text in strip.texts]
         assert all(a.x1 <= b.x0 + 1 for a, b in itertools.pairwise(extents))

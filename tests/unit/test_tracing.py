@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tsallis.kernels import tracing
+from tsallis.ops import tracing
 
 
 def test_a_constant_has_the_mark_of_pytorchs_decorator() -> None:

@@ -13,8 +13,8 @@ import yaml
 from tsallis.config import check_config, load_config
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
+from tsallis.evaluation.metrics import forced, levenshtein
 from tsallis.files import write_atomic
-from tsallis.metrics import forced, levenshtein
 from tsallis.models import RNNSeq2Seq
 from tsallis.prepare import prepare
 from tsallis.training import Checkpoints, Log, Trainer

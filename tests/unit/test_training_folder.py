@@ -38,7 +38,7 @@ from tsallis.errors import InputError
 from tsallis.files import write_atomic
 from tsallis.training import Checkpoints, Trainer, load_run
 from tsallis.training.lock import locked
-from tsallis.training.run import build_model
+from tsallis.training.run_folder import build_model
 
 
 @pytest.fixture(scope="module")

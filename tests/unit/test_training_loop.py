@@ -16,7 +16,7 @@ import tsallis.training.checkpoint as checkpoint_module
 from tsallis.data import Vocabulary, english_verbs
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
-from tsallis.metrics import forced
+from tsallis.evaluation.metrics import forced
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.search import Result
 from tsallis.training import Checkpoints, Progress, Settings, Trainer

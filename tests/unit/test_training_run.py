@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import tsallis.training.run as run_module
+import tsallis.training.run_folder as run_module
 from tsallis.data import Vocabulary
 from tsallis.errors import InputError
 from tsallis.training import Checkpoints, load_run
-from tsallis.training.run import build_model, locked, start_run
+from tsallis.training.run_folder import build_model, locked, start_run
 
 SRC, TGT = Vocabulary(["a", "b", "c"]), Vocabulary(["x", "y"])
 DESCRIPTION = {"class": "rnn", "arguments": {"src_vocab": len(SRC), "tgt_vocab": len(TGT), "d_model": 4, "layers": 1}}

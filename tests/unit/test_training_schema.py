@@ -18,7 +18,7 @@ from tsallis.errors import InputError
 from tsallis.files import read_file
 from tsallis.tasks import task_of
 from tsallis.training import Checkpoints, Log, load_run
-from tsallis.training.run import build_model
+from tsallis.training.run_folder import build_model
 from tsallis.training.schema import LARGEST, ModelRecord, parse_record
 
 DEEP = b"[" * 100_000

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from tsallis.models import TransformerSeq2Seq
-from tsallis.models.decoder import join
-from tsallis.models.positions import SinusoidalPositions
-from tsallis.models.transformer_state import Places
+from tsallis.models.protocol import join
+from tsallis.models.transformer.decoding_state import Places
 from tsallis.nn import OutputLayer, PerHeadAlpha
+from tsallis.nn.positions import SinusoidalPositions
 
 SIZES: dict[str, Any] = {"d_model": 8, "heads": 2, "layers": 2, "d_ff": 12}
 KINDS = ("encoder", "decoder", "context")

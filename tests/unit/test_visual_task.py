@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from tsallis.config import Config, check_config
-from tsallis.data.gallery import Asked, Gallery
-from tsallis.data.pictures import ArrayPictures
+from tsallis.data.image_store import Asked, Gallery
+from tsallis.data.images import ArrayPictures
 from tsallis.data.visual import Question
 from tsallis.errors import InputError
 from tsallis.prepare import prepare, read_split
 from tsallis.tasks import evaluation, read_lines, task_of
 from tsallis.training import Trainer, load_run
-from tsallis.training.run import start_run
+from tsallis.training.run_folder import start_run
 
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
 SIZE = 16

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tsallis.errors import InputError
-from tsallis.training.world import CommonError, World, _is_lost, joined
+from tsallis.training.distributed import CommonError, World, _is_lost, joined
 
 
 def test_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from tsallis.analysis.words import (
     word_clusters,
     word_of,
 )
-from tsallis.search.steps import at_least_one
+from tsallis.search.step import at_least_one
 
 if TYPE_CHECKING:
     from typing_extensions import Self

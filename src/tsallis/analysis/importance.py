@@ -16,7 +16,7 @@ from tsallis.data.batching import Batch, counted
 from tsallis.errors import InputError
 from tsallis.models import TransformerSeq2Seq
 from tsallis.nn import MultiheadAttention
-from tsallis.search.steps import evaluating
+from tsallis.search.step import evaluating
 
 
 @dataclass(frozen=True)

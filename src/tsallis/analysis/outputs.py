@@ -15,10 +15,10 @@ from tsallis.analysis.tables import Bins, Histogram, Record
 from tsallis.data.batching import IGNORED, Batch, counted
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
-from tsallis.metrics import empty_log_probs
+from tsallis.evaluation.metrics import empty_log_probs
 from tsallis.nn import OutputLayer
 from tsallis.search import Result
-from tsallis.search.steps import at_least_one, evaluating
+from tsallis.search.step import at_least_one, evaluating
 
 AT_ONCE = 1 << 22  # scores that are held together
 WIDTHS = {"total": 0.05, "norm": 1.0, "threshold": 0.1}  # of the histograms' bins

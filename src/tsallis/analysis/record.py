@@ -15,7 +15,7 @@ from tsallis.analysis.weights import AttentionLayer, Sentence, SparseWeights, Te
 from tsallis.data.batching import IGNORED, Batch
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.nn import GlobalAttention, MultiheadAttention
-from tsallis.search.steps import evaluating
+from tsallis.search.step import evaluating
 
 Receive = Callable[[int, Tensor], None]
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from tsallis.analysis.record import Symbols
 from tsallis.analysis.tables import Record
 from tsallis.data.vocabulary import BOS, EOS
-from tsallis.models.decoder import Decoder
+from tsallis.models.protocol import Decoder
 from tsallis.search import Result
-from tsallis.search.hypothesis import Kind
-from tsallis.search.steps import advance, evaluating
+from tsallis.search.certificate import Kind
+from tsallis.search.step import advance, evaluating
 
 
 @dataclass(frozen=True)

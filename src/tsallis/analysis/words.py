@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from tsallis.analysis.record import Symbols
 from tsallis.data.corpus import Corpus
-from tsallis.data.tokens import Rows
+from tsallis.data.ragged import Rows
 
 PieceCounts = Mapping[str, Mapping[str, int]]  # of the sides "source" and "target"
 

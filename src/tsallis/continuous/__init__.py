@@ -13,7 +13,9 @@ from tsallis.continuous.bases import (
     text_basis,
     translation_basis,
 )
-from tsallis.continuous.densities import (
+from tsallis.continuous.densities.elliptical import Density, Elliptical
+from tsallis.continuous.densities.mixture import Mixture
+from tsallis.continuous.densities.named import (
     BetaGaussian,
     Gaussian,
     Laplace,
@@ -22,13 +24,11 @@ from tsallis.continuous.densities import (
     TruncatedParabola,
     TruncatedParaboloid,
 )
-from tsallis.continuous.elliptical import Density, Elliptical
-from tsallis.continuous.grids import grid_masses
-from tsallis.continuous.masses import cell_masses
-from tsallis.continuous.mixture import Mixture
+from tsallis.continuous.grid_masses import grid_masses
+from tsallis.continuous.interval_masses import cell_masses
 from tsallis.continuous.moments import match_moments, moments
 from tsallis.continuous.supports import Ellipse, Interval, Union, WholeSpace
-from tsallis.continuous.values import Signal, ValueFunction, box_centres, cell_centres, grid_centres
+from tsallis.continuous.value_function import Signal, ValueFunction, box_centres, cell_centres, grid_centres
 
 __all__ = [
     "Basis",

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from tsallis.continuous.family import check_symmetric
-from tsallis.continuous.products import bells, peaks, plane_sum
-from tsallis.kernels.autograd import traced
+from tsallis.continuous.densities.base import check_symmetric
+from tsallis.continuous.gaussian_products import bells, peaks, plane_sum
+from tsallis.ops.autograd.rows import traced
 
 
 class Basis(nn.Module):

@@ -7,9 +7,9 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from tsallis.continuous.elliptical import Elliptical
+from tsallis.continuous.densities.elliptical import Elliptical
 from tsallis.functional.rows import check_floating
-from tsallis.kernels.autograd import widen
+from tsallis.ops.autograd.rows import widen
 
 Kind = TypeVar("Kind", bound=Elliptical)
 Matching = Literal["covariance", "scale"]

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from tsallis.data.tokens import Ragged, Rows
+from tsallis.data.ragged import Ragged, Rows
 from tsallis.data.vocabulary import BOS, EOS, PAD, UNK
 from tsallis.errors import InputError
 
@@ -48,7 +48,7 @@ def counted(tgt_out: Tensor) -> Tensor:
 
 
 def make_batch(src: Rows, tgt: Rows, index: Sequence[int]) -> Batch:
-    """The rows `index` of encoded sources and targets, lists or :class:`~tsallis.data.tokens.Ragged`.
+    """The rows `index` of encoded sources and targets, lists or :class:`~tsallis.data.ragged.Ragged`.
 
     >>> batch = make_batch([[4, 5], [4]], [[6], [6, 7]], [1, 0])
     >>> batch.src.tolist(), batch.tgt_in.tolist(), batch.tgt_out.tolist()

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tsallis.data.parallel import stream_lines
+from tsallis.data.ragged import Ragged, digest_of, type_for
 from tsallis.data.reading import find_packed
 from tsallis.data.splits import hold_out
-from tsallis.data.tokens import Ragged, digest_of, type_for
 from tsallis.data.vocabulary import PAD, Vocabulary
 from tsallis.errors import InputError, describe, shorten
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tsallis.data.batching import Batch, make_batch
 from tsallis.data.inflection import InflectionExample
+from tsallis.data.ragged import Ragged, Rows, digest_of
 from tsallis.data.subwords import Subwords
-from tsallis.data.tokens import Ragged, Rows, digest_of
 from tsallis.data.vocabulary import Vocabulary
 
 PROBED = 2048  # rows by which the growth of sampled segmentations is measured
@@ -36,7 +36,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Encoded sources and targets, lists or :class:`~tsallis.data.tokens.Ragged`.
+    """Encoded sources and targets, lists or :class:`~tsallis.data.ragged.Ragged`.
 
     Targets are empty where an example has no form.
 

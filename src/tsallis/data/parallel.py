@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from tsallis.data.cache import fingerprint, key_of, locked
 from tsallis.data.corpus import Corpus, Counts, SampledCorpus
+from tsallis.data.ragged import Ragged, RaggedWriter, type_for
 from tsallis.data.reading import read_json, read_lines
 from tsallis.data.subwords import Subwords
-from tsallis.data.tokens import Ragged, RaggedWriter, type_for
 from tsallis.errors import InputError, describe
 from tsallis.files import write_atomic
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tsallis.data.reading import read_bytes
-from tsallis.data.sampling import NORMAL, LatticeSampler, MergeSampler, Piece, Sampler
+from tsallis.data.subword_sampling import NORMAL, LatticeSampler, MergeSampler, Piece, Sampler
 from tsallis.data.vocabulary import BOS, EOS, PAD, SPECIALS, UNK
 from tsallis.errors import InputError
 from tsallis.files import write_atomic

@@ -14,10 +14,10 @@ import numpy as np
 from torch import Tensor
 
 from tsallis.data.classification import Documents
+from tsallis.data.images import Pictures
 from tsallis.data.parallel import stream_lines
-from tsallis.data.pictures import Pictures
+from tsallis.data.ragged import Ragged, type_for
 from tsallis.data.splits import hold_out
-from tsallis.data.tokens import Ragged, type_for
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError, describe, shorten
 
@@ -171,7 +171,7 @@ class Questions:
     Raises:
         ValueError: not as many names as questions.
 
-    >>> from tsallis.data.pictures import ArrayPictures
+    >>> from tsallis.data.images import ArrayPictures
     >>> asked = [Question("1", "what is it?", "a box"), Question("0", "is it red?", "yes")]
     >>> vocab = Vocabulary.build(question_words(q.question) for q in asked)
     >>> pictures = ArrayPictures(np.zeros((2, 4, 5, 3), np.uint8))

@@ -13,8 +13,9 @@ from torch.autograd import Function
 
 from tsallis.functional.losses import check_reduction, class_rows, reduce
 from tsallis.functional.rows import alpha_number, as_rows, check_floating, kernels_for, result_dtype
-from tsallis.kernels import autograd, eager
-from tsallis.kernels.transforms import consecutive, differentiable, traced, widen
+from tsallis.ops import eager
+from tsallis.ops.autograd import rows as autograd
+from tsallis.ops.transforms import consecutive, differentiable, traced, widen
 
 
 def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) -> Tensor:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from tsallis.functional.rows import alpha_number, autocast_enabled, check_floating, number
-from tsallis.kernels import attention, attention_traced, cpu, dispatch, tracing
-from tsallis.kernels.alphas import Alpha, check_alpha, extremes
-from tsallis.kernels.attention import Problem
-from tsallis.kernels.transforms import (
+from tsallis.ops import backend, cpu, tracing
+from tsallis.ops.alphas import Alpha, check_alpha, extremes
+from tsallis.ops.autograd import attention, attention_traced
+from tsallis.ops.autograd.attention import Problem
+from tsallis.ops.transforms import (
     compiling,
     forward_mode,
     operators_only,
@@ -204,7 +205,7 @@ def _compiled(q: Tensor, k: Tensor, v: Tensor, alpha: Alpha) -> bool:
         else:  # one that can't be looked at now is checked when its numbers are known
             small = traced() or without_numbers(alpha) or extremes(alpha)[1] <= 2
         return small and not forward_mode() and q.device.type == "cpu" and q.numel() > 0 and _cpu_asked_for()
-    return dispatch.compiled(alpha, q, k, v)
+    return backend.compiled(alpha, q, k, v)
 
 
 def _as_operator(q: Tensor) -> bool:
@@ -241,26 +242,26 @@ def _for_gpu(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 def _gpu() -> ModuleType:
     """Triton's kernels, imported when they are first needed."""
-    from tsallis.kernels.gpu import attention_front
+    from tsallis.ops.triton.attention import operators
 
-    return attention_front
+    return operators
 
 
 @tracing.constant
 def _gpu_asked_for(device: str) -> bool:
-    wanted = dispatch.wanted()
+    wanted = backend.wanted()
     if device == "cpu" and wanted != "triton":
         return False
     there = torch.cuda.is_available()
     # Tensors on the CPU are computed by the interpreter, where there is no GPU.
     if device != ("cuda" if there else "cpu") or (wanted != "triton" and (wanted != "auto" or not there)):
         return False
-    return dispatch.triton_status()[0] and _gpu() is not None  # a tracer finds the operators from now on
+    return backend.triton_status()[0] and _gpu() is not None  # a tracer finds the operators from now on
 
 
 @tracing.constant
 def _cpu_asked_for() -> bool:
-    return dispatch.wanted() in ("auto", "cpu") and cpu.status().available
+    return backend.wanted() in ("auto", "cpu") and cpu.status().available
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:

@@ -15,8 +15,8 @@ from tsallis.functional.rows import (
     number,
     result_dtype,
 )
-from tsallis.kernels.alphas import Alpha
-from tsallis.kernels.linear import Layer, linear_loss
+from tsallis.ops.alphas import Alpha
+from tsallis.ops.autograd.linear import Layer, linear_loss
 
 
 def linear_entmax_loss(

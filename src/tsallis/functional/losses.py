@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from tsallis.functional.rows import Rows, alpha_rows, as_rows, kernels_for
-from tsallis.kernels import autograd, eager
-from tsallis.kernels.alphas import Alpha
-from tsallis.kernels.transforms import traced, without_numbers
+from tsallis.ops import eager
+from tsallis.ops.alphas import Alpha
+from tsallis.ops.autograd import rows as autograd
+from tsallis.ops.transforms import traced, without_numbers
 
 REDUCTIONS = ("mean", "sum", "none")
 

@@ -19,9 +19,10 @@ from tsallis.functional.rows import (
     number,
     result_dtype,
 )
-from tsallis.kernels import autograd, cpu, eager
-from tsallis.kernels.alphas import Alpha
-from tsallis.kernels.transforms import widen
+from tsallis.ops import cpu, eager
+from tsallis.ops.alphas import Alpha
+from tsallis.ops.autograd import rows as autograd
+from tsallis.ops.transforms import widen
 
 
 def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tsallis.kernels import cpu, dispatch
-from tsallis.kernels.alphas import Alpha
-from tsallis.kernels.transforms import forward_mode, traced, widen, without_numbers
+from tsallis.ops import backend, cpu
+from tsallis.ops.alphas import Alpha
+from tsallis.ops.transforms import forward_mode, traced, widen, without_numbers
 
 _NUMBERS = (Real, torch.SymFloat, torch.SymInt)  # numpy's are among the real ones, and a tracer's are not
 
@@ -65,8 +65,8 @@ def kernels_for(scores: Tensor, alpha: Alpha) -> ModuleType | None:
     if not isinstance(scores, Tensor) or scores.dim() == 0:
         return None
     if isinstance(alpha, Tensor):
-        return dispatch.kernels(scores, alpha) if alpha.numel() and alpha.is_floating_point() else None
-    return dispatch.kernels(scores, alpha if type(alpha) is float else number("alpha", alpha))
+        return backend.kernels(scores, alpha) if alpha.numel() and alpha.is_floating_point() else None
+    return backend.kernels(scores, alpha if type(alpha) is float else number("alpha", alpha))
 
 
 def check_floating(scores: Tensor, name: str = "scores") -> None:

@@ -14,7 +14,7 @@ from tsallis.continuous import Density, Elliptical, Interval, cell_masses
 from tsallis.continuous.moments import Matching
 from tsallis.models.checks import check_attending, check_counts
 from tsallis.nn import ContinuousAttention1d, OutputLayer
-from tsallis.nn.continuous_core import cell_edges, map_alpha
+from tsallis.nn.continuous_attention.core import cell_edges, map_alpha
 from tsallis.nn.dropout import Dropout
 
 INITIAL = 0.1  # parameters start uniform in [-0.1, 0.1]

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from tsallis import functional
 from tsallis.continuous import Density, Elliptical, grid_masses, image_basis
 from tsallis.continuous.moments import Matching
-from tsallis.kernels.autograd import widen
 from tsallis.models.checks import check_attending, check_counts
-from tsallis.models.images import ImageGrid
+from tsallis.models.image_encoder import ImageGrid
 from tsallis.nn import ContinuousAttention2d, OutputLayer, TransformerDecoderLayer, TransformerEncoderLayer
-from tsallis.nn.continuous_core import map_alpha
+from tsallis.nn.continuous_attention.core import map_alpha
 from tsallis.nn.dropout import Dropout
+from tsallis.ops.autograd.rows import widen
 
 VARIANCES = {"image": 0.01, "image-paper": 0.001}  # of the basis functions
 # Martins et al. 2020, table 5 and sec. 4; the penalty, and no positions, are from the authors' program.
@@ -111,7 +111,8 @@ class VisualAnswerer(nn.Module):
         d_embedding: size of the embeddings; by default `d_model`.
         d_flat: size of the network that makes scores; by default `d_model`.
         d_fused: size of what answers are chosen by; by default 2 `d_model`.
-        image: "cnn" for pictures, or "features" of another network, see :class:`tsallis.models.images.ImageGrid`.
+        image: "cnn" for pictures, or "features" of another network, see
+            :class:`tsallis.models.image_encoder.ImageGrid`.
         d_image: channels of a picture, or size of the features.
         stages: convolutions of "cnn"; each halves height and width.
         positions: tell the layers where on the grid a state stands.

@@ -1,13 +1,17 @@
 """Modules: the maps and losses, attention, Transformer layers, and the output layer."""
 
 from tsallis.nn.alpha import PerHeadAlpha
-from tsallis.nn.attention import GlobalAttention
-from tsallis.nn.cache import KeyValueCache
-from tsallis.nn.continuous import ContinuousAttention1d, ContinuousAttention2d, ContinuousGlobalAttention
+from tsallis.nn.continuous_attention.layers import (
+    ContinuousAttention1d,
+    ContinuousAttention2d,
+    ContinuousGlobalAttention,
+)
+from tsallis.nn.global_attention import GlobalAttention
+from tsallis.nn.kv_cache import KeyValueCache
 from tsallis.nn.maps import AlphaReLULoss, Entmax, EntmaxLoss, Sparsemax
-from tsallis.nn.multihead import AttentionStats, MultiheadAttention
+from tsallis.nn.multihead_attention import AttentionStats, MultiheadAttention
 from tsallis.nn.output import OutputLayer
-from tsallis.nn.transformer import TransformerDecoderLayer, TransformerEncoderLayer
+from tsallis.nn.transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
 
 __all__ = [
     "AlphaReLULoss",

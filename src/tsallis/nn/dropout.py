@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from tsallis.kernels import cpu, dispatch
-from tsallis.kernels.autograd import differentiable, traced
+from tsallis.ops import backend, cpu
+from tsallis.ops.autograd.rows import differentiable, traced
 
 EXACT = (torch.float32, torch.float64)
 
@@ -43,7 +43,7 @@ def dropout_mask(shape: Sequence[int], p: float, like: Tensor) -> Tensor:
 
 def _kernels(x: Tensor) -> bool:
     wanted = x.dtype in EXACT and not traced() and torch.autograd.forward_ad._current_level < 0
-    return wanted and dispatch.compiled(1.0, x.detach())
+    return wanted and backend.compiled(1.0, x.detach())
 
 
 def _seed() -> int:

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from tsallis import functional
 from tsallis.functional.losses import check_reduction
 from tsallis.functional.rows import alpha_number
-from tsallis.kernels.alphas import Alpha
 from tsallis.nn.output import transform_alpha
+from tsallis.ops.alphas import Alpha
 
 
 def _hold(module: nn.Module, name: str, value: Alpha) -> None:

@@ -1,9 +1,9 @@
 """Figures: what attention looks at in texts, images and translations, drawn with matplotlib."""
 
-from tsallis.report.alphas import learned_alphas
-from tsallis.report.canvas import save
+from tsallis.report.alpha_figure import learned_alphas
+from tsallis.report.heatmap import attention_matrix, matrix_panels
 from tsallis.report.image import image_attention, image_panels
-from tsallis.report.matrix import attention_matrix, matrix_panels
+from tsallis.report.style import save
 from tsallis.report.text import text_attention, text_panels
 from tsallis.report.views import View
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tsallis.continuous import Density, Mixture
-from tsallis.report import canvas
-from tsallis.report.canvas import GREY, INK, SIZE, SMALL, WIDTH
+from tsallis.report import style
+from tsallis.report.style import GREY, INK, SIZE, SMALL, WIDTH
 from tsallis.report.views import Index, View, check_weights, numbers, one_of, outlines
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def image_attention(
     found = None if density is None else one_of(density, index, 2)
     if ax is None:
         shape = picture.shape[0] / picture.shape[1]
-        ax = canvas.blank(4.0, min(max(4.0 * shape, 1.0), 8.0) + 0.6).add_subplot()
+        ax = style.blank(4.0, min(max(4.0 * shape, 1.0), 8.0) + 0.6).add_subplot()
     _draw(ax, picture, view, cells, found)
     return ax
 
@@ -112,10 +112,10 @@ def image_panels(
     picture = _picture(image)
     columns = max(1, min(columns, len(views) + 1))
     plan = _Plan(picture, len(views) + 1, columns, width, question, bool(answers))
-    figure = canvas.blank(width, plan.height, constrained=False)
+    figure = style.blank(width, plan.height, constrained=False)
     if plan.question:
         figure.text(
-            EDGE / width, 1 - EDGE / plan.height, plan.question, ha="left", va="top", **canvas.lettering(SIZE + 1)
+            EDGE / width, 1 - EDGE / plan.height, plan.question, ha="left", va="top", **style.lettering(SIZE + 1)
         )
     first = figure.add_axes(plan.box(0))
     _draw(first, picture, View("image"), None, None)
@@ -125,8 +125,8 @@ def image_panels(
         density = None if view.density is None else one_of(view.density, view.index, 2)
         _draw(ax, picture, view, cells, density, ANSWER if answers else 0.0)
         if answers:
-            answer = canvas.shorten(answers[number], 30)
-            ax.set_xlabel(answer, labelpad=9, loc="left", va="baseline", **canvas.lettering(SIZE))
+            answer = style.shorten(answers[number], 30)
+            ax.set_xlabel(answer, labelpad=9, loc="left", va="baseline", **style.lettering(SIZE))
     if views:
         _bar(figure, plan)
     return figure
@@ -141,8 +141,8 @@ class _Plan:
         room = (width - EDGE - SCALE) / columns
         self.side = room - EDGE
         self.tall = self.side * picture.shape[0] / picture.shape[1]
-        self.below = LEGEND + ANSWER / canvas.POINTS * answered
-        asked = canvas.wrapped(question, (width - 2 * EDGE) * canvas.POINTS, SIZE + 1) if question.strip() else ""
+        self.below = LEGEND + ANSWER / style.POINTS * answered
+        asked = style.wrapped(question, (width - 2 * EDGE) * style.POINTS, SIZE + 1) if question.strip() else ""
         self.question = asked
         self.asked = 0.2 * (asked.count("\n") + 1) + EDGE if asked else 0.0
         self.height = self.asked + self.rows * (TITLE + self.tall + self.below)
@@ -195,7 +195,7 @@ def _cells(weights: Any, grid: tuple[int, int] | None) -> Tensor:
 
 
 def _colours() -> ListedColormap:
-    return canvas.shades("inferno", 0.12, 0.97)
+    return style.shades("inferno", 0.12, 0.97)
 
 
 def _draw(
@@ -203,7 +203,7 @@ def _draw(
 ) -> None:
     """`drop`: points that are left free between image and legend."""
     height, width = picture.shape[:2]
-    canvas.quiet(ax)
+    style.quiet(ax)
     covered = cells is not None or density is not None
     if covered:  # in grey: a colour is then one of attention alone
         grey = picture @ torch.tensor([0.299, 0.587, 0.114], dtype=picture.dtype)
@@ -215,14 +215,14 @@ def _draw(
     if density is not None:
         handles += _draw_density(ax, density)
     ax.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[])
-    canvas.heading(ax, view.title, pad=4.0, width=canvas.points_wide(ax))
+    style.heading(ax, view.title, pad=4.0, width=style.points_wide(ax))
     if handles:
         from matplotlib.transforms import ScaledTranslation
 
-        shift = ScaledTranslation(0, -drop / canvas.POINTS, canvas.whole(ax).dpi_scale_trans)
+        shift = ScaledTranslation(0, -drop / style.POINTS, style.whole(ax).dpi_scale_trans)
         ax.legend(
             handles=handles,
-            prop={"family": canvas.families(), "size": SMALL},
+            prop={"family": style.families(), "size": SMALL},
             loc="upper left",
             bbox_to_anchor=(0, 0),
             bbox_transform=ax.transAxes + shift,
@@ -320,4 +320,4 @@ def _bar(figure: Figure, plan: _Plan) -> None:
     bar = figure.colorbar(ScalarMappable(Normalize(0, 1), _colours()), cax=figure.add_axes(plan.bar()), alpha=VEIL)
     bar.set_ticks([0, 1], labels=["0", "largest"])
     bar.outline.set_visible(False)
-    bar.ax.tick_params(length=0, labelsize=SMALL, labelcolor=GREY, labelfontfamily=canvas.families())
+    bar.ax.tick_params(length=0, labelsize=SMALL, labelcolor=GREY, labelfontfamily=style.families())

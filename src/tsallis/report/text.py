@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from tsallis.continuous import Density
-from tsallis.report import canvas, page
-from tsallis.report.canvas import DENSITY, FAINT, GREY, INK, POINTS, SMALL, WEIGHTS, WIDTH
-from tsallis.report.marks import note, tallest, underline
+from tsallis.report import style, text_page
+from tsallis.report.annotations import note, tallest, underline
+from tsallis.report.style import DENSITY, FAINT, GREY, INK, POINTS, SMALL, WEIGHTS, WIDTH
 from tsallis.report.views import Index, View, check_weights, check_words, curve, intervals, one_of, word_masses
 
 if TYPE_CHECKING:
@@ -69,16 +69,16 @@ def text_attention(
     words, view = check_words(words), View(title, weights, density, index)
     _check(words, [view])
     if _as_page(layout, len(words), 1):
-        return page.draw(words, view, ax)
-    canvas.require()
+        return text_page.draw(words, view, ax)
+    style.require()
     own = ax is None
-    shown = _labels(words, [view], canvas.points_wide(ax) if ax is not None else _inside(WIDTH))
+    shown = _labels(words, [view], style.points_wide(ax) if ax is not None else _inside(WIDTH))
     if ax is None:
-        ax = canvas.blank(WIDTH, ROOM + shown.height).add_subplot()
+        ax = style.blank(WIDTH, ROOM + shown.height).add_subplot()
     _panel(ax, len(words), view)
     _write(ax, shown)
     if own:
-        ax.set_ylabel("weight", **canvas.lettering(SMALL, GREY))
+        ax.set_ylabel("weight", **style.lettering(SMALL, GREY))
     return ax
 
 
@@ -115,11 +115,11 @@ def text_panels(
         raise ValueError("there is nothing to draw: views is empty")
     _check(words, views)
     if _as_page(layout, len(words), len(views)):
-        return page.draw_all(words, views, min(len(views), 2) if columns is None else columns, width)
+        return text_page.draw_all(words, views, min(len(views), 2) if columns is None else columns, width)
     count = max(1, min(columns or 1, len(views)))
     rows = -(-len(views) // count)
     shown = _labels(words, views, _inside(width) / count)
-    figure = canvas.blank(width, rows * ROOM + shown.height)
+    figure = style.blank(width, rows * ROOM + shown.height)
     tops = [tallest(len(words), view) for view in views]
     if same_scale or (same_scale is None and max(tops) < ALIKE * min(tops)):
         tops = [max(tops)] * len(tops)
@@ -129,7 +129,7 @@ def text_panels(
         if place + count >= len(views):  # nothing below
             _write(ax, shown)
         if not place % count:
-            ax.set_ylabel("weight", **canvas.lettering(SMALL, GREY))
+            ax.set_ylabel("weight", **style.lettering(SMALL, GREY))
     return figure
 
 
@@ -158,7 +158,7 @@ def _panel(ax: Axes, count: int, view: View, top: float | None = None) -> None:
     """Bars and curve with what is above zero, without the words."""
     from matplotlib.ticker import MaxNLocator
 
-    canvas.quiet(ax, ("bottom",))
+    style.quiet(ax, ("bottom",))
     ax.set_xlim(0, 1)
     ax.set_ylim(0, 1.05 * (top or tallest(count, view)))
     ax.set_xticks([])
@@ -170,7 +170,7 @@ def _panel(ax: Axes, count: int, view: View, top: float | None = None) -> None:
         _draw_weights(ax, check_weights(view.weights, (count,), "word"))
     if view.density is not None:
         _draw_density(ax, one_of(view.density, view.index, 1), count, 7.0 if both else 3.0)
-    canvas.heading(ax, view.title, note(view, count))
+    style.heading(ax, view.title, note(view, count))
 
 
 def _draw_weights(ax: Axes, weights: Tensor) -> None:
@@ -238,9 +238,9 @@ class _Labels:
     """Words under a line: which of them, how they are turned, and the height they take."""
 
     def __init__(self, words: Sequence[str], reached: Tensor, chosen: Sequence[int], angle: int) -> None:
-        self.items = [(i, canvas.shorten(words[i]), bool(reached[i])) for i in chosen]
+        self.items = [(i, style.shorten(words[i]), bool(reached[i])) for i in chosen]
         self.count, self.angle = len(words), angle
-        longest = max(canvas.text_width(text, SMALL) for _, text, _ in self.items)
+        longest = max(style.text_width(text, SMALL) for _, text, _ in self.items)
         slope = {0: 0.0, 45: 0.72, 90: 1.0}[angle]
         self.height = (longest * slope + 14) / POINTS  # inches
 
@@ -251,7 +251,7 @@ def _labels(words: Sequence[str], views: Sequence[View], width: float) -> _Label
     masses = torch.stack([word_masses(view, count) for view in views]).amax(0)
     cell = width / count
     everything = range(count)
-    if max(canvas.text_width(canvas.shorten(word), SMALL) for word in words) <= cell - 3:
+    if max(style.text_width(style.shorten(word), SMALL) for word in words) <= cell - 3:
         return _Labels(words, masses > 0, everything, 0)
     if cell >= PITCH:
         return _Labels(words, masses > 0, everything, 45 if cell >= 1.6 * PITCH else 90)
@@ -276,5 +276,5 @@ def _write(ax: Axes, labels: _Labels) -> None:
             ha="center" if labels.angle != 45 else "right",
             va={0: "baseline", 45: "center_baseline", 90: "top"}[labels.angle],
             annotation_clip=False,
-            **canvas.lettering(SMALL if not flat else canvas.SIZE - 0.5, INK if reached else GREY),
+            **style.lettering(SMALL if not flat else style.SIZE - 0.5, INK if reached else GREY),
         )

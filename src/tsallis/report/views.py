@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tsallis.continuous import Density, Ellipse, Elliptical, Interval, Mixture, cell_masses
-from tsallis.continuous.beta import BetaGaussian
+from tsallis.continuous.densities.beta_gaussian import BetaGaussian
 
 Index = int | tuple[int, ...]
 FAR = 6.0  # standard deviations within which a density without an end is drawn finely

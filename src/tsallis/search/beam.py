@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from tsallis.data.vocabulary import BOS
-from tsallis.models.decoder import Decoder
-from tsallis.search.hypothesis import Result
-from tsallis.search.steps import Expansion, Prefix, Search, advance, at_least_one, evaluating, nth_best, step_limit
+from tsallis.models.protocol import Decoder
+from tsallis.search.certificate import Result
+from tsallis.search.step import Expansion, Prefix, Search, advance, at_least_one, evaluating, nth_best, step_limit
 
 SORTED = 4096  # of more symbols only the largest are found: ties among vocabularies of words do not matter
 
@@ -48,7 +48,7 @@ def beam_search(
     not normalised (alpha-ReLU) may grow with length: none of their prefixes leaves before the length limit.
 
     Args:
-        model: anything with the decoder protocol of :mod:`tsallis.models.decoder`.
+        model: anything with the decoder protocol of :mod:`tsallis.models.protocol`.
         src: [batch, src] symbols.
         src_lengths: [batch] their counts.
         beam_size: prefixes kept a source.

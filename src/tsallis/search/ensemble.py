@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tsallis.models.decoder import Decoded, Decoder, Step
+from tsallis.models.protocol import Decoded, Decoder, Step
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tsallis.models.decoder import Decoder, join
-from tsallis.search.hypothesis import Result
-from tsallis.search.steps import Expansion, Prefix, Search, advance, at_least_one, evaluating, nth_best, step_limit
+from tsallis.models.protocol import Decoder, join
+from tsallis.search.certificate import Result
+from tsallis.search.step import Expansion, Prefix, Search, advance, at_least_one, evaluating, nth_best, step_limit
 
 CHUNK = 16  # prefixes of a source expanded together; whatever the batch, so that results don't depend on it
 WINDOW = 16  # sources searched together: each may have to hold the states of `budget` prefixes
@@ -80,7 +80,7 @@ def exhaustive(
     Memory grows with the states of the prefixes that are open, at most `budget` of each of 16 sources.
 
     Args:
-        model: anything with the decoder protocol of :mod:`tsallis.models.decoder`.
+        model: anything with the decoder protocol of :mod:`tsallis.models.protocol`.
         src: [batch, src] symbols.
         src_lengths: [batch] their counts.
         budget: prefixes expanded a source, at most.

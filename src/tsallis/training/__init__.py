@@ -2,7 +2,7 @@
 
 from tsallis.training.checkpoint import Checkpoints
 from tsallis.training.log import Log
-from tsallis.training.loop import Progress, Settings, Trainer
-from tsallis.training.run import Run, load_run
+from tsallis.training.run_folder import Run, load_run
+from tsallis.training.trainer import Progress, Settings, Trainer
 
 __all__ = ["Checkpoints", "Log", "Progress", "Run", "Settings", "Trainer", "load_run"]

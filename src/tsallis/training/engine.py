@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 from tsallis.data.batching import IGNORED, Batch, counted
 from tsallis.errors import InputError
 from tsallis.nn import PerHeadAlpha
-from tsallis.training.world import World
+from tsallis.training.distributed import World
 
 STRATEGIES = ("ddp", "fsdp")
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}

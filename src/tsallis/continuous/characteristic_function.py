@@ -1,0 +1,136 @@
+"""Characteristic functions of beta-Gaussians on the line and in the plane: Bessel functions, looked up in a table."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from tsallis.continuous.quadrature import gauss_jacobi
+from tsallis.continuous.quadrature_sizes import Growth, Weighted, points_for
+
+PANEL, PANEL_POINTS = 4.0, 26  # Chebyshev interpolation on pieces as long as this is exact to rounding
+LINES_PER_UNIT = 256  # in float32: straight lines between so many values, 5e-7 off at most
+CELLS_PER_UNIT, DEGREE = 8, 7  # in float64: polynomials of this degree
+LONGEST = 1024.0  # where tables end at most
+
+
+class Table(NamedTuple):
+    """A function of z from 0 by polynomials on cells of one length."""
+
+    coefficients: tuple[Tensor, ...]  # each [cells], of rising powers of the place in a cell, from 0 to 1
+    per_unit: int
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """At z [...], not NaN; beyond the end what is there."""
+        last = len(self.coefficients[0]) * (1 - torch.finfo(z.dtype).eps)
+        place = (z.reshape(-1) * self.per_unit).clamp_(max=last)
+        cell = place.int()
+        place.frac_()
+        value = self.coefficients[-1].index_select(0, cell)
+        for coefficient in self.coefficients[-2::-1]:
+            value = value.mul_(place).add_(coefficient.index_select(0, cell))
+        return value.view(z.shape)
+
+
+def _nodes(points: int, degree: int) -> tuple[Tensor, Tensor]:
+    """Chebyshev nodes on [0, 1], and Vandermonde's matrix of `degree + 1` nodes that has its ends among them."""
+    inner = torch.cos((torch.arange(points, dtype=torch.float64, device="cpu") + 0.5) * (math.pi / points))
+    ends = torch.arange(degree + 1, dtype=torch.float64, device="cpu") / max(degree, 1)
+    return (1 - inner) / 2, (1 - torch.cos(ends * math.pi)) / 2
+
+
+def _interpolation(at: Tensor, nodes: Tensor) -> Tensor:
+    """What turns values at Chebyshev nodes into values elsewhere, on [0, 1]: [at, nodes]."""
+    degree = torch.arange(len(nodes), dtype=torch.float64, device="cpu")
+
+    def polynomials(x: Tensor) -> Tensor:
+        return torch.cos(torch.acos((2 * x - 1).clamp(-1, 1)).unsqueeze(-1) * degree)
+
+    found: Tensor = torch.linalg.solve(polynomials(nodes).mT, polynomials(at).mT).mT
+    return found
+
+
+@lru_cache(maxsize=64)
+def table(order: float, end: float, dtype: torch.dtype, device: torch.device) -> Table:
+    r"""Of :math:`{}_0F_1(; b; -z^2/4)`, `order` b above 1, for z up to `end`."""
+    with torch.inference_mode(False), torch.no_grad():
+        per_unit, degree = (CELLS_PER_UNIT, DEGREE) if dtype == torch.float64 else (LINES_PER_UNIT, 1)
+        panels, cells = math.ceil(end / PANEL), int(PANEL) * per_unit
+        nodes, places = _nodes(PANEL_POINTS, degree)
+        z = (torch.arange(panels, dtype=torch.float64, device="cpu").unsqueeze(-1) + nodes) * PANEL
+        # The expectation of cos(z t) under the density of t, proportional to (1 - t²)^(b - 3/2).
+        t, w = gauss_jacobi(points_for(Weighted(1.0), Growth(end, 0.0), 1e-16), order - 1.5, order - 1.5)
+        values = torch.cos(z.unsqueeze(-1) * t) @ w  # [panels, nodes]
+        at = (torch.arange(cells, dtype=torch.float64, device="cpu").unsqueeze(-1) + places) / cells
+        fine = (values @ _interpolation(at.flatten(), nodes).mT).view(-1, degree + 1)  # [cells of all panels, places]
+        power = places.unsqueeze(-1) ** torch.arange(degree + 1, device="cpu")
+        found = torch.linalg.solve(power, fine.mT).to(device=device, dtype=dtype)
+        return Table(tuple(row.contiguous() for row in found), per_unit)
+
+
+def characteristic(squared: Tensor, order: float, end: float) -> Tensor:
+    r""":math:`{}_0F_1(; b; -x/4)`, differentiable to every order: the characteristic function of a beta-Gaussian.
+
+    Of the density :math:`\propto (1 - |u|^2)_+^{b-1-n/2}` in n dimensions at frequencies k with :math:`x = |k|^2`.
+
+    Args:
+        squared: x [...], not negative and not NaN.
+        order: b, above 1; 3 at alpha 2.
+        end: where the table ends: the largest square root of x.
+
+    Example:
+        >>> value = characteristic(torch.tensor([0.0, 1.0], dtype=torch.float64), 2.0, 4.0)
+        >>> [round(v, 6) for v in value.tolist()]  # 2 J1(1) = 0.880101
+        [1.0, 0.880101]
+    """
+    return cast(Tensor, _Characteristic.apply(squared, order, end))
+
+
+def characteristic_of_rows(squared: Tensor, order: float) -> Tensor:
+    """The same for any x [...], however large; NaN where one is not finite."""
+    whole = squared.isfinite()
+    x = torch.where(whole, squared, 0)
+    end = math.sqrt(float(x.detach().amax())) if x.numel() else 0.0
+    if end <= LONGEST:
+        value = characteristic(x, order, table_end(end))
+    else:
+        near = x <= LONGEST**2
+        value = torch.where(
+            near, characteristic(torch.where(near, x, 0), order, LONGEST), _far(torch.where(near, LONGEST**2, x), order)
+        )
+    return torch.where(whole, value, math.nan)
+
+
+def table_end(z: float) -> float:
+    """Up to one of a few numbers, so that few tables are ever made."""
+    return float(2 ** (math.ceil(math.log2(max(z, 8)) * 2) / 2))
+
+
+def _far(squared: Tensor, order: float) -> Tensor:
+    """Hankel's expansion for large arguments; where it needs further terms, next to nothing is left of the function."""
+    z, nu = squared.sqrt(), order - 1
+    log_size = math.lgamma(order) + (order - 0.5) * torch.log(2 / z) - math.log(math.pi) / 2
+    phase = z - (nu / 2 + 0.25) * math.pi
+    terms = [torch.ones_like(z)]
+    for k in range(1, 6):
+        terms.append(terms[-1] * (4 * nu * nu - (2 * k - 1) ** 2) / (8 * k * z))
+    even, odd = terms[0] - terms[2] + terms[4], terms[1] - terms[3] + terms[5]
+    return torch.exp(log_size) * (even * phase.cos() - odd * phase.sin())
+
+
+class _Characteristic(Function):
+    @staticmethod
+    def forward(ctx: Any, squared: Tensor, order: float, end: float) -> Tensor:
+        ctx.save_for_backward(squared)
+        ctx.order, ctx.end = order, end
+        return table(order, end, squared.dtype, squared.device)(squared.sqrt())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (squared,) = ctx.saved_tensors
+        return grads[0] * characteristic(squared, ctx.order + 1, ctx.end) * (-0.25 / ctx.order), None, None

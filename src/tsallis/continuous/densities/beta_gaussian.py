@@ -1,0 +1,244 @@
+"""The standardised beta-Gaussian of any alpha from 1 in any number of dimensions, smooth in alpha."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tsallis.continuous import quadrature as rules
+from tsallis.continuous import quadrature_sizes
+from tsallis.continuous.characteristic_function import characteristic_of_rows
+from tsallis.continuous.densities.base import Shape, cholesky, log_det, one_number
+from tsallis.continuous.quadrature import Rule, expm1_ratio, log1p_ratio
+from tsallis.continuous.quadrature_sizes import Growth
+from tsallis.ops.autograd.rows import traced
+
+
+def _over_matrix(x: Tensor, dims: int) -> Tensor:
+    return x if dims == 1 else x[..., None, None]
+
+
+# Below this alpha a Gauss-Jacobi rule needs as many points as a Gauss-Hermite one, and those of sines fewer.
+NEARLY_GAUSSIAN = 1.02
+
+
+class Constants(NamedTuple):
+    """What a beta-Gaussian of some alpha in n dimensions is made of; smooth in alpha, at 1 too."""
+
+    alpha: Tensor
+    eps: Tensor  # alpha - 1
+    peak: Tensor  # logarithm of the standardised density at 0
+    bend: Tensor  # the squared reach times eps: (n + 2) eps + 2
+
+
+def _half_step(alpha: Tensor, eps: Tensor) -> Tensor:
+    r""":math:`\log\Gamma(x + 1/2) - \log\Gamma(x) - \frac12 \log(x / \alpha)` at x = alpha / eps.
+
+    Where x is large by its asymptotic series.
+    """
+    inverse = eps / alpha
+    near = inverse < 0.05
+    y = torch.where(near, inverse, 0)
+    coefficients = (-1 / 8, 1 / 192, -1 / 640, 17 / 14336, -31 / 18432)
+    series = sum(c * y ** (2 * i + 1) for i, c in enumerate(coefficients))
+    x = 1 / torch.where(near, 0.5, inverse)
+    direct = torch.lgamma(x + 0.5) - torch.lgamma(x) - torch.log(x) / 2
+    return torch.where(near, series, direct) + torch.log(alpha) / 2
+
+
+def beta_constants(alpha: Tensor, dims: int) -> Constants:
+    """For alphas from 1, in float64."""
+    eps = alpha - 1
+    bend = (dims + 2) * eps + 2
+    growth = torch.zeros_like(alpha) if dims % 2 == 0 else _half_step(alpha, eps)
+    for j in range(1, dims // 2 + 1):
+        growth = growth + torch.log1p((j + dims % 2 / 2) * eps)
+    peak = growth - dims / 2 * torch.log(math.pi * bend)
+    return Constants(alpha, eps, peak, bend)
+
+
+@lru_cache(maxsize=256)
+def _beta_numbers(alpha: float, dims: int) -> tuple[float, float]:
+    with torch.inference_mode(False), torch.no_grad():
+        found = beta_constants(torch.tensor(alpha, dtype=torch.float64, device="cpu"), dims)
+        return float(found.peak), float(found.bend)
+
+
+class BetaGaussian:
+    r"""The standardised beta-Gaussian, :math:`\propto (1 - |u|^2/c^2)_+^{1/(\alpha-1)}`; the normal density at 1."""
+
+    def __init__(self, alpha: float | Tensor, dims: int) -> None:
+        self.dims = dims
+        self.given: float | Tensor = alpha if isinstance(alpha, Tensor) else float(alpha)
+        self.number = None if isinstance(alpha, Tensor) else float(alpha)
+
+    def constants(self, like: Tensor) -> Constants:
+        """In float64."""
+        if isinstance(self.given, Tensor):
+            return beta_constants(self.given.to(device=like.device, dtype=torch.float64), self.dims)
+        peak, bend = _beta_numbers(self.given, self.dims)
+        numbers = torch.tensor((self.given, self.given - 1, peak, bend), dtype=torch.float64, device=like.device)
+        return Constants(*numbers.unbind())
+
+    def alpha(self, like: Tensor) -> float | Tensor:
+        return self.given
+
+    def reach(self, like: Tensor) -> float | Tensor:
+        if not isinstance(self.given, Tensor):
+            return math.sqrt(rules.squared_reach(self.given, self.dims))
+        c = self.constants(like)
+        bounded = c.eps > 0
+        return torch.where(bounded, c.bend / torch.where(bounded, c.eps, 1), math.inf).sqrt().to(like)
+
+    def factor(self, scale: Tensor) -> Tensor:
+        root = cholesky(scale, self.dims)
+        c, n = self.constants(scale), self.dims
+        inner = c.eps * c.peak + n / 2 * c.eps * torch.log(c.bend) + math.log(2) - c.eps * log_det(root, n)
+        log_ratio = inner * 2 / (2 + n * c.eps) - torch.log(c.bend)  # of covariance and scale
+        return root * _over_matrix(torch.exp(log_ratio / 2).to(scale), n)
+
+    def scale(self, factor: Tensor) -> Tensor:
+        c, n = self.constants(factor), self.dims
+        log_ratio = c.eps * (c.peak - log_det(factor, n)) + torch.log(2 / c.bend)
+        root = factor * _over_matrix(torch.exp(-log_ratio / 2).to(factor), n)
+        return root.square() if n == 1 else root @ root.mT
+
+    def _argument(self, squared: Tensor) -> tuple[Constants, Tensor, Tensor]:
+        """`-|u|²/c²` where it lies inside, 0 elsewhere, and where that is."""
+        c = Constants(*(x.to(squared) for x in self.constants(squared)))
+        x = -squared * (c.eps / c.bend)
+        inside = x > -1
+        return c, torch.where(inside, x, 0), inside
+
+    def log_density(self, squared: Tensor) -> Tensor:
+        c, x, inside = self._argument(squared)
+        value = c.peak - squared / c.bend * log1p_ratio(x)
+        return torch.where(inside, value, -math.inf).where(inside | ~squared.isnan(), squared)
+
+    def density(self, squared: Tensor) -> Tensor:
+        if self.number == 2:
+            peak, bend = _beta_numbers(2.0, self.dims)
+            return math.exp(peak) * (1 - squared / bend).clamp(min=0)
+        c, x, inside = self._argument(squared)
+        return torch.where(inside, torch.exp(c.peak - torch.where(inside, squared, 0) / c.bend * log1p_ratio(x)), 0)
+
+    def tsallis_entropy(self, log_det: Tensor) -> Tensor:
+        c, n = self.constants(log_det), self.dims
+        twice = n / (2 * c.alpha)
+        w = c.peak - log_det - twice * log1p_ratio(c.eps * twice)
+        return (-w / c.alpha * expm1_ratio(c.eps * w)).to(log_det)
+
+    def entropy(self, log_det: Tensor) -> Tensor:
+        c, n = self.constants(log_det), self.dims
+        # The power times digamma(x + n/2) - digamma(x), x = power + 1: in steps of 1, and a half one if n is odd.
+        total = sum((1 / (1 + (j + n % 2 / 2) * c.eps) for j in range(1, n // 2 + 1)), torch.zeros_like(c.eps))
+        if n % 2:
+            near = c.eps / c.alpha < 0.05
+            y = torch.where(near, c.eps / c.alpha, 0)
+            series = (1 / 2 + y / 8 - y**3 / 64 + y**5 / 128 - 17 / 2048 * y**7 + 31 / 2048 * y**9) / c.alpha
+            eps = torch.where(near, 1, c.eps)
+            x = c.alpha / eps
+            total = total + torch.where(near, series, (torch.digamma(x + 0.5) - torch.digamma(x)) / eps)
+        return (total - c.peak + log_det).to(log_det)
+
+    def marginal(self) -> BetaGaussian:
+        """That of one coordinate of the plane: as long, and falling half a power quicker."""
+        if self.dims != 2:
+            raise NotImplementedError(f"marginal densities are known of the plane, got {self.dims} dimensions")
+        eps = self.given - 1
+        return BetaGaussian(1 + eps / (1 + eps / 2), 1)
+
+    def sample(self, shape: Shape, like: Tensor) -> Tensor:
+        n = self.dims
+        if self.number == 1:
+            return torch.randn(*shape, *(() if n == 1 else (n,)), dtype=like.dtype, device=like.device)
+        c = self.constants(like)
+        event = (*shape, 1) if n == 1 else (*shape, n)
+        step = torch.randn(event, dtype=torch.float64, device=like.device)
+        if n == 2:  # the squared radius by the inverse of its distribution function
+            log_u = torch.log1p(-torch.rand(*shape, dtype=torch.float64, device=like.device))
+            squared = -c.bend / c.alpha * log_u * expm1_ratio(c.eps / c.alpha * log_u)
+            found: Tensor = (step / step.norm(dim=-1, keepdim=True) * squared.sqrt().unsqueeze(-1)).to(like)
+            return found
+        # |u|² / c² is beta(n/2, 1/eps + 1): a ratio of gammas, the second of which tends to 1 / eps.
+        power = 1 / c.eps.clamp(min=1e-12)
+        gamma = torch._standard_gamma((power + 1).expand(tuple(shape)).contiguous())
+        squared = step.square().sum(-1)
+        u = step * (c.bend / (c.eps * squared + 2 * gamma / power)).sqrt().unsqueeze(-1)
+        return u.to(like).squeeze(-1) if n == 1 else u.to(like)
+
+    def characteristic(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """By a table, for which numbers must be looked at."""
+        if self.number == 1:
+            return lambda squared: torch.exp(-squared / 2)
+        if self.number is None or self.number < NEARLY_GAUSSIAN or traced():
+            return None
+        squared_reach, order = rules.squared_reach(self.number, self.dims), self.dims / 2 + 1 + 1 / (self.number - 1)
+        return lambda squared: characteristic_of_rows(squared * squared_reach, order)
+
+    def rule(self, growth: Growth, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
+        if self.dims > 2:
+            raise NotImplementedError(f"quadrature is for the line and the plane, got {self.dims} dimensions")
+        if self.number == 1:
+            return _normal_rule(self.dims, growth, points, like)
+        if self.dims == 1:
+            error, _ = self._errors(like)
+            count = quadrature_sizes.enough(error, growth, like.dtype) if points is None else one_number(points)
+            return (
+                rules.beta_line(count, self.number) if self._jacobi else rules.sine_line(count, self._wide(like))
+            ).to(like)
+        if points is None:
+            points = quadrature_sizes.on_disk(*self._errors(like), growth, like.dtype)
+        rings, angles = points if isinstance(points, tuple) else (points, 2 * points)
+        if self._jacobi:
+            return rules.beta_disk(rings, angles, self.number).to(like)
+        return rules.sine_disk(rings, angles, self._wide(like)).to(like)
+
+    @property
+    def _jacobi(self) -> bool:
+        return self.number is not None and self.number >= NEARLY_GAUSSIAN
+
+    def _errors(self, like: Tensor) -> tuple[quadrature_sizes.Error, float]:
+        """Of a rule on the line or along a radius, and half of what it spans."""
+        if self._jacobi:
+            assert self.number is not None
+            span = min(math.sqrt(rules.squared_reach(self.number, self.dims)), quadrature_sizes.SPAN)
+            return quadrature_sizes.Weighted(span, 2 * self.dims), span
+        eps = self._least(like) - 1
+        # Seldom another number, that bounds are seldom computed anew; next to 1 there is no difference to 1.
+        eps = 2.0 ** (math.floor(math.log2(eps) * 8) / 8) if eps > 1e-6 else 1e-6
+        power = (eps + 2) / eps
+        end = math.pi / 2
+        if 1 / power <= rules.WHOLE:
+            end = math.asin(math.sqrt(-math.expm1(-2 * rules.TAIL / power)))
+        error = quadrature_sizes.Sines(power, end, math.sqrt(rules.squared_reach(1 + eps, self.dims)), self.dims == 2)
+        return error, error.span
+
+    def _wide(self, like: Tensor) -> Tensor:
+        """Alpha in float64."""
+        return torch.as_tensor(self.given, dtype=torch.float64, device=like.device)
+
+    def _least(self, like: Tensor) -> float:
+        """The smallest alpha, whose density has the longest support; 1 where numbers can't be looked at."""
+        if not isinstance(self.given, Tensor):
+            return self.given
+        if torch.compiler.is_compiling() or not self.given.numel():
+            return 1.0
+        least = float(self.given.detach().amin())
+        return least if 1 <= least < math.inf else 1.0
+
+
+def _normal_rule(dims: int, growth: Growth, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
+    make, best = quadrature_sizes.fewer(
+        {rules.gauss_hermite: quadrature_sizes.Hermite(), rules.gaussian_line: quadrature_sizes.Normal()},
+        growth,
+        like.dtype,
+    )
+    points = best if points is None else points
+    count = max(points) if isinstance(points, tuple) else points
+    return (make(count) if dims == 1 else rules.plane_of(make, count)).to(like)

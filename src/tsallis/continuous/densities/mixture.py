@@ -1,0 +1,217 @@
+"""Mixtures: attention with more than one place to look at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from tsallis.continuous.densities.elliptical import Density, Elliptical, Function, Points
+from tsallis.continuous.quadrature import expm1_ratio, gauss_legendre
+from tsallis.continuous.supports import Interval, Union
+from tsallis.functional.rows import check_floating
+from tsallis.ops.autograd.rows import widen
+
+PANEL = 48  # points of the rule between two places where some density of a mixture is not smooth
+MARKS = (2.0, 4.0, 8.0, 40.0)  # standard deviations; beyond the last nothing is left of a density
+
+
+class Mixture(Density):
+    r"""A weighted sum of densities, :math:`p(t) = \sum_k \pi_k\, p_k(t)`, of one family or of several.
+
+    Args:
+        weights: :math:`\pi` [..., K], non-negative and summing to 1, as softmax or sparsemax make them.
+        components: one density with the batch shape [..., K], or K densities with the batch shape [...].
+
+    Raises:
+        ValueError: weights and components that don't fit, or weights that are no probabilities.
+
+    Example:
+        >>> from tsallis.continuous import TruncatedParabola
+        >>> pair = TruncatedParabola(torch.tensor([0.2, 0.8]), torch.tensor(0.001))
+        >>> mixture = Mixture(torch.tensor([0.25, 0.75]), pair)
+        >>> mixture.mean, mixture.support.check(torch.tensor([0.2, 0.5]))
+        (tensor(0.6500), tensor([ True, False]))
+    """
+
+    has_rsample = False
+
+    def __init__(
+        self, weights: Tensor, components: Density | Sequence[Density], validate_args: bool | None = None
+    ) -> None:
+        check_floating(weights, "weights")
+        self.stacked = isinstance(components, Density)
+        self.parts: list[Density] = [components] if isinstance(components, Density) else list(components)
+        if weights.dim() == 0 or not self.parts:
+            raise ValueError("a mixture needs weights [..., K] and at least one component")
+        first = self.parts[0]
+        self.dims, event = first.dims, first.event_shape
+        if any(part.event_shape != event for part in self.parts):
+            raise ValueError(f"components must share a space, got {[part.dims for part in self.parts]} dimensions")
+        batch = torch.broadcast_shapes(*(part.batch_shape for part in self.parts))
+        count = weights.shape[-1]
+        if (self.stacked and batch[-1:] != (count,)) or (not self.stacked and len(self.parts) != count):
+            found = f"the batch shape {tuple(batch)}" if self.stacked else f"{len(self.parts)} components"
+            raise ValueError(f"weights of shape {tuple(weights.shape)} don't fit {found}")
+        batch = torch.broadcast_shapes(weights.shape[:-1], batch[:-1] if self.stacked else batch)
+        self.weights = widen(weights).expand(*batch, count)
+        self.parts = [part.expand((*batch, count) if self.stacked else batch) for part in self.parts]
+        if torch.compiler.is_compiling():
+            validate_args = False
+        super().__init__(batch, event, validate_args=validate_args)
+        if self._validate_args:
+            off = (self.weights.sum(-1) - 1).abs()
+            if bool((self.weights < 0).any()) or not bool((off < 1e-3).all()):
+                raise ValueError(
+                    f"weights must be non-negative and sum to 1, got {self.weights.reshape(-1, count)[0].tolist()}"
+                )
+
+    @property
+    def arg_constraints(self) -> dict[str, Any]:
+        return {}
+
+    def _gather(self, values: Sequence[Tensor], trailing: int) -> Tensor:
+        """Values of the parts with the component in front of `trailing` dimensions [..., K, *trailing]."""
+        return values[0] if self.stacked else torch.stack(list(values), values[0].dim() - trailing)
+
+    def _mix(self, values: Sequence[Tensor], trailing: int) -> Tensor:
+        together = self._gather(values, trailing)
+        weights = self.weights.reshape(self.weights.shape + (1,) * trailing)
+        return (weights * together).sum(-1 - trailing)
+
+    def _spread_out(self, t: Tensor) -> Tensor:
+        """Points as the components take them."""
+        return t.unsqueeze(-1 - len(self.event_shape)) if self.stacked else t
+
+    @property
+    def mean(self) -> Tensor:
+        return self._mix([part.mean for part in self.parts], len(self.event_shape))
+
+    @property
+    def covariance(self) -> Tensor:
+        """That of the components, on average, and that of their means."""
+        event = len(self.event_shape)
+        within = self._mix([part.covariance for part in self.parts], 2 * event)
+        means = self._gather([part.mean for part in self.parts], event)
+        apart = means - self.mean.unsqueeze(-1 - event)
+        outer = apart.square() if not event else apart.unsqueeze(-1) * apart.unsqueeze(-2)
+        return within + self._mix([outer] if self.stacked else outer.unbind(-1 - 2 * event), 2 * event)
+
+    @property
+    def variance(self) -> Tensor:
+        """[...], or the diagonal of the covariance [..., n]."""
+        return self.covariance if self.dims == 1 else self.covariance.diagonal(dim1=-2, dim2=-1)
+
+    @property
+    def support(self) -> Union:
+        """The union of the components' supports, also of those whose weight is zero."""
+        return Union([part.support for part in self.parts], self.stacked)  # type: ignore[misc]
+
+    @property
+    def alpha(self) -> float | Tensor | None:
+        """The components' alpha where they share one, else None."""
+        alphas = [part.alpha for part in self.parts if isinstance(part, (Elliptical, Mixture))]
+        same = not isinstance(alphas[0], Tensor) and all(not isinstance(a, Tensor) and a == alphas[0] for a in alphas)
+        return alphas[0] if same else None
+
+    def pdf(self, t: Tensor) -> Tensor:
+        points = self._spread_out(t)
+        return self._mix([part.pdf(points) for part in self.parts], 0)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """The logarithm of the density; -inf, with gradient zero, outside the support."""
+        points = self._spread_out(value)
+        logs = self._gather([part.log_prob(points) for part in self.parts], 0)
+        weights = self.weights
+        logs = logs + torch.where(weights > 0, torch.where(weights > 0, weights, 1).log(), -torch.inf)
+        inside = logs.amax(-1) > -torch.inf
+        return torch.where(inside, torch.where(inside.unsqueeze(-1), logs, 0).logsumexp(-1), -torch.inf)
+
+    def expect(self, function: Function, points: Points = None) -> Tensor:
+        """As of every density; each component by a rule of its own."""
+        values = [part.expect(function, points) for part in self.parts]
+        batch = len(self.batch_shape) + self.stacked
+        return self._mix(values, values[0].dim() - batch)
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
+        shape, event = torch.Size(sample_shape), len(self.event_shape)
+        drawn = self._gather([part.sample(shape) for part in self.parts], event)  # [*shape, ..., K, *event]
+        flat = self.weights.reshape(-1, self.weights.shape[-1])
+        count = max(shape.numel(), 1)
+        chosen = torch.multinomial(flat, count, replacement=True).T.reshape(shape + self.batch_shape)
+        index = chosen.reshape(chosen.shape + (1,) * (1 + event)).expand(*chosen.shape, 1, *self.event_shape)
+        return drawn.gather(-1 - event, index).squeeze(-1 - event)
+
+    def tsallis_entropy(self, alpha: float | None = None) -> Tensor:
+        r"""The Tsallis entropy :math:`(1 - \int p^\alpha) / (\alpha(\alpha-1))` [...]; on the line only.
+
+        By quadrature between all the places where a component is not smooth.
+
+        Args:
+            alpha: by default the components' own.
+
+        Raises:
+            ValueError: no alpha where the components have none in common.
+            NotImplementedError: a mixture in the plane.
+        """
+        alpha = self.alpha if alpha is None else alpha  # type: ignore[assignment]
+        if alpha is None or isinstance(alpha, Tensor):
+            raise ValueError("the components have no alpha in common: say which entropy, as in tsallis_entropy(2.0)")
+        t, steps = self._panels()  # [panels * points, ...]
+        p = self.pdf(t)
+        log_p = torch.where(p > 0, torch.where(p > 0, p, 1).log(), 0)
+        deformed = log_p * expm1_ratio((alpha - 1) * log_p)
+        return -(steps * p * deformed).sum(0) / alpha
+
+    def entropy(self) -> Tensor:
+        """Shannon's differential entropy in nats [...]; on the line only."""
+        return self.tsallis_entropy(1.0)
+
+    def _panels(self) -> tuple[Tensor, Tensor]:
+        """Points and their share of the line, in front of the batch [points, ...]."""
+        if self.dims != 1:
+            raise NotImplementedError("the entropy of a mixture is computed on the line only")
+        breaks = self._breaks().sort(-1).values
+        x, weights = gauss_legendre(PANEL).to(breaks)
+        # After x -> sin, points crowd at the ends of a panel, where some power of the distance vanishes.
+        place, steps = (1 + torch.sin(x * (torch.pi / 2))) / 2, weights * torch.cos(x * (torch.pi / 2)) * (torch.pi / 2)
+        low, width = breaks[..., :-1].unsqueeze(-1), breaks.diff(dim=-1).unsqueeze(-1)
+        return (low + width * place).flatten(-2).movedim(-1, 0), (width * steps).flatten(-2).movedim(-1, 0)
+
+    def _breaks(self) -> Tensor:
+        """Where some component is not smooth, and what a rule can't take in one piece ends [..., breaks]."""
+        each = [part._breaks() if isinstance(part, Mixture) else _breaks(part) for part in self.parts]
+        return each[0].flatten(-2) if self.stacked else torch.cat(each, -1)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Mixture:
+        new: Mixture = self._get_checked_instance(Mixture, _instance)
+        shape = torch.Size(batch_shape)
+        new.__dict__.update(self.__dict__)
+        count = self.weights.shape[-1]
+        new.weights = self.weights.expand(*shape, count)
+        new.parts = [part.expand((*shape, count) if self.stacked else shape) for part in self.parts]
+        Distribution.__init__(new, shape, self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    def __repr__(self) -> str:
+        return f"Mixture(batch_shape={tuple(self.batch_shape)}, components={self.weights.shape[-1]}, dims={self.dims})"
+
+
+def _breaks(density: Density) -> Tensor:
+    """The mean and the ends of a support [..., breaks], and where it is long, places in between."""
+    mean, std, support = density.mean, density.variance.sqrt(), density.support
+    reach = density.family.reach(mean) if isinstance(density, Elliptical) else math.inf
+    short = not isinstance(reach, Tensor) and reach <= 2 * MARKS[0]
+    steps = (0.0,) if short else (*(-k for k in reversed(MARKS)), 0.0, *MARKS)
+    places = mean.unsqueeze(-1) + std.unsqueeze(-1) * torch.tensor(steps, dtype=mean.dtype, device=mean.device)
+    if not isinstance(support, Interval):
+        return places
+    lower, upper = support.lower.unsqueeze(-1), support.upper.unsqueeze(-1)
+    places = torch.minimum(torch.maximum(places, lower), upper)
+    return torch.cat([lower, places, upper], -1) if short else places

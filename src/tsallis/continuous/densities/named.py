@@ -1,0 +1,309 @@
+"""The densities by name: what a continuous attention puts its mass where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from tsallis.continuous.densities import beta_gaussian, location_scale
+from tsallis.continuous.densities.base import Family, cholesky, tensors
+from tsallis.continuous.densities.elliptical import Elliptical
+from tsallis.functional.rows import alpha_number
+from tsallis.ops.alphas import Alpha
+from tsallis.ops.autograd.rows import widen
+
+Self = TypeVar("Self", bound="Quadratic")
+Distance = TypeVar("Distance", bound="_Absolute")
+
+
+class Quadratic(Elliptical):
+    r"""A density whose score is quadratic, :math:`f(t) = -\frac12 (t - \mu)^\top S^{-1} (t - \mu)`, of some alpha."""
+
+    @classmethod
+    def from_scores(
+        cls: type[Self],
+        theta: Tensor,
+        *,
+        validate_args: bool | None = None,
+        **shape: object,
+    ) -> Self:
+        r"""From canonical parameters :math:`\theta = [S^{-1}\mu, \mathrm{vec}(-\frac12 S^{-1})]`, the score's
+        coefficients of :math:`t` and :math:`t t^\top` (Martins et al. 2020, sec. 2.4).
+
+        Args:
+            theta: [..., 2] on the line, [..., n + n²] in n dimensions.
+
+        Raises:
+            ValueError: a last dimension of another size, or a quadratic part that is not negative definite.
+        """
+        family = cls._family(**shape)
+        n = family.dims
+        if theta.dim() == 0 or theta.shape[-1] != n + n * n:
+            raise ValueError(f"theta must be [..., {n + n * n}] in {n} dimensions, got shape {tuple(theta.shape)}")
+        wide = widen(theta)
+        if n == 1:
+            scale = -0.5 / wide[..., 1]
+            mean = wide[..., 0] * scale
+        else:
+            precision = -2 * wide[..., n:].unflatten(-1, (n, n))
+            root = cholesky(precision, n)
+            cls._check_symmetric(precision, family, validate_args)
+            mean = torch.cholesky_solve(wide[..., :n].unsqueeze(-1), root).squeeze(-1)
+            scale = torch.cholesky_inverse(root)
+        return cls._made(mean.to(theta.dtype), family.factor(scale), family, validate_args)
+
+    @property
+    def theta(self) -> Tensor:
+        """The canonical parameters [..., n + n²], as :meth:`from_scores` takes them."""
+        scale = self.scale
+        if self.dims == 1:
+            return torch.stack([self._mean / scale, -0.5 / scale], -1).to(self.dtype)
+        root = cholesky(scale, self.dims)
+        linear = torch.cholesky_solve(self._mean.unsqueeze(-1), root).squeeze(-1)
+        return torch.cat([linear, -0.5 * torch.cholesky_inverse(root).flatten(-2)], -1).to(self.dtype)
+
+
+class BetaGaussian(Quadratic):
+    r"""The density of a quadratic score for any alpha from 1, also learned: Gaussian at 1, truncated parabola at 2.
+
+    .. math:: p(t) = \Big[ (\alpha-1)\big(-\tau - \tfrac12 (t-\mu)^\top S^{-1} (t-\mu)\big) \Big]_+^{1/(\alpha-1)},
+              \qquad \mathrm{Cov} = \frac{-2\tau}{n + 2\alpha/(\alpha-1)} S
+
+    the solution of :math:`\max_p E_p[f] + H_\alpha(p)` (Martins et al. 2020, prop. 1; 2022, JMLR).
+
+    Args:
+        mean: [...] on the line, [..., n] in n dimensions.
+        cov: the variance [...], or the covariance [..., n, n].
+        alpha: at least 1: a number, or a tensor that broadcasts to the batch shape and may get a gradient.
+        dims: n. Expectations by quadrature are for 1 and 2.
+
+    Raises:
+        ValueError: an alpha below 1 or not finite, shapes that don't fit, a covariance that is not positive definite.
+
+    Example:
+        >>> density = BetaGaussian(torch.tensor([0.2, 0.5]), torch.tensor(0.01), alpha=1.5)
+        >>> density.support.lower, density.support.length
+        (tensor([-0.0646,  0.2354]), tensor([0.5292, 0.5292]))
+        >>> density.expect(lambda t: t**2)
+        tensor([0.0500, 0.2600])
+    """
+
+    any_dims = True
+
+    def __init__(
+        self,
+        mean: Tensor | float,
+        cov: Tensor | float,
+        alpha: Alpha = 1.5,
+        dims: int = 1,
+        validate_args: bool | None = None,
+    ) -> None:
+        family = BetaGaussian._family(alpha, dims)
+        super().__init__(*self._rooted(mean, cov, family, validate_args), family, validate_args)
+
+    @classmethod
+    def _family(cls, alpha: Alpha = 1.5, dims: int = 1) -> Family:  # type: ignore[override]
+        if dims < 1:
+            raise ValueError(f"dims must be at least 1, got {dims}")
+        return beta_gaussian.BetaGaussian(alpha if isinstance(alpha, Tensor) else alpha_number(alpha), dims)
+
+
+class Gaussian(Quadratic):
+    r"""The normal density, what softmax is on the line or in space: alpha 1.
+
+    .. math:: p(t) \propto \exp\big(-\tfrac12 (t-\mu)^\top \Sigma^{-1} (t-\mu)\big)
+
+    Expectations of Gaussian and Fourier functions are closed forms (Martins et al. 2020, eq. 46).
+
+    Args:
+        mean: [...] on the line, [..., n] in n dimensions.
+        cov: the variance [...], or the covariance [..., n, n].
+        dims: n.
+
+    Example:
+        >>> Gaussian(torch.tensor(0.0), torch.tensor(1.0)).pdf(torch.tensor(0.0))
+        tensor(0.3989)
+    """
+
+    any_dims = True
+
+    def __init__(
+        self, mean: Tensor | float, cov: Tensor | float, dims: int = 1, validate_args: bool | None = None
+    ) -> None:
+        family = Gaussian._family(dims)
+        super().__init__(*self._rooted(mean, cov, family, validate_args), family, validate_args)
+
+    @classmethod
+    def _family(cls, dims: int = 1) -> Family:  # type: ignore[override]
+        return BetaGaussian._family(1.0, dims)
+
+
+class TruncatedParabola(Quadratic):
+    r"""What sparsemax is on the line: zero beyond a distance from the mean, alpha 2.
+
+    .. math:: p(t) = \Big[ -\lambda - \frac{(t-\mu)^2}{2\sigma^2} \Big]_+, \qquad
+              \lambda = -\tfrac12 \Big(\frac{3}{2\sigma}\Big)^{2/3}
+
+    (Martins et al. 2020, eq. 10.) The support is :math:`|t - \mu| \le (3\sigma^2/2)^{1/3}`, the variance a fifth of
+    that squared; `scale` is :math:`\sigma^2`.
+
+    Args:
+        mean: [...]
+        variance: [...]; :meth:`from_scale` takes :math:`\sigma^2` instead.
+
+    Example:
+        >>> density = TruncatedParabola.from_scale(torch.tensor(0.0), torch.tensor(2 / 3))  # Epanechnikov's kernel
+        >>> density.pdf(torch.tensor([0.0, 0.5, 1.5])), density.variance
+        (tensor([0.7500, 0.5625, 0.0000]), tensor(0.2000))
+    """
+
+    def __init__(self, mean: Tensor | float, variance: Tensor | float, validate_args: bool | None = None) -> None:
+        family = TruncatedParabola._family()
+        super().__init__(*self._rooted(mean, variance, family, validate_args), family, validate_args)
+
+    @classmethod
+    def _family(cls) -> Family:  # type: ignore[override]
+        return BetaGaussian._family(2.0, 1)
+
+
+class TruncatedParaboloid(Quadratic):
+    r"""What sparsemax is in the plane (in space): zero outside an ellipse, alpha 2.
+
+    .. math:: p(t) = \Big[ -\lambda - \tfrac12 (t-\mu)^\top \Sigma^{-1} (t-\mu) \Big]_+, \qquad
+              \lambda = -\Big(\frac{\Gamma(n/2 + 2)}{\sqrt{\det(2\pi\Sigma)}}\Big)^{2/(2+n)}
+
+    (Martins et al. 2020, eq. 11); `scale` is :math:`\Sigma`, in the plane :math:`9\pi\sqrt{\det C}\,C` for a
+    covariance C.
+
+    Args:
+        mean: [..., n]
+        cov: [..., n, n]; :meth:`from_scale` takes :math:`\Sigma` instead.
+        dims: n.
+
+    Example:
+        >>> density = TruncatedParaboloid(torch.zeros(2), torch.eye(2))
+        >>> density.support.semi_axes, density.pdf(torch.tensor([[0.0, 0.0], [3.0, 0.0]]))
+        (tensor([2.4495, 2.4495]), tensor([0.1061, 0.0000]))
+    """
+
+    any_dims = True
+    default_dims = 2
+
+    def __init__(
+        self, mean: Tensor | float, cov: Tensor | float, dims: int = 2, validate_args: bool | None = None
+    ) -> None:
+        family = TruncatedParaboloid._family(dims)
+        super().__init__(*self._rooted(mean, cov, family, validate_args), family, validate_args)
+
+    @classmethod
+    def _family(cls, dims: int = 2) -> Family:  # type: ignore[override]
+        return BetaGaussian._family(2.0, dims)
+
+
+class _Absolute(Elliptical):
+    """A density whose score is the negative distance from the mean, by a scale."""
+
+    @classmethod
+    def from_scores(
+        cls: type[Distance], theta: Tensor | float, mean: Tensor | float, *, validate_args: bool | None = None
+    ) -> Distance:
+        r"""From the canonical parameter :math:`\theta = -1/b` [...] of :math:`|t - \mu|`, at a given mean.
+
+        Not finite or not negative parameters are a ValueError.
+        """
+        mean, theta = tensors(mean, theta)
+        return cls.from_scale(mean, -1 / widen(theta), validate_args=validate_args)
+
+    @property
+    def theta(self) -> Tensor:
+        """The canonical parameter [...], as :meth:`from_scores` takes it."""
+        return (-1 / self.scale).to(self.dtype)
+
+
+class Laplace(_Absolute):
+    r"""The density of a score that falls with the distance, alpha 1.
+
+    .. math:: p(t) = \frac{1}{2b} \exp(-|t - \mu| / b)
+
+    Args:
+        mean: [...]
+        variance: :math:`2b^2` [...]; :meth:`from_scale` takes b.
+
+    Example:
+        >>> Laplace.from_scale(torch.tensor(0.0), torch.tensor(0.5)).pdf(torch.tensor([0.0, 0.5]))
+        tensor([1.0000, 0.3679])
+    """
+
+    def __init__(self, mean: Tensor | float, variance: Tensor | float, validate_args: bool | None = None) -> None:
+        family = location_scale.Laplace()
+        super().__init__(*self._rooted(mean, variance, family, validate_args), family, validate_args)
+
+    @classmethod
+    def _family(cls) -> Family:  # type: ignore[override]
+        return location_scale.Laplace()
+
+
+class Triangular(_Absolute):
+    r"""What sparsemax makes of a score that falls with the distance: a triangle, alpha 2.
+
+    .. math:: p(t) = \Big[ -\lambda - \frac{|t-\mu|}{b} \Big]_+, \qquad \lambda = -b^{-1/2}
+
+    (Martins et al. 2020, eq. 12.) The support is :math:`|t - \mu| \le \sqrt b`.
+
+    Args:
+        mean: [...]
+        variance: :math:`b/6` [...]; :meth:`from_scale` takes b.
+
+    Example:
+        >>> Triangular.from_scale(torch.tensor(0.0), torch.tensor(1.0)).pdf(torch.tensor([0.0, 0.5, 2.0]))
+        tensor([1.0000, 0.5000, 0.0000])
+    """
+
+    def __init__(self, mean: Tensor | float, variance: Tensor | float, validate_args: bool | None = None) -> None:
+        family = location_scale.Triangular()
+        super().__init__(*self._rooted(mean, variance, family, validate_args), family, validate_args)
+
+    @classmethod
+    def _family(cls) -> Family:  # type: ignore[override]
+        return location_scale.Triangular()
+
+
+class LocationScale(Elliptical):
+    r"""The density of alpha 2 for the score :math:`-g'(|t-\mu|/\sigma)/\sigma`, g convex.
+
+    .. math:: p(t) = \Big[ \frac{g'(a) - g'(|t-\mu|/\sigma)}{\sigma} \Big]_+, \qquad a g'(a) - g(a) + g(0) = \tfrac12
+
+    (Martins et al. 2020, eq. 13.) :math:`g = t^2/2` is the triangular density, :math:`g = t^3/6` the truncated
+    parabola, whose :math:`\sigma` of eq. 10 is this one to the power 3/2.
+
+    Args:
+        mean: [...]
+        variance: [...]; :meth:`from_scale` takes :math:`\sigma`.
+        g: from a float64 tensor to one of its shape, elementwise, differentiable by torch, convex on the positive line.
+
+    Raises:
+        ValueError: a g for which the equation has no solution, or that can't be differentiated.
+
+    Example:
+        >>> g = lambda t: t**2 / 2 + t**4 / 12
+        >>> density = LocationScale.from_scale(torch.tensor(0.0), torch.tensor(1.0), g=g)
+        >>> density.support.upper
+        tensor(0.8556)
+    """
+
+    def __init__(
+        self,
+        mean: Tensor | float,
+        variance: Tensor | float,
+        g: Callable[[Tensor], Tensor],
+        validate_args: bool | None = None,
+    ) -> None:
+        family = LocationScale._family(g)
+        super().__init__(*self._rooted(mean, variance, family, validate_args), family, validate_args)
+
+    @classmethod
+    def _family(cls, g: Callable[[Tensor], Tensor]) -> Family:  # type: ignore[override]
+        return location_scale.LocationScale(g)

@@ -1,0 +1,112 @@
+"""Sums over the nodes of a rule of products of Gaussians in x and in y, some densities at a time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from tsallis.ops.autograd.rows import differentiable
+
+# Numbers that one intermediate result may have: as many as stay in a core's cache.
+CHUNK = 1 << 17
+# Exponents are cut off here, at less than the rounding of float64: the exponential of numbers that leave the range of
+# float32 takes many times as long.
+DEEPEST = 40.0
+
+
+class Bells(NamedTuple):
+    """Gaussians on the line without their factors, exp(-(t precision - shift)²)."""
+
+    shift: Tensor  # [functions]
+    precision: Tensor  # [functions]
+
+    def z(self, t: Tensor) -> Tensor:
+        """[..., functions]"""
+        return torch.addcmul(-self.shift, t.unsqueeze(-1), self.precision)
+
+
+def bells(centres: Tensor, variance: Tensor) -> Bells:
+    precision = (2 * variance).rsqrt()
+    return Bells(centres * precision, precision)
+
+
+def peaks(variance: Tensor) -> Tensor:
+    """The largest values of normal densities."""
+    return (2 * math.pi * variance).rsqrt()
+
+
+def plane_sum(weights: Tensor, x: Tensor, y: Tensor, first: Bells, second: Bells) -> Tensor:
+    """Sums of the products at weighted points.
+
+    Args:
+        weights: [points]
+        x: [rows, points]
+        y: [rows, points]
+        first: of x.
+        second: of y.
+
+    Returns:
+        [rows, first, second]
+
+    Example:
+        >>> one = bells(torch.zeros(1), torch.tensor([0.5]))
+        >>> plane_sum(torch.ones(1), torch.zeros(1, 1), torch.ones(1, 1), one, one)
+        tensor([[[0.3679]]])
+    """
+    return cast(Tensor, _PlaneSum.apply(weights, x, y, *first, *second))
+
+
+class _PlaneSum(Function):
+    """Keeps the points alone and computes the exponentials anew: quicker than to write and read them."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, x: Tensor, y: Tensor, *shapes: Tensor) -> Tensor:
+        ctx.save_for_backward(weights, x, y, *shapes)
+        first, second = Bells(*shapes[:2]), Bells(*shapes[2:])
+        sums = x.new_empty(len(x), len(first.shift), len(second.shift))
+        for rows in _chunks(x, first, second):
+            left = _bell(_by_function(first, x[rows])).mul_(weights)  # [rows, first, points]
+            torch.bmm(left, _bell(_by_function(second, y[rows])).mT, out=sums[rows])
+        return sums
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        weights, x, y, *shapes = ctx.saved_tensors
+        first, second = Bells(*shapes[:2]), Bells(*shapes[2:])
+        (grad,) = grads
+        if differentiable(grad):
+            to_x, to_y = _pullback(grad, weights, x, y, first, second)
+        else:
+            to_x, to_y = torch.empty_like(x), torch.empty_like(y)
+            for rows in _chunks(x, first, second):
+                to_x[rows], to_y[rows] = _pullback(grad[rows], weights, x[rows], y[rows], first, second)
+        return None, to_x, to_y, *[None] * len(shapes)
+
+
+def _chunks(x: Tensor, first: Bells, second: Bells) -> list[slice]:
+    rows = max(1, CHUNK // max(1, x.shape[1] * max(len(first.shift), len(second.shift))))
+    return [slice(start, start + rows) for start in range(0, len(x), rows)]
+
+
+def _by_function(shapes: Bells, t: Tensor) -> Tensor:
+    """What is squared and exponentiated [rows, functions, points]."""
+    return torch.addcmul(-shapes.shift.unsqueeze(-1), t.unsqueeze(1), shapes.precision.unsqueeze(-1))
+
+
+def _bell(z: Tensor) -> Tensor:
+    return z.square().clamp_(max=DEEPEST).neg_().exp_()
+
+
+def _pullback(
+    grad: Tensor, weights: Tensor, x: Tensor, y: Tensor, first: Bells, second: Bells
+) -> tuple[Tensor, Tensor]:
+    """Gradients in x and y [rows, points]; of differentiable operations."""
+    zx, zy = _by_function(first, x), _by_function(second, y)  # [rows, functions, points]
+    left, right = _bell(zx), _bell(zy)
+    to_x = (grad @ right * left * zx * first.precision.unsqueeze(-1)).sum(1)
+    to_y = (grad.mT @ left * right * zy * second.precision.unsqueeze(-1)).sum(1)
+    return to_x * weights * -2, to_y * weights * -2

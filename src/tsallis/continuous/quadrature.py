@@ -1,0 +1,436 @@
+"""Expectations under continuous densities: quadrature rules in float64, and ridge regression onto basis functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from tsallis.functional.rows import check_floating
+from tsallis.ops import tracing
+
+T = TypeVar("T")
+# The most a weight may lose to the largest before it is left out: exp(-39) is below the rounding of float64.
+TAIL = 39.0
+# From this (alpha - 1) / (alpha + 1) on, a learnable rule spans the whole support; below, all but the tail.
+WHOLE = 0.1
+
+
+class Rule(NamedTuple):
+    """A positive quadrature rule: the expectation of f is the weighted sum of f at the nodes."""
+
+    nodes: Tensor  # [..., points] on the line, [..., points, 2] in the plane
+    weights: Tensor  # [..., points], summing to 1
+
+    def to(self, like: Tensor) -> Rule:
+        """In the dtype and on the device of another tensor."""
+        return Rule(self.nodes.to(like), self.weights.to(like))
+
+
+def _golub_welsch(diagonal: Tensor, beside: Tensor) -> Rule:
+    """Nodes and normalised weights of the orthogonal polynomials with this recurrence (Golub and Welsch 1969)."""
+    jacobi = torch.diag(diagonal) + torch.diag(beside, 1) + torch.diag(beside, -1)
+    nodes, vectors = torch.linalg.eigh(jacobi)
+    weights = vectors[0].square()
+    return Rule(nodes, weights / weights.sum())
+
+
+def _range(n: int) -> Tensor:
+    return torch.arange(1, n, dtype=torch.float64, device="cpu")
+
+
+def constant(function: Callable[..., T]) -> Callable[..., T]:
+    """Computed once for each set of arguments, as plain tensors whatever mode torch is in; for the compiler, known."""
+
+    @lru_cache(maxsize=512)
+    def computed(*arguments: Any) -> T:
+        with torch.inference_mode(False), torch.no_grad():
+            return function(*arguments)
+
+    def wrapper(*arguments: Any) -> T:
+        return computed(*arguments)
+
+    wrapper.__name__, wrapper.__doc__ = function.__name__, function.__doc__
+    return tracing.constant(wrapper)
+
+
+def _check_points(points: int) -> int:
+    if points < 1:
+        raise ValueError(f"a rule needs at least 1 point, got {points}")
+    return points
+
+
+@constant
+def gauss_jacobi(points: int, a: float, b: float) -> Rule:
+    r"""Gauss-Jacobi rule: exact for polynomials of degree `2 points - 1` under the weight
+    :math:`(1-x)^a (1+x)^b` on [-1, 1], normalised; `a` and `b` above -1.
+
+    >>> nodes, weights = gauss_jacobi(8, 0.5, 0.5)
+    >>> round(float(weights @ nodes**2), 12)  # of the semicircle law
+    0.25
+    """
+    n = _range(_check_points(points))
+    if a == b == 0:
+        first, diagonal, square = 0.0, torch.zeros_like(n), n.square() / (4 * n.square() - 1)
+    else:
+        first, m = (b - a) / (a + b + 2), 2 * n + a + b
+        diagonal = (b * b - a * a) / (m * (m + 2))
+        square = 4 * n * (n + a) * (n + b) * (n + a + b) / (m.square() * (m + 1) * (m - 1))
+        square[:1] = 4 * (1 + a) * (1 + b) / ((2 + a + b) ** 2 * (3 + a + b))  # the ratio above is 0/0 at a + b = -1
+    rule = _golub_welsch(torch.cat([diagonal.new_tensor([first]), diagonal]), square.sqrt())
+    return _mirrored(rule) if a == b else rule
+
+
+def gauss_legendre(points: int) -> Rule:
+    """Gauss-Legendre rule on [-1, 1]: :func:`gauss_jacobi` without a weight; the weights sum to 1.
+
+    >>> nodes, weights = gauss_legendre(2)
+    >>> nodes.tolist(), weights.tolist()
+    ([-0.5773502691896257, 0.5773502691896257], [0.5, 0.5])
+    """
+    return gauss_jacobi(points, 0.0, 0.0)
+
+
+@constant
+def gauss_hermite(points: int) -> Rule:
+    """Gauss-Hermite rule of the standard normal distribution, exact for polynomials of degree `2 points - 1`.
+
+    >>> nodes, weights = gauss_hermite(6)
+    >>> round(float(weights @ nodes**4), 12)
+    3.0
+    """
+    n = _range(_check_points(points))
+    return _mirrored(_golub_welsch(torch.zeros(points, dtype=torch.float64, device="cpu"), n.sqrt()))
+
+
+@constant
+def gauss_laguerre(points: int) -> Rule:
+    """Gauss-Laguerre rule of the density exp(-x) on x > 0, exact for polynomials of degree `2 points - 1`.
+
+    >>> nodes, weights = gauss_laguerre(6)
+    >>> round(float(weights @ nodes**3), 10)
+    6.0
+    """
+    n = _range(_check_points(points) + 1)
+    return _golub_welsch(2 * n - 1, n[:-1])
+
+
+def _mirrored(rule: Rule) -> Rule:
+    """An even weight has a symmetric rule; so it is, to the last bit."""
+    nodes, weights = rule
+    return Rule((nodes - nodes.flip(0)) / 2, (weights + weights.flip(0)) / 2)
+
+
+def squared_reach(alpha: float, dims: int) -> float:
+    r"""The squared half-axis of the support of a beta-Gaussian with unit covariance, :math:`n + 2\alpha/(\alpha-1)`."""
+    return math.inf if alpha == 1 else dims + 2 * alpha / (alpha - 1)
+
+
+@constant
+def beta_line(points: int, alpha: float) -> Rule:
+    r"""Rule of the density :math:`\propto (1 - u^2/c^2)_+^{1/(\alpha-1)}` of variance 1, alpha above 1 (Gauss-Jacobi).
+
+    >>> rule = beta_line(16, 2.0)
+    >>> round(float(rule.weights @ rule.nodes**2), 12), round(float(rule.nodes.max() ** 2), 1)
+    (1.0, 4.8)
+    """
+    power = 1 / (alpha - 1)
+    nodes, weights = gauss_jacobi(points, power, power)
+    return Rule(nodes * math.sqrt(squared_reach(alpha, 1)), weights)
+
+
+@constant
+def beta_disk(radial: int, angular: int, alpha: float) -> Rule:
+    r"""Rule of the density :math:`\propto (1 - |u|^2/c^2)_+^{1/(\alpha-1)}` in the plane, of covariance I, alpha > 1.
+
+    Gauss-Jacobi in the squared radius times equal angles; every other ring is turned by half an angle.
+
+    >>> rule = beta_disk(6, 12, 2.0)
+    >>> (rule.weights * rule.nodes[:, 0] ** 2).sum().round(decimals=12), rule.nodes.shape
+    (tensor(1., dtype=torch.float64), torch.Size([72, 2]))
+    """
+    x, weights = gauss_jacobi(radial, 1 / (alpha - 1), 0.0)
+    radii = ((x + 1) / 2).clamp(min=0).sqrt() * math.sqrt(squared_reach(alpha, 2))
+    nodes = radii[:, None, None] * _circles(radial, angular)
+    return Rule(nodes.reshape(-1, 2), (weights / angular).repeat_interleave(angular))
+
+
+def _circles(rings: int, angular: int) -> Tensor:
+    """Unit vectors [rings, angular, 2]."""
+    turn = torch.arange(rings, dtype=torch.float64, device="cpu")[:, None] % 2 / 2
+    angles = (torch.arange(_check_points(angular), dtype=torch.float64, device="cpu") + turn) * (2 * math.pi / angular)
+    return torch.stack([angles.cos(), angles.sin()], -1)
+
+
+@constant
+def gaussian_line(points: int) -> Rule:
+    """Rule of the standard normal distribution with evenly dense points, for functions narrower than it.
+
+    Gauss-Legendre on the interval that holds all but exp(-39) of it: needs points in proportion to 1 / width, where
+    :func:`gauss_hermite` needs 1 / width².
+
+    >>> rule = gaussian_line(64)
+    >>> round(float(rule.weights @ rule.nodes**2), 12)
+    1.0
+    """
+    x, weights = gauss_legendre(points)
+    nodes = x * math.sqrt(2 * TAIL)
+    weights = weights * torch.exp(-nodes.square() / 2)
+    return Rule(nodes, weights / weights.sum())
+
+
+@constant
+def laplace_line(points: int) -> Rule:
+    """Rule of the Laplace density of variance 1: two Gauss-Laguerre halves of `points` points each.
+
+    >>> rule = laplace_line(8)
+    >>> round(float(rule.weights @ rule.nodes**4), 10)
+    6.0
+    """
+    x, weights = gauss_laguerre(points)
+    return _both_sides(x / math.sqrt(2), weights)
+
+
+@constant
+def laplace_narrow_line(points: int) -> Rule:
+    """Rule of the Laplace density of variance 1 for functions narrower than it: Gauss-Legendre in the square root of
+    the distance, so that points lie dense at the peak, on both sides of it.
+
+    >>> rule = laplace_narrow_line(40)
+    >>> round(float(rule.weights @ rule.nodes**2), 10)
+    1.0
+    """
+    x, weights = gauss_legendre(points)
+    v = (x + 1) / 2
+    weights = weights * v * torch.exp(-TAIL * v.square())
+    return _both_sides(TAIL * v.square() / math.sqrt(2), weights / weights.sum())
+
+
+def split_line(points: int, reach: float, profile: Callable[[Tensor], Tensor]) -> Rule:
+    """Rule of an even density with a kink at 0: `profile(u)` on 0 < u < `reach` and its mirror image, by two
+    Gauss-Legendre halves of `points` points each. The profile need not be normalised.
+
+    >>> rule = split_line(16, 1.0, lambda u: 1 - u)
+    >>> round(float(rule.weights @ rule.nodes**2), 12)
+    0.166666666667
+    """
+    x, weights = gauss_legendre(points)
+    u = (x + 1) * (reach / 2)
+    weights = weights * profile(u)
+    return _both_sides(u, weights / weights.sum())
+
+
+def _both_sides(nodes: Tensor, weights: Tensor) -> Rule:
+    return Rule(torch.cat([-nodes.flip(0), nodes]), torch.cat([weights.flip(0), weights]) / 2)
+
+
+@constant
+def plane_of(rule: Callable[[int], Rule], points: int) -> Rule:
+    """Product of a rule on the line with itself [points², 2].
+
+    >>> plane_of(gauss_hermite, 3).nodes.shape
+    torch.Size([9, 2])
+    """
+    nodes, weights = rule(points)
+    return Rule(torch.cartesian_prod(nodes, nodes), torch.outer(weights, weights).flatten())
+
+
+def sine_line(points: int, alpha: Tensor) -> Rule:
+    r"""What :func:`beta_line` is, differentiable in alpha to every order, for alphas from 1 (the normal distribution).
+
+    Gauss-Legendre after :math:`u = c \sin f`, with weight :math:`\cos^{2/(\alpha-1)+1} f`.
+
+    Args:
+        points: of the rule.
+        alpha: [...], at least 1, float64.
+
+    Returns:
+        Nodes and weights [..., points].
+
+    Example:
+        >>> alpha = torch.tensor([1.0, 1.5, 2.0], dtype=torch.float64)
+        >>> rule = sine_line(48, alpha)
+        >>> (rule.weights * rule.nodes**2).sum(-1).round(decimals=12).tolist()
+        [1.0, 1.0, 1.0]
+    """
+    x, weights = gauss_legendre(points).to(alpha)
+    nodes, density = _sines(x, alpha.unsqueeze(-1), 1)
+    weights = weights * density
+    return Rule(nodes, weights / weights.sum(-1, keepdim=True))
+
+
+def sine_disk(radial: int, angular: int, alpha: Tensor) -> Rule:
+    """What :func:`beta_disk` is, differentiable in alpha, for alphas [...] from 1; nodes [..., radial * angular, 2].
+
+    >>> alpha = torch.tensor([1.0, 1.5, 2.0], dtype=torch.float64)
+    >>> rule = sine_disk(32, 8, alpha)
+    >>> (rule.weights * rule.nodes[..., 0] ** 2).sum(-1).round(decimals=12).tolist()
+    [1.0, 1.0, 1.0]
+    """
+    x, weights = gauss_legendre(radial).to(alpha)
+    radii, density = _sines((x + 1) / 2, alpha.unsqueeze(-1), 2)
+    weights = weights * density * radii
+    weights = weights / weights.sum(-1, keepdim=True)
+    nodes = radii[..., None, None] * _circles(radial, angular).to(alpha)  # [..., radial, angular, 2]
+    return Rule(nodes.flatten(-3, -2), (weights / angular).repeat_interleave(angular, -1))
+
+
+def _sines(x: Tensor, alpha: Tensor, dims: int) -> tuple[Tensor, Tensor]:
+    r"""`c sin f` and `cos(f)^(2/(alpha-1)+1)` at `f = x f_max`, without a singularity at alpha = 1.
+
+    With h = (alpha-1)/(alpha+1) and s = f/sqrt(h), `c sin f` and the logarithm of the weight are smooth in h. What
+    moves with h is f: not where the rule ends at the edge of the support, f_max = pi/2; where it ends in the tail,
+    s stays fixed instead, and nothing is lost as nothing is left there.
+    """
+    h = (alpha - 1) / (alpha + 1)
+    whole = h > WHOLE
+    tail = torch.where(h.detach() > 0, h.detach(), 1)
+    cut = torch.asin((-torch.expm1(-2 * TAIL * tail)).sqrt()) / tail.sqrt()
+    cut = torch.where(h.detach() > 0, cut, math.sqrt(2 * TAIL))
+    s = x * torch.where(whole, math.pi / 2 / torch.where(whole, h, 1).sqrt(), cut)
+    y = h * s.square()
+    reach = (((dims + 2) * (alpha - 1) + 2) / (alpha + 1)).sqrt()  # c sqrt(h)
+    return reach * s * sine_ratio(y), torch.exp(-s.square() / 2 * log_cosine_ratio(y))
+
+
+def _smooth(x: Tensor, small: float, series: tuple[float, ...], direct: Callable[[Tensor], Tensor]) -> Tensor:
+    """A function with a removable singularity at 0: its Taylor series around there."""
+    near = x.abs() < small
+    inner = torch.where(near, x, 0)
+    value = torch.full_like(inner, series[-1])
+    for coefficient in reversed(series[:-1]):
+        value = value * inner + coefficient
+    return torch.where(near, value, direct(torch.where(near, 1, x)))
+
+
+def sine_ratio(y: Tensor) -> Tensor:
+    r""":math:`\sin\sqrt y / \sqrt y`, smooth at 0.
+
+    >>> sine_ratio(torch.tensor([0.0, 1.0]))
+    tensor([1.0000, 0.8415])
+    """
+    series = tuple((-1) ** i / math.factorial(2 * i + 1) for i in range(8))
+    return _smooth(y, 0.05, series, lambda y: torch.sin(y.sqrt()) / y.sqrt())
+
+
+def log_cosine_ratio(y: Tensor) -> Tensor:
+    r""":math:`-2 \log\cos\sqrt y / y`, smooth at 0, for y below :math:`\pi^2/4`.
+
+    >>> log_cosine_ratio(torch.tensor([0.0, 1.0]))
+    tensor([1.0000, 1.2313])
+    """
+    series = (1, 1 / 6, 2 / 45, 17 / 1260, 62 / 14175, 1382 / 935550, 21844 / 42567525, 929569 / 5108103000)
+    return _smooth(y, 0.01, series, lambda y: -2 * torch.log(torch.cos(y.sqrt())) / y)
+
+
+def log1p_ratio(x: Tensor) -> Tensor:
+    r""":math:`\log(1 + x) / x`, smooth at 0.
+
+    >>> log1p_ratio(torch.tensor([0.0, 1.0]))
+    tensor([1.0000, 0.6931])
+    """
+    series = tuple((-1) ** i / (i + 1) for i in range(9))
+    return _smooth(x, 0.01, series, lambda x: torch.log1p(x) / x)
+
+
+def expm1_ratio(x: Tensor) -> Tensor:
+    r""":math:`(e^x - 1) / x`, smooth at 0.
+
+    >>> expm1_ratio(torch.tensor([0.0, 1.0]))
+    tensor([1.0000, 1.7183])
+    """
+    series = tuple(1 / math.factorial(i + 1) for i in range(9))
+    return _smooth(x, 0.05, series, lambda x: torch.expm1(x) / x)
+
+
+def gaussian_overlap(mean: Tensor, cov: Tensor, centres: Tensor, covs: Tensor) -> Tensor:
+    r"""The integral of the product of two normal densities, :math:`N(\mu; \mu_j, \Sigma + \Sigma_j)`.
+
+    The expectation of a Gaussian basis function under a Gaussian (Martins et al. 2020, eq. 46), in closed form.
+
+    Args:
+        mean: [..., n].
+        cov: [..., n, n], symmetric.
+        centres: [functions, n].
+        covs: [functions, n, n].
+
+    Returns:
+        [..., functions]
+
+    Example:
+        >>> one = torch.eye(1)
+        >>> gaussian_overlap(torch.zeros(1), one, torch.tensor([[0.0], [2.0]]), one.expand(2, 1, 1))
+        tensor([0.2821, 0.1038])
+    """
+    apart = mean.unsqueeze(-2) - centres  # [..., functions, n]
+    total = cov.unsqueeze(-3) + covs  # [..., functions, n, n]
+    n = mean.shape[-1]
+    if n == 1:
+        variance = total[..., 0, 0]
+        return torch.exp(-apart[..., 0].square() / (2 * variance)) / (2 * math.pi * variance).sqrt()
+    factor = torch.linalg.cholesky(total) if n > 2 else tril_2x2(total)
+    z = torch.linalg.solve_triangular(factor, apart.unsqueeze(-1), upper=False).squeeze(-1)
+    volume = (2 * math.pi) ** (n / 2) * factor.diagonal(dim1=-2, dim2=-1).prod(-1)
+    overlap: Tensor = torch.exp(-z.square().sum(-1) / 2) / volume
+    return overlap
+
+
+def tril_2x2(cov: Tensor) -> Tensor:
+    """The Cholesky factor of symmetric matrices [..., 2, 2] by its formula; NaN where one is not positive definite.
+
+    >>> tril_2x2(torch.tensor([[4.0, 2.0], [2.0, 5.0]]))
+    tensor([[2., 0.],
+            [1., 2.]])
+    """
+    a = cov[..., 0, 0].sqrt()
+    b = (cov[..., 0, 1] + cov[..., 1, 0]) / 2 / a
+    c = (cov[..., 1, 1] - b.square()).sqrt()
+    return torch.stack([torch.stack([a, torch.zeros_like(a)], -1), torch.stack([b, c], -1)], -2)
+
+
+def ridge_regression(features: Tensor, penalty: float, mask: Tensor | None = None) -> Tensor:
+    r"""The matrix that turns observations into coefficients of basis functions, :math:`B^\top = G^\top H^\top`.
+
+    .. math:: \min_B \lVert B F - H \rVert_F^2 + \lambda \lVert B \rVert_F^2, \qquad
+              G = M F^\top (F M F^\top + \lambda I)^{-1}
+
+    (Martins et al. 2020, eq. 16, with a 0/1 mask M). Solved in float64: the system is too ill-conditioned for less.
+
+    Args:
+        features: [..., length, functions], the basis functions at the positions, :math:`F^\top`.
+        penalty: :math:`\lambda`, not negative; at 0 there must be as many observations as functions or more.
+        mask: boolean [..., length]; True takes part. What stands elsewhere, NaN too, plays no role.
+
+    Returns:
+        :math:`G` [..., length, functions] in float64, zeros where the mask is False.
+
+    Raises:
+        ValueError: a penalty that is negative or not finite, or 0 with too few observations.
+
+    Example:
+        >>> line = torch.stack([torch.ones(4), torch.arange(4.0)], -1)
+        >>> (ridge_regression(line, 0.0).T @ torch.tensor([1.0, 3.0, 5.0, 7.0]).double()).round(decimals=6)
+        tensor([1., 2.], dtype=torch.float64)
+    """
+    check_floating(features, "features")
+    if not (math.isfinite(penalty) and penalty >= 0):
+        raise ValueError(f"penalty must be finite and not negative, got {penalty:g}")
+    f = features.double()
+    if mask is not None:
+        f = torch.where(mask.unsqueeze(-1), f, 0)
+    length, functions = f.shape[-2:]
+    if penalty == 0:
+        least = length if mask is None or not mask.numel() else int(mask.sum(-1).min())
+        if least < functions:
+            raise ValueError(
+                f"penalty must be above 0 where there are fewer observations than functions, got {least} of {functions}"
+            )
+        q, r = torch.linalg.qr(f)
+        solver = torch.linalg.solve_triangular(r, q.mT, upper=True).mT
+        return solver if mask is None else torch.where(mask.unsqueeze(-1), solver, 0)  # else zero but for rounding
+    gram = f.mT @ f + penalty * torch.eye(functions, dtype=f.dtype, device=f.device)
+    return torch.cholesky_solve(f.mT, torch.linalg.cholesky(gram)).mT

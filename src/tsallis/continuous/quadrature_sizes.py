@@ -1,0 +1,305 @@
+r"""How many nodes a quadrature rule needs: bounds of its error, from how fast functions grow off the real line.
+
+What a rule on [-1, 1] sees, the function times whatever part of the density is no weight of the rule, is analytic
+within the Bernstein ellipse of parameter :math:`e^\eta`, whose half-height is :math:`\sinh\eta`. If it is at most
+:math:`M(\eta)` there, its Chebyshev coefficients are at most :math:`2 M e^{-k\eta}`, and as a rule of n points with
+positive weights that sum to 1 is exact up to degree N - 1, N = 2n for a Gauss rule,
+
+.. math:: |\mathrm{error}| \le \frac{4\, M(\eta)}{1 - e^{-2\eta}}\, e^{-N\eta} \qquad\text{for every } \eta > 0.
+
+A function with :math:`|\psi(t + iy)| \le e^{\omega |y| + (\kappa y)^2/2}` times its peak (:class:`Growth`) on a
+support of half-width a has :math:`\log M = \omega a \sinh\eta + (\kappa a \sinh\eta)^2 / 2`. For trigonometric
+functions alone the least of these bounds is Kapteyn's for the Bessel functions of the expansion of Jacobi and Anger;
+for Gaussian ones N grows like :math:`\kappa a`. In the plane the same holds along a radius, where a rule of n rings is
+exact up to degree 4n - 1 in it, and for Fourier coefficients in the angle, where N is the number of angles.
+
+Numbers of nodes are the least for which the bound is below 1e-6 of the function's peak in float32, 1e-12 in float64.
+Functions wider than the density vary by :math:`\kappa a` squared only, so the bound has to be as much smaller: then
+derivatives in the variance keep their digits as well.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+import torch
+
+from tsallis.continuous.quadrature import TAIL, Rule
+
+LARGEST = 1024  # points on the line
+LARGEST_RADIAL, LARGEST_ANGULAR = 96, 384
+TOLERANCE = {torch.float64: 1e-12}
+SINGLE_TOLERANCE = 1e-6
+STEPS = 16  # growths come in so many steps an octave, that few bounds are ever computed
+SPAN = math.sqrt(2 * TAIL)  # standard deviations that hold all of a normal density but exp(-TAIL)
+ETAS = tuple(0.004 * 1.2**k for k in range(42))  # any of them gives a bound
+_warned: set[tuple[str, int]] = set()
+
+
+class Growth(NamedTuple):
+    """How fast functions grow off the real line: |psi(t + iy)| <= exp(frequency |y| + (sharpness y)^2 / 2) times the
+    peak, and times a polynomial of some degree. NaN where nothing is known."""
+
+    frequency: float
+    sharpness: float
+    degree: int = 0
+
+    def log_size(self, y: float) -> float:
+        """At height y, without the polynomial."""
+        return self.frequency * y + (self.sharpness * y) ** 2 / 2
+
+    @property
+    def known(self) -> bool:
+        return math.isfinite(self.frequency) and math.isfinite(self.sharpness)
+
+    def or_default(self, span: float) -> Growth:
+        """Itself if it is known, else that of Gaussians of a tenth of the span."""
+        return self if self.known else Growth(0.0, 10 / span, self.degree)
+
+
+class Error(Protocol):
+    """The bound of the error of a kind of rule."""
+
+    def __hash__(self) -> int:
+        """Bounds are remembered."""
+
+    @property
+    def exact(self) -> int:
+        """Degrees of polynomials that a further point makes exact; 0 of a rule that is exact for none."""
+
+    @property
+    def span(self) -> float:
+        """Half of what the rule covers, a standard deviation where that is without an end."""
+
+    def log_error(self, points: int, growth: Growth) -> float:
+        """The logarithm of the bound, relative to the function's peak."""
+
+
+def _least(log_size: list[float], order: int) -> float:
+    """Of the bounds of all ellipses, from the logarithm of the largest value on each."""
+    return min(
+        size - order * eta + math.log(4 / -math.expm1(-2 * eta)) for size, eta in zip(log_size, ETAS, strict=False)
+    )
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """Gauss rules whose weight is the density, on a support of half-width `span`, along a radius (4 degrees a ring), or
+    in the angle (1 degree a point)."""
+
+    span: float
+    exact: int = 2
+
+    def log_error(self, points: int, growth: Growth) -> float:
+        sizes = [growth.log_size(self.span * math.sinh(eta)) for eta in ETAS]
+        return _least(sizes, self.exact * points - growth.degree)
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Gauss and Legendre's rule over all of a normal density but its tails, which multiplies the function."""
+
+    exact: int = 0
+    span: float = 1.0
+
+    def log_error(self, points: int, growth: Growth) -> float:
+        height = [SPAN * math.sinh(eta) for eta in ETAS]
+        scale = math.log(2 * SPAN / math.sqrt(2 * math.pi))
+        return _least([scale + growth.log_size(y) + y * y / 2 for y in height], 2 * points - growth.degree)
+
+
+@dataclass(frozen=True)
+class Hermite:
+    r"""Gauss and Hermite's rule: the remainder is :math:`n!\, \psi^{(2n)} / (2n)!`, by Cauchy's estimate at most
+    :math:`n! \exp(\omega r + (\kappa r)^2/2)\, r^{-2n}`, whatever r."""
+
+    exact: int = 2
+    span: float = 1.0
+
+    def log_error(self, points: int, growth: Growth) -> float:
+        return math.lgamma(points + 1) + _cauchy(2 * points - growth.degree, growth)
+
+
+@dataclass(frozen=True)
+class Laguerre:
+    r"""Gauss and Laguerre's rule on both sides: the remainder is :math:`n!^2\, \psi^{(2n)} / (2n)!`."""
+
+    exact: int = 2
+    span: float = 1.0
+
+    def log_error(self, points: int, growth: Growth) -> float:
+        in_scales = Growth(growth.frequency / math.sqrt(2), growth.sharpness / math.sqrt(2))
+        return 2 * math.lgamma(points + 1) + _cauchy(2 * points - growth.degree, in_scales)
+
+
+def _cauchy(order: int, growth: Growth) -> float:
+    """The logarithm of the least of exp(growth(r)) / r^order."""
+    if order <= 0:
+        return math.inf
+    w, k = growth.frequency, growth.sharpness**2
+    r = 2 * order / (w + math.sqrt(w * w + 4 * order * k))
+    return growth.log_size(r) - order * math.log(r)
+
+
+@dataclass(frozen=True)
+class Sines:
+    r"""Gauss and Legendre's rule in f, u = reach sin f, with the weight :math:`\cos^p f`, for f up to `end` on both
+    sides or, along a radius, on one, with sin f as a further weight.
+
+    The weight is analytic for whole p; else its end is a power, which costs :math:`(2n)^{-2p-2}`.
+    """
+
+    power: float
+    end: float
+    reach: float
+    radial: bool = False
+    exact: int = 0
+
+    @property
+    def span(self) -> float:
+        return self.reach * math.sin(self.end)
+
+    def log_error(self, points: int, growth: Growth) -> float:
+        p, sizes = self.power, []
+        if self.radial:
+            scale = math.log(self.end * (p + 1))
+        else:
+            scale = math.log(2 * self.end / math.sqrt(math.pi)) + math.lgamma(p / 2 + 1) - math.lgamma((p + 1) / 2)
+        for eta in ETAS:
+            x = math.sinh(eta) * self.end / (1 + self.radial)  # the largest imaginary part of f
+            if x > 50:
+                break
+            steep = (p + self.radial + growth.degree) * (x + math.log1p(math.exp(-2 * x)) - math.log(2))
+            sizes.append(scale + steep + growth.log_size(self.reach * math.sinh(x)))
+        return _least(sizes, 2 * points)
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Gauss and Legendre's rule on both sides of a peak, where the density is a polynomial of degree `weight`."""
+
+    span: float
+    weight: int = 1
+    exact: int = 0
+
+    def log_error(self, points: int, growth: Growth) -> float:
+        sizes = [math.log(2) + growth.log_size(self.span / 2 * math.sinh(eta)) for eta in ETAS]
+        return _least(sizes, 2 * points - growth.degree - self.weight)
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Gauss and Legendre's rule in the square root of the distance from the peak of a Laplace density."""
+
+    exact: int = 0
+    span: float = 1.0
+
+    def log_error(self, points: int, growth: Growth) -> float:
+        sizes = []
+        for eta in ETAS:
+            wide, high = math.cosh(eta) / 2, math.sinh(eta) / 2
+            if high > 1e3:
+                break
+            size = -math.inf
+            for step in range(1, 32):
+                angle = step * (math.pi / 32)
+                x, y = 0.5 + wide * math.cos(angle), high * math.sin(angle)
+                weight = math.log(2 * TAIL * math.hypot(x, y)) - TAIL * (x * x - y * y)
+                size = max(size, weight + growth.log_size(math.sqrt(2) * TAIL * abs(x * y)))
+            sizes.append(size)
+        return _least(sizes, 2 * points - 2 * growth.degree)
+
+
+def _rounded(n: int) -> int:
+    """Up to one of a few numbers, so that few rules are ever made."""
+    step = 1 if n <= 32 else 4 if n <= 128 else 32
+    return -(-n // step) * step
+
+
+def _in_steps(x: float) -> float:
+    return 2.0 ** (math.ceil(math.log2(x) * STEPS) / STEPS) if x > 0 else 0.0
+
+
+def needed(error: Error, growth: Growth, dtype: torch.dtype) -> int:
+    """The number of points from which on the bound is below the tolerance of the dtype.
+
+    >>> needed(Weighted(1.0), Growth(0.0, 10.0), torch.float32), needed(Weighted(1.0), Growth(50.0, 0.0), torch.float64)
+    (31, 45)
+    """
+    growth = growth.or_default(error.span)
+    stepped = Growth(_in_steps(growth.frequency), _in_steps(growth.sharpness), growth.degree)
+    find = _points_for if torch.compiler.is_compiling() else points_for  # a compiler does not see a cache
+    return find(error, stepped, TOLERANCE.get(dtype, SINGLE_TOLERANCE))
+
+
+@lru_cache(maxsize=4096)
+def points_for(error: Error, growth: Growth, tolerance: float) -> int:
+    """The least number of points for which the bound is below a tolerance."""
+    return _points_for(error, growth, tolerance)
+
+
+def _points_for(error: Error, growth: Growth, tolerance: float) -> int:
+    if error.exact:
+        size = (growth.frequency + growth.sharpness) * error.span
+        if size == 0:
+            return growth.degree // error.exact + 1
+        tolerance *= min(1.0, max(size, 1e-4)) ** 2
+    goal, low, high = math.log(tolerance), 0, 8
+    while error.log_error(high, growth) > goal:
+        low, high = high, 2 * high
+        if high > 1 << 20:
+            return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if error.log_error(middle, growth) > goal else (low, middle)
+    return high
+
+
+def enough(error: Error, growth: Growth, dtype: torch.dtype, largest: int = LARGEST, what: str = "points") -> int:
+    """As many points as are needed, or the most there may be, with a warning of what is left of the error."""
+    growth = growth.or_default(error.span)
+    count = needed(error, growth, dtype)
+    if count > largest:
+        _warn(error.log_error(largest, growth), count, largest, what)
+    return min(_rounded(count), largest)
+
+
+def fewer(
+    rules: Mapping[Callable[[int], Rule], Error], growth: Growth, dtype: torch.dtype
+) -> tuple[Callable[[int], Rule], int]:
+    """The rule of several that needs the fewest points, and how many; the first one is exact for polynomials, the last
+    one for functions of which nothing is known."""
+    first, *_, last = rules
+    if not growth.known:
+        make = last
+    elif growth.frequency == growth.sharpness == 0:
+        make = first
+    else:
+        make = min(rules, key=lambda make: needed(rules[make], growth, dtype))
+    return make, enough(rules[make], growth, dtype)
+
+
+def on_disk(radial: Error, span: float, growth: Growth, dtype: torch.dtype) -> tuple[int, int]:
+    """Radial and angular points."""
+    return (
+        enough(radial, growth, dtype, LARGEST_RADIAL, "rings"),
+        enough(Weighted(span, 1), growth, dtype, LARGEST_ANGULAR, "angles"),
+    )
+
+
+def _warn(log_error: float, count: int, largest: int, what: str) -> None:
+    """Once for each size of error."""
+    size = math.ceil(min(0.0, log_error / math.log(10)))
+    if (what, size) not in _warned:
+        _warned.add((what, size))
+        warnings.warn(
+            f"basis functions are so narrow beside the density that {largest} {what} leave an error of up to "
+            f"1e{size:+03d} of their peak, where {count} would do: give as many by points=, widen the functions or "
+            "keep the variances down",
+            stacklevel=2,
+        )

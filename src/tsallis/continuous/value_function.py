@@ -1,0 +1,313 @@
+"""Value functions: a sequence or an image as a continuous signal, by ridge regression onto basis functions."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from tsallis.continuous.bases import Basis
+from tsallis.continuous.densities.elliptical import Density, Points
+from tsallis.continuous.quadrature import ridge_regression
+from tsallis.functional.rows import check_floating, result_dtype
+from tsallis.ops.autograd.rows import traced, widen
+
+KEPT = 128  # regressions a value function remembers
+
+
+def cell_centres(length: int) -> Tensor:
+    """The middles of `length` equal cells of [0, 1], (l + 1/2) / length [length], float64.
+
+    >>> cell_centres(4).tolist()
+    [0.125, 0.375, 0.625, 0.875]
+    """
+    if length < 1:
+        raise ValueError(f"length must be at least 1, got {length}")
+    return (torch.arange(length, dtype=torch.float64, device="cpu") + 0.5) / length
+
+
+def grid_centres(height: int, width: int) -> Tensor:
+    """The middles of the cells of an image in the unit square [height * width, 2], row by row, as (x, y); float64.
+
+    >>> grid_centres(1, 2).tolist()
+    [[0.25, 0.5], [0.75, 0.5]]
+    """
+    y, x = torch.meshgrid(cell_centres(height), cell_centres(width), indexing="ij")
+    return torch.stack([x, y], -1).reshape(-1, 2)
+
+
+def box_centres(boxes: Tensor, image_size: Tensor | Sequence[float]) -> Tensor:
+    """The middles of bounding boxes in the unit square.
+
+    Args:
+        boxes: [..., 4], as (x1, y1, x2, y2) in pixels.
+        image_size: (width, height), of all images or [..., 2].
+
+    Returns:
+        [..., 2], as (x, y).
+
+    Example:
+        >>> box_centres(torch.tensor([[0.0, 0.0, 50.0, 100.0]]), (100, 200))
+        tensor([[0.2500, 0.2500]])
+    """
+    check_floating(boxes, "boxes")
+    if boxes.dim() == 0 or boxes.shape[-1] != 4:
+        raise ValueError(f"boxes must be [..., 4], got shape {tuple(boxes.shape)}")
+    size = torch.as_tensor(image_size, dtype=boxes.dtype, device=boxes.device)
+    centres: Tensor = boxes.unflatten(-1, (2, 2)).mean(-2) / size
+    return centres
+
+
+class Signal:
+    """A value function: the coefficients [batch..., functions, d] of a basis.
+
+    Call it for values at points; :meth:`expect` is the context of attention.
+    """
+
+    def __init__(self, basis: Basis, coefficients: Tensor) -> None:
+        self.basis, self._coefficients = basis, coefficients
+
+    @property
+    def coefficients(self) -> Tensor:
+        """[batch..., functions, d]"""
+        return self._coefficients
+
+    def heads(self, count: int) -> Signal:
+        """The same values, dealt out in `count` equal parts: a signal with coefficients [batch..., count, functions,
+        d / count]."""
+        return Signal(self.basis, _parts(self.coefficients, count))
+
+    def __call__(self, t: Tensor) -> Tensor:
+        """Values at points [batch..., points] ([batch..., points, 2] in the plane): [batch..., points, d]."""
+        values: Tensor = (self.basis(widen(t)).to(self.coefficients.dtype)) @ self.coefficients
+        return values
+
+    def expect(self, density: Density, points: Points = None) -> Tensor:
+        r"""The context :math:`c = E_p[V(t)] = B\, E_p[\psi(t)]` (Martins et al. 2020, sec. 3.1).
+
+        Args:
+            density: with the batch shape [batch..., any...], such as [batch, heads, queries].
+            points: of the quadrature rule, see the density's own `expect`.
+
+        Returns:
+            [batch..., any..., d]
+
+        Raises:
+            ValueError: batch shapes that don't fit.
+        """
+        attended = density.expect(self.basis, points)  # [batch..., *any, functions]
+        batch = self._batch()
+        inner = density.batch_shape[len(batch) :]
+        if len(density.batch_shape) < len(batch):
+            raise ValueError(
+                f"a density of batch shape {tuple(density.batch_shape)} doesn't fit a signal of {tuple(batch)}"
+            )
+        flat = attended.flatten(len(batch), -2) if inner else attended.unsqueeze(-2)
+        context = self._combined(flat)  # [batch..., any, d]
+        return context.reshape(*context.shape[:-2], *inner, context.shape[-1])
+
+    def _batch(self) -> torch.Size:
+        return self.coefficients.shape[:-2]
+
+    def _combined(self, attended: Tensor) -> Tensor:
+        """[batch..., any, functions] to [batch..., any, d]."""
+        context: Tensor = attended.to(self.coefficients.dtype) @ self.coefficients
+        return context
+
+
+class _Fitted(Signal):
+    r"""A signal of observations H, whose coefficients :math:`G^\top H` are computed where they are worth it.
+
+    The context of few queries is :math:`(E_p[\psi]\, G^\top) H` at the price of some rows, not of all functions.
+    """
+
+    def __init__(self, basis: Basis, solver: Tensor, observations: Tensor, dtype: torch.dtype) -> None:
+        self.basis, self.dtype = basis, dtype
+        self.solver = solver  # [..., length, functions]
+        self.observations = observations  # [batch..., length, d]
+
+    @cached_property
+    def coefficients(self) -> Tensor:
+        with torch.autocast(self.observations.device.type, enabled=False):
+            return (self.solver.mT @ self.observations).to(self.dtype)
+
+    def heads(self, count: int) -> Signal:
+        solver = self.solver.unsqueeze(-3) if self.solver.dim() > 2 else self.solver
+        return _Fitted(self.basis, solver, _parts(self.observations, count), self.dtype)
+
+    def _batch(self) -> torch.Size:
+        return torch.Size(torch.broadcast_shapes(self.observations.shape[:-2], self.solver.shape[:-2]))
+
+    def _combined(self, attended: Tensor) -> Tensor:
+        rows, (length, functions), d = attended.shape[-2], self.solver.shape[-2:], self.observations.shape[-1]
+        few = rows * length * (functions + d) < functions * d * (length + rows)
+        if not few or "coefficients" in self.__dict__:
+            return super()._combined(attended)
+        with torch.autocast(attended.device.type, enabled=False):
+            shares = attended.to(self.solver.dtype) @ self.solver.mT  # [batch..., any, length]
+            context: Tensor = (shares @ self.observations).to(self.dtype)
+        return context
+
+
+def _parts(x: Tensor, count: int) -> Tensor:
+    """[..., rows, d] to [..., count, rows, d / count]."""
+    if count < 1 or x.shape[-1] % count:
+        raise ValueError(f"{x.shape[-1]} values can't be dealt out to {count} heads")
+    parts: Tensor = x.unflatten(-1, (count, x.shape[-1] // count))
+    return parts.transpose(-2, -3)
+
+
+class ValueFunction(nn.Module):
+    r"""Turns observations into continuous signals, :math:`V(t) = B\,\psi(t)`, by ridge regression.
+
+    .. math:: \min_B \lVert B F - H \rVert_F^2 + \lambda \lVert B \rVert_F^2
+
+    (Martins et al. 2020, eq. 16.) Solved in float64; what depends on positions alone is computed once for each length.
+
+    Args:
+        basis: of the signals.
+        penalty: :math:`\lambda`, above 0.
+
+    Raises:
+        ValueError: a penalty that is not positive and finite.
+
+    Example:
+        >>> from tsallis.continuous import TruncatedParabola, text_basis
+        >>> fit = ValueFunction(text_basis(32))
+        >>> signal = fit(torch.ones(2, 7, 5), lengths=torch.tensor([7, 4]))
+        >>> density = TruncatedParabola(torch.full((2, 3), 0.5), torch.tensor(0.01))  # 3 queries each
+        >>> signal.expect(density).shape
+        torch.Size([2, 3, 5])
+    """
+
+    def __init__(self, basis: Basis, penalty: float = 0.1) -> None:
+        super().__init__()
+        if not (math.isfinite(penalty) and penalty > 0):
+            raise ValueError(f"penalty must be positive and finite, got {penalty:g}")
+        self.basis, self.penalty = basis, float(penalty)
+        self._kept: OrderedDict[object, Tensor] = OrderedDict()
+
+    def forward(
+        self,
+        values: Tensor,
+        *,
+        lengths: Tensor | Sequence[int] | None = None,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        grid: tuple[int, int] | None = None,
+    ) -> Signal:
+        """The signals of a batch of observations.
+
+        Args:
+            values: [..., length, d]. What is beyond a length or masked plays no role, NaN neither.
+            lengths: of the observations that count, the first ones of each; their positions are the centres of as many
+                equal cells of [0, 1]. The default is all.
+            mask: boolean [..., length] instead of lengths, with positions; True takes part.
+            positions: [length] or [..., length], in the plane with one more dimension of 2: irregular ones, such as
+                time stamps or the centres of boxes.
+            grid: height and width of an image in the plane; their product is the length.
+
+        Returns:
+            A signal with coefficients [..., functions, d] in the dtype of the values.
+
+        Raises:
+            ValueError: shapes that don't fit, a length out of range, positions missing where they can't be guessed.
+        """
+        check_floating(values, "values")
+        if values.dim() < 2:
+            raise ValueError(f"values must be [..., length, d], got shape {tuple(values.shape)}")
+        keep = self._mask(values, lengths, mask, positions)
+        solver = self._solver(values, lengths, keep, positions, grid)  # [..., length, functions]
+        h = widen(values)
+        if keep is not None:
+            h = torch.where(keep.unsqueeze(-1), h, 0)
+        return _Fitted(self.basis, solver.to(h.dtype), h, result_dtype(values))
+
+    def _mask(
+        self, values: Tensor, lengths: Tensor | Sequence[int] | None, mask: Tensor | None, positions: Tensor | None
+    ) -> Tensor | None:
+        """Boolean [..., length], or nothing where all take part."""
+        if lengths is not None and mask is not None:
+            raise ValueError("give lengths or a mask, not both")
+        if mask is not None:
+            if mask.dtype != torch.bool:
+                raise TypeError(f"mask must be boolean (True takes part), got {mask.dtype}")
+            if positions is None and self.basis.dims == 1:
+                raise ValueError("a mask needs positions: without them give lengths, which say where the cells are")
+            return mask.expand(values.shape[:-1])
+        if lengths is None:
+            return None
+        size = values.shape[-2]
+        lengths = torch.as_tensor(lengths, device=values.device)
+        if not traced() and bool(((lengths < 1) | (lengths > size)).any()):
+            wrong = lengths[(lengths < 1) | (lengths > size)][0].item()
+            raise ValueError(f"lengths must be between 1 and {size}, got {wrong}")
+        keep = torch.arange(size, device=values.device) < lengths.unsqueeze(-1)
+        return keep.expand(values.shape[:-1])
+
+    def _solver(
+        self,
+        values: Tensor,
+        lengths: Tensor | Sequence[int] | None,
+        keep: Tensor | None,
+        positions: Tensor | None,
+        grid: tuple[int, int] | None,
+    ) -> Tensor:
+        size, dims = values.shape[-2], self.basis.dims
+        if positions is not None:
+            return self._at_positions(values, positions, keep)
+        if dims == 2:
+            if grid is None or grid[0] * grid[1] != size or lengths is not None:
+                raise ValueError(
+                    f"in the plane give positions, or a grid of height and width for {size} values, got {grid}"
+                )
+            solver = self._fixed(("grid", *grid), values)
+            return solver if keep is None else self._at_positions(values, grid_centres(*grid), keep)
+        if lengths is None:
+            return self._fixed(("line", size), values)
+        each = torch.as_tensor(lengths)
+        distinct, index = each.unique(return_inverse=True)
+        padded = [self._padded(int(length), size, values) for length in distinct.tolist()]
+        return torch.stack(padded)[index.to(values.device)]
+
+    def _padded(self, length: int, size: int, like: Tensor) -> Tensor:
+        return nn.functional.pad(self._fixed(("line", length), like), (0, 0, 0, size - length))
+
+    def _fixed(self, place: tuple[object, ...], like: Tensor) -> Tensor:
+        """The solver [length, functions] of a regular place, remembered as long as the basis stays what it is."""
+        dtype = widen(like).dtype
+        versions = tuple((b.data_ptr(), b._version) for b in self.basis.buffers())
+        key = (place, like.device, dtype, self.penalty, versions)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        _, *numbers = place
+        with torch.inference_mode(False), torch.no_grad():
+            t = cell_centres(*numbers) if place[0] == "line" else grid_centres(*numbers)  # type: ignore[arg-type]
+            solver = ridge_regression(self.basis(t.to(like.device)), self.penalty).to(dtype)
+        self._kept[key] = solver
+        while len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+        return solver
+
+    def _at_positions(self, values: Tensor, positions: Tensor, keep: Tensor | None) -> Tensor:
+        dims = self.basis.dims
+        event = (2,) if dims == 2 else ()
+        length = positions.shape[: -1 if event else None][-1:]
+        if positions.shape[positions.dim() - len(event) :] != event or length != values.shape[-2:-1]:
+            wanted = f"[..., {values.shape[-2]}{', 2' if event else ''}]"
+            raise ValueError(f"positions must be {wanted}, got shape {tuple(positions.shape)}")
+        t = positions.to(values.device).double()
+        if keep is not None:  # where nothing takes part, any position does, a NaN does not
+            seen = keep.unsqueeze(-1) if event else keep
+            t = torch.where(seen, t, 0)
+        if not traced() and not bool(t.isfinite().all()):
+            raise ValueError(f"positions must be finite, got {t[~t.isfinite()][0].item():g}")
+        return ridge_regression(self.basis(t), self.penalty, keep)
+
+    def extra_repr(self) -> str:
+        return f"penalty={self.penalty:g}"

@@ -1,0 +1,142 @@
+"""The forms in which texts are published, and the lines that are made of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+
+from tsallis.datasets.download import Part, SourceFile
+from tsallis.datasets.paraphrase_split import split_pairs
+from tsallis.errors import shorten
+
+LABELLED = re.compile(rb"(\d+) (.*\S.*)")
+CLOCK = re.compile(r"(\d+):([0-5]\d)")
+POINTER = re.compile(r"(?:\s+in)?(?:\s+the)?\s+image(\d+)\s*\?$")  # the end of a question: which image it is about
+CONTROLS = bytes.maketrans(b"\t\r\n", b"   ")
+LABELS = {"neg": "0", "pos": "1"}
+
+
+class NotIt(Exception):
+    """What was transferred does not hold what it should; `culprit` is the file, where it is known to be one."""
+
+    def __init__(self, message: str, culprit: SourceFile | None = None) -> None:
+        super().__init__(message)
+        self.culprit = culprit
+
+
+def decode(line: bytes, where: str) -> str:
+    """UTF-8 text, and nothing else."""
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise NotIt(f"{where}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x}") from error
+
+
+def segments(lines: Iterator[bytes], where: str) -> Iterator[bytes]:
+    """The sentences of a test set in SGML; white space as sacrebleu leaves it, so that references are the same."""
+    for line in lines:
+        if not line.lstrip().startswith(b"<seg"):
+            continue
+        found = re.fullmatch(r"\s*<seg[^>]*>(.*)</seg>\s*", decode(line, where))
+        if not found:
+            raise NotIt(f"{where}: expected <seg>...</seg> in one line, found {decode(line, where)[:50]!r}")
+        yield " ".join(found[1].split()).encode()
+
+
+def talks(lines: Iterator[bytes]) -> Iterator[bytes]:
+    """The sentences of TED talks, without the lines that describe a talk: its address, title and speaker."""
+    for line in lines:
+        if not line.lstrip().startswith(b"<"):
+            yield b" ".join(line.split())
+
+
+def clusters(lines: Iterator[bytes], where: str, part: Part) -> Iterator[bytes]:
+    """One side of one split of tab-separated pairs."""
+    pairs = []
+    for line in lines:
+        columns = decode(line, where).split("\t")
+        if len(columns) < 2:
+            raise NotIt(f"{where}: expected two columns, found {columns[0][:50]!r}")
+        pairs.append((columns[0], columns[1]))
+    for pair in split_pairs(pairs)[part.split]:
+        yield pair[part.column].encode()
+
+
+def labelled(lines: Iterator[bytes], where: str) -> Iterator[bytes]:
+    """`label<TAB>text` from a number, a blank and a text in UTF-8 or Latin-1: such collections mix the two."""
+    for line in lines:
+        found = LABELLED.fullmatch(line.translate(CONTROLS).rstrip())
+        if not found:
+            raise NotIt(f"{where}: expected a number and a text, found {line[:50]!r}")
+        try:
+            text = found[2].decode("utf-8")
+        except UnicodeDecodeError:
+            text = found[2].decode("latin-1")
+        yield found[1] + b"\t" + text.encode()
+
+
+def pairs(lines: Iterator[bytes], names: Iterable[bytes], where: str) -> Iterator[bytes]:
+    """`image<TAB>question<TAB>answer` from lines with questions, an answer below each, of the images that are listed.
+
+    The image is named at the end of a question: "... in the image7 ?". That end is left out.
+    """
+    wanted = {name.strip().decode("latin-1") for name in names if name.strip()}
+    for line in lines:
+        question = decode(line, where).strip()
+        if not question:
+            continue
+        answer = decode(next(lines, b""), where).strip()
+        found = POINTER.search(question)
+        if not found or not answer:
+            missing = "answer" if found else "image"
+            expected = "expected a question about an image and its answer"
+            raise NotIt(f"{where}: {expected}, found no {missing}: {shorten(question)}")
+        if (image := f"image{found[1]}") in wanted:
+            yield row(image, question[: found.start()], answer)
+
+
+def questions(content: bytes, where: str) -> Iterator[bytes]:
+    """`image<TAB>question<TAB>answer` from a JSON list of [question, answer, number of the image]."""
+    try:
+        entries = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise NotIt(f"{where}: not JSON: {error}") from error
+    if not isinstance(entries, list):
+        raise NotIt(f"{where}: expected a list of questions")
+    for entry in entries:
+        match entry:
+            case [str(question), str(answer), int(image)]:
+                yield row(str(image), question, answer)
+            case _:
+                raise NotIt(f"{where}: expected [question, answer, image], found {str(entry)[:50]}")
+
+
+def row(*columns: str) -> bytes:
+    """Columns with tabs between them and none inside."""
+    return "\t".join(" ".join(column.split()) for column in columns).encode()
+
+
+def reviews(name: re.Match[str], content: bytes, where: str) -> Iterator[bytes]:
+    """`label<TAB>rating<TAB>class/id_rating<TAB>text`, label 0 for `neg` and 1 for `pos`: one line a file."""
+    text = content.translate(CONTROLS).strip()
+    decode(text, where)
+    folder, number, rating = name.groups()
+    yield f"{LABELS[folder]}\t{rating}\t{folder}/{number}_{rating}\t".encode() + text
+
+
+def patients(name: re.Match[str], content: bytes, where: str) -> Iterator[bytes]:
+    """`RecordID,minute,parameter,value` from a patient's file with `hh:mm,parameter,value`."""
+    first, *lines = decode(content, where).splitlines() or [""]
+    if first.strip() != "Time,Parameter,Value":
+        raise NotIt(f"{where}: expected Time,Parameter,Value in its first line, found {first[:50]!r}")
+    for line in lines:
+        columns = line.strip().split(",")
+        clock = CLOCK.fullmatch(columns[0])
+        if clock is None or len(columns) != 3 or not all(columns):
+            raise NotIt(f"{where}: expected hh:mm,parameter,value, found {line[:50]!r}")
+        if columns[1] == "RecordID":
+            if columns[2] != name[1]:
+                raise NotIt(f"{where}: is about the patient {columns[2][:50]}")
+            continue
+        yield f"{name[1]},{int(clock[1]) * 60 + int(clock[2])},{columns[1]},{columns[2]}".encode()

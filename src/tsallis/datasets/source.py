@@ -1,0 +1,78 @@
+"""What is known of a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.resources import files
+
+from tsallis.datasets.download import Part, SourceFile
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set."""
+
+    name: str
+    title: str
+    licence: str
+    citation: str
+    files: tuple[SourceFile, ...]
+    parallel: bool = False  # files <split>.<language>, with equal numbers of lines in each split
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files, or of what they are unpacked from, as far as they are known."""
+        return sum(file.size or 0 for file in self._weighed())
+
+    def _weighed(self) -> set[SourceFile]:
+        packed = {a for file in self.files if file.size is None for part in file.parts for a in part.needs}
+        return packed | {file for file in self.files if file.size is not None}
+
+    def languages(self) -> list[str]:
+        """What the files' names begin with or, of a parallel corpus, end with."""
+        return sorted({self.language_of(file.name) for file in self.files})
+
+    def language_of(self, name: str) -> str:
+        return name.rpartition(".")[2] if self.parallel else language_of(name)
+
+    def describe(self) -> list[str]:
+        """Lines for a reader: what it is, what it weighs, how it is checked, whose it is."""
+        size = f"{self.size / 1e6:.1f} MB"
+        if any(file.size is None for file in self._weighed()):
+            size = "size not known" if not self.size else f"more than {size}"
+        unknown = sum(not _vouched_for(file) for file in self.files)
+        checked = f", {unknown} of them without a published digest" if unknown else ""
+        return [
+            f"{self.name}\t{self.title}",
+            f"\t{len(self.files)} files{checked}, {size}, licence: {self.licence}",
+            f"\tcite: {self.citation}",
+        ]
+
+
+def _vouched_for(file: SourceFile) -> bool:
+    """Whether a digest is known of a file, or of everything it is unpacked from."""
+    digests = file.sha256 or file.md5
+    return bool(digests) or (bool(file.parts) and all(_vouched_for(a) for part in file.parts for a in part.needs))
+
+
+def language_of(name: str) -> str:
+    """
+    >>> language_of("norwegian-bokmal-train-high"), language_of("spanish-dev")
+    ('norwegian-bokmal', 'spanish')
+    """
+    for ending in ("-train-high", "-train-medium", "-train-low", "-dev", "-test"):
+        if name.endswith(ending):
+            return name.removesuffix(ending)
+    return name
+
+
+def table(name: str) -> list[list[str]]:
+    """The rows of a table that is part of the package."""
+    text = files("tsallis.datasets").joinpath(name).read_text(encoding="utf-8")
+    return [line.split("\t") for line in text.split("\n")[:-1]]
+
+
+def unpacked(name: str, lines: int | None, parts: Iterable[Part]) -> SourceFile:
+    """A text without a published digest."""
+    return SourceFile(name, lines=lines, parts=tuple(parts))

@@ -1,0 +1,271 @@
+"""What a model is worth, and how sparse it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsallis.data.batching import Batch, counted
+from tsallis.data.corpus import Corpus
+from tsallis.data.vocabulary import BOS, EOS
+from tsallis.search import Result, beam_search, score
+from tsallis.search.step import evaluating
+
+WHOLE = 1 - 1e-6  # a hypothesis with at least this much probability has all of it, up to rounding
+AT_ONCE = 1 << 24  # scores looked at together
+
+
+def levenshtein(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """Insertions, deletions and replacements that turn one sequence into the other.
+
+    >>> levenshtein("drawed", "drew")
+    3
+    """
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, start=1):
+        previous, row[0] = row[0], i
+        for j, y in enumerate(b, start=1):
+            previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (x != y))
+    return row[-1]
+
+
+def share_right(texts: Sequence[str], references: Sequence[str]) -> float:
+    """Share of texts that are the reference.
+
+    >>> share_right(["drew", "drawed"], ["drew", "drew"])
+    0.5
+    """
+    return sum(a == b for a, b in zip(texts, references, strict=True)) / max(len(texts), 1)
+
+
+def form_scores(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Share of texts that are the reference, and mean distance to it.
+
+    >>> form_scores(["drew", "drawed"], ["drew", "drew"])
+    {'accuracy': 0.5, 'levenshtein': 1.5}
+    """
+    distances = [levenshtein(a, b) for a, b in zip(texts, references, strict=True)]
+    return {"accuracy": share_right(texts, references), "levenshtein": sum(distances) / max(len(texts), 1)}
+
+
+@dataclass(frozen=True)
+class CorpusScore:
+    """A score of a whole corpus with the signature that makes it comparable."""
+
+    name: str
+    value: float
+    signature: str
+
+
+def translation_scores(
+    texts: Sequence[str],
+    references: Sequence[str],
+    tgt_lang: str = "",
+    names: Sequence[str] = ("bleu", "chrf", "ter"),
+) -> list[CorpusScore]:
+    """BLEU, chrF and TER of detokenised text, by sacrebleu.
+
+    Args:
+        texts: translations.
+        references: one for each.
+        tgt_lang: "ja", "ko" or "zh" for a tokeniser that knows their words; all others have sacrebleu's default, 13a.
+        names: which of "bleu", "chrf" and "ter".
+
+    >>> [round(s.value, 1) for s in translation_scores(["the cat sat on the mat"], ["the cat sat on a mat"])]
+    [53.7, 72.1, 16.7]
+    """
+    from sacrebleu.metrics import BLEU, CHRF, TER
+
+    made: dict[str, Any] = {"bleu": lambda: BLEU(trg_lang=tgt_lang), "chrf": CHRF, "ter": TER}
+    found = []
+    for name in names:
+        metric = made[name]()
+        value = metric.corpus_score(list(texts), [list(references)]).score
+        found.append(CorpusScore(name, float(value), str(metric.get_signature())))
+    return found
+
+
+@dataclass(frozen=True)
+class Forced:
+    """A model on given outputs, symbols that its vocabulary lacks left out."""
+
+    loss: float  # the map's own loss, a symbol
+    gold_in_support: float  # share of symbols with a probability
+    symbol_accuracy: float  # share of symbols that are the most probable
+    output_support: float  # symbols with a probability, mean over steps
+    output_sum: float  # of a step's probabilities: 1 but for alpha-ReLU
+    logit_norm: float  # mean over steps
+    attention_support: float  # positions with a weight, mean over steps (and heads)
+
+    @classmethod
+    def of(cls, sums: Sequence[float]) -> Forced:
+        """From what :func:`forced_sums` gives, added up over batches and processes."""
+        *totals, symbols = sums
+        return cls(*(total / max(symbols, 1) for total in totals))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A model and a search on a test set, whatever the task."""
+
+    samples: int
+    loss: float
+    gold_in_support: float
+    symbol_accuracy: float  # with the gold output given
+    gold_possible: float  # share of samples whose gold output has a probability, as far as the search knows
+    single: float  # share of samples whose whole mass is on one hypothesis
+    complete: float  # shares of certificates
+    optimal: float
+    bounded: float
+    none: float
+    output_support: float  # of the best hypotheses' steps
+    output_sum: float
+    attention_support: float
+    attention_support_forced: float  # with the gold output given; mean over heads
+    empty: int  # samples for which nothing was finished
+    empty_rate: float  # share of samples for which the empty output is more probable than the best hypothesis
+    seconds: float  # of the search
+    speed: float  # symbols of the best hypotheses a second
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def forced(model: Any, corpus: Corpus, batch_size: int = 128) -> Forced:
+    """Loss and sparsity with the outputs given."""
+    return Forced.of(forced_sums(model, corpus.batches(batch_size)))
+
+
+@torch.no_grad()
+def forced_sums(model: Any, batches: Iterable[Batch], densities: dict[str, Tensor] | None = None) -> list[float]:
+    """The numbers of :class:`Forced` summed over symbols, and how many there were.
+
+    To `densities`, a float64 tensor [layers, heads] for each kind of attention, each head's density in a batch is
+    added, times the batch's symbols.
+    """
+    totals = torch.zeros(len(fields(Forced)) + 1, dtype=torch.float64)
+    device = device_of(model)
+    with evaluating(model):
+        for batch in batches:
+            tgt_out = batch.tgt_out.to(device)
+            decoded = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
+            known = counted(tgt_out)
+            hidden, gold = decoded.hidden[known], tgt_out[known]  # [symbols, d_model], [symbols]
+            width = max(1, AT_ONCE // model.output.scores(hidden[:1]).shape[-1])
+            parts = zip(hidden.split(width), gold.split(width), strict=True)
+            of_output = sum((_output_sums(model.output, h, y) for h, y in parts), torch.zeros(6).double())
+            rest = [model.attended(decoded)[known].double().sum(), known.sum().double()]
+            totals += torch.cat([of_output, torch.stack(rest).cpu()])
+            for kind, layers in (model.attention_stats() if densities else {}).items():
+                assert densities is not None
+                densities[kind] += torch.stack([s.density for s in layers]).double().cpu() * int(known.sum())
+    found: list[float] = totals.tolist()
+    return found
+
+
+def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
+    """Sums over symbols of what :class:`Forced` says of the output layer [6]."""
+    scores = output.scores(hidden)  # [symbols, d_vocab]
+    probs = output.probs(scores)
+    of_gold = probs.gather(-1, gold.unsqueeze(-1)).squeeze(-1)
+    # An ensemble's scores are not those that its models' losses are of.
+    of_scores = hasattr(output, "loss_of_scores")
+    sums = [
+        (output.loss_of_scores if of_scores else output.loss)(scores if of_scores else hidden, gold, reduction="sum"),
+        (of_gold > 0).sum(),
+        (probs.argmax(-1) == gold).sum(),
+        (probs > 0).sum(),
+        probs.sum(),
+        scores.masked_fill(scores == -torch.inf, 0).norm(dim=-1).sum(),
+    ]
+    return torch.stack([x.double() for x in sums]).cpu()
+
+
+def search_batches(model: Any, batches: Iterable[Batch], beam_size: int) -> dict[int, Result]:
+    """The results of a beam search by row of the corpus."""
+    device = device_of(model)
+    found: dict[int, Result] = {}
+    for batch in batches:
+        results = beam_search(model, batch.src.to(device), batch.src_lengths.to(device), beam_size=beam_size)
+        found.update(zip(batch.index, results, strict=True))
+    return found
+
+
+def search_corpus(model: Any, corpus: Corpus, beam_size: int, batch_size: int = 128) -> list[Result]:
+    """The results of a beam search in the corpus's order."""
+    found = search_batches(model, corpus.batches(batch_size), beam_size)
+    return [found[i] for i in range(len(corpus))]
+
+
+def accuracy(results: Sequence[Result], corpus: Corpus) -> float:
+    """Share of results whose best hypothesis is the target of the row."""
+    right = sum(r.best is not None and list(r.best.tokens) == list(corpus.tgt[i]) for i, r in enumerate(results))
+    return right / max(len(results), 1)
+
+
+def empty_log_probs(model: Any, corpus: Corpus, batch_size: int = 128) -> Tensor:
+    """Log-probability of the empty output for every row [rows], in float64."""
+    found = torch.empty(len(corpus), dtype=torch.float64)
+    device = device_of(model)
+    for batch in corpus.batches(batch_size):
+        begin, end = (torch.full((len(batch.src), 1), token, device=device) for token in (BOS, EOS))
+        found[list(batch.index)] = score(model, batch.src.to(device), batch.src_lengths.to(device), begin, end).cpu()
+    return found
+
+
+def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: float) -> Evaluation:
+    """Loss, certificates and sparsity of a model and of what a search found in `seconds` on a corpus with targets."""
+    given = forced(model, corpus)
+    count = len(corpus)
+    kinds = [r.certificate.kind for r in results]
+    best = [r.best for r in results if r.best is not None]
+    steps = [n for h in best for n in h.support]
+    looks = [n for h in best for n in h.attended]
+    single = sum(h.prob >= WHOLE for h in best) if model.output.normalized else 0
+    known = sum(
+        any(list(h.tokens) == list(corpus.tgt[i]) for h in result.hypotheses) for i, result in enumerate(results)
+    )
+    empty = empty_log_probs(model, corpus).tolist()
+    # The empty output is no more probable than itself, however its two sums round.
+    better = sum(
+        e > r.best.log_prob and bool(r.best.tokens) if r.best else e > -torch.inf
+        for e, r in zip(empty, results, strict=True)
+    )
+    return Evaluation(
+        samples=count,
+        loss=given.loss,
+        gold_in_support=given.gold_in_support,
+        symbol_accuracy=given.symbol_accuracy,
+        gold_possible=known / count,
+        single=single / count,
+        complete=kinds.count("complete") / count,
+        optimal=kinds.count("optimal") / count,
+        bounded=kinds.count("bounded") / count,
+        none=kinds.count("none") / count,
+        output_support=sum(steps) / max(len(steps), 1),
+        output_sum=given.output_sum,
+        attention_support=sum(looks) / max(len(looks), 1),
+        attention_support_forced=given.attention_support,
+        empty=count - len(best),
+        empty_rate=better / count,
+        seconds=seconds,
+        speed=len(steps) / max(seconds, 1e-9),
+    )
+
+
+def timed_search(model: Any, corpus: Corpus, beam_size: int) -> tuple[list[Result], float]:
+    """The results of a beam search in the corpus's order, and the seconds it took."""
+    began = time.perf_counter()
+    results = search_corpus(model, corpus, beam_size)
+    return results, time.perf_counter() - began
+
+
+def device_of(model: Any) -> torch.device:
+    """Return where a model's parameters are; the CPU for one without any."""
+    first = next(iter(model.parameters()), None) if hasattr(model, "parameters") else None
+    return torch.device("cpu") if first is None else first.device

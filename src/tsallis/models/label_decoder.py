@@ -1,0 +1,263 @@
+"""A classifier as a decoder: its answer is one symbol, the label, and then the end.
+
+So a class is trained, searched, scored and listed by what trains and searches sequences, with the same certificates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from tsallis.models.classifier import BiLSTMClassifier
+from tsallis.models.protocol import Decoded, Memory, Step
+from tsallis.models.vqa import VisualAnswerer, VisualLook
+from tsallis.nn import OutputLayer
+from tsallis.ops.autograd.rows import traced
+
+BOS, EOS = 1, 2
+FIRST = 4  # the first label's number: those before it are padding, start, end and unknown
+
+
+@dataclass(frozen=True)
+class LabelState:
+    """Rows that are to be classified."""
+
+    hidden: Tensor  # [batch, d_model]
+    masses: Tensor  # [batch, src]: what was looked at
+
+    def select(self, index: Tensor) -> LabelState:
+        return LabelState(self.hidden[index], self.masses[index])
+
+
+class LabelOutput(nn.Module):
+    """The output layer of a classifier as that of a decoder; after the label the end is certain, and costs nothing.
+
+    Args:
+        layer: from hidden states to classes.
+
+    Hidden states have one number more than the layer's: above zero where the label stands already.
+
+    Example:
+        >>> output = LabelOutput(OutputLayer(3, 2, "sparsemax"))
+        >>> scores = output.scores(torch.tensor([[0.0, 0.0, 0.0, 1.0]]))
+        >>> output.probs(scores).detach()
+        tensor([[0., 0., 1., 0., 0., 0.]])
+    """
+
+    def __init__(self, layer: OutputLayer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    @property
+    def transform(self) -> str:
+        """The layer's map."""
+        return self.layer.transform
+
+    @property
+    def alpha(self) -> float:
+        """The layer's."""
+        return self.layer.alpha
+
+    @property
+    def weight(self) -> Tensor:
+        """[classes, d_model]"""
+        return self.layer.weight
+
+    @property
+    def d_model(self) -> int:
+        """Size of the hidden states, with their one number more."""
+        return self.layer.d_model + 1
+
+    @property
+    def normalized(self) -> bool:
+        """Whether the probabilities sum to 1."""
+        return self.layer.normalized
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """[..., d_model + 1] to [..., classes + 4], -inf for what can't come."""
+        labels = pad(self.layer.scores(hidden[..., :-1]), (FIRST, 0), value=-torch.inf)
+        end = torch.full_like(labels[..., :1, :] if labels.dim() > 1 else labels, -torch.inf)
+        end[..., EOS] = 0
+        return torch.where(hidden[..., -1:] > 0, end, labels)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.scores(hidden)
+
+    def probs(self, scores: Tensor) -> Tensor:
+        """[..., classes + 4]"""
+        return self.layer.probs(scores)
+
+    def log_probs(self, scores: Tensor) -> Tensor:
+        """Their logarithms in float64; -inf where the probability is zero."""
+        return self.layer.log_probs(scores)
+
+    def loss(
+        self,
+        hidden: Tensor,
+        target: Tensor,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> Tensor:
+        """The loss of the labels among the symbols [...]; all others have none."""
+        other = (hidden[..., -1] > 0) | (target < FIRST)
+        target = torch.where(other, ignore_index, target - FIRST)
+        return self.layer.loss(hidden[..., :-1], target, ignore_index, reduction, label_smoothing)
+
+    def loss_of_scores(
+        self, scores: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean"
+    ) -> Tensor:
+        """The same from scores; with the mean taken over ends, too."""
+        return self.layer.loss_of_scores(scores, target, ignore_index, reduction)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was looked at in each of some images, cells of the grid row by row."""
+
+    look: VisualLook
+
+    @property
+    def masses(self) -> Tensor:
+        """[batch, cells]"""
+        return self.look.masses.flatten(1)
+
+    @property
+    def mask(self) -> Tensor:
+        """[batch, cells], all True."""
+        return torch.ones_like(self.look.weights.flatten(1), dtype=torch.bool)
+
+
+class PictureReader(nn.Module):
+    """A :class:`VisualAnswerer` that reads rows of numbers: an image's, and then the symbols of the question.
+
+    Args:
+        answerer: what is asked.
+
+    Example:
+        >>> answerer = VisualAnswerer(20, 3, d_model=8, heads=2, layers=1)
+        >>> reader = PictureReader(answerer)
+        >>> pictures = torch.zeros(5, 16, 16, 3, dtype=torch.uint8)
+        >>> reader.gallery = lambda numbers: pictures[numbers]
+        >>> hidden, look = reader.read(torch.tensor([[4, 7, 8], [0, 9, 0]]), torch.tensor([3, 2]))
+        >>> hidden.shape, look.masses.shape
+        (torch.Size([2, 16]), torch.Size([2, 4]))
+    """
+
+    def __init__(self, answerer: VisualAnswerer) -> None:
+        super().__init__()
+        self.answerer = answerer
+        # What makes images [batch, height, width, channels] of numbers [batch], which are on the CPU.
+        self.gallery: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def output(self) -> OutputLayer:
+        """The answerer's."""
+        return self.answerer.output
+
+    def read(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Seen]:
+        """What the output layer sees [batch, d_fused], and what was looked at, without gradients.
+
+        Raises:
+            RuntimeError: if no images were shown.
+            ValueError: a row without a question.
+        """
+        if self.gallery is None:
+            raise RuntimeError("images are numbers here: the reader's `gallery` must say which ones they are")
+        if int(src_lengths.min()) < 2:
+            raise ValueError(f"a row holds an image and a question, got src_lengths {src_lengths.tolist()}")
+        images = self.gallery(src[:, 0].cpu()).to(src.device)
+        hidden, look = self.answerer.read(images, src[:, 1:], src_lengths - 1)
+        return hidden, Seen(look)
+
+
+class LabelDecoder(nn.Module):
+    """A classifier whose answer is a sequence: the label, and the end.
+
+    Args:
+        src_vocab: number of source symbols; 0 is padding.
+        tgt_vocab: number of target symbols: the labels, and four before them.
+        kind: "documents", a :class:`BiLSTMClassifier`; or "questions", a :class:`VisualAnswerer`, which needs a
+            `gallery`, see :class:`PictureReader`.
+        more: of the classifier or answerer.
+
+    Raises:
+        ValueError: fewer than one label, an unknown kind, or what the classifier refuses.
+
+    Example:
+        >>> model = LabelDecoder(20, 6, d_model=8)
+        >>> src, lengths = torch.randint(4, 20, (2, 5)), torch.tensor([5, 3])
+        >>> decoded = model(src, lengths, torch.tensor([[1, 4], [1, 5]]), need_attention=True)
+        >>> model.output.scores(decoded.hidden).shape, decoded.attention.shape
+        (torch.Size([2, 2, 6]), torch.Size([2, 2, 5]))
+    """
+
+    def __init__(self, src_vocab: int, tgt_vocab: int, kind: str = "documents", **more: Any) -> None:
+        super().__init__()
+        if tgt_vocab <= FIRST:
+            raise ValueError(f"tgt_vocab must be above {FIRST}: labels stand behind as many symbols, got {tgt_vocab}")
+        if kind not in ("documents", "questions"):
+            raise ValueError(f"kind must be documents or questions, got {kind!r}")
+        self.arguments: dict[str, Any] = {"src_vocab": src_vocab, "tgt_vocab": tgt_vocab, "kind": kind, **more}
+        # It has an output layer, and `read` gives what that sees and what was looked at: masses and a mask of places.
+        self.classifier: Any
+        if kind == "documents":
+            self.classifier = BiLSTMClassifier(src_vocab, tgt_vocab - FIRST, **more)
+        else:
+            self.classifier = PictureReader(VisualAnswerer(src_vocab, tgt_vocab - FIRST, **more))
+        self._look: Any = None  # of the last pass
+
+    @property
+    def gallery(self) -> Callable[[Tensor], Tensor] | None:
+        """The images that sources name by number, of a model for questions."""
+        found: Callable[[Tensor], Tensor] | None = getattr(self.classifier, "gallery", None)
+        return found
+
+    @gallery.setter
+    def gallery(self, images: Callable[[Tensor], Tensor] | None) -> None:
+        self.classifier.gallery = images
+
+    @property
+    def output(self) -> LabelOutput:
+        """The classifier's output layer, which stays a part of it."""
+        return LabelOutput(self.classifier.output)
+
+    def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
+        """[batch, src] symbols and their counts [batch] to all that is read of them."""
+        hidden, look = self.classifier.read(src, src_lengths)
+        return Memory(look.masses.unsqueeze(-1), look.mask, (hidden,))
+
+    def start(self, memory: Memory) -> LabelState:
+        return LabelState(memory.summary[0], memory.states.squeeze(-1))
+
+    def step(self, state: LabelState, token: Tensor) -> Step:
+        """The scores of what follows `token` [batch]: the labels after the start, the end after a label."""
+        hidden = torch.cat([state.hidden, (token != BOS).unsqueeze(-1).to(state.hidden)], -1)
+        return Step(self.output.scores(hidden), state.masses, state)
+
+    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> Decoded:
+        """All steps with the target [batch, tgt] given; masses are computed only if `need_attention` asks for them."""
+        hidden, look = self.classifier.read(src, src_lengths)
+        self._look = None if traced() else look
+        tgt = tgt_in.shape[1]
+        said = (tgt_in != BOS).unsqueeze(-1).to(hidden)  # [batch, tgt, 1]
+        states = torch.cat([hidden.unsqueeze(1).expand(-1, tgt, -1), said], -1)
+        return Decoded(states, look.masses.unsqueeze(1).expand(-1, tgt, -1) if need_attention else None)
+
+    def attended(self, decoded: Decoded) -> Tensor:
+        """How many places have a weight, or a part of the density's mass [batch, tgt], in the pass that made `decoded`.
+
+        Raises:
+            RuntimeError: if the last pass was another one, or was compiled.
+        """
+        if self._look is None:
+            raise RuntimeError("what was attended to is known of passes that are not compiled, and there was none")
+        masses, asked = self._look.masses, decoded.hidden.shape[:2]
+        if len(masses) != asked[0]:
+            raise RuntimeError(f"the last pass had {len(masses)} rows, and not {asked[0]}: ask before the next one")
+        return (masses > 0).sum(-1, keepdim=True).expand(asked).float()

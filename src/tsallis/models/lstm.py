@@ -1,0 +1,324 @@
+"""The sequence-to-sequence LSTM of Peters et al. 2019, with any map in its attention and in its output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from tsallis.continuous import Density, translation_basis
+from tsallis.continuous.moments import Matching
+from tsallis.models.checks import check_counts
+from tsallis.models.protocol import Decoded, Memory, Step
+from tsallis.models.sharing import SHARES, share_embeddings, shared_parameters
+from tsallis.nn import ContinuousGlobalAttention, GlobalAttention, OutputLayer
+from tsallis.nn.dropout import dropout_mask
+from tsallis.nn.output import transform_alpha
+
+PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # of a layer of nn.LSTM
+INITIAL = 0.1  # parameters start uniform in [-0.1, 0.1], as in OpenNMT's LSTM models
+
+
+@dataclass(frozen=True)
+class RNNState:
+    """Rows of a decoder state with all they look at."""
+
+    memory: Memory
+    keys: Tensor  # [batch, src, d_model]
+    hidden: tuple[Tensor, ...]  # one [batch, d_model] a layer
+    cell: tuple[Tensor, ...]
+    feed: Tensor  # [batch, d_model]: the attentional state of the step before
+
+    def select(self, index: Tensor) -> RNNState:
+        return RNNState(
+            self.memory.select(index),
+            self.keys[index],
+            tuple(h[index] for h in self.hidden),
+            tuple(c[index] for c in self.cell),
+            self.feed[index],
+        )
+
+
+class _Layer(NamedTuple):
+    """A decoder layer's parameters, made ready once for all steps."""
+
+    weight: Tensor | None  # [d_model, 4 * d_model]; the first layer's reads what is fed back, if anything is
+    recurrent: Tensor  # [d_model, 4 * d_model]
+    bias: Tensor  # [4 * d_model]
+
+
+class RNNSeq2Seq(nn.Module):
+    r"""A bidirectional LSTM encoder and an LSTM decoder with input feeding and global attention.
+
+    Each decoder step reads the embedding of the last token beside the last attentional state
+    :math:`\tilde h = \tanh(W [c; s])`, attends to the encoder's states with the map `attention`, and predicts with the
+    map `output` (Peters et al. 2019, sec. 4: two layers, 300 units, dropout 0.3 for inflection).
+
+    The model's part `attention` may be exchanged for any module with the methods of
+    :class:`tsallis.nn.GlobalAttention`: `keys(memory)` gives what can be computed once a sentence, as rows
+    [batch, ...], and `forward(query, memory, mask, keys)` a context [batch, d_model] and weights [batch, src], for
+    queries [batch, tgt, d_model] (asked without input feeding) with one more dimension. `arguments` know nothing of it.
+
+    Args:
+        src_vocab: number of source symbols; 0 is padding.
+        tgt_vocab: number of target symbols; 0 is padding.
+        d_model: size of embeddings and states; even.
+        layers: of the encoder and of the decoder.
+        dropout: on embeddings, between layers and on the attentional state.
+        attention: "softmax", "sparsemax" or "entmax", with `attention_alpha`.
+        output: "softmax", "sparsemax", "entmax" or "alpha_relu", with `output_alpha` and `tau`.
+        input_feeding: whether a step sees the attentional state of the one before. Without it all steps of a known
+            target run in one call, at some loss of accuracy.
+        forbidden: target symbols that are never predicted (by default padding, start and unknown).
+        share: "target" makes one matrix of the target embedding and the output's projection; "none" keeps them apart.
+        density: makes the attention continuous, see :class:`tsallis.nn.ContinuousGlobalAttention`: "gaussian",
+            "truncated_parabola", "laplace", "triangular" or an alpha; its moments are those of the discrete weights.
+        combine: whether the continuous context is added to the discrete one, as in the paper, or stands alone.
+        functions: of the continuous attention's basis; a multiple of 3, for widths .03, .1 and .3.
+        matching: of its moments, "covariance" or "scale".
+
+    Raises:
+        ValueError: sizes that are odd or too small, a map or a density that is unknown.
+
+    Example:
+        >>> model = RNNSeq2Seq(20, 15, d_model=8)
+        >>> src, lengths = torch.randint(4, 20, (2, 5)), torch.tensor([5, 3])
+        >>> decoded = model(src, lengths, torch.randint(4, 15, (2, 4)))
+        >>> decoded.hidden.shape, decoded.attention.shape
+        (torch.Size([2, 4, 8]), torch.Size([2, 4, 5]))
+    """
+
+    def __init__(
+        self,
+        src_vocab: int,
+        tgt_vocab: int,
+        d_model: int = 300,
+        layers: int = 2,
+        dropout: float = 0.3,
+        attention: str = "entmax",
+        attention_alpha: float = 1.5,
+        output: str = "entmax",
+        output_alpha: float = 1.5,
+        tau: float = 0.0,
+        input_feeding: bool = True,
+        forbidden: Sequence[int] = (0, 1, 3),
+        share: str = "none",
+        density: str | float | None = None,
+        combine: bool = True,
+        functions: int = 30,
+        matching: Matching = "covariance",
+    ) -> None:
+        super().__init__()
+        if d_model < 2 or d_model % 2:
+            raise ValueError(f"d_model must be even: half of it goes to each direction of the encoder, got {d_model}")
+        if layers < 1:
+            raise ValueError(f"layers must be at least 1, got {layers}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
+        self.arguments: dict[str, Any] = {
+            "src_vocab": src_vocab,
+            "tgt_vocab": tgt_vocab,
+            "d_model": d_model,
+            "layers": layers,
+            "dropout": dropout,
+            "attention": attention,
+            "attention_alpha": attention_alpha,
+            "output": output,
+            "output_alpha": output_alpha,
+            "tau": tau,
+            "input_feeding": input_feeding,
+            "forbidden": list(forbidden),
+            "share": share,
+            "density": density,
+            "combine": combine,
+            "functions": functions,
+            "matching": matching,
+        }
+        self.d_model, self.layers, self.input_feeding = d_model, layers, input_feeding
+        between = dropout if layers > 1 else 0.0
+        self.src_embedding = nn.Embedding(src_vocab, d_model, padding_idx=0)
+        self.tgt_embedding = nn.Embedding(tgt_vocab, d_model, padding_idx=0)
+        self.encoder = nn.LSTM(d_model, d_model // 2, layers, batch_first=True, dropout=between, bidirectional=True)
+        # Its input is [embedding; attentional state], or the embedding alone.
+        self.decoder = nn.LSTM(d_model * (1 + input_feeding), d_model, layers, batch_first=True, dropout=between)
+        self.attention: Any = GlobalAttention(d_model, d_model, attention, attention_alpha)
+        if density is not None:
+            self.attention = ContinuousGlobalAttention(
+                d_model,
+                d_model,
+                transform_alpha(attention, attention_alpha),
+                density,
+                combine=combine,
+                matching=matching,
+                basis=translation_basis(functions),
+            )
+        self.combine = nn.Linear(2 * d_model, d_model, bias=False)
+        self.output = OutputLayer(d_model, tgt_vocab, output, output_alpha, tau, forbidden=forbidden)
+        share_embeddings(share, self.src_embedding, self.tgt_embedding, self.output, SHARES[:2])
+        self.dropout = float(dropout)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -INITIAL, INITIAL)
+        with torch.no_grad():
+            # A cell that remembers until it learns to forget learns faster from few samples.
+            for rnn, width in ((self.encoder, d_model // 2), (self.decoder, d_model)):
+                for name, parameter in rnn.named_parameters():
+                    if name.startswith("bias_ih"):
+                        parameter[width : 2 * width] += 1
+            self.src_embedding.weight[0] = 0
+            self.tgt_embedding.weight[0] = 0
+
+    def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
+        """[batch, src] symbols and their counts [batch] to states; what lies beyond a count changes nothing.
+
+        Raises:
+            ValueError: counts below 1 or above the width of `src`.
+        """
+        counts, width = src_lengths.cpu(), src.shape[1]
+        check_counts(counts, width)
+        embedded = self._drop(self.src_embedding(src))  # [batch, src, d_model]
+        packed = pack_padded_sequence(embedded, counts, batch_first=True, enforce_sorted=False)
+        packed_states, (hidden, cell) = self.encoder(packed)
+        states, _ = pad_packed_sequence(packed_states, batch_first=True, total_length=width)
+        mask = torch.arange(width, device=src.device) < src_lengths.to(src.device).unsqueeze(1)
+        return Memory(states, mask, (*self._both_directions(hidden), *self._both_directions(cell)))
+
+    def _both_directions(self, x: Tensor) -> tuple[Tensor, ...]:
+        # [layers * 2, batch, d_model / 2] to one [batch, d_model] a layer
+        return tuple(torch.cat([x[2 * i], x[2 * i + 1]], -1) for i in range(self.layers))
+
+    def start(self, memory: Memory) -> RNNState:
+        feed = memory.states.new_zeros(memory.states.shape[0], self.d_model)
+        hidden, cell = memory.summary[: self.layers], memory.summary[self.layers :]
+        keys: Tensor = self.attention.keys(memory.states)
+        return RNNState(memory, keys, hidden, cell, feed)
+
+    def step(self, state: RNNState, token: Tensor) -> Step:
+        """The scores of what follows `token` [batch], which itself follows all that the state has read."""
+        by_token, layers = self._decoder_weights()
+        gates = self._token_gates(token, by_token, layers[0])
+        between, out = self._dropped(self.layers - 1, *state.feed.shape), self._dropped(*state.feed.shape)
+        state, attention = self._advance(state, gates, layers, between, out)
+        return Step(self.output.scores(state.feed), attention, state)
+
+    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = True) -> Decoded:
+        """All steps with the target given: [batch, src] symbols, their counts [batch], [batch, tgt] tokens.
+
+        What :meth:`step` computes token by token, with all that need not wait for the step before done at once. The
+        attention weights are there whether `need_attention` asks for them or not.
+        """
+        state = self.start(self.encode(src, src_lengths))
+        if not self.input_feeding:
+            embedded = self._drop(self.tgt_embedding(tgt_in))  # [batch, tgt, d_model]
+            states, _ = self.decoder(embedded, (torch.stack(state.hidden), torch.stack(state.cell)))
+            context, attention = self.attention(states, state.memory.states, state.memory.mask, state.keys)
+            return Decoded(self._mix(states, context, self._dropped(*states.shape)), attention)
+        by_token, layers = self._decoder_weights()
+        steps = self._token_gates(tgt_in.t(), by_token, layers[0]).unbind(0)  # one [batch, 4 * d_model] a step
+        between = self._dropped(len(steps), self.layers - 1, *state.feed.shape)
+        out = self._dropped(len(steps), *state.feed.shape)
+        hidden, weights = [], []
+        for t, gates in enumerate(steps):
+            drop = (None, None) if between is None or out is None else (between[t], out[t])
+            state, attention = self._advance(state, gates, layers, *drop)
+            hidden.append(state.feed)
+            weights.append(attention)
+        return Decoded(torch.stack(hidden, 1), torch.stack(weights, 1))
+
+    def attended(self, decoded: Decoded) -> Tensor:
+        """How many positions have a weight above zero at each step [batch, tgt]."""
+        assert decoded.attention is not None
+        return (decoded.attention > 0).sum(-1).float()
+
+    @property
+    def attention_label(self) -> str:
+        """What the weights of a pass are, for figures."""
+        if isinstance(self.attention, ContinuousGlobalAttention):
+            return "Continuous attention to the source: mass of the density in each position, its mean and support"
+        return "Attention to the source"
+
+    @torch.no_grad()
+    def densities(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor) -> Density | None:
+        """Return what continuous attention looks with at each step, of batch shape [batch, 1, tgt]; None without it.
+
+        Args:
+            src: [batch, src] symbols.
+            src_lengths: [batch] their counts.
+            tgt_in: [batch, tgt] tokens, the start first.
+        """
+        attention, seen = self.attention, []
+        if not isinstance(attention, ContinuousGlobalAttention):
+            return None
+        hook = attention.register_forward_hook(lambda module, arguments, result: seen.append(arguments))
+        try:
+            self(src, src_lengths, tgt_in)
+        finally:
+            hook.remove()
+        queries = [query for query, *_ in seen]  # [batch, tgt, d_model] once, or [batch, d_model] a step
+        return attention.density(queries[0] if queries[0].dim() == 3 else torch.stack(queries, 1), *seen[0][1:])
+
+    def shared_parameters(self) -> dict[str, str]:
+        """Names in the state dict that repeat another one's parameter, each with that other one."""
+        return shared_parameters(self)
+
+    def _decoder_weights(self) -> tuple[Tensor, list[_Layer]]:
+        """What reads the token [4 * d_model, d_model], kept apart as it can for all steps at once, and the layers."""
+        layers = []
+        for i in range(self.layers):
+            weight, recurrent, *biases = (getattr(self.decoder, f"{name}_l{i}") for name in PARAMETERS)
+            if i == 0:
+                by_token, *fed = weight.split(self.d_model, 1)
+                weight = fed[0] if fed else None
+            layers.append(_Layer(None if weight is None else weight.t(), recurrent.t(), sum(biases)))
+        return by_token, layers
+
+    def _token_gates(self, token: Tensor, weight: Tensor, first: _Layer) -> Tensor:
+        # [...] to [..., 4 * d_model]
+        return linear(self._drop(self.tgt_embedding(token)), weight, first.bias)
+
+    def _advance(
+        self, state: RNNState, gates: Tensor, layers: list[_Layer], between: Tensor | None, out: Tensor | None
+    ) -> tuple[RNNState, Tensor]:
+        """One step from the token's gates [batch, 4 * d_model].
+
+        `between` [layers - 1, batch, d_model] and `out` [batch, d_model] are dropout masks.
+        """
+        hidden: list[Tensor] = []
+        cell: list[Tensor] = []
+        for i, layer in enumerate(layers):
+            below = hidden[-1] if i else state.feed
+            if i and between is not None:
+                below = below * between[i - 1]
+            if layer.weight is not None:
+                gates = torch.addmm(layer.bias if i else gates, below, layer.weight)
+            h, c = _cell(torch.addmm(gates, state.hidden[i], layer.recurrent), state.cell[i])
+            hidden.append(h)
+            cell.append(c)
+        context, attention = self.attention(hidden[-1], state.memory.states, state.memory.mask, state.keys)
+        feed = self._mix(hidden[-1], context, out)
+        return RNNState(state.memory, state.keys, tuple(hidden), tuple(cell), feed), attention
+
+    def _mix(self, states: Tensor, context: Tensor, out: Tensor | None) -> Tensor:
+        """Attentional states [..., d_model] from states and what they attend to."""
+        mixed: Tensor = torch.tanh(self.combine(torch.cat([context, states], -1)))
+        return mixed if out is None else mixed * out
+
+    def _dropped(self, *shape: int) -> Tensor | None:
+        """A dropout mask, scaled."""
+        if not self.training or self.dropout == 0:
+            return None
+        return dropout_mask(shape, self.dropout, self.combine.weight)
+
+    def _drop(self, x: Tensor) -> Tensor:
+        mask = self._dropped(*x.shape)
+        return x if mask is None else x * mask
+
+
+def _cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    into, forget, candidate, out = gates.chunk(4, -1)
+    cell = forget.sigmoid() * cell + into.sigmoid() * candidate.tanh()
+    return out.sigmoid() * cell.tanh(), cell

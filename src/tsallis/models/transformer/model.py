@@ -1,0 +1,391 @@
+"""The Transformer of Vaswani et al. 2017 with the attention of Correia et al. 2019 and sparse outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tsallis.models.checks import check_counts
+from tsallis.models.protocol import Decoded, Memory, Step
+from tsallis.models.sharing import SHARES, share_embeddings, shared_parameters
+from tsallis.models.transformer.decoding_state import Past, Places, Reading, Sources, TransformerState
+from tsallis.nn import (
+    AttentionStats,
+    KeyValueCache,
+    MultiheadAttention,
+    OutputLayer,
+    PerHeadAlpha,
+    TransformerDecoderLayer,
+    TransformerEncoderLayer,
+)
+from tsallis.nn.dropout import Dropout
+from tsallis.nn.positions import SinusoidalPositions
+from tsallis.ops.autograd.rows import traced
+
+KINDS = ("encoder", "decoder", "context")
+ATTENTIONS = ("softmax", "sparsemax", "entmax", "learned")
+TIES = ("none", "layer", "kind", "global")
+NORMS = ("post", "pre")
+
+
+class Stack(nn.Module):
+    """Layers, and the norm behind them if there is one, under the names of `torch.nn.TransformerEncoder`.
+
+    Args:
+        layers: from the input to the output.
+        norm: of the last layer's output.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], norm: nn.Module | None) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm
+
+    def end(self, x: Tensor) -> Tensor:
+        """The last layer's output, normalised if there is a norm."""
+        return x if self.norm is None else self.norm(x)
+
+
+class TransformerSeq2Seq(nn.Module):
+    r"""An encoder-decoder Transformer with any map in each of its attentions and in its output.
+
+    .. math:: \mathrm{head}_h = \mathrm{entmax}_{\alpha_h}\big(Q_h K_h^\top / \sqrt{d}\big) V_h, \qquad
+              \alpha_h = 1 + \sigma(a_h)
+
+    (Vaswani et al. 2017; Correia et al. 2019, eq. 4 and 7, who learn an alpha for every head of every layer). There are
+    three kinds of attention: of the encoder to itself, of the decoder to itself, and of the decoder to the source
+    ("context"). Parameters have the names of `torch.nn.Transformer`.
+
+    Args:
+        src_vocab: number of source symbols; 0 is padding.
+        tgt_vocab: number of target symbols; 0 is padding.
+        d_model: size of embeddings and states; even, and a multiple of `heads`.
+        heads: of each attention.
+        layers: of the encoder and of the decoder, unless `encoder_layers` or `decoder_layers` says otherwise.
+        d_ff: hidden units of the network behind each attention.
+        dropout: on embeddings, hidden units, and what attention and network add.
+        attention_dropout: on attention weights; None: as `dropout`.
+        norm: "post" normalises sums (Vaswani et al. 2017), "pre" what each part reads, and the end.
+        activation: "relu" or "gelu".
+        attention: "softmax", "sparsemax", "entmax" (with `attention_alpha`) or "learned", for each kind of which
+            `encoder_attention`, `decoder_attention` or `context_attention` doesn't say otherwise.
+        tie_alphas: of learned ones: "none" has one a head, "layer" one for the heads of an attention, "kind" one for
+            all layers of a kind, "global" one for all.
+        output: "softmax", "sparsemax", "entmax" or "alpha_relu", with `output_alpha` and `tau`.
+        share: "target" makes one matrix of the target embedding and the output's projection, "all" of the source
+            embedding, too.
+        forbidden: target symbols that are never predicted (by default padding, start and unknown).
+        checkpoint_activations: keep only what enters each layer, and compute the layer again in the backward pass.
+
+    Raises:
+        ValueError: sizes that don't fit, names that are none of these.
+
+    Example:
+        >>> model = TransformerSeq2Seq(20, 15, d_model=8, heads=2, layers=1, d_ff=16, attention="learned")
+        >>> src, lengths = torch.randint(4, 20, (2, 5)), torch.tensor([5, 3])
+        >>> decoded = model(src, lengths, torch.randint(4, 15, (2, 4)))
+        >>> decoded.hidden.shape, model.attended(decoded).shape
+        (torch.Size([2, 4, 8]), torch.Size([2, 4]))
+        >>> model.alphas()["context"].shape  # [layers, heads]
+        torch.Size([1, 2])
+    """
+
+    def __init__(
+        self,
+        src_vocab: int,
+        tgt_vocab: int,
+        d_model: int = 512,
+        heads: int = 8,
+        layers: int = 6,
+        d_ff: int = 2048,
+        dropout: float = 0.1,
+        attention_dropout: float | None = 0.0,
+        norm: str = "post",
+        activation: str = "relu",
+        attention: str = "entmax",
+        attention_alpha: float = 1.5,
+        encoder_attention: str | None = None,
+        decoder_attention: str | None = None,
+        context_attention: str | None = None,
+        tie_alphas: str = "none",
+        output: str = "entmax",
+        output_alpha: float = 1.5,
+        tau: float = 0.0,
+        share: str = "none",
+        forbidden: Sequence[int] = (0, 1, 3),
+        encoder_layers: int | None = None,
+        decoder_layers: int | None = None,
+        checkpoint_activations: bool = False,
+    ) -> None:
+        super().__init__()
+        self.arguments: dict[str, Any] = {
+            "src_vocab": src_vocab,
+            "tgt_vocab": tgt_vocab,
+            "d_model": d_model,
+            "heads": heads,
+            "encoder_layers": layers if encoder_layers is None else encoder_layers,
+            "decoder_layers": layers if decoder_layers is None else decoder_layers,
+            "d_ff": d_ff,
+            "dropout": dropout,
+            "attention_dropout": dropout if attention_dropout is None else attention_dropout,
+            "norm": norm,
+            "activation": activation,
+            "encoder_attention": encoder_attention or attention,
+            "decoder_attention": decoder_attention or attention,
+            "context_attention": context_attention or attention,
+            "attention_alpha": attention_alpha,
+            "tie_alphas": tie_alphas,
+            "output": output,
+            "output_alpha": output_alpha,
+            "tau": tau,
+            "share": share,
+            "forbidden": list(forbidden),
+            "checkpoint_activations": checkpoint_activations,
+        }
+        _check(self.arguments)
+        self.d_model, self.heads, self.checkpoint_activations = d_model, heads, checkpoint_activations
+        self.src_embedding = nn.Embedding(src_vocab, d_model, padding_idx=0)
+        self.tgt_embedding = nn.Embedding(tgt_vocab, d_model, padding_idx=0)
+        self.positions = SinusoidalPositions(d_model)
+        self._build_layers()
+        self.dropout = Dropout(dropout)
+        self.output = OutputLayer(d_model, tgt_vocab, output, output_alpha, tau, forbidden=forbidden)
+        self._initialise()
+        share_embeddings(share, self.src_embedding, self.tgt_embedding, self.output, SHARES)
+
+    def _build_layers(self) -> None:
+        given = self.arguments
+        options = {
+            "dim_feedforward": given["d_ff"],
+            "dropout": given["dropout"],
+            "attention_dropout": given["attention_dropout"],
+            "activation": given["activation"],
+            "norm_first": given["norm"] == "pre",
+            "batch_first": True,
+        }
+        alpha = _alphas(given)
+
+        def norm() -> nn.Module | None:
+            return nn.LayerNorm(self.d_model) if given["norm"] == "pre" else None
+
+        encoder = [
+            TransformerEncoderLayer(self.d_model, self.heads, **options, alpha=alpha("encoder"))
+            for _ in range(given["encoder_layers"])
+        ]
+        decoder = [
+            TransformerDecoderLayer(
+                self.d_model, self.heads, **options, alpha=alpha("decoder"), cross_alpha=alpha("context")
+            )
+            for _ in range(given["decoder_layers"])
+        ]
+        self.encoder, self.decoder = Stack(encoder, norm()), Stack(decoder, norm())
+
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+        for table in (self.src_embedding, self.tgt_embedding):
+            nn.init.normal_(table.weight, std=self.d_model**-0.5)
+            with torch.no_grad():
+                table.weight[0] = 0
+
+    def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
+        """[batch, src] symbols and their counts [batch] to states; what lies beyond a count changes nothing.
+
+        Raises:
+            ValueError: counts below 1 or above the width of `src`.
+        """
+        return self._encode(src, self._counts(src, src_lengths))
+
+    def _counts(self, src: Tensor, src_lengths: Tensor) -> Tensor:
+        """Lengths where they are read without waiting for a device."""
+        if traced():
+            return src_lengths
+        counts = src_lengths.cpu()
+        if len(counts):
+            check_counts(counts, src.shape[1])
+        return counts
+
+    def _encode(self, src: Tensor, lengths: Tensor) -> Memory:
+        x = self._embed(self.src_embedding, src, 0)  # [batch, src, d_model]
+        for layer in self.encoder.layers:
+            x = self._through(layer, x, src_key_lengths=lengths)
+        mask = torch.arange(src.shape[1], device=src.device) < lengths.to(src.device).unsqueeze(1)
+        return Memory(self.encoder.end(x), mask)
+
+    def start(self, memory: Memory) -> TransformerState:
+        """The state before the first token: one row a source, and what all layers read of the sources."""
+        attentions = self._attentions("context")
+        keys, values = zip(*(attention.keys_and_values(memory.states) for attention in attentions), strict=True)
+        sources = Sources(keys, values, memory.mask.sum(1).cpu())
+        nothing = tuple(x[:, :, :0] for pair in zip(keys, values, strict=True) for x in pair)
+        rows = torch.arange(len(memory.states), device=memory.states.device)
+        return TransformerState(sources, rows, Past(nothing, 0), 0)
+
+    def step(self, state: TransformerState, token: Tensor) -> Step:
+        """The scores of what follows `token` [batch], which itself follows all that the state has read.
+
+        Attention is the mean of the heads of the last layer.
+        """
+        sources, which = state.looked_at()
+        places = Places.of(torch.searchsorted(which, state.source), len(sources))
+        reading = Reading(state)
+        first = state.steps if state.read is None else state.read
+        x = self._embed(self.tgt_embedding, token.unsqueeze(1), first)  # [rows, 1, d_model]
+        last = len(self.decoder.layers) - 1
+        for number, layer in enumerate(self.decoder.layers):
+            x, weights = _step_through(layer, x, reading, sources, places, number, number == last)
+        assert weights is not None
+        scores = self.output.scores(self.decoder.end(x).squeeze(1))
+        live = (sources, which) if sources is not state.sources else None
+        return Step(scores, places.scatter(weights).squeeze(1), reading.following(state, live))
+
+    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> Decoded:
+        """All steps with the target given: [batch, src] symbols, their counts [batch], [batch, tgt] tokens.
+
+        Attention weights, the mean of the last layer's heads, are held only if `need_attention` asks for them.
+        """
+        lengths = self._counts(src, src_lengths)
+        memory = self._encode(src, lengths).states
+        x = self._embed(self.tgt_embedding, tgt_in, 0)  # [batch, tgt, d_model]
+        options: dict[str, Any] = {"tgt_is_causal": True, "memory_key_lengths": lengths}
+        *others, last = self.decoder.layers
+        for layer in others:
+            x = self._through(layer, x, memory, **options)
+        attention = None
+        if need_attention:
+            x, attention = self._through(last, x, memory, **options, need_weights=True)
+        else:
+            x = self._through(last, x, memory, **options)
+        return Decoded(self.decoder.end(x), attention)
+
+    def _through(self, layer: nn.Module, x: Tensor, *rest: Tensor, **options: Any) -> Any:
+        if self.checkpoint_activations and torch.is_grad_enabled():
+            return checkpoint(layer, x, *rest, use_reentrant=False, **options)
+        return layer(x, *rest, **options)
+
+    def _embed(self, table: nn.Embedding, symbols: Tensor, first: int | Tensor) -> Tensor:
+        """[batch, length] symbols that stand at the positions from `first` on, to [batch, length, d_model]."""
+        x = table(symbols) * math.sqrt(self.d_model)
+        embedded: Tensor = self.dropout(x + self.positions(x, first, symbols.shape[1]))
+        return embedded
+
+    def _attentions(self, kind: str) -> list[MultiheadAttention]:
+        stack, name = {
+            "encoder": (self.encoder, "self_attn"),
+            "decoder": (self.decoder, "self_attn"),
+            "context": (self.decoder, "multihead_attn"),
+        }[kind]
+        return [getattr(layer, name) for layer in stack.layers]
+
+    def alphas(self) -> dict[str, Tensor]:
+        """The alphas [layers, heads] of each kind of attention: "encoder", "decoder" and "context"."""
+        return {kind: torch.stack([a.alphas().detach() for a in self._attentions(kind)]) for kind in KINDS}
+
+    def attention_stats(self) -> dict[str, list[AttentionStats]]:
+        """How sparse the last pass was: for each kind of attention, the statistics of each layer's heads.
+
+        Padding of the source counts for nothing; padding of the target is a step like any other.
+
+        Raises:
+            RuntimeError: before the first pass, or if it was compiled.
+        """
+        return {kind: [a.stats() for a in self._attentions(kind)] for kind in KINDS}
+
+    def attended(self, decoded: Decoded) -> Tensor:
+        """How many source positions have a weight above zero at each step [batch, tgt]: the mean of layers and heads.
+
+        It is what the pass that made `decoded` recorded: to be asked before the next one.
+
+        Raises:
+            RuntimeError: if the last pass was another one, or was compiled.
+        """
+        attentions = self._attentions("context")
+        if any(not attention.recorded for attention in attentions):
+            raise RuntimeError("attended positions are recorded by passes that are not compiled, and there was none")
+        counts = torch.stack([attention.support() for attention in attentions])  # [layers, batch, heads, tgt]
+        seen, asked = (counts.shape[1], counts.shape[3]), tuple(decoded.hidden.shape[:2])
+        if seen != asked:
+            raise RuntimeError(
+                f"attended positions are those of the model's last pass, of {seen[0]} rows and {seen[1]} steps; "
+                f"asked for one of {asked[0]} and {asked[1]}"
+            )
+        return counts.float().mean((0, 2))
+
+    @property
+    def attention_label(self) -> str:
+        """What the weights of a pass are, for figures."""
+        heads, last = self.heads, len(self.decoder.layers)
+        return f"Attention to the source: mean of {heads} head{'s' * (heads != 1)} of decoder layer {last} of {last}"
+
+    def shared_parameters(self) -> dict[str, str]:
+        """Names in the state dict that repeat another one's parameter, each with that other one."""
+        return shared_parameters(self)
+
+
+def _step_through(
+    layer: Any, x: Tensor, reading: Reading, sources: Sources, places: Places, number: int, need_weights: bool
+) -> tuple[Tensor, Tensor | None]:
+    """A layer's output of one token a row, and what it looks at [sources, width, src] if that is asked for."""
+    weights: list[Tensor | None] = []
+
+    def attend(own: Tensor) -> Tensor:
+        found: Tensor = layer.self_attn(own, own, own, need_weights=False, cache=reading, key_lengths=reading.lengths)[
+            0
+        ]
+        return found
+
+    def attend_memory(own: Tensor) -> Tensor:
+        memory = KeyValueCache()
+        memory.append(sources.keys[number], sources.values[number])
+        found, seen = layer.multihead_attn(
+            places.gather(own), need_weights=need_weights, cache=memory, key_lengths=sources.lengths
+        )
+        weights.append(seen)
+        return places.scatter(found)
+
+    return layer.compose(x, attend, attend_memory), weights[0]
+
+
+def _alphas(given: dict[str, Any]) -> Callable[[str], float | PerHeadAlpha]:
+    """What gives each attention of a kind its alpha in turn; those that are tied get the same module."""
+    tie, tied = given["tie_alphas"], {}
+
+    def alpha(kind: str) -> float | PerHeadAlpha:
+        attention = given[f"{kind}_attention"]
+        if attention != "learned":
+            return {"softmax": 1.0, "sparsemax": 2.0}.get(attention, given["attention_alpha"])
+        if tie in ("none", "layer"):
+            return PerHeadAlpha(given["heads"] if tie == "none" else 1)
+        name = kind if tie == "kind" else "all"
+        if name not in tied:
+            tied[name] = PerHeadAlpha(1)
+        return tied[name]
+
+    return alpha
+
+
+def _check(given: dict[str, Any]) -> None:
+    """Name what makes no model."""
+    d_model, heads = given["d_model"], given["heads"]
+    for name in ("heads", "encoder_layers", "decoder_layers", "d_ff"):
+        if given[name] < 1:
+            raise ValueError(f"{name} must be at least 1, got {given[name]}")
+    if d_model < 2 or d_model % 2 or d_model % heads:
+        raise ValueError(f"d_model must be even and a multiple of heads, got {d_model} and {heads} heads")
+    for name in ("dropout", "attention_dropout"):
+        if not 0 <= given[name] < 1:
+            raise ValueError(f"{name} must be at least 0 and below 1, got {given[name]}")
+    choices = {"norm": NORMS, "tie_alphas": TIES, "activation": ("relu", "gelu")}
+    choices |= {f"{kind}_attention": ATTENTIONS for kind in KINDS}
+    for name, known in choices.items():
+        if given[name] not in known:
+            raise ValueError(f"{name} must be one of {', '.join(known)}, got {given[name]!r}")
+    if given["tie_alphas"] != "none" and "learned" not in {given[f"{kind}_attention"] for kind in KINDS}:
+        raise ValueError(f"tie_alphas is for learned attention, got {given['tie_alphas']!r} and none that is learned")

@@ -1,0 +1,276 @@
+"""What continuous attention on the line and in the plane have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tsallis import functional
+from tsallis.continuous import (
+    Basis,
+    Density,
+    Mixture,
+    Signal,
+    ValueFunction,
+    image_basis,
+    paper_image_basis,
+    text_basis,
+    translation_basis,
+)
+from tsallis.continuous.densities.elliptical import Points
+from tsallis.continuous.moments import Matching
+from tsallis.functional.rows import alpha_number, check_floating
+from tsallis.nn.continuous_attention.density_head import DensityHead, DensityKind, PooledFeatures, linear
+from tsallis.nn.output import transform_alpha
+from tsallis.ops.autograd.rows import widen
+from tsallis.ops.tracing import untraced
+
+# By name, by dimensions; "text-..." and "translation" are Martins et al. 2020, sec. 4, as "image-paper" is.
+BASES: dict[int, dict[str, Callable[[], Basis]]] = {
+    1: {
+        "text-32": lambda: text_basis(32),
+        "text-64": lambda: text_basis(64),
+        "text-128": lambda: text_basis(128),
+        "translation": translation_basis,
+    },
+    2: {"image": image_basis, "image-paper": paper_image_basis},
+}
+MOMENTS = ("query", "discrete", "scores", "pooled")
+
+
+class Attended(NamedTuple):
+    """What continuous attention found."""
+
+    context: Tensor  # [batch, queries, d_model], or [batch, d_model]
+    density: Density  # of batch shape [batch, heads, queries]
+    weights: Tensor | None  # [batch, heads, queries, length] of the discrete attention, where there is one
+
+
+class Places(NamedTuple):
+    """Which observations count and where they are."""
+
+    keep: Tensor | None  # boolean [batch, length]
+    positions: Tensor  # [length] or [batch, length]; in the plane [..., 2]
+    fit: dict[str, Any]  # what says so to a value function
+
+
+def map_alpha(transform: str | float) -> float:
+    """The alpha of "softmax", "sparsemax" or "entmax" (1.5), or of a number."""
+    if not isinstance(transform, str):
+        return alpha_number(transform)
+    if transform == "alpha_relu":
+        raise ValueError("attention needs weights that sum to 1: softmax, sparsemax or entmax, got 'alpha_relu'")
+    return transform_alpha(transform, 1.5)
+
+
+def basis_of(basis: str | int | Basis, dims: int) -> Basis:
+    """A basis by its name, by its size (that of :func:`text_basis`, or the side of :func:`image_basis`), or itself."""
+    if isinstance(basis, str):
+        if basis not in BASES[dims]:
+            raise ValueError(f"basis must be one of {', '.join(BASES[dims])}, a size or a Basis, got {basis!r}")
+        return BASES[dims][basis]()
+    if isinstance(basis, int):
+        return text_basis(basis) if dims == 1 else image_basis(basis)
+    if basis.dims != dims:
+        raise ValueError(f"the basis must have {dims} dimensions, got one with {basis.dims}")
+    return basis
+
+
+@untraced
+def _looking(signal: Signal, density: Density) -> Tensor:
+    """How many points a rule needs depends on numbers, which a compiler does not see."""
+    return signal.expect(density)
+
+
+class Defaults(NamedTuple):
+    """What the line and the plane take where nothing is said."""
+
+    density: str
+    basis: str
+    filter_width: int
+
+
+class ContinuousAttention(nn.Module):
+    """What the line and the plane have in common."""
+
+    dims: int
+    defaults: ClassVar[Defaults]
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int = 1,
+        *,
+        d_query: int | None = None,
+        d_values: int | None = None,
+        moments: str = "query",
+        density: str | float | nn.Module | None = None,
+        components: int = 1,
+        transform: str | float = "softmax",
+        combine: bool = False,
+        matching: Matching = "covariance",
+        basis: str | int | Basis | None = None,
+        penalty: float = 0.1,
+        project: bool = True,
+        filters: int | None = None,
+        filter_width: int | None = None,
+        floor: float = 1e-6,
+        points: Points = None,
+    ) -> None:
+        super().__init__()
+        density = self.defaults.density if density is None else density
+        basis = self.defaults.basis if basis is None else basis
+        filter_width = self.defaults.filter_width if filter_width is None else filter_width
+        d_query, d_values = d_query or d_model, d_values or d_model
+        if d_model < 1 or num_heads < 1 or d_model % num_heads:
+            raise ValueError(f"d_model must be a multiple of num_heads, got {d_model} and {num_heads}")
+        if moments not in MOMENTS:
+            raise ValueError(f"moments must be one of {', '.join(MOMENTS)}, got {moments!r}")
+        if components < 1 or (moments == "scores" and components > 1):
+            raise ValueError(f"components must be at least 1, and 1 with moments of scores, got {components}")
+        if combine and moments not in ("discrete", "scores"):
+            raise ValueError(f"only discrete attention can be combined with, got moments={moments!r}")
+        if not project and d_values != d_model:
+            raise ValueError(f"without projections d_values must be d_model, got {d_values} and {d_model}")
+        self.d_model, self.num_heads, self.head_dim = d_model, num_heads, d_model // num_heads
+        self.d_query, self.d_values = d_query, d_values
+        self.moments, self.components, self.combine = moments, components, combine
+        self.alpha = map_alpha(transform)  # of the discrete attention
+        self.kind = DensityKind(density, self.dims, num_heads, matching, floor)
+        self.points = points
+        self.fit = ValueFunction(basis_of(basis, self.dims), penalty)
+        if moments in ("query", "pooled"):
+            pooled = filters or d_model
+            self.pool = PooledFeatures(d_values, pooled, filter_width) if moments == "pooled" else None
+            self.head = DensityHead(d_query if self.pool is None else pooled, self.kind, num_heads, components)
+        elif moments == "discrete":
+            self.query_proj = nn.Linear(d_query, components * d_model)
+            self.key_proj = nn.Linear(d_values, d_model)
+            self.mix = nn.Linear(d_query, num_heads * components) if components > 1 else None
+        self.value_proj = nn.Linear(d_values, d_model) if project else None
+        self.out_proj = nn.Linear(d_model, d_model) if project else None
+        self._reset_parameters()
+
+    def _reset_parameters(self) -> None:
+        for name in ("query_proj", "key_proj", "value_proj", "out_proj"):
+            layer = getattr(self, name, None)
+            if layer is not None:
+                nn.init.xavier_uniform_(layer.weight)
+                nn.init.zeros_(layer.bias)
+
+    def _attended(self, query: Tensor | None, values: Tensor, places: Places) -> Attended:
+        single = query is None or query.dim() == 2
+        keep, positions, fit = places
+        if keep is not None:  # numbers that don't count may be anything
+            values = torch.where(keep.unsqueeze(-1), values, 0)
+        v = values if self.value_proj is None else self.value_proj(values)  # [batch, length, d_model]
+        density, weights = self._density(query, values, keep, positions)
+        signal = self.fit(v, **fit).heads(self.num_heads)
+        # [batch, heads, queries, head_dim]
+        context = _looking(signal, density) if self.points is None else signal.expect(density, self.points)
+        if self.combine:
+            assert weights is not None
+            shares = self._mixed(weights, density)
+            context = context + shares.to(v.dtype) @ v.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+        if keep is not None and "lengths" in fit:
+            # A regression needs one observation: where there is none, nothing was seen.
+            context = torch.where(keep.any(-1)[:, None, None, None], context, 0)
+        context = context.transpose(1, 2).flatten(2)  # [batch, queries, d_model]
+        context = context if self.out_proj is None else self.out_proj(context)
+        if self.components > 1 and weights is not None:
+            weights = self._mixed(weights, density)
+        return Attended(context.squeeze(1) if single else context, density, weights)
+
+    def _mixed(self, weights: Tensor, density: Density) -> Tensor:
+        """Weights [batch, heads, queries, length] of those of a mixture's components."""
+        return (density.weights.unsqueeze(-1) * weights).sum(-2) if isinstance(density, Mixture) else weights
+
+    def _density(
+        self, query: Tensor | None, values: Tensor, keep: Tensor | None, positions: Tensor
+    ) -> tuple[Density, Tensor | None]:
+        if self.moments == "pooled":
+            if query is not None:
+                raise ValueError("with pooled moments the values alone say where to look: query must be None")
+            assert self.pool is not None
+            return self.head(self.pool(values, keep).unsqueeze(1), self.kind), None
+        if query is None:
+            raise ValueError(f"moments={self.moments!r} needs a query")
+        if self.moments == "scores":
+            scores = self._given(query, values)
+        else:
+            if query.dim() not in (2, 3) or query.shape[-1] != self.d_query or len(query) != len(values):
+                raise ValueError(
+                    f"query must be [{len(values)}, queries, {self.d_query}] or without queries, "
+                    f"got shape {tuple(query.shape)}"
+                )
+            query = query.unsqueeze(1) if query.dim() == 2 else query  # [batch, queries, d_query]
+            if self.moments == "query":
+                return self.head(query, self.kind), None
+            scores = self._scores(query, values)
+        mask = None if keep is None else keep.reshape(keep.shape[0], *[1] * (scores.dim() - 2), keep.shape[1])
+        weights = functional.entmax(widen(scores), self.alpha, mask=mask)
+        if positions.dim() > self.dims:
+            positions = positions.reshape(len(positions), *[1] * (scores.dim() - 2), *positions.shape[1:])
+        parts = self.kind.matched(weights, positions, self.components)
+        if self.components == 1:
+            return parts, weights
+        mix = linear(query, self._mixing()).unflatten(-1, (self.num_heads, self.components)).transpose(1, 2)
+        return Mixture(mix.softmax(-1), parts, validate_args=False), weights
+
+    def _mixing(self) -> nn.Linear:
+        assert self.mix is not None
+        return self.mix
+
+    def _given(self, scores: Tensor, values: Tensor) -> Tensor:
+        """Scores [batch, length], [batch, queries, length] or [batch, heads, queries, length] as the last of these."""
+        check_floating(scores, "scores")
+        shape = (values.shape[0], values.shape[1])
+        if scores.dim() not in (2, 3, 4) or (scores.shape[0], scores.shape[-1]) != shape:
+            raise ValueError(
+                f"scores must be [{shape[0]}, queries, {shape[1]}], with heads before the queries or without both, "
+                f"got shape {tuple(scores.shape)}"
+            )
+        scores = scores.unsqueeze(1) if scores.dim() == 2 else scores
+        scores = scores.unsqueeze(1) if scores.dim() == 3 else scores
+        return scores.expand(-1, self.num_heads, -1, -1)
+
+    def _scores(self, query: Tensor, values: Tensor) -> Tensor:
+        """[batch, heads, queries, length]; of several components [batch, heads, queries, components, length]."""
+        sizes = (self.num_heads, self.components, self.head_dim)
+        q = self.query_proj(query).unflatten(-1, sizes).transpose(1, 2).flatten(2, 3)  # [batch, heads, q * parts, size]
+        k = self.key_proj(values).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+        scores: Tensor = (q @ k.mT) / math.sqrt(self.head_dim)  # [batch, heads, queries * components, length]
+        return scores if self.components == 1 else scores.unflatten(2, (-1, self.components))
+
+    def _checked(self, values: Tensor) -> None:
+        check_floating(values, "values")
+        if values.dim() != 3 or values.shape[-1] != self.d_values:
+            raise ValueError(f"values must be [batch, length, {self.d_values}], got shape {tuple(values.shape)}")
+
+    def extra_repr(self) -> str:
+        alpha = f", alpha={self.alpha:g}" if self.moments in ("discrete", "scores") else ""
+        parts = f", components={self.components}" if self.components > 1 else ""
+        combined = ", combine=True" if self.combine else ""
+        return f"{self.d_model}, heads={self.num_heads}, moments={self.moments}{alpha}{parts}{combined}"
+
+
+def cell_edges(mask: Tensor) -> Tensor:
+    """The ends of equal cells of [0, 1], one for each place that takes part; the others have empty ones.
+
+    Args:
+        mask: boolean [..., length].
+
+    Returns:
+        [..., length + 1], in float64.
+
+    Example:
+        >>> cell_edges(torch.tensor([True, False, True]))
+        tensor([0.0000, 0.5000, 0.5000, 1.0000], dtype=torch.float64)
+    """
+    passed = mask.cumsum(-1).double()  # [..., length]
+    start = torch.zeros_like(passed[..., :1])
+    return torch.cat([start, passed / passed[..., -1:].clamp(min=1)], -1)

@@ -1,0 +1,428 @@
+"""Multi-head attention with an alpha for each head, fixed or learned."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tsallis.functional.attention import attend
+from tsallis.functional.rows import alpha_number
+from tsallis.nn.alpha import PerHeadAlpha
+from tsallis.nn.kv_cache import Cache
+from tsallis.ops.autograd import attention as tiled
+from tsallis.ops.autograd.attention import later_keys, live_keys
+from tsallis.ops.autograd.rows import traced
+
+Alpha = float | Tensor | Literal["learned"]
+
+
+class AttentionStats(NamedTuple):
+    """How sparse a forward pass was, head by head."""
+
+    density: Tensor  # [heads]: share of the keys that could be attended to which had a weight above zero
+    support: Tensor  # [heads]: mean number of keys with a weight above zero
+    alpha: Tensor  # [heads]
+
+
+class _Pass(NamedTuple):
+    """What a forward pass leaves behind for the statistics."""
+
+    seen: Tensor  # what Attended.seen is
+    mask: Tensor | None
+    lengths: Tensor | None
+    causal: bool
+    queries: int
+    keys: int
+    alpha: Tensor  # [heads]
+    own: Tensor | None  # [batch]: how many of the queries are no padding, where they are the keys
+
+
+class MultiheadAttention(nn.Module):
+    r"""`torch.nn.MultiheadAttention` with sparse weights and an alpha for each head.
+
+    .. math:: \mathrm{head}_h = \mathrm{entmax}_{\alpha_h}\big(Q_h K_h^\top / \sqrt{d}\big) V_h
+
+    (Correia et al. 2019, eq. 7). Arguments, parameter names, shapes and masks are PyTorch's, so that its state dicts
+    load and it can take its place; boolean masks are True where a key may *not* be attended to, as there. A query that
+    sees no key gives the output's bias where PyTorch gives NaN. Weights are only held if `need_weights` asks for them.
+
+    Args:
+        embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype: as in
+            `torch.nn.MultiheadAttention`.
+        alpha: at least 1: a number, "learned" (a :class:`PerHeadAlpha`), a tensor [heads] that is kept, or a module
+            whose `forward()` gives one, or [1] for all heads.
+
+    Raises:
+        ValueError: sizes that do not fit, a bad alpha.
+
+    Example:
+        >>> attention = MultiheadAttention(8, 2, batch_first=True, alpha="learned")
+        >>> x = torch.randn(3, 5, 8)
+        >>> out, weights = attention(x, x, x, need_weights=True)
+        >>> out.shape, weights.shape
+        (torch.Size([3, 5, 8]), torch.Size([3, 5, 5]))
+        >>> attention.stats().density.shape
+        torch.Size([2])
+    """
+
+    _qkv_same_embed_dim = False  # PyTorch's layers ask: no softmax of their own shall replace this attention
+    alpha: float | Tensor | nn.Module
+    in_proj_weight: Tensor | None
+    q_proj_weight: Tensor
+    k_proj_weight: Tensor
+    v_proj_weight: Tensor
+    in_proj_bias: Tensor | None
+    bias_k: Tensor | None
+    bias_v: Tensor | None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        alpha: Alpha | nn.Module = 1.5,
+    ) -> None:
+        super().__init__()
+        if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
+            raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
+        self.dropout, self.batch_first, self.add_zero_attn = dropout, batch_first, add_zero_attn
+        sizes = {"q_proj_weight": embed_dim, "k_proj_weight": self.kdim, "v_proj_weight": self.vdim}
+        packed = self.kdim == self.vdim == embed_dim
+        weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **place)) if packed else None
+        self.register_parameter("in_proj_weight", weight)
+        for name, size in sizes.items():
+            own = None if packed else nn.Parameter(torch.empty(embed_dim, size, **place))
+            self.register_parameter(name, own)
+        self.register_parameter("in_proj_bias", nn.Parameter(torch.empty(3 * embed_dim, **place)) if bias else None)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **place)
+        for name in ("bias_k", "bias_v"):
+            extra = nn.Parameter(torch.empty(1, 1, embed_dim, **place)) if add_bias_kv else None
+            self.register_parameter(name, extra)
+        self._hold_alpha(alpha, place)
+        self._last: _Pass | None = None
+        self._reset_parameters()
+
+    def _hold_alpha(self, alpha: Alpha | nn.Module, place: dict[str, Any]) -> None:
+        if isinstance(alpha, str):
+            if alpha != "learned":
+                raise ValueError(f"alpha must be a number, 'learned', a tensor or a module, got {alpha!r}")
+            self.alpha = PerHeadAlpha(self.num_heads, **place)
+        elif isinstance(alpha, Tensor):
+            if alpha.shape != (self.num_heads,):
+                raise ValueError(
+                    f"alpha must have shape ({self.num_heads},), one for each head, got {tuple(alpha.shape)}"
+                )
+            if isinstance(alpha, nn.Parameter):
+                self.alpha = alpha
+            else:
+                self.register_buffer("alpha", alpha.detach().to(device=place["device"]))
+        else:
+            self.alpha = alpha if isinstance(alpha, nn.Module) else alpha_number(alpha)
+
+    def _reset_parameters(self) -> None:
+        for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
+            if weight is not None:
+                nn.init.xavier_uniform_(weight)
+        if self.in_proj_bias is not None:
+            nn.init.zeros_(self.in_proj_bias)
+            nn.init.zeros_(self.out_proj.bias)
+        for extra in (self.bias_k, self.bias_v):
+            if extra is not None:
+                nn.init.xavier_normal_(extra)
+
+    def alphas(self) -> Tensor:
+        """The alpha of each head [heads]."""
+        return self._of_heads(self._alpha())
+
+    def _alpha(self) -> float | Tensor:
+        alpha: float | Tensor = self.alpha() if isinstance(self.alpha, nn.Module) else self.alpha
+        return alpha
+
+    def _of_heads(self, alpha: float | Tensor) -> Tensor:
+        return alpha.expand(self.num_heads) if isinstance(alpha, Tensor) else torch.full((self.num_heads,), alpha)
+
+    def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """What the heads read of a memory [batch, keys, size], batch first: each [batch, heads, keys, size]."""
+        _, weight_k, weight_v = self._weights()
+        _, bias_k, bias_v = self._biases()
+        found = (F.linear(memory, weight_k, bias_k), F.linear(memory, weight_v, bias_v))
+        k, v = (x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for x in found)
+        return k, v
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        cache: Cache | None = None,
+        key_lengths: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Output, and weights if they are asked for.
+
+        Args:
+            query, key, value: [length, batch, size], [batch, length, size] with `batch_first`, or [length, size].
+            key_padding_mask: [batch, keys] or [keys]: True (or -inf) where a key is padding.
+            need_weights: give the weights, too; they are held then.
+            attn_mask: [queries, keys] or [batch * heads, queries, keys]: True where a key may not be attended to, or
+                numbers that are added to the scores.
+            average_attn_weights: weights [batch, queries, keys], the mean of the heads, not [batch, heads, ...].
+            is_causal: a query sees no later key; unlike PyTorch's no mere hint, and needs no mask. With a cache, the
+                last query is aligned with its last key.
+            cache: what earlier steps projected; new keys are added, and without `key` none are.
+            key_lengths: [batch], in place of a `key_padding_mask`: how many of the first keys are none. The others
+                must be finite all the same: they are skipped where there are many, and masked where that is faster.
+        """
+        batched = query.dim() == 3
+        if query.dim() not in (2, 3):
+            raise ValueError(f"query must have 2 or 3 dimensions, got shape {tuple(query.shape)}")
+        if (key is None) != (value is None) or (key is None and cache is None):
+            raise ValueError("key and value go together, and only a cache can stand in for them")
+        if query.shape[-1] != self.embed_dim:
+            raise ValueError(f"query must have the size {self.embed_dim}, got {query.shape[-1]}")
+        if key_lengths is not None and key_padding_mask is not None:
+            raise ValueError("key_lengths and key_padding_mask say the same: give one of them")
+        q, k, v = self._project(query, key, value)
+        if k is None or v is None:
+            assert cache is not None
+            k, v = cache.read()
+        elif cache is not None:
+            k, v = cache.append(k, v)
+        queries, keys = q.shape[2], k.shape[2]
+        past = keys - queries if cache is not None else 0
+        # Keys that every query sees come behind the others: no length and no causal order then tells who sees what.
+        plain = self.bias_k is None and not self.add_zero_attn
+        if key_lengths is not None:
+            padding, lengths = self._behind(key_lengths, q, keys, plain)
+        else:
+            padding, lengths = self._padding(key_padding_mask, k.shape[0], keys, plain)
+        causal = is_causal and past == 0 and plain
+        mask = _joined(self._own_mask(attn_mask, q.shape[0]), padding)
+        if is_causal and not causal and (queries > 1 or not plain):
+            mask = _joined(mask, torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(past))
+        if not plain:
+            k, v, mask = self._extended(k, v, mask)
+        alpha = self._alpha()
+        found = attend(
+            q,
+            k,
+            v,
+            alpha,
+            attn_mask=mask,
+            key_lengths=lengths,
+            is_causal=causal,
+            dropout_p=self.dropout if self.training else 0.0,
+            need_weights=need_weights,
+        )
+        if not traced():
+            heads = self._of_heads(alpha).detach().clone()  # of this pass: a step of an optimiser changes parameters
+            mask = None if mask is None else mask.detach()
+            own = key_lengths if key is query and cache is None else None
+            self._last = _Pass(found.seen, mask, lengths, causal, queries, k.shape[2], heads, own)
+        elif self._last is not None:  # of a pass before this one
+            self._last = None
+        out = self.out_proj(found.output.transpose(1, 2).flatten(2))  # [batch, queries, size]
+        weights = found.weights
+        if weights is not None:
+            weights = weights.mean(1) if average_attn_weights else weights
+            weights = weights if batched else weights.squeeze(0)
+        if not batched:
+            return out.squeeze(0), weights
+        return out if self.batch_first else out.transpose(0, 1), weights
+
+    def stats(self) -> AttentionStats:
+        """How sparse the last forward pass was; no weights are computed for it.
+
+        Raises:
+            RuntimeError: before the first one.
+        """
+        seen, mask, lengths, causal, queries, keys, alpha, own = self._recorded()
+        support = _support(seen).double()
+        visible = _visible(mask, lengths, causal, queries, keys, support)
+        if own is not None:
+            counted = live_keys(own, queries, support.device)  # [batch, 1, queries]
+            support, visible = support * counted, visible * counted
+        some = visible > 0
+        count = some.sum((0, 2)).clamp(min=1)
+        total = visible.sum((0, 2))
+        density = support.sum((0, 2)) / total.clamp(min=1)
+        return AttentionStats(density.float(), (support.sum((0, 2)) / count).float(), alpha)
+
+    @property
+    def recorded(self) -> bool:
+        """Whether there was a forward pass that left something to report."""
+        return self._last is not None
+
+    def support(self) -> Tensor:
+        """How many keys have a weight above zero, of the last forward pass [batch, heads, queries].
+
+        Raises:
+            RuntimeError: before the first one, or if it was compiled.
+        """
+        return _support(self._recorded()[0])
+
+    def _recorded(self) -> _Pass:
+        if self._last is None:
+            raise RuntimeError("there was no forward pass yet, or it was compiled")
+        return self._last
+
+    def _weights(self) -> tuple[Tensor, ...]:
+        if self.in_proj_weight is None:
+            return self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+        return self.in_proj_weight.chunk(3)
+
+    def _biases(self) -> tuple[Tensor | None, ...]:
+        return self.in_proj_bias.chunk(3) if self.in_proj_bias is not None else (None, None, None)
+
+    def _project(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Heads [batch, heads, length, head size]."""
+        if self.in_proj_weight is not None and key is query and value is query:
+            q, k, v = F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
+            return self._heads(q), self._heads(k), self._heads(v)
+        weights, biases = self._weights(), self._biases()
+        q = self._heads(F.linear(query, weights[0], biases[0]))
+        if key is None or value is None:
+            return q, None, None
+        return q, self._heads(F.linear(key, weights[1], biases[1])), self._heads(F.linear(value, weights[2], biases[2]))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        if x.dim() == 2:
+            x = x.unsqueeze(0)
+        elif not self.batch_first:
+            x = x.transpose(0, 1)
+        heads: Tensor = x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+        return heads
+
+    def _own_mask(self, mask: Tensor | None, batch: int) -> Tensor | None:
+        """PyTorch's mask, True where nothing is seen, as ours."""
+        if mask is None:
+            return None
+        if mask.dtype != torch.bool and not mask.is_floating_point():
+            raise TypeError(f"attn_mask must be boolean or floating point, got {mask.dtype}")
+        if mask.dim() == 3:
+            if mask.shape[0] != batch * self.num_heads:
+                raise ValueError(
+                    f"attn_mask must be [queries, keys] or [{batch * self.num_heads}, queries, keys], "
+                    f"got shape {tuple(mask.shape)}"
+                )
+            mask = mask.view(batch, self.num_heads, *mask.shape[1:])
+        return ~mask if mask.dtype == torch.bool else mask
+
+    @staticmethod
+    def _padding(padding: Tensor | None, batch: int, keys: int, plain: bool) -> tuple[Tensor | None, Tensor | None]:
+        """Padding as a mask [batch, 1, 1, keys]; as lengths where it is at the end, so that it is not computed."""
+        if padding is None:
+            return None, None
+        padding = padding.unsqueeze(0) if padding.dim() == 1 else padding
+        if padding.shape != (batch, keys):
+            raise ValueError(f"key_padding_mask must have shape {(batch, keys)}, got {tuple(padding.shape)}")
+        if padding.dtype != torch.bool and not padding.is_floating_point():
+            raise TypeError(f"key_padding_mask must be boolean or floating point, got {padding.dtype}")
+        looks = plain and not traced() and not padding.is_cuda  # there it would wait for all work to be done
+        if padding.dtype != torch.bool:
+            live = padding == 0
+            if not looks or not torch.equal(live, padding != -torch.inf):
+                return padding.view(batch, 1, 1, keys), None
+        else:
+            live = ~padding
+        if looks:
+            lengths = live.sum(1)
+            if torch.equal(torch.arange(keys, device=live.device) < lengths.unsqueeze(1), live):
+                return None, lengths
+        return live.view(batch, 1, 1, keys), None
+
+    def _behind(self, lengths: Tensor, q: Tensor, keys: int, plain: bool) -> tuple[Tensor | None, Tensor | None]:
+        """Key lengths as a mask that is added [batch, 1, 1, keys], or as they are where keys are worth skipping."""
+        batch, heads, queries, _ = q.shape
+        if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
+            raise ValueError(
+                f"key_lengths must be {batch} integers, one for each batch element, got {lengths.dtype} of shape "
+                f"{tuple(lengths.shape)}"
+            )
+        small = q.device.type == "cpu" and batch * heads * queries * keys <= tiled.TILE
+        if plain and not small and not traced():
+            return None, lengths
+        if lengths.device.type == "cpu" and batch and not traced():
+            least, most = (int(x) for x in lengths.aminmax())
+            if not 0 <= least <= most <= keys:
+                raise ValueError(
+                    f"key_lengths must lie between 0 and the {keys} keys, got {least if least < 0 else most}"
+                )
+            if least == keys:
+                return None, None
+        hidden = ~live_keys(lengths, keys, q.device).unsqueeze(1)
+        return torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, -torch.inf), None
+
+    def _extended(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """With the learned key and the zero key."""
+        batch, extra = k.shape[0], 0
+        if self.bias_k is not None and self.bias_v is not None:
+            own = [x.view(1, self.num_heads, 1, -1).expand(batch, -1, -1, -1) for x in (self.bias_k, self.bias_v)]
+            k, v = (torch.cat([x, more.to(x.dtype)], 2) for x, more in zip((k, v), own, strict=True))
+            extra += 1
+        if self.add_zero_attn:
+            k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+            extra += 1
+        if mask is not None:
+            if mask.shape[-1] == 1:
+                mask = mask.expand(*mask.shape[:-1], k.shape[2] - extra)
+            mask = F.pad(mask, (0, extra), value=mask.dtype == torch.bool)
+        return k, v, mask
+
+    def extra_repr(self) -> str:
+        alpha = self.alpha
+        shown = f", alpha={alpha:g}" if isinstance(alpha, float) else ""
+        return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout:g}{shown}"
+
+
+def _support(seen: Tensor) -> Tensor:
+    """How many keys each query attends to [batch, heads, queries], from that or from the weights."""
+    return (seen > 0).sum(-1) if seen.dim() == 4 else seen
+
+
+def _joined(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Two masks, each boolean (True takes part) or additive, as one."""
+    if one is None or other is None:
+        return other if one is None else one
+    if one.dtype == torch.bool and other.dtype == torch.bool:
+        return one & other
+    if one.dtype == torch.bool or other.dtype == torch.bool:
+        live, added = (one, other) if one.dtype == torch.bool else (other, one)
+        return torch.where(live, added, -torch.inf)
+    return one + other
+
+
+def _visible(
+    mask: Tensor | None, lengths: Tensor | None, causal: bool, queries: int, keys: int, like: Tensor
+) -> Tensor:
+    """How many keys each query could attend to [batch, heads, queries]."""
+    live = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=like.device)
+    if mask is not None:
+        live = live & (mask if mask.dtype == torch.bool else mask > -torch.inf)
+    if lengths is not None:
+        live = live & live_keys(lengths, keys, like.device).unsqueeze(1)
+    if causal:
+        live = live & ~later_keys(queries, keys, like.device)
+    return live.sum(-1).to(like).expand_as(like)

@@ -1,0 +1,262 @@
+"""Transformer layers as PyTorch has them, with sparse attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tsallis.nn.dropout import Dropout
+from tsallis.nn.kv_cache import KeyValueCache
+from tsallis.nn.multihead_attention import Alpha, MultiheadAttention
+
+Activation = str | Callable[[Tensor], Tensor]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
+
+
+def _activation(given: Activation) -> Callable[[Tensor], Tensor]:
+    if not isinstance(given, str):
+        return given
+    if given not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)} or a function, got {given!r}")
+    return ACTIVATIONS[given]
+
+
+class _Layer(nn.Module):
+    """What both layers have: norms and dropouts, numbered from 1, and the network behind the last of them."""
+
+    norm_first: bool
+    norm1: nn.LayerNorm
+    norm2: nn.LayerNorm
+    norm3: nn.LayerNorm
+    dropout1: nn.Dropout
+    dropout2: nn.Dropout
+    dropout3: nn.Dropout
+
+    def _build(
+        self,
+        parts: int,
+        d_model: int,
+        hidden: int,
+        dropout: float,
+        activation: Activation,
+        eps: float,
+        norm_first: bool,
+        bias: bool,
+        place: dict[str, Any],
+    ) -> None:
+        """Everything but the attentions, under PyTorch's names and in its order."""
+        self.linear1 = nn.Linear(d_model, hidden, bias=bias, **place)
+        self.dropout = Dropout(dropout)
+        self.linear2 = nn.Linear(hidden, d_model, bias=bias, **place)
+        self.norm_first = norm_first
+        for number in range(1, parts + 1):
+            setattr(self, f"norm{number}", nn.LayerNorm(d_model, eps=eps, bias=bias, **place))
+        for number in range(1, parts + 1):
+            setattr(self, f"dropout{number}", Dropout(dropout))
+        self._last_dropout = f"dropout{parts}"
+        self.activation = _activation(activation)
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        hidden = self.dropout(self.activation(self.linear1(x)))
+        found: Tensor = getattr(self, self._last_dropout)(self.linear2(hidden))
+        return found
+
+
+class TransformerEncoderLayer(_Layer):
+    r"""`torch.nn.TransformerEncoderLayer` with sparse self-attention, its alphas fixed or learned.
+
+    Arguments, parameter names and masks are PyTorch's, and its state dicts load. In a `torch.nn.TransformerEncoder`
+    give `enable_nested_tensor=False`: padding is skipped anyway.
+
+    Arguments that are not named here are as in `torch.nn.TransformerEncoderLayer`.
+
+    Args:
+        alpha: as in :class:`MultiheadAttention` (Correia et al. 2019 learn it).
+        attention_dropout: of attention weights; None: as `dropout`.
+
+    Example:
+        >>> import torch
+        >>> layer = TransformerEncoderLayer(16, 4, dim_feedforward=32, batch_first=True, alpha="learned")
+        >>> encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        >>> encoder(torch.randn(3, 5, 16)).shape
+        torch.Size([3, 5, 16])
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: Activation = F.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        alpha: Alpha | nn.Module = 1.5,
+        attention_dropout: float | None = None,
+    ) -> None:
+        super().__init__()
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        dropped = dropout if attention_dropout is None else attention_dropout
+        self.self_attn = MultiheadAttention(
+            d_model, nhead, dropout=dropped, bias=bias, batch_first=batch_first, alpha=alpha, **place
+        )
+        self._build(2, d_model, dim_feedforward, dropout, activation, layer_norm_eps, norm_first, bias, place)
+
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+        *,
+        src_key_lengths: Tensor | None = None,
+    ) -> Tensor:
+        """The layer's output; masks and lengths as in :class:`MultiheadAttention`."""
+
+        def attend(x: Tensor) -> Tensor:
+            found, _ = self.self_attn(
+                x,
+                x,
+                x,
+                key_padding_mask=src_key_padding_mask,
+                need_weights=False,
+                attn_mask=src_mask,
+                is_causal=is_causal,
+                key_lengths=src_key_lengths,
+            )
+            dropped: Tensor = self.dropout1(found)
+            return dropped
+
+        if self.norm_first:
+            x = src + attend(self.norm1(src))
+            return x + self._feed_forward(self.norm2(x))
+        x = self.norm1(src + attend(src))
+        out: Tensor = self.norm2(x + self._feed_forward(x))
+        return out
+
+
+class TransformerDecoderLayer(_Layer):
+    r"""`torch.nn.TransformerDecoderLayer` with sparse self-attention and sparse attention to the memory.
+
+    Arguments, parameter names and masks are PyTorch's, and its state dicts load.
+
+    Arguments that are not named here are as in `torch.nn.TransformerDecoderLayer`.
+
+    Args:
+        alpha: of the self-attention, as in :class:`MultiheadAttention`.
+        cross_alpha: of the attention to the memory; the default is the same. "learned" learns one of its own.
+        attention_dropout: of attention weights; None: as `dropout`.
+
+    Example:
+        >>> import torch
+        >>> layer = TransformerDecoderLayer(16, 4, dim_feedforward=32, batch_first=True, alpha="learned")
+        >>> layer(torch.randn(3, 4, 16), torch.randn(3, 5, 16), tgt_is_causal=True).shape
+        torch.Size([3, 4, 16])
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: Activation = F.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        alpha: Alpha | nn.Module = 1.5,
+        cross_alpha: Alpha | nn.Module | None = None,
+        attention_dropout: float | None = None,
+    ) -> None:
+        super().__init__()
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        dropped = dropout if attention_dropout is None else attention_dropout
+        heads: dict[str, Any] = {"dropout": dropped, "bias": bias, "batch_first": batch_first, **place}
+        cross_alpha = alpha if cross_alpha is None else cross_alpha
+        self.self_attn = MultiheadAttention(d_model, nhead, alpha=alpha, **heads)
+        self.multihead_attn = MultiheadAttention(d_model, nhead, alpha=cross_alpha, **heads)
+        self._build(3, d_model, dim_feedforward, dropout, activation, layer_norm_eps, norm_first, bias, place)
+
+    def forward(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+        *,
+        caches: tuple[KeyValueCache, KeyValueCache] | None = None,
+        memory_key_lengths: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The layer's output; masks and lengths as in :class:`MultiheadAttention`.
+
+        With `caches`, of the self-attention and of the memory, `tgt` is the steps after those in the first, and the
+        memory is projected at the first call alone. With `need_weights` there is a pair: the output and the weights of
+        the memory, the mean of the heads.
+        """
+        own, other = caches if caches is not None else (None, None)
+        projected = other is not None and len(other) > 0
+        weights: list[Tensor] = []
+
+        def attend(x: Tensor) -> Tensor:
+            found: Tensor
+            found, _ = self.self_attn(
+                x,
+                x,
+                x,
+                key_padding_mask=tgt_key_padding_mask,
+                need_weights=False,
+                attn_mask=tgt_mask,
+                is_causal=tgt_is_causal,
+                cache=own,
+            )
+            return found
+
+        def attend_memory(x: Tensor) -> Tensor:
+            found: Tensor
+            found, seen = self.multihead_attn(
+                x,
+                None if projected else memory,
+                None if projected else memory,
+                key_padding_mask=memory_key_padding_mask,
+                need_weights=need_weights,
+                attn_mask=memory_mask,
+                is_causal=memory_is_causal,
+                cache=other,
+                key_lengths=memory_key_lengths,
+            )
+            if seen is not None:
+                weights.append(seen)
+            return found
+
+        out = self.compose(tgt, attend, attend_memory)
+        return (out, weights[0]) if need_weights else out
+
+    def compose(
+        self, x: Tensor, attend: Callable[[Tensor], Tensor], attend_memory: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """The layer around its two attentions, whatever these are: norms, dropouts, sums and the network behind."""
+        if self.norm_first:
+            x = x + self.dropout1(attend(self.norm1(x)))
+            x = x + self.dropout2(attend_memory(self.norm2(x)))
+            return x + self._feed_forward(self.norm3(x))
+        x = self.norm1(x + self.dropout1(attend(x)))
+        x = self.norm2(x + self.dropout2(attend_memory(x)))
+        out: Tensor = self.norm3(x + self._feed_forward(x))
+        return out

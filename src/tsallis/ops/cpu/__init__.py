@@ -1,0 +1,338 @@
+"""The compiled kernels for CPUs: loaded with ctypes, called with raw pointers, not linked against torch.
+
+One binary serves every torch version. It runs on torch's own OpenMP threads (a second runtime in the process would make
+both wait for each other) and picks the instruction set when it is loaded. Where it is missing, or was built from other
+sources than those beside it, `status()` says so and everything runs on the `eager` backend.
+
+The functions here take tensors that the callers have checked: contiguous, on the CPU, float64, float32, bfloat16 or
+float16. Half precision is computed in float32 and stored in its own dtype.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import os
+import warnings
+from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tsallis.ops.alphas import Alpha
+from tsallis.ops.cpu.build import LEFT_OUT, NO_KERNEL, source_hash
+from tsallis.ops.cpu.structs import CALLS, Layout, sizes
+from tsallis.ops.cpu.structs import STATS as STATS
+
+DROP_ROW = 4096  # numbers that a thread drops at a time
+LISTED = 1024  # classes from which on a loss keeps small supports
+STORAGE = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+
+
+class Status(NamedTuple):
+    """Whether the kernels can be used, and why not, or which they are."""
+
+    available: bool
+    reason: str
+    instructions: str = ""
+    path: str = ""
+    left_out: bool = False  # whoever installed the package wanted it so
+
+
+def computed_in(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of what is kept for each row: float64 for float64, float32 for all others."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@functools.cache
+def _load() -> tuple[Any, Status]:
+    path = Path(os.environ.get("TSALLIS_KERNEL_PATH") or Path(__file__).with_name("_kernel.so"))
+    if not path.exists():
+        return None, _absence(path.with_name(NO_KERNEL))
+    try:
+        library = ctypes.CDLL(str(path))
+        library.tsallis_source.restype = library.tsallis_isa.restype = c_char_p
+        library.tsallis_size.argtypes, library.tsallis_size.restype = [c_char_p], c_int64
+        source = library.tsallis_source().decode()
+    except (OSError, AttributeError) as error:
+        return None, Status(False, f"{path.name} can't be loaded: {error}", path=str(path))
+    if source not in ("", source_hash(Path(__file__).parent)):
+        return None, Status(False, f"{path.name} is older than the sources beside it: install again", path=str(path))
+    for name, size in sizes().items():
+        theirs = library.tsallis_size(name.encode())
+        if theirs != size:
+            reason = f"{path.name} has {theirs} for the size of {name!r}, this package {size}: install again"
+            return None, Status(False, reason, path=str(path))
+    for name, call in CALLS.items():
+        function = getattr(library, f"tsallis_{name}")
+        function.argtypes, function.restype = [POINTER(call), c_int], None
+    library.tsallis_transpose.argtypes = [c_int32, c_int64, c_int64, *(c_void_p,) * 8]
+    library.tsallis_transpose.restype = None
+    library.tsallis_set_parallel.argtypes = [c_void_p, c_void_p]
+    threads = _share_threads(library)
+    instructions = library.tsallis_isa().decode()
+    return library, Status(True, f"compiled kernels, {instructions}, {threads}", instructions, str(path))
+
+
+def _absence(note: Path) -> Status:
+    """Return why there is no library: what was noted when the package was built, if anything was."""
+    try:
+        reason = note.read_text(encoding="utf-8").strip()
+    except OSError:
+        return Status(False, "not compiled: install again with a C++ compiler (g++ or clang++) at hand")
+    return Status(False, reason, left_out=reason.startswith(LEFT_OUT))
+
+
+@functools.cache
+def warn_of_absence() -> None:
+    """Warn, once in a process, that PyTorch's operations compute what the kernels would; not if that was wanted."""
+    state = status()
+    if not state.available and not state.left_out:
+        warnings.warn(
+            "tsallis computes on the CPU without its compiled kernels, which are several times as fast: "
+            f"{state.reason}. Or be content with PyTorch's operations: TSALLIS_BACKEND=eager.",
+            stacklevel=2,
+        )
+
+
+def _share_threads(library: Any) -> str:
+    """Hand the kernels the OpenMP runtime that torch has put into the process; tells whose threads they run on."""
+    try:
+        process = ctypes.CDLL(None)
+        parallel, number = (ctypes.cast(f, c_void_p) for f in (process.GOMP_parallel, process.omp_get_thread_num))
+    except (AttributeError, OSError, TypeError):
+        return "threads of their own"
+    library.tsallis_set_parallel(parallel, number)
+    return "torch's OpenMP threads"
+
+
+def status() -> Status:
+    """Whether the compiled kernels are in use here, and why."""
+    return _load()[1]
+
+
+def use_instructions(name: str) -> bool:
+    """Run on another instruction set that this machine has, for tests: `portable`, `avx2` or `avx512`."""
+    return bool(_load()[0].tsallis_use_isa(name.encode()))
+
+
+def instructions() -> str:
+    """The instruction set in use."""
+    return str(_load()[0].tsallis_isa().decode())
+
+
+def _layout(x: Tensor, alpha: Alpha, dim: int = -1) -> Layout:
+    """Rows along the last dimension, or along `dim` from 0; alphas [rows, 1] in the dtype of the computation."""
+    d = x.shape[dim]
+    inner = 1 if dim == -1 else math.prod(x.shape[dim + 1 :])
+    number, pointer = (alpha, None) if isinstance(alpha, float) else (0.0, alpha.data_ptr())
+    return Layout(STORAGE[x.dtype], x.numel() // d, d, inner, number, pointer)
+
+
+def run(name: str, *fields: Any) -> None:
+    """Call a kernel with the fields of its structure, on as many threads as torch uses."""
+    getattr(_load()[0], f"tsallis_{name}")(CALLS[name](*fields), torch.get_num_threads())
+
+
+def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
+    """Probabilities along the last dimension, or along `dim` from 0; alpha a float or [rows, 1], from 1 to 2."""
+    probs = torch.empty_like(scores)
+    run("map", _layout(scores, alpha, dim), scores.data_ptr(), probs.data_ptr())
+    return probs
+
+
+def entmax_gradient(
+    probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, dim: int = -1
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the scores, and of alpha [rows, 1]."""
+    scores_grad = torch.empty_like(probs)
+    layout = _layout(probs, alpha, dim)
+    alpha_grad = torch.empty(layout.rows, 1, dtype=computed_in(probs.dtype)) if need_alpha else None
+    run(
+        "map_gradient",
+        layout,
+        probs.data_ptr(),
+        grad.data_ptr(),
+        scores_grad.data_ptr(),
+        None if alpha_grad is None else alpha_grad.data_ptr(),
+    )
+    return scores_grad, alpha_grad
+
+
+def entmax_loss(
+    scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, listed: bool = False
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Losses [rows] against classes [rows] (negative: none), statistics [rows, STATS], and dL/d alpha [rows, 1].
+
+    `listed`: the statistics may hold small supports too, for :func:`entmax_loss_gradient` to read them, not the scores.
+    """
+    wide = computed_in(scores.dtype)
+    rows = len(scores)
+    width = STATS + (_support_width(scores) if listed else 0)
+    loss, stats = torch.empty(rows, dtype=wide), torch.empty(rows, width, dtype=wide)
+    alpha_grad = torch.empty(rows, 1, dtype=wide) if need_alpha else None
+    run(
+        "loss",
+        _layout(scores, alpha),
+        scores.data_ptr(),
+        target.data_ptr(),
+        loss.data_ptr(),
+        stats.data_ptr(),
+        None if alpha_grad is None else alpha_grad.data_ptr(),
+        width,
+    )
+    return loss, stats, alpha_grad
+
+
+def _support_width(scores: Tensor) -> int:
+    """Numbers that a row's support takes if a 64th of its classes or fewer are in it: about a 32nd of the scores'."""
+    room = 16 + scores.shape[-1] // 64 // 16 * 16 if scores.shape[-1] >= LISTED else 0
+    return 1 + room + room * 4 // computed_in(scores.dtype).itemsize if room else 0
+
+
+def entmax_loss_gradient(
+    scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None
+) -> Tensor:
+    """The gradient of the scores, (p - e_y) times the gradient [rows] of each loss; `out` may be the scores."""
+    return _loss_gradient(scores, target, alpha, stats, grad, out, relu=False)
+
+
+def alpha_relu_loss_gradient(
+    scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None
+) -> Tensor:
+    """The same of :func:`alpha_relu_loss`, whose probabilities may be beyond 1."""
+    return _loss_gradient(scores, target, alpha, stats, grad, out, relu=True)
+
+
+def _loss_gradient(
+    scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None, relu: bool
+) -> Tensor:
+    scores_grad = torch.empty_like(scores) if out is None else out
+    run(
+        "loss_gradient",
+        _layout(scores, alpha),
+        scores.data_ptr(),
+        target.data_ptr(),
+        stats.data_ptr(),
+        grad.data_ptr(),
+        scores_grad.data_ptr(),
+        stats.shape[1],
+        relu,
+    )
+    return scores_grad
+
+
+def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, Tensor]:
+    """Losses [rows] of alpha-ReLU with a constant threshold, and statistics [rows, STATS] as those of entmax."""
+    wide = computed_in(scores.dtype)
+    loss, stats = torch.empty(len(scores), dtype=wide), torch.empty(len(scores), STATS, dtype=wide)
+    run(
+        "relu_loss",
+        _layout(scores, alpha),
+        scores.data_ptr(),
+        target.data_ptr(),
+        tau,
+        loss.data_ptr(),
+        stats.data_ptr(),
+    )
+    return loss, stats
+
+
+def support(scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """Classes (int32) and probabilities of each row's support, row r's from offsets[r] to offsets[r + 1]."""
+    return _support(scores, alpha, stats, offsets, relu=False)
+
+
+def alpha_relu_support(scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of :func:`alpha_relu_loss`."""
+    return _support(scores, alpha, stats, offsets, relu=True)
+
+
+def _support(scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, relu: bool) -> tuple[Tensor, Tensor]:
+    size = int(offsets[-1])
+    index, value = torch.empty(size, dtype=torch.int32), torch.empty(size, dtype=stats.dtype)
+    run(
+        "support",
+        _layout(scores, alpha),
+        scores.data_ptr(),
+        stats.data_ptr(),
+        offsets.data_ptr(),
+        index.data_ptr(),
+        value.data_ptr(),
+        relu,
+    )
+    return index, value
+
+
+class Lists(NamedTuple):
+    """Sparse rows: entries [offsets[r], offsets[r + 1]) are row r's columns and values."""
+
+    offsets: Tensor  # [rows + 1], int64
+    column: Tensor  # int32
+    value: Tensor
+
+
+def transpose(lists: Lists, classes: int, weight: Tensor, target: Tensor) -> Lists:
+    """The rows' lists by class, each value times its row's weight [rows], with -weight where the target [rows] is.
+
+    Rows with a negative target are left out.
+    """
+    kept = int((target >= 0).sum())
+    offsets = torch.empty(classes + 1, dtype=torch.long)
+    index = torch.empty(len(lists.column) + kept, dtype=torch.int32)
+    value = torch.empty(len(index), dtype=lists.value.dtype)
+    _load()[0].tsallis_transpose(
+        STORAGE[value.dtype],
+        len(target),
+        classes,
+        lists.offsets.data_ptr(),
+        lists.column.data_ptr(),
+        lists.value.data_ptr(),
+        weight.data_ptr(),
+        target.data_ptr(),
+        offsets.data_ptr(),
+        index.data_ptr(),
+        value.data_ptr(),
+    )
+    return Lists(offsets, index, value)
+
+
+def gather(
+    lists: Lists,
+    table: Tensor,
+    *,
+    scale: Tensor | None = None,
+    minus: Tensor | None = None,
+    need_total: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """`out[r] = scale[r] (sum_k value[k] table[index[k]] - table[minus[r]])`; and the sums of the values themselves."""
+    rows, m = len(lists.offsets) - 1, table.shape[1]
+    out = torch.empty(rows, m, dtype=table.dtype)
+    total = torch.empty(rows, dtype=lists.value.dtype) if need_total else None
+    run(
+        "gather",
+        STORAGE[table.dtype],
+        rows,
+        m,
+        lists.offsets.data_ptr(),
+        lists.column.data_ptr(),
+        lists.value.data_ptr(),
+        None if scale is None else scale.data_ptr(),
+        None if minus is None else minus.data_ptr(),
+        table.data_ptr(),
+        out.data_ptr(),
+        None if total is None else total.data_ptr(),
+    )
+    return out, total
+
+
+def drop(x: Tensor, stays: float, seed: int, out: Tensor, d: int = DROP_ROW) -> Tensor:
+    """Dropout of float32 or float64 by a seed below 2**64: the same whenever it is asked for; `out` may be `x`.
+
+    What is dropped depends on the row and the column where numbers lie in rows of `d`.
+    """
+    run("drop", STORAGE[x.dtype], x.numel(), d, seed, stays, x.data_ptr(), out.data_ptr())
+    return out

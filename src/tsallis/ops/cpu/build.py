@@ -1,0 +1,168 @@
+"""Compile the CPU kernel: `python build.py [--sanitize] [--out PATH]`. Build hooks need it to import nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+SOURCES = HERE / "csrc"
+LIBRARY = HERE / "_kernel.so"
+NO_KERNEL = "_no_kernel.txt"  # beside the library's place: why it is not there
+LEFT_OUT = "left out of this installation"
+
+COMMON = (
+    *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"),
+    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
+)
+SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1", "-g")
+UNITS = {"float": ("F32", "BF16", "F16"), "double": ("F64",)}  # how numbers are stored, by what computes them
+PORTABLE = {"portable": ()}
+# GCC takes the undefined operand of its own AVX-512 intrinsics for a mistake in what calls them.
+FALSE_ALARM = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
+X86 = {
+    "avx2": ("-march=x86-64-v3",),
+    "avx512": ("-march=x86-64-v4",),
+    "avx512bf16": ("-march=x86-64-v4", "-mavx512bf16"),
+}
+BETTER = {"avx512bf16": {"bfloat16": ("BF16",)}}  # what alone it does better than the one before it
+
+
+class BuildError(Exception):
+    """There is no compiler, or it refused the sources; the text says why."""
+
+
+class Compiler(NamedTuple):
+    """A C++ compiler that has shown that it works."""
+
+    command: tuple[str, ...]
+    machine: str
+    gnu: bool
+
+    @property
+    def x86(self) -> bool:
+        return self.machine.split("-")[0] in ("x86_64", "amd64")
+
+
+def sources(folder: Path = SOURCES) -> list[Path]:
+    """The C++ files of a folder, sorted by name."""
+    return sorted((p for p in folder.iterdir() if p.suffix in (".cpp", ".h")), key=lambda p: p.name)
+
+
+def source_hash(folder: Path = SOURCES) -> str:
+    """16 hex digits that change with any name or content among the sources."""
+    digest = hashlib.sha256()
+    for path in sources(folder):
+        content = path.read_bytes()
+        # The length keeps the end of one file and the name of the next apart.
+        digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def find_compiler() -> Compiler:
+    """The compiler that CXX names, else the first of c++, g++ and clang++ that works."""
+    chosen = os.environ.get("CXX", "").strip()
+    problems = []
+    for command in [chosen] if chosen else ["c++", "g++", "clang++"]:
+        try:
+            return _probe(tuple(shlex.split(command)))
+        except (BuildError, ValueError) as problem:
+            problems.append(str(problem))
+    raise BuildError(f"no C++ compiler{' (CXX is set)' if chosen else ''}: {'; '.join(problems)}")
+
+
+def build(out: Path = LIBRARY, sanitize: bool = False) -> Path:
+    """Compile the kernel and put it at `out`, whole or not at all."""
+    compiler = find_compiler()
+    out = Path(out).absolute()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f"{out.name}.{os.getpid()}")
+    extra = SANITIZE if sanitize else ()
+    with tempfile.TemporaryDirectory(prefix="tsallis-") as folder, ThreadPoolExecutor(_processors()) as pool:
+        commands = _compilations(compiler, Path(folder), extra)
+        try:
+            list(pool.map(_run, commands.values()))
+            _run((*compiler.command, *_linking(compiler, sanitize), "-o", str(partial), *map(str, commands)))
+            os.replace(partial, out)
+        finally:
+            partial.unlink(missing_ok=True)
+    return out
+
+
+def _processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _compilations(compiler: Compiler, folder: Path, extra: tuple[str, ...]) -> dict[Path, tuple[str, ...]]:
+    """For each object, in the order of linking, the command that makes it."""
+    # Of an inline function that several objects hold, the linker keeps the first one's: it must run on every machine.
+    library = [f'-DTSALLIS_SOURCE="{source_hash()}"', *(["-DTSALLIS_WITH_X86"] if compiler.x86 else [])]
+    units = {"library": ("bindings.cpp", library)}
+    for isa, flags in {**PORTABLE, **(X86 if compiler.x86 else {})}.items():
+        quiet = FALSE_ALARM if isa.startswith("avx512") and compiler.gnu else ()
+        for name, storages in BETTER.get(isa, UNITS).items():
+            tables = (f"-DTSALLIS_{storage}" for storage in storages)
+            units[f"rows-{isa}-{name}"] = ("isa.cpp", [f"-DTSALLIS_ISA={isa}", *tables, *flags, *quiet])
+    return {
+        folder / f"{name}.o": (
+            *(*compiler.command, *COMMON, *extra, *flags),
+            *("-c", str(SOURCES / source), "-o", str(folder / f"{name}.o")),
+        )
+        for name, (source, flags) in units.items()
+    }
+
+
+def _linking(compiler: Compiler, sanitize: bool) -> tuple[str, ...]:
+    # A sanitizer intercepts calls into the shared runtime, so it gets that one.
+    if sanitize:
+        return ("-shared", *SANITIZE)
+    # Nor does the library lend its copy of the runtime to others, or take theirs.
+    own = ("-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL") if compiler.gnu else ()
+    return ("-shared", *own)
+
+
+def _probe(command: tuple[str, ...]) -> Compiler:
+    """The compiler behind a command, once it has preprocessed a C++17 file with a standard header."""
+    machine = _run((*command, "-dumpmachine"))
+    macros = _run((*command, "-std=c++17", "-x", "c++", "-dM", "-E", "-"), text="#include <cstdint>\n")
+    return Compiler(command, machine.strip(), gnu="__ELF__" in macros and "__clang__" not in macros)
+
+
+def _run(command: tuple[str, ...], text: str = "") -> str:
+    """What a command prints; its warnings are passed on, its failure is a BuildError."""
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace")
+    except OSError as problem:
+        raise BuildError(f"{command[0]}: {problem.strerror or problem}") from None
+    if done.returncode:
+        raise BuildError(f"{shlex.join(command)} failed ({done.returncode}):\n{done.stderr.strip()}")
+    sys.stderr.write(done.stderr)
+    return done.stdout
+
+
+def main() -> None:
+    """Build as the command line says and print the path of the result."""
+    parser = argparse.ArgumentParser(description="Compile the CPU kernel.")
+    parser.add_argument("--out", type=Path, help="where the library goes (default: beside this file)")
+    parser.add_argument("--sanitize", action="store_true", help="with address and undefined behaviour sanitizers")
+    options = parser.parse_args()
+    if options.sanitize and not options.out:
+        # Beside this file every process would load it, and abort without the sanitizer's runtime.
+        parser.error("--sanitize needs --out")
+    try:
+        print(build(options.out or LIBRARY, options.sanitize))
+    except BuildError as problem:
+        sys.exit(f"kernel not built: {problem}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,347 @@
+// Short rows, on their side: vector j holds entry j of a whole vector of rows.
+//
+// A row of a few dozen entries leaves vectors part empty, takes as long to add up across its lanes as to compute, and
+// ends in branches that no machine predicts. A row a lane has none of that. Each lane's steps are its own: what a row
+// becomes does not depend on the rows beside it.
+
+#pragma once
+
+#include "threshold.h"
+#include "dtypes.h"
+
+namespace {
+
+// LANES rows in, LANES columns out: column c of row r goes from rows[r] to lane r of vector c.
+template <class T> INLINE void transpose(const Vec<T>* rows, Vec<T>* columns) {
+    constexpr int N = LANES<T>;
+    for (int c = 0; c < N; c++)
+        for (int r = 0; r < N; r++) columns[c][r] = rows[r][c];
+}
+#if defined(__AVX512F__)
+template <> INLINE void transpose<float>(const F* rows, F* columns) {
+    __m512 a[16], b[16];
+    for (int i = 0; i < 8; i++) {  // pairs of rows
+        a[2 * i] = _mm512_unpacklo_ps((__m512)rows[2 * i], (__m512)rows[2 * i + 1]);
+        a[2 * i + 1] = _mm512_unpackhi_ps((__m512)rows[2 * i], (__m512)rows[2 * i + 1]);
+    }
+    for (int i = 0; i < 4; i++) {  // fours: b[4 i + k] has columns k, 4 + k, 8 + k, 12 + k of rows 4 i, ...
+        for (int k = 0; k < 2; k++) {
+            __m512d low = _mm512_castps_pd(a[4 * i + k]), high = _mm512_castps_pd(a[4 * i + 2 + k]);
+            b[4 * i + 2 * k] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+            b[4 * i + 2 * k + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+        }
+    }
+    for (int k = 0; k < 4; k++) {
+        __m512 even = _mm512_shuffle_f32x4(b[k], b[4 + k], 0x88), odd = _mm512_shuffle_f32x4(b[k], b[4 + k], 0xdd);
+        __m512 even2 = _mm512_shuffle_f32x4(b[8 + k], b[12 + k], 0x88), odd2 = _mm512_shuffle_f32x4(b[8 + k], b[12 + k], 0xdd);
+        columns[k] = (F)_mm512_shuffle_f32x4(even, even2, 0x88);
+        columns[8 + k] = (F)_mm512_shuffle_f32x4(even, even2, 0xdd);
+        columns[4 + k] = (F)_mm512_shuffle_f32x4(odd, odd2, 0x88);
+        columns[12 + k] = (F)_mm512_shuffle_f32x4(odd, odd2, 0xdd);
+    }
+}
+#elif defined(__AVX2__)
+template <> INLINE void transpose<float>(const F* rows, F* columns) {
+    __m256 a[8], b[8];
+    for (int i = 0; i < 4; i++) {
+        a[2 * i] = _mm256_unpacklo_ps((__m256)rows[2 * i], (__m256)rows[2 * i + 1]);
+        a[2 * i + 1] = _mm256_unpackhi_ps((__m256)rows[2 * i], (__m256)rows[2 * i + 1]);
+    }
+    for (int i = 0; i < 2; i++) {
+        for (int k = 0; k < 2; k++) {
+            __m256d low = _mm256_castps_pd(a[4 * i + k]), high = _mm256_castps_pd(a[4 * i + 2 + k]);
+            b[4 * i + 2 * k] = _mm256_castpd_ps(_mm256_unpacklo_pd(low, high));
+            b[4 * i + 2 * k + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(low, high));
+        }
+    }
+    for (int k = 0; k < 4; k++) {
+        columns[k] = (F)_mm256_permute2f128_ps(b[k], b[4 + k], 0x20);
+        columns[4 + k] = (F)_mm256_permute2f128_ps(b[k], b[4 + k], 0x31);
+    }
+}
+#elif defined(__aarch64__)
+template <> INLINE void transpose<float>(const F* rows, F* columns) {
+    float64x2_t even[2], odd[2];  // columns 0 and 2, and 1 and 3, of pairs of rows
+    for (int i = 0; i < 2; i++) {
+        float32x4_t a = (float32x4_t)rows[2 * i], b = (float32x4_t)rows[2 * i + 1];
+        even[i] = (float64x2_t)vtrn1q_f32(a, b), odd[i] = (float64x2_t)vtrn2q_f32(a, b);
+    }
+    columns[0] = (F)vtrn1q_f64(even[0], even[1]), columns[1] = (F)vtrn1q_f64(odd[0], odd[1]);
+    columns[2] = (F)vtrn2q_f64(even[0], even[1]), columns[3] = (F)vtrn2q_f64(odd[0], odd[1]);
+}
+#endif
+
+template <class T> constexpr bool TURNED = LANES<T> == MOST;  // a vector holds a row of the block in each lane
+
+// Rows of d scores to columns: vector j of x gets entry j of each row, scaled. Lanes without a row follow the first one's.
+template <class T, class S> INLINE void turn(const S* const* z, int rows, int64_t d, Vec<T> shift, Vec<T> eps, Vec<T>* x) {
+    constexpr int N = LANES<T>;
+    for (int64_t c = 0; c < d; c += N) {
+        Vec<T> in[N], out[N] = {};
+        for (int r = 0; r < N; r++) in[r] = load_row(z[r < rows ? r : 0], c, d, (T)-INFINITY);
+        transpose<T>(in, out);
+        for (int k = 0; k < N; k++) x[c + k] = larger(fill(OUTSIDE<T>), (out[k] - shift) * eps);  // a NaN stays
+    }
+}
+
+// The candidates of rows, packed: which they are, how many, and the most of any row.
+template <class T> struct Candidates {
+    uint32_t named[MOST][SHORT / LANES<T>];
+    int64_t most;
+};
+
+// Scaled scores above each row's bound to columns: vector j of x gets the j-th of each row. `packed` is scratch.
+template <class T, class S>
+INLINE void turn_candidates(
+    const S* const* z, const Rows<T>& s, const T* shift, const T* above, T* packed, Vec<T>* x, Candidates<T>& found
+) {
+    constexpr int N = LANES<T>;
+    const Around around = s.around;  // copies, which no store below can change
+    const int64_t d = s.d;
+    int64_t count[N];
+    found.most = 0;
+    for (int r = 0; r < s.rows; r++) {
+        T* out = packed + r * s.stride;
+        const S* row = z[r];
+        const Vec<T> bound = fill(above[r]), top = fill(shift[r]);
+        int64_t n = 0;
+        for (int64_t i = 0, v = 0; i < d; i += N, v++) {
+            around.call_out(r, i);
+            const Vec<T> w = load_row(row, i, d, (T)-INFINITY) - top;
+            const uint32_t m = found.named[r][v] = beyond<T>(w, bound);
+            store_packed(out + n, w, m), n += __builtin_popcount(m);
+        }
+        store(out + n, fill((T)-INFINITY));
+        count[r] = n, found.most = larger(found.most, n);
+    }
+    for (int r = 0; r < s.rows; r++)
+        for (int64_t i = count[r] + N; i < found.most; i += N) store(packed + r * s.stride + i, fill((T)-INFINITY));
+    const T* rows[N];
+    for (int r = 0; r < s.rows; r++) rows[r] = packed + r * s.stride;
+    turn<T>(rows, s.rows, padded<T>(found.most) * N, Vec<T>{}, load(s.eps), x);
+}
+
+// Columns of n probabilities times scale, back to rows: row r begins at place(r).
+template <class T, class Place> INLINE void turn_back(const Vec<T>* p, Vec<T> scale, int rows, int64_t n, Place&& place) {
+    constexpr int N = LANES<T>;
+    for (int64_t c = 0; c < n; c += N) {
+        Vec<T> in[N], out[N] = {};
+        for (int k = 0; k < N; k++) in[k] = p[c + k] * scale;
+        transpose<T>(in, out);
+        for (int r = 0; r < rows; r++) store_row(place(r), c, n, out[r]);
+    }
+}
+
+constexpr float ROUGHLY = 1e-3f;  // how much lower a bound from rough powers is taken
+
+template <class T> struct Lanes {  // a row a lane
+    Vec<T> eps, b, reach, t, fine, low, high;
+};
+
+// Sums over n columns at the lanes' thresholds; with KEEP the probabilities are left in p.
+template <Kind K, bool KEEP, class T>
+INLINE State<T> column_sums(const Vec<T>* x, int64_t n, const Lanes<T>& a, const Family<T>& f, Vec<T>* p, Vec<T>* fourth) {
+    const Threshold<T, Vec<T>> at{a.t, a.fine};
+    Sums<T> total;
+    for (int64_t first = 0; first < n; first += 2 * BLOCK) {
+        Sums<T> even, odd;
+        auto add = [&](int64_t j, Sums<T>& s) { add_one<K, T, KEEP>(x[j], at, f, a.b, s, (T*)(p + j)); };
+        const int64_t last = smaller(n, first + 2 * BLOCK);
+        int64_t j = first;
+        for (; j + 2 <= last; j += 2) add(j, even), add(j + 1, odd);
+        if (j < last) add(j, even);
+        even.add(odd);
+        total.add(even);
+    }
+    if (fourth) *fourth = total.w;
+    return {total.p, total.q, total.r, total.p - (T)1};
+}
+
+// Nearly the same for ANY, as add_roughly has it; n is the whole part of every lane's b, 0 where that is above 20.
+template <class T> INLINE State<T> rough_column_sums(const Vec<T>* x, int64_t count, const Lanes<T>& a, int n) {
+    Vec<T> total = {}, q = {}, r = {};
+    const Vec<T> below = a.t - (T)1;
+    if (n == 0) {
+        for (int64_t j = 0; j < count; j++) {
+            Vec<T> u = x[j] - below, inside = larger(u, fill((T)1e-20));
+            Vec<T> p = rough_power(inside, a.b), inv = about_inverse(inside);
+            p = u > (T)1e-20 ? p : Vec<T>{};
+            total += p;
+            p *= inv, q += p;
+            p *= inv, r += p;
+        }
+    } else {
+        const Vec<T> rest = a.b - (T)n, bend = rest * (rest - (T)1) / (T)2;
+        auto add = [&](Vec<T> x, int power) {
+            const Vec<T> u = positive(x - below), low = u - (T)1, near = (low * bend + rest) * low + (T)1;
+            Vec<T> v;
+            if (power == 1) {
+                v = u > 0 ? near : Vec<T>{};
+            } else {
+                Vec<T> w = power == 2 ? (u > 0 ? near : Vec<T>{}) : near * (power == 3 ? u : whole_power(u, power - 2));
+                r += w;
+                v = w * u;
+            }
+            q += v;
+            total += v * u;
+        };
+        if (n == 1) for (int64_t j = 0; j < count; j++) add(x[j], 1);
+        else if (n == 2) for (int64_t j = 0; j < count; j++) add(x[j], 2);
+        else if (n == 3) for (int64_t j = 0; j < count; j++) add(x[j], 3);
+        else for (int64_t j = 0; j < count; j++) add(x[j], n);
+    }
+    return {total, q, r, total - (T)1};
+}
+
+template <class T> INLINE void move(Lanes<T>& a, Ints<T> live, Vec<T> step) {
+    const Vec<T> by = a.fine + step, wanted = a.t + by, next = larger(smaller(wanted, a.high), a.low);
+    const Vec<T> rest = next == wanted ? (a.t - next) + by : Vec<T>{};
+    a.t = live ? next : a.t;
+    a.fine = live ? rest : a.fine;
+}
+
+// Lower bounds of the thresholds: those of the rows' maxima lane by lane, for any subset of a row has a lower one.
+template <Kind K, class T>
+INLINE void bound_thresholds(const Vec<T>* groups, Vec<T> shift, Ints<T> some, Lanes<T>& a, const Family<T>& f, Vec<T>* p) {
+    constexpr int N = LANES<T> / 2;  // pairs of them: half the work, and hardly another bound
+    Vec<T> x[N];
+    for (int k = 0; k < N; k++) x[k] = larger((larger(groups[2 * k], groups[2 * k + 1]) - shift) * a.eps, fill(OUTSIDE<T>));
+    for (int round = 0; round < 2; round++) {
+        State<T> now;
+        // From wherever it starts, the last step lands on a bound: it needs sums that are right everywhere.
+        if constexpr (K == ANY) now = rough_column_sums(x, N, a, round == 0 ? f.n : 0);
+        else now = column_sums<K, false>(x, N, a, f, p, nullptr);
+        move(a, some & (round || now.excess > 0), newton_step<K, T, true>(now, a.eps, a.b));
+    }
+    a.t = larger(a.t - (K == ANY ? (T)ROUGHLY : Limits<T>::SLACK), Vec<T>{});
+    a.fine = Vec<T>{};
+}
+
+// The probabilities of rows of one kind and one whole part of b; scratch: x and p, each of padded rows.
+template <Kind K, class T, class S, class Place, class Finish>
+void map_short(Rows<T>& s, const S* const* z, Place&& place, Finish&& finish) {
+    constexpr bool FAST = K == ANY;
+    constexpr int N = LANES<T>;
+    const T near_enough = s.family[0].n == 1 ? (T)1 : (T)0.2;
+    const Family<T>& f = s.family[0];
+    Vec<T>*x = (Vec<T>*)s.x, *p = (Vec<T>*)s.p, in[N] = {}, groups[N] = {};
+    Lanes<T> a;
+    for (int r = 0; r < N; r++) {
+        const Family<T>& own = s.family[r < s.rows ? r : 0];
+        s.eps[r] = own.eps, s.b[r] = own.b, s.high[r] = own.highest, s.reach[r] = f.n == 1 ? own.climb : own.reach;
+    }
+    a.eps = load(s.eps), a.b = load(s.b), a.high = load(s.high), a.reach = load(s.reach);
+    for (int r = 0; r < s.rows; r++) {
+        in[r] = load_row(z[r], 0, s.d, (T)-INFINITY);
+        for (int64_t i = N; i < s.d; i += N) in[r] = larger(load_row(z[r], i, s.d, (T)-INFINITY), in[r]);
+    }
+    for (int r = s.rows; r < N; r++) in[r] = in[0];
+    transpose<T>(in, groups);
+    Vec<T> top = groups[0];
+    for (int k = 1; k < N; k++) top = larger(groups[k], top);
+    const Vec<T> shift = top == (T)-INFINITY ? Vec<T>{} : top;
+    const Ints<T> some = top > (T)-INFINITY;
+    a.t = a.fine = a.low = Vec<T>{};
+    int64_t d = s.d;
+    Candidates<T> found;
+    const bool packed = d > N;
+    if (packed) {
+        if (!(FAST && f.n == 0)) bound_thresholds<K>(groups, shift, some, a, f, p);  // rough powers are not that exact
+        a.low = a.t;
+        store(s.shift, shift), store(s.above, (a.t - (T)1) * a.b);
+        turn_candidates(z, s, s.shift, s.above, s.p, x, found);
+        d = found.most;
+    } else {
+        s.around.call_all(s.rows);
+        turn<T>(z, s.rows, d, shift, a.eps, x);
+    }
+    Vec<T> mass = {};
+    Ints<T> open = ~Ints<T>{};
+    if constexpr (FAST) {
+        for (int round = 0; round < 12; round++) {
+            const State<T> now = rough_column_sums(x, d, a, f.n);
+            move(a, some & open, newton_step<ANY, T>(now, a.eps, a.b));
+            open = some & open & (absolute(now.excess) > near_enough);
+            if (!bits(open)) break;
+        }
+        // The powers of small b bend too much at 0 for that: four digits save a step that needs all of them. A little
+        // less than the step, so that the last one is upwards.
+        for (int round = f.n == 1 ? 0 : 1; round < 2 && (f.n == 1 || f.n == 2); round++) {
+            const State<T> now = rough_column_sums(x, d, a, 0);
+            const Vec<T> less = round == 1 ? (T)1e-4 / (a.b * now.q) : Vec<T>{};
+            move(a, some, newton_step<ANY, T>(now, a.eps, a.b) - less);
+        }
+        open = ~Ints<T>{};
+    }
+    Ints<T> shifted = {};
+    Vec<T> delta = {};
+    for (int round = 0; round < 40; round++) {
+        Vec<T> fourth;
+        const State<T> now = column_sums<K, true>(x, d, a, f, p, &fourth);
+        mass = open ? now.mass : mass;
+        Ints<T> more = some & open & (absolute(now.excess) > Limits<T>::ENOUGH);
+        if constexpr (FAST) {
+            a.low = open & (now.excess > 0) ? larger(a.low, a.t) : a.low;
+            a.high = open & (now.excess < 0) ? smaller(a.high, a.t) : a.high;
+            Vec<T> root;
+            Ints<T> near;
+            if (f.n == 1) {
+                // Sums of negative powers say little, but Newton's step is exact enough where it is small. Upwards it
+                // may go as far as what leaves the support is small; nothing may enter.
+                root = newton_step<K, T>(now, a.eps, a.b);
+                near = more & (root > 0) & (root < a.reach) & (now.excess < (T)1e-3);
+            } else {
+                // The root of the cubic that the sums are the coefficients of, if it is near enough for the series.
+                root = root_of_series(now, a.b, fourth);
+                near = more & (a.b >= 2) & (absolute(root) < a.reach);
+            }
+            delta = near ? root : delta;
+            shifted |= near;
+            more &= ~near;
+        }
+        if (!bits(more)) break;
+        move(a, more, newton_step<K, T>(now, a.eps, a.b));
+        open = more;
+    }
+    if (FAST && bits(shifted)) {
+        const Threshold<T, Vec<T>> at{a.t, a.fine};
+        const Vec<T> b = a.b, c2 = b * (b - (T)1) / (T)2, c3 = c2 * (b - (T)2) / (T)3;
+        Vec<T> total = {};
+        for (int64_t first = 0; first < d; first += 2 * BLOCK) {
+            Vec<T> even = {}, odd = {};
+            for (int64_t j = first; j < smaller(d, first + 2 * BLOCK); j++) {
+                const Vec<T> r = smaller(delta * inverse(larger(at.over(x[j]), fill((T)1e-6))), fill((T)1));
+                p[j] *= positive((T)1 - r * (b - r * (c2 - r * c3)));
+                (j & 1 ? odd : even) += p[j];
+            }
+            total += even + odd;
+        }
+        mass = shifted ? total : mass;
+    }
+    mass = some | (mass != mass) ? mass : Vec<T>{} + (T)1;
+    a.fine += delta;
+    store(s.top, top), store(s.t, a.t), store(s.fine, a.fine), store(s.mass, mass);
+    const Vec<T> scale = (T)1 / mass;
+    if (!packed) {
+        turn_back<T>(p, scale, s.rows, d, place);
+        for (int r = 0; r < s.rows; r++) finish(r);
+        return;
+    }
+    turn_back<T>(p, scale, s.rows, padded<T>(d) * N, [&](int r) { return s.x + r * s.stride; });
+    const Around around = s.around;
+    const int64_t whole = s.d;
+    for (int r = 0; r < s.rows; r++) {
+        const T* from = s.x + r * s.stride;
+        auto* out = place(r);
+        const bool broken = !(scale[r] == scale[r]);
+        for (int64_t i = 0, v = 0; i < whole; i += N, v++) {
+            const uint32_t m = found.named[r][v];
+            around.call_next(r, i);
+            store_row(out, i, whole, broken ? fill((T)NAN) : load_packed(from, m));
+            from += __builtin_popcount(m);
+        }
+        finish(r);
+    }
+}
+
+}  // namespace

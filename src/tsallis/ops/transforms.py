@@ -1,0 +1,135 @@
+"""What PyTorch does with an operation besides running it: compile, record, transform, batch or differentiate it.
+
+Kernels are called by pointer. Whoever follows PyTorch's operations (a compiler, a dispatch mode, a transformation of
+`torch.func`) does not see such a call, and must meet an operator or PyTorch's own operations instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
+
+from tsallis.ops.tracing import constant
+
+_MODES = torch._C._TorchDispatchModeKey
+_KINDS = torch._C._functorch.TransformType
+_TRACERS = (_MODES.PROXY, _MODES.FAKE, _MODES.FUNCTIONAL)
+
+
+def transforms_active() -> bool:
+    """Tell whether torch.func is at work: tensors may be wrappers that can't be looked into or changed in place."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def modes_active() -> bool:
+    """Tell whether a dispatch mode follows the operators that are called: `make_fx`, fake tensors, a mode of a user."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+def operators_only(x: Tensor) -> bool:
+    """Tell whether a kernel that is called by pointer would go unnoticed, or would find no numbers."""
+    return modes_active() or without_numbers(x)
+
+
+def without_numbers(x: Tensor) -> bool:
+    """Tell whether a tensor has a shape alone: on the device "meta", or a fake one."""
+    return x.is_meta or isinstance(x, FakeTensor)
+
+
+def functionalized() -> bool:
+    """Tell whether `torch.func.functionalize` is at work, which takes operators and no `autograd.Function`.
+
+    Raises:
+        NotImplementedError: derivatives inside it, which an operator does not have there.
+    """
+    if not (transforms_active() and _transformed_by(_KINDS.Functionalize)):
+        return False
+    if forward_mode() or _differentiated():
+        raise NotImplementedError(
+            "no derivatives inside torch.func.functionalize: trace them first, as in functionalize(make_fx(grad(f))(x))"
+        )
+    return True
+
+
+def _transformed_by(*kinds: Any) -> bool:
+    return any(level.key() in kinds for level in torch._C._functorch.get_interpreter_stack() or [])
+
+
+@constant
+def _differentiated() -> bool:
+    """Tell whether a transformation of torch.func takes derivatives."""
+    return _transformed_by(_KINDS.Grad, _KINDS.Jvp)
+
+
+def compiling() -> bool:
+    """Tell whether torch.compile or torch.export is at work, and is to meet operators.
+
+    An operator has no derivatives inside torch.func, and none in forward mode: they would be zero without a word. Such
+    a part is left out of the graph.
+    """
+    if not torch.compiler.is_compiling():
+        return False
+    if not (forward_mode() or _differentiated()):
+        return True
+    torch._dynamo.graph_break("tsallis inside torch.func or forward mode is not compiled")
+    return False
+
+
+def traced() -> bool:
+    """Tell whether numbers can't be looked at: torch.compile, torch.export, torch.func or a tracing mode is at work."""
+    if torch.compiler.is_compiling() or transforms_active():
+        return True
+    return modes_active() and any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)
+
+
+def forward_mode() -> bool:
+    """Tell whether tensors may carry tangents."""
+    return forward_ad._current_level >= 0
+
+
+def differentiable(grad: Tensor) -> bool:
+    """Tell whether a backward pass must be made of PyTorch's operations.
+
+    They can be differentiated once more in both modes, batched, recorded, and computed without numbers.
+    """
+    return (
+        torch.is_grad_enabled()
+        or transforms_active()
+        or modes_active()
+        or forward_mode()
+        or without_numbers(grad)
+        or torch._C._functorch.is_legacy_batchedtensor(grad)
+    )
+
+
+def widen(x: Tensor) -> Tensor:
+    """Return it in the dtype of the computation: half precision is computed in float32."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def consecutive(x: Tensor) -> Tensor:
+    """Return it as a kernel reads it by its pointer: one number after the other, with the signs they stand for."""
+    return x.resolve_neg().contiguous()
+
+
+def recomputed_gradients(
+    ctx: Any, compute: Callable[..., Tensor], inputs: Sequence[Any], grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Return those gradients of `compute(*inputs)` that a backward pass needs, differentiable in inputs and `grad`.
+
+    An input that was saved carries its history, and one may be computed from another. The gradients are those of views
+    of the inputs, each of which is independent of the others: what one passes on to another is the caller's to add.
+    """
+    needs = ctx.needs_input_grad[: len(inputs)]
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        views = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]
+        result = compute(*views)
+    wanted = [view for view, needed in zip(views, needs, strict=True) if needed]
+    gradients = iter(torch.autograd.grad(result, wanted, grad, create_graph=again))
+    return tuple(next(gradients) if needed else None for needed in needs)

@@ -1,0 +1,220 @@
+"""An output layer with alpha-ReLU's loss in one pass: no score is ever written.
+
+alpha-ReLU's threshold is known before any score is. So the product of hidden states and weight is computed tile by
+tile, and of each tile only the few values above zero leave the multiprocessor: they are appended to one list, wherever
+there is room next. Sorted by token and class afterwards, the list and everything made of it are the same in every run.
+A layer whose list would be too long is noticed by all programs that have not begun, which then do nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tsallis.ops.cpu import Lists
+from tsallis.ops.triton.language import THREE_HALVES, TWO, interpreted, kernel, mode, precision, run, tl
+
+LEAST = 1 << 10  # entries there is room for at least
+ENTRIES = 128  # of a list at a time
+
+
+class Tiling(NamedTuple):
+    """Tokens, classes and dimensions of a tile, token blocks that share what they read of the weight, and options."""
+
+    tokens: int
+    classes: int
+    sizes: int
+    group: int
+    warps: int
+    stages: int
+
+
+def tiling(dtype: torch.dtype) -> Tiling:
+    """What fits the GPU's registers and shared memory."""
+    return Tiling(128, 128, 32, 16, 8, 3) if dtype == torch.float32 else Tiling(128, 256, 64, 16, 8, 3)
+
+
+@kernel()
+def _power(margin: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
+    """`margin^(1/eps)` of positive margins."""
+    if MODE == TWO:
+        result = margin
+    elif MODE == THREE_HALVES:
+        result = margin * margin
+    else:
+        result = tl.exp(tl.log(margin) / eps)
+    return result
+
+
+@kernel("tokens", "classes", "capacity")
+def _append(
+    hidden: tl.tensor,  # [tokens, size]
+    weight: tl.tensor,  # [classes, size]
+    bias: tl.tensor,  # [classes]
+    target: tl.tensor,  # [tokens], negative: none
+    state: tl.tensor,  # [2]: how many values are above zero, and whether a score is NaN or infinite
+    key: tl.tensor,  # [capacity]: token * classes + class
+    value: tl.tensor,  # [capacity]
+    gold: tl.tensor,  # [tokens]: the target's score
+    tokens: tl.tensor,
+    classes: tl.tensor,
+    size: tl.tensor,
+    capacity: tl.tensor,
+    eps: tl.tensor,
+    tau: tl.tensor,
+    BIAS: tl.constexpr,
+    MODE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+    EVEN: tl.constexpr,  # whether BLOCK_K divides the size
+    BLOCK_T: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> None:
+    if tl.load(state, volatile=True) > capacity:
+        return
+    # Token blocks of a group follow one another: they read the same rows of the weight while it is in the cache.
+    number = tl.program_id(0)
+    token_blocks, class_blocks = tl.cdiv(tokens, BLOCK_T), tl.cdiv(classes, BLOCK_C)
+    first = number // (GROUP * class_blocks) * GROUP
+    together = tl.minimum(token_blocks - first, GROUP)
+    within = number - first * class_blocks
+    start_token = (first + within % together) * BLOCK_T
+    start_class = within // together * BLOCK_C
+
+    rows = start_token + tl.arange(0, BLOCK_T)
+    lanes = tl.arange(0, BLOCK_C)
+    columns = start_class + lanes
+    dims = tl.arange(0, BLOCK_K)
+    # What lies outside is computed from the first row, and left out in the end.
+    hidden += tl.where(rows < tokens, rows, 0).to(tl.int64)[:, None] * size + dims[None, :]
+    weight += tl.where(columns < classes, columns, 0).to(tl.int64)[None, :] * size + dims[:, None]
+    scores = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
+    for k in range(0, size, BLOCK_K):
+        if EVEN:
+            h = tl.load(hidden)
+            w = tl.load(weight)
+        else:
+            h = tl.load(hidden, mask=(k + dims < size)[None, :], other=0.0)
+            w = tl.load(weight, mask=(k + dims < size)[:, None], other=0.0)
+        if WIDEN:
+            h = h.to(tl.float32)
+            w = w.to(tl.float32)
+        scores = tl.dot(h, w, scores, input_precision=PRECISION)
+        hidden += BLOCK_K
+        weight += BLOCK_K
+    if BIAS:
+        scores += tl.load(bias + columns, mask=columns < classes, other=0.0).to(tl.float32)[None, :]
+
+    y = tl.load(target + rows, mask=rows < tokens, other=-1)
+    here = (y >= start_class) & (y < start_class + BLOCK_C)
+    if tl.max(here.to(tl.int32)) > 0:
+        at_gold = columns[None, :] == y[:, None]
+        tl.store(gold + rows, tl.sum(tl.where(at_gold, scores, 0.0), 1), mask=here)
+
+    margin = eps * scores - tau
+    margin = tl.where((y >= 0)[:, None] & (columns < classes)[None, :], margin, 0.0)
+    margin = tl.where(margin <= 0.0, 0.0, tl.where(margin == margin, margin, float("inf")))
+    top, at = tl.max(margin, 1, return_indices=True)
+    most = tl.max(top)
+    if most == float("inf"):
+        tl.store(state + 1, 1)
+    # The largest of each row, then the next: hardly any tile has many.
+    going = most > 0.0
+    while going:
+        some = (top > 0.0).to(tl.int32)
+        taken = tl.atomic_add(state, tl.sum(some))
+        place = taken + tl.cumsum(some) - some
+        inside = (some > 0) & (place < capacity)
+        tl.store(key + place, rows.to(tl.int64) * classes + start_class + at, mask=inside)
+        tl.store(value + place, _power(tl.where(some > 0, top, 1.0), eps, MODE), mask=inside)
+        margin = tl.where(lanes[None, :] == at[:, None], 0.0, margin)
+        top, at = tl.max(margin, 1, return_indices=True)
+        going = (tl.max(top) > 0.0) & (taken <= capacity)
+
+
+@kernel()
+def _losses(
+    offsets: tl.tensor,  # [tokens + 1]
+    value: tl.tensor,
+    gold: tl.tensor,
+    target: tl.tensor,
+    loss: tl.tensor,  # [tokens]
+    eps: tl.tensor,
+    rest: tl.tensor,  # what all losses have in common
+    MODE: tl.constexpr,
+    ENTRIES: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    begin = tl.load(offsets + token)
+    count = (tl.load(offsets + token + 1) - begin).to(tl.int32)
+    lanes = tl.arange(0, ENTRIES)
+    total = tl.zeros((ENTRIES,), tl.float32)
+    for k in range(0, count, ENTRIES):
+        r = tl.load(value + begin + k + lanes, mask=k + lanes < count, other=0.0)
+        # r times its margin, which is r^eps
+        if MODE == TWO:
+            total += r * r
+        elif MODE == THREE_HALVES:
+            total += r * tl.sqrt(r)
+        else:
+            total += tl.where(r > 0.0, tl.exp((1.0 + eps) * tl.log(tl.where(r > 0.0, r, 1.0))), 0.0)
+    found = tl.sum(total, 0) / (1.0 + eps) + rest - tl.load(gold + token)
+    tl.store(loss + token, tl.where(tl.load(target + token) < 0, 0.0, found))
+
+
+def relu_lists(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, alpha: float, tau: float, share: float
+) -> tuple[Tensor, Lists] | None:
+    """Losses [tokens], and the values above zero as lists; None where they are more than a share of all scores.
+
+    Also None where a score is NaN or infinite. Everything consecutive in memory, of one dtype that is not float64;
+    waits for the GPU once.
+    """
+    tokens, size = hidden.shape
+    classes = len(weight)
+    capacity = min(tokens * classes, max(LEAST, int(tokens * classes * share)))
+    state = hidden.new_zeros(2, dtype=torch.int32)
+    key = hidden.new_empty(capacity, dtype=torch.int64)
+    value, gold, loss = (hidden.new_empty(n, dtype=torch.float32) for n in (capacity, tokens, tokens))
+    tile, eps = tiling(hidden.dtype), alpha - 1
+    shared: dict[str, Any] = {"target": target, "gold": gold, "eps": eps, "MODE": mode(alpha)}
+    run(
+        _append,
+        (-(-tokens // tile.tokens) * -(-classes // tile.classes),),
+        hidden,
+        **shared,
+        hidden=hidden,
+        weight=weight,
+        bias=hidden if bias is None else bias,
+        state=state,
+        key=key,
+        value=value,
+        tokens=tokens,
+        classes=classes,
+        size=size,
+        capacity=capacity,
+        tau=tau,
+        BIAS=bias is not None,
+        PRECISION=precision(hidden.dtype),
+        WIDEN=interpreted() and hidden.dtype != torch.float32,
+        EVEN=size % tile.sizes == 0,
+        BLOCK_T=tile.tokens,
+        BLOCK_C=tile.classes,
+        BLOCK_K=tile.sizes,
+        GROUP=tile.group,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    count, broken = state.tolist()
+    if broken or count > capacity:
+        return None
+    ordered, order = key[:count].sort()
+    value = value[order]
+    offsets = torch.searchsorted(ordered, torch.arange(tokens + 1, device=hidden.device) * classes)
+    rest = 1 / (alpha * eps) + tau / eps
+    run(_losses, (tokens,), hidden, **shared, offsets=offsets, value=value, loss=loss, rest=rest, ENTRIES=ENTRIES)
+    return loss, Lists(offsets, (ordered % classes).to(torch.int32), value)

@@ -1,0 +1,243 @@
+"""What the attention kernels are launched with: the sizes of their blocks, and what all of them are given."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tsallis.ops.alphas import Alpha, check_alpha, extremes
+from tsallis.ops.autograd.attention import Problem
+from tsallis.ops.triton.attention.tiles import ADDITIVE, BOOLEAN, NO_MASK
+from tsallis.ops.triton.language import ANY_ALPHA, TINY_EPS, interpreted, mode, plain, precision, run
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-4, torch.float16: 1e-4}  # |sum of the weights - 1|
+DROP_BITS = 24  # random bits that decide whether a weight is dropped
+LARGEST_SIZE = 256  # of a head
+SHORT_KEYS = 1024  # rows of so many scores stay in registers
+DECODE_ROWS = 64  # queries that read the same keys in one program
+
+
+class Limits(NamedTuple):
+    """Newton steps at the most, and what one program of the decoding kernels looks at together."""
+
+    newton: int = 40
+    scores: int = 4096
+    splits: int = 16
+
+
+LIMITS = Limits()
+
+
+class Tiling(NamedTuple):
+    """Queries and keys of a block, and how a program computes it."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+class Tilings(NamedTuple):
+    """Of the sparse forward kernel, and of the backward kernels that go by queries and by keys.
+
+    All have as many keys; backward may split a block of queries, for it has more to hold in registers.
+    """
+
+    forward: Tiling
+    by_query: Tiling
+    by_key: Tiling
+
+
+def tilings(size: int, value_size: int, dtype: torch.dtype) -> Tilings:
+    """What compiles for an H200 with no or few registers spilled; wide heads in float32 are beyond that."""
+    widest = max(padded(size), padded(value_size))
+    if dtype == torch.float32:
+        if widest <= 64:
+            return Tilings(Tiling(64, 32, 8, 2), Tiling(32, 32, 8, 1), Tiling(32, 32, 4, 1))
+        if widest <= 128:
+            return Tilings(Tiling(64, 32, 8, 2), Tiling(32, 32, 8, 1), Tiling(32, 32, 8, 1))
+        return Tilings(Tiling(64, 16, 8, 1), Tiling(16, 16, 8, 1), Tiling(32, 16, 8, 1))
+    if widest <= 128:
+        return Tilings(Tiling(128, 64, 8, 2), Tiling(64, 64, 8, 2), Tiling(64, 64, 8, 2))
+    return Tilings(Tiling(64, 32, 8, 2), Tiling(64, 32, 8, 1), Tiling(64, 32, 8, 1))
+
+
+class Short(NamedTuple):
+    """Queries of a block, blocks of keys that hold all of them, and how a program computes it."""
+
+    queries: int
+    keys: int
+    parts: int
+    warps: int
+
+
+def short_tiling(size: int, value_size: int, dtype: torch.dtype, keys: int) -> Short | None:
+    """Of the kernel that keeps all scores of a block of queries; None where there are too many for that."""
+    widest = max(padded(size), padded(value_size))
+    if keys > SHORT_KEYS or widest > 128:
+        return None
+    if dtype == torch.float32 and (keys > 256 or widest > 64):  # spills
+        return None
+    row = max(64, 1 << (keys - 1).bit_length())  # its scores: the next power of two
+    queries, warps = 32 if row <= 512 else 16, 4 if row <= 128 else 8
+    together = min(row, 128 if widest * dtype.itemsize <= 256 else 64)
+    return Short(queries, together, row // together, warps)
+
+
+def decode_tiling(size: int, value_size: int, dtype: torch.dtype, rows: int) -> Tiling:
+    """Of the kernels that share out the keys; `rows` queries read the same ones."""
+    rows = max(16, 1 << (rows - 1).bit_length())
+    wide = max(padded(size), padded(value_size)) * (2 if dtype == torch.float32 else 1)
+    return Tiling(rows, 64 if wide <= 256 else 32, 4, 3 if wide <= 256 else 2)
+
+
+def powers_of(alpha: Alpha) -> int | None:
+    """Which powers the kernels need, None where an alpha is above 2: the one look at the numbers of a pass.
+
+    While a CUDA graph is captured there can be none, and alphas are taken to lie between 1 and 2.
+
+    Raises:
+        ValueError: an alpha below 1 or not finite.
+    """
+    if not isinstance(alpha, Tensor):
+        return None if alpha > 2 else mode(alpha)
+    if alpha.is_cuda and torch.cuda.is_current_stream_capturing():
+        return plain(ANY_ALPHA)
+    least, most = extremes(alpha)
+    if not 1 <= least <= most < torch.inf:
+        check_alpha(alpha)
+    if most > 2:
+        return None
+    return mode(least) if least == most else plain(ANY_ALPHA)
+
+
+def processors(device: torch.device) -> int:
+    """How many multiprocessors there are to keep busy."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def padded(size: int) -> int:
+    """The size of a block that holds a head."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+class Launch:
+    """What all kernels of one problem are given."""
+
+    def __init__(
+        self, query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
+    ) -> None:
+        if query.dtype not in TOLERANCE:
+            raise TypeError(f"the Triton kernels compute float32, float16 and bfloat16, got {query.dtype}")
+        self.query, self.key, self.value = (rows_contiguous(x) for x in (query, key, value))
+        self.powers = mode(alpha) if problem.powers is None else problem.powers
+        batch, heads, queries, size = query.shape
+        self.batch, self.heads, self.key_heads = batch, heads, key.shape[1]
+        self.queries, self.keys = queries, key.shape[2]
+        self.size, self.value_size = size, value.shape[-1]
+        self.tilings = tilings(size, self.value_size, query.dtype)
+        self.tolerance = TOLERANCE[query.dtype]
+        kind = NO_MASK if mask is None else BOOLEAN if mask.dtype == torch.bool else ADDITIVE
+        alphas = _alphas(alpha, query).expand(batch, heads)
+        strides = (0, 0, 0, 0) if mask is None else broadcast_strides(mask)
+        self.given: dict[str, Any] = {
+            "query": self.query,
+            "key": self.key,
+            "value": self.value,
+            "alpha": alphas,
+            # A kernel that reads no mask or lengths is given something all the same.
+            "mask": alphas if mask is None else mask.view(torch.uint8) if mask.dtype == torch.bool else mask,
+            "lengths": alphas if problem.lengths is None else _lengths(problem, query.device),
+            "query_strides": self.query.stride()[:3],
+            "key_strides": self.key.stride()[:3],
+            "value_strides": self.value.stride()[:3],
+            "alpha_strides": alphas.stride(),
+            "mask_strides": strides[:3],
+            "mask_column": strides[3],
+            "queries": queries,
+            "keys": self.keys,
+            "group": heads // self.key_heads,
+            "scale": problem.scale,
+            "SIZE": size,
+            "VALUE_SIZE": self.value_size,
+            "PADDED": padded(size),
+            "VALUE_PADDED": padded(self.value_size),
+            "MODE": self.powers,
+            "MASK": plain(kind),
+            "CAUSAL": problem.causal,
+            "LENGTHS": problem.lengths is not None,
+            "DROPOUT": problem.dropout > 0,
+            "PRECISION": precision(query.dtype),
+            "WIDEN": interpreted() and query.dtype != torch.float32,
+            "TINY": TINY_EPS,
+            **random_numbers(problem),
+        }
+
+    def numbers(self, *shape: int) -> Tensor:
+        """Memory for float32."""
+        return self.query.new_empty(shape, dtype=torch.float32)
+
+    def counts(self, *shape: int) -> Tensor:
+        """Memory for int32."""
+        return self.query.new_empty(shape, dtype=torch.int32)
+
+    def by_query(self, kernel: Any, tiling: Tiling, **more: Any) -> None:
+        """A program for each block of queries."""
+        blocks = -(-self.queries // tiling.queries)
+        self._tiled(kernel, (blocks, self.heads, self.batch), tiling, more)
+
+    def by_key(self, kernel: Any, tiling: Tiling, **more: Any) -> None:
+        """A program for each block of keys."""
+        blocks = -(-self.keys // tiling.keys)
+        self._tiled(kernel, (blocks, self.key_heads, self.batch), tiling, more)
+
+    def _tiled(self, kernel: Any, grid: tuple[int, int, int], tiling: Tiling, more: dict[str, Any]) -> None:
+        sizes = {
+            "BLOCK_Q": tiling.queries,
+            "BLOCK_K": tiling.keys,
+            "SPLIT": self.tilings.forward.queries // tiling.queries,
+        }
+        self.run(kernel, grid, **sizes, **more, num_warps=tiling.warps, num_stages=tiling.stages)
+
+    def run(self, kernel: Any, grid: tuple[int, ...], **more: Any) -> None:
+        """Launch a kernel with what it takes of all this."""
+        given = {**self.given, **more}
+        options = {name: given[name] for name in ("num_warps", "num_stages") if name in given}
+        run(kernel, grid, self.query, **{name: given[name] for name in kernel.arg_names}, **options)
+
+
+def _alphas(alpha: Alpha, query: Tensor) -> Tensor:
+    if isinstance(alpha, Tensor):
+        return alpha.detach()
+    return torch.full((1, 1), alpha, dtype=torch.float32, device=query.device)
+
+
+def _lengths(problem: Problem, device: torch.device) -> Tensor:
+    """On the device; a tensor that is there stays as it is."""
+    if isinstance(problem.lengths, Tensor):
+        return problem.lengths.to(device).contiguous()
+    return torch.tensor(problem.lengths, dtype=torch.int32).to(device, non_blocking=True)
+
+
+def rows_contiguous(x: Tensor) -> Tensor:
+    """A tensor whose rows are consecutive numbers."""
+    x = x.resolve_neg()
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def broadcast_strides(mask: Tensor) -> tuple[int, ...]:
+    """Strides with which one entry is every entry of a dimension of size 1."""
+    return tuple(0 if n == 1 else stride for n, stride in zip(mask.shape, mask.stride(), strict=True))
+
+
+def random_numbers(problem: Problem) -> dict[str, Any]:
+    """Dropout as numbers of 32 bits, whatever the seed: they have the same type in every call."""
+    stays = 1 - problem.dropout
+    return {
+        "drop_below": round(problem.dropout * (1 << DROP_BITS)),
+        "drop_factor": 1 / stays if stays else 0.0,
+        "seed_low": problem.seed & 0x7FFFFFFF,
+        "seed_high": problem.seed >> 31 & 0x7FFFFFFF,
+    }

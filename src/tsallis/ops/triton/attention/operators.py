@@ -1,0 +1,142 @@
+"""What `entmax_attention` calls of the kernels for GPUs; under `torch.compile` as opaque operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsallis.ops.alphas import Alpha
+from tsallis.ops.autograd.attention import Problem
+from tsallis.ops.autograd.attention_traced import GIVEN, Asked, arguments, draw_seed
+from tsallis.ops.triton.attention.calls import (
+    Kept,
+    TritonAttention,
+    backward_pass,
+    book,
+    computes,
+    decode,
+    decodes,
+    forward_pass,
+)
+from tsallis.ops.triton.attention.launch import powers_of
+
+__all__ = ["TritonAttention", "computes", "decode", "decodes", "powers_of", "traced_attention"]
+
+Found = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def traced_attention(
+    query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem, learns: bool
+) -> tuple[Tensor, Tensor]:
+    """Output, and how many keys each query attends to, for a tracer; gradients only if it `learns`."""
+    given = arguments(query, key, value, alpha, mask, problem)
+    if learns:
+        output, support, *_ = _attention_op(*given)
+        return output, support
+    output, support = _inference_op(*given)
+    return output, support
+
+
+def _problem(asked: Asked, seed: Tensor) -> tuple[Tensor, Tensor, Tensor, Alpha, Tensor | None, Problem]:
+    """What the kernels take."""
+    powers = powers_of(asked.alpha)
+    if powers is None:
+        raise NotImplementedError(
+            "compiled attention on a GPU computes alphas from 1 to 2, got a larger one: use tsallis.backend('eager')"
+        )
+    problem = Problem(asked.scale, asked.causal, asked.lengths, 1, asked.dropout, int(seed), powers=powers)
+    return *asked[:3], asked.alpha, asked.mask, problem
+
+
+@torch.library.custom_op("tsallis::attention_inference", mutates_args=(), schema=f"({GIVEN}) -> (Tensor, Tensor)")
+def _inference_op(*given: Any) -> tuple[Tensor, Tensor]:
+    asked = Asked(*given)
+    found = _problem(asked, draw_seed(asked.dropout))
+    if decodes(asked.query, asked.key, found[-1]):
+        return decode(*found)
+    support, kept = forward_pass(*found)
+    return kept.output, support
+
+
+@_inference_op.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    rows = query.shape[:-1]
+    return query.new_empty(*rows, value.shape[-1]), query.new_empty(rows, dtype=torch.int32)
+
+
+@torch.library.custom_op(
+    "tsallis::attention",
+    mutates_args=(),
+    schema=f"({GIVEN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _attention_op(*given: Any) -> Found:
+    """Output, support, what backward needs of the pass, and the seed of its dropout, on the CPU."""
+    asked = Asked(*given)
+    seed = draw_seed(asked.dropout)
+    support, kept = forward_pass(*_problem(asked, seed))
+    return kept.output, support, kept.numbers, kept.needed, kept.counts, kept.bits, seed
+
+
+@_attention_op.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Found:
+    rows = query.shape[:-1]
+    output, support = query.new_empty(*rows, value.shape[-1]), query.new_empty(rows, dtype=torch.int32)
+    numbers = query.new_empty(2, *rows, dtype=torch.float32)
+    needed, counts, bits = (query.new_empty(s, dtype=d) for s, d in book(query, key, value.shape[-1]))
+    return output, support, numbers, needed, counts, bits, torch.empty((), dtype=torch.int64)
+
+
+@torch.library.custom_op(
+    "tsallis::attention_backward",
+    mutates_args=(),
+    schema=f"({GIVEN}, Tensor output, Tensor numbers, Tensor needed, Tensor counts, Tensor bits, Tensor seed, "
+    "Tensor grad, bool need_keys, bool need_alpha, bool need_mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _backward_op(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients; empty ones where none is needed."""
+    asked, (*kept, seed, grad), needs = Asked(*given[:10]), given[10:-3], given[-3:]
+    found = backward_pass(*_problem(asked, seed), Kept(*kept), grad, needs)
+    dq, dk, dv, da, dm = (asked.query.new_empty(0) if x is None else x for x in found)
+    return dq, dk, dv, da, dm
+
+
+@_backward_op.register_fake
+def _(
+    query: Tensor, key: Tensor, value: Tensor, alpha: float, alphas: Tensor | None, mask: Tensor | None, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    need_keys, need_alpha, need_mask = rest[-3:]
+    wanted = ((query, True), (key, need_keys), (value, need_keys), (alphas, need_alpha), (mask, need_mask))
+    dq, dk, dv, da, dm = (x.new_empty(x.shape) if need and x is not None else query.new_empty(0) for x, need in wanted)
+    return dq, dk, dv, da, dm
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Found) -> None:
+    query, key, value, ctx.alpha, alphas, mask, lengths, *ctx.rest = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+    found, _, *kept = output
+    ctx.save_for_backward(query, key, value, alphas, mask, lengths, found, *kept)
+
+
+def _pull(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    nothing = (None,) * 4  # lengths, scale, causal, dropout
+    if grad is None:
+        return (None,) * 6 + nothing
+    query, key, value, alphas, mask, lengths, *kept = ctx.saved_tensors
+    need_query, need_key, need_value, _, need_alpha, need_mask, *_ = ctx.needs_input_grad
+    given = (query, key, value, ctx.alpha, alphas, mask, lengths, *ctx.rest)
+    dq, dk, dv, da, dm = _backward_op(*given, *kept, grad, need_key or need_value, need_alpha, need_mask)
+    return (
+        dq if need_query else None,
+        dk if need_key else None,
+        dv if need_value else None,
+        None,
+        da if need_alpha else None,
+        dm if need_mask else None,
+        *nothing,
+    )
+
+
+_attention_op.register_autograd(_pull, setup_context=_keep)

@@ -1,0 +1,189 @@
+"""Triton, or what stands for it where it is missing, and the arithmetic that all kernels share.
+
+A threshold is written relative to the row's largest score: `p = exp_alpha(score - top - threshold)` with
+`exp_alpha(x) = [1 + eps x]_+^{1/eps}` and `eps = alpha - 1`. At alpha = 1 it is logsumexp, and no special case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tsallis.ops.alphas import Alpha, extremes
+
+_MISSING = ""
+if TYPE_CHECKING:
+    import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
+else:
+    try:
+        import triton
+        import triton.language as tl
+    except Exception as error:  # a broken installation must not break the import either
+        triton = tl = None
+        _MISSING = f"Triton can't be imported: {error}"
+
+__all__ = [  # `tl` among them: no other file imports Triton
+    "ANY_ALPHA",
+    "THREE_HALVES",
+    "TINY_EPS",
+    "TWO",
+    "Alpha",
+    "advance",
+    "available",
+    "bend_at",
+    "bend_of",
+    "constant",
+    "interpreted",
+    "kernel",
+    "log1p",
+    "mode",
+    "plain",
+    "precision",
+    "rise_of",
+    "run",
+    "tl",
+    "weigh",
+]
+
+TINY_EPS = 1e-10  # stands for alpha - 1 = 0: log1p(TINY_EPS x) / TINY_EPS is x up to rounding
+
+
+def constant(value: Any) -> Any:
+    """A global that kernels may read."""
+    return value if tl is None else tl.constexpr(value)
+
+
+def plain(number: Any) -> int:
+    """Such a global as Python's number."""
+    return int(getattr(number, "value", number))
+
+
+ANY_ALPHA, THREE_HALVES, TWO = constant(0), constant(1), constant(2)  # modes: the last two need no powers
+
+
+def kernel(*changing: str) -> Callable[[Callable[..., Any]], Any]:
+    """Compiled by Triton where there is one; compiled once for all values of the arguments that change call by call."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        if triton is None:
+            return function
+        names = function.__code__.co_varnames[: function.__code__.co_argcount]
+        return triton.jit(function, do_not_specialize=[name for name in changing if name in names])
+
+    return decorate
+
+
+def available() -> tuple[bool, str]:
+    """Whether these kernels can compute here, and why or why not."""
+    if triton is None:
+        return False, _MISSING
+    if interpreted():
+        return True, "Triton's interpreter"
+    if not torch.cuda.is_available():
+        return False, "no GPU that PyTorch can use, and TRITON_INTERPRET=1 was not set before the import"
+    return True, f"Triton {triton.__version__} on {torch.cuda.get_device_name()}"
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter runs the kernels, as it was asked to when they were imported."""
+    return not isinstance(log1p, triton.JITFunction)
+
+
+def run(kernel: Any, grid: tuple[int, ...], where: Tensor, **arguments: Any) -> None:
+    """Launch a kernel on the device of `where`."""
+    with torch.cuda.device_of(where):
+        kernel[grid](**arguments)
+
+
+def mode(alpha: Alpha) -> int:
+    """Which powers there are; one look at the numbers."""
+    least, most = extremes(alpha) if isinstance(alpha, Tensor) else (alpha, alpha)
+    if not most <= 2:
+        raise NotImplementedError(f"the Triton kernels compute alphas from 1 to 2, got {most:g}")
+    modes = {1.5: THREE_HALVES, 2.0: TWO}
+    return plain(modes.get(least, ANY_ALPHA) if least == most else ANY_ALPHA)
+
+
+def precision(dtype: torch.dtype) -> str:
+    """How float32 is multiplied: as exactly as PyTorch is asked to. Three products of tf32 are as good as one exact."""
+    if dtype != torch.float32:
+        return "tf32"  # not looked at
+    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+@kernel()
+def log1p(y: tl.tensor) -> Any:
+    """`log(1 + y)`, also for small y: the rounding of 1 + y cancels in the quotient."""
+    u = 1.0 + y
+    d = u - 1.0
+    return tl.where(d == 0.0, y, tl.log(u) * (y / tl.where(d == 0.0, 1.0, d)))
+
+
+@kernel()
+def weigh(x: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
+    """Weights `p` of scores above their threshold, and `p^(2 - alpha)`, 0 off the support. NaN stays."""
+    y = eps * x
+    off = y <= -1.0
+    if MODE == TWO:
+        p = tl.where(off, 0.0, 1.0 + y)
+        w = tl.where(off, 0.0, 1.0)
+    elif MODE == THREE_HALVES:
+        w = tl.where(off, 0.0, 1.0 + y)
+        p = w * w
+    else:
+        y = tl.where(off, 0.0, y)
+        p = tl.where(off, 0.0, tl.exp(log1p(y) / eps))
+        w = p / (1.0 + y)
+    return p, w
+
+
+@kernel()
+def advance(threshold: tl.tensor, mass: tl.tensor, slope: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
+    """A norm-Newton step: from either side to a threshold that is at most the row's."""
+    some = mass > 0.0
+    F = tl.where(some, mass, 1.0)
+    G = tl.where(some, slope, 1.0)
+    if MODE == TWO:
+        step = (F - 1.0) / G
+    elif MODE == THREE_HALVES:
+        step = 2.0 * (F - tl.sqrt(F)) / G
+    else:  # F (1 - F^-eps) / (eps G), which is log F at alpha = 1
+        log_mass = log1p(F - 1.0)
+        t = eps * log_mass
+        series = 1.0 - t * (0.5 - t * (1.0 / 6.0 - t * (1.0 / 24.0 - t / 120.0)))
+        near = tl.abs(t) < 0.1
+        step = F * log_mass * tl.where(near, series, (1.0 - tl.exp(-t)) / tl.where(near, 1.0, t)) / G
+    return tl.where(some, threshold + step, threshold)
+
+
+@kernel()
+def bend_of(x: tl.tensor, p: tl.tensor, w: tl.tensor, eps: tl.tensor) -> Any:
+    """`p psi` of the alpha gradient: psi = log^2 p phi(eps log p), phi(t) = (e^-t - 1 + t) / t^2; 0 off the support."""
+    return bend_at(log1p(tl.where(p == 0.0, 0.0, eps * x)), p, w, eps)
+
+
+@kernel()
+def bend_at(t: tl.tensor, p: tl.tensor, w: tl.tensor, eps: tl.tensor) -> Any:
+    """The same from `t = eps log p`, which is 0 off the support."""
+    small = tl.abs(t) < 0.3
+    series = 1.0 / 120.0 - t * (1.0 / 720.0 - t * (1.0 / 5040.0 - t / 40320.0))
+    series = 0.5 - t * (1.0 / 6.0 - t * (1.0 / 24.0 - t * series))
+    # e^-t is 1 / (1 + y); p and the quotient together don't overflow, as w = p / (1 + y)
+    far = (w - p + p * t) / (eps * eps)
+    return tl.where(small, p * (t / eps) * (t / eps) * series, far)
+
+
+@kernel()
+def rise_of(x: tl.tensor, p: tl.tensor, eps: tl.tensor) -> Any:
+    """`p log^2 p ((t - 1) e^t + 1) / t^2` with `t = eps log p`: how an entropy moves with alpha; 0 off the support."""
+    y = tl.where(p == 0.0, 0.0, eps * x)
+    t = log1p(y)
+    small = tl.abs(t) < 0.3
+    series = 1.0 / 30.0 + t * (1.0 / 144.0 + t * (1.0 / 840.0 + t * (1.0 / 5760.0 + t / 45360.0)))
+    series = 0.5 + t * (1.0 / 3.0 + t * (1.0 / 8.0 + t * series))
+    far = p * (t + t * y - y) / (eps * eps)  # e^t is 1 + y
+    return tl.where(small, p * (t / eps) * (t / eps) * series, far)

@@ -1,0 +1,482 @@
+"""The losses on GPUs: forward reads the scores once and keeps four numbers a row, backward makes its gradient of them.
+
+No probabilities are written. A row's numbers are its largest score, its threshold relative to that, what its weights
+are multiplied with, and how many classes have any: `p = scale [1 + eps (score - top - c)]_+^{1/eps}`. A row that counts
+for nothing has scale 0. alpha-ReLU's threshold is a constant: its rows are written in the same way, with `top = 0`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsallis.ops.alphas import Alpha
+from tsallis.ops.triton import maps
+from tsallis.ops.triton.language import ANY_ALPHA, kernel, plain, rise_of, run, tl, weigh
+from tsallis.ops.triton.maps import Short, alphas, padded, processors, scanned
+from tsallis.ops.triton.scan import gather_parts, scan, solve, start_of
+from tsallis.ops.triton.short_rows import NEWTON_LIMIT, eps_of, short_solve, short_start
+
+STATS = 4  # numbers a row that a loss keeps: largest score, threshold, factor of the weights, support size
+TILE = 2048  # scores that a program of an elementwise kernel has
+
+_kernel = kernel("rows")
+
+
+@_kernel
+def _settle(
+    target: tl.tensor,
+    gold: tl.tensor,
+    empty: tl.tensor,
+    top: tl.tensor,
+    c: tl.tensor,
+    eps: tl.tensor,
+    F: tl.tensor,
+    mean: tl.tensor,
+    rise: tl.tensor,
+    size: tl.tensor,
+) -> Any:
+    """Loss, derivative in alpha, factor and support size from sums over a row's weights."""
+    some = tl.where(F == 0.0, 1.0, F)
+    mean = mean / some
+    alpha = 1.0 + eps
+    # sum p (z - z_y) + sum p (c - z) / alpha, both terms from the largest score: offsets cancel exactly.
+    loss = tl.maximum((c - mean) / alpha + mean, 0.0) + (top - gold)
+    slope = (mean - c) / (alpha * alpha) - rise / some / alpha
+    broken = F != F
+    loss = tl.where(broken, float("nan"), loss)
+    slope = tl.where(broken, float("nan"), slope)
+    nothing = (target < 0) | empty
+    scale = tl.where(nothing, 0.0, 1.0 / some)
+    size = tl.where(nothing | broken, 0.0, size)
+    return tl.where(nothing, 0.0, loss), tl.where(nothing, 0.0, slope), scale, size
+
+
+@_kernel
+def _short_loss(
+    scores: tl.tensor,  # [rows, d]
+    target: tl.tensor,  # [rows]
+    loss: tl.tensor,  # [rows]
+    stats: tl.tensor,  # [rows, STATS]
+    alpha_grad: tl.tensor,  # [rows]
+    alpha: tl.tensor,
+    number: tl.tensor,
+    rows: tl.tensor,
+    d: tl.tensor,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LANES: tl.constexpr,
+    STATS: tl.constexpr,
+    MODE: tl.constexpr,
+    ALPHAS: tl.constexpr,
+    TINY: tl.constexpr,
+    LIMIT: tl.constexpr,
+    NEED_ALPHA: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)
+    inside = (row < rows)[:, None] & (column < d)[None, :]
+    eps = short_start(row, alpha, number, rows, ROWS, ALPHAS, TINY)
+    x = tl.load(scores + row[:, None] * d + column[None, :], mask=inside, other=float("-inf")).to(tl.float32)
+    y = tl.load(target + row, mask=row < rows, other=-1)
+    gold = tl.load(scores + row * d + tl.maximum(y, 0), mask=row < rows, other=0.0).to(tl.float32)
+    top = tl.max(x, 1)
+    empty = top == float("-inf")
+    top = tl.where(empty, 0.0, top)
+    x -= top[:, None]
+    c = short_solve(x, eps, ROWS, WIDTH, LANES, MODE, LIMIT)
+    p, _w = weigh(x - c[:, None], eps[:, None], MODE)
+    F = tl.sum(p, 1)
+    mean = tl.sum(p * tl.where(p == 0.0, 0.0, x), 1)
+    rise = tl.zeros((ROWS,), tl.float32)
+    if NEED_ALPHA:
+        rise = tl.sum(rise_of(x - c[:, None], p, eps[:, None]), 1)
+    size = tl.sum(tl.where(p > 0.0, 1.0, 0.0), 1)
+    each, slope, scale, size = _settle(y, gold, empty & (F == F), top, c, eps, F, mean, rise, size)
+    tl.store(loss + row, each, mask=row < rows)
+    at = stats + row * STATS
+    tl.store(at, top, mask=row < rows)
+    tl.store(at + 1, c, mask=row < rows)
+    tl.store(at + 2, scale, mask=row < rows)
+    tl.store(at + 3, size, mask=row < rows)
+    if NEED_ALPHA:
+        tl.store(alpha_grad + row, slope, mask=row < rows)
+
+
+@_kernel
+def _moments(
+    source: tl.tensor,
+    size: tl.tensor,
+    top: tl.tensor,
+    c: tl.tensor,
+    eps: tl.tensor,
+    WIDTH: tl.constexpr,
+    MODE: tl.constexpr,
+    NEED_ALPHA: tl.constexpr,
+) -> Any:
+    """What a loss sums over scores: weights, weighted scores, the entropy's move with alpha, and the support."""
+    lanes = tl.arange(0, WIDTH)
+    F = tl.zeros((WIDTH,), tl.float32)
+    mean = tl.zeros((WIDTH,), tl.float32)
+    rise = tl.zeros((WIDTH,), tl.float32)
+    number = tl.zeros((WIDTH,), tl.float32)
+    for start in range(0, size, WIDTH):
+        x = tl.load(source + start + lanes, mask=start + lanes < size, other=float("-inf")).to(tl.float32) - top
+        p, _w = weigh(x - c, eps, MODE)
+        F += p
+        mean += p * tl.where(p == 0.0, 0.0, x)
+        number += tl.where(p > 0.0, 1.0, 0.0)
+        if NEED_ALPHA:
+            rise += rise_of(x - c, p, eps)
+    return tl.sum(F), tl.sum(mean), tl.sum(rise), tl.sum(number)
+
+
+@_kernel
+def _long_loss(
+    scores: tl.tensor,
+    target: tl.tensor,
+    loss: tl.tensor,
+    stats: tl.tensor,
+    alpha_grad: tl.tensor,
+    alpha: tl.tensor,
+    number: tl.tensor,
+    slots: tl.tensor,
+    places: tl.tensor,
+    listed: tl.tensor,
+    listed_at: tl.tensor,
+    tops: tl.tensor,
+    lows: tl.tensor,
+    sizes: tl.tensor,
+    part_lists: tl.tensor,
+    part_places: tl.tensor,
+    rows: tl.tensor,
+    d: tl.tensor,
+    STATS: tl.constexpr,
+    PARTS: tl.constexpr,
+    LANES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+    ROOM: tl.constexpr,
+    PART_ROOM: tl.constexpr,
+    STAGES: tl.constexpr,
+    MODE: tl.constexpr,
+    ALPHAS: tl.constexpr,
+    TINY: tl.constexpr,
+    LIMIT: tl.constexpr,
+    NEED_ALPHA: tl.constexpr,
+) -> None:
+    program = tl.program_id(0)
+    slots += program.to(tl.int64) * DEPTH * LANES
+    places += program.to(tl.int64) * DEPTH * LANES
+    listed += program.to(tl.int64) * ROOM
+    listed_at += program.to(tl.int64) * ROOM
+    tiles = tl.cdiv(d, LANES)
+    row = program.to(tl.int64)
+    while row < rows:
+        source = scores + row * d
+        eps = eps_of(alpha, number, row, ALPHAS, TINY)
+        y = tl.load(target + row)
+        gold = tl.load(source + tl.maximum(y, 0)).to(tl.float32)
+        if PARTS > 0:
+            top, low, size = gather_parts(
+                row, eps, tops, lows, sizes, part_lists, part_places, listed, listed_at, PARTS, LANES, PART_ROOM, ROOM
+            )
+        else:
+            top, low, size = scan(
+                source,
+                0,
+                tiles,
+                d,
+                eps,
+                slots,
+                places,
+                listed,
+                listed_at,
+                source,
+                LANES,
+                DEPTH,
+                ROOM,
+                STAGES,
+                False,
+                MODE,
+            )
+        empty = top == float("-inf")
+        top, c = start_of(top, low)
+        if (size <= ROOM) & (top == top):
+            c = solve(listed, size, top, c, eps, WIDTH, MODE, LIMIT)
+            F, mean, rise, live = _moments(listed, size, top, c, eps, WIDTH, MODE, NEED_ALPHA)
+        else:
+            c = solve(source, d, top, c, eps, LANES, MODE, LIMIT)
+            F, mean, rise, live = _moments(source, d, top, c, eps, LANES, MODE, NEED_ALPHA)
+        each, slope, scale, live = _settle(y, gold, empty, top, c, eps, F, mean, rise, live)
+        tl.store(loss + row, each)
+        at = stats + row * STATS
+        tl.store(at, top)
+        tl.store(at + 1, c)
+        tl.store(at + 2, scale)
+        tl.store(at + 3, live)
+        if NEED_ALPHA:
+            tl.store(alpha_grad + row, slope)
+        row += tl.num_programs(0)
+        tl.debug_barrier()  # the lists are those of the next row now
+
+
+@_kernel
+def _loss_gradient(
+    scores: tl.tensor,  # [rows, d]
+    target: tl.tensor,  # [rows]
+    stats: tl.tensor,  # [rows, STATS]
+    grad: tl.tensor,  # [rows]
+    scores_grad: tl.tensor,  # [rows, d]; may be the scores
+    alpha: tl.tensor,
+    number: tl.tensor,
+    rows: tl.tensor,
+    d: tl.tensor,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STATS: tl.constexpr,
+    MODE: tl.constexpr,
+    ALPHAS: tl.constexpr,
+    TINY: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    live = row < rows
+    inside = live[:, None] & (column < d)[None, :]
+    at = row[:, None] * d + column[None, :]
+    eps = short_start(row, alpha, number, rows, ROWS, ALPHAS, TINY)[:, None]
+    top = tl.load(stats + row * STATS, mask=live, other=0.0)[:, None]
+    c = tl.load(stats + row * STATS + 1, mask=live, other=0.0)[:, None]
+    scale = tl.load(stats + row * STATS + 2, mask=live, other=0.0)
+    y = tl.load(target + row, mask=live, other=-1)
+    counted = (y >= 0) & (scale != 0.0)
+    weight = tl.where(counted, tl.load(grad + row, mask=live, other=0.0).to(tl.float32), 0.0)[:, None]
+    scale = tl.where(counted, scale, 0.0)[:, None]
+    x = tl.load(scores + at, mask=inside, other=float("-inf")).to(tl.float32) - top - c
+    gold = tl.where((column[None, :] == y[:, None]) & counted[:, None], 1.0, 0.0)
+    if MODE == ANY_ALPHA:  # most tiles have no support, and need no powers
+        p = tl.zeros((ROWS, WIDTH), tl.float32)
+        if tl.max(tl.where((eps * x <= -1.0) & (scale == scale), 0, 1)) > 0:
+            p, _w = weigh(x, eps, MODE)
+            p = p * scale
+    else:
+        p, _w = weigh(x, eps, MODE)
+        p = p * scale
+    dz = tl.where(counted[:, None], (p - gold) * weight, 0.0)
+    tl.store(scores_grad + at, dz.to(scores_grad.dtype.element_ty), mask=inside)
+
+
+@_kernel
+def _relu_loss(
+    scores: tl.tensor,  # [rows, d]
+    target: tl.tensor,  # [rows]
+    loss: tl.tensor,  # [rows]
+    stats: tl.tensor,  # [rows, STATS]
+    eps: tl.tensor,
+    c: tl.tensor,  # (1 + tau) / eps
+    rest: tl.tensor,  # 1 / (alpha eps) + tau / eps
+    rows: tl.tensor,
+    d: tl.tensor,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STATS: tl.constexpr,
+    MODE: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    lanes = tl.arange(0, WIDTH)
+    live = row < rows
+    total = tl.zeros((ROWS, WIDTH), tl.float32)
+    number = tl.zeros((ROWS, WIDTH), tl.float32)
+    for tile in range(0, tl.cdiv(d, WIDTH)):
+        column = tile * WIDTH + lanes
+        inside = live[:, None] & (column < d)[None, :]
+        at = scores + row[:, None] * d + column[None, :]
+        x = tl.load(at, mask=inside, other=float("-inf")).to(tl.float32) - c
+        if MODE == ANY_ALPHA:
+            if tl.max(tl.where(eps * x <= -1.0, 0, 1)) > 0:
+                some_p, _some_w = weigh(x, eps, MODE)
+                total += some_p * tl.maximum(1.0 + eps * x, 0.0)
+                number += tl.where(some_p > 0.0, 1.0, 0.0)
+        else:
+            p, _w = weigh(x, eps, MODE)
+            total += p * tl.maximum(1.0 + eps * x, 0.0)
+            number += tl.where(p > 0.0, 1.0, 0.0)
+    y = tl.load(target + row, mask=live, other=-1)
+    gold = tl.load(scores + row * d + tl.maximum(y, 0), mask=live, other=0.0).to(tl.float32)
+    each = tl.sum(total, 1) / (1.0 + eps) + rest - gold
+    tl.store(loss + row, tl.where(y < 0, 0.0, each), mask=live)
+    at = stats + row * STATS
+    tl.store(at, tl.zeros((ROWS,), tl.float32), mask=live)
+    tl.store(at + 1, tl.zeros((ROWS,), tl.float32) + c, mask=live)
+    tl.store(at + 2, tl.where(y < 0, 0.0, 1.0), mask=live)
+    tl.store(at + 3, tl.where(y < 0, 0.0, tl.sum(number, 1)), mask=live)
+
+
+@_kernel
+def _support(
+    scores: tl.tensor,  # [rows, d]
+    stats: tl.tensor,  # [rows, STATS]
+    offsets: tl.tensor,  # [rows + 1]
+    index: tl.tensor,
+    value: tl.tensor,
+    alpha: tl.tensor,
+    number: tl.tensor,
+    d: tl.tensor,
+    WIDTH: tl.constexpr,
+    STATS: tl.constexpr,
+    MODE: tl.constexpr,
+    ALPHAS: tl.constexpr,
+    TINY: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, WIDTH)
+    eps = eps_of(alpha, number, row, ALPHAS, TINY)
+    top = tl.load(stats + row * STATS)
+    c = tl.load(stats + row * STATS + 1)
+    scale = tl.load(stats + row * STATS + 2)
+    slot = tl.load(offsets + row)
+    end = tl.load(offsets + row + 1)
+    tile = 0
+    while (slot < end) & (tile * WIDTH < d):
+        column = tile * WIDTH + lanes
+        x = tl.load(scores + row * d + column, mask=column < d, other=float("-inf")).to(tl.float32) - top - c
+        if tl.max(tl.where(eps * x <= -1.0, 0, 1)) > 0:
+            p, _w = weigh(x, eps, MODE)
+            keep = (p > 0.0).to(tl.int32)
+            at = slot + tl.cumsum(keep, 0) - 1
+            room = (keep > 0) & (at < end)
+            tl.store(index + at, column, mask=room)
+            tl.store(value + at, p * scale, mask=room)
+            slot += tl.sum(keep)
+        tile += 1
+
+
+def tiling(rows: int, d: int, powers: int, processors: int) -> Short | maps.Long:
+    """How a loss's rows are cut: a row that is swept isn't written, so that sweeps pay early."""
+    return maps.short(d) if d <= (1024 if powers == plain(ANY_ALPHA) else 4096) else maps.long(rows, d, processors)
+
+
+def block(d: int) -> tuple[int, int]:
+    """Rows and columns of a program's tile."""
+    width = min(padded(d), TILE)
+    return TILE // width, width
+
+
+def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Losses [rows] against classes [rows] (negative: none), statistics [rows, STATS], and dL/d alpha [rows, 1]."""
+    rows, d = scores.shape
+    loss = scores.new_empty(rows, dtype=torch.float32)
+    stats = scores.new_empty(rows, STATS, dtype=torch.float32)
+    alpha_grad = scores.new_empty(rows, 1, dtype=torch.float32) if need_alpha else None
+    about = alphas(alpha, scores)
+    own = {
+        "scores": scores,
+        "target": target,
+        "loss": loss,
+        "stats": stats,
+        "alpha_grad": loss if alpha_grad is None else alpha_grad,
+        "STATS": STATS,
+        "NEED_ALPHA": need_alpha,
+    }
+    tiles = tiling(rows, d, about["MODE"], processors(scores))
+    if isinstance(tiles, Short):
+        sizes = {"ROWS": tiles.rows, "WIDTH": tiles.width, "LANES": tiles.lanes, "LIMIT": NEWTON_LIMIT}
+        grid = (-(-rows // tiles.rows),)
+        run(_short_loss, grid, scores, **own, rows=rows, d=d, **sizes, **about, num_warps=tiles.warps)
+    else:
+        given, programs = scanned(scores, tiles, about, None)
+        run(_long_loss, (programs,), scores, **own, **given, num_warps=tiles.warps)
+    return loss, stats, alpha_grad
+
+
+def entmax_loss_gradient(
+    scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None
+) -> Tensor:
+    """The gradient of the scores, (p - e_y) times the gradient [rows] of each loss; `out` may be the scores."""
+    scores_grad = torch.empty_like(scores) if out is None else out
+    rows, d = scores.shape
+    some, width = block(d)
+    run(
+        _loss_gradient,
+        (-(-rows // some), -(-d // width)),
+        scores,
+        scores=scores,
+        target=target,
+        stats=stats,
+        grad=grad,
+        scores_grad=scores_grad,
+        rows=rows,
+        d=d,
+        ROWS=some,
+        WIDTH=width,
+        STATS=STATS,
+        **alphas(alpha, scores),
+        num_warps=4,
+    )
+    return scores_grad
+
+
+alpha_relu_loss_gradient = entmax_loss_gradient  # from the statistics of either
+
+
+def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, Tensor]:
+    """Losses [rows] of alpha-ReLU with a constant threshold, and statistics [rows, STATS] as those of entmax."""
+    rows, d = scores.shape
+    loss = scores.new_empty(rows, dtype=torch.float32)
+    stats = scores.new_empty(rows, STATS, dtype=torch.float32)
+    eps = alpha - 1
+    some, width = block(d)
+    run(
+        _relu_loss,
+        (-(-rows // some),),
+        scores,
+        scores=scores,
+        target=target,
+        loss=loss,
+        stats=stats,
+        eps=eps,
+        c=(1 + tau) / eps,
+        rest=1 / (alpha * eps) + tau / eps,
+        rows=rows,
+        d=d,
+        ROWS=some,
+        WIDTH=width,
+        STATS=STATS,
+        MODE=maps.powers_of(alpha),
+        num_warps=4,
+    )
+    return loss, stats
+
+
+def support(
+    scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, size: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Classes (int32) and probabilities of each row's support, row r's from offsets[r] to offsets[r + 1].
+
+    Who knows the last offset gives it as `size`, and nothing waits for the GPU.
+    """
+    size = int(offsets[-1]) if size is None else size
+    index = scores.new_zeros(size, dtype=torch.int32)
+    value = scores.new_zeros(size, dtype=torch.float32)
+    d = scores.shape[-1]
+    run(
+        _support,
+        (len(scores),),
+        scores,
+        scores=scores,
+        stats=stats,
+        offsets=offsets,
+        index=index,
+        value=value,
+        d=d,
+        WIDTH=min(padded(d), 1024),
+        STATS=STATS,
+        **alphas(alpha, scores),
+        num_warps=4,
+    )
+    return index, value
+
+
+alpha_relu_support = support

@@ -1,0 +1,257 @@
+"""The maps and their gradients, launched: how rows are cut for the kernels of `rows` and `long_rows`."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tsallis.ops.alphas import Alpha
+from tsallis.ops.triton import long_rows
+from tsallis.ops.triton.language import ANY_ALPHA, TINY_EPS, mode, plain, run
+from tsallis.ops.triton.short_rows import NEWTON_LIMIT, short_gradient, short_map
+
+
+class Short(NamedTuple):
+    """Rows that stay on the chip: how many a program has, and their size as a power of two."""
+
+    rows: int
+    width: int
+    lanes: int  # subsets whose largest scores bound the threshold; `width`: none
+    warps: int
+
+
+class Long(NamedTuple):
+    """Rows that are swept in tiles."""
+
+    lanes: int  # scores a tile
+    width: int  # of what is read of a list at once
+    depth: int  # scores that each lane has room for
+    room: int  # of a list
+    warps: int
+    stages: int
+    programs: int  # at the most: each has its own lists
+    parts: int  # programs that share a row; 1: none do
+
+
+def tiling(rows: int, d: int, powers: int, processors: int) -> Short | Long:
+    """How a map's rows are cut. Powers are slow: where there are any, fewer scores should have one."""
+    return short(d) if d <= (1024 if powers == plain(ANY_ALPHA) else 8192) else long(rows, d, processors)
+
+
+def gradient_tiling(rows: int, d: int, powers: int, processors: int) -> Short | Long:
+    """The same for gradients of maps."""
+    return short(d) if d <= 8192 else long(rows, d, processors)
+
+
+def short(d: int) -> Short:
+    """Some thirty scores a thread, and a warp for each row where that is enough."""
+    width = padded(d)
+    rows = max(1, min(64, 1024 // width))
+    return Short(rows, width, width // 4 if width >= 256 else width, max(1, rows * width // 1024))
+
+
+def long(rows: int, d: int, processors: int) -> Long:
+    """Eight scores a thread: the sweep needs few registers, and many programs to hide the latency of its steps."""
+    lanes = 256 if d < 8192 else 512 if d < 65536 else 1024
+    warps = lanes // 256
+    tiles = -(-d // lanes)
+    parts = 1
+    if rows * 2 <= processors:
+        parts = min(-(-2 * processors // rows), max(tiles // 8, 1), 64)
+    return Long(lanes, min(lanes, 512), 16, 4096, warps, 4, processors * min(16 // warps, 12), parts)
+
+
+def padded(d: int) -> int:
+    """The next power of two."""
+    return 1 << max(d - 1, 0).bit_length()
+
+
+@cache
+def _processors(index: int) -> int:
+    return torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def processors(x: Tensor) -> int:
+    """Multiprocessors of the GPU that holds a tensor; what stands for them in the interpreter."""
+    return _processors(x.get_device()) if x.is_cuda else 2
+
+
+def powers_of(alpha: Alpha) -> int:
+    """The mode of a number; of a tensor always the general one: its numbers stay on the GPU."""
+    return plain(ANY_ALPHA) if isinstance(alpha, Tensor) else mode(alpha)
+
+
+def alphas(alpha: Alpha, like: Tensor) -> dict[str, Any]:
+    """What the kernels are told of alpha."""
+    many = isinstance(alpha, Tensor)
+    number = 0.0 if isinstance(alpha, Tensor) else max(alpha - 1, TINY_EPS)
+    return {
+        "alpha": alpha.detach().contiguous() if isinstance(alpha, Tensor) else like,
+        "number": number,
+        "MODE": powers_of(alpha),
+        "ALPHAS": many,
+        "TINY": TINY_EPS,
+    }
+
+
+def cut(tiling: Long) -> dict[str, int]:
+    """The sizes of a sweep, for a kernel."""
+    return {"LANES": tiling.lanes, "DEPTH": tiling.depth, "STAGES": tiling.stages}
+
+
+def lanes_of(programs: int, tiling: Long, where: Tensor) -> dict[str, Tensor]:
+    """Room for what each lane puts aside."""
+    shape = (programs, tiling.depth, tiling.lanes)
+    return {
+        "slots": where.new_empty(shape, dtype=torch.float32),
+        "places": where.new_empty(shape, dtype=torch.int32),
+    }
+
+
+def lists_of(programs: int, room: int, where: Tensor) -> dict[str, Tensor]:
+    """Room for a list of each program."""
+    return {
+        "listed": where.new_empty(programs, room, dtype=torch.float32),
+        "listed_at": where.new_empty(programs, room, dtype=torch.int32),
+    }
+
+
+def scanned(scores: Tensor, tiling: Long, about: dict[str, Any], probs: Tensor | None) -> tuple[dict[str, Any], int]:
+    """What the kernels of long rows are given, and how many programs; rows of several parts are scanned here.
+
+    Where there are probabilities they are set to zero on the way.
+    """
+    rows, d = scores.shape
+    programs = min(rows, tiling.programs)
+    shared = {**cut(tiling), "rows": rows, "d": d, "WIDTH": tiling.width, "LIMIT": NEWTON_LIMIT, **about}
+    parts = {}
+    if tiling.parts == 1:
+        names = ("tops", "lows", "part_lists")
+        unused: dict[str, Any] = dict.fromkeys(names, lists := scores.new_empty(0, dtype=torch.float32))
+        unused |= dict.fromkeys(("sizes", "part_places"), lists.to(torch.int32))
+        shared |= {**lanes_of(programs, tiling, scores), **lists_of(programs, tiling.room, scores), **unused}
+        return {**shared, "PARTS": 0, "ROOM": tiling.room, "PART_ROOM": 1}, programs
+    tiles = -(-d // tiling.lanes)
+    apart = -(-tiles // tiling.parts)
+    count = -(-tiles // apart)
+    room = max(tiling.room // count, tiling.width)
+    numbers = (scores.new_empty(rows, count, dtype=torch.float32) for _ in range(2))
+    parts = dict(zip(("tops", "lows"), numbers, strict=True))
+    parts["sizes"] = scores.new_empty(rows, count, dtype=torch.int32)
+    own = lists_of(rows * count, room, scores)
+    parts |= {"part_lists": own["listed"], "part_places": own["listed_at"]}
+    lanes = lanes_of(rows * count, tiling, scores)
+    run(
+        long_rows.part_scan,
+        (count, rows),
+        scores,
+        scores=scores,
+        probs=scores if probs is None else probs,
+        **lanes,
+        **parts,
+        d=d,
+        apart=apart,
+        **cut(tiling),
+        PART_ROOM=room,
+        ZEROS=probs is not None,
+        **about,
+        num_warps=tiling.warps,
+    )
+    shared |= {**lanes, **lists_of(programs, room * count, scores), **parts}
+    return {**shared, "PARTS": count, "ROOM": room * count, "PART_ROOM": room}, programs
+
+
+def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
+    """Probabilities along a dimension; alpha a float or [rows, 1], from 1 to 2."""
+    if dim not in (-1, scores.dim() - 1):
+        return entmax(scores.movedim(dim, -1).contiguous(), alpha).movedim(-1, dim)
+    probs = torch.empty_like(scores)
+    about = alphas(alpha, scores)
+    flat = scores.view(-1, scores.shape[-1])
+    rows, d = flat.shape
+    tiles = tiling(rows, d, about["MODE"], processors(scores))
+    if isinstance(tiles, Short):
+        run(
+            short_map,
+            (-(-rows // tiles.rows),),
+            scores,
+            scores=flat,
+            probs=probs,
+            rows=rows,
+            d=d,
+            ROWS=tiles.rows,
+            WIDTH=tiles.width,
+            LANES=tiles.lanes,
+            LIMIT=NEWTON_LIMIT,
+            **about,
+            num_warps=tiles.warps,
+        )
+        return probs
+    given, programs = scanned(flat, tiles, about, probs)
+    run(long_rows.long_map, (programs,), scores, scores=flat, probs=probs, **given, num_warps=tiles.warps)
+    return probs
+
+
+def entmax_gradient(
+    probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, dim: int = -1, out: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the scores, and of alpha [rows, 1]; `out` may be the probabilities."""
+    if dim not in (-1, probs.dim() - 1):
+        moved, slopes = (x.movedim(dim, -1).contiguous() for x in (probs, grad))
+        dz, da = entmax_gradient(moved, slopes, alpha, need_alpha)
+        dz = dz.movedim(-1, dim)
+        return dz if out is None else out.copy_(dz), da
+    scores_grad = torch.empty_like(probs) if out is None else out
+    about = {**alphas(alpha, probs), "NEED_ALPHA": need_alpha}
+    d = probs.shape[-1]
+    rows = probs.numel() // d
+    alpha_grad = probs.new_empty(rows, 1, dtype=torch.float32) if need_alpha else None
+    tiles = gradient_tiling(rows, d, about["MODE"], processors(probs))
+    given = {
+        "probs": probs,
+        "grad": grad,
+        "scores_grad": scores_grad,
+        "alpha_grad": probs if alpha_grad is None else alpha_grad,
+        "d": d,
+        **about,
+    }
+    if isinstance(tiles, Short):
+        sizes = {"ROWS": tiles.rows, "WIDTH": tiles.width, "SKIP": d > 1024, "num_warps": tiles.warps}
+        run(short_gradient, (-(-rows // tiles.rows),), probs, rows=rows, **given, **sizes)
+    elif tiles.parts == 1:
+        programs = min(rows, tiles.programs)
+        run(
+            long_rows.long_gradient,
+            (programs,),
+            probs,
+            rows=rows,
+            **given,
+            **cut(tiles),
+            **lanes_of(programs, tiles, probs),
+            **lists_of(programs, tiles.room, probs),
+            WIDTH=tiles.width,
+            ROOM=tiles.room,
+            IN_PLACE=out is not None and out.data_ptr() == probs.data_ptr(),
+            num_warps=tiles.warps,
+        )
+    else:
+        alpha_grad = _gradient_by_parts(given, tiles, rows, alpha_grad)
+    return scores_grad, alpha_grad
+
+
+def _gradient_by_parts(given: dict[str, Any], tiles: Long, rows: int, alpha_grad: Tensor | None) -> Tensor | None:
+    """Two launches: the sums of all parts, then what they make of each."""
+    probs, d = given["probs"], given["d"]
+    every = -(-d // tiles.lanes)
+    apart = -(-every // tiles.parts)
+    count = -(-every // apart)
+    partial = probs.new_empty(2, rows, count, dtype=torch.float32)
+    slopes = probs.new_empty(rows, count, dtype=torch.float32) if alpha_grad is not None else None
+    given = {**given, "alpha_grad": partial if slopes is None else slopes}
+    sizes = {"apart": apart, "PARTS": count, "PADDED": padded(count), "LANES": tiles.lanes, "num_warps": tiles.warps}
+    for write in (False, True):
+        run(long_rows.part_gradient, (count, rows), probs, **given, partial=partial, **sizes, WRITE=write)
+    return None if slopes is None else slopes.sum(-1, keepdim=True)

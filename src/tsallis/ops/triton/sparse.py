@@ -1,0 +1,229 @@
+"""Sparse rows on GPUs: their products with a table, and the same entries by column.
+
+A program adds up the table's rows for one list, a few entries at a time. A list much longer than the others, as that of
+a frequent word by class, is cut into pieces that other programs add up first. Every sum is made in one order: results
+are the same in every run. Nothing here waits for the GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsallis.ops.cpu import Lists
+from tsallis.ops.triton.language import kernel, run, tl
+
+__all__ = ["Lists", "gather", "transpose"]
+
+PIECE = 256  # a list with more entries is cut
+PIECES = 1024  # about so many at the most: pieces are longer where there are more entries
+COLUMNS = 512  # of the table at a time
+ENTRIES = 8  # of a list at a time
+
+
+@kernel()
+def _weighted_rows(
+    column: tl.tensor,
+    value: tl.tensor,
+    count: tl.tensor,
+    table: tl.tensor,
+    size: tl.tensor,
+    columns: tl.tensor,
+    ENTRIES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> Any:
+    """`sum_k value[k] table[column[k]]` of `count` entries, and the sum of the values themselves."""
+    lanes = tl.arange(0, ENTRIES)
+    total = tl.zeros((ENTRIES, COLUMNS), tl.float32)
+    values = tl.zeros((ENTRIES,), tl.float32)
+    for k in range(0, count, ENTRIES):
+        there = k + lanes < count
+        place = tl.load(column + k + lanes, mask=there, other=0).to(tl.int64)
+        share = tl.load(value + k + lanes, mask=there, other=0.0)
+        inside = there[:, None] & (columns < size)[None, :]
+        row = tl.load(table + place[:, None] * size + columns[None, :], mask=inside, other=0.0)
+        total += share[:, None] * row.to(tl.float32)
+        values += share
+    return tl.sum(total, 0), tl.sum(values, 0)
+
+
+@kernel("rows", "piece")
+def _gather_pieces(
+    offsets: tl.tensor,  # [rows + 1]
+    column: tl.tensor,
+    value: tl.tensor,
+    owner: tl.tensor,  # [pieces]: the row a piece is of; `rows`: of none
+    first: tl.tensor,  # [rows]: the first piece of a row
+    table: tl.tensor,  # [., size]
+    partial: tl.tensor,  # [pieces, size]
+    partial_total: tl.tensor,  # [pieces]
+    rows: tl.tensor,
+    size: tl.tensor,
+    piece: tl.tensor,
+    ENTRIES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    number = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.load(owner + number)
+    if row < rows:
+        begin = tl.load(offsets + row) + (number - tl.load(first + row)) * piece
+        count = tl.minimum(tl.load(offsets + row + 1) - begin, piece).to(tl.int32)
+        found, values = _weighted_rows(column + begin, value + begin, count, table, size, columns, ENTRIES, COLUMNS)
+        tl.store(partial + number * size + columns, found, mask=columns < size)
+        if tl.program_id(1) == 0:
+            tl.store(partial_total + number, values)
+
+
+@kernel("piece")
+def _gather_rows(
+    offsets: tl.tensor,
+    column: tl.tensor,
+    value: tl.tensor,
+    first: tl.tensor,
+    partial: tl.tensor,
+    partial_total: tl.tensor,
+    scale: tl.tensor,  # [rows]
+    minus: tl.tensor,  # [rows]
+    table: tl.tensor,
+    out: tl.tensor,  # [rows, size]
+    total: tl.tensor,  # [rows]
+    factor: tl.tensor,  # one number
+    size: tl.tensor,
+    piece: tl.tensor,
+    SCALE: tl.constexpr,
+    MINUS: tl.constexpr,
+    TOTAL: tl.constexpr,
+    ONTO: tl.constexpr,  # whether `factor` times what is there is added
+    CUT: tl.constexpr,  # whether any list may be in pieces
+    ENTRIES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < size
+    begin = tl.load(offsets + row)
+    count = (tl.load(offsets + row + 1) - begin).to(tl.int32)
+    whole = count
+    if CUT:
+        whole = tl.where(count > piece, 0, count)
+    found, values = _weighted_rows(column + begin, value + begin, whole, table, size, columns, ENTRIES, COLUMNS)
+    if CUT:  # noqa: SIM102 - decided by the compiler, the other by each program
+        if count > piece:
+            number = tl.load(first + row)
+            lanes = tl.arange(0, ENTRIES)
+            pieces = tl.cdiv(count, piece)
+            sums = tl.zeros((ENTRIES, COLUMNS), tl.float32)
+            for k in range(0, pieces, ENTRIES):
+                there = k + lanes < pieces
+                place = (number + k + lanes)[:, None] * size + columns[None, :]
+                sums += tl.load(partial + place, mask=there[:, None] & inside[None, :], other=0.0)
+                values += tl.sum(tl.load(partial_total + number + k + lanes, mask=there, other=0.0), 0)
+            found += tl.sum(sums, 0)
+    if MINUS:
+        less = tl.load(minus + row).to(tl.int64)
+        if less >= 0:
+            found -= tl.load(table + less * size + columns, mask=inside, other=0.0).to(tl.float32)
+            values -= 1.0
+    if SCALE:
+        weight = tl.load(scale + row)
+        found *= weight
+        values *= weight
+    place = out + row * size + columns
+    if ONTO:
+        found += tl.load(factor) * tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(place, found.to(out.dtype.element_ty), mask=inside)
+    if TOTAL:  # noqa: SIM102
+        if tl.program_id(1) == 0:
+            tl.store(total + row, values)
+
+
+def gather(
+    lists: Lists,
+    table: Tensor,
+    *,
+    scale: Tensor | None = None,
+    minus: Tensor | None = None,
+    need_total: bool = False,
+    onto: Tensor | None = None,
+    factor: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """`out[r] = scale[r] (sum_k value[k] table[index[k]] - table[minus[r]])`; and the sums of the values themselves.
+
+    A negative `minus` names no row. With `onto` [rows, size] that takes the place of `factor` (one number in a tensor)
+    times what is there, plus `out`. Sums are float32, `table` and `out` of one dtype; values beyond the last offset
+    are not looked at.
+    """
+    rows, size = len(lists.offsets) - 1, table.shape[1]
+    out = table.new_empty(rows, size) if onto is None else onto
+    total = lists.value.new_empty(rows) if need_total else None
+    if not out.numel():
+        return out, None if total is None else total.zero_()
+    piece = max(PIECE, len(lists.column) // PIECES)
+    shared: dict[str, Any] = {
+        **dict(zip(("offsets", "column", "value"), lists, strict=True)),
+        "table": table,
+        "size": size,
+        "piece": piece,
+        "ENTRIES": ENTRIES,
+        "COLUMNS": min(COLUMNS, _power_of_two(size)),
+    }
+    blocks = -(-size // shared["COLUMNS"])
+    cut = len(lists.column) > piece
+    partial = partial_total = first = lists.value
+    if cut:
+        owner, first = _pieces(lists.offsets, piece, 2 * len(lists.column) // piece)
+        partial, partial_total = (lists.value.new_empty(len(owner), *n) for n in ((size,), ()))
+        shared |= {"first": first, "partial": partial, "partial_total": partial_total}
+        run(_gather_pieces, (len(owner), blocks), table, **shared, owner=owner, rows=rows)
+    shared |= {"first": first, "partial": partial, "partial_total": partial_total}
+    run(
+        _gather_rows,
+        (rows, blocks),
+        table,
+        **shared,
+        scale=lists.value if scale is None else scale,
+        minus=lists.offsets if minus is None else minus,
+        out=out,
+        total=lists.value if total is None else total,
+        factor=lists.value if factor is None else factor,
+        SCALE=scale is not None,
+        MINUS=minus is not None,
+        TOTAL=need_total,
+        ONTO=onto is not None,
+        CUT=cut,
+    )
+    return out, total
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _pieces(offsets: Tensor, piece: int, most: int) -> tuple[Tensor, Tensor]:
+    """Whose each of `most` pieces is, and each row's first piece: only lists longer than a piece have any.
+
+    They have less than twice as many as their entries would fill.
+    """
+    lengths = offsets.diff()
+    count = torch.where(lengths > piece, (lengths + (piece - 1)).div(piece, rounding_mode="floor"), 0)
+    ends = count.cumsum(0)
+    owner = torch.searchsorted(ends, torch.arange(most, device=ends.device), right=True)
+    return owner, ends - count
+
+
+def transpose(lists: Lists, classes: int, weight: Tensor, target: Tensor) -> Lists:
+    """The rows' lists by class, each value times its row's weight [rows], with -weight where the target [rows] is.
+
+    Rows with a negative target have no such entry; what stands for it comes after the last class's list.
+    """
+    rows = torch.arange(len(target), device=target.device, dtype=torch.int32)
+    row = torch.cat([rows.repeat_interleave(lists.offsets.diff(), output_size=len(lists.column)), rows])
+    gold = torch.where(target < 0, classes, target).to(torch.int32)
+    column, order = torch.cat([lists.column, gold]).sort(stable=True)
+    offsets = torch.searchsorted(column, torch.arange(classes + 1, device=column.device, dtype=torch.int32))
+    row = row[order]
+    value = torch.cat([lists.value, lists.value.new_full((len(target),), -1.0)])[order]
+    return Lists(offsets, row, value.mul_(weight[row]))

@@ -1,0 +1,61 @@
+"""What lines and pages of text have in common: marks under what is above zero, and notes in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tsallis.report import style
+from tsallis.report.style import POINTS
+from tsallis.report.views import View, check_weights, curve, intervals, one_of, word_masses
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def tallest(count: int, view: View) -> float:
+    """The largest weight, or value of the curve in weight a word."""
+    found = 0.0
+    if view.weights is not None:
+        found = float(check_weights(view.weights, (count,), "word").max())
+    if view.density is not None:
+        found = max(found, float(curve(one_of(view.density, view.index, 1))[1].max()) / count)
+    return found or 1.0
+
+
+def note(view: View, count: int) -> str:
+    """What is above zero, in numbers."""
+    found = []
+    if view.weights is not None:
+        reached = int((check_weights(view.weights, (count,), "word") > 0).sum())
+        found.append(f"weights: {reached} of {count} words")
+    if view.density is not None:
+        ends = intervals(one_of(view.density, view.index, 1))
+        if ends is None:
+            found.append("support: no end")
+        else:
+            spans = " and ".join(f"{lower:.2f} to {upper:.2f}" for lower, upper in ends)
+            reached = int((word_masses(View(density=view.density, index=view.index), count) > 0).sum())
+            found.append(f"support: {spans}, {reached} of {count} words")
+    return " · ".join(found)
+
+
+def underline(
+    ax: Axes, ends: Sequence[tuple[float, float]], drop: float, color: str, *, dashed: bool = False, label: str = ""
+) -> None:
+    """Thick lines so many points below the axis."""
+    from matplotlib.collections import LineCollection
+    from matplotlib.transforms import ScaledTranslation
+
+    lower = ScaledTranslation(0, -drop / POINTS, style.whole(ax).dpi_scale_trans)
+    lines = LineCollection(
+        [[(a, 0), (b, 0)] for a, b in ends],
+        colors=color,
+        linewidths=1.2 if dashed else 2.4,
+        linestyles=(0, (3, 2)) if dashed else "solid",
+        capstyle="butt",
+        transform=ax.get_xaxis_transform() + lower,
+        clip_on=False,
+        label=label,
+    )
+    ax.add_collection(lines, autolim=False)

@@ -1,0 +1,90 @@
+"""What a training shows while it runs: one bar an epoch, one line a validation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from tsallis.data.corpus import Counts
+from tsallis.errors import without_controls
+from tsallis.training.trainer import Progress as State
+
+SCORES = ("bleu", "macro_accuracy", "accuracy", "exact")
+
+
+class TrainingDisplay:
+    """Bars on a terminal, plain lines elsewhere."""
+
+    def __init__(self, folder: Path, resumed: bool, epochs: int, quiet: bool = False) -> None:
+        self.epochs = epochs
+        self.console = Console(quiet=quiet)
+        self.progress = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn(
+                "loss {task.fields[loss]:.4f}  accuracy {task.fields[accuracy]}  "
+                "attended {task.fields[attended]}  symbols {task.fields[symbols]}  {task.fields[speed]}/s"
+            ),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self.task: TaskID | None = None
+        name = without_controls(str(folder))
+        self.console.print(
+            f"{'Going on' if resumed else 'Training'} in {name}", highlight=False, soft_wrap=True, markup=False
+        )
+
+    def __enter__(self) -> TrainingDisplay:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+
+    def counts(self, counts: Counts | None) -> None:
+        """Say how much of the training data is left out."""
+        if counts is not None and counts.kept < counts.read:
+            self.console.print(
+                f"Left out of {counts.read} examples: {counts.long} longer than data.max_length, "
+                f"{counts.empty} with an empty side",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+    def update(self, state: State) -> None:
+        fields: dict[str, Any] = {
+            "epoch": f"{min(state.position.epoch + 1, self.epochs)}/{self.epochs}",
+            "loss": state.loss,
+            "accuracy": "-" if state.accuracy is None else f"{state.accuracy:.1%}",
+            "attended": "-" if state.attended is None else f"{state.attended:.2f}",
+            "symbols": "-" if state.supported is None else f"{state.supported:.2f}",
+            "speed": f"{state.speed:.0f}",
+        }
+        if self.task is None:
+            self.task = self.progress.add_task("", total=state.updates, **fields)
+        self.progress.update(self.task, total=state.updates, completed=state.position.update, **fields)
+        if state.validation is not None:
+            v = state.validation
+            scores = "  ".join(
+                f"dev {n.replace('_', ' ')} {_shown(n, v[f'dev_{n}'])}" for n in SCORES if f"dev_{n}" in v
+            )
+            self.console.print(
+                f"epoch {state.position.epoch:>3}  step {state.position.step:>6}  loss {state.loss:.4f}  "
+                f"dev loss {v['dev_loss']:.4f}  {scores}  attended {v['attention_support']:.2f}  "
+                f"symbols {v['output_support']:.2f}  {state.speed:.0f}/s",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+
+def _shown(name: str, value: float) -> str:
+    return f"{value:.2f}" if name == "bleu" else f"{value:.2%}"

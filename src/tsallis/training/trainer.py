@@ -1,0 +1,393 @@
+"""The training loop: resumable at every step, to the bit, by any number of processes."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsallis.data.batching import BatchPlan
+from tsallis.data.corpus import Corpus, SampledCorpus
+from tsallis.errors import InputError
+from tsallis.evaluation.metrics import Forced, accuracy, forced_sums, search_batches
+from tsallis.files import remove_leftovers
+from tsallis.search import Result
+from tsallis.training.checkpoint import INDEX, TRAINING, Checkpoints, not_finite
+from tsallis.training.distributed import CommonError, World
+from tsallis.training.engine import Engine, EngineSettings, Look
+from tsallis.training.lock import LOCK, Lock, writing
+from tsallis.training.log import Log
+from tsallis.training.schedules import make_schedule
+from tsallis.training.schema import TrainingRecord, check_record
+
+WATCH_EVERY = 25  # updates between two looks at supports for the progress display
+VALIDATED = 128  # rows of a batch of the development set
+
+
+@dataclass(frozen=True)
+class Settings(EngineSettings):
+    """How to train; what an update is like is in :class:`~tsallis.training.engine.EngineSettings`."""
+
+    epochs: int = 20
+    updates: int | None = None  # at most
+    batch_size: int = 64  # rows a batch
+    max_tokens: int | None = None  # padded symbols a batch, of the longer side; in place of batch_size
+    learning_rate: float = 1e-3
+    schedule: str = "halve-on-worse"
+    warmup: int = 4000  # updates, for "inverse-square-root" and "linear"
+    accumulate: int = 1  # batches an update and process; the loss is divided once, by the symbols of all of them
+    validate_every: int = 1  # epochs
+    validate_updates: int | None = None  # updates between validations, in place of epochs
+    validation_beam: int = 1
+    validation_rows: int | None = None  # the first so many of the development set are searched; the loss is of all
+    patience: int | None = None  # validations without a better score before the run ends
+    checkpoint_every: int = 500  # updates; and at every validation
+    keep: int = 1  # validated checkpoints kept, to be averaged
+    seed: int = 1
+
+    def of_engine(self) -> EngineSettings:
+        return EngineSettings(**{f.name: getattr(self, f.name) for f in fields(EngineSettings)})
+
+
+@dataclass
+class Position:
+    """Where a run stands."""
+
+    epoch: int = 0
+    update: int = 0  # of the epoch
+    step: int = 0  # updates in all
+    loss: float = 0.0  # sums over the epoch so far
+    symbols: int = 0
+    best_score: float = -math.inf
+    best_loss: float = math.inf
+    stale: int = 0  # validations since the best one
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a display may show after an update or a validation."""
+
+    position: Position
+    updates: int  # an epoch
+    loss: float  # a symbol, over the epoch so far
+    speed: float  # target symbols a second, of late
+    accuracy: float | None = None  # share of symbols that are the most probable; looked at now and then
+    supported: float | None = None  # symbols a step
+    attended: float | None = None  # positions a step
+    validation: dict[str, float] | None = None
+
+
+Watch = Callable[[Progress], None]
+Measure = Callable[[Sequence[Result]], dict[str, float]]
+
+
+class Trainer:
+    """Trains one model in one run folder.
+
+    Args:
+        model: with parameters in their initial state; the same on every process.
+        train: training data.
+        dev: data to validate on.
+        folder: of the run; every process must see it.
+        settings: how to train.
+        watch: called after every update and validation of the first process.
+        measure: what the results of a search on (the first rows of) `dev` are worth; the first number tells which
+            checkpoint is best. None: the share of outputs that are the target.
+        world: this process's place among those that train.
+        lock: on the folder, where the first process holds one: before every write it is seen to be the same folder.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        train: Corpus | SampledCorpus,
+        dev: Corpus,
+        folder: Path,
+        settings: Settings,
+        watch: Watch,
+        measure: Measure | None = None,
+        world: World | None = None,
+        lock: Lock | None = None,
+    ) -> None:
+        self.model, self.train, self.dev, self.settings, self.watch = model, train, dev, settings, watch
+        self.world = world or World()
+        self.engine = Engine(model, settings.of_engine(), self.world)
+        self.plan = BatchPlan(train.lengths(), settings.batch_size, settings.max_tokens, settings.seed)
+        self.schedule = make_schedule(settings.schedule, settings.learning_rate, settings.warmup, settings.updates)
+        self.measure = measure or (lambda results: {"accuracy": accuracy(results, dev)})
+        self.folder, self.lock = folder, lock
+        self.checkpoints = Checkpoints(folder / "checkpoints", settings.keep, lock)
+        self.log, self.timing = Log(folder / "log.jsonl", lock), Log(folder / "timing.jsonl", lock)
+        self.position = Position()
+        self.data = f"{train.digest()} {dev.digest()}"
+        self.looked: Look | None = None
+        # This process's loss that is not yet in the position.
+        self.pending = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        self.began, self.seen = time.perf_counter(), 0  # of a stretch of updates, and the symbols it has seen
+        self.speed = self.elapsed = 0.0  # symbols a second of late; seconds of this epoch's updates
+
+    def run(self) -> None:
+        """From the last checkpoint, or from the start, to the end.
+
+        Raises:
+            InputError: a damaged checkpoint, one that was trained on other data, or a loss that is no number.
+        """
+        self._resume()
+        while not self._finished():
+            self._epoch()
+
+    def _finished(self) -> bool:
+        position, settings = self.position, self.settings
+        return (
+            position.epoch >= settings.epochs
+            or (settings.updates is not None and position.step >= settings.updates)
+            or (settings.patience is not None and position.stale >= settings.patience)
+        )
+
+    def _resume(self) -> None:
+        self.world.on_main(self._open)
+        self.world.check_folder(self.folder)
+        if self.world.obey(self.checkpoints.index().last if self.world.main else None) is None:
+            start = _of_model(self.engine.plain())
+            self.world.on_main(lambda: self._start_log(start))
+            return
+        state, parameters = self.world.together(self._stored)
+        self.engine.load(parameters, dict(state.optimizer))
+        self.schedule.restore(dict(state.schedule))
+        self.position = Position(**dict(state.position))
+        # Other processes make other updates: go on at the first batch that may not have been seen.
+        self.position.update = self.position.update * state.processes // self.world.size
+        self.world.on_main(lambda: self._rewind(state.log))
+
+    def _open(self) -> None:
+        """Make the folder ready to be written to."""
+        self.checkpoints.index()
+        begun = (self.checkpoints.folder / INDEX).exists()
+        if not begun and self.log.position and any(event["event"] != "start" for event in self.log.events()):
+            raise InputError(
+                f"{self.log.path}: tells of a training, and {self.checkpoints.folder / INDEX} is missing; "
+                "restore that, or choose another folder"
+            )
+        self.checkpoints.open()
+        with writing(self.folder, self.lock):
+            remove_leftovers(self.folder, (LOCK,))
+
+    def _start_log(self, values: dict[str, Any]) -> None:
+        self.log.rewind(0)
+        self.timing.rewind(0)
+        self.log.write("start", parameters=sum(p.numel() for p in self.model.parameters()), **values)
+
+    def _rewind(self, position: int) -> None:
+        self.log.rewind(position)
+        self.timing.rewind_to_step(self.position.step)
+
+    def _stored(self) -> tuple[TrainingRecord, dict[str, Tensor]]:
+        """What the last checkpoint holds, seen to be of this run."""
+        path = f"{self.checkpoints.folder / str(self.checkpoints.index().last)}/{TRAINING}"
+        state = check_record(self.checkpoints.load_training("last"), TrainingRecord, path)
+        if state.data != self.data:
+            raise InputError(f"{self.checkpoints.folder}: the data has changed since the run was started")
+        parameters = self.checkpoints.load_model("last", self.model)
+        try:
+            self.engine.check(parameters, dict(state.optimizer))
+        except InputError as error:
+            raise InputError(f"{path}: not of this run: {error}") from error
+        if state.schedule.model_fields_set != self.schedule.state().keys():
+            raise InputError(f"{path}: not of this run: its schedule is another one than {self.settings.schedule}")
+        return state, parameters
+
+    def _save(self, metrics: dict[str, float] | None = None) -> None:
+        """A checkpoint; with metrics one that was validated."""
+        model, optimizer = self.engine.state()
+        self.world.on_main(lambda: self._write(model, optimizer, metrics))
+
+    def _write(self, model: dict[str, Tensor], optimizer: dict[str, Any], metrics: dict[str, float] | None) -> None:
+        if (name := not_finite(model)) is not None:  # it would take the place of one that is
+            raise InputError(f"the weights {name} are not finite after update {self._diverged()}")
+        training: dict[str, Any] = {
+            "optimizer": optimizer,
+            "schedule": self.schedule.state(),
+            "position": asdict(self.position),
+            "processes": self.world.size,
+            "log": self.log.position,
+            "data": self.data,
+        }
+        facts = {"step": self.position.step, "epoch": self.position.epoch, "metrics": metrics or {}}
+        best = metrics is not None and self.position.stale == 0
+        self.checkpoints.save(model, training, facts, best, self._finished(), metrics is not None)
+
+    def _diverged(self) -> str:
+        """The update that was made last, and what that it went wrong may come from."""
+        step = self.position.step
+        rate = self.schedule.rate(step - 1)
+        return f"{step}: the training has diverged (learning rate {rate:g}; a lower one may help)"
+
+    def _epoch(self) -> None:
+        """All updates of an epoch that are still to be made."""
+        position, settings = self.position, self.settings
+        windows = self.plan.updates(position.epoch, settings.accumulate, self.world.size)
+        if position.update >= len(windows):
+            raise CommonError(
+                f"{self.checkpoints.folder}: the last checkpoint is of update {position.update} of {len(windows)}"
+            )
+        self._start_clock()
+        while position.update < len(windows):
+            self._update(windows[position.update])
+            if self.world.main:
+                self.watch(self._progress(len(windows)))
+            if position.update == len(windows):
+                self._end_of_epoch(len(windows))
+                return
+            if self._due(position.step, settings.validate_updates) or self._at_limit():
+                self._validated("validation", len(windows))
+                if self._finished():
+                    return
+            elif position.step % settings.checkpoint_every == 0:
+                self._flush()
+                self._save()
+
+    @staticmethod
+    def _due(count: int, every: int | None) -> bool:
+        return every is not None and count % every == 0
+
+    def _at_limit(self) -> bool:
+        return self.settings.updates is not None and self.position.step >= self.settings.updates
+
+    def _update(self, window: list[list[list[int]]]) -> None:
+        """One update: the batches of every process."""
+        position = self.position
+        # Chance depends on the step and the process alone: nothing of it needs to be kept.
+        torch.manual_seed(_seed(self.settings.seed, position.step, self.world.rank))
+        looking = position.step % WATCH_EVERY == 0
+        count = max(len(batches) for batches in window)
+        batches = [self.train.batch(rows, position.epoch) for rows in window[self.world.rank] or window[0][:1]]
+        self.model.train()
+        rate = self.schedule.rate(position.step)
+        own = len(window[self.world.rank])
+        symbols, loss = self.engine.update(batches, own, count, rate, looking)
+        if looking:
+            self.looked = self.engine.look
+        self.pending += loss
+        self.seen += symbols
+        position.symbols += symbols
+        position.update += 1
+        position.step += 1
+        if self.world.device.type == "cpu" or looking:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Read the loss from the device, and see that it is a number."""
+        position = self.position
+        if not self.seen:
+            return
+        (loss,) = self.world.sum(self.pending.item())
+        self.pending.zero_()
+        position.loss += loss
+        if not math.isfinite(position.loss):
+            raise CommonError(f"the loss is {position.loss} after update {self._diverged()}")
+        now = time.perf_counter()
+        speed = self.seen / max(now - self.began, 1e-9)
+        self.speed = 0.9 * self.speed + 0.1 * speed if self.speed else speed
+        self.elapsed += now - self.began
+        self.began, self.seen = now, 0
+
+    def _start_clock(self) -> None:
+        self.began, self.seen = time.perf_counter(), 0
+
+    def _progress(self, updates: int, validation: dict[str, float] | None = None) -> Progress:
+        position, looked = self.position, self.looked
+        loss = position.loss / max(position.symbols, 1)
+        seen = {} if looked is None else {name: _share(looked, name) for name in ("accuracy", "supported", "attended")}
+        return Progress(Position(**asdict(position)), updates, loss, self.speed, **seen, validation=validation)
+
+    def _end_of_epoch(self, updates: int) -> None:
+        position, settings = self.position, self.settings
+        position.epoch += 1
+        last = position.epoch == settings.epochs or self._at_limit()
+        every_epochs = settings.validate_every if settings.validate_updates is None else None
+        due = last or self._due(position.epoch, every_epochs) or self._due(position.step, settings.validate_updates)
+        self._validated("epoch", updates, due)
+
+    def _validated(self, event: str, updates: int, due: bool = True) -> None:
+        """Look at the development set if it is due, write down where the run stands, and save it."""
+        position = self.position
+        self._flush()
+        rate = self.schedule.rate(position.step)
+        metrics = self._validate() if due else None
+        loss = position.loss / max(position.symbols, 1)
+        where = {"epoch": position.epoch, "step": position.step}
+        elapsed, symbols = self.elapsed, position.symbols
+
+        def log() -> None:
+            self.log.write(event, **where, loss=loss, learning_rate=rate, **(metrics or {}))
+            self.timing.write(event, **where, seconds=elapsed, symbols=symbols)
+
+        self.world.on_main(log)
+        progress = self._progress(updates, metrics)
+        if event == "epoch":
+            position.update, position.loss, position.symbols, self.elapsed = 0, 0.0, 0, 0.0
+        self._save(metrics)
+        if self.world.main:
+            self.watch(progress)
+        self._start_clock()
+
+    def _validate(self) -> dict[str, float]:
+        """Loss and score of the development set, the work shared among the processes; what all of them then know."""
+        model: Any = self.engine.plain()
+        world, settings = self.world, self.settings
+        batches = self.dev.batches(VALIDATED)
+        alphas = model.alphas() if hasattr(model, "alphas") else {}
+        densities = {kind: torch.zeros(values.shape, dtype=torch.float64) for kind, values in alphas.items()}
+        sums = world.sum(*forced_sums(model, batches[world.rank :: world.size], densities))
+        given = Forced.of(sums)
+        for kind, values in densities.items():
+            shared = torch.tensor(world.sum(*values.flatten().tolist()), dtype=torch.float64)
+            densities[kind] = shared.reshape(values.shape) / max(sums[-1], 1)
+        rows = min(settings.validation_rows or len(self.dev), len(self.dev))
+        searched = self.dev.batches(VALIDATED, rows)[world.rank :: world.size]
+        parts = world.gather(search_batches(model, searched, settings.validation_beam))
+        results = [result for _, result in sorted((i, r) for part in parts for i, r in part.items())]
+        scores: dict[str, float] = world.obey(self.measure(results) if world.main else None)
+        self._judge(next(iter(scores.values())), given.loss)
+        return {
+            "dev_loss": given.loss,
+            **{f"dev_{name}": value for name, value in scores.items()},
+            "dev_gold_in_support": given.gold_in_support,
+            "dev_symbol_accuracy": given.symbol_accuracy,
+            "output_support": given.output_support,
+            "attention_support": given.attention_support,
+            "logit_norm": given.logit_norm,
+            **_of_model(model),
+            **{f"density_{kind}": values.tolist() for kind, values in densities.items()},
+        }
+
+    def _judge(self, score: float, loss: float) -> None:
+        position = self.position
+        self.schedule.after_validation(loss)
+        if (score, -loss) > (position.best_score, -position.best_loss):
+            position.best_score, position.best_loss, position.stale = score, loss, 0
+        else:
+            position.stale += 1
+
+
+def _seed(seed: int, step: int, rank: int) -> int:
+    """Far apart for neighbouring steps and ranks."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()[:8], "little") >> 1
+
+
+def _share(look: Look, name: str) -> float:
+    return float(getattr(look, name) / look.symbols.clamp(min=1))
+
+
+def _of_model(model: Any) -> dict[str, Any]:
+    """What is worth watching beside the scores: the threshold of alpha-ReLU, and learned alphas by kind."""
+    found: dict[str, Any] = {"tau": model.output.tau} if model.output.transform == "alpha_relu" else {}
+    alphas = model.alphas() if hasattr(model, "alphas") else {}
+    return {**found, **{f"alpha_{kind}": values.tolist() for kind, values in alphas.items()}}
