@@ -59,7 +59,7 @@ def _load() -> tuple[Any, Status]:
         source = library.tsallis_source().decode()
     except (OSError, AttributeError) as error:
         return None, Status(False, f"{path.name} can't be loaded: {error}", path=str(path))
-    if source not in ("", source_hash(Path(__file__).parent)):
+    if source not in ("", source_hash()):
         return None, Status(False, f"{path.name} is older than the sources beside it: install again", path=str(path))
     for name, size in sizes().items():
         theirs = library.tsallis_size(name.encode())
