@@ -34,6 +34,8 @@ def figures(run: Run, lines: Lines, beam_size: int = 1) -> Iterator[tuple[int, F
     """
     draw = {"classification": _document, "visual": _image}.get(run.task.get("task", ""), _pair)
     for row, place in enumerate(lines.places):
+        if not lines.titles[row].strip():
+            continue  # an empty line holds nothing to look at
         batch = lines.corpus.batch([row])
         (result,) = beam_search(run.model, batch.src, batch.src_lengths, beam_size=beam_size)
         if result.best is not None:

@@ -257,6 +257,7 @@ def test_words_are_drawn_as_they_are() -> None:
 def test_wide_characters_count_twice_and_marks_stay_with_their_letter() -> None:
     assert style.columns("日本語") == 6 and style.columns("é") == 1 and style.columns("e\u0301") == 1
     assert style.shorten("e\u0301" * 30) == "e\u0301" * 17 + "…"
+    assert style.shorten("a" * 10**6) == "a" * 17 + "…"  # in time that grows with the word, not with its square
 
 
 def test_characters_that_no_font_has(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

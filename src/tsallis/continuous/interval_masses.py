@@ -171,7 +171,8 @@ def substitution(
 
     In proportion where a density ends in a power of 5 at least, as it does at :data:`SMOOTH` standard deviations and
     more: Gauss and Legendre's rule needs 39 points for 1e-12 then
-    (:class:`~tsallis.continuous.quadrature_sizes.Normal`). Else by a sine, which takes the end of a support its steepness; below a power of 1 by two of them.
+    (:class:`~tsallis.continuous.quadrature_sizes.Normal`). Else by a sine, which takes the end of a support its
+    steepness; below a power of 1 by two of them.
     """
     ends = torch.as_tensor(reach, dtype=low.dtype, device=low.device).clamp(max=SPAN)
     ends = ends if least is None else torch.minimum(ends, least)

@@ -182,11 +182,14 @@ def shorten(word: str, longest: int = LONGEST) -> str:
     ('Donaudampfschifff…', 'cost $5')
     """
     text = clean(word) or "␣"
-    if columns(text) <= longest:
-        return text
-    while columns(text) > longest - 1:
-        text = text[:-1]
-    return text + "…"
+    width = end = 0  # columns so far, and the characters that leave one of them for the ellipsis
+    for number, character in enumerate(text, start=1):
+        width += columns(character)
+        if width > longest:
+            return text[:end] + "…"
+        if width < longest:
+            end = number
+    return text
 
 
 def lettering(size: float = SIZE, color: str = INK, **more: Any) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def _check_argument(key: str, value: Any) -> None:
         raise ValueError(f"{key} must be finite, found {value}")
     largest = 10_000 if key in COUNTED else 2**31 - 1
     if isinstance(value, (int, float)) and not -(2**31) <= value <= largest:
-        raise ValueError(f"{key} must be at most {largest}, found {value:g}")
+        raise ValueError(f"{key} must be at most {largest}, found {reprlib.repr(value)}")
 
 
 class InflectionTask(Record):
