@@ -161,7 +161,11 @@ def test_closed_input_and_closed_errors(trained: Path) -> None:
 def test_translations_come_before_the_last_line_is_there(trained: Path) -> None:
     """In blocks of 64 lines, in their order, each with its own number."""
     process = subprocess.Popen(
-        command("translate", trained, "--nbest", "2"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
+        command("translate", trained, "--nbest", "2"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment(),
+        bufsize=0,  # what a buffer of ours holds, `communicate` would leave out
     )
     assert process.stdin and process.stdout
     process.stdin.write(b"walk\tV;PST\n" * 64)

@@ -129,6 +129,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_the_commands_run_in_their_order(workplace: Path) -> None:
     for command in CONSOLE:
         bare = command.split("#")[0].strip()

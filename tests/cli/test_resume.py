@@ -19,7 +19,7 @@ from cli.runs import contents, inflection, translation
 from forked import ALLOCATING, Child, Ended, Faults, command, forked
 from tsallis.training.lock import locked
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs processes that can be forked and killed")
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs fork: processes are forked and killed")
 
 
 Whole = tuple[Path, dict[str, object]]

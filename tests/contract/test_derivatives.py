@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr N
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Compute on one backend, or in tiles and chunks so small that there are several."""
     if request.param == "cpu" and not cpu.status().available:
-        pytest.skip(cpu.status().reason)
+        pytest.skip(f"needs kernel: {cpu.status().reason}")
     if request.param == TILES:
         for name, size in (("TILE", 8), ("LEAST_ROWS", 2), ("CAUSAL_ROWS", 2)):
             monkeypatch.setattr(attention, name, size)

@@ -88,6 +88,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()][1:]
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_bit(folders: Path) -> None:
     whole, killed = folders / "whole", folders / "killed"
     index = checkpoints(whole).index()

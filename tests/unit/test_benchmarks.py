@@ -92,6 +92,7 @@ def test_linear(tmp_path: Path) -> None:
     assert "time / linear and cross-entropy" in printed
 
 
+@pytest.mark.slow
 def test_attention(tmp_path: Path) -> None:
     out = tmp_path / "attention.csv"
     peer = find_spec("entmax") is not None

@@ -179,7 +179,7 @@ def test_triton_computes_on_the_cpu_where_its_interpreter_does() -> None:
     pytest.importorskip("numpy")
     code = """
 import sys, torch, tsallis
-from tsallis.ops import cpu, dispatch, eager
+from tsallis.ops import backend as dispatch, cpu, eager
 z, y = torch.randn(2, 9, requires_grad=True), torch.tensor([1, 2])
 alpha = torch.tensor([[1.2], [2.0]], requires_grad=True)
 with tsallis.backend("eager"):

@@ -108,6 +108,7 @@ def test_the_sdist_has_the_kernels_sources_and_no_kernel(tree: Path) -> None:
     assert source_hash(folder.parent / "csrc") == source_hash(SOURCE / "ops" / "cpu" / "csrc")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
 def test_a_wheel_from_the_sdist_has_the_kernel_and_is_for_this_platform(tree: Path) -> None:
     _build(tree, "wheel", tree / "dist", TSALLIS_KERNEL="1")

@@ -334,7 +334,9 @@ def test_a_lock_that_is_no_file(tmp_path: Path) -> None:
             pass
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs another user than the folder's")
+@pytest.mark.skipif(
+    not hasattr(os, "getuid") or os.getuid() != 0, reason="needs root: it gives the folder to another user"
+)
 def test_a_read_only_folder(run: Path) -> None:
     """It is read as ever, and nothing else."""
     with tempfile.TemporaryDirectory() as name:

@@ -70,6 +70,7 @@ def leaves(value: object) -> object:
     return value.numpy().tobytes() if isinstance(value, torch.Tensor) else value
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_write_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every write of the whole training is once the last thing that happens, or just does not happen."""
     write = checkpoint_module.write_atomic

@@ -321,7 +321,7 @@ def test_a_task_that_is_not_that_of_the_configuration(run: Path) -> None:
 
 
 def test_tasks_are_what_they_were_written_as(run: Path) -> None:
-    assert load_run(run).task == {"task": "inflection", "languages": None, "max_length": None}
+    assert load_run(run).task == {"task": "inflection", "languages": None}
     (run / "task.json").write_text("{}")  # of the first runs
     assert task_of(load_run(run).task) == task_of({"task": "inflection"})
 

@@ -92,15 +92,16 @@ def forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
-def differentiable(grad: Tensor) -> bool:
-    """Tell whether a backward pass must be made of PyTorch's operations.
+def differentiable(grad: Tensor, pointers: bool = True) -> bool:
+    """Tell whether a backward pass must be made of operations that can be differentiated and batched once more.
 
-    They can be differentiated once more in both modes, batched, recorded, and computed without numbers.
+    With `pointers` the other way to compute it calls kernels, which no dispatch mode sees; without, it is made of
+    PyTorch's operations too, in place, which only a tracer cannot follow.
     """
     return (
         torch.is_grad_enabled()
         or transforms_active()
-        or modes_active()
+        or (modes_active() if pointers else traced())
         or forward_mode()
         or without_numbers(grad)
         or torch._C._functorch.is_legacy_batchedtensor(grad)

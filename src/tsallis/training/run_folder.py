@@ -77,7 +77,7 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
     checkpoint, parameters, facts = Checkpoints(folder / "checkpoints").load(which)
     misfit = f"{checkpoint / PARAMETERS}: the checkpoint does not fit {MODEL}"
     model = _model_of(folder / MODEL, record, parameters, misfit)
-    return Run(folder, model, *vocabularies, task.root.model_dump(), facts)
+    return Run(folder, model, *vocabularies, task.root.model_dump(exclude_unset=True), facts)
 
 
 def _vocabularies(folder: Path, record: ModelRecord) -> tuple[Symbols, Symbols]:

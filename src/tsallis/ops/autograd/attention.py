@@ -116,7 +116,7 @@ class Attention(Function):
         query, key, value, mask, alphas = ctx.saved_tensors
         alpha = ctx.alpha if alphas is None else alphas
         need_alpha, need_mask = ctx.needs_input_grad[3], ctx.needs_input_grad[4]
-        if differentiable(grad):
+        if differentiable(grad, pointers=False):
             return *differentiable_backward(ctx, (query, key, value, alpha, mask), grad), None
         work = _Work(query, key, value, alpha, mask, ctx.problem)
         dq = torch.empty_like(query) if ctx.problem.lengths is None else torch.zeros_like(query)
