@@ -30,6 +30,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from tsallis.continuous.quadrature import TAIL, Rule
+from tsallis.ops.tracing import constant
 
 LARGEST = 1024  # points on the line
 LARGEST_RADIAL, LARGEST_ANGULAR = 96, 384
@@ -233,17 +234,22 @@ def needed(error: Error, growth: Growth, dtype: torch.dtype) -> int:
     """
     growth = growth.or_default(error.span)
     stepped = Growth(_in_steps(growth.frequency), _in_steps(growth.sharpness), growth.degree)
-    find = _points_for if torch.compiler.is_compiling() else points_for  # a compiler does not see a cache
-    return find(error, stepped, TOLERANCE.get(dtype, SINGLE_TOLERANCE))
+    tolerance = TOLERANCE.get(dtype, SINGLE_TOLERANCE)
+    if torch.compiler.is_compiling():
+        return _known_points(type(error).__name__, tuple(vars(error).values()), tuple(stepped), tolerance)
+    return points_for(error, stepped, tolerance)
+
+
+@constant
+def _known_points(kind: str, parameters: tuple[float, ...], growth: tuple[float, ...], tolerance: float) -> int:
+    """As :func:`points_for`, of plain numbers: a tracer calls it, and does not follow the bound step by step."""
+    error: Error = globals()[kind](*parameters)
+    return points_for(error, Growth(growth[0], growth[1], int(growth[2])), tolerance)
 
 
 @lru_cache(maxsize=4096)
 def points_for(error: Error, growth: Growth, tolerance: float) -> int:
     """The least number of points for which the bound is below a tolerance."""
-    return _points_for(error, growth, tolerance)
-
-
-def _points_for(error: Error, growth: Growth, tolerance: float) -> int:
     if error.exact:
         size = (growth.frequency + growth.sharpness) * error.span
         if size == 0:
