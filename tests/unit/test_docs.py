@@ -44,6 +44,25 @@ def test_every_page_is_in_the_contents_once_under_a_caption() -> None:
     assert all(":caption: " in tree for tree in TREES)
 
 
+def test_the_architecture_names_files_that_are_there() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    package = DOCS.parent / "src" / "tsallis"
+    paths = set(re.findall(r"`([\w/]+\.(?:py|cpp|md))`", text))
+    assert len(paths) > 15
+    assert [path for path in paths if not ((package / path).is_file() or (DOCS.parent / path).is_file())] == []
+    floors = {
+        word for line in re.findall(r"```text\n(.*?)```", text, re.S)[0].splitlines() for word in line[:28].split()
+    }
+    there = {path.name for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    assert there - floors - {f"{word}.py" for word in floors} == {
+        "__init__.py",
+        "__main__.py",
+        "errors.py",
+        "files.py",
+        "recipes",
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_each_page_is_ours(site: Path, page: str) -> None:

@@ -134,3 +134,15 @@ def test_vocabularies_too_large_to_sort_give_the_same(monkeypatch: pytest.Monkey
     sorted_whole = beam_search(random_table("entmax", 1.5, 3), src, lengths, beam_size=2, max_length=4)
     monkeypatch.setattr("tsallis.search.beam.SORTED", 2)
     assert beam_search(random_table("entmax", 1.5, 3), src, lengths, beam_size=2, max_length=4) == sorted_whole
+
+
+def test_the_beam_that_the_page_on_certificates_follows() -> None:
+    after_b = {(A,): {EOS: 1.0}, (B,): {EOS: 0.6, A: 0.4}, (B, A): {EOS: 1.0}}
+    result = search(trie({(): {A: 0.5, B: 0.3, C: 0.2}, (C,): {EOS: 1.0}, **after_b}), beam_size=2)
+    assert [(h.tokens, round(h.prob, 12)) for h in result.hypotheses] == [((A,), 0.5), ((B,), 0.18)]
+    assert result.certificate.kind == "optimal" and math.exp(result.certificate.bound) == pytest.approx(0.2)
+    assert [h.tokens for h in result.proven] == [(A,)]
+
+    result = search(trie({(): {A: 0.7, B: 0.3}, **after_b}), beam_size=2)
+    assert {h.tokens: round(h.prob, 12) for h in result.hypotheses} == {(A,): 0.7, (B,): 0.18, (B, A): 0.12}
+    assert result.certificate.kind == "complete"
