@@ -28,7 +28,7 @@ from tsallis.ops.transforms import (
 
 
 class Attended(NamedTuple):
-    """What attention gives: the output, all weights if asked for, and what its sparsity can be read from.
+    """The result of attention: the output, all weights if requested, and a tensor that its sparsity can be read from.
 
     `seen` is how many keys each query attends to [batch, heads, queries] where the weights were never held, else the
     weights themselves.
@@ -123,7 +123,7 @@ def attend(
     enable_gqa: bool = False,
     need_weights: bool = False,
 ) -> Attended:
-    """What :func:`entmax_attention` computes, and what its sparsity can be read from."""
+    """Compute :func:`entmax_attention`; return with it a tensor that its sparsity can be read from."""
     _check(query, key, value, enable_gqa)
     if not 0 <= dropout_p <= 1:
         raise ValueError(f"dropout_p must be between 0 and 1, got {dropout_p}")
@@ -196,7 +196,7 @@ def _compute(
 
 
 def _compiled(q: Tensor, k: Tensor, v: Tensor, alpha: Alpha) -> bool:
-    """Whether the compiled kernels do all of it."""
+    """Tell whether the compiled kernels compute the whole call."""
     if transforms_active():
         return False
     if _as_operator(q):
@@ -209,7 +209,7 @@ def _compiled(q: Tensor, k: Tensor, v: Tensor, alpha: Alpha) -> bool:
 
 
 def _as_operator(q: Tensor) -> bool:
-    """Whether kernels are called as operators, which tracers and dispatch modes can follow."""
+    """Tell whether kernels are called as operators, which tracers and dispatch modes can follow."""
     return compiling() or operators_only(q)
 
 
@@ -234,7 +234,7 @@ def _learns(*given: Tensor | Alpha | None) -> bool:
 
 
 def _for_gpu(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether Triton's kernels compute tensors like these."""
+    """Tell whether Triton's kernels compute tensors like these."""
     if transforms_active() or forward_mode() or not (q.numel() and k.numel() and v.numel()):
         return False
     return _gpu_asked_for(q.device.type) and bool(_gpu().computes(q, k, v))

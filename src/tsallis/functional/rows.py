@@ -115,7 +115,7 @@ def alpha_rows(alpha: Alpha, rows: Rows, ndim: int) -> Alpha:
 
 
 def alpha_along(alpha: Alpha, scores: Tensor, shape: Sequence[int], dim: int, ndim: int) -> Alpha:
-    """The same for scores of a shape with `dim` moved last."""
+    """Return alpha as :func:`alpha_rows` does, for scores whose shape with `dim` moved last is `shape`."""
     if not isinstance(alpha, Tensor):
         return alpha_number(alpha)
     given = alpha

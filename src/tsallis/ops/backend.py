@@ -75,7 +75,7 @@ def triton_kernels() -> ModuleType:
 
 @functools.cache
 def triton_status() -> tuple[bool, str]:
-    """Whether Triton's kernels can compute here, and why or why not; this imports Triton."""
+    """Tell whether Triton's kernels can compute here, and why or why not; this imports Triton."""
     able, reason = triton_kernels().available()
     return bool(able), str(reason)
 
@@ -130,7 +130,7 @@ def kernels(x: Tensor, alpha: Alpha) -> ModuleType | None:
 
 
 def compiled(alpha: Alpha, *tensors: Tensor) -> bool:
-    """Whether the compiled CPU kernels compute these; no alpha that they do needs another check."""
+    """Tell whether the compiled CPU kernels compute these; an alpha that they accept needs no other check."""
     return not modes_active() and all(x.device.type == "cpu" for x in tensors) and _compiled(alpha, tensors, wanted())
 
 

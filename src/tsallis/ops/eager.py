@@ -29,7 +29,7 @@ SERIES_TERMS = {torch.float64: 15, torch.float32: 9}
 
 
 class Packed(NamedTuple):
-    """Where the candidates of compacted rows lie: the rest of each row has probability zero."""
+    """The positions of the candidates of compacted rows: the rest of each row has probability zero."""
 
     position: Tensor  # [n] flat positions in [rows, d]
     slot: Tensor  # [n] flat positions in the table [rows, width]
@@ -138,7 +138,7 @@ def pushforward(
 
 
 def _interior(probs: Tensor, saturates: bool) -> Tensor:
-    """Where probabilities move with their scores; NaN counts, so that it reaches the gradients."""
+    """Return a mask of the probabilities that move with their scores; NaN is among them, to reach the gradients."""
     return (probs != 0) & (probs != 1) if saturates else probs != 0
 
 
@@ -317,7 +317,7 @@ def _solve(values: Tensor, alpha: Alpha, start: Tensor | None = None) -> tuple[T
 
 
 def _tolerance(values: Tensor, quadratic: bool) -> float:
-    """How far a row's sum may be from 1 before the last Newton step; the step squares it where all is smooth."""
+    """Return how far a row's sum may be from 1 before the last Newton step, which squares it where all is smooth."""
     eps = torch.finfo(values.dtype).eps
     return math.sqrt(eps) / 4 if quadratic else 8 * eps
 

@@ -1,4 +1,4 @@
-"""What PyTorch does with an operation besides running it: compile, record, transform, batch or differentiate it.
+"""The ways PyTorch follows an operation besides running it: compile, record, transform, batch or differentiate it.
 
 Kernels are called by pointer. Whoever follows PyTorch's operations (a compiler, a dispatch mode, a transformation of
 `torch.func`) does not see such a call, and must meet an operator or PyTorch's own operations instead.

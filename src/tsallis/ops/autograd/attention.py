@@ -26,7 +26,7 @@ CAUSAL_ROWS = 128  # and at most so many where the keys behind them are skipped
 
 
 class Problem(NamedTuple):
-    """What is not a tensor."""
+    """The options of one attention call that are not differentiable inputs."""
 
     scale: float
     causal: bool
@@ -144,7 +144,7 @@ class Attention(Function):
 
 
 class Compiled(Function):
-    """The same by the compiled kernels."""
+    """Attention with sparse weights by the compiled CPU kernels, differentiable."""
 
     @staticmethod
     def forward(
@@ -238,7 +238,7 @@ class _Work:
         return x[tile.b0 : tile.b1, tile.h0 * group : tile.h1 * group, tile.i0 : tile.i1]
 
     def rows(self, x: Tensor, tile: Tile) -> Tensor:
-        """The same as [heads, group * rows, size]: what a key head is read by comes as rows of one matrix."""
+        """Return a tile's part as [heads, group * rows, size]: queries that share a key head are rows of one matrix."""
         part = self._span(x, tile)
         return part.reshape((tile.b1 - tile.b0) * (tile.h1 - tile.h0), -1, x.shape[-1])
 
@@ -332,7 +332,7 @@ def _drop(weights: Tensor, problem: Problem, number: int, out: Tensor) -> Tensor
 def materialised(
     query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
 ) -> tuple[Tensor, Tensor]:
-    """The same output, and all weights [batch, query heads, queries, keys], by what PyTorch differentiates."""
+    """Compute the output and all weights [batch, query heads, queries, keys] by operations PyTorch differentiates."""
     batch, heads, queries, _ = query.shape
     group, keys = heads // key.shape[1], key.shape[2]
     live = None if problem.lengths is None else live_keys(problem.lengths, keys, query.device)
@@ -360,7 +360,7 @@ def materialised(
 
 
 def _factors(like: Tensor, shape: Shape, problem: Problem) -> Tensor:
-    """What dropout multiplies all weights with: one seed drops the same ones on both ways."""
+    """Return dropout's factors for all weights: a seed drops the same ones with and without kernels."""
     if problem.kernels:
         ones = torch.ones_like(like, memory_format=torch.contiguous_format)
         return cpu.drop(ones, 1 - problem.dropout, problem.seed, ones, shape.keys)

@@ -24,7 +24,7 @@ Found = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 class Asked(NamedTuple):
-    """As `GIVEN` names them."""
+    """The arguments of the attention operators, in the order of `GIVEN`."""
 
     query: Tensor
     key: Tensor
@@ -58,12 +58,12 @@ def arguments(query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Ten
 
 
 def draw_seed(dropout: float) -> Tensor:
-    """Of a pass's dropout, on the CPU."""
+    """Draw the seed of one pass's dropout, on the CPU."""
     return torch.randint(1 << 62, ()) if dropout else torch.zeros((), dtype=torch.int64)
 
 
 def _checked(asked: Asked, seed: Tensor) -> compiled.Given:
-    """What the kernels take; numbers are checked that nobody could look at before."""
+    """Return the kernels' arguments; check the numbers that a tracer could not look at."""
     query, key, value, alpha, keys = *asked[:3], asked.alpha, asked.key.shape[2]
     if not backend.compiled(alpha, query):
         raise NotImplementedError(

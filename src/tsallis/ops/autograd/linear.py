@@ -32,7 +32,7 @@ __all__ = ["Layer", "linear_loss"]
 
 
 def materialised(layer: Layer) -> Tensor:
-    """The same losses by way of all scores: what can be differentiated twice, transformed and batched."""
+    """Compute the losses from all scores, by operations that can be differentiated twice, transformed and batched."""
     scores = F.linear(layer.hidden, layer.weight, layer.bias)
     scores = scores.to(cpu.computed_in(scores.dtype))
     if layer.tau is None:

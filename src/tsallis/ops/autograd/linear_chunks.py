@@ -32,7 +32,7 @@ Needed = tuple[bool, bool, bool]
 
 
 class Sizes(NamedTuple):
-    """How large chunks are, and which of them are kept as lists."""
+    """The sizes of chunks, and the share of non-zeros up to which one is saved as lists."""
 
     chunk: int  # scores in a buffer
     whole: int  # up to so many scores in all are one chunk, and are kept where they are dense
@@ -48,7 +48,7 @@ ONE_PASS = True  # whether alpha-ReLU tries to do without any buffer where the k
 
 
 class Layer(NamedTuple):
-    """What the loss is of: `scores = hidden @ weight.T + bias` against classes, entmax or alpha-ReLU."""
+    """A linear layer and its loss: `scores = hidden @ weight.T + bias` against classes, entmax or alpha-ReLU."""
 
     hidden: Tensor  # [rows, d]
     weight: Tensor  # [classes, d]
@@ -64,12 +64,12 @@ class Layer(NamedTuple):
         return self._replace(hidden=consecutive(self.hidden), weight=consecutive(self.weight), bias=bias, alpha=alpha)
 
     def kernels(self) -> ModuleType | None:
-        """What computes it; None: PyTorch's operations."""
+        """Return the kernels that compute the layer, None for PyTorch's operations."""
         kernels = backend.kernels(self.hidden, self.alpha)
         return kernels if kernels is backend.kernels(self.weight, 1.0) else None
 
     def rows(self, part: slice) -> Layer:
-        """The same layer for some of the rows."""
+        """Return the layer restricted to some of the rows."""
         alpha = self.alpha[part] if isinstance(self.alpha, Tensor) else self.alpha
         return self._replace(hidden=self.hidden[part], target=self.target[part], alpha=alpha)
 
@@ -80,7 +80,7 @@ class Layer(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a layer is computed: by what, and in which chunks. PyTorch's operations get those of the CPU everywhere."""
+    """The kernels and chunks that compute a layer. PyTorch's operations get the sizes of the CPU on every device."""
 
     kernels: ModuleType | None
     sizes: Sizes
@@ -89,12 +89,12 @@ class Plan(NamedTuple):
 
     @property
     def ahead(self) -> bool:
-        """Whether the next chunk's scores are on their way before this one is settled."""
+        """True if the next chunk's scores are launched before this chunk is settled."""
         return self.sizes is GPU and len(self.chunks) > 1
 
     @property
     def at_once(self) -> bool:
-        """Whether a chunk without lists makes its products in the forward pass, of a loss that is one sum."""
+        """True if, for a loss that is one sum, a chunk without lists multiplies its gradients in the forward pass."""
         return self.sizes is GPU
 
 
@@ -128,7 +128,7 @@ class Sums:
     bias: Tensor | None = None
 
     def add(self, chunk: Layer, rows: slice, dz: Tensor) -> None:
-        """What follows from the gradient of a chunk's scores."""
+        """Add to the sums the products of the gradient of a chunk's scores."""
         if self.hidden is not None:
             torch.mm(dz, chunk.weight, out=self.hidden[rows])
         if self.weight is not None:
@@ -400,7 +400,7 @@ def _by_class(
 
 
 def _onto(made: Tensor | None, weights: Tensor) -> dict[str, Tensor]:
-    """What a sum over lists is added to, in its place, if there is anything."""
+    """Return the arguments by which a sum over lists is added to `made` in place, none without one."""
     return {} if made is None else {"onto": made, "factor": weights}
 
 

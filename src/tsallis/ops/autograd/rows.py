@@ -171,7 +171,7 @@ class _Map(Function):
 
 
 class _DirectMap(Function):
-    """The same without `torch.func`: PyTorch then binds the arguments by itself, several times as fast."""
+    """The map without `torch.func`: PyTorch then binds the arguments by itself, several times as fast."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor | None, Tensor | None, int]:

@@ -33,7 +33,7 @@ STORAGE = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16:
 
 
 class Status(NamedTuple):
-    """Whether the kernels can be used, and why not, or which they are."""
+    """The state of the compiled kernels: usable or not, the reason, and which build is loaded."""
 
     available: bool
     reason: str
@@ -110,7 +110,7 @@ def _share_threads(library: Any) -> str:
 
 
 def status() -> Status:
-    """Whether the compiled kernels are in use here, and why."""
+    """Tell whether the compiled kernels are in use here, and why."""
     return _load()[1]
 
 
@@ -203,7 +203,7 @@ def entmax_loss_gradient(
 def alpha_relu_loss_gradient(
     scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None
 ) -> Tensor:
-    """The same of :func:`alpha_relu_loss`, whose probabilities may be beyond 1."""
+    """Return the gradient of the scores of :func:`alpha_relu_loss`, whose probabilities may exceed 1."""
     return _loss_gradient(scores, target, alpha, stats, grad, out, relu=True)
 
 
@@ -247,7 +247,7 @@ def support(scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor) -> tup
 
 
 def alpha_relu_support(scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of :func:`alpha_relu_loss`."""
+    """Return :func:`support` for the values of :func:`alpha_relu_loss`."""
     return _support(scores, alpha, stats, offsets, relu=True)
 
 

@@ -20,7 +20,7 @@ NOTHING = Heads(None, 0, 0, 0)
 
 
 class Setting(NamedTuple):
-    """What is not a tensor of the attention that is computed."""
+    """The options of one attention call that are not tensors."""
 
     scale: float
     causal: bool
@@ -30,7 +30,7 @@ class Setting(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What is attended with and to."""
+    """The tensors and options of one attention call."""
 
     query: Tensor
     key: Tensor
@@ -40,18 +40,18 @@ class Given(NamedTuple):
     setting: Setting
 
     def in_rows(self) -> Given:
-        """With tensors whose last dimension has stride 1."""
+        """Return these arguments with tensors whose last dimension has stride 1."""
         return self._replace(query=_rows(self.query), key=_rows(self.key), value=_rows(self.value))
 
     @property
     def rows(self) -> int:
-        """Of a tile."""
+        """The number of queries in a tile."""
         queries, keys = self.query.shape[2], self.key.shape[2]
         return min(queries, max(LEAST_ROWS, min(ROWS, TILE // keys)))
 
 
 class Kept(NamedTuple):
-    """What forward leaves for backward: numbers of each query, and the lists of its tiles, where they are short."""
+    """The tensors saved for backward: statistics of each query, and the lists of its tiles where they are short."""
 
     counts: Tensor  # [batch, heads, queries]
     stats: Tensor  # [batch, heads, queries, STATS]
@@ -79,7 +79,7 @@ def attend(given: Given, learns: bool, room: int | None = None) -> tuple[Tensor,
 
 
 class Gradients(NamedTuple):
-    """Of query, key and value, of the alpha of each query [batch, heads, queries], and of a mask that was added."""
+    """Gradients of query, key, value, of each query's alpha [batch, heads, queries], and of an additive mask."""
 
     query: Tensor
     key: Tensor
@@ -111,7 +111,7 @@ def attention_gradient(given: Given, kept: Kept, grad: Tensor, need_alpha: bool,
 
 
 def _one_row(given: Given) -> bool:
-    """Whether all queries have the same mask."""
+    """Tell whether all queries share one row of the mask."""
     return given.mask is not None and given.mask.shape[2] == 1 < given.query.shape[2]
 
 
@@ -171,7 +171,7 @@ def _like(x: Tensor, size: int, batch: int | None = None) -> Tensor:
 
 
 def _strides(x: Tensor | None, dims: int) -> tuple[int, ...]:
-    """Where there is only one, all are it."""
+    """Return the strides, 0 along dimensions of size 1, so that their one entry is broadcast."""
     return (0,) * dims if x is None else tuple(0 if n == 1 else s for n, s in zip(x.shape, x.stride(), strict=True))
 
 

@@ -138,7 +138,7 @@ def _probe(command: tuple[str, ...]) -> Compiler:
 
 
 def _run(command: tuple[str, ...], text: str = "") -> str:
-    """What a command prints; its warnings are passed on, its failure is a BuildError."""
+    """Run a command and return its output; pass its warnings on, raise a BuildError if it fails."""
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace")
     except OSError as problem:

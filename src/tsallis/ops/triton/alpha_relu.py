@@ -32,7 +32,7 @@ class Tiling(NamedTuple):
 
 
 def tiling(dtype: torch.dtype) -> Tiling:
-    """What fits the GPU's registers and shared memory."""
+    """Return the tile sizes that fit the GPU's registers and shared memory."""
     return Tiling(128, 128, 32, 16, 8, 3) if dtype == torch.float32 else Tiling(128, 256, 64, 16, 8, 3)
 
 

@@ -116,7 +116,7 @@ def _moments(
     MODE: tl.constexpr,
     NEED_ALPHA: tl.constexpr,
 ) -> Any:
-    """What a loss sums over scores: weights, weighted scores, the entropy's move with alpha, and the support."""
+    """Sum what a loss needs over scores: weights, weighted scores, the entropy's slope in alpha, and the support."""
     lanes = tl.arange(0, WIDTH)
     F = tl.zeros((WIDTH,), tl.float32)
     mean = tl.zeros((WIDTH,), tl.float32)
@@ -354,7 +354,7 @@ def _support(
 
 
 def tiling(rows: int, d: int, powers: int, processors: int) -> Short | maps.Long:
-    """How a loss's rows are cut: a row that is swept isn't written, so that sweeps pay early."""
+    """Return the tiling of a loss's rows: a row that is swept isn't written, so that sweeps pay early."""
     return maps.short(d) if d <= (1024 if powers == plain(ANY_ALPHA) else 4096) else maps.long(rows, d, processors)
 
 

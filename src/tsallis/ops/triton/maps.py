@@ -37,12 +37,12 @@ class Long(NamedTuple):
 
 
 def tiling(rows: int, d: int, powers: int, processors: int) -> Short | Long:
-    """How a map's rows are cut. Powers are slow: where there are any, fewer scores should have one."""
+    """Return the tiling of a map's rows. Powers are slow: where there are any, fewer scores should need one."""
     return short(d) if d <= (1024 if powers == plain(ANY_ALPHA) else 8192) else long(rows, d, processors)
 
 
 def gradient_tiling(rows: int, d: int, powers: int, processors: int) -> Short | Long:
-    """The same for gradients of maps."""
+    """Return the tiling of the rows of a map's gradient."""
     return short(d) if d <= 8192 else long(rows, d, processors)
 
 
@@ -85,7 +85,7 @@ def powers_of(alpha: Alpha) -> int:
 
 
 def alphas(alpha: Alpha, like: Tensor) -> dict[str, Any]:
-    """What the kernels are told of alpha."""
+    """Return the kernels' arguments for alpha."""
     many = isinstance(alpha, Tensor)
     number = 0.0 if isinstance(alpha, Tensor) else max(alpha - 1, TINY_EPS)
     return {
@@ -120,7 +120,7 @@ def lists_of(programs: int, room: int, where: Tensor) -> dict[str, Tensor]:
 
 
 def scanned(scores: Tensor, tiling: Long, about: dict[str, Any], probs: Tensor | None) -> tuple[dict[str, Any], int]:
-    """What the kernels of long rows are given, and how many programs; rows of several parts are scanned here.
+    """Return the arguments and number of programs of long-row kernels; rows of several parts are scanned here.
 
     Where there are probabilities they are set to zero on the way.
     """

@@ -46,7 +46,7 @@ GRID = 65535  # programs in the second and third direction
 
 
 class Kept(NamedTuple):
-    """What backward needs of a forward pass; the last three are empty after the short one."""
+    """The tensors of a forward pass saved for backward; the last three are empty after the short kernel."""
 
     output: Tensor
     numbers: Tensor  # [2, batch, heads, queries]: largest score, and the threshold relative to it
@@ -56,13 +56,13 @@ class Kept(NamedTuple):
 
 
 def computes(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether the kernels take tensors of this dtype and of these sizes [batch, heads, length, size]."""
+    """Tell whether the kernels take tensors of this dtype and these sizes [batch, heads, length, size]."""
     largest = max(query.shape[-1], value.shape[-1])
     return query.dtype in TOLERANCE and largest <= LARGEST_SIZE and max(query.shape[0], query.shape[1]) <= GRID
 
 
 def decodes(query: Tensor, key: Tensor, problem: Problem) -> bool:
-    """Whether so few queries read so many keys that the keys are better shared out; for passes without gradients."""
+    """Tell whether queries are so few that splitting the keys over programs pays; for passes without gradients."""
     few = query.shape[2] <= DECODE_QUERIES and query.shape[2] * query.shape[1] <= DECODE_ROWS * key.shape[1]
     return few and key.shape[2] > SHORT_KEYS and problem.dropout == 0
 
@@ -70,7 +70,7 @@ def decodes(query: Tensor, key: Tensor, problem: Problem) -> bool:
 def forward_pass(
     query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
 ) -> tuple[Tensor, Kept]:
-    """How many keys each query attends to [batch, heads, queries], and the output among what is kept."""
+    """Return how many keys each query attends to [batch, heads, queries], and the saved tensors with the output."""
     launch = Launch(query, key, value, alpha, mask, problem)
     rows = query.shape[:-1]
     output = query.new_empty(*rows, launch.value_size)
@@ -103,7 +103,7 @@ def book(query: Tensor, key: Tensor, value_size: int) -> list[tuple[tuple[int, .
 
 
 class Gradients(NamedTuple):
-    """Of a backward pass; None where not asked for."""
+    """The gradients of a backward pass; None where not requested."""
 
     query: Tensor
     key: Tensor | None
@@ -182,7 +182,7 @@ def _queries_of_keys(launch: Launch, bits: Tensor) -> dict[str, Tensor]:
 
 
 def drop_factors(query: Tensor, keys: int, problem: Problem) -> Tensor:
-    """What dropout multiplies the weights of these queries with [batch, heads, queries, keys]."""
+    """Return dropout's factors for the weights of these queries [batch, heads, queries, keys]."""
     batch, heads, queries, _ = query.shape
     factors = torch.empty(batch, heads, queries, keys, device=query.device)
     if not problem.dropout:
@@ -194,7 +194,7 @@ def drop_factors(query: Tensor, keys: int, problem: Problem) -> Tensor:
 
 
 class TritonAttention(Function):
-    """The same as `attention.Attention`, by Triton's kernels: also of float16 and bfloat16, as the output is then.
+    """`attention.Attention` by Triton's kernels, which also take float16 and bfloat16 and return the output in them.
 
     Scores, weights and sums are float32. Tensors of alphas may have any floating dtype.
 

@@ -128,7 +128,7 @@ def decode_thresholds(
     TINY: tl.constexpr,
     LIMIT: tl.constexpr,
 ) -> None:
-    """Of one row."""
+    """Find the threshold, support size and sum of weights of one row."""
     row, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1)
     place = (batch.to(tl.int64) * heads + head) * queries + row
@@ -265,7 +265,7 @@ def decode_sum(
     VALUE_PADDED: tl.constexpr,
     LENGTHS: tl.constexpr,
 ) -> None:
-    """Of one row what all splits have, in their order: the result doesn't depend on which was ready first."""
+    """Sum one row's outputs over all splits, in order: the result doesn't depend on which was ready first."""
     row, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     place = (batch.to(tl.int64) * tl.num_programs(1) + head) * queries + row
     used = tl.cdiv(live_of(lengths, batch, keys, LENGTHS), span)
@@ -282,7 +282,7 @@ def decode_sum(
 def decode(
     query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
 ) -> tuple[Tensor, Tensor]:
-    """What `TritonAttention` gives, without gradients and dropout; made for few queries of each head of keys."""
+    """Compute `TritonAttention` without gradients and dropout, for few queries of each head of keys."""
     launch = Launch(query, key, value, alpha, mask, problem)
     batch, heads, queries, _ = query.shape
     keys, key_heads = key.shape[2], key.shape[1]

@@ -1,4 +1,4 @@
-"""What the attention kernels are launched with: the sizes of their blocks, and what all of them are given."""
+"""The launch parameters of the attention kernels: block sizes, and the arguments that all of them share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Tiling(NamedTuple):
 
 
 class Tilings(NamedTuple):
-    """Of the sparse forward kernel, and of the backward kernels that go by queries and by keys.
+    """The tilings of the sparse forward kernel and of the backward kernels by queries and by keys.
 
     All have as many keys; backward may split a block of queries, for it has more to hold in registers.
     """
@@ -51,7 +51,7 @@ class Tilings(NamedTuple):
 
 
 def tilings(size: int, value_size: int, dtype: torch.dtype) -> Tilings:
-    """What compiles for an H200 with no or few registers spilled; wide heads in float32 are beyond that."""
+    """Return tilings that compile for an H200 with few registers spilled or none; wide float32 heads spill more."""
     widest = max(padded(size), padded(value_size))
     if dtype == torch.float32:
         if widest <= 64:
@@ -74,7 +74,7 @@ class Short(NamedTuple):
 
 
 def short_tiling(size: int, value_size: int, dtype: torch.dtype, keys: int) -> Short | None:
-    """Of the kernel that keeps all scores of a block of queries; None where there are too many for that."""
+    """Return the tiling of the kernel that holds all scores of a block of queries; None if there are too many."""
     widest = max(padded(size), padded(value_size))
     if keys > SHORT_KEYS or widest > 128:
         return None
@@ -87,7 +87,7 @@ def short_tiling(size: int, value_size: int, dtype: torch.dtype, keys: int) -> S
 
 
 def decode_tiling(size: int, value_size: int, dtype: torch.dtype, rows: int) -> Tiling:
-    """Of the kernels that share out the keys; `rows` queries read the same ones."""
+    """Return the tiling of the kernels that split the keys; `rows` queries read the same ones."""
     rows = max(16, 1 << (rows - 1).bit_length())
     wide = max(padded(size), padded(value_size)) * (2 if dtype == torch.float32 else 1)
     return Tiling(rows, 64 if wide <= 256 else 32, 4, 3 if wide <= 256 else 2)
@@ -114,7 +114,7 @@ def powers_of(alpha: Alpha) -> int | None:
 
 
 def processors(device: torch.device) -> int:
-    """How many multiprocessors there are to keep busy."""
+    """Return the number of multiprocessors of a GPU, 1 for another device."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
@@ -124,7 +124,7 @@ def padded(size: int) -> int:
 
 
 class Launch:
-    """What all kernels of one problem are given."""
+    """The arguments and tilings that all kernels of one problem share."""
 
     def __init__(
         self, query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem

@@ -1,4 +1,4 @@
-"""What `entmax_attention` calls of the kernels for GPUs; under `torch.compile` as opaque operators."""
+"""Entry points of `entmax_attention` to the kernels for GPUs; under `torch.compile` as opaque operators."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def traced_attention(
 
 
 def _problem(asked: Asked, seed: Tensor) -> tuple[Tensor, Tensor, Tensor, Alpha, Tensor | None, Problem]:
-    """What the kernels take."""
+    """Return the kernels' arguments for an operator's."""
     powers = powers_of(asked.alpha)
     if powers is None:
         raise NotImplementedError(
