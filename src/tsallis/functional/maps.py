@@ -75,18 +75,18 @@ def _entmax_by_kernels(kernels: ModuleType, scores: Tensor, alpha: Alpha, dim: i
     if scores.dtype != result_dtype(scores):
         scores = widen(scores)
     last = scores.dim() - 1
-    place = dim if dim >= 0 else last + 1 + dim
-    if not 0 <= place <= last:
+    axis = dim if dim >= 0 else last + 1 + dim
+    if not 0 <= axis <= last:
         scores.size(dim)  # raises PyTorch's IndexError
     if isinstance(alpha, Tensor):
         shape = scores.shape
-        alpha = alpha_along(alpha, scores, [*shape[:place], *shape[place + 1 :], shape[place]], place, last + 1)
+        alpha = alpha_along(alpha, scores, [*shape[:axis], *shape[axis + 1 :], shape[axis]], axis, last + 1)
     else:
         alpha = float(alpha)
-    if place == last or (kernels is cpu and scores.is_contiguous()):
-        return autograd.entmax_by(kernels, scores.contiguous(), alpha, -1 if place == last else place)
-    rows = scores.movedim(place, -1).contiguous()
-    return autograd.entmax_by(kernels, rows, alpha, -1).movedim(-1, place)
+    if axis == last or (kernels is cpu and scores.is_contiguous()):
+        return autograd.entmax_by(kernels, scores.contiguous(), alpha, -1 if axis == last else axis)
+    rows = scores.movedim(axis, -1).contiguous()
+    return autograd.entmax_by(kernels, rows, alpha, -1).movedim(-1, axis)
 
 
 def sparsemax(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:

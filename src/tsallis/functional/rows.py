@@ -118,7 +118,7 @@ def alpha_along(alpha: Alpha, scores: Tensor, shape: Sequence[int], dim: int, nd
     """Return alpha as :func:`alpha_rows` does, for scores whose shape with `dim` moved last is `shape`."""
     if not isinstance(alpha, Tensor):
         return alpha_number(alpha)
-    given = alpha
+    argument = alpha
     check_floating(alpha, "alpha")
     one_number = alpha.numel() == 1 and alpha.dim() <= ndim
     if one_number and not (alpha.requires_grad or forward_mode() or traced() or without_numbers(alpha)):
@@ -135,7 +135,7 @@ def alpha_along(alpha: Alpha, scores: Tensor, shape: Sequence[int], dim: int, nd
     if alpha.shape[-1] != 1:
         raise ValueError(
             f"alpha must have size 1 along dim {dim} of the scores: one alpha a row, got size {alpha.shape[-1]}"
-            + _layout_of(given, shape, dim % ndim)
+            + _layout_of(argument, shape, dim % ndim)
         )
     try:
         alpha = alpha.expand(*shape[:-1], 1)

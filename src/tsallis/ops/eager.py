@@ -156,11 +156,11 @@ def curvature(probs: Tensor, inside: Tensor, alpha: Alpha) -> Tensor:
     eps = alpha - 1
     log_p = torch.where(inside, probs, 1).log()
     x = eps * log_p
-    near = x.abs() < SERIES_BELOW
-    small = probs * log_p * log_p * _series(torch.where(near, x, 0), lambda n: (-1) ** n / math.factorial(n + 2))
+    near_zero = x.abs() < SERIES_BELOW
+    small = probs * log_p * log_p * _series(torch.where(near_zero, x, 0), lambda n: (-1) ** n / math.factorial(n + 2))
     # p phi(x) written with p e^-x = p^{2-alpha}, which doesn't overflow where p is tiny.
-    large = (torch.exp(torch.where(near, 0, log_p - x)) - probs + probs * x) / torch.where(near, 1, eps * eps)
-    return torch.where(inside, torch.where(near, small, large), 0)
+    large = (torch.exp(torch.where(near_zero, 0, log_p - x)) - probs + probs * x) / torch.where(near_zero, 1, eps * eps)
+    return torch.where(inside, torch.where(near_zero, small, large), 0)
 
 
 def entropy(probs: Tensor, alpha: Alpha) -> Tensor:
@@ -178,16 +178,16 @@ def entropy_alpha_gradient(probs: Tensor, alpha: Alpha) -> Tensor:
     inside = probs != 0
     log_p = torch.where(inside, probs, 1).log()
     x = (alpha - 1) * log_p
-    near = x.abs() < SERIES_BELOW
-    far = torch.where(near, 1, x)
+    near_zero = x.abs() < SERIES_BELOW
+    far = torch.where(near_zero, 1, x)
     # ((x-1) e^x + 1) / x^2, the derivative of (e^x - 1)/x
-    rise = torch.where(
-        near,
-        _series(torch.where(near, x, 0), lambda n: (n + 1) / math.factorial(n + 2)),
+    derivative = torch.where(
+        near_zero,
+        _series(torch.where(near_zero, x, 0), lambda n: (n + 1) / math.factorial(n + 2)),
         (far * far.exp() - torch.expm1(far)) / (far * far),
     )
     first = (probs * log_p * _expm1_over(x)).sum(-1, keepdim=True)
-    second = (probs * log_p * log_p * rise).sum(-1, keepdim=True)
+    second = (probs * log_p * log_p * derivative).sum(-1, keepdim=True)
     return first / (alpha * alpha) - second / alpha
 
 
@@ -429,8 +429,8 @@ def _series(x: Tensor, coefficient: object) -> Tensor:
 
 def _expm1_over(x: Tensor) -> Tensor:
     """`(e^x - 1) / x`, 1 at 0, differentiable there."""
-    near = x.abs() < SERIES_BELOW
-    far = torch.where(near, 1, x)
+    near_zero = x.abs() < SERIES_BELOW
+    far = torch.where(near_zero, 1, x)
     return torch.where(
-        near, _series(torch.where(near, x, 0), lambda n: 1 / math.factorial(n + 1)), torch.expm1(far) / far
+        near_zero, _series(torch.where(near_zero, x, 0), lambda n: 1 / math.factorial(n + 1)), torch.expm1(far) / far
     )

@@ -74,10 +74,10 @@ def _leading(x: Tensor, dim: int | None, batch: int) -> Tensor:
     return x.reshape(-1, *x.shape[2:])
 
 
-def _save(ctx: Any, alpha: Alpha, *kept: Tensor | None) -> None:
+def _save(ctx: Any, alpha: Alpha, *tensors: Tensor | None) -> None:
     """Keep tensors for both modes; alpha among them if it is one."""
     ctx.alpha = None if isinstance(alpha, Tensor) else alpha
-    every = (alpha if isinstance(alpha, Tensor) else None, *kept)
+    every = (alpha if isinstance(alpha, Tensor) else None, *tensors)
     ctx.save_for_backward(*every)
     ctx.save_for_forward(*every)
     ctx.set_materialize_grads(False)
@@ -85,8 +85,8 @@ def _save(ctx: Any, alpha: Alpha, *kept: Tensor | None) -> None:
 
 def _saved(ctx: Any) -> tuple[Any, ...]:
     """Alpha, and the tensors that were kept with it."""
-    alpha, *kept = ctx.saved_tensors
-    return (ctx.alpha if alpha is None else alpha, *kept)
+    alpha, *tensors = ctx.saved_tensors
+    return (ctx.alpha if alpha is None else alpha, *tensors)
 
 
 def _flat(alpha: Alpha) -> Alpha:

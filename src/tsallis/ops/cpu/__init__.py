@@ -280,9 +280,9 @@ def transpose(lists: Lists, classes: int, weight: Tensor, target: Tensor) -> Lis
 
     Rows with a negative target are left out.
     """
-    kept = int((target >= 0).sum())
+    count = int((target >= 0).sum())
     offsets = torch.empty(classes + 1, dtype=torch.long)
-    index = torch.empty(len(lists.column) + kept, dtype=torch.int32)
+    index = torch.empty(len(lists.column) + count, dtype=torch.int32)
     value = torch.empty(len(index), dtype=lists.value.dtype)
     _load()[0].tsallis_transpose(
         STORAGE[value.dtype],

@@ -140,13 +140,13 @@ def _probe(command: tuple[str, ...]) -> Compiler:
 def _run(command: tuple[str, ...], text: str = "") -> str:
     """Run a command and return its output; pass its warnings on, raise a BuildError if it fails."""
     try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace")
+        process = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace")
     except OSError as problem:
         raise BuildError(f"{command[0]}: {problem.strerror or problem}") from None
-    if done.returncode:
-        raise BuildError(f"{shlex.join(command)} failed ({done.returncode}):\n{done.stderr.strip()}")
-    sys.stderr.write(done.stderr)
-    return done.stdout
+    if process.returncode:
+        raise BuildError(f"{shlex.join(command)} failed ({process.returncode}):\n{process.stderr.strip()}")
+    sys.stderr.write(process.stderr)
+    return process.stdout
 
 
 def main() -> None:

@@ -386,8 +386,8 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool) 
         grid = (-(-rows // tiles.rows),)
         run(_short_loss, grid, scores, **own, rows=rows, d=d, **sizes, **about, num_warps=tiles.warps)
     else:
-        given, programs = scanned(scores, tiles, about, None)
-        run(_long_loss, (programs,), scores, **own, **given, num_warps=tiles.warps)
+        shared, programs = scanned(scores, tiles, about, None)
+        run(_long_loss, (programs,), scores, **own, **shared, num_warps=tiles.warps)
     return loss, stats, alpha_grad
 
 

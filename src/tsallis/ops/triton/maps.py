@@ -135,8 +135,8 @@ def scanned(scores: Tensor, tiling: Long, about: dict[str, Any], probs: Tensor |
         shared |= {**lanes_of(programs, tiling, scores), **lists_of(programs, tiling.room, scores), **unused}
         return {**shared, "PARTS": 0, "ROOM": tiling.room, "PART_ROOM": 1}, programs
     tiles = -(-d // tiling.lanes)
-    apart = -(-tiles // tiling.parts)
-    count = -(-tiles // apart)
+    stride = -(-tiles // tiling.parts)
+    count = -(-tiles // stride)
     room = max(tiling.room // count, tiling.width)
     numbers = (scores.new_empty(rows, count, dtype=torch.float32) for _ in range(2))
     parts = dict(zip(("tops", "lows"), numbers, strict=True))
@@ -153,7 +153,7 @@ def scanned(scores: Tensor, tiling: Long, about: dict[str, Any], probs: Tensor |
         **lanes,
         **parts,
         d=d,
-        apart=apart,
+        apart=stride,
         **cut(tiling),
         PART_ROOM=room,
         ZEROS=probs is not None,
@@ -190,8 +190,8 @@ def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
             num_warps=tiles.warps,
         )
         return probs
-    given, programs = scanned(flat, tiles, about, probs)
-    run(long_rows.long_map, (programs,), scores, scores=flat, probs=probs, **given, num_warps=tiles.warps)
+    shared, programs = scanned(flat, tiles, about, probs)
+    run(long_rows.long_map, (programs,), scores, scores=flat, probs=probs, **shared, num_warps=tiles.warps)
     return probs
 
 
@@ -210,7 +210,7 @@ def entmax_gradient(
     rows = probs.numel() // d
     alpha_grad = probs.new_empty(rows, 1, dtype=torch.float32) if need_alpha else None
     tiles = gradient_tiling(rows, d, about["MODE"], processors(probs))
-    given = {
+    shared = {
         "probs": probs,
         "grad": grad,
         "scores_grad": scores_grad,
@@ -220,7 +220,7 @@ def entmax_gradient(
     }
     if isinstance(tiles, Short):
         sizes = {"ROWS": tiles.rows, "WIDTH": tiles.width, "SKIP": d > 1024, "num_warps": tiles.warps}
-        run(short_gradient, (-(-rows // tiles.rows),), probs, rows=rows, **given, **sizes)
+        run(short_gradient, (-(-rows // tiles.rows),), probs, rows=rows, **shared, **sizes)
     elif tiles.parts == 1:
         programs = min(rows, tiles.programs)
         run(
@@ -228,7 +228,7 @@ def entmax_gradient(
             (programs,),
             probs,
             rows=rows,
-            **given,
+            **shared,
             **cut(tiles),
             **lanes_of(programs, tiles, probs),
             **lists_of(programs, tiles.room, probs),
@@ -238,20 +238,20 @@ def entmax_gradient(
             num_warps=tiles.warps,
         )
     else:
-        alpha_grad = _gradient_by_parts(given, tiles, rows, alpha_grad)
+        alpha_grad = _gradient_by_parts(shared, tiles, rows, alpha_grad)
     return scores_grad, alpha_grad
 
 
-def _gradient_by_parts(given: dict[str, Any], tiles: Long, rows: int, alpha_grad: Tensor | None) -> Tensor | None:
+def _gradient_by_parts(shared: dict[str, Any], tiles: Long, rows: int, alpha_grad: Tensor | None) -> Tensor | None:
     """Two launches: the sums of all parts, then what they make of each."""
-    probs, d = given["probs"], given["d"]
+    probs, d = shared["probs"], shared["d"]
     every = -(-d // tiles.lanes)
-    apart = -(-every // tiles.parts)
-    count = -(-every // apart)
+    stride = -(-every // tiles.parts)
+    count = -(-every // stride)
     partial = probs.new_empty(2, rows, count, dtype=torch.float32)
     slopes = probs.new_empty(rows, count, dtype=torch.float32) if alpha_grad is not None else None
-    given = {**given, "alpha_grad": partial if slopes is None else slopes}
-    sizes = {"apart": apart, "PARTS": count, "PADDED": padded(count), "LANES": tiles.lanes, "num_warps": tiles.warps}
+    shared = {**shared, "alpha_grad": partial if slopes is None else slopes}
+    sizes = {"apart": stride, "PARTS": count, "PADDED": padded(count), "LANES": tiles.lanes, "num_warps": tiles.warps}
     for write in (False, True):
-        run(long_rows.part_gradient, (count, rows), probs, **given, partial=partial, **sizes, WRITE=write)
+        run(long_rows.part_gradient, (count, rows), probs, **shared, partial=partial, **sizes, WRITE=write)
     return None if slopes is None else slopes.sum(-1, keepdim=True)

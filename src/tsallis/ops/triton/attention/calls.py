@@ -75,17 +75,17 @@ def forward_pass(
     rows = query.shape[:-1]
     output = query.new_empty(*rows, launch.value_size)
     numbers, support = launch.numbers(2, *rows), launch.counts(*rows)
-    found: dict[str, Any] = {"output": output, "kept": numbers, "support": support}
-    found |= {"tolerance": launch.tolerance, "LIMIT": LIMITS.newton}
+    arguments: dict[str, Any] = {"output": output, "kept": numbers, "support": support}
+    arguments |= {"tolerance": launch.tolerance, "LIMIT": LIMITS.newton}
     needed, counts, bits = (query.new_empty(shape, dtype=dtype) for shape, dtype in book(query, key, launch.value_size))
     short = launching.short_tiling(launch.size, launch.value_size, query.dtype, launch.keys)
     if short is not None:
         blocks = -(-launch.queries // short.queries)
         sizes = {"BLOCK_Q": short.queries, "BLOCK_K": short.keys, "PARTS": short.parts, "num_warps": short.warps}
-        launch.run(forward_short, (blocks, launch.heads, launch.batch), **found, **sizes)
+        launch.run(forward_short, (blocks, launch.heads, launch.batch), **arguments, **sizes)
     else:
         bits.zero_()
-        launch.by_query(forward, launch.tilings.forward, **found, needed=needed, counts=counts, bits=bits)
+        launch.by_query(forward, launch.tilings.forward, **arguments, needed=needed, counts=counts, bits=bits)
     return support, Kept(output, numbers, needed, counts, bits)
 
 
@@ -175,10 +175,10 @@ def _queries_of_keys(launch: Launch, bits: Tensor) -> dict[str, Tensor]:
     """For each block of keys the blocks of queries that need it, and how many they are."""
     batch, heads, blocks, key_blocks = bits.shape
     back, back_counts = launch.counts(bits.numel()), launch.counts(batch * heads, key_blocks)
-    found = {"back": back, "back_counts": back_counts}
+    lists = {"back": back, "back_counts": back_counts}
     sizes = {"blocks": blocks, "key_blocks": key_blocks, "LANES": 128}
-    launch.run(transpose, (key_blocks, heads, batch), bits=bits, **found, **sizes, num_warps=1)
-    return found
+    launch.run(transpose, (key_blocks, heads, batch), bits=bits, **lists, **sizes, num_warps=1)
+    return lists
 
 
 def drop_factors(query: Tensor, keys: int, problem: Problem) -> Tensor:
@@ -208,24 +208,24 @@ class TritonAttention(Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
     ) -> tuple[Tensor, Tensor]:
         problem = problem if problem.powers is not None else problem._replace(powers=mode(alpha))
-        support, kept = forward_pass(query, key, value, alpha, mask, problem)
+        support, saved = forward_pass(query, key, value, alpha, mask, problem)
         ctx.problem, ctx.alpha = problem, alpha if isinstance(alpha, float) else None
         ctx.mark_non_differentiable(support)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(query, key, value, mask, alpha if isinstance(alpha, Tensor) else None, *kept)
-        return kept.output, support
+        ctx.save_for_backward(query, key, value, mask, alpha if isinstance(alpha, Tensor) else None, *saved)
+        return saved.output, support
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: Any = None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return None, None, None, None, None, None
-        query, key, value, mask, alpha, *kept = ctx.saved_tensors
+        query, key, value, mask, alpha, *saved = ctx.saved_tensors
         alpha = ctx.alpha if alpha is None else alpha
         if differentiable(grad):
             return *_differentiable_backward(ctx, query, key, value, alpha, mask, grad), None
         need_query, need_key, need_value, need_alpha, need_mask, _ = ctx.needs_input_grad
         needs = (need_key or need_value, need_alpha, need_mask)
-        dq, dk, dv, da, dm = backward_pass(query, key, value, alpha, mask, ctx.problem, Kept(*kept), grad, needs)
+        dq, dk, dv, da, dm = backward_pass(query, key, value, alpha, mask, ctx.problem, Kept(*saved), grad, needs)
         return dq if need_query else None, dk if need_key else None, dv if need_value else None, da, dm, None
 
 

@@ -288,15 +288,15 @@ def decode(
     keys, key_heads = key.shape[2], key.shape[1]
     tiling = decode_tiling(launch.size, launch.value_size, query.dtype, queries * (heads // key_heads))
     blocks = -(-keys // tiling.keys)
-    wanted = -(-4 * processors(query.device) // (batch * key_heads))  # programs that a multiprocessor can choose from
-    span = -(-blocks // min(wanted, blocks)) * tiling.keys
+    programs = -(-4 * processors(query.device) // (batch * key_heads))  # programs that a multiprocessor can choose from
+    span = -(-blocks // min(programs, blocks)) * tiling.keys
     splits = -(-keys // span)
     rows = (batch, heads, queries)
     output = query.new_empty(*rows, launch.value_size)
-    kept, support = launch.numbers(3, *rows), launch.counts(*rows)
+    stats, support = launch.numbers(3, *rows), launch.counts(*rows)
     scores, some, parts = launch.numbers(*rows, keys), launch.numbers(*rows, keys), launch.numbers(2, *rows, splits)
     partial = output if splits == 1 else launch.numbers(*rows, splits, launch.value_size)
-    work = {"scores": scores, "parts": parts, "kept": kept, "partial": partial, "span": span, "splits": splits}
+    work = {"scores": scores, "parts": parts, "kept": stats, "partial": partial, "span": span, "splits": splits}
     by_split, by_row = (splits, key_heads, batch), (queries, heads, batch)
     sizes = {"ROWS": tiling.queries, "BLOCK_K": tiling.keys, "num_warps": tiling.warps, "num_stages": tiling.stages}
     launch.run(decode_scores, by_split, **work, **sizes)

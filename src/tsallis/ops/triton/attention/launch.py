@@ -203,9 +203,9 @@ class Launch:
 
     def run(self, kernel: Any, grid: tuple[int, ...], **more: Any) -> None:
         """Launch a kernel with what it takes of all this."""
-        given = {**self.given, **more}
-        options = {name: given[name] for name in ("num_warps", "num_stages") if name in given}
-        run(kernel, grid, self.query, **{name: given[name] for name in kernel.arg_names}, **options)
+        arguments = {**self.given, **more}
+        options = {name: arguments[name] for name in ("num_warps", "num_stages") if name in arguments}
+        run(kernel, grid, self.query, **{name: arguments[name] for name in kernel.arg_names}, **options)
 
 
 def _alphas(alpha: Alpha, query: Tensor) -> Tensor:
