@@ -27,7 +27,7 @@ def entmax_loss(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    r"""The Fenchel-Young loss of alpha-entmax: cross-entropy at `alpha = 1`, the sparsemax loss at 2.
+    r"""Return the Fenchel-Young loss of alpha-entmax: cross-entropy at `alpha = 1`, the sparsemax loss at 2.
 
     .. math:: L_\alpha(z; y) = (p - y)^\top z + H_\alpha(p) - H_\alpha(y),
               \qquad p = \mathrm{entmax}_\alpha(z), \qquad \nabla_z L = p - y
@@ -103,7 +103,7 @@ def _check(scores: Tensor, reduction: str, label_smoothing: float = 0.0) -> None
 
 
 def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignore_index: int) -> Tensor:
-    """Classes [rows] for scores of a shape, -1 where the target does not count."""
+    """Return classes [rows] for scores of a shape, -1 where the target does not count."""
     *leading, classes = shape
     if list(target.shape) != leading:
         # As in cross_entropy, whose classes are dimension 1.

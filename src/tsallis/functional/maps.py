@@ -26,7 +26,7 @@ from tsallis.ops.transforms import widen
 
 
 def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
-    r"""Probabilities that are softmax at `alpha = 1`, sparsemax at 2, and sparse for every alpha above 1.
+    r"""Return probabilities that are softmax at `alpha = 1`, sparsemax at 2, and sparse for every alpha above 1.
 
     Solves, for every row of scores :math:`z` along `dim`,
 
@@ -90,7 +90,7 @@ def _entmax_by_kernels(kernels: ModuleType, scores: Tensor, alpha: Alpha, dim: i
 
 
 def sparsemax(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
-    r"""The Euclidean projection of the scores onto the simplex: :func:`entmax` with `alpha = 2`.
+    r"""Return the Euclidean projection of the scores onto the simplex: :func:`entmax` with `alpha = 2`.
 
     .. math:: \arg\min_{p \in \triangle} \; \lVert p - z \rVert^2
 
@@ -183,7 +183,7 @@ def budgeted_entmax(scores: Tensor, alpha: Alpha = 1.5, budget: float = 2, dim: 
 
 
 def tsallis_entropy(probs: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
-    r"""The Tsallis entropy of probabilities: Shannon's at `alpha = 1`, half the Gini index at 2.
+    r"""Return the Tsallis entropy of probabilities: Shannon's at `alpha = 1`, half the Gini index at 2.
 
     .. math:: H_\alpha(p) = \frac{1 - \sum_i p_i^\alpha}{\alpha (\alpha - 1)}
               = -\frac{1}{\alpha} \sum_i p_i \frac{p_i^{\alpha-1} - 1}{\alpha - 1}
@@ -212,7 +212,7 @@ def tsallis_entropy(probs: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
 
 
 def escort(probs: Tensor, beta: float, dim: int = -1) -> Tensor:
-    r"""The escort distribution: probabilities raised to a power and normalised, zeros staying zero.
+    r"""Return the escort distribution: probabilities raised to a power and normalised, zeros staying zero.
 
     .. math:: \tilde p_i = p_i^\beta \Big/ \sum_j p_j^\beta \quad \text{on the support}
 

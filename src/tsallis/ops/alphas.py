@@ -9,7 +9,7 @@ Alpha = float | Tensor
 
 
 def extremes(alpha: Tensor) -> tuple[float, float]:
-    """The least and the largest, NaN if there is one; from a GPU in one transfer."""
+    """Return the least and the largest, NaN if there is one; from a GPU in one transfer."""
     both = alpha.detach().aminmax()
     least, most = torch.stack(both).tolist() if alpha.is_cuda else (x.item() for x in both)
     return least, most

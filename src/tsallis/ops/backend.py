@@ -81,13 +81,13 @@ def triton_status() -> tuple[bool, str]:
 
 
 def wanted() -> str:
-    """The backend asked for: by the innermost `backend` block, else by the environment, else `auto`."""
+    """Return the backend asked for: by the innermost `backend` block, else by the environment, else `auto`."""
     name = _wanted.get()
     return name if name is not None else _checked(os.environ.get(VARIABLE) or "auto", VARIABLE)
 
 
 def explain() -> str:
-    """Which backend computes tensors on the CPU, and why, in one line."""
+    """Tell which backend computes tensors on the CPU, and why, in one line."""
     name, status = wanted(), cpu.status()
     if name == "eager":
         return "eager (asked for)"
@@ -109,7 +109,7 @@ def explain_gpu() -> str:
 
 
 def kernels(x: Tensor, alpha: Alpha) -> ModuleType | None:
-    """The kernels that compute this, or None: PyTorch's operations. No alpha that they do needs another check.
+    """Return the kernels that compute this, or None: PyTorch's operations. No alpha that they do needs another check.
 
     None where a dispatch mode is active, which would not see them called: there they are called by an operator.
     """

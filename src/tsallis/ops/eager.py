@@ -47,7 +47,7 @@ class Packed(NamedTuple):
 
 
 def entmax(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Packed | None]:
-    """Probabilities [rows, d], and where the candidates lie if the rows were compacted."""
+    """Return probabilities [rows, d], and where the candidates lie if the rows were compacted."""
     if isinstance(alpha, float) and alpha == 1.0:
         return torch.softmax(scores, -1).masked_fill_(scores.amax(-1, keepdim=True) == -torch.inf, 0), None
     if scores.dtype == torch.float32 and _steep(alpha):
@@ -63,7 +63,7 @@ def entmax(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Packed | None]:
 
 
 def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor, Packed | None]:
-    """Fenchel-Young loss of each row against a class [rows] (negative: none), and the probabilities.
+    """Compute the Fenchel-Young loss of each row against a class [rows] (negative: none), and the probabilities.
 
     Where the rows were compacted the probabilities are the table [rows, width] that `Packed` places; a row with a NaN
     is all NaN in it.
@@ -92,7 +92,7 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> tuple[Tensor, T
 def pullback(
     probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, saturates: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    r"""Gradients of the scores and of alpha [rows, 1]: `s (g - delta)` and `-sum p psi (g - delta)`.
+    r"""Return gradients of the scores and of alpha [rows, 1]: `s (g - delta)` and `-sum p psi (g - delta)`.
 
     `s = p^{2-alpha}` on the support, `delta = (s.g) / sum s`. Made of differentiable operations: its own derivatives
     of every order are right. Under a budget an entry at 1 saturates: it stays there whatever its score does.
@@ -109,7 +109,7 @@ def pullback(
 
 
 def pullback_in_place(probs: Tensor, grad: Tensor, alpha: Alpha) -> Tensor:
-    """The gradient of the scores alone, for the common alphas, in fewer passes than `pullback`."""
+    """Return the gradient of the scores alone, for the common alphas, in fewer passes than `pullback`."""
     if isinstance(alpha, float) and alpha == 1.0:
         weighted = probs * grad
         return weighted.addcmul_(probs, weighted.sum(-1, keepdim=True), value=-1)
@@ -123,7 +123,7 @@ def pullback_in_place(probs: Tensor, grad: Tensor, alpha: Alpha) -> Tensor:
 def pushforward(
     probs: Tensor, tangent: Tensor | None, alpha: Alpha, alpha_tangent: Tensor | None, saturates: bool = False
 ) -> Tensor:
-    """The derivative of the probabilities along a tangent of the scores and one of alpha [rows, 1]."""
+    """Return the derivative of the probabilities along a tangent of the scores and one of alpha [rows, 1]."""
     inside = _interior(probs, saturates)
     s = slope(probs, inside, alpha)
     total = s.sum(-1, keepdim=True)
@@ -164,7 +164,7 @@ def curvature(probs: Tensor, inside: Tensor, alpha: Alpha) -> Tensor:
 
 
 def entropy(probs: Tensor, alpha: Alpha) -> Tensor:
-    r"""Tsallis entropy [rows, 1], without a singularity at alpha = 1.
+    r"""Compute Tsallis entropy [rows, 1], without a singularity at alpha = 1.
 
     `-(1/alpha) sum p log(p) (e^x - 1)/x` with `x = eps log p`.
     """
@@ -298,7 +298,7 @@ def _exactly_softmax_at_one(probs: Tensor, scores: Tensor, alpha: Alpha) -> Tens
 
 
 def _solve(values: Tensor, alpha: Alpha, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Probabilities of scores whose maximum is 0, and the threshold c [rows, 1]. Rows of -inf give zeros.
+    """Return probabilities of scores whose maximum is 0, and the threshold c [rows, 1]. Rows of -inf give zeros.
 
     `start` is a lower bound of c, if one is known.
     """

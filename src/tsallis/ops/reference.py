@@ -96,7 +96,7 @@ def tsallis_entropy(probs: Tensor, alpha: float | Tensor) -> Tensor:
 
 
 def entmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
-    r"""The Fenchel-Young loss `(p - y).z + H(p) - H(y)` of each row; `target` holds classes or probabilities."""
+    r"""Return the Fenchel-Young loss `(p - y).z + H(p) - H(y)` of each row; `target` holds classes or probabilities."""
     scores, alpha = _columns(scores, alpha)
     if not target.is_floating_point():
         target = torch.nn.functional.one_hot(target, scores.shape[-1])

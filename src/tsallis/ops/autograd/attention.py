@@ -249,7 +249,7 @@ class _Work:
         part.copy_(values.reshape(part.shape))
 
     def add(self, x: Tensor, tile: Tile, values: Tensor) -> None:
-        """Gradients of a tile's keys or values [heads, keys, size] into those of all."""
+        """Add gradients of a tile's keys or values [heads, keys, size] to those of all."""
         part = x[tile.b0 : tile.b1, tile.h0 : tile.h1, : tile.keys]
         part += values.view(part.shape)
 
@@ -281,7 +281,7 @@ class _Work:
         return mask
 
     def add_mask(self, total: Tensor, tile: Tile, values: Tensor) -> None:
-        """Gradients of a tile's scores into those of the mask that was added to them."""
+        """Add gradients of a tile's scores to those of the mask that was added to them."""
         part = self._mask(total, tile)
         shape = (tile.b1 - tile.b0, (tile.h1 - tile.h0) * self.shape.group, tile.i1 - tile.i0, tile.keys)
         part += values.view(shape).sum_to_size(part.shape)
@@ -293,13 +293,13 @@ class _Work:
         return some.unsqueeze(-1).expand(-1, -1, tile.i1 - tile.i0).reshape(-1, 1).contiguous()
 
     def solve(self, scores: Tensor, tile: Tile) -> Tensor:
-        """Scores become weights, in place."""
+        """Turn scores into weights, in place."""
         flat = scores.view(-1, scores.shape[-1])
         flat.copy_(eager.entmax(flat, self._alphas(tile))[0])
         return scores
 
     def pull(self, weights: Tensor, grad: Tensor, tile: Tile, need_alpha: bool) -> tuple[Tensor, Tensor | None]:
-        """Gradients of the scores, and of alpha [rows, 1]."""
+        """Return gradients of the scores, and of alpha [rows, 1]."""
         p, g = (x.view(-1, x.shape[-1]) for x in (weights, grad))
         ds, slope = eager.pullback(p, g, self._alphas(tile), need_alpha, False)
         return ds.view(weights.shape), slope

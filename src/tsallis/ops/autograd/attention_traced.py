@@ -45,7 +45,7 @@ class Asked(NamedTuple):
 def traced_attention(
     query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem, learns: bool
 ) -> tuple[Tensor, Tensor]:
-    """Output, and how many keys each query attends to, for a tracer; gradients only if it `learns`."""
+    """Return the output, and how many keys each query attends to, for a tracer; gradients only if it `learns`."""
     output, support, *_ = _attention_op(*arguments(query, key, value, alpha, mask, problem), learns)
     return output, support
 
@@ -84,7 +84,7 @@ def _checked(args: Asked, seed: Tensor) -> compiled.Given:
     schema=f"({GIVEN}, bool learns) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _attention_op(*inputs: Any) -> Found:
-    """Output, support, what backward needs of the pass, and the seed of its dropout."""
+    """Return the output, support, what backward needs of the pass, and the seed of its dropout."""
     *first, learns = inputs
     args = Asked(*first)
     seed = draw_seed(args.dropout)

@@ -85,7 +85,7 @@ class _LinearLoss(Function):
 
 
 def linear_loss(layer: Layer, total: bool = False) -> Tensor:
-    """Losses [rows] of a layer, or their sum, differentiable in hidden, weight, bias and alpha.
+    """Return losses [rows] of a layer, or their sum, differentiable in hidden, weight, bias and alpha.
 
     A sum is more than the losses added up: every loss then is known to have the same weight in the gradients.
     """

@@ -258,7 +258,7 @@ def sums_of(layer: Layer, needed: Needed, wide: torch.dtype) -> Sums:
 
 
 def losses(layer: Layer, keep: bool, at_once: Needed | None = None) -> tuple[Tensor, Tensor | None, Kept | None]:
-    """Losses [rows], their derivatives in alpha [rows, 1] where alpha is a tensor, and what the backward needs.
+    """Return losses [rows], their derivatives in alpha [rows, 1] where alpha is a tensor, and what the backward needs.
 
     Where the loss is one sum, `at_once` says of what it needs gradients (hidden, weight, bias).
     """
@@ -324,7 +324,7 @@ def _eager_probs(chunk: Layer, scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gradients(layer: Layer, kept: Kept, weights: Tensor, needed: Needed) -> Gradients:
-    """Gradients of hidden, weight and bias, of losses weighted by `weights` [rows].
+    """Return gradients of hidden, weight and bias, of losses weighted by `weights` [rows].
 
     Products that were made in the forward pass are for weights that are one number: that of the first row.
     """
@@ -348,7 +348,7 @@ def gradients(layer: Layer, kept: Kept, weights: Tensor, needed: Needed) -> Grad
 
 
 def _listed(layer: Layer, saved: Kept) -> Tensor:
-    """Targets of the rows that have lists: without one, a row takes no part in sums over lists.
+    """Return targets of the rows that have lists: without one, a row takes no part in sums over lists.
 
     A row of entmax without support is none: no class takes part in it, or its chunk is dense.
     """

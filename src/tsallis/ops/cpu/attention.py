@@ -60,7 +60,7 @@ class Kept(NamedTuple):
 
 
 def attend(given: Given, learns: bool, room: int | None = None) -> tuple[Tensor, Kept]:
-    """Output, and what backward needs, if there will be one.
+    """Return the output, and what backward needs, if there will be one.
 
     `room` is how many entries a query's list may have; by default not more than there are keys.
     """
@@ -89,7 +89,7 @@ class Gradients(NamedTuple):
 
 
 def attention_gradient(given: Given, kept: Kept, grad: Tensor, need_alpha: bool, need_mask: bool) -> Gradients:
-    """All of them, that of alpha and of the mask if they are asked for."""
+    """Return all gradients, that of alpha and of the mask if they are requested."""
     given, grad = given.in_rows(), _rows(grad)
     query, key, value, *_ = given
     mask = given.mask if need_mask else None
@@ -116,7 +116,7 @@ def _one_row(inputs: Given) -> bool:
 
 
 def _splits(inputs: Given, mask: Tensor | None) -> int:
-    """Into how many parts the tiles of a head are divided.
+    """Return into how many parts the tiles of a head are divided.
 
     A part of a head of keys is a thread's work, and its gradients of keys and values are its own. So are all heads and
     elements that have the same mask, if that learns.

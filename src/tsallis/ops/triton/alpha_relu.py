@@ -169,7 +169,7 @@ def _losses(
 def relu_lists(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, alpha: float, tau: float, share: float
 ) -> tuple[Tensor, Lists] | None:
-    """Losses [tokens], and the values above zero as lists; None where they are more than a share of all scores.
+    """Return losses [tokens], and the values above zero as lists; None where they are more than a share of all scores.
 
     Also None where a score is NaN or infinite. Everything consecutive in memory, of one dtype that is not float64;
     waits for the GPU once.

@@ -100,7 +100,7 @@ def run(kernel: Any, grid: tuple[int, ...], where: Tensor, **arguments: Any) -> 
 
 
 def mode(alpha: Alpha) -> int:
-    """Which powers there are; one look at the numbers."""
+    """Tell which powers there are; one look at the numbers."""
     least, most = extremes(alpha) if isinstance(alpha, Tensor) else (alpha, alpha)
     if not most <= 2:
         raise NotImplementedError(f"the Triton kernels compute alphas from 1 to 2, got {most:g}")

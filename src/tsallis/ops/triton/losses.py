@@ -359,7 +359,7 @@ def tiling(rows: int, d: int, powers: int, processors: int) -> Short | maps.Long
 
 
 def block(d: int) -> tuple[int, int]:
-    """Rows and columns of a program's tile."""
+    """Return rows and columns of a program's tile."""
     width = min(padded(d), TILE)
     return TILE // width, width
 
@@ -394,7 +394,7 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool) 
 def entmax_loss_gradient(
     scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None
 ) -> Tensor:
-    """The gradient of the scores, (p - e_y) times the gradient [rows] of each loss; `out` may be the scores."""
+    """Return the gradient of the scores, (p - e_y) times the gradient [rows] of each loss; `out` may be the scores."""
     scores_grad = torch.empty_like(scores) if out is None else out
     rows, d = scores.shape
     some, width = block(d)
@@ -422,7 +422,7 @@ alpha_relu_loss_gradient = entmax_loss_gradient  # from the statistics of either
 
 
 def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, Tensor]:
-    """Losses [rows] of alpha-ReLU with a constant threshold, and statistics [rows, STATS] as those of entmax."""
+    """Return losses [rows] of alpha-ReLU with a constant threshold, and statistics [rows, STATS] as those of entmax."""
     rows, d = scores.shape
     loss = scores.new_empty(rows, dtype=torch.float32)
     stats = scores.new_empty(rows, STATS, dtype=torch.float32)
@@ -453,7 +453,7 @@ def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) ->
 def support(
     scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, size: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Classes (int32) and probabilities of each row's support, row r's from offsets[r] to offsets[r + 1].
+    """Return classes (int32) and probabilities of each row's support, row r's from offsets[r] to offsets[r + 1].
 
     Who knows the last offset gives it as `size`, and nothing waits for the GPU.
     """

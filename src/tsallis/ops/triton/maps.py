@@ -65,7 +65,7 @@ def long(rows: int, d: int, processors: int) -> Long:
 
 
 def padded(d: int) -> int:
-    """The next power of two."""
+    """Return the next power of two."""
     return 1 << max(d - 1, 0).bit_length()
 
 
@@ -75,12 +75,12 @@ def _processors(index: int) -> int:
 
 
 def processors(x: Tensor) -> int:
-    """Multiprocessors of the GPU that holds a tensor; what stands for them in the interpreter."""
+    """Return the multiprocessors of the GPU that holds a tensor; what stands for them in the interpreter."""
     return _processors(x.get_device()) if x.is_cuda else 2
 
 
 def powers_of(alpha: Alpha) -> int:
-    """The mode of a number; of a tensor always the general one: its numbers stay on the GPU."""
+    """Return the mode of a number; of a tensor always the general one: its numbers stay on the GPU."""
     return plain(ANY_ALPHA) if isinstance(alpha, Tensor) else mode(alpha)
 
 
@@ -98,12 +98,12 @@ def alphas(alpha: Alpha, like: Tensor) -> dict[str, Any]:
 
 
 def cut(tiling: Long) -> dict[str, int]:
-    """The sizes of a sweep, for a kernel."""
+    """Return the sizes of a sweep, for a kernel."""
     return {"LANES": tiling.lanes, "DEPTH": tiling.depth, "STAGES": tiling.stages}
 
 
 def lanes_of(programs: int, tiling: Long, where: Tensor) -> dict[str, Tensor]:
-    """Room for what each lane puts aside."""
+    """Allocate room for what each lane puts aside."""
     shape = (programs, tiling.depth, tiling.lanes)
     return {
         "slots": where.new_empty(shape, dtype=torch.float32),
@@ -112,7 +112,7 @@ def lanes_of(programs: int, tiling: Long, where: Tensor) -> dict[str, Tensor]:
 
 
 def lists_of(programs: int, room: int, where: Tensor) -> dict[str, Tensor]:
-    """Room for a list of each program."""
+    """Allocate room for a list of each program."""
     return {
         "listed": where.new_empty(programs, room, dtype=torch.float32),
         "listed_at": where.new_empty(programs, room, dtype=torch.int32),
@@ -165,7 +165,7 @@ def scanned(scores: Tensor, tiling: Long, about: dict[str, Any], probs: Tensor |
 
 
 def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
-    """Probabilities along a dimension; alpha a float or [rows, 1], from 1 to 2."""
+    """Return probabilities along a dimension; alpha a float or [rows, 1], from 1 to 2."""
     if dim not in (-1, scores.dim() - 1):
         return entmax(scores.movedim(dim, -1).contiguous(), alpha).movedim(-1, dim)
     probs = torch.empty_like(scores)
@@ -198,7 +198,7 @@ def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
 def entmax_gradient(
     probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, dim: int = -1, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of the scores, and of alpha [rows, 1]; `out` may be the probabilities."""
+    """Return gradients of the scores, and of alpha [rows, 1]; `out` may be the probabilities."""
     if dim not in (-1, probs.dim() - 1):
         moved, slopes = (x.movedim(dim, -1).contiguous() for x in (probs, grad))
         dz, da = entmax_gradient(moved, slopes, alpha, need_alpha)

@@ -90,7 +90,7 @@ def forward_pass(
 
 
 def book(query: Tensor, key: Tensor, value_size: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Shapes and dtypes of what says which blocks hold support: needed, counts, bits."""
+    """Return shapes and dtypes of what says which blocks hold support: needed, counts, bits."""
     batch, heads, queries, size = query.shape
     keys = key.shape[2]
     dtypes = (torch.int32, torch.int32, torch.int8)
@@ -123,7 +123,7 @@ def backward_pass(
     grad: Tensor,
     needs: tuple[bool, bool, bool],
 ) -> Gradients:
-    """Gradients of the queries, and those that are needed: of keys and values, of the alphas, of the mask."""
+    """Return gradients of the queries, and those that are needed: of keys and values, of the alphas, of the mask."""
     need_keys, need_alpha, need_mask = needs
     launch = Launch(query, key, value, alpha, mask, problem)
     grad = rows_contiguous(grad)
@@ -232,7 +232,7 @@ class TritonAttention(Function):
 def _differentiable_backward(
     ctx: Any, query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, grad: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Gradients that have gradients, through all weights, in float32."""
+    """Return gradients that have gradients, through all weights, in float32."""
 
     def compute(query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None) -> Tensor:
         q, k, v = query.float(), key.float(), value.float()

@@ -94,7 +94,7 @@ def decode_tiling(size: int, value_size: int, dtype: torch.dtype, rows: int) -> 
 
 
 def powers_of(alpha: Alpha) -> int | None:
-    """Which powers the kernels need, None where an alpha is above 2: the one look at the numbers of a pass.
+    """Tell which powers the kernels need, None where an alpha is above 2: the one look at the numbers of a pass.
 
     While a CUDA graph is captured there can be none, and alphas are taken to lie between 1 and 2.
 
@@ -119,7 +119,7 @@ def processors(device: torch.device) -> int:
 
 
 def padded(size: int) -> int:
-    """The size of a block that holds a head."""
+    """Return the size of a block that holds a head."""
     return max(16, 1 << (size - 1).bit_length())
 
 
@@ -176,11 +176,11 @@ class Launch:
         }
 
     def numbers(self, *shape: int) -> Tensor:
-        """Memory for float32."""
+        """Allocate memory for float32."""
         return self.query.new_empty(shape, dtype=torch.float32)
 
     def counts(self, *shape: int) -> Tensor:
-        """Memory for int32."""
+        """Allocate memory for int32."""
         return self.query.new_empty(shape, dtype=torch.int32)
 
     def by_query(self, kernel: Any, tiling: Tiling, **more: Any) -> None:
@@ -228,7 +228,7 @@ def rows_contiguous(x: Tensor) -> Tensor:
 
 
 def broadcast_strides(mask: Tensor) -> tuple[int, ...]:
-    """Strides with which one entry is every entry of a dimension of size 1."""
+    """Return strides with which one entry is every entry of a dimension of size 1."""
     return tuple(0 if n == 1 else stride for n, stride in zip(mask.shape, mask.stride(), strict=True))
 
 

@@ -30,7 +30,7 @@ Found = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 def traced_attention(
     query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem, learns: bool
 ) -> tuple[Tensor, Tensor]:
-    """Output, and how many keys each query attends to, for a tracer; gradients only if it `learns`."""
+    """Return the output, and how many keys each query attends to, for a tracer; gradients only if it `learns`."""
     inputs = arguments(query, key, value, alpha, mask, problem)
     if learns:
         output, support, *_ = _attention_op(*inputs)
@@ -72,7 +72,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tenso
     schema=f"({GIVEN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _attention_op(*inputs: Any) -> Found:
-    """Output, support, what backward needs of the pass, and the seed of its dropout, on the CPU."""
+    """Return the output, support, what backward needs of the pass, and the seed of its dropout, on the CPU."""
     args = Asked(*inputs)
     seed = draw_seed(args.dropout)
     support, saved = forward_pass(*_problem(args, seed))
