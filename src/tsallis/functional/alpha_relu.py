@@ -19,7 +19,7 @@ from tsallis.ops.transforms import consecutive, differentiable, traced, widen
 
 
 def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) -> Tensor:
-    r"""The entmax formula with a constant threshold: entry by entry, no sum to find, no normalisation.
+    r"""Apply the entmax formula with a constant threshold: entry by entry, no sum to find, no normalisation.
 
     .. math:: r_i = [(\alpha - 1) z_i - \tau]_+^{1/(\alpha-1)}
 
@@ -53,7 +53,7 @@ def alpha_relu_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:
-    r"""The loss that belongs to :func:`alpha_relu`: convex, never negative, with gradient `r - e_y`.
+    r"""Return the loss that belongs to :func:`alpha_relu`: convex, never negative, with gradient `r - e_y`.
 
     .. math:: \ell(z, y) = (r - e_y)^\top \big(z - \tfrac{\tau}{\alpha-1}\big)
               + \frac{1 - \sum_i r_i^\alpha}{\alpha(\alpha-1)}, \qquad \nabla_z \ell = r - e_y
@@ -94,7 +94,7 @@ def alpha_relu_loss(
 
 
 def estimate_tau(d_model: int, d_vocab: int) -> float:
-    r"""The threshold for alpha-ReLU (alpha 1.5) of an output layer that has seen no data.
+    r"""Return the threshold for alpha-ReLU (alpha 1.5) of an output layer that has seen no data.
 
     For scores :math:`N(0, \sigma^2)` with :math:`\sigma^2 = 2 d_{model} / (d_{model} + d_{vocab})` (a Xavier-uniform
     output layer after a layer normalisation) it is the mean threshold of 1.5-entmax, from the truncated moments of the
@@ -144,7 +144,7 @@ def estimate_tau(d_model: int, d_vocab: int) -> float:
 
 
 def estimate_tau_from_scores(scores: Tensor, alpha: float = 1.5) -> float:
-    r"""The threshold for alpha-ReLU from data: the mean entmax threshold :math:`\tau` of rows of scores.
+    r"""Return the threshold for alpha-ReLU from data: the mean entmax threshold :math:`\tau` of rows of scores.
 
     Scores of the first batch through the untrained network make the values of :func:`alpha_relu` sum to about 1
     (Tezekbayev et al. 2022, sec. 3).

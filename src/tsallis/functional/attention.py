@@ -28,7 +28,7 @@ from tsallis.ops.transforms import (
 
 
 class Attended(NamedTuple):
-    """What attention gives: the output, all weights if asked for, and what its sparsity can be read from.
+    """The result of attention: the output, all weights if requested, and a tensor that its sparsity can be read from.
 
     `seen` is how many keys each query attends to [batch, heads, queries] where the weights were never held, else the
     weights themselves.
@@ -93,7 +93,7 @@ def entmax_attention(
         >>> weights[0, 0, 0].tolist()
         [1.0, 0.0, 0.0, 0.0, 0.0]
     """
-    found = attend(
+    result = attend(
         query,
         key,
         value,
@@ -106,7 +106,7 @@ def entmax_attention(
         enable_gqa=enable_gqa,
         need_weights=return_weights,
     )
-    return (found.output, found.weights) if found.weights is not None else found.output
+    return (result.output, result.weights) if result.weights is not None else result.output
 
 
 def attend(
@@ -123,7 +123,7 @@ def attend(
     enable_gqa: bool = False,
     need_weights: bool = False,
 ) -> Attended:
-    """What :func:`entmax_attention` computes, and what its sparsity can be read from."""
+    """Compute :func:`entmax_attention`; return with it a tensor that its sparsity can be read from."""
     _check(query, key, value, enable_gqa)
     if not 0 <= dropout_p <= 1:
         raise ValueError(f"dropout_p must be between 0 and 1, got {dropout_p}")
@@ -158,19 +158,19 @@ def attend(
     if q.numel() and k.numel() and v.numel():
         with _no_autocast(query.device.type):  # in the precision that was chosen here
             if on_gpu:
-                weights, (output, seen) = None, _compute_on_gpu(q, k, v, alpha, mask, problem)
+                weights, (output, support) = None, _compute_on_gpu(q, k, v, alpha, mask, problem)
             else:
-                output, weights, seen = _compute(q, k, v, alpha, mask, problem, need_weights)
+                output, weights, support = _compute(q, k, v, alpha, mask, problem, need_weights)
     else:
-        given = [x for x in (q, k, v, mask, alpha) if isinstance(x, Tensor) and x.is_floating_point()]
-        nothing = sum(x.reshape(-1)[:0].sum() for x in given)  # whose gradients are zeros
+        inputs = [x for x in (q, k, v, mask, alpha) if isinstance(x, Tensor) and x.is_floating_point()]
+        nothing = sum(x.reshape(-1)[:0].sum() for x in inputs)  # whose gradients are zeros
         output = q.new_zeros(batch, heads, queries, value.shape[-1]) + nothing
-        weights, seen = q.new_zeros(batch, heads, queries, keys), q.new_zeros(batch, heads, queries)
+        weights, support = q.new_zeros(batch, heads, queries, keys), q.new_zeros(batch, heads, queries)
 
     def as_given(x: Tensor) -> Tensor:
         return (x if len(outer) == 2 else x.reshape(*outer, *x.shape[-2:])).to(query.dtype)
 
-    return Attended(as_given(output), None if not need_weights or weights is None else as_given(weights), seen)
+    return Attended(as_given(output), None if not need_weights or weights is None else as_given(weights), support)
 
 
 def _no_autocast(device: str) -> contextlib.AbstractContextManager[None]:
@@ -196,7 +196,7 @@ def _compute(
 
 
 def _compiled(q: Tensor, k: Tensor, v: Tensor, alpha: Alpha) -> bool:
-    """Whether the compiled kernels do all of it."""
+    """Tell whether the compiled kernels compute the whole call."""
     if transforms_active():
         return False
     if _as_operator(q):
@@ -209,7 +209,7 @@ def _compiled(q: Tensor, k: Tensor, v: Tensor, alpha: Alpha) -> bool:
 
 
 def _as_operator(q: Tensor) -> bool:
-    """Whether kernels are called as operators, which tracers and dispatch modes can follow."""
+    """Tell whether kernels are called as operators, which tracers and dispatch modes can follow."""
     return compiling() or operators_only(q)
 
 
@@ -229,12 +229,12 @@ def _compute_on_gpu(
     return output, support
 
 
-def _learns(*given: Tensor | Alpha | None) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given)
+def _learns(*inputs: Tensor | Alpha | None) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
 
 
 def _for_gpu(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether Triton's kernels compute tensors like these."""
+    """Tell whether Triton's kernels compute tensors like these."""
     if transforms_active() or forward_mode() or not (q.numel() and k.numel() and v.numel()):
         return False
     return _gpu_asked_for(q.device.type) and bool(_gpu().computes(q, k, v))
@@ -249,12 +249,12 @@ def _gpu() -> ModuleType:
 
 @tracing.constant
 def _gpu_asked_for(device: str) -> bool:
-    wanted = backend.wanted()
-    if device == "cpu" and wanted != "triton":
+    name = backend.wanted()
+    if device == "cpu" and name != "triton":
         return False
     there = torch.cuda.is_available()
     # Tensors on the CPU are computed by the interpreter, where there is no GPU.
-    if device != ("cuda" if there else "cpu") or (wanted != "triton" and (wanted != "auto" or not there)):
+    if device != ("cuda" if there else "cpu") or (name != "triton" and (name != "auto" or not there)):
         return False
     return backend.triton_status()[0] and _gpu() is not None  # a tracer finds the operators from now on
 
@@ -294,17 +294,17 @@ def _lengths(
     """Checked numbers; a tensor where nobody can look at them, or on a GPU where looking means to wait for it."""
     if lengths is None:
         return None
-    given = torch.as_tensor(lengths)
-    if given.is_floating_point() or given.dtype == torch.bool:
-        raise TypeError(f"key_lengths must be integers, got {given.dtype}")
-    if list(given.shape) != list(batch):
-        raise ValueError(f"key_lengths must have the batch's shape {tuple(batch)}, got {tuple(given.shape)}")
-    if traced() or without_numbers(given) or (on_gpu and given.is_cuda):
-        return given.to(device).flatten()
-    numbers: list[int] = given.flatten().tolist()
-    wrong = [n for n in numbers if not 0 <= n <= keys]
-    if wrong:
-        raise ValueError(f"key_lengths must lie between 0 and the {keys} keys, got {wrong[0]}")
+    tensor = torch.as_tensor(lengths)
+    if tensor.is_floating_point() or tensor.dtype == torch.bool:
+        raise TypeError(f"key_lengths must be integers, got {tensor.dtype}")
+    if list(tensor.shape) != list(batch):
+        raise ValueError(f"key_lengths must have the batch's shape {tuple(batch)}, got {tuple(tensor.shape)}")
+    if traced() or without_numbers(tensor) or (on_gpu and tensor.is_cuda):
+        return tensor.to(device).flatten()
+    numbers: list[int] = tensor.flatten().tolist()
+    out_of_range = [n for n in numbers if not 0 <= n <= keys]
+    if out_of_range:
+        raise ValueError(f"key_lengths must lie between 0 and the {keys} keys, got {out_of_range[0]}")
     return None if all(n == keys for n in numbers) else tuple(numbers)
 
 

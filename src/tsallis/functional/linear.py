@@ -29,7 +29,7 @@ def linear_entmax_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:
-    r"""The :func:`entmax_loss` of a linear layer's scores, in the memory of a few hundred tokens' scores.
+    r"""Return the :func:`entmax_loss` of a linear layer's scores, in the memory of a few hundred tokens' scores.
 
     .. math:: L_\alpha(W h + b; y), \qquad \nabla_h = W^\top (p - e_y), \qquad \nabla_W = (p - e_y)\, h^\top, \qquad
               p = \mathrm{entmax}_\alpha(W h + b)
@@ -78,7 +78,7 @@ def linear_alpha_relu_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:
-    r"""The :func:`alpha_relu_loss` of a linear layer's scores, in the memory of a few hundred tokens' scores.
+    r"""Return the :func:`alpha_relu_loss` of a linear layer's scores, in the memory of a few hundred tokens' scores.
 
     .. math:: \ell(W h + b, y), \qquad \nabla_h = W^\top (r - e_y), \quad \nabla_W = (r - e_y)\, h^\top, \qquad
               r = [(\alpha - 1)(W h + b) - \tau]_+^{1/(\alpha-1)}

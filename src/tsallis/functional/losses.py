@@ -27,7 +27,7 @@ def entmax_loss(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    r"""The Fenchel-Young loss of alpha-entmax: cross-entropy at `alpha = 1`, the sparsemax loss at 2.
+    r"""Return the Fenchel-Young loss of alpha-entmax: cross-entropy at `alpha = 1`, the sparsemax loss at 2.
 
     .. math:: L_\alpha(z; y) = (p - y)^\top z + H_\alpha(p) - H_\alpha(y),
               \qquad p = \mathrm{entmax}_\alpha(z), \qquad \nabla_z L = p - y
@@ -103,7 +103,7 @@ def _check(scores: Tensor, reduction: str, label_smoothing: float = 0.0) -> None
 
 
 def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignore_index: int) -> Tensor:
-    """Classes [rows] for scores of a shape, -1 where the target does not count."""
+    """Return classes [rows] for scores of a shape, -1 where the target does not count."""
     *leading, classes = shape
     if list(target.shape) != leading:
         # As in cross_entropy, whose classes are dimension 1.
@@ -118,11 +118,11 @@ def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignor
     target = target.to(device=device, dtype=torch.long).reshape(-1)
     counted = target != ignore_index
     if not (traced() or without_numbers(target)):
-        wrong = counted & ((target < 0) | (target >= classes))
-        if wrong.any():
+        out_of_range = counted & ((target < 0) | (target >= classes))
+        if out_of_range.any():
             raise ValueError(
                 f"target must hold classes from 0 to {classes - 1} or ignore_index {ignore_index}, "
-                f"got {int(target[wrong][0])}"
+                f"got {int(target[out_of_range][0])}"
             )
     # A negative class that could not be checked here fails in the kernel, as one that is too large.
     return torch.where(counted, torch.where(target < 0, classes, target), -1)
@@ -146,12 +146,12 @@ def _hard(
     loss = each if weight is None else each * share
     if smoothing > 0:
         # The loss of class c is the target's plus z_y - z_c: the mean over classes needs no other loss.
-        live = scores > -torch.inf
-        lead = torch.where(live, scores.gather(-1, index.unsqueeze(-1)) - torch.where(live, scores, 0), 0)
+        active = scores > -torch.inf
+        lead = torch.where(active, scores.gather(-1, index.unsqueeze(-1)) - torch.where(active, scores, 0), 0)
         if weight is None:
-            spread = each + lead.sum(-1) / live.sum(-1).clamp(min=1)
+            spread = each + lead.sum(-1) / active.sum(-1).clamp(min=1)
         else:
-            spread = (torch.where(live, each.unsqueeze(-1) + lead, 0) * weight).sum(-1) / live.sum(-1).clamp(min=1)
+            spread = (torch.where(active, each.unsqueeze(-1) + lead, 0) * weight).sum(-1) / active.sum(-1).clamp(min=1)
         loss = (1 - smoothing) * loss + smoothing * torch.where(counted, spread, 0)
     return loss, share.sum()
 
@@ -163,9 +163,9 @@ def _soft(rows: Rows, target: Tensor, alpha: Alpha, weight: Tensor | None, smoot
         )
     scores = rows.scores
     y = target.to(device=scores.device, dtype=scores.dtype).reshape(scores.shape)
-    live = scores > -torch.inf
+    active = scores > -torch.inf
     if smoothing > 0:
-        y = (1 - smoothing) * y + smoothing * live / live.sum(-1, keepdim=True).clamp(min=1)
+        y = (1 - smoothing) * y + smoothing * active / active.sum(-1, keepdim=True).clamp(min=1)
     if weight is not None:
         y = y * weight
     mass = y.sum(-1, keepdim=True)

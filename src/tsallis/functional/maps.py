@@ -26,7 +26,7 @@ from tsallis.ops.transforms import widen
 
 
 def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
-    r"""Probabilities that are softmax at `alpha = 1`, sparsemax at 2, and sparse for every alpha above 1.
+    r"""Return probabilities that are softmax at `alpha = 1`, sparsemax at 2, and sparse for every alpha above 1.
 
     Solves, for every row of scores :math:`z` along `dim`,
 
@@ -75,22 +75,22 @@ def _entmax_by_kernels(kernels: ModuleType, scores: Tensor, alpha: Alpha, dim: i
     if scores.dtype != result_dtype(scores):
         scores = widen(scores)
     last = scores.dim() - 1
-    place = dim if dim >= 0 else last + 1 + dim
-    if not 0 <= place <= last:
+    axis = dim if dim >= 0 else last + 1 + dim
+    if not 0 <= axis <= last:
         scores.size(dim)  # raises PyTorch's IndexError
     if isinstance(alpha, Tensor):
         shape = scores.shape
-        alpha = alpha_along(alpha, scores, [*shape[:place], *shape[place + 1 :], shape[place]], place, last + 1)
+        alpha = alpha_along(alpha, scores, [*shape[:axis], *shape[axis + 1 :], shape[axis]], axis, last + 1)
     else:
         alpha = float(alpha)
-    if place == last or (kernels is cpu and scores.is_contiguous()):
-        return autograd.entmax_by(kernels, scores.contiguous(), alpha, -1 if place == last else place)
-    rows = scores.movedim(place, -1).contiguous()
-    return autograd.entmax_by(kernels, rows, alpha, -1).movedim(-1, place)
+    if axis == last or (kernels is cpu and scores.is_contiguous()):
+        return autograd.entmax_by(kernels, scores.contiguous(), alpha, -1 if axis == last else axis)
+    rows = scores.movedim(axis, -1).contiguous()
+    return autograd.entmax_by(kernels, rows, alpha, -1).movedim(-1, axis)
 
 
 def sparsemax(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
-    r"""The Euclidean projection of the scores onto the simplex: :func:`entmax` with `alpha = 2`.
+    r"""Return the Euclidean projection of the scores onto the simplex: :func:`entmax` with `alpha = 2`.
 
     .. math:: \arg\min_{p \in \triangle} \; \lVert p - z \rVert^2
 
@@ -183,7 +183,7 @@ def budgeted_entmax(scores: Tensor, alpha: Alpha = 1.5, budget: float = 2, dim: 
 
 
 def tsallis_entropy(probs: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
-    r"""The Tsallis entropy of probabilities: Shannon's at `alpha = 1`, half the Gini index at 2.
+    r"""Return the Tsallis entropy of probabilities: Shannon's at `alpha = 1`, half the Gini index at 2.
 
     .. math:: H_\alpha(p) = \frac{1 - \sum_i p_i^\alpha}{\alpha (\alpha - 1)}
               = -\frac{1}{\alpha} \sum_i p_i \frac{p_i^{\alpha-1} - 1}{\alpha - 1}
@@ -212,7 +212,7 @@ def tsallis_entropy(probs: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
 
 
 def escort(probs: Tensor, beta: float, dim: int = -1) -> Tensor:
-    r"""The escort distribution: probabilities raised to a power and normalised, zeros staying zero.
+    r"""Return the escort distribution: probabilities raised to a power and normalised, zeros staying zero.
 
     .. math:: \tilde p_i = p_i^\beta \Big/ \sum_j p_j^\beta \quad \text{on the support}
 

@@ -31,7 +31,7 @@ class Rows(NamedTuple):
 
 
 def as_rows(scores: Tensor, dim: int, mask: Tensor | None, halves: bool = False) -> Rows:
-    """Rows of `scores` along `dim`; entries that `mask` leaves out are -inf. Kernels take halves as they are."""
+    """Return rows of `scores` along `dim`; entries that `mask` leaves out are -inf. Kernels take halves as they are."""
     check_floating(scores)
     if mask is not None:
         scores = masked(scores, mask)
@@ -58,7 +58,7 @@ def masked(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def kernels_for(scores: Tensor, alpha: Alpha) -> ModuleType | None:
-    """The kernels that these scores go to as they are: none where torch compiles, transforms or records."""
+    """Return the kernels that these scores go to as they are: none where torch compiles, transforms or records."""
     # `transforms_active` and `modes_active`, the latter in `dispatch`: of small tensors every call counts.
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return None
@@ -77,7 +77,7 @@ def check_floating(scores: Tensor, name: str = "scores") -> None:
 
 
 def result_dtype(scores: Tensor) -> torch.dtype:
-    """The caller's dtype, or float32 for half precision under autocast, as softmax and cross_entropy have it."""
+    """Return the caller's dtype, or float32 for half precision under autocast, as softmax and cross_entropy have it."""
     if scores.dtype in (torch.float16, torch.bfloat16) and autocast_enabled(scores.device.type):
         return torch.float32
     return scores.dtype
@@ -102,7 +102,7 @@ def number(name: str, value: Any) -> float:
 
 
 def alpha_number(alpha: float) -> float:
-    """A checked alpha."""
+    """Return an alpha that is a number, checked."""
     alpha = number("alpha", alpha)
     if not 1 <= alpha < math.inf:  # a tracer follows comparisons alone
         raise ValueError(f"alpha must be finite and at least 1, got {alpha:g}")
@@ -110,15 +110,15 @@ def alpha_number(alpha: float) -> float:
 
 
 def alpha_rows(alpha: Alpha, rows: Rows, ndim: int) -> Alpha:
-    """Alpha as a checked float, or as a tensor [rows, 1]; `ndim` is the number of dimensions of the scores."""
+    """Return alpha as a checked float, or as a tensor [rows, 1]; `ndim` is the number of dimensions of the scores."""
     return alpha_along(alpha, rows.scores, rows.shape, rows.dim, ndim)
 
 
 def alpha_along(alpha: Alpha, scores: Tensor, shape: Sequence[int], dim: int, ndim: int) -> Alpha:
-    """The same for scores of a shape with `dim` moved last."""
+    """Return alpha as :func:`alpha_rows` does, for scores whose shape with `dim` moved last is `shape`."""
     if not isinstance(alpha, Tensor):
         return alpha_number(alpha)
-    given = alpha
+    argument = alpha
     check_floating(alpha, "alpha")
     one_number = alpha.numel() == 1 and alpha.dim() <= ndim
     if one_number and not (alpha.requires_grad or forward_mode() or traced() or without_numbers(alpha)):
@@ -135,7 +135,7 @@ def alpha_along(alpha: Alpha, scores: Tensor, shape: Sequence[int], dim: int, nd
     if alpha.shape[-1] != 1:
         raise ValueError(
             f"alpha must have size 1 along dim {dim} of the scores: one alpha a row, got size {alpha.shape[-1]}"
-            + _layout_of(given, shape, dim % ndim)
+            + _layout_of(argument, shape, dim % ndim)
         )
     try:
         alpha = alpha.expand(*shape[:-1], 1)

@@ -9,7 +9,7 @@ Alpha = float | Tensor
 
 
 def extremes(alpha: Tensor) -> tuple[float, float]:
-    """The least and the largest, NaN if there is one; from a GPU in one transfer."""
+    """Return the least and the largest, NaN if there is one; from a GPU in one transfer."""
     both = alpha.detach().aminmax()
     least, most = torch.stack(both).tolist() if alpha.is_cuda else (x.item() for x in both)
     return least, most
@@ -20,5 +20,5 @@ def check_alpha(alpha: Alpha) -> None:
     if isinstance(alpha, Tensor):
         least, most = extremes(alpha) if alpha.numel() else (1.0, 1.0)
         if not (least >= 1 and most < torch.inf):
-            wrong = ~((alpha >= 1) & (alpha < torch.inf))
-            raise ValueError(f"alpha must be finite and at least 1, got a tensor with {alpha[wrong][0].item():g}")
+            invalid = ~((alpha >= 1) & (alpha < torch.inf))
+            raise ValueError(f"alpha must be finite and at least 1, got a tensor with {alpha[invalid][0].item():g}")

@@ -75,19 +75,19 @@ def triton_kernels() -> ModuleType:
 
 @functools.cache
 def triton_status() -> tuple[bool, str]:
-    """Whether Triton's kernels can compute here, and why or why not; this imports Triton."""
+    """Tell whether Triton's kernels can compute here, and why or why not; this imports Triton."""
     able, reason = triton_kernels().available()
     return bool(able), str(reason)
 
 
 def wanted() -> str:
-    """The backend asked for: by the innermost `backend` block, else by the environment, else `auto`."""
+    """Return the backend asked for: by the innermost `backend` block, else by the environment, else `auto`."""
     name = _wanted.get()
     return name if name is not None else _checked(os.environ.get(VARIABLE) or "auto", VARIABLE)
 
 
 def explain() -> str:
-    """Which backend computes tensors on the CPU, and why, in one line."""
+    """Tell which backend computes tensors on the CPU, and why, in one line."""
     name, status = wanted(), cpu.status()
     if name == "eager":
         return "eager (asked for)"
@@ -109,7 +109,7 @@ def explain_gpu() -> str:
 
 
 def kernels(x: Tensor, alpha: Alpha) -> ModuleType | None:
-    """The kernels that compute this, or None: PyTorch's operations. No alpha that they do needs another check.
+    """Return the kernels that compute this, or None: PyTorch's operations. No alpha that they do needs another check.
 
     None where a dispatch mode is active, which would not see them called: there they are called by an operator.
     """
@@ -130,7 +130,7 @@ def kernels(x: Tensor, alpha: Alpha) -> ModuleType | None:
 
 
 def compiled(alpha: Alpha, *tensors: Tensor) -> bool:
-    """Whether the compiled CPU kernels compute these; no alpha that they do needs another check."""
+    """Tell whether the compiled CPU kernels compute these; an alpha that they accept needs no other check."""
     return not modes_active() and all(x.device.type == "cpu" for x in tensors) and _compiled(alpha, tensors, wanted())
 
 

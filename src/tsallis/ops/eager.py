@@ -29,7 +29,7 @@ SERIES_TERMS = {torch.float64: 15, torch.float32: 9}
 
 
 class Packed(NamedTuple):
-    """Where the candidates of compacted rows lie: the rest of each row has probability zero."""
+    """The positions of the candidates of compacted rows: the rest of each row has probability zero."""
 
     position: Tensor  # [n] flat positions in [rows, d]
     slot: Tensor  # [n] flat positions in the table [rows, width]
@@ -47,7 +47,7 @@ class Packed(NamedTuple):
 
 
 def entmax(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Packed | None]:
-    """Probabilities [rows, d], and where the candidates lie if the rows were compacted."""
+    """Return probabilities [rows, d], and where the candidates lie if the rows were compacted."""
     if isinstance(alpha, float) and alpha == 1.0:
         return torch.softmax(scores, -1).masked_fill_(scores.amax(-1, keepdim=True) == -torch.inf, 0), None
     if scores.dtype == torch.float32 and _steep(alpha):
@@ -63,7 +63,7 @@ def entmax(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Packed | None]:
 
 
 def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor, Packed | None]:
-    """Fenchel-Young loss of each row against a class [rows] (negative: none), and the probabilities.
+    """Compute the Fenchel-Young loss of each row against a class [rows] (negative: none), and the probabilities.
 
     Where the rows were compacted the probabilities are the table [rows, width] that `Packed` places; a row with a NaN
     is all NaN in it.
@@ -92,7 +92,7 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> tuple[Tensor, T
 def pullback(
     probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, saturates: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    r"""Gradients of the scores and of alpha [rows, 1]: `s (g - delta)` and `-sum p psi (g - delta)`.
+    r"""Return gradients of the scores and of alpha [rows, 1]: `s (g - delta)` and `-sum p psi (g - delta)`.
 
     `s = p^{2-alpha}` on the support, `delta = (s.g) / sum s`. Made of differentiable operations: its own derivatives
     of every order are right. Under a budget an entry at 1 saturates: it stays there whatever its score does.
@@ -109,7 +109,7 @@ def pullback(
 
 
 def pullback_in_place(probs: Tensor, grad: Tensor, alpha: Alpha) -> Tensor:
-    """The gradient of the scores alone, for the common alphas, in fewer passes than `pullback`."""
+    """Return the gradient of the scores alone, for the common alphas, in fewer passes than `pullback`."""
     if isinstance(alpha, float) and alpha == 1.0:
         weighted = probs * grad
         return weighted.addcmul_(probs, weighted.sum(-1, keepdim=True), value=-1)
@@ -123,7 +123,7 @@ def pullback_in_place(probs: Tensor, grad: Tensor, alpha: Alpha) -> Tensor:
 def pushforward(
     probs: Tensor, tangent: Tensor | None, alpha: Alpha, alpha_tangent: Tensor | None, saturates: bool = False
 ) -> Tensor:
-    """The derivative of the probabilities along a tangent of the scores and one of alpha [rows, 1]."""
+    """Return the derivative of the probabilities along a tangent of the scores and one of alpha [rows, 1]."""
     inside = _interior(probs, saturates)
     s = slope(probs, inside, alpha)
     total = s.sum(-1, keepdim=True)
@@ -138,7 +138,7 @@ def pushforward(
 
 
 def _interior(probs: Tensor, saturates: bool) -> Tensor:
-    """Where probabilities move with their scores; NaN counts, so that it reaches the gradients."""
+    """Return a mask of the probabilities that move with their scores; NaN is among them, to reach the gradients."""
     return (probs != 0) & (probs != 1) if saturates else probs != 0
 
 
@@ -156,15 +156,15 @@ def curvature(probs: Tensor, inside: Tensor, alpha: Alpha) -> Tensor:
     eps = alpha - 1
     log_p = torch.where(inside, probs, 1).log()
     x = eps * log_p
-    near = x.abs() < SERIES_BELOW
-    small = probs * log_p * log_p * _series(torch.where(near, x, 0), lambda n: (-1) ** n / math.factorial(n + 2))
+    near_zero = x.abs() < SERIES_BELOW
+    small = probs * log_p * log_p * _series(torch.where(near_zero, x, 0), lambda n: (-1) ** n / math.factorial(n + 2))
     # p phi(x) written with p e^-x = p^{2-alpha}, which doesn't overflow where p is tiny.
-    large = (torch.exp(torch.where(near, 0, log_p - x)) - probs + probs * x) / torch.where(near, 1, eps * eps)
-    return torch.where(inside, torch.where(near, small, large), 0)
+    large = (torch.exp(torch.where(near_zero, 0, log_p - x)) - probs + probs * x) / torch.where(near_zero, 1, eps * eps)
+    return torch.where(inside, torch.where(near_zero, small, large), 0)
 
 
 def entropy(probs: Tensor, alpha: Alpha) -> Tensor:
-    r"""Tsallis entropy [rows, 1], without a singularity at alpha = 1.
+    r"""Compute Tsallis entropy [rows, 1], without a singularity at alpha = 1.
 
     `-(1/alpha) sum p log(p) (e^x - 1)/x` with `x = eps log p`.
     """
@@ -178,16 +178,16 @@ def entropy_alpha_gradient(probs: Tensor, alpha: Alpha) -> Tensor:
     inside = probs != 0
     log_p = torch.where(inside, probs, 1).log()
     x = (alpha - 1) * log_p
-    near = x.abs() < SERIES_BELOW
-    far = torch.where(near, 1, x)
+    near_zero = x.abs() < SERIES_BELOW
+    far = torch.where(near_zero, 1, x)
     # ((x-1) e^x + 1) / x^2, the derivative of (e^x - 1)/x
-    rise = torch.where(
-        near,
-        _series(torch.where(near, x, 0), lambda n: (n + 1) / math.factorial(n + 2)),
+    derivative = torch.where(
+        near_zero,
+        _series(torch.where(near_zero, x, 0), lambda n: (n + 1) / math.factorial(n + 2)),
         (far * far.exp() - torch.expm1(far)) / (far * far),
     )
     first = (probs * log_p * _expm1_over(x)).sum(-1, keepdim=True)
-    second = (probs * log_p * log_p * rise).sum(-1, keepdim=True)
+    second = (probs * log_p * log_p * derivative).sum(-1, keepdim=True)
     return first / (alpha * alpha) - second / alpha
 
 
@@ -298,7 +298,7 @@ def _exactly_softmax_at_one(probs: Tensor, scores: Tensor, alpha: Alpha) -> Tens
 
 
 def _solve(values: Tensor, alpha: Alpha, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Probabilities of scores whose maximum is 0, and the threshold c [rows, 1]. Rows of -inf give zeros.
+    """Return probabilities of scores whose maximum is 0, and the threshold c [rows, 1]. Rows of -inf give zeros.
 
     `start` is a lower bound of c, if one is known.
     """
@@ -317,7 +317,7 @@ def _solve(values: Tensor, alpha: Alpha, start: Tensor | None = None) -> tuple[T
 
 
 def _tolerance(values: Tensor, quadratic: bool) -> float:
-    """How far a row's sum may be from 1 before the last Newton step; the step squares it where all is smooth."""
+    """Return how far a row's sum may be from 1 before the last Newton step, which squares it where all is smooth."""
     eps = torch.finfo(values.dtype).eps
     return math.sqrt(eps) / 4 if quadratic else 8 * eps
 
@@ -429,8 +429,8 @@ def _series(x: Tensor, coefficient: object) -> Tensor:
 
 def _expm1_over(x: Tensor) -> Tensor:
     """`(e^x - 1) / x`, 1 at 0, differentiable there."""
-    near = x.abs() < SERIES_BELOW
-    far = torch.where(near, 1, x)
+    near_zero = x.abs() < SERIES_BELOW
+    far = torch.where(near_zero, 1, x)
     return torch.where(
-        near, _series(torch.where(near, x, 0), lambda n: 1 / math.factorial(n + 1)), torch.expm1(far) / far
+        near_zero, _series(torch.where(near_zero, x, 0), lambda n: 1 / math.factorial(n + 1)), torch.expm1(far) / far
     )

@@ -29,12 +29,12 @@ def exp_alpha(u: Tensor, alpha: Tensor) -> Tensor:
     u = torch.where(inside, u, torch.zeros_like(u))
     x = eps * u
     # log1p(x)/eps = u * (log1p(x)/x), and log1p(x)/x has a removable singularity at 0: its Taylor series near it.
-    near = x.abs() < 1e-2
-    far = torch.where(near, torch.ones_like(x), x)
+    near_zero = x.abs() < 1e-2
+    far = torch.where(near_zero, torch.ones_like(x), x)
     series = torch.zeros_like(x)
     for n in range(12, -1, -1):
-        series = series * torch.where(near, x, torch.zeros_like(x)) + (-1.0) ** n / (n + 1)
-    ratio = torch.where(near, series, torch.log1p(far) / far)
+        series = series * torch.where(near_zero, x, torch.zeros_like(x)) + (-1.0) ** n / (n + 1)
+    ratio = torch.where(near_zero, series, torch.log1p(far) / far)
     return torch.where(inside, torch.exp(u * ratio), torch.zeros_like(u))
 
 
@@ -44,10 +44,10 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
     -inf takes no part; a row with nothing left is all zeros.
     """
     scores, alpha = _columns(scores, alpha)
-    live = scores > -torch.inf
-    empty = ~live.any(-1, keepdim=True)
-    z = torch.where(live, scores, torch.zeros_like(scores))
-    top = torch.where(live, scores, -torch.inf).amax(-1, keepdim=True).detach()
+    active = scores > -torch.inf
+    empty = ~active.any(-1, keepdim=True)
+    z = torch.where(active, scores, torch.zeros_like(scores))
+    top = torch.where(active, scores, -torch.inf).amax(-1, keepdim=True).detach()
     z = z - torch.where(empty, torch.zeros_like(top), top)
 
     # The unknown is y = -log(largest probability): thresholds of large alphas differ only beyond float64's digits.
@@ -57,12 +57,12 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
     def probabilities(y: Tensor) -> Tensor:
         e = torch.where(steep, eps, torch.ones_like(eps))
         u = torch.exp(-e * y) + e * z
-        inside = live & (u > 0)
+        inside = active & (u > 0)
         power = torch.where(inside, torch.where(inside, u, torch.ones_like(u)) ** (1 / e), torch.zeros_like(z))
         small = torch.where(steep, torch.ones_like(eps), eps)
         ratio = -torch.expm1(-small * y) / torch.where(small == 0, torch.ones_like(small), small)
         c = torch.where(small.abs() < 1e-9, y, ratio)
-        return torch.where(steep, power, torch.where(live, exp_alpha(z - c, alpha), torch.zeros_like(z)))
+        return torch.where(steep, power, torch.where(active, exp_alpha(z - c, alpha), torch.zeros_like(z)))
 
     with torch.no_grad():
         low = torch.zeros_like(alpha)
@@ -96,7 +96,7 @@ def tsallis_entropy(probs: Tensor, alpha: float | Tensor) -> Tensor:
 
 
 def entmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
-    r"""The Fenchel-Young loss `(p - y).z + H(p) - H(y)` of each row; `target` holds classes or probabilities."""
+    r"""Return the Fenchel-Young loss `(p - y).z + H(p) - H(y)` of each row; `target` holds classes or probabilities."""
     scores, alpha = _columns(scores, alpha)
     if not target.is_floating_point():
         target = torch.nn.functional.one_hot(target, scores.shape[-1])

@@ -1,4 +1,4 @@
-"""What PyTorch does with an operation besides running it: compile, record, transform, batch or differentiate it.
+"""The ways PyTorch follows an operation besides running it: compile, record, transform, batch or differentiate it.
 
 Kernels are called by pointer. Whoever follows PyTorch's operations (a compiler, a dispatch mode, a transformation of
 `torch.func`) does not see such a call, and must meet an operator or PyTorch's own operations instead.
@@ -131,6 +131,6 @@ def recomputed_gradients(
     with torch.enable_grad():
         views = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]
         result = compute(*views)
-    wanted = [view for view, needed in zip(views, needs, strict=True) if needed]
-    gradients = iter(torch.autograd.grad(result, wanted, grad, create_graph=again))
-    return tuple(next(gradients) if needed else None for needed in needs)
+    targets = [view for view, need in zip(views, needs, strict=True) if need]
+    gradients = iter(torch.autograd.grad(result, targets, grad, create_graph=again))
+    return tuple(next(gradients) if need else None for need in needs)

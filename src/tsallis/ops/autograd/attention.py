@@ -26,7 +26,7 @@ CAUSAL_ROWS = 128  # and at most so many where the keys behind them are skipped
 
 
 class Problem(NamedTuple):
-    """What is not a tensor."""
+    """The options of one attention call that are not differentiable inputs."""
 
     scale: float
     causal: bool
@@ -75,13 +75,13 @@ def tiles(shape: Shape, problem: Problem) -> Iterator[list[Tile]]:
     assert not isinstance(problem.lengths, Tensor)
     for b0 in range(0, batch, elements):
         b1 = min(b0 + elements, batch)
-        live = keys if problem.lengths is None else max(problem.lengths[b0:b1])
-        if live == 0:  # zeros, and zero gradients
+        extent = keys if problem.lengths is None else max(problem.lengths[b0:b1])
+        if extent == 0:  # zeros, and zero gradients
             continue
         for h0 in range(0, heads, some):
             h1 = min(h0 + some, heads)
             starts = [(i0, min(i0 + rows, queries)) for i0 in range(0, queries, rows)]
-            yield [Tile(b0, b1, h0, h1, i0, i1, min(live, i1) if problem.causal else live) for i0, i1 in starts]
+            yield [Tile(b0, b1, h0, h1, i0, i1, min(extent, i1) if problem.causal else extent) for i0, i1 in starts]
 
 
 class Attention(Function):
@@ -144,31 +144,33 @@ class Attention(Function):
 
 
 class Compiled(Function):
-    """The same by the compiled kernels."""
+    """Attention with sparse weights by the compiled CPU kernels, differentiable."""
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
     ) -> tuple[Tensor, Tensor]:
         learns = any(ctx.needs_input_grad[:5])
-        out, kept = compiled.attend(_given(query, key, value, alpha, mask, problem), learns)
+        out, saved = compiled.attend(_given(query, key, value, alpha, mask, problem), learns)
         ctx.problem, ctx.alpha = problem, alpha if isinstance(alpha, float) else None
-        ctx.mark_non_differentiable(kept.counts)
+        ctx.mark_non_differentiable(saved.counts)
         ctx.set_materialize_grads(False)
         if learns:
-            ctx.save_for_backward(query, key, value, mask, alpha if isinstance(alpha, Tensor) else None, *kept)
-        return out, kept.counts
+            ctx.save_for_backward(query, key, value, mask, alpha if isinstance(alpha, Tensor) else None, *saved)
+        return out, saved.counts
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: Any = None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return None, None, None, None, None, None
-        query, key, value, mask, alphas, *kept = ctx.saved_tensors
+        query, key, value, mask, alphas, *saved = ctx.saved_tensors
         alpha = ctx.alpha if alphas is None else alphas
         if differentiable(grad):
             return *differentiable_backward(ctx, (query, key, value, alpha, mask), grad), None
-        given = _given(query, key, value, alpha, mask, ctx.problem)
-        dq, dk, dv, da, dm = compiled.attention_gradient(given, compiled.Kept(*kept), grad, *ctx.needs_input_grad[3:5])
+        arguments = _given(query, key, value, alpha, mask, ctx.problem)
+        dq, dk, dv, da, dm = compiled.attention_gradient(
+            arguments, compiled.Kept(*saved), grad, *ctx.needs_input_grad[3:5]
+        )
         if da is not None:
             da = da.sum(-1).sum_to_size(alphas.shape)
         return dq, dk, dv, da, dm, None
@@ -208,9 +210,9 @@ class _Work:
             most = max(tile.keys for tile in shared)
             k, v = (self._padded(x[b0:b1, h0:h1, :most], b0).flatten(0, 1) for x in (self.key, self.value))
             for tile in shared:
-                seen = tile.keys
+                keys = tile.keys
                 rows = self.shape.group * (tile.i1 - tile.i0)
-                yield number, tile, k[:, :seen], v[:, :seen], self._buffer("scores", (len(k), rows, seen))
+                yield number, tile, k[:, :keys], v[:, :keys], self._buffer("scores", (len(k), rows, keys))
                 number += 1
 
     def _padded(self, x: Tensor, b0: int) -> Tensor:
@@ -218,8 +220,8 @@ class _Work:
         lengths = self.problem.lengths
         if lengths is None or all(int(n) >= x.shape[2] for n in lengths[b0 : b0 + len(x)]):
             return x
-        live = live_keys(lengths[b0 : b0 + len(x)], x.shape[2], x.device)
-        return torch.where(live.unsqueeze(-1), x, 0)
+        active = live_keys(lengths[b0 : b0 + len(x)], x.shape[2], x.device)
+        return torch.where(active.unsqueeze(-1), x, 0)
 
     def _buffer(self, name: str, shape: tuple[int, int, int]) -> Tensor:
         size = shape[0] * shape[1] * shape[2]
@@ -229,8 +231,8 @@ class _Work:
 
     def second(self, like: Tensor) -> Tensor:
         """More memory of a tile's size."""
-        n, rows, seen = like.shape
-        return self._buffer("second", (n, rows, seen))
+        n, rows, keys = like.shape
+        return self._buffer("second", (n, rows, keys))
 
     def _span(self, x: Tensor, tile: Tile) -> Tensor:
         """A tile's part of what there is for each query [batch, heads * group, queries, ...]."""
@@ -238,7 +240,7 @@ class _Work:
         return x[tile.b0 : tile.b1, tile.h0 * group : tile.h1 * group, tile.i0 : tile.i1]
 
     def rows(self, x: Tensor, tile: Tile) -> Tensor:
-        """The same as [heads, group * rows, size]: what a key head is read by comes as rows of one matrix."""
+        """Return a tile's part as [heads, group * rows, size]: queries that share a key head are rows of one matrix."""
         part = self._span(x, tile)
         return part.reshape((tile.b1 - tile.b0) * (tile.h1 - tile.h0), -1, x.shape[-1])
 
@@ -247,7 +249,7 @@ class _Work:
         part.copy_(values.reshape(part.shape))
 
     def add(self, x: Tensor, tile: Tile, values: Tensor) -> None:
-        """Gradients of a tile's keys or values [heads, keys, size] into those of all."""
+        """Add gradients of a tile's keys or values [heads, keys, size] to those of all."""
         part = x[tile.b0 : tile.b1, tile.h0 : tile.h1, : tile.keys]
         part += values.view(part.shape)
 
@@ -279,7 +281,7 @@ class _Work:
         return mask
 
     def add_mask(self, total: Tensor, tile: Tile, values: Tensor) -> None:
-        """Gradients of a tile's scores into those of the mask that was added to them."""
+        """Add gradients of a tile's scores to those of the mask that was added to them."""
         part = self._mask(total, tile)
         shape = (tile.b1 - tile.b0, (tile.h1 - tile.h0) * self.shape.group, tile.i1 - tile.i0, tile.keys)
         part += values.view(shape).sum_to_size(part.shape)
@@ -291,13 +293,13 @@ class _Work:
         return some.unsqueeze(-1).expand(-1, -1, tile.i1 - tile.i0).reshape(-1, 1).contiguous()
 
     def solve(self, scores: Tensor, tile: Tile) -> Tensor:
-        """Scores become weights, in place."""
+        """Turn scores into weights, in place."""
         flat = scores.view(-1, scores.shape[-1])
         flat.copy_(eager.entmax(flat, self._alphas(tile))[0])
         return scores
 
     def pull(self, weights: Tensor, grad: Tensor, tile: Tile, need_alpha: bool) -> tuple[Tensor, Tensor | None]:
-        """Gradients of the scores, and of alpha [rows, 1]."""
+        """Return gradients of the scores, and of alpha [rows, 1]."""
         p, g = (x.view(-1, x.shape[-1]) for x in (weights, grad))
         ds, slope = eager.pullback(p, g, self._alphas(tile), need_alpha, False)
         return ds.view(weights.shape), slope
@@ -322,22 +324,24 @@ def later_keys(queries: int, keys: int, device: torch.device) -> Tensor:
 
 def _drop(weights: Tensor, problem: Problem, number: int, out: Tensor) -> Tensor:
     """A tile's weights, some of them zero and the others larger to make up for it; `out` may be the weights."""
-    stays = 1 - problem.dropout
-    if stays == 0:
+    keep_prob = 1 - problem.dropout
+    if keep_prob == 0:
         return out.zero_()
     generator = torch.Generator(weights.device).manual_seed(problem.seed + number)
-    return torch.mul(weights, torch.empty_like(weights).bernoulli_(stays, generator=generator).div_(stays), out=out)
+    return torch.mul(
+        weights, torch.empty_like(weights).bernoulli_(keep_prob, generator=generator).div_(keep_prob), out=out
+    )
 
 
 def materialised(
     query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
 ) -> tuple[Tensor, Tensor]:
-    """The same output, and all weights [batch, query heads, queries, keys], by what PyTorch differentiates."""
+    """Compute the output and all weights [batch, query heads, queries, keys] by operations PyTorch differentiates."""
     batch, heads, queries, _ = query.shape
     group, keys = heads // key.shape[1], key.shape[2]
-    live = None if problem.lengths is None else live_keys(problem.lengths, keys, query.device)
-    if live is not None:  # whatever lies behind, infinity times 0 is NaN
-        key, value = (torch.where(live.unsqueeze(-1), x, 0) for x in (key, value))
+    active = None if problem.lengths is None else live_keys(problem.lengths, keys, query.device)
+    if active is not None:  # whatever lies behind, infinity times 0 is NaN
+        key, value = (torch.where(active.unsqueeze(-1), x, 0) for x in (key, value))
     # Queries that share a key head are rows of one matrix; [batch, heads, group * queries, size] before and after.
     scores = query.reshape(batch, key.shape[1], group * queries, -1) @ key.transpose(-1, -2) * problem.scale
     scores = scores.reshape(batch, heads, queries, keys)
@@ -345,8 +349,8 @@ def materialised(
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     if problem.causal:
         scores = scores.masked_fill(later_keys(queries, keys, query.device), -torch.inf)
-    if live is not None:
-        scores = scores.masked_fill(~live.unsqueeze(1), -torch.inf)
+    if active is not None:
+        scores = scores.masked_fill(~active.unsqueeze(1), -torch.inf)
     if isinstance(alpha, Tensor):
         alpha = alpha.expand(batch, heads).unsqueeze(-1).expand(-1, -1, queries).reshape(-1, 1)
     weights = autograd.entmax(scores.reshape(-1, keys), alpha).view(batch, heads, queries, keys)
@@ -360,14 +364,14 @@ def materialised(
 
 
 def _factors(like: Tensor, shape: Shape, problem: Problem) -> Tensor:
-    """What dropout multiplies all weights with: one seed drops the same ones on both ways."""
+    """Return dropout's factors for all weights: a seed drops the same ones with and without kernels."""
     if problem.kernels:
         ones = torch.ones_like(like, memory_format=torch.contiguous_format)
         return cpu.drop(ones, 1 - problem.dropout, problem.seed, ones, shape.keys)
     factors, number = torch.zeros_like(like), 0
     for shared in tiles(shape, problem):
-        for b0, b1, h0, h1, i0, i1, seen in shared:
-            part = factors[b0:b1, h0 * shape.group : h1 * shape.group, i0:i1, :seen]
+        for b0, b1, h0, h1, i0, i1, keys in shared:
+            part = factors[b0:b1, h0 * shape.group : h1 * shape.group, i0:i1, :keys]
             ones = like.new_ones(part.shape)
             part.copy_(_drop(ones, problem, number, ones))
             number += 1

@@ -24,7 +24,7 @@ Found = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 class Asked(NamedTuple):
-    """As `GIVEN` names them."""
+    """The arguments of the attention operators, in the order of `GIVEN`."""
 
     query: Tensor
     key: Tensor
@@ -45,7 +45,7 @@ class Asked(NamedTuple):
 def traced_attention(
     query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem, learns: bool
 ) -> tuple[Tensor, Tensor]:
-    """Output, and how many keys each query attends to, for a tracer; gradients only if it `learns`."""
+    """Return the output, and how many keys each query attends to, for a tracer; gradients only if it `learns`."""
     output, support, *_ = _attention_op(*arguments(query, key, value, alpha, mask, problem), learns)
     return output, support
 
@@ -58,24 +58,24 @@ def arguments(query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Ten
 
 
 def draw_seed(dropout: float) -> Tensor:
-    """Of a pass's dropout, on the CPU."""
+    """Draw the seed of one pass's dropout, on the CPU."""
     return torch.randint(1 << 62, ()) if dropout else torch.zeros((), dtype=torch.int64)
 
 
-def _checked(asked: Asked, seed: Tensor) -> compiled.Given:
-    """What the kernels take; numbers are checked that nobody could look at before."""
-    query, key, value, alpha, keys = *asked[:3], asked.alpha, asked.key.shape[2]
+def _checked(args: Asked, seed: Tensor) -> compiled.Given:
+    """Return the kernels' arguments; check the numbers that a tracer could not look at."""
+    query, key, value, alpha, keys = *args[:3], args.alpha, args.key.shape[2]
     if not backend.compiled(alpha, query):
         raise NotImplementedError(
             "compiled attention needs the CPU's kernels and alphas from 1 to 2, "
             f"got {alpha.tolist() if isinstance(alpha, Tensor) else alpha}: use tsallis.backend('eager')"
         )
-    numbers = None if asked.lengths is None else tuple(int(n) for n in asked.lengths)
-    wrong = [n for n in numbers or () if not 0 <= n <= keys]
-    if wrong:
-        raise ValueError(f"key_lengths must lie between 0 and the {keys} keys, got {wrong[0]}")
-    setting = compiled.Setting(asked.scale, asked.causal, numbers, asked.dropout, int(seed))
-    return compiled.Given(query, key, value, alpha, asked.mask, setting)
+    numbers = None if args.lengths is None else tuple(int(n) for n in args.lengths)
+    out_of_range = [n for n in numbers or () if not 0 <= n <= keys]
+    if out_of_range:
+        raise ValueError(f"key_lengths must lie between 0 and the {keys} keys, got {out_of_range[0]}")
+    setting = compiled.Setting(args.scale, args.causal, numbers, args.dropout, int(seed))
+    return compiled.Given(query, key, value, alpha, args.mask, setting)
 
 
 @torch.library.custom_op(
@@ -83,14 +83,14 @@ def _checked(asked: Asked, seed: Tensor) -> compiled.Given:
     mutates_args=(),
     schema=f"({GIVEN}, bool learns) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-def _attention_op(*given: Any) -> Found:
-    """Output, support, what backward needs of the pass, and the seed of its dropout."""
-    *first, learns = given
-    asked = Asked(*first)
-    seed = draw_seed(asked.dropout)
-    output, kept = compiled.attend(_checked(asked, seed), learns, compiled.MOST_LISTED)
-    columns, weight = (output.new_empty(0) if x is None else x for x in (kept.columns, kept.weight))
-    return output.contiguous(), kept.counts, kept.stats, columns, weight, seed
+def _attention_op(*inputs: Any) -> Found:
+    """Return the output, support, what backward needs of the pass, and the seed of its dropout."""
+    *first, learns = inputs
+    args = Asked(*first)
+    seed = draw_seed(args.dropout)
+    output, saved = compiled.attend(_checked(args, seed), learns, compiled.MOST_LISTED)
+    columns, weight = (output.new_empty(0) if x is None else x for x in (saved.columns, saved.weight))
+    return output.contiguous(), saved.counts, saved.stats, columns, weight, seed
 
 
 @_attention_op.register_fake
@@ -113,13 +113,13 @@ def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Found:
     schema=f"({GIVEN}, Tensor counts, Tensor stats, Tensor columns, Tensor weight, Tensor seed, Tensor grad, "
     "bool need_alpha, bool need_mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-def _backward_op(*given: Any) -> tuple[Tensor, ...]:
+def _backward_op(*inputs: Any) -> tuple[Tensor, ...]:
     """Gradients; empty ones of alphas and of a mask where none are needed."""
-    *first, counts, stats, columns, weight, seed, grad, need_alpha, need_mask = given
-    asked, kept = Asked(*first), compiled.Kept(counts, stats, columns, weight)
-    *found, da, dm = compiled.attention_gradient(_checked(asked, seed), kept, grad, need_alpha, need_mask)
-    dq, dk, dv = (x.contiguous() for x in found)
-    da = dq.new_empty(0) if da is None or asked.alphas is None else da.sum(-1).sum_to_size(asked.alphas.shape)
+    *first, counts, stats, columns, weight, seed, grad, need_alpha, need_mask = inputs
+    args, saved = Asked(*first), compiled.Kept(counts, stats, columns, weight)
+    *grads, da, dm = compiled.attention_gradient(_checked(args, seed), saved, grad, need_alpha, need_mask)
+    dq, dk, dv = (x.contiguous() for x in grads)
+    da = dq.new_empty(0) if da is None or args.alphas is None else da.sum(-1).sum_to_size(args.alphas.shape)
     return dq, dk, dv, da, dq.new_empty(0) if dm is None else dm
 
 
@@ -129,8 +129,8 @@ def _(
 ) -> tuple[Tensor, ...]:
     *_, need_alpha, need_mask = rest
     dq, dk, dv = (x.new_empty(x.shape) for x in (query, key, value))
-    learned = (x if needed else None for x, needed in ((alphas, need_alpha), (mask, need_mask)))
-    return dq, dk, dv, *(query.new_empty(0 if x is None else x.shape) for x in learned)
+    parameters = (x if need else None for x, need in ((alphas, need_alpha), (mask, need_mask)))
+    return dq, dk, dv, *(query.new_empty(0 if x is None else x.shape) for x in parameters)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Found) -> None:
@@ -144,20 +144,20 @@ def _pull(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     nothing = (None,) * 5  # lengths, scale, causal, dropout, learns
     if grad is None:
         return (None,) * 6 + nothing
-    query, key, value, alphas, mask, lengths, *kept = ctx.saved_tensors
+    query, key, value, alphas, mask, lengths, *saved = ctx.saved_tensors
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         scale, causal, dropout = ctx.rest
-        seed = int(kept[-1]) if dropout else 0
+        seed = int(saved[-1]) if dropout else 0
         problem = Problem(scale, causal, lengths, threads=1, dropout=dropout, seed=seed, kernels=True)
 
         def compute(query: Tensor, key: Tensor, value: Tensor, alpha: float, alphas: Any, mask: Any) -> Tensor:
             return materialised(query, key, value, alpha if alphas is None else alphas, mask, problem)[0]
 
         return *recomputed_gradients(ctx, compute, (query, key, value, ctx.alpha, alphas, mask), grad), *nothing
-    given = (query, key, value, ctx.alpha, alphas, mask, lengths, *ctx.rest)
+    inputs = (query, key, value, ctx.alpha, alphas, mask, lengths, *ctx.rest)
     _, _, _, _, *needs = ctx.needs_input_grad[:6]  # of alphas and mask
-    dq, dk, dv, *rest = _backward_op(*given, *kept, grad, *needs)
-    return dq, dk, dv, None, *(x if needed else None for x, needed in zip(rest, needs, strict=True)), *nothing
+    dq, dk, dv, *rest = _backward_op(*inputs, *saved, grad, *needs)
+    return dq, dk, dv, None, *(x if need else None for x, need in zip(rest, needs, strict=True)), *nothing
 
 
 _attention_op.register_autograd(_pull, setup_context=_keep)

@@ -32,7 +32,7 @@ __all__ = ["Layer", "linear_loss"]
 
 
 def materialised(layer: Layer) -> Tensor:
-    """The same losses by way of all scores: what can be differentiated twice, transformed and batched."""
+    """Compute the losses from all scores, by operations that can be differentiated twice, transformed and batched."""
     scores = F.linear(layer.hidden, layer.weight, layer.bias)
     scores = scores.to(cpu.computed_in(scores.dtype))
     if layer.tau is None:
@@ -53,15 +53,15 @@ class _LinearLoss(Function):
         total: bool,
     ) -> Tensor:
         check_alpha(alpha)
-        needed = ctx.needs_input_grad
+        needs = ctx.needs_input_grad
         layer = Layer(hidden, weight, bias, target, alpha, tau).plain()
-        loss, alpha_grad, kept = losses(layer, any(needed), needed[:3] if total else None)
+        loss, alpha_grad, saved = losses(layer, any(needs), needs[:3] if total else None)
         ctx.tau, ctx.alpha = tau, None if isinstance(alpha, Tensor) else alpha
         ctx.total = total
-        if kept is not None:
-            ctx.kernels, ctx.dense, ctx.made = kept.kernels, kept.dense, kept.made
+        if saved is not None:
+            ctx.kernels, ctx.dense, ctx.made = saved.kernels, saved.dense, saved.made
             many = alpha if isinstance(alpha, Tensor) else None
-            ctx.save_for_backward(hidden, weight, bias, target, many, alpha_grad, *kept.lists)
+            ctx.save_for_backward(hidden, weight, bias, target, many, alpha_grad, *saved.lists)
         return loss.sum() if total else loss
 
     @staticmethod
@@ -78,14 +78,14 @@ class _LinearLoss(Function):
             return *recomputed_gradients(ctx, compute, layer[:5], grad), None, None
         grad = grad.expand(len(hidden))
         made, ctx.made = ctx.made, None
-        kept = Kept(ctx.kernels, Lists(*lists), ctx.dense, made)
-        dh, dw, db = gradients(layer.plain(), kept, grad, ctx.needs_input_grad[:3])
+        saved = Kept(ctx.kernels, Lists(*lists), ctx.dense, made)
+        dh, dw, db = gradients(layer.plain(), saved, grad, ctx.needs_input_grad[:3])
         da = alpha_grad * grad.unsqueeze(-1) if ctx.needs_input_grad[4] else None
         return dh, dw, db, None, da, None, None
 
 
 def linear_loss(layer: Layer, total: bool = False) -> Tensor:
-    """Losses [rows] of a layer, or their sum, differentiable in hidden, weight, bias and alpha.
+    """Return losses [rows] of a layer, or their sum, differentiable in hidden, weight, bias and alpha.
 
     A sum is more than the losses added up: every loss then is known to have the same weight in the gradients.
     """
@@ -135,9 +135,9 @@ def _(hidden: Tensor, *_: Any) -> Tensor:
 )
 def _linear_loss_backward_op(grad: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     layer = _layer(*arguments)
-    _, alpha_grad, kept = losses(layer, keep=True)
-    assert kept is not None
-    dh, dw, db = gradients(layer, kept, grad, (True, True, True))
+    _, alpha_grad, saved = losses(layer, keep=True)
+    assert saved is not None
+    dh, dw, db = gradients(layer, saved, grad, (True, True, True))
     assert dh is not None and dw is not None and db is not None
     da = grad.new_empty(0, 1) if alpha_grad is None else alpha_grad * grad.unsqueeze(-1)
     return dh, dw, db, da

@@ -32,7 +32,7 @@ Needed = tuple[bool, bool, bool]
 
 
 class Sizes(NamedTuple):
-    """How large chunks are, and which of them are kept as lists."""
+    """The sizes of chunks, and the share of non-zeros up to which one is saved as lists."""
 
     chunk: int  # scores in a buffer
     whole: int  # up to so many scores in all are one chunk, and are kept where they are dense
@@ -48,7 +48,7 @@ ONE_PASS = True  # whether alpha-ReLU tries to do without any buffer where the k
 
 
 class Layer(NamedTuple):
-    """What the loss is of: `scores = hidden @ weight.T + bias` against classes, entmax or alpha-ReLU."""
+    """A linear layer and its loss: `scores = hidden @ weight.T + bias` against classes, entmax or alpha-ReLU."""
 
     hidden: Tensor  # [rows, d]
     weight: Tensor  # [classes, d]
@@ -64,12 +64,12 @@ class Layer(NamedTuple):
         return self._replace(hidden=consecutive(self.hidden), weight=consecutive(self.weight), bias=bias, alpha=alpha)
 
     def kernels(self) -> ModuleType | None:
-        """What computes it; None: PyTorch's operations."""
+        """Return the kernels that compute the layer, None for PyTorch's operations."""
         kernels = backend.kernels(self.hidden, self.alpha)
         return kernels if kernels is backend.kernels(self.weight, 1.0) else None
 
     def rows(self, part: slice) -> Layer:
-        """The same layer for some of the rows."""
+        """Return the layer restricted to some of the rows."""
         alpha = self.alpha[part] if isinstance(self.alpha, Tensor) else self.alpha
         return self._replace(hidden=self.hidden[part], target=self.target[part], alpha=alpha)
 
@@ -80,7 +80,7 @@ class Layer(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a layer is computed: by what, and in which chunks. PyTorch's operations get those of the CPU everywhere."""
+    """The kernels and chunks that compute a layer. PyTorch's operations get the sizes of the CPU on every device."""
 
     kernels: ModuleType | None
     sizes: Sizes
@@ -89,12 +89,12 @@ class Plan(NamedTuple):
 
     @property
     def ahead(self) -> bool:
-        """Whether the next chunk's scores are on their way before this one is settled."""
+        """True if the next chunk's scores are launched before this chunk is settled."""
         return self.sizes is GPU and len(self.chunks) > 1
 
     @property
     def at_once(self) -> bool:
-        """Whether a chunk without lists makes its products in the forward pass, of a loss that is one sum."""
+        """True if, for a loss that is one sum, a chunk without lists multiplies its gradients in the forward pass."""
         return self.sizes is GPU
 
 
@@ -128,7 +128,7 @@ class Sums:
     bias: Tensor | None = None
 
     def add(self, chunk: Layer, rows: slice, dz: Tensor) -> None:
-        """What follows from the gradient of a chunk's scores."""
+        """Add to the sums the products of the gradient of a chunk's scores."""
         if self.hidden is not None:
             torch.mm(dz, chunk.weight, out=self.hidden[rows])
         if self.weight is not None:
@@ -258,16 +258,16 @@ def sums_of(layer: Layer, needed: Needed, wide: torch.dtype) -> Sums:
 
 
 def losses(layer: Layer, keep: bool, at_once: Needed | None = None) -> tuple[Tensor, Tensor | None, Kept | None]:
-    """Losses [rows], their derivatives in alpha [rows, 1] where alpha is a tensor, and what the backward needs.
+    """Return losses [rows], their derivatives in alpha [rows, 1] where alpha is a tensor, and what the backward needs.
 
     Where the loss is one sum, `at_once` says of what it needs gradients (hidden, weight, bias).
     """
     plan_ = plan(layer)
     if layer.tau is not None and ONE_PASS and hasattr(plan_.kernels, "relu_lists"):
         kernels = cast(Any, plan_.kernels)
-        found = kernels.relu_lists(*layer[:4], layer.alpha, layer.tau, plan_.sizes.share)
-        if found is not None:
-            return found[0], None, Kept(kernels, found[1], []) if keep else None
+        result = kernels.relu_lists(*layer[:4], layer.alpha, layer.tau, plan_.sizes.share)
+        if result is not None:
+            return result[0], None, Kept(kernels, result[1], []) if keep else None
     chunks = Losses(layer, plan_, keep, at_once)
     chunks.run()
     slope = torch.cat(chunks.slopes) if isinstance(layer.alpha, Tensor) else None
@@ -287,10 +287,10 @@ def _solve(chunk: Layer, scores: Tensor, kernels: ModuleType, keep: bool) -> Sol
 
     def entries(size: int) -> tuple[Tensor, Tensor]:
         offsets = F.pad(counts.cumsum(0), (1, 0))
-        known = {} if kernels is cpu else {"size": size}  # a GPU's last offset is not at hand
+        options = {} if kernels is cpu else {"size": size}  # a GPU's last offset is not at hand
         support = kernels.support if chunk.tau is None else kernels.alpha_relu_support
-        found: tuple[Tensor, Tensor] = support(scores, chunk.alpha, stats, offsets, **known)
-        return found
+        result: tuple[Tensor, Tensor] = support(scores, chunk.alpha, stats, offsets, **options)
+        return result
 
     return Solved(loss, slope, counts, stats, entries)
 
@@ -303,13 +303,13 @@ def _solve_eagerly(chunk: Layer, scores: Tensor, keep: bool) -> Solved:
         slope = torch.where((chunk.target < 0).unsqueeze(-1), 0, slope)
     if not keep:
         return Solved(loss, slope, None, None, None)
-    live = (probs != 0) & (chunk.target >= 0).unsqueeze(-1)
+    support = (probs != 0) & (chunk.target >= 0).unsqueeze(-1)
 
     def entries(_: int) -> tuple[Tensor, Tensor]:
-        row, column = live.nonzero(as_tuple=True)
+        row, column = support.nonzero(as_tuple=True)
         return column.to(torch.int32), probs[row, column]
 
-    return Solved(loss, slope, live.sum(-1), None, entries)
+    return Solved(loss, slope, support.sum(-1), None, entries)
 
 
 def _eager_probs(chunk: Layer, scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -324,7 +324,7 @@ def _eager_probs(chunk: Layer, scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gradients(layer: Layer, kept: Kept, weights: Tensor, needed: Needed) -> Gradients:
-    """Gradients of hidden, weight and bias, of losses weighted by `weights` [rows].
+    """Return gradients of hidden, weight and bias, of losses weighted by `weights` [rows].
 
     Products that were made in the forward pass are for weights that are one number: that of the first row.
     """
@@ -347,15 +347,15 @@ def gradients(layer: Layer, kept: Kept, weights: Tensor, needed: Needed) -> Grad
     return sums.hidden, sums.weight, bias
 
 
-def _listed(layer: Layer, kept: Kept) -> Tensor:
-    """Targets of the rows that have lists: without one, a row takes no part in sums over lists.
+def _listed(layer: Layer, saved: Kept) -> Tensor:
+    """Return targets of the rows that have lists: without one, a row takes no part in sums over lists.
 
     A row of entmax without support is none: no class takes part in it, or its chunk is dense.
     """
     if layer.tau is None:
-        return torch.where(kept.lists.offsets.diff() > 0, layer.target, -1)
+        return torch.where(saved.lists.offsets.diff() > 0, layer.target, -1)
     target = layer.target.clone()
-    for chunk in kept.dense:
+    for chunk in saved.dense:
         target[chunk.rows] = -1
     return target
 
@@ -369,9 +369,9 @@ def _by_row(layer: Layer, lists: Lists, weights: Tensor, target: Tensor, kernels
         return result
     counted = (target >= 0).unsqueeze(-1)
     table = layer.weight.to(lists.value.dtype)
-    found = _sparse(lists, len(table)) @ table - torch.where(counted, table[target.clamp(min=0)], 0)
-    found = torch.where(counted, found * weights.unsqueeze(-1), 0)
-    return _added(found, made.hidden, weights).to(layer.hidden.dtype)
+    grad = _sparse(lists, len(table)) @ table - torch.where(counted, table[target.clamp(min=0)], 0)
+    grad = torch.where(counted, grad * weights.unsqueeze(-1), 0)
+    return _added(grad, made.hidden, weights).to(layer.hidden.dtype)
 
 
 def _by_class(
@@ -380,9 +380,9 @@ def _by_class(
     """`dW[c] = sum_r w_r (p_rc - [y_r = c]) H[r]`, and the same sums without H for the bias; and what was made."""
     classes = len(layer.weight)
     if kernels is not None:
-        turned = kernels.transpose(lists, classes, weights, target)
+        transposed = kernels.transpose(lists, classes, weights, target)
         onto = _onto(made.weight, weights)
-        weight_grad, total = kernels.gather(turned, layer.hidden, need_total=True, **onto)
+        weight_grad, total = kernels.gather(transposed, layer.hidden, need_total=True, **onto)
         assert total is not None
         return weight_grad, _added(total, made.bias, weights)
     rows = torch.arange(len(target), device=target.device)
@@ -392,27 +392,27 @@ def _by_class(
     value = torch.cat([lists.value, lists.value.new_full((int(counted.sum()),), -1.0)]) * weights[row]
     order = column.argsort(stable=True)
     offsets = F.pad(torch.bincount(column, minlength=classes).cumsum(0), (1, 0))
-    turned = Lists(offsets, row[order].to(torch.int32), value[order])
+    transposed = Lists(offsets, row[order].to(torch.int32), value[order])
     table = layer.hidden.to(value.dtype)
-    weight_grad = _added(_sparse(turned, len(table)) @ table, made.weight, weights)
+    weight_grad = _added(_sparse(transposed, len(table)) @ table, made.weight, weights)
     total = value.new_zeros(classes).index_add_(0, column, value)
     return weight_grad.to(layer.hidden.dtype), _added(total, made.bias, weights)
 
 
 def _onto(made: Tensor | None, weights: Tensor) -> dict[str, Tensor]:
-    """What a sum over lists is added to, in its place, if there is anything."""
+    """Return the arguments by which a sum over lists is added to `made` in place, none without one."""
     return {} if made is None else {"onto": made, "factor": weights}
 
 
-def _added(found: Tensor, made: Tensor | None, weights: Tensor) -> Tensor:
-    return found if made is None else found.add_(made * weights[0])
+def _added(total: Tensor, made: Tensor | None, weights: Tensor) -> Tensor:
+    return total if made is None else total.add_(made * weights[0])
 
 
 def _sparse(lists: Lists, width: int) -> Tensor:
     rows = torch.arange(len(lists.offsets) - 1, device=lists.offsets.device)
-    place = torch.stack([rows.repeat_interleave(lists.offsets.diff()), lists.column.long()])
+    indices = torch.stack([rows.repeat_interleave(lists.offsets.diff()), lists.column.long()])
     size = (len(rows), width)
-    return torch.sparse_coo_tensor(place, lists.value, size, is_coalesced=True, check_invariants=False)
+    return torch.sparse_coo_tensor(indices, lists.value, size, is_coalesced=True, check_invariants=False)
 
 
 def score_gradient(chunk: Layer, kept: Dense, weights: Tensor, kernels: Any) -> Tensor:

@@ -44,7 +44,7 @@ def entmax_by(kernels: ModuleType, scores: Tensor, alpha: Alpha, dim: int) -> Te
 
 
 def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, kernels: ModuleType | None = None) -> Tensor:
-    """Fenchel-Young loss [rows] against classes [rows]; a negative class has loss 0 and no gradient.
+    """Compute the Fenchel-Young loss [rows] against classes [rows]; a negative class has loss 0 and no gradient.
 
     By kernels that were found for these scores, whose targets then were looked at, or by those that are found here.
     """
@@ -55,7 +55,7 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, kernels: ModuleTyp
 
 
 def split(alpha: Alpha) -> tuple[float, Tensor | None]:
-    """Alpha as an operator takes it: a number that counts where there is no tensor."""
+    """Return alpha as an operator takes it: a number that counts where there is no tensor."""
     return (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
 
 
@@ -69,15 +69,15 @@ def _check_target(target: Tensor, classes: int) -> None:
 
 
 def _leading(x: Tensor, dim: int | None, batch: int) -> Tensor:
-    """The vmapped dimension first and merged with the rows: [batch * rows, ...]."""
+    """Return the vmapped dimension first and merged with the rows: [batch * rows, ...]."""
     x = x.expand(batch, *x.shape) if dim is None else x.movedim(dim, 0)
     return x.reshape(-1, *x.shape[2:])
 
 
-def _save(ctx: Any, alpha: Alpha, *kept: Tensor | None) -> None:
+def _save(ctx: Any, alpha: Alpha, *tensors: Tensor | None) -> None:
     """Keep tensors for both modes; alpha among them if it is one."""
     ctx.alpha = None if isinstance(alpha, Tensor) else alpha
-    every = (alpha if isinstance(alpha, Tensor) else None, *kept)
+    every = (alpha if isinstance(alpha, Tensor) else None, *tensors)
     ctx.save_for_backward(*every)
     ctx.save_for_forward(*every)
     ctx.set_materialize_grads(False)
@@ -85,8 +85,8 @@ def _save(ctx: Any, alpha: Alpha, *kept: Tensor | None) -> None:
 
 def _saved(ctx: Any) -> tuple[Any, ...]:
     """Alpha, and the tensors that were kept with it."""
-    alpha, *kept = ctx.saved_tensors
-    return (ctx.alpha if alpha is None else alpha, *kept)
+    alpha, *tensors = ctx.saved_tensors
+    return (ctx.alpha if alpha is None else alpha, *tensors)
 
 
 def _flat(alpha: Alpha) -> Alpha:
@@ -99,7 +99,7 @@ def _mark(kernels: ModuleType) -> int:
 
 
 def _marked(width: int) -> ModuleType:
-    """The kernels that computed what has such a width."""
+    """Return the kernels that computed what has such a width."""
     return cpu if width == COMPILED else backend.triton_kernels()
 
 
@@ -171,7 +171,7 @@ class _Map(Function):
 
 
 class _DirectMap(Function):
-    """The same without `torch.func`: PyTorch then binds the arguments by itself, several times as fast."""
+    """The map without `torch.func`: PyTorch then binds the arguments by itself, several times as fast."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor | None, Tensor | None, int]:
@@ -344,7 +344,7 @@ def _counted(scores: Tensor, target: Tensor) -> Tensor:
 def _loss_pullback(
     scores: Tensor, target: Tensor, alpha: Alpha, grad: Tensor, need_alpha: bool, probs: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of the scores [rows, d] and of alpha [rows, 1], themselves differentiable."""
+    """Return gradients of the scores [rows, d] and of alpha [rows, 1], themselves differentiable."""
     probs = entmax(scores, alpha) if probs is None else probs
     counted = ((target >= 0) & (scores.detach().amax(-1) != -torch.inf)).unsqueeze(-1)
     gold = torch.zeros_like(probs).scatter(-1, target.clamp(min=0).unsqueeze(-1), 1.0)
@@ -437,7 +437,7 @@ def _keep_loss(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor])
 
 
 def _pull_loss(ctx: Any, grad: Tensor | None, of_probs: Tensor | None) -> tuple[Tensor | None, None, None, Any]:
-    """Gradients from that of the losses, and, for derivatives of a second order, that of the probabilities."""
+    """Return gradients from that of the losses, and, for derivatives of a second order, that of the probabilities."""
     scores, target, probs = ctx.saved_tensors[:3]
     alpha = ctx.saved_tensors[3] if ctx.many else ctx.alpha
     need_alpha = ctx.needs_input_grad[3]

@@ -33,7 +33,7 @@ STORAGE = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16:
 
 
 class Status(NamedTuple):
-    """Whether the kernels can be used, and why not, or which they are."""
+    """The state of the compiled kernels: usable or not, the reason, and which build is loaded."""
 
     available: bool
     reason: str
@@ -43,7 +43,7 @@ class Status(NamedTuple):
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of what is kept for each row: float64 for float64, float32 for all others."""
+    """Return the dtype of what is kept for each row: float64 for float64, float32 for all others."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -110,7 +110,7 @@ def _share_threads(library: Any) -> str:
 
 
 def status() -> Status:
-    """Whether the compiled kernels are in use here, and why."""
+    """Tell whether the compiled kernels are in use here, and why."""
     return _load()[1]
 
 
@@ -120,12 +120,12 @@ def use_instructions(name: str) -> bool:
 
 
 def instructions() -> str:
-    """The instruction set in use."""
+    """Return the instruction set in use."""
     return str(_load()[0].tsallis_isa().decode())
 
 
 def _layout(x: Tensor, alpha: Alpha, dim: int = -1) -> Layout:
-    """Rows along the last dimension, or along `dim` from 0; alphas [rows, 1] in the dtype of the computation."""
+    """Return rows along the last dimension, or along `dim` from 0; alphas [rows, 1] in the dtype of the computation."""
     d = x.shape[dim]
     inner = 1 if dim == -1 else math.prod(x.shape[dim + 1 :])
     number, pointer = (alpha, None) if isinstance(alpha, float) else (0.0, alpha.data_ptr())
@@ -138,7 +138,7 @@ def run(name: str, *fields: Any) -> None:
 
 
 def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
-    """Probabilities along the last dimension, or along `dim` from 0; alpha a float or [rows, 1], from 1 to 2."""
+    """Return probabilities along the last dimension, or along `dim` from 0; alpha a float or [rows, 1], from 1 to 2."""
     probs = torch.empty_like(scores)
     run("map", _layout(scores, alpha, dim), scores.data_ptr(), probs.data_ptr())
     return probs
@@ -147,7 +147,7 @@ def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
 def entmax_gradient(
     probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, dim: int = -1
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of the scores, and of alpha [rows, 1]."""
+    """Return gradients of the scores, and of alpha [rows, 1]."""
     scores_grad = torch.empty_like(probs)
     layout = _layout(probs, alpha, dim)
     alpha_grad = torch.empty(layout.rows, 1, dtype=computed_in(probs.dtype)) if need_alpha else None
@@ -165,7 +165,7 @@ def entmax_gradient(
 def entmax_loss(
     scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, listed: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Losses [rows] against classes [rows] (negative: none), statistics [rows, STATS], and dL/d alpha [rows, 1].
+    """Return losses [rows] against classes [rows] (negative: none), statistics [rows, STATS], and dL/d alpha [rows, 1].
 
     `listed`: the statistics may hold small supports too, for :func:`entmax_loss_gradient` to read them, not the scores.
     """
@@ -196,14 +196,14 @@ def _support_width(scores: Tensor) -> int:
 def entmax_loss_gradient(
     scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None
 ) -> Tensor:
-    """The gradient of the scores, (p - e_y) times the gradient [rows] of each loss; `out` may be the scores."""
+    """Return the gradient of the scores, (p - e_y) times the gradient [rows] of each loss; `out` may be the scores."""
     return _loss_gradient(scores, target, alpha, stats, grad, out, relu=False)
 
 
 def alpha_relu_loss_gradient(
     scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None
 ) -> Tensor:
-    """The same of :func:`alpha_relu_loss`, whose probabilities may be beyond 1."""
+    """Return the gradient of the scores of :func:`alpha_relu_loss`, whose probabilities may exceed 1."""
     return _loss_gradient(scores, target, alpha, stats, grad, out, relu=True)
 
 
@@ -226,7 +226,7 @@ def _loss_gradient(
 
 
 def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, Tensor]:
-    """Losses [rows] of alpha-ReLU with a constant threshold, and statistics [rows, STATS] as those of entmax."""
+    """Return losses [rows] of alpha-ReLU with a constant threshold, and statistics [rows, STATS] as those of entmax."""
     wide = computed_in(scores.dtype)
     loss, stats = torch.empty(len(scores), dtype=wide), torch.empty(len(scores), STATS, dtype=wide)
     run(
@@ -242,12 +242,12 @@ def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) ->
 
 
 def support(scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """Classes (int32) and probabilities of each row's support, row r's from offsets[r] to offsets[r + 1]."""
+    """Return classes (int32) and probabilities of each row's support, row r's from offsets[r] to offsets[r + 1]."""
     return _support(scores, alpha, stats, offsets, relu=False)
 
 
 def alpha_relu_support(scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of :func:`alpha_relu_loss`."""
+    """Return :func:`support` for the values of :func:`alpha_relu_loss`."""
     return _support(scores, alpha, stats, offsets, relu=True)
 
 
@@ -280,9 +280,9 @@ def transpose(lists: Lists, classes: int, weight: Tensor, target: Tensor) -> Lis
 
     Rows with a negative target are left out.
     """
-    kept = int((target >= 0).sum())
+    count = int((target >= 0).sum())
     offsets = torch.empty(classes + 1, dtype=torch.long)
-    index = torch.empty(len(lists.column) + kept, dtype=torch.int32)
+    index = torch.empty(len(lists.column) + count, dtype=torch.int32)
     value = torch.empty(len(index), dtype=lists.value.dtype)
     _load()[0].tsallis_transpose(
         STORAGE[value.dtype],

@@ -20,7 +20,7 @@ NOTHING = Heads(None, 0, 0, 0)
 
 
 class Setting(NamedTuple):
-    """What is not a tensor of the attention that is computed."""
+    """The options of one attention call that are not tensors."""
 
     scale: float
     causal: bool
@@ -30,7 +30,7 @@ class Setting(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What is attended with and to."""
+    """The tensors and options of one attention call."""
 
     query: Tensor
     key: Tensor
@@ -40,18 +40,18 @@ class Given(NamedTuple):
     setting: Setting
 
     def in_rows(self) -> Given:
-        """With tensors whose last dimension has stride 1."""
+        """Return these arguments with tensors whose last dimension has stride 1."""
         return self._replace(query=_rows(self.query), key=_rows(self.key), value=_rows(self.value))
 
     @property
     def rows(self) -> int:
-        """Of a tile."""
+        """The number of queries in a tile."""
         queries, keys = self.query.shape[2], self.key.shape[2]
         return min(queries, max(LEAST_ROWS, min(ROWS, TILE // keys)))
 
 
 class Kept(NamedTuple):
-    """What forward leaves for backward: numbers of each query, and the lists of its tiles, where they are short."""
+    """The tensors saved for backward: statistics of each query, and the lists of its tiles where they are short."""
 
     counts: Tensor  # [batch, heads, queries]
     stats: Tensor  # [batch, heads, queries, STATS]
@@ -60,7 +60,7 @@ class Kept(NamedTuple):
 
 
 def attend(given: Given, learns: bool, room: int | None = None) -> tuple[Tensor, Kept]:
-    """Output, and what backward needs, if there will be one.
+    """Return the output, and what backward needs, if there will be one.
 
     `room` is how many entries a query's list may have; by default not more than there are keys.
     """
@@ -69,17 +69,17 @@ def attend(given: Given, learns: bool, room: int | None = None) -> tuple[Tensor,
     queries = query.shape[:-1]
     room = min(value.shape[2], MOST_LISTED) if room is None else room
     out = _like(query, value.shape[-1])
-    kept = Kept(
+    saved = Kept(
         torch.empty(queries, dtype=torch.int32),
         torch.empty(*queries, cpu.STATS, dtype=query.dtype),
         *(torch.empty(*queries, room, dtype=dtype) if learns else None for dtype in (torch.int32, query.dtype)),
     )
-    _call("attention", given, kept, out=_heads(out))
-    return out, kept
+    _call("attention", given, saved, out=_heads(out))
+    return out, saved
 
 
 class Gradients(NamedTuple):
-    """Of query, key and value, of the alpha of each query [batch, heads, queries], and of a mask that was added."""
+    """Gradients of query, key, value, of each query's alpha [batch, heads, queries], and of an additive mask."""
 
     query: Tensor
     key: Tensor
@@ -89,7 +89,7 @@ class Gradients(NamedTuple):
 
 
 def attention_gradient(given: Given, kept: Kept, grad: Tensor, need_alpha: bool, need_mask: bool) -> Gradients:
-    """All of them, that of alpha and of the mask if they are asked for."""
+    """Return all gradients, that of alpha and of the mask if they are requested."""
     given, grad = given.in_rows(), _rows(grad)
     query, key, value, *_ = given
     mask = given.mask if need_mask else None
@@ -110,20 +110,20 @@ def attention_gradient(given: Given, kept: Kept, grad: Tensor, need_alpha: bool,
     return Gradients(dq, dk, dv, da, dm)
 
 
-def _one_row(given: Given) -> bool:
-    """Whether all queries have the same mask."""
-    return given.mask is not None and given.mask.shape[2] == 1 < given.query.shape[2]
+def _one_row(inputs: Given) -> bool:
+    """Tell whether all queries share one row of the mask."""
+    return inputs.mask is not None and inputs.mask.shape[2] == 1 < inputs.query.shape[2]
 
 
-def _splits(given: Given, mask: Tensor | None) -> int:
-    """Into how many parts the tiles of a head are divided.
+def _splits(inputs: Given, mask: Tensor | None) -> int:
+    """Return into how many parts the tiles of a head are divided.
 
     A part of a head of keys is a thread's work, and its gradients of keys and values are its own. So are all heads and
     elements that have the same mask, if that learns.
     """
-    query, key, value, *_ = given
-    work, most = [len(key), key.shape[1]], -(-query.shape[2] // given.rows)
-    if mask is not None and not _one_row(given):
+    query, key, value, *_ = inputs
+    work, most = [len(key), key.shape[1]], -(-query.shape[2] // inputs.rows)
+    if mask is not None and not _one_row(inputs):
         work = [1 if shared == 1 else n for n, shared in zip(work, mask.shape, strict=False)]
         most = min(most, max(4, 2 * mask.numel() // (key.numel() + value.numel())))  # not too much memory for them
     return max(1, min(most, -(-2 * torch.get_num_threads() // math.prod(work))))
@@ -131,27 +131,27 @@ def _splits(given: Given, mask: Tensor | None) -> int:
 
 def _call(
     name: str,
-    given: Given,
-    kept: Kept,
+    inputs: Given,
+    saved: Kept,
     splits: int = 1,
     out: Heads = NOTHING,
     gradients: tuple[Any, ...] = (NOTHING, NOTHING, NOTHING, NOTHING, None, None, (0,) * 5),
 ) -> None:
-    query, key, value, alpha, mask, setting = given
+    query, key, value, alpha, mask, setting = inputs
     batch, heads, queries, size = query.shape
     key_heads, keys = key.shape[1:3]
     lengths = None if setting.lengths is None else torch.tensor(setting.lengths)
     number, alphas = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
-    room = 0 if kept.columns is None else kept.columns.shape[-1]
+    room = 0 if saved.columns is None else saved.columns.shape[-1]
     cpu.run(
         name,
         *(cpu.STORAGE[query.dtype], setting.causal, batch, key_heads, heads // key_heads, queries, keys, size),
-        *(value.shape[-1], given.rows, room, splits),
+        *(value.shape[-1], inputs.rows, room, splits),
         *(setting.scale, 1 - setting.dropout, setting.seed),
         *(number, _pointer(alphas), _strides(alphas, 2), _pointer(lengths)),
         *(_heads(query), _heads(key), _heads(value), out),
         *(_pointer(mask), mask is not None and mask.dtype == torch.bool, _strides(mask, 4)),
-        *map(_pointer, kept),
+        *map(_pointer, saved),
         *gradients,
     )
 
@@ -171,7 +171,7 @@ def _like(x: Tensor, size: int, batch: int | None = None) -> Tensor:
 
 
 def _strides(x: Tensor | None, dims: int) -> tuple[int, ...]:
-    """Where there is only one, all are it."""
+    """Return the strides, 0 along dimensions of size 1, so that their one entry is broadcast."""
     return (0,) * dims if x is None else tuple(0 if n == 1 else s for n, s in zip(x.shape, x.stride(), strict=True))
 
 

@@ -53,7 +53,7 @@ class Compiler(NamedTuple):
 
 
 def sources(folder: Path = SOURCES) -> list[Path]:
-    """The C++ files of a folder, sorted by name."""
+    """Return the C++ files of a folder, sorted by name."""
     return sorted((p for p in folder.iterdir() if p.suffix in (".cpp", ".h")), key=lambda p: p.name)
 
 
@@ -68,7 +68,7 @@ def source_hash(folder: Path = SOURCES) -> str:
 
 
 def find_compiler() -> Compiler:
-    """The compiler that CXX names, else the first of c++, g++ and clang++ that works."""
+    """Return the compiler that CXX names, else the first of c++, g++ and clang++ that works."""
     chosen = os.environ.get("CXX", "").strip()
     problems = []
     for command in [chosen] if chosen else ["c++", "g++", "clang++"]:
@@ -131,22 +131,22 @@ def _linking(compiler: Compiler, sanitize: bool) -> tuple[str, ...]:
 
 
 def _probe(command: tuple[str, ...]) -> Compiler:
-    """The compiler behind a command, once it has preprocessed a C++17 file with a standard header."""
+    """Return the compiler behind a command, once it has preprocessed a C++17 file with a standard header."""
     machine = _run((*command, "-dumpmachine"))
     macros = _run((*command, "-std=c++17", "-x", "c++", "-dM", "-E", "-"), text="#include <cstdint>\n")
     return Compiler(command, machine.strip(), gnu="__ELF__" in macros and "__clang__" not in macros)
 
 
 def _run(command: tuple[str, ...], text: str = "") -> str:
-    """What a command prints; its warnings are passed on, its failure is a BuildError."""
+    """Run a command and return its output; pass its warnings on, raise a BuildError if it fails."""
     try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace")
+        process = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace")
     except OSError as problem:
         raise BuildError(f"{command[0]}: {problem.strerror or problem}") from None
-    if done.returncode:
-        raise BuildError(f"{shlex.join(command)} failed ({done.returncode}):\n{done.stderr.strip()}")
-    sys.stderr.write(done.stderr)
-    return done.stdout
+    if process.returncode:
+        raise BuildError(f"{shlex.join(command)} failed ({process.returncode}):\n{process.stderr.strip()}")
+    sys.stderr.write(process.stderr)
+    return process.stdout
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What the compiled kernels are called with, as the structures of `api.h`."""
+"""The argument structures of the compiled kernels, as in `api.h`."""
 
 from __future__ import annotations
 

@@ -46,5 +46,5 @@ __all__ = [
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of what is kept for each row: float32 for all of them."""
+    """Return the dtype of what is kept for each row: float32 for all of them."""
     return torch.float32

@@ -32,7 +32,7 @@ class Tiling(NamedTuple):
 
 
 def tiling(dtype: torch.dtype) -> Tiling:
-    """What fits the GPU's registers and shared memory."""
+    """Return the tile sizes that fit the GPU's registers and shared memory."""
     return Tiling(128, 128, 32, 16, 8, 3) if dtype == torch.float32 else Tiling(128, 256, 64, 16, 8, 3)
 
 
@@ -169,7 +169,7 @@ def _losses(
 def relu_lists(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, alpha: float, tau: float, share: float
 ) -> tuple[Tensor, Lists] | None:
-    """Losses [tokens], and the values above zero as lists; None where they are more than a share of all scores.
+    """Return losses [tokens], and the values above zero as lists; None where they are more than a share of all scores.
 
     Also None where a score is NaN or infinite. Everything consecutive in memory, of one dtype that is not float64;
     waits for the GPU once.

@@ -78,7 +78,7 @@ def kernel(*changing: str) -> Callable[[Callable[..., Any]], Any]:
 
 
 def available() -> tuple[bool, str]:
-    """Whether these kernels can compute here, and why or why not."""
+    """Tell whether these kernels can compute here, and why or why not."""
     if triton is None:
         return False, _MISSING
     if interpreted():
@@ -89,7 +89,7 @@ def available() -> tuple[bool, str]:
 
 
 def interpreted() -> bool:
-    """Whether Triton's interpreter runs the kernels, as it was asked to when they were imported."""
+    """Tell whether Triton's interpreter runs the kernels, as was set when they were imported."""
     return not isinstance(log1p, triton.JITFunction)
 
 
@@ -100,7 +100,7 @@ def run(kernel: Any, grid: tuple[int, ...], where: Tensor, **arguments: Any) -> 
 
 
 def mode(alpha: Alpha) -> int:
-    """Which powers there are; one look at the numbers."""
+    """Tell which powers there are; one look at the numbers."""
     least, most = extremes(alpha) if isinstance(alpha, Tensor) else (alpha, alpha)
     if not most <= 2:
         raise NotImplementedError(f"the Triton kernels compute alphas from 1 to 2, got {most:g}")
@@ -109,7 +109,7 @@ def mode(alpha: Alpha) -> int:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """How float32 is multiplied: as exactly as PyTorch is asked to. Three products of tf32 are as good as one exact."""
+    """Return the precision of float32 products, as PyTorch's setting has it. Three of tf32 are as good as one exact."""
     if dtype != torch.float32:
         return "tf32"  # not looked at
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
@@ -168,7 +168,7 @@ def bend_of(x: tl.tensor, p: tl.tensor, w: tl.tensor, eps: tl.tensor) -> Any:
 
 @kernel()
 def bend_at(t: tl.tensor, p: tl.tensor, w: tl.tensor, eps: tl.tensor) -> Any:
-    """The same from `t = eps log p`, which is 0 off the support."""
+    """Return `bend_of` from `t = eps log p`, which is 0 off the support."""
     small = tl.abs(t) < 0.3
     series = 1.0 / 120.0 - t * (1.0 / 720.0 - t * (1.0 / 5040.0 - t / 40320.0))
     series = 0.5 - t * (1.0 / 6.0 - t * (1.0 / 24.0 - t * series))

@@ -116,7 +116,7 @@ def _moments(
     MODE: tl.constexpr,
     NEED_ALPHA: tl.constexpr,
 ) -> Any:
-    """What a loss sums over scores: weights, weighted scores, the entropy's move with alpha, and the support."""
+    """Sum what a loss needs over scores: weights, weighted scores, the entropy's slope in alpha, and the support."""
     lanes = tl.arange(0, WIDTH)
     F = tl.zeros((WIDTH,), tl.float32)
     mean = tl.zeros((WIDTH,), tl.float32)
@@ -354,12 +354,12 @@ def _support(
 
 
 def tiling(rows: int, d: int, powers: int, processors: int) -> Short | maps.Long:
-    """How a loss's rows are cut: a row that is swept isn't written, so that sweeps pay early."""
+    """Return the tiling of a loss's rows: a row that is swept isn't written, so that sweeps pay early."""
     return maps.short(d) if d <= (1024 if powers == plain(ANY_ALPHA) else 4096) else maps.long(rows, d, processors)
 
 
 def block(d: int) -> tuple[int, int]:
-    """Rows and columns of a program's tile."""
+    """Return rows and columns of a program's tile."""
     width = min(padded(d), TILE)
     return TILE // width, width
 
@@ -386,15 +386,15 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool) 
         grid = (-(-rows // tiles.rows),)
         run(_short_loss, grid, scores, **own, rows=rows, d=d, **sizes, **about, num_warps=tiles.warps)
     else:
-        given, programs = scanned(scores, tiles, about, None)
-        run(_long_loss, (programs,), scores, **own, **given, num_warps=tiles.warps)
+        shared, programs = scanned(scores, tiles, about, None)
+        run(_long_loss, (programs,), scores, **own, **shared, num_warps=tiles.warps)
     return loss, stats, alpha_grad
 
 
 def entmax_loss_gradient(
     scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None
 ) -> Tensor:
-    """The gradient of the scores, (p - e_y) times the gradient [rows] of each loss; `out` may be the scores."""
+    """Return the gradient of the scores, (p - e_y) times the gradient [rows] of each loss; `out` may be the scores."""
     scores_grad = torch.empty_like(scores) if out is None else out
     rows, d = scores.shape
     some, width = block(d)
@@ -422,7 +422,7 @@ alpha_relu_loss_gradient = entmax_loss_gradient  # from the statistics of either
 
 
 def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, Tensor]:
-    """Losses [rows] of alpha-ReLU with a constant threshold, and statistics [rows, STATS] as those of entmax."""
+    """Return losses [rows] of alpha-ReLU with a constant threshold, and statistics [rows, STATS] as those of entmax."""
     rows, d = scores.shape
     loss = scores.new_empty(rows, dtype=torch.float32)
     stats = scores.new_empty(rows, STATS, dtype=torch.float32)
@@ -453,7 +453,7 @@ def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) ->
 def support(
     scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, size: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Classes (int32) and probabilities of each row's support, row r's from offsets[r] to offsets[r + 1].
+    """Return classes (int32) and probabilities of each row's support, row r's from offsets[r] to offsets[r + 1].
 
     Who knows the last offset gives it as `size`, and nothing waits for the GPU.
     """

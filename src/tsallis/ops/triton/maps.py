@@ -37,12 +37,12 @@ class Long(NamedTuple):
 
 
 def tiling(rows: int, d: int, powers: int, processors: int) -> Short | Long:
-    """How a map's rows are cut. Powers are slow: where there are any, fewer scores should have one."""
+    """Return the tiling of a map's rows. Powers are slow: where there are any, fewer scores should need one."""
     return short(d) if d <= (1024 if powers == plain(ANY_ALPHA) else 8192) else long(rows, d, processors)
 
 
 def gradient_tiling(rows: int, d: int, powers: int, processors: int) -> Short | Long:
-    """The same for gradients of maps."""
+    """Return the tiling of the rows of a map's gradient."""
     return short(d) if d <= 8192 else long(rows, d, processors)
 
 
@@ -65,7 +65,7 @@ def long(rows: int, d: int, processors: int) -> Long:
 
 
 def padded(d: int) -> int:
-    """The next power of two."""
+    """Return the next power of two."""
     return 1 << max(d - 1, 0).bit_length()
 
 
@@ -75,17 +75,17 @@ def _processors(index: int) -> int:
 
 
 def processors(x: Tensor) -> int:
-    """Multiprocessors of the GPU that holds a tensor; what stands for them in the interpreter."""
+    """Return the multiprocessors of the GPU that holds a tensor; what stands for them in the interpreter."""
     return _processors(x.get_device()) if x.is_cuda else 2
 
 
 def powers_of(alpha: Alpha) -> int:
-    """The mode of a number; of a tensor always the general one: its numbers stay on the GPU."""
+    """Return the mode of a number; of a tensor always the general one: its numbers stay on the GPU."""
     return plain(ANY_ALPHA) if isinstance(alpha, Tensor) else mode(alpha)
 
 
 def alphas(alpha: Alpha, like: Tensor) -> dict[str, Any]:
-    """What the kernels are told of alpha."""
+    """Return the kernels' arguments for alpha."""
     many = isinstance(alpha, Tensor)
     number = 0.0 if isinstance(alpha, Tensor) else max(alpha - 1, TINY_EPS)
     return {
@@ -98,12 +98,12 @@ def alphas(alpha: Alpha, like: Tensor) -> dict[str, Any]:
 
 
 def cut(tiling: Long) -> dict[str, int]:
-    """The sizes of a sweep, for a kernel."""
+    """Return the sizes of a sweep, for a kernel."""
     return {"LANES": tiling.lanes, "DEPTH": tiling.depth, "STAGES": tiling.stages}
 
 
 def lanes_of(programs: int, tiling: Long, where: Tensor) -> dict[str, Tensor]:
-    """Room for what each lane puts aside."""
+    """Allocate room for what each lane puts aside."""
     shape = (programs, tiling.depth, tiling.lanes)
     return {
         "slots": where.new_empty(shape, dtype=torch.float32),
@@ -112,7 +112,7 @@ def lanes_of(programs: int, tiling: Long, where: Tensor) -> dict[str, Tensor]:
 
 
 def lists_of(programs: int, room: int, where: Tensor) -> dict[str, Tensor]:
-    """Room for a list of each program."""
+    """Allocate room for a list of each program."""
     return {
         "listed": where.new_empty(programs, room, dtype=torch.float32),
         "listed_at": where.new_empty(programs, room, dtype=torch.int32),
@@ -120,7 +120,7 @@ def lists_of(programs: int, room: int, where: Tensor) -> dict[str, Tensor]:
 
 
 def scanned(scores: Tensor, tiling: Long, about: dict[str, Any], probs: Tensor | None) -> tuple[dict[str, Any], int]:
-    """What the kernels of long rows are given, and how many programs; rows of several parts are scanned here.
+    """Return the arguments and number of programs of long-row kernels; rows of several parts are scanned here.
 
     Where there are probabilities they are set to zero on the way.
     """
@@ -135,8 +135,8 @@ def scanned(scores: Tensor, tiling: Long, about: dict[str, Any], probs: Tensor |
         shared |= {**lanes_of(programs, tiling, scores), **lists_of(programs, tiling.room, scores), **unused}
         return {**shared, "PARTS": 0, "ROOM": tiling.room, "PART_ROOM": 1}, programs
     tiles = -(-d // tiling.lanes)
-    apart = -(-tiles // tiling.parts)
-    count = -(-tiles // apart)
+    stride = -(-tiles // tiling.parts)
+    count = -(-tiles // stride)
     room = max(tiling.room // count, tiling.width)
     numbers = (scores.new_empty(rows, count, dtype=torch.float32) for _ in range(2))
     parts = dict(zip(("tops", "lows"), numbers, strict=True))
@@ -153,7 +153,7 @@ def scanned(scores: Tensor, tiling: Long, about: dict[str, Any], probs: Tensor |
         **lanes,
         **parts,
         d=d,
-        apart=apart,
+        apart=stride,
         **cut(tiling),
         PART_ROOM=room,
         ZEROS=probs is not None,
@@ -165,7 +165,7 @@ def scanned(scores: Tensor, tiling: Long, about: dict[str, Any], probs: Tensor |
 
 
 def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
-    """Probabilities along a dimension; alpha a float or [rows, 1], from 1 to 2."""
+    """Return probabilities along a dimension; alpha a float or [rows, 1], from 1 to 2."""
     if dim not in (-1, scores.dim() - 1):
         return entmax(scores.movedim(dim, -1).contiguous(), alpha).movedim(-1, dim)
     probs = torch.empty_like(scores)
@@ -190,15 +190,15 @@ def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
             num_warps=tiles.warps,
         )
         return probs
-    given, programs = scanned(flat, tiles, about, probs)
-    run(long_rows.long_map, (programs,), scores, scores=flat, probs=probs, **given, num_warps=tiles.warps)
+    shared, programs = scanned(flat, tiles, about, probs)
+    run(long_rows.long_map, (programs,), scores, scores=flat, probs=probs, **shared, num_warps=tiles.warps)
     return probs
 
 
 def entmax_gradient(
     probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, dim: int = -1, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of the scores, and of alpha [rows, 1]; `out` may be the probabilities."""
+    """Return gradients of the scores, and of alpha [rows, 1]; `out` may be the probabilities."""
     if dim not in (-1, probs.dim() - 1):
         moved, slopes = (x.movedim(dim, -1).contiguous() for x in (probs, grad))
         dz, da = entmax_gradient(moved, slopes, alpha, need_alpha)
@@ -210,7 +210,7 @@ def entmax_gradient(
     rows = probs.numel() // d
     alpha_grad = probs.new_empty(rows, 1, dtype=torch.float32) if need_alpha else None
     tiles = gradient_tiling(rows, d, about["MODE"], processors(probs))
-    given = {
+    shared = {
         "probs": probs,
         "grad": grad,
         "scores_grad": scores_grad,
@@ -220,7 +220,7 @@ def entmax_gradient(
     }
     if isinstance(tiles, Short):
         sizes = {"ROWS": tiles.rows, "WIDTH": tiles.width, "SKIP": d > 1024, "num_warps": tiles.warps}
-        run(short_gradient, (-(-rows // tiles.rows),), probs, rows=rows, **given, **sizes)
+        run(short_gradient, (-(-rows // tiles.rows),), probs, rows=rows, **shared, **sizes)
     elif tiles.parts == 1:
         programs = min(rows, tiles.programs)
         run(
@@ -228,7 +228,7 @@ def entmax_gradient(
             (programs,),
             probs,
             rows=rows,
-            **given,
+            **shared,
             **cut(tiles),
             **lanes_of(programs, tiles, probs),
             **lists_of(programs, tiles.room, probs),
@@ -238,20 +238,20 @@ def entmax_gradient(
             num_warps=tiles.warps,
         )
     else:
-        alpha_grad = _gradient_by_parts(given, tiles, rows, alpha_grad)
+        alpha_grad = _gradient_by_parts(shared, tiles, rows, alpha_grad)
     return scores_grad, alpha_grad
 
 
-def _gradient_by_parts(given: dict[str, Any], tiles: Long, rows: int, alpha_grad: Tensor | None) -> Tensor | None:
+def _gradient_by_parts(shared: dict[str, Any], tiles: Long, rows: int, alpha_grad: Tensor | None) -> Tensor | None:
     """Two launches: the sums of all parts, then what they make of each."""
-    probs, d = given["probs"], given["d"]
+    probs, d = shared["probs"], shared["d"]
     every = -(-d // tiles.lanes)
-    apart = -(-every // tiles.parts)
-    count = -(-every // apart)
+    stride = -(-every // tiles.parts)
+    count = -(-every // stride)
     partial = probs.new_empty(2, rows, count, dtype=torch.float32)
     slopes = probs.new_empty(rows, count, dtype=torch.float32) if alpha_grad is not None else None
-    given = {**given, "alpha_grad": partial if slopes is None else slopes}
-    sizes = {"apart": apart, "PARTS": count, "PADDED": padded(count), "LANES": tiles.lanes, "num_warps": tiles.warps}
+    shared = {**shared, "alpha_grad": partial if slopes is None else slopes}
+    sizes = {"apart": stride, "PARTS": count, "PADDED": padded(count), "LANES": tiles.lanes, "num_warps": tiles.warps}
     for write in (False, True):
-        run(long_rows.part_gradient, (count, rows), probs, **given, partial=partial, **sizes, WRITE=write)
+        run(long_rows.part_gradient, (count, rows), probs, **shared, partial=partial, **sizes, WRITE=write)
     return None if slopes is None else slopes.sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""How a long row is swept: its candidates are put aside, and Newton's steps read those alone.
+"""The sweep over a long row: its candidates are stored in a list, and Newton's steps read those alone.
 
 One sweep keeps, lane by lane, the largest score (a subset of the row, whose threshold bounds the row's own from below)
 and aside the scores above the newest bound, usually a few hundred. A row with more of them than there is room for is
@@ -54,7 +54,7 @@ def put_aside(
     STAGES: tl.constexpr,
     ZEROS: tl.constexpr,
 ) -> Any:
-    """Of the tiles from `first` to `last` what is above the cut, each lane's own in order; with it the lanes' maxima.
+    """Store, lane by lane, the scores above the cut of the tiles from `first` to `last`; return the lanes' maxima.
 
     `count` goes on counting where a lane has no room left.
     """
@@ -104,7 +104,7 @@ def squeeze(
     LANES: tl.constexpr,
     ROOM: tl.constexpr,
 ) -> Any:
-    """What lies in the lanes, and above the cut, in one list; its size."""
+    """Compact the lanes' scores above the cut into one list; return its size."""
     lanes = tl.arange(0, LANES)
     size = 0
     for depth in range(0, tl.max(count)):
@@ -265,6 +265,6 @@ def solve(
 
 @_kernel
 def start_of(top: tl.tensor, low: tl.tensor) -> Any:
-    """What is subtracted from a row's scores, and its threshold's bound relative to that."""
+    """Return the offset subtracted from a row's scores, and its threshold's bound relative to that."""
     top = tl.where(top == float("-inf"), 0.0, top)
     return top, tl.where(low > top, low - top, 0.0)

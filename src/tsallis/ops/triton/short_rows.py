@@ -26,19 +26,19 @@ def eps_of(alpha: tl.tensor, number: tl.tensor, row: tl.tensor, ALPHAS: tl.const
 
 @_kernel
 def near(eps: tl.tensor) -> Any:
-    """How far from 1 a row may sum before its last step, which squares the error where the weights are smooth."""
+    """Return how far from 1 a row's sum may be before the last step, which squares the error of smooth weights."""
     return tl.where(eps <= 0.5, 7e-5 / tl.sqrt(eps), CLOSE)
 
 
 @_kernel
 def unsettled(F: tl.tensor, before: tl.tensor, after: tl.tensor, eps: tl.tensor) -> Any:
-    """Whether a row needs another step; a row with a NaN doesn't."""
+    """Tell whether a row needs another step; a row with a NaN doesn't."""
     return (F > 0.0) & (tl.abs(F - 1.0) > near(eps)) & (tl.abs(after - before) > (1.0 + tl.abs(after)) * STILL)
 
 
 @_kernel
 def roughly(x: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
-    """As `weigh`, but with powers to some six digits: enough for bounds and for first steps."""
+    """Compute `weigh` with powers to some six digits: enough for bounds and for first steps."""
     if MODE == ANY_ALPHA:
         u = 1.0 + eps * x
         off = u <= 0.0

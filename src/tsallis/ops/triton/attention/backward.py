@@ -380,7 +380,7 @@ def draw_factors(
     seed_high: tl.tensor,
     BLOCK_K: tl.constexpr,
 ) -> None:
-    """What dropout multiplies all weights with [batch * heads, queries, keys]."""
+    """Store dropout's factors for all weights [batch * heads, queries, keys]."""
     row, place = tl.program_id(0), tl.program_id(2)
     columns = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     found = kept_factor(row, columns, place, (drop_below, drop_factor, seed_low, seed_high))

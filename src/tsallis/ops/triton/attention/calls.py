@@ -46,7 +46,7 @@ GRID = 65535  # programs in the second and third direction
 
 
 class Kept(NamedTuple):
-    """What backward needs of a forward pass; the last three are empty after the short one."""
+    """The tensors of a forward pass saved for backward; the last three are empty after the short kernel."""
 
     output: Tensor
     numbers: Tensor  # [2, batch, heads, queries]: largest score, and the threshold relative to it
@@ -56,13 +56,13 @@ class Kept(NamedTuple):
 
 
 def computes(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether the kernels take tensors of this dtype and of these sizes [batch, heads, length, size]."""
+    """Tell whether the kernels take tensors of this dtype and these sizes [batch, heads, length, size]."""
     largest = max(query.shape[-1], value.shape[-1])
     return query.dtype in TOLERANCE and largest <= LARGEST_SIZE and max(query.shape[0], query.shape[1]) <= GRID
 
 
 def decodes(query: Tensor, key: Tensor, problem: Problem) -> bool:
-    """Whether so few queries read so many keys that the keys are better shared out; for passes without gradients."""
+    """Tell whether queries are so few that splitting the keys over programs pays; for passes without gradients."""
     few = query.shape[2] <= DECODE_QUERIES and query.shape[2] * query.shape[1] <= DECODE_ROWS * key.shape[1]
     return few and key.shape[2] > SHORT_KEYS and problem.dropout == 0
 
@@ -70,27 +70,27 @@ def decodes(query: Tensor, key: Tensor, problem: Problem) -> bool:
 def forward_pass(
     query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
 ) -> tuple[Tensor, Kept]:
-    """How many keys each query attends to [batch, heads, queries], and the output among what is kept."""
+    """Return how many keys each query attends to [batch, heads, queries], and the saved tensors with the output."""
     launch = Launch(query, key, value, alpha, mask, problem)
     rows = query.shape[:-1]
     output = query.new_empty(*rows, launch.value_size)
     numbers, support = launch.numbers(2, *rows), launch.counts(*rows)
-    found: dict[str, Any] = {"output": output, "kept": numbers, "support": support}
-    found |= {"tolerance": launch.tolerance, "LIMIT": LIMITS.newton}
+    arguments: dict[str, Any] = {"output": output, "kept": numbers, "support": support}
+    arguments |= {"tolerance": launch.tolerance, "LIMIT": LIMITS.newton}
     needed, counts, bits = (query.new_empty(shape, dtype=dtype) for shape, dtype in book(query, key, launch.value_size))
     short = launching.short_tiling(launch.size, launch.value_size, query.dtype, launch.keys)
     if short is not None:
         blocks = -(-launch.queries // short.queries)
         sizes = {"BLOCK_Q": short.queries, "BLOCK_K": short.keys, "PARTS": short.parts, "num_warps": short.warps}
-        launch.run(forward_short, (blocks, launch.heads, launch.batch), **found, **sizes)
+        launch.run(forward_short, (blocks, launch.heads, launch.batch), **arguments, **sizes)
     else:
         bits.zero_()
-        launch.by_query(forward, launch.tilings.forward, **found, needed=needed, counts=counts, bits=bits)
+        launch.by_query(forward, launch.tilings.forward, **arguments, needed=needed, counts=counts, bits=bits)
     return support, Kept(output, numbers, needed, counts, bits)
 
 
 def book(query: Tensor, key: Tensor, value_size: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Shapes and dtypes of what says which blocks hold support: needed, counts, bits."""
+    """Return shapes and dtypes of what says which blocks hold support: needed, counts, bits."""
     batch, heads, queries, size = query.shape
     keys = key.shape[2]
     dtypes = (torch.int32, torch.int32, torch.int8)
@@ -103,7 +103,7 @@ def book(query: Tensor, key: Tensor, value_size: int) -> list[tuple[tuple[int, .
 
 
 class Gradients(NamedTuple):
-    """Of a backward pass; None where not asked for."""
+    """The gradients of a backward pass; None where not requested."""
 
     query: Tensor
     key: Tensor | None
@@ -123,7 +123,7 @@ def backward_pass(
     grad: Tensor,
     needs: tuple[bool, bool, bool],
 ) -> Gradients:
-    """Gradients of the queries, and those that are needed: of keys and values, of the alphas, of the mask."""
+    """Return gradients of the queries, and those that are needed: of keys and values, of the alphas, of the mask."""
     need_keys, need_alpha, need_mask = needs
     launch = Launch(query, key, value, alpha, mask, problem)
     grad = rows_contiguous(grad)
@@ -175,14 +175,14 @@ def _queries_of_keys(launch: Launch, bits: Tensor) -> dict[str, Tensor]:
     """For each block of keys the blocks of queries that need it, and how many they are."""
     batch, heads, blocks, key_blocks = bits.shape
     back, back_counts = launch.counts(bits.numel()), launch.counts(batch * heads, key_blocks)
-    found = {"back": back, "back_counts": back_counts}
+    lists = {"back": back, "back_counts": back_counts}
     sizes = {"blocks": blocks, "key_blocks": key_blocks, "LANES": 128}
-    launch.run(transpose, (key_blocks, heads, batch), bits=bits, **found, **sizes, num_warps=1)
-    return found
+    launch.run(transpose, (key_blocks, heads, batch), bits=bits, **lists, **sizes, num_warps=1)
+    return lists
 
 
 def drop_factors(query: Tensor, keys: int, problem: Problem) -> Tensor:
-    """What dropout multiplies the weights of these queries with [batch, heads, queries, keys]."""
+    """Return dropout's factors for the weights of these queries [batch, heads, queries, keys]."""
     batch, heads, queries, _ = query.shape
     factors = torch.empty(batch, heads, queries, keys, device=query.device)
     if not problem.dropout:
@@ -194,7 +194,7 @@ def drop_factors(query: Tensor, keys: int, problem: Problem) -> Tensor:
 
 
 class TritonAttention(Function):
-    """The same as `attention.Attention`, by Triton's kernels: also of float16 and bfloat16, as the output is then.
+    """`attention.Attention` by Triton's kernels, which also take float16 and bfloat16 and return the output in them.
 
     Scores, weights and sums are float32. Tensors of alphas may have any floating dtype.
 
@@ -208,31 +208,31 @@ class TritonAttention(Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
     ) -> tuple[Tensor, Tensor]:
         problem = problem if problem.powers is not None else problem._replace(powers=mode(alpha))
-        support, kept = forward_pass(query, key, value, alpha, mask, problem)
+        support, saved = forward_pass(query, key, value, alpha, mask, problem)
         ctx.problem, ctx.alpha = problem, alpha if isinstance(alpha, float) else None
         ctx.mark_non_differentiable(support)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(query, key, value, mask, alpha if isinstance(alpha, Tensor) else None, *kept)
-        return kept.output, support
+        ctx.save_for_backward(query, key, value, mask, alpha if isinstance(alpha, Tensor) else None, *saved)
+        return saved.output, support
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: Any = None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return None, None, None, None, None, None
-        query, key, value, mask, alpha, *kept = ctx.saved_tensors
+        query, key, value, mask, alpha, *saved = ctx.saved_tensors
         alpha = ctx.alpha if alpha is None else alpha
         if differentiable(grad):
             return *_differentiable_backward(ctx, query, key, value, alpha, mask, grad), None
         need_query, need_key, need_value, need_alpha, need_mask, _ = ctx.needs_input_grad
         needs = (need_key or need_value, need_alpha, need_mask)
-        dq, dk, dv, da, dm = backward_pass(query, key, value, alpha, mask, ctx.problem, Kept(*kept), grad, needs)
+        dq, dk, dv, da, dm = backward_pass(query, key, value, alpha, mask, ctx.problem, Kept(*saved), grad, needs)
         return dq if need_query else None, dk if need_key else None, dv if need_value else None, da, dm, None
 
 
 def _differentiable_backward(
     ctx: Any, query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, grad: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Gradients that have gradients, through all weights, in float32."""
+    """Return gradients that have gradients, through all weights, in float32."""
 
     def compute(query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None) -> Tensor:
         q, k, v = query.float(), key.float(), value.float()

@@ -128,7 +128,7 @@ def decode_thresholds(
     TINY: tl.constexpr,
     LIMIT: tl.constexpr,
 ) -> None:
-    """Of one row."""
+    """Find the threshold, support size and sum of weights of one row."""
     row, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1)
     place = (batch.to(tl.int64) * heads + head) * queries + row
@@ -265,7 +265,7 @@ def decode_sum(
     VALUE_PADDED: tl.constexpr,
     LENGTHS: tl.constexpr,
 ) -> None:
-    """Of one row what all splits have, in their order: the result doesn't depend on which was ready first."""
+    """Sum one row's outputs over all splits, in order: the result doesn't depend on which was ready first."""
     row, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     place = (batch.to(tl.int64) * tl.num_programs(1) + head) * queries + row
     used = tl.cdiv(live_of(lengths, batch, keys, LENGTHS), span)
@@ -282,21 +282,21 @@ def decode_sum(
 def decode(
     query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
 ) -> tuple[Tensor, Tensor]:
-    """What `TritonAttention` gives, without gradients and dropout; made for few queries of each head of keys."""
+    """Compute `TritonAttention` without gradients and dropout, for few queries of each head of keys."""
     launch = Launch(query, key, value, alpha, mask, problem)
     batch, heads, queries, _ = query.shape
     keys, key_heads = key.shape[2], key.shape[1]
     tiling = decode_tiling(launch.size, launch.value_size, query.dtype, queries * (heads // key_heads))
     blocks = -(-keys // tiling.keys)
-    wanted = -(-4 * processors(query.device) // (batch * key_heads))  # programs that a multiprocessor can choose from
-    span = -(-blocks // min(wanted, blocks)) * tiling.keys
+    programs = -(-4 * processors(query.device) // (batch * key_heads))  # programs that a multiprocessor can choose from
+    span = -(-blocks // min(programs, blocks)) * tiling.keys
     splits = -(-keys // span)
     rows = (batch, heads, queries)
     output = query.new_empty(*rows, launch.value_size)
-    kept, support = launch.numbers(3, *rows), launch.counts(*rows)
+    stats, support = launch.numbers(3, *rows), launch.counts(*rows)
     scores, some, parts = launch.numbers(*rows, keys), launch.numbers(*rows, keys), launch.numbers(2, *rows, splits)
     partial = output if splits == 1 else launch.numbers(*rows, splits, launch.value_size)
-    work = {"scores": scores, "parts": parts, "kept": kept, "partial": partial, "span": span, "splits": splits}
+    work = {"scores": scores, "parts": parts, "kept": stats, "partial": partial, "span": span, "splits": splits}
     by_split, by_row = (splits, key_heads, batch), (queries, heads, batch)
     sizes = {"ROWS": tiling.queries, "BLOCK_K": tiling.keys, "num_warps": tiling.warps, "num_stages": tiling.stages}
     launch.run(decode_scores, by_split, **work, **sizes)

@@ -1,4 +1,4 @@
-"""What the attention kernels are launched with: the sizes of their blocks, and what all of them are given."""
+"""The launch parameters of the attention kernels: block sizes, and the arguments that all of them share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Tiling(NamedTuple):
 
 
 class Tilings(NamedTuple):
-    """Of the sparse forward kernel, and of the backward kernels that go by queries and by keys.
+    """The tilings of the sparse forward kernel and of the backward kernels by queries and by keys.
 
     All have as many keys; backward may split a block of queries, for it has more to hold in registers.
     """
@@ -51,7 +51,7 @@ class Tilings(NamedTuple):
 
 
 def tilings(size: int, value_size: int, dtype: torch.dtype) -> Tilings:
-    """What compiles for an H200 with no or few registers spilled; wide heads in float32 are beyond that."""
+    """Return tilings that compile for an H200 with few registers spilled or none; wide float32 heads spill more."""
     widest = max(padded(size), padded(value_size))
     if dtype == torch.float32:
         if widest <= 64:
@@ -74,7 +74,7 @@ class Short(NamedTuple):
 
 
 def short_tiling(size: int, value_size: int, dtype: torch.dtype, keys: int) -> Short | None:
-    """Of the kernel that keeps all scores of a block of queries; None where there are too many for that."""
+    """Return the tiling of the kernel that holds all scores of a block of queries; None if there are too many."""
     widest = max(padded(size), padded(value_size))
     if keys > SHORT_KEYS or widest > 128:
         return None
@@ -87,14 +87,14 @@ def short_tiling(size: int, value_size: int, dtype: torch.dtype, keys: int) -> S
 
 
 def decode_tiling(size: int, value_size: int, dtype: torch.dtype, rows: int) -> Tiling:
-    """Of the kernels that share out the keys; `rows` queries read the same ones."""
+    """Return the tiling of the kernels that split the keys; `rows` queries read the same ones."""
     rows = max(16, 1 << (rows - 1).bit_length())
     wide = max(padded(size), padded(value_size)) * (2 if dtype == torch.float32 else 1)
     return Tiling(rows, 64 if wide <= 256 else 32, 4, 3 if wide <= 256 else 2)
 
 
 def powers_of(alpha: Alpha) -> int | None:
-    """Which powers the kernels need, None where an alpha is above 2: the one look at the numbers of a pass.
+    """Tell which powers the kernels need, None where an alpha is above 2: the one look at the numbers of a pass.
 
     While a CUDA graph is captured there can be none, and alphas are taken to lie between 1 and 2.
 
@@ -114,17 +114,17 @@ def powers_of(alpha: Alpha) -> int | None:
 
 
 def processors(device: torch.device) -> int:
-    """How many multiprocessors there are to keep busy."""
+    """Return the number of multiprocessors of a GPU, 1 for another device."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def padded(size: int) -> int:
-    """The size of a block that holds a head."""
+    """Return the size of a block that holds a head."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 class Launch:
-    """What all kernels of one problem are given."""
+    """The arguments and tilings that all kernels of one problem share."""
 
     def __init__(
         self, query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
@@ -176,11 +176,11 @@ class Launch:
         }
 
     def numbers(self, *shape: int) -> Tensor:
-        """Memory for float32."""
+        """Allocate memory for float32."""
         return self.query.new_empty(shape, dtype=torch.float32)
 
     def counts(self, *shape: int) -> Tensor:
-        """Memory for int32."""
+        """Allocate memory for int32."""
         return self.query.new_empty(shape, dtype=torch.int32)
 
     def by_query(self, kernel: Any, tiling: Tiling, **more: Any) -> None:
@@ -203,9 +203,9 @@ class Launch:
 
     def run(self, kernel: Any, grid: tuple[int, ...], **more: Any) -> None:
         """Launch a kernel with what it takes of all this."""
-        given = {**self.given, **more}
-        options = {name: given[name] for name in ("num_warps", "num_stages") if name in given}
-        run(kernel, grid, self.query, **{name: given[name] for name in kernel.arg_names}, **options)
+        arguments = {**self.given, **more}
+        options = {name: arguments[name] for name in ("num_warps", "num_stages") if name in arguments}
+        run(kernel, grid, self.query, **{name: arguments[name] for name in kernel.arg_names}, **options)
 
 
 def _alphas(alpha: Alpha, query: Tensor) -> Tensor:
@@ -228,7 +228,7 @@ def rows_contiguous(x: Tensor) -> Tensor:
 
 
 def broadcast_strides(mask: Tensor) -> tuple[int, ...]:
-    """Strides with which one entry is every entry of a dimension of size 1."""
+    """Return strides with which one entry is every entry of a dimension of size 1."""
     return tuple(0 if n == 1 else stride for n, stride in zip(mask.shape, mask.stride(), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""What the attention kernels share: loads and stores, scores of a tile, and what backward needs of one."""
+"""Parts that the attention kernels share: loads and stores, scores of a tile, and backward's view of one."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def store(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
 ) -> None:
-    """The same the other way, to rows that follow one another."""
+    """Store [ROWS, PADDED] as contiguous rows from `start` on, up to `limit` and SIZE."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, PADDED)
     inside = (start + rows < limit)[:, None]
@@ -77,7 +77,7 @@ def store(
 
 @attention_kernel
 def head_of(base: tl.tensor, batch: tl.tensor, head: tl.tensor, strides: tl.tuple) -> Any:
-    """Where a head begins."""
+    """Return the pointer to the start of a head."""
     return base + batch.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[1]
 
 
@@ -89,7 +89,7 @@ def eps_of(alpha: tl.tensor, batch: tl.tensor, head: tl.tensor, strides: tl.tupl
 
 @attention_kernel
 def live_of(lengths: tl.tensor, batch: tl.tensor, keys: tl.tensor, LENGTHS: tl.constexpr) -> Any:
-    """How many first keys of a batch element take part; a length out of range counts as the nearest one."""
+    """Return how many first keys of a batch element take part; a length out of range counts as the nearest one."""
     live = keys
     if LENGTHS:
         live = tl.minimum(tl.maximum(tl.load(lengths + batch), 0), keys).to(tl.int32)
@@ -98,7 +98,7 @@ def live_of(lengths: tl.tensor, batch: tl.tensor, keys: tl.tensor, LENGTHS: tl.c
 
 @attention_kernel
 def kept_factor(rows: tl.tensor, columns: tl.tensor, place: tl.tensor, random: tl.tuple) -> Any:
-    """What dropout multiplies weights with: drawn from the seed and the place alone, so that it can be drawn again."""
+    """Return dropout's factors of weights, drawn from the seed and the position alone, so that they can be redrawn."""
     drop_below, factor, seed_low, seed_high = random
     zero = rows * 0 + columns * 0
     stream = place.to(tl.int32) + zero
