@@ -241,7 +241,7 @@ def _by_value(apply: Callable[[Tensor, float], Tensor], X: Tensor, values: Alpha
 
 
 class _Map(nn.Module):
-    """Remembers the arguments; a tensor among them moves with the module and stays out of its state."""
+    """A map with its arguments; a tensor among them moves with the module and stays out of its state."""
 
     def _keep(self, name: str, value: Alpha) -> None:
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):

@@ -112,7 +112,7 @@ class EntmaxCategorical(Distribution):
 
     @property
     def support_size(self) -> Tensor:
-        """How many classes are in the support [...]."""
+        """The number of classes in the support [...]."""
         return self.support.size
 
     @property

@@ -30,11 +30,11 @@ class Basis(nn.Module):
 
     @property
     def size(self) -> int:
-        """How many functions there are."""
+        """The number of functions."""
         raise NotImplementedError
 
     def forward(self, t: Tensor) -> Tensor:
-        """The functions at points [...], or [..., 2] in the plane: [..., size]."""
+        """Evaluate the functions at points [...], or [..., 2] in the plane: [..., size]."""
         if self.dims == 1:
             return self.at(t)
         if t.dim() == 0 or t.shape[-1] != self.dims:
@@ -42,27 +42,27 @@ class Basis(nn.Module):
         return self.at(*t.unbind(-1))
 
     def at(self, *coordinates: Tensor) -> Tensor:
-        """The functions at points given by their coordinates, each [...]: [..., size]."""
+        """Evaluate the functions at points given by their coordinates, each [...]: [..., size]."""
         raise NotImplementedError
 
     def weighted_sum(self, weights: Tensor, *coordinates: Tensor) -> Tensor:
-        """Sums over weighted points: weights [..., points], coordinates [..., points]; result [..., size]."""
+        """Sum over weighted points: weights [..., points], coordinates [..., points]; result [..., size]."""
         values = self.at(*coordinates)  # [..., points, size]
         if weights.dim() == 1:
             return torch.einsum("q,...qn->...n", weights, values)
         return (weights.unsqueeze(-2) @ values).squeeze(-2)
 
     def gaussians(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Centres [size, dims] and covariances [size, dims, dims] if these are normal densities."""
+        """Return centres [size, dims] and covariances [size, dims, dims] if these are normal densities."""
         return None
 
     @property
     def harmonic(self) -> bool:
-        """Whether these are trigonometric functions alone: then :meth:`from_characteristic` has their expectations."""
+        """True if all are trigonometric functions: then :meth:`from_characteristic` has their expectations."""
         return False
 
     def from_characteristic(self, mean: Tensor, factor: Tensor, characteristic: Callable[[Tensor], Tensor]) -> Tensor:
-        """Expectations [..., size] of trigonometric functions under a density with this mean and factor.
+        """Return expectations [..., size] of trigonometric functions under a density of this mean and factor.
 
         Args:
             mean: [...], or [..., 2] in the plane.
@@ -73,7 +73,7 @@ class Basis(nn.Module):
 
     @property
     def fixed_gaussians(self) -> bool:
-        """Whether these are normal densities made of buffers alone, without a gradient."""
+        """True if all are normal densities made of buffers alone, without a gradient."""
         return False
 
 
@@ -126,7 +126,7 @@ class GaussianBasis(Basis):
         self.register_load_state_dict_post_hook(lambda module, _: module._look())
 
     def _look(self) -> None:
-        """Reads off how narrow the functions are."""
+        """Read off how narrow the functions are."""
         least = self.covs if self.dims == 1 else torch.linalg.eigvalsh(self.covs.double())
         self.width = round(math.sqrt(least.min().item()), 7 if self.covs.dtype == torch.float32 else 15)
 
@@ -196,7 +196,7 @@ class ProductBasis(Basis):
 
     @property
     def width(self) -> float:  # type: ignore[override]
-        """Of the narrower of the two."""
+        """The smaller width of the two bases."""
         return min(self.first.width, self.second.width)
 
     @property

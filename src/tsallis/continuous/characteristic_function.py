@@ -26,7 +26,7 @@ class Table(NamedTuple):
     per_unit: int
 
     def __call__(self, z: Tensor) -> Tensor:
-        """At z [...], not NaN; beyond the end what is there."""
+        """Evaluate the function at z [...], not NaN; beyond the end the value at the end."""
         last = len(self.coefficients[0]) * (1 - torch.finfo(z.dtype).eps)
         place = (z.reshape(-1) * self.per_unit).clamp_(max=last)
         cell = place.int()
@@ -45,7 +45,7 @@ def _nodes(points: int, degree: int) -> tuple[Tensor, Tensor]:
 
 
 def _interpolation(at: Tensor, nodes: Tensor) -> Tensor:
-    """What turns values at Chebyshev nodes into values elsewhere, on [0, 1]: [at, nodes]."""
+    """Return the interpolation matrix from Chebyshev nodes to other points of [0, 1]: [at, nodes]."""
     degree = torch.arange(len(nodes), dtype=torch.float64, device="cpu")
 
     def polynomials(x: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def _interpolation(at: Tensor, nodes: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def table(order: float, end: float, dtype: torch.dtype, device: torch.device) -> Table:
-    r"""Of :math:`{}_0F_1(; b; -z^2/4)`, `order` b above 1, for z up to `end`."""
+    r"""Return the table of :math:`{}_0F_1(; b; -z^2/4)`, `order` b above 1, for z up to `end`."""
     with torch.inference_mode(False), torch.no_grad():
         per_unit, degree = (CELLS_PER_UNIT, DEGREE) if dtype == torch.float64 else (LINES_PER_UNIT, 1)
         panels, cells = math.ceil(end / PANEL), int(PANEL) * per_unit
@@ -92,7 +92,7 @@ def characteristic(squared: Tensor, order: float, end: float) -> Tensor:
 
 
 def characteristic_of_rows(squared: Tensor, order: float) -> Tensor:
-    """The same for any x [...], however large; NaN where one is not finite."""
+    """Evaluate :func:`characteristic` at any x [...], however large; NaN where one is not finite."""
     whole = squared.isfinite()
     x = torch.where(whole, squared, 0)
     end = math.sqrt(float(x.detach().amax())) if x.numel() else 0.0
@@ -107,7 +107,7 @@ def characteristic_of_rows(squared: Tensor, order: float) -> Tensor:
 
 
 def table_end(z: float) -> float:
-    """Up to one of a few numbers, so that few tables are ever made."""
+    """Round the end of a table up to one of a few numbers, so that few tables are ever made."""
     return float(2 ** (math.ceil(math.log2(max(z, 8)) * 2) / 2))
 
 

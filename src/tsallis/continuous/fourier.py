@@ -45,7 +45,7 @@ class Waves(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Of all ellipses of a batch."""
+    """The extent of all ellipses of a batch."""
 
     half: float  # the largest half side of a bounding square
     longest: float  # semi-axis
@@ -65,7 +65,7 @@ def largest(factor: Tensor) -> Tensor:
 
 
 def extent(factor: Tensor) -> Extent:
-    """Of the ellipses `factor @ u`, |u| <= 1; those that are points have no shortest axis."""
+    """Return the extent of the ellipses `factor @ u`, |u| <= 1; those that are points have no shortest axis."""
     f = factor.detach()
     longest = largest(f).sqrt()
     shortest = torch.where(longest > 0, (f[..., 0, 0] * f[..., 1, 1]).abs() / longest, math.inf)
@@ -73,7 +73,7 @@ def extent(factor: Tensor) -> Extent:
 
 
 def _half(factor: Tensor) -> Tensor:
-    """Half the side of a square around the ellipse [...]."""
+    """Return half the side of a square around the ellipse [...]."""
     return factor.square().sum(-1).amax(-1).sqrt()
 
 

@@ -1,4 +1,4 @@
-"""How much of a density lies in each cell of a grid: what continuous attention gives to a piece of an image."""
+"""The mass of a density in each cell of a grid: the weight that continuous attention gives to a region of an image."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _grid_masses(density: Elliptical, height: int, width: int) -> Tensor:
 
 
 def _marginal_masses(family: BetaGaussian, low: Tensor, high: Tensor) -> Tensor:
-    """Of one coordinate of the plane, between bounds [cells]."""
+    """Return the masses of one coordinate of the plane, between bounds [cells]."""
     if family.number != 2:
         return standard_masses(family.marginal(), low, high)
     left, right = (

@@ -77,8 +77,7 @@ class Signal:
         return self._coefficients
 
     def heads(self, count: int) -> Signal:
-        """The same values, dealt out in `count` equal parts: a signal with coefficients [batch..., count, functions,
-        d / count]."""
+        """Split the values into `count` equal parts: coefficients [batch..., count, functions, d / count]."""
         return Signal(self.basis, _parts(self.coefficients, count))
 
     def __call__(self, t: Tensor) -> Tensor:

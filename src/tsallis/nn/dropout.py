@@ -35,7 +35,7 @@ class Dropout(nn.Dropout):
 
 
 def dropout_mask(shape: Sequence[int], p: float, like: Tensor) -> Tensor:
-    """What to multiply with: zeros for a share `p` below 1, else 1 / (1 - p); of the dtype and device of `like`."""
+    """Draw a mask to multiply with: zeros for a share `p` below 1, else 1 / (1 - p); of `like`'s dtype and device."""
     if _kernels(like):
         return _mask(like.new_ones(shape), 1 - p, _seed())
     return torch.rand(tuple(shape), dtype=like.dtype, device=like.device).ge_(p).div_(1 - p)

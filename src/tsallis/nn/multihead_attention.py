@@ -20,7 +20,7 @@ Alpha = float | Tensor | Literal["learned"]
 
 
 class AttentionStats(NamedTuple):
-    """How sparse a forward pass was, head by head."""
+    """The sparsity of a forward pass, head by head."""
 
     density: Tensor  # [heads]: share of the keys that could be attended to which had a weight above zero
     support: Tensor  # [heads]: mean number of keys with a weight above zero
@@ -28,7 +28,7 @@ class AttentionStats(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """What a forward pass leaves behind for the statistics."""
+    """The record of a forward pass, for the statistics."""
 
     seen: Tensor  # what Attended.seen is
     mask: Tensor | None
@@ -146,7 +146,7 @@ class MultiheadAttention(nn.Module):
                 nn.init.xavier_normal_(extra)
 
     def alphas(self) -> Tensor:
-        """The alpha of each head [heads]."""
+        """Return the alpha of each head [heads]."""
         return self._of_heads(self._alpha())
 
     def _alpha(self) -> float | Tensor:
@@ -157,7 +157,7 @@ class MultiheadAttention(nn.Module):
         return alpha.expand(self.num_heads) if isinstance(alpha, Tensor) else torch.full((self.num_heads,), alpha)
 
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """What the heads read of a memory [batch, keys, size], batch first: each [batch, heads, keys, size]."""
+        """Project a memory [batch, keys, size], batch first, to keys and values: each [batch, heads, keys, size]."""
         _, weight_k, weight_v = self._weights()
         _, bias_k, bias_v = self._biases()
         found = (F.linear(memory, weight_k, bias_k), F.linear(memory, weight_v, bias_v))
@@ -178,7 +178,7 @@ class MultiheadAttention(nn.Module):
         cache: Cache | None = None,
         key_lengths: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Output, and weights if they are asked for.
+        """Return the output, and the weights if they are asked for.
 
         Args:
             query, key, value: [length, batch, size], [batch, length, size] with `batch_first`, or [length, size].
@@ -251,7 +251,7 @@ class MultiheadAttention(nn.Module):
         return out if self.batch_first else out.transpose(0, 1), weights
 
     def stats(self) -> AttentionStats:
-        """How sparse the last forward pass was; no weights are computed for it.
+        """Measure the sparsity of the last forward pass; no weights are computed for it.
 
         Raises:
             RuntimeError: before the first one.
@@ -270,11 +270,11 @@ class MultiheadAttention(nn.Module):
 
     @property
     def recorded(self) -> bool:
-        """Whether there was a forward pass that left something to report."""
+        """True if there was a forward pass to report on."""
         return self._last is not None
 
     def support(self) -> Tensor:
-        """How many keys have a weight above zero, of the last forward pass [batch, heads, queries].
+        """Count the keys with a weight above zero in the last forward pass [batch, heads, queries].
 
         Raises:
             RuntimeError: before the first one, or if it was compiled.
@@ -297,7 +297,7 @@ class MultiheadAttention(nn.Module):
     def _project(
         self, query: Tensor, key: Tensor | None, value: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Heads [batch, heads, length, head size]."""
+        """Project the inputs to heads [batch, heads, length, head size]."""
         if self.in_proj_weight is not None and key is query and value is query:
             q, k, v = F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
             return self._heads(q), self._heads(k), self._heads(v)
@@ -316,7 +316,7 @@ class MultiheadAttention(nn.Module):
         return heads
 
     def _own_mask(self, mask: Tensor | None, batch: int) -> Tensor | None:
-        """PyTorch's mask, True where nothing is seen, as ours."""
+        """Convert PyTorch's mask, True where nothing is seen, to ours."""
         if mask is None:
             return None
         if mask.dtype != torch.bool and not mask.is_floating_point():
@@ -332,7 +332,7 @@ class MultiheadAttention(nn.Module):
 
     @staticmethod
     def _padding(padding: Tensor | None, batch: int, keys: int, plain: bool) -> tuple[Tensor | None, Tensor | None]:
-        """Padding as a mask [batch, 1, 1, keys]; as lengths where it is at the end, so that it is not computed."""
+        """Convert padding to a mask [batch, 1, 1, keys]; to lengths where it is at the end, so that it is skipped."""
         if padding is None:
             return None, None
         padding = padding.unsqueeze(0) if padding.dim() == 1 else padding
@@ -354,7 +354,7 @@ class MultiheadAttention(nn.Module):
         return live.view(batch, 1, 1, keys), None
 
     def _behind(self, lengths: Tensor, q: Tensor, keys: int, plain: bool) -> tuple[Tensor | None, Tensor | None]:
-        """Key lengths as a mask that is added [batch, 1, 1, keys], or as they are where keys are worth skipping."""
+        """Convert key lengths to an additive mask [batch, 1, 1, keys], or keep them where keys are worth skipping."""
         batch, heads, queries, _ = q.shape
         if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
             raise ValueError(
@@ -376,7 +376,7 @@ class MultiheadAttention(nn.Module):
         return torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, -torch.inf), None
 
     def _extended(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """With the learned key and the zero key."""
+        """Append the learned key and the zero key."""
         batch, extra = k.shape[0], 0
         if self.bias_k is not None and self.bias_v is not None:
             own = [x.view(1, self.num_heads, 1, -1).expand(batch, -1, -1, -1) for x in (self.bias_k, self.bias_v)]
@@ -398,12 +398,12 @@ class MultiheadAttention(nn.Module):
 
 
 def _support(seen: Tensor) -> Tensor:
-    """How many keys each query attends to [batch, heads, queries], from that or from the weights."""
+    """Return the number of keys that each query attends to [batch, heads, queries], from itself or from weights."""
     return (seen > 0).sum(-1) if seen.dim() == 4 else seen
 
 
 def _joined(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """Two masks, each boolean (True takes part) or additive, as one."""
+    """Combine two masks, each boolean (True takes part) or additive."""
     if one is None or other is None:
         return other if one is None else one
     if one.dtype == torch.bool and other.dtype == torch.bool:
@@ -417,7 +417,7 @@ def _joined(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 def _visible(
     mask: Tensor | None, lengths: Tensor | None, causal: bool, queries: int, keys: int, like: Tensor
 ) -> Tensor:
-    """How many keys each query could attend to [batch, heads, queries]."""
+    """Count the keys that each query could attend to [batch, heads, queries]."""
     live = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=like.device)
     if mask is not None:
         live = live & (mask if mask.dtype == torch.bool else mask > -torch.inf)

@@ -25,7 +25,7 @@ def _activation(given: Activation) -> Callable[[Tensor], Tensor]:
 
 
 class _Layer(nn.Module):
-    """What both layers have: norms and dropouts, numbered from 1, and the network behind the last of them."""
+    """The common base of both layers: norms and dropouts, numbered from 1, and the feed-forward network after them."""
 
     norm_first: bool
     norm1: nn.LayerNorm
@@ -47,7 +47,7 @@ class _Layer(nn.Module):
         bias: bool,
         place: dict[str, Any],
     ) -> None:
-        """Everything but the attentions, under PyTorch's names and in its order."""
+        """Build all but the attentions, under PyTorch's names and in its order."""
         self.linear1 = nn.Linear(d_model, hidden, bias=bias, **place)
         self.dropout = Dropout(dropout)
         self.linear2 = nn.Linear(hidden, d_model, bias=bias, **place)

@@ -1,4 +1,4 @@
-"""A standardised density, moved and stretched: what all densities of one mode have in common."""
+"""The common base of all densities of one mode: a standardised density, shifted and scaled."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ UNKNOWN = Growth(math.nan, math.nan)
 
 
 class Density(Distribution):
-    """What every density on the line or in space offers beside the methods of `torch.distributions`."""
+    """The interface of every density on the line or in space, beside the methods of `torch.distributions`."""
 
     dims: int
 
     def pdf(self, t: Tensor) -> Tensor:
-        """The density itself, zero outside the support."""
+        """Evaluate the density, zero outside the support."""
         raise NotImplementedError
 
     def expect(self, function: Function, points: Points = None) -> Tensor:
-        """Expectations of basis functions [..., size], or of any function."""
+        """Return expectations of basis functions [..., size], or of any function."""
         raise NotImplementedError
 
     @property
     def covariance(self) -> Tensor:
-        """[..., n, n]; on the line the variance [...]."""
+        """The covariance [..., n, n]; on the line the variance [...]."""
         raise NotImplementedError
 
     def tsallis_entropy(self) -> Tensor:
-        """The entropy of the density's own alpha [...]."""
+        """Compute the entropy of the density's own alpha [...]."""
         raise NotImplementedError
 
 
@@ -111,7 +111,7 @@ class Elliptical(Density):
             raise ValueError(f"alpha must be finite and at least 1, got a tensor with {wrong:g}")
 
     def _check_triangle(self) -> None:
-        """What stands beside the diagonal of a factor."""
+        """Check the entries of a factor off its diagonal."""
         lower, upper = self._factor.tril(-1), self._factor.triu(1)
         if bool((upper != 0).any()):
             raise ValueError(f"factor must be lower triangular, got {upper[upper != 0][0].item():g} above the diagonal")
@@ -182,12 +182,12 @@ class Elliptical(Density):
 
     @property
     def mean(self) -> Tensor:
-        """[...], or [..., n]"""
+        """The mean [...], or [..., n]."""
         return self._mean
 
     @property
     def mode(self) -> Tensor:
-        """Where the density is largest, which is the mean."""
+        """The point of largest density, which is the mean."""
         return self._mean
 
     @property
@@ -201,7 +201,7 @@ class Elliptical(Density):
 
     @property
     def variance(self) -> Tensor:
-        """[...], or the diagonal of the covariance [..., n]."""
+        """The variance [...], or the diagonal of the covariance [..., n]."""
         return self._factor.square() if self.dims == 1 else self._factor.square().sum(-1)
 
     @property
@@ -211,12 +211,12 @@ class Elliptical(Density):
 
     @property
     def alpha(self) -> float | Tensor:
-        """Of the Tsallis entropy that the density maximises among all with its score."""
+        """The alpha of the Tsallis entropy that the density maximises among all with its score."""
         return self.family.alpha(self._mean)
 
     @property
     def support(self) -> Interval | Ellipse | WholeSpace:
-        """Where the density is above zero."""
+        """The set of points where the density is above zero."""
         reach = self.family.reach(self._mean)
         if not isinstance(reach, Tensor) and math.isinf(reach):
             return WholeSpace(self.dims)
@@ -227,7 +227,7 @@ class Elliptical(Density):
         return Ellipse(self._mean.detach(), scaled.detach())
 
     def _standardised(self, t: Tensor) -> Tensor:
-        """The squared distance from the mean in standard deviations [*sample, ...]."""
+        """Return the squared distance from the mean in standard deviations [*sample, ...]."""
         apart = t.to(self._mean.dtype) - self._mean
         if self.dims == 1:
             return (apart / self._factor).square()
@@ -320,7 +320,7 @@ class Elliptical(Density):
         return self.family.rule(growth, points, self._mean)
 
     def _growth(self, basis: Basis, points: Points) -> Growth:
-        """How fast functions grow off the real line, in standard deviations of the widest density.
+        """Return the growth of functions off the real line, in standard deviations of the widest density.
 
         Not looked up where the number of points is given, but for densities without an end, which have several rules.
         """
@@ -333,13 +333,13 @@ class Elliptical(Density):
         return Growth(basis.frequency * widest, widest / basis.width, basis.degree)
 
     def _place(self, rule: Rule) -> Tensor:
-        """The nodes of a standardised rule where this density is [..., points] or [..., points, n]."""
+        """Map the nodes of a standardised rule to this density's points [..., points] or [..., points, n]."""
         if self.dims == 1:
             return self._mean.unsqueeze(-1) + self._factor.unsqueeze(-1) * rule.nodes
         return self._mean.unsqueeze(-2) + rule.nodes @ self._factor.mT
 
     def _widest(self) -> float:
-        """The largest standard deviation in any direction."""
+        """Return the largest standard deviation in any direction."""
         if torch.compiler.is_compiling() or not self._mean.numel():
             return math.nan
         if self.dims == 1:
@@ -360,7 +360,7 @@ class Elliptical(Density):
         return rules.gaussian_overlap(self._mean, self.covariance, *gaussians)
 
     def _by_waves(self, basis: Basis) -> Tensor | None:
-        """Gaussian functions in the plane, where numbers can be looked at, by their Fourier transforms."""
+        """Return expectations of Gaussians in the plane by their Fourier transforms, where values can be read."""
         family = self.family
         if self.dims != 2 or not isinstance(family, BetaGaussian) or traced() or not self._mean.numel():
             return None

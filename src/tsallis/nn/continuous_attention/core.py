@@ -1,4 +1,4 @@
-"""What continuous attention on the line and in the plane have in common."""
+"""The common base of continuous attention on the line and in the plane."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MOMENTS = ("query", "discrete", "scores", "pooled")
 
 
 class Attended(NamedTuple):
-    """What continuous attention found."""
+    """The result of continuous attention."""
 
     context: Tensor  # [batch, queries, d_model], or [batch, d_model]
     density: Density  # of batch shape [batch, heads, queries]
@@ -51,7 +51,7 @@ class Attended(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Which observations count and where they are."""
+    """The mask and the positions of the observations."""
 
     keep: Tensor | None  # boolean [batch, length]
     positions: Tensor  # [length] or [batch, length]; in the plane [..., 2]
@@ -59,7 +59,7 @@ class Places(NamedTuple):
 
 
 def map_alpha(transform: str | float) -> float:
-    """The alpha of "softmax", "sparsemax" or "entmax" (1.5), or of a number."""
+    """Return the alpha of "softmax", "sparsemax" or "entmax" (1.5), or of a number."""
     if not isinstance(transform, str):
         return alpha_number(transform)
     if transform == "alpha_relu":
@@ -82,12 +82,12 @@ def basis_of(basis: str | int | Basis, dims: int) -> Basis:
 
 @untraced
 def _looking(signal: Signal, density: Density) -> Tensor:
-    """How many points a rule needs depends on numbers, which a compiler does not see."""
+    """Compute the context outside the traced graph: a rule's number of points depends on values."""
     return signal.expect(density)
 
 
 class Defaults(NamedTuple):
-    """What the line and the plane take where nothing is said."""
+    """The default options of attention on the line or in the plane."""
 
     density: str
     basis: str
@@ -95,7 +95,7 @@ class Defaults(NamedTuple):
 
 
 class ContinuousAttention(nn.Module):
-    """What the line and the plane have in common."""
+    """The common base class of attention on the line and in the plane."""
 
     dims: int
     defaults: ClassVar[Defaults]
@@ -186,7 +186,7 @@ class ContinuousAttention(nn.Module):
         return Attended(context.squeeze(1) if single else context, density, weights)
 
     def _mixed(self, weights: Tensor, density: Density) -> Tensor:
-        """Weights [batch, heads, queries, length] of those of a mixture's components."""
+        """Average the weights of a mixture's components: [batch, heads, queries, length]."""
         return (density.weights.unsqueeze(-1) * weights).sum(-2) if isinstance(density, Mixture) else weights
 
     def _density(
@@ -226,7 +226,7 @@ class ContinuousAttention(nn.Module):
         return self.mix
 
     def _given(self, scores: Tensor, values: Tensor) -> Tensor:
-        """Scores [batch, length], [batch, queries, length] or [batch, heads, queries, length] as the last of these."""
+        """Expand scores [batch, length] or [batch, queries, length] to [batch, heads, queries, length]."""
         check_floating(scores, "scores")
         shape = (values.shape[0], values.shape[1])
         if scores.dim() not in (2, 3, 4) or (scores.shape[0], scores.shape[-1]) != shape:
@@ -239,7 +239,7 @@ class ContinuousAttention(nn.Module):
         return scores.expand(-1, self.num_heads, -1, -1)
 
     def _scores(self, query: Tensor, values: Tensor) -> Tensor:
-        """[batch, heads, queries, length]; of several components [batch, heads, queries, components, length]."""
+        """Score keys [batch, heads, queries, length]; for mixtures [batch, heads, queries, components, length]."""
         sizes = (self.num_heads, self.components, self.head_dim)
         q = self.query_proj(query).unflatten(-1, sizes).transpose(1, 2).flatten(2, 3)  # [batch, heads, q * parts, size]
         k = self.key_proj(values).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
