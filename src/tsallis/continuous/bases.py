@@ -102,15 +102,15 @@ class GaussianBasis(Basis):
         if centres.dim() not in (1, 2) or centres.shape[0] == 0 or self.dims not in (1, 2) or centres.shape[1:] == (1,):
             raise ValueError(f"centres must be [size] or [size, 2], got shape {tuple(centres.shape)}")
         size = centres.shape[0]
-        given = torch.as_tensor(variance, dtype=centres.dtype, device=centres.device).detach()
-        if given.dim() < 2:
-            given = given.expand(size)
-            covs = given if self.dims == 1 else given[:, None, None] * torch.eye(2).to(centres)
+        spread = torch.as_tensor(variance, dtype=centres.dtype, device=centres.device).detach()
+        if spread.dim() < 2:
+            spread = spread.expand(size)
+            covs = spread if self.dims == 1 else spread[:, None, None] * torch.eye(2).to(centres)
         else:
-            covs = given
+            covs = spread
         if covs.shape != centres.shape + centres.shape[1:]:
             raise ValueError(
-                f"variance of shape {tuple(given.shape)} doesn't fit centres of shape {tuple(centres.shape)}"
+                f"variance of shape {tuple(spread.shape)} doesn't fit centres of shape {tuple(centres.shape)}"
             )
         for name, numbers in (("centres", centres), ("variance", covs)):
             if not bool(numbers.isfinite().all()):

@@ -65,10 +65,10 @@ def cell_masses(density: Density, edges: Tensor) -> Tensor:
 def _masses(density: Density, edges: Tensor) -> Tensor:
     if isinstance(density, Mixture):
         if density.stacked:
-            found = _masses(density.parts[0], edges.unsqueeze(-2))  # [..., components, cells]
+            masses = _masses(density.parts[0], edges.unsqueeze(-2))  # [..., components, cells]
         else:
-            found = torch.stack([_masses(part, edges) for part in density.parts], -2)
-        return (density.weights.unsqueeze(-1) * found).sum(-2)
+            masses = torch.stack([_masses(part, edges) for part in density.parts], -2)
+        return (density.weights.unsqueeze(-1) * masses).sum(-2)
     if not isinstance(density, Elliptical):
         raise TypeError(f"no masses are known of a {type(density).__name__}")
     mean, std = density.mean, density.factor
@@ -89,8 +89,8 @@ def standard_masses(family: Family, low: Tensor, high: Tensor) -> Tensor:
         return _in_a_tail(low, high, _laplace_below)
     if isinstance(family, Triangular):
         left, right = ([x.div(family.end).clamp(*ends) for x in (low, high)] for ends in ((-1, 0), (0, 1)))
-        below = (left[1] - left[0]) * (2 + left[0] + left[1])
-        return (below + (right[1] - right[0]) * (2 - right[0] - right[1])) / 2
+        left_mass = (left[1] - left[0]) * (2 + left[0] + left[1])
+        return (left_mass + (right[1] - right[0]) * (2 - right[0] - right[1])) / 2
     if isinstance(family, BetaGaussian):
         return _integrated(family, low, high)
     # Not smooth at the mean.
@@ -99,11 +99,11 @@ def standard_masses(family: Family, low: Tensor, high: Tensor) -> Tensor:
     )
 
 
-def _in_a_tail(low: Tensor, high: Tensor, below: Callable[[Tensor], Tensor]) -> Tensor:
+def _in_a_tail(low: Tensor, high: Tensor, cdf: Callable[[Tensor], Tensor]) -> Tensor:
     """Subtract values of the distribution function in the lower tail: where the mean is between, or mirrored."""
     mirrored = low > 0
     a, b = torch.where(mirrored, -high, low), torch.where(mirrored, -low, high)
-    return (below(b) - below(a)).clamp(min=0)
+    return (cdf(b) - cdf(a)).clamp(min=0)
 
 
 def _normal_below(u: Tensor) -> Tensor:

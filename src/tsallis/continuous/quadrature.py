@@ -31,9 +31,9 @@ class Rule(NamedTuple):
         return Rule(self.nodes.to(like), self.weights.to(like))
 
 
-def _golub_welsch(diagonal: Tensor, beside: Tensor) -> Rule:
+def _golub_welsch(diagonal: Tensor, off_diagonal: Tensor) -> Rule:
     """Nodes and normalised weights of the orthogonal polynomials with this recurrence (Golub and Welsch 1969)."""
-    jacobi = torch.diag(diagonal) + torch.diag(beside, 1) + torch.diag(beside, -1)
+    jacobi = torch.diag(diagonal) + torch.diag(off_diagonal, 1) + torch.diag(off_diagonal, -1)
     nodes, vectors = torch.linalg.eigh(jacobi)
     weights = vectors[0].square()
     return Rule(nodes, weights / weights.sum())
@@ -287,11 +287,11 @@ def _sines(x: Tensor, alpha: Tensor, dims: int) -> tuple[Tensor, Tensor]:
     s stays fixed instead, and nothing is lost as nothing is left there.
     """
     h = (alpha - 1) / (alpha + 1)
-    whole = h > WHOLE
+    full_support = h > WHOLE
     tail = torch.where(h.detach() > 0, h.detach(), 1)
     cut = torch.asin((-torch.expm1(-2 * TAIL * tail)).sqrt()) / tail.sqrt()
     cut = torch.where(h.detach() > 0, cut, math.sqrt(2 * TAIL))
-    s = x * torch.where(whole, math.pi / 2 / torch.where(whole, h, 1).sqrt(), cut)
+    s = x * torch.where(full_support, math.pi / 2 / torch.where(full_support, h, 1).sqrt(), cut)
     y = h * s.square()
     reach = (((dims + 2) * (alpha - 1) + 2) / (alpha + 1)).sqrt()  # c sqrt(h)
     return reach * s * sine_ratio(y), torch.exp(-s.square() / 2 * log_cosine_ratio(y))

@@ -233,11 +233,11 @@ def needed(error: Error, growth: Growth, dtype: torch.dtype) -> int:
     (31, 45)
     """
     growth = growth.or_default(error.span)
-    stepped = Growth(_in_steps(growth.frequency), _in_steps(growth.sharpness), growth.degree)
+    bound = Growth(_in_steps(growth.frequency), _in_steps(growth.sharpness), growth.degree)
     tolerance = TOLERANCE.get(dtype, SINGLE_TOLERANCE)
     if torch.compiler.is_compiling():
-        return _known_points(type(error).__name__, tuple(vars(error).values()), tuple(stepped), tolerance)
-    return points_for(error, stepped, tolerance)
+        return _known_points(type(error).__name__, tuple(vars(error).values()), tuple(bound), tolerance)
+    return points_for(error, bound, tolerance)
 
 
 @constant

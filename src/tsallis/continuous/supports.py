@@ -148,7 +148,7 @@ class Union(constraints.Constraint):
         if self.stacked:  # the last batch dimension of the one part counts its members
             inside: Tensor = self.parts[0].check(value.unsqueeze(-1 - self.event_dim))
             return inside.any(-1)
-        found: Tensor = self.parts[0].check(value)
+        mask: Tensor = self.parts[0].check(value)
         for part in self.parts[1:]:
-            found = found | part.check(value)
-        return found
+            mask = mask | part.check(value)
+        return mask

@@ -28,8 +28,8 @@ class Dropout(nn.Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and 0 < self.p < 1 and _kernels(x):
-            found: Tensor = _Drop.apply(x, 1 - self.p, _seed())
-            return found
+            output: Tensor = _Drop.apply(x, 1 - self.p, _seed())
+            return output
         plain: Tensor = super().forward(x)
         return plain
 
@@ -42,8 +42,8 @@ def dropout_mask(shape: Sequence[int], p: float, like: Tensor) -> Tensor:
 
 
 def _kernels(x: Tensor) -> bool:
-    wanted = x.dtype in EXACT and not traced() and torch.autograd.forward_ad._current_level < 0
-    return wanted and backend.compiled(1.0, x.detach())
+    eligible = x.dtype in EXACT and not traced() and torch.autograd.forward_ad._current_level < 0
+    return eligible and backend.compiled(1.0, x.detach())
 
 
 def _seed() -> int:

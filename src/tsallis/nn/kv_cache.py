@@ -72,12 +72,12 @@ class KeyValueCache:
     def _added(self, have: Tensor | None, new: Tensor) -> Tensor:
         if have is None:
             return new
-        used, total = self._length, self._length + new.shape[2]
+        length, total = self._length, self._length + new.shape[2]
         if torch.is_grad_enabled():  # what went before may be needed as it was
-            return torch.cat([have[:, :, :used], new], 2)
+            return torch.cat([have[:, :, :length], new], 2)
         if have.shape[2] < total:
-            room = have.new_empty(*have.shape[:2], max(total, 2 * used), have.shape[3])
-            room[:, :, :used] = have[:, :, :used]
+            room = have.new_empty(*have.shape[:2], max(total, 2 * length), have.shape[3])
+            room[:, :, :length] = have[:, :, :length]
             have = room
-        have[:, :, used:total] = new
+        have[:, :, length:total] = new
         return have

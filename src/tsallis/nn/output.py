@@ -66,8 +66,8 @@ class OutputLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.transform, self.alpha, self.tau = transform, transform_alpha(transform, alpha), float(tau)
-        wrong = [i for i in forbidden if not 0 <= i < d_vocab]
-        if wrong or len(set(forbidden)) >= d_vocab:
+        out_of_range = [i for i in forbidden if not 0 <= i < d_vocab]
+        if out_of_range or len(set(forbidden)) >= d_vocab:
             raise ValueError(f"forbidden must leave some of the symbols 0 to {d_vocab - 1}, got {tuple(forbidden)}")
         self.projection = nn.Linear(d_model, d_vocab, bias=bias)
         never = torch.zeros(d_vocab, dtype=torch.bool)
@@ -158,7 +158,7 @@ class OutputLayer(nn.Module):
 
         The loss is linear in the target but for the target's entropy: to spread a share of it adds that share of this.
         """
-        counted = target != ignore_index
+        active = target != ignore_index
         may = ~self.never
         index = target.clamp(min=0)
         weight = self.weight
@@ -166,10 +166,10 @@ class OutputLayer(nn.Module):
         lead = (hidden * (embedding(index, weight) - mean)).sum(-1)  # [...]
         if self.bias is not None:
             lead = lead + self.bias[index] - (self.bias * may).sum() / may.sum()
-        lead = torch.where(counted, lead, 0)
+        lead = torch.where(active, lead, 0)
         if reduction == "none":
             return lead
-        return lead.sum() if reduction == "sum" else lead.sum() / counted.sum()
+        return lead.sum() if reduction == "sum" else lead.sum() / active.sum()
 
     def _loss(self, hidden: Tensor, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
         if target.numel() * len(self.weight) < MANY_SCORES:

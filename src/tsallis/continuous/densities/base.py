@@ -72,16 +72,16 @@ def cholesky(cov: Tensor, dims: int) -> Tensor:
         return cov.sqrt()
     if dims == 2:
         return rules.tril_2x2(cov)
-    root, failed = torch.linalg.cholesky_ex((cov + cov.mT) / 2)
-    return torch.where((failed != 0)[..., None, None], math.nan, root)
+    root, info = torch.linalg.cholesky_ex((cov + cov.mT) / 2)
+    return torch.where((info != 0)[..., None, None], math.nan, root)
 
 
 def check_symmetric(cov: Tensor, name: str = "covariance") -> None:
     """Check that [..., n, n] is symmetric but for rounding; numbers that are not finite are checked elsewhere."""
     size = cov.diagonal(dim1=-2, dim2=-1).abs().amax(-1)[..., None, None]
-    wrong = (cov - cov.mT).abs() > size * math.sqrt(torch.finfo(cov.dtype).eps)
-    if bool(wrong.any()):
-        pair = cov[wrong][0].item(), cov.mT[wrong][0].item()
+    mismatch = (cov - cov.mT).abs() > size * math.sqrt(torch.finfo(cov.dtype).eps)
+    if bool(mismatch.any()):
+        pair = cov[mismatch][0].item(), cov.mT[mismatch][0].item()
         raise ValueError(f"{name} must be symmetric, got {pair[0]:g} and {pair[1]:g} beside the diagonal")
 
 

@@ -65,8 +65,8 @@ def beta_constants(alpha: Tensor, dims: int) -> Constants:
 @lru_cache(maxsize=256)
 def _beta_numbers(alpha: float, dims: int) -> tuple[float, float]:
     with torch.inference_mode(False), torch.no_grad():
-        found = beta_constants(torch.tensor(alpha, dtype=torch.float64, device="cpu"), dims)
-        return float(found.peak), float(found.bend)
+        constants = beta_constants(torch.tensor(alpha, dtype=torch.float64, device="cpu"), dims)
+        return float(constants.peak), float(constants.bend)
 
 
 class BetaGaussian:
@@ -92,8 +92,8 @@ class BetaGaussian:
         if not isinstance(self.given, Tensor):
             return math.sqrt(rules.squared_reach(self.given, self.dims))
         c = self.constants(like)
-        bounded = c.eps > 0
-        return torch.where(bounded, c.bend / torch.where(bounded, c.eps, 1), math.inf).sqrt().to(like)
+        finite = c.eps > 0
+        return torch.where(finite, c.bend / torch.where(finite, c.eps, 1), math.inf).sqrt().to(like)
 
     def factor(self, scale: Tensor) -> Tensor:
         root = cholesky(scale, self.dims)
@@ -163,8 +163,8 @@ class BetaGaussian:
         if n == 2:  # the squared radius by the inverse of its distribution function
             log_u = torch.log1p(-torch.rand(*shape, dtype=torch.float64, device=like.device))
             squared = -c.bend / c.alpha * log_u * expm1_ratio(c.eps / c.alpha * log_u)
-            found: Tensor = (step / step.norm(dim=-1, keepdim=True) * squared.sqrt().unsqueeze(-1)).to(like)
-            return found
+            points: Tensor = (step / step.norm(dim=-1, keepdim=True) * squared.sqrt().unsqueeze(-1)).to(like)
+            return points
         # |u|² / c² is beta(n/2, 1/eps + 1): a ratio of gammas, the second of which tends to 1 / eps.
         power = 1 / c.eps.clamp(min=1e-12)
         gamma = torch._standard_gamma((power + 1).expand(tuple(shape)).contiguous())

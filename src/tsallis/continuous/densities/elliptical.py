@@ -101,14 +101,14 @@ class Elliptical(Density):
             raise ValueError(f"mean must be finite, got {self._mean[~self._mean.isfinite()][0].item():g}")
         if not bool(((diagonal > 0) & (diagonal < math.inf)).all()):
             what = "variance must be positive and finite" if self.dims == 1 else "covariance must be positive definite"
-            wrong = diagonal[~((diagonal > 0) & (diagonal < math.inf))][0].item()
-            raise ValueError(f"{what}, got one whose factor has {wrong:g}")
+            value = diagonal[~((diagonal > 0) & (diagonal < math.inf))][0].item()
+            raise ValueError(f"{what}, got one whose factor has {value:g}")
         if self.dims > 1:
             self._check_triangle()
         alpha = self.family.alpha(self._mean)
         if isinstance(alpha, Tensor) and not bool(((alpha >= 1) & (alpha < math.inf)).all()):
-            wrong = alpha[~((alpha >= 1) & (alpha < math.inf))][0].item()
-            raise ValueError(f"alpha must be finite and at least 1, got a tensor with {wrong:g}")
+            value = alpha[~((alpha >= 1) & (alpha < math.inf))][0].item()
+            raise ValueError(f"alpha must be finite and at least 1, got a tensor with {value:g}")
 
     def _check_triangle(self) -> None:
         """Check the entries of a factor off its diagonal."""
@@ -153,8 +153,8 @@ class Elliptical(Density):
 
     @classmethod
     def _check_symmetric(cls, cov: Tensor, family: Family, validate_args: bool | None) -> None:
-        checked = Distribution._validate_args if validate_args is None else validate_args
-        if checked and family.dims > 1 and not torch.compiler.is_compiling():
+        validate = Distribution._validate_args if validate_args is None else validate_args
+        if validate and family.dims > 1 and not torch.compiler.is_compiling():
             check_symmetric(cov)
 
     @classmethod
@@ -223,8 +223,8 @@ class Elliptical(Density):
         if self.dims == 1:
             half = (self._factor * reach).detach()
             return Interval(self._mean.detach() - half, self._mean.detach() + half)
-        scaled = self._factor * (reach[..., None, None] if isinstance(reach, Tensor) else reach)
-        return Ellipse(self._mean.detach(), scaled.detach())
+        factor = self._factor * (reach[..., None, None] if isinstance(reach, Tensor) else reach)
+        return Ellipse(self._mean.detach(), factor.detach())
 
     def _standardised(self, t: Tensor) -> Tensor:
         """Return the squared distance from the mean in standard deviations [*sample, ...]."""

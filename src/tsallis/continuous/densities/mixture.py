@@ -55,8 +55,8 @@ class Mixture(Density):
         batch = torch.broadcast_shapes(*(part.batch_shape for part in self.parts))
         count = weights.shape[-1]
         if (self.stacked and batch[-1:] != (count,)) or (not self.stacked and len(self.parts) != count):
-            found = f"the batch shape {tuple(batch)}" if self.stacked else f"{len(self.parts)} components"
-            raise ValueError(f"weights of shape {tuple(weights.shape)} don't fit {found}")
+            actual = f"the batch shape {tuple(batch)}" if self.stacked else f"{len(self.parts)} components"
+            raise ValueError(f"weights of shape {tuple(weights.shape)} don't fit {actual}")
         batch = torch.broadcast_shapes(weights.shape[:-1], batch[:-1] if self.stacked else batch)
         self.weights = widen(weights).expand(*batch, count)
         self.parts = [part.expand((*batch, count) if self.stacked else batch) for part in self.parts]
@@ -143,8 +143,8 @@ class Mixture(Density):
         drawn = self._gather([part.sample(shape) for part in self.parts], event)  # [*shape, ..., K, *event]
         flat = self.weights.reshape(-1, self.weights.shape[-1])
         count = max(shape.numel(), 1)
-        chosen = torch.multinomial(flat, count, replacement=True).T.reshape(shape + self.batch_shape)
-        index = chosen.reshape(chosen.shape + (1,) * (1 + event)).expand(*chosen.shape, 1, *self.event_shape)
+        component = torch.multinomial(flat, count, replacement=True).T.reshape(shape + self.batch_shape)
+        index = component.reshape(component.shape + (1,) * (1 + event)).expand(*component.shape, 1, *self.event_shape)
         return drawn.gather(-1 - event, index).squeeze(-1 - event)
 
     def tsallis_entropy(self, alpha: float | None = None) -> Tensor:
@@ -179,9 +179,12 @@ class Mixture(Density):
         breaks = self._breaks().sort(-1).values
         x, weights = gauss_legendre(PANEL).to(breaks)
         # After x -> sin, points crowd at the ends of a panel, where some power of the distance vanishes.
-        place, steps = (1 + torch.sin(x * (torch.pi / 2))) / 2, weights * torch.cos(x * (torch.pi / 2)) * (torch.pi / 2)
+        offset, steps = (
+            (1 + torch.sin(x * (torch.pi / 2))) / 2,
+            weights * torch.cos(x * (torch.pi / 2)) * (torch.pi / 2),
+        )
         low, width = breaks[..., :-1].unsqueeze(-1), breaks.diff(dim=-1).unsqueeze(-1)
-        return (low + width * place).flatten(-2).movedim(-1, 0), (width * steps).flatten(-2).movedim(-1, 0)
+        return (low + width * offset).flatten(-2).movedim(-1, 0), (width * steps).flatten(-2).movedim(-1, 0)
 
     def _breaks(self) -> Tensor:
         """Return the points between which every component is smooth and one rule suffices [..., breaks]."""

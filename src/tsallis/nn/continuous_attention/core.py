@@ -144,9 +144,9 @@ class ContinuousAttention(nn.Module):
         self.points = points
         self.fit = ValueFunction(basis_of(basis, self.dims), penalty)
         if moments in ("query", "pooled"):
-            pooled = filters or d_model
-            self.pool = PooledFeatures(d_values, pooled, filter_width) if moments == "pooled" else None
-            self.head = DensityHead(d_query if self.pool is None else pooled, self.kind, num_heads, components)
+            d_pooled = filters or d_model
+            self.pool = PooledFeatures(d_values, d_pooled, filter_width) if moments == "pooled" else None
+            self.head = DensityHead(d_query if self.pool is None else d_pooled, self.kind, num_heads, components)
         elif moments == "discrete":
             self.query_proj = nn.Linear(d_query, components * d_model)
             self.key_proj = nn.Linear(d_values, d_model)
@@ -254,8 +254,8 @@ class ContinuousAttention(nn.Module):
     def extra_repr(self) -> str:
         alpha = f", alpha={self.alpha:g}" if self.moments in ("discrete", "scores") else ""
         parts = f", components={self.components}" if self.components > 1 else ""
-        combined = ", combine=True" if self.combine else ""
-        return f"{self.d_model}, heads={self.num_heads}, moments={self.moments}{alpha}{parts}{combined}"
+        combine = ", combine=True" if self.combine else ""
+        return f"{self.d_model}, heads={self.num_heads}, moments={self.moments}{alpha}{parts}{combine}"
 
 
 def cell_edges(mask: Tensor) -> Tensor:
@@ -271,6 +271,6 @@ def cell_edges(mask: Tensor) -> Tensor:
         >>> cell_edges(torch.tensor([True, False, True]))
         tensor([0.0000, 0.5000, 0.5000, 1.0000], dtype=torch.float64)
     """
-    passed = mask.cumsum(-1).double()  # [..., length]
-    start = torch.zeros_like(passed[..., :1])
-    return torch.cat([start, passed / passed[..., -1:].clamp(min=1)], -1)
+    count = mask.cumsum(-1).double()  # [..., length]
+    start = torch.zeros_like(count[..., :1])
+    return torch.cat([start, count / count[..., -1:].clamp(min=1)], -1)

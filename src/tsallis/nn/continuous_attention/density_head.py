@@ -78,8 +78,8 @@ class DensityKind(nn.Module):
             self.name, self.alpha = "learned", PerHeadAlpha(heads)
         elif isinstance(density, str):
             if density not in KINDS[dims]:
-                known = ", ".join([*KINDS[dims], "learned"])
-                raise ValueError(f"density must be one of {known} or an alpha from 1, got {density!r}")
+                names = ", ".join([*KINDS[dims], "learned"])
+                raise ValueError(f"density must be one of {names} or an alpha from 1, got {density!r}")
             self.name, self.kind, self.alpha = density, KINDS[dims][density], None
         else:
             self.name, self.alpha = "beta_gaussian", alpha_number(density)
@@ -159,10 +159,10 @@ class DensityHead(nn.Module):
         nn.init.xavier_uniform_(self.linear.weight, gain=0.5)
         nn.init.zeros_(self.linear.bias)
         bias = self.linear.bias.view(heads, components, self.numbers)
-        place = torch.arange(components) * heads + torch.arange(heads).unsqueeze(1)  # [heads, components]
-        bias[..., 0] = torch.logit((place + 0.5) / (heads * components))
+        index = torch.arange(components) * heads + torch.arange(heads).unsqueeze(1)  # [heads, components]
+        bias[..., 0] = torch.logit((index + 0.5) / (heads * components))
         if dims == 2:
-            bias[..., 1] = torch.logit((0.5 + place * GOLDEN) % 1)  # evenly over the square, whatever their number
+            bias[..., 1] = torch.logit((0.5 + index * GOLDEN) % 1)  # evenly over the square, whatever their number
         start = kind.initial_root(heads, components).squeeze(1)
         start = start.square() - kind.floor if dims == 1 else start - math.sqrt(kind.floor)
         inverse = start + torch.log(-torch.expm1(-start))  # of softplus
@@ -210,7 +210,7 @@ class PooledFeatures(nn.Module):
 
     def forward(self, values: Tensor, keep: Tensor | None) -> Tensor:
         """[batch, length, d_values], zero where `keep` [batch, length] is False, to [batch, filters]."""
-        found = torch.relu(self.convolution(values.transpose(1, 2)))  # [batch, filters, length]
+        features = torch.relu(self.convolution(values.transpose(1, 2)))  # [batch, filters, length]
         if keep is not None:
-            found = torch.where(keep.unsqueeze(1), found, 0)
-        return found.amax(-1)
+            features = torch.where(keep.unsqueeze(1), features, 0)
+        return features.amax(-1)
