@@ -179,12 +179,12 @@ class Mixture(Density):
         breaks = self._breaks().sort(-1).values
         x, weights = gauss_legendre(PANEL).to(breaks)
         # After x -> sin, points crowd at the ends of a panel, where some power of the distance vanishes.
-        offset, steps = (
+        nodes, steps = (
             (1 + torch.sin(x * (torch.pi / 2))) / 2,
             weights * torch.cos(x * (torch.pi / 2)) * (torch.pi / 2),
         )
         low, width = breaks[..., :-1].unsqueeze(-1), breaks.diff(dim=-1).unsqueeze(-1)
-        return (low + width * offset).flatten(-2).movedim(-1, 0), (width * steps).flatten(-2).movedim(-1, 0)
+        return (low + width * nodes).flatten(-2).movedim(-1, 0), (width * steps).flatten(-2).movedim(-1, 0)
 
     def _breaks(self) -> Tensor:
         """Return the points between which every component is smooth and one rule suffices [..., breaks]."""

@@ -130,8 +130,8 @@ class ContinuousAttention1d(ContinuousAttention):
             keep = torch.arange(size, device=values.device) < lengths.unsqueeze(1)
             fit: dict[str, Any] = {"lengths": lengths}
         elif mask is None:
-            found = cell_centres(size).to(like) if positions is None else positions
-            return Places(None, found, {} if positions is None else {"positions": positions})
+            locations = cell_centres(size).to(like) if positions is None else positions
+            return Places(None, locations, {} if positions is None else {"positions": positions})
         else:
             keep, fit = mask, {"mask": mask}
             if positions is None and not traced() and bool((mask[:, 1:] <= mask[:, :-1]).all()):
