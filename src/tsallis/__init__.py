@@ -57,7 +57,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Everything public, and torch with it, is loaded at the first use: the command's --help needs none of it."""
+    """Load a public name, and torch with it, at its first use: the command's --help needs none of it."""
     if name not in __all__:
         raise AttributeError(f"module 'tsallis' has no attribute {name!r}")
     import importlib

@@ -172,16 +172,16 @@ def _normmax_loss(X: Tensor, target: Tensor, alpha: Alpha, ignore_index: int) ->
             f"target must hold classes of shape {tuple(X.shape[:-1])} for scores of shape {tuple(X.shape)}, "
             f"got {target.dtype} of shape {tuple(target.shape)}"
         )
-    counted = target != ignore_index
-    gold = torch.where(counted, target, 0).unsqueeze(-1)
-    wrong = (gold < 0) | (gold >= X.shape[-1])
-    if wrong.any():
+    mask = target != ignore_index
+    gold = torch.where(mask, target, 0).unsqueeze(-1)
+    out_of_range = (gold < 0) | (gold >= X.shape[-1])
+    if out_of_range.any():
         raise ValueError(
             f"target must hold classes from 0 to {X.shape[-1] - 1} or ignore_index {ignore_index}, "
-            f"got {int(gold[wrong][0])}"
+            f"got {int(gold[out_of_range][0])}"
         )
     wide = X if X.dtype == torch.float64 else X.float()
-    loss, _ = _NormmaxLoss.apply(wide, gold, counted.unsqueeze(-1), alpha)
+    loss, _ = _NormmaxLoss.apply(wide, gold, mask.unsqueeze(-1), alpha)
     result: Tensor = loss.squeeze(-1).to(X.dtype)
     return result
 
@@ -190,36 +190,36 @@ class _NormmaxLoss(Function):
     """The gradient is `p - e_y` itself, so a second derivative is the map's Jacobian."""
 
     @staticmethod
-    def forward(scores: Tensor, gold: Tensor, counted: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
+    def forward(scores: Tensor, gold: Tensor, mask: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
         probs = normmax_bisect(scores, alpha)
         inside = probs != 0  # and not `> 0`: a NaN must stay one
         lead = torch.where(inside, scores - scores.gather(-1, gold), 0)
         power = torch.where(inside, torch.where(inside, probs, 1) ** alpha, 0).sum(-1, keepdim=True)
         value = (probs * lead).sum(-1, keepdim=True) + 1 - power ** (1 / alpha)
-        return torch.where(counted & inside.any(-1, keepdim=True), value.clamp(min=0), 0), probs
+        return torch.where(mask & inside.any(-1, keepdim=True), value.clamp(min=0), 0), probs
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        scores, gold, counted, ctx.alpha = inputs
+        scores, gold, mask, ctx.alpha = inputs
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(scores, gold, counted, output[1])
+        ctx.save_for_backward(scores, gold, mask, output[1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None, None]:
-        scores, gold, counted, probs = ctx.saved_tensors
+        scores, gold, mask, probs = ctx.saved_tensors
         if torch.is_grad_enabled():
             probs = normmax_bisect(scores, ctx.alpha)
-        live = counted & (probs != 0).any(-1, keepdim=True)
+        active = mask & (probs != 0).any(-1, keepdim=True)
         residual = probs.scatter_add(-1, gold, torch.full_like(gold, -1, dtype=probs.dtype))
-        return torch.where(live, residual * grad, 0), None, None, None
+        return torch.where(active, residual * grad, 0), None, None, None
 
 
 def _size(probs: Tensor, dim: int) -> Tensor:
     return (probs > 0).sum(dim, keepdim=True)
 
 
-def _with_size(probs: Tensor, dim: int, wanted: bool) -> MapResult:
-    return (probs, _size(probs, dim)) if wanted else probs
+def _with_size(probs: Tensor, dim: int, return_size: bool) -> MapResult:
+    return (probs, _size(probs, dim)) if return_size else probs
 
 
 def _by_value(apply: Callable[[Tensor, float], Tensor], X: Tensor, values: Alpha, dim: int) -> Tensor:
@@ -231,17 +231,17 @@ def _by_value(apply: Callable[[Tensor, float], Tensor], X: Tensor, values: Alpha
     shape = list(X.shape)
     shape[dim] = 1
     each = values.expand(shape).movedim(dim, -1).reshape(-1)  # [rows]
-    moved = X.movedim(dim, -1)
-    rows = moved.reshape(-1, moved.shape[-1])
+    last = X.movedim(dim, -1)
+    rows = last.reshape(-1, last.shape[-1])
     result = torch.zeros_like(rows)
     for value in each.unique().tolist():
-        chosen = (each == value).nonzero().squeeze(-1)
-        result = result.index_copy(0, chosen, apply(rows[chosen], value))
-    return result.reshape(moved.shape).movedim(-1, dim)
+        index = (each == value).nonzero().squeeze(-1)
+        result = result.index_copy(0, index, apply(rows[index], value))
+    return result.reshape(last.shape).movedim(-1, dim)
 
 
 class _Map(nn.Module):
-    """Remembers the arguments; a tensor among them moves with the module and stays out of its state."""
+    """A map with its arguments; a tensor among them moves with the module and stays out of its state."""
 
     def _keep(self, name: str, value: Alpha) -> None:
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):

@@ -40,9 +40,9 @@ class Support(constraints.Constraint):
 
     def check(self, value: Tensor) -> Tensor:
         classes = self.mask.shape[-1]
-        known = (value >= 0) & (value < classes) & (value == value.floor())
-        index, mask = _align(torch.where(known, value, 0).long(), self.mask)
-        return known & mask.gather(-1, index).squeeze(-1)
+        in_range = (value >= 0) & (value < classes) & (value == value.floor())
+        index, mask = _align(torch.where(in_range, value, 0).long(), self.mask)
+        return in_range & mask.gather(-1, index).squeeze(-1)
 
     def __repr__(self) -> str:
         return f"Support(shape={tuple(self.mask.shape)})"
@@ -112,7 +112,7 @@ class EntmaxCategorical(Distribution):
 
     @property
     def support_size(self) -> Tensor:
-        """How many classes are in the support [...]."""
+        """The number of classes in the support [...]."""
         return self.support.size
 
     @property

@@ -30,11 +30,11 @@ class Basis(nn.Module):
 
     @property
     def size(self) -> int:
-        """How many functions there are."""
+        """The number of functions."""
         raise NotImplementedError
 
     def forward(self, t: Tensor) -> Tensor:
-        """The functions at points [...], or [..., 2] in the plane: [..., size]."""
+        """Evaluate the functions at points [...], or [..., 2] in the plane: [..., size]."""
         if self.dims == 1:
             return self.at(t)
         if t.dim() == 0 or t.shape[-1] != self.dims:
@@ -42,27 +42,27 @@ class Basis(nn.Module):
         return self.at(*t.unbind(-1))
 
     def at(self, *coordinates: Tensor) -> Tensor:
-        """The functions at points given by their coordinates, each [...]: [..., size]."""
+        """Evaluate the functions at points given by their coordinates, each [...]: [..., size]."""
         raise NotImplementedError
 
     def weighted_sum(self, weights: Tensor, *coordinates: Tensor) -> Tensor:
-        """Sums over weighted points: weights [..., points], coordinates [..., points]; result [..., size]."""
+        """Sum over weighted points: weights [..., points], coordinates [..., points]; result [..., size]."""
         values = self.at(*coordinates)  # [..., points, size]
         if weights.dim() == 1:
             return torch.einsum("q,...qn->...n", weights, values)
         return (weights.unsqueeze(-2) @ values).squeeze(-2)
 
     def gaussians(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Centres [size, dims] and covariances [size, dims, dims] if these are normal densities."""
+        """Return centres [size, dims] and covariances [size, dims, dims] if these are normal densities."""
         return None
 
     @property
     def harmonic(self) -> bool:
-        """Whether these are trigonometric functions alone: then :meth:`from_characteristic` has their expectations."""
+        """True if all are trigonometric functions: then :meth:`from_characteristic` has their expectations."""
         return False
 
     def from_characteristic(self, mean: Tensor, factor: Tensor, characteristic: Callable[[Tensor], Tensor]) -> Tensor:
-        """Expectations [..., size] of trigonometric functions under a density with this mean and factor.
+        """Return expectations [..., size] of trigonometric functions under a density of this mean and factor.
 
         Args:
             mean: [...], or [..., 2] in the plane.
@@ -73,7 +73,7 @@ class Basis(nn.Module):
 
     @property
     def fixed_gaussians(self) -> bool:
-        """Whether these are normal densities made of buffers alone, without a gradient."""
+        """True if all are normal densities made of buffers alone, without a gradient."""
         return False
 
 
@@ -102,15 +102,15 @@ class GaussianBasis(Basis):
         if centres.dim() not in (1, 2) or centres.shape[0] == 0 or self.dims not in (1, 2) or centres.shape[1:] == (1,):
             raise ValueError(f"centres must be [size] or [size, 2], got shape {tuple(centres.shape)}")
         size = centres.shape[0]
-        given = torch.as_tensor(variance, dtype=centres.dtype, device=centres.device).detach()
-        if given.dim() < 2:
-            given = given.expand(size)
-            covs = given if self.dims == 1 else given[:, None, None] * torch.eye(2).to(centres)
+        spread = torch.as_tensor(variance, dtype=centres.dtype, device=centres.device).detach()
+        if spread.dim() < 2:
+            spread = spread.expand(size)
+            covs = spread if self.dims == 1 else spread[:, None, None] * torch.eye(2).to(centres)
         else:
-            covs = given
+            covs = spread
         if covs.shape != centres.shape + centres.shape[1:]:
             raise ValueError(
-                f"variance of shape {tuple(given.shape)} doesn't fit centres of shape {tuple(centres.shape)}"
+                f"variance of shape {tuple(spread.shape)} doesn't fit centres of shape {tuple(centres.shape)}"
             )
         for name, numbers in (("centres", centres), ("variance", covs)):
             if not bool(numbers.isfinite().all()):
@@ -126,7 +126,7 @@ class GaussianBasis(Basis):
         self.register_load_state_dict_post_hook(lambda module, _: module._look())
 
     def _look(self) -> None:
-        """Reads off how narrow the functions are."""
+        """Read off how narrow the functions are."""
         least = self.covs if self.dims == 1 else torch.linalg.eigvalsh(self.covs.double())
         self.width = round(math.sqrt(least.min().item()), 7 if self.covs.dtype == torch.float32 else 15)
 
@@ -196,7 +196,7 @@ class ProductBasis(Basis):
 
     @property
     def width(self) -> float:  # type: ignore[override]
-        """Of the narrower of the two."""
+        """The smaller width of the two bases."""
         return min(self.first.width, self.second.width)
 
     @property

@@ -26,14 +26,14 @@ class Table(NamedTuple):
     per_unit: int
 
     def __call__(self, z: Tensor) -> Tensor:
-        """At z [...], not NaN; beyond the end what is there."""
+        """Evaluate the function at z [...], not NaN; beyond the end the value at the end."""
         last = len(self.coefficients[0]) * (1 - torch.finfo(z.dtype).eps)
-        place = (z.reshape(-1) * self.per_unit).clamp_(max=last)
-        cell = place.int()
-        place.frac_()
+        offset = (z.reshape(-1) * self.per_unit).clamp_(max=last)
+        cell = offset.int()
+        offset.frac_()
         value = self.coefficients[-1].index_select(0, cell)
         for coefficient in self.coefficients[-2::-1]:
-            value = value.mul_(place).add_(coefficient.index_select(0, cell))
+            value = value.mul_(offset).add_(coefficient.index_select(0, cell))
         return value.view(z.shape)
 
 
@@ -45,19 +45,19 @@ def _nodes(points: int, degree: int) -> tuple[Tensor, Tensor]:
 
 
 def _interpolation(at: Tensor, nodes: Tensor) -> Tensor:
-    """What turns values at Chebyshev nodes into values elsewhere, on [0, 1]: [at, nodes]."""
+    """Return the interpolation matrix from Chebyshev nodes to other points of [0, 1]: [at, nodes]."""
     degree = torch.arange(len(nodes), dtype=torch.float64, device="cpu")
 
     def polynomials(x: Tensor) -> Tensor:
         return torch.cos(torch.acos((2 * x - 1).clamp(-1, 1)).unsqueeze(-1) * degree)
 
-    found: Tensor = torch.linalg.solve(polynomials(nodes).mT, polynomials(at).mT).mT
-    return found
+    matrix: Tensor = torch.linalg.solve(polynomials(nodes).mT, polynomials(at).mT).mT
+    return matrix
 
 
 @lru_cache(maxsize=64)
 def table(order: float, end: float, dtype: torch.dtype, device: torch.device) -> Table:
-    r"""Of :math:`{}_0F_1(; b; -z^2/4)`, `order` b above 1, for z up to `end`."""
+    r"""Return the table of :math:`{}_0F_1(; b; -z^2/4)`, `order` b above 1, for z up to `end`."""
     with torch.inference_mode(False), torch.no_grad():
         per_unit, degree = (CELLS_PER_UNIT, DEGREE) if dtype == torch.float64 else (LINES_PER_UNIT, 1)
         panels, cells = math.ceil(end / PANEL), int(PANEL) * per_unit
@@ -69,8 +69,8 @@ def table(order: float, end: float, dtype: torch.dtype, device: torch.device) ->
         at = (torch.arange(cells, dtype=torch.float64, device="cpu").unsqueeze(-1) + places) / cells
         fine = (values @ _interpolation(at.flatten(), nodes).mT).view(-1, degree + 1)  # [cells of all panels, places]
         power = places.unsqueeze(-1) ** torch.arange(degree + 1, device="cpu")
-        found = torch.linalg.solve(power, fine.mT).to(device=device, dtype=dtype)
-        return Table(tuple(row.contiguous() for row in found), per_unit)
+        coefficients = torch.linalg.solve(power, fine.mT).to(device=device, dtype=dtype)
+        return Table(tuple(row.contiguous() for row in coefficients), per_unit)
 
 
 def characteristic(squared: Tensor, order: float, end: float) -> Tensor:
@@ -92,9 +92,9 @@ def characteristic(squared: Tensor, order: float, end: float) -> Tensor:
 
 
 def characteristic_of_rows(squared: Tensor, order: float) -> Tensor:
-    """The same for any x [...], however large; NaN where one is not finite."""
-    whole = squared.isfinite()
-    x = torch.where(whole, squared, 0)
+    """Evaluate :func:`characteristic` at any x [...], however large; NaN where one is not finite."""
+    finite = squared.isfinite()
+    x = torch.where(finite, squared, 0)
     end = math.sqrt(float(x.detach().amax())) if x.numel() else 0.0
     if end <= LONGEST:
         value = characteristic(x, order, table_end(end))
@@ -103,11 +103,11 @@ def characteristic_of_rows(squared: Tensor, order: float) -> Tensor:
         value = torch.where(
             near, characteristic(torch.where(near, x, 0), order, LONGEST), _far(torch.where(near, LONGEST**2, x), order)
         )
-    return torch.where(whole, value, math.nan)
+    return torch.where(finite, value, math.nan)
 
 
 def table_end(z: float) -> float:
-    """Up to one of a few numbers, so that few tables are ever made."""
+    """Round the end of a table up to one of a few numbers, so that few tables are ever made."""
     return float(2 ** (math.ceil(math.log2(max(z, 8)) * 2) / 2))
 
 

@@ -45,7 +45,7 @@ class Waves(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Of all ellipses of a batch."""
+    """The extent of all ellipses of a batch."""
 
     half: float  # the largest half side of a bounding square
     longest: float  # semi-axis
@@ -65,7 +65,7 @@ def largest(factor: Tensor) -> Tensor:
 
 
 def extent(factor: Tensor) -> Extent:
-    """Of the ellipses `factor @ u`, |u| <= 1; those that are points have no shortest axis."""
+    """Return the extent of the ellipses `factor @ u`, |u| <= 1; those that are points have no shortest axis."""
     f = factor.detach()
     longest = largest(f).sqrt()
     shortest = torch.where(longest > 0, (f[..., 0, 0] * f[..., 1, 1]).abs() / longest, math.inf)
@@ -73,18 +73,18 @@ def extent(factor: Tensor) -> Extent:
 
 
 def _half(factor: Tensor) -> Tensor:
-    """Half the side of a square around the ellipse [...]."""
+    """Return half the side of a square around the ellipse [...]."""
     return factor.square().sum(-1).amax(-1).sqrt()
 
 
 class _Known:
     """Centres and covariances of a basis, and matrices made of them, as long as its tensors are what they were."""
 
-    def __init__(self, basis: Basis, seen: list[tuple[Tensor, int]], like: Tensor) -> None:
-        self.seen = seen
+    def __init__(self, basis: Basis, versions: list[tuple[Tensor, int]], like: Tensor) -> None:
+        self.seen = versions
         with torch.inference_mode(False), torch.no_grad():
-            found = basis.gaussians(torch.zeros((), dtype=torch.float64, device=like.device))
-            self.centres, self.covs = cast(tuple[Tensor, Tensor], found)
+            gaussians = basis.gaussians(torch.zeros((), dtype=torch.float64, device=like.device))
+            self.centres, self.covs = cast(tuple[Tensor, Tensor], gaussians)
             spread = torch.linalg.eigvalsh(self.covs).clamp(min=0).sqrt()
             self.narrowest, self.widest = torch.stack([spread.amin(), spread.amax()]).tolist()
         self.matrices: dict[tuple[object, ...], Waves] = {}
@@ -128,12 +128,16 @@ def _knowledge(basis: Basis, like: Tensor) -> _Known:
     buffers = list(basis.buffers())
     if any(b.is_inference() for b in buffers):  # whether those change can't be seen
         return _Known(basis, [], like)
-    seen = [(b, b._version) for b in buffers]
-    known = _known.get(basis)
-    same = known is not None and known.centres.device == like.device and len(seen) == len(known.seen)
-    if known is None or not same or any(a is not b or v != w for (a, v), (b, w) in zip(seen, known.seen, strict=True)):
-        known = _known[basis] = _Known(basis, seen, like)
-    return known
+    versions = [(b, b._version) for b in buffers]
+    entry = _known.get(basis)
+    same = entry is not None and entry.centres.device == like.device and len(versions) == len(entry.seen)
+    if (
+        entry is None
+        or not same
+        or any(a is not b or v != w for (a, v), (b, w) in zip(versions, entry.seen, strict=True))
+    ):
+        entry = _known[basis] = _Known(basis, versions, like)
+    return entry
 
 
 def _cutoff(order: float, narrow: float, dtype: torch.dtype) -> float:
@@ -151,18 +155,18 @@ def _cutoff(order: float, narrow: float, dtype: torch.dtype) -> float:
     return q
 
 
-def _waves_for(known: _Known, factor: Tensor, order: float) -> Waves | None:
+def _waves_for(entry: _Known, factor: Tensor, order: float) -> Waves | None:
     """The lattice for these densities on ellipses `factor @ u`, |u| <= 1, unless it were too large."""
     half, longest, shortest = extent(factor)
     if not 0 < shortest < math.inf:
         return None
-    q = _cutoff(order, known.widest / shortest, factor.dtype)
-    reach = q / known.narrowest
-    period = 2 * (half + q * known.widest)
+    q = _cutoff(order, entry.widest / shortest, factor.dtype)
+    reach = q / entry.narrowest
+    period = 2 * (half + q * entry.widest)
     spacing = 2 * math.pi / 2 ** (math.ceil(math.log2(period) * STEPS) / STEPS)
-    if math.pi * (reach / spacing) ** 2 * len(known.centres) > LARGEST:
+    if math.pi * (reach / spacing) ** 2 * len(entry.centres) > LARGEST:
         return None
-    return known.waves(reach, spacing, order, table_end(reach * longest), factor.dtype)
+    return entry.waves(reach, spacing, order, table_end(reach * longest), factor.dtype)
 
 
 def wave_expectation(basis: Basis, mean: Tensor, factor: Tensor, order: float) -> Tensor | None:
@@ -185,21 +189,21 @@ def wave_expectation(basis: Basis, mean: Tensor, factor: Tensor, order: float) -
         >>> round(float(value.sum()) / 81, 3)  # of 100 densities, 81 to the unit square
         0.999
     """
-    known = _knowledge(basis, factor)
-    whole = factor.detach().isfinite().all(-1).all(-1)
-    apart = torch.where(whole.unsqueeze(-1), mean, math.nan).reshape(-1, 2)  # the table can't be asked at a NaN
-    spread = torch.where(whole[..., None, None], factor, 0).reshape(-1, 2, 2)
+    entry = _knowledge(basis, factor)
+    finite = factor.detach().isfinite().all(-1).all(-1)
+    apart = torch.where(finite.unsqueeze(-1), mean, math.nan).reshape(-1, 2)  # the table can't be asked at a NaN
+    spread = torch.where(finite[..., None, None], factor, 0).reshape(-1, 2, 2)
     groups = max(1, min(GROUPS, len(apart) // GROUP))
     by_size = _half(spread.detach()).argsort()
     values = []
     for some in by_size.tensor_split(groups):
-        waves = _waves_for(known, spread.detach()[some], order)
+        waves = _waves_for(entry, spread.detach()[some], order)
         if waves is None:
             return None
         centre = apart.index_select(0, some)
-        found = cast(Tensor, _Waves.apply(centre - waves.origin, spread.index_select(0, some), waves))
+        expectations = cast(Tensor, _Waves.apply(centre - waves.origin, spread.index_select(0, some), waves))
         elsewhere = ((centre.detach().unsqueeze(-2) - waves.centres).abs() > waves.half).any(-1)  # there images are
-        values.append(found * (~elsewhere).to(found))
+        values.append(expectations * (~elsewhere).to(expectations))
     together = torch.cat(values).index_select(0, by_size.argsort())
     return together.view(*mean.shape[:-1], -1)
 

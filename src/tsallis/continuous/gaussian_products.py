@@ -93,7 +93,7 @@ def _chunks(x: Tensor, first: Bells, second: Bells) -> list[slice]:
 
 
 def _by_function(shapes: Bells, t: Tensor) -> Tensor:
-    """What is squared and exponentiated [rows, functions, points]."""
+    """Return the arguments that are squared and exponentiated [rows, functions, points]."""
     return torch.addcmul(-shapes.shift.unsqueeze(-1), t.unsqueeze(1), shapes.precision.unsqueeze(-1))
 
 

@@ -1,4 +1,4 @@
-"""How much of a density lies in each cell of a grid: what continuous attention gives to a piece of an image."""
+"""The mass of a density in each cell of a grid: the weight that continuous attention gives to a region of an image."""
 
 from __future__ import annotations
 
@@ -73,22 +73,22 @@ def _grid_masses(density: Elliptical, height: int, width: int) -> Tensor:
     low, high = columns[:-1].unsqueeze(1), columns[1:].unsqueeze(1)  # [columns, 1, ...]
     start, end = (torch.minimum(torch.maximum(x, low), high) for x in (first, last))  # [columns, edges, ...]
     edges, alpha = edges * longest, torch.as_tensor(family.given).to(start).expand_as(start)
-    below = torch.zeros_like(start)
-    for left, right, crossed in ((low, start, False), (start, end, True), (end, high, False)):
+    mass_below = torch.zeros_like(start)
+    for left, right, crosses in ((low, start, False), (start, end, True), (end, high, False)):
         some = right > left
-        if not crossed:
+        if not crosses:
             some = some & (edges > b * (left + right) / 2)  # above all of the density
         bounds = left.expand_as(start)[some], right.expand_as(start)[some]
         of_some = family if family.number is not None else BetaGaussian(alpha[some], 2)
-        if crossed:
-            below[some] += _crossed(of_some, *bounds, *(x.expand_as(start)[some] for x in (edges, b, c, reach)))
+        if crosses:
+            mass_below[some] += _crossed(of_some, *bounds, *(x.expand_as(start)[some] for x in (edges, b, c, reach)))
         else:
-            below[some] += _marginal_masses(of_some, *bounds)
-    return below.diff(dim=1).clamp(min=0).transpose(0, 1).movedim((0, 1), (-2, -1))
+            mass_below[some] += _marginal_masses(of_some, *bounds)
+    return mass_below.diff(dim=1).clamp(min=0).transpose(0, 1).movedim((0, 1), (-2, -1))
 
 
 def _marginal_masses(family: BetaGaussian, low: Tensor, high: Tensor) -> Tensor:
-    """Of one coordinate of the plane, between bounds [cells]."""
+    """Return the masses of one coordinate of the plane, between bounds [cells]."""
     if family.number != 2:
         return standard_masses(family.marginal(), low, high)
     left, right = (
@@ -121,16 +121,16 @@ def _crossed(
 def _below(family: BetaGaussian, u: Tensor, v: Tensor, half: Tensor) -> Tensor:
     """The standardised density at u, integrated from the end of its chord up to v."""
     if family.number == 1:
-        found: Tensor = torch.exp(-u.square() / 2) / math.sqrt(2 * math.pi) * torch.special.ndtr(v)
-        return found
+        mass: Tensor = torch.exp(-u.square() / 2) / math.sqrt(2 * math.pi) * torch.special.ndtr(v)
+        return mass
     v = torch.minimum(torch.maximum(v, -half), half)
     if family.number == 2:
         centre = family.density(torch.zeros_like(half))  # of a paraboloid that falls to 0 at the end of the chord
         slope = centre / (u.square() + half.square()).clamp(min=torch.finfo(u.dtype).tiny)
         return slope * (half + v).square() * (2 * half - v) / 3
-    found = torch.zeros_like(v)
+    mass = torch.zeros_like(v)
     at = substitution(family, -half, v, family.reach(u), half)
     for x, weight in zip(*gauss_legendre(POINTS).to(v), strict=True):  # one by one: all together are many numbers
-        place, slope = at(x)
-        found += weight * slope * family.density(u.square() + place.square())
-    return found
+        node, slope = at(x)
+        mass += weight * slope * family.density(u.square() + node.square())
+    return mass

@@ -1,4 +1,4 @@
-"""How much of a density lies in each of many intervals: what continuous attention gives to a word."""
+"""The mass of a density in each of many intervals: the weight that continuous attention gives to a word."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def cell_masses(density: Density, edges: Tensor) -> Tensor:
 def _masses(density: Density, edges: Tensor) -> Tensor:
     if isinstance(density, Mixture):
         if density.stacked:
-            found = _masses(density.parts[0], edges.unsqueeze(-2))  # [..., components, cells]
+            masses = _masses(density.parts[0], edges.unsqueeze(-2))  # [..., components, cells]
         else:
-            found = torch.stack([_masses(part, edges) for part in density.parts], -2)
-        return (density.weights.unsqueeze(-1) * found).sum(-2)
+            masses = torch.stack([_masses(part, edges) for part in density.parts], -2)
+        return (density.weights.unsqueeze(-1) * masses).sum(-2)
     if not isinstance(density, Elliptical):
         raise TypeError(f"no masses are known of a {type(density).__name__}")
     mean, std = density.mean, density.factor
@@ -79,7 +79,7 @@ def _masses(density: Density, edges: Tensor) -> Tensor:
 
 
 def standard_masses(family: Family, low: Tensor, high: Tensor) -> Tensor:
-    """Of a standardised density, between bounds [cells, ...]."""
+    """Return the masses of a standardised density, between bounds [cells, ...]."""
     if isinstance(family, BetaGaussian) and family.number == 1:
         return _in_a_tail(low, high, _normal_below)
     if isinstance(family, BetaGaussian) and family.number == 2:
@@ -89,8 +89,8 @@ def standard_masses(family: Family, low: Tensor, high: Tensor) -> Tensor:
         return _in_a_tail(low, high, _laplace_below)
     if isinstance(family, Triangular):
         left, right = ([x.div(family.end).clamp(*ends) for x in (low, high)] for ends in ((-1, 0), (0, 1)))
-        below = (left[1] - left[0]) * (2 + left[0] + left[1])
-        return (below + (right[1] - right[0]) * (2 - right[0] - right[1])) / 2
+        left_mass = (left[1] - left[0]) * (2 + left[0] + left[1])
+        return (left_mass + (right[1] - right[0]) * (2 - right[0] - right[1])) / 2
     if isinstance(family, BetaGaussian):
         return _integrated(family, low, high)
     # Not smooth at the mean.
@@ -99,11 +99,11 @@ def standard_masses(family: Family, low: Tensor, high: Tensor) -> Tensor:
     )
 
 
-def _in_a_tail(low: Tensor, high: Tensor, below: Callable[[Tensor], Tensor]) -> Tensor:
-    """A difference of the distribution function, in the lower tail: where the mean is between, or mirrored."""
+def _in_a_tail(low: Tensor, high: Tensor, cdf: Callable[[Tensor], Tensor]) -> Tensor:
+    """Subtract values of the distribution function in the lower tail: where the mean is between, or mirrored."""
     mirrored = low > 0
     a, b = torch.where(mirrored, -high, low), torch.where(mirrored, -low, high)
-    return (below(b) - below(a)).clamp(min=0)
+    return (cdf(b) - cdf(a)).clamp(min=0)
 
 
 def _normal_below(u: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class Sines(NamedTuple):
     twice: bool
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """u at x from -1 to 1, and twice the derivative."""
+        """Return u at x from -1 to 1, and twice its derivative."""
         g = self.start + (self.end - self.start) * (x + 1) / 2
         f = torch.sin(g) * (math.pi / 2) if self.twice else g
         slope = (self.end - self.start) * self.reach * torch.cos(f)
@@ -141,25 +141,25 @@ class Sines(NamedTuple):
 
 
 class Straight(NamedTuple):
-    """u in proportion."""
+    """u as a linear function of x, from `start` to `end`."""
 
     start: Tensor
     end: Tensor
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """As of :class:`Sines`."""
+        """Return u and twice its derivative, as :class:`Sines` does."""
         return self.start + (self.end - self.start) * (x + 1) / 2, self.end - self.start
 
 
 class Either(NamedTuple):
-    """For each density one or the other."""
+    """The first substitution or the second, chosen for each density."""
 
     choose: Tensor
     first: Sines
     second: Straight
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """As of :class:`Sines`."""
+        """Return u and twice its derivative, as :class:`Sines` does."""
         a, b = self.first(x), self.second(x)
         return torch.where(self.choose, a[0], b[0]), torch.where(self.choose, a[1], b[1])
 
@@ -167,7 +167,7 @@ class Either(NamedTuple):
 def substitution(
     family: Family, low: Tensor, high: Tensor, reach: float | Tensor, least: Tensor | None = None
 ) -> Sines | Straight | Either:
-    r"""From x on [-1, 1] to u from `low` to `high` [...], no further than `reach` from 0.
+    r"""Return the substitution from x on [-1, 1] to u from `low` to `high` [...], no further than `reach` from 0.
 
     In proportion where a density ends in a power of 5 at least, as it does at :data:`SMOOTH` standard deviations and
     more: Gauss and Legendre's rule needs 39 points for 1e-12 then
@@ -188,6 +188,6 @@ def substitution(
 
 
 def _angle(x: Tensor) -> Tensor:
-    """arcsin, constant outside [-1, 1]; where it is steep its gradient is none."""
+    """Compute arcsin, constant outside [-1, 1]; where it is steep its gradient is none."""
     inside = x.abs() < 1
     return torch.where(inside, torch.asin(torch.where(inside, x, 0)), torch.sign(x) * (math.pi / 2))

@@ -38,9 +38,9 @@ def moments(weights: Tensor, positions: Tensor, dims: int = 1) -> tuple[Tensor, 
     t = positions.to(w)
     event = () if dims == 1 else (dims,)
     if t.shape[t.dim() - len(event) :] != event or t.shape[: t.dim() - len(event)][-1:] != w.shape[-1:]:
-        wanted = f"[..., {w.shape[-1]}{f', {dims}' if event else ''}]"
+        target = f"[..., {w.shape[-1]}{f', {dims}' if event else ''}]"
         raise ValueError(
-            f"with dims={dims} positions must be {wanted} for weights of shape {tuple(w.shape)}, got {tuple(t.shape)}"
+            f"with dims={dims} positions must be {target} for weights of shape {tuple(w.shape)}, got {tuple(t.shape)}"
         )
     if dims == 1:
         t = torch.where(w == 0, 0, t)

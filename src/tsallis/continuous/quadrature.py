@@ -27,13 +27,13 @@ class Rule(NamedTuple):
     weights: Tensor  # [..., points], summing to 1
 
     def to(self, like: Tensor) -> Rule:
-        """In the dtype and on the device of another tensor."""
+        """Convert to the dtype and device of another tensor."""
         return Rule(self.nodes.to(like), self.weights.to(like))
 
 
-def _golub_welsch(diagonal: Tensor, beside: Tensor) -> Rule:
+def _golub_welsch(diagonal: Tensor, off_diagonal: Tensor) -> Rule:
     """Nodes and normalised weights of the orthogonal polynomials with this recurrence (Golub and Welsch 1969)."""
-    jacobi = torch.diag(diagonal) + torch.diag(beside, 1) + torch.diag(beside, -1)
+    jacobi = torch.diag(diagonal) + torch.diag(off_diagonal, 1) + torch.diag(off_diagonal, -1)
     nodes, vectors = torch.linalg.eigh(jacobi)
     weights = vectors[0].square()
     return Rule(nodes, weights / weights.sum())
@@ -44,7 +44,7 @@ def _range(n: int) -> Tensor:
 
 
 def constant(function: Callable[..., T]) -> Callable[..., T]:
-    """Computed once for each set of arguments, as plain tensors whatever mode torch is in; for the compiler, known."""
+    """Cache results for each set of arguments, as plain tensors in any mode of torch; the compiler sees constants."""
 
     @lru_cache(maxsize=512)
     def computed(*arguments: Any) -> T:
@@ -120,7 +120,7 @@ def gauss_laguerre(points: int) -> Rule:
 
 
 def _mirrored(rule: Rule) -> Rule:
-    """An even weight has a symmetric rule; so it is, to the last bit."""
+    """Make the rule of an even weight symmetric to the last bit."""
     nodes, weights = rule
     return Rule((nodes - nodes.flip(0)) / 2, (weights + weights.flip(0)) / 2)
 
@@ -240,7 +240,7 @@ def plane_of(rule: Callable[[int], Rule], points: int) -> Rule:
 
 
 def sine_line(points: int, alpha: Tensor) -> Rule:
-    r"""What :func:`beta_line` is, differentiable in alpha to every order, for alphas from 1 (the normal distribution).
+    r"""Return :func:`beta_line`'s rule, differentiable in alpha to every order, for alphas from 1 (the normal density).
 
     Gauss-Legendre after :math:`u = c \sin f`, with weight :math:`\cos^{2/(\alpha-1)+1} f`.
 
@@ -264,7 +264,7 @@ def sine_line(points: int, alpha: Tensor) -> Rule:
 
 
 def sine_disk(radial: int, angular: int, alpha: Tensor) -> Rule:
-    """What :func:`beta_disk` is, differentiable in alpha, for alphas [...] from 1; nodes [..., radial * angular, 2].
+    """Return :func:`beta_disk`'s rule, differentiable in alphas [...] from 1; nodes [..., radial * angular, 2].
 
     >>> alpha = torch.tensor([1.0, 1.5, 2.0], dtype=torch.float64)
     >>> rule = sine_disk(32, 8, alpha)
@@ -287,11 +287,11 @@ def _sines(x: Tensor, alpha: Tensor, dims: int) -> tuple[Tensor, Tensor]:
     s stays fixed instead, and nothing is lost as nothing is left there.
     """
     h = (alpha - 1) / (alpha + 1)
-    whole = h > WHOLE
+    full_support = h > WHOLE
     tail = torch.where(h.detach() > 0, h.detach(), 1)
     cut = torch.asin((-torch.expm1(-2 * TAIL * tail)).sqrt()) / tail.sqrt()
     cut = torch.where(h.detach() > 0, cut, math.sqrt(2 * TAIL))
-    s = x * torch.where(whole, math.pi / 2 / torch.where(whole, h, 1).sqrt(), cut)
+    s = x * torch.where(full_support, math.pi / 2 / torch.where(full_support, h, 1).sqrt(), cut)
     y = h * s.square()
     reach = (((dims + 2) * (alpha - 1) + 2) / (alpha + 1)).sqrt()  # c sqrt(h)
     return reach * s * sine_ratio(y), torch.exp(-s.square() / 2 * log_cosine_ratio(y))

@@ -1,4 +1,4 @@
-r"""How many nodes a quadrature rule needs: bounds of its error, from how fast functions grow off the real line.
+r"""The number of nodes that a quadrature rule needs: error bounds from the growth of functions off the real line.
 
 What a rule on [-1, 1] sees, the function times whatever part of the density is no weight of the rule, is analytic
 within the Bernstein ellipse of parameter :math:`e^\eta`, whose half-height is :math:`\sinh\eta`. If it is at most
@@ -43,7 +43,7 @@ _warned: set[tuple[str, int]] = set()
 
 
 class Growth(NamedTuple):
-    """How fast functions grow off the real line: |psi(t + iy)| <= exp(frequency |y| + (sharpness y)^2 / 2) times the
+    """The growth of functions off the real line: |psi(t + iy)| <= exp(frequency |y| + (sharpness y)^2 / 2) times the
     peak, and times a polynomial of some degree. NaN where nothing is known."""
 
     frequency: float
@@ -51,7 +51,7 @@ class Growth(NamedTuple):
     degree: int = 0
 
     def log_size(self, y: float) -> float:
-        """At height y, without the polynomial."""
+        """Return the logarithm of the bound at height y, without the polynomial."""
         return self.frequency * y + (self.sharpness * y) ** 2 / 2
 
     @property
@@ -59,7 +59,7 @@ class Growth(NamedTuple):
         return math.isfinite(self.frequency) and math.isfinite(self.sharpness)
 
     def or_default(self, span: float) -> Growth:
-        """Itself if it is known, else that of Gaussians of a tenth of the span."""
+        """Return this growth if it is known, else that of Gaussians of a tenth of the span."""
         return self if self.known else Growth(0.0, 10 / span, self.degree)
 
 
@@ -67,22 +67,22 @@ class Error(Protocol):
     """The bound of the error of a kind of rule."""
 
     def __hash__(self) -> int:
-        """Bounds are remembered."""
+        """Hash the rule, as bounds are cached by it."""
 
     @property
     def exact(self) -> int:
-        """Degrees of polynomials that a further point makes exact; 0 of a rule that is exact for none."""
+        """The degrees of polynomials that a further point makes exact; 0 of a rule that is exact for none."""
 
     @property
     def span(self) -> float:
-        """Half of what the rule covers, a standard deviation where that is without an end."""
+        """Half of the interval that the rule covers, a standard deviation where that is infinite."""
 
     def log_error(self, points: int, growth: Growth) -> float:
-        """The logarithm of the bound, relative to the function's peak."""
+        """Return the logarithm of the bound, relative to the function's peak."""
 
 
 def _least(log_size: list[float], order: int) -> float:
-    """Of the bounds of all ellipses, from the logarithm of the largest value on each."""
+    """Return the least of all ellipses' log-bounds, from the logarithm of the largest value on each."""
     return min(
         size - order * eta + math.log(4 / -math.expm1(-2 * eta)) for size, eta in zip(log_size, ETAS, strict=False)
     )
@@ -139,7 +139,7 @@ class Laguerre:
 
 
 def _cauchy(order: int, growth: Growth) -> float:
-    """The logarithm of the least of exp(growth(r)) / r^order."""
+    """Return the logarithm of the least of exp(growth(r)) / r^order."""
     if order <= 0:
         return math.inf
     w, k = growth.frequency, growth.sharpness**2
@@ -217,7 +217,7 @@ class Roots:
 
 
 def _rounded(n: int) -> int:
-    """Up to one of a few numbers, so that few rules are ever made."""
+    """Round up to one of a few numbers, so that few rules are ever made."""
     step = 1 if n <= 32 else 4 if n <= 128 else 32
     return -(-n // step) * step
 
@@ -227,29 +227,29 @@ def _in_steps(x: float) -> float:
 
 
 def needed(error: Error, growth: Growth, dtype: torch.dtype) -> int:
-    """The number of points from which on the bound is below the tolerance of the dtype.
+    """Return the number of points from which on the bound is below the tolerance of the dtype.
 
     >>> needed(Weighted(1.0), Growth(0.0, 10.0), torch.float32), needed(Weighted(1.0), Growth(50.0, 0.0), torch.float64)
     (31, 45)
     """
     growth = growth.or_default(error.span)
-    stepped = Growth(_in_steps(growth.frequency), _in_steps(growth.sharpness), growth.degree)
+    bound = Growth(_in_steps(growth.frequency), _in_steps(growth.sharpness), growth.degree)
     tolerance = TOLERANCE.get(dtype, SINGLE_TOLERANCE)
     if torch.compiler.is_compiling():
-        return _known_points(type(error).__name__, tuple(vars(error).values()), tuple(stepped), tolerance)
-    return points_for(error, stepped, tolerance)
+        return _known_points(type(error).__name__, tuple(vars(error).values()), tuple(bound), tolerance)
+    return points_for(error, bound, tolerance)
 
 
 @constant
 def _known_points(kind: str, parameters: tuple[float, ...], growth: tuple[float, ...], tolerance: float) -> int:
-    """As :func:`points_for`, of plain numbers: a tracer calls it, and does not follow the bound step by step."""
+    """Call :func:`points_for` with plain numbers: a tracer calls it, and does not follow the bound step by step."""
     error: Error = globals()[kind](*parameters)
     return points_for(error, Growth(growth[0], growth[1], int(growth[2])), tolerance)
 
 
 @lru_cache(maxsize=4096)
 def points_for(error: Error, growth: Growth, tolerance: float) -> int:
-    """The least number of points for which the bound is below a tolerance."""
+    """Return the least number of points for which the bound is below a tolerance."""
     if error.exact:
         size = (growth.frequency + growth.sharpness) * error.span
         if size == 0:
@@ -267,7 +267,7 @@ def points_for(error: Error, growth: Growth, tolerance: float) -> int:
 
 
 def enough(error: Error, growth: Growth, dtype: torch.dtype, largest: int = LARGEST, what: str = "points") -> int:
-    """As many points as are needed, or the most there may be, with a warning of what is left of the error."""
+    """Return the number of points needed, or the most there may be, with a warning of the remaining error."""
     growth = growth.or_default(error.span)
     count = needed(error, growth, dtype)
     if count > largest:
@@ -278,8 +278,8 @@ def enough(error: Error, growth: Growth, dtype: torch.dtype, largest: int = LARG
 def fewer(
     rules: Mapping[Callable[[int], Rule], Error], growth: Growth, dtype: torch.dtype
 ) -> tuple[Callable[[int], Rule], int]:
-    """The rule of several that needs the fewest points, and how many; the first one is exact for polynomials, the last
-    one for functions of which nothing is known."""
+    """Return the rule of several that needs the fewest points, and their number; the first one is exact for
+    polynomials, the last one is for functions of which nothing is known."""
     first, *_, last = rules
     if not growth.known:
         make = last
@@ -291,7 +291,7 @@ def fewer(
 
 
 def on_disk(radial: Error, span: float, growth: Growth, dtype: torch.dtype) -> tuple[int, int]:
-    """Radial and angular points."""
+    """Return the numbers of radial and angular points."""
     return (
         enough(radial, growth, dtype, LARGEST_RADIAL, "rings"),
         enough(Weighted(span, 1), growth, dtype, LARGEST_ANGULAR, "angles"),
@@ -299,7 +299,7 @@ def on_disk(radial: Error, span: float, growth: Growth, dtype: torch.dtype) -> t
 
 
 def _warn(log_error: float, count: int, largest: int, what: str) -> None:
-    """Once for each size of error."""
+    """Warn once for each size of error."""
     size = math.ceil(min(0.0, log_error / math.log(10)))
     if (what, size) not in _warned:
         _warned.add((what, size))

@@ -1,4 +1,4 @@
-"""Where a density is above zero: an interval, an ellipse, everywhere, or a union of such."""
+"""The supports of densities: an interval, an ellipse, the whole space, or a union of such."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Ellipse(constraints.Constraint):
 
 
 class Union(constraints.Constraint):
-    """What lies in any of its `parts`; each part is a support of one batch shape.
+    """The union of `parts`; each part is a support of one batch shape.
 
     >>> halves = Interval(torch.tensor([0.0, 3.0]), torch.tensor([1.0, 4.0]))
     >>> Union([halves], stacked=True).check(torch.tensor([0.5, 2.0, 3.5])).tolist()
@@ -148,7 +148,7 @@ class Union(constraints.Constraint):
         if self.stacked:  # the last batch dimension of the one part counts its members
             inside: Tensor = self.parts[0].check(value.unsqueeze(-1 - self.event_dim))
             return inside.any(-1)
-        found: Tensor = self.parts[0].check(value)
+        mask: Tensor = self.parts[0].check(value)
         for part in self.parts[1:]:
-            found = found | part.check(value)
-        return found
+            mask = mask | part.check(value)
+        return mask

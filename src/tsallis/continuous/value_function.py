@@ -77,8 +77,7 @@ class Signal:
         return self._coefficients
 
     def heads(self, count: int) -> Signal:
-        """The same values, dealt out in `count` equal parts: a signal with coefficients [batch..., count, functions,
-        d / count]."""
+        """Split the values into `count` equal parts: coefficients [batch..., count, functions, d / count]."""
         return Signal(self.basis, _parts(self.coefficients, count))
 
     def __call__(self, t: Tensor) -> Tensor:
@@ -113,9 +112,9 @@ class Signal:
     def _batch(self) -> torch.Size:
         return self.coefficients.shape[:-2]
 
-    def _combined(self, attended: Tensor) -> Tensor:
+    def _combined(self, expectations: Tensor) -> Tensor:
         """[batch..., any, functions] to [batch..., any, d]."""
-        context: Tensor = attended.to(self.coefficients.dtype) @ self.coefficients
+        context: Tensor = expectations.to(self.coefficients.dtype) @ self.coefficients
         return context
 
 
@@ -244,8 +243,8 @@ class ValueFunction(nn.Module):
         size = values.shape[-2]
         lengths = torch.as_tensor(lengths, device=values.device)
         if not traced() and bool(((lengths < 1) | (lengths > size)).any()):
-            wrong = lengths[(lengths < 1) | (lengths > size)][0].item()
-            raise ValueError(f"lengths must be between 1 and {size}, got {wrong}")
+            length = lengths[(lengths < 1) | (lengths > size)][0].item()
+            raise ValueError(f"lengths must be between 1 and {size}, got {length}")
         keep = torch.arange(size, device=values.device) < lengths.unsqueeze(-1)
         return keep.expand(values.shape[:-1])
 
@@ -277,17 +276,17 @@ class ValueFunction(nn.Module):
     def _padded(self, length: int, size: int, like: Tensor) -> Tensor:
         return nn.functional.pad(self._fixed(("line", length), like), (0, 0, 0, size - length))
 
-    def _fixed(self, place: tuple[object, ...], like: Tensor) -> Tensor:
+    def _fixed(self, layout: tuple[object, ...], like: Tensor) -> Tensor:
         """The solver [length, functions] of a regular place, remembered as long as the basis stays what it is."""
         dtype = widen(like).dtype
         versions = tuple((b.data_ptr(), b._version) for b in self.basis.buffers())
-        key = (place, like.device, dtype, self.penalty, versions)
+        key = (layout, like.device, dtype, self.penalty, versions)
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
-        _, *numbers = place
+        _, *numbers = layout
         with torch.inference_mode(False), torch.no_grad():
-            t = cell_centres(*numbers) if place[0] == "line" else grid_centres(*numbers)  # type: ignore[arg-type]
+            t = cell_centres(*numbers) if layout[0] == "line" else grid_centres(*numbers)  # type: ignore[arg-type]
             solver = ridge_regression(self.basis(t.to(like.device)), self.penalty).to(dtype)
         self._kept[key] = solver
         while len(self._kept) > KEPT:
@@ -299,12 +298,12 @@ class ValueFunction(nn.Module):
         event = (2,) if dims == 2 else ()
         length = positions.shape[: -1 if event else None][-1:]
         if positions.shape[positions.dim() - len(event) :] != event or length != values.shape[-2:-1]:
-            wanted = f"[..., {values.shape[-2]}{', 2' if event else ''}]"
-            raise ValueError(f"positions must be {wanted}, got shape {tuple(positions.shape)}")
+            expected_shape = f"[..., {values.shape[-2]}{', 2' if event else ''}]"
+            raise ValueError(f"positions must be {expected_shape}, got shape {tuple(positions.shape)}")
         t = positions.to(values.device).double()
         if keep is not None:  # where nothing takes part, any position does, a NaN does not
-            seen = keep.unsqueeze(-1) if event else keep
-            t = torch.where(seen, t, 0)
+            active = keep.unsqueeze(-1) if event else keep
+            t = torch.where(active, t, 0)
         if not traced() and not bool(t.isfinite().all()):
             raise ValueError(f"positions must be finite, got {t[~t.isfinite()][0].item():g}")
         return ridge_regression(self.basis(t), self.penalty, keep)

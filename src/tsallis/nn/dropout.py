@@ -28,22 +28,22 @@ class Dropout(nn.Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and 0 < self.p < 1 and _kernels(x):
-            found: Tensor = _Drop.apply(x, 1 - self.p, _seed())
-            return found
+            output: Tensor = _Drop.apply(x, 1 - self.p, _seed())
+            return output
         plain: Tensor = super().forward(x)
         return plain
 
 
 def dropout_mask(shape: Sequence[int], p: float, like: Tensor) -> Tensor:
-    """What to multiply with: zeros for a share `p` below 1, else 1 / (1 - p); of the dtype and device of `like`."""
+    """Draw a mask to multiply with: zeros for a share `p` below 1, else 1 / (1 - p); of `like`'s dtype and device."""
     if _kernels(like):
         return _mask(like.new_ones(shape), 1 - p, _seed())
     return torch.rand(tuple(shape), dtype=like.dtype, device=like.device).ge_(p).div_(1 - p)
 
 
 def _kernels(x: Tensor) -> bool:
-    wanted = x.dtype in EXACT and not traced() and torch.autograd.forward_ad._current_level < 0
-    return wanted and backend.compiled(1.0, x.detach())
+    eligible = x.dtype in EXACT and not traced() and torch.autograd.forward_ad._current_level < 0
+    return eligible and backend.compiled(1.0, x.detach())
 
 
 def _seed() -> int:

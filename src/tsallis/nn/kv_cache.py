@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 class Cache(Protocol):
-    """What attention asks of a cache; :class:`KeyValueCache` has it."""
+    """The interface of a cache that attention uses; :class:`KeyValueCache` implements it."""
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """Keys and values [batch, heads, length, size]."""
+        """Return keys and values [batch, heads, length, size]."""
         ...
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add steps; returns all."""
+        """Add steps and return all."""
         ...
 
 
@@ -44,13 +44,13 @@ class KeyValueCache:
         return self._length
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """Keys and values [batch, heads, length, size]."""
+        """Return keys and values [batch, heads, length, size]."""
         if self._keys is None or self._values is None:
             raise ValueError("the cache is empty: the first call needs a key and a value")
         return self._keys[:, :, : self._length], self._values[:, :, : self._length]
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add steps [batch, heads, steps, size]; returns all."""
+        """Add steps [batch, heads, steps, size] and return all."""
         if keys.dim() != 4 or keys.shape[:3] != values.shape[:3]:
             raise ValueError(
                 f"a cache takes keys and values [batch, heads, steps, size] of as many steps, "
@@ -65,19 +65,19 @@ class KeyValueCache:
         return self.read()
 
     def reorder(self, index: Tensor) -> None:
-        """Batch elements `index`, as a beam search chooses them, in place of those there are."""
+        """Select the batch elements `index`, as a beam search chooses them."""
         if self._keys is not None and self._values is not None:
             self._keys, self._values = self._keys.index_select(0, index), self._values.index_select(0, index)
 
     def _added(self, have: Tensor | None, new: Tensor) -> Tensor:
         if have is None:
             return new
-        used, total = self._length, self._length + new.shape[2]
+        length, total = self._length, self._length + new.shape[2]
         if torch.is_grad_enabled():  # what went before may be needed as it was
-            return torch.cat([have[:, :, :used], new], 2)
+            return torch.cat([have[:, :, :length], new], 2)
         if have.shape[2] < total:
-            room = have.new_empty(*have.shape[:2], max(total, 2 * used), have.shape[3])
-            room[:, :, :used] = have[:, :, :used]
+            room = have.new_empty(*have.shape[:2], max(total, 2 * length), have.shape[3])
+            room[:, :, :length] = have[:, :, :length]
             have = room
-        have[:, :, used:total] = new
+        have[:, :, length:total] = new
         return have

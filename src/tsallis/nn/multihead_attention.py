@@ -20,7 +20,7 @@ Alpha = float | Tensor | Literal["learned"]
 
 
 class AttentionStats(NamedTuple):
-    """How sparse a forward pass was, head by head."""
+    """The sparsity of a forward pass, head by head."""
 
     density: Tensor  # [heads]: share of the keys that could be attended to which had a weight above zero
     support: Tensor  # [heads]: mean number of keys with a weight above zero
@@ -28,7 +28,7 @@ class AttentionStats(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """What a forward pass leaves behind for the statistics."""
+    """The record of a forward pass, for the statistics."""
 
     seen: Tensor  # what Attended.seen is
     mask: Tensor | None
@@ -97,31 +97,33 @@ class MultiheadAttention(nn.Module):
         super().__init__()
         if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
             raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
-        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
         self.dropout, self.batch_first, self.add_zero_attn = dropout, batch_first, add_zero_attn
         sizes = {"q_proj_weight": embed_dim, "k_proj_weight": self.kdim, "v_proj_weight": self.vdim}
         packed = self.kdim == self.vdim == embed_dim
-        weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **place)) if packed else None
+        weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **factory_kwargs)) if packed else None
         self.register_parameter("in_proj_weight", weight)
         for name, size in sizes.items():
-            own = None if packed else nn.Parameter(torch.empty(embed_dim, size, **place))
+            own = None if packed else nn.Parameter(torch.empty(embed_dim, size, **factory_kwargs))
             self.register_parameter(name, own)
-        self.register_parameter("in_proj_bias", nn.Parameter(torch.empty(3 * embed_dim, **place)) if bias else None)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **place)
+        self.register_parameter(
+            "in_proj_bias", nn.Parameter(torch.empty(3 * embed_dim, **factory_kwargs)) if bias else None
+        )
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **factory_kwargs)
         for name in ("bias_k", "bias_v"):
-            extra = nn.Parameter(torch.empty(1, 1, embed_dim, **place)) if add_bias_kv else None
+            extra = nn.Parameter(torch.empty(1, 1, embed_dim, **factory_kwargs)) if add_bias_kv else None
             self.register_parameter(name, extra)
-        self._hold_alpha(alpha, place)
+        self._hold_alpha(alpha, factory_kwargs)
         self._last: _Pass | None = None
         self._reset_parameters()
 
-    def _hold_alpha(self, alpha: Alpha | nn.Module, place: dict[str, Any]) -> None:
+    def _hold_alpha(self, alpha: Alpha | nn.Module, factory_kwargs: dict[str, Any]) -> None:
         if isinstance(alpha, str):
             if alpha != "learned":
                 raise ValueError(f"alpha must be a number, 'learned', a tensor or a module, got {alpha!r}")
-            self.alpha = PerHeadAlpha(self.num_heads, **place)
+            self.alpha = PerHeadAlpha(self.num_heads, **factory_kwargs)
         elif isinstance(alpha, Tensor):
             if alpha.shape != (self.num_heads,):
                 raise ValueError(
@@ -130,7 +132,7 @@ class MultiheadAttention(nn.Module):
             if isinstance(alpha, nn.Parameter):
                 self.alpha = alpha
             else:
-                self.register_buffer("alpha", alpha.detach().to(device=place["device"]))
+                self.register_buffer("alpha", alpha.detach().to(device=factory_kwargs["device"]))
         else:
             self.alpha = alpha if isinstance(alpha, nn.Module) else alpha_number(alpha)
 
@@ -146,7 +148,7 @@ class MultiheadAttention(nn.Module):
                 nn.init.xavier_normal_(extra)
 
     def alphas(self) -> Tensor:
-        """The alpha of each head [heads]."""
+        """Return the alpha of each head [heads]."""
         return self._of_heads(self._alpha())
 
     def _alpha(self) -> float | Tensor:
@@ -157,11 +159,11 @@ class MultiheadAttention(nn.Module):
         return alpha.expand(self.num_heads) if isinstance(alpha, Tensor) else torch.full((self.num_heads,), alpha)
 
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """What the heads read of a memory [batch, keys, size], batch first: each [batch, heads, keys, size]."""
+        """Project a memory [batch, keys, size], batch first, to keys and values: each [batch, heads, keys, size]."""
         _, weight_k, weight_v = self._weights()
         _, bias_k, bias_v = self._biases()
-        found = (F.linear(memory, weight_k, bias_k), F.linear(memory, weight_v, bias_v))
-        k, v = (x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for x in found)
+        projections = (F.linear(memory, weight_k, bias_k), F.linear(memory, weight_v, bias_v))
+        k, v = (x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for x in projections)
         return k, v
 
     def forward(
@@ -178,7 +180,7 @@ class MultiheadAttention(nn.Module):
         cache: Cache | None = None,
         key_lengths: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Output, and weights if they are asked for.
+        """Return the output, and the weights if they are asked for.
 
         Args:
             query, key, value: [length, batch, size], [batch, length, size] with `batch_first`, or [length, size].
@@ -223,7 +225,7 @@ class MultiheadAttention(nn.Module):
         if not plain:
             k, v, mask = self._extended(k, v, mask)
         alpha = self._alpha()
-        found = attend(
+        result = attend(
             q,
             k,
             v,
@@ -238,11 +240,11 @@ class MultiheadAttention(nn.Module):
             heads = self._of_heads(alpha).detach().clone()  # of this pass: a step of an optimiser changes parameters
             mask = None if mask is None else mask.detach()
             own = key_lengths if key is query and cache is None else None
-            self._last = _Pass(found.seen, mask, lengths, causal, queries, k.shape[2], heads, own)
+            self._last = _Pass(result.seen, mask, lengths, causal, queries, k.shape[2], heads, own)
         elif self._last is not None:  # of a pass before this one
             self._last = None
-        out = self.out_proj(found.output.transpose(1, 2).flatten(2))  # [batch, queries, size]
-        weights = found.weights
+        out = self.out_proj(result.output.transpose(1, 2).flatten(2))  # [batch, queries, size]
+        weights = result.weights
         if weights is not None:
             weights = weights.mean(1) if average_attn_weights else weights
             weights = weights if batched else weights.squeeze(0)
@@ -251,17 +253,17 @@ class MultiheadAttention(nn.Module):
         return out if self.batch_first else out.transpose(0, 1), weights
 
     def stats(self) -> AttentionStats:
-        """How sparse the last forward pass was; no weights are computed for it.
+        """Measure the sparsity of the last forward pass; no weights are computed for it.
 
         Raises:
             RuntimeError: before the first one.
         """
-        seen, mask, lengths, causal, queries, keys, alpha, own = self._recorded()
-        support = _support(seen).double()
+        record, mask, lengths, causal, queries, keys, alpha, own = self._recorded()
+        support = _support(record).double()
         visible = _visible(mask, lengths, causal, queries, keys, support)
         if own is not None:
-            counted = live_keys(own, queries, support.device)  # [batch, 1, queries]
-            support, visible = support * counted, visible * counted
+            active = live_keys(own, queries, support.device)  # [batch, 1, queries]
+            support, visible = support * active, visible * active
         some = visible > 0
         count = some.sum((0, 2)).clamp(min=1)
         total = visible.sum((0, 2))
@@ -270,11 +272,11 @@ class MultiheadAttention(nn.Module):
 
     @property
     def recorded(self) -> bool:
-        """Whether there was a forward pass that left something to report."""
+        """True if there was a forward pass to report on."""
         return self._last is not None
 
     def support(self) -> Tensor:
-        """How many keys have a weight above zero, of the last forward pass [batch, heads, queries].
+        """Count the keys with a weight above zero in the last forward pass [batch, heads, queries].
 
         Raises:
             RuntimeError: before the first one, or if it was compiled.
@@ -297,7 +299,7 @@ class MultiheadAttention(nn.Module):
     def _project(
         self, query: Tensor, key: Tensor | None, value: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Heads [batch, heads, length, head size]."""
+        """Project the inputs to heads [batch, heads, length, head size]."""
         if self.in_proj_weight is not None and key is query and value is query:
             q, k, v = F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
             return self._heads(q), self._heads(k), self._heads(v)
@@ -316,7 +318,7 @@ class MultiheadAttention(nn.Module):
         return heads
 
     def _own_mask(self, mask: Tensor | None, batch: int) -> Tensor | None:
-        """PyTorch's mask, True where nothing is seen, as ours."""
+        """Convert PyTorch's mask, True where nothing is seen, to ours."""
         if mask is None:
             return None
         if mask.dtype != torch.bool and not mask.is_floating_point():
@@ -332,7 +334,7 @@ class MultiheadAttention(nn.Module):
 
     @staticmethod
     def _padding(padding: Tensor | None, batch: int, keys: int, plain: bool) -> tuple[Tensor | None, Tensor | None]:
-        """Padding as a mask [batch, 1, 1, keys]; as lengths where it is at the end, so that it is not computed."""
+        """Convert padding to a mask [batch, 1, 1, keys]; to lengths where it is at the end, so that it is skipped."""
         if padding is None:
             return None, None
         padding = padding.unsqueeze(0) if padding.dim() == 1 else padding
@@ -342,19 +344,19 @@ class MultiheadAttention(nn.Module):
             raise TypeError(f"key_padding_mask must be boolean or floating point, got {padding.dtype}")
         looks = plain and not traced() and not padding.is_cuda  # there it would wait for all work to be done
         if padding.dtype != torch.bool:
-            live = padding == 0
-            if not looks or not torch.equal(live, padding != -torch.inf):
+            active = padding == 0
+            if not looks or not torch.equal(active, padding != -torch.inf):
                 return padding.view(batch, 1, 1, keys), None
         else:
-            live = ~padding
+            active = ~padding
         if looks:
-            lengths = live.sum(1)
-            if torch.equal(torch.arange(keys, device=live.device) < lengths.unsqueeze(1), live):
+            lengths = active.sum(1)
+            if torch.equal(torch.arange(keys, device=active.device) < lengths.unsqueeze(1), active):
                 return None, lengths
-        return live.view(batch, 1, 1, keys), None
+        return active.view(batch, 1, 1, keys), None
 
     def _behind(self, lengths: Tensor, q: Tensor, keys: int, plain: bool) -> tuple[Tensor | None, Tensor | None]:
-        """Key lengths as a mask that is added [batch, 1, 1, keys], or as they are where keys are worth skipping."""
+        """Convert key lengths to an additive mask [batch, 1, 1, keys], or keep them where keys are worth skipping."""
         batch, heads, queries, _ = q.shape
         if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
             raise ValueError(
@@ -376,7 +378,7 @@ class MultiheadAttention(nn.Module):
         return torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, -torch.inf), None
 
     def _extended(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """With the learned key and the zero key."""
+        """Append the learned key and the zero key."""
         batch, extra = k.shape[0], 0
         if self.bias_k is not None and self.bias_v is not None:
             own = [x.view(1, self.num_heads, 1, -1).expand(batch, -1, -1, -1) for x in (self.bias_k, self.bias_v)]
@@ -393,36 +395,36 @@ class MultiheadAttention(nn.Module):
 
     def extra_repr(self) -> str:
         alpha = self.alpha
-        shown = f", alpha={alpha:g}" if isinstance(alpha, float) else ""
-        return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout:g}{shown}"
+        suffix = f", alpha={alpha:g}" if isinstance(alpha, float) else ""
+        return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout:g}{suffix}"
 
 
-def _support(seen: Tensor) -> Tensor:
-    """How many keys each query attends to [batch, heads, queries], from that or from the weights."""
-    return (seen > 0).sum(-1) if seen.dim() == 4 else seen
+def _support(record: Tensor) -> Tensor:
+    """Return the number of keys that each query attends to [batch, heads, queries], from itself or from weights."""
+    return (record > 0).sum(-1) if record.dim() == 4 else record
 
 
 def _joined(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """Two masks, each boolean (True takes part) or additive, as one."""
+    """Combine two masks, each boolean (True takes part) or additive."""
     if one is None or other is None:
         return other if one is None else one
     if one.dtype == torch.bool and other.dtype == torch.bool:
         return one & other
     if one.dtype == torch.bool or other.dtype == torch.bool:
-        live, added = (one, other) if one.dtype == torch.bool else (other, one)
-        return torch.where(live, added, -torch.inf)
+        active, bias = (one, other) if one.dtype == torch.bool else (other, one)
+        return torch.where(active, bias, -torch.inf)
     return one + other
 
 
 def _visible(
     mask: Tensor | None, lengths: Tensor | None, causal: bool, queries: int, keys: int, like: Tensor
 ) -> Tensor:
-    """How many keys each query could attend to [batch, heads, queries]."""
-    live = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=like.device)
+    """Count the keys that each query could attend to [batch, heads, queries]."""
+    active = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=like.device)
     if mask is not None:
-        live = live & (mask if mask.dtype == torch.bool else mask > -torch.inf)
+        active = active & (mask if mask.dtype == torch.bool else mask > -torch.inf)
     if lengths is not None:
-        live = live & live_keys(lengths, keys, like.device).unsqueeze(1)
+        active = active & live_keys(lengths, keys, like.device).unsqueeze(1)
     if causal:
-        live = live & ~later_keys(queries, keys, like.device)
-    return live.sum(-1).to(like).expand_as(like)
+        active = active & ~later_keys(queries, keys, like.device)
+    return active.sum(-1).to(like).expand_as(like)

@@ -16,7 +16,7 @@ TRANSFORMS = ("softmax", "sparsemax", "entmax", "alpha_relu")
 
 
 def transform_alpha(transform: str, alpha: float) -> float:
-    """The alpha a transform stands for; `alpha` counts for "entmax" and "alpha_relu" alone."""
+    """Return the alpha a transform stands for; `alpha` counts for "entmax" and "alpha_relu" alone."""
     if transform not in TRANSFORMS:
         raise ValueError(f"transform must be one of {', '.join(TRANSFORMS)}, got {transform!r}")
     alpha = alpha_number({"softmax": 1.0, "sparsemax": 2.0}.get(transform, alpha))
@@ -26,7 +26,7 @@ def transform_alpha(transform: str, alpha: float) -> float:
 
 
 class OutputLayer(nn.Module):
-    r"""From hidden states to probabilities of symbols, and to the loss to train them by.
+    r"""An output layer: from hidden states to probabilities of symbols, and to the loss that trains them.
 
     .. math:: z = W h + b, \qquad p = \mathrm{entmax}_\alpha(z) \;\text{ or }\;
               r = [(\alpha-1) z - \tau]_+^{1/(\alpha-1)}
@@ -66,8 +66,8 @@ class OutputLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.transform, self.alpha, self.tau = transform, transform_alpha(transform, alpha), float(tau)
-        wrong = [i for i in forbidden if not 0 <= i < d_vocab]
-        if wrong or len(set(forbidden)) >= d_vocab:
+        out_of_range = [i for i in forbidden if not 0 <= i < d_vocab]
+        if out_of_range or len(set(forbidden)) >= d_vocab:
             raise ValueError(f"forbidden must leave some of the symbols 0 to {d_vocab - 1}, got {tuple(forbidden)}")
         self.projection = nn.Linear(d_model, d_vocab, bias=bias)
         never = torch.zeros(d_vocab, dtype=torch.bool)
@@ -77,17 +77,17 @@ class OutputLayer(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """[d_vocab, d_model]."""
+        """The projection's matrix [d_vocab, d_model]."""
         return self.projection.weight
 
     @property
     def d_model(self) -> int:
-        """Size of the hidden states."""
+        """The size of the hidden states."""
         return self.projection.in_features
 
     @property
     def bias(self) -> Tensor | None:
-        """[d_vocab], if there is one."""
+        """The projection's bias [d_vocab], if there is one."""
         return self.projection.bias
 
     def tie(self, weight: nn.Parameter) -> None:
@@ -105,7 +105,7 @@ class OutputLayer(nn.Module):
 
     @property
     def normalized(self) -> bool:
-        """Whether the probabilities sum to 1: true for all but alpha-ReLU."""
+        """True if the probabilities sum to 1, as for all but alpha-ReLU."""
         return self.transform != "alpha_relu"
 
     @property
@@ -114,7 +114,7 @@ class OutputLayer(nn.Module):
         return float("inf") if self.alpha == 1 else 1 / (self.alpha - 1)
 
     def scores(self, hidden: Tensor) -> Tensor:
-        """[..., d_model] to [..., d_vocab]."""
+        """Project hidden states [..., d_model] to scores [..., d_vocab]."""
         scores: Tensor = self.projection(hidden)
         return scores.masked_fill(self.never, -torch.inf) if self._any_forbidden else scores
 
@@ -122,13 +122,13 @@ class OutputLayer(nn.Module):
         return self.scores(hidden)
 
     def probs(self, scores: Tensor) -> Tensor:
-        """Probabilities [..., d_vocab]; for alpha-ReLU the values, which need not sum to 1."""
+        """Return probabilities [..., d_vocab]; for alpha-ReLU the values, which need not sum to 1."""
         if self.transform == "alpha_relu":
             return functional.alpha_relu(scores, self.alpha, self.tau)
         return functional.entmax(scores, self.alpha)
 
     def log_probs(self, scores: Tensor) -> Tensor:
-        """Their logarithms in float64; -inf where the probability is zero, and only there."""
+        """Return the logarithms of the probabilities in float64; -inf where the probability is zero, and only there."""
         if self.alpha == 1:
             return scores.double().log_softmax(-1)
         return self.probs(scores).double().log()
@@ -141,7 +141,7 @@ class OutputLayer(nn.Module):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """The loss of the map for classes [...]; with reduction "none" of the target's shape.
+        """Compute the loss of the map for classes [...]; with reduction "none" of the target's shape.
 
         Where the scores would be many they are never all there at once, see :func:`tsallis.linear_entmax_loss`. With
         `label_smoothing` that share of the target is spread evenly over all symbols that may come.
@@ -154,11 +154,11 @@ class OutputLayer(nn.Module):
         return plain + label_smoothing * self._lead(hidden, target, ignore_index, reduction)
 
     def _lead(self, hidden: Tensor, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
-        """By how much the target's score exceeds the mean score.
+        """Compute by how much the target's score exceeds the mean score.
 
         The loss is linear in the target but for the target's entropy: to spread a share of it adds that share of this.
         """
-        counted = target != ignore_index
+        active = target != ignore_index
         may = ~self.never
         index = target.clamp(min=0)
         weight = self.weight
@@ -166,10 +166,10 @@ class OutputLayer(nn.Module):
         lead = (hidden * (embedding(index, weight) - mean)).sum(-1)  # [...]
         if self.bias is not None:
             lead = lead + self.bias[index] - (self.bias * may).sum() / may.sum()
-        lead = torch.where(counted, lead, 0)
+        lead = torch.where(active, lead, 0)
         if reduction == "none":
             return lead
-        return lead.sum() if reduction == "sum" else lead.sum() / counted.sum()
+        return lead.sum() if reduction == "sum" else lead.sum() / active.sum()
 
     def _loss(self, hidden: Tensor, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
         if target.numel() * len(self.weight) < MANY_SCORES:
@@ -186,7 +186,7 @@ class OutputLayer(nn.Module):
     def loss_of_scores(
         self, scores: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean"
     ) -> Tensor:
-        """The same from scores that are at hand already."""
+        """Compute the loss from scores that are already computed."""
         options = {"ignore_index": ignore_index, "reduction": reduction}
         if self.transform == "alpha_relu":
             return functional.alpha_relu_loss(scores, target, self.alpha, self.tau, **options)  # type: ignore[arg-type]

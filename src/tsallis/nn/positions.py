@@ -1,4 +1,4 @@
-"""Where a symbol stands, as a Transformer is told."""
+"""Position encodings of a Transformer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tsallis.ops.autograd.rows import traced
 
 
 class SinusoidalPositions(nn.Module):
-    r"""Positions as waves, of any length: they are computed when they are first needed, and kept.
+    r"""Sinusoidal position encodings of any length: computed when they are first needed, then cached.
 
     .. math:: \mathrm{PE}(t, 2i) = \sin(t / 10000^{2i/d}), \qquad \mathrm{PE}(t, 2i+1) = \cos(t / 10000^{2i/d})
 
@@ -32,7 +32,7 @@ class SinusoidalPositions(nn.Module):
         self._table: Tensor | None = None
 
     def forward(self, like: Tensor, first: int | Tensor, count: int) -> Tensor:
-        """Positions [count, d_model] from `first` on, or [batch, 1, d_model] of a `first` [batch]."""
+        """Return the encodings [count, d_model] from `first` on, or [batch, 1, d_model] of a `first` [batch]."""
         if isinstance(first, Tensor):
             last = int(first.max()) + 1 if len(first) else 1
             return self._kept(last, like)[first].unsqueeze(1)

@@ -16,16 +16,16 @@ Activation = str | Callable[[Tensor], Tensor]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 
 
-def _activation(given: Activation) -> Callable[[Tensor], Tensor]:
-    if not isinstance(given, str):
-        return given
-    if given not in ACTIVATIONS:
-        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)} or a function, got {given!r}")
-    return ACTIVATIONS[given]
+def _activation(activation: Activation) -> Callable[[Tensor], Tensor]:
+    if not isinstance(activation, str):
+        return activation
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)} or a function, got {activation!r}")
+    return ACTIVATIONS[activation]
 
 
 class _Layer(nn.Module):
-    """What both layers have: norms and dropouts, numbered from 1, and the network behind the last of them."""
+    """The common base of both layers: norms and dropouts, numbered from 1, and the feed-forward network after them."""
 
     norm_first: bool
     norm1: nn.LayerNorm
@@ -45,15 +45,15 @@ class _Layer(nn.Module):
         eps: float,
         norm_first: bool,
         bias: bool,
-        place: dict[str, Any],
+        factory_kwargs: dict[str, Any],
     ) -> None:
-        """Everything but the attentions, under PyTorch's names and in its order."""
-        self.linear1 = nn.Linear(d_model, hidden, bias=bias, **place)
+        """Build all but the attentions, under PyTorch's names and in its order."""
+        self.linear1 = nn.Linear(d_model, hidden, bias=bias, **factory_kwargs)
         self.dropout = Dropout(dropout)
-        self.linear2 = nn.Linear(hidden, d_model, bias=bias, **place)
+        self.linear2 = nn.Linear(hidden, d_model, bias=bias, **factory_kwargs)
         self.norm_first = norm_first
         for number in range(1, parts + 1):
-            setattr(self, f"norm{number}", nn.LayerNorm(d_model, eps=eps, bias=bias, **place))
+            setattr(self, f"norm{number}", nn.LayerNorm(d_model, eps=eps, bias=bias, **factory_kwargs))
         for number in range(1, parts + 1):
             setattr(self, f"dropout{number}", Dropout(dropout))
         self._last_dropout = f"dropout{parts}"
@@ -61,8 +61,8 @@ class _Layer(nn.Module):
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         hidden = self.dropout(self.activation(self.linear1(x)))
-        found: Tensor = getattr(self, self._last_dropout)(self.linear2(hidden))
-        return found
+        output: Tensor = getattr(self, self._last_dropout)(self.linear2(hidden))
+        return output
 
 
 class TransformerEncoderLayer(_Layer):
@@ -103,12 +103,12 @@ class TransformerEncoderLayer(_Layer):
         attention_dropout: float | None = None,
     ) -> None:
         super().__init__()
-        place: dict[str, Any] = {"device": device, "dtype": dtype}
-        dropped = dropout if attention_dropout is None else attention_dropout
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
+        dropout_p = dropout if attention_dropout is None else attention_dropout
         self.self_attn = MultiheadAttention(
-            d_model, nhead, dropout=dropped, bias=bias, batch_first=batch_first, alpha=alpha, **place
+            d_model, nhead, dropout=dropout_p, bias=bias, batch_first=batch_first, alpha=alpha, **factory_kwargs
         )
-        self._build(2, d_model, dim_feedforward, dropout, activation, layer_norm_eps, norm_first, bias, place)
+        self._build(2, d_model, dim_feedforward, dropout, activation, layer_norm_eps, norm_first, bias, factory_kwargs)
 
     def forward(
         self,
@@ -122,7 +122,7 @@ class TransformerEncoderLayer(_Layer):
         """The layer's output; masks and lengths as in :class:`MultiheadAttention`."""
 
         def attend(x: Tensor) -> Tensor:
-            found, _ = self.self_attn(
+            context, _ = self.self_attn(
                 x,
                 x,
                 x,
@@ -132,8 +132,8 @@ class TransformerEncoderLayer(_Layer):
                 is_causal=is_causal,
                 key_lengths=src_key_lengths,
             )
-            dropped: Tensor = self.dropout1(found)
-            return dropped
+            output: Tensor = self.dropout1(context)
+            return output
 
         if self.norm_first:
             x = src + attend(self.norm1(src))
@@ -181,13 +181,13 @@ class TransformerDecoderLayer(_Layer):
         attention_dropout: float | None = None,
     ) -> None:
         super().__init__()
-        place: dict[str, Any] = {"device": device, "dtype": dtype}
-        dropped = dropout if attention_dropout is None else attention_dropout
-        heads: dict[str, Any] = {"dropout": dropped, "bias": bias, "batch_first": batch_first, **place}
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
+        dropout_p = dropout if attention_dropout is None else attention_dropout
+        heads: dict[str, Any] = {"dropout": dropout_p, "bias": bias, "batch_first": batch_first, **factory_kwargs}
         cross_alpha = alpha if cross_alpha is None else cross_alpha
         self.self_attn = MultiheadAttention(d_model, nhead, alpha=alpha, **heads)
         self.multihead_attn = MultiheadAttention(d_model, nhead, alpha=cross_alpha, **heads)
-        self._build(3, d_model, dim_feedforward, dropout, activation, layer_norm_eps, norm_first, bias, place)
+        self._build(3, d_model, dim_feedforward, dropout, activation, layer_norm_eps, norm_first, bias, factory_kwargs)
 
     def forward(
         self,
@@ -215,8 +215,8 @@ class TransformerDecoderLayer(_Layer):
         weights: list[Tensor] = []
 
         def attend(x: Tensor) -> Tensor:
-            found: Tensor
-            found, _ = self.self_attn(
+            context: Tensor
+            context, _ = self.self_attn(
                 x,
                 x,
                 x,
@@ -226,11 +226,11 @@ class TransformerDecoderLayer(_Layer):
                 is_causal=tgt_is_causal,
                 cache=own,
             )
-            return found
+            return context
 
         def attend_memory(x: Tensor) -> Tensor:
-            found: Tensor
-            found, seen = self.multihead_attn(
+            context: Tensor
+            context, memory_weights = self.multihead_attn(
                 x,
                 None if projected else memory,
                 None if projected else memory,
@@ -241,9 +241,9 @@ class TransformerDecoderLayer(_Layer):
                 cache=other,
                 key_lengths=memory_key_lengths,
             )
-            if seen is not None:
-                weights.append(seen)
-            return found
+            if memory_weights is not None:
+                weights.append(memory_weights)
+            return context
 
         out = self.compose(tgt, attend, attend_memory)
         return (out, weights[0]) if need_weights else out

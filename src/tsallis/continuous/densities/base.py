@@ -26,67 +26,67 @@ class Family(Protocol):
     dims: int
 
     def reach(self, like: Tensor) -> float | Tensor:
-        """Half the width of the support: a number, or one for each alpha; infinite where it has no end."""
+        """Return half the width of the support: a number, or one for each alpha; infinite where it has no end."""
 
     def alpha(self, like: Tensor) -> float | Tensor:
-        """Of the entropy that the density maximises."""
+        """Return the alpha of the entropy that the density maximises."""
 
     def factor(self, scale: Tensor) -> Tensor:
-        """The factor that belongs to a scale as the paper writes it."""
+        """Return the factor that belongs to a scale as the paper writes it."""
 
     def scale(self, factor: Tensor) -> Tensor:
-        """The scale that belongs to a factor."""
+        """Return the scale that belongs to a factor."""
 
     def log_density(self, squared: Tensor) -> Tensor:
-        """At points of this squared distance from the mean; -inf outside the support."""
+        """Return the log-density at this squared distance from the mean; -inf outside the support."""
 
     def density(self, squared: Tensor) -> Tensor:
-        """The same without the logarithm; zero outside the support."""
+        """Return the density at this squared distance from the mean; zero outside the support."""
 
     def tsallis_entropy(self, log_det: Tensor) -> Tensor:
-        """Of its own alpha."""
+        """Return the Tsallis entropy of the density's own alpha."""
 
     def entropy(self, log_det: Tensor) -> Tensor:
-        """Shannon's, in nats."""
+        """Return the Shannon entropy in nats."""
 
     def sample(self, shape: Shape, like: Tensor) -> Tensor:
-        """Points [*shape], or [*shape, dims]."""
+        """Draw points [*shape], or [*shape, dims]."""
 
     def characteristic(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """The characteristic function, of the squared frequency, where there is a closed form."""
+        """Return the characteristic function of the squared frequency, where there is a closed form."""
 
     def rule(self, growth: Growth, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
-        """For functions that grow like this off the real line, or with so many points."""
+        """Return a quadrature rule for functions of this growth off the real line, or with so many points."""
 
 
 def log_det(factor: Tensor, dims: int) -> Tensor:
-    """[...], of a standard deviation [...] or a Cholesky factor [..., n, n]; in float64, as the entropies are."""
+    """Compute the log-determinant [...] of a standard deviation [...] or Cholesky factor [..., n, n], in float64."""
     return factor.double().log() if dims == 1 else factor.double().diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
 def cholesky(cov: Tensor, dims: int) -> Tensor:
-    """The factor of a variance [...] or of covariances [..., n, n], for which shapes are checked."""
+    """Factorise a variance [...] or covariances [..., n, n], whose shapes are checked."""
     if dims > 1 and cov.shape[-2:] != (dims, dims):
         raise ValueError(f"in {dims} dimensions a covariance must be [..., {dims}, {dims}], got {tuple(cov.shape)}")
     if dims == 1:
         return cov.sqrt()
     if dims == 2:
         return rules.tril_2x2(cov)
-    root, failed = torch.linalg.cholesky_ex((cov + cov.mT) / 2)
-    return torch.where((failed != 0)[..., None, None], math.nan, root)
+    root, info = torch.linalg.cholesky_ex((cov + cov.mT) / 2)
+    return torch.where((info != 0)[..., None, None], math.nan, root)
 
 
 def check_symmetric(cov: Tensor, name: str = "covariance") -> None:
-    """Of [..., n, n], but for rounding; what is not finite is left to others."""
+    """Check that [..., n, n] is symmetric but for rounding; numbers that are not finite are checked elsewhere."""
     size = cov.diagonal(dim1=-2, dim2=-1).abs().amax(-1)[..., None, None]
-    wrong = (cov - cov.mT).abs() > size * math.sqrt(torch.finfo(cov.dtype).eps)
-    if bool(wrong.any()):
-        pair = cov[wrong][0].item(), cov.mT[wrong][0].item()
+    mismatch = (cov - cov.mT).abs() > size * math.sqrt(torch.finfo(cov.dtype).eps)
+    if bool(mismatch.any()):
+        pair = cov[mismatch][0].item(), cov.mT[mismatch][0].item()
         raise ValueError(f"{name} must be symmetric, got {pair[0]:g} and {pair[1]:g} beside the diagonal")
 
 
 def tensors(mean: Tensor | float, spread: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Numbers as tensors: like the other one, or of torch's default dtype."""
+    """Convert numbers to tensors: like the other one, or of torch's default dtype."""
     for name, x in (("mean", mean), ("variance or covariance", spread)):
         if not isinstance(x, (Tensor, int, float)) or isinstance(x, bool):
             raise TypeError(f"{name} must be a tensor or a number, got {type(x).__name__}")

@@ -28,7 +28,7 @@ NEARLY_GAUSSIAN = 1.02
 
 
 class Constants(NamedTuple):
-    """What a beta-Gaussian of some alpha in n dimensions is made of; smooth in alpha, at 1 too."""
+    """The constants of a beta-Gaussian of some alpha in n dimensions; smooth in alpha, at 1 too."""
 
     alpha: Tensor
     eps: Tensor  # alpha - 1
@@ -52,7 +52,7 @@ def _half_step(alpha: Tensor, eps: Tensor) -> Tensor:
 
 
 def beta_constants(alpha: Tensor, dims: int) -> Constants:
-    """For alphas from 1, in float64."""
+    """Compute the constants for alphas from 1, in float64."""
     eps = alpha - 1
     bend = (dims + 2) * eps + 2
     growth = torch.zeros_like(alpha) if dims % 2 == 0 else _half_step(alpha, eps)
@@ -65,8 +65,8 @@ def beta_constants(alpha: Tensor, dims: int) -> Constants:
 @lru_cache(maxsize=256)
 def _beta_numbers(alpha: float, dims: int) -> tuple[float, float]:
     with torch.inference_mode(False), torch.no_grad():
-        found = beta_constants(torch.tensor(alpha, dtype=torch.float64, device="cpu"), dims)
-        return float(found.peak), float(found.bend)
+        constants = beta_constants(torch.tensor(alpha, dtype=torch.float64, device="cpu"), dims)
+        return float(constants.peak), float(constants.bend)
 
 
 class BetaGaussian:
@@ -78,7 +78,7 @@ class BetaGaussian:
         self.number = None if isinstance(alpha, Tensor) else float(alpha)
 
     def constants(self, like: Tensor) -> Constants:
-        """In float64."""
+        """Return the constants in float64."""
         if isinstance(self.given, Tensor):
             return beta_constants(self.given.to(device=like.device, dtype=torch.float64), self.dims)
         peak, bend = _beta_numbers(self.given, self.dims)
@@ -92,8 +92,8 @@ class BetaGaussian:
         if not isinstance(self.given, Tensor):
             return math.sqrt(rules.squared_reach(self.given, self.dims))
         c = self.constants(like)
-        bounded = c.eps > 0
-        return torch.where(bounded, c.bend / torch.where(bounded, c.eps, 1), math.inf).sqrt().to(like)
+        finite = c.eps > 0
+        return torch.where(finite, c.bend / torch.where(finite, c.eps, 1), math.inf).sqrt().to(like)
 
     def factor(self, scale: Tensor) -> Tensor:
         root = cholesky(scale, self.dims)
@@ -109,7 +109,7 @@ class BetaGaussian:
         return root.square() if n == 1 else root @ root.mT
 
     def _argument(self, squared: Tensor) -> tuple[Constants, Tensor, Tensor]:
-        """`-|u|²/c²` where it lies inside, 0 elsewhere, and where that is."""
+        """Return the constants, `-|u|²/c²` inside the support and 0 elsewhere, and the mask of the inside."""
         c = Constants(*(x.to(squared) for x in self.constants(squared)))
         x = -squared * (c.eps / c.bend)
         inside = x > -1
@@ -147,7 +147,7 @@ class BetaGaussian:
         return (total - c.peak + log_det).to(log_det)
 
     def marginal(self) -> BetaGaussian:
-        """That of one coordinate of the plane: as long, and falling half a power quicker."""
+        """Return the marginal of one coordinate of the plane: of the same reach, its power larger by a half."""
         if self.dims != 2:
             raise NotImplementedError(f"marginal densities are known of the plane, got {self.dims} dimensions")
         eps = self.given - 1
@@ -163,8 +163,8 @@ class BetaGaussian:
         if n == 2:  # the squared radius by the inverse of its distribution function
             log_u = torch.log1p(-torch.rand(*shape, dtype=torch.float64, device=like.device))
             squared = -c.bend / c.alpha * log_u * expm1_ratio(c.eps / c.alpha * log_u)
-            found: Tensor = (step / step.norm(dim=-1, keepdim=True) * squared.sqrt().unsqueeze(-1)).to(like)
-            return found
+            points: Tensor = (step / step.norm(dim=-1, keepdim=True) * squared.sqrt().unsqueeze(-1)).to(like)
+            return points
         # |u|² / c² is beta(n/2, 1/eps + 1): a ratio of gammas, the second of which tends to 1 / eps.
         power = 1 / c.eps.clamp(min=1e-12)
         gamma = torch._standard_gamma((power + 1).expand(tuple(shape)).contiguous())
@@ -173,7 +173,7 @@ class BetaGaussian:
         return u.to(like).squeeze(-1) if n == 1 else u.to(like)
 
     def characteristic(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """By a table, for which numbers must be looked at."""
+        """Return the characteristic function by a table, for which values must be read."""
         if self.number == 1:
             return lambda squared: torch.exp(-squared / 2)
         if self.number is None or self.number < NEARLY_GAUSSIAN or traced():
@@ -204,7 +204,7 @@ class BetaGaussian:
         return self.number is not None and self.number >= NEARLY_GAUSSIAN
 
     def _errors(self, like: Tensor) -> tuple[quadrature_sizes.Error, float]:
-        """Of a rule on the line or along a radius, and half of what it spans."""
+        """Return the error bound of a rule on the line or along a radius, and half of the rule's span."""
         if self._jacobi:
             assert self.number is not None
             span = min(math.sqrt(rules.squared_reach(self.number, self.dims)), quadrature_sizes.SPAN)
@@ -220,11 +220,11 @@ class BetaGaussian:
         return error, error.span
 
     def _wide(self, like: Tensor) -> Tensor:
-        """Alpha in float64."""
+        """Return alpha in float64."""
         return torch.as_tensor(self.given, dtype=torch.float64, device=like.device)
 
     def _least(self, like: Tensor) -> float:
-        """The smallest alpha, whose density has the longest support; 1 where numbers can't be looked at."""
+        """Return the smallest alpha, whose density has the longest support; 1 where values can't be read."""
         if not isinstance(self.given, Tensor):
             return self.given
         if torch.compiler.is_compiling() or not self.given.numel():

@@ -1,4 +1,4 @@
-"""A standardised density, moved and stretched: what all densities of one mode have in common."""
+"""The common base of all densities of one mode: a standardised density, shifted and scaled."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ UNKNOWN = Growth(math.nan, math.nan)
 
 
 class Density(Distribution):
-    """What every density on the line or in space offers beside the methods of `torch.distributions`."""
+    """The interface of every density on the line or in space, beside the methods of `torch.distributions`."""
 
     dims: int
 
     def pdf(self, t: Tensor) -> Tensor:
-        """The density itself, zero outside the support."""
+        """Evaluate the density, zero outside the support."""
         raise NotImplementedError
 
     def expect(self, function: Function, points: Points = None) -> Tensor:
-        """Expectations of basis functions [..., size], or of any function."""
+        """Return expectations of basis functions [..., size], or of any function."""
         raise NotImplementedError
 
     @property
     def covariance(self) -> Tensor:
-        """[..., n, n]; on the line the variance [...]."""
+        """The covariance [..., n, n]; on the line the variance [...]."""
         raise NotImplementedError
 
     def tsallis_entropy(self) -> Tensor:
-        """The entropy of the density's own alpha [...]."""
+        """Compute the entropy of the density's own alpha [...]."""
         raise NotImplementedError
 
 
@@ -101,17 +101,17 @@ class Elliptical(Density):
             raise ValueError(f"mean must be finite, got {self._mean[~self._mean.isfinite()][0].item():g}")
         if not bool(((diagonal > 0) & (diagonal < math.inf)).all()):
             what = "variance must be positive and finite" if self.dims == 1 else "covariance must be positive definite"
-            wrong = diagonal[~((diagonal > 0) & (diagonal < math.inf))][0].item()
-            raise ValueError(f"{what}, got one whose factor has {wrong:g}")
+            value = diagonal[~((diagonal > 0) & (diagonal < math.inf))][0].item()
+            raise ValueError(f"{what}, got one whose factor has {value:g}")
         if self.dims > 1:
             self._check_triangle()
         alpha = self.family.alpha(self._mean)
         if isinstance(alpha, Tensor) and not bool(((alpha >= 1) & (alpha < math.inf)).all()):
-            wrong = alpha[~((alpha >= 1) & (alpha < math.inf))][0].item()
-            raise ValueError(f"alpha must be finite and at least 1, got a tensor with {wrong:g}")
+            value = alpha[~((alpha >= 1) & (alpha < math.inf))][0].item()
+            raise ValueError(f"alpha must be finite and at least 1, got a tensor with {value:g}")
 
     def _check_triangle(self) -> None:
-        """What stands beside the diagonal of a factor."""
+        """Check the entries of a factor off its diagonal."""
         lower, upper = self._factor.tril(-1), self._factor.triu(1)
         if bool((upper != 0).any()):
             raise ValueError(f"factor must be lower triangular, got {upper[upper != 0][0].item():g} above the diagonal")
@@ -153,8 +153,8 @@ class Elliptical(Density):
 
     @classmethod
     def _check_symmetric(cls, cov: Tensor, family: Family, validate_args: bool | None) -> None:
-        checked = Distribution._validate_args if validate_args is None else validate_args
-        if checked and family.dims > 1 and not torch.compiler.is_compiling():
+        validate = Distribution._validate_args if validate_args is None else validate_args
+        if validate and family.dims > 1 and not torch.compiler.is_compiling():
             check_symmetric(cov)
 
     @classmethod
@@ -182,12 +182,12 @@ class Elliptical(Density):
 
     @property
     def mean(self) -> Tensor:
-        """[...], or [..., n]"""
+        """The mean [...], or [..., n]."""
         return self._mean
 
     @property
     def mode(self) -> Tensor:
-        """Where the density is largest, which is the mean."""
+        """The point of largest density, which is the mean."""
         return self._mean
 
     @property
@@ -201,7 +201,7 @@ class Elliptical(Density):
 
     @property
     def variance(self) -> Tensor:
-        """[...], or the diagonal of the covariance [..., n]."""
+        """The variance [...], or the diagonal of the covariance [..., n]."""
         return self._factor.square() if self.dims == 1 else self._factor.square().sum(-1)
 
     @property
@@ -211,23 +211,23 @@ class Elliptical(Density):
 
     @property
     def alpha(self) -> float | Tensor:
-        """Of the Tsallis entropy that the density maximises among all with its score."""
+        """The alpha of the Tsallis entropy that the density maximises among all with its score."""
         return self.family.alpha(self._mean)
 
     @property
     def support(self) -> Interval | Ellipse | WholeSpace:
-        """Where the density is above zero."""
+        """The set of points where the density is above zero."""
         reach = self.family.reach(self._mean)
         if not isinstance(reach, Tensor) and math.isinf(reach):
             return WholeSpace(self.dims)
         if self.dims == 1:
             half = (self._factor * reach).detach()
             return Interval(self._mean.detach() - half, self._mean.detach() + half)
-        scaled = self._factor * (reach[..., None, None] if isinstance(reach, Tensor) else reach)
-        return Ellipse(self._mean.detach(), scaled.detach())
+        factor = self._factor * (reach[..., None, None] if isinstance(reach, Tensor) else reach)
+        return Ellipse(self._mean.detach(), factor.detach())
 
     def _standardised(self, t: Tensor) -> Tensor:
-        """The squared distance from the mean in standard deviations [*sample, ...]."""
+        """Return the squared distance from the mean in standard deviations [*sample, ...]."""
         apart = t.to(self._mean.dtype) - self._mean
         if self.dims == 1:
             return (apart / self._factor).square()
@@ -320,7 +320,7 @@ class Elliptical(Density):
         return self.family.rule(growth, points, self._mean)
 
     def _growth(self, basis: Basis, points: Points) -> Growth:
-        """How fast functions grow off the real line, in standard deviations of the widest density.
+        """Return the growth of functions off the real line, in standard deviations of the widest density.
 
         Not looked up where the number of points is given, but for densities without an end, which have several rules.
         """
@@ -333,13 +333,13 @@ class Elliptical(Density):
         return Growth(basis.frequency * widest, widest / basis.width, basis.degree)
 
     def _place(self, rule: Rule) -> Tensor:
-        """The nodes of a standardised rule where this density is [..., points] or [..., points, n]."""
+        """Map the nodes of a standardised rule to this density's points [..., points] or [..., points, n]."""
         if self.dims == 1:
             return self._mean.unsqueeze(-1) + self._factor.unsqueeze(-1) * rule.nodes
         return self._mean.unsqueeze(-2) + rule.nodes @ self._factor.mT
 
     def _widest(self) -> float:
-        """The largest standard deviation in any direction."""
+        """Return the largest standard deviation in any direction."""
         if torch.compiler.is_compiling() or not self._mean.numel():
             return math.nan
         if self.dims == 1:
@@ -360,7 +360,7 @@ class Elliptical(Density):
         return rules.gaussian_overlap(self._mean, self.covariance, *gaussians)
 
     def _by_waves(self, basis: Basis) -> Tensor | None:
-        """Gaussian functions in the plane, where numbers can be looked at, by their Fourier transforms."""
+        """Return expectations of Gaussians in the plane by their Fourier transforms, where values can be read."""
         family = self.family
         if self.dims != 2 or not isinstance(family, BetaGaussian) or traced() or not self._mean.numel():
             return None

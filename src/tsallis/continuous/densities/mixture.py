@@ -1,4 +1,4 @@
-"""Mixtures: attention with more than one place to look at."""
+"""Mixtures of densities: attention with more than one mode."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Mixture(Density):
         batch = torch.broadcast_shapes(*(part.batch_shape for part in self.parts))
         count = weights.shape[-1]
         if (self.stacked and batch[-1:] != (count,)) or (not self.stacked and len(self.parts) != count):
-            found = f"the batch shape {tuple(batch)}" if self.stacked else f"{len(self.parts)} components"
-            raise ValueError(f"weights of shape {tuple(weights.shape)} don't fit {found}")
+            actual = f"the batch shape {tuple(batch)}" if self.stacked else f"{len(self.parts)} components"
+            raise ValueError(f"weights of shape {tuple(weights.shape)} don't fit {actual}")
         batch = torch.broadcast_shapes(weights.shape[:-1], batch[:-1] if self.stacked else batch)
         self.weights = widen(weights).expand(*batch, count)
         self.parts = [part.expand((*batch, count) if self.stacked else batch) for part in self.parts]
@@ -75,7 +75,7 @@ class Mixture(Density):
         return {}
 
     def _gather(self, values: Sequence[Tensor], trailing: int) -> Tensor:
-        """Values of the parts with the component in front of `trailing` dimensions [..., K, *trailing]."""
+        """Stack values of the parts with the component in front of `trailing` dimensions [..., K, *trailing]."""
         return values[0] if self.stacked else torch.stack(list(values), values[0].dim() - trailing)
 
     def _mix(self, values: Sequence[Tensor], trailing: int) -> Tensor:
@@ -84,7 +84,7 @@ class Mixture(Density):
         return (weights * together).sum(-1 - trailing)
 
     def _spread_out(self, t: Tensor) -> Tensor:
-        """Points as the components take them."""
+        """Give points the dimension of the components, where these are stacked."""
         return t.unsqueeze(-1 - len(self.event_shape)) if self.stacked else t
 
     @property
@@ -93,7 +93,7 @@ class Mixture(Density):
 
     @property
     def covariance(self) -> Tensor:
-        """That of the components, on average, and that of their means."""
+        """The mean of the components' covariances plus the covariance of their means."""
         event = len(self.event_shape)
         within = self._mix([part.covariance for part in self.parts], 2 * event)
         means = self._gather([part.mean for part in self.parts], event)
@@ -103,7 +103,7 @@ class Mixture(Density):
 
     @property
     def variance(self) -> Tensor:
-        """[...], or the diagonal of the covariance [..., n]."""
+        """The variance [...], or the diagonal of the covariance [..., n]."""
         return self.covariance if self.dims == 1 else self.covariance.diagonal(dim1=-2, dim2=-1)
 
     @property
@@ -132,7 +132,7 @@ class Mixture(Density):
         return torch.where(inside, torch.where(inside.unsqueeze(-1), logs, 0).logsumexp(-1), -torch.inf)
 
     def expect(self, function: Function, points: Points = None) -> Tensor:
-        """As of every density; each component by a rule of its own."""
+        """Return expectations as every density does; each component by a rule of its own."""
         values = [part.expect(function, points) for part in self.parts]
         batch = len(self.batch_shape) + self.stacked
         return self._mix(values, values[0].dim() - batch)
@@ -143,8 +143,8 @@ class Mixture(Density):
         drawn = self._gather([part.sample(shape) for part in self.parts], event)  # [*shape, ..., K, *event]
         flat = self.weights.reshape(-1, self.weights.shape[-1])
         count = max(shape.numel(), 1)
-        chosen = torch.multinomial(flat, count, replacement=True).T.reshape(shape + self.batch_shape)
-        index = chosen.reshape(chosen.shape + (1,) * (1 + event)).expand(*chosen.shape, 1, *self.event_shape)
+        component = torch.multinomial(flat, count, replacement=True).T.reshape(shape + self.batch_shape)
+        index = component.reshape(component.shape + (1,) * (1 + event)).expand(*component.shape, 1, *self.event_shape)
         return drawn.gather(-1 - event, index).squeeze(-1 - event)
 
     def tsallis_entropy(self, alpha: float | None = None) -> Tensor:
@@ -173,18 +173,21 @@ class Mixture(Density):
         return self.tsallis_entropy(1.0)
 
     def _panels(self) -> tuple[Tensor, Tensor]:
-        """Points and their share of the line, in front of the batch [points, ...]."""
+        """Return nodes and weights of a rule on the line, in front of the batch [points, ...]."""
         if self.dims != 1:
             raise NotImplementedError("the entropy of a mixture is computed on the line only")
         breaks = self._breaks().sort(-1).values
         x, weights = gauss_legendre(PANEL).to(breaks)
         # After x -> sin, points crowd at the ends of a panel, where some power of the distance vanishes.
-        place, steps = (1 + torch.sin(x * (torch.pi / 2))) / 2, weights * torch.cos(x * (torch.pi / 2)) * (torch.pi / 2)
+        nodes, steps = (
+            (1 + torch.sin(x * (torch.pi / 2))) / 2,
+            weights * torch.cos(x * (torch.pi / 2)) * (torch.pi / 2),
+        )
         low, width = breaks[..., :-1].unsqueeze(-1), breaks.diff(dim=-1).unsqueeze(-1)
-        return (low + width * place).flatten(-2).movedim(-1, 0), (width * steps).flatten(-2).movedim(-1, 0)
+        return (low + width * nodes).flatten(-2).movedim(-1, 0), (width * steps).flatten(-2).movedim(-1, 0)
 
     def _breaks(self) -> Tensor:
-        """Where some component is not smooth, and what a rule can't take in one piece ends [..., breaks]."""
+        """Return the points between which every component is smooth and one rule suffices [..., breaks]."""
         each = [part._breaks() if isinstance(part, Mixture) else _breaks(part) for part in self.parts]
         return each[0].flatten(-2) if self.stacked else torch.cat(each, -1)
 
@@ -204,7 +207,7 @@ class Mixture(Density):
 
 
 def _breaks(density: Density) -> Tensor:
-    """The mean and the ends of a support [..., breaks], and where it is long, places in between."""
+    """Return the mean and the ends of a support [..., breaks], and where it is long, points in between."""
     mean, std, support = density.mean, density.variance.sqrt(), density.support
     reach = density.family.reach(mean) if isinstance(density, Elliptical) else math.inf
     short = not isinstance(reach, Tensor) and reach <= 2 * MARKS[0]

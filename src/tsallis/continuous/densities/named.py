@@ -1,4 +1,4 @@
-"""The densities by name: what a continuous attention puts its mass where."""
+"""The densities by name, on which continuous attention is built."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class BetaGaussian(Quadratic):
 
 
 class Gaussian(Quadratic):
-    r"""The normal density, what softmax is on the line or in space: alpha 1.
+    r"""The normal density, the softmax density on the line or in space: alpha 1.
 
     .. math:: p(t) \propto \exp\big(-\tfrac12 (t-\mu)^\top \Sigma^{-1} (t-\mu)\big)
 
@@ -142,7 +142,7 @@ class Gaussian(Quadratic):
 
 
 class TruncatedParabola(Quadratic):
-    r"""What sparsemax is on the line: zero beyond a distance from the mean, alpha 2.
+    r"""The sparsemax density on the line: zero beyond a distance from the mean, alpha 2.
 
     .. math:: p(t) = \Big[ -\lambda - \frac{(t-\mu)^2}{2\sigma^2} \Big]_+, \qquad
               \lambda = -\tfrac12 \Big(\frac{3}{2\sigma}\Big)^{2/3}
@@ -170,7 +170,7 @@ class TruncatedParabola(Quadratic):
 
 
 class TruncatedParaboloid(Quadratic):
-    r"""What sparsemax is in the plane (in space): zero outside an ellipse, alpha 2.
+    r"""The sparsemax density in the plane (in space): zero outside an ellipse, alpha 2.
 
     .. math:: p(t) = \Big[ -\lambda - \tfrac12 (t-\mu)^\top \Sigma^{-1} (t-\mu) \Big]_+, \qquad
               \lambda = -\Big(\frac{\Gamma(n/2 + 2)}{\sqrt{\det(2\pi\Sigma)}}\Big)^{2/(2+n)}
@@ -247,7 +247,7 @@ class Laplace(_Absolute):
 
 
 class Triangular(_Absolute):
-    r"""What sparsemax makes of a score that falls with the distance: a triangle, alpha 2.
+    r"""The sparsemax density of a score that falls with the distance: a triangle, alpha 2.
 
     .. math:: p(t) = \Big[ -\lambda - \frac{|t-\mu|}{b} \Big]_+, \qquad \lambda = -b^{-1/2}
 

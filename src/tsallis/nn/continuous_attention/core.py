@@ -1,4 +1,4 @@
-"""What continuous attention on the line and in the plane have in common."""
+"""The common base of continuous attention on the line and in the plane."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MOMENTS = ("query", "discrete", "scores", "pooled")
 
 
 class Attended(NamedTuple):
-    """What continuous attention found."""
+    """The result of continuous attention."""
 
     context: Tensor  # [batch, queries, d_model], or [batch, d_model]
     density: Density  # of batch shape [batch, heads, queries]
@@ -51,7 +51,7 @@ class Attended(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Which observations count and where they are."""
+    """The mask and the positions of the observations."""
 
     keep: Tensor | None  # boolean [batch, length]
     positions: Tensor  # [length] or [batch, length]; in the plane [..., 2]
@@ -59,7 +59,7 @@ class Places(NamedTuple):
 
 
 def map_alpha(transform: str | float) -> float:
-    """The alpha of "softmax", "sparsemax" or "entmax" (1.5), or of a number."""
+    """Return the alpha of "softmax", "sparsemax" or "entmax" (1.5), or of a number."""
     if not isinstance(transform, str):
         return alpha_number(transform)
     if transform == "alpha_relu":
@@ -82,12 +82,12 @@ def basis_of(basis: str | int | Basis, dims: int) -> Basis:
 
 @untraced
 def _looking(signal: Signal, density: Density) -> Tensor:
-    """How many points a rule needs depends on numbers, which a compiler does not see."""
+    """Compute the context outside the traced graph: a rule's number of points depends on values."""
     return signal.expect(density)
 
 
 class Defaults(NamedTuple):
-    """What the line and the plane take where nothing is said."""
+    """The default options of attention on the line or in the plane."""
 
     density: str
     basis: str
@@ -95,7 +95,7 @@ class Defaults(NamedTuple):
 
 
 class ContinuousAttention(nn.Module):
-    """What the line and the plane have in common."""
+    """The common base class of attention on the line and in the plane."""
 
     dims: int
     defaults: ClassVar[Defaults]
@@ -144,9 +144,9 @@ class ContinuousAttention(nn.Module):
         self.points = points
         self.fit = ValueFunction(basis_of(basis, self.dims), penalty)
         if moments in ("query", "pooled"):
-            pooled = filters or d_model
-            self.pool = PooledFeatures(d_values, pooled, filter_width) if moments == "pooled" else None
-            self.head = DensityHead(d_query if self.pool is None else pooled, self.kind, num_heads, components)
+            d_pooled = filters or d_model
+            self.pool = PooledFeatures(d_values, d_pooled, filter_width) if moments == "pooled" else None
+            self.head = DensityHead(d_query if self.pool is None else d_pooled, self.kind, num_heads, components)
         elif moments == "discrete":
             self.query_proj = nn.Linear(d_query, components * d_model)
             self.key_proj = nn.Linear(d_values, d_model)
@@ -186,7 +186,7 @@ class ContinuousAttention(nn.Module):
         return Attended(context.squeeze(1) if single else context, density, weights)
 
     def _mixed(self, weights: Tensor, density: Density) -> Tensor:
-        """Weights [batch, heads, queries, length] of those of a mixture's components."""
+        """Average the weights of a mixture's components: [batch, heads, queries, length]."""
         return (density.weights.unsqueeze(-1) * weights).sum(-2) if isinstance(density, Mixture) else weights
 
     def _density(
@@ -226,7 +226,7 @@ class ContinuousAttention(nn.Module):
         return self.mix
 
     def _given(self, scores: Tensor, values: Tensor) -> Tensor:
-        """Scores [batch, length], [batch, queries, length] or [batch, heads, queries, length] as the last of these."""
+        """Expand scores [batch, length] or [batch, queries, length] to [batch, heads, queries, length]."""
         check_floating(scores, "scores")
         shape = (values.shape[0], values.shape[1])
         if scores.dim() not in (2, 3, 4) or (scores.shape[0], scores.shape[-1]) != shape:
@@ -239,7 +239,7 @@ class ContinuousAttention(nn.Module):
         return scores.expand(-1, self.num_heads, -1, -1)
 
     def _scores(self, query: Tensor, values: Tensor) -> Tensor:
-        """[batch, heads, queries, length]; of several components [batch, heads, queries, components, length]."""
+        """Score keys [batch, heads, queries, length]; for mixtures [batch, heads, queries, components, length]."""
         sizes = (self.num_heads, self.components, self.head_dim)
         q = self.query_proj(query).unflatten(-1, sizes).transpose(1, 2).flatten(2, 3)  # [batch, heads, q * parts, size]
         k = self.key_proj(values).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
@@ -254,8 +254,8 @@ class ContinuousAttention(nn.Module):
     def extra_repr(self) -> str:
         alpha = f", alpha={self.alpha:g}" if self.moments in ("discrete", "scores") else ""
         parts = f", components={self.components}" if self.components > 1 else ""
-        combined = ", combine=True" if self.combine else ""
-        return f"{self.d_model}, heads={self.num_heads}, moments={self.moments}{alpha}{parts}{combined}"
+        combine = ", combine=True" if self.combine else ""
+        return f"{self.d_model}, heads={self.num_heads}, moments={self.moments}{alpha}{parts}{combine}"
 
 
 def cell_edges(mask: Tensor) -> Tensor:
@@ -271,6 +271,6 @@ def cell_edges(mask: Tensor) -> Tensor:
         >>> cell_edges(torch.tensor([True, False, True]))
         tensor([0.0000, 0.5000, 0.5000, 1.0000], dtype=torch.float64)
     """
-    passed = mask.cumsum(-1).double()  # [..., length]
-    start = torch.zeros_like(passed[..., :1])
-    return torch.cat([start, passed / passed[..., -1:].clamp(min=1)], -1)
+    count = mask.cumsum(-1).double()  # [..., length]
+    start = torch.zeros_like(count[..., :1])
+    return torch.cat([start, count / count[..., -1:].clamp(min=1)], -1)

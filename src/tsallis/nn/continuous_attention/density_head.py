@@ -1,4 +1,4 @@
-"""Where continuous attention looks: densities from features, or from the weights of discrete attention."""
+"""The densities of continuous attention: from features, or from the weights of discrete attention."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ class DensityKind(nn.Module):
             self.name, self.alpha = "learned", PerHeadAlpha(heads)
         elif isinstance(density, str):
             if density not in KINDS[dims]:
-                known = ", ".join([*KINDS[dims], "learned"])
-                raise ValueError(f"density must be one of {known} or an alpha from 1, got {density!r}")
+                names = ", ".join([*KINDS[dims], "learned"])
+                raise ValueError(f"density must be one of {names} or an alpha from 1, got {density!r}")
             self.name, self.kind, self.alpha = density, KINDS[dims][density], None
         else:
             self.name, self.alpha = "beta_gaussian", alpha_number(density)
 
     def shape(self, components: int) -> dict[str, Any]:
-        """The arguments that shape the density, for a batch shape [batch, heads, queries] and maybe [..., components].
+        """Return the density's shape arguments, for a batch shape [batch, heads, queries] and maybe [..., components].
 
         Densities check nothing then: a NaN stays in its row.
         """
@@ -100,22 +100,22 @@ class DensityKind(nn.Module):
         return shape
 
     def matched(self, weights: Tensor, positions: Tensor, components: int = 1) -> Elliptical:
-        """With the moments of weights [..., length] over positions that broadcast to them."""
+        """Return the density with the moments of weights [..., length] over positions that broadcast to them."""
         shape = {name: value for name, value in self.shape(components).items() if name != "dims"}
         return match_moments(
             self.kind, weights, positions, matching=self.matching, floor=self.floor, dims=self.dims, **shape
         )
 
     def spread(self, mean: Tensor, root: Tensor, components: int) -> Elliptical:
-        """Of a mean, and a positive standard deviation or a lower triangular factor; of the scale where that is
-        matched."""
+        """Return the density of a mean and a positive standard deviation or lower triangular factor; of the scale's,
+        where that is matched."""
         shape = self.shape(components)
         if self.matching == "covariance":
             return self.kind.from_factor(mean, root, **shape)
         return self.kind.from_scale(mean, root.square() if self.dims == 1 else root @ root.mT, **shape)
 
     def initial_root(self, heads: int, components: int) -> Tensor:
-        """What :meth:`spread` takes [heads, 1, components] for densities that share the space among them."""
+        """Return :meth:`spread`'s argument [heads, 1, components] for densities that share the space among them."""
         std = torch.full((heads, 1, components), UNIFORM / components ** (1 / self.dims))
         if self.matching == "covariance":
             return std
@@ -154,15 +154,15 @@ class DensityHead(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, kind: DensityKind) -> None:
-        """Start anew."""
+        """Reinitialise the parameters."""
         dims, heads, components = kind.dims, self.heads, self.components
         nn.init.xavier_uniform_(self.linear.weight, gain=0.5)
         nn.init.zeros_(self.linear.bias)
         bias = self.linear.bias.view(heads, components, self.numbers)
-        place = torch.arange(components) * heads + torch.arange(heads).unsqueeze(1)  # [heads, components]
-        bias[..., 0] = torch.logit((place + 0.5) / (heads * components))
+        index = torch.arange(components) * heads + torch.arange(heads).unsqueeze(1)  # [heads, components]
+        bias[..., 0] = torch.logit((index + 0.5) / (heads * components))
         if dims == 2:
-            bias[..., 1] = torch.logit((0.5 + place * GOLDEN) % 1)  # evenly over the square, whatever their number
+            bias[..., 1] = torch.logit((0.5 + index * GOLDEN) % 1)  # evenly over the square, whatever their number
         start = kind.initial_root(heads, components).squeeze(1)
         start = start.square() - kind.floor if dims == 1 else start - math.sqrt(kind.floor)
         inverse = start + torch.log(-torch.expm1(-start))  # of softplus
@@ -210,7 +210,7 @@ class PooledFeatures(nn.Module):
 
     def forward(self, values: Tensor, keep: Tensor | None) -> Tensor:
         """[batch, length, d_values], zero where `keep` [batch, length] is False, to [batch, filters]."""
-        found = torch.relu(self.convolution(values.transpose(1, 2)))  # [batch, filters, length]
+        features = torch.relu(self.convolution(values.transpose(1, 2)))  # [batch, filters, length]
         if keep is not None:
-            found = torch.where(keep.unsqueeze(1), found, 0)
-        return found.amax(-1)
+            features = torch.where(keep.unsqueeze(1), features, 0)
+        return features.amax(-1)

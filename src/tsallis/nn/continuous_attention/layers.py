@@ -96,8 +96,8 @@ class ContinuousAttention1d(ContinuousAttention):
             batch shape [batch, heads, queries], or the weights of the discrete attention [batch, heads, queries,
             length], None where there is none.
         """
-        found = self.attend(query, values, mask, lengths, positions)
-        return found.context, found.density if need_density else found.weights
+        result = self.attend(query, values, mask, lengths, positions)
+        return result.context, result.density if need_density else result.weights
 
     def attend(
         self,
@@ -130,8 +130,8 @@ class ContinuousAttention1d(ContinuousAttention):
             keep = torch.arange(size, device=values.device) < lengths.unsqueeze(1)
             fit: dict[str, Any] = {"lengths": lengths}
         elif mask is None:
-            found = cell_centres(size).to(like) if positions is None else positions
-            return Places(None, found, {} if positions is None else {"positions": positions})
+            locations = cell_centres(size).to(like) if positions is None else positions
+            return Places(None, locations, {} if positions is None else {"positions": positions})
         else:
             keep, fit = mask, {"mask": mask}
             if positions is None and not traced() and bool((mask[:, 1:] <= mask[:, :-1]).all()):
@@ -196,8 +196,8 @@ class ContinuousAttention2d(ContinuousAttention):
         Returns:
             As :meth:`ContinuousAttention1d.forward`.
         """
-        found = self.attend(query, values, mask, grid, positions)
-        return found.context, found.density if need_density else found.weights
+        result = self.attend(query, values, mask, grid, positions)
+        return result.context, result.density if need_density else result.weights
 
     def attend(
         self,
@@ -281,9 +281,9 @@ class ContinuousGlobalAttention(BilinearAttention):
 
     def attended(self, scores: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Context [batch, tgt, d_memory] and masses [batch, tgt, src] of scores [batch, tgt, src]."""
-        found = self.attention.attend(scores, memory, mask)
+        result = self.attention.attend(scores, memory, mask)
         edges = cell_edges(mask).to(widen(memory))[:, None, None]  # [batch, 1, 1, src + 1]
-        return found.context, cell_masses(found.density, edges).squeeze(1)
+        return result.context, cell_masses(result.density, edges).squeeze(1)
 
     def density(self, query: Tensor, memory: Tensor, mask: Tensor, keys: Tensor | None = None) -> Density:
         """Return the density of batch shape [batch, 1, tgt] that queries [batch, tgt, d_query] attend with."""
