@@ -17,7 +17,7 @@ SPARSE, DENSE = 0.25, 0.95  # densities up to and from which a head without a ro
 
 @dataclass(frozen=True)
 class HeadCard(Record):
-    """What one head does; layers and heads count from 0, in the title from 1."""
+    """The role, density and examples of one head; layers and heads count from 0, in the title from 1."""
 
     title: str
     kind: str

@@ -194,7 +194,7 @@ class Roles(Statistic[HeadRoles]):
         return _Targets(targets, visible, clusters)
 
     def _own_targets(self, pieces: Sequence[str], clusters: Sequence[range]) -> dict[str, Bools]:
-        """The targets of self-attention alone."""
+        """Return the targets that only self-attention has."""
         size = len(pieces)
         targets = {name: np.eye(size, k=offset, dtype=bool) for name, offset in OFFSETS.items()}
         within, question = np.zeros((size, size), bool), np.zeros((size, size), bool)

@@ -1,4 +1,4 @@
-"""What a model is worth, and how sparse it is."""
+"""Scores of a model and of its outputs, and measures of its sparsity."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AT_ONCE = 1 << 24  # scores looked at together
 
 
 def levenshtein(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Insertions, deletions and replacements that turn one sequence into the other.
+    """Count the insertions, deletions and replacements that turn one sequence into the other.
 
     >>> levenshtein("drawed", "drew")
     3
@@ -35,7 +35,7 @@ def levenshtein(a: Sequence[Any], b: Sequence[Any]) -> int:
 
 
 def share_right(texts: Sequence[str], references: Sequence[str]) -> float:
-    """Share of texts that are the reference.
+    """Return the share of texts that are the reference.
 
     >>> share_right(["drew", "drawed"], ["drew", "drew"])
     0.5
@@ -44,7 +44,7 @@ def share_right(texts: Sequence[str], references: Sequence[str]) -> float:
 
 
 def form_scores(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Share of texts that are the reference, and mean distance to it.
+    """Return the share of texts that are the reference, and mean distance to it.
 
     >>> form_scores(["drew", "drawed"], ["drew", "drew"])
     {'accuracy': 0.5, 'levenshtein': 1.5}
@@ -68,7 +68,7 @@ def translation_scores(
     tgt_lang: str = "",
     names: Sequence[str] = ("bleu", "chrf", "ter"),
 ) -> list[CorpusScore]:
-    """BLEU, chrF and TER of detokenised text, by sacrebleu.
+    """Compute BLEU, chrF and TER of detokenised text, by sacrebleu.
 
     Args:
         texts: translations.
@@ -92,7 +92,7 @@ def translation_scores(
 
 @dataclass(frozen=True)
 class Forced:
-    """A model on given outputs, symbols that its vocabulary lacks left out."""
+    """Loss and sparsity of a model with teacher forcing, symbols that its vocabulary lacks left out."""
 
     loss: float  # the map's own loss, a symbol
     gold_in_support: float  # share of symbols with a probability
@@ -104,7 +104,7 @@ class Forced:
 
     @classmethod
     def of(cls, sums: Sequence[float]) -> Forced:
-        """From what :func:`forced_sums` gives, added up over batches and processes."""
+        """Divide what :func:`forced_sums` gives, added up over batches and processes, by its symbols."""
         *totals, symbols = sums
         return cls(*(total / max(symbols, 1) for total in totals))
 
@@ -137,13 +137,13 @@ class Evaluation:
 
 
 def forced(model: Any, corpus: Corpus, batch_size: int = 128) -> Forced:
-    """Loss and sparsity with the outputs given."""
+    """Compute loss and sparsity with teacher forcing."""
     return Forced.of(forced_sums(model, corpus.batches(batch_size)))
 
 
 @torch.no_grad()
 def forced_sums(model: Any, batches: Iterable[Batch], densities: dict[str, Tensor] | None = None) -> list[float]:
-    """The numbers of :class:`Forced` summed over symbols, and how many there were.
+    """Return the numbers of :class:`Forced` summed over symbols, and how many there were.
 
     To `densities`, a float64 tensor [layers, heads] for each kind of attention, each head's density in a batch is
     added, times the batch's symbols.
@@ -169,7 +169,7 @@ def forced_sums(model: Any, batches: Iterable[Batch], densities: dict[str, Tenso
 
 
 def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
-    """Sums over symbols of what :class:`Forced` says of the output layer [6]."""
+    """Return the sums over symbols of what :class:`Forced` says of the output layer [6]."""
     scores = output.scores(hidden)  # [symbols, d_vocab]
     probs = output.probs(scores)
     of_gold = probs.gather(-1, gold.unsqueeze(-1)).squeeze(-1)
@@ -187,7 +187,7 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
 
 
 def search_batches(model: Any, batches: Iterable[Batch], beam_size: int) -> dict[int, Result]:
-    """The results of a beam search by row of the corpus."""
+    """Return the results of a beam search by row of the corpus."""
     device = device_of(model)
     found: dict[int, Result] = {}
     for batch in batches:
@@ -197,19 +197,19 @@ def search_batches(model: Any, batches: Iterable[Batch], beam_size: int) -> dict
 
 
 def search_corpus(model: Any, corpus: Corpus, beam_size: int, batch_size: int = 128) -> list[Result]:
-    """The results of a beam search in the corpus's order."""
+    """Return the results of a beam search in the corpus's order."""
     found = search_batches(model, corpus.batches(batch_size), beam_size)
     return [found[i] for i in range(len(corpus))]
 
 
 def accuracy(results: Sequence[Result], corpus: Corpus) -> float:
-    """Share of results whose best hypothesis is the target of the row."""
+    """Return the share of results whose best hypothesis is the target of the row."""
     right = sum(r.best is not None and list(r.best.tokens) == list(corpus.tgt[i]) for i, r in enumerate(results))
     return right / max(len(results), 1)
 
 
 def empty_log_probs(model: Any, corpus: Corpus, batch_size: int = 128) -> Tensor:
-    """Log-probability of the empty output for every row [rows], in float64."""
+    """Compute the log-probability of the empty output for every row [rows], in float64."""
     found = torch.empty(len(corpus), dtype=torch.float64)
     device = device_of(model)
     for batch in corpus.batches(batch_size):
@@ -219,7 +219,10 @@ def empty_log_probs(model: Any, corpus: Corpus, batch_size: int = 128) -> Tensor
 
 
 def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: float) -> Evaluation:
-    """Loss, certificates and sparsity of a model and of what a search found in `seconds` on a corpus with targets."""
+    """Compute loss, certificates and sparsity of a model, and of a search's results on a corpus with targets.
+
+    `seconds` is the time that the search took.
+    """
     given = forced(model, corpus)
     count = len(corpus)
     kinds = [r.certificate.kind for r in results]
@@ -259,7 +262,7 @@ def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: flo
 
 
 def timed_search(model: Any, corpus: Corpus, beam_size: int) -> tuple[list[Result], float]:
-    """The results of a beam search in the corpus's order, and the seconds it took."""
+    """Return the results of a beam search in the corpus's order, and the seconds it took."""
     began = time.perf_counter()
     results = search_corpus(model, corpus, beam_size)
     return results, time.perf_counter() - began

@@ -60,7 +60,7 @@ class LabelOutput(nn.Module):
 
     @property
     def alpha(self) -> float:
-        """The layer's."""
+        """The alpha of the wrapped output layer."""
         return self.layer.alpha
 
     @property
@@ -75,11 +75,11 @@ class LabelOutput(nn.Module):
 
     @property
     def normalized(self) -> bool:
-        """Whether the probabilities sum to 1."""
+        """True where the probabilities sum to 1."""
         return self.layer.normalized
 
     def scores(self, hidden: Tensor) -> Tensor:
-        """[..., d_model + 1] to [..., classes + 4], -inf for what can't come."""
+        """Map hidden states [..., d_model + 1] to scores [..., classes + 4], -inf for what can't come."""
         labels = pad(self.layer.scores(hidden[..., :-1]), (FIRST, 0), value=-torch.inf)
         end = torch.full_like(labels[..., :1, :] if labels.dim() > 1 else labels, -torch.inf)
         end[..., EOS] = 0
@@ -89,11 +89,11 @@ class LabelOutput(nn.Module):
         return self.scores(hidden)
 
     def probs(self, scores: Tensor) -> Tensor:
-        """[..., classes + 4]"""
+        """Return the probabilities [..., classes + 4]."""
         return self.layer.probs(scores)
 
     def log_probs(self, scores: Tensor) -> Tensor:
-        """Their logarithms in float64; -inf where the probability is zero."""
+        """Return the logarithms of the probabilities in float64; -inf where the probability is zero."""
         return self.layer.log_probs(scores)
 
     def loss(
@@ -104,7 +104,7 @@ class LabelOutput(nn.Module):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """The loss of the labels among the symbols [...]; all others have none."""
+        """Return the loss of the labels among the symbols [...]; all others have none."""
         other = (hidden[..., -1] > 0) | (target < FIRST)
         target = torch.where(other, ignore_index, target - FIRST)
         return self.layer.loss(hidden[..., :-1], target, ignore_index, reduction, label_smoothing)
@@ -112,13 +112,13 @@ class LabelOutput(nn.Module):
     def loss_of_scores(
         self, scores: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean"
     ) -> Tensor:
-        """The same from scores; with the mean taken over ends, too."""
+        """Return the loss of the labels from scores; a mean is taken over ends, too."""
         return self.layer.loss_of_scores(scores, target, ignore_index, reduction)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What was looked at in each of some images, cells of the grid row by row."""
+    """The attention to each of a batch of images, cells of the grid row by row."""
 
     look: VisualLook
 
@@ -157,11 +157,11 @@ class PictureReader(nn.Module):
 
     @property
     def output(self) -> OutputLayer:
-        """The answerer's."""
+        """The output layer of the answerer."""
         return self.answerer.output
 
     def read(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Seen]:
-        """What the output layer sees [batch, d_fused], and what was looked at, without gradients.
+        """Return the output layer's input [batch, d_fused], and the attention, which has no gradients.
 
         Raises:
             RuntimeError: if no images were shown.
@@ -228,7 +228,7 @@ class LabelDecoder(nn.Module):
         return LabelOutput(self.classifier.output)
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
-        """[batch, src] symbols and their counts [batch] to all that is read of them."""
+        """Read symbols [batch, src] with their counts [batch] into a memory."""
         hidden, look = self.classifier.read(src, src_lengths)
         return Memory(look.masses.unsqueeze(-1), look.mask, (hidden,))
 
@@ -236,12 +236,12 @@ class LabelDecoder(nn.Module):
         return LabelState(memory.summary[0], memory.states.squeeze(-1))
 
     def step(self, state: LabelState, token: Tensor) -> Step:
-        """The scores of what follows `token` [batch]: the labels after the start, the end after a label."""
+        """Return the scores of what follows `token` [batch]: the labels after the start, the end after a label."""
         hidden = torch.cat([state.hidden, (token != BOS).unsqueeze(-1).to(state.hidden)], -1)
         return Step(self.output.scores(hidden), state.masses, state)
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> Decoded:
-        """All steps with the target [batch, tgt] given; masses are computed only if `need_attention` asks for them."""
+        """Decode all steps with the target [batch, tgt]; masses are computed only if `need_attention` asks for them."""
         hidden, look = self.classifier.read(src, src_lengths)
         self._look = None if traced() else look
         tgt = tgt_in.shape[1]
@@ -250,7 +250,7 @@ class LabelDecoder(nn.Module):
         return Decoded(states, look.masses.unsqueeze(1).expand(-1, tgt, -1) if need_attention else None)
 
     def attended(self, decoded: Decoded) -> Tensor:
-        """How many places have a weight, or a part of the density's mass [batch, tgt], in the pass that made `decoded`.
+        """Count places with a weight, or with mass of the density [batch, tgt], in the pass that made `decoded`.
 
         Raises:
             RuntimeError: if the last pass was another one, or was compiled.

@@ -34,7 +34,7 @@ def share_embeddings(
 
 
 def shared_parameters(model: nn.Module) -> dict[str, str]:
-    """Names of a state dict that stand for the same parameter as an earlier one: each with that earlier one.
+    """Return the names of a state dict that stand for the same parameter as an earlier one: each with that earlier one.
 
     A checkpoint leaves the first of each pair out, and gives it the value of the second when it is read.
     """

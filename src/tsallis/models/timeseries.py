@@ -19,7 +19,7 @@ AT_ONCE = 256  # rows of about as many observations each that are fitted togethe
 
 
 class Reach(NamedTuple):
-    """Where the densities of each head and channel look, on the line their signals are on."""
+    """Mean, spread and support of each head and channel's density, on the line of its signal."""
 
     mean: Tensor  # [heads, channels]
     std: Tensor  # [heads, channels]
@@ -29,7 +29,7 @@ class Reach(NamedTuple):
 
 @torch.no_grad()
 def fitted(fit: ValueFunction, values: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-    r"""The coefficients of many signals with numbers of observations that differ much.
+    r"""Fit the coefficients of many signals with numbers of observations that differ much.
 
     .. math:: \min_B \lVert B F - H \rVert_F^2 + \lambda \lVert B \rVert_F^2
 
@@ -126,7 +126,7 @@ class SignalClassifier(nn.Module):
         self.output = _Output(channels * heads * d_values + d_static, hidden, dropout)
 
     def density(self) -> Density:
-        """Of batch shape [1, heads, channels]."""
+        """Return the densities, of batch shape [1, heads, channels]."""
         return self.head(self.queries.unsqueeze(0), self.kind)
 
     def forward(self, coefficients: Tensor, static: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class SignalClassifier(nn.Module):
         return self.output(torch.cat([self.read(coefficients).flatten(1), static], 1))
 
     def read(self, coefficients: Tensor) -> Tensor:
-        """What the densities read, [batch, channels, heads, d_values]."""
+        """Compute the expectations of the signals [batch, channels, heads, d_values]."""
         if coefficients.shape[1:] != self.sizes:
             raise ValueError(
                 f"coefficients must be [batch, {', '.join(map(str, self.sizes))}], got {list(coefficients.shape)}"
@@ -152,7 +152,7 @@ class SignalClassifier(nn.Module):
 
     @torch.no_grad()
     def reach(self) -> Reach:
-        """Where each head looks in each channel."""
+        """Return mean, spread and support of each head's density in each channel."""
         density = self.density()
         assert isinstance(density, Elliptical)
         mean, std = density.mean.squeeze(0), density.factor.squeeze(0)
@@ -207,7 +207,7 @@ class GridClassifier(nn.Module):
         return self.output(torch.cat([self.read(x)[0], static], 1))
 
     def read(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The context [batch, d_model] and the weights of the steps [batch, steps]."""
+        """Return the context [batch, d_model] and the weights of the steps [batch, steps]."""
         states, _ = self.encoder(self.drop(x))  # [batch, steps, d_model]
         scores = self.score(torch.tanh(self.keys(states))).squeeze(-1)  # [batch, steps]
         weights = functional.entmax(scores, self.alpha)
@@ -226,7 +226,7 @@ class _Output(nn.Module):
         self.score = nn.Linear(hidden or size, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, size] to [batch]"""
+        """Map [batch, size] to scores [batch]."""
         x = self.drop(x)
         if self.hidden is not None:
             x = self.drop(torch.relu(self.hidden(x)))

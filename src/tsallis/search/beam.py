@@ -1,4 +1,4 @@
-"""One beam search for every model: it holds no impossible hypothesis, may shrink, and knows what it gave up."""
+"""Beam search for every model: the beam holds no impossible hypothesis, may shrink, and bounds what it dropped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def beam_search(
     max_length: int | None = None,
     keep_attention: bool = False,
 ) -> list[Result]:
-    r"""The most probable outputs of every source, and a certificate of what is proved about them.
+    r"""Find the most probable outputs of every source, with a certificate of what is proved about them.
 
     A beam holds the `beam_size` most probable unfinished prefixes of each source; every output it finishes is kept.
     `bound` is the best log-probability of any prefix that had to be dropped. As a prefix is never less probable than
@@ -122,7 +122,7 @@ def _candidates(
 
 
 def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest values of each row and where they stand; of equal ones the first, in every run."""
+    """Return the largest values of each row and their columns; of equal ones the first, in every run."""
     width = values.shape[-1]
     if width > SORTED:
         best, order = values.topk(min(count, width))
@@ -142,7 +142,7 @@ def _keep(beam: _Beam, row: int, candidates: list[Candidate], expansion: Expansi
 
 
 def _shrink(beam: _Beam, wanted: int, normalized: bool) -> int:
-    """Let prefixes go that can change neither the best outputs nor the certificate; how many stay."""
+    """Let prefixes go that can change neither the best outputs nor the certificate; return how many stay."""
     if beam.gave_up and normalized:
         worst = nth_best(beam.finished, wanted)
         staying = [p for p in beam.prefixes if p.log_prob > worst]

@@ -20,7 +20,7 @@ WINDOW = 16  # sources searched together: each may have to hold the states of `b
 
 
 class _Open(NamedTuple):
-    """A prefix in a queue, and where its state lies. Queues compare the first two fields alone."""
+    """A prefix in a queue, and its row in a decoder state. Queues compare the first two fields alone."""
 
     cost: float
     number: int  # of equal prefixes the one found first comes first
@@ -43,7 +43,7 @@ class _Queue(Search):
         return super().result(normalized, n_best)
 
     def pop(self, n_best: int | None, normalized: bool) -> list[_Open]:
-        """The best prefixes, as many as are expanded at once; none if the search of this source is over."""
+        """Remove and return the best prefixes, as many as are expanded at once; none if this search is over."""
         proved = nth_best(self.finished, n_best) if n_best and normalized else -math.inf
         chunk: list[_Open] = []
         while self.heap and self.budget and len(chunk) < CHUNK and -self.heap[0].cost > proved:
@@ -71,7 +71,7 @@ def exhaustive(
     max_length: int | None = None,
     keep_attention: bool = False,
 ) -> list[Result]:
-    """Every output with a probability, best first, by expanding the most probable prefixes again and again.
+    """Find every output with a probability, best first, by expanding the most probable prefixes again and again.
 
     It ends when no prefix is left (the result is `complete`, its probabilities sum to 1), when the `n_best` best are
     proved, or when `budget` prefixes of a source have been expanded: then `bound` says how probable anything missing
@@ -180,7 +180,7 @@ def _push(
 
 
 def _by_state(chunk: list[_Open]) -> list[_Open]:
-    """Those of one state next to each other."""
+    """Sort prefixes so that those of one state stand next to each other."""
     groups: dict[int, list[_Open]] = {}
     for item in chunk:
         groups.setdefault(id(item.state), []).append(item)
@@ -188,6 +188,6 @@ def _by_state(chunk: list[_Open]) -> list[_Open]:
 
 
 def _states(rows: list[_Open], device: torch.device) -> Any:
-    """One state of the rows that lie in several."""
+    """Gather rows that lie in several states into one state."""
     groups = [list(group) for _, group in itertools.groupby(rows, key=lambda item: id(item.state))]
     return join([group[0].state.select(torch.tensor([i.row for i in group], device=device)) for group in groups])

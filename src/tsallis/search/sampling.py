@@ -20,7 +20,7 @@ def sample(
     max_length: int | None = None,
     generator: torch.Generator | None = None,
 ) -> list[list[tuple[int, ...] | None]]:
-    """`n` outputs drawn from the model for every source, token by token; what is impossible is never drawn.
+    """Draw `n` outputs from the model for every source, token by token; what is impossible is never drawn.
 
     None stands where a draw met a dead end or the length limit, so that the frequencies of all others stay those of
     the model. Values that don't sum to 1 (alpha-ReLU) are drawn in proportion at every step.
@@ -72,7 +72,7 @@ def sample(
 
 
 def _draw(log_probs: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """A token a row [rows], and whether the row had any that is possible."""
+    """Draw a token a row [rows], and tell of each row whether it had any that is possible."""
     possible = (log_probs > -torch.inf).any(-1)
     weights = torch.where(possible.unsqueeze(-1), log_probs, 0).softmax(-1)
     return torch.multinomial(weights, 1, generator=generator).squeeze(-1), possible

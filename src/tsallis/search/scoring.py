@@ -1,4 +1,4 @@
-"""How probable given outputs are."""
+"""Log-probabilities of given outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tsallis.search.step import advance, evaluating
 
 @torch.no_grad()
 def score(model: Decoder, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
-    """Log-probabilities [batch] of given outputs in float64, -inf where the model holds one impossible.
+    """Compute the log-probabilities [batch] of given outputs in float64, -inf where the model holds one impossible.
 
     The same steps as in search: an output that was found scores what the search reported.
 

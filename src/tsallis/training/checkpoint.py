@@ -85,7 +85,7 @@ class Checkpoints:
         return index
 
     def _in_order(self) -> Index:
-        """The index, compared with the folders it names and with what this process wrote last."""
+        """Return the index, compared with the folders it names and with what this process wrote last."""
         path = self.folder / INDEX
         if self.written is not None and not is_regular(path):
             content = json.dumps(as_json(self.written))
@@ -211,13 +211,13 @@ class Checkpoints:
                 remove_leftovers(self.folder, (INDEX,))
 
     def _folders(self) -> list[Path]:
-        """All that may be checkpoints: folders, not links, by their names."""
+        """Return all that may be checkpoints: folders, not links, by their names."""
         if not self.folder.is_dir():
             return []
         return sorted(p for p in self.folder.iterdir() if FOLDER.fullmatch(p.name) and is_folder(p))
 
     def _is_part(self, path: Path) -> bool:
-        """Whether a folder is what a kill leaves of a checkpoint: nothing but our files, and no manifest."""
+        """Tell whether a folder is what a kill leaves of a checkpoint: nothing but our files, and no manifest."""
         return is_folder(path) and all(
             (p.name in (MODEL, TRAINING) and is_regular(p)) or is_leftover(p, FILES) for p in path.iterdir()
         )
@@ -238,7 +238,7 @@ class Checkpoints:
         )
 
     def _proposal(self) -> str:
-        """What an index may be, as far as the manifests tell."""
+        """Propose the content of a missing index, as far as the manifests tell."""
         steps: dict[str, Manifest] = {}
         for path in self._folders():
             if path.name.startswith("step-") and is_regular(path / MANIFEST):
@@ -337,14 +337,14 @@ def _step(name: str) -> int:
 
 
 def _worth(metrics: Mapping[str, Any]) -> tuple[float, float]:
-    """How good a checkpoint is: by the first score of the development set, then by its loss."""
+    """Return the sort key of a checkpoint: the first score of the development set, then its negative loss."""
     numbers = {k: v for k, v in metrics.items() if k.startswith("dev_") and isinstance(v, (int, float))}
     loss = numbers.pop("dev_loss", 0.0)
     return next(iter(numbers.values()), float("-inf")), -loss
 
 
 def _canonical(value: Any) -> Any:
-    """Equal values as equal bytes: pickle tells a list from a tuple, and what is the same object from what is equal."""
+    """Make equal values pickle to equal bytes: pickle tells lists from tuples, and identical from equal objects."""
     if isinstance(value, dict):
         return {_canonical(key): _canonical(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -353,7 +353,7 @@ def _canonical(value: Any) -> Any:
 
 
 def _once(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Without the second name of a tensor that has several."""
+    """Drop all names but the first of a tensor that has several."""
     first: dict[tuple[int, tuple[int, ...]], str] = {}
     for name, value in parameters.items():
         first.setdefault((value.data_ptr() if value.numel() else -len(first), tuple(value.shape)), name)

@@ -29,7 +29,7 @@ class CommonError(InputError):
 
 @dataclass(frozen=True)
 class World:
-    """Which process this is, and of how many.
+    """The rank of this process, the number of processes, and its device.
 
     >>> World().main, World().sum(2.5, 1)
     (True, (2.5, 1.0))
@@ -41,11 +41,11 @@ class World:
 
     @property
     def main(self) -> bool:
-        """Whether this process decides and writes."""
+        """True for the process that decides and writes."""
         return self.rank == 0
 
     def sum(self, *numbers: float) -> tuple[float, ...]:
-        """Over all processes, in float64."""
+        """Sum numbers over all processes, in float64."""
         if self.size == 1:
             return tuple(float(n) for n in numbers)
         total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
@@ -53,7 +53,7 @@ class World:
         return tuple(total.tolist())
 
     def obey(self, decision: Any = None) -> Any:
-        """What the first process decided."""
+        """Broadcast the decision of the first process, and return it."""
         if self.size == 1:
             return decision
         box = [decision]
@@ -61,7 +61,7 @@ class World:
         return box[0]
 
     def gather(self, part: Any) -> list[Any]:
-        """The parts of all processes, in their order; every process gets them."""
+        """Return the parts of all processes, in their order; every process gets them."""
         if self.size == 1:
             return [part]
         parts: list[Any] = [None] * self.size
@@ -69,7 +69,7 @@ class World:
         return parts
 
     def together(self, work: Callable[[], T]) -> T:
-        """What `work` gives each process.
+        """Run `work` on all processes, and return to each its own result.
 
         Raises:
             CommonError: on all processes, if one of them found a mistake: the first such one's.
@@ -131,7 +131,7 @@ class World:
 
 @contextlib.contextmanager
 def joined(device: str = "auto") -> Iterator[World]:
-    """This process's place among those `torchrun` started; without it, a world of one.
+    """Join the processes that `torchrun` started, and yield this one's rank among them; without it, a world of one.
 
     Args:
         device: "cpu", "cuda", or "auto": a GPU where there is one.
@@ -175,7 +175,7 @@ def joined(device: str = "auto") -> Iterator[World]:
 
 
 def _is_lost(error: RuntimeError) -> bool:
-    """Whether an error says that a process this one talks to is gone."""
+    """Tell whether an error says that a process this one talks to is gone."""
     text = str(error).lower()
     return isinstance(error, dist.DistBackendError) or any(
         sign in text for sign in ("connection closed", "connection reset", "broken pipe", "timed out")

@@ -33,7 +33,7 @@ PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """How gradients are made and followed."""
+    """The settings of one update: clipping, optimizer, precision and strategy."""
 
     clip: float = 5.0  # largest norm of the gradient
     label_smoothing: float = 0.0
@@ -45,7 +45,7 @@ class EngineSettings:
 
 
 class Look(NamedTuple):
-    """What a model does on one batch, summed over its symbols."""
+    """Accuracy and sparsity of a model on one batch, summed over its symbols."""
 
     accuracy: Tensor  # symbols that are the most probable
     supported: Tensor  # symbols with a probability
@@ -64,7 +64,7 @@ class Objective(nn.Module):
         self.look: Look | None = None
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
-        """The loss, summed over the target symbols that count."""
+        """Return the loss, summed over the target symbols that count."""
         model: Any = self.model
         tgt_out = torch.where(counted(tgt_out), tgt_out, IGNORED)
         decoded = model(src, src_lengths, tgt_in)
@@ -76,7 +76,7 @@ class Objective(nn.Module):
 
 @torch.no_grad()
 def look(model: Any, decoded: Any, tgt_out: Tensor) -> Look:
-    """Accuracy and sparsity of given outputs."""
+    """Compute accuracy and sparsity with teacher forcing."""
     known = counted(tgt_out)
     scores = model.output.scores(decoded.hidden[known]).float()  # [symbols, d_vocab]
     probs = model.output.probs(scores)
@@ -126,7 +126,7 @@ class Engine:
         return nn.parallel.DistributedDataParallel(self.objective, device_ids=ids)
 
     def _shard(self) -> nn.Module:
-        """FSDP2: every layer a group of its own, the rest with the root; so are layers that share parameters."""
+        """Shard by FSDP2: every layer is a group; layers that share parameters go with the root, like the rest."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -148,7 +148,7 @@ class Engine:
     def update(
         self, batches: Sequence[Batch], own: int, count: int, rate: float, looking: bool = False
     ) -> tuple[int, Tensor]:
-        """One step of the optimizer.
+        """Make one step of the optimizer.
 
         Args:
             batches: of this process, at least one.
@@ -180,7 +180,7 @@ class Engine:
 
     @property
     def look(self) -> Look | None:
-        """What the last pass saw that looked."""
+        """The statistics of the last pass that recorded them."""
         return self.objective.look
 
     def _loss(self, batch: Batch) -> Tensor:
@@ -195,7 +195,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _syncing(self, last: bool) -> Iterator[None]:
-        """Gradients are exchanged once an update, with its last pass."""
+        """Exchange gradients once an update, with its last pass."""
         if self.sharded:
             cast(Any, self.module).set_requires_gradient_sync(last)
         elif self.world.size > 1 and not last:
@@ -205,7 +205,7 @@ class Engine:
         yield
 
     def plain(self) -> nn.Module:
-        """The model as one process holds it, for search and evaluation: itself, or a whole copy of a sharded one."""
+        """Return the model for search and evaluation in one process: itself, or a whole copy of a sharded one."""
         if not self.sharded:
             return self.model
         whole = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
@@ -217,7 +217,7 @@ class Engine:
         return plain
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Parameters and optimizer, whole and on the CPU; empty on processes other than the first, where sharded.
+        """Return parameters and optimizer, whole and on the CPU; if sharded, empty on processes other than the first.
 
         A parameter that has several names is there once.
         """
@@ -227,7 +227,7 @@ class Engine:
         return model, dict(get_optimizer_state_dict(self.model, self.optimizer, options=options))
 
     def load(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> None:
-        """What :meth:`state` gave, from any number of processes; every process brings it.
+        """Load what :meth:`state` gave, from any number of processes; every process brings it.
 
         Raises:
             InputError: parameters or moments that are not of this model.
@@ -273,10 +273,10 @@ class Engine:
                 raise InputError(f"the stored optimizer's state of {name} is not that of a parameter of this shape")
 
     def _names(self) -> list[str]:
-        """Names of parameters, each once."""
+        """Return the names of parameters, each once."""
         return [name for name in self.model.state_dict() if name not in self._shared()]
 
     def _shared(self) -> dict[str, str]:
-        """Names of parameters that have another one, with that one."""
+        """Return the names of parameters that have another one, with that one."""
         find = getattr(self.model, "shared_parameters", dict)
         return dict(find())

@@ -1,4 +1,4 @@
-"""A run folder is one process's alone, and the one it was: a folder that was moved away is noticed before a write."""
+"""The lock on a run folder: one process holds it, and notices before a write that its folder was moved away."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class Log:
         return [event.model_dump(exclude_unset=True) for _, event in self._lines()]
 
     def _lines(self, position: int | None = None) -> list[tuple[bytes, Event]]:
-        """Lines with what they say, up to a position; the end of a file that was not written to its end is left out."""
+        """Return lines with their events, up to a position; an unfinished last line is left out."""
         blob = read_file(self.path)[:position]
         lines = [line + b"\n" for line in blob.split(b"\n")[:-1]]
         if position is not None and sum(map(len, lines)) != position:

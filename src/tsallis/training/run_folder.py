@@ -61,7 +61,7 @@ class Run:
 
 
 def load_run(folder: Path | str, which: str = "best") -> Run:
-    """The model of a run folder, ready for search.
+    """Load the model of a run folder, ready for search.
 
     Raises:
         InputError: a folder that is no run, a damaged checkpoint, vocabularies that aren't the model's, weights that
@@ -81,7 +81,7 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
 
 
 def _vocabularies(folder: Path, record: ModelRecord) -> tuple[Symbols, Symbols]:
-    """Those the model was trained with."""
+    """Load the source and target vocabularies the model was trained with."""
     loaded = []
     for name in ("src", "tgt"):
         path, vocabulary = _load_symbols(folder, name)
@@ -98,8 +98,11 @@ def _vocabularies(folder: Path, record: ModelRecord) -> tuple[Symbols, Symbols]:
 
 
 def _model_of(path: Path, record: ModelRecord, stored: dict[str, Tensor], misfit: str) -> Any:
-    """The model with its parameters. Its outline is built first, which takes no memory: arguments that are not those
-    of the stored parameters may ask for any amount of it."""
+    """Build the model with its parameters.
+
+    Its outline is built first, which takes no memory: arguments that are not those of the stored parameters may ask for
+    any amount of it.
+    """
     for key in LAYERS:
         if (layers := record.arguments.get(key) or 0) > len(stored):
             raise InputError(f"{misfit}: {key} {layers}, and {len(stored)} parameters")
@@ -123,7 +126,7 @@ def _compare(model: Any, stored: Mapping[str, Tensor], misfit: str) -> None:
 
 
 def _shared(model: Any) -> dict[str, str]:
-    """Names of parameters that have another one, with that one."""
+    """Return the names of parameters that have another one, with that one."""
     return dict(model.shared_parameters()) if hasattr(model, "shared_parameters") else {}
 
 
@@ -147,7 +150,7 @@ def _symbols_path(folder: Path, name: str, symbols: Symbols) -> Path:
 
 
 def build_model(description: dict[str, Any], path: Path | str = MODEL) -> Any:
-    """A model from `{"class": ..., "arguments": {...}}`; errors name `path`."""
+    """Build a model from `{"class": ..., "arguments": {...}}`; errors name `path`."""
     name, arguments = description.get("class"), description.get("arguments") or {}
     if not isinstance(name, str) or name not in MODELS:
         raise InputError(f"{path}: unknown class {name!r}, known: {', '.join(MODELS)}")
@@ -167,7 +170,7 @@ def start_run(
     tgt_vocab: Symbols,
     lock: Lock | None = None,
 ) -> bool:
-    """Write what the folder holds besides checkpoints, or check that it is the same run; whether it was there.
+    """Write what the folder holds besides checkpoints, or check that it is the same run; tell whether it was there.
 
     Raises:
         InputError: a folder with something else in it, another configuration, or other data; a file that can't be
@@ -228,7 +231,7 @@ def _check_same(
 def _left_by_a_start(
     path: Path, texts: Mapping[str, str], vocabularies: Mapping[Path, Symbols], names: tuple[str, ...]
 ) -> bool:
-    """Whether a file is what a start of this very run left that was killed before it wrote the configuration."""
+    """Tell whether a file was left by a start of this very run, killed before it wrote the configuration."""
     if path.name == LOCK or is_leftover(path, names):
         return True
     try:

@@ -1,4 +1,4 @@
-"""What the Transformer's decoder remembers: of each source once, of each row the tokens it has read."""
+"""The decoding state of the Transformer: projected sources, and keys and values of the tokens each row has read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Past:
         self.used = used  # places that are written, or about to be
 
     def reserve(self, steps: int) -> Past:
-        """The same with the place behind `steps` tokens to write to."""
+        """Return these buffers with room to write one token behind `steps` tokens."""
         if self.used == steps < self.buffers[0].shape[2]:
             self.used += 1
             return self
@@ -80,13 +80,13 @@ class Places:
         return cls(sources, width, None if rows == sources * width and place.equal(everywhere) else place)
 
     def gather(self, x: Tensor) -> Tensor:
-        """[rows, 1, size] to [sources, width, size], zeros where no row is."""
+        """Map [rows, 1, size] to [sources, width, size], zeros where no row is."""
         if self.place is not None:
             x = x.new_zeros(self.sources * self.width, x.shape[2]).index_copy(0, self.place, x.squeeze(1))
         return x.reshape(self.sources, self.width, -1)
 
     def scatter(self, x: Tensor) -> Tensor:
-        """[sources, width, size] to [rows, 1, size]."""
+        """Map [sources, width, size] to [rows, 1, size]."""
         x = x.flatten(0, 1).unsqueeze(1)
         return x if self.place is None else x.index_select(0, self.place)
 
@@ -116,7 +116,7 @@ class TransformerState:
 
     @staticmethod
     def join(states: Sequence[TransformerState]) -> TransformerState:
-        """The rows of several states, which may have read differently many tokens."""
+        """Concatenate the rows of several states, which may have read differently many tokens."""
         steps = max(state.steps for state in states)
         read = None
         if any(state.read is not None or state.steps < steps for state in states):
@@ -129,14 +129,14 @@ class TransformerState:
         return TransformerState(sources, source, Past(buffers, steps), steps, read)
 
     def looked_at(self) -> tuple[Sources, Tensor]:
-        """Sources to compute, at most twice as many as rows look at, and which of all they are, in order."""
+        """Return the sources to compute, at most twice as many as rows look at, and which of all they are, in order."""
         sources, which = self.live or (self.sources, torch.arange(len(self.sources), device=self.source.device))
         used = self.source.unique()
         return (self.sources.select(used), used) if 2 * len(used) <= len(sources) else (sources, which)
 
 
 def _one(states: Sequence[TransformerState]) -> tuple[Sources, Tensor]:
-    """The sources of all states, those that states share once, and each row's among them."""
+    """Return the sources of all states, those that states share once, and each row's among them."""
     distinct = list({id(state.sources): state.sources for state in states}.values())
     first, total = {}, 0
     for sources in distinct:
@@ -151,7 +151,7 @@ def _one(states: Sequence[TransformerState]) -> tuple[Sources, Tensor]:
 
 
 class Reading:
-    """A step's way through the layers: the cache to which each adds the keys and values of one token a row."""
+    """The key-value cache of one step, to which each layer adds the keys and values of one token a row."""
 
     def __init__(self, state: TransformerState) -> None:
         self.steps, self.count = state.steps, state.read
@@ -166,19 +166,19 @@ class Reading:
         return None if self.count is None else self.count + 1
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """Keys and values of the layer that was the last to add."""
+        """Return the keys and values of the layer that was the last to add."""
         k, v = (x[:, :, : self.steps + 1] for x in self.buffers[-2:])
         return k, v
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of the next layer, [rows, heads, 1, head size] of this token, and all it has."""
+        """Add the next layer's keys and values of this token [rows, heads, 1, head size]; return all that it has."""
         done = len(self.buffers)
         for have, new in zip(self.past.buffers[done : done + 2], (keys, values), strict=True):
             self.buffers.append(self._added(have, new))
         return self.read()
 
     def following(self, state: TransformerState, live: tuple[Sources, Tensor] | None) -> TransformerState:
-        """The state after the step, when all layers have added."""
+        """Return the state after the step, when all layers have added."""
         past = self.past if self.in_place else Past(tuple(self.buffers), self.steps + 1)
         return TransformerState(state.sources, state.source, past, self.steps + 1, self.lengths, live)
 

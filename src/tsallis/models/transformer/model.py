@@ -47,7 +47,7 @@ class Stack(nn.Module):
         self.norm = norm
 
     def end(self, x: Tensor) -> Tensor:
-        """The last layer's output, normalised if there is a norm."""
+        """Return the last layer's output, normalised if there is a norm."""
         return x if self.norm is None else self.norm(x)
 
 
@@ -196,7 +196,7 @@ class TransformerSeq2Seq(nn.Module):
                 table.weight[0] = 0
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
-        """[batch, src] symbols and their counts [batch] to states; what lies beyond a count changes nothing.
+        """Encode symbols [batch, src] with their counts [batch] to states; what lies beyond a count changes nothing.
 
         Raises:
             ValueError: counts below 1 or above the width of `src`.
@@ -204,7 +204,7 @@ class TransformerSeq2Seq(nn.Module):
         return self._encode(src, self._counts(src, src_lengths))
 
     def _counts(self, src: Tensor, src_lengths: Tensor) -> Tensor:
-        """Lengths where they are read without waiting for a device."""
+        """Return the lengths, checked and on the CPU, where reading them waits for no device."""
         if traced():
             return src_lengths
         counts = src_lengths.cpu()
@@ -220,7 +220,7 @@ class TransformerSeq2Seq(nn.Module):
         return Memory(self.encoder.end(x), mask)
 
     def start(self, memory: Memory) -> TransformerState:
-        """The state before the first token: one row a source, and what all layers read of the sources."""
+        """Return the state before the first token: one row a source, and what all layers read of the sources."""
         attentions = self._attentions("context")
         keys, values = zip(*(attention.keys_and_values(memory.states) for attention in attentions), strict=True)
         sources = Sources(keys, values, memory.mask.sum(1).cpu())
@@ -229,7 +229,7 @@ class TransformerSeq2Seq(nn.Module):
         return TransformerState(sources, rows, Past(nothing, 0), 0)
 
     def step(self, state: TransformerState, token: Tensor) -> Step:
-        """The scores of what follows `token` [batch], which itself follows all that the state has read.
+        """Return the scores of what follows `token` [batch], which itself follows all that the state has read.
 
         Attention is the mean of the heads of the last layer.
         """
@@ -247,7 +247,7 @@ class TransformerSeq2Seq(nn.Module):
         return Step(scores, places.scatter(weights).squeeze(1), reading.following(state, live))
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> Decoded:
-        """All steps with the target given: [batch, src] symbols, their counts [batch], [batch, tgt] tokens.
+        """Decode all steps with the target: [batch, src] symbols, their counts [batch], [batch, tgt] tokens.
 
         Attention weights, the mean of the last layer's heads, are held only if `need_attention` asks for them.
         """
@@ -271,7 +271,7 @@ class TransformerSeq2Seq(nn.Module):
         return layer(x, *rest, **options)
 
     def _embed(self, table: nn.Embedding, symbols: Tensor, first: int | Tensor) -> Tensor:
-        """[batch, length] symbols that stand at the positions from `first` on, to [batch, length, d_model]."""
+        """Embed symbols [batch, length] that stand at the positions from `first` on, to [batch, length, d_model]."""
         x = table(symbols) * math.sqrt(self.d_model)
         embedded: Tensor = self.dropout(x + self.positions(x, first, symbols.shape[1]))
         return embedded
@@ -285,11 +285,11 @@ class TransformerSeq2Seq(nn.Module):
         return [getattr(layer, name) for layer in stack.layers]
 
     def alphas(self) -> dict[str, Tensor]:
-        """The alphas [layers, heads] of each kind of attention: "encoder", "decoder" and "context"."""
+        """Return the alphas [layers, heads] of each kind of attention: "encoder", "decoder" and "context"."""
         return {kind: torch.stack([a.alphas().detach() for a in self._attentions(kind)]) for kind in KINDS}
 
     def attention_stats(self) -> dict[str, list[AttentionStats]]:
-        """How sparse the last pass was: for each kind of attention, the statistics of each layer's heads.
+        """Return the sparsity of the last pass: for each kind of attention, the statistics of each layer's heads.
 
         Padding of the source counts for nothing; padding of the target is a step like any other.
 
@@ -299,7 +299,7 @@ class TransformerSeq2Seq(nn.Module):
         return {kind: [a.stats() for a in self._attentions(kind)] for kind in KINDS}
 
     def attended(self, decoded: Decoded) -> Tensor:
-        """How many source positions have a weight above zero at each step [batch, tgt]: the mean of layers and heads.
+        """Count source positions with a weight above zero at each step [batch, tgt]: the mean of layers and heads.
 
         It is what the pass that made `decoded` recorded: to be asked before the next one.
 
@@ -320,19 +320,19 @@ class TransformerSeq2Seq(nn.Module):
 
     @property
     def attention_label(self) -> str:
-        """What the weights of a pass are, for figures."""
+        """The caption of attention weights in figures."""
         heads, last = self.heads, len(self.decoder.layers)
         return f"Attention to the source: mean of {heads} head{'s' * (heads != 1)} of decoder layer {last} of {last}"
 
     def shared_parameters(self) -> dict[str, str]:
-        """Names in the state dict that repeat another one's parameter, each with that other one."""
+        """Return the names in the state dict that repeat another one's parameter, each with that other one."""
         return shared_parameters(self)
 
 
 def _step_through(
     layer: Any, x: Tensor, reading: Reading, sources: Sources, places: Places, number: int, need_weights: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """A layer's output of one token a row, and what it looks at [sources, width, src] if that is asked for."""
+    """Return a layer's output of one token a row, and its weights [sources, width, src] if they are asked for."""
     weights: list[Tensor | None] = []
 
     def attend(own: Tensor) -> Tensor:
@@ -354,7 +354,7 @@ def _step_through(
 
 
 def _alphas(given: dict[str, Any]) -> Callable[[str], float | PerHeadAlpha]:
-    """What gives each attention of a kind its alpha in turn; those that are tied get the same module."""
+    """Return a function that makes the alpha of each attention of a kind in turn; tied ones get the same module."""
     tie, tied = given["tie_alphas"], {}
 
     def alpha(kind: str) -> float | PerHeadAlpha:
@@ -372,7 +372,7 @@ def _alphas(given: dict[str, Any]) -> Callable[[str], float | PerHeadAlpha]:
 
 
 def _check(given: dict[str, Any]) -> None:
-    """Name what makes no model."""
+    """Refuse arguments that make no model."""
     d_model, heads = given["d_model"], given["heads"]
     for name in ("heads", "encoder_layers", "decoder_layers", "d_ff"):
         if given[name] < 1:
