@@ -64,8 +64,8 @@ def _card(role: HeadRole, density: HeadDensity) -> HeadCard:
         f"{role.kind} layer {role.layer + 1} head {role.head + 1} {_deed(role, density.density)}, "
         f"alpha {role.alpha:.2f}, density {100 * density.density:.0f} %"
     )
-    place = (role.kind, role.layer, role.head, role.alpha)
-    return HeadCard(title, *place, density.density, role.role, confidence, role.examples)
+    key = (role.kind, role.layer, role.head, role.alpha)
+    return HeadCard(title, *key, density.density, role.role, confidence, role.examples)
 
 
 def _deed(role: HeadRole, density: float) -> str:

@@ -81,13 +81,13 @@ def translation_scores(
     """
     from sacrebleu.metrics import BLEU, CHRF, TER
 
-    made: dict[str, Any] = {"bleu": lambda: BLEU(trg_lang=tgt_lang), "chrf": CHRF, "ter": TER}
-    found = []
+    factories: dict[str, Any] = {"bleu": lambda: BLEU(trg_lang=tgt_lang), "chrf": CHRF, "ter": TER}
+    scores = []
     for name in names:
-        metric = made[name]()
+        metric = factories[name]()
         value = metric.corpus_score(list(texts), [list(references)]).score
-        found.append(CorpusScore(name, float(value), str(metric.get_signature())))
-    return found
+        scores.append(CorpusScore(name, float(value), str(metric.get_signature())))
+    return scores
 
 
 @dataclass(frozen=True)
@@ -154,18 +154,18 @@ def forced_sums(model: Any, batches: Iterable[Batch], densities: dict[str, Tenso
         for batch in batches:
             tgt_out = batch.tgt_out.to(device)
             decoded = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
-            known = counted(tgt_out)
-            hidden, gold = decoded.hidden[known], tgt_out[known]  # [symbols, d_model], [symbols]
+            mask = counted(tgt_out)
+            hidden, gold = decoded.hidden[mask], tgt_out[mask]  # [symbols, d_model], [symbols]
             width = max(1, AT_ONCE // model.output.scores(hidden[:1]).shape[-1])
             parts = zip(hidden.split(width), gold.split(width), strict=True)
             of_output = sum((_output_sums(model.output, h, y) for h, y in parts), torch.zeros(6).double())
-            rest = [model.attended(decoded)[known].double().sum(), known.sum().double()]
+            rest = [model.attended(decoded)[mask].double().sum(), mask.sum().double()]
             totals += torch.cat([of_output, torch.stack(rest).cpu()])
             for kind, layers in (model.attention_stats() if densities else {}).items():
                 assert densities is not None
-                densities[kind] += torch.stack([s.density for s in layers]).double().cpu() * int(known.sum())
-    found: list[float] = totals.tolist()
-    return found
+                densities[kind] += torch.stack([s.density for s in layers]).double().cpu() * int(mask.sum())
+    sums: list[float] = totals.tolist()
+    return sums
 
 
 def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
@@ -189,17 +189,17 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
 def search_batches(model: Any, batches: Iterable[Batch], beam_size: int) -> dict[int, Result]:
     """Return the results of a beam search by row of the corpus."""
     device = device_of(model)
-    found: dict[int, Result] = {}
+    by_row: dict[int, Result] = {}
     for batch in batches:
         results = beam_search(model, batch.src.to(device), batch.src_lengths.to(device), beam_size=beam_size)
-        found.update(zip(batch.index, results, strict=True))
-    return found
+        by_row.update(zip(batch.index, results, strict=True))
+    return by_row
 
 
 def search_corpus(model: Any, corpus: Corpus, beam_size: int, batch_size: int = 128) -> list[Result]:
     """Return the results of a beam search in the corpus's order."""
-    found = search_batches(model, corpus.batches(batch_size), beam_size)
-    return [found[i] for i in range(len(corpus))]
+    by_row = search_batches(model, corpus.batches(batch_size), beam_size)
+    return [by_row[i] for i in range(len(corpus))]
 
 
 def accuracy(results: Sequence[Result], corpus: Corpus) -> float:
@@ -210,12 +210,14 @@ def accuracy(results: Sequence[Result], corpus: Corpus) -> float:
 
 def empty_log_probs(model: Any, corpus: Corpus, batch_size: int = 128) -> Tensor:
     """Compute the log-probability of the empty output for every row [rows], in float64."""
-    found = torch.empty(len(corpus), dtype=torch.float64)
+    log_probs = torch.empty(len(corpus), dtype=torch.float64)
     device = device_of(model)
     for batch in corpus.batches(batch_size):
         begin, end = (torch.full((len(batch.src), 1), token, device=device) for token in (BOS, EOS))
-        found[list(batch.index)] = score(model, batch.src.to(device), batch.src_lengths.to(device), begin, end).cpu()
-    return found
+        log_probs[list(batch.index)] = score(
+            model, batch.src.to(device), batch.src_lengths.to(device), begin, end
+        ).cpu()
+    return log_probs
 
 
 def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: float) -> Evaluation:
@@ -223,14 +225,14 @@ def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: flo
 
     `seconds` is the time that the search took.
     """
-    given = forced(model, corpus)
+    forced_stats = forced(model, corpus)
     count = len(corpus)
     kinds = [r.certificate.kind for r in results]
     best = [r.best for r in results if r.best is not None]
     steps = [n for h in best for n in h.support]
     looks = [n for h in best for n in h.attended]
     single = sum(h.prob >= WHOLE for h in best) if model.output.normalized else 0
-    known = sum(
+    hits = sum(
         any(list(h.tokens) == list(corpus.tgt[i]) for h in result.hypotheses) for i, result in enumerate(results)
     )
     empty = empty_log_probs(model, corpus).tolist()
@@ -241,19 +243,19 @@ def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: flo
     )
     return Evaluation(
         samples=count,
-        loss=given.loss,
-        gold_in_support=given.gold_in_support,
-        symbol_accuracy=given.symbol_accuracy,
-        gold_possible=known / count,
+        loss=forced_stats.loss,
+        gold_in_support=forced_stats.gold_in_support,
+        symbol_accuracy=forced_stats.symbol_accuracy,
+        gold_possible=hits / count,
         single=single / count,
         complete=kinds.count("complete") / count,
         optimal=kinds.count("optimal") / count,
         bounded=kinds.count("bounded") / count,
         none=kinds.count("none") / count,
         output_support=sum(steps) / max(len(steps), 1),
-        output_sum=given.output_sum,
+        output_sum=forced_stats.output_sum,
         attention_support=sum(looks) / max(len(looks), 1),
-        attention_support_forced=given.attention_support,
+        attention_support_forced=forced_stats.attention_support,
         empty=count - len(best),
         empty_rate=better / count,
         seconds=seconds,
@@ -270,5 +272,5 @@ def timed_search(model: Any, corpus: Corpus, beam_size: int) -> tuple[list[Resul
 
 def device_of(model: Any) -> torch.device:
     """Return where a model's parameters are; the CPU for one without any."""
-    first = next(iter(model.parameters()), None) if hasattr(model, "parameters") else None
-    return torch.device("cpu") if first is None else first.device
+    parameter = next(iter(model.parameters()), None) if hasattr(model, "parameters") else None
+    return torch.device("cpu") if parameter is None else parameter.device

@@ -80,12 +80,14 @@ class BiLSTM(nn.Module):
 
         States behind a row's end mean nothing.
         """
-        place = torch.arange(x.shape[1], device=x.device)
+        position = torch.arange(x.shape[1], device=x.device)
         last = lengths.unsqueeze(1) - 1  # [batch, 1]
-        turned = torch.where(place <= last, last - place, place)  # [batch, src]; turning twice changes nothing
+        reverse = torch.where(
+            position <= last, last - position, position
+        )  # [batch, src]; turning twice changes nothing
         ahead, _ = self.forwards(x)
-        back, _ = self.backwards(_taken(x, turned))
-        back = _taken(back, turned)
+        back, _ = self.backwards(_taken(x, reverse))
+        back = _taken(back, reverse)
         states = torch.cat([ahead, back], -1)
         return states, torch.cat([_taken(ahead, last).squeeze(1), back[:, 0]], -1)
 

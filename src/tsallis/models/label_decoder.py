@@ -105,8 +105,8 @@ class LabelOutput(nn.Module):
         label_smoothing: float = 0.0,
     ) -> Tensor:
         """Return the loss of the labels among the symbols [...]; all others have none."""
-        other = (hidden[..., -1] > 0) | (target < FIRST)
-        target = torch.where(other, ignore_index, target - FIRST)
+        no_label = (hidden[..., -1] > 0) | (target < FIRST)
+        target = torch.where(no_label, ignore_index, target - FIRST)
         return self.layer.loss(hidden[..., :-1], target, ignore_index, reduction, label_smoothing)
 
     def loss_of_scores(
@@ -215,8 +215,8 @@ class LabelDecoder(nn.Module):
     @property
     def gallery(self) -> Callable[[Tensor], Tensor] | None:
         """The images that sources name by number, of a model for questions."""
-        found: Callable[[Tensor], Tensor] | None = getattr(self.classifier, "gallery", None)
-        return found
+        images: Callable[[Tensor], Tensor] | None = getattr(self.classifier, "gallery", None)
+        return images
 
     @gallery.setter
     def gallery(self, images: Callable[[Tensor], Tensor] | None) -> None:
@@ -245,8 +245,8 @@ class LabelDecoder(nn.Module):
         hidden, look = self.classifier.read(src, src_lengths)
         self._look = None if traced() else look
         tgt = tgt_in.shape[1]
-        said = (tgt_in != BOS).unsqueeze(-1).to(hidden)  # [batch, tgt, 1]
-        states = torch.cat([hidden.unsqueeze(1).expand(-1, tgt, -1), said], -1)
+        ends = (tgt_in != BOS).unsqueeze(-1).to(hidden)  # [batch, tgt, 1]
+        states = torch.cat([hidden.unsqueeze(1).expand(-1, tgt, -1), ends], -1)
         return Decoded(states, look.masses.unsqueeze(1).expand(-1, tgt, -1) if need_attention else None)
 
     def attended(self, decoded: Decoded) -> Tensor:
@@ -257,7 +257,7 @@ class LabelDecoder(nn.Module):
         """
         if self._look is None:
             raise RuntimeError("what was attended to is known of passes that are not compiled, and there was none")
-        masses, asked = self._look.masses, decoded.hidden.shape[:2]
-        if len(masses) != asked[0]:
-            raise RuntimeError(f"the last pass had {len(masses)} rows, and not {asked[0]}: ask before the next one")
-        return (masses > 0).sum(-1, keepdim=True).expand(asked).float()
+        masses, shape = self._look.masses, decoded.hidden.shape[:2]
+        if len(masses) != shape[0]:
+            raise RuntimeError(f"the last pass had {len(masses)} rows, and not {shape[0]}: ask before the next one")
+        return (masses > 0).sum(-1, keepdim=True).expand(shape).float()

@@ -250,16 +250,16 @@ class RNNSeq2Seq(nn.Module):
             src_lengths: [batch] their counts.
             tgt_in: [batch, tgt] tokens, the start first.
         """
-        attention, seen = self.attention, []
+        attention, calls = self.attention, []
         if not isinstance(attention, ContinuousGlobalAttention):
             return None
-        hook = attention.register_forward_hook(lambda module, arguments, result: seen.append(arguments))
+        hook = attention.register_forward_hook(lambda module, arguments, result: calls.append(arguments))
         try:
             self(src, src_lengths, tgt_in)
         finally:
             hook.remove()
-        queries = [query for query, *_ in seen]  # [batch, tgt, d_model] once, or [batch, d_model] a step
-        return attention.density(queries[0] if queries[0].dim() == 3 else torch.stack(queries, 1), *seen[0][1:])
+        queries = [query for query, *_ in calls]  # [batch, tgt, d_model] once, or [batch, d_model] a step
+        return attention.density(queries[0] if queries[0].dim() == 3 else torch.stack(queries, 1), *calls[0][1:])
 
     def shared_parameters(self) -> dict[str, str]:
         """Return the names in the state dict that repeat another one's parameter, each with that other one."""

@@ -59,14 +59,14 @@ def fitted(fit: ValueFunction, values: Tensor, positions: Tensor, mask: Tensor) 
         raise ValueError(f"mask must be boolean {list(values.shape[:-1])}, got {mask.dtype} {list(mask.shape)}")
     if bool((mask[:, 1:] & ~mask[:, :-1]).any()):
         raise ValueError("mask must be True for the first observations of each row and False for the others")
-    found = values.new_zeros(len(values), fit.basis.size, values.shape[-1])
+    coefficients = values.new_zeros(len(values), fit.basis.size, values.shape[-1])
     counts = mask.sum(1)
     for rows in counts.argsort().split(AT_ONCE):
         length = int(counts[rows].max())
         if length:
             signal = fit(values[rows, :length], positions=positions[rows, :length], mask=mask[rows, :length])
-            found[rows] = signal.coefficients
-    return found
+            coefficients[rows] = signal.coefficients
+    return coefficients
 
 
 class SignalClassifier(nn.Module):
@@ -147,8 +147,8 @@ class SignalClassifier(nn.Module):
             raise ValueError(
                 f"coefficients must be [batch, {', '.join(map(str, self.sizes))}], got {list(coefficients.shape)}"
             )
-        attended = self.density().expect(self.basis).squeeze(0).transpose(0, 1)  # [channels, heads, functions]
-        return attended.to(coefficients.dtype) @ coefficients
+        expectations = self.density().expect(self.basis).squeeze(0).transpose(0, 1)  # [channels, heads, functions]
+        return expectations.to(coefficients.dtype) @ coefficients
 
     @torch.no_grad()
     def reach(self) -> Reach:

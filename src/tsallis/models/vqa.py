@@ -166,8 +166,8 @@ class VisualAnswerer(nn.Module):
         output_alpha: float = 1.5,
     ) -> None:
         super().__init__()
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        self.arguments: dict[str, Any] = given
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        self.arguments: dict[str, Any] = arguments
         check_attending(layers, dropout, attention, density)
         self.kind, self.alpha = attention, map_alpha(transform)
         d_fused = d_fused or 2 * d_model
@@ -272,7 +272,7 @@ class VisualAnswerer(nn.Module):
         return self._fused(words, lengths, self._attended(grid)[0])
 
     def _states(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the question's states [batch, src, d_model], counts and image states [batch, rows, columns, d_model]."""
+        """Return question states [batch, src, d_model], counts and image states [batch, rows, columns, d_model]."""
         check_counts(src_lengths, src.shape[1])
         if len(images) != len(src):
             raise ValueError(f"there must be an image for each question, got {len(images)} for {len(src)}")

@@ -44,9 +44,9 @@ class _Queue(Search):
 
     def pop(self, n_best: int | None, normalized: bool) -> list[_Open]:
         """Remove and return the best prefixes, as many as are expanded at once; none if this search is over."""
-        proved = nth_best(self.finished, n_best) if n_best and normalized else -math.inf
+        threshold = nth_best(self.finished, n_best) if n_best and normalized else -math.inf
         chunk: list[_Open] = []
-        while self.heap and self.budget and len(chunk) < CHUNK and -self.heap[0].cost > proved:
+        while self.heap and self.budget and len(chunk) < CHUNK and -self.heap[0].cost > threshold:
             chunk.append(heapq.heappop(self.heap))
             self.budget -= 1
         return chunk
@@ -157,10 +157,10 @@ def _push(
     numbers: itertools.count[int],
 ) -> None:
     """Queue the prefixes of one token more, with totals [prefixes, d_vocab] from row `first` of the expansion on."""
-    for place, prefix in enumerate(prefixes):
-        if prefix.length + 2 > queue.limit and totals[place].max() > -math.inf:
-            queue.give_up(float(totals[place].max()))  # one token longer it could not even end
-            totals[place] = -torch.inf
+    for parent, prefix in enumerate(prefixes):
+        if prefix.length + 2 > queue.limit and totals[parent].max() > -math.inf:
+            queue.give_up(float(totals[parent].max()))  # one token longer it could not even end
+            totals[parent] = -torch.inf
     flat, width = totals.flatten(), totals.shape[-1]
     index = (flat > -torch.inf).nonzero().squeeze(-1)
     if len(index) > queue.budget:  # more than can ever be expanded
@@ -170,13 +170,13 @@ def _push(
     children = list(zip(index.tolist(), flat[index].tolist(), strict=True))
     if not children:
         return
-    places = sorted({i // width for i, _ in children})
-    state = state.select(torch.tensor([first + place for place in places], device=totals.device))
-    rows = {place: row for row, place in enumerate(places)}
+    parents = sorted({i // width for i, _ in children})
+    state = state.select(torch.tensor([first + parent for parent in parents], device=totals.device))
+    rows = {parent: row for row, parent in enumerate(parents)}
     for i, total in children:
-        place, token = divmod(i, width)
-        longer = expansion.extend(prefixes[place], first + place, token, total)
-        queue.push(_Open(-total, next(numbers), longer, state, rows[place]))
+        parent, token = divmod(i, width)
+        longer = expansion.extend(prefixes[parent], first + parent, token, total)
+        queue.push(_Open(-total, next(numbers), longer, state, rows[parent]))
 
 
 def _by_state(chunk: list[_Open]) -> list[_Open]:

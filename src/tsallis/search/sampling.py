@@ -47,10 +47,10 @@ def sample(
     batch = src.shape[0]
     if batch == 0:
         return []
-    drawn: list[tuple[int, ...] | None] = [None] * (batch * n)
-    prefixes: list[list[int]] = [[] for _ in drawn]
+    outputs: list[tuple[int, ...] | None] = [None] * (batch * n)
+    prefixes: list[list[int]] = [[] for _ in outputs]
     limits = [step_limit(length, max_length) for length in src_lengths.tolist()]
-    rows = list(range(len(drawn)))
+    rows = list(range(len(outputs)))
     with evaluating(model):
         state = model.start(model.encode(src, src_lengths))
         state = state.select(torch.arange(batch, device=src.device).repeat_interleave(n))
@@ -61,14 +61,14 @@ def sample(
             going = []
             for i, (row, token, alive) in enumerate(zip(rows, draws.tolist(), possible.tolist(), strict=True)):
                 if alive and token == EOS:
-                    drawn[row] = tuple(prefixes[row])
+                    outputs[row] = tuple(prefixes[row])
                 elif alive and len(prefixes[row]) + 2 <= limits[row // n]:
                     prefixes[row].append(token)
                     going.append(i)
             rows = [rows[i] for i in going]
             index = torch.tensor(going, dtype=torch.long, device=src.device)
             state, tokens = state.select(index), draws[index]
-    return [drawn[i * n : (i + 1) * n] for i in range(batch)]
+    return [outputs[i * n : (i + 1) * n] for i in range(batch)]
 
 
 def _draw(log_probs: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:

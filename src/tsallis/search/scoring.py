@@ -44,7 +44,7 @@ def score(model: Decoder, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_
         state = model.start(model.encode(src, src_lengths))
         for token, gold in zip(tgt_in.unbind(1), tgt_out.unbind(1), strict=True):
             log_probs, _, state = advance(model, state, token, range(len(src)))  # [batch, d_vocab]
-            counted = gold != IGNORED
-            found = log_probs.gather(-1, torch.where(counted, gold, 0).unsqueeze(-1)).squeeze(-1)
-            total = total + torch.where(counted, found, 0)
+            mask = gold != IGNORED
+            log_prob = log_probs.gather(-1, torch.where(mask, gold, 0).unsqueeze(-1)).squeeze(-1)
+            total = total + torch.where(mask, log_prob, 0)
     return total

@@ -98,9 +98,9 @@ def advance(model: Decoder, state: Any, token: Tensor, sources: Sequence[int]) -
     """
     step = model.step(state, token)
     log_probs = model.output.log_probs(step.scores)
-    wrong = log_probs.isnan().any(-1)
-    if wrong.any():
-        bad = sorted({source for source, nan in zip(sources, wrong.tolist(), strict=True) if nan})
+    has_nan = log_probs.isnan().any(-1)
+    if has_nan.any():
+        bad = sorted({source for source, nan in zip(sources, has_nan.tolist(), strict=True) if nan})
         raise ValueError(f"the model's probabilities are NaN for source {bad[0]} of the batch (counted from 0)")
     return log_probs, step.attention, step.state
 

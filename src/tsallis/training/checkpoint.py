@@ -125,11 +125,11 @@ class Checkpoints:
             before = self._write(
                 index, name, {MODEL: safetensors.torch.save(_once(model)), TRAINING: stream.getvalue()}, facts
             )
-            kept = (*index.kept, name) if validated else index.kept
+            history = (*index.kept, name) if validated else index.kept
             changes = {
                 "last": name,
                 "best": name if best or index.best is None else index.best,
-                "kept": kept[-self.keep :],
+                "kept": history[-self.keep :],
                 "finished": finished,
             }
             self._replace(before, before.model_copy(update=changes))
@@ -157,8 +157,8 @@ class Checkpoints:
     def _replace(self, before: Index, index: Index) -> Index:
         """Write an index; what `before` named and it does not may be removed from then on."""
         discard = {*before.names, *index.discard} - index.names
-        present = {name for name in discard if name not in before.discard or os.path.lexists(self.folder / name)}
-        index = Index.model_validate({**dict(index), "discard": tuple(sorted(present))})
+        folders = {name for name in discard if name not in before.discard or os.path.lexists(self.folder / name)}
+        index = Index.model_validate({**dict(index), "discard": tuple(sorted(folders))})
         write_atomic(self.folder / INDEX, json.dumps(as_json(index), indent=1))
         self.written = index
         return index
@@ -170,14 +170,14 @@ class Checkpoints:
             InputError: fewer checkpoints than asked for, damaged ones, or ones of different models.
         """
         with writing(self.folder, self.lock):
-            if not (kept := self.index().kept):
+            if not (candidates := self.index().kept):
                 raise InputError(f"{self.folder}: no validated checkpoint was kept yet")
-            if last is not None and not 1 <= last <= len(kept):
+            if last is not None and not 1 <= last <= len(candidates):
                 raise InputError(
-                    f"{self.folder}: {len(kept)} validated checkpoints were kept, {last} are to be averaged"
+                    f"{self.folder}: {len(candidates)} validated checkpoints were kept, {last} are to be averaged"
                 )
             index = self.open()
-            names = list(kept[-last:] if last is not None else kept)
+            names = list(candidates[-last:] if last is not None else candidates)
             mean = self._mean(names)
             facts = {**dict(self._manifest(names[-1])), "of": names, "metrics": {}}
             folder = f"average-{names[0].removeprefix('step-')}-{names[-1].removeprefix('step-')}"
@@ -269,9 +269,9 @@ class Checkpoints:
         Raises:
             InputError: as :meth:`load`.
         """
-        _, stored, _ = self.load(which)
+        _, parameters, _ = self.load(which)
         shared = model.shared_parameters() if hasattr(model, "shared_parameters") else {}
-        return {**stored, **{alias: stored[key] for alias, key in shared.items() if key in stored}}
+        return {**parameters, **{alias: parameters[key] for alias, key in shared.items() if key in parameters}}
 
     def _load(self, name: str) -> dict[str, Tensor]:
         path, blob = self.folder / name / MODEL, self._read(name, MODEL)
@@ -354,7 +354,7 @@ def _canonical(value: Any) -> Any:
 
 def _once(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
     """Drop all names but the first of a tensor that has several."""
-    first: dict[tuple[int, tuple[int, ...]], str] = {}
+    names: dict[tuple[int, tuple[int, ...]], str] = {}
     for name, value in parameters.items():
-        first.setdefault((value.data_ptr() if value.numel() else -len(first), tuple(value.shape)), name)
-    return {name: parameters[name].contiguous() for name in first.values()}
+        names.setdefault((value.data_ptr() if value.numel() else -len(names), tuple(value.shape)), name)
+    return {name: parameters[name].contiguous() for name in names.values()}

@@ -76,15 +76,15 @@ class World:
         """
         if self.size == 1:
             return work()
-        found, mistake = None, None
+        result, mistake = None, None
         try:
-            found = work()
+            result = work()
         except InputError as error:
             mistake = error
         mistakes = [text for text in self.gather(None if mistake is None else str(mistake)) if text is not None]
         if mistakes:
             raise CommonError(mistakes[0]) from mistake
-        return found  # type: ignore[return-value]
+        return result  # type: ignore[return-value]
 
     def on_main(self, work: Callable[[], object]) -> None:
         """Let the first process do what it alone may do; the others wait until it is done.
@@ -117,12 +117,12 @@ class World:
                 blind = path.read_text(encoding="ascii") != token
             except (OSError, ValueError):
                 blind = True
-            places = self.gather(f"process {self.rank} on {socket.gethostname()}" if blind else None)
+            processes = self.gather(f"process {self.rank} on {socket.gethostname()}" if blind else None)
         finally:
             if self.main:
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
-        if lacking := [place for place in places if place is not None]:
+        if lacking := [process for process in processes if process is not None]:
             raise CommonError(
                 f"{folder.absolute()}: {', '.join(lacking)} does not see this run folder; "
                 "every process must see the same one"
@@ -158,12 +158,12 @@ def joined(device: str = "auto") -> Iterator[World]:
                 "(torchrun --nproc-per-node), or with --device cpu"
             )
         torch.cuda.set_device(local)
-    place = torch.device(kind, local) if kind == "cuda" else torch.device("cpu")
+    torch_device = torch.device(kind, local) if kind == "cuda" else torch.device("cpu")
     dist.init_process_group(
-        "nccl" if kind == "cuda" else "gloo", timeout=PATIENCE, device_id=place if kind == "cuda" else None
+        "nccl" if kind == "cuda" else "gloo", timeout=PATIENCE, device_id=torch_device if kind == "cuda" else None
     )
     try:
-        yield World(dist.get_rank(), dist.get_world_size(), place)
+        yield World(dist.get_rank(), dist.get_world_size(), torch_device)
     except RuntimeError as error:
         if _is_lost(error):
             raise InputError(

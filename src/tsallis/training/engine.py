@@ -77,16 +77,16 @@ class Objective(nn.Module):
 @torch.no_grad()
 def look(model: Any, decoded: Any, tgt_out: Tensor) -> Look:
     """Compute accuracy and sparsity with teacher forcing."""
-    known = counted(tgt_out)
-    scores = model.output.scores(decoded.hidden[known]).float()  # [symbols, d_vocab]
+    mask = counted(tgt_out)
+    scores = model.output.scores(decoded.hidden[mask]).float()  # [symbols, d_vocab]
     probs = model.output.probs(scores)
-    possible = scores.masked_fill(scores == -torch.inf, 0)
+    finite_scores = scores.masked_fill(scores == -torch.inf, 0)
     return Look(
-        (probs.argmax(-1) == tgt_out[known]).sum().double(),
+        (probs.argmax(-1) == tgt_out[mask]).sum().double(),
         (probs > 0).sum().double(),
-        model.attended(decoded)[known].double().sum(),
-        possible.norm(dim=-1).double().sum(),
-        known.sum().double(),
+        model.attended(decoded)[mask].double().sum(),
+        finite_scores.norm(dim=-1).double().sum(),
+        mask.sum().double(),
     )
 
 
@@ -166,11 +166,11 @@ class Engine:
             group["lr"] = rate * group["factor"]
         self.optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        for place in range(count):
-            counts = place < own
-            self.objective.looking = looking and place == 0
-            with self._syncing(last=place == count - 1):
-                loss = self._loss(batches[place if counts else 0])
+        for index in range(count):
+            counts = index < own
+            self.objective.looking = looking and index == 0
+            with self._syncing(last=index == count - 1):
+                loss = self._loss(batches[index if counts else 0])
                 # Gradients are averaged over processes: times their number, the loss is divided by symbols alone.
                 (loss * (self.world.size / max(symbols, 1) if counts else 0.0)).backward()
             total += loss.detach() if counts else 0
@@ -208,11 +208,11 @@ class Engine:
         """Return the model for search and evaluation in one process: itself, or a whole copy of a sharded one."""
         if not self.sharded:
             return self.model
-        whole = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
+        state = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
         model: Any = type(self.model)(**cast(Any, self.model).arguments)
         if hasattr(model, "gallery"):  # no parameter, and not to be copied
             model.gallery = cast(Any, self.model).gallery
-        model.to(self.world.device, next(self.model.parameters()).dtype).load_state_dict(whole)
+        model.to(self.world.device, next(self.model.parameters()).dtype).load_state_dict(state)
         plain: nn.Module = model.eval()
         return plain
 
@@ -239,8 +239,8 @@ class Engine:
         set_model_state_dict(self.model, parameters, options=options)
         # How gradients are followed is the settings' matter, whatever was stored.
         own = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-        stored = zip(own, optimizer["param_groups"], strict=True)
-        groups = [{**group, "params": list(names["params"])} for group, names in stored]
+        pairs = zip(own, optimizer["param_groups"], strict=True)
+        groups = [{**group, "params": list(names["params"])} for group, names in pairs]
         set_optimizer_state_dict(
             self.model, self.optimizer, {"state": dict(optimizer["state"]), "param_groups": groups}, options=options
         )
@@ -259,12 +259,16 @@ class Engine:
             if model[name].shape != shapes[name]:
                 raise InputError(f"the stored {name} has the shape {list(model[name].shape)}, not {list(shapes[name])}")
         groups = [group.get("params") for group in optimizer["param_groups"]]
-        stored = [name for group in groups if isinstance(group, list) for name in group if isinstance(name, str)]
-        known = {name for name, _ in self.model.named_parameters()}
+        stored_names = [name for group in groups if isinstance(group, list) for name in group if isinstance(name, str)]
+        parameter_names = {name for name, _ in self.model.named_parameters()}
         sizes = [len(group["params"]) for group in self.optimizer.param_groups]
-        if [len(group or ()) for group in groups] != sizes or not set(stored) <= known or len(stored) != sum(sizes):
+        if (
+            [len(group or ()) for group in groups] != sizes
+            or not set(stored_names) <= parameter_names
+            or len(stored_names) != sum(sizes)
+        ):
             raise InputError("the stored optimizer is not of this model's parameters")
-        for name in stored:
+        for name in stored_names:
             moments = optimizer["state"].get(name)
             if not isinstance(moments, dict) or not all(
                 isinstance(moments.get(kind), Tensor) and moments[kind].shape == shape

@@ -88,12 +88,12 @@ class Log:
             except FileNotFoundError as error:
                 raise self._interference("was removed") from error
             try:
-                found = os.fstat(handle)
-                if not stat.S_ISREG(found.st_mode):
+                status = os.fstat(handle)
+                if not stat.S_ISREG(status.st_mode):
                     raise InputError(f"{self.path}: can't be written: expected a file, found a fifo or a device")
-                if self.size not in (None, found.st_size):
-                    raise self._interference(f"has {found.st_size} bytes, {self.size} were written: it was changed")
-                if found.st_size > position:
+                if self.size not in (None, status.st_size):
+                    raise self._interference(f"has {status.st_size} bytes, {self.size} were written: it was changed")
+                if status.st_size > position:
                     os.ftruncate(handle, position)
                 os.lseek(handle, position, os.SEEK_SET)
                 try:

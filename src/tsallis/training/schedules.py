@@ -88,8 +88,8 @@ class InverseSquareRoot(Constant):
         self.warmup = warmup
 
     def rate(self, step: int) -> float:
-        done = step + 1
-        factor: float = min(done / self.warmup, (self.warmup / done) ** 0.5)
+        update = step + 1
+        factor: float = min(update / self.warmup, (self.warmup / update) ** 0.5)
         return self.learning_rate * factor
 
 
@@ -108,8 +108,8 @@ class Linear(Constant):
         self.warmup, self.updates = warmup, updates
 
     def rate(self, step: int) -> float:
-        done = step + 1
-        factor: float = min(done / self.warmup, max(0.0, (self.updates - done) / (self.updates - self.warmup)))
+        update = step + 1
+        factor: float = min(update / self.warmup, max(0.0, (self.updates - update) / (self.updates - self.warmup)))
         return self.learning_rate * factor
 
 

@@ -262,7 +262,7 @@ def _explain(error: ValidationError) -> str:
 
 def _mistake(detail: Mapping[str, Any]) -> str:
     path, message = _path(detail["loc"]), detail["msg"].removeprefix("Value error, ")
-    kind, found = detail["type"], reprlib.repr(detail["input"])
+    kind, value = detail["type"], reprlib.repr(detail["input"])
     if kind == "union_tag_invalid":
         names = detail["ctx"]["expected_tags"].replace("'", "")
         return f"unknown task {reprlib.repr(detail['ctx']['tag'])}, known: {names}"
@@ -271,9 +271,9 @@ def _mistake(detail: Mapping[str, Any]) -> str:
     if kind == "extra_forbidden":
         return f"{path}: unknown key"
     if kind == "model_type" and not detail["loc"]:
-        return f"expected a JSON object, found {found}"
+        return f"expected a JSON object, found {value}"
     message = message[:1].lower() + message[1:]
-    return f"{path}: {message}" if kind == "value_error" else f"{path}: {message}, found {found}"
+    return f"{path}: {message}" if kind == "value_error" else f"{path}: {message}, found {value}"
 
 
 def _path(loc: Sequence[int | str]) -> str:

@@ -302,10 +302,10 @@ class Trainer:
         self.began, self.seen = time.perf_counter(), 0
 
     def _progress(self, updates: int, validation: dict[str, float] | None = None) -> Progress:
-        position, looked = self.position, self.looked
+        position, look = self.position, self.looked
         loss = position.loss / max(position.symbols, 1)
-        seen = {} if looked is None else {name: _share(looked, name) for name in ("accuracy", "supported", "attended")}
-        return Progress(Position(**asdict(position)), updates, loss, self.speed, **seen, validation=validation)
+        shares = {} if look is None else {name: _share(look, name) for name in ("accuracy", "supported", "attended")}
+        return Progress(Position(**asdict(position)), updates, loss, self.speed, **shares, validation=validation)
 
     def _end_of_epoch(self, updates: int) -> None:
         position, settings = self.position, self.settings
@@ -346,7 +346,7 @@ class Trainer:
         alphas = model.alphas() if hasattr(model, "alphas") else {}
         densities = {kind: torch.zeros(values.shape, dtype=torch.float64) for kind, values in alphas.items()}
         sums = world.sum(*forced_sums(model, batches[world.rank :: world.size], densities))
-        given = Forced.of(sums)
+        forced = Forced.of(sums)
         for kind, values in densities.items():
             shared = torch.tensor(world.sum(*values.flatten().tolist()), dtype=torch.float64)
             densities[kind] = shared.reshape(values.shape) / max(sums[-1], 1)
@@ -355,15 +355,15 @@ class Trainer:
         parts = world.gather(search_batches(model, searched, settings.validation_beam))
         results = [result for _, result in sorted((i, r) for part in parts for i, r in part.items())]
         scores: dict[str, float] = world.obey(self.measure(results) if world.main else None)
-        self._judge(next(iter(scores.values())), given.loss)
+        self._judge(next(iter(scores.values())), forced.loss)
         return {
-            "dev_loss": given.loss,
+            "dev_loss": forced.loss,
             **{f"dev_{name}": value for name, value in scores.items()},
-            "dev_gold_in_support": given.gold_in_support,
-            "dev_symbol_accuracy": given.symbol_accuracy,
-            "output_support": given.output_support,
-            "attention_support": given.attention_support,
-            "logit_norm": given.logit_norm,
+            "dev_gold_in_support": forced.gold_in_support,
+            "dev_symbol_accuracy": forced.symbol_accuracy,
+            "output_support": forced.output_support,
+            "attention_support": forced.attention_support,
+            "logit_norm": forced.logit_norm,
             **_of_model(model),
             **{f"density_{kind}": values.tolist() for kind, values in densities.items()},
         }
@@ -388,6 +388,6 @@ def _share(look: Look, name: str) -> float:
 
 def _of_model(model: Any) -> dict[str, Any]:
     """Return what is logged beside the scores: the threshold of alpha-ReLU, and learned alphas by kind."""
-    found: dict[str, Any] = {"tau": model.output.tau} if model.output.transform == "alpha_relu" else {}
+    threshold: dict[str, Any] = {"tau": model.output.tau} if model.output.transform == "alpha_relu" else {}
     alphas = model.alphas() if hasattr(model, "alphas") else {}
-    return {**found, **{f"alpha_{kind}": values.tolist() for kind, values in alphas.items()}}
+    return {**threshold, **{f"alpha_{kind}": values.tolist() for kind, values in alphas.items()}}

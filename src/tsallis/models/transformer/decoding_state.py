@@ -76,8 +76,8 @@ class Places:
         order = source.argsort(stable=True)
         everywhere = torch.arange(rows, device=source.device)
         rank = torch.empty_like(source).index_copy_(0, order, everywhere)
-        place = source * width + rank - (counts.cumsum(0) - counts)[source]
-        return cls(sources, width, None if rows == sources * width and place.equal(everywhere) else place)
+        slot = source * width + rank - (counts.cumsum(0) - counts)[source]
+        return cls(sources, width, None if rows == sources * width and slot.equal(everywhere) else slot)
 
     def gather(self, x: Tensor) -> Tensor:
         """Map [rows, 1, size] to [sources, width, size], zeros where no row is."""
@@ -106,43 +106,45 @@ class TransformerState:
         rows = len(self.source)
         if len(index) == rows and index.equal(torch.arange(rows, device=index.device)):
             return self
-        read, steps = self.read, self.steps
-        if read is not None and len(index):
-            read = read[index]
-            steps = int(read.max())
-            read = None if bool((read == steps).all()) else read
+        counts, steps = self.read, self.steps
+        if counts is not None and len(index):
+            counts = counts[index]
+            steps = int(counts.max())
+            counts = None if bool((counts == steps).all()) else counts
         past = self.past.select(index, steps)
-        return TransformerState(self.sources, self.source[index], past, steps, read, self.live)
+        return TransformerState(self.sources, self.source[index], past, steps, counts, self.live)
 
     @staticmethod
     def join(states: Sequence[TransformerState]) -> TransformerState:
         """Concatenate the rows of several states, which may have read differently many tokens."""
         steps = max(state.steps for state in states)
-        read = None
+        counts = None
         if any(state.read is not None or state.steps < steps for state in states):
-            read = torch.cat([x.source.new_full(x.source.shape, x.steps) if x.read is None else x.read for x in states])
+            counts = torch.cat(
+                [x.source.new_full(x.source.shape, x.steps) if x.read is None else x.read for x in states]
+            )
         buffers = tuple(
             torch.cat([F.pad(x[:, :, : state.steps], (0, 0, 0, steps - state.steps)) for state, x in parts])
             for parts in zip(*([(state, x) for x in state.past.buffers] for state in states), strict=True)
         )
         sources, source = _one(states)
-        return TransformerState(sources, source, Past(buffers, steps), steps, read)
+        return TransformerState(sources, source, Past(buffers, steps), steps, counts)
 
     def looked_at(self) -> tuple[Sources, Tensor]:
         """Return the sources to compute, at most twice as many as rows look at, and which of all they are, in order."""
         sources, which = self.live or (self.sources, torch.arange(len(self.sources), device=self.source.device))
-        used = self.source.unique()
-        return (self.sources.select(used), used) if 2 * len(used) <= len(sources) else (sources, which)
+        index = self.source.unique()
+        return (self.sources.select(index), index) if 2 * len(index) <= len(sources) else (sources, which)
 
 
 def _one(states: Sequence[TransformerState]) -> tuple[Sources, Tensor]:
     """Return the sources of all states, those that states share once, and each row's among them."""
     distinct = list({id(state.sources): state.sources for state in states}.values())
-    first, total = {}, 0
+    starts, total = {}, 0
     for sources in distinct:
-        first[id(sources)] = total
+        starts[id(sources)] = total
         total += len(sources)
-    source = torch.cat([state.source + first[id(state.sources)] for state in states])
+    source = torch.cat([state.source + starts[id(state.sources)] for state in states])
     if len(distinct) == 1:
         return distinct[0], source
     keys = tuple(torch.cat(xs) for xs in zip(*(x.keys for x in distinct), strict=True))
@@ -172,8 +174,8 @@ class Reading:
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add the next layer's keys and values of this token [rows, heads, 1, head size]; return all that it has."""
-        done = len(self.buffers)
-        for have, new in zip(self.past.buffers[done : done + 2], (keys, values), strict=True):
+        begin = len(self.buffers)
+        for have, new in zip(self.past.buffers[begin : begin + 2], (keys, values), strict=True):
             self.buffers.append(self._added(have, new))
         return self.read()
 
@@ -189,5 +191,5 @@ class Reading:
         have = have[:, :, : self.steps]
         if self.count is None:
             return torch.cat([have, new], 2)
-        place = torch.arange(self.steps + 1, device=have.device) == self.count.unsqueeze(1)  # [rows, steps + 1]
-        return torch.where(place[:, None, :, None], new, F.pad(have, (0, 0, 0, 1)))
+        mask = torch.arange(self.steps + 1, device=have.device) == self.count.unsqueeze(1)  # [rows, steps + 1]
+        return torch.where(mask[:, None, :, None], new, F.pad(have, (0, 0, 0, 1)))
