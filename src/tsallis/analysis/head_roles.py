@@ -52,7 +52,7 @@ ROLES = {
     "end": Role(0.6, "attends to the end of the sentence"),
 }
 OFFSETS = {"previous": -1, "self": 0, "next": 1}
-# What is measured beside the roles.
+# Scores that are computed beside the roles.
 MEASURES = ("clusters", "within_word")
 
 

@@ -17,7 +17,7 @@ from tsallis.search import Result, beam_search, score
 from tsallis.search.step import evaluating
 
 WHOLE = 1 - 1e-6  # a hypothesis with at least this much probability has all of it, up to rounding
-AT_ONCE = 1 << 24  # scores looked at together
+AT_ONCE = 1 << 24  # scores computed together
 
 
 def levenshtein(a: Sequence[Any], b: Sequence[Any]) -> int:

@@ -28,7 +28,7 @@ class LabelState:
     """Rows that are to be classified."""
 
     hidden: Tensor  # [batch, d_model]
-    masses: Tensor  # [batch, src]: what was looked at
+    masses: Tensor  # [batch, src]: the attention's mass in each place
 
     def select(self, index: Tensor) -> LabelState:
         return LabelState(self.hidden[index], self.masses[index])
@@ -152,7 +152,7 @@ class PictureReader(nn.Module):
     def __init__(self, answerer: VisualAnswerer) -> None:
         super().__init__()
         self.answerer = answerer
-        # What makes images [batch, height, width, channels] of numbers [batch], which are on the CPU.
+        # A function from numbers [batch] on the CPU to images [batch, height, width, channels].
         self.gallery: Callable[[Tensor], Tensor] | None = None
 
     @property
@@ -204,7 +204,7 @@ class LabelDecoder(nn.Module):
         if kind not in ("documents", "questions"):
             raise ValueError(f"kind must be documents or questions, got {kind!r}")
         self.arguments: dict[str, Any] = {"src_vocab": src_vocab, "tgt_vocab": tgt_vocab, "kind": kind, **more}
-        # It has an output layer, and `read` gives what that sees and what was looked at: masses and a mask of places.
+        # It has an output layer, and `read` gives that layer's input and the attention: masses and a mask of places.
         self.classifier: Any
         if kind == "documents":
             self.classifier = BiLSTMClassifier(src_vocab, tgt_vocab - FIRST, **more)

@@ -105,7 +105,7 @@ def _candidates(
 ) -> Iterator[tuple[int, int, list[Candidate]]]:
     """Finish what can end; then for every source its first row and its best prefixes of one token more, in order."""
     totals, ends = expansion.totals([p for owner in dict.fromkeys(owners) for p in beams[owner].prefixes])
-    best, order = _top(totals, beam_size + 1)  # one more than fits tells what is given up
+    best, order = _top(totals, beam_size + 1)  # one more than fits gives the bound on what is dropped
     values, tokens = best.tolist(), order.tolist()  # [rows, beam_size + 1]
     row = 0
     for owner, rows in itertools.groupby(owners):

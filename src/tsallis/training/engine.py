@@ -237,7 +237,7 @@ class Engine:
         parameters: dict[str, Any] = {name: model[name] for name in self._names()}
         options = StateDictOptions(full_state_dict=True, strict=False)  # the other names of parameters are left out
         set_model_state_dict(self.model, parameters, options=options)
-        # How gradients are followed is the settings' matter, whatever was stored.
+        # The settings determine the options of the optimizer, whatever was stored.
         own = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         pairs = zip(own, optimizer["param_groups"], strict=True)
         groups = [{**group, "params": list(names["params"])} for group, names in pairs]

@@ -44,7 +44,7 @@ CONFIG, MODEL, TASK = "config.yaml", "model.json", "task.json"
 Symbols = Vocabulary | Subwords
 SYMBOLS: dict[str, type[Vocabulary] | type[Subwords]] = {"vocab.json": Vocabulary, "model": Subwords}  # by file ending
 ESTIMATED = ("tau",)  # arguments worked out from the data, which another machine rounds differently
-# What the constructors of models raise for arguments of a wrong kind or size.
+# Errors that constructors of models raise for arguments of a wrong kind or size.
 REFUSALS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError, MemoryError)
 
 

@@ -27,7 +27,7 @@ from tsallis.training.log import Log
 from tsallis.training.schedules import make_schedule
 from tsallis.training.schema import TrainingRecord, check_record
 
-WATCH_EVERY = 25  # updates between two looks at supports for the progress display
+WATCH_EVERY = 25  # updates between two records of supports for the progress display
 VALIDATED = 128  # rows of a batch of the development set
 
 
@@ -78,7 +78,7 @@ class Progress:
     updates: int  # an epoch
     loss: float  # a symbol, over the epoch so far
     speed: float  # target symbols a second, of late
-    accuracy: float | None = None  # share of symbols that are the most probable; looked at now and then
+    accuracy: float | None = None  # share of symbols that are the most probable; recorded now and then
     supported: float | None = None  # symbols a step
     attended: float | None = None  # positions a step
     validation: dict[str, float] | None = None

@@ -100,7 +100,7 @@ class TransformerState:
     past: Past
     steps: int  # tokens read, by the row that has read most
     read: Tensor | None = None  # [rows], where not all have read as many
-    live: tuple[Sources, Tensor] | None = None  # some of the sources, all that rows look at among them; and which
+    live: tuple[Sources, Tensor] | None = None  # some sources, among them all that rows attend to; their indices
 
     def select(self, index: Tensor) -> TransformerState:
         rows = len(self.source)
