@@ -17,7 +17,7 @@ SPARSE, DENSE = 0.25, 0.95  # densities up to and from which a head without a ro
 
 @dataclass(frozen=True)
 class HeadCard(Record):
-    """What one head does; layers and heads count from 0, in the title from 1."""
+    """The role, density and examples of one head; layers and heads count from 0, in the title from 1."""
 
     title: str
     kind: str
@@ -64,8 +64,8 @@ def _card(role: HeadRole, density: HeadDensity) -> HeadCard:
         f"{role.kind} layer {role.layer + 1} head {role.head + 1} {_deed(role, density.density)}, "
         f"alpha {role.alpha:.2f}, density {100 * density.density:.0f} %"
     )
-    place = (role.kind, role.layer, role.head, role.alpha)
-    return HeadCard(title, *place, density.density, role.role, confidence, role.examples)
+    key = (role.kind, role.layer, role.head, role.alpha)
+    return HeadCard(title, *key, density.density, role.role, confidence, role.examples)
 
 
 def _deed(role: HeadRole, density: float) -> str:

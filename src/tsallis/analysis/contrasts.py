@@ -1,4 +1,4 @@
-"""Where heads are sure and where they are not: between sentences, and between two models."""
+"""Contrasts of attention: sparse and dense sentences of one head, and words about which two models differ."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _of_kind(recording: Recording, kind: str) -> list[int]:
 
 
 def _heads(sentence: Sentence, layers: Sequence[int]) -> Floats:
-    """The heads of some layers together [heads, queries, keys]."""
+    """Return the heads of some layers together [heads, queries, keys]."""
     return np.concatenate([sentence.weights[number].dense() for number in layers])
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerDiversity(Record):
-    """How much the heads of one layer disagree; layers count from 0."""
+    """The divergence between the heads of one layer; layers count from 0."""
 
     kind: str
     layer: int

@@ -52,7 +52,7 @@ ROLES = {
     "end": Role(0.6, "attends to the end of the sentence"),
 }
 OFFSETS = {"previous": -1, "self": 0, "next": 1}
-# What is measured beside the roles.
+# Scores that are computed beside the roles.
 MEASURES = ("clusters", "within_word")
 
 
@@ -194,7 +194,7 @@ class Roles(Statistic[HeadRoles]):
         return _Targets(targets, visible, clusters)
 
     def _own_targets(self, pieces: Sequence[str], clusters: Sequence[range]) -> dict[str, Bools]:
-        """The targets of self-attention alone."""
+        """Return the targets that only self-attention has."""
         size = len(pieces)
         targets = {name: np.eye(size, k=offset, dtype=bool) for name, offset in OFFSETS.items()}
         within, question = np.zeros((size, size), bool), np.zeros((size, size), bool)

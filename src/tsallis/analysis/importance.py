@@ -109,7 +109,7 @@ def head_importance(model: TransformerSeq2Seq, batches: Iterable[Batch]) -> Head
 
 @torch.no_grad()
 def _loss(model: TransformerSeq2Seq, batches: Iterable[Batch]) -> tuple[float, int]:
-    """The loss a symbol, and the number of symbols."""
+    """Return the loss a symbol, and the number of symbols."""
     device = model.output.weight.device
     total, symbols = 0.0, 0
     with evaluating(model):

@@ -25,7 +25,7 @@ WIDTHS = {"total": 0.05, "norm": 1.0, "threshold": 0.1}  # of the histograms' bi
 
 
 class Steps(NamedTuple):
-    """What an output layer does at each of some steps; every tensor is float64 or int64 [steps]."""
+    """Support, sum, norm and threshold of an output layer at each step; tensors are float64 or int64 [steps]."""
 
     support: Tensor  # symbols with a value above zero
     total: Tensor  # sum of the values
@@ -43,7 +43,7 @@ class Distribution(Record):
 
 @dataclass(frozen=True, eq=False)
 class OutputStatistics(Record):
-    """What the output layer of a model does over a corpus, its targets given."""
+    """Support sizes, sums, norms and thresholds of a model's output layer over a corpus, with teacher forcing."""
 
     steps: int
     symbols: int  # of the vocabulary
@@ -124,7 +124,7 @@ def output_statistics(model: Any, batches: Iterable[Batch]) -> OutputStatistics:
 
 
 class _OutputSums:
-    """What :class:`OutputStatistics` is computed from."""
+    """The running sums and counts of :class:`OutputStatistics`."""
 
     def __init__(self, symbols: int) -> None:
         self.steps, self.attended = 0, 0.0
@@ -211,7 +211,7 @@ def forced_supports(
 
 @torch.no_grad()
 def _scores(model: Any, hidden: Tensor) -> Tensor:
-    """Scores [..., symbols] of states [..., d_model]."""
+    """Return the scores [..., symbols] of states [..., d_model]."""
     scores: Tensor = model.output.scores(hidden)
     return scores
 
@@ -231,7 +231,7 @@ def _forward(model: Any, batch: Batch) -> Any:
 
 
 def _decode(model: Any, batches: Iterable[Batch]) -> Iterator[tuple[Any, Tensor, Batch]]:
-    """What the decoder computes with given targets, and which of its steps count [batch, tgt]."""
+    """Yield the decoder's pass over each batch's targets, which steps count [batch, tgt], and the batch."""
     for batch in batches:
         decoded = _forward(model, batch)
         yield decoded, counted(batch.tgt_out).to(decoded.hidden.device), batch
@@ -248,7 +248,7 @@ class EmptyOutput(Record):
 
 @dataclass(frozen=True)
 class EmptyRate(Record):
-    """How often the empty output wins."""
+    """The share of sentences whose empty output is more probable than the best one found, and each such case."""
 
     sentences: int
     rate: float

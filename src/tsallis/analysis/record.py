@@ -120,12 +120,12 @@ def _record_batch(reader: AttentionReader, batch: Any) -> list[Sentence]:
 
 
 def _compress(layer: AttentionLayer, texts: Sequence[Text], weights: Tensor) -> list[SparseWeights]:
-    """The non-zeros of each sentence's part of dense weights [batch, heads, queries, keys]."""
+    """Return the non-zeros of each sentence's part of dense weights [batch, heads, queries, keys]."""
     sizes = [tuple(map(len, text.sides(layer.kind))) for text in texts]
-    needed = (len(texts), layer.heads, *(max(size) for size in zip(*sizes, strict=True)))
-    fits = weights.dim() == 4 and weights.shape[:2] == needed[:2]
-    if not fits or any(have < need for have, need in zip(weights.shape, needed, strict=True)):
-        raise ValueError(f"weights of {layer.name} must have shape {needed} or padding, got {tuple(weights.shape)}")
+    shape = (len(texts), layer.heads, *(max(size) for size in zip(*sizes, strict=True)))
+    fits = weights.dim() == 4 and weights.shape[:2] == shape[:2]
+    if not fits or any(have < need for have, need in zip(weights.shape, shape, strict=True)):
+        raise ValueError(f"weights of {layer.name} must have shape {shape} or padding, got {tuple(weights.shape)}")
     rows = weights.detach().float().cpu().numpy()
     return [SparseWeights.of(row[:, :queries, :keys]) for row, (queries, keys) in zip(rows, sizes, strict=True)]
 
@@ -212,7 +212,7 @@ def read_model(model: Any, src_vocab: Symbols, tgt_vocab: Symbols) -> AttentionR
 
 
 class _Reader:
-    """What the adapters of both encoder-decoders share: batches, and how they are spelt."""
+    """The common base of both encoder-decoders' adapters: it runs batches and spells their symbols."""
 
     def __init__(self, model: Any, src_vocab: Symbols, tgt_vocab: Symbols) -> None:
         self.model, self.src_vocab, self.tgt_vocab = model, src_vocab, tgt_vocab

@@ -70,8 +70,8 @@ class Histogram(Record):
         numbers = np.asarray(values, np.float64).reshape(-1)
         counts, edges = np.histogram(numbers, bins, (low, high))
         if counts.sum() != len(numbers):
-            wrong = numbers[~((numbers >= low) & (numbers <= high))][0]
-            raise ValueError(f"values must lie between {low:g} and {high:g}, got {wrong:g}")
+            outlier = numbers[~((numbers >= low) & (numbers <= high))][0]
+            raise ValueError(f"values must lie between {low:g} and {high:g}, got {outlier:g}")
         return cls(tuple(edges.tolist()), tuple(counts.tolist()))
 
 

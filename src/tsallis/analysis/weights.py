@@ -59,7 +59,7 @@ class AttentionLayer:
 
     @property
     def to_itself(self) -> bool:
-        """Whether queries and keys stand for the same text."""
+        """True where queries and keys stand for the same text."""
         one, other = SIDES[self.kind]
         return one == other
 
@@ -105,7 +105,7 @@ class SparseWeights:
 
     @property
     def support(self) -> NDArray[np.int64]:
-        """How many keys have a weight above zero [heads, queries]."""
+        """The number of keys with a weight above zero [heads, queries]."""
         return np.diff(self.offsets).reshape(self.shape[:2])
 
     def dense(self) -> Floats:

@@ -1,4 +1,4 @@
-"""What a model is worth, and how sparse it is."""
+"""Scores of a model and of its outputs, and measures of its sparsity."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tsallis.search import Result, beam_search, score
 from tsallis.search.step import evaluating
 
 WHOLE = 1 - 1e-6  # a hypothesis with at least this much probability has all of it, up to rounding
-AT_ONCE = 1 << 24  # scores looked at together
+AT_ONCE = 1 << 24  # scores computed together
 
 
 def levenshtein(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Insertions, deletions and replacements that turn one sequence into the other.
+    """Count the insertions, deletions and replacements that turn one sequence into the other.
 
     >>> levenshtein("drawed", "drew")
     3
@@ -35,7 +35,7 @@ def levenshtein(a: Sequence[Any], b: Sequence[Any]) -> int:
 
 
 def share_right(texts: Sequence[str], references: Sequence[str]) -> float:
-    """Share of texts that are the reference.
+    """Return the share of texts that are the reference.
 
     >>> share_right(["drew", "drawed"], ["drew", "drew"])
     0.5
@@ -44,7 +44,7 @@ def share_right(texts: Sequence[str], references: Sequence[str]) -> float:
 
 
 def form_scores(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Share of texts that are the reference, and mean distance to it.
+    """Return the share of texts that are the reference, and mean distance to it.
 
     >>> form_scores(["drew", "drawed"], ["drew", "drew"])
     {'accuracy': 0.5, 'levenshtein': 1.5}
@@ -68,7 +68,7 @@ def translation_scores(
     tgt_lang: str = "",
     names: Sequence[str] = ("bleu", "chrf", "ter"),
 ) -> list[CorpusScore]:
-    """BLEU, chrF and TER of detokenised text, by sacrebleu.
+    """Compute BLEU, chrF and TER of detokenised text, by sacrebleu.
 
     Args:
         texts: translations.
@@ -81,18 +81,18 @@ def translation_scores(
     """
     from sacrebleu.metrics import BLEU, CHRF, TER
 
-    made: dict[str, Any] = {"bleu": lambda: BLEU(trg_lang=tgt_lang), "chrf": CHRF, "ter": TER}
-    found = []
+    factories: dict[str, Any] = {"bleu": lambda: BLEU(trg_lang=tgt_lang), "chrf": CHRF, "ter": TER}
+    scores = []
     for name in names:
-        metric = made[name]()
+        metric = factories[name]()
         value = metric.corpus_score(list(texts), [list(references)]).score
-        found.append(CorpusScore(name, float(value), str(metric.get_signature())))
-    return found
+        scores.append(CorpusScore(name, float(value), str(metric.get_signature())))
+    return scores
 
 
 @dataclass(frozen=True)
 class Forced:
-    """A model on given outputs, symbols that its vocabulary lacks left out."""
+    """Loss and sparsity of a model with teacher forcing, symbols that its vocabulary lacks left out."""
 
     loss: float  # the map's own loss, a symbol
     gold_in_support: float  # share of symbols with a probability
@@ -104,7 +104,7 @@ class Forced:
 
     @classmethod
     def of(cls, sums: Sequence[float]) -> Forced:
-        """From what :func:`forced_sums` gives, added up over batches and processes."""
+        """Divide what :func:`forced_sums` gives, added up over batches and processes, by its symbols."""
         *totals, symbols = sums
         return cls(*(total / max(symbols, 1) for total in totals))
 
@@ -137,13 +137,13 @@ class Evaluation:
 
 
 def forced(model: Any, corpus: Corpus, batch_size: int = 128) -> Forced:
-    """Loss and sparsity with the outputs given."""
+    """Compute loss and sparsity with teacher forcing."""
     return Forced.of(forced_sums(model, corpus.batches(batch_size)))
 
 
 @torch.no_grad()
 def forced_sums(model: Any, batches: Iterable[Batch], densities: dict[str, Tensor] | None = None) -> list[float]:
-    """The numbers of :class:`Forced` summed over symbols, and how many there were.
+    """Return the numbers of :class:`Forced` summed over symbols, and how many there were.
 
     To `densities`, a float64 tensor [layers, heads] for each kind of attention, each head's density in a batch is
     added, times the batch's symbols.
@@ -154,22 +154,22 @@ def forced_sums(model: Any, batches: Iterable[Batch], densities: dict[str, Tenso
         for batch in batches:
             tgt_out = batch.tgt_out.to(device)
             decoded = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
-            known = counted(tgt_out)
-            hidden, gold = decoded.hidden[known], tgt_out[known]  # [symbols, d_model], [symbols]
+            mask = counted(tgt_out)
+            hidden, gold = decoded.hidden[mask], tgt_out[mask]  # [symbols, d_model], [symbols]
             width = max(1, AT_ONCE // model.output.scores(hidden[:1]).shape[-1])
             parts = zip(hidden.split(width), gold.split(width), strict=True)
             of_output = sum((_output_sums(model.output, h, y) for h, y in parts), torch.zeros(6).double())
-            rest = [model.attended(decoded)[known].double().sum(), known.sum().double()]
+            rest = [model.attended(decoded)[mask].double().sum(), mask.sum().double()]
             totals += torch.cat([of_output, torch.stack(rest).cpu()])
             for kind, layers in (model.attention_stats() if densities else {}).items():
                 assert densities is not None
-                densities[kind] += torch.stack([s.density for s in layers]).double().cpu() * int(known.sum())
-    found: list[float] = totals.tolist()
-    return found
+                densities[kind] += torch.stack([s.density for s in layers]).double().cpu() * int(mask.sum())
+    sums: list[float] = totals.tolist()
+    return sums
 
 
 def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
-    """Sums over symbols of what :class:`Forced` says of the output layer [6]."""
+    """Return the sums over symbols of what :class:`Forced` says of the output layer [6]."""
     scores = output.scores(hidden)  # [symbols, d_vocab]
     probs = output.probs(scores)
     of_gold = probs.gather(-1, gold.unsqueeze(-1)).squeeze(-1)
@@ -187,47 +187,52 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
 
 
 def search_batches(model: Any, batches: Iterable[Batch], beam_size: int) -> dict[int, Result]:
-    """The results of a beam search by row of the corpus."""
+    """Return the results of a beam search by row of the corpus."""
     device = device_of(model)
-    found: dict[int, Result] = {}
+    by_row: dict[int, Result] = {}
     for batch in batches:
         results = beam_search(model, batch.src.to(device), batch.src_lengths.to(device), beam_size=beam_size)
-        found.update(zip(batch.index, results, strict=True))
-    return found
+        by_row.update(zip(batch.index, results, strict=True))
+    return by_row
 
 
 def search_corpus(model: Any, corpus: Corpus, beam_size: int, batch_size: int = 128) -> list[Result]:
-    """The results of a beam search in the corpus's order."""
-    found = search_batches(model, corpus.batches(batch_size), beam_size)
-    return [found[i] for i in range(len(corpus))]
+    """Return the results of a beam search in the corpus's order."""
+    by_row = search_batches(model, corpus.batches(batch_size), beam_size)
+    return [by_row[i] for i in range(len(corpus))]
 
 
 def accuracy(results: Sequence[Result], corpus: Corpus) -> float:
-    """Share of results whose best hypothesis is the target of the row."""
+    """Return the share of results whose best hypothesis is the target of the row."""
     right = sum(r.best is not None and list(r.best.tokens) == list(corpus.tgt[i]) for i, r in enumerate(results))
     return right / max(len(results), 1)
 
 
 def empty_log_probs(model: Any, corpus: Corpus, batch_size: int = 128) -> Tensor:
-    """Log-probability of the empty output for every row [rows], in float64."""
-    found = torch.empty(len(corpus), dtype=torch.float64)
+    """Compute the log-probability of the empty output for every row [rows], in float64."""
+    log_probs = torch.empty(len(corpus), dtype=torch.float64)
     device = device_of(model)
     for batch in corpus.batches(batch_size):
         begin, end = (torch.full((len(batch.src), 1), token, device=device) for token in (BOS, EOS))
-        found[list(batch.index)] = score(model, batch.src.to(device), batch.src_lengths.to(device), begin, end).cpu()
-    return found
+        log_probs[list(batch.index)] = score(
+            model, batch.src.to(device), batch.src_lengths.to(device), begin, end
+        ).cpu()
+    return log_probs
 
 
 def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: float) -> Evaluation:
-    """Loss, certificates and sparsity of a model and of what a search found in `seconds` on a corpus with targets."""
-    given = forced(model, corpus)
+    """Compute loss, certificates and sparsity of a model, and of a search's results on a corpus with targets.
+
+    `seconds` is the time that the search took.
+    """
+    forced_stats = forced(model, corpus)
     count = len(corpus)
     kinds = [r.certificate.kind for r in results]
     best = [r.best for r in results if r.best is not None]
     steps = [n for h in best for n in h.support]
     looks = [n for h in best for n in h.attended]
     single = sum(h.prob >= WHOLE for h in best) if model.output.normalized else 0
-    known = sum(
+    hits = sum(
         any(list(h.tokens) == list(corpus.tgt[i]) for h in result.hypotheses) for i, result in enumerate(results)
     )
     empty = empty_log_probs(model, corpus).tolist()
@@ -238,19 +243,19 @@ def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: flo
     )
     return Evaluation(
         samples=count,
-        loss=given.loss,
-        gold_in_support=given.gold_in_support,
-        symbol_accuracy=given.symbol_accuracy,
-        gold_possible=known / count,
+        loss=forced_stats.loss,
+        gold_in_support=forced_stats.gold_in_support,
+        symbol_accuracy=forced_stats.symbol_accuracy,
+        gold_possible=hits / count,
         single=single / count,
         complete=kinds.count("complete") / count,
         optimal=kinds.count("optimal") / count,
         bounded=kinds.count("bounded") / count,
         none=kinds.count("none") / count,
         output_support=sum(steps) / max(len(steps), 1),
-        output_sum=given.output_sum,
+        output_sum=forced_stats.output_sum,
         attention_support=sum(looks) / max(len(looks), 1),
-        attention_support_forced=given.attention_support,
+        attention_support_forced=forced_stats.attention_support,
         empty=count - len(best),
         empty_rate=better / count,
         seconds=seconds,
@@ -259,7 +264,7 @@ def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: flo
 
 
 def timed_search(model: Any, corpus: Corpus, beam_size: int) -> tuple[list[Result], float]:
-    """The results of a beam search in the corpus's order, and the seconds it took."""
+    """Return the results of a beam search in the corpus's order, and the seconds it took."""
     began = time.perf_counter()
     results = search_corpus(model, corpus, beam_size)
     return results, time.perf_counter() - began
@@ -267,5 +272,5 @@ def timed_search(model: Any, corpus: Corpus, beam_size: int) -> tuple[list[Resul
 
 def device_of(model: Any) -> torch.device:
     """Return where a model's parameters are; the CPU for one without any."""
-    first = next(iter(model.parameters()), None) if hasattr(model, "parameters") else None
-    return torch.device("cpu") if first is None else first.device
+    parameter = next(iter(model.parameters()), None) if hasattr(model, "parameters") else None
+    return torch.device("cpu") if parameter is None else parameter.device

@@ -1,4 +1,4 @@
-"""What several models ask of their arguments."""
+"""Checks of arguments that several models share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ ATTENDING = ("discrete", "continuous", "combined")
 
 
 def check_counts(src_lengths: Tensor, width: int) -> None:
-    """Symbols of each row, at least one row.
+    """Refuse counts of symbols that don't fit rows of a width; there is at least one row.
 
     Raises:
         ValueError: counts below 1 or above the width of `src`.
@@ -19,7 +19,7 @@ def check_counts(src_lengths: Tensor, width: int) -> None:
 
 
 def check_attending(layers: int, dropout: float, attention: str, density: str | float | None) -> None:
-    """Arguments of a model whose attention is discrete, continuous or both.
+    """Refuse arguments of a model whose attention is discrete, continuous or both.
 
     Raises:
         ValueError: sizes that are too small, an attention that is unknown, a density where there is none.

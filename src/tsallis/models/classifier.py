@@ -22,7 +22,7 @@ INITIAL = 0.1  # parameters start uniform in [-0.1, 0.1]
 
 @dataclass(frozen=True)
 class Look:
-    """What a classifier looks at in each of some documents; a document of any length is the interval [0, 1]."""
+    """The attention of a classifier to a batch of documents; a document of any length is the interval [0, 1]."""
 
     mask: Tensor  # [batch, src], True where there is a word
     weights: Tensor | None  # [batch, src]: of discrete attention, where there is one
@@ -76,22 +76,24 @@ class BiLSTM(nn.Module):
         self.backwards = nn.LSTM(d_input, d_model // 2, batch_first=True)
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """[batch, src, d_input] and counts [batch] to states [batch, src, d_model] and the last ones [batch, d_model].
+        """Encode [batch, src, d_input], counts [batch] to states [batch, src, d_model], the last ones [batch, d_model].
 
         States behind a row's end mean nothing.
         """
-        place = torch.arange(x.shape[1], device=x.device)
+        position = torch.arange(x.shape[1], device=x.device)
         last = lengths.unsqueeze(1) - 1  # [batch, 1]
-        turned = torch.where(place <= last, last - place, place)  # [batch, src]; turning twice changes nothing
+        reverse = torch.where(
+            position <= last, last - position, position
+        )  # [batch, src]; turning twice changes nothing
         ahead, _ = self.forwards(x)
-        back, _ = self.backwards(_taken(x, turned))
-        back = _taken(back, turned)
+        back, _ = self.backwards(_taken(x, reverse))
+        back = _taken(back, reverse)
         states = torch.cat([ahead, back], -1)
         return states, torch.cat([_taken(ahead, last).squeeze(1), back[:, 0]], -1)
 
 
 def _taken(x: Tensor, index: Tensor) -> Tensor:
-    """Rows [batch, places] of each [batch, src, size]."""
+    """Gather the rows [batch, places] of each [batch, src, size]."""
     return x.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
 
@@ -201,7 +203,7 @@ class BiLSTMClassifier(nn.Module):
                 parameter[width : 2 * width] += 1
 
     def forward(self, src: Tensor, src_lengths: Tensor) -> Tensor:
-        """Scores of the classes [batch, classes] for symbols [batch, src] and their counts [batch].
+        """Return the scores of the classes [batch, classes] for symbols [batch, src] and their counts [batch].
 
         Raises:
             ValueError: counts below 1 or above the width of `src`.
@@ -216,21 +218,21 @@ class BiLSTMClassifier(nn.Module):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """The loss of the output's map for classes [batch], of which -100 doesn't count."""
+        """Return the loss of the output's map for classes [batch], of which -100 doesn't count."""
         hidden = self._hidden(src, src_lengths)
         return self.output.loss(hidden, labels, reduction=reduction, label_smoothing=label_smoothing)
 
     def probs(self, src: Tensor, src_lengths: Tensor) -> Tensor:
-        """Probabilities of the classes [batch, classes]."""
+        """Return the probabilities of the classes [batch, classes]."""
         return self.output.probs(self(src, src_lengths))
 
     @torch.no_grad()
     def attention(self, src: Tensor, src_lengths: Tensor) -> Look:
-        """What the model looks at, for figures: weights, density and the ends of its support."""
+        """Return the model's attention, for figures: weights, density and the ends of its support."""
         return self.read(src, src_lengths)[1]
 
     def read(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Look]:
-        """What the output layer sees [batch, d_model], and what was looked at, without gradients."""
+        """Return the output layer's input [batch, d_model], and the attention, which has no gradients."""
         lengths = self._checked(src, src_lengths)
         states, last = self._states(src, lengths)
         context, density, weights = self._attended(states, last, lengths)
@@ -255,7 +257,7 @@ class BiLSTMClassifier(nn.Module):
         return self.drop(self._attended(states, last, lengths)[0])
 
     def _states(self, src: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """States [batch, src, d_model], zero behind a document's end, and the last ones [batch, d_model]."""
+        """Return states [batch, src, d_model], zero behind a document's end, and the last ones [batch, d_model]."""
         x, last = self.embedding(src), None
         for layer in self.layers:
             x, last = layer(self.drop(x), lengths)
@@ -263,7 +265,7 @@ class BiLSTMClassifier(nn.Module):
         return torch.where(_mask(src, lengths).unsqueeze(-1), x, 0), last
 
     def _attended(self, states: Tensor, last: Tensor, lengths: Tensor) -> tuple[Tensor, Density | None, Tensor | None]:
-        """Context [batch, d_model], density of batch shape [batch, 1, 1] and discrete weights [batch, src]."""
+        """Return context [batch, d_model], density of batch shape [batch, 1, 1] and discrete weights [batch, src]."""
         if self.kind == "continuous":
             assert self.continuous is not None
             return self.continuous.attend(None, states, lengths=lengths)
@@ -277,5 +279,5 @@ class BiLSTMClassifier(nn.Module):
 
 
 def _mask(x: Tensor, lengths: Tensor) -> Tensor:
-    """[batch, src], True where there is a symbol."""
+    """Return a mask [batch, src], True where there is a symbol."""
     return torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)

@@ -55,7 +55,7 @@ class ImageGrid(nn.Module):
             self.layers = nn.Sequential(*(_stage(before, after) for before, after in pairwise(widths)))
 
     def forward(self, images: Tensor) -> Tensor:
-        """[batch, height, width, d_image] to [batch, rows, columns, d_model].
+        """Encode [batch, height, width, d_image] to [batch, rows, columns, d_model].
 
         Pictures are numbers from 0 to 255 as uint8, or from 0 to 1 as floating point; features are floating point.
 
@@ -80,7 +80,7 @@ class ImageGrid(nn.Module):
         return grid if self.positions is None else grid + self._places(grid)
 
     def _places(self, grid: Tensor) -> Tensor:
-        """[rows, columns, d_model]: where a state stands in its column, then in its row."""
+        """Return encodings [rows, columns, d_model] of each state's position in its column, then in its row."""
         assert self.positions is not None
         rows, columns = grid.shape[1:3]
         down, across = self.positions(grid, 0, rows), self.positions(grid, 0, columns)

@@ -28,7 +28,7 @@ class LabelState:
     """Rows that are to be classified."""
 
     hidden: Tensor  # [batch, d_model]
-    masses: Tensor  # [batch, src]: what was looked at
+    masses: Tensor  # [batch, src]: the attention's mass in each place
 
     def select(self, index: Tensor) -> LabelState:
         return LabelState(self.hidden[index], self.masses[index])
@@ -60,7 +60,7 @@ class LabelOutput(nn.Module):
 
     @property
     def alpha(self) -> float:
-        """The layer's."""
+        """The alpha of the wrapped output layer."""
         return self.layer.alpha
 
     @property
@@ -75,11 +75,11 @@ class LabelOutput(nn.Module):
 
     @property
     def normalized(self) -> bool:
-        """Whether the probabilities sum to 1."""
+        """True where the probabilities sum to 1."""
         return self.layer.normalized
 
     def scores(self, hidden: Tensor) -> Tensor:
-        """[..., d_model + 1] to [..., classes + 4], -inf for what can't come."""
+        """Map hidden states [..., d_model + 1] to scores [..., classes + 4], -inf for what can't come."""
         labels = pad(self.layer.scores(hidden[..., :-1]), (FIRST, 0), value=-torch.inf)
         end = torch.full_like(labels[..., :1, :] if labels.dim() > 1 else labels, -torch.inf)
         end[..., EOS] = 0
@@ -89,11 +89,11 @@ class LabelOutput(nn.Module):
         return self.scores(hidden)
 
     def probs(self, scores: Tensor) -> Tensor:
-        """[..., classes + 4]"""
+        """Return the probabilities [..., classes + 4]."""
         return self.layer.probs(scores)
 
     def log_probs(self, scores: Tensor) -> Tensor:
-        """Their logarithms in float64; -inf where the probability is zero."""
+        """Return the logarithms of the probabilities in float64; -inf where the probability is zero."""
         return self.layer.log_probs(scores)
 
     def loss(
@@ -104,21 +104,21 @@ class LabelOutput(nn.Module):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """The loss of the labels among the symbols [...]; all others have none."""
-        other = (hidden[..., -1] > 0) | (target < FIRST)
-        target = torch.where(other, ignore_index, target - FIRST)
+        """Return the loss of the labels among the symbols [...]; all others have none."""
+        no_label = (hidden[..., -1] > 0) | (target < FIRST)
+        target = torch.where(no_label, ignore_index, target - FIRST)
         return self.layer.loss(hidden[..., :-1], target, ignore_index, reduction, label_smoothing)
 
     def loss_of_scores(
         self, scores: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean"
     ) -> Tensor:
-        """The same from scores; with the mean taken over ends, too."""
+        """Return the loss of the labels from scores; a mean is taken over ends, too."""
         return self.layer.loss_of_scores(scores, target, ignore_index, reduction)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What was looked at in each of some images, cells of the grid row by row."""
+    """The attention to each of a batch of images, cells of the grid row by row."""
 
     look: VisualLook
 
@@ -152,16 +152,16 @@ class PictureReader(nn.Module):
     def __init__(self, answerer: VisualAnswerer) -> None:
         super().__init__()
         self.answerer = answerer
-        # What makes images [batch, height, width, channels] of numbers [batch], which are on the CPU.
+        # A function from numbers [batch] on the CPU to images [batch, height, width, channels].
         self.gallery: Callable[[Tensor], Tensor] | None = None
 
     @property
     def output(self) -> OutputLayer:
-        """The answerer's."""
+        """The output layer of the answerer."""
         return self.answerer.output
 
     def read(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Seen]:
-        """What the output layer sees [batch, d_fused], and what was looked at, without gradients.
+        """Return the output layer's input [batch, d_fused], and the attention, which has no gradients.
 
         Raises:
             RuntimeError: if no images were shown.
@@ -204,7 +204,7 @@ class LabelDecoder(nn.Module):
         if kind not in ("documents", "questions"):
             raise ValueError(f"kind must be documents or questions, got {kind!r}")
         self.arguments: dict[str, Any] = {"src_vocab": src_vocab, "tgt_vocab": tgt_vocab, "kind": kind, **more}
-        # It has an output layer, and `read` gives what that sees and what was looked at: masses and a mask of places.
+        # It has an output layer, and `read` gives that layer's input and the attention: masses and a mask of places.
         self.classifier: Any
         if kind == "documents":
             self.classifier = BiLSTMClassifier(src_vocab, tgt_vocab - FIRST, **more)
@@ -215,8 +215,8 @@ class LabelDecoder(nn.Module):
     @property
     def gallery(self) -> Callable[[Tensor], Tensor] | None:
         """The images that sources name by number, of a model for questions."""
-        found: Callable[[Tensor], Tensor] | None = getattr(self.classifier, "gallery", None)
-        return found
+        images: Callable[[Tensor], Tensor] | None = getattr(self.classifier, "gallery", None)
+        return images
 
     @gallery.setter
     def gallery(self, images: Callable[[Tensor], Tensor] | None) -> None:
@@ -228,7 +228,7 @@ class LabelDecoder(nn.Module):
         return LabelOutput(self.classifier.output)
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
-        """[batch, src] symbols and their counts [batch] to all that is read of them."""
+        """Read symbols [batch, src] with their counts [batch] into a memory."""
         hidden, look = self.classifier.read(src, src_lengths)
         return Memory(look.masses.unsqueeze(-1), look.mask, (hidden,))
 
@@ -236,28 +236,28 @@ class LabelDecoder(nn.Module):
         return LabelState(memory.summary[0], memory.states.squeeze(-1))
 
     def step(self, state: LabelState, token: Tensor) -> Step:
-        """The scores of what follows `token` [batch]: the labels after the start, the end after a label."""
+        """Return the scores of what follows `token` [batch]: the labels after the start, the end after a label."""
         hidden = torch.cat([state.hidden, (token != BOS).unsqueeze(-1).to(state.hidden)], -1)
         return Step(self.output.scores(hidden), state.masses, state)
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> Decoded:
-        """All steps with the target [batch, tgt] given; masses are computed only if `need_attention` asks for them."""
+        """Decode all steps with the target [batch, tgt]; masses are computed only if `need_attention` asks for them."""
         hidden, look = self.classifier.read(src, src_lengths)
         self._look = None if traced() else look
         tgt = tgt_in.shape[1]
-        said = (tgt_in != BOS).unsqueeze(-1).to(hidden)  # [batch, tgt, 1]
-        states = torch.cat([hidden.unsqueeze(1).expand(-1, tgt, -1), said], -1)
+        ends = (tgt_in != BOS).unsqueeze(-1).to(hidden)  # [batch, tgt, 1]
+        states = torch.cat([hidden.unsqueeze(1).expand(-1, tgt, -1), ends], -1)
         return Decoded(states, look.masses.unsqueeze(1).expand(-1, tgt, -1) if need_attention else None)
 
     def attended(self, decoded: Decoded) -> Tensor:
-        """How many places have a weight, or a part of the density's mass [batch, tgt], in the pass that made `decoded`.
+        """Count places with a weight, or with mass of the density [batch, tgt], in the pass that made `decoded`.
 
         Raises:
             RuntimeError: if the last pass was another one, or was compiled.
         """
         if self._look is None:
             raise RuntimeError("what was attended to is known of passes that are not compiled, and there was none")
-        masses, asked = self._look.masses, decoded.hidden.shape[:2]
-        if len(masses) != asked[0]:
-            raise RuntimeError(f"the last pass had {len(masses)} rows, and not {asked[0]}: ask before the next one")
-        return (masses > 0).sum(-1, keepdim=True).expand(asked).float()
+        masses, shape = self._look.masses, decoded.hidden.shape[:2]
+        if len(masses) != shape[0]:
+            raise RuntimeError(f"the last pass had {len(masses)} rows, and not {shape[0]}: ask before the next one")
+        return (masses > 0).sum(-1, keepdim=True).expand(shape).float()

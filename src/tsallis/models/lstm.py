@@ -173,7 +173,7 @@ class RNNSeq2Seq(nn.Module):
             self.tgt_embedding.weight[0] = 0
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
-        """[batch, src] symbols and their counts [batch] to states; what lies beyond a count changes nothing.
+        """Encode symbols [batch, src] with their counts [batch] to states; what lies beyond a count changes nothing.
 
         Raises:
             ValueError: counts below 1 or above the width of `src`.
@@ -198,7 +198,7 @@ class RNNSeq2Seq(nn.Module):
         return RNNState(memory, keys, hidden, cell, feed)
 
     def step(self, state: RNNState, token: Tensor) -> Step:
-        """The scores of what follows `token` [batch], which itself follows all that the state has read."""
+        """Return the scores of what follows `token` [batch], which itself follows all that the state has read."""
         by_token, layers = self._decoder_weights()
         gates = self._token_gates(token, by_token, layers[0])
         between, out = self._dropped(self.layers - 1, *state.feed.shape), self._dropped(*state.feed.shape)
@@ -206,7 +206,7 @@ class RNNSeq2Seq(nn.Module):
         return Step(self.output.scores(state.feed), attention, state)
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = True) -> Decoded:
-        """All steps with the target given: [batch, src] symbols, their counts [batch], [batch, tgt] tokens.
+        """Decode all steps with the target: [batch, src] symbols, their counts [batch], [batch, tgt] tokens.
 
         What :meth:`step` computes token by token, with all that need not wait for the step before done at once. The
         attention weights are there whether `need_attention` asks for them or not.
@@ -230,43 +230,46 @@ class RNNSeq2Seq(nn.Module):
         return Decoded(torch.stack(hidden, 1), torch.stack(weights, 1))
 
     def attended(self, decoded: Decoded) -> Tensor:
-        """How many positions have a weight above zero at each step [batch, tgt]."""
+        """Count the positions with a weight above zero at each step [batch, tgt]."""
         assert decoded.attention is not None
         return (decoded.attention > 0).sum(-1).float()
 
     @property
     def attention_label(self) -> str:
-        """What the weights of a pass are, for figures."""
+        """The caption of attention weights in figures."""
         if isinstance(self.attention, ContinuousGlobalAttention):
             return "Continuous attention to the source: mass of the density in each position, its mean and support"
         return "Attention to the source"
 
     @torch.no_grad()
     def densities(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor) -> Density | None:
-        """Return what continuous attention looks with at each step, of batch shape [batch, 1, tgt]; None without it.
+        """Return the density of continuous attention at each step, of batch shape [batch, 1, tgt]; None without it.
 
         Args:
             src: [batch, src] symbols.
             src_lengths: [batch] their counts.
             tgt_in: [batch, tgt] tokens, the start first.
         """
-        attention, seen = self.attention, []
+        attention, calls = self.attention, []
         if not isinstance(attention, ContinuousGlobalAttention):
             return None
-        hook = attention.register_forward_hook(lambda module, arguments, result: seen.append(arguments))
+        hook = attention.register_forward_hook(lambda module, arguments, result: calls.append(arguments))
         try:
             self(src, src_lengths, tgt_in)
         finally:
             hook.remove()
-        queries = [query for query, *_ in seen]  # [batch, tgt, d_model] once, or [batch, d_model] a step
-        return attention.density(queries[0] if queries[0].dim() == 3 else torch.stack(queries, 1), *seen[0][1:])
+        queries = [query for query, *_ in calls]  # [batch, tgt, d_model] once, or [batch, d_model] a step
+        return attention.density(queries[0] if queries[0].dim() == 3 else torch.stack(queries, 1), *calls[0][1:])
 
     def shared_parameters(self) -> dict[str, str]:
-        """Names in the state dict that repeat another one's parameter, each with that other one."""
+        """Return the names in the state dict that repeat another one's parameter, each with that other one."""
         return shared_parameters(self)
 
     def _decoder_weights(self) -> tuple[Tensor, list[_Layer]]:
-        """What reads the token [4 * d_model, d_model], kept apart as it can for all steps at once, and the layers."""
+        """Return the weight that reads the token [4 * d_model, d_model], and the layers.
+
+        It is kept apart because it can be applied to all steps at once.
+        """
         layers = []
         for i in range(self.layers):
             weight, recurrent, *biases = (getattr(self.decoder, f"{name}_l{i}") for name in PARAMETERS)
@@ -283,7 +286,7 @@ class RNNSeq2Seq(nn.Module):
     def _advance(
         self, state: RNNState, gates: Tensor, layers: list[_Layer], between: Tensor | None, out: Tensor | None
     ) -> tuple[RNNState, Tensor]:
-        """One step from the token's gates [batch, 4 * d_model].
+        """Make one step from the token's gates [batch, 4 * d_model].
 
         `between` [layers - 1, batch, d_model] and `out` [batch, d_model] are dropout masks.
         """
@@ -303,12 +306,12 @@ class RNNSeq2Seq(nn.Module):
         return RNNState(state.memory, state.keys, tuple(hidden), tuple(cell), feed), attention
 
     def _mix(self, states: Tensor, context: Tensor, out: Tensor | None) -> Tensor:
-        """Attentional states [..., d_model] from states and what they attend to."""
+        """Return attentional states [..., d_model] from states and their contexts."""
         mixed: Tensor = torch.tanh(self.combine(torch.cat([context, states], -1)))
         return mixed if out is None else mixed * out
 
     def _dropped(self, *shape: int) -> Tensor | None:
-        """A dropout mask, scaled."""
+        """Draw a dropout mask, scaled."""
         if not self.training or self.dropout == 0:
             return None
         return dropout_mask(shape, self.dropout, self.combine.weight)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Memory:
-    """What the encoder knows of a batch of sources."""
+    """The encoder's states of a batch of sources."""
 
     states: Tensor  # [batch, src, d_model]
     mask: Tensor  # [batch, src], True where there is a symbol
@@ -27,7 +27,7 @@ class Memory:
 
 
 def join(states: Sequence[Any]) -> Any:
-    """Rows of several states one after the other: a state is a dataclass of tensors, tuples and dataclasses of them.
+    """Concatenate the rows of several states: a state is a dataclass of tensors, tuples and dataclasses of them.
 
     One that needs more than this has a method `join(states)` of its own.
     """
@@ -52,7 +52,7 @@ class Step(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """All steps at once, with the target given."""
+    """All steps at once, with teacher forcing."""
 
     hidden: Tensor  # [batch, tgt, d_model]
     attention: Tensor | None  # [batch, tgt, src]; None where a model holds no weights unless it is asked to
@@ -60,37 +60,37 @@ class Decoded(NamedTuple):
 
 class State(Protocol):
     def select(self, index: Tensor) -> State:
-        """Rows by index: reordered, repeated or dropped."""
+        """Select rows by index: reorder, repeat or drop them."""
         ...
 
 
 class Output(Protocol):
-    """What search needs of an output layer; :class:`tsallis.nn.OutputLayer` has it."""
+    """The methods of an output layer that search calls; :class:`tsallis.nn.OutputLayer` has it."""
 
     @property
     def normalized(self) -> bool:
-        """Whether probabilities sum to 1, so that a longer hypothesis is never more probable."""
+        """True where probabilities sum to 1, so that a longer hypothesis is never more probable."""
         ...
 
     def log_probs(self, scores: Tensor) -> Tensor:
-        """[rows, d_vocab] in float64, -inf where impossible."""
+        """Return log-probabilities [rows, d_vocab] in float64, -inf where impossible."""
         ...
 
 
 class Decoder(Protocol):
-    """What search needs of a model."""
+    """The methods of a model that search calls."""
 
     @property
     def output(self) -> Output: ...
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> Any:
-        """[batch, src] symbols and their counts [batch] to a memory."""
+        """Encode symbols [batch, src] with their counts [batch] to a memory."""
         ...
 
     def start(self, memory: Any) -> Any:
-        """The state before the first token."""
+        """Return the state before the first token."""
         ...
 
     def step(self, state: Any, token: Tensor) -> Step:
-        """One token [batch] further."""
+        """Read one token [batch] and return the scores of the next."""
         ...

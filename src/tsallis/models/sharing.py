@@ -34,14 +34,14 @@ def share_embeddings(
 
 
 def shared_parameters(model: nn.Module) -> dict[str, str]:
-    """Names of a state dict that stand for the same parameter as an earlier one: each with that earlier one.
+    """Return the names of a state dict that stand for the same parameter as an earlier one: each with that earlier one.
 
     A checkpoint leaves the first of each pair out, and gives it the value of the second when it is read.
     """
-    first: dict[int, str] = {}
+    names: dict[int, str] = {}
     aliases = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        known = first.setdefault(id(parameter), name)
-        if known != name:
-            aliases[name] = known
+        original = names.setdefault(id(parameter), name)
+        if original != name:
+            aliases[name] = original
     return aliases

@@ -19,7 +19,7 @@ AT_ONCE = 256  # rows of about as many observations each that are fitted togethe
 
 
 class Reach(NamedTuple):
-    """Where the densities of each head and channel look, on the line their signals are on."""
+    """Mean, spread and support of each head and channel's density, on the line of its signal."""
 
     mean: Tensor  # [heads, channels]
     std: Tensor  # [heads, channels]
@@ -29,7 +29,7 @@ class Reach(NamedTuple):
 
 @torch.no_grad()
 def fitted(fit: ValueFunction, values: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-    r"""The coefficients of many signals with numbers of observations that differ much.
+    r"""Fit the coefficients of many signals with numbers of observations that differ much.
 
     .. math:: \min_B \lVert B F - H \rVert_F^2 + \lambda \lVert B \rVert_F^2
 
@@ -59,14 +59,14 @@ def fitted(fit: ValueFunction, values: Tensor, positions: Tensor, mask: Tensor) 
         raise ValueError(f"mask must be boolean {list(values.shape[:-1])}, got {mask.dtype} {list(mask.shape)}")
     if bool((mask[:, 1:] & ~mask[:, :-1]).any()):
         raise ValueError("mask must be True for the first observations of each row and False for the others")
-    found = values.new_zeros(len(values), fit.basis.size, values.shape[-1])
+    coefficients = values.new_zeros(len(values), fit.basis.size, values.shape[-1])
     counts = mask.sum(1)
     for rows in counts.argsort().split(AT_ONCE):
         length = int(counts[rows].max())
         if length:
             signal = fit(values[rows, :length], positions=positions[rows, :length], mask=mask[rows, :length])
-            found[rows] = signal.coefficients
-    return found
+            coefficients[rows] = signal.coefficients
+    return coefficients
 
 
 class SignalClassifier(nn.Module):
@@ -126,7 +126,7 @@ class SignalClassifier(nn.Module):
         self.output = _Output(channels * heads * d_values + d_static, hidden, dropout)
 
     def density(self) -> Density:
-        """Of batch shape [1, heads, channels]."""
+        """Return the densities, of batch shape [1, heads, channels]."""
         return self.head(self.queries.unsqueeze(0), self.kind)
 
     def forward(self, coefficients: Tensor, static: Tensor) -> Tensor:
@@ -142,17 +142,17 @@ class SignalClassifier(nn.Module):
         return self.output(torch.cat([self.read(coefficients).flatten(1), static], 1))
 
     def read(self, coefficients: Tensor) -> Tensor:
-        """What the densities read, [batch, channels, heads, d_values]."""
+        """Compute the expectations of the signals [batch, channels, heads, d_values]."""
         if coefficients.shape[1:] != self.sizes:
             raise ValueError(
                 f"coefficients must be [batch, {', '.join(map(str, self.sizes))}], got {list(coefficients.shape)}"
             )
-        attended = self.density().expect(self.basis).squeeze(0).transpose(0, 1)  # [channels, heads, functions]
-        return attended.to(coefficients.dtype) @ coefficients
+        expectations = self.density().expect(self.basis).squeeze(0).transpose(0, 1)  # [channels, heads, functions]
+        return expectations.to(coefficients.dtype) @ coefficients
 
     @torch.no_grad()
     def reach(self) -> Reach:
-        """Where each head looks in each channel."""
+        """Return mean, spread and support of each head's density in each channel."""
         density = self.density()
         assert isinstance(density, Elliptical)
         mean, std = density.mean.squeeze(0), density.factor.squeeze(0)
@@ -207,7 +207,7 @@ class GridClassifier(nn.Module):
         return self.output(torch.cat([self.read(x)[0], static], 1))
 
     def read(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The context [batch, d_model] and the weights of the steps [batch, steps]."""
+        """Return the context [batch, d_model] and the weights of the steps [batch, steps]."""
         states, _ = self.encoder(self.drop(x))  # [batch, steps, d_model]
         scores = self.score(torch.tanh(self.keys(states))).squeeze(-1)  # [batch, steps]
         weights = functional.entmax(scores, self.alpha)
@@ -226,7 +226,7 @@ class _Output(nn.Module):
         self.score = nn.Linear(hidden or size, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, size] to [batch]"""
+        """Map [batch, size] to scores [batch]."""
         x = self.drop(x)
         if self.hidden is not None:
             x = self.drop(torch.relu(self.hidden(x)))

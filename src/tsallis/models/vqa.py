@@ -42,7 +42,7 @@ PAPER: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class VisualLook:
-    """What a model looks at in each of some images; an image is the unit square, x to the right and y down."""
+    """The attention of a model to a batch of images; an image is the unit square, x to the right and y down."""
 
     weights: Tensor  # [batch, rows, columns]: of discrete attention, which gives a density its moments, too
     density: Density | None  # of batch shape [batch], where there is one
@@ -60,7 +60,7 @@ class VisualLook:
 
 
 class Flatten(nn.Module):
-    """What attention needs to make one vector of states: their scores, and a projection of what it made.
+    """The scores by which attention makes one vector of states, and the projection of that vector.
 
     Args:
         d_model: size of the states.
@@ -76,12 +76,12 @@ class Flatten(nn.Module):
         self.merge = nn.Linear(d_model, d_fused)
 
     def scores(self, states: Tensor) -> Tensor:
-        """[batch, length, d_model] to [batch, length]."""
+        """Score states [batch, length, d_model]: [batch, length]."""
         scores: Tensor = self.score(self.drop(torch.relu(self.hidden(states)))).squeeze(-1)
         return scores
 
     def forward(self, context: Tensor) -> Tensor:
-        """[batch, d_model] to [batch, d_fused]."""
+        """Project a context [batch, d_model] to [batch, d_fused]."""
         merged: Tensor = self.merge(context)
         return merged
 
@@ -166,8 +166,8 @@ class VisualAnswerer(nn.Module):
         output_alpha: float = 1.5,
     ) -> None:
         super().__init__()
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        self.arguments: dict[str, Any] = given
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        self.arguments: dict[str, Any] = arguments
         check_attending(layers, dropout, attention, density)
         self.kind, self.alpha = attention, map_alpha(transform)
         d_fused = d_fused or 2 * d_model
@@ -202,7 +202,7 @@ class VisualAnswerer(nn.Module):
 
     @classmethod
     def paper(cls, vocab: int, answers: int, **more: Any) -> VisualAnswerer:
-        """The model in the paper's sizes, for features [batch, 14, 14, 2048] of a ResNet.
+        """Return the model in the paper's sizes, for features [batch, 14, 14, 2048] of a ResNet.
 
         The paper's three are `attention="discrete"`, `attention="continuous"` and the latter with `density=2.0`, each
         with as many parameters.
@@ -215,7 +215,7 @@ class VisualAnswerer(nn.Module):
         return cls(vocab, answers, **{**PAPER, **more})
 
     def forward(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> Tensor:
-        """Scores of the answers [batch, answers].
+        """Return the scores of the answers [batch, answers].
 
         Args:
             images: [batch, height, width, d_image]: pictures as uint8 (0 to 255) or floating point (0 to 1), or
@@ -238,21 +238,21 @@ class VisualAnswerer(nn.Module):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """The loss of the output's map for answers [batch], of which -100 doesn't count."""
+        """Return the loss of the output's map for answers [batch], of which -100 doesn't count."""
         hidden = self._hidden(images, src, src_lengths)
         return self.output.loss(hidden, labels, reduction=reduction, label_smoothing=label_smoothing)
 
     def probs(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> Tensor:
-        """Probabilities of the answers [batch, answers]."""
+        """Return the probabilities of the answers [batch, answers]."""
         return self.output.probs(self(images, src, src_lengths))
 
     @torch.no_grad()
     def attention(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> VisualLook:
-        """What the model looks at, for figures."""
+        """Return the model's attention, for figures."""
         return self.read(images, src, src_lengths)[1]
 
     def read(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, VisualLook]:
-        """What the output layer sees [batch, d_fused], and what was looked at, without gradients."""
+        """Return the output layer's input [batch, d_fused], and the attention, which has no gradients."""
         words, lengths, grid = self._states(images, src, src_lengths)
         context, density, weights = self._attended(grid)
         return self._fused(words, lengths, context), self._look(density, weights, grid.shape[1:3])
@@ -272,7 +272,7 @@ class VisualAnswerer(nn.Module):
         return self._fused(words, lengths, self._attended(grid)[0])
 
     def _states(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """States of the question [batch, src, d_model], their counts and states [batch, rows, columns, d_model]."""
+        """Return question states [batch, src, d_model], counts and image states [batch, rows, columns, d_model]."""
         check_counts(src_lengths, src.shape[1])
         if len(images) != len(src):
             raise ValueError(f"there must be an image for each question, got {len(images)} for {len(src)}")
@@ -287,7 +287,7 @@ class VisualAnswerer(nn.Module):
         return words, lengths, cells.unflatten(1, grid.shape[1:3])
 
     def _attended(self, grid: Tensor) -> tuple[Tensor, Density | None, Tensor]:
-        """Context [batch, d_model], density of batch shape [batch, 1, 1] and discrete weights [batch, cells]."""
+        """Return context [batch, d_model], density of batch shape [batch, 1, 1] and discrete weights [batch, cells]."""
         cells, size = grid.flatten(1, 2), (grid.shape[1], grid.shape[2])
         scores = self.image_flat.scores(cells)
         if self.continuous is not None:
@@ -306,7 +306,7 @@ class VisualAnswerer(nn.Module):
 
 
 def _basis(functions: int, basis: str) -> tuple[int, float]:
-    """The side and the variance of a basis."""
+    """Return the side and the variance of a basis."""
     side = math.isqrt(max(functions, 0))
     if side < 1 or side * side != functions:
         raise ValueError(f"functions must be a square number, got {functions}")
@@ -316,5 +316,5 @@ def _basis(functions: int, basis: str) -> tuple[int, float]:
 
 
 def _one(shape: dict[str, Any]) -> dict[str, Any]:
-    """What shapes a density of batch shape [batch], from what shapes one of [batch, 1, 1]."""
+    """Flatten the shape parameters of a density from batch shape [batch, 1, 1] to [batch]."""
     return {name: x.reshape(-1) if isinstance(x, Tensor) else x for name, x in shape.items()}

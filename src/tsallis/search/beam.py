@@ -1,4 +1,4 @@
-"""One beam search for every model: it holds no impossible hypothesis, may shrink, and knows what it gave up."""
+"""Beam search for every model: the beam holds no impossible hypothesis, may shrink, and bounds what it dropped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def beam_search(
     max_length: int | None = None,
     keep_attention: bool = False,
 ) -> list[Result]:
-    r"""The most probable outputs of every source, and a certificate of what is proved about them.
+    r"""Find the most probable outputs of every source, with a certificate of what is proved about them.
 
     A beam holds the `beam_size` most probable unfinished prefixes of each source; every output it finishes is kept.
     `bound` is the best log-probability of any prefix that had to be dropped. As a prefix is never less probable than
@@ -87,8 +87,8 @@ def beam_search(
             parents = []
             for owner, row, candidates in _candidates(beams, owners, expansion, beam_size):
                 beam = beams[owner]
-                kept = _keep(beam, row, candidates, expansion, beam_size)
-                parents += kept[: _shrink(beam, n_best or beam_size, normalized)]
+                rows = _keep(beam, row, candidates, expansion, beam_size)
+                parents += rows[: _shrink(beam, n_best or beam_size, normalized)]
             owners = [owners[row] for row in parents]
             following = [prefix.token for owner in dict.fromkeys(owners) for prefix in beams[owner].prefixes]
             if owners:
@@ -105,24 +105,24 @@ def _candidates(
 ) -> Iterator[tuple[int, int, list[Candidate]]]:
     """Finish what can end; then for every source its first row and its best prefixes of one token more, in order."""
     totals, ends = expansion.totals([p for owner in dict.fromkeys(owners) for p in beams[owner].prefixes])
-    best, order = _top(totals, beam_size + 1)  # one more than fits tells what is given up
+    best, order = _top(totals, beam_size + 1)  # one more than fits gives the bound on what is dropped
     values, tokens = best.tolist(), order.tolist()  # [rows, beam_size + 1]
     row = 0
     for owner, rows in itertools.groupby(owners):
         beam, count = beams[owner], len(list(rows))
         candidates: list[Candidate] = []
-        for place in range(count):
-            if ends[row + place] > -math.inf:
-                hypothesis = expansion.finish(beam.prefixes[place], row + place, ends[row + place], beam.src_length)
+        for parent in range(count):
+            if ends[row + parent] > -math.inf:
+                hypothesis = expansion.finish(beam.prefixes[parent], row + parent, ends[row + parent], beam.src_length)
                 beam.finished.append(hypothesis)
-            pairs = zip(values[row + place], tokens[row + place], strict=True)
-            candidates += [(-value, place, token) for value, token in pairs if value > -math.inf]
+            pairs = zip(values[row + parent], tokens[row + parent], strict=True)
+            candidates += [(-value, parent, token) for value, token in pairs if value > -math.inf]
         yield owner, row, sorted(candidates)[: beam_size + 1]
         row += count
 
 
 def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest values of each row and where they stand; of equal ones the first, in every run."""
+    """Return the largest values of each row and their columns; of equal ones the first, in every run."""
     width = values.shape[-1]
     if width > SORTED:
         best, order = values.topk(min(count, width))
@@ -134,19 +134,21 @@ def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _keep(beam: _Beam, row: int, candidates: list[Candidate], expansion: Expansion, beam_size: int) -> list[int]:
     """Make the best candidates the beam, give up the others, and return the rows that those kept come from."""
     at_limit = beam.prefixes[0].length + 2 > beam.limit  # a prefix one token longer could not even end
-    kept = [] if at_limit else candidates[:beam_size]
-    if len(candidates) > len(kept):
-        beam.give_up(-candidates[len(kept)][0])
-    beam.prefixes = [expansion.extend(beam.prefixes[place], row + place, token, -cost) for cost, place, token in kept]
-    return [row + place for _, place, _ in kept]
+    selection = [] if at_limit else candidates[:beam_size]
+    if len(candidates) > len(selection):
+        beam.give_up(-candidates[len(selection)][0])
+    beam.prefixes = [
+        expansion.extend(beam.prefixes[parent], row + parent, token, -cost) for cost, parent, token in selection
+    ]
+    return [row + parent for _, parent, _ in selection]
 
 
-def _shrink(beam: _Beam, wanted: int, normalized: bool) -> int:
-    """Let prefixes go that can change neither the best outputs nor the certificate; how many stay."""
+def _shrink(beam: _Beam, n_best: int, normalized: bool) -> int:
+    """Let prefixes go that can change neither the best outputs nor the certificate; return how many stay."""
     if beam.gave_up and normalized:
-        worst = nth_best(beam.finished, wanted)
-        staying = [p for p in beam.prefixes if p.log_prob > worst]
-        if len(staying) < len(beam.prefixes):
-            beam.give_up(beam.prefixes[len(staying)].log_prob)
-            beam.prefixes = staying
+        worst = nth_best(beam.finished, n_best)
+        survivors = [p for p in beam.prefixes if p.log_prob > worst]
+        if len(survivors) < len(beam.prefixes):
+            beam.give_up(beam.prefixes[len(survivors)].log_prob)
+            beam.prefixes = survivors
     return len(beam.prefixes)

@@ -1,4 +1,4 @@
-"""What a search returns: hypotheses, and a certificate that says what is known about them."""
+"""Results of a search: hypotheses, and a certificate of what is proved about them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What is proved of a result.
+    """The proof that a search gives about its result.
 
     - `complete`: no output with a probability is missing: the hypotheses are the whole distribution.
     - `optimal`: outputs may be missing, and none of them is more probable than the best hypothesis.
@@ -45,7 +45,7 @@ class Certificate:
 
     @property
     def proves_best(self) -> bool:
-        """Whether the best hypothesis is the most probable output of all."""
+        """True where the best hypothesis is proved to be the most probable output of all."""
         return self.kind in ("complete", "optimal")
 
 
@@ -84,7 +84,7 @@ class Result:
         return tuple(h for h in self.hypotheses if h.log_prob >= self.certificate.bound - ROUNDING)
 
     def truncated(self, n_best: int | None) -> Result:
-        """The `n_best` best hypotheses (None: all), and what is known of them: a list cut short is not complete."""
+        """Return the `n_best` best hypotheses (None: all) and their certificate: a list cut short is not complete."""
         if n_best is None or len(self.hypotheses) <= n_best:
             return self
         bound = max(self.certificate.bound, self.hypotheses[n_best].log_prob)

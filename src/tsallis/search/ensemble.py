@@ -22,7 +22,7 @@ class _States:
 
 
 class EnsembleDecoded(NamedTuple):
-    """All steps of an ensemble at once, with the target given."""
+    """All steps of an ensemble at once, with teacher forcing."""
 
     hidden: Tensor  # [batch, tgt, size]: those of the models side by side
     attention: Tensor | None  # [batch, tgt, src]: the mean, where every model gives weights
@@ -41,7 +41,7 @@ class AveragedOutput:
 
     @property
     def normalized(self) -> bool:
-        """Whether the probabilities of every model sum to 1."""
+        """True where the probabilities of every model sum to 1."""
         return all(output.normalized for output in self.outputs)
 
     @property
@@ -53,7 +53,7 @@ class AveragedOutput:
         return [output.d_model for output in self.outputs]
 
     def scores(self, hidden: Tensor) -> Tensor:
-        """[..., size] states of the models side by side to logarithms [..., d_vocab] of the mean probabilities."""
+        """Map states [..., size] of the models side by side to logarithms [..., d_vocab] of the mean probabilities."""
         parts = zip(self.outputs, hidden.split(self._sizes(), -1), strict=True)
         return mean_log_probs([output.log_probs(output.scores(part)) for output, part in parts])
 
@@ -64,7 +64,7 @@ class AveragedOutput:
         return scores
 
     def loss(self, hidden: Tensor, target: Tensor, **options: Any) -> Tensor:
-        """The mean of the models' losses: that of the mean probabilities may be infinite, and belongs to no map."""
+        """Average the models' losses: that of the mean probabilities may be infinite, and belongs to no map."""
         parts = zip(self.outputs, hidden.split(self._sizes(), -1), strict=True)
         return torch.stack([output.loss(part, target, **options) for output, part in parts]).mean(0)
 
@@ -113,7 +113,7 @@ class Ensemble:
     def __call__(
         self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False
     ) -> EnsembleDecoded:
-        """All steps with the target given, of models that have such a pass themselves."""
+        """Decode all steps with the target, of models that have such a pass themselves."""
         members: list[Any] = self.models
         parts = tuple(model(src, src_lengths, tgt_in, need_attention=need_attention) for model in members)
         weights = [part.attention for part in parts if part.attention is not None]
@@ -121,24 +121,24 @@ class Ensemble:
         return EnsembleDecoded(torch.cat([part.hidden for part in parts], -1), attention, parts)
 
     def attended(self, decoded: EnsembleDecoded) -> Tensor:
-        """How many source positions have a weight at each step [batch, tgt]: the mean of the models' counts."""
+        """Count source positions with a weight at each step [batch, tgt]: the mean of the models' counts."""
         members: list[Any] = self.models
         return torch.stack([m.attended(part) for m, part in zip(members, decoded.parts, strict=True)]).mean(0)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """All parameters of all models."""
+        """Yield all parameters of all models."""
         for model in self.models:
             if hasattr(model, "parameters"):
                 yield from model.parameters()
 
     def modules(self) -> Iterator[nn.Module]:
-        """All modules of all models."""
+        """Yield all modules of all models."""
         for model in self.models:
             if hasattr(model, "modules"):
                 yield from model.modules()
 
     def eval(self) -> Ensemble:
-        """Every model without dropout. Searches see to it themselves, and undo it."""
+        """Turn off dropout in every model. Searches see to it themselves, and undo it."""
         for model in self.models:
             if hasattr(model, "eval"):
                 model.eval()
@@ -151,7 +151,7 @@ class Ensemble:
         return _States(tuple(model.start(part) for model, part in zip(self.models, memory, strict=True)))
 
     def step(self, state: _States, token: Tensor) -> Step:
-        """Scores are the logarithms [batch, d_vocab] of the mean probabilities; attention [batch, src] is the mean."""
+        """Make a step: scores are logarithms [batch, d_vocab] of mean probabilities, attention [batch, src] is mean."""
         steps = [model.step(part, token) for model, part in zip(self.models, state.parts, strict=True)]
         each = [model.output.log_probs(step.scores) for model, step in zip(self.models, steps, strict=True)]
         attention = torch.stack([step.attention for step in steps]).mean(0)

@@ -20,7 +20,7 @@ WINDOW = 16  # sources searched together: each may have to hold the states of `b
 
 
 class _Open(NamedTuple):
-    """A prefix in a queue, and where its state lies. Queues compare the first two fields alone."""
+    """A prefix in a queue, and its row in a decoder state. Queues compare the first two fields alone."""
 
     cost: float
     number: int  # of equal prefixes the one found first comes first
@@ -43,10 +43,10 @@ class _Queue(Search):
         return super().result(normalized, n_best)
 
     def pop(self, n_best: int | None, normalized: bool) -> list[_Open]:
-        """The best prefixes, as many as are expanded at once; none if the search of this source is over."""
-        proved = nth_best(self.finished, n_best) if n_best and normalized else -math.inf
+        """Remove and return the best prefixes, as many as are expanded at once; none if this search is over."""
+        threshold = nth_best(self.finished, n_best) if n_best and normalized else -math.inf
         chunk: list[_Open] = []
-        while self.heap and self.budget and len(chunk) < CHUNK and -self.heap[0].cost > proved:
+        while self.heap and self.budget and len(chunk) < CHUNK and -self.heap[0].cost > threshold:
             chunk.append(heapq.heappop(self.heap))
             self.budget -= 1
         return chunk
@@ -71,7 +71,7 @@ def exhaustive(
     max_length: int | None = None,
     keep_attention: bool = False,
 ) -> list[Result]:
-    """Every output with a probability, best first, by expanding the most probable prefixes again and again.
+    """Find every output with a probability, best first, by expanding the most probable prefixes again and again.
 
     It ends when no prefix is left (the result is `complete`, its probabilities sum to 1), when the `n_best` best are
     proved, or when `budget` prefixes of a source have been expanded: then `bound` says how probable anything missing
@@ -157,10 +157,10 @@ def _push(
     numbers: itertools.count[int],
 ) -> None:
     """Queue the prefixes of one token more, with totals [prefixes, d_vocab] from row `first` of the expansion on."""
-    for place, prefix in enumerate(prefixes):
-        if prefix.length + 2 > queue.limit and totals[place].max() > -math.inf:
-            queue.give_up(float(totals[place].max()))  # one token longer it could not even end
-            totals[place] = -torch.inf
+    for parent, prefix in enumerate(prefixes):
+        if prefix.length + 2 > queue.limit and totals[parent].max() > -math.inf:
+            queue.give_up(float(totals[parent].max()))  # one token longer it could not even end
+            totals[parent] = -torch.inf
     flat, width = totals.flatten(), totals.shape[-1]
     index = (flat > -torch.inf).nonzero().squeeze(-1)
     if len(index) > queue.budget:  # more than can ever be expanded
@@ -170,17 +170,17 @@ def _push(
     children = list(zip(index.tolist(), flat[index].tolist(), strict=True))
     if not children:
         return
-    places = sorted({i // width for i, _ in children})
-    state = state.select(torch.tensor([first + place for place in places], device=totals.device))
-    rows = {place: row for row, place in enumerate(places)}
+    parents = sorted({i // width for i, _ in children})
+    state = state.select(torch.tensor([first + parent for parent in parents], device=totals.device))
+    rows = {parent: row for row, parent in enumerate(parents)}
     for i, total in children:
-        place, token = divmod(i, width)
-        longer = expansion.extend(prefixes[place], first + place, token, total)
-        queue.push(_Open(-total, next(numbers), longer, state, rows[place]))
+        parent, token = divmod(i, width)
+        longer = expansion.extend(prefixes[parent], first + parent, token, total)
+        queue.push(_Open(-total, next(numbers), longer, state, rows[parent]))
 
 
 def _by_state(chunk: list[_Open]) -> list[_Open]:
-    """Those of one state next to each other."""
+    """Sort prefixes so that those of one state stand next to each other."""
     groups: dict[int, list[_Open]] = {}
     for item in chunk:
         groups.setdefault(id(item.state), []).append(item)
@@ -188,6 +188,6 @@ def _by_state(chunk: list[_Open]) -> list[_Open]:
 
 
 def _states(rows: list[_Open], device: torch.device) -> Any:
-    """One state of the rows that lie in several."""
+    """Gather rows that lie in several states into one state."""
     groups = [list(group) for _, group in itertools.groupby(rows, key=lambda item: id(item.state))]
     return join([group[0].state.select(torch.tensor([i.row for i in group], device=device)) for group in groups])

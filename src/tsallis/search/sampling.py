@@ -20,7 +20,7 @@ def sample(
     max_length: int | None = None,
     generator: torch.Generator | None = None,
 ) -> list[list[tuple[int, ...] | None]]:
-    """`n` outputs drawn from the model for every source, token by token; what is impossible is never drawn.
+    """Draw `n` outputs from the model for every source, token by token; what is impossible is never drawn.
 
     None stands where a draw met a dead end or the length limit, so that the frequencies of all others stay those of
     the model. Values that don't sum to 1 (alpha-ReLU) are drawn in proportion at every step.
@@ -47,10 +47,10 @@ def sample(
     batch = src.shape[0]
     if batch == 0:
         return []
-    drawn: list[tuple[int, ...] | None] = [None] * (batch * n)
-    prefixes: list[list[int]] = [[] for _ in drawn]
+    outputs: list[tuple[int, ...] | None] = [None] * (batch * n)
+    prefixes: list[list[int]] = [[] for _ in outputs]
     limits = [step_limit(length, max_length) for length in src_lengths.tolist()]
-    rows = list(range(len(drawn)))
+    rows = list(range(len(outputs)))
     with evaluating(model):
         state = model.start(model.encode(src, src_lengths))
         state = state.select(torch.arange(batch, device=src.device).repeat_interleave(n))
@@ -61,18 +61,18 @@ def sample(
             going = []
             for i, (row, token, alive) in enumerate(zip(rows, draws.tolist(), possible.tolist(), strict=True)):
                 if alive and token == EOS:
-                    drawn[row] = tuple(prefixes[row])
+                    outputs[row] = tuple(prefixes[row])
                 elif alive and len(prefixes[row]) + 2 <= limits[row // n]:
                     prefixes[row].append(token)
                     going.append(i)
             rows = [rows[i] for i in going]
             index = torch.tensor(going, dtype=torch.long, device=src.device)
             state, tokens = state.select(index), draws[index]
-    return [drawn[i * n : (i + 1) * n] for i in range(batch)]
+    return [outputs[i * n : (i + 1) * n] for i in range(batch)]
 
 
 def _draw(log_probs: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """A token a row [rows], and whether the row had any that is possible."""
+    """Draw a token a row [rows], and tell of each row whether it had any that is possible."""
     possible = (log_probs > -torch.inf).any(-1)
     weights = torch.where(possible.unsqueeze(-1), log_probs, 0).softmax(-1)
     return torch.multinomial(weights, 1, generator=generator).squeeze(-1), possible

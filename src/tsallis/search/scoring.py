@@ -1,4 +1,4 @@
-"""How probable given outputs are."""
+"""Log-probabilities of given outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tsallis.search.step import advance, evaluating
 
 @torch.no_grad()
 def score(model: Decoder, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
-    """Log-probabilities [batch] of given outputs in float64, -inf where the model holds one impossible.
+    """Compute the log-probabilities [batch] of given outputs in float64, -inf where the model holds one impossible.
 
     The same steps as in search: an output that was found scores what the search reported.
 
@@ -44,7 +44,7 @@ def score(model: Decoder, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_
         state = model.start(model.encode(src, src_lengths))
         for token, gold in zip(tgt_in.unbind(1), tgt_out.unbind(1), strict=True):
             log_probs, _, state = advance(model, state, token, range(len(src)))  # [batch, d_vocab]
-            counted = gold != IGNORED
-            found = log_probs.gather(-1, torch.where(counted, gold, 0).unsqueeze(-1)).squeeze(-1)
-            total = total + torch.where(counted, found, 0)
+            mask = gold != IGNORED
+            log_prob = log_probs.gather(-1, torch.where(mask, gold, 0).unsqueeze(-1)).squeeze(-1)
+            total = total + torch.where(mask, log_prob, 0)
     return total

@@ -1,4 +1,4 @@
-"""What all searches share: prefixes that know where they came from, and one checked step of a model."""
+"""The common base of all searches: prefixes linked to their parents, and one checked step of a model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Prefix:
     attention: Tensor | None = None  # [src]
 
     def chain(self) -> list[Prefix]:
-        """The prefixes of one token, of two, and so on to this one."""
+        """Return the prefixes of one token, of two, and so on to this one."""
         chain: list[Prefix] = []
         node = self
         while node.parent is not None:
@@ -40,7 +40,7 @@ class Prefix:
 
 @dataclass(kw_only=True)
 class Search:
-    """What is known so far of one source."""
+    """The state of the search of one source: its finished outputs, and the bound on those given up."""
 
     src_length: int
     limit: int  # steps, the end's step included
@@ -58,7 +58,7 @@ class Search:
 
 
 class Expansion:
-    """All that may follow the prefixes of a step: log-probabilities, and what their rows looked at."""
+    """All that may follow the prefixes of a step: log-probabilities, and the attention of their rows."""
 
     def __init__(self, attention: Tensor, log_probs: Tensor, keep: bool) -> None:
         self.log_probs = log_probs  # [rows, d_vocab]
@@ -67,7 +67,7 @@ class Expansion:
         self.attention = attention if keep else None
 
     def totals(self, prefixes: Sequence[Prefix]) -> tuple[Tensor, list[float]]:
-        """Log-probabilities [rows, d_vocab] of each prefix and one more token, and of its end, which is -inf there."""
+        """Return log-probabilities [rows, d_vocab] of prefixes and one more token, and of their ends, -inf there."""
         before = torch.tensor([p.log_prob for p in prefixes], dtype=torch.float64).to(self.log_probs.device)
         totals = before.unsqueeze(-1) + self.log_probs
         ends: list[float] = totals[:, EOS].tolist()
@@ -91,22 +91,22 @@ class Expansion:
 
 
 def advance(model: Decoder, state: Any, token: Tensor, sources: Sequence[int]) -> tuple[Tensor, Tensor, Any]:
-    """One step: log-probabilities [rows, d_vocab] in float64, attention [rows, src] and the state after it.
+    """Make one step: log-probabilities [rows, d_vocab] in float64, attention [rows, src] and the state after it.
 
     Raises:
         ValueError: probabilities that are NaN. A search that took them for zeros would prove what is not so.
     """
     step = model.step(state, token)
     log_probs = model.output.log_probs(step.scores)
-    wrong = log_probs.isnan().any(-1)
-    if wrong.any():
-        bad = sorted({source for source, nan in zip(sources, wrong.tolist(), strict=True) if nan})
+    has_nan = log_probs.isnan().any(-1)
+    if has_nan.any():
+        bad = sorted({source for source, nan in zip(sources, has_nan.tolist(), strict=True) if nan})
         raise ValueError(f"the model's probabilities are NaN for source {bad[0]} of the batch (counted from 0)")
     return log_probs, step.attention, step.state
 
 
 def step_limit(src_length: int, max_length: int | None) -> int:
-    """Steps of the longest output allowed, its end included."""
+    """Return the steps of the longest output allowed, its end included."""
     return (2 * src_length + 20 if max_length is None else max_length) + 1
 
 
@@ -118,7 +118,7 @@ def at_least_one(**sizes: int | None) -> None:
 
 
 def nth_best(finished: Sequence[Hypothesis], n: int) -> float:
-    """The log-probability of the n-th best hypothesis, -inf where there are fewer."""
+    """Return the log-probability of the n-th best hypothesis, -inf where there are fewer."""
     if len(finished) < n:
         return -math.inf
     return sorted((h.log_prob for h in finished), reverse=True)[n - 1]
@@ -126,7 +126,7 @@ def nth_best(finished: Sequence[Hypothesis], n: int) -> float:
 
 @contextlib.contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """The model without dropout, and afterwards every part of it as it was."""
+    """Turn off the model's dropout while the context lasts, and leave every part of it as it was."""
     training = [m for m in model.modules() if m.training] if hasattr(model, "modules") else []
     if training:
         model.eval()

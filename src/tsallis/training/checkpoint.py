@@ -85,7 +85,7 @@ class Checkpoints:
         return index
 
     def _in_order(self) -> Index:
-        """The index, compared with the folders it names and with what this process wrote last."""
+        """Return the index, compared with the folders it names and with what this process wrote last."""
         path = self.folder / INDEX
         if self.written is not None and not is_regular(path):
             content = json.dumps(as_json(self.written))
@@ -125,11 +125,11 @@ class Checkpoints:
             before = self._write(
                 index, name, {MODEL: safetensors.torch.save(_once(model)), TRAINING: stream.getvalue()}, facts
             )
-            kept = (*index.kept, name) if validated else index.kept
+            history = (*index.kept, name) if validated else index.kept
             changes = {
                 "last": name,
                 "best": name if best or index.best is None else index.best,
-                "kept": kept[-self.keep :],
+                "kept": history[-self.keep :],
                 "finished": finished,
             }
             self._replace(before, before.model_copy(update=changes))
@@ -157,8 +157,8 @@ class Checkpoints:
     def _replace(self, before: Index, index: Index) -> Index:
         """Write an index; what `before` named and it does not may be removed from then on."""
         discard = {*before.names, *index.discard} - index.names
-        present = {name for name in discard if name not in before.discard or os.path.lexists(self.folder / name)}
-        index = Index.model_validate({**dict(index), "discard": tuple(sorted(present))})
+        folders = {name for name in discard if name not in before.discard or os.path.lexists(self.folder / name)}
+        index = Index.model_validate({**dict(index), "discard": tuple(sorted(folders))})
         write_atomic(self.folder / INDEX, json.dumps(as_json(index), indent=1))
         self.written = index
         return index
@@ -170,14 +170,14 @@ class Checkpoints:
             InputError: fewer checkpoints than asked for, damaged ones, or ones of different models.
         """
         with writing(self.folder, self.lock):
-            if not (kept := self.index().kept):
+            if not (candidates := self.index().kept):
                 raise InputError(f"{self.folder}: no validated checkpoint was kept yet")
-            if last is not None and not 1 <= last <= len(kept):
+            if last is not None and not 1 <= last <= len(candidates):
                 raise InputError(
-                    f"{self.folder}: {len(kept)} validated checkpoints were kept, {last} are to be averaged"
+                    f"{self.folder}: {len(candidates)} validated checkpoints were kept, {last} are to be averaged"
                 )
             index = self.open()
-            names = list(kept[-last:] if last is not None else kept)
+            names = list(candidates[-last:] if last is not None else candidates)
             mean = self._mean(names)
             facts = {**dict(self._manifest(names[-1])), "of": names, "metrics": {}}
             folder = f"average-{names[0].removeprefix('step-')}-{names[-1].removeprefix('step-')}"
@@ -211,13 +211,13 @@ class Checkpoints:
                 remove_leftovers(self.folder, (INDEX,))
 
     def _folders(self) -> list[Path]:
-        """All that may be checkpoints: folders, not links, by their names."""
+        """Return all that may be checkpoints: folders, not links, by their names."""
         if not self.folder.is_dir():
             return []
         return sorted(p for p in self.folder.iterdir() if FOLDER.fullmatch(p.name) and is_folder(p))
 
     def _is_part(self, path: Path) -> bool:
-        """Whether a folder is what a kill leaves of a checkpoint: nothing but our files, and no manifest."""
+        """Tell whether a folder is what a kill leaves of a checkpoint: nothing but our files, and no manifest."""
         return is_folder(path) and all(
             (p.name in (MODEL, TRAINING) and is_regular(p)) or is_leftover(p, FILES) for p in path.iterdir()
         )
@@ -238,7 +238,7 @@ class Checkpoints:
         )
 
     def _proposal(self) -> str:
-        """What an index may be, as far as the manifests tell."""
+        """Propose the content of a missing index, as far as the manifests tell."""
         steps: dict[str, Manifest] = {}
         for path in self._folders():
             if path.name.startswith("step-") and is_regular(path / MANIFEST):
@@ -269,9 +269,9 @@ class Checkpoints:
         Raises:
             InputError: as :meth:`load`.
         """
-        _, stored, _ = self.load(which)
+        _, parameters, _ = self.load(which)
         shared = model.shared_parameters() if hasattr(model, "shared_parameters") else {}
-        return {**stored, **{alias: stored[key] for alias, key in shared.items() if key in stored}}
+        return {**parameters, **{alias: parameters[key] for alias, key in shared.items() if key in parameters}}
 
     def _load(self, name: str) -> dict[str, Tensor]:
         path, blob = self.folder / name / MODEL, self._read(name, MODEL)
@@ -337,14 +337,14 @@ def _step(name: str) -> int:
 
 
 def _worth(metrics: Mapping[str, Any]) -> tuple[float, float]:
-    """How good a checkpoint is: by the first score of the development set, then by its loss."""
+    """Return the sort key of a checkpoint: the first score of the development set, then its negative loss."""
     numbers = {k: v for k, v in metrics.items() if k.startswith("dev_") and isinstance(v, (int, float))}
     loss = numbers.pop("dev_loss", 0.0)
     return next(iter(numbers.values()), float("-inf")), -loss
 
 
 def _canonical(value: Any) -> Any:
-    """Equal values as equal bytes: pickle tells a list from a tuple, and what is the same object from what is equal."""
+    """Make equal values pickle to equal bytes: pickle tells lists from tuples, and identical from equal objects."""
     if isinstance(value, dict):
         return {_canonical(key): _canonical(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -353,8 +353,8 @@ def _canonical(value: Any) -> Any:
 
 
 def _once(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Without the second name of a tensor that has several."""
-    first: dict[tuple[int, tuple[int, ...]], str] = {}
+    """Drop all names but the first of a tensor that has several."""
+    names: dict[tuple[int, tuple[int, ...]], str] = {}
     for name, value in parameters.items():
-        first.setdefault((value.data_ptr() if value.numel() else -len(first), tuple(value.shape)), name)
-    return {name: parameters[name].contiguous() for name in first.values()}
+        names.setdefault((value.data_ptr() if value.numel() else -len(names), tuple(value.shape)), name)
+    return {name: parameters[name].contiguous() for name in names.values()}

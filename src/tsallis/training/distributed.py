@@ -29,7 +29,7 @@ class CommonError(InputError):
 
 @dataclass(frozen=True)
 class World:
-    """Which process this is, and of how many.
+    """The rank of this process, the number of processes, and its device.
 
     >>> World().main, World().sum(2.5, 1)
     (True, (2.5, 1.0))
@@ -41,11 +41,11 @@ class World:
 
     @property
     def main(self) -> bool:
-        """Whether this process decides and writes."""
+        """True for the process that decides and writes."""
         return self.rank == 0
 
     def sum(self, *numbers: float) -> tuple[float, ...]:
-        """Over all processes, in float64."""
+        """Sum numbers over all processes, in float64."""
         if self.size == 1:
             return tuple(float(n) for n in numbers)
         total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
@@ -53,7 +53,7 @@ class World:
         return tuple(total.tolist())
 
     def obey(self, decision: Any = None) -> Any:
-        """What the first process decided."""
+        """Broadcast the decision of the first process, and return it."""
         if self.size == 1:
             return decision
         box = [decision]
@@ -61,7 +61,7 @@ class World:
         return box[0]
 
     def gather(self, part: Any) -> list[Any]:
-        """The parts of all processes, in their order; every process gets them."""
+        """Return the parts of all processes, in their order; every process gets them."""
         if self.size == 1:
             return [part]
         parts: list[Any] = [None] * self.size
@@ -69,22 +69,22 @@ class World:
         return parts
 
     def together(self, work: Callable[[], T]) -> T:
-        """What `work` gives each process.
+        """Run `work` on all processes, and return to each its own result.
 
         Raises:
             CommonError: on all processes, if one of them found a mistake: the first such one's.
         """
         if self.size == 1:
             return work()
-        found, mistake = None, None
+        result, mistake = None, None
         try:
-            found = work()
+            result = work()
         except InputError as error:
             mistake = error
         mistakes = [text for text in self.gather(None if mistake is None else str(mistake)) if text is not None]
         if mistakes:
             raise CommonError(mistakes[0]) from mistake
-        return found  # type: ignore[return-value]
+        return result  # type: ignore[return-value]
 
     def on_main(self, work: Callable[[], object]) -> None:
         """Let the first process do what it alone may do; the others wait until it is done.
@@ -117,12 +117,12 @@ class World:
                 blind = path.read_text(encoding="ascii") != token
             except (OSError, ValueError):
                 blind = True
-            places = self.gather(f"process {self.rank} on {socket.gethostname()}" if blind else None)
+            processes = self.gather(f"process {self.rank} on {socket.gethostname()}" if blind else None)
         finally:
             if self.main:
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
-        if lacking := [place for place in places if place is not None]:
+        if lacking := [process for process in processes if process is not None]:
             raise CommonError(
                 f"{folder.absolute()}: {', '.join(lacking)} does not see this run folder; "
                 "every process must see the same one"
@@ -131,7 +131,7 @@ class World:
 
 @contextlib.contextmanager
 def joined(device: str = "auto") -> Iterator[World]:
-    """This process's place among those `torchrun` started; without it, a world of one.
+    """Join the processes that `torchrun` started, and yield this one's rank among them; without it, a world of one.
 
     Args:
         device: "cpu", "cuda", or "auto": a GPU where there is one.
@@ -158,12 +158,12 @@ def joined(device: str = "auto") -> Iterator[World]:
                 "(torchrun --nproc-per-node), or with --device cpu"
             )
         torch.cuda.set_device(local)
-    place = torch.device(kind, local) if kind == "cuda" else torch.device("cpu")
+    torch_device = torch.device(kind, local) if kind == "cuda" else torch.device("cpu")
     dist.init_process_group(
-        "nccl" if kind == "cuda" else "gloo", timeout=PATIENCE, device_id=place if kind == "cuda" else None
+        "nccl" if kind == "cuda" else "gloo", timeout=PATIENCE, device_id=torch_device if kind == "cuda" else None
     )
     try:
-        yield World(dist.get_rank(), dist.get_world_size(), place)
+        yield World(dist.get_rank(), dist.get_world_size(), torch_device)
     except RuntimeError as error:
         if _is_lost(error):
             raise InputError(
@@ -175,7 +175,7 @@ def joined(device: str = "auto") -> Iterator[World]:
 
 
 def _is_lost(error: RuntimeError) -> bool:
-    """Whether an error says that a process this one talks to is gone."""
+    """Tell whether an error says that a process this one talks to is gone."""
     text = str(error).lower()
     return isinstance(error, dist.DistBackendError) or any(
         sign in text for sign in ("connection closed", "connection reset", "broken pipe", "timed out")

@@ -33,7 +33,7 @@ PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """How gradients are made and followed."""
+    """The settings of one update: clipping, optimizer, precision and strategy."""
 
     clip: float = 5.0  # largest norm of the gradient
     label_smoothing: float = 0.0
@@ -45,7 +45,7 @@ class EngineSettings:
 
 
 class Look(NamedTuple):
-    """What a model does on one batch, summed over its symbols."""
+    """Accuracy and sparsity of a model on one batch, summed over its symbols."""
 
     accuracy: Tensor  # symbols that are the most probable
     supported: Tensor  # symbols with a probability
@@ -64,7 +64,7 @@ class Objective(nn.Module):
         self.look: Look | None = None
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
-        """The loss, summed over the target symbols that count."""
+        """Return the loss, summed over the target symbols that count."""
         model: Any = self.model
         tgt_out = torch.where(counted(tgt_out), tgt_out, IGNORED)
         decoded = model(src, src_lengths, tgt_in)
@@ -76,17 +76,17 @@ class Objective(nn.Module):
 
 @torch.no_grad()
 def look(model: Any, decoded: Any, tgt_out: Tensor) -> Look:
-    """Accuracy and sparsity of given outputs."""
-    known = counted(tgt_out)
-    scores = model.output.scores(decoded.hidden[known]).float()  # [symbols, d_vocab]
+    """Compute accuracy and sparsity with teacher forcing."""
+    mask = counted(tgt_out)
+    scores = model.output.scores(decoded.hidden[mask]).float()  # [symbols, d_vocab]
     probs = model.output.probs(scores)
-    possible = scores.masked_fill(scores == -torch.inf, 0)
+    finite_scores = scores.masked_fill(scores == -torch.inf, 0)
     return Look(
-        (probs.argmax(-1) == tgt_out[known]).sum().double(),
+        (probs.argmax(-1) == tgt_out[mask]).sum().double(),
         (probs > 0).sum().double(),
-        model.attended(decoded)[known].double().sum(),
-        possible.norm(dim=-1).double().sum(),
-        known.sum().double(),
+        model.attended(decoded)[mask].double().sum(),
+        finite_scores.norm(dim=-1).double().sum(),
+        mask.sum().double(),
     )
 
 
@@ -126,7 +126,7 @@ class Engine:
         return nn.parallel.DistributedDataParallel(self.objective, device_ids=ids)
 
     def _shard(self) -> nn.Module:
-        """FSDP2: every layer a group of its own, the rest with the root; so are layers that share parameters."""
+        """Shard by FSDP2: every layer is a group; layers that share parameters go with the root, like the rest."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -148,7 +148,7 @@ class Engine:
     def update(
         self, batches: Sequence[Batch], own: int, count: int, rate: float, looking: bool = False
     ) -> tuple[int, Tensor]:
-        """One step of the optimizer.
+        """Make one step of the optimizer.
 
         Args:
             batches: of this process, at least one.
@@ -166,11 +166,11 @@ class Engine:
             group["lr"] = rate * group["factor"]
         self.optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        for place in range(count):
-            counts = place < own
-            self.objective.looking = looking and place == 0
-            with self._syncing(last=place == count - 1):
-                loss = self._loss(batches[place if counts else 0])
+        for index in range(count):
+            counts = index < own
+            self.objective.looking = looking and index == 0
+            with self._syncing(last=index == count - 1):
+                loss = self._loss(batches[index if counts else 0])
                 # Gradients are averaged over processes: times their number, the loss is divided by symbols alone.
                 (loss * (self.world.size / max(symbols, 1) if counts else 0.0)).backward()
             total += loss.detach() if counts else 0
@@ -180,7 +180,7 @@ class Engine:
 
     @property
     def look(self) -> Look | None:
-        """What the last pass saw that looked."""
+        """The statistics of the last pass that recorded them."""
         return self.objective.look
 
     def _loss(self, batch: Batch) -> Tensor:
@@ -195,7 +195,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _syncing(self, last: bool) -> Iterator[None]:
-        """Gradients are exchanged once an update, with its last pass."""
+        """Exchange gradients once an update, with its last pass."""
         if self.sharded:
             cast(Any, self.module).set_requires_gradient_sync(last)
         elif self.world.size > 1 and not last:
@@ -205,19 +205,19 @@ class Engine:
         yield
 
     def plain(self) -> nn.Module:
-        """The model as one process holds it, for search and evaluation: itself, or a whole copy of a sharded one."""
+        """Return the model for search and evaluation in one process: itself, or a whole copy of a sharded one."""
         if not self.sharded:
             return self.model
-        whole = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
+        state = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
         model: Any = type(self.model)(**cast(Any, self.model).arguments)
         if hasattr(model, "gallery"):  # no parameter, and not to be copied
             model.gallery = cast(Any, self.model).gallery
-        model.to(self.world.device, next(self.model.parameters()).dtype).load_state_dict(whole)
+        model.to(self.world.device, next(self.model.parameters()).dtype).load_state_dict(state)
         plain: nn.Module = model.eval()
         return plain
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Parameters and optimizer, whole and on the CPU; empty on processes other than the first, where sharded.
+        """Return parameters and optimizer, whole and on the CPU; if sharded, empty on processes other than the first.
 
         A parameter that has several names is there once.
         """
@@ -227,7 +227,7 @@ class Engine:
         return model, dict(get_optimizer_state_dict(self.model, self.optimizer, options=options))
 
     def load(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> None:
-        """What :meth:`state` gave, from any number of processes; every process brings it.
+        """Load what :meth:`state` gave, from any number of processes; every process brings it.
 
         Raises:
             InputError: parameters or moments that are not of this model.
@@ -237,10 +237,10 @@ class Engine:
         parameters: dict[str, Any] = {name: model[name] for name in self._names()}
         options = StateDictOptions(full_state_dict=True, strict=False)  # the other names of parameters are left out
         set_model_state_dict(self.model, parameters, options=options)
-        # How gradients are followed is the settings' matter, whatever was stored.
+        # The settings determine the options of the optimizer, whatever was stored.
         own = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-        stored = zip(own, optimizer["param_groups"], strict=True)
-        groups = [{**group, "params": list(names["params"])} for group, names in stored]
+        pairs = zip(own, optimizer["param_groups"], strict=True)
+        groups = [{**group, "params": list(names["params"])} for group, names in pairs]
         set_optimizer_state_dict(
             self.model, self.optimizer, {"state": dict(optimizer["state"]), "param_groups": groups}, options=options
         )
@@ -259,12 +259,16 @@ class Engine:
             if model[name].shape != shapes[name]:
                 raise InputError(f"the stored {name} has the shape {list(model[name].shape)}, not {list(shapes[name])}")
         groups = [group.get("params") for group in optimizer["param_groups"]]
-        stored = [name for group in groups if isinstance(group, list) for name in group if isinstance(name, str)]
-        known = {name for name, _ in self.model.named_parameters()}
+        stored_names = [name for group in groups if isinstance(group, list) for name in group if isinstance(name, str)]
+        parameter_names = {name for name, _ in self.model.named_parameters()}
         sizes = [len(group["params"]) for group in self.optimizer.param_groups]
-        if [len(group or ()) for group in groups] != sizes or not set(stored) <= known or len(stored) != sum(sizes):
+        if (
+            [len(group or ()) for group in groups] != sizes
+            or not set(stored_names) <= parameter_names
+            or len(stored_names) != sum(sizes)
+        ):
             raise InputError("the stored optimizer is not of this model's parameters")
-        for name in stored:
+        for name in stored_names:
             moments = optimizer["state"].get(name)
             if not isinstance(moments, dict) or not all(
                 isinstance(moments.get(kind), Tensor) and moments[kind].shape == shape
@@ -273,10 +277,10 @@ class Engine:
                 raise InputError(f"the stored optimizer's state of {name} is not that of a parameter of this shape")
 
     def _names(self) -> list[str]:
-        """Names of parameters, each once."""
+        """Return the names of parameters, each once."""
         return [name for name in self.model.state_dict() if name not in self._shared()]
 
     def _shared(self) -> dict[str, str]:
-        """Names of parameters that have another one, with that one."""
+        """Return the names of parameters that have another one, with that one."""
         find = getattr(self.model, "shared_parameters", dict)
         return dict(find())

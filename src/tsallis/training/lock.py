@@ -1,4 +1,4 @@
-"""A run folder is one process's alone, and the one it was: a folder that was moved away is noticed before a write."""
+"""The lock on a run folder: one process holds it, and notices before a write that its folder was moved away."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Lock:
         Raises:
             InputError: its lock is not the one that is held.
         """
-        held = os.fstat(self.handle)
+        expected = os.fstat(self.handle)
         try:
-            there = os.stat(self.folder / LOCK, follow_symlinks=False)
+            actual = os.stat(self.folder / LOCK, follow_symlinks=False)
         except OSError:
-            there = None
-        if there is None or (there.st_dev, there.st_ino) != (held.st_dev, held.st_ino):
+            actual = None
+        if actual is None or (actual.st_dev, actual.st_ino) != (expected.st_dev, expected.st_ino):
             raise InputError(
                 f"{self.folder}: the run folder (or its {LOCK}) was moved or removed while it was in use; "
                 "where it is whole, the same command goes on from its last checkpoint"

@@ -88,12 +88,12 @@ class Log:
             except FileNotFoundError as error:
                 raise self._interference("was removed") from error
             try:
-                found = os.fstat(handle)
-                if not stat.S_ISREG(found.st_mode):
+                status = os.fstat(handle)
+                if not stat.S_ISREG(status.st_mode):
                     raise InputError(f"{self.path}: can't be written: expected a file, found a fifo or a device")
-                if self.size not in (None, found.st_size):
-                    raise self._interference(f"has {found.st_size} bytes, {self.size} were written: it was changed")
-                if found.st_size > position:
+                if self.size not in (None, status.st_size):
+                    raise self._interference(f"has {status.st_size} bytes, {self.size} were written: it was changed")
+                if status.st_size > position:
                     os.ftruncate(handle, position)
                 os.lseek(handle, position, os.SEEK_SET)
                 try:
@@ -120,7 +120,7 @@ class Log:
         return [event.model_dump(exclude_unset=True) for _, event in self._lines()]
 
     def _lines(self, position: int | None = None) -> list[tuple[bytes, Event]]:
-        """Lines with what they say, up to a position; the end of a file that was not written to its end is left out."""
+        """Return lines with their events, up to a position; an unfinished last line is left out."""
         blob = read_file(self.path)[:position]
         lines = [line + b"\n" for line in blob.split(b"\n")[:-1]]
         if position is not None and sum(map(len, lines)) != position:

@@ -1,4 +1,4 @@
-"""What a training shows while it runs: one bar an epoch, one line a validation."""
+"""The display of a running training: one bar an epoch, one line a validation."""
 
 from __future__ import annotations
 

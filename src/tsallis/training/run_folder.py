@@ -44,7 +44,7 @@ CONFIG, MODEL, TASK = "config.yaml", "model.json", "task.json"
 Symbols = Vocabulary | Subwords
 SYMBOLS: dict[str, type[Vocabulary] | type[Subwords]] = {"vocab.json": Vocabulary, "model": Subwords}  # by file ending
 ESTIMATED = ("tau",)  # arguments worked out from the data, which another machine rounds differently
-# What the constructors of models raise for arguments of a wrong kind or size.
+# Errors that constructors of models raise for arguments of a wrong kind or size.
 REFUSALS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError, MemoryError)
 
 
@@ -61,7 +61,7 @@ class Run:
 
 
 def load_run(folder: Path | str, which: str = "best") -> Run:
-    """The model of a run folder, ready for search.
+    """Load the model of a run folder, ready for search.
 
     Raises:
         InputError: a folder that is no run, a damaged checkpoint, vocabularies that aren't the model's, weights that
@@ -81,7 +81,7 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
 
 
 def _vocabularies(folder: Path, record: ModelRecord) -> tuple[Symbols, Symbols]:
-    """Those the model was trained with."""
+    """Load the source and target vocabularies the model was trained with."""
     loaded = []
     for name in ("src", "tgt"):
         path, vocabulary = _load_symbols(folder, name)
@@ -97,33 +97,36 @@ def _vocabularies(folder: Path, record: ModelRecord) -> tuple[Symbols, Symbols]:
     return loaded[0], loaded[1]
 
 
-def _model_of(path: Path, record: ModelRecord, stored: dict[str, Tensor], misfit: str) -> Any:
-    """The model with its parameters. Its outline is built first, which takes no memory: arguments that are not those
-    of the stored parameters may ask for any amount of it."""
+def _model_of(path: Path, record: ModelRecord, parameters: dict[str, Tensor], misfit: str) -> Any:
+    """Build the model with its parameters.
+
+    Its outline is built first, which takes no memory: arguments that are not those of the stored parameters may ask for
+    any amount of it.
+    """
     for key in LAYERS:
-        if (layers := record.arguments.get(key) or 0) > len(stored):
-            raise InputError(f"{misfit}: {key} {layers}, and {len(stored)} parameters")
+        if (layers := record.arguments.get(key) or 0) > len(parameters):
+            raise InputError(f"{misfit}: {key} {layers}, and {len(parameters)} parameters")
     description = {"class": record.name, "arguments": record.arguments}
     with torch.device("meta"):
         outline = build_model(description, path)
-    _compare(outline, stored, misfit)
+    _compare(outline, parameters, misfit)
     model = build_model(description, path)
-    model.load_state_dict({**stored, **{alias: stored[key] for alias, key in _shared(model).items()}})
+    model.load_state_dict({**parameters, **{alias: parameters[key] for alias, key in _shared(model).items()}})
     return model.eval()
 
 
-def _compare(model: Any, stored: Mapping[str, Tensor], misfit: str) -> None:
+def _compare(model: Any, parameters: Mapping[str, Tensor], misfit: str) -> None:
     """See that parameters are those of a model, by their names and shapes."""
     aliases = _shared(model).keys()
     shapes = {name: list(value.shape) for name, value in model.state_dict().items()}
-    for name in sorted((shapes.keys() | stored.keys()) - aliases):
-        expected, found = shapes.get(name), list(stored[name].shape) if name in stored else None
-        if expected != found:
-            raise InputError(f"{misfit}: {name} of shape {found or 'none'}, expected {expected or 'none'}")
+    for name in sorted((shapes.keys() | parameters.keys()) - aliases):
+        expected, shape = shapes.get(name), list(parameters[name].shape) if name in parameters else None
+        if expected != shape:
+            raise InputError(f"{misfit}: {name} of shape {shape or 'none'}, expected {expected or 'none'}")
 
 
 def _shared(model: Any) -> dict[str, str]:
-    """Names of parameters that have another one, with that one."""
+    """Return the names of parameters that have another one, with that one."""
     return dict(model.shared_parameters()) if hasattr(model, "shared_parameters") else {}
 
 
@@ -147,7 +150,7 @@ def _symbols_path(folder: Path, name: str, symbols: Symbols) -> Path:
 
 
 def build_model(description: dict[str, Any], path: Path | str = MODEL) -> Any:
-    """A model from `{"class": ..., "arguments": {...}}`; errors name `path`."""
+    """Build a model from `{"class": ..., "arguments": {...}}`; errors name `path`."""
     name, arguments = description.get("class"), description.get("arguments") or {}
     if not isinstance(name, str) or name not in MODELS:
         raise InputError(f"{path}: unknown class {name!r}, known: {', '.join(MODELS)}")
@@ -167,7 +170,7 @@ def start_run(
     tgt_vocab: Symbols,
     lock: Lock | None = None,
 ) -> bool:
-    """Write what the folder holds besides checkpoints, or check that it is the same run; whether it was there.
+    """Write what the folder holds besides checkpoints, or check that it is the same run; tell whether it was there.
 
     Raises:
         InputError: a folder with something else in it, another configuration, or other data; a file that can't be
@@ -179,12 +182,12 @@ def start_run(
     prints = {name: symbols.fingerprint() for name, symbols in both.items()}
     record = check_record({**description, "vocabularies": prints}, ModelRecord, "model")
     reading = json.dumps(task, indent=1)
-    known = parse_record(reading.encode(), TaskRecord, "task")
+    task_record = parse_record(reading.encode(), TaskRecord, "task")
     names = (MODEL, TASK, CONFIG, *(p.name for p in vocabularies))
     with writing(folder, lock):
         resumed = os.path.lexists(path)
         if resumed:
-            _check_same(folder, config, record, known, vocabularies)
+            _check_same(folder, config, record, task_record, vocabularies)
         else:
             texts = {MODEL: json.dumps(as_json(record), indent=1), TASK: reading}
             if any(not _left_by_a_start(p, texts, vocabularies, names) for p in folder.iterdir()):
@@ -214,11 +217,11 @@ def _check_same(
         check_file(file)
         if type(symbols).load(file) != symbols:
             raise InputError(f"{file}: the training data has changed since the run was started")
-    stored = read_record(folder / MODEL, ModelRecord)
-    for key in sorted((stored.arguments.keys() & record.arguments.keys()).difference(ESTIMATED)):
-        if stored.arguments[key] != record.arguments[key]:
+    saved = read_record(folder / MODEL, ModelRecord)
+    for key in sorted((saved.arguments.keys() & record.arguments.keys()).difference(ESTIMATED)):
+        if saved.arguments[key] != record.arguments[key]:
             raise InputError(
-                f"{folder / MODEL}: {key} is {stored.arguments[key]!r}, {record.arguments[key]!r} by {CONFIG}; "
+                f"{folder / MODEL}: {key} is {saved.arguments[key]!r}, {record.arguments[key]!r} by {CONFIG}; "
                 "restore the file"
             )
     if read_record(folder / TASK, TaskRecord).root.task != task.root.task:
@@ -228,7 +231,7 @@ def _check_same(
 def _left_by_a_start(
     path: Path, texts: Mapping[str, str], vocabularies: Mapping[Path, Symbols], names: tuple[str, ...]
 ) -> bool:
-    """Whether a file is what a start of this very run left that was killed before it wrote the configuration."""
+    """Tell whether a file was left by a start of this very run, killed before it wrote the configuration."""
     if path.name == LOCK or is_leftover(path, names):
         return True
     try:

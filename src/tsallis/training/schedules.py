@@ -9,20 +9,20 @@ class Schedule(Protocol):
     """A learning rate that depends on the step, on the losses of the development set, or on nothing."""
 
     def rate(self, step: int) -> float:
-        """For the update after `step` updates."""
+        """Return the rate of the update after `step` updates."""
         ...
 
     def after_validation(self, loss: float) -> None: ...
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs."""
+        """Return the values that a resumed run needs."""
         ...
 
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
 class Constant:
-    """The same rate always.
+    """A constant learning rate.
 
     >>> Constant(0.001).rate(500)
     0.001
@@ -88,8 +88,8 @@ class InverseSquareRoot(Constant):
         self.warmup = warmup
 
     def rate(self, step: int) -> float:
-        done = step + 1
-        factor: float = min(done / self.warmup, (self.warmup / done) ** 0.5)
+        update = step + 1
+        factor: float = min(update / self.warmup, (self.warmup / update) ** 0.5)
         return self.learning_rate * factor
 
 
@@ -108,13 +108,13 @@ class Linear(Constant):
         self.warmup, self.updates = warmup, updates
 
     def rate(self, step: int) -> float:
-        done = step + 1
-        factor: float = min(done / self.warmup, max(0.0, (self.updates - done) / (self.updates - self.warmup)))
+        update = step + 1
+        factor: float = min(update / self.warmup, max(0.0, (self.updates - update) / (self.updates - self.warmup)))
         return self.learning_rate * factor
 
 
 def make_schedule(name: str, learning_rate: float, warmup: int = 4000, updates: int | None = None) -> Schedule:
-    """ "constant", "halve-on-worse", "inverse-square-root" or "linear", which needs the number of updates."""
+    """Make the schedule "constant", "halve-on-worse", "inverse-square-root" or "linear", which needs `updates`."""
     if name == "linear":
         if updates is None:
             raise ValueError("a linear schedule needs the number of updates of the run")

@@ -1,4 +1,4 @@
-"""What the files of a run folder may hold. Whatever is read from one is checked against these."""
+"""Schemas of the files of a run folder. Whatever is read from one is checked against these."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FileName = Annotated[str, StringConstraints(pattern=r"^[^\x00]+$")]
 
 
 class Record(BaseModel):
-    """What one file holds; types are not converted."""
+    """The base of all schemas: frozen, without further keys, and without conversion of types."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -72,7 +72,7 @@ class Index(Record):
 
 
 class Sum(Record):
-    """What a file is known by."""
+    """The size and digest of a file."""
 
     bytes: Count
     sha256: Digest
@@ -157,7 +157,7 @@ TASKS = ("inflection", "translation", "classification", "visual")
 
 
 def _task(content: Any) -> Any:
-    """Which task is meant; what is no object at all is refused as any of them."""
+    """Return the name of the task; what is no object at all is refused as any of them."""
     return content.get("task", "inflection") if isinstance(content, dict) else "inflection"
 
 
@@ -251,7 +251,7 @@ def as_json(record: BaseModel) -> dict[str, Any]:
 
 
 def _explain(error: ValidationError) -> str:
-    """One line with the first mistakes, each with its path."""
+    """Return one line with the first mistakes, each with its path."""
     details = error.errors(include_url=False)
     if details[0]["type"] == "json_invalid":
         return f"not a JSON file: {details[0]['ctx']['error']}"
@@ -262,7 +262,7 @@ def _explain(error: ValidationError) -> str:
 
 def _mistake(detail: Mapping[str, Any]) -> str:
     path, message = _path(detail["loc"]), detail["msg"].removeprefix("Value error, ")
-    kind, found = detail["type"], reprlib.repr(detail["input"])
+    kind, value = detail["type"], reprlib.repr(detail["input"])
     if kind == "union_tag_invalid":
         names = detail["ctx"]["expected_tags"].replace("'", "")
         return f"unknown task {reprlib.repr(detail['ctx']['tag'])}, known: {names}"
@@ -271,13 +271,13 @@ def _mistake(detail: Mapping[str, Any]) -> str:
     if kind == "extra_forbidden":
         return f"{path}: unknown key"
     if kind == "model_type" and not detail["loc"]:
-        return f"expected a JSON object, found {found}"
+        return f"expected a JSON object, found {value}"
     message = message[:1].lower() + message[1:]
-    return f"{path}: {message}" if kind == "value_error" else f"{path}: {message}, found {found}"
+    return f"{path}: {message}" if kind == "value_error" else f"{path}: {message}, found {value}"
 
 
 def _path(loc: Sequence[int | str]) -> str:
-    """Where a mistake is; what can't be printed is escaped, and long keys are cut."""
+    """Return the path of a mistake in its file; what can't be printed is escaped, and long keys are cut."""
     loc = loc[1:] if loc and loc[0] in TASKS else loc
     text = ".".join(str(part) if len(str(part)) <= 80 else f"{str(part)[:80]}..." for part in loc)
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) or "the file"

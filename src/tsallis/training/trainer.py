@@ -27,13 +27,13 @@ from tsallis.training.log import Log
 from tsallis.training.schedules import make_schedule
 from tsallis.training.schema import TrainingRecord, check_record
 
-WATCH_EVERY = 25  # updates between two looks at supports for the progress display
+WATCH_EVERY = 25  # updates between two records of supports for the progress display
 VALIDATED = 128  # rows of a batch of the development set
 
 
 @dataclass(frozen=True)
 class Settings(EngineSettings):
-    """How to train; what an update is like is in :class:`~tsallis.training.engine.EngineSettings`."""
+    """The settings of a training; those of one update are in :class:`~tsallis.training.engine.EngineSettings`."""
 
     epochs: int = 20
     updates: int | None = None  # at most
@@ -58,7 +58,7 @@ class Settings(EngineSettings):
 
 @dataclass
 class Position:
-    """Where a run stands."""
+    """The position of a run: its updates so far, sums over the epoch, and best scores."""
 
     epoch: int = 0
     update: int = 0  # of the epoch
@@ -72,13 +72,13 @@ class Position:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a display may show after an update or a validation."""
+    """The values that a display may show after an update or a validation."""
 
     position: Position
     updates: int  # an epoch
     loss: float  # a symbol, over the epoch so far
     speed: float  # target symbols a second, of late
-    accuracy: float | None = None  # share of symbols that are the most probable; looked at now and then
+    accuracy: float | None = None  # share of symbols that are the most probable; recorded now and then
     supported: float | None = None  # symbols a step
     attended: float | None = None  # positions a step
     validation: dict[str, float] | None = None
@@ -134,7 +134,7 @@ class Trainer:
         self.speed = self.elapsed = 0.0  # symbols a second of late; seconds of this epoch's updates
 
     def run(self) -> None:
-        """From the last checkpoint, or from the start, to the end.
+        """Train from the last checkpoint, or from the start, to the end.
 
         Raises:
             InputError: a damaged checkpoint, one that was trained on other data, or a loss that is no number.
@@ -189,7 +189,7 @@ class Trainer:
         self.timing.rewind_to_step(self.position.step)
 
     def _stored(self) -> tuple[TrainingRecord, dict[str, Tensor]]:
-        """What the last checkpoint holds, seen to be of this run."""
+        """Load the last checkpoint, and check that it is of this run."""
         path = f"{self.checkpoints.folder / str(self.checkpoints.index().last)}/{TRAINING}"
         state = check_record(self.checkpoints.load_training("last"), TrainingRecord, path)
         if state.data != self.data:
@@ -204,7 +204,7 @@ class Trainer:
         return state, parameters
 
     def _save(self, metrics: dict[str, float] | None = None) -> None:
-        """A checkpoint; with metrics one that was validated."""
+        """Save a checkpoint; with metrics one that was validated."""
         model, optimizer = self.engine.state()
         self.world.on_main(lambda: self._write(model, optimizer, metrics))
 
@@ -224,13 +224,13 @@ class Trainer:
         self.checkpoints.save(model, training, facts, best, self._finished(), metrics is not None)
 
     def _diverged(self) -> str:
-        """The update that was made last, and what that it went wrong may come from."""
+        """Name the update that was made last, and the likely cause of its failure."""
         step = self.position.step
         rate = self.schedule.rate(step - 1)
         return f"{step}: the training has diverged (learning rate {rate:g}; a lower one may help)"
 
     def _epoch(self) -> None:
-        """All updates of an epoch that are still to be made."""
+        """Make all updates of an epoch that are still to be made."""
         position, settings = self.position, self.settings
         windows = self.plan.updates(position.epoch, settings.accumulate, self.world.size)
         if position.update >= len(windows):
@@ -261,7 +261,7 @@ class Trainer:
         return self.settings.updates is not None and self.position.step >= self.settings.updates
 
     def _update(self, window: list[list[list[int]]]) -> None:
-        """One update: the batches of every process."""
+        """Make one update from the batches of every process."""
         position = self.position
         # Chance depends on the step and the process alone: nothing of it needs to be kept.
         torch.manual_seed(_seed(self.settings.seed, position.step, self.world.rank))
@@ -283,7 +283,7 @@ class Trainer:
             self._flush()
 
     def _flush(self) -> None:
-        """Read the loss from the device, and see that it is a number."""
+        """Read the loss from the device, and check that it is finite."""
         position = self.position
         if not self.seen:
             return
@@ -302,10 +302,10 @@ class Trainer:
         self.began, self.seen = time.perf_counter(), 0
 
     def _progress(self, updates: int, validation: dict[str, float] | None = None) -> Progress:
-        position, looked = self.position, self.looked
+        position, look = self.position, self.looked
         loss = position.loss / max(position.symbols, 1)
-        seen = {} if looked is None else {name: _share(looked, name) for name in ("accuracy", "supported", "attended")}
-        return Progress(Position(**asdict(position)), updates, loss, self.speed, **seen, validation=validation)
+        shares = {} if look is None else {name: _share(look, name) for name in ("accuracy", "supported", "attended")}
+        return Progress(Position(**asdict(position)), updates, loss, self.speed, **shares, validation=validation)
 
     def _end_of_epoch(self, updates: int) -> None:
         position, settings = self.position, self.settings
@@ -316,7 +316,7 @@ class Trainer:
         self._validated("epoch", updates, due)
 
     def _validated(self, event: str, updates: int, due: bool = True) -> None:
-        """Look at the development set if it is due, write down where the run stands, and save it."""
+        """Validate on the development set if it is due, log the run's position, and save it."""
         position = self.position
         self._flush()
         rate = self.schedule.rate(position.step)
@@ -339,14 +339,14 @@ class Trainer:
         self._start_clock()
 
     def _validate(self) -> dict[str, float]:
-        """Loss and score of the development set, the work shared among the processes; what all of them then know."""
+        """Compute loss and scores of the development set, shared among the processes; all of them return the same."""
         model: Any = self.engine.plain()
         world, settings = self.world, self.settings
         batches = self.dev.batches(VALIDATED)
         alphas = model.alphas() if hasattr(model, "alphas") else {}
         densities = {kind: torch.zeros(values.shape, dtype=torch.float64) for kind, values in alphas.items()}
         sums = world.sum(*forced_sums(model, batches[world.rank :: world.size], densities))
-        given = Forced.of(sums)
+        forced = Forced.of(sums)
         for kind, values in densities.items():
             shared = torch.tensor(world.sum(*values.flatten().tolist()), dtype=torch.float64)
             densities[kind] = shared.reshape(values.shape) / max(sums[-1], 1)
@@ -355,15 +355,15 @@ class Trainer:
         parts = world.gather(search_batches(model, searched, settings.validation_beam))
         results = [result for _, result in sorted((i, r) for part in parts for i, r in part.items())]
         scores: dict[str, float] = world.obey(self.measure(results) if world.main else None)
-        self._judge(next(iter(scores.values())), given.loss)
+        self._judge(next(iter(scores.values())), forced.loss)
         return {
-            "dev_loss": given.loss,
+            "dev_loss": forced.loss,
             **{f"dev_{name}": value for name, value in scores.items()},
-            "dev_gold_in_support": given.gold_in_support,
-            "dev_symbol_accuracy": given.symbol_accuracy,
-            "output_support": given.output_support,
-            "attention_support": given.attention_support,
-            "logit_norm": given.logit_norm,
+            "dev_gold_in_support": forced.gold_in_support,
+            "dev_symbol_accuracy": forced.symbol_accuracy,
+            "output_support": forced.output_support,
+            "attention_support": forced.attention_support,
+            "logit_norm": forced.logit_norm,
             **_of_model(model),
             **{f"density_{kind}": values.tolist() for kind, values in densities.items()},
         }
@@ -378,7 +378,7 @@ class Trainer:
 
 
 def _seed(seed: int, step: int, rank: int) -> int:
-    """Far apart for neighbouring steps and ranks."""
+    """Derive a seed that differs widely for neighbouring steps and ranks."""
     return int.from_bytes(hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()[:8], "little") >> 1
 
 
@@ -387,7 +387,7 @@ def _share(look: Look, name: str) -> float:
 
 
 def _of_model(model: Any) -> dict[str, Any]:
-    """What is worth watching beside the scores: the threshold of alpha-ReLU, and learned alphas by kind."""
-    found: dict[str, Any] = {"tau": model.output.tau} if model.output.transform == "alpha_relu" else {}
+    """Return what is logged beside the scores: the threshold of alpha-ReLU, and learned alphas by kind."""
+    threshold: dict[str, Any] = {"tau": model.output.tau} if model.output.transform == "alpha_relu" else {}
     alphas = model.alphas() if hasattr(model, "alphas") else {}
-    return {**found, **{f"alpha_{kind}": values.tolist() for kind, values in alphas.items()}}
+    return {**threshold, **{f"alpha_{kind}": values.tolist() for kind, values in alphas.items()}}

@@ -1,4 +1,4 @@
-"""What the Transformer's decoder remembers: of each source once, of each row the tokens it has read."""
+"""The decoding state of the Transformer: projected sources, and keys and values of the tokens each row has read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Past:
         self.used = used  # places that are written, or about to be
 
     def reserve(self, steps: int) -> Past:
-        """The same with the place behind `steps` tokens to write to."""
+        """Return these buffers with room to write one token behind `steps` tokens."""
         if self.used == steps < self.buffers[0].shape[2]:
             self.used += 1
             return self
@@ -76,17 +76,17 @@ class Places:
         order = source.argsort(stable=True)
         everywhere = torch.arange(rows, device=source.device)
         rank = torch.empty_like(source).index_copy_(0, order, everywhere)
-        place = source * width + rank - (counts.cumsum(0) - counts)[source]
-        return cls(sources, width, None if rows == sources * width and place.equal(everywhere) else place)
+        slot = source * width + rank - (counts.cumsum(0) - counts)[source]
+        return cls(sources, width, None if rows == sources * width and slot.equal(everywhere) else slot)
 
     def gather(self, x: Tensor) -> Tensor:
-        """[rows, 1, size] to [sources, width, size], zeros where no row is."""
+        """Map [rows, 1, size] to [sources, width, size], zeros where no row is."""
         if self.place is not None:
             x = x.new_zeros(self.sources * self.width, x.shape[2]).index_copy(0, self.place, x.squeeze(1))
         return x.reshape(self.sources, self.width, -1)
 
     def scatter(self, x: Tensor) -> Tensor:
-        """[sources, width, size] to [rows, 1, size]."""
+        """Map [sources, width, size] to [rows, 1, size]."""
         x = x.flatten(0, 1).unsqueeze(1)
         return x if self.place is None else x.index_select(0, self.place)
 
@@ -100,49 +100,51 @@ class TransformerState:
     past: Past
     steps: int  # tokens read, by the row that has read most
     read: Tensor | None = None  # [rows], where not all have read as many
-    live: tuple[Sources, Tensor] | None = None  # some of the sources, all that rows look at among them; and which
+    live: tuple[Sources, Tensor] | None = None  # some sources, among them all that rows attend to; their indices
 
     def select(self, index: Tensor) -> TransformerState:
         rows = len(self.source)
         if len(index) == rows and index.equal(torch.arange(rows, device=index.device)):
             return self
-        read, steps = self.read, self.steps
-        if read is not None and len(index):
-            read = read[index]
-            steps = int(read.max())
-            read = None if bool((read == steps).all()) else read
+        counts, steps = self.read, self.steps
+        if counts is not None and len(index):
+            counts = counts[index]
+            steps = int(counts.max())
+            counts = None if bool((counts == steps).all()) else counts
         past = self.past.select(index, steps)
-        return TransformerState(self.sources, self.source[index], past, steps, read, self.live)
+        return TransformerState(self.sources, self.source[index], past, steps, counts, self.live)
 
     @staticmethod
     def join(states: Sequence[TransformerState]) -> TransformerState:
-        """The rows of several states, which may have read differently many tokens."""
+        """Concatenate the rows of several states, which may have read differently many tokens."""
         steps = max(state.steps for state in states)
-        read = None
+        counts = None
         if any(state.read is not None or state.steps < steps for state in states):
-            read = torch.cat([x.source.new_full(x.source.shape, x.steps) if x.read is None else x.read for x in states])
+            counts = torch.cat(
+                [x.source.new_full(x.source.shape, x.steps) if x.read is None else x.read for x in states]
+            )
         buffers = tuple(
             torch.cat([F.pad(x[:, :, : state.steps], (0, 0, 0, steps - state.steps)) for state, x in parts])
             for parts in zip(*([(state, x) for x in state.past.buffers] for state in states), strict=True)
         )
         sources, source = _one(states)
-        return TransformerState(sources, source, Past(buffers, steps), steps, read)
+        return TransformerState(sources, source, Past(buffers, steps), steps, counts)
 
     def looked_at(self) -> tuple[Sources, Tensor]:
-        """Sources to compute, at most twice as many as rows look at, and which of all they are, in order."""
+        """Return the sources to compute, at most twice as many as rows look at, and which of all they are, in order."""
         sources, which = self.live or (self.sources, torch.arange(len(self.sources), device=self.source.device))
-        used = self.source.unique()
-        return (self.sources.select(used), used) if 2 * len(used) <= len(sources) else (sources, which)
+        index = self.source.unique()
+        return (self.sources.select(index), index) if 2 * len(index) <= len(sources) else (sources, which)
 
 
 def _one(states: Sequence[TransformerState]) -> tuple[Sources, Tensor]:
-    """The sources of all states, those that states share once, and each row's among them."""
+    """Return the sources of all states, those that states share once, and each row's among them."""
     distinct = list({id(state.sources): state.sources for state in states}.values())
-    first, total = {}, 0
+    starts, total = {}, 0
     for sources in distinct:
-        first[id(sources)] = total
+        starts[id(sources)] = total
         total += len(sources)
-    source = torch.cat([state.source + first[id(state.sources)] for state in states])
+    source = torch.cat([state.source + starts[id(state.sources)] for state in states])
     if len(distinct) == 1:
         return distinct[0], source
     keys = tuple(torch.cat(xs) for xs in zip(*(x.keys for x in distinct), strict=True))
@@ -151,7 +153,7 @@ def _one(states: Sequence[TransformerState]) -> tuple[Sources, Tensor]:
 
 
 class Reading:
-    """A step's way through the layers: the cache to which each adds the keys and values of one token a row."""
+    """The key-value cache of one step, to which each layer adds the keys and values of one token a row."""
 
     def __init__(self, state: TransformerState) -> None:
         self.steps, self.count = state.steps, state.read
@@ -166,19 +168,19 @@ class Reading:
         return None if self.count is None else self.count + 1
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """Keys and values of the layer that was the last to add."""
+        """Return the keys and values of the layer that was the last to add."""
         k, v = (x[:, :, : self.steps + 1] for x in self.buffers[-2:])
         return k, v
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of the next layer, [rows, heads, 1, head size] of this token, and all it has."""
-        done = len(self.buffers)
-        for have, new in zip(self.past.buffers[done : done + 2], (keys, values), strict=True):
+        """Add the next layer's keys and values of this token [rows, heads, 1, head size]; return all that it has."""
+        begin = len(self.buffers)
+        for have, new in zip(self.past.buffers[begin : begin + 2], (keys, values), strict=True):
             self.buffers.append(self._added(have, new))
         return self.read()
 
     def following(self, state: TransformerState, live: tuple[Sources, Tensor] | None) -> TransformerState:
-        """The state after the step, when all layers have added."""
+        """Return the state after the step, when all layers have added."""
         past = self.past if self.in_place else Past(tuple(self.buffers), self.steps + 1)
         return TransformerState(state.sources, state.source, past, self.steps + 1, self.lengths, live)
 
@@ -189,5 +191,5 @@ class Reading:
         have = have[:, :, : self.steps]
         if self.count is None:
             return torch.cat([have, new], 2)
-        place = torch.arange(self.steps + 1, device=have.device) == self.count.unsqueeze(1)  # [rows, steps + 1]
-        return torch.where(place[:, None, :, None], new, F.pad(have, (0, 0, 0, 1)))
+        mask = torch.arange(self.steps + 1, device=have.device) == self.count.unsqueeze(1)  # [rows, steps + 1]
+        return torch.where(mask[:, None, :, None], new, F.pad(have, (0, 0, 0, 1)))

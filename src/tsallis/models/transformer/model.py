@@ -47,7 +47,7 @@ class Stack(nn.Module):
         self.norm = norm
 
     def end(self, x: Tensor) -> Tensor:
-        """The last layer's output, normalised if there is a norm."""
+        """Return the last layer's output, normalised if there is a norm."""
         return x if self.norm is None else self.norm(x)
 
 
@@ -159,29 +159,29 @@ class TransformerSeq2Seq(nn.Module):
         share_embeddings(share, self.src_embedding, self.tgt_embedding, self.output, SHARES)
 
     def _build_layers(self) -> None:
-        given = self.arguments
+        arguments = self.arguments
         options = {
-            "dim_feedforward": given["d_ff"],
-            "dropout": given["dropout"],
-            "attention_dropout": given["attention_dropout"],
-            "activation": given["activation"],
-            "norm_first": given["norm"] == "pre",
+            "dim_feedforward": arguments["d_ff"],
+            "dropout": arguments["dropout"],
+            "attention_dropout": arguments["attention_dropout"],
+            "activation": arguments["activation"],
+            "norm_first": arguments["norm"] == "pre",
             "batch_first": True,
         }
-        alpha = _alphas(given)
+        alpha = _alphas(arguments)
 
         def norm() -> nn.Module | None:
-            return nn.LayerNorm(self.d_model) if given["norm"] == "pre" else None
+            return nn.LayerNorm(self.d_model) if arguments["norm"] == "pre" else None
 
         encoder = [
             TransformerEncoderLayer(self.d_model, self.heads, **options, alpha=alpha("encoder"))
-            for _ in range(given["encoder_layers"])
+            for _ in range(arguments["encoder_layers"])
         ]
         decoder = [
             TransformerDecoderLayer(
                 self.d_model, self.heads, **options, alpha=alpha("decoder"), cross_alpha=alpha("context")
             )
-            for _ in range(given["decoder_layers"])
+            for _ in range(arguments["decoder_layers"])
         ]
         self.encoder, self.decoder = Stack(encoder, norm()), Stack(decoder, norm())
 
@@ -196,7 +196,7 @@ class TransformerSeq2Seq(nn.Module):
                 table.weight[0] = 0
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
-        """[batch, src] symbols and their counts [batch] to states; what lies beyond a count changes nothing.
+        """Encode symbols [batch, src] with their counts [batch] to states; what lies beyond a count changes nothing.
 
         Raises:
             ValueError: counts below 1 or above the width of `src`.
@@ -204,7 +204,7 @@ class TransformerSeq2Seq(nn.Module):
         return self._encode(src, self._counts(src, src_lengths))
 
     def _counts(self, src: Tensor, src_lengths: Tensor) -> Tensor:
-        """Lengths where they are read without waiting for a device."""
+        """Return the lengths, checked and on the CPU, where reading them waits for no device."""
         if traced():
             return src_lengths
         counts = src_lengths.cpu()
@@ -220,7 +220,7 @@ class TransformerSeq2Seq(nn.Module):
         return Memory(self.encoder.end(x), mask)
 
     def start(self, memory: Memory) -> TransformerState:
-        """The state before the first token: one row a source, and what all layers read of the sources."""
+        """Return the state before the first token: one row a source, and what all layers read of the sources."""
         attentions = self._attentions("context")
         keys, values = zip(*(attention.keys_and_values(memory.states) for attention in attentions), strict=True)
         sources = Sources(keys, values, memory.mask.sum(1).cpu())
@@ -229,25 +229,25 @@ class TransformerSeq2Seq(nn.Module):
         return TransformerState(sources, rows, Past(nothing, 0), 0)
 
     def step(self, state: TransformerState, token: Tensor) -> Step:
-        """The scores of what follows `token` [batch], which itself follows all that the state has read.
+        """Return the scores of what follows `token` [batch], which itself follows all that the state has read.
 
         Attention is the mean of the heads of the last layer.
         """
         sources, which = state.looked_at()
         places = Places.of(torch.searchsorted(which, state.source), len(sources))
         reading = Reading(state)
-        first = state.steps if state.read is None else state.read
-        x = self._embed(self.tgt_embedding, token.unsqueeze(1), first)  # [rows, 1, d_model]
+        position = state.steps if state.read is None else state.read
+        x = self._embed(self.tgt_embedding, token.unsqueeze(1), position)  # [rows, 1, d_model]
         last = len(self.decoder.layers) - 1
         for number, layer in enumerate(self.decoder.layers):
             x, weights = _step_through(layer, x, reading, sources, places, number, number == last)
         assert weights is not None
         scores = self.output.scores(self.decoder.end(x).squeeze(1))
-        live = (sources, which) if sources is not state.sources else None
-        return Step(scores, places.scatter(weights).squeeze(1), reading.following(state, live))
+        active = (sources, which) if sources is not state.sources else None
+        return Step(scores, places.scatter(weights).squeeze(1), reading.following(state, active))
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> Decoded:
-        """All steps with the target given: [batch, src] symbols, their counts [batch], [batch, tgt] tokens.
+        """Decode all steps with the target: [batch, src] symbols, their counts [batch], [batch, tgt] tokens.
 
         Attention weights, the mean of the last layer's heads, are held only if `need_attention` asks for them.
         """
@@ -271,7 +271,7 @@ class TransformerSeq2Seq(nn.Module):
         return layer(x, *rest, **options)
 
     def _embed(self, table: nn.Embedding, symbols: Tensor, first: int | Tensor) -> Tensor:
-        """[batch, length] symbols that stand at the positions from `first` on, to [batch, length, d_model]."""
+        """Embed symbols [batch, length] that stand at the positions from `first` on, to [batch, length, d_model]."""
         x = table(symbols) * math.sqrt(self.d_model)
         embedded: Tensor = self.dropout(x + self.positions(x, first, symbols.shape[1]))
         return embedded
@@ -285,11 +285,11 @@ class TransformerSeq2Seq(nn.Module):
         return [getattr(layer, name) for layer in stack.layers]
 
     def alphas(self) -> dict[str, Tensor]:
-        """The alphas [layers, heads] of each kind of attention: "encoder", "decoder" and "context"."""
+        """Return the alphas [layers, heads] of each kind of attention: "encoder", "decoder" and "context"."""
         return {kind: torch.stack([a.alphas().detach() for a in self._attentions(kind)]) for kind in KINDS}
 
     def attention_stats(self) -> dict[str, list[AttentionStats]]:
-        """How sparse the last pass was: for each kind of attention, the statistics of each layer's heads.
+        """Return the sparsity of the last pass: for each kind of attention, the statistics of each layer's heads.
 
         Padding of the source counts for nothing; padding of the target is a step like any other.
 
@@ -299,7 +299,7 @@ class TransformerSeq2Seq(nn.Module):
         return {kind: [a.stats() for a in self._attentions(kind)] for kind in KINDS}
 
     def attended(self, decoded: Decoded) -> Tensor:
-        """How many source positions have a weight above zero at each step [batch, tgt]: the mean of layers and heads.
+        """Count source positions with a weight above zero at each step [batch, tgt]: the mean of layers and heads.
 
         It is what the pass that made `decoded` recorded: to be asked before the next one.
 
@@ -310,59 +310,59 @@ class TransformerSeq2Seq(nn.Module):
         if any(not attention.recorded for attention in attentions):
             raise RuntimeError("attended positions are recorded by passes that are not compiled, and there was none")
         counts = torch.stack([attention.support() for attention in attentions])  # [layers, batch, heads, tgt]
-        seen, asked = (counts.shape[1], counts.shape[3]), tuple(decoded.hidden.shape[:2])
-        if seen != asked:
+        shape, expected = (counts.shape[1], counts.shape[3]), tuple(decoded.hidden.shape[:2])
+        if shape != expected:
             raise RuntimeError(
-                f"attended positions are those of the model's last pass, of {seen[0]} rows and {seen[1]} steps; "
-                f"asked for one of {asked[0]} and {asked[1]}"
+                f"attended positions are those of the model's last pass, of {shape[0]} rows and {shape[1]} steps; "
+                f"asked for one of {expected[0]} and {expected[1]}"
             )
         return counts.float().mean((0, 2))
 
     @property
     def attention_label(self) -> str:
-        """What the weights of a pass are, for figures."""
+        """The caption of attention weights in figures."""
         heads, last = self.heads, len(self.decoder.layers)
         return f"Attention to the source: mean of {heads} head{'s' * (heads != 1)} of decoder layer {last} of {last}"
 
     def shared_parameters(self) -> dict[str, str]:
-        """Names in the state dict that repeat another one's parameter, each with that other one."""
+        """Return the names in the state dict that repeat another one's parameter, each with that other one."""
         return shared_parameters(self)
 
 
 def _step_through(
     layer: Any, x: Tensor, reading: Reading, sources: Sources, places: Places, number: int, need_weights: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """A layer's output of one token a row, and what it looks at [sources, width, src] if that is asked for."""
+    """Return a layer's output of one token a row, and its weights [sources, width, src] if they are asked for."""
     weights: list[Tensor | None] = []
 
     def attend(own: Tensor) -> Tensor:
-        found: Tensor = layer.self_attn(own, own, own, need_weights=False, cache=reading, key_lengths=reading.lengths)[
-            0
-        ]
-        return found
+        context: Tensor = layer.self_attn(
+            own, own, own, need_weights=False, cache=reading, key_lengths=reading.lengths
+        )[0]
+        return context
 
     def attend_memory(own: Tensor) -> Tensor:
         memory = KeyValueCache()
         memory.append(sources.keys[number], sources.values[number])
-        found, seen = layer.multihead_attn(
+        context, attention = layer.multihead_attn(
             places.gather(own), need_weights=need_weights, cache=memory, key_lengths=sources.lengths
         )
-        weights.append(seen)
-        return places.scatter(found)
+        weights.append(attention)
+        return places.scatter(context)
 
     return layer.compose(x, attend, attend_memory), weights[0]
 
 
-def _alphas(given: dict[str, Any]) -> Callable[[str], float | PerHeadAlpha]:
-    """What gives each attention of a kind its alpha in turn; those that are tied get the same module."""
-    tie, tied = given["tie_alphas"], {}
+def _alphas(arguments: dict[str, Any]) -> Callable[[str], float | PerHeadAlpha]:
+    """Return a function that makes the alpha of each attention of a kind in turn; tied ones get the same module."""
+    tie, tied = arguments["tie_alphas"], {}
 
     def alpha(kind: str) -> float | PerHeadAlpha:
-        attention = given[f"{kind}_attention"]
+        attention = arguments[f"{kind}_attention"]
         if attention != "learned":
-            return {"softmax": 1.0, "sparsemax": 2.0}.get(attention, given["attention_alpha"])
+            return {"softmax": 1.0, "sparsemax": 2.0}.get(attention, arguments["attention_alpha"])
         if tie in ("none", "layer"):
-            return PerHeadAlpha(given["heads"] if tie == "none" else 1)
+            return PerHeadAlpha(arguments["heads"] if tie == "none" else 1)
         name = kind if tie == "kind" else "all"
         if name not in tied:
             tied[name] = PerHeadAlpha(1)
@@ -371,21 +371,23 @@ def _alphas(given: dict[str, Any]) -> Callable[[str], float | PerHeadAlpha]:
     return alpha
 
 
-def _check(given: dict[str, Any]) -> None:
-    """Name what makes no model."""
-    d_model, heads = given["d_model"], given["heads"]
+def _check(arguments: dict[str, Any]) -> None:
+    """Refuse arguments that make no model."""
+    d_model, heads = arguments["d_model"], arguments["heads"]
     for name in ("heads", "encoder_layers", "decoder_layers", "d_ff"):
-        if given[name] < 1:
-            raise ValueError(f"{name} must be at least 1, got {given[name]}")
+        if arguments[name] < 1:
+            raise ValueError(f"{name} must be at least 1, got {arguments[name]}")
     if d_model < 2 or d_model % 2 or d_model % heads:
         raise ValueError(f"d_model must be even and a multiple of heads, got {d_model} and {heads} heads")
     for name in ("dropout", "attention_dropout"):
-        if not 0 <= given[name] < 1:
-            raise ValueError(f"{name} must be at least 0 and below 1, got {given[name]}")
+        if not 0 <= arguments[name] < 1:
+            raise ValueError(f"{name} must be at least 0 and below 1, got {arguments[name]}")
     choices = {"norm": NORMS, "tie_alphas": TIES, "activation": ("relu", "gelu")}
     choices |= {f"{kind}_attention": ATTENTIONS for kind in KINDS}
-    for name, known in choices.items():
-        if given[name] not in known:
-            raise ValueError(f"{name} must be one of {', '.join(known)}, got {given[name]!r}")
-    if given["tie_alphas"] != "none" and "learned" not in {given[f"{kind}_attention"] for kind in KINDS}:
-        raise ValueError(f"tie_alphas is for learned attention, got {given['tie_alphas']!r} and none that is learned")
+    for name, options in choices.items():
+        if arguments[name] not in options:
+            raise ValueError(f"{name} must be one of {', '.join(options)}, got {arguments[name]!r}")
+    if arguments["tie_alphas"] != "none" and "learned" not in {arguments[f"{kind}_attention"] for kind in KINDS}:
+        raise ValueError(
+            f"tie_alphas is for learned attention, got {arguments['tie_alphas']!r} and none that is learned"
+        )
