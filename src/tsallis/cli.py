@@ -128,7 +128,7 @@ def _discard_output() -> None:
 
 
 def _known_to_all(error: Exception) -> bool:
-    """Whether the first process of this machine says the same."""
+    """Tell whether every process of the run raised this error, so that only the first need print it."""
     world = sys.modules.get("tsallis.training.distributed")
     return world is not None and isinstance(error, world.CommonError)
 

@@ -62,7 +62,7 @@ class Section(BaseModel):
 
 
 class InflectionData(Section):
-    """Where examples come from: files of one or many languages, or embedded data."""
+    """The source of inflection examples: files of one or many languages, or embedded data."""
 
     task: Literal["inflection"] = "inflection"
     embedded: Literal["english-verbs"] | None = None
@@ -85,7 +85,7 @@ class InflectionData(Section):
 
 
 class SubwordsConfig(Section):
-    """How sentences become symbols."""
+    """The options of the subword models that turn sentences into symbols."""
 
     size: int = Field(8000, ge=8, lt=2**31)  # symbols of the vocabulary (of each, unless joint)
     kind: Literal["bpe", "unigram"] = "bpe"
@@ -135,7 +135,7 @@ class ClassificationData(Section):
 
 
 class SplitImages(Section):
-    """Where the images of each split are; those of dev are train's if it says nothing."""
+    """The paths of each split's images; dev uses train's unless it names its own."""
 
     train: FileName
     dev: FileName | None = None
@@ -176,7 +176,7 @@ def _one_source(data: AnyData, names: Sequence[str], embedded: str) -> AnyData:
 
 
 class OutputConfig(Section):
-    """What all models have in common."""
+    """The output options that all models share."""
 
     output: Literal["softmax", "sparsemax", "entmax", "alpha_relu"] = "entmax"
     output_alpha: Alpha = 1.5
@@ -227,7 +227,7 @@ class TransformerConfig(OutputConfig):
 
 
 class AttendingConfig(Section):
-    """What classifiers of documents and answerers have in common."""
+    """The attention options that document classifiers and visual question answerers share."""
 
     attention: Literal["discrete", "continuous", "combined"] = "combined"
     transform: Map | Alpha = "sparsemax"
@@ -422,7 +422,7 @@ def parse_yaml(text: str, name: str) -> Any:
 
 
 def _weight(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many nodes a tree has where every alias stands for a copy; infinitely many where one holds itself."""
+    """Count a tree's nodes with every alias expanded to a copy; more than LARGEST_TREE where a node holds itself."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) not in known:

@@ -1,4 +1,4 @@
-"""What a run's model attends to, as figures: words of a document, regions of an image, source words of a target."""
+"""Figures of a run's attention: over words of a document, regions of an image, source words of a target."""
 
 from __future__ import annotations
 

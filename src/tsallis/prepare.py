@@ -1,4 +1,4 @@
-"""What a configuration stands for: data, vocabularies and plain arguments."""
+"""The preparation of a run from its configuration: data, vocabularies and plain arguments."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a configuration stands for."""
+    """The data, model description, task and settings that a configuration describes."""
 
     data: Data
     description: dict[str, Any]  # class and arguments of the model
@@ -91,7 +91,7 @@ class Prepared:
         return model
 
     def measure(self) -> Measure:
-        """What a search on the development set is worth, quickly."""
+        """Return a function that scores a search on the development set, without the costly scores."""
         task, data = task_of(self.task), self.data
 
         def measure(results: Any) -> dict[str, float]:
@@ -253,7 +253,7 @@ def read_split(data: DataConfig, split: str, language: str | None = None, images
 
 
 def _documents(data: ClassificationData, split: str) -> list[LabelledText]:
-    """Of one split; without a file for dev, a share of train is held out."""
+    """Read the documents of one split; without a file for dev, a share of train is held out."""
     held_out = data.dev is None and split != "test"
     name = data.train if held_out else _name(data, split)
     path = find_split(data.folder, name)
@@ -275,7 +275,7 @@ def _classification(data: ClassificationData) -> Data:
 
 
 def _asked(data: VisualData, split: str, images: Path | None = None) -> list[Asked]:
-    """Of one split; without a file for dev, the questions about a share of train's images are held out."""
+    """Read the questions of one split; without a file for dev, those about a share of train's images are held out."""
     held_out = data.dev is None and split != "test"
     path = find_packed(Path(data.folder) / (data.train if held_out else _name(data, split)))
     place = images or _images(data, "train" if held_out else split)
@@ -291,7 +291,7 @@ def _asked(data: VisualData, split: str, images: Path | None = None) -> list[Ask
 
 
 def _images(data: VisualData, split: str) -> str | None:
-    """Where the images of a split are."""
+    """Return the path of a split's images, None where the configuration names none."""
     given = data.images
     if isinstance(given, SplitImages):
         name = getattr(given, split) or (given.train if split == "dev" else None)
@@ -315,7 +315,7 @@ def _visual(data: VisualData) -> Data:
 
 
 def _of_images(data: Data) -> dict[str, Any]:
-    """What a model must know of its images."""
+    """Return the model arguments that depend on its images: their kind and depth."""
     assert data.gallery is not None
     one = data.gallery(torch.zeros(1, dtype=torch.long))  # [1, height, width, channels]
     return {"image": "features" if one.is_floating_point() else "cnn", "d_image": one.shape[-1]}
@@ -415,7 +415,7 @@ def _encoded(
 
 
 def _learning(options: SubwordsConfig) -> dict[str, Any]:
-    """How subwords are learned; sampling them is for later."""
+    """Return the options for learning subwords, without those for sampling."""
     return options.model_dump(exclude={"joint", "sample"})
 
 
@@ -429,6 +429,6 @@ def _embedded_translation(data: TranslationData) -> Data:
 
 
 def cache_folder(given: str | None) -> Path:
-    """Where subwords and encoded text are kept."""
+    """Return the folder where subwords and encoded text are cached."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(given) if given is not None else Path(base) / "tsallis"

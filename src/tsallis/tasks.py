@@ -1,4 +1,4 @@
-"""What a run is for: how its lines are read, how outputs are written and what they are worth."""
+"""The tasks of runs: each reads lines, writes outputs and scores them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Task(Protocol):
 
     @property
     def columns(self) -> tuple[str, str]:
-        """What a line holds: without the right output, and with it."""
+        """Return the columns of a line: without the right output, and with it."""
         ...
 
     @property
@@ -70,7 +70,7 @@ class Task(Protocol):
         ...
 
     def scores(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
-        """What outputs are worth; the first score says which model is best. Quickly, the costly ones are left out."""
+        """Score outputs; the first score selects the best model. With `quick`, the costly ones are left out."""
         ...
 
 

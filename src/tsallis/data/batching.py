@@ -132,7 +132,7 @@ def _same(one: list[int], other: Sequence[int]) -> bool:
 
 
 class Updates(Sequence[list[list[list[int]]]]):
-    """What each rank does in each update: `updates[i][rank]` is a list of batches.
+    """The batches of each rank in each update: `updates[i][rank]` is a list of batches.
 
     Args:
         batches: of the epoch, in their order.
@@ -266,7 +266,7 @@ class BatchPlan:
         return max(1, round(self.bucket * self.max_tokens / max(1.0, float(self.widths.mean()))))
 
     def _cuts(self, widths: Ints) -> Ints:
-        """Where batches begin: each takes what the budget allows, and none goes across two pools."""
+        """Return the offsets where batches begin: each fills the token budget, and none spans two pools."""
         assert self.max_tokens is not None
         budget, pool, count = self.max_tokens, self._pool(), len(widths)
         starts: list[int] = []

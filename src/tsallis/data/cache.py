@@ -1,4 +1,4 @@
-"""What caches share: one process at a time, and files known by their content."""
+"""Helpers shared by caches: a lock for one process at a time, and digests of files by content."""
 
 from __future__ import annotations
 

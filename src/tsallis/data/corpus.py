@@ -26,7 +26,7 @@ SPARE = 4  # symbols: short rows vary more
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of the pairs of a parallel text."""
+    """The numbers of pairs of a parallel text that were read, kept and left out."""
 
     read: int
     kept: int

@@ -44,7 +44,7 @@ class Gallery:
         return len(self._places)
 
     def open(self, path: Path | str, size: tuple[int, int] | None = None) -> Pictures:
-        """As :func:`~tsallis.data.images.open_pictures`, once."""
+        """Open pictures with :func:`~tsallis.data.images.open_pictures`, once for each path and size."""
         key = (str(path), size)
         if key not in self._opened:
             self._opened[key] = open_pictures(path, size)

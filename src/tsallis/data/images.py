@@ -235,7 +235,7 @@ def _in_folder(folder: Path) -> dict[str, Load]:
 
 
 def _in_tar(path: Path) -> dict[str, Load]:
-    """Where files lie in an archive that is not packed; nothing is unpacked."""
+    """Return a loader for each image of an uncompressed tar archive, which reads it in place."""
 
     def load(offset: int, size: int) -> Load:
         def read() -> bytes:

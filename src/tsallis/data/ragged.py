@@ -257,7 +257,7 @@ class _Digest:
 
 
 def offsets_of(lengths: ArrayLike) -> NDArray[np.int64]:
-    """Where rows of these lengths begin when they stand one after the other, and where the last one ends."""
+    """Return the offsets of concatenated rows of these lengths, and the end of the last one."""
     counts = np.asarray(lengths, np.int64)
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])

@@ -132,7 +132,7 @@ def decode_lines(stream: Stream, name: str, expected: str = "text") -> Iterator[
 
 
 def unpack(stream: IO[bytes], path: Path) -> Stream:
-    """What a stream of `.gz` or `.xz` holds, by the path's ending; any other one as it is."""
+    """Decompress a stream of `.gz` or `.xz`, by the path's ending; return any other one as it is."""
     if path.suffix == ".gz":
         return Unpacked(cast("Stream", gzip.open(stream)), stream, path)
     return Unpacked(cast("Stream", lzma.open(stream)), stream, path) if path.suffix == ".xz" else stream
@@ -152,11 +152,11 @@ class Unpacked:
         self.limit = max(PLAUSIBLE, RATIO * os.fstat(packed.fileno()).st_size)
 
     def read(self, size: int = -1, /) -> bytes:
-        """As of any stream."""
+        """Read up to `size` bytes, and count them."""
         return self._count(self.stream.read(size))
 
     def readline(self, size: int = -1, /) -> bytes:
-        """As of any stream."""
+        """Read a line of up to `size` bytes, and count them."""
         return self._count(self.stream.readline(size))
 
     def _count(self, content: bytes) -> bytes:

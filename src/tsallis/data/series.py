@@ -127,7 +127,7 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True)
 class Scaling:
-    """How each channel gets mean 0 and variance 1, from the observations of a training set.
+    """The standardisation of each channel to mean 0 and variance 1, fitted to a training set.
 
     What lies outside the 0.5% and 99.5% quantiles is moved there, and a channel of positive values that leans far to
     the right is taken by its logarithm: typing errors and wrong units don't decide about the scale.
@@ -222,7 +222,7 @@ class IrregularSeries:
         return Scaling.of(self.values, self.channels, len(self.names))
 
     def scaled(self, scaling: Scaling) -> IrregularSeries:
-        """The same series with values scaled."""
+        """Return a copy of the series with scaled values."""
         return self._with(scaling(self.values, self.channels))
 
     def _with(self, values: Floats) -> IrregularSeries:
@@ -275,7 +275,7 @@ class IrregularSeries:
 
 
 def _changes(*columns: Ints) -> Ints:
-    """Where a row of the columns is not the one before: the beginnings of runs, and the end of all."""
+    """Return the offsets of runs of equal rows across the columns, and the end of the last run."""
     differ = np.any([column[1:] != column[:-1] for column in columns], 0)
     edges = np.flatnonzero(differ) + 1
     return np.concatenate([[0], edges, [len(columns[0])]] if len(columns[0]) else [[0]]).astype(np.int64)

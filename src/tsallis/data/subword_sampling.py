@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 
 
 class Sampler:
-    """What both kinds of models share: a text falls into stretches that are segmented independently.
+    """The base of both samplers: splits a text into stretches that are segmented independently.
 
     Args:
         pieces: of the model, in the order of their numbers.
@@ -111,7 +111,7 @@ class MergeSampler(Sampler):
         return tokens
 
     def _merge(self, stretch: str, left_out: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """How many merges had their turn, and what came out of those that were not left out."""
+        """Merge a stretch without the merges left out; return how many came up, and the resulting pieces."""
         parts: list[str] = list(stretch)
         after, before = list(range(1, len(parts) + 1)), list(range(-1, len(parts) - 1))
         waiting: list[tuple[float, int, int, str]] = []

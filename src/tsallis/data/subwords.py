@@ -211,7 +211,7 @@ def _sentencepiece() -> Any:
 
 
 def _threads() -> int:
-    """As many as PyTorch takes: one a process where several share a machine."""
+    """Return the number of threads PyTorch uses: one a process where several share a machine."""
     import torch
 
     return torch.get_num_threads()
@@ -251,7 +251,7 @@ class _Guarded:
 
 
 class _Written:
-    """Where sentencepiece writes a model."""
+    """An in-memory file that sentencepiece writes a model to."""
 
     blob = b""
 
@@ -260,7 +260,7 @@ class _Written:
 
 
 def _explain(message: str, size: int) -> str:
-    """What sentencepiece says, in our words where its message is known."""
+    """Translate an error message of sentencepiece into advice where it is a known one."""
     if found := re.search(r"size too high .*<= (\d+)", message):
         return f"{size} subwords are too many for this text: at most {found[1]} can be learned from it"
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):

@@ -81,7 +81,7 @@ def present_participle(lemma: str, doubles: bool = False) -> str:
 
 
 def _stem(lemma: str, doubles: bool) -> str:
-    """What -ed and -ing follow: a last consonant after a single stressed vowel is doubled, c takes a k."""
+    """Return the stem before -ed and -ing: a last consonant after a single stressed vowel is doubled, c takes a k."""
     if lemma.endswith("c"):
         return lemma + "k"
     short = re.fullmatch(rf"(?:[^{VOWELS}]*qu|[^{VOWELS}]*)[{VOWELS}y][^{VOWELS}wxyhc]", lemma)

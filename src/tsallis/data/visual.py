@@ -105,7 +105,7 @@ def question_words(text: str) -> list[str]:
 
 
 def answer_kind(answer: str) -> str:
-    """What the answer is, as results are told apart: "yes/no", "number" or "other" (Martins et al. 2020, table 2).
+    """Return the type of an answer: "yes/no", "number" or "other" (Martins et al. 2020, table 2).
 
     >>> [answer_kind(answer) for answer in ("Yes", "11", "book, scissor")]
     ['yes/no', 'number', 'other']

@@ -90,7 +90,7 @@ class Vocabulary:
 
     @classmethod
     def from_json(cls, text: str, place: str = "vocabulary") -> Vocabulary:
-        """What :meth:`to_json` wrote; anything else is an :class:`~tsallis.errors.InputError` at `place`."""
+        """Parse what :meth:`to_json` wrote; anything else is an :class:`~tsallis.errors.InputError` at `place`."""
         try:
             content = json.loads(text)
             symbols, fingerprint, version = content["symbols"], content["fingerprint"], content["format"]

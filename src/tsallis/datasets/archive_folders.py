@@ -30,7 +30,7 @@ def read_folder(part: Part, path: Path, make: Make) -> Iterator[bytes]:
 
 
 def _members(part: Part, path: Path) -> Iterator[tuple[tuple[int | str, ...], re.Match[str], bytes, str]]:
-    """What the members of a folder are sorted by, the match of their names, what they hold, and their place."""
+    """Yield the sort key, name match, content and location of each member of a folder that matches."""
     pattern = re.compile(part.member or "")
     seen = set()
     with _uncompressed(path) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:

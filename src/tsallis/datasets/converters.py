@@ -18,7 +18,7 @@ LABELS = {"neg": "0", "pos": "1"}
 
 
 class NotIt(Exception):
-    """What was transferred does not hold what it should; `culprit` is the file, where it is known to be one."""
+    """An error in the content of a transferred file; `culprit` is the file, where one is known."""
 
     def __init__(self, message: str, culprit: SourceFile | None = None) -> None:
         super().__init__(message)

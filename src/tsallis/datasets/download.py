@@ -41,7 +41,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Part:
-    """What is wanted of a file that is transferred: how it is packed, which member, and which of its lines."""
+    """A part of a transferred file: its packing, the member to read, and the selection of its lines."""
 
     archive: SourceFile
     packing: Literal["plain", "gz", "xz", "tar", "zip", "tar-folder"]
@@ -98,7 +98,7 @@ def check(file: SourceFile, path: Path) -> None:
 
 
 def take_name(file: SourceFile, part: Path, path: Path) -> None:
-    """What is complete and right gets its name; its digest is recorded first where none is known."""
+    """Move a complete and checked file to its path; its digest is recorded first where none is published."""
     if file.sha256 is None and file.md5 is None:
         write_record(path, _digest(part))
     part.replace(path)
@@ -110,7 +110,7 @@ def known(file: SourceFile, path: Path) -> str:
 
 
 def same_digest(file: SourceFile, found: Path, path: Path) -> bool:
-    """Whether `found` is what belongs at `path`; True where nothing is known of it."""
+    """Tell whether `found` has the digest of the file at `path`; True where none is published or recorded."""
     if file.sha256 is not None:
         return _digest(found) == file.sha256
     if file.md5 is not None:
@@ -189,7 +189,7 @@ def _stream(url: str, part: Path, size: int | None) -> None:
 
 
 def _start(answer: HTTPResponse, url: str, have: int, size: int | None) -> tuple[int, int | None]:
-    """Where in the file the answer's bytes begin, and its size; what can't be the known file is refused unread."""
+    """Return the offset of the answer's bytes and the file's size; refuse an answer that can't be the file, unread."""
     if answer.status == 206:
         sent = answer.headers.get("Content-Range", "")
         found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", sent.strip())

@@ -1,4 +1,4 @@
-"""What is known of a data set."""
+"""The description of a data set: its files, licence and citation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Source:
         return packed | {file for file in self.files if file.size is not None}
 
     def languages(self) -> list[str]:
-        """What the files' names begin with or, of a parallel corpus, end with."""
+        """Return the languages in the files' names: their prefixes or, of a parallel corpus, their suffixes."""
         return sorted({self.language_of(file.name) for file in self.files})
 
     def language_of(self, name: str) -> str:
@@ -51,7 +51,7 @@ class Source:
 
 
 def _vouched_for(file: SourceFile) -> bool:
-    """Whether a digest is known of a file, or of everything it is unpacked from."""
+    """Tell whether a digest is published of a file, or of everything it is unpacked from."""
     digests = file.sha256 or file.md5
     return bool(digests) or (bool(file.parts) and all(_vouched_for(a) for part in file.parts for a in part.needs))
 

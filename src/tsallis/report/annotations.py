@@ -1,4 +1,4 @@
-"""What lines and pages of text have in common: marks under what is above zero, and notes in numbers."""
+"""Annotations shared by lines and pages of text: marks under the support, and notes of its size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tallest(count: int, view: View) -> float:
 
 
 def note(view: View, count: int) -> str:
-    """What is above zero, in numbers."""
+    """Describe the support of weights and density in numbers."""
     found = []
     if view.weights is not None:
         reached = int((check_weights(view.weights, (count,), "word") > 0).sum())

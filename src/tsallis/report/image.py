@@ -133,7 +133,7 @@ def image_panels(
 
 
 class _Plan:
-    """Where everything is, in inches: legends and answers have no part in the size of an image."""
+    """The layout of a figure in inches: legends and answers don't change the size of an image."""
 
     def __init__(self, picture: Tensor, panels: int, columns: int, width: float, question: str, answered: bool) -> None:
         self.columns, self.width = columns, width
@@ -156,7 +156,7 @@ class _Plan:
         return left / self.width, bottom / self.height, self.side / self.width, self.tall / self.height
 
     def bar(self) -> tuple[float, float, float, float]:
-        """Of the scale of colours, beside the first row."""
+        """Return left, bottom, width and height of the colour bar, beside the first row."""
         _, bottom, _, tall = self.box(0)
         return 1 - (SCALE - EDGE / 2) / self.width, bottom, 0.1 / self.width, tall
 

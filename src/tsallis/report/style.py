@@ -114,7 +114,7 @@ def whole(figure: Figure | SubFigure | Axes) -> Figure:
 
 @lru_cache(maxsize=16)
 def _installed(wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of some fonts that are there, by name."""
+    """Return the names of those fonts that are installed."""
     from matplotlib.font_manager import fontManager
 
     there = set(fontManager.get_font_names())
@@ -137,7 +137,7 @@ def families() -> list[str]:
 
 @lru_cache(maxsize=16)
 def _characters(fonts: tuple[str, ...]) -> frozenset[int]:
-    """What some fonts have, the one of the last resort left out."""
+    """Return the code points that these fonts cover, without the last-resort font."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     return frozenset(
@@ -171,7 +171,7 @@ def clean(text: object) -> str:
 
 
 def columns(text: str) -> int:
-    """How many columns text takes where wide characters take two."""
+    """Count the columns that text takes where wide characters take two."""
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
@@ -193,7 +193,7 @@ def shorten(word: str, longest: int = LONGEST) -> str:
 
 
 def lettering(size: float = SIZE, color: str = INK, **more: Any) -> dict[str, Any]:
-    """How a text is drawn: in fonts that have its characters, and as it stands, no formula in it."""
+    """Return matplotlib's text options: fonts that have the characters, and no parsing of formulas."""
     return {"fontfamily": families(), "fontsize": size, "color": color, "parse_math": False, "usetex": False, **more}
 
 
@@ -238,7 +238,7 @@ def quiet(ax: Axes, sides: Iterable[str] = ()) -> None:
 
 
 def heading(ax: Axes, title: str, note: str = "", pad: float = 5.0, width: float | None = None) -> None:
-    """What axes show, at the left, and a number or two about it at the right; the title within so many points."""
+    """Set the axes' title at the left, at most `width` points wide, and a short note at the right."""
     title = clean(title)
     size = SIZE + 0.5
     if width is not None and title:

@@ -246,7 +246,7 @@ class _Labels:
 
 
 def _labels(words: Sequence[str], views: Sequence[View], width: float) -> _Labels:
-    """As many words as fit along so many points: lying, slanting, upright, or else those that get most."""
+    """Label as many words as fit in the width: horizontal, slanted, upright, or else those with the most mass."""
     count = len(words)
     masses = torch.stack([word_masses(view, count) for view in views]).amax(0)
     cell = width / count

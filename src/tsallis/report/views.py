@@ -1,4 +1,4 @@
-"""What there is to draw: discrete weights, one density of a batch, and where they are above zero."""
+"""The data of a figure: discrete weights, one density of a batch, and their supports."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class View:
 
     @classmethod
     def of(cls, look: Any, row: int = 0, size: int | None = None, title: str = "") -> View:
-        """What a model looked at in one row of a batch, from what its method `attention` returned.
+        """Return the view of one row of a batch, from what a model's method `attention` returned.
 
         Args:
             look: with `weights` and `density`, either of which may be None.
@@ -125,7 +125,7 @@ def parts_of(density: Density) -> list[Density]:
 
 
 def intervals(density: Density) -> list[tuple[float, float]] | None:
-    """Where a density on the line is above zero, ascending and disjoint; None where it has no end."""
+    """Return the support of a density on the line as ascending disjoint intervals; None where it is unbounded."""
     ends: list[tuple[float, float]] = []
     for part in parts_of(density):
         if not isinstance(part.support, Interval):
@@ -174,7 +174,7 @@ def outlines(density: Density, points: int = 181) -> list[Shape]:
 
 
 def word_masses(view: View, count: int) -> Tensor:
-    """What each of `count` words gets from weights and density, whichever is more [count]; zero outside supports."""
+    """Return the mass of each of `count` words, the larger of weights' and density's [count]; zero outside supports."""
     found = torch.zeros(count, dtype=torch.float64)
     if view.weights is not None:
         found = check_weights(view.weights, (count,), "word")
