@@ -167,9 +167,9 @@ AnyData = TypeVar("AnyData", InflectionData, TranslationData)
 
 def _one_source(data: AnyData, names: Sequence[str], embedded: str) -> AnyData:
     if data.embedded is not None:
-        given = [n for n in names if getattr(data, n) is not None]
-        if given:
-            raise ValueError(f"embedded data takes no {', '.join(given)}")
+        sources = [n for n in names if getattr(data, n) is not None]
+        if sources:
+            raise ValueError(f"embedded data takes no {', '.join(sources)}")
     elif data.train is None or data.dev is None:
         raise ValueError(f"train and dev files are needed (or embedded: {embedded})")
     return data
@@ -421,15 +421,15 @@ def parse_yaml(text: str, name: str) -> Any:
         raise InputError(f"{name}: not YAML: {detail}") from error
 
 
-def _weight(node: yaml.Node, known: dict[int, int]) -> int:
+def _weight(node: yaml.Node, weights: dict[int, int]) -> int:
     """Count a tree's nodes with every alias expanded to a copy; more than LARGEST_TREE where a node holds itself."""
     if isinstance(node, yaml.ScalarNode):
         return 1
-    if id(node) not in known:
-        known[id(node)] = LARGEST_TREE + 1  # until it is known: inside of itself
+    if id(node) not in weights:
+        weights[id(node)] = LARGEST_TREE + 1  # until it is known: inside of itself
         parts = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
-        known[id(node)] = 1 + sum(_weight(part, known) for part in parts)
-    return known[id(node)]
+        weights[id(node)] = 1 + sum(_weight(part, weights) for part in parts)
+    return weights[id(node)]
 
 
 def check_config(content: dict[str, Any], name: str) -> Config:
@@ -459,12 +459,12 @@ def _apply(content: dict[str, Any], override: str) -> None:
 
 def _explain(error: ValidationError) -> str:
     """Every mistake with its path; where a setting may be of several types, all of them in one."""
-    found: dict[str, str] = {}
-    wanted: dict[str, list[str]] = {}
+    inputs: dict[str, str] = {}
+    expected: dict[str, list[str]] = {}
     for detail in error.errors(include_url=False, include_context=False):
-        place, section = _place(detail["loc"])
-        if place not in wanted and len(wanted) == MOST_MISTAKES:
-            wanted["and more"] = [f"these are the first {MOST_MISTAKES} mistakes"]
+        key, section = _place(detail["loc"])
+        if key not in expected and len(expected) == MOST_MISTAKES:
+            expected["and more"] = [f"these are the first {MOST_MISTAKES} mistakes"]
             break
         message = detail["msg"].removeprefix("Value error, ")
         if detail["type"] == "extra_forbidden":
@@ -473,15 +473,15 @@ def _explain(error: ValidationError) -> str:
         elif detail["type"] == "missing":
             message = "missing"
         elif detail["type"] != "value_error":
-            found[place] = f", found {describe(detail['input'])}"
+            inputs[key] = f", found {describe(detail['input'])}"
         message = message[:1].lower() + message[1:]
-        others = wanted.setdefault(place, [])
+        others = expected.setdefault(key, [])
         others.append(message.removeprefix("input should be ") if others else message)
-    return "; ".join(f"{_cut(place)}: {' or '.join(texts)}{found.get(place, '')}" for place, texts in wanted.items())
+    return "; ".join(f"{_cut(key)}: {' or '.join(texts)}{inputs.get(key, '')}" for key, texts in expected.items())
 
 
-def _cut(place: str) -> str:
-    return place if len(place) <= LONGEST_KEY else place[: LONGEST_KEY - 3] + "..."
+def _cut(key: str) -> str:
+    return key if len(key) <= LONGEST_KEY else key[: LONGEST_KEY - 3] + "..."
 
 
 def _place(loc: Sequence[int | str]) -> tuple[str, type[Section]]:

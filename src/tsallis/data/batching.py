@@ -158,11 +158,11 @@ class Updates(Sequence[list[list[list[int]]]]):
     def __getitem__(self, index: int | slice) -> list[list[list[int]]] | list[list[list[list[int]]]]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        place = index + len(self) if index < 0 else index
-        if not 0 <= place < len(self):
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
             raise IndexError(f"updates are numbered from 0 to {len(self) - 1}, got {index}")
         width = self.accumulate * self.ranks
-        window = self.batches[place * width : (place + 1) * width]
+        window = self.batches[position * width : (position + 1) * width]
         dealt: list[list[int]] = [[] for _ in range(self.ranks)]
         order = range(len(window)) if self.ranks == 1 else np.argsort(-window.costs, kind="stable").tolist()
         for turn, i in enumerate(order):

@@ -52,5 +52,5 @@ def fingerprint(path: Path, cache: Path) -> str:
 
 
 def _stamp(path: Path) -> list[int]:
-    found = os.stat(path)
-    return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
+    status = os.stat(path)
+    return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]

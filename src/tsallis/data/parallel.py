@@ -94,7 +94,7 @@ def encode_parallel(
     if max_length is not None and max_length < 1:
         raise ValueError(f"max_length must be at least 1, got {max_length}")
     folder = Path(folder)
-    read = kept = empty = 0
+    pairs_read = kept = empty = 0
     with contextlib.ExitStack() as stack:
         sides = [_Side(stack, folder, name, model, keep_text) for name, model in zip(SIDES, (src, tgt), strict=True)]
         stream = iter(pairs)
@@ -106,14 +106,14 @@ def encode_parallel(
             fits = filled if max_length is None else filled & (lengths <= max_length).all(0)
             for side, part, lines in zip(sides, rows, texts, strict=True):
                 side.extend(part, lines, np.flatnonzero(fits).tolist())
-            read, kept, empty = read + len(chunk), kept + int(fits.sum()), empty + int((~filled).sum())
+            pairs_read, kept, empty = pairs_read + len(chunk), kept + int(fits.sum()), empty + int((~filled).sum())
         if not kept:
             raise InputError(
-                f"{folder}: none of {read} pairs is left: {empty} have an empty side, the others are too long"
+                f"{folder}: none of {pairs_read} pairs is left: {empty} have an empty side, the others are too long"
             )
         for side in sides:
             side.finish()
-    counts = Counts(read, kept, empty, read - kept - empty)
+    counts = Counts(pairs_read, kept, empty, pairs_read - kept - empty)
     content = {"format": FORMAT, "counts": asdict(counts), "max_length": max_length, "made_from": made_from}
     write_atomic(folder / CORPUS, json.dumps(content, indent=1, ensure_ascii=False))
     return open_corpus(folder)

@@ -101,10 +101,10 @@ class Ragged(Sequence[Row]):
     def __getitem__(self, index: int | slice) -> Row | list[Row]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        place = index + len(self) if index < 0 else index
-        if not 0 <= place < len(self):
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
             raise IndexError(f"rows are numbered from 0 to {len(self) - 1}, got {index}")
-        return self.tokens[self.offsets[place] : self.offsets[place + 1]]
+        return self.tokens[self.offsets[position] : self.offsets[position + 1]]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or len(other) != len(self):
@@ -125,8 +125,8 @@ class Ragged(Sequence[Row]):
     @property
     def digest(self) -> str:
         """A hash of the rows; from the manifest where there is one."""
-        known = self.manifest.get("digest")
-        return known if isinstance(known, str) else digest_of(self)
+        recorded = self.manifest.get("digest")
+        return recorded if isinstance(recorded, str) else digest_of(self)
 
     def rows(self, index: ArrayLike) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """The symbols of some rows, one row after the other, and the rows' lengths."""

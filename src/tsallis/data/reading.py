@@ -39,7 +39,7 @@ class Stream(Protocol):
 def find_packed(path: Path | str, endings: Sequence[str] = PACKED) -> Path | None:
     """The file of that name, or that name with one of the endings behind it."""
     path = Path(path)
-    return next((found for ending in endings if (found := path.with_name(path.name + ending)).is_file()), None)
+    return next((candidate for ending in endings if (candidate := path.with_name(path.name + ending)).is_file()), None)
 
 
 def open_file(path: Path | str) -> IO[bytes]:
@@ -124,8 +124,8 @@ def decode_lines(stream: Stream, name: str, expected: str = "text") -> Iterator[
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError as error:
-            found = f"byte 0x{line[error.start]:02x} at byte {error.start} of the line"
-            raise InputError(f"{name}:{number}: expected UTF-8 text, found {found}") from error
+            culprit = f"byte 0x{line[error.start]:02x} at byte {error.start} of the line"
+            raise InputError(f"{name}:{number}: expected UTF-8 text, found {culprit}") from error
         yield text.removesuffix("\n")
     if number == 0:
         raise InputError(f"{name}: the file is empty, expected lines of {expected}")

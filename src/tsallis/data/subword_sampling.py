@@ -75,8 +75,8 @@ class Sampler:
 
     def _stretches(self, text: str) -> Iterator[str]:
         parts = self._fixed.split(text) if self._fixed else [text]
-        for place, part in enumerate(parts):
-            if place % 2:  # a symbol that is never taken apart
+        for position, part in enumerate(parts):
+            if position % 2:  # a symbol that is never taken apart
                 yield part
                 continue
             start = 0

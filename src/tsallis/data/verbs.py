@@ -90,7 +90,7 @@ def _stem(lemma: str, doubles: bool) -> str:
 
 def paradigms() -> dict[str, tuple[str, tuple[str, str, str, str]]]:
     """Every lemma with its split and its four forms, from the list of lemmas."""
-    found: dict[str, tuple[str, tuple[str, str, str, str]]] = {}
+    entries: dict[str, tuple[str, tuple[str, str, str, str]]] = {}
     listed = _listed()
     irregular = {lemma: (forms[0], forms[-1]) for lemma, kind, forms in listed if kind == "irregular"}
     for lemma, kind, forms in listed:
@@ -100,8 +100,8 @@ def paradigms() -> dict[str, tuple[str, tuple[str, str, str, str]]]:
         doubles = doubles or bool(forms and base and _stem(base, False) != base) or lemma in DOUBLING_IRREGULAR
         cells = (third_person(lemma), *pasts, present_participle(lemma, doubles))
         derived = bool(forms and base)
-        found[lemma] = ("train" if kind == "irregular" and not derived else _split(lemma), cells)
-    return dict(sorted(found.items()))
+        entries[lemma] = ("train" if kind == "irregular" and not derived else _split(lemma), cells)
+    return dict(sorted(entries.items()))
 
 
 def _split(lemma: str) -> str:

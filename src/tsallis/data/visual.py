@@ -46,10 +46,10 @@ def read_questions(path: Path | str, pictures: Pictures | None = None, gold: boo
         InputError: a file that is missing, empty or damaged, a malformed line or an unknown image, with its place.
     """
     lines = stream_lines(path, "<TAB>".join(COLUMNS))
-    found = [question for _, question in parse_questions(lines, str(path), pictures, gold)]
-    if not found:
+    questions = [question for _, question in parse_questions(lines, str(path), pictures, gold)]
+    if not questions:
         raise InputError(f"{path}: a header and no questions")
-    return found
+    return questions
 
 
 def parse_questions(
@@ -66,15 +66,15 @@ def parse_questions(
     Raises:
         InputError: a malformed line or an unknown image, with its place.
     """
-    found = []
+    questions = []
     for number, line in enumerate(lines, first):
         if number == 0 and tuple(field.strip().lower() for field in line.split("\t")) in (COLUMNS, COLUMNS[:2]):
             continue
         question = parse_question(line, f"{name}:{number + 1}", gold)
         if pictures is not None and question.image not in pictures:
             raise InputError(f"{name}:{number + 1}: there is no image {describe(question.image)}")
-        found.append((number, question))
-    return found
+        questions.append((number, question))
+    return questions
 
 
 def parse_question(line: str, place: str, gold: bool = True) -> Question:

@@ -38,10 +38,10 @@ def segments(lines: Iterator[bytes], where: str) -> Iterator[bytes]:
     for line in lines:
         if not line.lstrip().startswith(b"<seg"):
             continue
-        found = re.fullmatch(r"\s*<seg[^>]*>(.*)</seg>\s*", decode(line, where))
-        if not found:
+        match = re.fullmatch(r"\s*<seg[^>]*>(.*)</seg>\s*", decode(line, where))
+        if not match:
             raise NotIt(f"{where}: expected <seg>...</seg> in one line, found {decode(line, where)[:50]!r}")
-        yield " ".join(found[1].split()).encode()
+        yield " ".join(match[1].split()).encode()
 
 
 def talks(lines: Iterator[bytes]) -> Iterator[bytes]:
@@ -66,14 +66,14 @@ def clusters(lines: Iterator[bytes], where: str, part: Part) -> Iterator[bytes]:
 def labelled(lines: Iterator[bytes], where: str) -> Iterator[bytes]:
     """`label<TAB>text` from a number, a blank and a text in UTF-8 or Latin-1: such collections mix the two."""
     for line in lines:
-        found = LABELLED.fullmatch(line.translate(CONTROLS).rstrip())
-        if not found:
+        match = LABELLED.fullmatch(line.translate(CONTROLS).rstrip())
+        if not match:
             raise NotIt(f"{where}: expected a number and a text, found {line[:50]!r}")
         try:
-            text = found[2].decode("utf-8")
+            text = match[2].decode("utf-8")
         except UnicodeDecodeError:
-            text = found[2].decode("latin-1")
-        yield found[1] + b"\t" + text.encode()
+            text = match[2].decode("latin-1")
+        yield match[1] + b"\t" + text.encode()
 
 
 def pairs(lines: Iterator[bytes], names: Iterable[bytes], where: str) -> Iterator[bytes]:
@@ -81,19 +81,19 @@ def pairs(lines: Iterator[bytes], names: Iterable[bytes], where: str) -> Iterato
 
     The image is named at the end of a question: "... in the image7 ?". That end is left out.
     """
-    wanted = {name.strip().decode("latin-1") for name in names if name.strip()}
+    images = {name.strip().decode("latin-1") for name in names if name.strip()}
     for line in lines:
         question = decode(line, where).strip()
         if not question:
             continue
         answer = decode(next(lines, b""), where).strip()
-        found = POINTER.search(question)
-        if not found or not answer:
-            missing = "answer" if found else "image"
+        match = POINTER.search(question)
+        if not match or not answer:
+            missing = "answer" if match else "image"
             expected = "expected a question about an image and its answer"
             raise NotIt(f"{where}: {expected}, found no {missing}: {shorten(question)}")
-        if (image := f"image{found[1]}") in wanted:
-            yield row(image, question[: found.start()], answer)
+        if (image := f"image{match[1]}") in images:
+            yield row(image, question[: match.start()], answer)
 
 
 def questions(content: bytes, where: str) -> Iterator[bytes]:

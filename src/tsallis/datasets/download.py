@@ -92,8 +92,8 @@ def check(file: SourceFile, path: Path) -> None:
         raise InputError(f"{path}: is not {known(file, path)} (its digest differs); remove it to fetch it again")
     if file.sha256 is None and file.md5 is None and not record_of(path).exists():
         # Put there by the user: what it is now is what it must stay.
-        if file.lines is not None and (found := count_lines(path)) != file.lines:
-            raise InputError(f"{path}: expected {file.lines} lines, found {found}; remove it to fetch it again")
+        if file.lines is not None and (count := count_lines(path)) != file.lines:
+            raise InputError(f"{path}: expected {file.lines} lines, found {count}; remove it to fetch it again")
         write_record(path, _digest(path))
 
 
@@ -192,11 +192,11 @@ def _start(answer: HTTPResponse, url: str, have: int, size: int | None) -> tuple
     """Return the offset of the answer's bytes and the file's size; refuse an answer that can't be the file, unread."""
     if answer.status == 206:
         sent = answer.headers.get("Content-Range", "")
-        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", sent.strip())
-        if not found or int(found[1]) != have or (size is not None and found[2] not in ("*", str(size))):
-            wanted = f"bytes {have}-{size - 1}/{size}" if size is not None else f"bytes from {have} on"
-            raise InputError(f"{url}: expected {wanted} of the file, the server sent {sent!r}")
-        return have, size if size is not None or found[2] == "*" else int(found[2])
+        match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", sent.strip())
+        if not match or int(match[1]) != have or (size is not None and match[2] not in ("*", str(size))):
+            expected = f"bytes {have}-{size - 1}/{size}" if size is not None else f"bytes from {have} on"
+            raise InputError(f"{url}: expected {expected} of the file, the server sent {sent!r}")
+        return have, size if size is not None or match[2] == "*" else int(match[2])
     # A server that ignores the range answers 200 and sends everything again.
     length = answer.headers.get("Content-Length", "").strip()
     if size is None:

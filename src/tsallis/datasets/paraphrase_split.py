@@ -54,10 +54,10 @@ def _clusters(pairs: list[Pair]) -> list[list[int]]:
         first: dict[str, int] = {}
         for i, pair in enumerate(pairs):
             parent[root(i)] = root(first.setdefault(_bare(pair[side]), i))
-    found: dict[int, list[int]] = {}
+    clusters: dict[int, list[int]] = {}
     for i in range(len(pairs)):
-        found.setdefault(root(i), []).append(i)
-    return list(found.values())
+        clusters.setdefault(root(i), []).append(i)
+    return list(clusters.values())
 
 
 def _clean(text: str) -> str:

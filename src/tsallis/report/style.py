@@ -96,8 +96,8 @@ def save(figure: Figure | Axes, path: Path | str, dpi: float = 200) -> None:
     """
     ending = Path(path).suffix.lower().removeprefix(".")
     if ending not in ENDINGS:
-        known = ", ".join(f".{e}" for e in ENDINGS)
-        raise InputError(f"{path}: a figure's file must end in one of {known}")
+        endings = ", ".join(f".{e}" for e in ENDINGS)
+        raise InputError(f"{path}: a figure's file must end in one of {endings}")
     stream = io.BytesIO()
     undated: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
     whole(figure).savefig(stream, format=ending, dpi=dpi, metadata=undated[ending])
@@ -107,18 +107,18 @@ def save(figure: Figure | Axes, path: Path | str, dpi: float = 200) -> None:
 
 def whole(figure: Figure | SubFigure | Axes) -> Figure:
     """The figure that something is part of."""
-    found = figure.get_figure(root=True)
-    assert found is not None
-    return found
+    root = figure.get_figure(root=True)
+    assert root is not None
+    return root
 
 
 @lru_cache(maxsize=16)
-def _installed(wanted: tuple[str, ...]) -> tuple[str, ...]:
+def _installed(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of those fonts that are installed."""
     from matplotlib.font_manager import fontManager
 
     there = set(fontManager.get_font_names())
-    return tuple(name for name in wanted if name in there)
+    return tuple(name for name in names if name in there)
 
 
 def families() -> list[str]:
@@ -161,8 +161,8 @@ def clean(text: object) -> str:
     if plain.isascii():
         return plain
     fonts = families()
-    known = _characters(tuple(fonts))
-    missing = {c for c in plain if ord(c) not in known and unicodedata.category(c) not in ("Cf", "Mn")}
+    covered = _characters(tuple(fonts))
+    missing = {c for c in plain if ord(c) not in covered and unicodedata.category(c) not in ("Cf", "Mn")}
     for c in sorted(missing):
         _say_missing(unicodedata.name(c, "such").split()[0])
     if missing and LAST_RESORT not in fonts:

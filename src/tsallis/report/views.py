@@ -58,8 +58,8 @@ class View:
 
 def numbers(values: Any) -> Tensor:
     """Numbers of any kind as a tensor in float64 on the CPU."""
-    found = values if isinstance(values, Tensor) else torch.as_tensor(values)
-    return found.detach().to("cpu", torch.float64)
+    tensor = values if isinstance(values, Tensor) else torch.as_tensor(values)
+    return tensor.detach().to("cpu", torch.float64)
 
 
 def check_weights(values: Any, shape: tuple[int, ...], what: str) -> Tensor:
@@ -67,9 +67,9 @@ def check_weights(values: Any, shape: tuple[int, ...], what: str) -> Tensor:
     weights = numbers(values)
     if tuple(weights.shape) != shape:
         raise ValueError(f"weights must be {list(shape)}, one for each {what}, got shape {list(weights.shape)}")
-    wrong = weights[~((weights >= 0) & weights.isfinite())]
-    if len(wrong):
-        raise ValueError(f"weights must be at least zero and finite, got {wrong[0].item():g}")
+    invalid = weights[~((weights >= 0) & weights.isfinite())]
+    if len(invalid):
+        raise ValueError(f"weights must be at least zero and finite, got {invalid[0].item():g}")
     return weights
 
 
@@ -89,8 +89,8 @@ def one_of(density: Density, index: Index, dims: int) -> Density:
         ValueError: another number of dimensions, or an index that doesn't say which.
     """
     if density.dims != dims:
-        wanted = "on the line" if dims == 1 else "in the plane"
-        raise ValueError(f"the density must be one {wanted}, got one in {density.dims} dimensions")
+        where = "on the line" if dims == 1 else "in the plane"
+        raise ValueError(f"the density must be one {where}, got one in {density.dims} dimensions")
     index = (index,) if isinstance(index, int) else tuple(index)
     batch = tuple(density.batch_shape)
     if math.prod(batch[len(index) :]) == 1:  # what is not named has one place: of heads and queries, say
@@ -121,7 +121,7 @@ def parts_of(density: Density) -> list[Density]:
         return [density]
     members = density.weights.tolist()
     each = [_picked(density.parts[0], (k,)) for k in range(len(members))] if density.stacked else density.parts
-    return [found for weight, part in zip(members, each, strict=True) if weight > 0 for found in parts_of(part)]
+    return [component for weight, part in zip(members, each, strict=True) if weight > 0 for component in parts_of(part)]
 
 
 def intervals(density: Density) -> list[tuple[float, float]] | None:
@@ -163,23 +163,23 @@ class Shape(NamedTuple):
 
 def outlines(density: Density, points: int = 181) -> list[Shape]:
     """The edge of each part's support, or where it has none, one and two standard deviations."""
-    found: list[Shape] = []
+    shapes: list[Shape] = []
     for part in parts_of(density):
         if isinstance(part.support, Ellipse):
-            found.append(Shape(numbers(part.support.boundary(points)), None))
+            shapes.append(Shape(numbers(part.support.boundary(points)), None))
         elif isinstance(part, Elliptical):
             mean, factor = numbers(part.mean), numbers(part.factor)
-            found += [Shape(Ellipse(mean, k * factor).boundary(points), k) for k in (1, 2)]
-    return found
+            shapes += [Shape(Ellipse(mean, k * factor).boundary(points), k) for k in (1, 2)]
+    return shapes
 
 
 def word_masses(view: View, count: int) -> Tensor:
     """Return the mass of each of `count` words, the larger of weights' and density's [count]; zero outside supports."""
-    found = torch.zeros(count, dtype=torch.float64)
+    masses = torch.zeros(count, dtype=torch.float64)
     if view.weights is not None:
-        found = check_weights(view.weights, (count,), "word")
+        masses = check_weights(view.weights, (count,), "word")
     if view.density is not None:
         density = one_of(view.density, view.index, 1)
         edges = torch.linspace(0, 1, count + 1, dtype=torch.float64)
-        found = torch.maximum(found, cell_masses(density, edges))
-    return found
+        masses = torch.maximum(masses, cell_masses(density, edges))
+    return masses
