@@ -374,7 +374,7 @@ class Config(Section):
         return self
 
     def text(self) -> str:
-        """The configuration as YAML, every default filled in; without the folder, which may be moved."""
+        """Return the configuration as YAML, every default filled in; without the folder, which may be moved."""
         return yaml.safe_dump(self.model_dump(exclude={"run_dir"}), sort_keys=False, allow_unicode=True)
 
 
@@ -433,7 +433,7 @@ def _weight(node: yaml.Node, weights: dict[int, int]) -> int:
 
 
 def check_config(content: dict[str, Any], name: str) -> Config:
-    """A configuration from its content."""
+    """Return a configuration from its content."""
     try:
         return Config.model_validate(content)
     except ValidationError as error:
@@ -458,7 +458,7 @@ def _apply(content: dict[str, Any], override: str) -> None:
 
 
 def _explain(error: ValidationError) -> str:
-    """Every mistake with its path; where a setting may be of several types, all of them in one."""
+    """Return every mistake with its path; where a setting may be of several types, all of them in one."""
     inputs: dict[str, str] = {}
     expected: dict[str, list[str]] = {}
     for detail in error.errors(include_url=False, include_context=False):
@@ -485,7 +485,7 @@ def _cut(key: str) -> str:
 
 
 def _place(loc: Sequence[int | str]) -> tuple[str, type[Section]]:
-    """The path of a setting and its section, without the types that pydantic adds to it."""
+    """Return the path of a setting and its section, without the types that pydantic adds to it."""
     parts: list[str] = []
     section: type[Section] = Config
     inside = True

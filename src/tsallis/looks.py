@@ -22,7 +22,7 @@ PAGE = 24  # words or more are set as a text to be read
 
 
 def figures(run: Run, lines: Lines, beam_size: int = 1) -> Iterator[tuple[int, Figure]]:
-    """A figure of each line that has an output, with the line's number from 0.
+    """Yield a figure of each line that has an output, with the line's number from 0.
 
     Args:
         run: a trained model.

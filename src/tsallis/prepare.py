@@ -82,7 +82,7 @@ class Prepared:
     settings: Settings
 
     def build(self) -> Any:
-        """The model, as the seed makes it."""
+        """Return the model, as the seed makes it."""
         torch.manual_seed(self.settings.seed)
         with memory_for("the model (see the sizes of model)"):
             model = build_model(self.description, "model")
@@ -176,7 +176,7 @@ def _check_formula(config: Config) -> None:
 
 
 def _description(config: Config, data: Data, settings: Settings) -> dict[str, Any]:
-    """The model's class and arguments."""
+    """Return the model's class and arguments."""
     model = config.model
     sizes = {"src_vocab": len(data.src_vocab), "tgt_vocab": len(data.tgt_vocab)}
     if isinstance(model, ClassifierConfig):
@@ -332,7 +332,7 @@ def _name(data: DataConfig, split: str) -> str:
 
 
 def languages(data: InflectionData) -> list[str] | None:
-    """The languages of a configuration; "all" is looked up in the folder."""
+    """Return the languages of a configuration; "all" is looked up in the folder."""
     if data.languages != "all":
         return data.languages
     assert data.train is not None
@@ -371,7 +371,7 @@ def _in_turn(examples: list[InflectionExample]) -> list[InflectionExample]:
 
 
 def sides(data: TranslationData, split: str) -> tuple[Path, Path]:
-    """The files of a split, packed or not.
+    """Return the files of a split, packed or not.
 
     Raises:
         InputError: no such file.

@@ -75,7 +75,7 @@ class Task(Protocol):
 
 
 def task_of(facts: dict[str, Any]) -> Task:
-    """The task a run folder's task.json describes."""
+    """Return the task a run folder's task.json describes."""
     name = facts.get("task", "inflection")
     if name == "inflection":
         return Inflection(facts.get("languages"), facts.get("max_length"))
@@ -307,7 +307,7 @@ def _pair(line: str, where: str, gold: bool) -> tuple[str, str]:
 
 
 def texts(results: Sequence[Result], vocab: Symbols) -> list[str]:
-    """The best hypotheses as text; nothing where there is none."""
+    """Return the best hypotheses as text; nothing where there is none."""
     return [vocab.text(r.best.tokens) if r.best else "" for r in results]
 
 

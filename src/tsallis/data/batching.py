@@ -48,7 +48,7 @@ def counted(tgt_out: Tensor) -> Tensor:
 
 
 def make_batch(src: Rows, tgt: Rows, index: Sequence[int]) -> Batch:
-    """The rows `index` of encoded sources and targets, lists or :class:`~tsallis.data.ragged.Ragged`.
+    """Return the rows `index` of encoded sources and targets, lists or :class:`~tsallis.data.ragged.Ragged`.
 
     >>> batch = make_batch([[4, 5], [4]], [[6], [6, 7]], [1, 0])
     >>> batch.src.tolist(), batch.tgt_in.tolist(), batch.tgt_out.tolist()
@@ -73,7 +73,7 @@ def make_batch(src: Rows, tgt: Rows, index: Sequence[int]) -> Batch:
 
 
 def _flat(data: Rows, rows: list[int]) -> tuple[NDArray[Any], Ints]:
-    """The symbols of some rows, one row after the other, and the rows' lengths."""
+    """Return the symbols of some rows, one row after the other, and the rows' lengths."""
     if isinstance(data, Ragged):
         return data.rows(rows)
     chosen = [data[i] for i in rows]
@@ -230,7 +230,7 @@ class BatchPlan:
         return -(-len(self.widths) // self.batch_size)
 
     def epoch(self, number: int) -> Batches:
-        """The batches of one epoch, each a list of rows."""
+        """Return the batches of one epoch, each a list of rows."""
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + number) % 2**63)
         order = torch.randperm(len(self.widths), generator=generator).numpy()
         pool = np.arange(len(order)) // self._pool()

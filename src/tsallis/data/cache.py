@@ -19,7 +19,7 @@ SETTLED = 2.0  # seconds after which a file's times tell a change: some file sys
 
 
 def key_of(made_from: dict[str, Any]) -> str:
-    """The name of what is made from some files in some way."""
+    """Return the name of what is made from some files in some way."""
     return hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32]
 
 
@@ -31,7 +31,7 @@ def locked(path: Path) -> Iterator[bool]:
 
 
 def fingerprint(path: Path, cache: Path) -> str:
-    """The SHA-256 of a file; remembered in the cache for as long as the file's size, place and times stay."""
+    """Return the SHA-256 of a file; remembered in the cache for as long as the file's size, place and times stay."""
     remembered = cache / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]}.stamp.json"
     try:
         before = _stamp(path)

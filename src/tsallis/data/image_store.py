@@ -51,7 +51,7 @@ class Gallery:
         return self._opened[key]
 
     def hang(self, asked: Iterable[Asked]) -> list[int]:
-        """The number of each question's image; one that has none yet gets the next.
+        """Return the number of each question's image; one that has none yet gets the next.
 
         Raises:
             InputError: an image of another size than those that hang there.

@@ -200,7 +200,7 @@ class Photos:
 
 
 def decode_picture(content: bytes, place: str, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
-    """The pixels [height, width, 3] of a JPEG or PNG file, brought to a size if one is given.
+    """Return the pixels [height, width, 3] of a JPEG or PNG file, brought to a size if one is given.
 
     Raises:
         BadPicture: not such a file, or a damaged one; `place` is what it is called.

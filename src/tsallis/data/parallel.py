@@ -40,7 +40,7 @@ def stream_lines(path: Path | str, expected: str = "text") -> Iterator[str]:
 
 
 def read_parallel(src_path: Path | str, tgt_path: Path | str) -> Iterator[tuple[str, str]]:
-    """The pairs of lines of two files, one after the other; either side may be empty.
+    """Yield the pairs of lines of two files, one after the other; either side may be empty.
 
     Raises:
         InputError: as :func:`stream_lines`, or files of different numbers of lines.
@@ -208,7 +208,7 @@ def _entry(
     max_length: int | None,
     keep_text: bool,
 ) -> Path:
-    """The folder of the cache with the encoded text, made if it isn't there."""
+    """Return the folder of the cache with the encoded text, made if it isn't there."""
 
     def write(folder: Path) -> None:
         encode_parallel(read_parallel(src_path, tgt_path), folder, src, tgt, max_length, keep_text, made_from)

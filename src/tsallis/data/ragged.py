@@ -31,7 +31,7 @@ Row = NDArray[Any]
 
 
 def type_for(symbols: int) -> str:
-    """The smallest type for numbers below `symbols`.
+    """Return the smallest type for numbers below `symbols`.
 
     >>> type_for(256), type_for(32_000), type_for(65_536), type_for(65_537)
     ('<u1', '<u2', '<u2', '<u4')
@@ -129,7 +129,7 @@ class Ragged(Sequence[Row]):
         return recorded if isinstance(recorded, str) else digest_of(self)
 
     def rows(self, index: ArrayLike) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The symbols of some rows, one row after the other, and the rows' lengths."""
+        """Return the symbols of some rows, one row after the other, and the rows' lengths."""
         chosen = np.asarray(index, np.int64)
         starts = self.offsets[chosen]
         lengths = self.offsets[chosen + 1] - starts
@@ -225,7 +225,7 @@ class RaggedWriter:
 
 
 def digest_of(rows: Rows) -> str:
-    """A hash of rows: the same for the same numbers, wherever and as whatever type they are kept.
+    """Return a hash of rows: the same for the same numbers, wherever and as whatever type they are kept.
 
     >>> digest_of([[4, 5], [6]]) == digest_of(Ragged.of([[4, 5], [6]], np.uint16)) != digest_of([[4], [5, 6]])
     True

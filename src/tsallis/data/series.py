@@ -37,12 +37,12 @@ class Events(NamedTuple):
     names: list[str]  # of the channels, in code-point order
 
     def only(self, keep: NDArray[np.bool_]) -> Events:
-        """Some of them; the names stay."""
+        """Select some of the series; the channel names stay."""
         return Events(self.series[keep], self.times[keep], self.channels[keep], self.values[keep], self.names)
 
 
 def read_events(path: Path | str) -> Events:
-    """The observations of a UTF-8 file, plain, `.gz` or `.xz`.
+    """Return the observations of a UTF-8 file, plain, `.gz` or `.xz`.
 
     Raises:
         InputError: a file that is missing, empty or damaged, or a malformed line, each with its place.
@@ -141,7 +141,7 @@ class Scaling:
 
     @classmethod
     def of(cls, values: ArrayLike, channels: ArrayLike, count: int) -> Scaling:
-        """The scaling of values [observations] of the channels [observations], of which there are `count`.
+        """Return the scaling of values [observations] of the channels [observations], of which there are `count`.
 
         >>> scaling = Scaling.of([1.0, 2.0, 3.0, 50.0], [0, 0, 0, 1], 2)
         >>> scaling(np.array([2.0, 50.0]), np.array([0, 1])).tolist()
@@ -232,7 +232,7 @@ class IrregularSeries:
         return new
 
     def channel(self, number: int) -> Observed:
-        """All series' observations in one channel, padded to the longest."""
+        """Return all series' observations in one channel, padded to the longest."""
         own = self.channels == number
         row, counts = self.rows[own], self.counts[:, number]
         column = np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
@@ -243,7 +243,7 @@ class IrregularSeries:
         return Observed(torch.from_numpy(times), torch.from_numpy(values).float(), torch.from_numpy(mask))
 
     def grid(self, steps: int, end: float) -> Grid:
-        """The last value known at the end of each of `steps` equal steps of the time from 0 to `end`.
+        """Return the last value known at the end of each of `steps` equal steps of the time from 0 to `end`.
 
         Several observations in a step: the last one counts. What is at `end` belongs to the last step; what is outside
         is left out.
@@ -282,7 +282,7 @@ def _changes(*columns: Ints) -> Ints:
 
 
 def descriptors(events: Events, names: Sequence[str], series: Sequence[int]) -> Floats:
-    """The first value of each of the channels of each series [series, names]; NaN where there is none.
+    """Return the first value of each of the channels of each series [series, names]; NaN where there is none.
 
     >>> events = Events(np.array([1, 1]), np.array([3.0, 0.0]), np.zeros(2, int), np.array([5.0, 4.0]), ["age"])
     >>> descriptors(events, ["age", "height"], [1, 2]).tolist()

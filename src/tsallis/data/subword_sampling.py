@@ -53,7 +53,7 @@ class Sampler:
         self._fixed = re.compile(f"({'|'.join(map(re.escape, fixed))})") if fixed else None
 
     def draw(self, text: str, alpha: float, seed: int) -> list[int]:
-        """A segmentation of a normalised text."""
+        """Return a segmentation of a normalised text."""
         chance = Random(seed).random
         tokens: list[int] = []
         for stretch in self._stretches(text):
@@ -64,11 +64,11 @@ class Sampler:
         return tokens
 
     def draw_stretch(self, stretch: str, alpha: float, chance: Chance) -> Sequence[int]:
-        """A segmentation of what no piece goes across the ends of."""
+        """Return a segmentation of what no piece goes across the ends of."""
         raise NotImplementedError
 
     def spell(self, part: str) -> list[int]:
-        """The number of a piece; what is none is unknown, or its bytes where the model has them."""
+        """Return the number of a piece; what is none is unknown, or its bytes where the model has them."""
         if part in self.numbers:
             return [self.numbers[part]]
         return [self.bytes[b] for b in part.encode()] if self.bytes else [UNK]
@@ -143,7 +143,7 @@ class MergeSampler(Sampler):
 
 
 def _next(turn: int, alpha: float, chance: Chance) -> int:
-    """The turn after `turn` that is left out, where each is with probability `alpha` above 0."""
+    """Return the turn after `turn` that is left out, where each is with probability `alpha` above 0."""
     return turn + 1 + (int(math.log(1.0 - chance()) / math.log1p(-alpha)) if alpha < 1 else 0)
 
 

@@ -125,7 +125,7 @@ class Subwords:
         return Subwords, (self.model,)
 
     def encode(self, text: str) -> list[int]:
-        """The best segmentation, without start and end; what the model can't spell is 3."""
+        """Return the best segmentation, without start and end; what the model can't spell is 3."""
         tokens: list[int] = self._processor.encode(text)
         return tokens
 
@@ -142,7 +142,7 @@ class Subwords:
         return arrays
 
     def sample(self, text: str, alpha: float, seed: int) -> list[int]:
-        """A segmentation drawn at random, the same one for the same seed in every process.
+        """Return a segmentation drawn at random, the same one for the same seed in every process.
 
         Args:
             text: to segment.
@@ -178,7 +178,7 @@ class Subwords:
         return text
 
     def name(self, number: int) -> str:
-        """The spelling of one subword, `▁` for a space; special ones too."""
+        """Return the spelling of one subword, `▁` for a space; special ones too."""
         self._check_number(number)
         spelling: str = self._processor.id_to_piece(int(number))
         return SPECIALS[number] if number < len(SPECIALS) else spelling
@@ -188,7 +188,7 @@ class Subwords:
             raise IndexError(f"subwords are numbered from 0 to {len(self) - 1}, got {number}")
 
     def fingerprint(self) -> str:
-        """The SHA-256 of the model file."""
+        """Return the SHA-256 of the model file."""
         return hashlib.sha256(self.model).hexdigest()
 
     def save(self, path: Path | str) -> None:

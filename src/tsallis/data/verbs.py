@@ -24,7 +24,7 @@ KEEPS_E = ("singe", "tinge", "swinge")  # singeing, not singing
 
 
 def english_verbs() -> dict[str, list[InflectionExample]]:
-    """The embedded verbs as splits "train", "dev" and "test", which share no lemma.
+    """Return the embedded verbs as splits "train", "dev" and "test", which share no lemma.
 
     Irregular verbs that can't be derived from another are in "train": the other two measure the rules.
 
@@ -89,7 +89,7 @@ def _stem(lemma: str, doubles: bool) -> str:
 
 
 def paradigms() -> dict[str, tuple[str, tuple[str, str, str, str]]]:
-    """Every lemma with its split and its four forms, from the list of lemmas."""
+    """Return every lemma with its split and its four forms, from the list of lemmas."""
     entries: dict[str, tuple[str, tuple[str, str, str, str]]] = {}
     listed = _listed()
     irregular = {lemma: (forms[0], forms[-1]) for lemma, kind, forms in listed if kind == "irregular"}

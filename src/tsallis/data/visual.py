@@ -55,7 +55,7 @@ def read_questions(path: Path | str, pictures: Pictures | None = None, gold: boo
 def parse_questions(
     lines: Iterable[str], name: str, pictures: Pictures | None = None, gold: bool = True, first: int = 0
 ) -> list[tuple[int, Question]]:
-    """The questions of lines, each with its line's number from 0; the first line may be a header.
+    """Return the questions of lines, each with its line's number from 0; the first line may be a header.
 
     Args:
         lines: of the file `name`.
@@ -96,7 +96,7 @@ def parse_question(line: str, place: str, gold: bool = True) -> Question:
 
 
 def question_words(text: str) -> list[str]:
-    """The words of a question in lower case; numbers and marks of punctuation are words of their own.
+    """Return the words of a question in lower case; numbers and marks of punctuation are words of their own.
 
     >>> question_words("What's left of the chair2, in Image10?")
     ["what's", 'left', 'of', 'the', 'chair', '2', ',', 'in', 'image', '10', '?']
@@ -116,7 +116,7 @@ def answer_kind(answer: str) -> str:
 
 
 def answer_names(questions: Iterable[Question], most: int | None = None) -> list[str]:
-    """The answers, the most frequent first, ties in code-point order; an answer's class is its place.
+    """Return the answers, the most frequent first, ties in code-point order; an answer's class is its place.
 
     Args:
         questions: of a training set.
@@ -212,13 +212,13 @@ class Questions:
         return self.documents.lengths()
 
     def batch(self, index: Sequence[int], epoch: int = 0) -> QuestionBatch:
-        """Some rows, the same in every epoch."""
+        """Return some rows, the same in every epoch."""
         rows = self.documents.batch(index, epoch)
         images = self.pictures.batch([self.names[i] for i in rows.index])
         return QuestionBatch(images, rows.src, rows.src_lengths, rows.labels, rows.index)
 
     def batches(self, size: int) -> Iterator[QuestionBatch]:
-        """All rows in their order."""
+        """Yield all rows in their order."""
         if size < 1:
             raise ValueError(f"size must be at least 1, got {size}")
         for start in range(0, len(self), size):

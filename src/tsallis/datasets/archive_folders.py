@@ -19,7 +19,7 @@ Make = Callable[[re.Match[str], bytes, str], Iterator[bytes]]
 
 
 def read_folder(part: Part, path: Path, make: Make) -> Iterator[bytes]:
-    """The lines of all members whose names match, by what the pattern's groups say: numbers in numerical order.
+    """Yield the lines of all members whose names match, by what the pattern's groups say: numbers in numerical order.
 
     The archive is read once, as a stream; what its members hold is in memory until they are in order.
     """
@@ -56,7 +56,7 @@ def _members(part: Part, path: Path) -> Iterator[tuple[tuple[int | str, ...], re
 
 
 def _uncompressed(path: Path) -> IO[bytes]:
-    """The tar file in an archive, packed with gzip or xz, or as it is."""
+    """Return the tar file in an archive, packed with gzip or xz, or as it is."""
     with path.open("rb") as stream:
         start = stream.read(6)
     if start.startswith(b"\x1f\x8b"):

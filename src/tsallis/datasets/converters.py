@@ -45,7 +45,7 @@ def segments(lines: Iterator[bytes], where: str) -> Iterator[bytes]:
 
 
 def talks(lines: Iterator[bytes]) -> Iterator[bytes]:
-    """The sentences of TED talks, without the lines that describe a talk: its address, title and speaker."""
+    """Yield the sentences of TED talks, without the lines that describe a talk: its address, title and speaker."""
     for line in lines:
         if not line.lstrip().startswith(b"<"):
             yield b" ".join(line.split())

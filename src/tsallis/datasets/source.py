@@ -68,11 +68,11 @@ def language_of(name: str) -> str:
 
 
 def table(name: str) -> list[list[str]]:
-    """The rows of a table that is part of the package."""
+    """Return the rows of a table that is part of the package."""
     text = files("tsallis.datasets").joinpath(name).read_text(encoding="utf-8")
     return [line.split("\t") for line in text.split("\n")[:-1]]
 
 
 def unpacked(name: str, lines: int | None, parts: Iterable[Part]) -> SourceFile:
-    """A text without a published digest."""
+    """Return a text without a published digest."""
     return SourceFile(name, lines=lines, parts=tuple(parts))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def tallest(count: int, view: View) -> float:
-    """The largest weight, or value of the curve in weight a word."""
+    """Return the largest weight, or value of the curve in weight a word."""
     height = 0.0
     if view.weights is not None:
         height = float(check_weights(view.weights, (count,), "word").max())

@@ -116,7 +116,7 @@ def matrix_panels(
 
 
 def _rows(density: Density, index: int | tuple[int, ...], count: int) -> list[Density]:
-    """The density of each target word."""
+    """Return the density of each target word."""
     before = (index,) if isinstance(index, int) else tuple(index)
     batch = tuple(density.batch_shape)
     if len(batch) != len(before) + 1 or batch[-1] != count:

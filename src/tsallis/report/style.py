@@ -176,7 +176,7 @@ def columns(text: str) -> int:
 
 
 def shorten(word: str, longest: int = LONGEST) -> str:
-    """A word of at most so many columns; an ellipsis stands for the rest, whitespace alone for itself.
+    """Return a word of at most so many columns; an ellipsis stands for the rest, whitespace alone for itself.
 
     >>> shorten("Donaudampfschifffahrtsgesellschaft"), shorten("cost $5")
     ('Donaudampfschifff…', 'cost $5')
@@ -212,7 +212,7 @@ def _text_width(text: str, size: float, fonts: tuple[str, ...]) -> float:
 
 
 def points_wide(ax: Axes) -> float:
-    """The width of axes in points."""
+    """Return the width of axes in points."""
     return float(ax.bbox.width) / whole(ax).dpi * POINTS
 
 
@@ -253,7 +253,7 @@ def heading(ax: Axes, title: str, note: str = "", pad: float = 5.0, width: float
 
 @lru_cache(maxsize=8)
 def shades(name: str, low: float, high: float) -> ListedColormap:
-    """A part of one of matplotlib's perceptually uniform colour maps, itself uniform."""
+    """Return a part of one of matplotlib's perceptually uniform colour maps, itself uniform."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 

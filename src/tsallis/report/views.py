@@ -74,7 +74,7 @@ def check_weights(values: Any, shape: tuple[int, ...], what: str) -> Tensor:
 
 
 def check_words(words: Sequence[str]) -> list[str]:
-    """A list of words, at least one."""
+    """Return a list of words, at least one."""
     if isinstance(words, str):
         raise TypeError(f"words must be a sequence of strings, got one string: {words[:40]!r}")
     if not len(words):
@@ -116,7 +116,7 @@ def _picked(density: Density, index: tuple[int, ...]) -> Density:
 
 
 def parts_of(density: Density) -> list[Density]:
-    """The densities that a density is a mixture of, those of weight zero left out."""
+    """Return the densities that a density is a mixture of, those of weight zero left out."""
     if not isinstance(density, Mixture):
         return [density]
     members = density.weights.tolist()
@@ -162,7 +162,7 @@ class Shape(NamedTuple):
 
 
 def outlines(density: Density, points: int = 181) -> list[Shape]:
-    """The edge of each part's support, or where it has none, one and two standard deviations."""
+    """Return the edge of each part's support, or where it has none, one and two standard deviations."""
     shapes: list[Shape] = []
     for part in parts_of(density):
         if isinstance(part.support, Ellipse):
