@@ -37,7 +37,7 @@ class Events(NamedTuple):
     names: list[str]  # of the channels, in code-point order
 
     def only(self, keep: NDArray[np.bool_]) -> Events:
-        """Select some of the series; the channel names stay."""
+        """Select some of the observations; the channel names stay."""
         return Events(self.series[keep], self.times[keep], self.channels[keep], self.values[keep], self.names)
 
 
