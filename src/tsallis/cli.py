@@ -85,9 +85,9 @@ def main(command: Callable[[], object] = app) -> None:
         _discard_output()
         if os.environ.get("LOCAL_RANK", "0") == "0" or not _known_to_all(error):
             rank = os.environ.get("RANK", "0")
-            place = f" (process {rank})" if rank != "0" else ""
+            process = f" (process {rank})" if rank != "0" else ""
             with contextlib.suppress(OSError):
-                print(one_line(f"tsallis{place}: {_explain(error)}"), file=sys.stderr, flush=True)
+                print(one_line(f"tsallis{process}: {_explain(error)}"), file=sys.stderr, flush=True)
         status = 2
     raise SystemExit(status)
 
@@ -128,7 +128,7 @@ def _discard_output() -> None:
 
 
 def _known_to_all(error: Exception) -> bool:
-    """Whether the first process of this machine says the same."""
+    """Tell whether every process of the run raised this error, so that only the first need print it."""
     world = sys.modules.get("tsallis.training.distributed")
     return world is not None and isinstance(error, world.CommonError)
 
@@ -286,18 +286,18 @@ def translate(
     if budget is not None and not every:
         raise InputError("--budget is for --all")
     loaded = load_run(run, checkpoint)
-    wanted, many = nbest or 1, every or (nbest or 1) > 1
-    size = beam or max(_beam_size(loaded), wanted)
+    n_best, many = nbest or 1, every or (nbest or 1) > 1
+    size = beam or max(_beam_size(loaded), n_best)
     for first, lines in _blocks(loaded, file, gold=False, language=language, images=images):
         results, printed = [], 0
         for batch in _batches(lines.corpus):
             if every:
                 results = exhaustive(loaded.model, batch.src, batch.src_lengths, budget=budget or BUDGET, n_best=nbest)
             else:
-                results = beam_search(loaded.model, batch.src, batch.src_lengths, beam_size=size, n_best=wanted)
-        for place, result in zip(lines.places, results, strict=True):
-            _print_nothing(range(first + printed, first + place), as_json, many)
-            printed = place + 1
+                results = beam_search(loaded.model, batch.src, batch.src_lengths, beam_size=size, n_best=n_best)
+        for offset, result in zip(lines.places, results, strict=True):
+            _print_nothing(range(first + printed, first + offset), as_json, many)
+            printed = offset + 1
             _print_result(loaded, first + printed, result, as_json, many)
         _print_nothing(range(first + printed, first + lines.count), as_json, many)
         sys.stdout.flush()
@@ -305,9 +305,9 @@ def translate(
 
 def _print_nothing(places: range, as_json: bool, many: bool) -> None:
     """Lines with nothing in them have no outputs; elsewhere than in a list of outputs they keep their place."""
-    for place in places:
+    for offset in places:
         if as_json:
-            print(json.dumps({"line": place + 1, "certificate": "none", "bound": None, "mass": 0.0, "hypotheses": []}))
+            print(json.dumps({"line": offset + 1, "certificate": "none", "bound": None, "mass": 0.0, "hypotheses": []}))
         elif not many:
             print()
 
@@ -326,7 +326,7 @@ def _print_result(run: Run, line: int, result: Result, as_json: bool, many: bool
         }
         text = json.dumps(content, ensure_ascii=False)
         # Controls that JSON takes as they are, and halves of surrogate pairs.
-        print(re.sub("[\x7f-\x9f\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text))
+        print(re.sub("[\x7f-\x9f\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text))
     elif many:
         for h in result.hypotheses:
             _print(str(line), run.tgt_vocab.text(h.tokens), f"{h.prob:.6g}", result.certificate.kind)
@@ -428,8 +428,8 @@ def evaluate(
         lines = split_lines(loaded, config.data, split or "test", **options)
     report = evaluation(loaded, lines, beam or config.search.beam_size)
     if as_json:
-        said = {name: str(value) for name, value in options.items() if value is not None}
-        print(json.dumps({"run": str(run), "on": str(file) if file else split or "test", **said, **report}))
+        labels = {name: str(value) for name, value in options.items() if value is not None}
+        print(json.dumps({"run": str(run), "on": str(file) if file else split or "test", **labels, **report}))
     else:
         print(_table(report))
 
@@ -467,8 +467,8 @@ def _table(report: dict[str, Any]) -> str:
     lines += [f"{name}: {text}" for name, text in report.get("signatures", {}).items()]
     if "languages" in report:
         lines += ["", f"{'language':<28}{'samples':>10}{'accuracy':>10}{'Levenshtein':>13}"]
-    for name, found in report.get("languages", {}).items():
-        lines.append(f"{name:<28}{found['samples']:>10}{found['accuracy']:>10.2%}{found['levenshtein']:>13.3f}")
+    for name, scores in report.get("languages", {}).items():
+        lines.append(f"{name:<28}{scores['samples']:>10}{scores['accuracy']:>10.2%}{scores['levenshtein']:>13.3f}")
     return "\n".join(lines)
 
 
@@ -496,10 +496,10 @@ def score(
             for batch in _batches(lines.corpus)
             for total in score_batch(loaded.model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out).tolist()
         ]
-        for place, total in zip(lines.places, totals, strict=True):
+        for offset, total in zip(lines.places, totals, strict=True):
             possible = total != float("-inf")
             if as_json:
-                line = first + place + 1
+                line = first + offset + 1
                 print(json.dumps({"line": line, "possible": possible, "log_prob": total if possible else None}))
             else:
                 print(f"{total:.6f}" if possible else "-inf")
@@ -526,8 +526,8 @@ def look(
     size = beam or _beam_size(loaded)
     out.mkdir(parents=True, exist_ok=True)
     for first, lines in _blocks(loaded, file, gold=False, language=language, images=images):
-        for place, figure in figures(loaded, lines, size):
-            path = out / f"{first + place + 1}.{kind}"
+        for offset, figure in figures(loaded, lines, size):
+            path = out / f"{first + offset + 1}.{kind}"
             save(figure, path)
             _print(str(path))
 
@@ -565,9 +565,9 @@ def _show_answers(run: Run, lines: Lines) -> None:
     from tsallis.evaluation.metrics import search_corpus
     from tsallis.search import exhaustive
 
-    found = search_corpus(run.model, lines.corpus, beam_size=LISTED)
-    complete = [i for i, r in enumerate(found) if r.certificate.kind == "complete" and 0 < len(r.hypotheses) <= LISTED]
-    rows = sorted(complete, key=lambda i: found[i].hypotheses[0].log_prob)[:SHOWN]
+    beams = search_corpus(run.model, lines.corpus, beam_size=LISTED)
+    complete = [i for i, r in enumerate(beams) if r.certificate.kind == "complete" and 0 < len(r.hypotheses) <= LISTED]
+    rows = sorted(complete, key=lambda i: beams[i].hypotheses[0].log_prob)[:SHOWN]
     batch = lines.corpus.batch(rows or range(SHOWN))
     results = exhaustive(run.model, batch.src, batch.src_lengths)
     for i, result in zip(batch.index, results, strict=True):

@@ -62,7 +62,7 @@ class Section(BaseModel):
 
 
 class InflectionData(Section):
-    """Where examples come from: files of one or many languages, or embedded data."""
+    """The source of inflection examples: files of one or many languages, or embedded data."""
 
     task: Literal["inflection"] = "inflection"
     embedded: Literal["english-verbs"] | None = None
@@ -85,7 +85,7 @@ class InflectionData(Section):
 
 
 class SubwordsConfig(Section):
-    """How sentences become symbols."""
+    """The options of the subword models that turn sentences into symbols."""
 
     size: int = Field(8000, ge=8, lt=2**31)  # symbols of the vocabulary (of each, unless joint)
     kind: Literal["bpe", "unigram"] = "bpe"
@@ -135,7 +135,7 @@ class ClassificationData(Section):
 
 
 class SplitImages(Section):
-    """Where the images of each split are; those of dev are train's if it says nothing."""
+    """The paths of each split's images; dev uses train's unless it names its own."""
 
     train: FileName
     dev: FileName | None = None
@@ -167,16 +167,16 @@ AnyData = TypeVar("AnyData", InflectionData, TranslationData)
 
 def _one_source(data: AnyData, names: Sequence[str], embedded: str) -> AnyData:
     if data.embedded is not None:
-        given = [n for n in names if getattr(data, n) is not None]
-        if given:
-            raise ValueError(f"embedded data takes no {', '.join(given)}")
+        sources = [n for n in names if getattr(data, n) is not None]
+        if sources:
+            raise ValueError(f"embedded data takes no {', '.join(sources)}")
     elif data.train is None or data.dev is None:
         raise ValueError(f"train and dev files are needed (or embedded: {embedded})")
     return data
 
 
 class OutputConfig(Section):
-    """What all models have in common."""
+    """The output options that all models share."""
 
     output: Literal["softmax", "sparsemax", "entmax", "alpha_relu"] = "entmax"
     output_alpha: Alpha = 1.5
@@ -227,7 +227,7 @@ class TransformerConfig(OutputConfig):
 
 
 class AttendingConfig(Section):
-    """What classifiers of documents and answerers have in common."""
+    """The attention options that document classifiers and visual question answerers share."""
 
     attention: Literal["discrete", "continuous", "combined"] = "combined"
     transform: Map | Alpha = "sparsemax"
@@ -374,7 +374,7 @@ class Config(Section):
         return self
 
     def text(self) -> str:
-        """The configuration as YAML, every default filled in; without the folder, which may be moved."""
+        """Return the configuration as YAML, every default filled in; without the folder, which may be moved."""
         return yaml.safe_dump(self.model_dump(exclude={"run_dir"}), sort_keys=False, allow_unicode=True)
 
 
@@ -421,19 +421,19 @@ def parse_yaml(text: str, name: str) -> Any:
         raise InputError(f"{name}: not YAML: {detail}") from error
 
 
-def _weight(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many nodes a tree has where every alias stands for a copy; infinitely many where one holds itself."""
+def _weight(node: yaml.Node, weights: dict[int, int]) -> int:
+    """Count a tree's nodes with every alias expanded to a copy; more than LARGEST_TREE where a node holds itself."""
     if isinstance(node, yaml.ScalarNode):
         return 1
-    if id(node) not in known:
-        known[id(node)] = LARGEST_TREE + 1  # until it is known: inside of itself
+    if id(node) not in weights:
+        weights[id(node)] = LARGEST_TREE + 1  # until it is known: inside of itself
         parts = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
-        known[id(node)] = 1 + sum(_weight(part, known) for part in parts)
-    return known[id(node)]
+        weights[id(node)] = 1 + sum(_weight(part, weights) for part in parts)
+    return weights[id(node)]
 
 
 def check_config(content: dict[str, Any], name: str) -> Config:
-    """A configuration from its content."""
+    """Return a configuration from its content."""
     try:
         return Config.model_validate(content)
     except ValidationError as error:
@@ -458,13 +458,13 @@ def _apply(content: dict[str, Any], override: str) -> None:
 
 
 def _explain(error: ValidationError) -> str:
-    """Every mistake with its path; where a setting may be of several types, all of them in one."""
-    found: dict[str, str] = {}
-    wanted: dict[str, list[str]] = {}
+    """Return every mistake with its path; where a setting may be of several types, all of them in one."""
+    inputs: dict[str, str] = {}
+    expected: dict[str, list[str]] = {}
     for detail in error.errors(include_url=False, include_context=False):
-        place, section = _place(detail["loc"])
-        if place not in wanted and len(wanted) == MOST_MISTAKES:
-            wanted["and more"] = [f"these are the first {MOST_MISTAKES} mistakes"]
+        key, section = _place(detail["loc"])
+        if key not in expected and len(expected) == MOST_MISTAKES:
+            expected["and more"] = [f"these are the first {MOST_MISTAKES} mistakes"]
             break
         message = detail["msg"].removeprefix("Value error, ")
         if detail["type"] == "extra_forbidden":
@@ -473,19 +473,19 @@ def _explain(error: ValidationError) -> str:
         elif detail["type"] == "missing":
             message = "missing"
         elif detail["type"] != "value_error":
-            found[place] = f", found {describe(detail['input'])}"
+            inputs[key] = f", found {describe(detail['input'])}"
         message = message[:1].lower() + message[1:]
-        others = wanted.setdefault(place, [])
+        others = expected.setdefault(key, [])
         others.append(message.removeprefix("input should be ") if others else message)
-    return "; ".join(f"{_cut(place)}: {' or '.join(texts)}{found.get(place, '')}" for place, texts in wanted.items())
+    return "; ".join(f"{_cut(key)}: {' or '.join(texts)}{inputs.get(key, '')}" for key, texts in expected.items())
 
 
-def _cut(place: str) -> str:
-    return place if len(place) <= LONGEST_KEY else place[: LONGEST_KEY - 3] + "..."
+def _cut(key: str) -> str:
+    return key if len(key) <= LONGEST_KEY else key[: LONGEST_KEY - 3] + "..."
 
 
 def _place(loc: Sequence[int | str]) -> tuple[str, type[Section]]:
-    """The path of a setting and its section, without the types that pydantic adds to it."""
+    """Return the path of a setting and its section, without the types that pydantic adds to it."""
     parts: list[str] = []
     section: type[Section] = Config
     inside = True

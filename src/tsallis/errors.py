@@ -85,7 +85,7 @@ def _describe(value: Any, levels: int) -> str:
 
 
 def _parts(values: Any, levels: int) -> Iterator[str]:
-    """The first few parts of a container."""
+    """Yield the first few parts of a container."""
     for number, part in enumerate(values):
         if number == 4 or not levels:
             yield "..."

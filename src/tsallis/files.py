@@ -76,8 +76,8 @@ def sync_folder(folder: Path) -> None:
 
 def is_leftover(path: Path, names: Iterable[str]) -> bool:
     """Return whether `path` is what :func:`write_atomic` leaves when it is killed while it writes one of `names`."""
-    found = re.fullmatch(r"\.(.+)\.[a-z0-9_]{8}\.tmp", path.name)
-    return found is not None and found[1] in names and is_regular(path)
+    match = re.fullmatch(r"\.(.+)\.[a-z0-9_]{8}\.tmp", path.name)
+    return match is not None and match[1] in names and is_regular(path)
 
 
 def remove_leftovers(folder: Path, names: Iterable[str]) -> None:

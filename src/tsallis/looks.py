@@ -1,4 +1,4 @@
-"""What a run's model attends to, as figures: words of a document, regions of an image, source words of a target."""
+"""Figures of a run's attention: over words of a document, regions of an image, source words of a target."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = 24  # words or more are set as a text to be read
 
 
 def figures(run: Run, lines: Lines, beam_size: int = 1) -> Iterator[tuple[int, Figure]]:
-    """A figure of each line that has an output, with the line's number from 0.
+    """Yield a figure of each line that has an output, with the line's number from 0.
 
     Args:
         run: a trained model.
@@ -33,22 +33,22 @@ def figures(run: Run, lines: Lines, beam_size: int = 1) -> Iterator[tuple[int, F
         InputError: if matplotlib is missing.
     """
     draw = {"classification": _document, "visual": _image}.get(run.task.get("task", ""), _pair)
-    for row, place in enumerate(lines.places):
+    for row, offset in enumerate(lines.places):
         if not lines.titles[row].strip():
             continue  # an empty line holds nothing to look at
         batch = lines.corpus.batch([row])
         (result,) = beam_search(run.model, batch.src, batch.src_lengths, beam_size=beam_size)
         if result.best is not None:
             with torch.no_grad():
-                yield place, draw(run, batch, result, lines.titles[row])
+                yield offset, draw(run, batch, result, lines.titles[row])
 
 
 def _document(run: Run, batch: Batch, result: Result, title: str) -> Figure:
     look = run.model.classifier.attention(batch.src, batch.src_lengths)
     size = int(batch.src_lengths[0])
-    found = words(title)[:size] or [""]
+    tokens = words(title)[:size] or [""]
     view = View.of(look, size=size, title=_answer(run, result))
-    return text_panels(found, [view], layout="page" if size >= PAGE else "line")
+    return text_panels(tokens, [view], layout="page" if size >= PAGE else "line")
 
 
 def _image(run: Run, batch: Batch, result: Result, title: str) -> Figure:

@@ -1,4 +1,4 @@
-"""What a configuration stands for: data, vocabularies and plain arguments."""
+"""The preparation of a run from its configuration: data, vocabularies and plain arguments."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a configuration stands for."""
+    """The data, model description, task and settings that a configuration describes."""
 
     data: Data
     description: dict[str, Any]  # class and arguments of the model
@@ -82,7 +82,7 @@ class Prepared:
     settings: Settings
 
     def build(self) -> Any:
-        """The model, as the seed makes it."""
+        """Return the model, as the seed makes it."""
         torch.manual_seed(self.settings.seed)
         with memory_for("the model (see the sizes of model)"):
             model = build_model(self.description, "model")
@@ -91,14 +91,14 @@ class Prepared:
         return model
 
     def measure(self) -> Measure:
-        """What a search on the development set is worth, quickly."""
+        """Return a function that scores a search on the development set, without the costly scores."""
         task, data = task_of(self.task), self.data
 
         def measure(results: Any) -> dict[str, float]:
-            found = texts(results, data.tgt_vocab)
-            references, languages = data.references[: len(found)], (data.languages or [])[: len(found)]
-            each = language_scores(task, found, references, languages, quick=True)
-            return score_values(task.scores(found, references, quick=True), each)
+            outputs = texts(results, data.tgt_vocab)
+            references, languages = data.references[: len(outputs)], (data.languages or [])[: len(outputs)]
+            each = language_scores(task, outputs, references, languages, quick=True)
+            return score_values(task.scores(outputs, references, quick=True), each)
 
         return measure
 
@@ -116,20 +116,20 @@ def prepare(config: Config, folder: Path | None = None) -> Prepared:
     description = _started(config, folder)
     if description is None:
         _check_formula(config)
-    given = config.data
-    task: dict[str, Any] = {"task": given.task}
-    if isinstance(given, TranslationData):
-        data = _translation(given)
-        task |= {"src": given.src, "tgt": given.tgt, "max_length": given.max_length}
-    elif isinstance(given, ClassificationData):
-        data = _classification(given)
-        task["max_length"] = given.max_length
-    elif isinstance(given, VisualData):
-        data = _visual(given)
-        task |= {"images": _images(given, "test"), "size": given.size, "max_length": given.max_length}
+    section = config.data
+    task: dict[str, Any] = {"task": section.task}
+    if isinstance(section, TranslationData):
+        data = _translation(section)
+        task |= {"src": section.src, "tgt": section.tgt, "max_length": section.max_length}
+    elif isinstance(section, ClassificationData):
+        data = _classification(section)
+        task["max_length"] = section.max_length
+    elif isinstance(section, VisualData):
+        data = _visual(section)
+        task |= {"images": _images(section, "test"), "size": section.size, "max_length": section.max_length}
     else:
-        data = _inflection(given)
-        task |= {"languages": languages(given), "max_length": given.max_length}
+        data = _inflection(section)
+        task |= {"languages": languages(section), "max_length": section.max_length}
     settings = Settings(**config.training.model_dump())
     count = len(set(data.languages or ()))
     if settings.validation_rows is not None and settings.validation_rows < count:
@@ -165,34 +165,37 @@ def _check_formula(config: Config) -> None:
     model = config.model
     if isinstance(model, ClassifierConfig | AnswererConfig) or model.output != "alpha_relu" or model.tau != "formula":
         return
-    wrong = [f"architecture {model.architecture}"] if model.architecture != "transformer" else []
-    wrong += [f"share: {model.share}"] if model.share != "none" else []
-    wrong += [f"output_alpha {model.output_alpha:g}"] if model.output_alpha != 1.5 else []
-    if wrong:
+    conflicts = [f"architecture {model.architecture}"] if model.architecture != "transformer" else []
+    conflicts += [f"share: {model.share}"] if model.share != "none" else []
+    conflicts += [f"output_alpha {model.output_alpha:g}"] if model.output_alpha != 1.5 else []
+    if conflicts:
         raise InputError(
             "model.tau: formula is for a Transformer with an output matrix of its own (share: none) and output_alpha "
-            f"1.5 alone, found {', '.join(wrong)}; use tau: auto, the mean threshold of the first batch"
+            f"1.5 alone, found {', '.join(conflicts)}; use tau: auto, the mean threshold of the first batch"
         )
 
 
 def _description(config: Config, data: Data, settings: Settings) -> dict[str, Any]:
-    """The model's class and arguments."""
-    given = config.model
+    """Return the model's class and arguments."""
+    model = config.model
     sizes = {"src_vocab": len(data.src_vocab), "tgt_vocab": len(data.tgt_vocab)}
-    if isinstance(given, ClassifierConfig):
-        return {"class": given.architecture, "arguments": sizes | given.model_dump(exclude={"architecture"})}
-    if isinstance(given, AnswererConfig):
-        seen = {"kind": "questions", **_of_images(data)}
-        return {"class": given.architecture, "arguments": sizes | seen | given.model_dump(exclude={"architecture"})}
-    if given.share == "all" and data.src_vocab != data.tgt_vocab:
+    if isinstance(model, ClassifierConfig):
+        return {"class": model.architecture, "arguments": sizes | model.model_dump(exclude={"architecture"})}
+    if isinstance(model, AnswererConfig):
+        images = {"kind": "questions", **_of_images(data)}
+        return {
+            "class": model.architecture,
+            "arguments": sizes | images | model.model_dump(exclude={"architecture"}),
+        }
+    if model.share == "all" and data.src_vocab != data.tgt_vocab:
         raise InputError("model.share: all needs one vocabulary for both sides (data.subwords.joint: true)")
-    arguments = given.model_dump(exclude={"tau", "architecture"})
+    arguments = model.model_dump(exclude={"tau", "architecture"})
     arguments = {**sizes, **arguments}
-    arguments["tau"] = given.tau if isinstance(given.tau, float) else 0.0
-    if given.output == "alpha_relu" and given.tau == "formula":
-        arguments["tau"] = estimate_tau(given.d_model, len(data.tgt_vocab))
-    description = {"class": given.architecture, "arguments": arguments}
-    if given.output == "alpha_relu" and given.tau == "auto":
+    arguments["tau"] = model.tau if isinstance(model.tau, float) else 0.0
+    if model.output == "alpha_relu" and model.tau == "formula":
+        arguments["tau"] = estimate_tau(model.d_model, len(data.tgt_vocab))
+    description = {"class": model.architecture, "arguments": arguments}
+    if model.output == "alpha_relu" and model.tau == "auto":
         arguments["tau"] = _first_threshold(description, data.train, settings)
     return description
 
@@ -213,13 +216,13 @@ def split_lines(run: Run, data: DataConfig, split: str, **options: Any) -> Lines
     Raises:
         InputError: an option the run's task doesn't take, a language it doesn't know, and what reading finds.
     """
-    given = check_options(run, options)
+    values = check_options(run, options)
     if isinstance(data, InflectionData):
-        if "language" in given:
-            check_language(run, given["language"])
+        if "language" in values:
+            check_language(run, values["language"])
         if data.languages == "all":  # those there were when the run was started
             data = data.model_copy(update={"languages": run.task.get("languages")})
-    return task_of(run.task).encode(read_split(data, split, **given), run)
+    return task_of(run.task).encode(read_split(data, split, **values), run)
 
 
 def read_split(data: DataConfig, split: str, language: str | None = None, images: Path | None = None) -> list[Any]:
@@ -253,14 +256,14 @@ def read_split(data: DataConfig, split: str, language: str | None = None, images
 
 
 def _documents(data: ClassificationData, split: str) -> list[LabelledText]:
-    """Of one split; without a file for dev, a share of train is held out."""
+    """Read the documents of one split; without a file for dev, a share of train is held out."""
     held_out = data.dev is None and split != "test"
     name = data.train if held_out else _name(data, split)
     path = find_split(data.folder, name)
     if path is None:
         raise InputError(f"{Path(data.folder) / name}: there is no such file (nor one that ends in .tsv, .xz or .gz)")
-    found = read_labelled(path)
-    return split_off(found, data.held_out)[split == "dev"] if held_out else found
+    texts = read_labelled(path)
+    return split_off(texts, data.held_out)[split == "dev"] if held_out else texts
 
 
 def _classification(data: ClassificationData) -> Data:
@@ -275,28 +278,28 @@ def _classification(data: ClassificationData) -> Data:
 
 
 def _asked(data: VisualData, split: str, images: Path | None = None) -> list[Asked]:
-    """Of one split; without a file for dev, the questions about a share of train's images are held out."""
+    """Read the questions of one split; without a file for dev, those about a share of train's images are held out."""
     held_out = data.dev is None and split != "test"
     path = find_packed(Path(data.folder) / (data.train if held_out else _name(data, split)))
-    place = images or _images(data, "train" if held_out else split)
+    source = images or _images(data, "train" if held_out else split)
     if path is None:
         raise InputError(f"{Path(data.folder) / _name(data, split)}: there is no such file (nor one in .xz or .gz)")
-    if place is None:
+    if source is None:
         raise InputError(f"the configuration names no images of {split} (data.images.{split})")
-    pictures = open_pictures(place, data.size)
-    found = read_questions(path, pictures)
+    pictures = open_pictures(source, data.size)
+    examples = read_questions(path, pictures)
     if held_out:
-        found = split_by_image(found, data.held_out)[split == "dev"]
-    return [Asked(question, pictures) for question in found]
+        examples = split_by_image(examples, data.held_out)[split == "dev"]
+    return [Asked(question, pictures) for question in examples]
 
 
 def _images(data: VisualData, split: str) -> str | None:
-    """Where the images of a split are."""
-    given = data.images
-    if isinstance(given, SplitImages):
-        name = getattr(given, split) or (given.train if split == "dev" else None)
+    """Return the path of a split's images, None where the configuration names none."""
+    source = data.images
+    if isinstance(source, SplitImages):
+        name = getattr(source, split) or (source.train if split == "dev" else None)
     else:
-        name = given
+        name = source
     if name is None:
         return None
     path = Path(data.folder) / name
@@ -315,7 +318,7 @@ def _visual(data: VisualData) -> Data:
 
 
 def _of_images(data: Data) -> dict[str, Any]:
-    """What a model must know of its images."""
+    """Return the model arguments that depend on its images: their kind and depth."""
     assert data.gallery is not None
     one = data.gallery(torch.zeros(1, dtype=torch.long))  # [1, height, width, channels]
     return {"image": "features" if one.is_floating_point() else "cnn", "d_image": one.shape[-1]}
@@ -329,17 +332,17 @@ def _name(data: DataConfig, split: str) -> str:
 
 
 def languages(data: InflectionData) -> list[str] | None:
-    """The languages of a configuration; "all" is looked up in the folder."""
+    """Return the languages of a configuration; "all" is looked up in the folder."""
     if data.languages != "all":
         return data.languages
     assert data.train is not None
     if data.train.count("{language}") != 1:
         raise InputError(f"data.train: languages: all needs one {{language}} in the name, found {data.train!r}")
     before, after = data.train.split("{language}")
-    found = sorted(p.name[len(before) : len(p.name) - len(after)] for p in Path(data.folder).glob(f"{before}*{after}"))
-    if not found:
+    names = sorted(p.name[len(before) : len(p.name) - len(after)] for p in Path(data.folder).glob(f"{before}*{after}"))
+    if not names:
         raise InputError(f"data.folder: no file {before}*{after} in {data.folder}")
-    return found
+    return names
 
 
 def _inflection(data: InflectionData) -> Data:
@@ -368,7 +371,7 @@ def _in_turn(examples: list[InflectionExample]) -> list[InflectionExample]:
 
 
 def sides(data: TranslationData, split: str) -> tuple[Path, Path]:
-    """The files of a split, packed or not.
+    """Return the files of a split, packed or not.
 
     Raises:
         InputError: no such file.
@@ -379,8 +382,8 @@ def sides(data: TranslationData, split: str) -> tuple[Path, Path]:
 
 def _side(data: TranslationData, name: str, language: str) -> Path:
     path = Path(data.folder) / f"{name}.{language}"
-    if found := find_packed(path):
-        return found
+    if file := find_packed(path):
+        return file
     raise InputError(f"{path}: there is no such file (nor one that ends in .xz or .gz); see `tsallis data list`")
 
 
@@ -391,12 +394,12 @@ def _translation(data: TranslationData) -> Data:
     train, dev = sides(data, "train"), sides(data, "dev")
     groups: list[tuple[Path, ...]] = [train, train] if options.joint else [train[:1], train[1:]]
     src, tgt = (cached_subwords(cache, paths, **_learning(options)) for paths in groups)
-    place = (*train, src, tgt, data.max_length)
+    corpus_args = (*train, src, tgt, data.max_length)
     corpus: Corpus | SampledCorpus
     if options.sample:
-        corpus = cached_sampled_corpus(cache, *place, alpha=options.sample)
+        corpus = cached_sampled_corpus(cache, *corpus_args, alpha=options.sample)
     else:
-        corpus = cached_corpus(cache, *place)
+        corpus = cached_corpus(cache, *corpus_args)
     return Data(corpus, *_encoded(read_parallel(*dev), src, tgt, data.max_length), src, tgt)
 
 
@@ -415,7 +418,7 @@ def _encoded(
 
 
 def _learning(options: SubwordsConfig) -> dict[str, Any]:
-    """How subwords are learned; sampling them is for later."""
+    """Return the options for learning subwords, without those for sampling."""
     return options.model_dump(exclude={"joint", "sample"})
 
 
@@ -429,6 +432,6 @@ def _embedded_translation(data: TranslationData) -> Data:
 
 
 def cache_folder(given: str | None) -> Path:
-    """Where subwords and encoded text are kept."""
+    """Return the folder where subwords and encoded text are cached."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(given) if given is not None else Path(base) / "tsallis"

@@ -1,4 +1,4 @@
-"""What a run is for: how its lines are read, how outputs are written and what they are worth."""
+"""The tasks of runs: each reads lines, writes outputs and scores them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Task(Protocol):
 
     @property
     def columns(self) -> tuple[str, str]:
-        """What a line holds: without the right output, and with it."""
+        """Return the columns of a line: without the right output, and with it."""
         ...
 
     @property
@@ -70,12 +70,12 @@ class Task(Protocol):
         ...
 
     def scores(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
-        """What outputs are worth; the first score says which model is best. Quickly, the costly ones are left out."""
+        """Score outputs; the first score selects the best model. With `quick`, the costly ones are left out."""
         ...
 
 
 def task_of(facts: dict[str, Any]) -> Task:
-    """The task a run folder's task.json describes."""
+    """Return the task a run folder's task.json describes."""
     name = facts.get("task", "inflection")
     if name == "inflection":
         return Inflection(facts.get("languages"), facts.get("max_length"))
@@ -111,23 +111,23 @@ def check_options(run: Run, options: dict[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: one that the run's task doesn't take.
     """
-    given = {option: value for option, value in options.items() if value is not None}
-    for option, value in given.items():
+    values = {option: value for option, value in options.items() if value is not None}
+    for option, value in values.items():
         if option not in task_of(run.task).takes:
             kind = run.task.get("task", "inflection")
             article = "an" if kind[0] in "aeiou" else "a"
-            said = describe(str(value))
-            raise InputError(f"{run.folder}: {article} {kind} run takes no --{option}, {said} was given")
-    return given
+            text = describe(str(value))
+            raise InputError(f"{run.folder}: {article} {kind} run takes no --{option}, {text} was given")
+    return values
 
 
 def check_language(run: Run, language: str | None) -> None:
     """Raise an InputError unless the language is one that the run knows; None is for a run that knows none."""
-    known = run.task.get("languages")
-    if known and language not in known:
-        found = "none was given" if language is None else f"{describe(language)} is not among them"
-        raise InputError(f"{run.folder}: the run knows the languages {', '.join(known)}; {found} (--language)")
-    if not known and language is not None:
+    languages = run.task.get("languages")
+    if languages and language not in languages:
+        reason = "none was given" if language is None else f"{describe(language)} is not among them"
+        raise InputError(f"{run.folder}: the run knows the languages {', '.join(languages)}; {reason} (--language)")
+    if not languages and language is not None:
         raise InputError(f"{run.folder}: the run knows no languages, {describe(language)} was given")
 
 
@@ -175,12 +175,12 @@ class Translation:
     takes = ()
 
     def read(self, lines: Sequence[str], name: str, run: Run, gold: bool, first: int = 0) -> Lines:
-        found = self.encode([_pair(line, f"{name}:{i}", gold) for i, line in enumerate(lines, first + 1)], run)
-        refuse_long(found.corpus, max(LONGEST, self.max_length or 0), name, found.places, first)
-        missing = next((i for i, place in enumerate([*found.places, -1]) if i != place), 0)
-        if gold and missing < found.count:
+        encoded = self.encode([_pair(line, f"{name}:{i}", gold) for i, line in enumerate(lines, first + 1)], run)
+        refuse_long(encoded.corpus, max(LONGEST, self.max_length or 0), name, encoded.places, first)
+        missing = next((i for i, position in enumerate([*encoded.places, -1]) if i != position), 0)
+        if gold and missing < encoded.count:
             raise InputError(f"{name}:{first + missing + 1}: the source holds nothing that can be read")
-        return found
+        return encoded
 
     def encode(self, examples: Sequence[tuple[str, str]], run: Run) -> Lines:
         """Pairs of sentences; a side that is not known is empty."""
@@ -237,15 +237,15 @@ class Visual:
     def read(
         self, lines: Sequence[str], name: str, run: Run, gold: bool, first: int = 0, images: Path | str | None = None
     ) -> Lines:
-        place = images or self.images
-        if place is None:
+        source = images or self.images
+        if source is None:
             raise InputError(f"{run.folder}: the run names no images, say where they are (--images)")
         if run.model.gallery is None:
             run.model.gallery = Gallery()
-        pictures = run.model.gallery.open(place, None if self.size is None else (self.size[0], self.size[1]))
-        found = parse_questions(lines, name, pictures, gold, first)
-        encoded = self.encode([Asked(question, pictures) for _, question in found], run)
-        places = [number - first for number, _ in found]
+        pictures = run.model.gallery.open(source, None if self.size is None else (self.size[0], self.size[1]))
+        questions = parse_questions(lines, name, pictures, gold, first)
+        encoded = self.encode([Asked(question, pictures) for _, question in questions], run)
+        places = [number - first for number, _ in questions]
         return replace(encoded, places=places, count=len(lines))  # a header has no answer
 
     def encode(self, examples: Sequence[Asked], run: Run) -> Lines:
@@ -297,17 +297,17 @@ def refuse_long(corpus: Corpus, limit: int, name: str, places: Sequence[int] | N
             raise InputError(f"{name}:{line}: {length} symbols, at most {limit} are read")
 
 
-def _pair(line: str, place: str, gold: bool) -> tuple[str, str]:
+def _pair(line: str, where: str, gold: bool) -> tuple[str, str]:
     fields = line.split("\t")
     if not gold:
         return line, ""
     if len(fields) != 2 or not all(field.strip() for field in fields):
-        raise InputError(f"{place}: expected source<TAB>target, found {len(fields)} columns or an empty one")
+        raise InputError(f"{where}: expected source<TAB>target, found {len(fields)} columns or an empty one")
     return fields[0], fields[1]
 
 
 def texts(results: Sequence[Result], vocab: Symbols) -> list[str]:
-    """The best hypotheses as text; nothing where there is none."""
+    """Return the best hypotheses as text; nothing where there is none."""
     return [vocab.text(r.best.tokens) if r.best else "" for r in results]
 
 
@@ -330,12 +330,12 @@ def language_scores(
         rows.setdefault(language, []).append(row)
     if len(rows) < 2:
         return {}
-    found: dict[str, dict[str, float]] = {}
+    by_language: dict[str, dict[str, float]] = {}
     for language in sorted(rows):
         own = rows[language]
         scores = task.scores([texts[i] for i in own], [references[i] for i in own], quick)
-        found[language] = {"samples": len(own), **{score.name: score.value for score in scores}}
-    return found
+        by_language[language] = {"samples": len(own), **{score.name: score.value for score in scores}}
+    return by_language
 
 
 def evaluation(run: Run, lines: Lines, beam_size: int) -> dict[str, Any]:
@@ -344,8 +344,11 @@ def evaluation(run: Run, lines: Lines, beam_size: int) -> dict[str, Any]:
     Of several languages "languages" has the scores of each.
     """
     results, seconds = timed_search(run.model, lines.corpus, beam_size)
-    task, found = task_of(run.task), texts(results, run.tgt_vocab)
-    scores, each = task.scores(found, lines.references), language_scores(task, found, lines.references, lines.languages)
+    task, outputs = task_of(run.task), texts(results, run.tgt_vocab)
+    scores, each = (
+        task.scores(outputs, lines.references),
+        language_scores(task, outputs, lines.references, lines.languages),
+    )
     report: dict[str, Any] = score_values(scores, each)
     signed = {score.name: score.signature for score in scores if score.signature}
     report.update({"signatures": signed} if signed else {})

@@ -48,7 +48,7 @@ def counted(tgt_out: Tensor) -> Tensor:
 
 
 def make_batch(src: Rows, tgt: Rows, index: Sequence[int]) -> Batch:
-    """The rows `index` of encoded sources and targets, lists or :class:`~tsallis.data.ragged.Ragged`.
+    """Return the rows `index` of encoded sources and targets, lists or :class:`~tsallis.data.ragged.Ragged`.
 
     >>> batch = make_batch([[4, 5], [4]], [[6], [6, 7]], [1, 0])
     >>> batch.src.tolist(), batch.tgt_in.tolist(), batch.tgt_out.tolist()
@@ -73,7 +73,7 @@ def make_batch(src: Rows, tgt: Rows, index: Sequence[int]) -> Batch:
 
 
 def _flat(data: Rows, rows: list[int]) -> tuple[NDArray[Any], Ints]:
-    """The symbols of some rows, one row after the other, and the rows' lengths."""
+    """Return the symbols of some rows, one row after the other, and the rows' lengths."""
     if isinstance(data, Ragged):
         return data.rows(rows)
     chosen = [data[i] for i in rows]
@@ -132,7 +132,7 @@ def _same(one: list[int], other: Sequence[int]) -> bool:
 
 
 class Updates(Sequence[list[list[list[int]]]]):
-    """What each rank does in each update: `updates[i][rank]` is a list of batches.
+    """The batches of each rank in each update: `updates[i][rank]` is a list of batches.
 
     Args:
         batches: of the epoch, in their order.
@@ -158,11 +158,11 @@ class Updates(Sequence[list[list[list[int]]]]):
     def __getitem__(self, index: int | slice) -> list[list[list[int]]] | list[list[list[list[int]]]]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        place = index + len(self) if index < 0 else index
-        if not 0 <= place < len(self):
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
             raise IndexError(f"updates are numbered from 0 to {len(self) - 1}, got {index}")
         width = self.accumulate * self.ranks
-        window = self.batches[place * width : (place + 1) * width]
+        window = self.batches[position * width : (position + 1) * width]
         dealt: list[list[int]] = [[] for _ in range(self.ranks)]
         order = range(len(window)) if self.ranks == 1 else np.argsort(-window.costs, kind="stable").tolist()
         for turn, i in enumerate(order):
@@ -230,7 +230,7 @@ class BatchPlan:
         return -(-len(self.widths) // self.batch_size)
 
     def epoch(self, number: int) -> Batches:
-        """The batches of one epoch, each a list of rows."""
+        """Return the batches of one epoch, each a list of rows."""
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + number) % 2**63)
         order = torch.randperm(len(self.widths), generator=generator).numpy()
         pool = np.arange(len(order)) // self._pool()
@@ -266,7 +266,7 @@ class BatchPlan:
         return max(1, round(self.bucket * self.max_tokens / max(1.0, float(self.widths.mean()))))
 
     def _cuts(self, widths: Ints) -> Ints:
-        """Where batches begin: each takes what the budget allows, and none goes across two pools."""
+        """Return the offsets where batches begin: each fills the token budget, and none spans two pools."""
         assert self.max_tokens is not None
         budget, pool, count = self.max_tokens, self._pool(), len(widths)
         starts: list[int] = []

@@ -1,4 +1,4 @@
-"""What caches share: one process at a time, and files known by their content."""
+"""Helpers shared by caches: a lock for one process at a time, and digests of files by content."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTLED = 2.0  # seconds after which a file's times tell a change: some file sys
 
 
 def key_of(made_from: dict[str, Any]) -> str:
-    """The name of what is made from some files in some way."""
+    """Return the name of what is made from some files in some way."""
     return hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32]
 
 
@@ -31,7 +31,7 @@ def locked(path: Path) -> Iterator[bool]:
 
 
 def fingerprint(path: Path, cache: Path) -> str:
-    """The SHA-256 of a file; remembered in the cache for as long as the file's size, place and times stay."""
+    """Return the SHA-256 of a file; remembered in the cache for as long as the file's size, place and times stay."""
     remembered = cache / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]}.stamp.json"
     try:
         before = _stamp(path)
@@ -52,5 +52,5 @@ def fingerprint(path: Path, cache: Path) -> str:
 
 
 def _stamp(path: Path) -> list[int]:
-    found = os.stat(path)
-    return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
+    status = os.stat(path)
+    return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]

@@ -62,12 +62,12 @@ def parse_labelled(line: str, place: str) -> LabelledText:
 
 
 def find_split(folder: Path | str, name: str) -> Path | None:
-    """The file of a split in a folder, packed or not: `name`, or `name` with .tsv, .xz or .gz behind it."""
+    """Return the file of a split in a folder, packed or not: `name`, or `name` with .tsv, .xz or .gz behind it."""
     return find_packed(Path(folder) / name, ENDINGS)
 
 
 def words(text: str) -> list[str]:
-    """The words of a text in lower case, each mark of punctuation one of its own.
+    """Return the words of a text in lower case, each mark of punctuation one of its own.
 
     >>> words("It's great!<br /><br />10/10")
     ["it's", 'great', '!', '10', '/', '10']
@@ -95,7 +95,7 @@ def split_off(
 
 
 def label_names(examples: Iterable[LabelledText]) -> list[str]:
-    """All labels in code-point order: a class's number is its place.
+    """Return all labels in code-point order: a class's number is its place.
 
     >>> label_names([LabelledText("pos", "good"), LabelledText("neg", "bad"), LabelledText("pos", "fine")])
     ['neg', 'pos']
@@ -160,7 +160,7 @@ class Documents:
         return torch.from_numpy(self.src.lengths.astype(np.int32))
 
     def batch(self, index: Sequence[int], epoch: int = 0) -> DocumentBatch:
-        """Some rows, the same in every epoch."""
+        """Return some rows, the same in every epoch."""
         rows = [int(i) for i in index]
         if not rows:
             raise ValueError("a batch needs at least one row")
@@ -171,7 +171,7 @@ class Documents:
         return DocumentBatch(torch.from_numpy(padded), torch.from_numpy(lengths), labels, tuple(rows))
 
     def batches(self, size: int) -> Iterator[DocumentBatch]:
-        """All rows, like lengths together, the longest first: what is too much for the memory shows at once."""
+        """Yield all rows, like lengths together, the longest first: what is too much for the memory shows at once."""
         if size < 1:
             raise ValueError(f"size must be at least 1, got {size}")
         order = np.argsort(-self.src.lengths, kind="stable")
@@ -179,5 +179,5 @@ class Documents:
             yield self.batch(order[start : start + size].tolist())
 
     def digest(self) -> str:
-        """A hash of all symbols and labels in their order."""
+        """Return a hash of all symbols and labels in their order."""
         return hashlib.sha256(f"{digest_of(self.src)} {self.labels.astype('<i8').tobytes().hex()}".encode()).hexdigest()

@@ -26,7 +26,7 @@ SPARE = 4  # symbols: short rows vary more
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of the pairs of a parallel text."""
+    """The numbers of pairs of a parallel text that were read, kept and left out."""
 
     read: int
     kept: int
@@ -62,15 +62,15 @@ class Corpus:
         return torch.stack([_lengths(self.src), _lengths(self.tgt)], 1)
 
     def batch(self, index: Sequence[int], epoch: int = 0) -> Batch:
-        """Some rows, the same in every epoch."""
+        """Return some rows, the same in every epoch."""
         return make_batch(self.src, self.tgt, index)
 
     def batches(self, size: int, rows: int | None = None) -> LengthBatches:
-        """All rows, or the first `rows` of them, like lengths together."""
+        """Return all rows, or the first `rows` of them, like lengths together."""
         return LengthBatches(self, size, rows)
 
     def digest(self) -> str:
-        """A hash of all symbols in their order; at once where they lie in files."""
+        """Return a hash of all symbols in their order; at once where they lie in files."""
         return hashlib.sha256(f"{_digest(self.src)} {_digest(self.tgt)}".encode()).hexdigest()
 
 
@@ -160,7 +160,7 @@ class SampledCorpus:
         return torch.from_numpy(self._limits)
 
     def batch(self, index: Sequence[int], epoch: int = 0) -> Batch:
-        """Some rows, as they are segmented in this epoch."""
+        """Return some rows, as they are segmented in this epoch."""
         rows = [int(i) for i in index]
         sides: list[list[Any]] = []
         for side, best in enumerate((self.src, self.tgt)):
@@ -170,11 +170,11 @@ class SampledCorpus:
         return replace(make_batch(sides[0], sides[1], range(len(rows))), index=tuple(rows))
 
     def batches(self, size: int, rows: int | None = None) -> LengthBatches:
-        """The best segmentations of all rows, or the first `rows` of them, like lengths together."""
+        """Return the best segmentations of all rows, or the first `rows` of them, like lengths together."""
         return self.best.batches(size, rows)
 
     def digest(self) -> str:
-        """A hash of everything that batches are made from."""
+        """Return a hash of everything that batches are made from."""
         models = f"{self.src_subwords.fingerprint()} {self.tgt_subwords.fingerprint()}"
         texts = f"{self.src_text.digest} {self.tgt_text.digest}"
         drawn = f"{self.alpha!r} {self.seed} {self.max_length}"

@@ -44,14 +44,14 @@ class Gallery:
         return len(self._places)
 
     def open(self, path: Path | str, size: tuple[int, int] | None = None) -> Pictures:
-        """As :func:`~tsallis.data.images.open_pictures`, once."""
+        """Open pictures with :func:`~tsallis.data.images.open_pictures`, once for each path and size."""
         key = (str(path), size)
         if key not in self._opened:
             self._opened[key] = open_pictures(path, size)
         return self._opened[key]
 
     def hang(self, asked: Iterable[Asked]) -> list[int]:
-        """The number of each question's image; one that has none yet gets the next.
+        """Return the number of each question's image; one that has none yet gets the next.
 
         Raises:
             InputError: an image of another size than those that hang there.

@@ -139,8 +139,8 @@ class ArrayPictures:
                 last = len(self) - 1
                 raise InputError(f"{self.place}: images are numbered from 0 to {last}, there is no {describe(name)}")
             rows.append(row)
-        found = self.array[rows]  # a copy, also of what is mapped
-        return torch.from_numpy(found if found.dtype == np.uint8 else found.astype(np.float32, copy=False))
+        images = self.array[rows]  # a copy, also of what is mapped
+        return torch.from_numpy(images if images.dtype == np.uint8 else images.astype(np.float32, copy=False))
 
 
 class Photos:
@@ -186,21 +186,21 @@ class Photos:
             raise InputError(f"{self.place}: image {describe(name)} may be any of {', '.join(sorted(paths)[:4])}")
         if paths[0] not in self._kept:
             self._kept[paths[0]] = self._read(paths[0])
-        found = self._kept[paths[0]]
-        if found.shape != self.shape:
-            wanted = f"{self.shape[0]} x {self.shape[1]}"
+        image = self._kept[paths[0]]
+        if image.shape != self.shape:
+            size = f"{self.shape[0]} x {self.shape[1]}"
             raise InputError(
-                f"{self.place}: {paths[0]} has {found.shape[0]} x {found.shape[1]} pixels and not {wanted} as the "
+                f"{self.place}: {paths[0]} has {image.shape[0]} x {image.shape[1]} pixels and not {size} as the "
                 f"first one; give a size"
             )
-        return found
+        return image
 
     def _read(self, path: str) -> NDArray[np.uint8]:
         return decode_picture(self._files[path](), f"{self.place}: {path}", self.size)
 
 
 def decode_picture(content: bytes, place: str, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
-    """The pixels [height, width, 3] of a JPEG or PNG file, brought to a size if one is given.
+    """Return the pixels [height, width, 3] of a JPEG or PNG file, brought to a size if one is given.
 
     Raises:
         BadPicture: not such a file, or a damaged one; `place` is what it is called.
@@ -226,16 +226,16 @@ def decode_picture(content: bytes, place: str, size: tuple[int, int] | None = No
 
 
 def _in_folder(folder: Path) -> dict[str, Load]:
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PHOTOS and path.is_file())
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PHOTOS and path.is_file())
 
     def load(path: Path) -> Load:
         return lambda: read_bytes(path, MOST_BYTES)
 
-    return {path.relative_to(folder).as_posix(): load(path) for path in found}
+    return {path.relative_to(folder).as_posix(): load(path) for path in paths}
 
 
 def _in_tar(path: Path) -> dict[str, Load]:
-    """Where files lie in an archive that is not packed; nothing is unpacked."""
+    """Return a loader for each image of an uncompressed tar archive, which reads it in place."""
 
     def load(offset: int, size: int) -> Load:
         def read() -> bytes:

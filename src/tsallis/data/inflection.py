@@ -29,19 +29,19 @@ class InflectionExample:
     language: str | None = None
 
     def src_tokens(self) -> list[str]:
-        """The language token if there is a language, the tags in the file's order, the lemma's characters."""
+        """Return the language token if there is a language, the tags in the file's order, the lemma's characters."""
         language = [f"<lang:{self.language}>"] if self.language is not None else []
         return [*language, *(f"<tag:{tag}>" for tag in self.tags), *self.lemma]
 
     def tgt_tokens(self) -> list[str]:
-        """The form's characters; a ValueError where there is no form."""
+        """Return the form's characters; a ValueError where there is no form."""
         if self.form is None:
             raise ValueError(f"the example {describe(self.lemma)} has no form")
         return list(self.form)
 
 
 def read_inflection(path: Path | str, language: str | None = None, need_form: bool = True) -> list[InflectionExample]:
-    """All examples of a file of `lemma<TAB>form<TAB>tags` lines, tags separated by `;`.
+    """Return all examples of a file of `lemma<TAB>form<TAB>tags` lines, tags separated by `;`.
 
     Fields are taken as they are: a form may end in a space. Without `need_form`, lines of two columns
     (`lemma<TAB>tags`) are read too.
@@ -56,7 +56,7 @@ def read_inflection(path: Path | str, language: str | None = None, need_form: bo
 
 
 def read_languages(pattern: str, languages: Sequence[str], need_form: bool = True) -> list[InflectionExample]:
-    """The examples of many languages, one file each: `{language}` in the pattern stands for its name."""
+    """Return the examples of many languages, one file each: `{language}` in the pattern stands for its name."""
     if "{language}" not in pattern:
         raise InputError(f"{pattern}: a path for several languages must contain {{language}}")
     return [

@@ -37,8 +37,8 @@ def cached_subwords(
         with locked(cache / f"{key}.lock"):
             if path.exists():
                 return Subwords.load(path)
-            found = Subwords.train(chain(*map(stream_lines, paths)), size, kind, coverage, split_digits=split_digits)
-            found.save(path)
-            return found
+            subwords = Subwords.train(chain(*map(stream_lines, paths)), size, kind, coverage, split_digits=split_digits)
+            subwords.save(path)
+            return subwords
     except OSError as error:
         raise InputError(f"{cache}: can't be used as a cache: {error.strerror or error}") from error

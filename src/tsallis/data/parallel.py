@@ -40,7 +40,7 @@ def stream_lines(path: Path | str, expected: str = "text") -> Iterator[str]:
 
 
 def read_parallel(src_path: Path | str, tgt_path: Path | str) -> Iterator[tuple[str, str]]:
-    """The pairs of lines of two files, one after the other; either side may be empty.
+    """Yield the pairs of lines of two files, one after the other; either side may be empty.
 
     Raises:
         InputError: as :func:`stream_lines`, or files of different numbers of lines.
@@ -94,7 +94,7 @@ def encode_parallel(
     if max_length is not None and max_length < 1:
         raise ValueError(f"max_length must be at least 1, got {max_length}")
     folder = Path(folder)
-    read = kept = empty = 0
+    pairs_read = kept = empty = 0
     with contextlib.ExitStack() as stack:
         sides = [_Side(stack, folder, name, model, keep_text) for name, model in zip(SIDES, (src, tgt), strict=True)]
         stream = iter(pairs)
@@ -106,14 +106,14 @@ def encode_parallel(
             fits = filled if max_length is None else filled & (lengths <= max_length).all(0)
             for side, part, lines in zip(sides, rows, texts, strict=True):
                 side.extend(part, lines, np.flatnonzero(fits).tolist())
-            read, kept, empty = read + len(chunk), kept + int(fits.sum()), empty + int((~filled).sum())
+            pairs_read, kept, empty = pairs_read + len(chunk), kept + int(fits.sum()), empty + int((~filled).sum())
         if not kept:
             raise InputError(
-                f"{folder}: none of {read} pairs is left: {empty} have an empty side, the others are too long"
+                f"{folder}: none of {pairs_read} pairs is left: {empty} have an empty side, the others are too long"
             )
         for side in sides:
             side.finish()
-    counts = Counts(read, kept, empty, read - kept - empty)
+    counts = Counts(pairs_read, kept, empty, pairs_read - kept - empty)
     content = {"format": FORMAT, "counts": asdict(counts), "max_length": max_length, "made_from": made_from}
     write_atomic(folder / CORPUS, json.dumps(content, indent=1, ensure_ascii=False))
     return open_corpus(folder)
@@ -208,7 +208,7 @@ def _entry(
     max_length: int | None,
     keep_text: bool,
 ) -> Path:
-    """The folder of the cache with the encoded text, made if it isn't there."""
+    """Return the folder of the cache with the encoded text, made if it isn't there."""
 
     def write(folder: Path) -> None:
         encode_parallel(read_parallel(src_path, tgt_path), folder, src, tgt, max_length, keep_text, made_from)

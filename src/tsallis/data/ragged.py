@@ -31,7 +31,7 @@ Row = NDArray[Any]
 
 
 def type_for(symbols: int) -> str:
-    """The smallest type for numbers below `symbols`.
+    """Return the smallest type for numbers below `symbols`.
 
     >>> type_for(256), type_for(32_000), type_for(65_536), type_for(65_537)
     ('<u1', '<u2', '<u2', '<u4')
@@ -101,10 +101,10 @@ class Ragged(Sequence[Row]):
     def __getitem__(self, index: int | slice) -> Row | list[Row]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        place = index + len(self) if index < 0 else index
-        if not 0 <= place < len(self):
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
             raise IndexError(f"rows are numbered from 0 to {len(self) - 1}, got {index}")
-        return self.tokens[self.offsets[place] : self.offsets[place + 1]]
+        return self.tokens[self.offsets[position] : self.offsets[position + 1]]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or len(other) != len(self):
@@ -125,11 +125,11 @@ class Ragged(Sequence[Row]):
     @property
     def digest(self) -> str:
         """A hash of the rows; from the manifest where there is one."""
-        known = self.manifest.get("digest")
-        return known if isinstance(known, str) else digest_of(self)
+        recorded = self.manifest.get("digest")
+        return recorded if isinstance(recorded, str) else digest_of(self)
 
     def rows(self, index: ArrayLike) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The symbols of some rows, one row after the other, and the rows' lengths."""
+        """Return the symbols of some rows, one row after the other, and the rows' lengths."""
         chosen = np.asarray(index, np.int64)
         starts = self.offsets[chosen]
         lengths = self.offsets[chosen + 1] - starts
@@ -225,7 +225,7 @@ class RaggedWriter:
 
 
 def digest_of(rows: Rows) -> str:
-    """A hash of rows: the same for the same numbers, wherever and as whatever type they are kept.
+    """Return a hash of rows: the same for the same numbers, wherever and as whatever type they are kept.
 
     >>> digest_of([[4, 5], [6]]) == digest_of(Ragged.of([[4, 5], [6]], np.uint16)) != digest_of([[4], [5, 6]])
     True
@@ -257,7 +257,7 @@ class _Digest:
 
 
 def offsets_of(lengths: ArrayLike) -> NDArray[np.int64]:
-    """Where rows of these lengths begin when they stand one after the other, and where the last one ends."""
+    """Return the offsets of concatenated rows of these lengths, and the end of the last one."""
     counts = np.asarray(lengths, np.int64)
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])

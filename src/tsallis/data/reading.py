@@ -37,9 +37,9 @@ class Stream(Protocol):
 
 
 def find_packed(path: Path | str, endings: Sequence[str] = PACKED) -> Path | None:
-    """The file of that name, or that name with one of the endings behind it."""
+    """Return the file of that name, or that name with one of the endings behind it."""
     path = Path(path)
-    return next((found for ending in endings if (found := path.with_name(path.name + ending)).is_file()), None)
+    return next((candidate for ending in endings if (candidate := path.with_name(path.name + ending)).is_file()), None)
 
 
 def open_file(path: Path | str) -> IO[bytes]:
@@ -72,7 +72,7 @@ def reading(path: Path | str) -> Iterator[None]:
 
 
 def read_bytes(path: Path | str, limit: int | None = None) -> bytes:
-    """The content of a file, of at most `limit` bytes; one that can't be read is an InputError."""
+    """Return the content of a file, of at most `limit` bytes; one that can't be read is an InputError."""
     with open_file(path) as stream, reading(path):
         content = stream.read(-1 if limit is None else limit + 1)
     if limit is not None and len(content) > limit:
@@ -81,7 +81,7 @@ def read_bytes(path: Path | str, limit: int | None = None) -> bytes:
 
 
 def read_json(path: Path | str) -> dict[str, Any]:
-    """The JSON object in a file; anything else is an :class:`~tsallis.errors.InputError`."""
+    """Return the JSON object in a file; anything else is an :class:`~tsallis.errors.InputError`."""
     blob = read_bytes(path)
     try:
         content = json.loads(blob.decode("utf-8"))
@@ -93,7 +93,7 @@ def read_json(path: Path | str) -> dict[str, Any]:
 
 
 def read_lines(path: Path | str, expected: str = "text") -> Iterator[str]:
-    """The lines of a UTF-8 file, plain, `.gz` or `.xz`, as :func:`decode_lines`.
+    """Yield the lines of a UTF-8 file, plain, `.gz` or `.xz`, as :func:`decode_lines`.
 
     Raises:
         InputError: as :func:`decode_lines`, or a file that can't be read or is not what its ending says.
@@ -103,7 +103,7 @@ def read_lines(path: Path | str, expected: str = "text") -> Iterator[str]:
 
 
 def decode_lines(stream: Stream, name: str, expected: str = "text") -> Iterator[str]:
-    """The lines of UTF-8 bytes, split at line feeds alone: fields may hold any other separator.
+    """Yield the lines of UTF-8 bytes, split at line feeds alone: fields may hold any other separator.
 
     Args:
         stream: read one line after the other.
@@ -124,15 +124,15 @@ def decode_lines(stream: Stream, name: str, expected: str = "text") -> Iterator[
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError as error:
-            found = f"byte 0x{line[error.start]:02x} at byte {error.start} of the line"
-            raise InputError(f"{name}:{number}: expected UTF-8 text, found {found}") from error
+            culprit = f"byte 0x{line[error.start]:02x} at byte {error.start} of the line"
+            raise InputError(f"{name}:{number}: expected UTF-8 text, found {culprit}") from error
         yield text.removesuffix("\n")
     if number == 0:
         raise InputError(f"{name}: the file is empty, expected lines of {expected}")
 
 
 def unpack(stream: IO[bytes], path: Path) -> Stream:
-    """What a stream of `.gz` or `.xz` holds, by the path's ending; any other one as it is."""
+    """Decompress a stream of `.gz` or `.xz`, by the path's ending; return any other one as it is."""
     if path.suffix == ".gz":
         return Unpacked(cast("Stream", gzip.open(stream)), stream, path)
     return Unpacked(cast("Stream", lzma.open(stream)), stream, path) if path.suffix == ".xz" else stream
@@ -152,11 +152,11 @@ class Unpacked:
         self.limit = max(PLAUSIBLE, RATIO * os.fstat(packed.fileno()).st_size)
 
     def read(self, size: int = -1, /) -> bytes:
-        """As of any stream."""
+        """Read up to `size` bytes, and count them."""
         return self._count(self.stream.read(size))
 
     def readline(self, size: int = -1, /) -> bytes:
-        """As of any stream."""
+        """Read a line of up to `size` bytes, and count them."""
         return self._count(self.stream.readline(size))
 
     def _count(self, content: bytes) -> bytes:

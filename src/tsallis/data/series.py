@@ -37,12 +37,12 @@ class Events(NamedTuple):
     names: list[str]  # of the channels, in code-point order
 
     def only(self, keep: NDArray[np.bool_]) -> Events:
-        """Some of them; the names stay."""
+        """Select some of the observations; the channel names stay."""
         return Events(self.series[keep], self.times[keep], self.channels[keep], self.values[keep], self.names)
 
 
 def read_events(path: Path | str) -> Events:
-    """The observations of a UTF-8 file, plain, `.gz` or `.xz`.
+    """Return the observations of a UTF-8 file, plain, `.gz` or `.xz`.
 
     Raises:
         InputError: a file that is missing, empty or damaged, or a malformed line, each with its place.
@@ -62,8 +62,8 @@ def read_events(path: Path | str) -> Events:
     if len(table) != len(rows) or not (np.isfinite(table["time"]).all() and np.isfinite(table["value"]).all()):
         raise _first_bad(path, rows)
     names = sorted(set(table["channel"]))
-    place = {name: i for i, name in enumerate(names)}
-    channels = np.fromiter((place[name] for name in table["channel"]), np.int64, len(rows))
+    numbers = {name: i for i, name in enumerate(names)}
+    channels = np.fromiter((numbers[name] for name in table["channel"]), np.int64, len(rows))
     series, times, values = (np.ascontiguousarray(table[name]) for name in ("series", "time", "value"))
     return Events(series, times, channels, values, names)
 
@@ -93,12 +93,12 @@ def read_labels(path: Path | str, column: str, series: str | None = None) -> dic
     for name in (series, column):
         if name not in names:
             raise InputError(f"{path}:1: there is no column {describe(name)}, only {', '.join(names[:20])}")
-    key, wanted = names.index(series), names.index(column)
+    key, position = names.index(series), names.index(column)
     labels: dict[int, int] = {}
     for number, line in enumerate(lines, start=2):
         fields = line.split(",")
         try:
-            identity, label = int(fields[key]), int(fields[wanted])
+            identity, label = int(fields[key]), int(fields[position])
         except (ValueError, IndexError):
             raise InputError(
                 f"{path}:{number}: expected whole numbers in {series} and {column}, found {shorten(line)}"
@@ -127,7 +127,7 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True)
 class Scaling:
-    """How each channel gets mean 0 and variance 1, from the observations of a training set.
+    """The standardisation of each channel to mean 0 and variance 1, fitted to a training set.
 
     What lies outside the 0.5% and 99.5% quantiles is moved there, and a channel of positive values that leans far to
     the right is taken by its logarithm: typing errors and wrong units don't decide about the scale.
@@ -141,15 +141,15 @@ class Scaling:
 
     @classmethod
     def of(cls, values: ArrayLike, channels: ArrayLike, count: int) -> Scaling:
-        """The scaling of values [observations] of the channels [observations], of which there are `count`.
+        """Return the scaling of values [observations] of the channels [observations], of which there are `count`.
 
         >>> scaling = Scaling.of([1.0, 2.0, 3.0, 50.0], [0, 0, 0, 1], 2)
         >>> scaling(np.array([2.0, 50.0]), np.array([0, 1])).tolist()
         [0.0, 0.0]
         """
         x, channel = np.asarray(values, np.float64), np.asarray(channels, np.int64)
-        found = np.zeros((5, count))
-        found[4] = 1
+        statistics = np.zeros((5, count))
+        statistics[4] = 1
         for c in range(count):
             own = x[channel == c]
             if not own.size:
@@ -158,8 +158,8 @@ class Scaling:
             own = np.clip(own, low, high)
             use_log = low > 0 and _skewness(own) > SKEWED
             own = np.log(own) if use_log else own
-            found[:, c] = low, high, use_log, own.mean(), own.std() or 1
-        return cls(found[0], found[1], found[2] > 0, found[3], found[4])
+            statistics[:, c] = low, high, use_log, own.mean(), own.std() or 1
+        return cls(statistics[0], statistics[1], statistics[2] > 0, statistics[3], statistics[4])
 
     def __call__(self, values: Floats, channels: Ints) -> Floats:
         """Values of channels, both [...], scaled."""
@@ -199,8 +199,8 @@ class IrregularSeries:
             if len(set(named)) != len(named):
                 raise ValueError(f"{what} must differ, got {next(x for x in named if named.count(x) > 1)!r} twice")
         self.ids, self.names = ids, list(channels)
-        place = {name: i for i, name in enumerate(self.names)}
-        to_place = np.array([place.get(name, -1) for name in events.names] or [-1], np.int64)
+        numbers = {name: i for i, name in enumerate(self.names)}
+        to_place = np.array([numbers.get(name, -1) for name in events.names] or [-1], np.int64)
         order = np.argsort(ids)
         at = np.searchsorted(ids, events.series, sorter=order).clip(max=max(len(ids) - 1, 0))
         row = order[at] if len(ids) else at
@@ -222,7 +222,7 @@ class IrregularSeries:
         return Scaling.of(self.values, self.channels, len(self.names))
 
     def scaled(self, scaling: Scaling) -> IrregularSeries:
-        """The same series with values scaled."""
+        """Return a copy of the series with scaled values."""
         return self._with(scaling(self.values, self.channels))
 
     def _with(self, values: Floats) -> IrregularSeries:
@@ -232,7 +232,7 @@ class IrregularSeries:
         return new
 
     def channel(self, number: int) -> Observed:
-        """All series' observations in one channel, padded to the longest."""
+        """Return all series' observations in one channel, padded to the longest."""
         own = self.channels == number
         row, counts = self.rows[own], self.counts[:, number]
         column = np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
@@ -243,7 +243,7 @@ class IrregularSeries:
         return Observed(torch.from_numpy(times), torch.from_numpy(values).float(), torch.from_numpy(mask))
 
     def grid(self, steps: int, end: float) -> Grid:
-        """The last value known at the end of each of `steps` equal steps of the time from 0 to `end`.
+        """Return the last value known at the end of each of `steps` equal steps of the time from 0 to `end`.
 
         Several observations in a step: the last one counts. What is at `end` belongs to the last step; what is outside
         is left out.
@@ -265,33 +265,33 @@ class IrregularSeries:
         last = np.full((len(self), steps, len(self.names)), -1, np.int64)
         last[row[ends], step[ends], channel[ends]] = np.flatnonzero(inside)[ends]
         observed = last >= 0
-        known = np.maximum.accumulate(np.where(observed, np.arange(steps)[:, None], -1), 1)
+        latest = np.maximum.accumulate(np.where(observed, np.arange(steps)[:, None], -1), 1)
         held = np.maximum.accumulate(last, 1)  # ascending within a row and channel
         values = np.where(held >= 0, np.append(self.values, 0)[held], 0)
-        since = np.arange(steps)[:, None] - known
+        since = np.arange(steps)[:, None] - latest
         return Grid(
             torch.from_numpy(values).float(), torch.from_numpy(observed), torch.from_numpy(since.astype(np.float32))
         )
 
 
 def _changes(*columns: Ints) -> Ints:
-    """Where a row of the columns is not the one before: the beginnings of runs, and the end of all."""
+    """Return the offsets of runs of equal rows across the columns, and the end of the last run."""
     differ = np.any([column[1:] != column[:-1] for column in columns], 0)
     edges = np.flatnonzero(differ) + 1
     return np.concatenate([[0], edges, [len(columns[0])]] if len(columns[0]) else [[0]]).astype(np.int64)
 
 
 def descriptors(events: Events, names: Sequence[str], series: Sequence[int]) -> Floats:
-    """The first value of each of the channels of each series [series, names]; NaN where there is none.
+    """Return the first value of each of the channels of each series [series, names]; NaN where there is none.
 
     >>> events = Events(np.array([1, 1]), np.array([3.0, 0.0]), np.zeros(2, int), np.array([5.0, 4.0]), ["age"])
     >>> descriptors(events, ["age", "height"], [1, 2]).tolist()
     [[4.0, nan], [nan, nan]]
     """
-    found = IrregularSeries(events, names, series)
-    first = np.full((len(found), len(names)), np.nan)
-    begins = _changes(found.rows, found.channels)[:-1]
-    first[found.rows[begins], found.channels[begins]] = found.values[begins]
+    observations = IrregularSeries(events, names, series)
+    first = np.full((len(observations), len(names)), np.nan)
+    begins = _changes(observations.rows, observations.channels)[:-1]
+    first[observations.rows[begins], observations.channels[begins]] = observations.values[begins]
     return first
 
 
@@ -310,6 +310,6 @@ def take_out(labels: Mapping[int, int], share: float, seed: int = 0) -> tuple[li
     chance = np.random.default_rng(seed)
     taken: set[int] = set()
     for label in sorted(set(labels.values())):
-        own = np.array(sorted(i for i, found in labels.items() if found == label))
+        own = np.array(sorted(i for i, other in labels.items() if other == label))
         taken.update(chance.permutation(own)[: round(share * len(own))].tolist())
     return [i for i in sorted(labels) if i not in taken], sorted(taken)

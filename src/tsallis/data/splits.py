@@ -36,8 +36,8 @@ def hold_out(
     for example, mark in zip(examples, marks, strict=True):
         strata[stratum(example)].add(mark)
     taken: set[bytes] = set()
-    for found in strata.values():
-        taken.update(sorted(found)[: round(share * len(found))])
+    for members in strata.values():
+        taken.update(sorted(members)[: round(share * len(members))])
     sides: tuple[list[Example], list[Example]] = ([], [])
     for example, mark in zip(examples, marks, strict=True):
         sides[mark in taken].append(example)

@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 
 
 class Sampler:
-    """What both kinds of models share: a text falls into stretches that are segmented independently.
+    """The base of both samplers: splits a text into stretches that are segmented independently.
 
     Args:
         pieces: of the model, in the order of their numbers.
@@ -53,7 +53,7 @@ class Sampler:
         self._fixed = re.compile(f"({'|'.join(map(re.escape, fixed))})") if fixed else None
 
     def draw(self, text: str, alpha: float, seed: int) -> list[int]:
-        """A segmentation of a normalised text."""
+        """Return a segmentation of a normalised text."""
         chance = Random(seed).random
         tokens: list[int] = []
         for stretch in self._stretches(text):
@@ -64,19 +64,19 @@ class Sampler:
         return tokens
 
     def draw_stretch(self, stretch: str, alpha: float, chance: Chance) -> Sequence[int]:
-        """A segmentation of what no piece goes across the ends of."""
+        """Return a segmentation of what no piece goes across the ends of."""
         raise NotImplementedError
 
     def spell(self, part: str) -> list[int]:
-        """The number of a piece; what is none is unknown, or its bytes where the model has them."""
+        """Return the number of a piece; what is none is unknown, or its bytes where the model has them."""
         if part in self.numbers:
             return [self.numbers[part]]
         return [self.bytes[b] for b in part.encode()] if self.bytes else [UNK]
 
     def _stretches(self, text: str) -> Iterator[str]:
         parts = self._fixed.split(text) if self._fixed else [text]
-        for place, part in enumerate(parts):
-            if place % 2:  # a symbol that is never taken apart
+        for position, part in enumerate(parts):
+            if position % 2:  # a symbol that is never taken apart
                 yield part
                 continue
             start = 0
@@ -111,7 +111,7 @@ class MergeSampler(Sampler):
         return tokens
 
     def _merge(self, stretch: str, left_out: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """How many merges had their turn, and what came out of those that were not left out."""
+        """Merge a stretch without the merges left out; return how many came up, and the resulting pieces."""
         parts: list[str] = list(stretch)
         after, before = list(range(1, len(parts) + 1)), list(range(-1, len(parts) - 1))
         waiting: list[tuple[float, int, int, str]] = []
@@ -143,7 +143,7 @@ class MergeSampler(Sampler):
 
 
 def _next(turn: int, alpha: float, chance: Chance) -> int:
-    """The turn after `turn` that is left out, where each is with probability `alpha` above 0."""
+    """Return the turn after `turn` that is left out, where each is with probability `alpha` above 0."""
     return turn + 1 + (int(math.log(1.0 - chance()) / math.log1p(-alpha)) if alpha < 1 else 0)
 
 

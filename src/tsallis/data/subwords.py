@@ -49,11 +49,11 @@ class Subwords:
             self._processor.LoadFromSerializedProto(self.model)
         except (RuntimeError, ValueError) as error:
             raise InputError(f"{place}: not a sentencepiece model") from error
-        found = tuple(getattr(self._processor, f"{name}_id")() for name in ("pad", "bos", "eos", "unk"))
-        if found != (PAD, BOS, EOS, UNK):
+        special = tuple(getattr(self._processor, f"{name}_id")() for name in ("pad", "bos", "eos", "unk"))
+        if special != (PAD, BOS, EOS, UNK):
             raise InputError(
                 f"{place}: expected padding, start, end and unknown to be 0, 1, 2, 3, "
-                f"found {', '.join(map(str, found))} "
+                f"found {', '.join(map(str, special))} "
                 "(spm_train --pad_id=0 --bos_id=1 --eos_id=2 --unk_id=3)"
             )
 
@@ -125,7 +125,7 @@ class Subwords:
         return Subwords, (self.model,)
 
     def encode(self, text: str) -> list[int]:
-        """The best segmentation, without start and end; what the model can't spell is 3."""
+        """Return the best segmentation, without start and end; what the model can't spell is 3."""
         tokens: list[int] = self._processor.encode(text)
         return tokens
 
@@ -142,7 +142,7 @@ class Subwords:
         return arrays
 
     def sample(self, text: str, alpha: float, seed: int) -> list[int]:
-        """A segmentation drawn at random, the same one for the same seed in every process.
+        """Return a segmentation drawn at random, the same one for the same seed in every process.
 
         Args:
             text: to segment.
@@ -171,14 +171,14 @@ class Subwords:
 
     def text(self, tokens: Iterable[int]) -> str:
         """Detokenised text; padding, start and end are left out, unknown is shown as the model shows it (⁇)."""
-        kept = [int(i) for i in tokens]
-        for i in kept:
+        ids = [int(i) for i in tokens]
+        for i in ids:
             self._check_number(i)
-        text: str = self._processor.decode([i for i in kept if i not in (PAD, BOS, EOS)])
+        text: str = self._processor.decode([i for i in ids if i not in (PAD, BOS, EOS)])
         return text
 
     def name(self, number: int) -> str:
-        """The spelling of one subword, `▁` for a space; special ones too."""
+        """Return the spelling of one subword, `▁` for a space; special ones too."""
         self._check_number(number)
         spelling: str = self._processor.id_to_piece(int(number))
         return SPECIALS[number] if number < len(SPECIALS) else spelling
@@ -188,7 +188,7 @@ class Subwords:
             raise IndexError(f"subwords are numbered from 0 to {len(self) - 1}, got {number}")
 
     def fingerprint(self) -> str:
-        """The SHA-256 of the model file."""
+        """Return the SHA-256 of the model file."""
         return hashlib.sha256(self.model).hexdigest()
 
     def save(self, path: Path | str) -> None:
@@ -211,7 +211,7 @@ def _sentencepiece() -> Any:
 
 
 def _threads() -> int:
-    """As many as PyTorch takes: one a process where several share a machine."""
+    """Return the number of threads PyTorch uses: one a process where several share a machine."""
     import torch
 
     return torch.get_num_threads()
@@ -251,7 +251,7 @@ class _Guarded:
 
 
 class _Written:
-    """Where sentencepiece writes a model."""
+    """An in-memory file that sentencepiece writes a model to."""
 
     blob = b""
 
@@ -260,17 +260,17 @@ class _Written:
 
 
 def _explain(message: str, size: int) -> str:
-    """What sentencepiece says, in our words where its message is known."""
-    if found := re.search(r"size too high .*<= (\d+)", message):
-        return f"{size} subwords are too many for this text: at most {found[1]} can be learned from it"
-    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        return f"{size} subwords are too few for this text: its characters alone need {found[1]} (or less coverage)"
+    """Translate an error message of sentencepiece into advice where it is a known one."""
+    if match := re.search(r"size too high .*<= (\d+)", message):
+        return f"{size} subwords are too many for this text: at most {match[1]} can be learned from it"
+    if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        return f"{size} subwords are too few for this text: its characters alone need {match[1]} (or less coverage)"
     if "sentences_.empty()" in message or "all_chars_count" in message:
         return "there is no text to learn subwords from (lines of more than 4192 bytes don't count)"
     return f"sentencepiece could not learn subwords: {' '.join(message.split())}"
 
 
-def _kind(model: bytes, place: str) -> str:
+def _kind(model: bytes, label: str) -> str:
     """The kind of a model; one that was cut may still look like a model to sentencepiece, but has lost its end."""
     try:
         fields = dict(_fields(model))
@@ -278,10 +278,10 @@ def _kind(model: bytes, place: str) -> str:
         kind = dict(_fields(fields[2])).get(3, KINDS["unigram"])
         whole = {1, 2, 3} <= fields.keys()
     except (IndexError, KeyError, ValueError, TypeError) as error:
-        raise InputError(f"{place}: not a sentencepiece model, or cut short") from error
+        raise InputError(f"{label}: not a sentencepiece model, or cut short") from error
     names = [name for name, number in KINDS.items() if number == kind]
     if not whole or not names:
-        raise InputError(f"{place}: not a sentencepiece model of {' or '.join(KINDS)}, or cut short")
+        raise InputError(f"{label}: not a sentencepiece model of {' or '.join(KINDS)}, or cut short")
     return names[0]
 
 

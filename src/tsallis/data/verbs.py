@@ -24,7 +24,7 @@ KEEPS_E = ("singe", "tinge", "swinge")  # singeing, not singing
 
 
 def english_verbs() -> dict[str, list[InflectionExample]]:
-    """The embedded verbs as splits "train", "dev" and "test", which share no lemma.
+    """Return the embedded verbs as splits "train", "dev" and "test", which share no lemma.
 
     Irregular verbs that can't be derived from another are in "train": the other two measure the rules.
 
@@ -81,7 +81,7 @@ def present_participle(lemma: str, doubles: bool = False) -> str:
 
 
 def _stem(lemma: str, doubles: bool) -> str:
-    """What -ed and -ing follow: a last consonant after a single stressed vowel is doubled, c takes a k."""
+    """Return the stem before -ed and -ing: a last consonant after a single stressed vowel is doubled, c takes a k."""
     if lemma.endswith("c"):
         return lemma + "k"
     short = re.fullmatch(rf"(?:[^{VOWELS}]*qu|[^{VOWELS}]*)[{VOWELS}y][^{VOWELS}wxyhc]", lemma)
@@ -89,8 +89,8 @@ def _stem(lemma: str, doubles: bool) -> str:
 
 
 def paradigms() -> dict[str, tuple[str, tuple[str, str, str, str]]]:
-    """Every lemma with its split and its four forms, from the list of lemmas."""
-    found: dict[str, tuple[str, tuple[str, str, str, str]]] = {}
+    """Return every lemma with its split and its four forms, from the list of lemmas."""
+    entries: dict[str, tuple[str, tuple[str, str, str, str]]] = {}
     listed = _listed()
     irregular = {lemma: (forms[0], forms[-1]) for lemma, kind, forms in listed if kind == "irregular"}
     for lemma, kind, forms in listed:
@@ -100,8 +100,8 @@ def paradigms() -> dict[str, tuple[str, tuple[str, str, str, str]]]:
         doubles = doubles or bool(forms and base and _stem(base, False) != base) or lemma in DOUBLING_IRREGULAR
         cells = (third_person(lemma), *pasts, present_participle(lemma, doubles))
         derived = bool(forms and base)
-        found[lemma] = ("train" if kind == "irregular" and not derived else _split(lemma), cells)
-    return dict(sorted(found.items()))
+        entries[lemma] = ("train" if kind == "irregular" and not derived else _split(lemma), cells)
+    return dict(sorted(entries.items()))
 
 
 def _split(lemma: str) -> str:

@@ -46,16 +46,16 @@ def read_questions(path: Path | str, pictures: Pictures | None = None, gold: boo
         InputError: a file that is missing, empty or damaged, a malformed line or an unknown image, with its place.
     """
     lines = stream_lines(path, "<TAB>".join(COLUMNS))
-    found = [question for _, question in parse_questions(lines, str(path), pictures, gold)]
-    if not found:
+    questions = [question for _, question in parse_questions(lines, str(path), pictures, gold)]
+    if not questions:
         raise InputError(f"{path}: a header and no questions")
-    return found
+    return questions
 
 
 def parse_questions(
     lines: Iterable[str], name: str, pictures: Pictures | None = None, gold: bool = True, first: int = 0
 ) -> list[tuple[int, Question]]:
-    """The questions of lines, each with its line's number from 0; the first line may be a header.
+    """Return the questions of lines, each with its line's number from 0; the first line may be a header.
 
     Args:
         lines: of the file `name`.
@@ -66,15 +66,15 @@ def parse_questions(
     Raises:
         InputError: a malformed line or an unknown image, with its place.
     """
-    found = []
+    questions = []
     for number, line in enumerate(lines, first):
         if number == 0 and tuple(field.strip().lower() for field in line.split("\t")) in (COLUMNS, COLUMNS[:2]):
             continue
         question = parse_question(line, f"{name}:{number + 1}", gold)
         if pictures is not None and question.image not in pictures:
             raise InputError(f"{name}:{number + 1}: there is no image {describe(question.image)}")
-        found.append((number, question))
-    return found
+        questions.append((number, question))
+    return questions
 
 
 def parse_question(line: str, place: str, gold: bool = True) -> Question:
@@ -96,7 +96,7 @@ def parse_question(line: str, place: str, gold: bool = True) -> Question:
 
 
 def question_words(text: str) -> list[str]:
-    """The words of a question in lower case; numbers and marks of punctuation are words of their own.
+    """Return the words of a question in lower case; numbers and marks of punctuation are words of their own.
 
     >>> question_words("What's left of the chair2, in Image10?")
     ["what's", 'left', 'of', 'the', 'chair', '2', ',', 'in', 'image', '10', '?']
@@ -105,7 +105,7 @@ def question_words(text: str) -> list[str]:
 
 
 def answer_kind(answer: str) -> str:
-    """What the answer is, as results are told apart: "yes/no", "number" or "other" (Martins et al. 2020, table 2).
+    """Return the type of an answer: "yes/no", "number" or "other" (Martins et al. 2020, table 2).
 
     >>> [answer_kind(answer) for answer in ("Yes", "11", "book, scissor")]
     ['yes/no', 'number', 'other']
@@ -116,7 +116,7 @@ def answer_kind(answer: str) -> str:
 
 
 def answer_names(questions: Iterable[Question], most: int | None = None) -> list[str]:
-    """The answers, the most frequent first, ties in code-point order; an answer's class is its place.
+    """Return the answers, the most frequent first, ties in code-point order; an answer's class is its place.
 
     Args:
         questions: of a training set.
@@ -212,13 +212,13 @@ class Questions:
         return self.documents.lengths()
 
     def batch(self, index: Sequence[int], epoch: int = 0) -> QuestionBatch:
-        """Some rows, the same in every epoch."""
+        """Return some rows, the same in every epoch."""
         rows = self.documents.batch(index, epoch)
         images = self.pictures.batch([self.names[i] for i in rows.index])
         return QuestionBatch(images, rows.src, rows.src_lengths, rows.labels, rows.index)
 
     def batches(self, size: int) -> Iterator[QuestionBatch]:
-        """All rows in their order."""
+        """Yield all rows in their order."""
         if size < 1:
             raise ValueError(f"size must be at least 1, got {size}")
         for start in range(0, len(self), size):

@@ -38,7 +38,7 @@ class Vocabulary:
 
     @classmethod
     def build(cls, sequences: Iterable[Sequence[str]], min_count: int = 1) -> Vocabulary:
-        """Every symbol seen at least `min_count` times, most frequent first, ties in code-point order."""
+        """Return every symbol seen at least `min_count` times, most frequent first, ties in code-point order."""
         if min_count < 1:
             raise ValueError(f"min_count must be at least 1, got {min_count}")
         counts = Counter(symbol for sequence in sequences for symbol in sequence)
@@ -65,21 +65,21 @@ class Vocabulary:
         return [self.name(i) for i in numbers if i not in (PAD, BOS, EOS)]
 
     def text(self, numbers: Iterable[int]) -> str:
-        """The symbols written one after the other."""
+        """Return the symbols written one after the other."""
         return "".join(self.decode(numbers))
 
     def name(self, number: int) -> str:
-        """The spelling of one symbol, special ones too."""
+        """Return the spelling of one symbol, special ones too."""
         if not 0 <= number < len(self):
             raise IndexError(f"symbols are numbered from 0 to {len(self) - 1}, got {number}")
         return SPECIALS[number] if number < len(SPECIALS) else self.symbols[number - len(SPECIALS)]
 
     def fingerprint(self) -> str:
-        """A hash of the symbols in their order: two vocabularies with one fingerprint are the same."""
+        """Return a hash of the symbols in their order: two vocabularies with one fingerprint are the same."""
         return hashlib.sha256(json.dumps(self.symbols).encode()).hexdigest()
 
     def to_json(self) -> str:
-        """The symbols, their order and their fingerprint as text.
+        """Return the symbols, their order and their fingerprint as text.
 
         >>> vocabulary = Vocabulary(["a", "b"])
         >>> Vocabulary.from_json(vocabulary.to_json()) == vocabulary
@@ -90,7 +90,7 @@ class Vocabulary:
 
     @classmethod
     def from_json(cls, text: str, place: str = "vocabulary") -> Vocabulary:
-        """What :meth:`to_json` wrote; anything else is an :class:`~tsallis.errors.InputError` at `place`."""
+        """Parse what :meth:`to_json` wrote; anything else is an :class:`~tsallis.errors.InputError` at `place`."""
         try:
             content = json.loads(text)
             symbols, fingerprint, version = content["symbols"], content["fingerprint"], content["format"]

@@ -38,7 +38,7 @@ Report = Callable[[str], None]
 
 
 def fetch_text(file: SourceFile, path: Path, packed: Path, report: Report | None = None) -> Path:
-    """A file made from others, which are fetched into the folder `packed` and stay there.
+    """Make a file from others, which are fetched into the folder `packed` and stay there.
 
     It takes its name when its lines, its size and its digest are the known ones, as far as they are known.
 
@@ -123,7 +123,7 @@ def _write_lines(file: SourceFile, path: Path, packed: Path) -> None:
 
 
 def read_part(part: Part, path: Path) -> Iterator[bytes]:
-    """The wanted lines of a packed text, without their ends."""
+    """Yield the wanted lines of a packed text, without their ends."""
     where = f"{path.name}: {part.member}" if part.member else path.name
     with _blame(part, where):
         step = abs(part.every)

@@ -19,20 +19,20 @@ Make = Callable[[re.Match[str], bytes, str], Iterator[bytes]]
 
 
 def read_folder(part: Part, path: Path, make: Make) -> Iterator[bytes]:
-    """The lines of all members whose names match, by what the pattern's groups say: numbers in numerical order.
+    """Yield the lines of all members whose names match, by what the pattern's groups say: numbers in numerical order.
 
     The archive is read once, as a stream; what its members hold is in memory until they are in order.
     """
-    found = {key: b"\n".join(make(name, content, where)) for key, name, content, where in _members(part, path)}
-    for key in sorted(found):
-        if lines := found.pop(key):
+    contents = {key: b"\n".join(make(name, content, where)) for key, name, content, where in _members(part, path)}
+    for key in sorted(contents):
+        if lines := contents.pop(key):
             yield from lines.split(b"\n")
 
 
 def _members(part: Part, path: Path) -> Iterator[tuple[tuple[int | str, ...], re.Match[str], bytes, str]]:
-    """What the members of a folder are sorted by, the match of their names, what they hold, and their place."""
+    """Yield the sort key, name match, content and location of each member of a folder that matches."""
     pattern = re.compile(part.member or "")
-    seen = set()
+    keys = set()
     with _uncompressed(path) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
             tar.members = []  # type: ignore[attr-defined]  # it would keep a hundred thousand of them
@@ -42,21 +42,21 @@ def _members(part: Part, path: Path) -> Iterator[tuple[tuple[int | str, ...], re
                 continue
             where = f"{path.name}: {member.name}"
             key = tuple(int(group) if group.isdecimal() else group for group in name.groups())
-            if key in seen:
+            if key in keys:
                 raise NotIt(f"{where}: is there twice")
             if member.size > LONGEST:
                 raise NotIt(f"{where}: expected at most {LONGEST} bytes, found {member.size}")
-            seen.add(key)
+            keys.add(key)
             yield key, name, content.read(), where
         # What follows the last member is a checksum: tarfile stops without a word where an archive breaks off.
         while stream.read(LONGEST):
             pass
-    if part.count not in (None, len(seen)):
-        raise NotIt(f"{path.name}: expected {part.count} files {part.member}, found {len(seen)}")
+    if part.count not in (None, len(keys)):
+        raise NotIt(f"{path.name}: expected {part.count} files {part.member}, found {len(keys)}")
 
 
 def _uncompressed(path: Path) -> IO[bytes]:
-    """The tar file in an archive, packed with gzip or xz, or as it is."""
+    """Return the tar file in an archive, packed with gzip or xz, or as it is."""
     with path.open("rb") as stream:
         start = stream.read(6)
     if start.startswith(b"\x1f\x8b"):

@@ -18,7 +18,7 @@ LABELS = {"neg": "0", "pos": "1"}
 
 
 class NotIt(Exception):
-    """What was transferred does not hold what it should; `culprit` is the file, where it is known to be one."""
+    """An error in the content of a transferred file; `culprit` is the file, where one is known."""
 
     def __init__(self, message: str, culprit: SourceFile | None = None) -> None:
         super().__init__(message)
@@ -38,14 +38,14 @@ def segments(lines: Iterator[bytes], where: str) -> Iterator[bytes]:
     for line in lines:
         if not line.lstrip().startswith(b"<seg"):
             continue
-        found = re.fullmatch(r"\s*<seg[^>]*>(.*)</seg>\s*", decode(line, where))
-        if not found:
+        match = re.fullmatch(r"\s*<seg[^>]*>(.*)</seg>\s*", decode(line, where))
+        if not match:
             raise NotIt(f"{where}: expected <seg>...</seg> in one line, found {decode(line, where)[:50]!r}")
-        yield " ".join(found[1].split()).encode()
+        yield " ".join(match[1].split()).encode()
 
 
 def talks(lines: Iterator[bytes]) -> Iterator[bytes]:
-    """The sentences of TED talks, without the lines that describe a talk: its address, title and speaker."""
+    """Yield the sentences of TED talks, without the lines that describe a talk: its address, title and speaker."""
     for line in lines:
         if not line.lstrip().startswith(b"<"):
             yield b" ".join(line.split())
@@ -66,14 +66,14 @@ def clusters(lines: Iterator[bytes], where: str, part: Part) -> Iterator[bytes]:
 def labelled(lines: Iterator[bytes], where: str) -> Iterator[bytes]:
     """`label<TAB>text` from a number, a blank and a text in UTF-8 or Latin-1: such collections mix the two."""
     for line in lines:
-        found = LABELLED.fullmatch(line.translate(CONTROLS).rstrip())
-        if not found:
+        match = LABELLED.fullmatch(line.translate(CONTROLS).rstrip())
+        if not match:
             raise NotIt(f"{where}: expected a number and a text, found {line[:50]!r}")
         try:
-            text = found[2].decode("utf-8")
+            text = match[2].decode("utf-8")
         except UnicodeDecodeError:
-            text = found[2].decode("latin-1")
-        yield found[1] + b"\t" + text.encode()
+            text = match[2].decode("latin-1")
+        yield match[1] + b"\t" + text.encode()
 
 
 def pairs(lines: Iterator[bytes], names: Iterable[bytes], where: str) -> Iterator[bytes]:
@@ -81,19 +81,19 @@ def pairs(lines: Iterator[bytes], names: Iterable[bytes], where: str) -> Iterato
 
     The image is named at the end of a question: "... in the image7 ?". That end is left out.
     """
-    wanted = {name.strip().decode("latin-1") for name in names if name.strip()}
+    images = {name.strip().decode("latin-1") for name in names if name.strip()}
     for line in lines:
         question = decode(line, where).strip()
         if not question:
             continue
         answer = decode(next(lines, b""), where).strip()
-        found = POINTER.search(question)
-        if not found or not answer:
-            missing = "answer" if found else "image"
+        match = POINTER.search(question)
+        if not match or not answer:
+            missing = "answer" if match else "image"
             expected = "expected a question about an image and its answer"
             raise NotIt(f"{where}: {expected}, found no {missing}: {shorten(question)}")
-        if (image := f"image{found[1]}") in wanted:
-            yield row(image, question[: found.start()], answer)
+        if (image := f"image{match[1]}") in images:
+            yield row(image, question[: match.start()], answer)
 
 
 def questions(content: bytes, where: str) -> Iterator[bytes]:

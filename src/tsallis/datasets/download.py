@@ -41,7 +41,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Part:
-    """What is wanted of a file that is transferred: how it is packed, which member, and which of its lines."""
+    """A part of a transferred file: its packing, the member to read, and the selection of its lines."""
 
     archive: SourceFile
     packing: Literal["plain", "gz", "xz", "tar", "zip", "tar-folder"]
@@ -92,13 +92,13 @@ def check(file: SourceFile, path: Path) -> None:
         raise InputError(f"{path}: is not {known(file, path)} (its digest differs); remove it to fetch it again")
     if file.sha256 is None and file.md5 is None and not record_of(path).exists():
         # Put there by the user: what it is now is what it must stay.
-        if file.lines is not None and (found := count_lines(path)) != file.lines:
-            raise InputError(f"{path}: expected {file.lines} lines, found {found}; remove it to fetch it again")
+        if file.lines is not None and (count := count_lines(path)) != file.lines:
+            raise InputError(f"{path}: expected {file.lines} lines, found {count}; remove it to fetch it again")
         write_record(path, _digest(path))
 
 
 def take_name(file: SourceFile, part: Path, path: Path) -> None:
-    """What is complete and right gets its name; its digest is recorded first where none is known."""
+    """Move a complete and checked file to its path; its digest is recorded first where none is published."""
     if file.sha256 is None and file.md5 is None:
         write_record(path, _digest(part))
     part.replace(path)
@@ -110,7 +110,7 @@ def known(file: SourceFile, path: Path) -> str:
 
 
 def same_digest(file: SourceFile, found: Path, path: Path) -> bool:
-    """Whether `found` is what belongs at `path`; True where nothing is known of it."""
+    """Tell whether `found` has the digest of the file at `path`; True where none is published or recorded."""
     if file.sha256 is not None:
         return _digest(found) == file.sha256
     if file.md5 is not None:
@@ -189,14 +189,14 @@ def _stream(url: str, part: Path, size: int | None) -> None:
 
 
 def _start(answer: HTTPResponse, url: str, have: int, size: int | None) -> tuple[int, int | None]:
-    """Where in the file the answer's bytes begin, and its size; what can't be the known file is refused unread."""
+    """Return the offset of the answer's bytes and the file's size; refuse an answer that can't be the file, unread."""
     if answer.status == 206:
         sent = answer.headers.get("Content-Range", "")
-        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", sent.strip())
-        if not found or int(found[1]) != have or (size is not None and found[2] not in ("*", str(size))):
-            wanted = f"bytes {have}-{size - 1}/{size}" if size is not None else f"bytes from {have} on"
-            raise InputError(f"{url}: expected {wanted} of the file, the server sent {sent!r}")
-        return have, size if size is not None or found[2] == "*" else int(found[2])
+        match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", sent.strip())
+        if not match or int(match[1]) != have or (size is not None and match[2] not in ("*", str(size))):
+            expected = f"bytes {have}-{size - 1}/{size}" if size is not None else f"bytes from {have} on"
+            raise InputError(f"{url}: expected {expected} of the file, the server sent {sent!r}")
+        return have, size if size is not None or match[2] == "*" else int(match[2])
     # A server that ignores the range answers 200 and sends everything again.
     length = answer.headers.get("Content-Length", "").strip()
     if size is None:

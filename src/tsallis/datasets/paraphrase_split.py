@@ -12,7 +12,7 @@ LARGEST = 20  # pairs of a cluster that may leave the training split
 
 
 def split_pairs(pairs: Iterable[Pair], held_out: int = HELD_OUT) -> dict[str, list[Pair]]:
-    """The splits "train", "dev" and "test" of sentence pairs: pairs with a side in common are in the same one.
+    """Return the splits "train", "dev" and "test" of sentence pairs: pairs with a side in common are in the same one.
 
     Sides count as equal when they are so in lower case and without punctuation. White space is collapsed, Unicode
     brought to its composed form, and a pair that was there before is left out; within a split the order is kept.
@@ -54,10 +54,10 @@ def _clusters(pairs: list[Pair]) -> list[list[int]]:
         first: dict[str, int] = {}
         for i, pair in enumerate(pairs):
             parent[root(i)] = root(first.setdefault(_bare(pair[side]), i))
-    found: dict[int, list[int]] = {}
+    clusters: dict[int, list[int]] = {}
     for i in range(len(pairs)):
-        found.setdefault(root(i), []).append(i)
-    return list(found.values())
+        clusters.setdefault(root(i), []).append(i)
+    return list(clusters.values())
 
 
 def _clean(text: str) -> str:

@@ -165,12 +165,12 @@ def _wmt16() -> Source:
     )
     commit = "9695851c150fedbac3418915b251a75292d7d527"
     dev = f"https://raw.githubusercontent.com/rsennrich/wmt16-scripts/{commit}/sample/data/newsdev2016"
-    known = {
+    digests = {
         "ro": (290402, "49b944fc73740ee12925d1c842b3d93eb27692eb91d055aca8cfc1f51d710b53"),
         "en": (259395, "c59454c1e6b500f4527b6c789caf3dd87bc6fd83efaddcd9b7e4e2b2cc86f3e0"),
     }
     entries = []
-    for side, (size, sha256) in known.items():
+    for side, (size, sha256) in digests.items():
         train = [
             Part(europarl, "tar", f"training-parallel-ep-v8/europarl-v8.ro-en.{side}"),
             Part(setimes, "zip", f"SETIMES.en-ro.{side}"),
@@ -273,20 +273,20 @@ def get(
     if name not in SOURCES:
         raise InputError(f"unknown data set {name!r}, known: {', '.join(SOURCES)}")
     source, folder = SOURCES[name], Path(folder)
-    known = source.languages()
-    wrong = [language for language in languages or () if language not in known]
-    if wrong:
-        what = "file" if known == sorted(f.name for f in source.files) else "language"
-        raise InputError(f"{name} has no {what} {', '.join(map(repr, wrong))}; it has {', '.join(known)}")
-    wanted = [f for f in source.files if languages is None or source.language_of(f.name) in languages]
+    names = source.languages()
+    unknown = [language for language in languages or () if language not in names]
+    if unknown:
+        what = "file" if names == sorted(f.name for f in source.files) else "language"
+        raise InputError(f"{name} has no {what} {', '.join(map(repr, unknown))}; it has {', '.join(names)}")
+    files = [f for f in source.files if languages is None or source.language_of(f.name) in languages]
     packed = folder / PACKED
     paths = []
-    for file in wanted:
+    for file in files:
         path = folder / file.name
         paths.append(fetch_text(file, path, packed, report) if file.parts else fetch(file, path))
     if source.parallel:
         check_sides(paths)
-    _clear(packed, [a for file in wanted for part in file.parts for a in part.needs])
+    _clear(packed, [a for file in files for part in file.parts for a in part.needs])
     return paths
 
 

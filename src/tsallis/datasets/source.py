@@ -1,4 +1,4 @@
-"""What is known of a data set."""
+"""The description of a data set: its files, licence and citation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Source:
         return packed | {file for file in self.files if file.size is not None}
 
     def languages(self) -> list[str]:
-        """What the files' names begin with or, of a parallel corpus, end with."""
+        """Return the languages in the files' names: their prefixes or, of a parallel corpus, their suffixes."""
         return sorted({self.language_of(file.name) for file in self.files})
 
     def language_of(self, name: str) -> str:
@@ -51,7 +51,7 @@ class Source:
 
 
 def _vouched_for(file: SourceFile) -> bool:
-    """Whether a digest is known of a file, or of everything it is unpacked from."""
+    """Tell whether a digest is published of a file, or of everything it is unpacked from."""
     digests = file.sha256 or file.md5
     return bool(digests) or (bool(file.parts) and all(_vouched_for(a) for part in file.parts for a in part.needs))
 
@@ -68,11 +68,11 @@ def language_of(name: str) -> str:
 
 
 def table(name: str) -> list[list[str]]:
-    """The rows of a table that is part of the package."""
+    """Return the rows of a table that is part of the package."""
     text = files("tsallis.datasets").joinpath(name).read_text(encoding="utf-8")
     return [line.split("\t") for line in text.split("\n")[:-1]]
 
 
 def unpacked(name: str, lines: int | None, parts: Iterable[Part]) -> SourceFile:
-    """A text without a published digest."""
+    """Return a text without a published digest."""
     return SourceFile(name, lines=lines, parts=tuple(parts))

@@ -48,8 +48,8 @@ def learned_alphas(log: Path | str, *, width: float = WIDTH) -> Figure:
     shared: Any = None
     layers = max(values.shape[1] for values in kinds.values())
     shade = canvas.shades("viridis_r", 0.25, 1.0)
-    for place, (kind, values) in enumerate(kinds.items()):
-        ax = shared = figure.add_subplot(1, len(kinds), place + 1, sharey=shared)
+    for column, (kind, values) in enumerate(kinds.items()):
+        ax = shared = figure.add_subplot(1, len(kinds), column + 1, sharey=shared)
         canvas.quiet(ax, ("left", "bottom"))
         for layer in range(values.shape[1]):
             for head in range(values.shape[2]):
@@ -58,7 +58,7 @@ def learned_alphas(log: Path | str, *, width: float = WIDTH) -> Figure:
                 ax.plot(steps, values[:, layer, head].numpy(), color=color, linewidth=1.1, label=label)
         canvas.heading(ax, kind, f"{values.shape[1]} layers, {values.shape[2]} heads")
         ax.set_xlabel("update", **canvas.lettering(SMALL, GREY))
-        if place:
+        if column:
             ax.tick_params(labelleft=False)
         else:
             ax.set_ylabel("alpha", **canvas.lettering(SMALL, GREY))

@@ -1,4 +1,4 @@
-"""What lines and pages of text have in common: marks under what is above zero, and notes in numbers."""
+"""Annotations shared by lines and pages of text: marks under the support, and notes of its size."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ if TYPE_CHECKING:
 
 
 def tallest(count: int, view: View) -> float:
-    """The largest weight, or value of the curve in weight a word."""
-    found = 0.0
+    """Return the largest weight, or value of the curve in weight a word."""
+    height = 0.0
     if view.weights is not None:
-        found = float(check_weights(view.weights, (count,), "word").max())
+        height = float(check_weights(view.weights, (count,), "word").max())
     if view.density is not None:
-        found = max(found, float(curve(one_of(view.density, view.index, 1))[1].max()) / count)
-    return found or 1.0
+        height = max(height, float(curve(one_of(view.density, view.index, 1))[1].max()) / count)
+    return height or 1.0
 
 
 def note(view: View, count: int) -> str:
-    """What is above zero, in numbers."""
-    found = []
+    """Describe the support of weights and density in numbers."""
+    parts = []
     if view.weights is not None:
         reached = int((check_weights(view.weights, (count,), "word") > 0).sum())
-        found.append(f"weights: {reached} of {count} words")
+        parts.append(f"weights: {reached} of {count} words")
     if view.density is not None:
         ends = intervals(one_of(view.density, view.index, 1))
         if ends is None:
-            found.append("support: no end")
+            parts.append("support: no end")
         else:
             spans = " and ".join(f"{lower:.2f} to {upper:.2f}" for lower, upper in ends)
             reached = int((word_masses(View(density=view.density, index=view.index), count) > 0).sum())
-            found.append(f"support: {spans}, {reached} of {count} words")
-    return " · ".join(found)
+            parts.append(f"support: {spans}, {reached} of {count} words")
+    return " · ".join(parts)
 
 
 def underline(

@@ -105,7 +105,7 @@ def matrix_panels(
     side = (width - 0.8 - _names(tgt)) / columns
     row = (high - _names(src)) * min(1.6, max(1.0, side / (len(src) * STEP / POINTS)))
     figure = style.blank(width, lines * (row + _names(src) + 0.35))
-    largest = max(float(found.max()) for found in cells) or 1.0
+    largest = max(float(panel.max()) for panel in cells) or 1.0
     axes = []
     for number, view in enumerate(views):
         ax = figure.add_subplot(lines, columns, number + 1)
@@ -116,7 +116,7 @@ def matrix_panels(
 
 
 def _rows(density: Density, index: int | tuple[int, ...], count: int) -> list[Density]:
-    """The density of each target word."""
+    """Return the density of each target word."""
     before = (index,) if isinstance(index, int) else tuple(index)
     batch = tuple(density.batch_shape)
     if len(batch) != len(before) + 1 or batch[-1] != count:
@@ -130,10 +130,10 @@ def _rows(density: Density, index: int | tuple[int, ...], count: int) -> list[De
 def _cells(weights: Any, rows: list[Density] | None, tgt: int, src: int) -> Tensor:
     """[tgt, src]"""
     if weights is not None:
-        found = numbers(weights)
-        if tuple(found.shape) != (tgt, src):
-            raise ValueError(f"weights must be [{tgt}, {src}] for these words, got shape {list(found.shape)}")
-        return check_weights(found, (tgt, src), "pair of words")
+        matrix = numbers(weights)
+        if tuple(matrix.shape) != (tgt, src):
+            raise ValueError(f"weights must be [{tgt}, {src}] for these words, got shape {list(matrix.shape)}")
+        return check_weights(matrix, (tgt, src), "pair of words")
     if rows is None:
         raise ValueError("there is nothing to draw: give weights, a density or both")
     edges = torch.linspace(0, 1, src + 1, dtype=torch.float64)
@@ -193,10 +193,10 @@ def _draw_rows(ax: Axes, rows: Sequence[Density], src: int) -> None:
 
     means = [float(row.mean) * src - 0.5 for row in rows]
     spans = []
-    for place, row in enumerate(rows):
+    for number, row in enumerate(rows):
         for ends in intervals(row) or []:
             lower, upper = (end * src - 0.5 for end in ends)
-            spans.append([(lower, place - 0.3), (lower, place + 0.3), (upper, place + 0.3), (upper, place - 0.3)])
+            spans.append([(lower, number - 0.3), (lower, number + 0.3), (upper, number + 0.3), (upper, number - 0.3)])
     ax.add_collection(LineCollection(spans, colors=EDGE, linewidths=1.1, label="support"), autolim=False)
     ax.plot(means, range(len(rows)), color=EDGE, linewidth=1.1, marker="o", markersize=3.0, label="mean")
     ax.lines[-1].set_markeredgecolor("white")

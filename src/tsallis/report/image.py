@@ -67,11 +67,11 @@ def image_attention(
     """
     picture, view = _picture(image), View(title, weights, density, index)
     cells = None if weights is None else _cells(weights, grid)
-    found = None if density is None else one_of(density, index, 2)
+    single = None if density is None else one_of(density, index, 2)
     if ax is None:
         shape = picture.shape[0] / picture.shape[1]
         ax = style.blank(4.0, min(max(4.0 * shape, 1.0), 8.0) + 0.6).add_subplot()
-    _draw(ax, picture, view, cells, found)
+    _draw(ax, picture, view, cells, single)
     return ax
 
 
@@ -133,7 +133,7 @@ def image_panels(
 
 
 class _Plan:
-    """Where everything is, in inches: legends and answers have no part in the size of an image."""
+    """The layout of a figure in inches: legends and answers don't change the size of an image."""
 
     def __init__(self, picture: Tensor, panels: int, columns: int, width: float, question: str, answered: bool) -> None:
         self.columns, self.width = columns, width
@@ -142,9 +142,9 @@ class _Plan:
         self.side = room - EDGE
         self.tall = self.side * picture.shape[0] / picture.shape[1]
         self.below = LEGEND + ANSWER / style.POINTS * answered
-        asked = style.wrapped(question, (width - 2 * EDGE) * style.POINTS, SIZE + 1) if question.strip() else ""
-        self.question = asked
-        self.asked = 0.2 * (asked.count("\n") + 1) + EDGE if asked else 0.0
+        lines = style.wrapped(question, (width - 2 * EDGE) * style.POINTS, SIZE + 1) if question.strip() else ""
+        self.question = lines
+        self.asked = 0.2 * (lines.count("\n") + 1) + EDGE if lines else 0.0
         self.height = self.asked + self.rows * (TITLE + self.tall + self.below)
 
     def box(self, number: int) -> tuple[float, float, float, float]:
@@ -156,7 +156,7 @@ class _Plan:
         return left / self.width, bottom / self.height, self.side / self.width, self.tall / self.height
 
     def bar(self) -> tuple[float, float, float, float]:
-        """Of the scale of colours, beside the first row."""
+        """Return left, bottom, width and height of the colour bar, beside the first row."""
         _, bottom, _, tall = self.box(0)
         return 1 - (SCALE - EDGE / 2) / self.width, bottom, 0.1 / self.width, tall
 
@@ -167,31 +167,31 @@ def _picture(image: Any) -> Tensor:
         import numpy as np
 
         image = torch.from_numpy(np.array(image))
-    found = numbers(image)
-    if found.dim() == 2:
-        found = found.unsqueeze(-1).expand(-1, -1, 3)
-    if found.dim() != 3 or found.shape[-1] not in (3, 4) or 0 in found.shape:
+    pixels = numbers(image)
+    if pixels.dim() == 2:
+        pixels = pixels.unsqueeze(-1).expand(-1, -1, 3)
+    if pixels.dim() != 3 or pixels.shape[-1] not in (3, 4) or 0 in pixels.shape:
         raise ValueError(f"image must be [height, width, 3], got shape {list(image.shape)}")
-    found = found[..., :3]
+    pixels = pixels[..., :3]
     if not image.is_floating_point():
-        found = found / 255
-    low, high = (float(x) for x in found.aminmax())
+        pixels = pixels / 255
+    low, high = (float(x) for x in pixels.aminmax())
     if not 0 <= low <= high <= 1:
-        wanted = "from 0 to 1" if image.is_floating_point() else "from 0 to 255"
-        raise ValueError(f"the values of an image of {image.dtype} must be {wanted}, found others")
-    return found
+        expected = "from 0 to 1" if image.is_floating_point() else "from 0 to 255"
+        raise ValueError(f"the values of an image of {image.dtype} must be {expected}, found others")
+    return pixels
 
 
 def _cells(weights: Any, grid: tuple[int, int] | None) -> Tensor:
     """[rows, columns]"""
-    found = numbers(weights)
+    cells = numbers(weights)
     if grid is not None:
-        if found.numel() != grid[0] * grid[1]:
-            raise ValueError(f"a grid of {grid[0]} x {grid[1]} doesn't fit weights of shape {list(found.shape)}")
-        found = found.reshape(grid)
-    if found.dim() != 2:
-        raise ValueError(f"weights must be [rows, columns] or come with a grid, got shape {list(found.shape)}")
-    return check_weights(found, tuple(found.shape), "cell")
+        if cells.numel() != grid[0] * grid[1]:
+            raise ValueError(f"a grid of {grid[0]} x {grid[1]} doesn't fit weights of shape {list(cells.shape)}")
+        cells = cells.reshape(grid)
+    if cells.dim() != 2:
+        raise ValueError(f"weights must be [rows, columns] or come with a grid, got shape {list(cells.shape)}")
+    return check_weights(cells, tuple(cells.shape), "cell")
 
 
 def _colours() -> ListedColormap:

@@ -96,8 +96,8 @@ def save(figure: Figure | Axes, path: Path | str, dpi: float = 200) -> None:
     """
     ending = Path(path).suffix.lower().removeprefix(".")
     if ending not in ENDINGS:
-        known = ", ".join(f".{e}" for e in ENDINGS)
-        raise InputError(f"{path}: a figure's file must end in one of {known}")
+        endings = ", ".join(f".{e}" for e in ENDINGS)
+        raise InputError(f"{path}: a figure's file must end in one of {endings}")
     stream = io.BytesIO()
     undated: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
     whole(figure).savefig(stream, format=ending, dpi=dpi, metadata=undated[ending])
@@ -107,18 +107,18 @@ def save(figure: Figure | Axes, path: Path | str, dpi: float = 200) -> None:
 
 def whole(figure: Figure | SubFigure | Axes) -> Figure:
     """The figure that something is part of."""
-    found = figure.get_figure(root=True)
-    assert found is not None
-    return found
+    root = figure.get_figure(root=True)
+    assert root is not None
+    return root
 
 
 @lru_cache(maxsize=16)
-def _installed(wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of some fonts that are there, by name."""
+def _installed(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of those fonts that are installed."""
     from matplotlib.font_manager import fontManager
 
     there = set(fontManager.get_font_names())
-    return tuple(name for name in wanted if name in there)
+    return tuple(name for name in names if name in there)
 
 
 def families() -> list[str]:
@@ -137,7 +137,7 @@ def families() -> list[str]:
 
 @lru_cache(maxsize=16)
 def _characters(fonts: tuple[str, ...]) -> frozenset[int]:
-    """What some fonts have, the one of the last resort left out."""
+    """Return the code points that these fonts cover, without the last-resort font."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     return frozenset(
@@ -161,8 +161,8 @@ def clean(text: object) -> str:
     if plain.isascii():
         return plain
     fonts = families()
-    known = _characters(tuple(fonts))
-    missing = {c for c in plain if ord(c) not in known and unicodedata.category(c) not in ("Cf", "Mn")}
+    covered = _characters(tuple(fonts))
+    missing = {c for c in plain if ord(c) not in covered and unicodedata.category(c) not in ("Cf", "Mn")}
     for c in sorted(missing):
         _say_missing(unicodedata.name(c, "such").split()[0])
     if missing and LAST_RESORT not in fonts:
@@ -171,12 +171,12 @@ def clean(text: object) -> str:
 
 
 def columns(text: str) -> int:
-    """How many columns text takes where wide characters take two."""
+    """Count the columns that text takes where wide characters take two."""
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def shorten(word: str, longest: int = LONGEST) -> str:
-    """A word of at most so many columns; an ellipsis stands for the rest, whitespace alone for itself.
+    """Return a word of at most so many columns; an ellipsis stands for the rest, whitespace alone for itself.
 
     >>> shorten("Donaudampfschifffahrtsgesellschaft"), shorten("cost $5")
     ('Donaudampfschifff…', 'cost $5')
@@ -193,7 +193,7 @@ def shorten(word: str, longest: int = LONGEST) -> str:
 
 
 def lettering(size: float = SIZE, color: str = INK, **more: Any) -> dict[str, Any]:
-    """How a text is drawn: in fonts that have its characters, and as it stands, no formula in it."""
+    """Return matplotlib's text options: fonts that have the characters, and no parsing of formulas."""
     return {"fontfamily": families(), "fontsize": size, "color": color, "parse_math": False, "usetex": False, **more}
 
 
@@ -212,7 +212,7 @@ def _text_width(text: str, size: float, fonts: tuple[str, ...]) -> float:
 
 
 def points_wide(ax: Axes) -> float:
-    """The width of axes in points."""
+    """Return the width of axes in points."""
     return float(ax.bbox.width) / whole(ax).dpi * POINTS
 
 
@@ -238,7 +238,7 @@ def quiet(ax: Axes, sides: Iterable[str] = ()) -> None:
 
 
 def heading(ax: Axes, title: str, note: str = "", pad: float = 5.0, width: float | None = None) -> None:
-    """What axes show, at the left, and a number or two about it at the right; the title within so many points."""
+    """Set the axes' title at the left, at most `width` points wide, and a short note at the right."""
     title = clean(title)
     size = SIZE + 0.5
     if width is not None and title:
@@ -253,7 +253,7 @@ def heading(ax: Axes, title: str, note: str = "", pad: float = 5.0, width: float
 
 @lru_cache(maxsize=8)
 def shades(name: str, low: float, high: float) -> ListedColormap:
-    """A part of one of matplotlib's perceptually uniform colour maps, itself uniform."""
+    """Return a part of one of matplotlib's perceptually uniform colour maps, itself uniform."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 

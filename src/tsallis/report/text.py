@@ -123,12 +123,12 @@ def text_panels(
     tops = [tallest(len(words), view) for view in views]
     if same_scale or (same_scale is None and max(tops) < ALIKE * min(tops)):
         tops = [max(tops)] * len(tops)
-    for place, view in enumerate(views):
-        ax = figure.add_subplot(rows, count, place + 1)
-        _panel(ax, len(words), view, tops[place])
-        if place + count >= len(views):  # nothing below
+    for number, view in enumerate(views):
+        ax = figure.add_subplot(rows, count, number + 1)
+        _panel(ax, len(words), view, tops[number])
+        if number + count >= len(views):  # nothing below
             _write(ax, shown)
-        if not place % count:
+        if not number % count:
             ax.set_ylabel("weight", **style.lettering(SMALL, GREY))
     return figure
 
@@ -198,13 +198,13 @@ def _draw_weights(ax: Axes, weights: Tensor) -> None:
 
 def _runs(places: Sequence[int]) -> list[tuple[int, int]]:
     """Neighbouring numbers together, each run by its first and the one behind its last."""
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for i in places:
-        if found and found[-1][1] == i:
-            found[-1] = (found[-1][0], i + 1)
+        if runs and runs[-1][1] == i:
+            runs[-1] = (runs[-1][0], i + 1)
         else:
-            found.append((i, i + 1))
-    return found
+            runs.append((i, i + 1))
+    return runs
 
 
 def _draw_density(ax: Axes, density: Density, count: int, drop: float) -> None:
@@ -246,7 +246,7 @@ class _Labels:
 
 
 def _labels(words: Sequence[str], views: Sequence[View], width: float) -> _Labels:
-    """As many words as fit along so many points: lying, slanting, upright, or else those that get most."""
+    """Label as many words as fit in the width: horizontal, slanted, upright, or else those with the most mass."""
     count = len(words)
     masses = torch.stack([word_masses(view, count) for view in views]).amax(0)
     cell = width / count

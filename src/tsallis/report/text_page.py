@@ -151,7 +151,7 @@ def _fill(strip: Axes, view: View, line: Line, count: int) -> None:
 
 
 def place(t: Tensor, line: Line, count: int) -> Tensor:
-    """Where places of the text, from 0 to 1, are in a line: in points, in proportion within each word."""
+    """Map positions in the text, from 0 to 1, to points along a line, in proportion within each word."""
     words = t * count - line.first
     cell = words.floor().clamp(0, len(line.edges) - 2).long()
     return line.edges[cell] + (words - cell) * (line.edges[cell + 1] - line.edges[cell])

@@ -1,4 +1,4 @@
-"""What there is to draw: discrete weights, one density of a batch, and where they are above zero."""
+"""The data of a figure: discrete weights, one density of a batch, and their supports."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class View:
 
     @classmethod
     def of(cls, look: Any, row: int = 0, size: int | None = None, title: str = "") -> View:
-        """What a model looked at in one row of a batch, from what its method `attention` returned.
+        """Return the view of one row of a batch, from what a model's method `attention` returned.
 
         Args:
             look: with `weights` and `density`, either of which may be None.
@@ -58,8 +58,8 @@ class View:
 
 def numbers(values: Any) -> Tensor:
     """Numbers of any kind as a tensor in float64 on the CPU."""
-    found = values if isinstance(values, Tensor) else torch.as_tensor(values)
-    return found.detach().to("cpu", torch.float64)
+    tensor = values if isinstance(values, Tensor) else torch.as_tensor(values)
+    return tensor.detach().to("cpu", torch.float64)
 
 
 def check_weights(values: Any, shape: tuple[int, ...], what: str) -> Tensor:
@@ -67,14 +67,14 @@ def check_weights(values: Any, shape: tuple[int, ...], what: str) -> Tensor:
     weights = numbers(values)
     if tuple(weights.shape) != shape:
         raise ValueError(f"weights must be {list(shape)}, one for each {what}, got shape {list(weights.shape)}")
-    wrong = weights[~((weights >= 0) & weights.isfinite())]
-    if len(wrong):
-        raise ValueError(f"weights must be at least zero and finite, got {wrong[0].item():g}")
+    invalid = weights[~((weights >= 0) & weights.isfinite())]
+    if len(invalid):
+        raise ValueError(f"weights must be at least zero and finite, got {invalid[0].item():g}")
     return weights
 
 
 def check_words(words: Sequence[str]) -> list[str]:
-    """A list of words, at least one."""
+    """Return a list of words, at least one."""
     if isinstance(words, str):
         raise TypeError(f"words must be a sequence of strings, got one string: {words[:40]!r}")
     if not len(words):
@@ -89,8 +89,8 @@ def one_of(density: Density, index: Index, dims: int) -> Density:
         ValueError: another number of dimensions, or an index that doesn't say which.
     """
     if density.dims != dims:
-        wanted = "on the line" if dims == 1 else "in the plane"
-        raise ValueError(f"the density must be one {wanted}, got one in {density.dims} dimensions")
+        where = "on the line" if dims == 1 else "in the plane"
+        raise ValueError(f"the density must be one {where}, got one in {density.dims} dimensions")
     index = (index,) if isinstance(index, int) else tuple(index)
     batch = tuple(density.batch_shape)
     if math.prod(batch[len(index) :]) == 1:  # what is not named has one place: of heads and queries, say
@@ -116,16 +116,16 @@ def _picked(density: Density, index: tuple[int, ...]) -> Density:
 
 
 def parts_of(density: Density) -> list[Density]:
-    """The densities that a density is a mixture of, those of weight zero left out."""
+    """Return the densities that a density is a mixture of, those of weight zero left out."""
     if not isinstance(density, Mixture):
         return [density]
     members = density.weights.tolist()
     each = [_picked(density.parts[0], (k,)) for k in range(len(members))] if density.stacked else density.parts
-    return [found for weight, part in zip(members, each, strict=True) if weight > 0 for found in parts_of(part)]
+    return [component for weight, part in zip(members, each, strict=True) if weight > 0 for component in parts_of(part)]
 
 
 def intervals(density: Density) -> list[tuple[float, float]] | None:
-    """Where a density on the line is above zero, ascending and disjoint; None where it has no end."""
+    """Return the support of a density on the line as ascending disjoint intervals; None where it is unbounded."""
     ends: list[tuple[float, float]] = []
     for part in parts_of(density):
         if not isinstance(part.support, Interval):
@@ -162,24 +162,24 @@ class Shape(NamedTuple):
 
 
 def outlines(density: Density, points: int = 181) -> list[Shape]:
-    """The edge of each part's support, or where it has none, one and two standard deviations."""
-    found: list[Shape] = []
+    """Return the edge of each part's support, or where it has none, one and two standard deviations."""
+    shapes: list[Shape] = []
     for part in parts_of(density):
         if isinstance(part.support, Ellipse):
-            found.append(Shape(numbers(part.support.boundary(points)), None))
+            shapes.append(Shape(numbers(part.support.boundary(points)), None))
         elif isinstance(part, Elliptical):
             mean, factor = numbers(part.mean), numbers(part.factor)
-            found += [Shape(Ellipse(mean, k * factor).boundary(points), k) for k in (1, 2)]
-    return found
+            shapes += [Shape(Ellipse(mean, k * factor).boundary(points), k) for k in (1, 2)]
+    return shapes
 
 
 def word_masses(view: View, count: int) -> Tensor:
-    """What each of `count` words gets from weights and density, whichever is more [count]; zero outside supports."""
-    found = torch.zeros(count, dtype=torch.float64)
+    """Return the mass of each of `count` words, the larger of weights' and density's [count]; zero outside supports."""
+    masses = torch.zeros(count, dtype=torch.float64)
     if view.weights is not None:
-        found = check_weights(view.weights, (count,), "word")
+        masses = check_weights(view.weights, (count,), "word")
     if view.density is not None:
         density = one_of(view.density, view.index, 1)
         edges = torch.linspace(0, 1, count + 1, dtype=torch.float64)
-        found = torch.maximum(found, cell_masses(density, edges))
-    return found
+        masses = torch.maximum(masses, cell_masses(density, edges))
+    return masses
