@@ -1,4 +1,4 @@
-"""What tests of the analysis share: models with zeros in their attention, corpora, sentences of known weights."""
+"""Helpers of the tests of the analysis: models with zeros in their attention, corpora, sentences of known weights."""
 
 from __future__ import annotations
 

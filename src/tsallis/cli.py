@@ -289,12 +289,13 @@ def translate(
     n_best, many = nbest or 1, every or (nbest or 1) > 1
     size = beam or max(_beam_size(loaded), n_best)
     for first, lines in _blocks(loaded, file, gold=False, language=language, images=images):
-        results, printed = [], 0
+        results: list[Result] = []
+        printed = 0
         for batch in _batches(lines.corpus):
             if every:
-                results = exhaustive(loaded.model, batch.src, batch.src_lengths, budget=budget or BUDGET, n_best=nbest)
+                results += exhaustive(loaded.model, batch.src, batch.src_lengths, budget=budget or BUDGET, n_best=nbest)
             else:
-                results = beam_search(loaded.model, batch.src, batch.src_lengths, beam_size=size, n_best=n_best)
+                results += beam_search(loaded.model, batch.src, batch.src_lengths, beam_size=size, n_best=n_best)
         for offset, result in zip(lines.places, results, strict=True):
             _print_nothing(range(first + printed, first + offset), as_json, many)
             printed = offset + 1

@@ -77,7 +77,7 @@ search: {{beam_size: 4}}
 
 
 def called(*arguments: object, stdin: str = "") -> str:
-    """What a command prints."""
+    """Return the standard output of a command."""
     out, before = io.StringIO(), sys.stdin
     sys.stdin = SimpleNamespace(buffer=io.BytesIO(stdin.encode()))  # type: ignore[assignment]
     try:
@@ -131,7 +131,7 @@ def ask(line: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def content(name: str, options: set[str], run: Path, out: Path, as_json: bool) -> Any:
-    """What a command says with some options, without what differs from call to call."""
+    """Return the output of a command with some options, without the parts that differ from call to call."""
     folder, about_images = run.parent, (run.parent / "other.npy").exists()
     options = options | ({"--json"} if as_json and "--json" in COMMANDS[name] else set())
     places = {x: folder / x for x in ("asked", "known")} | {"other": folder / "other.npy", "out": out / "there"}
@@ -159,7 +159,7 @@ def content(name: str, options: set[str], run: Path, out: Path, as_json: bool) -
 
 @pytest.fixture(scope="module")
 def known() -> dict[Any, Any]:
-    """What commands have said so far."""
+    """Return the outputs of commands so far, by their options."""
     return {}
 
 
