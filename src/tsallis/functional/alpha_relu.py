@@ -19,12 +19,12 @@ from tsallis.ops.transforms import consecutive, differentiable, traced, widen
 
 
 def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) -> Tensor:
-    r"""Apply the entmax formula with a constant threshold: entry by entry, no sum to find, no normalisation.
+    r"""Apply the entmax formula with a constant threshold: entry by entry, without normalisation.
 
     .. math:: r_i = [(\alpha - 1) z_i - \tau]_+^{1/(\alpha-1)}
 
-    the maximiser of :math:`r^\top (z - \tfrac{\tau}{\alpha-1}) + H_\alpha(r)` over all :math:`r \ge 0`
-    (Tezekbayev et al. 2022, eq. 4). With the mean threshold of entmax as `tau` (see :func:`estimate_tau`) the values
+    which maximises :math:`r^\top (z - \tfrac{\tau}{\alpha-1}) + H_\alpha(r)` over all :math:`r \ge 0`
+    (Tezekbayev et al. 2022, eq. 2). With the mean threshold of entmax as `tau` (see :func:`estimate_tau`) the values
     sum to about 1.
 
     Args:
@@ -32,8 +32,12 @@ def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) ->
         alpha: a number above 1.
         tau: the threshold: a number, or a tensor broadcastable to `scores` (it gets a gradient).
 
+    Returns:
+        Values of at least 0, of the shape and dtype of `scores`.
+
     Raises:
         ValueError: an alpha that is not above 1 or not finite.
+        TypeError: scores that are not floating point, an alpha that is not a number.
 
     Example:
         >>> alpha_relu(torch.tensor([2.0, 1.0, 0.1]), tau=0.2)
@@ -58,7 +62,7 @@ def alpha_relu_loss(
     .. math:: \ell(z, y) = (r - e_y)^\top \big(z - \tfrac{\tau}{\alpha-1}\big)
               + \frac{1 - \sum_i r_i^\alpha}{\alpha(\alpha-1)}, \qquad \nabla_z \ell = r - e_y
 
-    (Tezekbayev et al. 2022, eq. 5 and lemma 1).
+    (Tezekbayev et al. 2022, eq. 3 and lemma 1).
 
     Args:
         scores: [..., classes]; a score of -inf takes that class out.
@@ -68,8 +72,12 @@ def alpha_relu_loss(
         ignore_index: targets of this value have loss 0 and no gradient.
         reduction: "mean" over the targets that count, "sum" or "none".
 
+    Returns:
+        A number, or with reduction "none" losses [...], in the dtype of `scores`. A mean over no target is NaN.
+
     Raises:
         ValueError: wrong shapes, a class out of range, an unknown reduction, a bad alpha.
+        TypeError: scores that are not floating point, targets that are not integers.
 
     Example:
         >>> alpha_relu_loss(torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([0]))
@@ -97,12 +105,20 @@ def estimate_tau(d_model: int, d_vocab: int) -> float:
     r"""Return the threshold for alpha-ReLU (alpha 1.5) of an output layer that has seen no data.
 
     For scores :math:`N(0, \sigma^2)` with :math:`\sigma^2 = 2 d_{model} / (d_{model} + d_{vocab})` (a Xavier-uniform
-    output layer after a layer normalisation) it is the mean threshold of 1.5-entmax, from the truncated moments of the
-    normal distribution (Tezekbayev et al. 2022, sec. 3 and table 3).
+    output layer after a layer normalisation) it is the mean threshold of 1.5-entmax,
+
+    .. math:: \tau = \tfrac{\sigma}{2} \, \Phi^{-1}(1 - p^*),
+
+    with :math:`p^*` from the truncated moments of the normal distribution (Tezekbayev et al. 2022, eq. 4 and app. B.2;
+    table 3 has values). An output layer that is initialised otherwise, as one that shares its matrix with an embedding,
+    needs :func:`estimate_tau_from_scores`.
 
     Args:
         d_model: size of the hidden state.
         d_vocab: number of classes, at least 2.
+
+    Returns:
+        The threshold.
 
     Raises:
         ValueError: sizes for which there is no such threshold.
@@ -144,17 +160,24 @@ def estimate_tau(d_model: int, d_vocab: int) -> float:
 
 
 def estimate_tau_from_scores(scores: Tensor, alpha: float = 1.5) -> float:
-    r"""Return the threshold for alpha-ReLU from data: the mean entmax threshold :math:`\tau` of rows of scores.
+    r"""Return the threshold for alpha-ReLU from data: the mean entmax threshold of rows of scores.
+
+    .. math:: \frac{1}{n} \sum_{i=1}^n \tau_i, \qquad
+              \mathrm{entmax}_\alpha(z_i) = [(\alpha - 1) z_i - \tau_i]_+^{1/(\alpha-1)}
 
     Scores of the first batch through the untrained network make the values of :func:`alpha_relu` sum to about 1
-    (Tezekbayev et al. 2022, sec. 3).
+    (Tezekbayev et al. 2022, sec. 3.1).
 
     Args:
         scores: [..., classes]; rows in which nothing takes part are left out.
         alpha: a number above 1.
 
+    Returns:
+        The threshold.
+
     Raises:
         ValueError: no row with finite scores, a bad alpha.
+        TypeError: scores that are not floating point.
 
     Example:
         >>> round(estimate_tau_from_scores(torch.zeros(2, 4)), 4)  # p = 1/4 = (0 - tau)^2

@@ -53,12 +53,12 @@ def entmax_attention(
     enable_gqa: bool = False,
     return_weights: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""Attention whose weights are exactly zero for most keys, with an alpha for each head that can be learned.
+    r"""Compute attention whose weights are exactly zero for most keys, with an alpha for each head that can be learned.
 
     .. math:: O_i = \sum_j p_{ij} V_j, \qquad
               p_i = \mathrm{entmax}_{\alpha_h}\big(\mathrm{scale} \cdot Q_i K^\top + \mathrm{mask}_i\big)
 
-    with :math:`\alpha_h` of head :math:`h` (Correia et al. 2019, eq. 4 and 7). Shapes and meaning are those of
+    with :math:`\alpha_h` of head :math:`h` (Correia et al. 2019, eq. 8). Shapes and meaning are those of
     `torch.nn.functional.scaled_dot_product_attention`, which it equals at `alpha = 1`. Memory grows with the number of
     queries and keys, not with their product, unless the weights are asked for; gradients of second order hold them too.
 
@@ -69,17 +69,17 @@ def entmax_attention(
         alpha: at least 1: a number, or a tensor [heads] or [..., heads]; it gets a gradient.
         attn_mask: broadcastable to [..., heads, queries, keys]: boolean (True takes part), or numbers that are added to
             the scores and get a gradient.
-        key_lengths: of each batch element [...], how many of its first keys take part; the others are skipped. In a
-            tensor on a GPU they are not looked at: one out of range counts as the nearest that is not.
-        is_causal: query i sees the keys 0 to i only, together with a mask if one is given.
-        scale: of the scores; the default is 1 / sqrt(size).
+        key_lengths: for each batch element [...], how many of its first keys take part; the others are skipped. In a
+            tensor on a GPU they are not checked: one out of range counts as the nearest that is not.
+        is_causal: query i attends to the keys 0 to i only; a mask, if there is one, holds too.
+        scale: the factor of the scores; the default is 1 / sqrt(size).
         dropout_p: share of the weights that is set to zero, the others scaled up; unlike a module's, always active.
-        enable_gqa: fewer key heads than heads, each read by as many heads in a row.
-        return_weights: give the weights too, before dropout.
+        enable_gqa: fewer key heads than heads, each shared by as many neighbouring heads.
+        return_weights: return the weights too, before dropout.
 
     Returns:
         Output [..., heads, queries, value size]; with `return_weights` also the weights [..., heads, queries, keys]. A
-        query that sees no key gives zeros.
+        query without a key to attend to gives zeros.
 
     Raises:
         ValueError: shapes that don't fit together, an alpha below 1 or not finite, a length or a dropout out of range.

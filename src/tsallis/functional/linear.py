@@ -34,7 +34,7 @@ def linear_entmax_loss(
     .. math:: L_\alpha(W h + b; y), \qquad \nabla_h = W^\top (p - e_y), \qquad \nabla_W = (p - e_y)\, h^\top, \qquad
               p = \mathrm{entmax}_\alpha(W h + b)
 
-    Equal to `entmax_loss(torch.nn.functional.linear(hidden, weight, bias), target, alpha)` in value and gradients. The
+    (Peters et al. 2019, eq. 11 and 12.) Equal to `entmax_loss(torch.nn.functional.linear(hidden, weight, bias), target, alpha)` in value and gradients. The
     scores are computed for a chunk of tokens at a time and only each token's support is kept, a short list: the
     products of the backward pass are sums over it. Tokens with long lists, as near `alpha = 1`, have their scores
     computed a second time instead. Second derivatives, `torch.func` and their like go by way of all scores.
@@ -48,9 +48,12 @@ def linear_entmax_loss(
         ignore_index: targets of this value have loss 0 and no gradient.
         reduction: "mean" over the targets that count, "sum", or "none" for a loss of shape [...].
 
+    Returns:
+        A number, or with reduction "none" losses [...], in the dtype of `hidden`. A mean over no target is NaN.
+
     Raises:
         ValueError: wrong shapes, a class out of range, an unknown reduction, a bad alpha.
-        TypeError: hidden states that are not floating point, targets that are not integers.
+        TypeError: hidden states that are not floating point, weights of another dtype, targets that are not integers.
 
     Example:
         >>> hidden, weight = torch.eye(2, requires_grad=True), torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.1, 4.0]])
@@ -83,8 +86,24 @@ def linear_alpha_relu_loss(
     .. math:: \ell(W h + b, y), \qquad \nabla_h = W^\top (r - e_y), \quad \nabla_W = (r - e_y)\, h^\top, \qquad
               r = [(\alpha - 1)(W h + b) - \tau]_+^{1/(\alpha-1)}
 
-    Args, errors and the way it works as in :func:`linear_entmax_loss`; alpha is a number above 1, and `tau` the
-    constant threshold, a number (see :func:`estimate_tau`).
+    (Tezekbayev et al. 2022, eq. 3), computed as :func:`linear_entmax_loss` computes its own.
+
+    Args:
+        hidden: [..., d], any floating dtype.
+        weight: [classes, d], as in `torch.nn.Linear`.
+        target: classes [...].
+        alpha: a number above 1.
+        tau: the threshold, a number; see :func:`estimate_tau`.
+        bias: [classes].
+        ignore_index: targets of this value have loss 0 and no gradient.
+        reduction: "mean" over the targets that count, "sum", or "none" for a loss of shape [...].
+
+    Returns:
+        A number, or with reduction "none" losses [...], in the dtype of `hidden`. A mean over no target is NaN.
+
+    Raises:
+        ValueError: wrong shapes, a class out of range, an unknown reduction, a bad alpha.
+        TypeError: hidden states that are not floating point, weights of another dtype, targets that are not integers.
 
     Example:
         >>> hidden, weight = torch.ones(1, 2), torch.tensor([[1.0, 1.0], [0.0, 0.0], [0.5, 0.0]])

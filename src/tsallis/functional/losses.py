@@ -47,8 +47,12 @@ def entmax_loss(
         reduction: "mean" over the targets that count, "sum", or "none" for a loss of shape [...].
         label_smoothing: share of the target spread evenly over the classes that take part, from 0 to 1.
 
+    Returns:
+        A number, or with reduction "none" losses [...], in the dtype of `scores`. A mean over no target is NaN.
+
     Raises:
         ValueError: wrong shapes, a class out of range, an unknown reduction, a smoothing outside [0, 1], a bad alpha.
+        TypeError: scores that are not floating point, class targets that are not integers.
 
     Example:
         >>> scores = torch.tensor([[2.0, 1.0, 0.1], [4.0, 1.0, 0.1]], requires_grad=True)

@@ -92,9 +92,21 @@ def _entmax_by_kernels(kernels: ModuleType, scores: Tensor, alpha: Alpha, dim: i
 def sparsemax(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
     r"""Return the Euclidean projection of the scores onto the simplex: :func:`entmax` with `alpha = 2`.
 
-    .. math:: \arg\min_{p \in \triangle} \; \lVert p - z \rVert^2
+    .. math:: \arg\min_{p \in \triangle} \; \lVert p - z \rVert^2, \qquad p_i = [z_i - \tau]_+
 
-    Args and errors as in :func:`entmax` (Martins and Astudillo 2016; Peters et al. 2019, sec. 2).
+    (Martins and Astudillo 2016; Peters et al. 2019, eq. 5.)
+
+    Args:
+        scores: any shape, any floating dtype; -inf takes no part. Half precision is computed in float32.
+        dim: the dimension whose entries sum to 1.
+        mask: boolean, broadcastable to `scores`; True takes part.
+
+    Returns:
+        Probabilities of the shape and dtype of `scores`, zeros in a row in which nothing takes part.
+
+    Raises:
+        ValueError: a mask that can't be broadcast to the scores.
+        TypeError: scores that are not floating point, a mask that is not boolean.
 
     Example:
         >>> sparsemax(torch.tensor([1.0, 0.6, -1.0]))
@@ -104,11 +116,23 @@ def sparsemax(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> T
 
 
 def entmax15(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
-    r"""1.5-entmax: :func:`entmax` with `alpha = 1.5`, smooth like softmax and sparse like sparsemax.
+    r"""Return 1.5-entmax: :func:`entmax` with `alpha = 1.5`, smooth like softmax and sparse like sparsemax.
 
-    .. math:: p_i = [z_i / 2 - \tau]_+^2
+    .. math:: \arg\max_{p \in \triangle} \; p^\top z + H_{1.5}(p), \qquad p_i = [z_i / 2 - \tau]_+^2
 
-    Args and errors as in :func:`entmax` (Peters et al. 2019, alg. 2 solves it by sorting; this needs no sort).
+    (Peters et al. 2019, alg. 2 solves it by sorting; this needs no sort.)
+
+    Args:
+        scores: any shape, any floating dtype; -inf takes no part. Half precision is computed in float32.
+        dim: the dimension whose entries sum to 1.
+        mask: boolean, broadcastable to `scores`; True takes part.
+
+    Returns:
+        Probabilities of the shape and dtype of `scores`, zeros in a row in which nothing takes part.
+
+    Raises:
+        ValueError: a mask that can't be broadcast to the scores.
+        TypeError: scores that are not floating point, a mask that is not boolean.
 
     Example:
         >>> entmax15(torch.tensor([[0.0, 0.0], [3.0, 0.0]]))
@@ -119,7 +143,7 @@ def entmax15(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Te
 
 
 def normmax(scores: Tensor, alpha: float = 2.0, dim: int = -1) -> Tensor:
-    r"""Sparse probabilities whose sparsity does not depend on the number of entries.
+    r"""Return sparse probabilities whose sparsity does not depend on the number of entries.
 
     .. math:: \arg\max_{p \in \triangle} \; p^\top z - \lVert p \rVert_\alpha
 
@@ -132,8 +156,12 @@ def normmax(scores: Tensor, alpha: float = 2.0, dim: int = -1) -> Tensor:
         alpha: the norm, above 1.
         dim: the dimension whose entries sum to 1.
 
+    Returns:
+        Probabilities of the shape and dtype of `scores`.
+
     Raises:
         ValueError: an alpha that is not above 1 or not finite.
+        TypeError: scores that are not floating point, an alpha that is not a number.
 
     Example:
         >>> normmax(torch.tensor([1.0, 0.8, -1.0]))
@@ -152,12 +180,12 @@ def normmax(scores: Tensor, alpha: float = 2.0, dim: int = -1) -> Tensor:
 
 
 def budgeted_entmax(scores: Tensor, alpha: Alpha = 1.5, budget: float = 2, dim: int = -1) -> Tensor:
-    r"""Marginals of choosing `budget` entries: each at most 1, together `budget`, sparse at both ends.
+    r"""Return the marginals of choosing `budget` entries: each at most 1, together `budget`, sparse at both ends.
 
     .. math:: \arg\max_{0 \le p \le 1,\; \sum_i p_i = k} \; p^\top z + H_\alpha(p)
 
-    with :math:`k` the budget. Entries at 1 are chosen for certain, entries at 0 never. Differentiable like
-    :func:`entmax`.
+    with :math:`k` the budget: :func:`entmax` (Peters et al. 2019, eq. 10) with another sum than 1. Entries at 1 are
+    chosen for certain, entries at 0 never. Differentiable like :func:`entmax`.
 
     Args:
         scores: any shape, any floating dtype; -inf takes no part.
@@ -165,8 +193,12 @@ def budgeted_entmax(scores: Tensor, alpha: Alpha = 1.5, budget: float = 2, dim: 
         budget: above 0. Where fewer entries than it take part, all of those are 1.
         dim: the dimension whose entries sum to the budget.
 
+    Returns:
+        Marginals of the shape and dtype of `scores`.
+
     Raises:
-        ValueError: a budget that is not positive and finite; alphas as in :func:`entmax`.
+        ValueError: a budget that is not positive and finite, an alpha below 1 or not finite, or of a wrong shape.
+        TypeError: scores that are not floating point, a budget that is not a number.
 
     Example:
         >>> budgeted_entmax(torch.tensor([3.0, 1.0, 1.0, -4.0]), budget=2)
@@ -199,6 +231,10 @@ def tsallis_entropy(probs: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
     Returns:
         Entropies in nats (at `alpha = 1`), without dimension `dim`.
 
+    Raises:
+        ValueError: an alpha below 1 or not finite, or of a wrong shape.
+        TypeError: probabilities that are not floating point.
+
     Example:
         >>> tsallis_entropy(torch.tensor([0.5, 0.5, 0.0]), alpha=2.0)
         tensor(0.2500)
@@ -217,12 +253,19 @@ def escort(probs: Tensor, beta: float, dim: int = -1) -> Tensor:
     .. math:: \tilde p_i = p_i^\beta \Big/ \sum_j p_j^\beta \quad \text{on the support}
 
     `beta = 1` is the distribution itself, `beta = 0` the uniform one on its support, and `beta = 2 - alpha` the one
-    in the Jacobian of :func:`entmax` (Martins et al. 2020, sec. 2).
+    in the Jacobian of :func:`entmax` (Martins et al. 2020, eq. 5 and 18).
 
     Args:
         probs: probabilities along `dim`; a row of zeros stays zero.
         beta: any finite number.
         dim: the dimension that sums to 1.
+
+    Returns:
+        Probabilities of the shape and dtype of `probs`.
+
+    Raises:
+        ValueError: a beta that is not finite.
+        TypeError: probabilities that are not floating point.
 
     Example:
         >>> escort(torch.tensor([0.8, 0.2, 0.0]), beta=0.0)
