@@ -34,10 +34,11 @@ def linear_entmax_loss(
     .. math:: L_\alpha(W h + b; y), \qquad \nabla_h = W^\top (p - e_y), \qquad \nabla_W = (p - e_y)\, h^\top, \qquad
               p = \mathrm{entmax}_\alpha(W h + b)
 
-    (Peters et al. 2019, eq. 11 and 12.) Equal to `entmax_loss(torch.nn.functional.linear(hidden, weight, bias), target, alpha)` in value and gradients. The
-    scores are computed for a chunk of tokens at a time and only each token's support is kept, a short list: the
-    products of the backward pass are sums over it. Tokens with long lists, as near `alpha = 1`, have their scores
-    computed a second time instead. Second derivatives, `torch.func` and their like go by way of all scores.
+    (Peters et al. 2019, eq. 11 and 12.) Equal to `entmax_loss(torch.nn.functional.linear(hidden, weight, bias), target,
+    alpha)` in value and gradients. The scores are computed for a chunk of tokens at a time and only each token's
+    support is kept, a short list: the products of the backward pass are sums over it. Tokens with long lists, as near
+    `alpha = 1`, have their scores computed a second time instead. Second derivatives and the transformations of
+    `torch.func` need all scores at once.
 
     Args:
         hidden: [..., d], any floating dtype.
