@@ -14,13 +14,27 @@ from tsallis.ops.autograd.rows import traced
 
 
 class Basis(nn.Module):
-    """Functions of a point, all evaluated at once.
+    r"""The base class of basis functions :math:`\psi` of a point, all evaluated at once.
 
     A module, so that its tensors move with the model that holds it and are saved with it. Subclasses say how quickly
     their functions vary, from which a density computes how many nodes its quadrature rule needs: `width`, the standard
     deviation of the narrowest Gaussian; `frequency`, the largest angular frequency of trigonometric functions; and
     `degree`, of polynomials. A product of such functions has the least width, the hypotenuse of the frequencies and the
     sum of the degrees.
+
+    Args:
+        args: ignored, as by `torch.nn.Module`.
+        kwargs: none are known.
+
+    Example:
+        >>> class Cubes(Basis):
+        ...     degree, size = 3, 2
+        ...
+        ...     def at(self, t):
+        ...         return torch.stack([t**3, (1 - t) ** 3], -1)
+        >>> from tsallis.continuous import TruncatedParabola
+        >>> TruncatedParabola(torch.tensor(0.5), torch.tensor(0.01)).expect(Cubes())
+        tensor([0.1400, 0.1400])
     """
 
     dims: int = 1
@@ -78,7 +92,9 @@ class Basis(nn.Module):
 
 
 class GaussianBasis(Basis):
-    r"""Normal densities :math:`\psi_j(t) = N(t; \mu_j, \Sigma_j)`, on the line or in the plane (Martins et al. 2020).
+    r"""Normal densities :math:`\psi_j(t) = N(t; \mu_j, \Sigma_j)`, on the line or in the plane.
+
+    (Martins et al. 2020, app. G.)
 
     Args:
         centres: :math:`\mu_j` [size], or [size, 2] in the plane.
@@ -251,10 +267,17 @@ class ProductBasis(Basis):
 
 
 class PowerBasis(Basis):
-    """The powers 1, t, ..., t^degree.
+    r"""The powers :math:`1, t, \dots, t^d`.
 
-    >>> PowerBasis(3)(torch.tensor(2.0))
-    tensor([1., 2., 4., 8.])
+    Args:
+        degree: d, at least 0.
+
+    Raises:
+        ValueError: a negative degree.
+
+    Example:
+        >>> PowerBasis(3)(torch.tensor(2.0))
+        tensor([1., 2., 4., 8.])
     """
 
     def __init__(self, degree: int) -> None:
@@ -277,12 +300,23 @@ class PowerBasis(Basis):
 
 
 class PolynomialBasis(Basis):
-    """Legendre polynomials on an interval, up to a degree: the same functions as powers, well conditioned.
+    r"""Legendre polynomials on an interval: they span the same functions as powers, and are well conditioned.
 
-    >>> PolynomialBasis(2)(torch.tensor([0.0, 0.5, 1.0]))
-    tensor([[ 1.0000, -1.0000,  1.0000],
-            [ 1.0000,  0.0000, -0.5000],
-            [ 1.0000,  1.0000,  1.0000]])
+    .. math:: (n + 1) P_{n+1}(x) = (2n + 1)\, x P_n(x) - n P_{n-1}(x), \qquad x = 2 \frac{t - l}{h - l} - 1
+
+    Args:
+        degree: the largest n, at least 0.
+        low: l
+        high: h
+
+    Raises:
+        ValueError: a negative degree, ends that are not finite or in the wrong order.
+
+    Example:
+        >>> PolynomialBasis(2)(torch.tensor([0.0, 0.5, 1.0]))
+        tensor([[ 1.0000, -1.0000,  1.0000],
+                [ 1.0000,  0.0000, -0.5000],
+                [ 1.0000,  1.0000,  1.0000]])
     """
 
     def __init__(self, degree: int, low: float = 0.0, high: float = 1.0) -> None:
@@ -314,12 +348,20 @@ def _check_degree(degree: int) -> int:
 
 
 class FourierBasis(Basis):
-    r"""1, and :math:`\cos(2\pi k t / T)` and :math:`\sin(2\pi k t / T)` for k from 1 to `frequencies`, period T.
+    r"""The function 1, and :math:`\cos(2\pi k t / T)` and :math:`\sin(2\pi k t / T)` for k from 1 to K.
 
     The default period of 2 leaves the ends of [0, 1] free to differ.
 
-    >>> FourierBasis(2, period=1.0)(torch.tensor(0.1))
-    tensor([1.0000, 0.8090, 0.3090, 0.5878, 0.9511])
+    Args:
+        frequencies: K, at least 1; the size is :math:`2K + 1`, all cosines before all sines.
+        period: T
+
+    Raises:
+        ValueError: no frequency, a period that is not positive and finite.
+
+    Example:
+        >>> FourierBasis(2, period=1.0)(torch.tensor(0.1))
+        tensor([1.0000, 0.8090, 0.3090, 0.5878, 0.9511])
     """
 
     def __init__(self, frequencies: int, period: float = 2.0) -> None:
@@ -359,16 +401,19 @@ class FourierBasis(Basis):
 
 
 def gaussian_grid(size: int, widths: float | Sequence[float], low: float = 0.0, high: float = 1.0) -> GaussianBasis:
-    """Gaussians on the line, centres evenly spaced from `low` to `high`, as many for each of the `widths`.
+    """Return Gaussians on the line, centres evenly spaced from `low` to `high`, as many for each of the `widths`.
 
     Args:
-        size: of the basis; a multiple of the number of widths.
-        widths: standard deviations.
+        size: the number of functions; a multiple of the number of widths.
+        widths: standard deviations, or one.
         low: the first centre.
         high: the last centre.
 
+    Returns:
+        A basis of `size` functions on the line, all centres of the first width first.
+
     Raises:
-        ValueError: a size that can't be shared out.
+        ValueError: a size that is no multiple of the number of widths.
 
     Example:
         >>> gaussian_grid(6, [0.1, 0.5]).centres
@@ -385,42 +430,79 @@ def gaussian_grid(size: int, widths: float | Sequence[float], low: float = 0.0, 
 
 
 def text_basis(size: int = 64) -> GaussianBasis:
-    """The basis of the paper's text classifiers: widths .1 and .5 on [0, 1]; there with 32, 64 and 128 functions.
+    """Return the basis of the paper's text classifiers: Gaussians of widths .1 and .5 on [0, 1].
 
-    (Martins et al. 2020, table 1.)
+    (Martins et al. 2020, sec. 4 and table 1: 32, 64 and 128 functions.)
 
-    >>> text_basis(32)
-    GaussianBasis(size=32, dims=1, width=0.1)
+    Args:
+        size: the number of functions, even.
+
+    Returns:
+        A basis on the line.
+
+    Raises:
+        ValueError: an odd size.
+
+    Example:
+        >>> text_basis(32)
+        GaussianBasis(size=32, dims=1, width=0.1)
     """
     return gaussian_grid(size, (0.1, 0.5))
 
 
 def translation_basis(size: int = 30) -> GaussianBasis:
-    """The basis of the paper's translation models: 30 functions of widths .03, .1 and .3 on [0, 1].
+    """Return the basis of the paper's translation models: Gaussians of widths .03, .1 and .3 on [0, 1].
 
-    (Martins et al. 2020, sec. 4.)
+    (Martins et al. 2020, sec. 4: 30 functions.)
 
-    >>> translation_basis()
-    GaussianBasis(size=30, dims=1, width=0.03)
+    Args:
+        size: the number of functions, a multiple of 3.
+
+    Returns:
+        A basis on the line.
+
+    Raises:
+        ValueError: a size that is no multiple of 3.
+
+    Example:
+        >>> translation_basis()
+        GaussianBasis(size=30, dims=1, width=0.03)
     """
     return gaussian_grid(size, (0.03, 0.1, 0.3))
 
 
 def image_basis(side: int = 10, variance: float = 0.01) -> ProductBasis:
-    """`side` times `side` circular Gaussians with centres evenly spaced over [0, 1]².
+    """Return circular Gaussians with centres on a square grid over :math:`[0, 1]^2`.
 
-    >>> image_basis().size
-    100
+    (Martins et al. 2020, sec. 4, with a variance ten times the paper's: these can represent a constant.)
+
+    Args:
+        side: the number of centres along each axis.
+        variance: of the Gaussians.
+
+    Returns:
+        A basis of `side` times `side` functions in the plane, the y coordinate varying fastest.
+
+    Raises:
+        ValueError: no centre, a variance that is not positive.
+
+    Example:
+        >>> image_basis().size
+        100
     """
     return ProductBasis(gaussian_grid(side, math.sqrt(variance)))
 
 
 def paper_image_basis() -> ProductBasis:
-    """The basis as the paper has it for images: :func:`image_basis` with variance .001 (Martins et al. 2020, sec. 4).
+    """Return the paper's basis for images: :func:`image_basis` with variance .001 (Martins et al. 2020, sec. 4).
 
     Its functions are too narrow for their distance to represent a constant.
 
-    >>> paper_image_basis().width
-    0.0316228
+    Returns:
+        A basis of 100 functions in the plane.
+
+    Example:
+        >>> paper_image_basis().width
+        0.0316228
     """
     return image_basis(variance=0.001)

@@ -17,13 +17,16 @@ FAR = 7.5  # standard deviations beyond which next to nothing is left of a Gauss
 
 
 def grid_masses(density: Elliptical, height: int, width: int) -> Tensor:
-    r"""The masses :math:`\int_{\text{cell}} p(t)\, dt` of the cells of a grid over the unit square.
+    r"""Return the masses of a density in the cells of a grid over the unit square.
 
-    What :func:`cell_masses` is on the line. What of a column lies below the edge of a row is integrated along x in
+    .. math:: m_{ij} = \int_{x_j}^{x_{j+1}} \int_{y_i}^{y_{i+1}} p(x, y)\, dy\, dx
+
+    :func:`cell_masses` is the same on the line. The mass of a column below the edge of a row is integrated along x in
     panels that break where the edge meets the density (its support, or 7.5 standard deviations from the mean), however
     strong the correlation: where the edge crosses it by a rule of 40 points at most, and along y in closed form for the
-    Gaussian and the truncated paraboloid, by another rule for other densities; elsewhere it is a mass on the line.
-    Never negative, exactly zero in cells outside the support; the sum is the mass inside the square.
+    Gaussian and the truncated paraboloid (Martins et al. 2020, eq. 11), by another rule for other densities; elsewhere
+    it is a mass on the line. Never negative, exactly zero in cells outside the support; the sum is the mass inside the
+    square.
 
     Args:
         density: in the plane, of any batch shape [...]; positions are (x, y), x to the right and y down.

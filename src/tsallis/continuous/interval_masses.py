@@ -25,11 +25,13 @@ SMOOTH = 3.6  # standard deviations that a beta-Gaussian of alpha 1.2 reaches
 
 
 def cell_masses(density: Density, edges: Tensor) -> Tensor:
-    r"""The masses :math:`\int_{e_l}^{e_{l+1}} p(t)\, dt` of neighbouring intervals of the line.
+    r"""Return the masses of a density in neighbouring intervals of the line.
+
+    .. math:: m_l = \int_{e_l}^{e_{l+1}} p(t)\, dt
 
     Never negative, and exactly zero in intervals outside the support; their sum is the mass between the outer edges.
-    In closed form for the Gaussian, the truncated parabola, the Laplace and the triangular density, by quadrature for
-    others; differentiable in what the density depends on.
+    In closed form for the Gaussian, the truncated parabola, the Laplace and the triangular density (Martins et al.
+    2020, sec. 2), by quadrature for others; differentiable in what the density depends on.
 
     Args:
         density: on the line, of any batch shape [...].

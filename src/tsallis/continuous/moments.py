@@ -16,17 +16,23 @@ Matching = Literal["covariance", "scale"]
 
 
 def moments(weights: Tensor, positions: Tensor, dims: int = 1) -> tuple[Tensor, Tensor]:
-    r"""Mean and covariance of positions under discrete weights.
+    r"""Return the mean and covariance of positions under discrete weights.
 
     .. math:: \mu = \sum_\ell p_\ell\, t_\ell, \qquad C = \sum_\ell p_\ell\, (t_\ell - \mu)(t_\ell - \mu)^\top
 
+    (Martins et al. 2020, sec. 4.)
+
     Args:
-        weights: [..., length], summing to 1; positions of weight 0 play no role, NaN neither.
+        weights: [..., length], summing to 1; positions of weight 0 have no effect, NaN neither.
         positions: [length] or [..., length]; with `dims` above 1 one more dimension of that size.
-        dims: of the space.
+        dims: the number of dimensions of the space.
 
     Returns:
         Mean [...] and variance [...], or [..., dims] and [..., dims, dims].
+
+    Raises:
+        ValueError: positions whose shape doesn't fit the weights.
+        TypeError: weights that are not floating point.
 
     Example:
         >>> mean, variance = moments(torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.0, 1.0, 2.0]))
@@ -63,7 +69,7 @@ def match_moments(
     dims: int | None = None,
     **shape: Any,
 ) -> Kind:
-    r"""The density of some kind with the mean and covariance of discrete attention weights.
+    r"""Return the density of a class with the mean and covariance of discrete attention weights.
 
     For the truncated paraboloid in the plane that is :math:`\Sigma = 9\pi\sqrt{\det C}\,C`, for the truncated parabola
     :math:`\sigma^2 = \frac23 (5 C)^{3/2}`. `matching="scale"` takes the covariance for the *scale* instead, as in the
@@ -75,12 +81,17 @@ def match_moments(
         weights: [..., length], summing to 1.
         positions: as in :func:`moments`.
         matching: "covariance" or "scale".
-        floor: added to the variances, that weights on one position alone give a density too.
-        dims: of the space; by default that of the kind: 2 for the truncated paraboloid, 1 for all others.
-        shape: what shapes the density, such as `alpha`.
+        floor: added to the variances, so that weights on one position alone give a density too.
+        dims: the number of dimensions of the space; the default is that of the class: 2 for the truncated paraboloid, 1
+            for all others.
+        shape: further arguments of the class, such as `alpha`.
+
+    Returns:
+        A density of batch shape [...].
 
     Raises:
-        ValueError: a matching that is none of the two, a negative floor.
+        ValueError: another `matching`, a negative floor, shapes that don't fit.
+        TypeError: weights that are not floating point.
 
     Example:
         >>> from tsallis.continuous import TruncatedParabola

@@ -13,8 +13,12 @@ from torch.distributions import constraints
 class WholeSpace(constraints.Constraint):
     """Every finite point of the line or of n-dimensional space.
 
-    >>> WholeSpace(1).check(torch.tensor([0.0, torch.inf])).tolist()
-    [True, False]
+    Args:
+        dims: n.
+
+    Example:
+        >>> WholeSpace(1).check(torch.tensor([0.0, torch.inf])).tolist()
+        [True, False]
     """
 
     bounded = False
@@ -36,11 +40,16 @@ class WholeSpace(constraints.Constraint):
 
 
 class Interval(constraints.Constraint):
-    """The closed interval from `lower` [...] to `upper` [...]; an infinite end is open.
+    """The closed interval from `lower` to `upper`; an infinite end is open.
 
-    >>> support = Interval(torch.tensor(-1.0), torch.tensor(2.0))
-    >>> support.length, support.check(torch.tensor([0.0, 3.0]))
-    (tensor(3.), tensor([ True, False]))
+    Args:
+        lower: [...]
+        upper: [...]
+
+    Example:
+        >>> support = Interval(torch.tensor(-1.0), torch.tensor(2.0))
+        >>> support.length, support.check(torch.tensor([0.0, 3.0]))
+        (tensor(3.), tensor([ True, False]))
     """
 
     bounded = True
@@ -53,10 +62,12 @@ class Interval(constraints.Constraint):
 
     @property
     def centre(self) -> Tensor:
+        """The middle [...]."""
         return (self.lower + self.upper) / 2
 
     @property
     def length(self) -> Tensor:
+        """The length [...], infinite where an end is."""
         return self.upper - self.lower
 
     def check(self, value: Tensor) -> Tensor:
@@ -67,13 +78,16 @@ class Interval(constraints.Constraint):
 
 
 class Ellipse(constraints.Constraint):
-    """The closed ellipse (ellipsoid) of the points `centre + factor @ u` with `|u|` at most 1.
+    r"""The closed ellipse (ellipsoid) of the points :math:`c + A u` with :math:`|u| \le 1`.
 
-    `centre` is [..., n], `factor` [..., n, n] and lower triangular.
+    Args:
+        centre: c [..., n]
+        factor: A [..., n, n], lower triangular.
 
-    >>> support = Ellipse(torch.zeros(2), torch.diag(torch.tensor([3.0, 2.0])))
-    >>> support.semi_axes, support.check(torch.tensor([[2.9, 0.0], [0.0, 2.9]]))
-    (tensor([2., 3.]), tensor([ True, False]))
+    Example:
+        >>> support = Ellipse(torch.zeros(2), torch.diag(torch.tensor([3.0, 2.0])))
+        >>> support.semi_axes, support.check(torch.tensor([[2.9, 0.0], [0.0, 2.9]]))
+        (tensor([2., 3.]), tensor([ True, False]))
     """
 
     bounded = True
@@ -124,11 +138,16 @@ class Ellipse(constraints.Constraint):
 
 
 class Union(constraints.Constraint):
-    """The union of `parts`; each part is a support of one batch shape.
+    """The union of supports.
 
-    >>> halves = Interval(torch.tensor([0.0, 3.0]), torch.tensor([1.0, 4.0]))
-    >>> Union([halves], stacked=True).check(torch.tensor([0.5, 2.0, 3.5])).tolist()
-    [True, False, True]
+    Args:
+        parts: supports of one batch shape [...].
+        stacked: whether there is one part only, the last dimension of whose batch shape [..., K] counts the members.
+
+    Example:
+        >>> halves = Interval(torch.tensor([0.0, 3.0]), torch.tensor([1.0, 4.0]))
+        >>> Union([halves], stacked=True).check(torch.tensor([0.5, 2.0, 3.5])).tolist()
+        [True, False, True]
     """
 
     def __init__(self, parts: Sequence[Interval | Ellipse | WholeSpace | Union], stacked: bool = False) -> None:

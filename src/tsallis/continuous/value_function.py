@@ -20,10 +20,20 @@ KEPT = 128  # regressions a value function remembers
 
 
 def cell_centres(length: int) -> Tensor:
-    """The middles of `length` equal cells of [0, 1], (l + 1/2) / length [length], float64.
+    r"""Return the middles of equal cells of [0, 1]: :math:`(l + \tfrac12) / L`.
 
-    >>> cell_centres(4).tolist()
-    [0.125, 0.375, 0.625, 0.875]
+    Args:
+        length: L, the number of cells.
+
+    Returns:
+        [length] in float64.
+
+    Raises:
+        ValueError: no cell.
+
+    Example:
+        >>> cell_centres(4)
+        tensor([0.1250, 0.3750, 0.6250, 0.8750], dtype=torch.float64)
     """
     if length < 1:
         raise ValueError(f"length must be at least 1, got {length}")
@@ -31,24 +41,40 @@ def cell_centres(length: int) -> Tensor:
 
 
 def grid_centres(height: int, width: int) -> Tensor:
-    """The middles of the cells of an image in the unit square [height * width, 2], row by row, as (x, y); float64.
+    """Return the middles of the cells of an image in the unit square, row by row.
 
-    >>> grid_centres(1, 2).tolist()
-    [[0.25, 0.5], [0.75, 0.5]]
+    Args:
+        height: rows of cells.
+        width: columns of cells.
+
+    Returns:
+        [height * width, 2] in float64, as (x, y), x to the right and y down.
+
+    Raises:
+        ValueError: no cell.
+
+    Example:
+        >>> grid_centres(1, 2)
+        tensor([[0.2500, 0.5000],
+                [0.7500, 0.5000]], dtype=torch.float64)
     """
     y, x = torch.meshgrid(cell_centres(height), cell_centres(width), indexing="ij")
     return torch.stack([x, y], -1).reshape(-1, 2)
 
 
 def box_centres(boxes: Tensor, image_size: Tensor | Sequence[float]) -> Tensor:
-    """The middles of bounding boxes in the unit square.
+    """Return the middles of bounding boxes, in the unit square.
 
     Args:
         boxes: [..., 4], as (x1, y1, x2, y2) in pixels.
-        image_size: (width, height), of all images or [..., 2].
+        image_size: (width, height) in pixels, of all images or [..., 2].
 
     Returns:
         [..., 2], as (x, y).
+
+    Raises:
+        ValueError: boxes that are not [..., 4].
+        TypeError: boxes that are not floating point.
 
     Example:
         >>> box_centres(torch.tensor([[0.0, 0.0, 50.0, 100.0]]), (100, 200))
@@ -63,9 +89,22 @@ def box_centres(boxes: Tensor, image_size: Tensor | Sequence[float]) -> Tensor:
 
 
 class Signal:
-    """A value function: the coefficients [batch..., functions, d] of a basis.
+    r"""A value function: a linear combination of basis functions, :math:`V(t) = B\,\psi(t)`.
 
-    Call it for values at points; :meth:`expect` is the context of attention.
+    Call it for values at points; :meth:`expect` is the context of attention (Martins et al. 2020, sec. 3.1).
+
+    Args:
+        basis: :math:`\psi`
+        coefficients: :math:`B^\top` [batch..., functions, d].
+
+    Example:
+        >>> from tsallis.continuous import PowerBasis, TruncatedParabola
+        >>> signal = Signal(PowerBasis(1), torch.tensor([[1.0, 0.0], [0.0, 2.0]]))  # (1, 2 t)
+        >>> signal(torch.tensor([0.0, 0.5]))
+        tensor([[1., 0.],
+                [1., 1.]])
+        >>> signal.expect(TruncatedParabola(torch.tensor(0.5), torch.tensor(0.01)))
+        tensor([1., 1.])
     """
 
     def __init__(self, basis: Basis, coefficients: Tensor) -> None:
@@ -73,7 +112,7 @@ class Signal:
 
     @property
     def coefficients(self) -> Tensor:
-        """[batch..., functions, d]"""
+        """The coefficients [batch..., functions, d]."""
         return self._coefficients
 
     def heads(self, count: int) -> Signal:
@@ -81,12 +120,12 @@ class Signal:
         return Signal(self.basis, _parts(self.coefficients, count))
 
     def __call__(self, t: Tensor) -> Tensor:
-        """Values at points [batch..., points] ([batch..., points, 2] in the plane): [batch..., points, d]."""
+        """Return values [batch..., points, d] at points [batch..., points] ([batch..., points, 2] in the plane)."""
         values: Tensor = (self.basis(widen(t)).to(self.coefficients.dtype)) @ self.coefficients
         return values
 
     def expect(self, density: Density, points: Points = None) -> Tensor:
-        r"""The context :math:`c = E_p[V(t)] = B\, E_p[\psi(t)]` (Martins et al. 2020, sec. 3.1).
+        r"""Return the context :math:`c = E_p[V(t)] = B\, E_p[\psi(t)]` (Martins et al. 2020, sec. 3.1).
 
         Args:
             density: with the batch shape [batch..., any...], such as [batch, heads, queries].
@@ -161,7 +200,7 @@ def _parts(x: Tensor, count: int) -> Tensor:
 
 
 class ValueFunction(nn.Module):
-    r"""Turns observations into continuous signals, :math:`V(t) = B\,\psi(t)`, by ridge regression.
+    r"""The ridge regression that turns observations into continuous signals :math:`V(t) = B\,\psi(t)`.
 
     .. math:: \min_B \lVert B F - H \rVert_F^2 + \lambda \lVert B \rVert_F^2
 
@@ -199,7 +238,7 @@ class ValueFunction(nn.Module):
         positions: Tensor | None = None,
         grid: tuple[int, int] | None = None,
     ) -> Signal:
-        """The signals of a batch of observations.
+        """Return the signals of a batch of observations.
 
         Args:
             values: [..., length, d]. What is beyond a length or masked plays no role, NaN neither.

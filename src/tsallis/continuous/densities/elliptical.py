@@ -28,7 +28,19 @@ UNKNOWN = Growth(math.nan, math.nan)
 
 
 class Density(Distribution):
-    """The interface of every density on the line or in space, beside the methods of `torch.distributions`."""
+    """The interface of every density on the line or in space, beside the methods of `torch.distributions`.
+
+    Args:
+        batch_shape: the shape of a batch of densities [...].
+        event_shape: [] on the line, [n] in n dimensions.
+        validate_args: check arguments, as everywhere in `torch.distributions`.
+
+    Example:
+        >>> from tsallis.continuous import Gaussian, Mixture, Triangular
+        >>> densities = Triangular(torch.zeros(3), 1.0), Mixture(torch.ones(2) / 2, Gaussian(torch.zeros(2), 1.0))
+        >>> [isinstance(density, Density) for density in densities], densities[0].tsallis_entropy().shape
+        ([True, True], torch.Size([3]))
+    """
 
     dims: int
 
@@ -51,17 +63,30 @@ class Density(Distribution):
 
 
 class Elliptical(Density):
-    r"""The density :math:`p(t) = |A|^{-1} q(A^{-1}(t - \mu))` of a standardised family q, with :math:`A A^\top` the
-    covariance.
+    r"""The common base class of densities of one mode: a standardised density q, shifted and scaled.
 
-    On the line, mean and variance are [...]; in n dimensions the mean is [..., n] and the covariance [..., n, n].
+    .. math:: p(t) = |A|^{-1} q(A^{-1}(t - \mu)), \qquad A A^\top = \mathrm{Cov}
+
+    Every density of Martins et al. 2020, sec. 2, is of this form. On the line, mean and variance are [...]; in n
+    dimensions the mean is [..., n] and the covariance [..., n, n]. Subclasses are made from mean and (co)variance;
+    :meth:`from_mean_cov`, :meth:`from_factor` and :meth:`from_scale` make them from other arguments.
 
     Args:
-        mean: floating point; half precision is computed in float32. Wherever densities are made of tensors, plain
-            numbers do as well.
-        factor: the standard deviation, or the Cholesky factor of the covariance.
-        family: the standardised density.
+        mean: :math:`\mu`, floating point; half precision is computed in float32. Wherever densities are made of
+            tensors, plain numbers do as well.
+        factor: A: the standard deviation, or the lower triangular Cholesky factor of the covariance.
+        family: q: see :class:`tsallis.continuous.densities.base.Family`.
         validate_args: check that mean and spread are finite and positive, as everywhere in `torch.distributions`.
+
+    Raises:
+        ValueError: shapes that don't fit, a mean that is not finite, a spread that is not positive (definite).
+        TypeError: tensors that are not floating point.
+
+    Example:
+        >>> from tsallis.continuous import TruncatedParabola
+        >>> density = TruncatedParabola.from_factor(0.0, 1.0)  # from the standard deviation
+        >>> density.support.upper, density.alpha, density.expect(lambda t: t**4)
+        (tensor(2.2361), 2.0, tensor(2.1429))
     """
 
     has_rsample = True
@@ -137,7 +162,7 @@ class Elliptical(Density):
     def from_mean_cov(
         cls: type[Self], mean: Tensor | float, cov: Tensor | float, *, validate_args: bool | None = None, **shape: Any
     ) -> Self:
-        """From mean and covariance, which on the line is the variance."""
+        """Return the density of a mean and a covariance, which on the line is the variance."""
         family = cls._family(**shape)
         return cls._made(*cls._rooted(mean, cov, family, validate_args), family, validate_args)
 
@@ -166,14 +191,14 @@ class Elliptical(Density):
         validate_args: bool | None = None,
         **shape: Any,
     ) -> Self:
-        """From mean and standard deviation, or a lower triangular factor of the covariance."""
+        """Return the density of a mean and a standard deviation, or a lower triangular factor of the covariance."""
         return cls._made(*tensors(mean, factor), cls._family(**shape), validate_args)
 
     @classmethod
     def from_scale(
         cls: type[Self], mean: Tensor | float, scale: Tensor | float, *, validate_args: bool | None = None, **shape: Any
     ) -> Self:
-        """From mean and scale as the paper writes the density."""
+        """Return the density of a mean and a scale as the paper writes the density."""
         family = cls._family(**shape)
         mean, scale = tensors(mean, scale)
         factor = family.factor(widen(scale))
@@ -239,24 +264,24 @@ class Elliptical(Density):
         return self._factor if self.dims == 1 else self._factor.diagonal(dim1=-2, dim2=-1).prod(-1)
 
     def pdf(self, t: Tensor) -> Tensor:
-        """The density itself at t [*sample, ...] or [*sample, ..., n]; outside the support zero, like its gradient."""
+        """Return the density at t [*sample, ...] or [*sample, ..., n]; zero outside the support, like its gradient."""
         return (self.family.density(self._standardised(t)) / self._volume()).to(self.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """The logarithm of the density; -inf, with gradient zero, outside the support."""
+        """Return the logarithm of the density; -inf, with gradient zero, outside the support."""
         log_q = self.family.log_density(self._standardised(value))
         return (log_q - log_det(self._factor, self.dims).to(log_q)).to(self.dtype)
 
     def tsallis_entropy(self) -> Tensor:
-        r""":math:`(1 - \int p^\alpha) / (\alpha(\alpha-1))` of the density's own alpha [...]; Shannon's at 1."""
+        r"""Return :math:`(1 - \int p^\alpha) / (\alpha(\alpha-1))` of the density's own alpha [...]; Shannon's at 1."""
         return self.family.tsallis_entropy(log_det(self._factor, self.dims)).expand(self.batch_shape).to(self.dtype)
 
     def entropy(self) -> Tensor:
-        """Shannon's differential entropy in nats [...]."""
+        """Return Shannon's differential entropy in nats [...]."""
         return self.family.entropy(log_det(self._factor, self.dims)).expand(self.batch_shape).to(self.dtype)
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
-        """Points [*sample_shape, ...] or [*sample_shape, ..., n] with gradients in mean and spread."""
+        """Draw points [*sample_shape, ...] or [*sample_shape, ..., n] with gradients in mean and spread."""
         shape = torch.Size(sample_shape) + self.batch_shape
         u = self.family.sample(shape, self._mean)
         if self.dims == 1:
@@ -264,22 +289,23 @@ class Elliptical(Density):
         return (self._mean + (self._factor @ u.unsqueeze(-1)).squeeze(-1)).to(self.dtype)
 
     def expect(self, function: Function, points: Points = None) -> Tensor:
-        r"""The expectation :math:`E_p[\psi(t)]`: the attention of :math:`\psi` (Martins et al. 2020, eq. 15).
+        r"""Return the expectation :math:`E_p[\psi(t)]`: the attention of :math:`\psi` (Martins et al. 2020, eq. 15).
 
-        By a fixed positive rule, whose derivatives are the generalised covariances of proposition 3. In closed form for
-        a Gaussian density and Gaussian functions, and for Fourier functions and products of them, for which the
-        characteristic function is all one needs: but under alphas that are tensors or between 1 and 1.02, and under
-        location-scale densities.
+        It is computed by a fixed positive quadrature rule, whose derivatives are the generalised covariances of
+        proposition 3. Gaussian functions under a Gaussian density have a closed form. So have Fourier functions and
+        their products, by the characteristic function, except under location-scale densities and under alphas that are
+        tensors or between 1 and 1.02.
 
         Args:
             function: a basis, or a function from points [..., points] ([..., points, n] in space) to values
                 [..., points, any...].
-            points: of the rule: on the line a number, in the plane also (radial, angular). By default as many as keep
-                the error below 1e-12 of a function's peak in float64, 1e-6 in float32, by a bound (looking at the
-                narrowest function or the highest frequency and the widest density); where that would be more than 1024,
-                or 96 rings of 384, there is a warning that names the bound of the error and how many would do. 128, or
-                32 rings of 64, for functions that are no basis. Give a number to spare a GPU the look, and where the
-                compiler traces: there functions a tenth as wide as the support are taken for granted.
+            points: the size of the rule: on the line a number, in the plane also (radial, angular). The default for a
+                basis keeps the error below 1e-12 of a function's peak in float64, 1e-6 in float32, by a bound that
+                depends on the narrowest function or the highest frequency and on the widest density. Where that needs
+                more than 1024 points, or 96 rings of 384, there is a warning that names the bound of the error and how
+                many would do. The default for other functions is 128, or 32 rings of 64. To read the widest density
+                waits for a GPU: a number avoids that. Under a compiler the default assumes that functions are a tenth
+                as wide as the support.
 
         Returns:
             [..., size] for a basis, [..., any...] for a function.

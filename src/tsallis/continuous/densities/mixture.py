@@ -21,11 +21,16 @@ MARKS = (2.0, 4.0, 8.0, 40.0)  # standard deviations; beyond the last nothing is
 
 
 class Mixture(Density):
-    r"""A weighted sum of densities, :math:`p(t) = \sum_k \pi_k\, p_k(t)`, of one family or of several.
+    r"""A weighted sum of densities of one family or of several.
+
+    .. math:: p(t) = \sum_{k=1}^K \pi_k\, p_k(t)
+
+    (Martins et al. 2020, sec. 6, name attention with more than one mode as future work.)
 
     Args:
         weights: :math:`\pi` [..., K], non-negative and summing to 1, as softmax or sparsemax make them.
         components: one density with the batch shape [..., K], or K densities with the batch shape [...].
+        validate_args: check the arguments, as everywhere in `torch.distributions`.
 
     Raises:
         ValueError: weights and components that don't fit, or weights that are no probabilities.

@@ -30,8 +30,9 @@ class Quadratic(Elliptical):
         validate_args: bool | None = None,
         **shape: object,
     ) -> Self:
-        r"""From canonical parameters :math:`\theta = [S^{-1}\mu, \mathrm{vec}(-\frac12 S^{-1})]`, the score's
-        coefficients of :math:`t` and :math:`t t^\top` (Martins et al. 2020, sec. 2.4).
+        r"""Return the density of canonical parameters :math:`\theta = [S^{-1}\mu, \mathrm{vec}(-\frac12 S^{-1})]`.
+
+        These are the score's coefficients of :math:`t` and :math:`t t^\top` (Martins et al. 2020, sec. 2.4).
 
         Args:
             theta: [..., 2] on the line, [..., n + n²] in n dimensions.
@@ -72,13 +73,14 @@ class BetaGaussian(Quadratic):
     .. math:: p(t) = \Big[ (\alpha-1)\big(-\tau - \tfrac12 (t-\mu)^\top S^{-1} (t-\mu)\big) \Big]_+^{1/(\alpha-1)},
               \qquad \mathrm{Cov} = \frac{-2\tau}{n + 2\alpha/(\alpha-1)} S
 
-    the solution of :math:`\max_p E_p[f] + H_\alpha(p)` (Martins et al. 2020, prop. 1; 2022, JMLR).
+    the solution of :math:`\max_p E_p[f] + H_\alpha(p)` (Martins et al. 2020, prop. 1; Martins et al. 2022).
 
     Args:
         mean: [...] on the line, [..., n] in n dimensions.
         cov: the variance [...], or the covariance [..., n, n].
         alpha: at least 1: a number, or a tensor that broadcasts to the batch shape and may get a gradient.
         dims: n. Expectations by quadrature are for 1 and 2.
+        validate_args: check the arguments, as everywhere in `torch.distributions`.
 
     Raises:
         ValueError: an alpha below 1 or not finite, shapes that don't fit, a covariance that is not positive definite.
@@ -116,12 +118,16 @@ class Gaussian(Quadratic):
 
     .. math:: p(t) \propto \exp\big(-\tfrac12 (t-\mu)^\top \Sigma^{-1} (t-\mu)\big)
 
-    Expectations of Gaussian and Fourier functions are closed forms (Martins et al. 2020, eq. 46).
+    (Martins et al. 2020, sec. 2.2.) Expectations of Gaussian and Fourier functions are closed forms (eq. 46).
 
     Args:
         mean: [...] on the line, [..., n] in n dimensions.
         cov: the variance [...], or the covariance [..., n, n].
         dims: n.
+        validate_args: check the arguments, as everywhere in `torch.distributions`.
+
+    Raises:
+        ValueError: shapes that don't fit, a covariance that is not positive definite.
 
     Example:
         >>> Gaussian(torch.tensor(0.0), torch.tensor(1.0)).pdf(torch.tensor(0.0))
@@ -153,6 +159,10 @@ class TruncatedParabola(Quadratic):
     Args:
         mean: [...]
         variance: [...]; :meth:`from_scale` takes :math:`\sigma^2` instead.
+        validate_args: check the arguments, as everywhere in `torch.distributions`.
+
+    Raises:
+        ValueError: shapes that don't fit, a variance that is not positive.
 
     Example:
         >>> density = TruncatedParabola.from_scale(torch.tensor(0.0), torch.tensor(2 / 3))  # Epanechnikov's kernel
@@ -182,6 +192,10 @@ class TruncatedParaboloid(Quadratic):
         mean: [..., n]
         cov: [..., n, n]; :meth:`from_scale` takes :math:`\Sigma` instead.
         dims: n.
+        validate_args: check the arguments, as everywhere in `torch.distributions`.
+
+    Raises:
+        ValueError: shapes that don't fit, a covariance that is not positive definite.
 
     Example:
         >>> density = TruncatedParaboloid(torch.zeros(2), torch.eye(2))
@@ -210,9 +224,10 @@ class _Absolute(Elliptical):
     def from_scores(
         cls: type[Distance], theta: Tensor | float, mean: Tensor | float, *, validate_args: bool | None = None
     ) -> Distance:
-        r"""From the canonical parameter :math:`\theta = -1/b` [...] of :math:`|t - \mu|`, at a given mean.
+        r"""Return the density of the canonical parameter :math:`\theta = -1/b` [...] of :math:`|t - \mu|`, at a mean.
 
-        Not finite or not negative parameters are a ValueError.
+        Raises:
+            ValueError: a parameter that is not finite or not negative.
         """
         mean, theta = tensors(mean, theta)
         return cls.from_scale(mean, -1 / widen(theta), validate_args=validate_args)
@@ -228,9 +243,15 @@ class Laplace(_Absolute):
 
     .. math:: p(t) = \frac{1}{2b} \exp(-|t - \mu| / b)
 
+    (Martins et al. 2020, sec. 2.2.)
+
     Args:
         mean: [...]
         variance: :math:`2b^2` [...]; :meth:`from_scale` takes b.
+        validate_args: check the arguments, as everywhere in `torch.distributions`.
+
+    Raises:
+        ValueError: shapes that don't fit, a variance that is not positive.
 
     Example:
         >>> Laplace.from_scale(torch.tensor(0.0), torch.tensor(0.5)).pdf(torch.tensor([0.0, 0.5]))
@@ -256,6 +277,10 @@ class Triangular(_Absolute):
     Args:
         mean: [...]
         variance: :math:`b/6` [...]; :meth:`from_scale` takes b.
+        validate_args: check the arguments, as everywhere in `torch.distributions`.
+
+    Raises:
+        ValueError: shapes that don't fit, a variance that is not positive.
 
     Example:
         >>> Triangular.from_scale(torch.tensor(0.0), torch.tensor(1.0)).pdf(torch.tensor([0.0, 0.5, 2.0]))
@@ -283,6 +308,7 @@ class LocationScale(Elliptical):
         mean: [...]
         variance: [...]; :meth:`from_scale` takes :math:`\sigma`.
         g: from a float64 tensor to one of its shape, elementwise, differentiable by torch, convex on the positive line.
+        validate_args: check the arguments, as everywhere in `torch.distributions`.
 
     Raises:
         ValueError: a g for which the equation has no solution, or that can't be differentiated.
