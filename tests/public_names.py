@@ -1,0 +1,63 @@
+"""Every public name. A change of this list is a change of what users may rely on."""
+
+from __future__ import annotations
+
+PUBLIC = {
+    "tsallis": """
+        alpha_relu alpha_relu_loss backend budgeted_entmax compat continuous distributions entmax entmax15
+        entmax_attention entmax_loss escort estimate_tau estimate_tau_from_scores linear_alpha_relu_loss
+        linear_entmax_loss nn normmax sparsemax tsallis_entropy
+    """,
+    "tsallis.analysis": """
+        AttentionLayer AttentionReader BeamTree Contrasts Densities Density DensityContrast Diversities Diversity Edge
+        EmptyOutput EmptyRate Example ForcedStep HeadCard HeadDensity HeadHistory HeadImportance HeadLoss HeadRole
+        HeadRoles Histogram INTERROGATIVES LayerDiversity ModelContrast OutputStatistics ROLES Record Recording Roles
+        Sentence SparseWeights Statistic Text WordContrast alpha_histograms alpha_history beam_tree capture_weights
+        collect compare_models count_pieces density density_contrasts density_history diversity empty_rate
+        forced_supports head_cards head_importance head_roles jensen_shannon load_recording mask_head
+        output_statistics output_steps read_model record save_recording sentence_density to_pandas word_clusters
+    """,
+    "tsallis.compat": """
+        BudgetBisect Entmax15 Entmax15Loss EntmaxBisect EntmaxBisectLoss NormmaxBisect NormmaxBisectLoss Sparsemax
+        SparsemaxBisect SparsemaxBisectLoss SparsemaxLoss budget_bisect entmax15 entmax15_loss entmax_bisect
+        entmax_bisect_loss normmax_bisect normmax_bisect_loss sparsemax sparsemax_bisect sparsemax_bisect_loss
+        sparsemax_loss
+    """,
+    "tsallis.continuous": """
+        Basis BetaGaussian Density Ellipse Elliptical FourierBasis Gaussian GaussianBasis Interval Laplace
+        LocationScale Mixture PolynomialBasis PowerBasis ProductBasis Signal Triangular TruncatedParabola
+        TruncatedParaboloid Union ValueFunction WholeSpace box_centres cell_centres cell_masses gaussian_grid
+        grid_centres grid_masses image_basis match_moments moments paper_image_basis text_basis translation_basis
+    """,
+    "tsallis.data": """
+        Batch BatchPlan InflectionExample Vocabulary english_verbs make_batch read_inflection read_languages
+    """,
+    "tsallis.distributions": """
+        EntmaxCategorical Support kl_divergence
+    """,
+    "tsallis.functional": """
+        alpha_relu alpha_relu_loss backend budgeted_entmax entmax entmax15 entmax_attention entmax_loss escort
+        estimate_tau estimate_tau_from_scores linear_alpha_relu_loss linear_entmax_loss normmax sparsemax
+        tsallis_entropy
+    """,
+    "tsallis.models": """
+        BiLSTMClassifier Decoded Decoder GridClassifier LabelDecoder Memory RNNSeq2Seq SignalClassifier Step
+        TransformerSeq2Seq VisualAnswerer
+    """,
+    "tsallis.nn": """
+        AlphaReLULoss AttentionStats ContinuousAttention1d ContinuousAttention2d ContinuousGlobalAttention Entmax
+        EntmaxLoss GlobalAttention KeyValueCache MultiheadAttention OutputLayer PerHeadAlpha Sparsemax
+        TransformerDecoderLayer TransformerEncoderLayer
+    """,
+    "tsallis.report": """
+        View attention_matrix image_attention image_panels learned_alphas matrix_panels save text_attention
+        text_panels
+    """,
+    "tsallis.search": """
+        Certificate Ensemble Hypothesis Result beam_search exhaustive sample score
+    """,
+    "tsallis.training": """
+        Checkpoints Log Progress Run Settings Trainer load_run
+    """,
+}
+PUBLIC_NAMES = {module: names.split() for module, names in PUBLIC.items()}
