@@ -14,8 +14,9 @@ export PIP_CONSTRAINT = $(abspath constraints.txt)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 PIP = $(BIN)/python -m pip install --quiet
 KERNEL = src/tsallis/ops/cpu
+CSRC = $(wildcard $(KERNEL)/csrc/*.cpp $(KERNEL)/csrc/*.h)
 # What an installation compiles, and what with.
-BUILD = hatch_build.py $(wildcard $(KERNEL)/csrc/*.cpp $(KERNEL)/csrc/*.h $(KERNEL)/*.py)
+BUILD = hatch_build.py $(CSRC) $(wildcard $(KERNEL)/*.py)
 RUNTIME = $(shell $(CXX) -print-file-name=$(1))
 
 .PHONY: help demo test test-slow test-eager kernel sanitize lint format tools bench test-gpu bench-gpu docs clean
@@ -27,8 +28,8 @@ help:
 	@echo "make test-eager  those of the maps and models, with PyTorch's operations instead of the compiled kernel"
 	@echo "make kernel      compile the CPU kernel in place (installing does so too, where a C++ compiler is)"
 	@echo "make sanitize    the kernel's tests, with GCC's address and undefined behaviour sanitizers"
-	@echo "make lint        ruff and mypy"
-	@echo "make format      let ruff correct what it can"
+	@echo "make lint        ruff, clang-format and mypy"
+	@echo "make format      let ruff and clang-format correct what they can"
 	@echo "make bench       maps, losses, attention and a whole output layer beside PyTorch's and those of PyPI entmax"
 	@echo "make test-gpu    the tests of the kernels for GPUs, with a Python that has one (PYTHON=python3)"
 	@echo "make bench-gpu   maps, losses, output layer and attention on a GPU beside PyTorch's and their peers'"
@@ -64,14 +65,16 @@ sanitize: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CSRC)
 	$(BIN)/mypy
 
 # What the hooks of .pre-commit-config.yaml need.
-tools: $(if $(wildcard $(BIN)/ruff),,$(VENV)/.dev)
+tools: $(if $(and $(wildcard $(BIN)/ruff),$(wildcard $(BIN)/clang-format)),,$(VENV)/.dev)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CSRC)
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/maps.py --losses --out benchmarks/results/maps-cpu.csv \

@@ -17,7 +17,8 @@ def test_the_environment_is_made_before_a_hook_uses_it() -> None:
     first, *others = local["hooks"]
     assert first["entry"] == "make tools VENV=.venv"
     assert first["always_run"] and first["fail_fast"]
-    assert [hook["entry"].split()[0] for hook in others] == [".venv/bin/ruff", ".venv/bin/ruff", ".venv/bin/mypy"]
+    tools = [hook["entry"].split()[0] for hook in others]
+    assert tools == [f".venv/bin/{name}" for name in ("ruff", "ruff", "clang-format", "mypy")]
 
 
 def test_tools_are_installed_where_they_are_missing(tmp_path: Path) -> None:
@@ -25,6 +26,7 @@ def test_tools_are_installed_where_they_are_missing(tmp_path: Path) -> None:
     missing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert f"{sys.executable} -m venv {tmp_path}" in missing and '".[dev]"' in missing
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "ruff").touch()
+    for tool in ("ruff", "clang-format"):
+        (tmp_path / "bin" / tool).touch()
     there = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "pip" not in there

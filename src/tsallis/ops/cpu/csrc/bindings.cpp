@@ -1,4 +1,5 @@
-// What Python calls: picks the instruction set, splits rows over torch's threads, and keeps each thread's scratch.
+// What Python calls: picks the instruction set, splits rows over torch's threads, and keeps each
+// thread's scratch.
 
 #include <atomic>
 #include <cstdlib>
@@ -53,16 +54,19 @@ const InstructionSet INSTRUCTION_SETS[] = {
 // The last instruction set that this machine has.
 const InstructionSet* best() {
 #if defined(TSALLIS_WITH_X86)
-    // All of what -march=x86-64-v3 and -v4 let the compiler use; older compilers can't be asked for some by name.
+    // All of what -march=x86-64-v3 and -v4 let the compiler use; older compilers can't be asked for
+    // some by name.
     __builtin_cpu_init();
     unsigned a, b, c = 0, d, extended = 0;
     constexpr unsigned F16C = 1u << 29, MOVBE = 1u << 22, LZCNT = 1u << 5;
     __get_cpuid(1, &a, &b, &c, &d);
     __get_cpuid(0x80000001, &a, &b, &extended, &d);
-    const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
-                    __builtin_cpu_supports("bmi2") && (c & F16C) && (c & MOVBE) && (extended & LZCNT);
+    const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && (c & F16C) &&
+                    (c & MOVBE) && (extended & LZCNT);
     if (v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))
         return INSTRUCTION_SETS + (__builtin_cpu_supports("avx512bf16") ? 3 : 2);
     if (v3) return INSTRUCTION_SETS + 1;
 #endif
@@ -73,8 +77,8 @@ const InstructionSet* instructions = best();
 
 const Kernels& kernels_of(int32_t storage) { return *instructions->kernels[storage]; }
 
-// GOMP_parallel and omp_get_thread_num of the OpenMP runtime that torch has loaded: one pool of threads in the process,
-// not two that wait for each other. Null where there is none by that name.
+// GOMP_parallel and omp_get_thread_num of the OpenMP runtime that torch has loaded: one pool of
+// threads in the process, not two that wait for each other. Null where there is none by that name.
 typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);
 typedef int (*ThreadNumber)();
 Parallel runtime = nullptr;
@@ -92,9 +96,10 @@ constexpr int64_t TURNS = 6;  // a turn is a part of what is left of a share: on
 
 template <class Call> using Work = void (*)(const Call*, int64_t first, int64_t last);
 
-// Each thread has a share of consecutive rows, as torch's own operations divide them, so that it finds in its core's
-// cache what it wrote there. It takes its share in turns, each smaller than the one before; when done, it takes turns of
-// the others': a thread that is held up holds up no other for long.
+// Each thread has a share of consecutive rows, as torch's own operations divide them, so that it
+// finds in its core's cache what it wrote there. It takes its share in turns, each smaller than the
+// one before; when done, it takes turns of the others': a thread that is held up holds up no other
+// for long.
 template <class Call> struct Job {
     Work<Call> work;
     const Call* call;
@@ -112,7 +117,8 @@ template <class Call> struct Job {
             std::atomic<int64_t>& taken = shares[whose].taken;
             for (int64_t first = taken; first < all;) {
                 const int64_t turn = (all - first) / TURNS / together * together;
-                const int64_t some = turn > together ? turn : together, end = first + some < all ? first + some : all;
+                const int64_t some = turn > together ? turn : together,
+                              end = first + some < all ? first + some : all;
                 if (!taken.compare_exchange_weak(first, end)) continue;
                 work(call, start + first, start + end);
                 first = taken;
@@ -125,7 +131,8 @@ template <class Call> struct Job {
 constexpr int64_t WORTH_A_THREAD = 16384;  // elements: less is done before a second thread wakes
 
 template <class Call>
-void over_rows(Work<Call> work, const Call* call, int64_t rows, int64_t width, int64_t together, int threads) {
+void over_rows(Work<Call> work, const Call* call, int64_t rows, int64_t width, int64_t together,
+               int threads) {
     const int64_t worth = rows * width / WORTH_A_THREAD;
     if (threads > worth) threads = (int)worth;
     if (threads <= 1) return work(call, 0, rows);
@@ -142,16 +149,18 @@ void over_rows(Work<Call> work, const Call* call, int64_t rows, int64_t width, i
 
 template <class Call> void over_rows(Work<Call> work, const Call* call, int threads) {
     const Layout& layout = call->layout;
-    over_rows(work, call, layout.rows, layout.d, kernels_of(layout.storage).rows_together(layout.d), threads);
+    over_rows(work, call, layout.rows, layout.d, kernels_of(layout.storage).rows_together(layout.d),
+              threads);
 }
 
-// Fresh memory of many pages costs more to touch for the first time than to compute. Pages of two megabytes, where the
-// system has them, make that a small part.
+// Fresh memory of many pages costs more to touch for the first time than to compute. Pages of two
+// megabytes, where the system has them, make that a small part.
 void ask_for_huge_pages(void* memory, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     constexpr uintptr_t PAGE = 1 << 21;
     if (bytes < (int64_t)(2 * PAGE)) return;
-    uintptr_t from = ((uintptr_t)memory + PAGE - 1) & ~(PAGE - 1), to = ((uintptr_t)memory + (uintptr_t)bytes) & ~(PAGE - 1);
+    uintptr_t from = ((uintptr_t)memory + PAGE - 1) & ~(PAGE - 1),
+              to = ((uintptr_t)memory + (uintptr_t)bytes) & ~(PAGE - 1);
     if (to > from) madvise((void*)from, to - from, MADV_HUGEPAGE);
 #else
     (void)memory, (void)bytes;
@@ -183,8 +192,8 @@ void release_scratch(int64_t most, Scratch which) {
     scratch.memory = nullptr, scratch.bytes = 0;
 }
 
-// The bytes of a structure of api.h, and the numbers that STATS are; 0 where there is none of that name. What calls the
-// library compares them with its own before it does.
+// The bytes of a structure of api.h, and the numbers that STATS are; 0 where there is none of that
+// name. What calls the library compares them with its own before it does.
 EXPORT int64_t tsallis_size(const char* name) {
     static const struct {
         const char* name;
@@ -233,15 +242,22 @@ EXPORT void tsallis_map_gradient(const MapGradientCall* call, int threads) {
     ask_for_huge_pages(call->scores_grad, bytes_of(call->layout));
     over_rows(kernels_of(call->layout.storage).map_gradient, call, threads);
 }
-EXPORT void tsallis_loss(const LossCall* call, int threads) { over_rows(kernels_of(call->layout.storage).loss, call, threads); }
+EXPORT void tsallis_loss(const LossCall* call, int threads) {
+    over_rows(kernels_of(call->layout.storage).loss, call, threads);
+}
 EXPORT void tsallis_loss_gradient(const LossGradientCall* call, int threads) {
     ask_for_huge_pages(call->scores_grad, bytes_of(call->layout));
     over_rows(kernels_of(call->layout.storage).loss_gradient, call, threads);
 }
-EXPORT void tsallis_relu_loss(const ReluLossCall* call, int threads) { over_rows(kernels_of(call->layout.storage).relu_loss, call, threads); }
-EXPORT void tsallis_support(const SupportCall* call, int threads) { over_rows(kernels_of(call->layout.storage).support, call, threads); }
+EXPORT void tsallis_relu_loss(const ReluLossCall* call, int threads) {
+    over_rows(kernels_of(call->layout.storage).relu_loss, call, threads);
+}
+EXPORT void tsallis_support(const SupportCall* call, int threads) {
+    over_rows(kernels_of(call->layout.storage).support, call, threads);
+}
 EXPORT void tsallis_drop(const DropCall* call, int threads) {
-    over_rows(kernels_of(call->storage).drop, call, (call->n + call->d - 1) / call->d, call->d, 1, threads);
+    over_rows(kernels_of(call->storage).drop, call, (call->n + call->d - 1) / call->d, call->d, 1,
+              threads);
 }
 EXPORT void tsallis_gather(const GatherCall* call, int threads) {
     over_rows(kernels_of(call->storage).gather, call, call->rows, call->m * 16, 1, threads);
@@ -249,26 +265,33 @@ EXPORT void tsallis_gather(const GatherCall* call, int threads) {
 
 EXPORT void tsallis_attention(const AttentionCall* call, int threads) {
     const int64_t bytes = call->storage == STORE_F64 ? 8 : 4;
-    ask_for_huge_pages(call->out.memory, call->batch * call->heads * call->group * call->queries * call->value_size * bytes);
+    ask_for_huge_pages(call->out.memory, call->batch * call->heads * call->group * call->queries *
+                                             call->value_size * bytes);
     const int64_t tiles = (call->queries + call->rows - 1) / call->rows;
-    over_rows(kernels_of(call->storage).attention, call, call->batch * call->heads * call->group * tiles, call->rows * call->keys, 1, threads);
+    over_rows(kernels_of(call->storage).attention, call,
+              call->batch * call->heads * call->group * tiles, call->rows * call->keys, 1, threads);
 }
 EXPORT void tsallis_attention_gradient(const AttentionCall* call, int threads) {
-    const int64_t parts = call->batch * call->heads * call->splits, bytes = call->storage == STORE_F64 ? 8 : 4;
-    ask_for_huge_pages(call->query_grad.memory, call->batch * call->heads * call->group * call->queries * call->size * bytes);
+    const int64_t parts = call->batch * call->heads * call->splits,
+                  bytes = call->storage == STORE_F64 ? 8 : 4;
+    ask_for_huge_pages(call->query_grad.memory, call->batch * call->heads * call->group *
+                                                    call->queries * call->size * bytes);
     ask_for_huge_pages(call->key_grad.memory, parts * call->keys * call->size * bytes);
     ask_for_huge_pages(call->value_grad.memory, parts * call->keys * call->value_size * bytes);
     const int64_t width = call->group * call->queries * call->keys / call->splits;
     const Sharing sharing(*call);
     const int64_t together = sharing.batch * sharing.heads;
-    over_rows(kernels_of(call->storage).attention_gradient, call, parts / together, width * together, 1, threads);
+    over_rows(kernels_of(call->storage).attention_gradient, call, parts / together,
+              width * together, 1, threads);
 }
 
-// Lists by row [rows] turned into lists by class [classes]: entry k of row r, of class c and value v, becomes entry r
-// of class c with value v times the row's weight; a row with a target y >= 0 adds -weight to class y.
+// Lists by row [rows] turned into lists by class [classes]: entry k of row r, of class c and value
+// v, becomes entry r of class c with value v times the row's weight; a row with a target y >= 0
+// adds -weight to class y.
 template <class T>
-static void transpose(int64_t rows, int64_t classes, const int64_t* offsets, const int32_t* index, const T* value,
-                      const T* weight, const int64_t* target, int64_t* out_offsets, int32_t* out_index, T* out_value) {
+static void transpose(int64_t rows, int64_t classes, const int64_t* offsets, const int32_t* index,
+                      const T* value, const T* weight, const int64_t* target, int64_t* out_offsets,
+                      int32_t* out_index, T* out_value) {
     for (int64_t c = 0; c <= classes; c++) out_offsets[c] = 0;
     for (int64_t r = 0; r < rows; r++) {
         if (target[r] < 0) continue;
@@ -288,13 +311,14 @@ static void transpose(int64_t rows, int64_t classes, const int64_t* offsets, con
     }
 }
 
-EXPORT void tsallis_transpose(int32_t storage, int64_t rows, int64_t classes, const int64_t* offsets, const int32_t* index,
-                              const void* value, const void* weight, const int64_t* target, int64_t* out_offsets,
+EXPORT void tsallis_transpose(int32_t storage, int64_t rows, int64_t classes,
+                              const int64_t* offsets, const int32_t* index, const void* value,
+                              const void* weight, const int64_t* target, int64_t* out_offsets,
                               int32_t* out_index, void* out_value) {
     if (storage == STORE_F64)
-        transpose(rows, classes, offsets, index, (const double*)value, (const double*)weight, target, out_offsets, out_index,
-                  (double*)out_value);
+        transpose(rows, classes, offsets, index, (const double*)value, (const double*)weight,
+                  target, out_offsets, out_index, (double*)out_value);
     else
-        transpose(rows, classes, offsets, index, (const float*)value, (const float*)weight, target, out_offsets, out_index,
-                  (float*)out_value);
+        transpose(rows, classes, offsets, index, (const float*)value, (const float*)weight, target,
+                  out_offsets, out_index, (float*)out_value);
 }

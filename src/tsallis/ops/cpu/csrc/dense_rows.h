@@ -17,11 +17,12 @@ template <class T> struct LevelSums {
     int64_t count = 0;
 };
 
-// How the powers are found: by logarithms for b above 20, by products for b of 3 to 5, and of 5 and more.
+// How the powers are found: by logarithms for b above 20, by products for b of 3 to 5, and of 5 and
+// more.
 enum Form { LOGARITHMS, LOW, HIGH };
 
-// What W vectors of scores add to the sums. An entry outside the support counts as the least one inside, which is next
-// to nothing.
+// What W vectors of scores add to the sums. An entry outside the support counts as the least one
+// inside, which is next to nothing.
 template <Kind K, Form FORM, int W, class T>
 INLINE void add_some(LevelSums<T>& total, const Vec<T>* z, T shift, T t, const Family<T>& f) {
     const T below = t - 1, least = below + f.least, counted = below + f.least * COUNTED<T>;
@@ -39,7 +40,8 @@ INLINE void add_some(LevelSums<T>& total, const Vec<T>* z, T shift, T t, const F
             q[k] = p[k] * inv, r[k] = q[k] * inv, w[k] = r[k] * inv, v[k] = w[k] * inv;
         }
     } else {
-        if constexpr (FORM == HIGH) whole_powers<W>(u, f.n - 4, v);
+        if constexpr (FORM == HIGH)
+            whole_powers<W>(u, f.n - 4, v);
         else
             for (int k = 0; k < W; k++) v[k] = fill((T)1);
         if constexpr (K == ANY) times_rest_power<W>(u, f.part, v);
@@ -48,8 +50,10 @@ INLINE void add_some(LevelSums<T>& total, const Vec<T>* z, T shift, T t, const F
             for (int k = 0; k < W; k++) {
                 const Vec<T> low = x[k] > least ? v[k] : Vec<T>{};
                 w[k] = four ? low * u[k] : low;
-                if (K == ANY) v[k] = four ? low : low * inverse(larger(fill(SMALLEST<T>), u[k]));
-                else v[k] = four ? low : Vec<T>{};
+                if (K == ANY)
+                    v[k] = four ? low : low * inverse(larger(fill(SMALLEST<T>), u[k]));
+                else
+                    v[k] = four ? low : Vec<T>{};
             }
         } else {
             for (int k = 0; k < W; k++) w[k] = v[k] * u[k];
@@ -59,12 +63,14 @@ INLINE void add_some(LevelSums<T>& total, const Vec<T>* z, T shift, T t, const F
         for (int k = 0; k < W; k++) p[k] = q[k] * (u[k] + (x[k] - (u[k] + below)) * f.b);
     }
     for (int k = 0; k < W; k++) {
-        total.sums.p += p[k], total.sums.q += q[k], total.sums.r += r[k], total.sums.w += w[k], total.v += v[k];
+        total.sums.p += p[k], total.sums.q += q[k], total.sums.r += r[k], total.sums.w += w[k],
+            total.v += v[k];
         total.mean += p[k] * x[k];
     }
 }
 
-// The sums over a whole row, as it lies, at a threshold t for which t - 1 is exact, and how many are in the support.
+// The sums over a whole row, as it lies, at a threshold t for which t - 1 is exact, and how many
+// are in the support.
 template <Kind K, Form FORM, class T>
 LevelSums<T> add_level(const T* z, int64_t d, T shift, T t, Family<T> f, Around around, int row) {
     constexpr int N = LANES<T>;
@@ -95,10 +101,12 @@ LevelSums<T> add_level(const T* z, int64_t d, T shift, T t, Family<T> f, Around 
 }
 
 // How many of a row are in the support; no fewer, that is.
-template <class T> INLINE int64_t count_level(const T* z, int64_t d, T shift, Threshold<T> at, const Family<T>& f) {
+template <class T>
+INLINE int64_t count_level(const T* z, int64_t d, T shift, Threshold<T> at, const Family<T>& f) {
     int64_t count = 0;
     for (int64_t i = 0; i < d; i += LANES<T>)
-        count += __builtin_popcount(bits(at.over((load_row(z, i, d, (T)-INFINITY) - shift) * f.eps) >= f.least * COUNTED<T>));
+        count += __builtin_popcount(bits(
+            at.over((load_row(z, i, d, (T)-INFINITY) - shift) * f.eps) >= f.least * COUNTED<T>));
     return count;
 }
 
@@ -107,7 +115,8 @@ struct LevelSeries {
     double b, excess, sums[5], c[6];
 
     template <class T> LevelSeries(double power, const LevelSums<T>& of) : b(power) {
-        sums[0] = of.sums.p[0], sums[1] = sum<T>(of.sums.q), sums[2] = sum<T>(of.sums.r), sums[3] = sum<T>(of.sums.w);
+        sums[0] = of.sums.p[0], sums[1] = sum<T>(of.sums.q), sums[2] = sum<T>(of.sums.r),
+        sums[3] = sum<T>(of.sums.w);
         sums[4] = sum<T>(of.v);
         excess = sums[0] - 1;
         c[0] = 1;
@@ -124,7 +133,8 @@ struct LevelSeries {
             by += (excess - by * value) / slope;
         }
         const double size = ::fabs(by), next = c[5] * ::pow(size, 5) * sums[4] * sums[4] / sums[3];
-        const double entering = (double)d * ::pow(size, b);  // what no series knows: new in the support
+        // What no series knows: new in the support.
+        const double entering = (double)d * ::pow(size, b);
         return ::fabs(next) < 1e-7 && entering < 1e-7 ? by : NAN;
     }
 
@@ -154,36 +164,42 @@ template <class T> struct LevelSample {
                 most[k] = larger(v, most[k]);
             }
         peak = maximum<T>(most[0]), cut = sum<T>(most[0]);
-        for (int k = 1; k < LINE; k++) peak = larger(maximum<T>(most[k]), peak), cut += sum<T>(most[k]);
+        for (int k = 1; k < LINE; k++)
+            peak = larger(maximum<T>(most[k]), peak), cut += sum<T>(most[k]);
         cut /= LEVEL_LINE;
     }
 
     bool finite() const { return cut - cut == 0 && peak - peak == 0; }
     bool mostly_above(T bound) const {
         int64_t found = 0;
-        for (int64_t i = 0; i < n; i += LANES<T>) found += __builtin_popcount(beyond<T>(load(scores + i), fill(bound)));
+        for (int64_t i = 0; i < n; i += LANES<T>)
+            found += __builtin_popcount(beyond<T>(load(scores + i), fill(bound)));
         return found >= n / 2;
     }
 };
 
-// A lower bound of a row's threshold, in differences from the sample's peak: that of its lanes' maxima.
+// A lower bound of a row's threshold, in differences from the sample's peak: that of its lanes'
+// maxima.
 template <Kind K, class T> T bound_level(Rows<T>& s, int row, const LevelSample<T>& sample) {
     constexpr int N = LANES<T>, LINE = LevelSample<T>::LINE;
     const int first = row / N * N, lane = row % N;
     T x[LEVEL_LINE];
-    for (int k = 0; k < LINE; k++) store(x + k * N, larger((sample.most[k] - sample.peak) * s.eps[row], fill(OUTSIDE<T>)));
+    for (int k = 0; k < LINE; k++)
+        store(x + k * N, larger((sample.most[k] - sample.peak) * s.eps[row], fill(OUTSIDE<T>)));
     T t = 0;
     for (int round = 0; round < 2; round++) {
-        keep_sums(s, row, add_all<K, T, false>(x, LINE, Threshold<T>{t, 0}, s.family[row], nullptr));
+        keep_sums(s, row,
+                  add_all<K, T, false>(x, LINE, Threshold<T>{t, 0}, s.family[row], nullptr));
         t += newton_step<K, T, true>(state(s, first), load(s.eps + first), load(s.b + first))[lane];
         t = larger(smaller(t, s.high[row]), (T)0);
     }
     return t;
 }
 
-// The maximum of a row, and its scores above the cut, packed; returns how many. Which vectors hold any is noted without
-// a branch: it could not be foretold.
-template <class T> int64_t pack_highest(const T* z, int64_t d, T cut, T* out, int32_t* holds, T& top) {
+// The maximum of a row, and its scores above the cut, packed; returns how many. Which vectors hold
+// any is noted without a branch: it could not be foretold.
+template <class T>
+int64_t pack_highest(const T* z, int64_t d, T cut, T* out, int32_t* holds, T& top) {
     constexpr int N = LANES<T>;
     Vec<T> tops = fill((T)-INFINITY);
     int64_t n = 0, i = 0, many = 0;
@@ -192,7 +208,8 @@ template <class T> int64_t pack_highest(const T* z, int64_t d, T cut, T* out, in
         tops = larger(v, tops);
         holds[many] = (int32_t)i, many += beyond<T>(v, fill(cut)) != 0;
     }
-    if (i < d) holds[many++] = (int32_t)i, tops = larger(load_part(z + i, d - i, (T)-INFINITY), tops);
+    if (i < d)
+        holds[many++] = (int32_t)i, tops = larger(load_part(z + i, d - i, (T)-INFINITY), tops);
     for (int64_t k = 0; k < many; k++) {
         const Vec<T> v = load_row(z, holds[k], d, (T)-INFINITY);
         const uint32_t m = beyond<T>(v, fill(cut));
@@ -202,17 +219,21 @@ template <class T> int64_t pack_highest(const T* z, int64_t d, T cut, T* out, in
     return n;
 }
 
-// Newton's steps from s.t on a row's highest scores and a share of the others, both scaled and packed.
+// Newton's steps from s.t on a row's highest scores and a share of the others, both scaled and
+// packed.
 template <Kind K, class T>
-void approach_level(Rows<T>& s, int row, const T* high, int64_t n, const T* low, int64_t others, T share) {
+void approach_level(Rows<T>& s, int row, const T* high, int64_t n, const T* low, int64_t others,
+                    T share) {
     for (int round = 0; round < 8; round++) {
         Sums<T> sums, rest;
         if constexpr (K == ANY) {
             sums = add_roughly(high, padded<T>(n), 1, s.t[row], s.family[row]);
             rest = add_roughly(low, padded<T>(others), 1, s.t[row], s.family[row]);
         } else {
-            sums = add_all<K, T, false>(high, padded<T>(n), threshold(s, row), s.family[row], nullptr);
-            rest = add_all<K, T, false>(low, padded<T>(others), threshold(s, row), s.family[row], nullptr);
+            sums =
+                add_all<K, T, false>(high, padded<T>(n), threshold(s, row), s.family[row], nullptr);
+            rest = add_all<K, T, false>(low, padded<T>(others), threshold(s, row), s.family[row],
+                                        nullptr);
         }
         sums.p += rest.p * share, sums.q += rest.q * share, sums.r += rest.r * share;
         keep_sums(s, row, sums);
@@ -220,8 +241,8 @@ void approach_level(Rows<T>& s, int row, const T* high, int64_t n, const T* low,
     }
 }
 
-// The threshold, mass and mean of a row from a threshold that is nearly right: by one pass over all, to the fourth order
-// in how far that was off. If it was too far, once more.
+// The threshold, mass and mean of a row from a threshold that is nearly right: by one pass over
+// all, to the fourth order in how far that was off. If it was too far, once more.
 template <Kind K, class T> void settle_level(Rows<T>& s, int row, const T* z) {
     const Family<T>& f = s.family[row];
     const int64_t d = s.d;
@@ -229,14 +250,18 @@ template <Kind K, class T> void settle_level(Rows<T>& s, int row, const T* z) {
     const bool counted = !s.places;  // else there are lists
     for (int round = 0; round < 40; round++) {
         s.t[row] = (s.t[row] + 1) - 1, s.fine[row] = 0;
-        const LevelSums<T> now = f.n > 4 ? add_level<K, HIGH>(z, d, top, s.t[row], f, s.around, row)
-                                 : f.n > 0 ? add_level<K, LOW>(z, d, top, s.t[row], f, s.around, row)
-                                           : add_level<K, LOGARITHMS>(z, d, top, s.t[row], f, s.around, row);
+        const LevelSums<T> now =
+            f.n > 4   ? add_level<K, HIGH>(z, d, top, s.t[row], f, s.around, row)
+            : f.n > 0 ? add_level<K, LOW>(z, d, top, s.t[row], f, s.around, row)
+                      : add_level<K, LOGARITHMS>(z, d, top, s.t[row], f, s.around, row);
         const LevelSeries series(f.b, now);
-        s.mass[row] = now.sums.p[0], s.mean[row] = now.mean[0], s.count[row] = counted ? now.count : d;
+        s.mass[row] = now.sums.p[0], s.mean[row] = now.mean[0],
+        s.count[row] = counted ? now.count : d;
         if (!(::fabs(series.excess) > Limits<T>::ENOUGH)) break;  // a NaN ends here too
-        if (series.excess > 0) s.low[row] = larger(s.low[row], s.t[row]);
-        else s.high[row] = smaller(s.high[row], s.t[row]);
+        if (series.excess > 0)
+            s.low[row] = larger(s.low[row], s.t[row]);
+        else
+            s.high[row] = smaller(s.high[row], s.t[row]);
         const double by = series.root(d);
         if (by == by) {
             s.mean[row] = (T)series.mean(s.mean[row], by, s.t[row] - 1);
@@ -250,8 +275,9 @@ template <Kind K, class T> void settle_level(Rows<T>& s, int row, const T* z) {
     }
 }
 
-// The maximum, threshold, mass and mean of a row if a sample of it says that most scores are candidates. A first
-// threshold comes from the sample and the highest scores, which are found on the way to the maximum.
+// The maximum, threshold, mass and mean of a row if a sample of it says that most scores are
+// candidates. A first threshold comes from the sample and the highest scores, which are found on
+// the way to the maximum.
 template <Kind K, class T> bool solve_level(Rows<T>& s, int row, const T* z) {
     constexpr int N = LANES<T>;
     const int64_t d = s.d;

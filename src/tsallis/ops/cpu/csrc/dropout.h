@@ -7,7 +7,8 @@
 
 namespace {
 
-// A bijection of 32 bits in which every bit depends on every other (constants by C. Wellons' search for low bias).
+// A bijection of 32 bits in which every bit depends on every other (constants by C. Wellons' search
+// for low bias).
 INLINE uint32_t scrambled(uint32_t x) {
     x ^= x >> 16, x *= 0x7feb352du;
     x ^= x >> 15, x *= 0x846ca68bu;
@@ -29,7 +30,8 @@ INLINE uint32_t kept_below(double stays) {
 }
 
 INLINE uint32_t draw(uint64_t seed_of_row, uint32_t column) {
-    return scrambled(scrambled(column * 0x9e3779b1u + (uint32_t)seed_of_row) ^ (uint32_t)(seed_of_row >> 32));
+    return scrambled(scrambled(column * 0x9e3779b1u + (uint32_t)seed_of_row) ^
+                     (uint32_t)(seed_of_row >> 32));
 }
 
 template <class T> void drop_range(const DropCall& call, int64_t first, int64_t last) {

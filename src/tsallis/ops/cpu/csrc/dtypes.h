@@ -30,7 +30,8 @@ INLINE float widen(Float16 x) {
     std::memcpy(&half, &x, 2);
     return half;
 #else
-    // Exponent and mantissa move up; a product with 2^112 puts the exponent right, subnormals included.
+    // Exponent and mantissa move up; a product with 2^112 puts the exponent right, subnormals
+    // included.
     uint32_t sign = (uint32_t)(x.bits & 0x8000) << 16, rest = (uint32_t)(x.bits & 0x7fff) << 13;
     uint32_t magnitude;
     if (rest >= 0x7c00u << 13) {
@@ -67,8 +68,10 @@ INLINE void narrow(float x, Float16& out) {
     std::memcpy(&wide, &x, 4);
     uint32_t sign = wide >> 16 & 0x8000, magnitude = wide & 0x7fffffff;
     uint32_t result;
-    if (magnitude > 0x7f800000) result = 0x7e00;
-    else if (magnitude >= 0x47800000) result = 0x7c00;
+    if (magnitude > 0x7f800000)
+        result = 0x7e00;
+    else if (magnitude >= 0x47800000)
+        result = 0x7c00;
     else if (magnitude < 0x38800000) {  // subnormal: an addition rounds at the right digit
         float value;
         std::memcpy(&value, &magnitude, 4);
@@ -84,14 +87,20 @@ INLINE void narrow(float x, Float16& out) {
 
 #if defined(__AVX512F__)
 INLINE __m512 widen_vector(__m256i v, Float16) { return _mm512_cvtph_ps(v); }
-INLINE __m512 widen_vector(__m256i v, BFloat16) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16)); }
-INLINE __m256i narrow_vector(__m512 v, Float16) { return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
+INLINE __m512 widen_vector(__m256i v, BFloat16) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
+}
+INLINE __m256i narrow_vector(__m512 v, Float16) {
+    return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+}
 INLINE __m256i narrow_vector(__m512 v, BFloat16) {
 #if defined(__AVX512BF16__)
     return (__m256i)_mm512_cvtneps_pbh(v);
 #endif
-    const __m512i wide = _mm512_castps_si512(v), last = _mm512_and_si512(_mm512_srli_epi32(wide, 16), _mm512_set1_epi32(1));
-    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(wide, _mm512_add_epi32(last, _mm512_set1_epi32(0x7fff))), 16);
+    const __m512i wide = _mm512_castps_si512(v),
+                  last = _mm512_and_si512(_mm512_srli_epi32(wide, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_srli_epi32(
+        _mm512_add_epi32(wide, _mm512_add_epi32(last, _mm512_set1_epi32(0x7fff))), 16);
     const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
     return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0)));
 }
@@ -100,31 +109,42 @@ template <class S> INLINE F load_half(const S* row, int64_t i) {
 }
 template <class S> INLINE F load_half_part(const S* row, int64_t n, float rest) {
     const __mmask16 some = (__mmask16)((1u << n) - 1);
-    return (F)_mm512_mask_mov_ps(_mm512_set1_ps(rest), some, widen_vector(_mm256_maskz_loadu_epi16(some, row), S{}));
+    return (F)_mm512_mask_mov_ps(_mm512_set1_ps(rest), some,
+                                 widen_vector(_mm256_maskz_loadu_epi16(some, row), S{}));
 }
-template <class S> INLINE void store_half(S* row, F v) { _mm256_storeu_si256((__m256i*)row, narrow_vector((__m512)v, S{})); }
+template <class S> INLINE void store_half(S* row, F v) {
+    _mm256_storeu_si256((__m256i*)row, narrow_vector((__m512)v, S{}));
+}
 template <class S> INLINE void store_half_part(S* row, int64_t n, F v) {
     _mm256_mask_storeu_epi16(row, (__mmask16)((1u << n) - 1), narrow_vector((__m512)v, S{}));
 }
 template <class S> INLINE void widen_vectors(const S* from, float* to, int64_t d) {
     for (int64_t j = 0; j < d; j += 16) {
         const __mmask16 some = (__mmask16)(d - j < 16 ? (1u << (d - j)) - 1 : 0xffff);
-        _mm512_mask_storeu_ps(to + j, some, widen_vector(_mm256_maskz_loadu_epi16(some, from + j), S{}));
+        _mm512_mask_storeu_ps(to + j, some,
+                              widen_vector(_mm256_maskz_loadu_epi16(some, from + j), S{}));
     }
 }
 template <class S> INLINE void narrow_vectors(const float* from, S* to, int64_t d) {
     for (int64_t j = 0; j < d; j += 16) {
         const __mmask16 some = (__mmask16)(d - j < 16 ? (1u << (d - j)) - 1 : 0xffff);
-        _mm256_mask_storeu_epi16(to + j, some, narrow_vector(_mm512_maskz_loadu_ps(some, from + j), S{}));
+        _mm256_mask_storeu_epi16(to + j, some,
+                                 narrow_vector(_mm512_maskz_loadu_ps(some, from + j), S{}));
     }
 }
 #elif defined(__AVX2__)
 INLINE __m256 widen_vector(__m128i v, Float16) { return _mm256_cvtph_ps(v); }
-INLINE __m256 widen_vector(__m128i v, BFloat16) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16)); }
-INLINE __m128i narrow_vector(__m256 v, Float16) { return _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
+INLINE __m256 widen_vector(__m128i v, BFloat16) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16));
+}
+INLINE __m128i narrow_vector(__m256 v, Float16) {
+    return _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+}
 INLINE __m128i narrow_vector(__m256 v, BFloat16) {
-    const __m256i wide = _mm256_castps_si256(v), last = _mm256_and_si256(_mm256_srli_epi32(wide, 16), _mm256_set1_epi32(1));
-    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(wide, _mm256_add_epi32(last, _mm256_set1_epi32(0x7fff))), 16);
+    const __m256i wide = _mm256_castps_si256(v),
+                  last = _mm256_and_si256(_mm256_srli_epi32(wide, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_srli_epi32(
+        _mm256_add_epi32(wide, _mm256_add_epi32(last, _mm256_set1_epi32(0x7fff))), 16);
     const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
     const __m256i result = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), nan);
     return _mm_packus_epi32(_mm256_castsi256_si128(result), _mm256_extracti128_si256(result, 1));
@@ -132,15 +152,19 @@ INLINE __m128i narrow_vector(__m256 v, BFloat16) {
 template <class S> INLINE F load_half(const S* row, int64_t i) {
     return (F)widen_vector(_mm_loadu_si128((const __m128i*)(row + i)), S{});
 }
-template <class S> INLINE void store_half(S* row, F v) { _mm_storeu_si128((__m128i*)row, narrow_vector((__m256)v, S{})); }
+template <class S> INLINE void store_half(S* row, F v) {
+    _mm_storeu_si128((__m128i*)row, narrow_vector((__m256)v, S{}));
+}
 template <class S> INLINE void widen_vectors(const S* from, float* to, int64_t d) {
     int64_t j = 0;
-    for (; j + 8 <= d; j += 8) _mm256_storeu_ps(to + j, widen_vector(_mm_loadu_si128((const __m128i*)(from + j)), S{}));
+    for (; j + 8 <= d; j += 8)
+        _mm256_storeu_ps(to + j, widen_vector(_mm_loadu_si128((const __m128i*)(from + j)), S{}));
     for (; j < d; j++) to[j] = widen(from[j]);
 }
 template <class S> INLINE void narrow_vectors(const float* from, S* to, int64_t d) {
     int64_t j = 0;
-    for (; j + 8 <= d; j += 8) _mm_storeu_si128((__m128i*)(to + j), narrow_vector(_mm256_loadu_ps(from + j), S{}));
+    for (; j + 8 <= d; j += 8)
+        _mm_storeu_si128((__m128i*)(to + j), narrow_vector(_mm256_loadu_ps(from + j), S{}));
     for (; j < d; j++) narrow(from[j], to[j]);
 }
 #elif defined(__aarch64__)
@@ -149,7 +173,8 @@ INLINE float32x4_t widen_vector(uint16x4_t v, BFloat16) { return (float32x4_t)vs
 INLINE uint16x4_t narrow_vector(float32x4_t v, Float16) { return (uint16x4_t)vcvt_f16_f32(v); }
 INLINE uint16x4_t narrow_vector(float32x4_t v, BFloat16) {
     const uint32x4_t wide = (uint32x4_t)v, last = vandq_u32(vshrq_n_u32(wide, 16), vdupq_n_u32(1));
-    const uint16x4_t rounded = vaddhn_u32(wide, vaddq_u32(last, vdupq_n_u32(0x7fff)));  // the sum's upper half
+    // The sum's upper half.
+    const uint16x4_t rounded = vaddhn_u32(wide, vaddq_u32(last, vdupq_n_u32(0x7fff)));
     return vbsl_u16(vmovn_u32(vceqq_f32(v, v)), rounded, vdup_n_u16(0x7fc0));
 }
 template <class S> INLINE F load_half(const S* row, int64_t i) {
@@ -161,7 +186,9 @@ template <class S> INLINE F load_half_part(const S* row, int64_t n, float rest) 
     if (n & 1) some |= (uint64_t)row[n & 2].bits << 16 * (n & 2);
     return FI{0, 1, 2, 3} < (int32_t)n ? (F)widen_vector(vcreate_u16(some), S{}) : fill(rest);
 }
-template <class S> INLINE void store_half(S* row, F v) { vst1_u16((uint16_t*)row, narrow_vector((float32x4_t)v, S{})); }
+template <class S> INLINE void store_half(S* row, F v) {
+    vst1_u16((uint16_t*)row, narrow_vector((float32x4_t)v, S{}));
+}
 template <class S> INLINE void store_half_part(S* row, int64_t n, F v) {
     const uint16x4_t half = narrow_vector((float32x4_t)v, S{});
     if (n & 2) std::memcpy(row, &half, 4);
@@ -213,25 +240,35 @@ template <class S> INLINE F load_half_row(const S* row, int64_t i, int64_t d, fl
 INLINE F load(const BFloat16* p) { return load_half(p, 0); }
 INLINE F load(const Float16* p) { return load_half(p, 0); }
 template <class S> INLINE void store_half_row(S* row, int64_t i, int64_t d, F v) {
-    if (i + LANES<float> <= d) store_half(row + i, v);
-    else store_half_part(row + i, d - i, v);
+    if (i + LANES<float> <= d)
+        store_half(row + i, v);
+    else
+        store_half_part(row + i, d - i, v);
 }
 INLINE void store(BFloat16* p, F v) { store_half(p, v); }
 INLINE void store(Float16* p, F v) { store_half(p, v); }
 INLINE void store_row(BFloat16* row, int64_t i, int64_t d, F v) { store_half_row(row, i, d, v); }
 INLINE void store_row(Float16* row, int64_t i, int64_t d, F v) { store_half_row(row, i, d, v); }
-INLINE F load_row(const BFloat16* row, int64_t i, int64_t d, float rest) { return load_half_row(row, i, d, rest); }
-INLINE F load_row(const Float16* row, int64_t i, int64_t d, float rest) { return load_half_row(row, i, d, rest); }
+INLINE F load_row(const BFloat16* row, int64_t i, int64_t d, float rest) {
+    return load_half_row(row, i, d, rest);
+}
+INLINE F load_row(const Float16* row, int64_t i, int64_t d, float rest) {
+    return load_half_row(row, i, d, rest);
+}
 
-constexpr int64_t SHORT = 512;  // rows up to this long are solved on their side, a vector of them together
-constexpr int64_t APART = 64;   // and up to this long have each a place of its own in a tile
+// Rows up to this long are solved on their side, a vector of them together.
+constexpr int64_t SHORT = 512;
+constexpr int64_t APART = 64;  // and up to this long have each a place of its own in a tile
 
-template <class T, class S> constexpr bool SAME = sizeof(T) == sizeof(S);  // halves are narrower than what computes them
+// Halves are narrower than what computes them.
+template <class T, class S> constexpr bool SAME = sizeof(T) == sizeof(S);
 
-// The rows [first, last) of a tensor as contiguous rows; copied to `tile` (stride elements a row) where they aren't.
+// The rows [first, last) of a tensor as contiguous rows; copied to `tile` (stride elements a row)
+// where they aren't.
 template <class T, class S> class Tile {
   public:
-    Tile(const Layout& layout, T* tile, int64_t stride) : layout(layout), tile(tile), stride(stride) {}
+    Tile(const Layout& layout, T* tile, int64_t stride)
+        : layout(layout), tile(tile), stride(stride) {}
 
     INLINE bool direct() const { return SAME<T, S> && layout.inner == 1; }
 
@@ -244,13 +281,15 @@ template <class T, class S> class Tile {
         }
         for (int64_t r = first; r < last; r++) rows[r - first] = tile + (r - first) * stride;
         if (inner == 1) {
-            for (int64_t r = first; r < last; r++) copy_in(base + r * d, tile + (r - first) * stride, d);
+            for (int64_t r = first; r < last; r++)
+                copy_in(base + r * d, tile + (r - first) * stride, d);
             return;
         }
         int64_t start[LANES<float>];
         find_starts(first, last, start);
         for (int64_t j = 0; j < d; j++)
-            for (int64_t k = 0; k < last - first; k++) tile[k * stride + j] = widen(base[start[k] + j * inner]);
+            for (int64_t k = 0; k < last - first; k++)
+                tile[k * stride + j] = widen(base[start[k] + j * inner]);
     }
 
     // Whether rows lie one behind the other, in whatever they are stored.
@@ -259,14 +298,16 @@ template <class T, class S> class Tile {
         for (int64_t r = first; r < last; r++) rows[r - first] = (const S*)memory + r * layout.d;
     }
 
-    // Where row r of a block that begins at `first` shall be written: into the tensor itself, or into the tile.
+    // Where row r of a block that begins at `first` shall be written: into the tensor itself, or
+    // into the tile.
     INLINE T* place(void* memory, int64_t first, int64_t r) const {
         return direct() ? (T*)memory + r * layout.d : tile + (alone() ? 0 : (r - first) * stride);
     }
 
     // A row is written: halves leave the tile at once, which so stays in the first-level cache.
     INLINE void finish_row(void* memory, int64_t first, int64_t r) const {
-        if (!direct() && layout.inner == 1) copy_out(place(memory, first, r), (S*)memory + r * layout.d, layout.d);
+        if (!direct() && layout.inner == 1)
+            copy_out(place(memory, first, r), (S*)memory + r * layout.d, layout.d);
     }
 
     void finish_block(void* memory, int64_t first, int64_t last) const {
@@ -276,17 +317,20 @@ template <class T, class S> class Tile {
         int64_t start[LANES<float>];
         find_starts(first, last, start);
         for (int64_t j = 0; j < d; j++)
-            for (int64_t k = 0; k < last - first; k++) narrow(tile[k * stride + j], base[start[k] + j * inner]);
+            for (int64_t k = 0; k < last - first; k++)
+                narrow(tile[k * stride + j], base[start[k] + j * inner]);
     }
 
   private:
-    // Whether each row of a block is finished before the next one: then all have the tile's first row.
+    // Whether each row of a block is finished before the next one: then all have the tile's first
+    // row.
     INLINE bool alone() const { return layout.inner == 1 && layout.d > APART; }
 
     // Where the rows of a block begin in the tensor.
     void find_starts(int64_t first, int64_t last, int64_t* start) const {
         const int64_t inner = layout.inner;
-        for (int64_t r = first; r < last; r++) start[r - first] = r / inner * layout.d * inner + r % inner;
+        for (int64_t r = first; r < last; r++)
+            start[r - first] = r / inner * layout.d * inner + r % inner;
     }
 
     static INLINE void copy_in(const S* from, T* to, int64_t d) {

@@ -1,14 +1,15 @@
-// The row kernels for one instruction set, TSALLIS_ISA: what the library calls, a table for each way to store numbers
-// that is asked for. What is computed in double is compiled by itself, so that more cores of a machine compile.
+// The row kernels for one instruction set, TSALLIS_ISA: what the library calls, a table for each
+// way to store numbers that is asked for. What is computed in double is compiled by itself, so that
+// more cores of a machine compile.
 
 #include <type_traits>
 
 #include "attention.h"
 #include "dropout.h"
 #include "gradients.h"
-#include "sparse.h"
 #include "losses.h"
 #include "maps.h"
+#include "sparse.h"
 
 namespace {
 
@@ -18,7 +19,8 @@ void run(const Call* call, int64_t first, int64_t last) {
 }
 
 template <class S> constexpr Kernels kernels_of() {
-    using T = std::conditional_t<std::is_same_v<S, double>, double, float>;  // what it is computed in
+    // What it is computed in.
+    using T = std::conditional_t<std::is_same_v<S, double>, double, float>;
     Kernels table{};
     table.rows_together = rows_together;
     table.map = run<MapCall, map_range<T, S>>;

@@ -44,13 +44,16 @@ template <Kind K, class T, bool PAST>
 void emit_some(const T* z, int64_t d, T shift, Threshold<T> at, T scale, Family<T> f, T* out) {
     constexpr int N = LANES<T>;
     auto value = [&](Vec<T> w) {
-        if constexpr (K == SOFTMAX) return exp_(w) * scale;
-        else return probability<K>(w * f.eps, at, f) * scale;
+        if constexpr (K == SOFTMAX)
+            return exp_(w) * scale;
+        else
+            return probability<K>(w * f.eps, at, f) * scale;
     };
     int64_t i = 0;
     if constexpr (K == WHOLE || K == ANY) {
         const Vec<T> bound = fill((at.t - 1) * f.b - (T)1e-6 * f.b);
-        if (K == ANY && d >= 1024) {  // what costs most: where little is in the support, only that, packed
+        // What costs most: where little is in the support, only that, packed.
+        if (K == ANY && d >= 1024) {
             constexpr int STRETCH = 32;
             alignas(VECTOR_BYTES) T packed[(STRETCH + WIDE) * N];
             uint32_t masks[STRETCH];
@@ -59,7 +62,8 @@ void emit_some(const T* z, int64_t d, T shift, Threshold<T> at, T scale, Family<
                 for (int k = 0; k < STRETCH; k++) {
                     const Vec<T> w = load(z + i + k * N) - shift;
                     masks[k] = beyond<T>(w, bound);
-                    store_packed(packed + n, w * f.eps, masks[k]), n += __builtin_popcount(masks[k]);
+                    store_packed(packed + n, w * f.eps, masks[k]),
+                        n += __builtin_popcount(masks[k]);
                 }
                 for (int k = 0; k < WIDE; k++) store(packed + n + k * N, fill(OUTSIDE<T>));
                 for (int64_t k = 0; k < n; k += WIDE * N) {
@@ -78,10 +82,12 @@ void emit_some(const T* z, int64_t d, T shift, Threshold<T> at, T scale, Family<
             for (; i + WIDE * N <= d; i += WIDE * N) {
                 Vec<T> w[WIDE];
                 uint32_t some = 0;
-                for (int k = 0; k < WIDE; k++) w[k] = load(z + i + k * N) - shift, some |= beyond<T>(w[k], bound);
+                for (int k = 0; k < WIDE; k++)
+                    w[k] = load(z + i + k * N) - shift, some |= beyond<T>(w[k], bound);
                 for (int k = 0; k < WIDE; k++) w[k] *= f.eps;
                 if (some) probabilities<K, WIDE>(w, at, f, w);
-                for (int k = 0; k < WIDE; k++) put<PAST>(out + i + k * N, some ? w[k] * scale : Vec<T>{});
+                for (int k = 0; k < WIDE; k++)
+                    put<PAST>(out + i + k * N, some ? w[k] * scale : Vec<T>{});
             }
         }
     }
@@ -89,11 +95,11 @@ void emit_some(const T* z, int64_t d, T shift, Threshold<T> at, T scale, Family<
     if (i < d) store_part(out + i, d - i, value(load_part(z + i, d - i, (T)-INFINITY) - shift));
 }
 
-// Probabilities times `scale`, from scores and a solved row's threshold; written `past` the caches or not.
+// Probabilities times `scale`, from scores and a solved row's threshold; written `past` the caches
+// or not.
 template <Kind K, class T>
-INLINE void emit(
-    const T* z, int64_t d, T shift, Threshold<T> at, T scale, const Family<T>& f, T* out, bool past = false
-) {
+INLINE void emit(const T* z, int64_t d, T shift, Threshold<T> at, T scale, const Family<T>& f,
+                 T* out, bool past = false) {
     if (!past) return emit_some<K, T, false>(z, d, shift, at, scale, f, out);
     const int64_t head = smaller(d, unaligned(out));
     if (head) emit_some<K, T, false>(z, head, shift, at, scale, f, out);
@@ -101,7 +107,8 @@ INLINE void emit(
 }
 
 // Packed values back to where the candidates were, zeros elsewhere.
-template <class T> INLINE void unpack(const T* z, int64_t d, T shift, T above, const T* packed, T scale, T* out) {
+template <class T>
+INLINE void unpack(const T* z, int64_t d, T shift, T above, const T* packed, T scale, T* out) {
     constexpr int N = LANES<T>;
     const Vec<T> bound = fill(above);
     for (int64_t i = 0; i < d; i += N) {
@@ -127,9 +134,12 @@ void map_rows(Rows<T>& s, const T* const* z, Place&& place, Finish&& finish) {
             scale_row(p, s.d, 1 / s.mass[row]);
         } else {
             T scale = 1 / s.mass[row];
-            if (scale != scale) fill_row(p, s.d, (T)NAN);
-            else if (K == ANY) unpack(z[row], s.d, s.shift[row], s.above[row], s.p + row * s.stride, scale, p);
-            else emit<K>(z[row], s.d, s.shift[row], threshold(s, row), scale, s.family[row], p);
+            if (scale != scale)
+                fill_row(p, s.d, (T)NAN);
+            else if (K == ANY)
+                unpack(z[row], s.d, s.shift[row], s.above[row], s.p + row * s.stride, scale, p);
+            else
+                emit<K>(z[row], s.d, s.shift[row], threshold(s, row), scale, s.family[row], p);
         }
         finish(row);
     }
@@ -137,48 +147,53 @@ void map_rows(Rows<T>& s, const T* const* z, Place&& place, Finish&& finish) {
 
 template <class T> INLINE int64_t count_support(const T* p, int64_t d) {
     int64_t count = 0;
-    for (int64_t i = 0; i < d; i += LANES<T>) count += __builtin_popcount(bits(load_row(p, i, d, (T)0) > 0));
+    for (int64_t i = 0; i < d; i += LANES<T>)
+        count += __builtin_popcount(bits(load_row(p, i, d, (T)0) > 0));
     return count;
 }
 
 // What is to be called into the cache while the rows [begin, end) are at work.
 template <class S>
-INLINE Around around(const Layout& layout, bool plain, const void* out, const void* in, int64_t begin, int64_t end) {
+INLINE Around around(const Layout& layout, bool plain, const void* out, const void* in,
+                     int64_t begin, int64_t end) {
     const int64_t d = plain ? layout.d : 0, next = 2 * end - begin <= layout.rows ? end : begin;
-    return {(const char*)((const S*)out + begin * d), (const char*)((const S*)in + next * d), d * (int64_t)sizeof(S),
-            d ? (int64_t)sizeof(S) : 0, d <= 64};
+    return {(const char*)((const S*)out + begin * d), (const char*)((const S*)in + next * d),
+            d * (int64_t)sizeof(S), d ? (int64_t)sizeof(S) : 0, d <= 64};
 }
 
 template <class T, class S> void map_range(const MapCall& call, int64_t first, int64_t last) {
     Block<T> block(call.layout, 2);
     Rows<T>& s = block.rows;
-    Tile<T, S> in(call.layout, block.tile[0], block.stride), out(call.layout, block.tile[1], block.stride);
-    in_blocks<T>(call.layout, block.family, MAPS, first, last, [&](Kind kind, int64_t begin, int64_t end) {
-        s.rows = (int)(end - begin);
-        s.around = around<S>(call.layout, in.plain(), call.probs, call.scores, begin, end);
-        auto place = [&](int row) { return out.place(call.probs, begin, begin + row); };
-        auto finish = [&](int row) {
-            if (call.stats) {
-                T* stats = (T*)call.stats + (begin + row) * STATS;
-                stats[0] = s.top[row], stats[1] = s.t[row], stats[2] = s.fine[row], stats[3] = 1 / s.mass[row];
-                stats[4] = (T)count_support(place(row), s.d);
+    Tile<T, S> in(call.layout, block.tile[0], block.stride),
+        out(call.layout, block.tile[1], block.stride);
+    in_blocks<T>(
+        call.layout, block.family, MAPS, first, last, [&](Kind kind, int64_t begin, int64_t end) {
+            s.rows = (int)(end - begin);
+            s.around = around<S>(call.layout, in.plain(), call.probs, call.scores, begin, end);
+            auto place = [&](int row) { return out.place(call.probs, begin, begin + row); };
+            auto finish = [&](int row) {
+                if (call.stats) {
+                    T* stats = (T*)call.stats + (begin + row) * STATS;
+                    stats[0] = s.top[row], stats[1] = s.t[row], stats[2] = s.fine[row],
+                    stats[3] = 1 / s.mass[row];
+                    stats[4] = (T)count_support(place(row), s.d);
+                }
+                out.finish_row(call.probs, begin, begin + row);
+            };
+            if constexpr (TURNED<T> && !SAME<T, S>) {  // halves are read and written where they lie
+                if (kind != SOFTMAX && in.plain() && s.d <= SHORT && !call.stats) {
+                    const S* z[MOST];
+                    in.find(call.scores, begin, end, z);
+                    auto there = [&](int row) { return (S*)call.probs + (begin + row) * s.d; };
+                    BY_KIND(kind, if constexpr (K != SOFTMAX) map_short<K>(s, z, there, [](int) {}))
+                    return;
+                }
             }
-            out.finish_row(call.probs, begin, begin + row);
-        };
-        if constexpr (TURNED<T> && !SAME<T, S>) {  // halves are read and written where they lie
-            if (kind != SOFTMAX && in.plain() && s.d <= SHORT && !call.stats) {
-                const S* z[MOST];
-                in.find(call.scores, begin, end, z);
-                auto there = [&](int row) { return (S*)call.probs + (begin + row) * s.d; };
-                BY_KIND(kind, if constexpr (K != SOFTMAX) map_short<K>(s, z, there, [](int) {}))
-                return;
-            }
-        }
-        const T* z[MOST];
-        in.read(call.scores, begin, end, z);
-        BY_KIND(kind, map_rows<K>(s, z, place, finish))
-        out.finish_block(call.probs, begin, end);
-    });
+            const T* z[MOST];
+            in.read(call.scores, begin, end, z);
+            BY_KIND(kind, map_rows<K>(s, z, place, finish))
+            out.finish_block(call.probs, begin, end);
+        });
 }
 
 // A row's probabilities once more, in place of its scores, by the stats that were kept of it.

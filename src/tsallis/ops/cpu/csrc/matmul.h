@@ -14,7 +14,8 @@ template <int K> struct Count {
 // Rows and columns that are at work in registers.
 constexpr int MATRIX_ROWS = VECTOR_BYTES == 32 ? 4 : 8, MATRIX_VECTORS = 2;
 
-// Memory that is needed next, called into the cache a few lines at a time, while other work goes on.
+// Memory that is needed next, called into the cache a few lines at a time, while other work goes
+// on.
 class Ahead {
   public:
     void clear() { runs = run = 0, row = line = all = pace = 0; }
@@ -30,8 +31,10 @@ class Ahead {
         for (int64_t lines = units * pace; lines > 0 && run < runs; lines--) {
             const Run& now = known[run];
             const char* p = now.at + row * now.stride + line * 64;
-            if (now.to_write) __builtin_prefetch(p, 1, 2);
-            else __builtin_prefetch(p, 0, 2);
+            if (now.to_write)
+                __builtin_prefetch(p, 1, 2);
+            else
+                __builtin_prefetch(p, 0, 2);
             if (++line < now.lines) continue;
             line = 0;
             if (++row == now.rows) row = 0, run++;
@@ -48,7 +51,8 @@ class Ahead {
     int runs = 0, run = 0;
     int64_t row = 0, line = 0, all = 0, pace = 0;  // lines of all runs, and of a unit
 };
-constexpr int BLOCK_UNITS = 4;  // a block of a product takes about as long as so many lists of a few entries
+// A block of a product takes about as long as so many lists of a few entries.
+constexpr int BLOCK_UNITS = 4;
 
 // Where entry (row, k) of a matrix lies: of a transposed one, the strides change places.
 template <class T> struct Strided {
@@ -64,9 +68,11 @@ template <class T> struct Table {
     const T* operator[](int64_t row) const { return at + row * step; }
 };
 
-// c[r][n] = or += sum_k a(r, k) b[k][n] for M rows r and W vectors n, of which `columns` entries are written.
+// c[r][n] = or += sum_k a(r, k) b[k][n] for M rows r and W vectors n, of which `columns` entries
+// are written.
 template <bool ADD, int M, int W, class T>
-INLINE void multiply_block(Strided<T> a, const T* b, int64_t b_row, int64_t depth, T* c, int64_t c_row, int64_t columns) {
+INLINE void multiply_block(Strided<T> a, const T* b, int64_t b_row, int64_t depth, T* c,
+                           int64_t c_row, int64_t columns) {
     constexpr int N = LANES<T>;
     Vec<T> total[M][W] = {};
     for (int64_t k = 0; k < depth; k++) {
@@ -82,22 +88,25 @@ INLINE void multiply_block(Strided<T> a, const T* b, int64_t b_row, int64_t dept
         for (int n = 0; n < W; n++) {
             const int64_t left = columns - n * N;
             if (left <= 0) break;
-            if (left >= N) store(row + n * N, ADD ? load(row + n * N) + total[m][n] : total[m][n]);
-            else store_part(row + n * N, left, ADD ? load_part(row + n * N, left, (T)0) + total[m][n] : total[m][n]);
+            if (left >= N)
+                store(row + n * N, ADD ? load(row + n * N) + total[m][n] : total[m][n]);
+            else
+                store_part(row + n * N, left,
+                           ADD ? load_part(row + n * N, left, (T)0) + total[m][n] : total[m][n]);
         }
     }
 }
 
 // The same for any number of rows.
 template <bool ADD, int W, class T>
-INLINE void multiply_rows(
-    Strided<T> a, const T* b, int64_t b_row, int64_t rows, int64_t depth, T* c, int64_t c_row, int64_t columns, Ahead& ahead
-) {
+INLINE void multiply_rows(Strided<T> a, const T* b, int64_t b_row, int64_t rows, int64_t depth,
+                          T* c, int64_t c_row, int64_t columns, Ahead& ahead) {
     int64_t r = 0;
     auto some = [&](auto count) {
         constexpr int M = decltype(count)::value;
         for (; r + M <= rows; r += M) {
-            multiply_block<ADD, M, W>({a.at + r * a.row, a.row, a.k}, b, b_row, depth, c + r * c_row, c_row, columns);
+            multiply_block<ADD, M, W>({a.at + r * a.row, a.row, a.k}, b, b_row, depth,
+                                      c + r * c_row, c_row, columns);
             ahead.call(BLOCK_UNITS);
         }
     };
@@ -111,15 +120,20 @@ template <class T> INLINE int64_t product_units(int64_t rows, int64_t columns) {
 
 // c [rows, width] = or += a b, b [depth, width] and c in whole vectors.
 template <bool ADD, class T>
-void multiply(Strided<T> a, Table<T> b, int64_t rows, int64_t depth, int64_t width, T* c, Ahead& ahead) {
+void multiply(Strided<T> a, Table<T> b, int64_t rows, int64_t depth, int64_t width, T* c,
+              Ahead& ahead) {
     constexpr int N = LANES<T>;
     for (int64_t n = 0; n < width; n += MATRIX_VECTORS * N) {
-        if (width - n > N) multiply_rows<ADD, MATRIX_VECTORS>(a, b.at + n, b.step, rows, depth, c + n, width, width - n, ahead);
-        else multiply_rows<ADD, 1>(a, b.at + n, b.step, rows, depth, c + n, width, width - n, ahead);
+        if (width - n > N)
+            multiply_rows<ADD, MATRIX_VECTORS>(a, b.at + n, b.step, rows, depth, c + n, width,
+                                               width - n, ahead);
+        else
+            multiply_rows<ADD, 1>(a, b.at + n, b.step, rows, depth, c + n, width, width - n, ahead);
     }
 }
 
-// A matrix [rows, size] on its side, in panels of so many rows: panel p has entry k of row p PANEL + j at [k][j].
+// A matrix [rows, size] on its side, in panels of so many rows: panel p has entry k of row p PANEL
+// + j at [k][j].
 template <class T> constexpr int PANEL = MATRIX_VECTORS * LANES<T>;
 template <class T> INLINE int64_t panels_size(int64_t rows, int64_t size) {
     return (rows + PANEL<T> - 1) / PANEL<T> * PANEL<T> * size;
@@ -135,40 +149,47 @@ template <class T> void turn_panels(const T* x, int64_t row, int64_t rows, int64
                     in[j] = r < rows ? load_row(x + r * row, k, size, (T)0) : Vec<T>{};
                 }
                 transpose<T>(in, turned);
-                for (int64_t j = 0; j < smaller((int64_t)N, size - k); j++) store(out + (k + j) * PANEL<T> + part * N, turned[j]);
+                for (int64_t j = 0; j < smaller((int64_t)N, size - k); j++)
+                    store(out + (k + j) * PANEL<T> + part * N, turned[j]);
             }
 }
 
 // c [rows, columns] = a panels^T, of `columns` rows in panels; rows of c lie `c_row` apart.
 template <class T>
-void multiply_panels(
-    Strided<T> a, const T* panels, int64_t rows, int64_t depth, T* c, int64_t c_row, int64_t columns, Ahead& ahead
-) {
+void multiply_panels(Strided<T> a, const T* panels, int64_t rows, int64_t depth, T* c,
+                     int64_t c_row, int64_t columns, Ahead& ahead) {
     constexpr int W = MATRIX_VECTORS;
     for (int64_t n = 0; n < columns; n += PANEL<T>, panels += PANEL<T> * depth) {
         const int64_t left = columns - n;
-        if (left > LANES<T>) multiply_rows<false, W>(a, panels, PANEL<T>, rows, depth, c + n, c_row, left, ahead);
-        else multiply_rows<false, 1>(a, panels, PANEL<T>, rows, depth, c + n, c_row, left, ahead);
+        if (left > LANES<T>)
+            multiply_rows<false, W>(a, panels, PANEL<T>, rows, depth, c + n, c_row, left, ahead);
+        else
+            multiply_rows<false, 1>(a, panels, PANEL<T>, rows, depth, c + n, c_row, left, ahead);
     }
 }
 
-// ---- sparse rows: `n` entries, of the columns `index` ------------------------------------------------------------------
+// Sparse rows: `n` entries, of the columns `index`.
 
-// Visits a row of `width` in whole vectors, at most four at a time: visit(Count<how many>, from where).
+// Visits a row of `width` in whole vectors, at most four at a time: visit(Count<how many>, from
+// where).
 template <class T, class Visit> INLINE void in_fours(int64_t width, Visit&& visit) {
     constexpr int N = LANES<T>;
     int64_t at = 0;
     for (; at + 4 * N <= width; at += 4 * N) visit(Count<4>{}, at);
     switch ((width - at) / N) {
-        case 1: return visit(Count<1>{}, at);
-        case 2: return visit(Count<2>{}, at);
-        case 3: return visit(Count<3>{}, at);
+        case 1:
+            return visit(Count<1>{}, at);
+        case 2:
+            return visit(Count<2>{}, at);
+        case 3:
+            return visit(Count<3>{}, at);
     }
 }
 
 // out = or += sum_k value[k] table[index[k]]
 template <bool ADD, class T>
-INLINE void add_listed(const int32_t* index, const T* value, int64_t n, Table<T> table, int64_t width, T* out) {
+INLINE void add_listed(const int32_t* index, const T* value, int64_t n, Table<T> table,
+                       int64_t width, T* out) {
     constexpr int N = LANES<T>;
     in_fours<T>(width, [&](auto count, int64_t at) {
         constexpr int W = decltype(count)::value;
@@ -177,7 +198,8 @@ INLINE void add_listed(const int32_t* index, const T* value, int64_t n, Table<T>
         int64_t k = 0;
         for (; k + 2 <= n; k += 2) {
             const T *a = table[index[k]] + at, *b = table[index[k + 1]] + at;
-            for (int w = 0; w < W; w++) even[w] += value[k] * load(a + w * N), odd[w] += value[k + 1] * load(b + w * N);
+            for (int w = 0; w < W; w++)
+                even[w] += value[k] * load(a + w * N), odd[w] += value[k + 1] * load(b + w * N);
         }
         for (; k < n; k++)
             for (int w = 0; w < W; w++) even[w] += value[k] * load(table[index[k]] + at + w * N);
@@ -187,7 +209,8 @@ INLINE void add_listed(const int32_t* index, const T* value, int64_t n, Table<T>
 
 // out[k] = x . table[index[k]]
 template <class T>
-INLINE void dots_listed(const int32_t* index, int64_t n, const T* x, Table<T> table, int64_t width, T* out) {
+INLINE void dots_listed(const int32_t* index, int64_t n, const T* x, Table<T> table, int64_t width,
+                        T* out) {
     constexpr int N = LANES<T>;
     for (int64_t k = 0; k < n; k += N) {
         int32_t rest[N] = {};
@@ -205,12 +228,11 @@ INLINE void dots_listed(const int32_t* index, int64_t n, const T* x, Table<T> ta
     }
 }
 
-// out[k] = x[owners[k]] . table[index[k]]: of lists that lie one behind the other, for they may be far shorter than a
-// vector. Up to a vector behind the n-th is overwritten.
+// out[k] = x[owners[k]] . table[index[k]]: of lists that lie one behind the other, for they may be
+// far shorter than a vector. Up to a vector behind the n-th is overwritten.
 template <class T>
-INLINE void dots_of_lists(
-    const int32_t* owners, const int32_t* index, int64_t n, Table<T> x, Table<T> table, int64_t width, T* out, Ahead& ahead
-) {
+INLINE void dots_of_lists(const int32_t* owners, const int32_t* index, int64_t n, Table<T> x,
+                          Table<T> table, int64_t width, T* out, Ahead& ahead) {
     constexpr int N = LANES<T>;
     for (int64_t k = 0; k < n; k += N) {
         const int64_t most = n - 1;
@@ -254,7 +276,8 @@ template <class T> INLINE uint64_t marked(const uint16_t* rows, int column) {
 
 // out += sum_r value[r step] x[r], of the rows r that are marked
 template <class T>
-INLINE void add_marked(uint64_t rows, const T* value, int64_t step, const T* x, int64_t width, T* out) {
+INLINE void add_marked(uint64_t rows, const T* value, int64_t step, const T* x, int64_t width,
+                       T* out) {
     constexpr int N = LANES<T>;
     in_fours<T>(width, [&](auto count, int64_t at) {
         constexpr int W = decltype(count)::value;
@@ -271,7 +294,8 @@ INLINE void add_marked(uint64_t rows, const T* value, int64_t step, const T* x, 
 
 // table[index[k]] += value[k] x
 template <class T>
-INLINE void spread_listed(const int32_t* index, const T* value, int64_t n, const T* x, int64_t width, T* table) {
+INLINE void spread_listed(const int32_t* index, const T* value, int64_t n, const T* x,
+                          int64_t width, T* table) {
     constexpr int N = LANES<T>;
     in_fours<T>(width, [&](auto count, int64_t at) {
         constexpr int W = decltype(count)::value;

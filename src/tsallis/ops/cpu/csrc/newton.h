@@ -1,10 +1,11 @@
 // What thresholds are found with: families of alphas, rows, sums over candidates, and steps.
 //
-// A row is solved in the scaled scores x = eps (z - max z), eps = alpha - 1, which lie in (-1, 0] where they matter:
-// p = u^b with u = 1 + x - t and b = 1/eps, and t >= 0 such that the row sums to 1. The threshold is a sum of two
-// numbers, t + fine: rounded to one, it would be off by a digit for every entry at once. Only the scores above a lower
-// bound of the threshold are looked at more than once: they are packed into a buffer, and Newton's steps read that
-// alone. Up to one vector of rows is solved together, so that the steps themselves are vector arithmetic.
+// A row is solved in the scaled scores x = eps (z - max z), eps = alpha - 1, which lie in (-1, 0]
+// where they matter: p = u^b with u = 1 + x - t and b = 1/eps, and t >= 0 such that the row sums
+// to 1. The threshold is a sum of two numbers, t + fine: rounded to one, it would be off by a digit
+// for every entry at once. Only the scores above a lower bound of the threshold are looked at more
+// than once: they are packed into a buffer, and Newton's steps read that alone. Up to one vector of
+// rows is solved together, so that the steps themselves are vector arithmetic.
 
 #pragma once
 
@@ -20,7 +21,8 @@ enum Use { MAPS, LOSSES, RELU };
 
 enum Kind { SOFTMAX, TWO, THREE_HALVES, WHOLE, ANY };  // alpha 1, 2, 1.5, 1 + 1/n, the others
 
-// Who counts a support from other sums than list it counts what is a little below its least entries too.
+// Who counts a support from other sums than list it counts what is a little below its least entries
+// too.
 template <class T> constexpr T COUNTED = (T)0.99;
 
 template <class T> struct Family {  // one alpha, prepared
@@ -29,12 +31,15 @@ template <class T> struct Family {  // one alpha, prepared
     T eps, b, highest;  // highest: an upper bound of t
     int n;              // the whole part of b
     T rest;             // and what is left of it
-    T reach;            // how far the series below may move t: what enters the support there stays below 1e-7
-    T least;            // u^b of a smaller u is zero
-    T climb;            // how far up for b below 2: the series is off by at most 2e-7 where the support ends
-    bool parted;        // whether u^rest is prepared
+    // How far the series below may move t: what enters the support there stays below 1e-7.
+    T reach;
+    T least;  // u^b of a smaller u is zero
+    // How far up for b below 2: the series is off by at most 2e-7 where the support ends.
+    T climb;
+    bool parted;  // whether u^rest is prepared
     RestPower part;
-    int plain;          // whole powers up to this one are taken as they are, without lost digits or a least u
+    // Whole powers up to this one are taken as they are, without lost digits or a least u.
+    int plain;
 };
 
 template <class T> Family<T> family(double alpha, int64_t d, Use use) {
@@ -71,22 +76,25 @@ template <class T> Family<T> family(double alpha, int64_t d, Use use) {
     f.plain = early ? 4 : PLAIN_POWER;
     f.parted = use == LOSSES && sizeof(T) == 4 && f.kind == ANY && f.n > 1;
     if (f.parted) f.part = rest_powers(b - f.n);
-    f.highest = (T)-::expm1(-eps * ::log((double)d));
+    f.highest = (T) - ::expm1(-eps * ::log((double)d));
     return f;
 }
 
 constexpr int MOST = LANES<float>;  // rows solved together
 
-// Memory that rows will need soon, called into the cache a little with every step: where this block's probabilities are
-// written, and where the next one's scores lie. In the first-level cache there is room for it where rows are few dozens.
+// Memory that rows will need soon, called into the cache a little with every step: where this
+// block's probabilities are written, and where the next one's scores lie. In the first-level cache
+// there is room for it where rows are few dozens.
 struct Around {
     const char *out, *next;
     int64_t row, entry;  // bytes
     bool near;
 
     INLINE void call(const char* p) const {
-        if (near) __builtin_prefetch(p, 0, 3);
-        else __builtin_prefetch(p, 0, 2);
+        if (near)
+            __builtin_prefetch(p, 0, 3);
+        else
+            __builtin_prefetch(p, 0, 2);
     }
     INLINE void call_out(int r, int64_t i) const { call(out + r * row + i * entry); }
     INLINE void call_next(int r, int64_t i) const { call(next + r * row + i * entry); }
@@ -99,18 +107,21 @@ template <class T> struct Rows {  // up to a vector of rows, and what is known o
     int rows;
     int64_t d, stride;  // of the buffers, in elements
     const Family<T>* family;
-    T *x, *p;         // [rows][stride]: candidates, and for ANY their probabilities
-    T above[MOST];    // candidates are the scores above it, less the row's shift
-    alignas(64) T top[MOST], t[MOST], fine[MOST], mass[MOST], low[MOST], high[MOST], eps[MOST], b[MOST], reach[MOST];
+    T *x, *p;       // [rows][stride]: candidates, and for ANY their probabilities
+    T above[MOST];  // candidates are the scores above it, less the row's shift
+    alignas(64) T top[MOST], t[MOST], fine[MOST], mass[MOST], low[MOST], high[MOST], eps[MOST],
+        b[MOST], reach[MOST];
     alignas(64) T shift[MOST];  // the row's maximum, or 0 in a row where nothing takes part
-    alignas(64) Vec<T> sums[4][MOST];  // of u^b, u^(b-1), u^(b-2), u^(b-3), not yet added across the lanes
+    // Of u^b, u^(b-1), u^(b-2), u^(b-3), not yet added across the lanes.
+    alignas(64) Vec<T> sums[4][MOST];
     int64_t count[MOST];
     Around around;
-    int32_t* where;     // [rows][stride]: the candidates' places, of the first `places` at least
+    int32_t* where;  // [rows][stride]: the candidates' places, of the first `places` at least
     int64_t places;
-    bool level;         // whether a row nearly all of which are candidates may be solved as it lies, unpacked:
+    // Whether a row nearly all of which are candidates may be solved as it lies, unpacked:
+    bool level;
     bool unpacked[MOST];
-    T mean[MOST];       // then the mean of x, and `count` is of the support or more
+    T mean[MOST];  // then the mean of x, and `count` is of the support or more
 };
 
 constexpr int LANE_VECTORS = 4;  // vectors of running maxima
@@ -119,7 +130,7 @@ template <class T> INLINE int64_t padded(int64_t n) { return (n + LANES<T> - 1) 
 
 template <class T> constexpr T OUTSIDE = -3;  // a scaled score that is in no support
 
-// ---- one pass over a row ------------------------------------------------------------------------------------------
+// One pass over a row.
 
 // The maximum of a row, and the maxima of its elements k, k + step, ... : of a subset of it.
 template <class T> INLINE T row_maximum(const T* z, int64_t d, Vec<T>* lanes) {
@@ -152,12 +163,11 @@ INLINE void pack_places(int32_t* out, const int32_t* from, uint32_t mask, double
     for (; mask; mask &= mask - 1) *out++ = from[__builtin_ctz(mask)];
 }
 
-// Scaled scores of the entries above the bound (and of every NaN), packed; returns how many. Their places too, of the
-// first `places` at least.
+// Scaled scores of the entries above the bound (and of every NaN), packed; returns how many. Their
+// places too, of the first `places` at least.
 template <class T>
-INLINE int64_t pack_candidates(
-    const T* z, int64_t d, T shift, T eps, T above, T* out, int32_t* where, int64_t places
-) {
+INLINE int64_t pack_candidates(const T* z, int64_t d, T shift, T eps, T above, T* out,
+                               int32_t* where, int64_t places) {
     constexpr int N = LANES<T>;
     const Vec<T> bound = fill(above);
     int64_t n = 0, i = 0;
@@ -190,14 +200,15 @@ INLINE int64_t pack_candidates(
     return n;
 }
 
-// ---- sums over candidates -------------------------------------------------------------------------------------------
+// Sums over candidates.
 
 template <class T> struct Sums {
     Vec<T> p = {}, q = {}, r = {}, w = {};  // of u^b, u^(b-1), u^(b-2), u^(b-3)
     INLINE void add(const Sums& other) { p += other.p, q += other.q, r += other.r, w += other.w; }
 };
 
-// Vectors added up before their sum is added to a longer one: equal terms would round to the same side every time.
+// Vectors added up before their sum is added to a longer one: equal terms would round to the same
+// side every time.
 constexpr int64_t BLOCK = 32;
 
 template <class T, class V = T> struct Threshold {  // of a row, or of a row a lane
@@ -211,7 +222,8 @@ template <class T, class V = T> struct Threshold {  // of a row, or of a row a l
     // u - 1, with every digit that it has near 0
     INLINE Vec<T> past(Vec<T> x, Vec<T> u) const { return u > (T)0.5 ? x - t - fine : u - (T)1; }
 };
-// u^b for ANY, of u > 0; what it is of a NaN is open. Where b is small, no digit that u lacks would show.
+// u^b for ANY, of u > 0; what it is of a NaN is open. Where b is small, no digit that u lacks would
+// show.
 template <class T, class At>
 INLINE Vec<T> any_power(Vec<T> x, Vec<T> u, Vec<T> inside, At at, const Family<T>& f, Vec<T> b) {
     if constexpr (sizeof(T) == 4)
@@ -229,7 +241,8 @@ INLINE void probabilities(const Vec<T>* x, Threshold<T> at, const Family<T>& f, 
         if (K == WHOLE) whole_powers<W>(p, f.n, p);
     } else if (K == ANY && !f.parted) {
         for (int k = 0; k < W; k++) {
-            const Vec<T> u = at.over(x[k]), v = any_power(x[k], u, larger(fill(SMALLEST<T>), u), at, f, fill(f.b));
+            const Vec<T> u = at.over(x[k]),
+                         v = any_power(x[k], u, larger(fill(SMALLEST<T>), u), at, f, fill(f.b));
             p[k] = u >= f.least ? v : u * (T)0;
         }
     } else {
@@ -246,7 +259,8 @@ INLINE void probabilities(const Vec<T>* x, Threshold<T> at, const Family<T>& f, 
         }
     }
 }
-template <Kind K, class T> INLINE Vec<T> probability(Vec<T> x, Threshold<T> at, const Family<T>& f) {
+template <Kind K, class T>
+INLINE Vec<T> probability(Vec<T> x, Threshold<T> at, const Family<T>& f) {
     probabilities<K, 1>(&x, at, f, &x);
     return x;
 }
@@ -289,7 +303,9 @@ INLINE void add_one(Vec<T> x, At at, const Family<T>& f, Vec<T> b, Sums<T>& s, T
     s.p += p;
 }
 
-template <Kind K, class T, bool KEEP> INLINE Sums<T> add_block(const T* x, int64_t i, int64_t last, Threshold<T> at, const Family<T>& f, T* keep) {
+template <Kind K, class T, bool KEEP>
+INLINE Sums<T> add_block(const T* x, int64_t i, int64_t last, Threshold<T> at, const Family<T>& f,
+                         T* keep) {
     constexpr int N = LANES<T>;
     const Vec<T> b = fill(f.b);
     Sums<T> even, odd;
@@ -302,8 +318,10 @@ template <Kind K, class T, bool KEEP> INLINE Sums<T> add_block(const T* x, int64
     return even;
 }
 
-// Sums over n vectors of candidates; of many in blocks, and their mass in double, so that rounding doesn't grow.
-template <Kind K, class T, bool KEEP> INLINE Sums<T> add_all(const T* x, int64_t n, Threshold<T> at, const Family<T>& f, T* keep) {
+// Sums over n vectors of candidates; of many in blocks, and their mass in double, so that rounding
+// doesn't grow.
+template <Kind K, class T, bool KEEP>
+INLINE Sums<T> add_all(const T* x, int64_t n, Threshold<T> at, const Family<T>& f, T* keep) {
     if (n <= BLOCK) return add_block<K, T, KEEP>(x, 0, n, at, f, keep);
     Sums<T> total;
     double mass = 0;
@@ -316,8 +334,10 @@ template <Kind K, class T, bool KEEP> INLINE Sums<T> add_all(const T* x, int64_t
     return total;
 }
 
-// Nearly the same for ANY, over every `step`-th vector: u^b = u^n u^rest by a quadratic at 1, or to four digits.
-template <class T> INLINE Sums<T> add_roughly(const T* x, int64_t n, int64_t step, T t, const Family<T>& f) {
+// Nearly the same for ANY, over every `step`-th vector: u^b = u^n u^rest by a quadratic at 1, or to
+// four digits.
+template <class T>
+INLINE Sums<T> add_roughly(const T* x, int64_t n, int64_t step, T t, const Family<T>& f) {
     constexpr int N = LANES<T>;
     const Vec<T> b = fill(f.b);
     Sums<T> total;
@@ -334,11 +354,13 @@ template <class T> INLINE Sums<T> add_roughly(const T* x, int64_t n, int64_t ste
     }
     const T bend = f.rest * (f.rest - 1) / 2;
     for (int64_t i = 0; i < n; i += step) {
-        Vec<T> u = positive(load(x + i * N) - (t - 1)), low = u - (T)1, rest = (low * bend + f.rest) * low + (T)1, q;
+        Vec<T> u = positive(load(x + i * N) - (t - 1)), low = u - (T)1,
+               rest = (low * bend + f.rest) * low + (T)1, q;
         if (f.n == 1) {
             q = u > 0 ? rest : Vec<T>{};
         } else {
-            Vec<T> r = f.n == 2 ? (u > 0 ? rest : Vec<T>{}) : rest * (f.n == 3 ? u : whole_power(u, f.n - 2));
+            Vec<T> r = f.n == 2 ? (u > 0 ? rest : Vec<T>{})
+                                : rest * (f.n == 3 ? u : whole_power(u, f.n - 2));
             total.r += r;
             q = r * u;
         }
@@ -348,13 +370,16 @@ template <class T> INLINE Sums<T> add_roughly(const T* x, int64_t n, int64_t ste
     return total;
 }
 
-template <class T> INLINE Threshold<T> threshold(const Rows<T>& s, int row) { return {s.t[row], s.fine[row]}; }
-
-template <class T> INLINE void keep_sums(Rows<T>& s, int row, const Sums<T>& sums, T times = 1) {
-    s.sums[0][row] = sums.p * times, s.sums[1][row] = sums.q * times, s.sums[2][row] = sums.r * times;
+template <class T> INLINE Threshold<T> threshold(const Rows<T>& s, int row) {
+    return {s.t[row], s.fine[row]};
 }
 
-// ---- steps: one row a lane ------------------------------------------------------------------------------------------
+template <class T> INLINE void keep_sums(Rows<T>& s, int row, const Sums<T>& sums, T times = 1) {
+    s.sums[0][row] = sums.p * times, s.sums[1][row] = sums.q * times,
+    s.sums[2][row] = sums.r * times;
+}
+
+// Steps: one row a lane.
 
 template <class T> struct State {
     Vec<T> mass, q, r, excess;
@@ -364,32 +389,37 @@ template <class T> INLINE State<T> state(const Rows<T>& s, int first) {
     return {mass, sums_of<T>(s.sums[1] + first), sums_of<T>(s.sums[2] + first), mass - (T)1};
 }
 
-// The step in t from sums at t. Newton on the b-norm of u, which is convex and nearly linear: from either side it
-// lands on a lower bound. For 1.5 the root of the current support's quadratic; for large b corrected to third order.
-// With BOUND it never leaves that bound.
-template <Kind K, class T, bool BOUND = false> INLINE Vec<T> newton_step(const State<T>& s, Vec<T> eps, Vec<T> b) {
+// The step in t from sums at t. Newton on the b-norm of u, which is convex and nearly linear: from
+// either side it lands on a lower bound. For 1.5 the root of the current support's quadratic; for
+// large b corrected to third order. With BOUND it never leaves that bound.
+template <Kind K, class T, bool BOUND = false>
+INLINE Vec<T> newton_step(const State<T>& s, Vec<T> eps, Vec<T> b) {
     if constexpr (K == TWO) return s.excess / s.q;
     if constexpr (K == THREE_HALVES) {
         if (BOUND) return (s.mass - root(s.mass)) / s.q;
         Vec<T> inside = s.q * s.q - s.r * s.excess;
         Vec<T> exact = s.excess / (s.q + root(positive(inside)));
-        // Far off the quadratic has no root. A little more than Newton's step saves steps; the next ones come back.
+        // Far off the quadratic has no root. A little more than Newton's step saves steps; the next
+        // ones come back.
         return inside >= 0 ? exact : (s.mass - root(s.mass)) / s.q * (T)1.15;
     }
     // F (1 - F^-eps) / G, by series where F is near 1
     constexpr bool WIDE = sizeof(T) == 8;
     Vec<T> e = s.excess;
-    Vec<T> log_mass = absolute(e) < (T)(WIDE ? 1e-4 : 1e-2) ? e * ((T)1 - e * ((T)0.5 - e * (T)(1.0 / 3)))
-                                            : log_(larger(s.mass, fill(SMALLEST<T>)));
+    Vec<T> log_mass = absolute(e) < (T)(WIDE ? 1e-4 : 1e-2)
+                          ? e * ((T)1 - e * ((T)0.5 - e * (T)(1.0 / 3)))
+                          : log_(larger(s.mass, fill(SMALLEST<T>)));
     Vec<T> l = log_mass * eps;
-    Vec<T> g = absolute(l) < (T)(WIDE ? 2e-4 : 2e-2) ? l * ((T)1 - l * ((T)0.5 - l * (T)(1.0 / 6))) : (T)1 - exp_(-l);
+    Vec<T> g = absolute(l) < (T)(WIDE ? 2e-4 : 2e-2) ? l * ((T)1 - l * ((T)0.5 - l * (T)(1.0 / 6)))
+                                                     : (T)1 - exp_(-l);
     Vec<T> step = g * s.mass / s.q;
     if (BOUND) return step;
     Vec<T> bend = (T)1 - (T)0.5 * step * (b - (T)1) * (s.r / s.q - s.q / s.mass);
     return ((b >= 2) & (bend > (T)0.3) & (bend < 3)) ? step / bend : step;
 }
 
-// How far t is from the root of the cubic that the sums, the last of them of u^(b-3), are the coefficients of.
+// How far t is from the root of the cubic that the sums, the last of them of u^(b-3), are the
+// coefficients of.
 template <class T> INLINE Vec<T> root_of_series(const State<T>& s, Vec<T> b, Vec<T> last) {
     const Vec<T> c1 = b * s.q, c2 = b * (b - (T)1) * (T)0.5 * s.r;
     const Vec<T> c3 = b * (b - (T)1) * (b - (T)2) * (T)(1.0 / 6) * last;
@@ -409,7 +439,8 @@ template <> struct Limits<double> {
     static constexpr double ENOUGH = 1e-13, SLACK = 1e-12;
 };
 
-constexpr int32_t ONE_BIT[16] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+constexpr int32_t ONE_BIT[16] = {1,   2,   4,    8,    16,   32,   64,    128,
+                                 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
 constexpr int64_t ONE_BIT_WIDE[8] = {1, 2, 4, 8, 16, 32, 64, 128};
 
 // A mask of the lanes that hold the rows first, first + 1, ... of a set.
@@ -424,10 +455,12 @@ INLINE DI lanes_of(uint32_t rows, int first, double) {
     return ((DI{} + (int64_t)(rows >> first)) & lane) != 0;
 }
 
-// Moves the thresholds of live rows by a step, within their limits; what t rounds off goes into its fine part.
+// Moves the thresholds of live rows by a step, within their limits; what t rounds off goes into its
+// fine part.
 template <class T> INLINE void move(Rows<T>& s, int first, Ints<T> live, Vec<T> step) {
     const Vec<T> t = load(s.t + first), fine = load(s.fine + first), by = fine + step;
-    const Vec<T> wanted = t + by, next = larger(smaller(wanted, load(s.high + first)), load(s.low + first));
+    const Vec<T> wanted = t + by,
+                 next = larger(smaller(wanted, load(s.high + first)), load(s.low + first));
     const Vec<T> rest = next == wanted ? (t - next) + by : Vec<T>{};
     store(s.t + first, live ? next : t);
     store(s.fine + first, live ? rest : fine);

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "api.h"
-#include "newton.h"
 #include "dtypes.h"
+#include "newton.h"
 
 namespace {
 
@@ -14,7 +14,8 @@ int64_t rows_together(int64_t d) {
     return rows < 1 ? 1 : rows > MOST ? MOST : rows;
 }
 
-// Scratch of a block: buffers of candidates and probabilities, and room for copies of what is not plain rows.
+// Scratch of a block: buffers of candidates and probabilities, and room for copies of what is not
+// plain rows.
 template <class T> struct Block {
     Rows<T> rows;
     Family<T> family[MOST];
@@ -37,10 +38,11 @@ template <class T> INLINE double alpha_of(const Layout& layout, int64_t row) {
     return layout.alphas ? (double)((const T*)layout.alphas)[row] : layout.alpha;
 }
 
-// Calls visit(kind, first, last) for runs of rows of one kind in [first, last), at most a block long, with their
-// families prepared.
+// Calls visit(kind, first, last) for runs of rows of one kind in [first, last), at most a block
+// long, with their families prepared.
 template <class T, class Visit>
-void in_blocks(const Layout& layout, Family<T>* families, Use use, int64_t first, int64_t last, Visit&& visit) {
+void in_blocks(const Layout& layout, Family<T>* families, Use use, int64_t first, int64_t last,
+               Visit&& visit) {
     const int64_t together = rows_together(layout.d);
     Family<T> latest = family<T>(alpha_of<T>(layout, first), layout.d, use);
     for (int k = 0; k < together; k++) families[k] = latest;
@@ -52,7 +54,8 @@ void in_blocks(const Layout& layout, Family<T>* families, Use use, int64_t first
             Family<T>& own = families[row - begin];
             // Alphas come in runs: most rows find their family where the block before left it.
             if (own.alpha != alpha) own = latest;
-            const bool same = own.kind == families[0].kind && (layout.d > SHORT || own.n == families[0].n);
+            const bool same =
+                own.kind == families[0].kind && (layout.d > SHORT || own.n == families[0].n);
             if (!same) end = row;
         }
         visit(families[0].kind, begin, end);
@@ -60,13 +63,33 @@ void in_blocks(const Layout& layout, Family<T>* families, Use use, int64_t first
     }
 }
 
-#define BY_KIND(kind, ...)                                     \
-    switch (kind) {                                            \
-        case SOFTMAX: { constexpr Kind K = SOFTMAX; __VA_ARGS__; break; } \
-        case TWO: { constexpr Kind K = TWO; __VA_ARGS__; break; }         \
-        case THREE_HALVES: { constexpr Kind K = THREE_HALVES; __VA_ARGS__; break; } \
-        case WHOLE: { constexpr Kind K = WHOLE; __VA_ARGS__; break; }     \
-        case ANY: { constexpr Kind K = ANY; __VA_ARGS__; break; }         \
+#define BY_KIND(kind, ...)                   \
+    switch (kind) {                          \
+        case SOFTMAX: {                      \
+            constexpr Kind K = SOFTMAX;      \
+            __VA_ARGS__;                     \
+            break;                           \
+        }                                    \
+        case TWO: {                          \
+            constexpr Kind K = TWO;          \
+            __VA_ARGS__;                     \
+            break;                           \
+        }                                    \
+        case THREE_HALVES: {                 \
+            constexpr Kind K = THREE_HALVES; \
+            __VA_ARGS__;                     \
+            break;                           \
+        }                                    \
+        case WHOLE: {                        \
+            constexpr Kind K = WHOLE;        \
+            __VA_ARGS__;                     \
+            break;                           \
+        }                                    \
+        case ANY: {                          \
+            constexpr Kind K = ANY;          \
+            __VA_ARGS__;                     \
+            break;                           \
+        }                                    \
     }
 
 template <class T, class O> INLINE void fill_row(O* row, int64_t d, T value) {

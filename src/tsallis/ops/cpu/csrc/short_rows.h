@@ -1,13 +1,13 @@
 // Short rows, on their side: vector j holds entry j of a whole vector of rows.
 //
-// A row of a few dozen entries leaves vectors part empty, takes as long to add up across its lanes as to compute, and
-// ends in branches that no machine predicts. A row a lane has none of that. Each lane's steps are its own: what a row
-// becomes does not depend on the rows beside it.
+// A row of a few dozen entries leaves vectors part empty, takes as long to add up across its lanes
+// as to compute, and ends in branches that no machine predicts. A row a lane has none of that. Each
+// lane's steps are its own: what a row becomes does not depend on the rows beside it.
 
 #pragma once
 
-#include "threshold.h"
 #include "dtypes.h"
+#include "threshold.h"
 
 namespace {
 
@@ -24,7 +24,8 @@ template <> INLINE void transpose<float>(const F* rows, F* columns) {
         a[2 * i] = _mm512_unpacklo_ps((__m512)rows[2 * i], (__m512)rows[2 * i + 1]);
         a[2 * i + 1] = _mm512_unpackhi_ps((__m512)rows[2 * i], (__m512)rows[2 * i + 1]);
     }
-    for (int i = 0; i < 4; i++) {  // fours: b[4 i + k] has columns k, 4 + k, 8 + k, 12 + k of rows 4 i, ...
+    // Fours: b[4 i + k] has columns k, 4 + k, 8 + k, 12 + k of rows 4 i, ...
+    for (int i = 0; i < 4; i++) {
         for (int k = 0; k < 2; k++) {
             __m512d low = _mm512_castps_pd(a[4 * i + k]), high = _mm512_castps_pd(a[4 * i + 2 + k]);
             b[4 * i + 2 * k] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
@@ -32,8 +33,10 @@ template <> INLINE void transpose<float>(const F* rows, F* columns) {
         }
     }
     for (int k = 0; k < 4; k++) {
-        __m512 even = _mm512_shuffle_f32x4(b[k], b[4 + k], 0x88), odd = _mm512_shuffle_f32x4(b[k], b[4 + k], 0xdd);
-        __m512 even2 = _mm512_shuffle_f32x4(b[8 + k], b[12 + k], 0x88), odd2 = _mm512_shuffle_f32x4(b[8 + k], b[12 + k], 0xdd);
+        __m512 even = _mm512_shuffle_f32x4(b[k], b[4 + k], 0x88),
+               odd = _mm512_shuffle_f32x4(b[k], b[4 + k], 0xdd);
+        __m512 even2 = _mm512_shuffle_f32x4(b[8 + k], b[12 + k], 0x88),
+               odd2 = _mm512_shuffle_f32x4(b[8 + k], b[12 + k], 0xdd);
         columns[k] = (F)_mm512_shuffle_f32x4(even, even2, 0x88);
         columns[8 + k] = (F)_mm512_shuffle_f32x4(even, even2, 0xdd);
         columns[4 + k] = (F)_mm512_shuffle_f32x4(odd, odd2, 0x88);
@@ -71,16 +74,20 @@ template <> INLINE void transpose<float>(const F* rows, F* columns) {
 }
 #endif
 
-template <class T> constexpr bool TURNED = LANES<T> == MOST;  // a vector holds a row of the block in each lane
+// A vector holds a row of the block in each lane.
+template <class T> constexpr bool TURNED = LANES<T> == MOST;
 
-// Rows of d scores to columns: vector j of x gets entry j of each row, scaled. Lanes without a row follow the first one's.
-template <class T, class S> INLINE void turn(const S* const* z, int rows, int64_t d, Vec<T> shift, Vec<T> eps, Vec<T>* x) {
+// Rows of d scores to columns: vector j of x gets entry j of each row, scaled. Lanes without a row
+// follow the first one's.
+template <class T, class S>
+INLINE void turn(const S* const* z, int rows, int64_t d, Vec<T> shift, Vec<T> eps, Vec<T>* x) {
     constexpr int N = LANES<T>;
     for (int64_t c = 0; c < d; c += N) {
         Vec<T> in[N], out[N] = {};
         for (int r = 0; r < N; r++) in[r] = load_row(z[r < rows ? r : 0], c, d, (T)-INFINITY);
         transpose<T>(in, out);
-        for (int k = 0; k < N; k++) x[c + k] = larger(fill(OUTSIDE<T>), (out[k] - shift) * eps);  // a NaN stays
+        // A NaN stays.
+        for (int k = 0; k < N; k++) x[c + k] = larger(fill(OUTSIDE<T>), (out[k] - shift) * eps);
     }
 }
 
@@ -90,11 +97,11 @@ template <class T> struct Candidates {
     int64_t most;
 };
 
-// Scaled scores above each row's bound to columns: vector j of x gets the j-th of each row. `packed` is scratch.
+// Scaled scores above each row's bound to columns: vector j of x gets the j-th of each row.
+// `packed` is scratch.
 template <class T, class S>
-INLINE void turn_candidates(
-    const S* const* z, const Rows<T>& s, const T* shift, const T* above, T* packed, Vec<T>* x, Candidates<T>& found
-) {
+INLINE void turn_candidates(const S* const* z, const Rows<T>& s, const T* shift, const T* above,
+                            T* packed, Vec<T>* x, Candidates<T>& found) {
     constexpr int N = LANES<T>;
     const Around around = s.around;  // copies, which no store below can change
     const int64_t d = s.d;
@@ -115,14 +122,16 @@ INLINE void turn_candidates(
         count[r] = n, found.most = larger(found.most, n);
     }
     for (int r = 0; r < s.rows; r++)
-        for (int64_t i = count[r] + N; i < found.most; i += N) store(packed + r * s.stride + i, fill((T)-INFINITY));
+        for (int64_t i = count[r] + N; i < found.most; i += N)
+            store(packed + r * s.stride + i, fill((T)-INFINITY));
     const T* rows[N];
     for (int r = 0; r < s.rows; r++) rows[r] = packed + r * s.stride;
     turn<T>(rows, s.rows, padded<T>(found.most) * N, Vec<T>{}, load(s.eps), x);
 }
 
 // Columns of n probabilities times scale, back to rows: row r begins at place(r).
-template <class T, class Place> INLINE void turn_back(const Vec<T>* p, Vec<T> scale, int rows, int64_t n, Place&& place) {
+template <class T, class Place>
+INLINE void turn_back(const Vec<T>* p, Vec<T> scale, int rows, int64_t n, Place&& place) {
     constexpr int N = LANES<T>;
     for (int64_t c = 0; c < n; c += N) {
         Vec<T> in[N], out[N] = {};
@@ -140,12 +149,15 @@ template <class T> struct Lanes {  // a row a lane
 
 // Sums over n columns at the lanes' thresholds; with KEEP the probabilities are left in p.
 template <Kind K, bool KEEP, class T>
-INLINE State<T> column_sums(const Vec<T>* x, int64_t n, const Lanes<T>& a, const Family<T>& f, Vec<T>* p, Vec<T>* fourth) {
+INLINE State<T> column_sums(const Vec<T>* x, int64_t n, const Lanes<T>& a, const Family<T>& f,
+                            Vec<T>* p, Vec<T>* fourth) {
     const Threshold<T, Vec<T>> at{a.t, a.fine};
     Sums<T> total;
     for (int64_t first = 0; first < n; first += 2 * BLOCK) {
         Sums<T> even, odd;
-        auto add = [&](int64_t j, Sums<T>& s) { add_one<K, T, KEEP>(x[j], at, f, a.b, s, (T*)(p + j)); };
+        auto add = [&](int64_t j, Sums<T>& s) {
+            add_one<K, T, KEEP>(x[j], at, f, a.b, s, (T*)(p + j));
+        };
         const int64_t last = smaller(n, first + 2 * BLOCK);
         int64_t j = first;
         for (; j + 2 <= last; j += 2) add(j, even), add(j + 1, odd);
@@ -157,8 +169,10 @@ INLINE State<T> column_sums(const Vec<T>* x, int64_t n, const Lanes<T>& a, const
     return {total.p, total.q, total.r, total.p - (T)1};
 }
 
-// Nearly the same for ANY, as add_roughly has it; n is the whole part of every lane's b, 0 where that is above 20.
-template <class T> INLINE State<T> rough_column_sums(const Vec<T>* x, int64_t count, const Lanes<T>& a, int n) {
+// Nearly the same for ANY, as add_roughly has it; n is the whole part of every lane's b, 0 where
+// that is above 20.
+template <class T>
+INLINE State<T> rough_column_sums(const Vec<T>* x, int64_t count, const Lanes<T>& a, int n) {
     Vec<T> total = {}, q = {}, r = {};
     const Vec<T> below = a.t - (T)1;
     if (n == 0) {
@@ -173,51 +187,65 @@ template <class T> INLINE State<T> rough_column_sums(const Vec<T>* x, int64_t co
     } else {
         const Vec<T> rest = a.b - (T)n, bend = rest * (rest - (T)1) / (T)2;
         auto add = [&](Vec<T> x, int power) {
-            const Vec<T> u = positive(x - below), low = u - (T)1, near = (low * bend + rest) * low + (T)1;
+            const Vec<T> u = positive(x - below), low = u - (T)1,
+                         near = (low * bend + rest) * low + (T)1;
             Vec<T> v;
             if (power == 1) {
                 v = u > 0 ? near : Vec<T>{};
             } else {
-                Vec<T> w = power == 2 ? (u > 0 ? near : Vec<T>{}) : near * (power == 3 ? u : whole_power(u, power - 2));
+                Vec<T> w = power == 2 ? (u > 0 ? near : Vec<T>{})
+                                      : near * (power == 3 ? u : whole_power(u, power - 2));
                 r += w;
                 v = w * u;
             }
             q += v;
             total += v * u;
         };
-        if (n == 1) for (int64_t j = 0; j < count; j++) add(x[j], 1);
-        else if (n == 2) for (int64_t j = 0; j < count; j++) add(x[j], 2);
-        else if (n == 3) for (int64_t j = 0; j < count; j++) add(x[j], 3);
-        else for (int64_t j = 0; j < count; j++) add(x[j], n);
+        if (n == 1)
+            for (int64_t j = 0; j < count; j++) add(x[j], 1);
+        else if (n == 2)
+            for (int64_t j = 0; j < count; j++) add(x[j], 2);
+        else if (n == 3)
+            for (int64_t j = 0; j < count; j++) add(x[j], 3);
+        else
+            for (int64_t j = 0; j < count; j++) add(x[j], n);
     }
     return {total, q, r, total - (T)1};
 }
 
 template <class T> INLINE void move(Lanes<T>& a, Ints<T> live, Vec<T> step) {
-    const Vec<T> by = a.fine + step, wanted = a.t + by, next = larger(smaller(wanted, a.high), a.low);
+    const Vec<T> by = a.fine + step, wanted = a.t + by,
+                 next = larger(smaller(wanted, a.high), a.low);
     const Vec<T> rest = next == wanted ? (a.t - next) + by : Vec<T>{};
     a.t = live ? next : a.t;
     a.fine = live ? rest : a.fine;
 }
 
-// Lower bounds of the thresholds: those of the rows' maxima lane by lane, for any subset of a row has a lower one.
+// Lower bounds of the thresholds: those of the rows' maxima lane by lane, for any subset of a row
+// has a lower one.
 template <Kind K, class T>
-INLINE void bound_thresholds(const Vec<T>* groups, Vec<T> shift, Ints<T> some, Lanes<T>& a, const Family<T>& f, Vec<T>* p) {
+INLINE void bound_thresholds(const Vec<T>* groups, Vec<T> shift, Ints<T> some, Lanes<T>& a,
+                             const Family<T>& f, Vec<T>* p) {
     constexpr int N = LANES<T> / 2;  // pairs of them: half the work, and hardly another bound
     Vec<T> x[N];
-    for (int k = 0; k < N; k++) x[k] = larger((larger(groups[2 * k], groups[2 * k + 1]) - shift) * a.eps, fill(OUTSIDE<T>));
+    for (int k = 0; k < N; k++)
+        x[k] = larger((larger(groups[2 * k], groups[2 * k + 1]) - shift) * a.eps, fill(OUTSIDE<T>));
     for (int round = 0; round < 2; round++) {
         State<T> now;
-        // From wherever it starts, the last step lands on a bound: it needs sums that are right everywhere.
-        if constexpr (K == ANY) now = rough_column_sums(x, N, a, round == 0 ? f.n : 0);
-        else now = column_sums<K, false>(x, N, a, f, p, nullptr);
+        // From wherever it starts, the last step lands on a bound: it needs sums that are right
+        // everywhere.
+        if constexpr (K == ANY)
+            now = rough_column_sums(x, N, a, round == 0 ? f.n : 0);
+        else
+            now = column_sums<K, false>(x, N, a, f, p, nullptr);
         move(a, some & (round || now.excess > 0), newton_step<K, T, true>(now, a.eps, a.b));
     }
     a.t = larger(a.t - (K == ANY ? (T)ROUGHLY : Limits<T>::SLACK), Vec<T>{});
     a.fine = Vec<T>{};
 }
 
-// The probabilities of rows of one kind and one whole part of b; scratch: x and p, each of padded rows.
+// The probabilities of rows of one kind and one whole part of b; scratch: x and p, each of padded
+// rows.
 template <Kind K, class T, class S, class Place, class Finish>
 void map_short(Rows<T>& s, const S* const* z, Place&& place, Finish&& finish) {
     constexpr bool FAST = K == ANY;
@@ -228,12 +256,14 @@ void map_short(Rows<T>& s, const S* const* z, Place&& place, Finish&& finish) {
     Lanes<T> a;
     for (int r = 0; r < N; r++) {
         const Family<T>& own = s.family[r < s.rows ? r : 0];
-        s.eps[r] = own.eps, s.b[r] = own.b, s.high[r] = own.highest, s.reach[r] = f.n == 1 ? own.climb : own.reach;
+        s.eps[r] = own.eps, s.b[r] = own.b, s.high[r] = own.highest,
+        s.reach[r] = f.n == 1 ? own.climb : own.reach;
     }
     a.eps = load(s.eps), a.b = load(s.b), a.high = load(s.high), a.reach = load(s.reach);
     for (int r = 0; r < s.rows; r++) {
         in[r] = load_row(z[r], 0, s.d, (T)-INFINITY);
-        for (int64_t i = N; i < s.d; i += N) in[r] = larger(load_row(z[r], i, s.d, (T)-INFINITY), in[r]);
+        for (int64_t i = N; i < s.d; i += N)
+            in[r] = larger(load_row(z[r], i, s.d, (T)-INFINITY), in[r]);
     }
     for (int r = s.rows; r < N; r++) in[r] = in[0];
     transpose<T>(in, groups);
@@ -246,7 +276,8 @@ void map_short(Rows<T>& s, const S* const* z, Place&& place, Finish&& finish) {
     Candidates<T> found;
     const bool packed = d > N;
     if (packed) {
-        if (!(FAST && f.n == 0)) bound_thresholds<K>(groups, shift, some, a, f, p);  // rough powers are not that exact
+        // Rough powers are not that exact.
+        if (!(FAST && f.n == 0)) bound_thresholds<K>(groups, shift, some, a, f, p);
         a.low = a.t;
         store(s.shift, shift), store(s.above, (a.t - (T)1) * a.b);
         turn_candidates(z, s, s.shift, s.above, s.p, x, found);
@@ -264,8 +295,8 @@ void map_short(Rows<T>& s, const S* const* z, Place&& place, Finish&& finish) {
             open = some & open & (absolute(now.excess) > near_enough);
             if (!bits(open)) break;
         }
-        // The powers of small b bend too much at 0 for that: four digits save a step that needs all of them. A little
-        // less than the step, so that the last one is upwards.
+        // The powers of small b bend too much at 0 for that: four digits save a step that needs all
+        // of them. A little less than the step, so that the last one is upwards.
         for (int round = f.n == 1 ? 0 : 1; round < 2 && (f.n == 1 || f.n == 2); round++) {
             const State<T> now = rough_column_sums(x, d, a, 0);
             const Vec<T> less = round == 1 ? (T)1e-4 / (a.b * now.q) : Vec<T>{};
@@ -286,12 +317,14 @@ void map_short(Rows<T>& s, const S* const* z, Place&& place, Finish&& finish) {
             Vec<T> root;
             Ints<T> near;
             if (f.n == 1) {
-                // Sums of negative powers say little, but Newton's step is exact enough where it is small. Upwards it
-                // may go as far as what leaves the support is small; nothing may enter.
+                // Sums of negative powers say little, but Newton's step is exact enough where it is
+                // small. Upwards it may go as far as what leaves the support is small; nothing may
+                // enter.
                 root = newton_step<K, T>(now, a.eps, a.b);
                 near = more & (root > 0) & (root < a.reach) & (now.excess < (T)1e-3);
             } else {
-                // The root of the cubic that the sums are the coefficients of, if it is near enough for the series.
+                // The root of the cubic that the sums are the coefficients of, if it is near enough
+                // for the series.
                 root = root_of_series(now, a.b, fourth);
                 near = more & (a.b >= 2) & (absolute(root) < a.reach);
             }
@@ -310,7 +343,8 @@ void map_short(Rows<T>& s, const S* const* z, Place&& place, Finish&& finish) {
         for (int64_t first = 0; first < d; first += 2 * BLOCK) {
             Vec<T> even = {}, odd = {};
             for (int64_t j = first; j < smaller(d, first + 2 * BLOCK); j++) {
-                const Vec<T> r = smaller(delta * inverse(larger(at.over(x[j]), fill((T)1e-6))), fill((T)1));
+                const Vec<T> r =
+                    smaller(delta * inverse(larger(at.over(x[j]), fill((T)1e-6))), fill((T)1));
                 p[j] *= positive((T)1 - r * (b - r * (c2 - r * c3)));
                 (j & 1 ? odd : even) += p[j];
             }

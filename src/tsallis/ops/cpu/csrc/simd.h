@@ -1,11 +1,12 @@
 // Vectors of floats and doubles, as wide as the instruction set this file is compiled for.
 //
-// Arithmetic is GCC's and Clang's vector extension, which every target has; what it lacks (square roots, packing the
-// lanes a mask names, partial loads) is intrinsics where there are some and plain loops elsewhere. NaN follows the
-// comparisons: `larger(a, b)` is b unless a > b.
+// Arithmetic is GCC's and Clang's vector extension, which every target has; what it lacks (square
+// roots, packing the lanes a mask names, partial loads) is intrinsics where there are some and
+// plain loops elsewhere. NaN follows the comparisons: `larger(a, b)` is b unless a > b.
 //
-// Everything sits in an anonymous namespace and nothing of the standard library is instantiated: the same code is
-// compiled once for each instruction set, and a function the linker took from the wrong one would crash old machines.
+// Everything sits in an anonymous namespace and nothing of the standard library is instantiated:
+// the same code is compiled once for each instruction set, and a function the linker took from the
+// wrong one would crash old machines.
 
 #pragma once
 
@@ -51,7 +52,8 @@ template <class T> using Vec = typename Simd<T>::V;
 template <class T> using Ints = typename Simd<T>::I;
 template <class T> constexpr int LANES = Simd<T>::N;
 
-template <class T> INLINE Vec<T> fill(T x) { return x - Vec<T>{}; }  // without a sum, which 0 + x would be
+// Without a sum, which 0 + x would be.
+template <class T> INLINE Vec<T> fill(T x) { return x - Vec<T>{}; }
 template <class T> INLINE T smaller(T a, T b) { return a < b ? a : b; }
 template <class T> INLINE T larger(T a, T b) { return a > b ? a : b; }
 template <class V> INLINE V positive(V v) { return larger(V{}, v); }  // a NaN stays one
@@ -79,8 +81,10 @@ template <class T> INLINE Vec<T> load_row(const T* row, int64_t i, int64_t d, T 
     return i + LANES<T> <= d ? load(row + i) : load_part(row + i, d - i, rest);
 }
 template <class T> INLINE void store_row(T* row, int64_t i, int64_t d, Vec<T> v) {
-    if (i + LANES<T> <= d) store(row + i, v);
-    else store_part(row + i, d - i, v);
+    if (i + LANES<T> <= d)
+        store(row + i, v);
+    else
+        store_part(row + i, d - i, v);
 }
 
 // The same number, in no sum before it is rounded.
@@ -98,24 +102,27 @@ template <class V> INLINE V rounded(V v) {
 // One bit a lane. `beyond` is "not at most", so that a NaN is always beyond.
 template <class I> INLINE uint32_t bits(I mask) {
     uint32_t found = 0;
-    for (unsigned i = 0; i < sizeof(I) / sizeof(mask[0]); i++) found |= (uint32_t)(mask[i] != 0) << i;
+    for (unsigned i = 0; i < sizeof(I) / sizeof(mask[0]); i++)
+        found |= (uint32_t)(mask[i] != 0) << i;
     return found;
 }
 template <class T> INLINE uint32_t beyond(Vec<T> a, Vec<T> b) { return bits(~(a <= b)); }
 
-// The lanes a mask names, pressed together at `out`; what lies behind them up to a full vector may be overwritten.
+// The lanes a mask names, pressed together at `out`; what lies behind them up to a full vector may
+// be overwritten.
 template <class T> INLINE void store_packed(T* out, Vec<T> v, uint32_t mask) {
     for (; mask; mask &= mask - 1) *out++ = v[__builtin_ctz(mask)];
 }
-// The opposite: the lanes a mask names from consecutive memory, of which up to a full vector may be read; zero in the
-// others.
+// The opposite: the lanes a mask names from consecutive memory, of which up to a full vector may be
+// read; zero in the others.
 template <class T> INLINE Vec<T> load_packed(const T* p, uint32_t mask) {
     Vec<T> v = {};
     for (; mask; mask &= mask - 1) v[__builtin_ctz(mask)] = *p++;
     return v;
 }
 
-// A vector to aligned memory past the caches, which need not read first what is written over; order it with `settle`.
+// A vector to aligned memory past the caches, which need not read first what is written over; order
+// it with `settle`.
 template <class T> INLINE void store_past(T* p, Vec<T> v) {
 #if defined(__AVX512F__)
     _mm512_stream_ps((float*)p, (__m512)v);
@@ -127,8 +134,10 @@ template <class T> INLINE void store_past(T* p, Vec<T> v) {
 }
 // Past the caches or not.
 template <bool PAST, class T> INLINE void put(T* p, Vec<T> v) {
-    if constexpr (PAST) store_past(p, v);
-    else store(p, v);
+    if constexpr (PAST)
+        store_past(p, v);
+    else
+        store(p, v);
 }
 INLINE void settle() {
 #if defined(__AVX2__)
@@ -162,11 +171,16 @@ INLINE D root(D v) {
 template <> INLINE F load_part(const float* p, int64_t n, float rest) {
     return (F)_mm512_mask_loadu_ps(_mm512_set1_ps(rest), (__mmask16)((1u << n) - 1), p);
 }
-template <> INLINE void store_part(float* p, int64_t n, F v) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)v); }
+template <> INLINE void store_part(float* p, int64_t n, F v) {
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)v);
+}
 template <> INLINE uint32_t bits(FI m) { return _mm512_movepi32_mask((__m512i)m); }
 template <> INLINE uint32_t bits(DI m) { return _mm512_movepi64_mask((__m512i)m); }
-template <> INLINE uint32_t beyond<float>(F a, F b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_NLE_UQ); }
-// Packed in a register and stored whole: the instruction that packs into memory is slow on many machines.
+template <> INLINE uint32_t beyond<float>(F a, F b) {
+    return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_NLE_UQ);
+}
+// Packed in a register and stored whole: the instruction that packs into memory is slow on many
+// machines.
 template <> INLINE void store_packed(float* out, F v, uint32_t mask) {
     _mm512_storeu_ps(out, _mm512_maskz_compress_ps((__mmask16)mask, (__m512)v));
 }
@@ -183,7 +197,8 @@ template <> INLINE F sums_of<float>(const F* v) {
     }
     for (int i = 0; i < 4; i++) {
         __m512d a = _mm512_castps_pd(pairs[2 * i]), b = _mm512_castps_pd(pairs[2 * i + 1]);
-        quads[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+        quads[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                                 _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
     }
     for (int i = 0; i < 2; i++)
         halves[i] = _mm512_add_ps(_mm512_shuffle_f32x4(quads[2 * i], quads[2 * i + 1], 0x88),
@@ -208,16 +223,20 @@ struct PackTable {
             }
     }
 };
-constexpr PackTable PACK;  // known to the compiler: nothing of this file may run when the library is loaded
+// Known to the compiler: nothing of this file may run when the library is loaded.
+constexpr PackTable PACK;
 
 INLINE __m256i first_lanes(int64_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 template <> INLINE F load_part(const float* p, int64_t n, float rest) {
     __m256i mask = first_lanes(n);
-    return (F)_mm256_blendv_ps(_mm256_set1_ps(rest), _mm256_maskload_ps(p, mask), _mm256_castsi256_ps(mask));
+    return (F)_mm256_blendv_ps(_mm256_set1_ps(rest), _mm256_maskload_ps(p, mask),
+                               _mm256_castsi256_ps(mask));
 }
-template <> INLINE void store_part(float* p, int64_t n, F v) { _mm256_maskstore_ps(p, first_lanes(n), (__m256)v); }
+template <> INLINE void store_part(float* p, int64_t n, F v) {
+    _mm256_maskstore_ps(p, first_lanes(n), (__m256)v);
+}
 template <> INLINE uint32_t bits(FI m) { return (uint32_t)_mm256_movemask_ps((__m256)m); }
 template <> INLINE uint32_t bits(DI m) { return (uint32_t)_mm256_movemask_pd((__m256d)m); }
 template <> INLINE uint32_t beyond<float>(F a, F b) {
@@ -229,15 +248,18 @@ template <> INLINE void store_packed(float* out, F v, uint32_t mask) {
 }
 template <> INLINE F load_packed(const float* p, uint32_t mask) {
     __m256i to = _mm256_load_si256((const __m256i*)PACK.to[mask]), none = _mm256_srai_epi32(to, 31);
-    return (F)_mm256_andnot_ps(_mm256_castsi256_ps(none), _mm256_permutevar8x32_ps(_mm256_loadu_ps(p), to));
+    return (F)_mm256_andnot_ps(_mm256_castsi256_ps(none),
+                               _mm256_permutevar8x32_ps(_mm256_loadu_ps(p), to));
 }
 template <> INLINE float sum<float>(F v) {
-    __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    __m128 half =
+        _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
     half = _mm_add_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
 }
 template <> INLINE float maximum<float>(F v) {
-    __m128 half = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    __m128 half =
+        _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
     half = _mm_max_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
 }
@@ -249,7 +271,8 @@ template <> INLINE F sums_of<float>(const F* v) {
     }
     for (int i = 0; i < 2; i++) {
         __m256d a = _mm256_castps_pd(pairs[2 * i]), b = _mm256_castps_pd(pairs[2 * i + 1]);
-        quads[i] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+        quads[i] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)),
+                                 _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
     }
     return (F)_mm256_add_ps(_mm256_permute2f128_ps(quads[0], quads[1], 0x20),
                             _mm256_permute2f128_ps(quads[0], quads[1], 0x31));
@@ -260,7 +283,8 @@ INLINE F about_inverse(F v) { return (F)_mm256_rcp_ps((__m256)v); }
 #elif defined(__aarch64__)
 
 struct PackTable {
-    alignas(16) uint8_t from[16][16] = {}, to[16][16] = {};  // of bytes; 255 in `to`: one that gets zero
+    // Of bytes; 255 in `to`: one that gets zero.
+    alignas(16) uint8_t from[16][16] = {}, to[16][16] = {};
     constexpr PackTable() {
         for (int mask = 0; mask < 16; mask++)
             for (int byte = 0, k = 0; byte < 16; byte++) {
@@ -270,7 +294,8 @@ struct PackTable {
             }
     }
 };
-constexpr PackTable PACK;  // known to the compiler: nothing of this file may run when the library is loaded
+// Known to the compiler: nothing of this file may run when the library is loaded.
+constexpr PackTable PACK;
 
 // n is below a whole vector.
 template <> INLINE F load_part(const float* p, int64_t n, float rest) {
@@ -298,12 +323,15 @@ template <> INLINE F load_packed(const float* p, uint32_t mask) {
 template <> INLINE float sum<float>(F v) {
     return vpadds_f32(vget_low_f32(vpaddq_f32((float32x4_t)v, (float32x4_t)v)));
 }
-template <> INLINE float maximum<float>(F v) { return vmaxvq_f32((float32x4_t)v); }  // of maxima: there is no NaN
+// Of maxima: there is no NaN.
+template <> INLINE float maximum<float>(F v) { return vmaxvq_f32((float32x4_t)v); }
 template <> INLINE F sums_of<float>(const F* v) {
     float32x4_t low = vpaddq_f32((float32x4_t)v[0], (float32x4_t)v[1]);
     return (F)vpaddq_f32(low, vpaddq_f32((float32x4_t)v[2], (float32x4_t)v[3]));
 }
-template <> INLINE D sums_of<double>(const D* v) { return (D)vpaddq_f64((float64x2_t)v[0], (float64x2_t)v[1]); }
+template <> INLINE D sums_of<double>(const D* v) {
+    return (D)vpaddq_f64((float64x2_t)v[0], (float64x2_t)v[1]);
+}
 INLINE F root(F v) { return (F)vsqrtq_f32((float32x4_t)v); }
 INLINE F about_inverse(F v) { return 1.0f / v; }
 
@@ -324,11 +352,26 @@ INLINE F inverse(F v) {
 }
 INLINE D inverse(D v) { return 1.0 / v; }
 
-// ---- powers -----------------------------------------------------------------------------------------------------
+// Powers.
 
 constexpr double INVERSE_FACTORIAL[] = {
-    1, 1, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800,
-    1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800, 1.0 / 87178291200, 1.0 / 1307674368000, 1.0 / 20922789888000,
+    1,
+    1,
+    1.0 / 2,
+    1.0 / 6,
+    1.0 / 24,
+    1.0 / 120,
+    1.0 / 720,
+    1.0 / 5040,
+    1.0 / 40320,
+    1.0 / 362880,
+    1.0 / 3628800,
+    1.0 / 39916800,
+    1.0 / 479001600,
+    1.0 / 6227020800,
+    1.0 / 87178291200,
+    1.0 / 1307674368000,
+    1.0 / 20922789888000,
 };
 template <class T> constexpr int TERMS = sizeof(T) == 4 ? 8 : 15;  // of series in |x| < 1/2
 
@@ -455,7 +498,8 @@ INLINE D rough_power(D u, D b) {
     for (int i = 0; i < LANES<double>; i++) u[i] = ::pow(u[i], b[i]);
     return u;
 }
-constexpr int WIDE = VECTOR_BYTES == 64 ? 4 : 2;  // vectors at work together where registers allow it
+// Vectors at work together where registers allow it.
+constexpr int WIDE = VECTOR_BYTES == 64 ? 4 : 2;
 
 // u^n for W vectors and n >= 1, in one loop over the bits of n for them all.
 template <int W, class V> INLINE void whole_powers(const V* u, int n, V* result) {
@@ -473,8 +517,8 @@ template <class V> INLINE V whole_power(V u, int n) {
     return u;
 }
 
-// u^r for one r in (0, 1) and u in [2^-31, 2): a polynomial in the digits of u, off by 4e-8 at most, and a factor for
-// every binade.
+// u^r for one r in (0, 1) and u in [2^-31, 2): a polynomial in the digits of u, off by 4e-8 at
+// most, and a factor for every binade.
 struct RestPower {
     float series[8], binade[32];
 };
@@ -482,7 +526,8 @@ inline RestPower rest_powers(double r) {
     constexpr int N = 8;
     double at[N], value[N], series[N] = {};
     // Through its values at Chebyshev's points, by divided differences, around 3/4.
-    for (int k = 0; k < N; k++) at[k] = 0.25 * ::cos(M_PI * (k + 0.5) / N), value[k] = ::pow(0.75 + at[k], r);
+    for (int k = 0; k < N; k++)
+        at[k] = 0.25 * ::cos(M_PI * (k + 0.5) / N), value[k] = ::pow(0.75 + at[k], r);
     for (int k = 1; k < N; k++)
         for (int j = N - 1; j >= k; j--) value[j] = (value[j] - value[j - 1]) / (at[j] - at[j - k]);
     for (int k = N - 1; k >= 0; k--) {
@@ -491,7 +536,8 @@ inline RestPower rest_powers(double r) {
     }
     RestPower made;
     for (int k = 0; k < N; k++) made.series[k] = (float)series[k];
-    for (int k = 0; k < 32; k++) made.binade[k] = (float)::exp2((k - 30) * r);  // of the exponents 96 to 127
+    // Of the exponents 96 to 127.
+    for (int k = 0; k < 32; k++) made.binade[k] = (float)::exp2((k - 30) * r);
     return made;
 }
 template <int W> INLINE void times_rest_power(const F* u, const RestPower& of, F* v) {
@@ -513,6 +559,7 @@ template <int W> INLINE void times_rest_power(const F* u, const RestPower& of, F
 #endif
     }
 }
-template <int W> INLINE void times_rest_power(const D*, const RestPower&, D*) {}  // doubles take their powers whole
+// Doubles take their powers whole.
+template <int W> INLINE void times_rest_power(const D*, const RestPower&, D*) {}
 
 }  // namespace

@@ -6,41 +6,46 @@
 
 namespace {
 
-template <class T, class S> void support_range(const SupportCall& call, int64_t first, int64_t last) {
+template <class T, class S>
+void support_range(const SupportCall& call, int64_t first, int64_t last) {
     constexpr int N = LANES<T>;
     const int64_t d = call.layout.d;
     Block<T> block(call.layout, 1);
     Tile<T, S> in(call.layout, block.tile[0], block.stride);
-    in_blocks<T>(call.layout, block.family, call.relu ? RELU : LOSSES, first, last, [&](Kind kind, int64_t begin, int64_t end) {
-        const T* z[MOST];
-        in.read(call.scores, begin, end, z);
-        for (int64_t r = begin; r < end; r++) {
-            const T *row = z[r - begin], *stats = (const T*)call.stats + r * STATS;
-            const Family<T>& f = block.family[r - begin];
-            const T shift = stats[0] == (T)-INFINITY ? 0 : stats[0], scale = stats[3];
-            const Threshold<T> at{stats[1], stats[2]};
-            int64_t n = call.offsets[r];
-            const int64_t end_of_list = call.offsets[r + 1];
-            const Vec<T> bound = fill(kind == SOFTMAX ? (T)-INFINITY : (at.t - 1) * f.b - (T)1e-6 * f.b);
-            for (int64_t i = 0; i < d && n < end_of_list; i += N) {
-                Vec<T> w = load_row(row, i, d, (T)-INFINITY) - shift;
-                if (!beyond<T>(w, bound)) continue;
-                Vec<T> p = {};
-                // Rounded as where the loss counted the support: a list one entry short would lose its last class.
-                const Vec<T> x = rounded(w * f.eps);
-                BY_KIND(kind, if constexpr (K == SOFTMAX) p = exp_(w); else p = probability<K>(x, at, f))
-                for (uint32_t m = bits(p > 0); m && n < end_of_list; m &= m - 1) {
-                    const int lane = __builtin_ctz(m);
-                    call.index[n] = (int32_t)(i + lane);
-                    ((T*)call.value)[n++] = p[lane] * scale;
-                }
-            }
-            for (; n < end_of_list; n++) call.index[n] = 0, ((T*)call.value)[n] = 0;
-        }
-    });
+    in_blocks<T>(call.layout, block.family, call.relu ? RELU : LOSSES, first, last,
+                 [&](Kind kind, int64_t begin, int64_t end) {
+                     const T* z[MOST];
+                     in.read(call.scores, begin, end, z);
+                     for (int64_t r = begin; r < end; r++) {
+                         const T *row = z[r - begin], *stats = (const T*)call.stats + r * STATS;
+                         const Family<T>& f = block.family[r - begin];
+                         const T shift = stats[0] == (T)-INFINITY ? 0 : stats[0], scale = stats[3];
+                         const Threshold<T> at{stats[1], stats[2]};
+                         int64_t n = call.offsets[r];
+                         const int64_t end_of_list = call.offsets[r + 1];
+                         const Vec<T> bound = fill(
+                             kind == SOFTMAX ? (T)-INFINITY : (at.t - 1) * f.b - (T)1e-6 * f.b);
+                         for (int64_t i = 0; i < d && n < end_of_list; i += N) {
+                             Vec<T> w = load_row(row, i, d, (T)-INFINITY) - shift;
+                             if (!beyond<T>(w, bound)) continue;
+                             Vec<T> p = {};
+                             // Rounded as where the loss counted the support: a list one entry
+                             // short would lose its last class.
+                             const Vec<T> x = rounded(w * f.eps);
+                             BY_KIND(kind, if constexpr (K == SOFTMAX) p = exp_(w);
+                                     else p = probability<K>(x, at, f))
+                             for (uint32_t m = bits(p > 0); m && n < end_of_list; m &= m - 1) {
+                                 const int lane = __builtin_ctz(m);
+                                 call.index[n] = (int32_t)(i + lane);
+                                 ((T*)call.value)[n++] = p[lane] * scale;
+                             }
+                         }
+                         for (; n < end_of_list; n++) call.index[n] = 0, ((T*)call.value)[n] = 0;
+                     }
+                 });
 }
 
-// ---- sums of table rows -----------------------------------------------------------------------------------------------
+// Sums of table rows.
 
 template <class T, class S> INLINE Vec<T> table_vector(const S* p) {
     if constexpr (SAME<T, S>) return load((const T*)p);
@@ -65,17 +70,20 @@ template <class T, class S> void gather_range(const GatherCall& call, int64_t fi
             for (int64_t k = from; k < to; k++) {
                 const S* source = table + call.index[k] * m + j;
                 if (k + 4 < to) __builtin_prefetch(table + call.index[k + 4] * m + j);
-                for (int v = 0; v < TILE; v++) total[v] += value[k] * table_vector<T, S>(source + v * N);
+                for (int v = 0; v < TILE; v++)
+                    total[v] += value[k] * table_vector<T, S>(source + v * N);
             }
             for (int v = 0; v < TILE; v++) {
-                Vec<T> sum = less < 0 ? total[v] : total[v] - table_vector<T, S>(table + less * m + j + v * N);
+                Vec<T> sum = less < 0 ? total[v]
+                                      : total[v] - table_vector<T, S>(table + less * m + j + v * N);
                 sum *= scale;
                 for (int i = 0; i < N; i++) narrow(sum[i], out[j + v * N + i]);
             }
         }
         for (; j < m; j++) {
             T total = 0;
-            for (int64_t k = from; k < to; k++) total += value[k] * widen(table[call.index[k] * m + j]);
+            for (int64_t k = from; k < to; k++)
+                total += value[k] * widen(table[call.index[k] * m + j]);
             if (less >= 0) total -= widen(table[less * m + j]);
             narrow(total * scale, out[j]);
         }

@@ -9,17 +9,22 @@ namespace {
 
 constexpr int64_t LONG = 64;  // vectors: an eighth of so many candidates already tells much
 
-// Newton's steps on the candidates of TWO, THREE_HALVES and WHOLE; leaves the threshold and the mass there.
+// Newton's steps on the candidates of TWO, THREE_HALVES and WHOLE; leaves the threshold and the
+// mass there.
 template <Kind K, class T> INLINE void solve_whole(Rows<T>& s, uint32_t open) {
     constexpr int N = LANES<T>;
     if constexpr (K == WHOLE) {
         uint32_t rough = 0;
-        for (int row = 0; row < s.rows; row++) rough |= (uint32_t)(padded<T>(s.count[row]) >= LONG) << row;
+        for (int row = 0; row < s.rows; row++)
+            rough |= (uint32_t)(padded<T>(s.count[row]) >= LONG) << row;
         rough &= open;
         for (int round = 0; rough && round < 3; round++) {
             for (uint32_t rest = rough; rest; rest &= rest - 1) {
                 const int row = __builtin_ctz(rest);
-                keep_sums(s, row, add_roughly(s.x + row * s.stride, padded<T>(s.count[row]) / 8 * 8, 8, s.t[row], s.family[row]), (T)8);
+                keep_sums(s, row,
+                          add_roughly(s.x + row * s.stride, padded<T>(s.count[row]) / 8 * 8, 8,
+                                      s.t[row], s.family[row]),
+                          (T)8);
             }
             rough = step_roughly<K>(s, rough, (T)0.1);
         }
@@ -28,7 +33,9 @@ template <Kind K, class T> INLINE void solve_whole(Rows<T>& s, uint32_t open) {
         for (uint32_t rest = open; rest; rest &= rest - 1) {
             const int row = __builtin_ctz(rest);
             const T* x = s.x + row * s.stride;
-            keep_sums(s, row, add_all<K, T, false>(x, padded<T>(s.count[row]), threshold(s, row), s.family[row], nullptr));
+            keep_sums(s, row,
+                      add_all<K, T, false>(x, padded<T>(s.count[row]), threshold(s, row),
+                                           s.family[row], nullptr));
         }
         uint32_t left = 0;
         for (int first = 0; first < s.rows; first += N) {
@@ -43,7 +50,8 @@ template <Kind K, class T> INLINE void solve_whole(Rows<T>& s, uint32_t open) {
     }
 }
 
-// p (1 - delta/u)^b, to third order: the candidates' probabilities delta further on; returns their sum.
+// p (1 - delta/u)^b, to third order: the candidates' probabilities delta further on; returns their
+// sum.
 template <class T> INLINE T shift_probabilities(Rows<T>& s, int row, T delta) {
     constexpr int N = LANES<T>;
     const T b = s.b[row], c2 = b * (b - 1) / 2, c3 = c2 * (b - 2) / 3;
@@ -55,7 +63,8 @@ template <class T> INLINE T shift_probabilities(Rows<T>& s, int row, T delta) {
         for (int64_t i = first; i < smaller(n, first + BLOCK); i++) {
             Vec<T> u = larger(at.over(load(s.x + row * s.stride + i * N)), fill((T)1e-6));
             Vec<T> r = smaller(delta * inverse(u), fill((T)1));
-            Vec<T> p = load(s.p + row * s.stride + i * N) * positive((T)1 - r * (b - r * (c2 - r * c3)));
+            Vec<T> p =
+                load(s.p + row * s.stride + i * N) * positive((T)1 - r * (b - r * (c2 - r * c3)));
             store(s.p + row * s.stride + i * N, p);
             part += p;
         }
@@ -65,10 +74,11 @@ template <class T> INLINE T shift_probabilities(Rows<T>& s, int row, T delta) {
     return (T)total;
 }
 
-// ANY: rough steps first (float only), then sums with every digit, and a series instead of the last of them.
+// ANY: rough steps first (float only), then sums with every digit, and a series instead of the last
+// of them.
 template <class T> INLINE void solve_any(Rows<T>& s, uint32_t open) {
     constexpr bool FAST = sizeof(T) == 4;
-    constexpr T NEAR = (T)0.2;    // from here one more step is as good as the series needs
+    constexpr T NEAR = (T)0.2;  // from here one more step is as good as the series needs
     auto each = [&](uint32_t some, auto&& visit) {
         for (; some; some &= some - 1) {
             int row = __builtin_ctz(some);
@@ -77,7 +87,9 @@ template <class T> INLINE void solve_any(Rows<T>& s, uint32_t open) {
     };
     if (FAST) {
         uint32_t rough = 0;
-        each(open, [&](int row, const T*, int64_t n, const Family<T>&) { rough |= (uint32_t)(n >= LONG) << row; });
+        each(open, [&](int row, const T*, int64_t n, const Family<T>&) {
+            rough |= (uint32_t)(n >= LONG) << row;
+        });
         for (int round = 0; rough && round < 3; round++) {
             each(rough, [&](int row, const T* x, int64_t n, const Family<T>& f) {
                 keep_sums(s, row, add_roughly(x, n / 8 * 8, 8, s.t[row], f), (T)8);
@@ -104,16 +116,21 @@ template <class T> INLINE void solve_any(Rows<T>& s, uint32_t open) {
         for (int first = 0; first < s.rows; first += LANES<T>) {
             const Ints<T> live = lanes_of(open, first, (T)0);
             const State<T> now = state(s, first);
-            const Vec<T> t = load(s.t + first), b = load(s.b + first), low = load(s.low + first), high = load(s.high + first);
+            const Vec<T> t = load(s.t + first), b = load(s.b + first), low = load(s.low + first),
+                         high = load(s.high + first);
             store(s.mass + first, live ? now.mass : load(s.mass + first));
             store(s.low + first, live & (now.excess > 0) ? larger(low, t) : low);
             store(s.high + first, live & (now.excess < 0) ? smaller(high, t) : high);
             Ints<T> more = live & (absolute(now.excess) > Limits<T>::ENOUGH);
             if (FAST) {
-                const Vec<T> last = sums_of<T>(s.sums[3] + first), root = root_of_series(now, b, last);
-                const Vec<T> square = root * root * last;  // what it leaves out is nearly the next term:
-                const Vec<T> next = b * (b - (T)1) * (b - (T)2) * (b - (T)3) * (T)(1.0 / 24) * square * square / now.r;
-                const Ints<T> near = more & (b >= 2) & (absolute(root) < load(s.reach + first)) & (absolute(next) < (T)3e-7);
+                const Vec<T> last = sums_of<T>(s.sums[3] + first),
+                             root = root_of_series(now, b, last);
+                // What it leaves out is nearly the next term:
+                const Vec<T> square = root * root * last;
+                const Vec<T> next = b * (b - (T)1) * (b - (T)2) * (b - (T)3) * (T)(1.0 / 24) *
+                                    square * square / now.r;
+                const Ints<T> near = more & (b >= 2) & (absolute(root) < load(s.reach + first)) &
+                                     (absolute(next) < (T)3e-7);
                 store(delta + first, near ? root : load(delta + first));
                 shifted |= bits(near) << first;
                 more = more & ~near;
@@ -144,17 +161,20 @@ template <Kind K, class T> void solve(Rows<T>& s, const T* const* z) {
     uint32_t left = 0;  // rows that are not level
     for (int row = 0; row < s.rows; row++) {
         if constexpr (LEVEL<K, T>)
-            if (s.level && s.d >= LEVEL_FROM && s.b[row] >= 3 && solve_level<K>(s, row, z[row])) continue;
+            if (s.level && s.d >= LEVEL_FROM && s.b[row] >= 3 && solve_level<K>(s, row, z[row]))
+                continue;
         left |= 1u << row;
         Vec<T> lanes[LANE_VECTORS];
         T top = row_maximum(z[row], s.d, lanes), shift = top == (T)-INFINITY ? 0 : top;
         s.top[row] = top, s.shift[row] = shift;
         if (bounds == 1) lanes[0] = larger(larger(lanes[0], lanes[1]), larger(lanes[2], lanes[3]));
         for (int k = 0; k < bounds; k++)
-            store(s.x + row * s.stride + k * N, larger((lanes[k] - shift) * s.eps[row], fill(OUTSIDE<T>)));
+            store(s.x + row * s.stride + k * N,
+                  larger((lanes[k] - shift) * s.eps[row], fill(OUTSIDE<T>)));
     }
     if (bounds) {
-        // The threshold of any subset of a row is at most the row's: the lanes' maxima give a first bound.
+        // The threshold of any subset of a row is at most the row's: the lanes' maxima give a first
+        // bound.
         const int rounds = bounds == 1 ? 2 : 3;
         for (int round = 0; round < rounds; round++) {
             for (uint32_t rest = left; rest; rest &= rest - 1) {
@@ -162,8 +182,11 @@ template <Kind K, class T> void solve(Rows<T>& s, const T* const* z) {
                 const T* x = s.x + row * s.stride;
                 const Family<T>& f = s.family[row];
                 // From wherever it starts, the last step lands on a bound.
-                if (K == ANY && sizeof(T) == 4 && round < rounds - 1) keep_sums(s, row, add_roughly(x, bounds, 1, s.t[row], f));
-                else keep_sums(s, row, add_all<K, T, false>(x, bounds, threshold(s, row), f, nullptr));
+                if (K == ANY && sizeof(T) == 4 && round < rounds - 1)
+                    keep_sums(s, row, add_roughly(x, bounds, 1, s.t[row], f));
+                else
+                    keep_sums(s, row,
+                              add_all<K, T, false>(x, bounds, threshold(s, row), f, nullptr));
             }
             for (int first = 0; first < s.rows; first += N) {
                 State<T> now = state(s, first);
@@ -184,11 +207,14 @@ template <Kind K, class T> void solve(Rows<T>& s, const T* const* z) {
         const int row = __builtin_ctz(rest);
         s.above[row] = (s.t[row] - 1) * s.b[row];
         const int64_t at = row * s.stride;
-        s.count[row] = pack_candidates(z[row], s.d, s.shift[row], s.eps[row], s.above[row], s.x + at, s.where + at, s.places);
+        s.count[row] = pack_candidates(z[row], s.d, s.shift[row], s.eps[row], s.above[row],
+                                       s.x + at, s.where + at, s.places);
         open |= (uint32_t)(s.count[row] > 0) << row;
     }
-    if constexpr (K == ANY) solve_any(s, open);
-    else solve_whole<K>(s, open);
+    if constexpr (K == ANY)
+        solve_any(s, open);
+    else
+        solve_whole<K>(s, open);
 }
 
 }  // namespace
