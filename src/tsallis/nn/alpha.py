@@ -16,14 +16,17 @@ class PerHeadAlpha(nn.Module):
 
     .. math:: \alpha_h = \mathrm{low} + (\mathrm{high} - \mathrm{low}) \, \sigma(a_h)
 
-    (Correia et al. 2019, sec. 3.2, with bounds 1 and 2: from softmax to sparsemax). The parameter :math:`a` is called
+    (Correia et al. 2019, sec. 4, with bounds 1 and 2: from softmax to sparsemax). The parameter :math:`a` is called
     `bias`: optimisers that leave biases without weight decay leave it, too. A state dict without it, such as one of
-    PyTorch's attention, is loaded and leaves it as it is.
+    PyTorch's attention, can be loaded; the parameter then stays as it is.
 
     Args:
-        num_heads: how many.
-        low, high: the bounds.
+        num_heads: the number of heads.
+        low: the lower bound, at least 1.
+        high: the upper bound.
         initial: the alpha that all heads start with; None draws :math:`a` from a normal distribution.
+        device: of the parameter.
+        dtype: of the parameter.
 
     Raises:
         ValueError: bounds below 1 or in the wrong order, an initial alpha that does not lie between them.
@@ -53,7 +56,7 @@ class PerHeadAlpha(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start anew."""
+        """Initialise the parameter again."""
         if self.initial is None:
             nn.init.normal_(self.bias)
         else:
@@ -61,7 +64,7 @@ class PerHeadAlpha(nn.Module):
             nn.init.constant_(self.bias, math.log(share / (1 - share)))
 
     def forward(self) -> Tensor:
-        """Alphas [heads]."""
+        """Return the alphas [heads]."""
         share = self.bias.sigmoid()
         # Never beyond a bound, however it rounds.
         return torch.lerp(torch.full_like(share, self.low), torch.full_like(share, self.high), share)

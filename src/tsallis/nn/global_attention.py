@@ -53,7 +53,7 @@ class GlobalAttention(BilinearAttention):
 
     .. math:: w = \mathrm{entmax}_\alpha\big(s^\top W h_1, \dots, s^\top W h_n\big), \qquad c = \sum_j w_j h_j
 
-    the "general" score of Luong et al. 2015, with maps that leave positions out (Peters et al. 2019, sec. 2 and 3).
+    (Peters et al. 2019, eq. 1, with entmax in place of softmax; the "general" score of Luong et al. 2015.)
 
     Args:
         d_query: size of the state :math:`s`.

@@ -23,7 +23,8 @@ class Cache(Protocol):
 class KeyValueCache:
     """Projected keys and values of the steps so far, for decoding with :class:`tsallis.nn.MultiheadAttention`.
 
-    Grows in place, by doubling. Called without a key, attention reads what is there: so a memory is projected once.
+    It grows in place, by doubling. Attention that is called without a key reads the cache: so a memory is projected
+    once.
 
     Example:
         >>> from tsallis.nn import MultiheadAttention
@@ -41,16 +42,32 @@ class KeyValueCache:
         self._length = 0
 
     def __len__(self) -> int:
+        """Return the number of steps."""
         return self._length
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """Return keys and values [batch, heads, length, size]."""
+        """Return keys and values [batch, heads, length, size].
+
+        Raises:
+            ValueError: an empty cache.
+        """
         if self._keys is None or self._values is None:
             raise ValueError("the cache is empty: the first call needs a key and a value")
         return self._keys[:, :, : self._length], self._values[:, :, : self._length]
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add steps [batch, heads, steps, size] and return all."""
+        """Add steps and return all of them.
+
+        Args:
+            keys: [batch, heads, steps, size]
+            values: [batch, heads, steps, value size]
+
+        Returns:
+            Keys and values [batch, heads, length, size].
+
+        Raises:
+            ValueError: shapes that don't fit each other or the cache.
+        """
         if keys.dim() != 4 or keys.shape[:3] != values.shape[:3]:
             raise ValueError(
                 f"a cache takes keys and values [batch, heads, steps, size] of as many steps, "

@@ -41,10 +41,16 @@ class Entmax(_Alpha):
 
     .. math:: p = \mathrm{entmax}_\alpha(z)
 
+    (Peters et al. 2019, eq. 10.)
+
     Args:
-        alpha: at least 1: a number, an `nn.Parameter` to be learned (Correia et al. 2019), or a tensor, which is kept
-            as a buffer; tensors must broadcast to the scores with size 1 along `dim`.
+        alpha: at least 1: a number, an `nn.Parameter` to be learned (Correia et al. 2019), or another tensor, which
+            becomes a buffer; tensors must broadcast to the scores with size 1 along `dim`.
         dim: the dimension whose entries sum to 1.
+
+    Raises:
+        ValueError: an alpha below 1 or not finite.
+        TypeError: an alpha that is neither a number nor a tensor.
 
     Example:
         >>> import torch
@@ -61,6 +67,7 @@ class Entmax(_Alpha):
         self.dim = dim
 
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the probabilities of scores; a mask is as in :func:`tsallis.entmax`."""
         return functional.entmax(scores, self.alpha, self.dim, mask=mask)
 
     def extra_repr(self) -> str:
@@ -68,7 +75,14 @@ class Entmax(_Alpha):
 
 
 class Sparsemax(nn.Module):
-    """:func:`tsallis.sparsemax` as a module: the Euclidean projection onto the simplex along `dim`.
+    r""":func:`tsallis.sparsemax` as a module: the Euclidean projection onto the simplex.
+
+    .. math:: \arg\min_{p \in \triangle} \; \lVert p - z \rVert^2
+
+    (Peters et al. 2019, eq. 5.)
+
+    Args:
+        dim: the dimension whose entries sum to 1.
 
     Example:
         >>> import torch
@@ -81,6 +95,7 @@ class Sparsemax(nn.Module):
         self.dim = dim
 
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the probabilities of scores; a mask is as in :func:`tsallis.sparsemax`."""
         return functional.sparsemax(scores, self.dim, mask=mask)
 
     def extra_repr(self) -> str:
@@ -88,14 +103,22 @@ class Sparsemax(nn.Module):
 
 
 class EntmaxLoss(_Alpha):
-    """:func:`tsallis.entmax_loss` as a module, with the options of `nn.CrossEntropyLoss`.
+    r""":func:`tsallis.entmax_loss` as a module, with the options of `nn.CrossEntropyLoss`.
+
+    .. math:: L_\alpha(z; y) = (p - y)^\top z + H_\alpha(p) - H_\alpha(y), \qquad p = \mathrm{entmax}_\alpha(z)
+
+    (Peters et al. 2019, eq. 11.)
 
     Args:
-        alpha: as in :class:`Entmax`.
+        alpha: as in :class:`Entmax`; a tensor with last size 1.
         weight: [classes] weight of each class.
         ignore_index: class targets of this value have loss 0 and no gradient.
         reduction: "mean" over the targets that count, "sum" or "none".
         label_smoothing: share of the target spread evenly over the classes that take part.
+
+    Raises:
+        ValueError: an alpha below 1 or not finite, an unknown reduction.
+        TypeError: an alpha that is neither a number nor a tensor.
 
     Example:
         >>> import torch
@@ -120,6 +143,7 @@ class EntmaxLoss(_Alpha):
         self.label_smoothing = label_smoothing
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of scores [..., classes] for targets, classes [...] or probabilities [..., classes]."""
         return functional.entmax_loss(
             scores,
             target,
@@ -132,14 +156,22 @@ class EntmaxLoss(_Alpha):
 
 
 class AlphaReLULoss(nn.Module):
-    """:func:`tsallis.alpha_relu_loss` as a module, with a threshold that may be learned.
+    r""":func:`tsallis.alpha_relu_loss` as a module, with a threshold that may be learned.
+
+    .. math:: \ell(z, y) = (r - e_y)^\top \big(z - \tfrac{\tau}{\alpha-1}\big)
+              + \frac{1 - \sum_i r_i^\alpha}{\alpha(\alpha-1)}, \qquad r = [(\alpha - 1) z - \tau]_+^{1/(\alpha-1)}
+
+    (Tezekbayev et al. 2022, eq. 3.)
 
     Args:
         alpha: a number above 1.
-        tau: the threshold, see :func:`tsallis.estimate_tau`: a number, an `nn.Parameter`, or a tensor, which is kept
-            as a buffer.
+        tau: the threshold, see :func:`tsallis.estimate_tau`: a number, an `nn.Parameter`, or another tensor, which
+            becomes a buffer.
         ignore_index: targets of this value have loss 0 and no gradient.
         reduction: "mean" over the targets that count, "sum" or "none".
+
+    Raises:
+        ValueError: an alpha that is not above 1 or not finite, an unknown reduction.
 
     Example:
         >>> import torch
@@ -163,6 +195,7 @@ class AlphaReLULoss(nn.Module):
         self.ignore_index, self.reduction = ignore_index, check_reduction(reduction)
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of scores [..., classes] for classes [...]."""
         return functional.alpha_relu_loss(
             scores, target, self.alpha, self.tau, ignore_index=self.ignore_index, reduction=self.reduction
         )

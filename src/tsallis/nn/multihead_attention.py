@@ -20,7 +20,20 @@ Alpha = float | Tensor | Literal["learned"]
 
 
 class AttentionStats(NamedTuple):
-    """The sparsity of a forward pass, head by head."""
+    """The sparsity of a forward pass, head by head.
+
+    Args:
+        density: [heads]: the share of keys with a weight above zero, of those that could be attended to.
+        support: [heads]: the mean number of keys with a weight above zero.
+        alpha: [heads]
+
+    Example:
+        >>> attention = MultiheadAttention(8, 2, batch_first=True, alpha=1.0)
+        >>> x = torch.randn(3, 5, 8)
+        >>> _ = attention(x, x, x)
+        >>> attention.stats()
+        AttentionStats(density=tensor([1., 1.]), support=tensor([5., 5.]), alpha=tensor([1., 1.]))
+    """
 
     density: Tensor  # [heads]: share of the keys that could be attended to which had a weight above zero
     support: Tensor  # [heads]: mean number of keys with a weight above zero
@@ -45,15 +58,16 @@ class MultiheadAttention(nn.Module):
 
     .. math:: \mathrm{head}_h = \mathrm{entmax}_{\alpha_h}\big(Q_h K_h^\top / \sqrt{d}\big) V_h
 
-    (Correia et al. 2019, eq. 7). Arguments, parameter names, shapes and masks are PyTorch's, so that its state dicts
-    load and it can take its place; boolean masks are True where a key may *not* be attended to, as there. A query that
-    sees no key gives the output's bias where PyTorch gives NaN. Weights are only held if `need_weights` asks for them.
+    (Correia et al. 2019, eq. 8). Arguments, parameter names, shapes and masks are PyTorch's, so that its state dicts
+    load and it can replace PyTorch's module; boolean masks are True where a key may *not* be attended to, as there. A
+    query without a key to attend to gives the output's bias where PyTorch gives NaN. Weights are held only with
+    `need_weights`.
 
     Args:
-        embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype: as in
-            `torch.nn.MultiheadAttention`.
-        alpha: at least 1: a number, "learned" (a :class:`PerHeadAlpha`), a tensor [heads] that is kept, or a module
-            whose `forward()` gives one, or [1] for all heads.
+        embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn: as in `torch.nn.MultiheadAttention`.
+        kdim, vdim, batch_first, device, dtype: as there, too.
+        alpha: at least 1: a number, "learned" (a :class:`PerHeadAlpha`), a fixed tensor or a parameter [heads], or a
+            module whose `forward()` returns a tensor [heads], or [1] for all heads.
 
     Raises:
         ValueError: sizes that do not fit, a bad alpha.
@@ -180,20 +194,28 @@ class MultiheadAttention(nn.Module):
         cache: Cache | None = None,
         key_lengths: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output, and the weights if they are asked for.
+        """Return the output, and with `need_weights` the weights.
 
         Args:
             query, key, value: [length, batch, size], [batch, length, size] with `batch_first`, or [length, size].
             key_padding_mask: [batch, keys] or [keys]: True (or -inf) where a key is padding.
-            need_weights: give the weights, too; they are held then.
+            need_weights: return the weights, too; they are held then.
             attn_mask: [queries, keys] or [batch * heads, queries, keys]: True where a key may not be attended to, or
                 numbers that are added to the scores.
             average_attn_weights: weights [batch, queries, keys], the mean of the heads, not [batch, heads, ...].
-            is_causal: a query sees no later key; unlike PyTorch's no mere hint, and needs no mask. With a cache, the
-                last query is aligned with its last key.
-            cache: what earlier steps projected; new keys are added, and without `key` none are.
-            key_lengths: [batch], in place of a `key_padding_mask`: how many of the first keys are none. The others
-                must be finite all the same: they are skipped where there are many, and masked where that is faster.
+            is_causal: a query attends to no later key. Unlike PyTorch's this is no mere hint, and needs no mask. With a
+                cache, the last query is aligned with its last key.
+            cache: the keys and values of earlier steps; new ones are added to it, and without `key` none are.
+            key_lengths: [batch], in place of a `key_padding_mask`: how many of the first keys are no padding. The
+                others must be finite all the same: they are skipped where there are many, and masked where that is
+                faster.
+
+        Returns:
+            Output of the shape of `query`, with the size `embed_dim`, and the weights or None.
+
+        Raises:
+            ValueError: shapes that don't fit, arguments that exclude each other.
+            TypeError: a mask that is neither boolean nor floating point.
         """
         batched = query.dim() == 3
         if query.dim() not in (2, 3):

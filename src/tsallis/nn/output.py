@@ -31,16 +31,19 @@ class OutputLayer(nn.Module):
     .. math:: z = W h + b, \qquad p = \mathrm{entmax}_\alpha(z) \;\text{ or }\;
               r = [(\alpha-1) z - \tau]_+^{1/(\alpha-1)}
 
-    (Peters et al. 2019, sec. 3; Tezekbayev et al. 2022.)
+    (Peters et al. 2019, eq. 10; Tezekbayev et al. 2022, eq. 2.)
 
     Args:
         d_model: size of the hidden states.
         d_vocab: number of symbols.
         transform: "softmax", "sparsemax", "entmax" or "alpha_relu".
         alpha: for "entmax" and "alpha_relu".
-        tau: for "alpha_relu", see :func:`tsallis.estimate_tau`.
+        tau: the threshold for "alpha_relu", see :func:`tsallis.estimate_tau`.
         bias: whether there is one.
         forbidden: symbols that never get a probability (padding, start): their scores are -inf.
+
+    Raises:
+        ValueError: an unknown transform, a bad alpha, forbidden symbols that are not in the vocabulary or all of it.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -91,7 +94,7 @@ class OutputLayer(nn.Module):
         return self.projection.bias
 
     def tie(self, weight: nn.Parameter) -> None:
-        """Project with a matrix [d_vocab, d_model] that another module has, too: the target embedding's.
+        """Project with a matrix [d_vocab, d_model] that another module has, too, such as the target embedding.
 
         Raises:
             ValueError: a matrix of another shape.
@@ -119,6 +122,7 @@ class OutputLayer(nn.Module):
         return scores.masked_fill(self.never, -torch.inf) if self._any_forbidden else scores
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """Project hidden states [..., d_model] to scores [..., d_vocab]."""
         return self.scores(hidden)
 
     def probs(self, scores: Tensor) -> Tensor:
@@ -141,10 +145,22 @@ class OutputLayer(nn.Module):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """Compute the loss of the map for classes [...]; with reduction "none" of the target's shape.
+        """Compute the loss of the map.
 
-        Where the scores would be many they are never all there at once, see :func:`tsallis.linear_entmax_loss`. With
-        `label_smoothing` that share of the target is spread evenly over all symbols that may come.
+        Where the scores would be many they are never all held, see :func:`tsallis.linear_entmax_loss`.
+
+        Args:
+            hidden: [..., d_model]
+            target: symbols [...].
+            ignore_index: targets of this value have loss 0 and no gradient.
+            reduction: "mean" over the targets that count, "sum" or "none".
+            label_smoothing: share of the target spread evenly over all symbols that are not forbidden, from 0 to 1.
+
+        Returns:
+            A number, or with reduction "none" losses [...].
+
+        Raises:
+            ValueError: wrong shapes, a symbol out of range, an unknown reduction, a smoothing outside [0, 1].
         """
         if not 0 <= label_smoothing <= 1:
             raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")

@@ -68,14 +68,20 @@ class _Layer(nn.Module):
 class TransformerEncoderLayer(_Layer):
     r"""`torch.nn.TransformerEncoderLayer` with sparse self-attention, its alphas fixed or learned.
 
-    Arguments, parameter names and masks are PyTorch's, and its state dicts load. In a `torch.nn.TransformerEncoder`
-    give `enable_nested_tensor=False`: padding is skipped anyway.
+    .. math:: y = x + \mathrm{MultiHead}_\alpha(x), \qquad \mathrm{out} = y + \mathrm{FFN}(y)
 
-    Arguments that are not named here are as in `torch.nn.TransformerEncoderLayer`.
+    with dropout and layer norms where PyTorch has them (Correia et al. 2019, sec. 3 learn the alphas). Arguments,
+    parameter names and masks are PyTorch's, and its state dicts load. In a `torch.nn.TransformerEncoder` take
+    `enable_nested_tensor=False`: padding is skipped anyway.
 
     Args:
-        alpha: as in :class:`MultiheadAttention` (Correia et al. 2019 learn it).
-        attention_dropout: of attention weights; None: as `dropout`.
+        d_model, nhead, dim_feedforward, dropout, activation: as in `torch.nn.TransformerEncoderLayer`.
+        layer_norm_eps, batch_first, norm_first, bias, device, dtype: as there, too.
+        alpha: as in :class:`MultiheadAttention`.
+        attention_dropout: dropout of attention weights; None: as `dropout`.
+
+    Raises:
+        ValueError: sizes that do not fit, a bad alpha, an unknown activation.
 
     Example:
         >>> import torch
@@ -119,7 +125,7 @@ class TransformerEncoderLayer(_Layer):
         *,
         src_key_lengths: Tensor | None = None,
     ) -> Tensor:
-        """The layer's output; masks and lengths as in :class:`MultiheadAttention`."""
+        """Return the layer's output, of the shape of `src`; masks and lengths as in :class:`MultiheadAttention`."""
 
         def attend(x: Tensor) -> Tensor:
             context, _ = self.self_attn(
@@ -146,14 +152,21 @@ class TransformerEncoderLayer(_Layer):
 class TransformerDecoderLayer(_Layer):
     r"""`torch.nn.TransformerDecoderLayer` with sparse self-attention and sparse attention to the memory.
 
-    Arguments, parameter names and masks are PyTorch's, and its state dicts load.
+    .. math:: y = x + \mathrm{MultiHead}_\alpha(x), \qquad u = y + \mathrm{MultiHead}_{\alpha'}(y, \mathrm{memory}),
+              \qquad \mathrm{out} = u + \mathrm{FFN}(u)
 
-    Arguments that are not named here are as in `torch.nn.TransformerDecoderLayer`.
+    with dropout and layer norms where PyTorch has them (Correia et al. 2019, sec. 3 learn the alphas). Arguments,
+    parameter names and masks are PyTorch's, and its state dicts load.
 
     Args:
+        d_model, nhead, dim_feedforward, dropout, activation: as in `torch.nn.TransformerDecoderLayer`.
+        layer_norm_eps, batch_first, norm_first, bias, device, dtype: as there, too.
         alpha: of the self-attention, as in :class:`MultiheadAttention`.
         cross_alpha: of the attention to the memory; the default is the same. "learned" learns one of its own.
-        attention_dropout: of attention weights; None: as `dropout`.
+        attention_dropout: dropout of attention weights; None: as `dropout`.
+
+    Raises:
+        ValueError: sizes that do not fit, a bad alpha, an unknown activation.
 
     Example:
         >>> import torch
@@ -204,11 +217,11 @@ class TransformerDecoderLayer(_Layer):
         memory_key_lengths: Tensor | None = None,
         need_weights: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The layer's output; masks and lengths as in :class:`MultiheadAttention`.
+        """Return the layer's output, of the shape of `tgt`; masks and lengths as in :class:`MultiheadAttention`.
 
         With `caches`, of the self-attention and of the memory, `tgt` is the steps after those in the first, and the
-        memory is projected at the first call alone. With `need_weights` there is a pair: the output and the weights of
-        the memory, the mean of the heads.
+        memory is projected at the first call alone. With `need_weights` the result is a pair: the output and the
+        weights of the memory, the mean of the heads.
         """
         own, other = caches if caches is not None else (None, None)
         projected = other is not None and len(other) > 0
@@ -251,7 +264,7 @@ class TransformerDecoderLayer(_Layer):
     def compose(
         self, x: Tensor, attend: Callable[[Tensor], Tensor], attend_memory: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """The layer around its two attentions, whatever these are: norms, dropouts, sums and the network behind."""
+        """Apply norms, dropouts, sums and the feed-forward network around two attentions."""
         if self.norm_first:
             x = x + self.dropout1(attend(self.norm1(x)))
             x = x + self.dropout2(attend_memory(self.norm2(x)))
