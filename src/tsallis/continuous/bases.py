@@ -22,10 +22,6 @@ class Basis(nn.Module):
     `degree`, of polynomials. A product of such functions has the least width, the hypotenuse of the frequencies and the
     sum of the degrees.
 
-    Args:
-        args: ignored, as by `torch.nn.Module`.
-        kwargs: none are known.
-
     Example:
         >>> class Cubes(Basis):
         ...     degree, size = 3, 2

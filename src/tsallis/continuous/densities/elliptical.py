@@ -28,7 +28,9 @@ UNKNOWN = Growth(math.nan, math.nan)
 
 
 class Density(Distribution):
-    """The interface of every density on the line or in space, beside the methods of `torch.distributions`.
+    r"""The interface of every density on the line or in space, beside the methods of `torch.distributions`.
+
+    A density maximises :math:`E_p[f(t)] + H_\alpha(p)` for some score f (Martins et al. 2020, def. 1 and eq. 7).
 
     Args:
         batch_shape: the shape of a batch of densities [...].
