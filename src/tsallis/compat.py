@@ -67,20 +67,40 @@ __all__ = [
 
 
 def sparsemax(X: Tensor, dim: int = -1, k: int | None = None, return_support_size: bool = False) -> MapResult:
-    """:func:`tsallis.sparsemax`; `k` has no effect.
+    """Return :func:`tsallis.sparsemax` of scores, by the package's name.
 
-    >>> probs, size = sparsemax(torch.tensor([[1.0, 0.6, -1.0]]), return_support_size=True)
-    >>> probs, size
-    (tensor([[0.7000, 0.3000, 0.0000]]), tensor([[2]]))
+    Args:
+        X: scores of any shape.
+        dim: the dimension whose entries sum to 1.
+        k: without effect.
+        return_support_size: return the number of positive entries, too.
+
+    Returns:
+        Probabilities, or a pair of them and of support sizes with size 1 along `dim`.
+
+    Example:
+        >>> probs, size = sparsemax(torch.tensor([[1.0, 0.6, -1.0]]), return_support_size=True)
+        >>> probs, size
+        (tensor([[0.7000, 0.3000, 0.0000]]), tensor([[2]]))
     """
     return _with_size(functional.sparsemax(X, dim), dim, return_support_size)
 
 
 def entmax15(X: Tensor, dim: int = -1, k: int | None = None, return_support_size: bool = False) -> MapResult:
-    """:func:`tsallis.entmax15`; `k` has no effect.
+    """Return :func:`tsallis.entmax15` of scores, by the package's name.
 
-    >>> entmax15(torch.tensor([3.0, 0.0]))
-    tensor([1., 0.])
+    Args:
+        X: scores of any shape.
+        dim: the dimension whose entries sum to 1.
+        k: without effect.
+        return_support_size: return the number of positive entries, too.
+
+    Returns:
+        Probabilities, or a pair of them and of support sizes with size 1 along `dim`.
+
+    Example:
+        >>> entmax15(torch.tensor([3.0, 0.0]))
+        tensor([1., 0.])
     """
     return _with_size(functional.entmax15(X, dim), dim, return_support_size)
 
@@ -88,33 +108,76 @@ def entmax15(X: Tensor, dim: int = -1, k: int | None = None, return_support_size
 def entmax_bisect(
     X: Tensor, alpha: Alpha = 1.5, dim: int = -1, n_iter: int | None = 50, ensure_sum_one: bool = True
 ) -> Tensor:
-    """:func:`tsallis.entmax`: alpha is a number, or a tensor that can be expanded to `X` with size 1 along `dim`.
+    """Return :func:`tsallis.entmax` of scores, by the package's name.
 
-    >>> entmax_bisect(torch.tensor([1.0, 0.6, -1.0]), alpha=2)
-    tensor([0.7000, 0.3000, 0.0000])
+    Args:
+        X: scores of any shape.
+        alpha: at least 1: a number, or a tensor that can be expanded to `X` with size 1 along `dim`.
+        dim: the dimension whose entries sum to 1.
+        n_iter, ensure_sum_one: without effect.
+
+    Returns:
+        Probabilities of the shape of `X`.
+
+    Example:
+        >>> entmax_bisect(torch.tensor([1.0, 0.6, -1.0]), alpha=2)
+        tensor([0.7000, 0.3000, 0.0000])
     """
     return functional.entmax(X, alpha, dim)
 
 
 def sparsemax_bisect(X: Tensor, dim: int = -1, n_iter: int | None = 50, ensure_sum_one: bool = True) -> Tensor:
-    """:func:`tsallis.sparsemax`; `n_iter` and `ensure_sum_one` have no effect."""
+    """Return :func:`tsallis.sparsemax` of scores, by the package's name.
+
+    Args:
+        X: scores of any shape.
+        dim: the dimension whose entries sum to 1.
+        n_iter, ensure_sum_one: without effect.
+
+    Returns:
+        Probabilities of the shape of `X`.
+
+    Example:
+        >>> sparsemax_bisect(torch.tensor([1.0, 0.6, -1.0]))
+        tensor([0.7000, 0.3000, 0.0000])
+    """
     return functional.sparsemax(X, dim)
 
 
 def normmax_bisect(X: Tensor, alpha: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> Tensor:
-    """:func:`tsallis.normmax`; alpha may also be a tensor that can be expanded to `X` with size 1 along `dim`.
+    """Return :func:`tsallis.normmax` of scores, by the package's name.
 
-    >>> normmax_bisect(torch.tensor([1.0, 0.8, -1.0]))
-    tensor([0.5714, 0.4286, 0.0000])
+    Args:
+        X: scores of any shape.
+        alpha: above 1: a number, or a tensor that can be expanded to `X` with size 1 along `dim`.
+        dim: the dimension whose entries sum to 1.
+        n_iter: without effect.
+
+    Returns:
+        Probabilities of the shape of `X`.
+
+    Example:
+        >>> normmax_bisect(torch.tensor([1.0, 0.8, -1.0]))
+        tensor([0.5714, 0.4286, 0.0000])
     """
     return _by_value(lambda rows, value: functional.normmax(rows, value), X, alpha, dim)
 
 
 def budget_bisect(X: Tensor, budget: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> Tensor:
-    """:func:`tsallis.budgeted_entmax` of alpha 2; the budget may also be a tensor with size 1 along `dim`.
+    """Return :func:`tsallis.budgeted_entmax` of scores with alpha 2, by the package's name.
 
-    >>> budget_bisect(torch.tensor([3.0, 1.0, 1.0, -4.0]), budget=2)
-    tensor([1.0000, 0.5000, 0.5000, 0.0000])
+    Args:
+        X: scores of any shape.
+        budget: above 0: a number, or a tensor that can be expanded to `X` with size 1 along `dim`.
+        dim: the dimension whose entries sum to the budget.
+        n_iter: without effect.
+
+    Returns:
+        Marginals of the shape of `X`.
+
+    Example:
+        >>> budget_bisect(torch.tensor([3.0, 1.0, 1.0, -4.0]), budget=2)
+        tensor([1.0000, 0.5000, 0.5000, 0.0000])
     """
     return _by_value(lambda rows, value: functional.budgeted_entmax(rows, 2.0, value), X, budget, dim)
 
@@ -122,10 +185,20 @@ def budget_bisect(X: Tensor, budget: Alpha = 2, dim: int = -1, n_iter: int | Non
 def sparsemax_loss(
     X: Tensor, target: Tensor, k: int | None = None, return_support_size: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """:func:`tsallis.entmax_loss` of alpha 2, one value a target.
+    """Return :func:`tsallis.entmax_loss` of alpha 2, one value a target.
 
-    >>> sparsemax_loss(torch.tensor([[2.0, 0.5]]), torch.tensor([0]))
-    tensor([0.])
+    Args:
+        X: scores [..., classes].
+        target: classes [...], or probabilities [..., classes].
+        k: without effect.
+        return_support_size: return the number of positive entries, too.
+
+    Returns:
+        Losses [...], or a pair of them and of support sizes [..., 1].
+
+    Example:
+        >>> sparsemax_loss(torch.tensor([[2.0, 0.5]]), torch.tensor([0]))
+        tensor([0.])
     """
     loss = functional.entmax_loss(X, target, 2.0, reduction="none")
     return (loss, _size(functional.sparsemax(X), -1)) if return_support_size else loss
@@ -134,34 +207,81 @@ def sparsemax_loss(
 def entmax15_loss(
     X: Tensor, target: Tensor, k: int | None = None, return_support_size: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """:func:`tsallis.entmax_loss` of alpha 1.5, one value a target.
+    """Return :func:`tsallis.entmax_loss` of alpha 1.5, one value a target.
 
-    >>> entmax15_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
-    tensor([0.])
+    Args:
+        X: scores [..., classes].
+        target: classes [...], or probabilities [..., classes].
+        k: without effect.
+        return_support_size: return the number of positive entries, too.
+
+    Returns:
+        Losses [...], or a pair of them and of support sizes [..., 1].
+
+    Example:
+        >>> entmax15_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+        tensor([0.])
     """
     loss = functional.entmax_loss(X, target, 1.5, reduction="none")
     return (loss, _size(functional.entmax15(X), -1)) if return_support_size else loss
 
 
 def entmax_bisect_loss(X: Tensor, target: Tensor, alpha: Alpha = 1.5, n_iter: int | None = 50) -> Tensor:
-    """:func:`tsallis.entmax_loss`, one value a target; a tensor alpha has last size 1 and gets a gradient."""
+    """Return :func:`tsallis.entmax_loss`, one value a target.
+
+    Args:
+        X: scores [..., classes].
+        target: classes [...], or probabilities [..., classes].
+        alpha: at least 1: a number, or a tensor with last size 1, which gets a gradient.
+        n_iter: without effect.
+
+    Returns:
+        Losses [...].
+
+    Example:
+        >>> entmax_bisect_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([0]), alpha=2)
+        tensor([0.2500])
+    """
     return functional.entmax_loss(X, target, alpha, reduction="none")
 
 
 def sparsemax_bisect_loss(X: Tensor, target: Tensor, n_iter: int | None = 50) -> Tensor:
-    """:func:`tsallis.entmax_loss` of alpha 2, one value a target."""
+    """Return :func:`tsallis.entmax_loss` of alpha 2, one value a target.
+
+    Args:
+        X: scores [..., classes].
+        target: classes [...], or probabilities [..., classes].
+        n_iter: without effect.
+
+    Returns:
+        Losses [...].
+
+    Example:
+        >>> sparsemax_bisect_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))
+        tensor([0.2500])
+    """
     return functional.entmax_loss(X, target, 2.0, reduction="none")
 
 
 def normmax_bisect_loss(X: Tensor, target: Tensor, alpha: Alpha = 2, n_iter: int | None = 50) -> Tensor:
-    r"""The Fenchel-Young loss of normmax, one value a target.
+    r"""Return the Fenchel-Young loss of normmax, one value a target.
 
     .. math:: L(z; y) = (p - e_y)^\top z + 1 - \lVert p \rVert_\alpha, \qquad p = \mathrm{normmax}_\alpha(z)
 
-    with gradient :math:`p - e_y` (Blondel et al. 2020). Targets of -100 have loss 0.
+    with gradient :math:`p - e_y` (Blondel et al. 2020, sec. 4).
 
-    >>> normmax_bisect_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
-    tensor([0.])
+    Args:
+        X: scores [..., classes].
+        target: classes [...]; those of -100 have loss 0.
+        alpha: above 1: a number, or a tensor with last size 1.
+        n_iter: without effect.
+
+    Returns:
+        Losses [...].
+
+    Example:
+        >>> normmax_bisect_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+        tensor([0.])
     """
     return _normmax_loss(X, target, alpha, -100)
 
@@ -259,21 +379,50 @@ class _Sorted(_Map):
 
 
 class Sparsemax(_Sorted):
-    """:func:`sparsemax` as a module."""
+    """:func:`sparsemax` as a module.
+
+    Args:
+        dim: the dimension whose entries sum to 1.
+        k: without effect.
+        return_support_size: return the number of positive entries, too.
+
+    Example:
+        >>> Sparsemax()(torch.tensor([1.0, 0.6, -1.0]))
+        tensor([0.7000, 0.3000, 0.0000])
+    """
 
     def forward(self, X: Tensor) -> MapResult:
         return sparsemax(X, self.dim, self.k, self.return_support_size)
 
 
 class Entmax15(_Sorted):
-    """:func:`entmax15` as a module."""
+    """:func:`entmax15` as a module.
+
+    Args:
+        dim: the dimension whose entries sum to 1.
+        k: without effect.
+        return_support_size: return the number of positive entries, too.
+
+    Example:
+        >>> Entmax15()(torch.tensor([3.0, 0.0]))
+        tensor([1., 0.])
+    """
 
     def forward(self, X: Tensor) -> MapResult:
         return entmax15(X, self.dim, self.k, self.return_support_size)
 
 
 class SparsemaxBisect(_Map):
-    """:func:`sparsemax_bisect` as a module."""
+    """:func:`sparsemax_bisect` as a module.
+
+    Args:
+        dim: the dimension whose entries sum to 1.
+        n_iter: without effect.
+
+    Example:
+        >>> SparsemaxBisect()(torch.tensor([1.0, 0.6, -1.0]))
+        tensor([0.7000, 0.3000, 0.0000])
+    """
 
     def __init__(self, dim: int = -1, n_iter: int | None = None) -> None:
         super().__init__()
@@ -284,7 +433,17 @@ class SparsemaxBisect(_Map):
 
 
 class EntmaxBisect(_Map):
-    """:func:`entmax_bisect` as a module; alpha may be an `nn.Parameter`."""
+    """:func:`entmax_bisect` as a module.
+
+    Args:
+        alpha: as of the function; an `nn.Parameter` is learned.
+        dim: the dimension whose entries sum to 1.
+        n_iter: without effect.
+
+    Example:
+        >>> EntmaxBisect(alpha=2)(torch.tensor([1.0, 0.6, -1.0]))
+        tensor([0.7000, 0.3000, 0.0000])
+    """
 
     alpha: Alpha
 
@@ -298,7 +457,17 @@ class EntmaxBisect(_Map):
 
 
 class NormmaxBisect(_Map):
-    """:func:`normmax_bisect` as a module."""
+    """:func:`normmax_bisect` as a module.
+
+    Args:
+        alpha: as of the function.
+        dim: the dimension whose entries sum to 1.
+        n_iter: without effect.
+
+    Example:
+        >>> NormmaxBisect()(torch.tensor([1.0, 0.8, -1.0]))
+        tensor([0.5714, 0.4286, 0.0000])
+    """
 
     alpha: Alpha
 
@@ -312,7 +481,17 @@ class NormmaxBisect(_Map):
 
 
 class BudgetBisect(_Map):
-    """:func:`budget_bisect` as a module."""
+    """:func:`budget_bisect` as a module.
+
+    Args:
+        budget: as of the function.
+        dim: the dimension whose entries sum to the budget.
+        n_iter: without effect.
+
+    Example:
+        >>> BudgetBisect(budget=2)(torch.tensor([3.0, 1.0, 1.0, -4.0]))
+        tensor([1.0000, 0.5000, 0.5000, 0.0000])
+    """
 
     budget: Alpha
 
@@ -354,7 +533,21 @@ class _Loss(_Map):
 
 
 class SparsemaxLoss(_Loss):
-    """:func:`sparsemax_loss` as a module."""
+    """:func:`sparsemax_loss` as a module.
+
+    Args:
+        k: without effect.
+        ignore_index: targets of this value have loss 0.
+        reduction: "elementwise_mean" or "mean" over the targets that count, "sum" or "none".
+        return_support_size: return the number of positive entries, too.
+
+    Raises:
+        ValueError: an unknown reduction.
+
+    Example:
+        >>> SparsemaxLoss()(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 0]))
+        tensor(0.1250)
+    """
 
     def __init__(
         self,
@@ -370,8 +563,18 @@ class SparsemaxLoss(_Loss):
 class Entmax15Loss(_Loss):
     """:func:`entmax15_loss` as a module.
 
-    >>> Entmax15Loss(ignore_index=1)(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]))
-    tensor(0.3905)
+    Args:
+        k: without effect.
+        ignore_index: targets of this value have loss 0.
+        reduction: "elementwise_mean" or "mean" over the targets that count, "sum" or "none".
+        return_support_size: return the number of positive entries, too.
+
+    Raises:
+        ValueError: an unknown reduction.
+
+    Example:
+        >>> Entmax15Loss(ignore_index=1)(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]))
+        tensor(0.3905)
     """
 
     def __init__(
@@ -386,7 +589,20 @@ class Entmax15Loss(_Loss):
 
 
 class SparsemaxBisectLoss(_Loss):
-    """:func:`sparsemax_bisect_loss` as a module."""
+    """:func:`sparsemax_bisect_loss` as a module.
+
+    Args:
+        n_iter: without effect.
+        ignore_index: targets of this value have loss 0.
+        reduction: "elementwise_mean" or "mean" over the targets that count, "sum" or "none".
+
+    Raises:
+        ValueError: an unknown reduction.
+
+    Example:
+        >>> SparsemaxBisectLoss(reduction="none")(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 0]))
+        tensor([0.2500, 0.0000])
+    """
 
     def __init__(self, n_iter: int | None = 50, ignore_index: int = -100, reduction: str = "elementwise_mean") -> None:
         super().__init__(2.0, ignore_index, reduction)
@@ -394,7 +610,21 @@ class SparsemaxBisectLoss(_Loss):
 
 
 class EntmaxBisectLoss(_Loss):
-    """:func:`entmax_bisect_loss` as a module; alpha may be an `nn.Parameter`."""
+    """:func:`entmax_bisect_loss` as a module.
+
+    Args:
+        alpha: as of the function; an `nn.Parameter` is learned.
+        n_iter: without effect.
+        ignore_index: targets of this value have loss 0.
+        reduction: "elementwise_mean" or "mean" over the targets that count, "sum" or "none".
+
+    Raises:
+        ValueError: an unknown reduction.
+
+    Example:
+        >>> EntmaxBisectLoss(alpha=2)(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 0]))
+        tensor(0.1250)
+    """
 
     def __init__(
         self,
@@ -408,7 +638,21 @@ class EntmaxBisectLoss(_Loss):
 
 
 class NormmaxBisectLoss(_Loss):
-    """:func:`normmax_bisect_loss` as a module."""
+    """:func:`normmax_bisect_loss` as a module.
+
+    Args:
+        alpha: as of the function.
+        n_iter: without effect.
+        ignore_index: targets of this value have loss 0.
+        reduction: "elementwise_mean" or "mean" over the targets that count, "sum" or "none".
+
+    Raises:
+        ValueError: an unknown reduction.
+
+    Example:
+        >>> NormmaxBisectLoss(reduction="sum")(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 0]))
+        tensor(0.2929)
+    """
 
     def __init__(
         self,

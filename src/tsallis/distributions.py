@@ -19,12 +19,16 @@ __all__ = ["EntmaxCategorical", "Support", "kl_divergence"]
 class Support(constraints.Constraint):
     """The classes that have a probability above zero, row by row.
 
-    `check(value)` tells, as for every constraint of `torch.distributions`, which values lie in it; `mask` is the
-    support itself [..., classes], and `size` counts it.
+    `check(value)` tells, as for every constraint of `torch.distributions`, which values lie in it.
 
-    >>> support = EntmaxCategorical(torch.tensor([2.0, 1.0, 0.1])).support
-    >>> support.mask, support.size, support.check(torch.tensor([0, 2]))
-    (tensor([ True,  True, False]), tensor(2), tensor([ True, False]))
+    Args:
+        mask: boolean [..., classes].
+
+    Example:
+        >>> import tsallis
+        >>> support = tsallis.distributions.EntmaxCategorical(torch.tensor([2.0, 1.0, 0.1])).support
+        >>> support.mask, support.check(torch.tensor([0, 2]))
+        (tensor([ True,  True, False]), tensor([ True, False]))
     """
 
     is_discrete = True
@@ -36,6 +40,7 @@ class Support(constraints.Constraint):
 
     @property
     def size(self) -> Tensor:
+        """The number of classes [...]."""
         return self.mask.sum(-1)
 
     def check(self, value: Tensor) -> Tensor:

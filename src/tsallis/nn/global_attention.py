@@ -21,22 +21,22 @@ class BilinearAttention(nn.Module):
         self.bilinear = nn.Linear(d_memory, d_query, bias=False)
 
     def attended(self, scores: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Context [batch, tgt, d_memory] and weights [batch, tgt, src] of scores [batch, tgt, src]."""
+        """Return the context [batch, tgt, d_memory] and weights [batch, tgt, src] of scores [batch, tgt, src]."""
         raise NotImplementedError
 
     def keys(self, memory: Tensor) -> Tensor:
-        """`W h_j` of a whole sentence [batch, src, d_query]: the same at every step, so computed once."""
+        """Compute `W h_j` of a whole sentence [batch, src, d_query]: the same at every step."""
         keys: Tensor = self.bilinear(memory)
         return keys
 
     def forward(self, query: Tensor, memory: Tensor, mask: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Context and weights, which of continuous attention are masses.
+        """Return context and weights; the weights of continuous attention are masses.
 
         Args:
             query: [batch, d_query], or [batch, tgt, d_query] for many steps at once.
             memory: [batch, src, d_memory].
             mask: boolean [batch, src]; True takes part.
-            keys: what :meth:`keys` gives for the memory.
+            keys: the result of :meth:`keys` for the memory; computed by default.
 
         Returns:
             Context [batch, d_memory] and weights [batch, src], or [batch, tgt, d_memory] and [batch, tgt, src].
@@ -80,7 +80,7 @@ class GlobalAttention(BilinearAttention):
         self.transform, self.alpha = transform, transform_alpha(transform, alpha)
 
     def attended(self, scores: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Context [batch, tgt, d_memory] and weights [batch, tgt, src] of scores [batch, tgt, src]."""
+        """Return the context [batch, tgt, d_memory] and weights [batch, tgt, src] of scores [batch, tgt, src]."""
         weights = functional.entmax(scores.masked_fill(~mask.unsqueeze(1), float("-inf")), self.alpha)
         return weights @ memory, weights
 

@@ -30,27 +30,27 @@ class ContinuousAttention1d(ContinuousAttention):
         num_heads: densities a query.
         d_query: size of the queries; by default `d_model`.
         d_values: size of the values; by default `d_model`.
-        moments: what mean and spread of a density are made of. "query": linear heads of the query,
-            :math:`\mu = \sigma(\cdot)` and :math:`\sigma^2 = \mathrm{softplus}(\cdot)`. "discrete": the weights of
-            discrete attention, whose moments the density has. "scores": the same, with scores in place of the query.
-            "pooled": linear heads of what a convolution and max-pooling make of the values; there is no query.
+        moments: the source of a density's mean and spread. "query": linear heads of the query,
+            :math:`\mu = \sigma(\cdot)` and :math:`\sigma^2 = \mathrm{softplus}(\cdot)`. "discrete": the moments of the
+            weights of discrete attention. "scores": the same, with scores in place of the query. "pooled": linear
+            heads of the max-pooled values after a convolution; there is no query.
         density: "gaussian" (continuous softmax), "truncated_parabola" (continuous sparsemax), "laplace", "triangular",
             an alpha from 1, "learned" (an alpha for each head), or a module that gives alphas [heads].
-        components: more than 1 make each density a mixture of so many.
+        components: densities in a mixture; 1 for no mixtures.
         transform: the map of the discrete attention: "softmax", "sparsemax", "entmax" (1.5) or an alpha.
         combine: add the discrete attention's context (the paper's combined attention).
         matching: "covariance", or "scale": the moments are those of :math:`\sigma^2` in the score, as in the paper's
             text experiments. It says what the spread of other `moments` is, too.
         basis: "text-32", "text-64", "text-128" or "translation", the paper's; a size, for :func:`text_basis`; or a
             :class:`~tsallis.continuous.Basis`.
-        penalty: of the ridge regression.
-        project: linear layers for the values before, and for the context of all heads after; without them each head
-            attends to its part of the values.
-        filters: of the convolution for "pooled"; by default `d_model`.
+        penalty: of the ridge regression, above 0.
+        project: apply linear layers to the values before, and to the context of all heads after; without them each
+            head attends to its part of the values.
+        filters: the number of filters of the convolution for "pooled"; by default `d_model`.
         filter_width: of the convolution; odd.
-        floor: added to variances, that weights on one position alone give a density too.
-        points: of the quadrature rule. By default as many as the numbers need, which is looked up in each call: that
-            waits for a GPU, and leaves the graph of a compiler.
+        floor: added to variances, so that weights on one position alone give a density too.
+        points: the size of the quadrature rule. The default depends on the numbers of each call: to read them waits
+            for a GPU, and leaves the graph of a compiler.
 
     Raises:
         ValueError: sizes that don't fit, settings that are unknown or don't go together.
@@ -78,7 +78,7 @@ class ContinuousAttention1d(ContinuousAttention):
         positions: Tensor | None = None,
         need_density: bool = False,
     ) -> tuple[Tensor, Density | Tensor | None]:
-        """Context, and the density or the discrete weights.
+        """Return the context, and the density or the discrete weights.
 
         Args:
             query: [batch, queries, d_query], or [batch, d_query] for one; with moments of scores [batch, queries,
@@ -89,7 +89,7 @@ class ContinuousAttention1d(ContinuousAttention):
             lengths: [batch] in place of a mask: how many of the first values count, at least one each.
             positions: [length] or [batch, length] in the dtype they are known in; by default the centres of equal
                 cells of [0, 1], one for each value that counts.
-            need_density: give the density in place of the weights.
+            need_density: return the density in place of the weights.
 
         Returns:
             Context [batch, queries, d_model], or [batch, d_model] of a single query or without one; and the density, of
@@ -107,7 +107,7 @@ class ContinuousAttention1d(ContinuousAttention):
         lengths: Tensor | Sequence[int] | None = None,
         positions: Tensor | None = None,
     ) -> Attended:
-        """Context, density and discrete weights; arguments as of :meth:`forward`."""
+        """Return context, density and discrete weights; arguments as of :meth:`forward`."""
         self._checked(values)
         return self._attended(query, values, self._places(values, mask, lengths, positions))
 
@@ -149,16 +149,19 @@ class ContinuousAttention2d(ContinuousAttention):
     .. math:: c = E_p[V(t)] = B\, E_p[\psi(t)], \qquad
               p = \mathrm{argmax}_p\; E_p\big[-\tfrac12 (t-\mu)^\top \Sigma^{-1} (t-\mu)\big] + H_\alpha(p)
 
-    What :class:`ContinuousAttention1d` is on the line (Martins et al. 2020, sec. 3 and 4). An image is the unit square,
-    its values at the centres of the cells of a grid, or at any positions, such as the centres of boxes.
-
-    Arguments that are not named here are as there; `points` may be (radial, angular).
+    (Martins et al. 2020, eq. 15 and sec. 4.) It is to the plane what :class:`ContinuousAttention1d` is to the line. An
+    image is the unit square, its values at the centres of the cells of a grid, or at any positions, such as the centres
+    of boxes.
 
     Args:
+        d_model, num_heads, d_query, d_values, moments: as of :class:`ContinuousAttention1d`.
         density: "gaussian" (continuous softmax), "truncated_paraboloid" (continuous sparsemax), an alpha from 1,
             "learned" (an alpha for each head), or a module that gives alphas [heads].
+        components, transform, combine, matching: as of :class:`ContinuousAttention1d`.
         basis: "image", "image-paper"; the side of an :func:`image_basis`; or a :class:`~tsallis.continuous.Basis`.
+        penalty, project, filters, floor: as of :class:`ContinuousAttention1d`.
         filter_width: of the convolution for "pooled", over the values in their order; 1 knows no order.
+        points: as of :class:`ContinuousAttention1d`, or (radial, angular).
 
     Raises:
         ValueError: sizes that don't fit, settings that are unknown or don't go together.
@@ -183,7 +186,7 @@ class ContinuousAttention2d(ContinuousAttention):
         positions: Tensor | None = None,
         need_density: bool = False,
     ) -> tuple[Tensor, Density | Tensor | None]:
-        """Context, and the density or the discrete weights.
+        """Return the context, and the density or the discrete weights.
 
         Args:
             query: as of :meth:`ContinuousAttention1d.forward`.
@@ -191,7 +194,7 @@ class ContinuousAttention2d(ContinuousAttention):
             mask: boolean [batch, length]; True takes part.
             grid: height and width of the image, whose values stand row by row.
             positions: [length, 2] or [batch, length, 2] in place of a grid, as (x, y), x to the right and y down.
-            need_density: give the density in place of the weights.
+            need_density: return the density in place of the weights.
 
         Returns:
             As :meth:`ContinuousAttention1d.forward`.
@@ -207,7 +210,7 @@ class ContinuousAttention2d(ContinuousAttention):
         grid: tuple[int, int] | None = None,
         positions: Tensor | None = None,
     ) -> Attended:
-        """Context, density and discrete weights; arguments as of :meth:`forward`."""
+        """Return context, density and discrete weights; arguments as of :meth:`forward`."""
         self._checked(values)
         if (grid is None) == (positions is None):
             raise ValueError("in the plane give a grid of height and width, or positions")
@@ -225,12 +228,15 @@ class ContinuousAttention2d(ContinuousAttention):
 
 
 class ContinuousGlobalAttention(BilinearAttention):
-    r"""Continuous attention with the methods of :class:`tsallis.nn.GlobalAttention`, which it can take the place of.
+    r"""Continuous attention with the methods of :class:`tsallis.nn.GlobalAttention`, which it can replace.
+
+    .. math:: c = E_p[V(t)] + \sum_j w_j h_j, \qquad w = \mathrm{entmax}_\alpha\big(s^\top W h_1, \dots, s^\top W
+    h_n\big)
 
     The moments of the bilinear discrete attention give a density over the memory as a signal on [0, 1], and its context
     is added to the discrete one (Martins et al. 2020, sec. 4: combined attention, without further parameters). The
-    weights it gives are the masses of the density in each position's cell: exactly zero outside the support, and their
-    sum is 1 but for the mass before the start and after the end.
+    weights it returns are the masses of the density in each position's cell: exactly zero outside the support, and
+    their sum is 1 but for the mass before the start and after the end.
 
     Args:
         d_query: size of the state.
@@ -280,7 +286,7 @@ class ContinuousGlobalAttention(BilinearAttention):
         )
 
     def attended(self, scores: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Context [batch, tgt, d_memory] and masses [batch, tgt, src] of scores [batch, tgt, src]."""
+        """Return the context [batch, tgt, d_memory] and masses [batch, tgt, src] of scores [batch, tgt, src]."""
         result = self.attention.attend(scores, memory, mask)
         edges = cell_edges(mask).to(widen(memory))[:, None, None]  # [batch, 1, 1, src + 1]
         return result.context, cell_masses(result.density, edges).squeeze(1)
