@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tsallis.cli import _print_result, main
+from tsallis.cli import main
+from tsallis.cli.translate import _print_result
 from tsallis.data import Vocabulary
 from tsallis.errors import InputError
 from tsallis.search import Certificate, Hypothesis, Result

@@ -17,6 +17,7 @@ import pytest
 import typer
 
 import tsallis.cli as cli
+from tsallis.cli import translate
 from tsallis.errors import InputError
 from tsallis.search import beam_search
 
@@ -190,7 +191,7 @@ def say(
         (looks, "attention_matrix", draw),
         (looks, "image_panels", draw),
         (report, "save", save),
-        (cli, "BUDGET", 150),
+        (translate, "BUDGET", 150),
     ):
         monkeypatch.setattr(module, name, stand_in)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tsallis.cli import _blocks
+from tsallis.cli.input import line_blocks
 from tsallis.data import InflectionExample, Vocabulary
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
@@ -176,7 +176,7 @@ def test_an_empty_input_is_told_of_the_task_at_hand(name: str, gold: bool, tmp_p
     given = Run(Path("runs/x"), None, Vocabulary([]), Vocabulary([]), {"task": name}, {})
     (tmp_path / "in").write_bytes(b"")
     with pytest.raises(InputError, match=f"in: the file is empty, expected lines of {EXPECTED[name][gold]}$"):
-        list(_blocks(given, tmp_path / "in", gold))
+        list(line_blocks(given, tmp_path / "in", gold))
 
 
 @pytest.mark.parametrize("name", ["inflection", "translation"])
@@ -184,7 +184,7 @@ def test_parts_of_a_file_are_read_as_the_whole(name: str, tmp_path: Path) -> Non
     given = run({"task": name})
     line = {"inflection": "a\tb\tN", "translation": "ein Hut\ta hat"}[name]
     (tmp_path / "in").write_text(f"{line}\n" * 130 + "\n", encoding="utf-8")
-    blocks = _blocks(given, tmp_path / "in", gold=True)
+    blocks = line_blocks(given, tmp_path / "in", gold=True)
     parts = [next(blocks), next(blocks)]
     assert [(first, len(lines.corpus), lines.count) for first, lines in parts] == [(0, 64, 64), (64, 64, 64)]
     with pytest.raises(InputError, match="in:131: expected"):

@@ -1,0 +1,108 @@
+"""The command `tsallis`: a file a command. Heavy imports stand inside the commands: `--help` answers at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, Any
+
+try:
+    import typer
+except ModuleNotFoundError:
+    print("tsallis: the commands need more than the library does: pip install 'tsallis[toolkit]'", file=sys.stderr)
+    raise SystemExit(2) from None
+
+from tsallis.cli import average, data, demo, evaluate, info, look, score, train, translate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+app = typer.Typer(
+    help="Sparse probability in PyTorch: train, translate and look at models with exact zeros.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(info.info)
+app.add_typer(data.app, name="data")
+app.command()(train.train)
+app.command()(average.average)
+app.command()(translate.translate)
+app.command()(evaluate.evaluate)
+app.command()(score.score)
+app.command()(look.look)
+app.command()(demo.demo)
+
+UsageError: Any = typer.BadParameter.__mro__[1]  # which typer doesn't export
+
+
+def main(command: Callable[[], object] = app) -> None:
+    """Run a command; a mistake in its input is one line on standard error and exit status 2."""
+    from tsallis.errors import InputError, memory_for, one_line
+
+    if sys.stderr is None:
+        # Whatever is opened next must not take its place.
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    status: object = 0
+    try:
+        if sys.stdout is None:
+            raise InputError("standard output is closed")
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        with memory_for("the work"):
+            status = _run(command)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()  # its reader has seen enough
+    except (InputError, OSError) as error:
+        _discard_output()
+        if os.environ.get("LOCAL_RANK", "0") == "0" or not _known_to_all(error):
+            rank = os.environ.get("RANK", "0")
+            process = f" (process {rank})" if rank != "0" else ""
+            with contextlib.suppress(OSError):
+                print(one_line(f"tsallis{process}: {_explain(error)}"), file=sys.stderr, flush=True)
+        status = 2
+    raise SystemExit(status)
+
+
+def _run(command: Callable[[], object]) -> object:
+    """Return the exit status of a command; wrong arguments are an `InputError`."""
+    from tsallis.errors import InputError
+
+    try:
+        return app(prog_name="tsallis", standalone_mode=False) if command is app else command()
+    except typer.Abort:
+        return 130
+    except SystemExit as leave:
+        if isinstance(leave.__context__, BrokenPipeError):  # typer makes it an exit status of 1
+            raise leave.__context__ from None
+        raise
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message())
+            return 2
+        path = error.ctx.command_path if error.ctx else "tsallis"
+        raise InputError(f"{error.format_message().removesuffix('.')} (see {path} --help)") from error
+
+
+def _explain(error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    return f"{error.filename or 'standard output'}: {error.strerror or error}"
+
+
+def _discard_output() -> None:
+    """Write what is left of the output; where that fails, let it go nowhere, or Python would complain at exit."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _known_to_all(error: Exception) -> bool:
+    """Tell whether every process of the run raised this error, so that only the first need print it."""
+    world = sys.modules.get("tsallis.training.distributed")
+    return world is not None and isinstance(error, world.CommonError)

@@ -1,0 +1,26 @@
+"""The command `tsallis average`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tsallis.cli.options import RunArgument
+from tsallis.cli.output import print_fields
+
+
+def average(
+    run: RunArgument,
+    last: Annotated[int | None, typer.Option(min=1, help="How many; default: all that were kept.")] = None,
+) -> None:
+    """Average the parameters of the last validated checkpoints, of which training.keep are kept."""
+    from tsallis.errors import InputError
+    from tsallis.training.checkpoint import Checkpoints
+    from tsallis.training.run_folder import locked
+
+    if not (run / "model.json").exists():
+        raise InputError(f"{run}: not a run folder (it has no model.json)")
+    with locked(run):  # a training would write its index over ours
+        names = Checkpoints(run / "checkpoints").average(last)
+    print_fields(f"averaged {', '.join(names)}: use it with --checkpoint average")

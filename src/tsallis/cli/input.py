@@ -1,0 +1,71 @@
+"""The lines that a command reads, of a file or of standard input."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tsallis.data.batching import Batch
+    from tsallis.data.corpus import Corpus
+    from tsallis.tasks import Lines
+    from tsallis.training import Run
+
+BLOCK = 64  # lines of input that are answered before the next ones are read
+
+
+def beam_size_of(run: Run) -> int:
+    """Return the beam size of a run's configuration."""
+    from tsallis.config import load_config
+
+    return load_config(run.folder / "config.yaml").search.beam_size
+
+
+def read_all(run: Run, file: Path | None, gold: bool, **options: Any) -> Lines:
+    """Read all lines of a file, or of standard input."""
+    from tsallis.tasks import read_lines
+
+    with _opened(run, file, gold) as (lines, name):
+        return read_lines(run, list(lines), name, gold, **options)
+
+
+def line_blocks(run: Run, file: Path | None, gold: bool, **options: Any) -> Iterator[tuple[int, Lines]]:
+    """Read lines in blocks of 64, so that the first are answered before the last arrive.
+
+    Yields the number of a block's first line, from 0, and the block.
+    """
+    from tsallis.tasks import line_reader
+
+    with _opened(run, file, gold) as (lines, name):
+        read, first = line_reader(run, name, gold, **options), 0
+        while block := list(islice(lines, BLOCK)):
+            yield first, read(block, first=first)
+            first += len(block)
+
+
+def one_batch(corpus: Corpus) -> Iterator[Batch]:
+    """Yield one batch of all rows, or nothing for an empty corpus."""
+    if len(corpus):
+        yield corpus.batch(range(len(corpus)))
+
+
+@contextlib.contextmanager
+def _opened(run: Run, file: Path | None, gold: bool) -> Iterator[tuple[Iterator[str], str]]:
+    """Open a file, or standard input: its lines and the name that messages give it."""
+    from tsallis.data import reading
+    from tsallis.errors import InputError
+    from tsallis.tasks import task_of
+
+    expected = task_of(run.task).columns[gold]
+    if file is not None:
+        with reading.open_file(file) as stream, reading.reading(file):
+            yield reading.decode_lines(stream, str(file), expected), str(file)
+    elif sys.stdin is None:
+        raise InputError("standard input is closed")
+    else:
+        yield reading.decode_lines(sys.stdin.buffer, "standard input", expected), "standard input"

@@ -1,0 +1,25 @@
+"""Arguments and options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+MOST = 1_000  # prefixes of a beam, outputs of a line
+MOST_EXPANSIONS = 1_000_000
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Input file; default: standard input.")]
+Beam = Annotated[int | None, typer.Option(min=1, max=MOST, help="Beam size; default: the run's.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+Language = Annotated[str | None, typer.Option(help="The lines' language, for a run of several.")]
+Images = Annotated[Path | None, typer.Option(help="Images that lines name; default: those of the config's test split.")]
+SplitLanguage = Annotated[
+    str | None, typer.Option("--language", help="FILE's language, for a run of several; of a split, only this one.")
+]
+SplitImages = Annotated[
+    Path | None, typer.Option("--images", help="Images that lines name; default: those of the config's split.")
+]
+Which = Annotated[str, typer.Option("--checkpoint", help="best, last or average (see `tsallis average`).")]

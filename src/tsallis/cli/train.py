@@ -1,0 +1,55 @@
+"""The command `tsallis train`."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from tsallis.config import Config
+    from tsallis.prepare import Prepared
+    from tsallis.training.distributed import World
+    from tsallis.training.lock import Lock
+
+
+def train(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, see recipes/.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="The run folder; default: run_dir of the config.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")] = "auto",
+) -> None:
+    """Train a model, or go on with a training that was interrupted.
+
+    On several processes: torchrun --nproc-per-node N -m tsallis train CONFIG
+    """
+    from tsallis.config import load_config
+    from tsallis.training.distributed import joined
+
+    with joined(device) as world:
+        loaded = world.together(lambda: load_config(config, overrides or []))
+        run_training(loaded, run_dir or (Path(loaded.run_dir) if loaded.run_dir else Path("runs") / config.stem), world)
+
+
+def run_training(loaded: Config, folder: Path, world: World) -> None:
+    from tsallis.prepare import prepare
+    from tsallis.training import Trainer
+    from tsallis.training.progress import TrainingDisplay
+    from tsallis.training.run_folder import locked, start_run
+
+    with contextlib.ExitStack() as stack:
+
+        def start() -> tuple[Prepared, Any, Lock | None, bool]:
+            lock = stack.enter_context(locked(folder)) if world.main else None
+            prepared = prepare(loaded, folder)
+            model = prepared.build()
+            arguments = (prepared.description, prepared.task, prepared.data.src_vocab, prepared.data.tgt_vocab)
+            return prepared, model, lock, world.main and start_run(folder, loaded.text(), *arguments, lock)
+
+        prepared, model, lock, resumed = world.together(start)
+        data, settings = prepared.data, prepared.settings
+        display = stack.enter_context(TrainingDisplay(folder, resumed, settings.epochs, quiet=not world.main))
+        display.counts(data.train.counts)
+        Trainer(model, data.train, data.dev, folder, settings, display.update, prepared.measure(), world, lock).run()
