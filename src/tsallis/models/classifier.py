@@ -119,7 +119,8 @@ class BiLSTMClassifier(nn.Module):
         density: in place of the one that goes with `transform`: "laplace", "triangular" or another alpha.
         penalty: of the ridge regression.
         d_embedding: size of the embeddings; by default `d_model`.
-        output: the map of the output, "softmax", "sparsemax" or "entmax" with `output_alpha`.
+        output: the map of the output, "softmax", "sparsemax" or "entmax".
+        output_alpha: for output "entmax".
 
     Raises:
         ValueError: sizes that are odd or too small, an attention or a map that is unknown.

@@ -60,9 +60,9 @@ class RNNSeq2Seq(nn.Module):
     map `output` (Peters et al. 2019, sec. 4: two layers, 300 units, dropout 0.3 for inflection).
 
     The model's part `attention` may be exchanged for any module with the methods of
-    :class:`tsallis.nn.GlobalAttention`: `keys(memory)` gives what can be computed once a sentence, as rows
-    [batch, ...], and `forward(query, memory, mask, keys)` a context [batch, d_model] and weights [batch, src], for
-    queries [batch, tgt, d_model] (asked without input feeding) with one more dimension. `arguments` know nothing of it.
+    :class:`tsallis.nn.GlobalAttention`: `keys(memory)` returns what is computed once a sentence, as rows
+    [batch, ...], and `forward(query, memory, mask, keys)` a context [batch, d_model] and weights [batch, src]; for
+    queries [batch, tgt, d_model] (without input feeding) with one more dimension. `arguments` do not record it.
 
     Args:
         src_vocab: number of source symbols; 0 is padding.
@@ -70,9 +70,12 @@ class RNNSeq2Seq(nn.Module):
         d_model: size of embeddings and states; even.
         layers: of the encoder and of the decoder.
         dropout: on embeddings, between layers and on the attentional state.
-        attention: "softmax", "sparsemax" or "entmax", with `attention_alpha`.
-        output: "softmax", "sparsemax", "entmax" or "alpha_relu", with `output_alpha` and `tau`.
-        input_feeding: whether a step sees the attentional state of the one before. Without it all steps of a known
+        attention: "softmax", "sparsemax" or "entmax".
+        attention_alpha: for attention "entmax".
+        output: "softmax", "sparsemax", "entmax" or "alpha_relu".
+        output_alpha: for output "entmax" and "alpha_relu".
+        tau: the threshold for output "alpha_relu", see :func:`tsallis.estimate_tau_from_scores`.
+        input_feeding: whether a step reads the attentional state of the one before. Without it all steps of a known
             target run in one call, at some loss of accuracy.
         forbidden: target symbols that are never predicted (by default padding, start and unknown).
         share: "target" makes one matrix of the target embedding and the output's projection; "none" keeps them apart.

@@ -16,13 +16,25 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Memory:
-    """The encoder's states of a batch of sources."""
+    """The encoder's states of a batch of sources.
 
-    states: Tensor  # [batch, src, d_model]
-    mask: Tensor  # [batch, src], True where there is a symbol
-    summary: tuple[Tensor, ...] = ()  # [batch, ...]: the encoder's last states
+    Args:
+        states: [batch, src, d_model]
+        mask: boolean [batch, src], True where there is a symbol.
+        summary: the encoder's last states, each [batch, ...].
+
+    Example:
+        >>> memory = Memory(torch.randn(2, 5, 8), torch.ones(2, 5, dtype=torch.bool))
+        >>> memory.select(torch.tensor([0, 0, 1])).states.shape
+        torch.Size([3, 5, 8])
+    """
+
+    states: Tensor
+    mask: Tensor
+    summary: tuple[Tensor, ...] = ()
 
     def select(self, index: Tensor) -> Memory:
+        """Select rows by index: reorder, repeat or drop them."""
         return Memory(self.states[index], self.mask[index], tuple(x[index] for x in self.summary))
 
 
@@ -44,18 +56,29 @@ def join(states: Sequence[Any]) -> Any:
 
 
 class Step(NamedTuple):
-    """One step of decoding."""
+    """One step of decoding.
 
-    scores: Tensor  # [batch, d_vocab], -inf for symbols that can't come
-    attention: Tensor  # [batch, src]
+    Args:
+        scores: [batch, d_vocab], -inf for symbols that can't come.
+        attention: weights [batch, src].
+        state: after the step, for the next one.
+    """
+
+    scores: Tensor
+    attention: Tensor
     state: Any
 
 
 class Decoded(NamedTuple):
-    """All steps at once, with teacher forcing."""
+    """All steps at once, with teacher forcing.
 
-    hidden: Tensor  # [batch, tgt, d_model]
-    attention: Tensor | None  # [batch, tgt, src]; None where a model holds no weights unless it is asked to
+    Args:
+        hidden: [batch, tgt, d_model]
+        attention: weights [batch, tgt, src]; None where a model holds no weights by default.
+    """
+
+    hidden: Tensor
+    attention: Tensor | None
 
 
 class State(Protocol):
@@ -78,7 +101,19 @@ class Output(Protocol):
 
 
 class Decoder(Protocol):
-    """The methods of a model that search calls."""
+    """The methods of a model that search calls.
+
+    :class:`~tsallis.models.RNNSeq2Seq`, :class:`~tsallis.models.TransformerSeq2Seq`,
+    :class:`~tsallis.models.LabelDecoder` and :class:`~tsallis.search.Ensemble` have them. A state has a method
+    `select(index)` that reorders, repeats or drops its rows.
+
+    Example:
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> model: Decoder = RNNSeq2Seq(20, 15, d_model=8)
+        >>> state = model.start(model.encode(torch.tensor([[7, 8, 9]]), torch.tensor([3])))
+        >>> model.step(state, torch.tensor([1])).scores.shape  # after the start
+        torch.Size([1, 15])
+    """
 
     @property
     def output(self) -> Output: ...

@@ -96,8 +96,8 @@ class VisualAnswerer(nn.Module):
     .. math:: p = \mathrm{entmax}_\alpha\big(w^\top \mathrm{relu}(W h_l)\big), \qquad
               z = \mathrm{norm}\big(A \textstyle\sum_l p_l h_l + A' \sum_l p'_l h'_l\big)
 
-    that of the question always with softmax. Continuous attention takes the place of the image's: a density with mean
-    and covariance of the weights :math:`p'` looks at a continuous image, without further parameters; combined attention
+    that of the question always with softmax. Continuous attention replaces the image's: a density with mean and
+    covariance of the weights :math:`p'` attends to a continuous image, without further parameters; combined attention
     adds both contexts (Martins et al. 2020, sec. 4 and appendix H.3).
 
     Args:
@@ -110,23 +110,24 @@ class VisualAnswerer(nn.Module):
         dropout: in the layers and where scores are made.
         d_embedding: size of the embeddings; by default `d_model`.
         d_flat: size of the network that makes scores; by default `d_model`.
-        d_fused: size of what answers are chosen by; by default 2 `d_model`.
+        d_fused: size of the fused features z; by default 2 `d_model`.
         image: "cnn" for pictures, or "features" of another network, see
             :class:`tsallis.models.image_encoder.ImageGrid`.
         d_image: channels of a picture, or size of the features.
         stages: convolutions of "cnn"; each halves height and width.
-        positions: tell the layers where on the grid a state stands.
+        positions: add encodings of the positions on the grid to the states of the image.
         attention: to the image: "discrete", "continuous" or "combined".
         transform: the map of its discrete attention, "softmax", "sparsemax", "entmax" (1.5) or an alpha; a density of
             the same alpha goes with it.
         functions: Gaussian basis functions of the continuous image; a square number.
         basis: "image", or "image-paper" with functions as narrow as the paper's.
         matching: "covariance" as in the paper, or "scale", see :class:`tsallis.nn.ContinuousAttention2d`.
-        density: another than goes with `transform`: "gaussian", "truncated_paraboloid", an alpha, or "learned", which
-            is one more parameter. The paper's continuous sparsemax is a density of alpha 2 with the moments of softmax
-            weights.
+        density: in place of the one that goes with `transform`: "gaussian", "truncated_paraboloid", an alpha, or
+            "learned", which is one more parameter. The paper's continuous sparsemax is a density of alpha 2 with the
+            moments of softmax weights.
         penalty: of the ridge regression.
-        output: the map of the output, "softmax", "sparsemax" or "entmax" with `output_alpha`.
+        output: the map of the output, "softmax", "sparsemax" or "entmax".
+        output_alpha: for output "entmax".
 
     Raises:
         ValueError: sizes that don't fit, an attention, a map, a basis or a kind of image that is unknown.

@@ -15,33 +15,58 @@ ROUNDING = 1e-9  # of log-probabilities summed in float64 over as many steps as 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A finished output."""
+    """A finished output.
 
-    tokens: tuple[int, ...]  # without start and end
-    log_prob: float  # natural logarithm, the end included
-    support: tuple[int, ...]  # symbols with a probability, one count a step, the end's step included
-    attended: tuple[int, ...]  # source positions with a weight, one count a step
-    attention: Tensor | None = field(default=None, compare=False)  # [steps, src length], where it was asked for
+    Args:
+        tokens: symbols without start and end.
+        log_prob: natural logarithm of the probability, the end included.
+        support: the number of symbols with a probability, one count a step, the end's step included.
+        attended: the number of source positions with a weight, one count a step.
+        attention: weights [steps, src length], with `keep_attention`.
+
+    Example:
+        >>> hypothesis = Hypothesis(tokens=(7, 8), log_prob=math.log(0.9), support=(2, 1, 1), attended=(1, 1, 1))
+        >>> round(hypothesis.prob, 2)
+        0.9
+    """
+
+    tokens: tuple[int, ...]
+    log_prob: float
+    support: tuple[int, ...]
+    attended: tuple[int, ...]
+    attention: Tensor | None = field(default=None, compare=False)
 
     @property
     def prob(self) -> float:
+        """The probability."""
         return math.exp(self.log_prob)
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """The proof that a search gives about its result.
+    r"""The proof that a search gives about its result.
 
     - `complete`: no output with a probability is missing: the hypotheses are the whole distribution.
     - `optimal`: outputs may be missing, and none of them is more probable than the best hypothesis.
     - `bounded`: no output is more probable than `exp(bound)`, which exceeds the best hypothesis.
-    - `none`: nothing is, because nothing was finished or the model's values are no probabilities.
+    - `none`: nothing is proved, because nothing was finished or the model's values are no probabilities.
 
-    For normalised models no output that is missing is more probable than `exp(bound)`, whatever the kind.
+    For normalised models no output that is missing is more probable than `exp(bound)`, whatever the kind: with D the
+    prefixes that were dropped,
+
+    .. math:: \mathrm{bound} = \max_{y \in D} \log p(y \mid x) \ge \max_{y \in D} \max_{y'} \log p(y y' \mid x)
+
+    Args:
+        kind: "complete", "optimal", "bounded" or "none".
+        bound: the log-probability of the best prefix (or output) that was dropped, -inf if none was.
+
+    Example:
+        >>> Certificate("optimal", bound=-2.3).proves_best, Certificate("bounded", bound=-0.2).proves_best
+        (True, False)
     """
 
     kind: Kind
-    bound: float  # log-probability of the best prefix (or output) that was given up, -inf if none was
+    bound: float
 
     @property
     def proves_best(self) -> bool:
@@ -52,6 +77,10 @@ class Certificate:
 @dataclass(frozen=True)
 class Result:
     """The hypotheses of one source, best first, and their certificate.
+
+    Args:
+        hypotheses: the best first.
+        certificate: the proof about them.
 
     Example:
         >>> drew = Hypothesis((7, 8), -0.105, (2, 1, 1), (1, 1, 1))

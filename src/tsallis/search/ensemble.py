@@ -86,11 +86,11 @@ class Ensemble:
 
     .. math:: p(y_t \mid y_{<t}, x) = \frac{1}{M} \sum_{m=1}^{M} p_m(y_t \mid y_{<t}, x)
 
-    It follows the decoder protocol itself, so that every search takes it, and ensembles of ensembles are fine.
-    Averaging logarithms instead would let one model's zero forbid what all others expect.
+    It follows the decoder protocol itself, so that every search takes it, and so does another ensemble. The mean of
+    logarithms instead would let one model's zero forbid what all others expect.
 
     Args:
-        models: anything with the decoder protocol; their maps and sizes may differ, their vocabularies may not.
+        models: at least one, each with the decoder protocol; their maps and sizes may differ, their vocabularies not.
 
     Raises:
         ValueError: no models, or at the first step, models with different numbers of symbols.

@@ -74,7 +74,7 @@ def exhaustive(
     """Find every output with a probability, best first, by expanding the most probable prefixes again and again.
 
     It ends when no prefix is left (the result is `complete`, its probabilities sum to 1), when the `n_best` best are
-    proved, or when `budget` prefixes of a source have been expanded: then `bound` says how probable anything missing
+    proved, or when `budget` prefixes of a source have been expanded: then `bound` says how probable a missing output
     could be, and :attr:`Result.proven` holds the outputs whose rank is certain all the same.
 
     Memory grows with the states of the prefixes that are open, at most `budget` of each of 16 sources.
@@ -84,9 +84,12 @@ def exhaustive(
         src: [batch, src] symbols.
         src_lengths: [batch] their counts.
         budget: prefixes expanded a source, at most.
-        n_best: outputs wanted a source; None: all.
+        n_best: outputs returned a source; None: all.
         max_length: of an output, without its end; None: twice the source's length and 20.
         keep_attention: whether hypotheses carry their attention weights.
+
+    Returns:
+        One :class:`Result` a source.
 
     Raises:
         ValueError: a budget, length or number of outputs below 1; a model whose probabilities are NaN.

@@ -20,10 +20,9 @@ def sample(
     max_length: int | None = None,
     generator: torch.Generator | None = None,
 ) -> list[list[tuple[int, ...] | None]]:
-    """Draw `n` outputs from the model for every source, token by token; what is impossible is never drawn.
+    """Draw `n` outputs from the model for every source, token by token; an impossible token is never drawn.
 
-    None stands where a draw met a dead end or the length limit, so that the frequencies of all others stay those of
-    the model. Values that don't sum to 1 (alpha-ReLU) are drawn in proportion at every step.
+    Values that don't sum to 1 (alpha-ReLU) are drawn in proportion at every step.
 
     Args:
         model: anything with the decoder protocol.
@@ -32,6 +31,10 @@ def sample(
         n: draws a source.
         max_length: of an output, without its end; None: twice the source's length and 20.
         generator: of the random numbers, on the device of `src`.
+
+    Returns:
+        `n` outputs a source, each without start and end. An output is None where a draw met a dead end or the length
+        limit, so that the frequencies of all others stay those of the model.
 
     Raises:
         ValueError: sizes below 1; a model whose probabilities are NaN.

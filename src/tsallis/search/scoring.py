@@ -12,9 +12,9 @@ from tsallis.search.step import advance, evaluating
 
 @torch.no_grad()
 def score(model: Decoder, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
-    """Compute the log-probabilities [batch] of given outputs in float64, -inf where the model holds one impossible.
+    """Compute the log-probabilities of given outputs.
 
-    The same steps as in search: an output that was found scores what the search reported.
+    The steps are those of search: the score of a search's output is the log-probability that the search reported.
 
     Args:
         model: anything with the decoder protocol.
@@ -22,6 +22,9 @@ def score(model: Decoder, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_
         src_lengths: [batch] their counts.
         tgt_in: [batch, tgt] tokens, the start first.
         tgt_out: [batch, tgt] tokens, the end last, padded with -100.
+
+    Returns:
+        [batch] in float64, -inf where the model holds the output impossible.
 
     Raises:
         ValueError: targets of different shapes; a model whose probabilities are NaN.

@@ -57,7 +57,7 @@ class TransformerSeq2Seq(nn.Module):
     .. math:: \mathrm{head}_h = \mathrm{entmax}_{\alpha_h}\big(Q_h K_h^\top / \sqrt{d}\big) V_h, \qquad
               \alpha_h = 1 + \sigma(a_h)
 
-    (Vaswani et al. 2017; Correia et al. 2019, eq. 4 and 7, who learn an alpha for every head of every layer). There are
+    (Vaswani et al. 2017; Correia et al. 2019, eq. 8 and 10, learn an alpha for every head of every layer). There are
     three kinds of attention: of the encoder to itself, of the decoder to itself, and of the decoder to the source
     ("context"). Parameters have the names of `torch.nn.Transformer`.
 
@@ -66,21 +66,25 @@ class TransformerSeq2Seq(nn.Module):
         tgt_vocab: number of target symbols; 0 is padding.
         d_model: size of embeddings and states; even, and a multiple of `heads`.
         heads: of each attention.
-        layers: of the encoder and of the decoder, unless `encoder_layers` or `decoder_layers` says otherwise.
+        layers: of the encoder and of the decoder.
         d_ff: hidden units of the network behind each attention.
         dropout: on embeddings, hidden units, and what attention and network add.
         attention_dropout: on attention weights; None: as `dropout`.
         norm: "post" normalises sums (Vaswani et al. 2017), "pre" what each part reads, and the end.
         activation: "relu" or "gelu".
-        attention: "softmax", "sparsemax", "entmax" (with `attention_alpha`) or "learned", for each kind of which
-            `encoder_attention`, `decoder_attention` or `context_attention` doesn't say otherwise.
-        tie_alphas: of learned ones: "none" has one a head, "layer" one for the heads of an attention, "kind" one for
-            all layers of a kind, "global" one for all.
-        output: "softmax", "sparsemax", "entmax" or "alpha_relu", with `output_alpha` and `tau`.
+        attention: "softmax", "sparsemax", "entmax" or "learned", for every kind.
+        attention_alpha: for attention "entmax".
+        encoder_attention, decoder_attention, context_attention: in place of `attention` for one kind.
+        tie_alphas: which learned alphas are one: "none" has one a head, "layer" one for the heads of an attention,
+            "kind" one for all layers of a kind, "global" one for all.
+        output: "softmax", "sparsemax", "entmax" or "alpha_relu".
+        output_alpha: for output "entmax" and "alpha_relu".
+        tau: the threshold for output "alpha_relu", see :func:`tsallis.estimate_tau_from_scores`.
         share: "target" makes one matrix of the target embedding and the output's projection, "all" of the source
             embedding, too.
         forbidden: target symbols that are never predicted (by default padding, start and unknown).
-        checkpoint_activations: keep only what enters each layer, and compute the layer again in the backward pass.
+        encoder_layers, decoder_layers: in place of `layers` for one of them.
+        checkpoint_activations: hold only the input of each layer, and compute the layer again in the backward pass.
 
     Raises:
         ValueError: sizes that don't fit, names that are none of these.
