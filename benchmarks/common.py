@@ -56,7 +56,7 @@ class Candidate:
 
     def backend(self) -> str:
         """Which of our backends computes this; nothing for the others' functions."""
-        with tsallis.backend("eager" if self.owner == "tsallis eager" else dispatch.wanted()):
+        with tsallis.backend("eager" if self.owner == "tsallis eager" else dispatch.request()):
             return dispatch.explain() if self.owner.startswith("tsallis") else ""
 
     def medians(self) -> tuple[float, float]:

@@ -37,24 +37,24 @@ def refuse(*_: object, **__: object) -> None:
 
 
 def test_blocks_nest_and_give_back_what_was_before() -> None:
-    assert backend.wanted() == "auto"
+    assert backend.request() == "auto"
     with tsallis.backend("eager") as outer:
-        assert backend.wanted() == outer.name == "eager"
+        assert backend.request() == outer.name == "eager"
         with tsallis.backend("auto"):
-            assert backend.wanted() == "auto"
-        assert backend.wanted() == "eager"
+            assert backend.request() == "auto"
+        assert backend.request() == "eager"
         with outer:  # the same one again
-            assert backend.wanted() == "eager"
-        assert backend.wanted() == "eager"
-    assert backend.wanted() == "auto"
+            assert backend.request() == "eager"
+        assert backend.request() == "eager"
+    assert backend.request() == "auto"
 
 
 def test_a_block_left_by_an_exception_gives_back_what_was_before() -> None:
     with tsallis.backend("eager"):
         with pytest.raises(ZeroDivisionError), tsallis.backend("auto"):
             raise ZeroDivisionError
-        assert backend.wanted() == "eager"
-    assert backend.wanted() == "auto"
+        assert backend.request() == "eager"
+    assert backend.request() == "auto"
 
 
 @pytest.mark.parametrize("name", ["gpu", "", "Eager"])
@@ -65,11 +65,11 @@ def test_an_unknown_backend_is_shown_beside_those_there_are(name: str) -> None:
 
 def test_a_block_overrules_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(backend.VARIABLE, "eager")
-    assert backend.wanted() == "eager"
+    assert backend.request() == "eager"
     with tsallis.backend("auto"):
-        assert backend.wanted() == "auto"
+        assert backend.request() == "auto"
     monkeypatch.setenv(backend.VARIABLE, "")
-    assert backend.wanted() == "auto"
+    assert backend.request() == "auto"
 
 
 def test_the_environment_is_read_by_a_fresh_process() -> None:

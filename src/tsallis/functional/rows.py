@@ -57,7 +57,7 @@ def masked(scores: Tensor, mask: Tensor) -> Tensor:
         ) from error
 
 
-def kernels_for(scores: Tensor, alpha: Alpha) -> ModuleType | None:
+def kernels_for(scores: Tensor, alpha: Alpha) -> Any:
     """Return the kernels that these scores go to as they are: none where torch compiles, transforms or records."""
     # `transforms_active` and `modes_active`, the latter in `dispatch`: of small tensors every call counts.
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():

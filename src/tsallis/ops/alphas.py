@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -16,8 +18,11 @@ def extremes(alpha: Tensor) -> tuple[float, float]:
 
 
 def check_alpha(alpha: Alpha) -> None:
-    """Every alpha is finite and at least 1; checked where numbers are at hand."""
-    if isinstance(alpha, Tensor):
+    """Raise a ValueError unless every alpha is finite and at least 1; for callers that have the numbers at hand."""
+    if isinstance(alpha, float):
+        if not 1 <= alpha < math.inf:
+            raise ValueError(f"alpha must be finite and at least 1, got {alpha:g}")
+    else:
         least, most = extremes(alpha) if alpha.numel() else (1.0, 1.0)
         if not (least >= 1 and most < torch.inf):
             invalid = ~((alpha >= 1) & (alpha < torch.inf))

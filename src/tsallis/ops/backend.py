@@ -1,40 +1,93 @@
-"""Which kernels compute: the compiled or Triton's where they can, plain PyTorch operations everywhere else."""
+"""Which backend computes: the protocol that every backend fulfils, and the only place that chooses among them.
+
+A backend is a module, a folder of `ops`, with the attributes of :class:`Backend`. `BACKENDS` lists them; none is
+imported before it is needed. What the first choice does not compute is left to `eager`, which computes everything.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import math
 import os
-from collections.abc import Sequence
 from contextvars import ContextVar, Token
-from types import ModuleType
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from tsallis.ops import cpu
-from tsallis.ops.alphas import Alpha, extremes
-from tsallis.ops.transforms import modes_active
+from tsallis.ops.alphas import Alpha, check_alpha, extremes
+from tsallis.ops.tracing import constant
 
-BACKENDS = ("auto", "eager", "cpu", "triton")
-HALVES = (torch.float32, torch.bfloat16, torch.float16)  # what Triton's kernels compute; the compiled ones float64 too
 VARIABLE = "TSALLIS_BACKEND"
 _PLAIN = (Tensor, torch.nn.Parameter)
 
-_wanted: ContextVar[str | None] = ContextVar("tsallis_backend", default=None)
+
+class Capabilities(NamedTuple):
+    """What a backend computes and how; all else goes to `eager`."""
+
+    dtypes: tuple[torch.dtype, ...]
+    largest_alpha: float  # the smallest is 1
+    any_dim: bool = False  # maps take rows along any dimension of contiguous scores; else along the last alone
+    asynchronous: bool = False  # results are there before they are computed, and reading a number waits for it
+    seeded_dropout: bool = False  # there is `drop`
+    largest_head: float = math.inf  # the most numbers that a query, key or value of attention may have
+    largest_batch: float = math.inf  # the most batch elements and the most heads of attention
+
+
+class Status(Protocol):
+    """Whether a backend can be used here, and why or why not."""
+
+    @property
+    def available(self) -> bool: ...
+
+    @property
+    def reason(self) -> str: ...
+
+
+class Backend(Protocol):
+    """The operations of a backend, for rows of tensors that the callers have checked."""
+
+    CAPABILITIES: Capabilities
+
+    def status(self) -> Status:
+        """Tell whether the backend can be used here, and why or why not, in one line."""
+
+    def usable(self) -> bool:
+        """Tell whether the backend can be used, as it is about to be; it may warn, once, where it can't."""
+
+    def on_device(self, kind: str) -> bool:
+        """Tell whether tensors on a type of devices can be computed; asked before the tensors are looked at."""
+
+
+class Entry(NamedTuple):
+    """A line of the table of backends."""
+
+    module: str
+    devices: tuple[str, ...]  # the types of devices on which "auto" means this backend; of several the first usable one
+
+
+BACKENDS = {
+    "eager": Entry("tsallis.ops.eager", ()),
+    "cpu": Entry("tsallis.ops.cpu", ("cpu",)),
+    "triton": Entry("tsallis.ops.triton", ("cuda",)),
+}
+NAMES = ("auto", *BACKENDS)
+_AUTO = {
+    kind: tuple(name for name, entry in BACKENDS.items() if kind in entry.devices)
+    for kind in {kind for entry in BACKENDS.values() for kind in entry.devices}
+}
+_request: ContextVar[str | None] = ContextVar("tsallis_backend", default=None)
 
 
 class backend:
-    """The choice of a backend for the calls inside a `with` block: `"eager"`, `"cpu"`, `"triton"` or `"auto"`.
+    """Compute with one backend inside a `with` block: `"eager"`, `"cpu"`, `"triton"` or `"auto"`.
 
     `"auto"` is the default, and what the environment variable `TSALLIS_BACKEND` overrules: the compiled kernels for
     tensors on the CPU where they were built, Triton's for float32, bfloat16 and float16 on a GPU where Triton works,
     plain PyTorch operations for everything else. `"cpu"` (the compiled kernels) and `"triton"` are errors where these
-    are missing; what they don't compute (alpha above 2, budgets) stays with PyTorch's operations. The backend of a
-    forward pass computes its gradients, too; second derivatives are always PyTorch's operations.
-
-    Args:
-        name: one of the four names.
+    are missing; what they don't compute (alpha above 2, budgets) stays with PyTorch's operations. What a forward pass
+    was computed with, its gradients are too; second derivatives are PyTorch's operations always.
 
     Raises:
         ValueError: an unknown backend.
@@ -52,100 +105,168 @@ class backend:
         self._tokens: list[Token[str | None]] = []
 
     def __enter__(self) -> backend:
-        self._tokens.append(_wanted.set(self.name))
+        self._tokens.append(_request.set(self.name))
         return self
 
     def __exit__(self, *_: object) -> None:
-        _wanted.reset(self._tokens.pop())
+        _request.reset(self._tokens.pop())
 
 
 def _checked(name: str, what: str) -> str:
-    if name not in BACKENDS:
-        raise ValueError(f"{what} must be one of {', '.join(BACKENDS)}, got {name!r}")
-    if name == "cpu" and not cpu.status().available:
-        raise RuntimeError(f"{what} 'cpu' can't be used: {cpu.status().reason}")
-    if name == "triton":
-        able, reason = triton_status()
-        if not able:
-            raise RuntimeError(f"{what} 'triton' can't be used: {reason}")
+    if name not in NAMES:
+        raise ValueError(f"{what} must be one of {', '.join(NAMES)}, got {name!r}")
+    if name != "auto" and not load(name).status().available:
+        raise RuntimeError(f"{what} {name!r} can't be used: {load(name).status().reason}")
     return name
 
 
-def triton_kernels() -> ModuleType:
-    """Triton's kernels; this imports Triton, or finds that it is missing."""
-    return importlib.import_module("tsallis.ops.triton")
-
-
 @functools.cache
-def triton_status() -> tuple[bool, str]:
-    """Tell whether Triton's kernels can compute here, and why or why not; this imports Triton."""
-    able, reason = triton_kernels().available()
-    return bool(able), str(reason)
+def load(name: str) -> Backend:
+    """Return a backend by its name; Triton's is imported here, and only here."""
+    return cast(Backend, importlib.import_module(BACKENDS[name].module))
 
 
-def wanted() -> str:
-    """Return the backend asked for: by the innermost `backend` block, else by the environment, else `auto`."""
-    name = _wanted.get()
+def request() -> str:
+    """Return the backend's name that the innermost `backend` block asks for, else the environment, else `auto`."""
+    name = _request.get()
     return name if name is not None else _checked(os.environ.get(VARIABLE) or "auto", VARIABLE)
+
+
+def choose(alpha: Alpha, *tensors: Tensor) -> Backend:
+    """Return the backend that computes these tensors, and check the alphas: their only check.
+
+    For callers that have the numbers at hand; :func:`choose_direct` is for those that may not.
+
+    Raises:
+        ValueError: an alpha below 1 or not finite.
+        RuntimeError: the backend that was asked for by name does not compute on such devices.
+    """
+    name, kind = request(), tensors[0].device.type
+    for candidate in _AUTO.get(kind, ()) if name == "auto" else (name,):
+        choice = load(candidate)
+        if choice.on_device(kind) and _suits(choice.CAPABILITIES, alpha, tensors) and choice.usable():
+            return choice
+    check_alpha(alpha)
+    return load("eager")
+
+
+def _suits(capabilities: Capabilities, alpha: Alpha, tensors: tuple[Tensor, ...]) -> bool:
+    for x in tensors:
+        if type(x) not in _PLAIN or x.dtype not in capabilities.dtypes or x.numel() == 0:
+            return False
+        if x is not tensors[0] and x.device != tensors[0].device:
+            return False
+    if isinstance(alpha, float):
+        return 1 <= alpha <= capabilities.largest_alpha
+    least, most = extremes(alpha)
+    return 1 <= least <= most <= capabilities.largest_alpha
+
+
+def choose_direct(alpha: Alpha, *tensors: Tensor) -> Backend | None:
+    """Return the backend to call at once; None where a compiler, a mode or a transformation follows the operations.
+
+    There an operator has to be called, whose body asks :func:`choose` when it runs.
+    """
+    # Each of these is one call: of small tensors every one counts.
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return None
+    return None if torch._C._len_torch_dispatch_stack() else choose(alpha, *tensors)
+
+
+def choose_attention(query: Tensor, key: Tensor, value: Tensor, bounds: tuple[float, float] | None) -> str:
+    """Return the name of the backend that computes attention over [batch, heads, length, size], also for a tracer.
+
+    It may be called anywhere: dtypes, sizes and the device are all that is looked at. Whether the backend is called
+    directly or by its operator is the caller's to decide, as are `torch.func` and forward mode, where the way by all
+    weights is the only one. Half precision stays as it is where the backend takes it; `eager` needs it upcast.
+
+    Args:
+        query, key, value: tensors of one dtype and device, none of them empty.
+        bounds: the least and the largest alpha (`extremes`), already checked; None where no one can look at alphas
+            now: the operator's body then checks them.
+    """
+    head, batch = max(query.shape[-1], value.shape[-1]), max(query.shape[0], query.shape[1])
+    for name in _candidates(query.device.type):
+        can = _capabilities(name)
+        fits = query.dtype in can.dtypes and head <= can.largest_head and batch <= can.largest_batch
+        if fits and (bounds is None or bounds[1] <= can.largest_alpha) and _usable(name):
+            return name
+    return "eager"
+
+
+# What does not depend on tensors is a constant to a tracer, which need not follow how it comes about.
+
+
+@constant
+def _candidates(kind: str) -> tuple[str, ...]:
+    """Return the names of backends for a type of devices, before anything else is known."""
+    name = request()
+    names = _AUTO.get(kind, ()) if name == "auto" else (name,)
+    return tuple(name for name in names if load(name).on_device(kind))
+
+
+@constant
+def _capabilities(name: str) -> Capabilities:
+    return load(name).CAPABILITIES
+
+
+@constant
+def _usable(name: str) -> bool:
+    return load(name).usable()
 
 
 def explain() -> str:
     """Tell which backend computes tensors on the CPU, and why, in one line."""
-    name, status = wanted(), cpu.status()
-    if name == "eager":
-        return "eager (asked for)"
-    if name == "triton":
-        interpreted = not torch.cuda.is_available()
-        return f"triton ({triton_status()[1]})" if interpreted else "none (triton was asked for, which needs a GPU)"
-    return f"cpu ({status.reason})" if status.available else f"eager ({status.reason})"
+    return _explain("cpu")
 
 
 def explain_gpu() -> str:
-    """Which backend computes tensors on a GPU, and why, in one line; Triton is imported only where there is one."""
-    if not torch.cuda.is_available():
-        return "none (PyTorch finds no GPU)"
-    name = wanted()
-    if name in ("eager", "cpu"):
-        return f"eager ({name} was asked for)"
-    able, reason = triton_status()
-    return f"triton ({reason})" if able else f"eager ({reason})"
+    """Tell which backend computes tensors on a GPU, and why, in one line; without a GPU nothing is imported."""
+    return _explain("cuda") if torch.cuda.is_available() else "none (PyTorch finds no GPU)"
 
 
-def kernels(x: Tensor, alpha: Alpha) -> ModuleType | None:
-    """Return the kernels that compute this, or None: PyTorch's operations. No alpha that they do needs another check.
+def _explain(kind: str) -> str:
+    name = request()
+    if name == "eager":
+        return "eager (asked for)"
+    for candidate in _AUTO[kind] if name == "auto" else (name,):
+        status = load(candidate).status()
+        try:
+            if status.available and load(candidate).on_device(kind):
+                return f"{candidate} ({status.reason})"
+        except RuntimeError as error:
+            return f"none ({error})"
+        reason = status.reason if not status.available else f"{name} was asked for"
+    return f"eager ({reason})"
 
-    None where a dispatch mode is active, which would not see them called: there they are called by an operator.
-    """
-    if torch._C._len_torch_dispatch_stack():  # `modes_active`: of small tensors every call counts
-        return None
-    name, where = wanted(), x.device.type
-    if where == "cpu":
-        if name != "triton":
-            return cpu if _compiled(alpha, (x,), name) else None
-        if torch.cuda.is_available():
-            raise RuntimeError("backend 'triton' computes tensors on a GPU, got one on the CPU")
-    elif where != "cuda" or name in ("eager", "cpu"):
-        return None
-    if type(x) not in _PLAIN or x.dtype not in HALVES or x.numel() == 0 or not triton_status()[0]:
-        return None
-    least, most = (alpha, alpha) if isinstance(alpha, float) else extremes(alpha)
-    return triton_kernels() if 1 <= least <= most <= 2 else None
+
+# Until attention asks `choose_attention`:
+
+
+def wanted() -> str:
+    """Return what :func:`request` does."""
+    return request()
+
+
+def triton_status() -> tuple[bool, str]:
+    """Tell whether Triton's kernels can compute here, and why or why not."""
+    return load("triton").status().available, load("triton").status().reason
 
 
 def compiled(alpha: Alpha, *tensors: Tensor) -> bool:
     """Tell whether the compiled CPU kernels compute these; an alpha that they accept needs no other check."""
-    return not modes_active() and all(x.device.type == "cpu" for x in tensors) and _compiled(alpha, tensors, wanted())
+    if torch._C._len_torch_dispatch_stack() or not _suits(load("cpu").CAPABILITIES, alpha, tensors):
+        return False
+    return request() in ("auto", "cpu") and tensors[0].device.type == "cpu" and load("cpu").usable()
 
 
-def _compiled(alpha: Alpha, tensors: Sequence[Tensor], name: str) -> bool:
-    for x in tensors:
-        if type(x) not in _PLAIN or x.dtype not in cpu.STORAGE or x.numel() == 0:
-            return False
-    if name in ("eager", "triton"):
-        return False
-    least, most = (alpha, alpha) if isinstance(alpha, float) else extremes(alpha)
-    if not 1 <= least <= most <= 2:
-        return False
-    if not cpu.status().available:
-        cpu.warn_of_absence()
-    return cpu.status().available
+def kernels(x: Tensor, alpha: Alpha) -> Any:
+    """Return the kernels that compute this, or None: PyTorch's operations."""
+    if torch._C._len_torch_dispatch_stack():
+        return None
+    choice = choose(alpha, x)
+    return None if choice is load("eager") else choice
+
+
+def triton_kernels() -> Any:
+    return load("triton")

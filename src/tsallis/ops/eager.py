@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha
+from tsallis.ops.backend import Capabilities
 
+CAPABILITIES = Capabilities((torch.float32, torch.float64, torch.bfloat16, torch.float16), math.inf)
 SMALL = 8192  # fewer entries than this: sorting takes fewer operations than Newton steps, and operations are what costs
 LONG = 256  # shorter rows are solved whole: compaction would cost more than it saves
 DENSE_SHARE = 4  # rows are compacted when at most one entry in this many is a candidate
@@ -44,6 +46,28 @@ class Packed(NamedTuple):
         rows = torch.zeros_like(like, memory_format=torch.contiguous_format)  # [rows, d]
         rows.view(-1)[self.position] = table.reshape(-1)[self.slot]
         return rows
+
+
+class Status(NamedTuple):
+    """PyTorch's operations are always there."""
+
+    available: bool = True
+    reason: str = "PyTorch's operations"
+
+
+def status() -> Status:
+    """Tell that PyTorch's operations can be used."""
+    return Status()
+
+
+def usable() -> bool:
+    """Tell that PyTorch's operations can be used."""
+    return True
+
+
+def on_device(kind: str) -> bool:
+    """Tell that they compute on all devices."""
+    return True
 
 
 def entmax(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Packed | None]:

@@ -23,12 +23,16 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha
+from tsallis.ops.backend import Capabilities
 from tsallis.ops.cpu.build import LEFT_OUT, NO_KERNEL, source_hash
 from tsallis.ops.cpu.structs import CALLS, Layout, sizes
 from tsallis.ops.cpu.structs import STATS as STATS
 
 DROP_ROW = 4096  # numbers that a thread drops at a time
 LISTED = 1024  # classes from which on a loss keeps small supports
+CAPABILITIES = Capabilities(
+    (torch.float32, torch.float64, torch.bfloat16, torch.float16), 2.0, any_dim=True, seeded_dropout=True
+)
 STORAGE = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
 
@@ -112,6 +116,17 @@ def _share_threads(library: Any) -> str:
 def status() -> Status:
     """Tell whether the compiled kernels are in use here, and why."""
     return _load()[1]
+
+
+def usable() -> bool:
+    """Tell whether the compiled kernels can be used; a process is warned once where they are missing."""
+    warn_of_absence()
+    return status().available
+
+
+def on_device(kind: str) -> bool:
+    """Tell whether a type of devices is the CPU."""
+    return kind == "cpu"
 
 
 def use_instructions(name: str) -> bool:
