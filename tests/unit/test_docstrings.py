@@ -96,14 +96,6 @@ MISSING = {
     "tsallis.analysis.sentence_density": "Args Returns",
     "tsallis.analysis.to_pandas": "Args Returns",
     "tsallis.analysis.word_clusters": "Args Returns",
-    "tsallis.data.Batch": "Example",
-    "tsallis.data.BatchPlan": "summary",
-    "tsallis.data.InflectionExample": "Args",
-    "tsallis.data.Vocabulary": "Args Raises",
-    "tsallis.data.english_verbs": "Returns",
-    "tsallis.data.make_batch": "Args Returns Raises",
-    "tsallis.data.read_inflection": "Args Returns Example",
-    "tsallis.data.read_languages": "Args Returns Raises Example",
     "tsallis.report.attention_matrix": "summary Returns",
     "tsallis.report.image_attention": "summary Returns",
     "tsallis.report.image_panels": "summary Returns",
@@ -111,13 +103,6 @@ MISSING = {
     "tsallis.report.matrix_panels": "summary Returns",
     "tsallis.report.text_attention": "summary",
     "tsallis.report.text_panels": "summary Returns",
-    "tsallis.training.Checkpoints": "Example",
-    "tsallis.training.Log": "summary",
-    "tsallis.training.Progress": "Args",
-    "tsallis.training.Run": "Args",
-    "tsallis.training.Settings": "Args Example",
-    "tsallis.training.Trainer": "summary Example",
-    "tsallis.training.load_run": "Args Returns Example",
 }
 
 CASES = [

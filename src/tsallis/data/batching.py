@@ -23,22 +23,35 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded sequences."""
+    """Padded sequences.
 
-    src: Tensor  # [batch, src], padded with 0
-    src_lengths: Tensor  # [batch]
-    tgt_in: Tensor  # [batch, tgt], starts with BOS, padded with 0
-    tgt_out: Tensor  # [batch, tgt], ends with EOS, padded with -100
-    index: tuple[int, ...]  # where the rows stand in the data
+    Args:
+        src: [batch, src] symbols, padded with 0.
+        src_lengths: [batch] counts of source symbols.
+        tgt_in: [batch, tgt] symbols, the start (1) first, padded with 0.
+        tgt_out: [batch, tgt] symbols, the end (2) last, padded with -100.
+        index: the numbers of the rows in the data.
+
+    Example:
+        >>> batch = make_batch([[4, 5], [4]], [[6], [6, 7]], [0, 1])
+        >>> batch.src_tokens, batch.tokens  # padding does not count, ends do
+        (3, 5)
+    """
+
+    src: Tensor
+    src_lengths: Tensor
+    tgt_in: Tensor
+    tgt_out: Tensor
+    index: tuple[int, ...]
 
     @property
     def tokens(self) -> int:
-        """Target symbols that count, ends included."""
+        """The number of target symbols that count, ends included."""
         return int((self.tgt_out != IGNORED).sum())
 
     @property
     def src_tokens(self) -> int:
-        """Source symbols, without padding."""
+        """The number of source symbols, without padding."""
         return int(self.src_lengths.sum())
 
 
@@ -48,11 +61,23 @@ def counted(tgt_out: Tensor) -> Tensor:
 
 
 def make_batch(src: Rows, tgt: Rows, index: Sequence[int]) -> Batch:
-    """Return the rows `index` of encoded sources and targets, lists or :class:`~tsallis.data.ragged.Ragged`.
+    """Return some rows of encoded sources and targets as a batch.
 
-    >>> batch = make_batch([[4, 5], [4]], [[6], [6, 7]], [1, 0])
-    >>> batch.src.tolist(), batch.tgt_in.tolist(), batch.tgt_out.tolist()
-    ([[4, 0], [4, 5]], [[1, 6, 7], [1, 6, 0]], [[6, 7, 2], [6, 2, -100]])
+    Args:
+        src: symbols of each source, as lists or :class:`~tsallis.data.ragged.Ragged`.
+        tgt: symbols of each target, without start and end.
+        index: the numbers of the rows.
+
+    Returns:
+        The rows in the order of `index`, padded.
+
+    Raises:
+        ValueError: no rows, an empty source.
+
+    Example:
+        >>> batch = make_batch([[4, 5], [4]], [[6], [6, 7]], [1, 0])
+        >>> batch.src.tolist(), batch.tgt_in.tolist(), batch.tgt_out.tolist()
+        ([[4, 0], [4, 5]], [[1, 6, 7], [1, 6, 0]], [[6, 7, 2], [6, 2, -100]])
     """
     rows = [int(i) for i in index]
     if not rows:
@@ -173,7 +198,7 @@ class Updates(Sequence[list[list[list[int]]]]):
 
 
 class BatchPlan:
-    """Which rows make up which batch of which epoch.
+    """The rows of every batch of every epoch: a pure function of seed and epoch.
 
     Args:
         lengths: [rows] of the rows, or [rows, 2] of sources and targets; rows of like length share a batch.
@@ -187,12 +212,13 @@ class BatchPlan:
         ValueError: no rows, lengths of another shape, or a number below 1.
         InputError: a row that is longer than `max_tokens`.
 
-    >>> plan = BatchPlan([3, 1, 2, 5], batch_size=2, seed=1)
-    >>> plan.epoch(0) == plan.epoch(0), sorted(i for batch in plan.epoch(3) for i in batch)
-    (True, [0, 1, 2, 3])
-    >>> plan = BatchPlan([[3, 2], [9, 4], [2, 2], [3, 3]], max_tokens=9)
-    >>> sorted(plan.epoch(0))
-    [[1], [2, 0], [3]]
+    Example:
+        >>> plan = BatchPlan([3, 1, 2, 5], batch_size=2, seed=1)
+        >>> plan.epoch(0) == plan.epoch(0), sorted(i for batch in plan.epoch(3) for i in batch)
+        (True, [0, 1, 2, 3])
+        >>> plan = BatchPlan([[3, 2], [9, 4], [2, 2], [3, 3]], max_tokens=9)
+        >>> sorted(plan.epoch(0))
+        [[1], [2, 0], [3]]
     """
 
     def __init__(
@@ -224,7 +250,11 @@ class BatchPlan:
             )
 
     def __len__(self) -> int:
-        """Batches an epoch; with `max_tokens` it is not the same in every epoch, a TypeError."""
+        """Return the number of batches an epoch.
+
+        Raises:
+            TypeError: a plan with `max_tokens`, whose epochs have different numbers of batches.
+        """
         if self.max_tokens is not None:
             raise TypeError("with max_tokens each epoch has a number of batches of its own: len(plan.epoch(number))")
         return -(-len(self.widths) // self.batch_size)
@@ -247,11 +277,11 @@ class BatchPlan:
         return Batches(rows, starts[shuffled], stops[shuffled], costs[shuffled])
 
     def updates(self, number: int, accumulate: int = 1, ranks: int = 1) -> Updates:
-        """The batches of one epoch by update and rank: `updates(...)[i][rank]` is a list of `accumulate` batches.
+        """Return the batches of one epoch by update and rank: `updates(...)[i][rank]` is a list of batches.
 
         An update takes `accumulate * ranks` batches that follow each other, whatever the two are: more ranks and less
-        accumulation make the same updates. Batches of like cost go to different ranks. The last update takes what is
-        left: some ranks have fewer batches in it, or none.
+        accumulation make the same updates. Batches of like cost go to different ranks. The last update takes the rest:
+        some ranks have fewer batches in it, or none.
 
         >>> plan = BatchPlan([1, 2, 3, 4, 5], batch_size=1)
         >>> [[len(batches) for batches in update] for update in plan.updates(0, accumulate=2, ranks=2)]

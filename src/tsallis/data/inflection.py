@@ -14,13 +14,20 @@ COLUMNS = "lemma<TAB>form<TAB>tags"
 
 @dataclass(frozen=True)
 class InflectionExample:
-    """One cell of a paradigm; `form` is None where it is to be predicted.
+    """One cell of a paradigm.
 
-    >>> example = InflectionExample("draw", ("V", "PST"), "drew", "english")
-    >>> example.src_tokens()
-    ['<lang:english>', '<tag:V>', '<tag:PST>', 'd', 'r', 'a', 'w']
-    >>> example.tgt_tokens()
-    ['d', 'r', 'e', 'w']
+    Args:
+        lemma: the citation form.
+        tags: the morphological tags.
+        form: the inflected form; None where it is to be predicted.
+        language: its name; None where there is only one.
+
+    Example:
+        >>> example = InflectionExample("draw", ("V", "PST"), "drew", "english")
+        >>> example.src_tokens()
+        ['<lang:english>', '<tag:V>', '<tag:PST>', 'd', 'r', 'a', 'w']
+        >>> example.tgt_tokens()
+        ['d', 'r', 'e', 'w']
     """
 
     lemma: str
@@ -34,20 +41,38 @@ class InflectionExample:
         return [*language, *(f"<tag:{tag}>" for tag in self.tags), *self.lemma]
 
     def tgt_tokens(self) -> list[str]:
-        """Return the form's characters; a ValueError where there is no form."""
+        """Return the form's characters.
+
+        Raises:
+            ValueError: an example without a form.
+        """
         if self.form is None:
             raise ValueError(f"the example {describe(self.lemma)} has no form")
         return list(self.form)
 
 
 def read_inflection(path: Path | str, language: str | None = None, need_form: bool = True) -> list[InflectionExample]:
-    """Return all examples of a file of `lemma<TAB>form<TAB>tags` lines, tags separated by `;`.
+    r"""Read all examples of a file of `lemma<TAB>form<TAB>tags` lines, tags separated by `;`.
 
-    Fields are taken as they are: a form may end in a space. Without `need_form`, lines of two columns
-    (`lemma<TAB>tags`) are read too.
+    Fields are taken as they are: a form may end in a space.
+
+    Args:
+        path: of the file, UTF-8.
+        language: the language of the examples.
+        need_form: whether every line needs a form; without, lines of two columns (`lemma<TAB>tags`) are read too.
+
+    Returns:
+        One example a line.
 
     Raises:
         InputError: a file that is missing, empty or not UTF-8, or a malformed line, each with its place.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "english.tsv"
+        >>> _ = path.write_text("draw\tdrew\tV;PST\n")
+        >>> read_inflection(path)
+        [InflectionExample(lemma='draw', tags=('V', 'PST'), form='drew', language=None)]
     """
     return [
         parse_line(line, f"{path}:{number}", language, need_form)
@@ -56,7 +81,27 @@ def read_inflection(path: Path | str, language: str | None = None, need_form: bo
 
 
 def read_languages(pattern: str, languages: Sequence[str], need_form: bool = True) -> list[InflectionExample]:
-    """Return the examples of many languages, one file each: `{language}` in the pattern stands for its name."""
+    r"""Read the examples of many languages, one file each.
+
+    Args:
+        pattern: the path of a file; `{language}` in it stands for a language's name.
+        languages: their names.
+        need_form: as in :func:`read_inflection`.
+
+    Returns:
+        The examples of all languages, in the order of `languages`.
+
+    Raises:
+        InputError: a pattern without `{language}`, and the errors of :func:`read_inflection`.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for language, form in (("english", "drew"), ("german", "zog")):
+        ...     _ = (folder / f"{language}.tsv").write_text(f"draw\t{form}\tV;PST\n")
+        >>> [example.form for example in read_languages(f"{folder}/{{language}}.tsv", ["german", "english"])]
+        ['zog', 'drew']
+    """
     if "{language}" not in pattern:
         raise InputError(f"{pattern}: a path for several languages must contain {{language}}")
     return [

@@ -24,13 +24,17 @@ KEEPS_E = ("singe", "tinge", "swinge")  # singeing, not singing
 
 
 def english_verbs() -> dict[str, list[InflectionExample]]:
-    """Return the embedded verbs as splits "train", "dev" and "test", which share no lemma.
+    """Read the embedded English verbs.
 
-    Irregular verbs that can't be derived from another are in "train": the other two measure the rules.
+    Irregular verbs that can't be derived from another are in "train": the other two splits measure the rules.
 
-    >>> verbs = english_verbs()
-    >>> sorted(verbs), verbs["dev"][0].src_tokens()[0]
-    (['dev', 'test', 'train'], '<tag:V>')
+    Returns:
+        The splits "train", "dev" and "test", which share no lemma.
+
+    Example:
+        >>> verbs = english_verbs()
+        >>> sorted(verbs), verbs["dev"][0].src_tokens()[0]
+        (['dev', 'test', 'train'], '<tag:V>')
     """
     splits: dict[str, list[InflectionExample]] = {split: [] for split in SPLITS}
     text = files("tsallis.data").joinpath("embedded/english_verbs.tsv").read_text(encoding="utf-8")

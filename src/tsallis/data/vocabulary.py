@@ -22,11 +22,18 @@ class Vocabulary:
 
     The four have no spelling: a symbol of the data that reads `<s>` is a symbol like any other.
 
-    >>> vocabulary = Vocabulary.build([["d", "r", "a", "w"], ["d", "o"]])
-    >>> vocabulary.encode(["d", "o", "x"])
-    [4, 6, 3]
-    >>> vocabulary.decode([1, 4, 6, 2])
-    ['d', 'o']
+    Args:
+        symbols: different ones, in the order of their numbers.
+
+    Raises:
+        InputError: a symbol that stands in it more than once.
+
+    Example:
+        >>> vocabulary = Vocabulary.build([["d", "r", "a", "w"], ["d", "o"]])
+        >>> vocabulary.encode(["d", "o", "x"])
+        [4, 6, 3]
+        >>> vocabulary.decode([1, 4, 6, 2])
+        ['d', 'o']
     """
 
     def __init__(self, symbols: Sequence[str]) -> None:
@@ -38,7 +45,15 @@ class Vocabulary:
 
     @classmethod
     def build(cls, sequences: Iterable[Sequence[str]], min_count: int = 1) -> Vocabulary:
-        """Return every symbol seen at least `min_count` times, most frequent first, ties in code-point order."""
+        """Return a vocabulary of every symbol that occurs often enough, most frequent first, ties in code-point order.
+
+        Args:
+            sequences: of symbols.
+            min_count: the least number of occurrences.
+
+        Raises:
+            ValueError: a `min_count` below 1.
+        """
         if min_count < 1:
             raise ValueError(f"min_count must be at least 1, got {min_count}")
         counts = Counter(symbol for sequence in sequences for symbol in sequence)
@@ -57,11 +72,11 @@ class Vocabulary:
         return symbol in self._number
 
     def encode(self, symbols: Iterable[str]) -> list[int]:
-        """Numbers; an unknown symbol is 3."""
+        """Return the numbers of symbols; that of an unknown one is 3."""
         return [self._number.get(symbol, UNK) for symbol in symbols]
 
     def decode(self, numbers: Iterable[int]) -> list[str]:
-        """Symbols, without padding, start and end; 3 is shown as `<unk>`."""
+        """Return the symbols of numbers, without padding, start and end; 3 is shown as `<unk>`."""
         return [self.name(i) for i in numbers if i not in (PAD, BOS, EOS)]
 
     def text(self, numbers: Iterable[int]) -> str:

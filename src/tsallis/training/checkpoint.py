@@ -43,9 +43,18 @@ class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-        folder: where they lie.
+        folder: the folder of all checkpoints, `checkpoints` in the run folder.
         keep: validated checkpoints kept beside the best and the last one, to be averaged.
         lock: on the run folder, of a process that writes for long; None: the caller sees to it.
+
+    Example:
+        >>> import tempfile
+        >>> checkpoints = Checkpoints(Path(tempfile.mkdtemp()) / "checkpoints")
+        >>> facts = {"step": 3, "epoch": 1, "metrics": {"accuracy": 0.5}}
+        >>> checkpoints.save({"bias": torch.zeros(2)}, {}, facts, best=True, finished=False)
+        >>> folder, parameters, loaded = checkpoints.load("best")
+        >>> folder.name, parameters["bias"], loaded["step"]
+        ('step-00000003', tensor([0., 0.]), 3)
     """
 
     def __init__(self, folder: Path | str, keep: int = 1, lock: Lock | None = None) -> None:

@@ -15,20 +15,21 @@ from tsallis.training.schema import Event, parse_record
 
 
 class Log:
-    """Appends events; `position` is a place to rewind to.
+    """The log of a run: a file of events, one JSON object a line, that can be cut back to an earlier position.
 
     Args:
         path: of the file. It is made by the first line or by :meth:`rewind`; its folder must be there.
         lock: on the run folder, of a process that writes for long.
 
-    >>> import tempfile
-    >>> log = Log(Path(tempfile.mkdtemp()) / "log.jsonl")
-    >>> log.write("epoch", loss=1.5)
-    >>> before = log.position
-    >>> log.write("epoch", loss=1.0)
-    >>> log.rewind(before)
-    >>> [event["loss"] for event in log.events()]
-    [1.5]
+    Example:
+        >>> import tempfile
+        >>> log = Log(Path(tempfile.mkdtemp()) / "log.jsonl")
+        >>> log.write("epoch", loss=1.5)
+        >>> before = log.position
+        >>> log.write("epoch", loss=1.0)
+        >>> log.rewind(before)
+        >>> [event["loss"] for event in log.events()]
+        [1.5]
     """
 
     def __init__(self, path: Path | str, lock: Lock | None = None) -> None:
@@ -37,7 +38,7 @@ class Log:
 
     @property
     def position(self) -> int:
-        """Bytes so far."""
+        """The size of the file in bytes."""
         if self.size is None:
             return self.path.stat().st_size if self.path.exists() else 0
         return self.size
@@ -53,7 +54,7 @@ class Log:
         self._change(self.position, line.encode())
 
     def rewind(self, position: int) -> None:
-        """Forget what was written after `position`: a resumed run writes it again.
+        """Remove the lines after `position`: a resumed run writes them again.
 
         Raises:
             InputError: a file that is shorter, or that holds anything but events up to there.
@@ -69,7 +70,11 @@ class Log:
         self._change(position)
 
     def rewind_to_step(self, step: int) -> None:
-        """Forget events of later steps, and a line that was not written to its end."""
+        """Remove events of later steps, and a line that was not written to its end.
+
+        Raises:
+            InputError: a file that is missing.
+        """
         if not self.path.exists():
             raise InputError(f"{self.path}: is not there; restore it, or make an empty file of that name")
         position = 0

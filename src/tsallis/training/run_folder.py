@@ -50,22 +50,49 @@ REFUSALS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError,
 
 @dataclass(frozen=True)
 class Run:
-    """A trained model with what belongs to it."""
+    """A trained model with what belongs to it.
+
+    Args:
+        folder: of the run.
+        model: in evaluation mode.
+        src_vocab: source symbols or subwords.
+        tgt_vocab: target symbols or subwords.
+        task: how a line of input is read, as `task.json` says.
+        facts: of the checkpoint: step, epoch, metrics.
+    """
 
     folder: Path
     model: Any
     src_vocab: Symbols
     tgt_vocab: Symbols
     task: dict[str, Any]
-    facts: dict[str, Any]  # of the checkpoint: step, epoch, metrics
+    facts: dict[str, Any]
 
 
 def load_run(folder: Path | str, which: str = "best") -> Run:
     """Load the model of a run folder, ready for search.
 
+    Args:
+        folder: of the run.
+        which: "best", "last" or "average", or the name of a checkpoint's folder.
+
+    Returns:
+        The model in evaluation mode, with its vocabularies and task.
+
     Raises:
         InputError: a folder that is no run, a damaged checkpoint, vocabularies that aren't the model's, weights that
             are not finite.
+
+    Example:
+        >>> import tempfile
+        >>> folder, symbols = Path(tempfile.mkdtemp()), Vocabulary(["a", "b"])
+        >>> description = {"class": "rnn", "arguments": {"src_vocab": 6, "tgt_vocab": 6, "d_model": 8}}
+        >>> task = {"task": "inflection", "languages": None}
+        >>> resumed = start_run(folder, "version: 1", description, task, symbols, symbols)
+        >>> parameters, facts = build_model(description).state_dict(), {"step": 1, "epoch": 1, "metrics": {}}
+        >>> Checkpoints(folder / "checkpoints").save(parameters, {}, facts, best=True, finished=True)
+        >>> load_run(folder).facts["step"]
+        1
     """
     folder = Path(folder)
     if not os.path.lexists(folder / MODEL):

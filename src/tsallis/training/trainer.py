@@ -33,26 +33,58 @@ VALIDATED = 128  # rows of a batch of the development set
 
 @dataclass(frozen=True)
 class Settings(EngineSettings):
-    """The settings of a training; those of one update are in :class:`~tsallis.training.engine.EngineSettings`."""
+    """The settings of a training.
+
+    Args:
+        clip: largest norm of the gradient.
+        label_smoothing: share of the target spread over all symbols, from 0 to 1.
+        betas: of Adam.
+        alpha_rate: factor of the learning rate for learned alphas.
+        precision: "float32" or "bfloat16".
+        strategy: "ddp" or "fsdp", where there are several processes.
+        compile: whether the model is compiled.
+        epochs: at most.
+        updates: at most; None: as many as `epochs` have.
+        batch_size: rows a batch.
+        max_tokens: padded symbols a batch, of the longer side; in place of `batch_size`.
+        learning_rate: the largest one.
+        schedule: of the learning rate, one of :mod:`tsallis.training.schedules`.
+        warmup: updates, for "inverse-square-root" and "linear".
+        accumulate: batches an update and process; the loss is divided once, by the symbols of all of them.
+        validate_every: epochs between validations.
+        validate_updates: updates between validations, in place of epochs.
+        validation_beam: size of the beam that validation searches with.
+        validation_rows: rows of the development set that are searched, the first ones; None: all. The loss is of all.
+        patience: validations without a better score before the run ends.
+        checkpoint_every: updates between checkpoints; there is one at every validation, too.
+        keep: validated checkpoints kept, to be averaged.
+        seed: of the order of batches and of dropout.
+
+    Example:
+        >>> settings = Settings(epochs=3, batch_size=8, clip=1.0)
+        >>> settings.of_engine().clip, settings.schedule
+        (1.0, 'halve-on-worse')
+    """
 
     epochs: int = 20
-    updates: int | None = None  # at most
-    batch_size: int = 64  # rows a batch
-    max_tokens: int | None = None  # padded symbols a batch, of the longer side; in place of batch_size
+    updates: int | None = None
+    batch_size: int = 64
+    max_tokens: int | None = None
     learning_rate: float = 1e-3
     schedule: str = "halve-on-worse"
-    warmup: int = 4000  # updates, for "inverse-square-root" and "linear"
-    accumulate: int = 1  # batches an update and process; the loss is divided once, by the symbols of all of them
-    validate_every: int = 1  # epochs
-    validate_updates: int | None = None  # updates between validations, in place of epochs
+    warmup: int = 4000
+    accumulate: int = 1
+    validate_every: int = 1
+    validate_updates: int | None = None
     validation_beam: int = 1
-    validation_rows: int | None = None  # the first so many of the development set are searched; the loss is of all
-    patience: int | None = None  # validations without a better score before the run ends
-    checkpoint_every: int = 500  # updates; and at every validation
-    keep: int = 1  # validated checkpoints kept, to be averaged
+    validation_rows: int | None = None
+    patience: int | None = None
+    checkpoint_every: int = 500
+    keep: int = 1
     seed: int = 1
 
     def of_engine(self) -> EngineSettings:
+        """Return the settings of one update."""
         return EngineSettings(**{f.name: getattr(self, f.name) for f in fields(EngineSettings)})
 
 
@@ -72,15 +104,26 @@ class Position:
 
 @dataclass(frozen=True)
 class Progress:
-    """The values that a display may show after an update or a validation."""
+    """The values that a display may show after an update or a validation.
+
+    Args:
+        position: of the run.
+        updates: in an epoch.
+        loss: mean a symbol, over the epoch so far.
+        speed: target symbols a second, over the last updates.
+        accuracy: share of symbols that are the most probable; recorded now and then.
+        supported: mean number of symbols with a probability, a step.
+        attended: mean number of positions with a weight, a step.
+        validation: results of a validation, by their names.
+    """
 
     position: Position
-    updates: int  # an epoch
-    loss: float  # a symbol, over the epoch so far
-    speed: float  # target symbols a second, of late
-    accuracy: float | None = None  # share of symbols that are the most probable; recorded now and then
-    supported: float | None = None  # symbols a step
-    attended: float | None = None  # positions a step
+    updates: int
+    loss: float
+    speed: float
+    accuracy: float | None = None
+    supported: float | None = None
+    attended: float | None = None
     validation: dict[str, float] | None = None
 
 
@@ -89,7 +132,7 @@ Measure = Callable[[Sequence[Result]], dict[str, float]]
 
 
 class Trainer:
-    """Trains one model in one run folder.
+    """The training of one model in one run folder, from its start or its last checkpoint to its end.
 
     Args:
         model: with parameters in their initial state; the same on every process.
@@ -98,10 +141,21 @@ class Trainer:
         folder: of the run; every process must see it.
         settings: how to train.
         watch: called after every update and validation of the first process.
-        measure: what the results of a search on (the first rows of) `dev` are worth; the first number tells which
-            checkpoint is best. None: the share of outputs that are the target.
-        world: this process's place among those that train.
+        measure: computes scores from the results of a search on (the first rows of) `dev`, by their names; the first
+            tells which checkpoint is best. None: the share of outputs that are the target.
+        world: this process among those that train.
         lock: on the folder, where the first process holds one: before every write it is seen to be the same folder.
+
+    Example:
+        >>> import tempfile
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> data = Corpus([[4, 5], [5, 4], [4]], [[5], [4], [5, 4]])
+        >>> model = RNNSeq2Seq(6, 6, d_model=8, layers=1)
+        >>> watch = lambda progress: None
+        >>> trainer = Trainer(model, data, data, Path(tempfile.mkdtemp()), Settings(epochs=2), watch)
+        >>> trainer.run()
+        >>> trainer.position.epoch, trainer.checkpoints.index().finished
+        (2, True)
     """
 
     def __init__(
