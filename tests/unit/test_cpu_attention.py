@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,25 +10,18 @@ import torch
 from torch import Tensor
 
 import tsallis
+from instruction_sets import in_pairs, instructions
 from tsallis import entmax_attention
 from tsallis.ops import cpu
 from tsallis.ops.autograd.attention import Problem, materialised
 from tsallis.ops.cpu import attention
 
+__all__ = ["instructions"]
+
 pytestmark = pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
 
 DTYPES = [torch.float32, torch.float64]
 NEAR = {torch.float32: (4e-6, 1e-4), torch.float64: (1e-12, 1e-10)}  # outputs and gradients, of the largest entry
-
-
-@pytest.fixture(autouse=True, params=["portable", "avx2", "avx512", "avx512bf16"])
-def instructions(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run the test on one instruction set, and go back to the machine's own."""
-    own = cpu.instructions()
-    if not cpu.use_instructions(request.param):
-        pytest.skip(f"needs instructions: {request.param}, which this machine has not")
-    yield
-    assert cpu.use_instructions(own)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,8 +150,7 @@ def assert_near(found: list[Tensor], expected: list[Tensor], dtype: torch.dtype)
         torch.testing.assert_close(one.double(), other, atol=near, rtol=0, msg=f"{name}: {{}}".format)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@in_pairs(case=CASES, dtype=DTYPES)
 def test_output_and_gradients(case: Case, dtype: torch.dtype) -> None:
     given = case.tensors(dtype)
     wide = [x.double() for x in given]
@@ -179,8 +170,7 @@ def test_output_and_gradients(case: Case, dtype: torch.dtype) -> None:
         torch.testing.assert_close(again, found[0], atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 64])
-@pytest.mark.parametrize("listed", [0, 2, 20, 1000])
+@in_pairs(rows=[1, 5, 64], listed=[0, 2, 20, 1000])
 def test_tiles_and_lists_of_any_length(rows: int, listed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "ROWS", rows)
     monkeypatch.setattr(attention, "MOST_LISTED", listed)
@@ -224,8 +214,7 @@ def test_heads_side_by_side_stay_so() -> None:
     )
 
 
-@pytest.mark.parametrize("wide", [38, 40, 48])
-@pytest.mark.parametrize("queries", [2, 40])
+@in_pairs(wide=[38, 40, 48], queries=[2, 40])
 def test_parts_of_wider_tensors(queries: int, wide: int) -> None:
     """What lies between the rows is not read."""
     case = Case("", queries, 50, MIXED, 37, 37, key_heads=8)
@@ -281,18 +270,16 @@ def test_what_is_dropped_is_the_same_with_all_weights() -> None:
     assert (weights.sum(-1) - 1).abs().max() < 2e-6
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", ["bhqk", "hqk", "b1qk", "qk", "b11k", "k", "bh1k", "hq1", "b1q1"])
-@pytest.mark.parametrize(
-    "case",
-    [
+@in_pairs(
+    case=[
         Case("lists and all weights", 70, 90, MIXED, lengths=(90, 40)),
         Case("short", 30, 40, MIXED, key_heads=8, dropout=0.2),
         Case("made again", 40, 300, MIXED, key_heads=1, causal=True),
         Case("few queries", 2, 70, MIXED),
         Case("one query", 1, 70, MIXED),
     ],
-    ids=str,
+    shape=["bhqk", "hqk", "b1qk", "qk", "b11k", "k", "bh1k", "hq1", "b1q1"],
+    dtype=DTYPES,
 )
 def test_an_added_mask_that_learns_gets_its_gradient(case: Case, shape: str, dtype: torch.dtype) -> None:
     given = case.tensors(dtype)

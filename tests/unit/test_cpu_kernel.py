@@ -6,7 +6,6 @@ import ctypes
 import functools
 import itertools
 import mmap
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -15,7 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from instruction_sets import by_size, in_pairs, instructions
 from tsallis.ops import cpu, eager, reference
+
+__all__ = ["instructions"]
 
 pytestmark = pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
 
@@ -28,16 +30,6 @@ ROUNDING = {torch.float32: 0.0, torch.float64: 0.0, torch.bfloat16: 2**-8, torch
 COMPUTING = {torch.float32: 1e-6, torch.float64: 1e-11, torch.bfloat16: 1e-6, torch.float16: 1e-6}
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-
-
-@pytest.fixture(autouse=True, params=["portable", "avx2", "avx512", "avx512bf16"])
-def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run the test on one instruction set, and go back to the machine's own."""
-    own = cpu.instructions()
-    if not cpu.use_instructions(request.param):
-        pytest.skip(f"needs instructions: {request.param}, which this machine has not")
-    yield request.param
-    assert cpu.use_instructions(own)
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +93,7 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 @every_dtype
-@pytest.mark.parametrize("d", SIZES)
+@by_size(SIZES)
 def test_maps_of_mixed_alphas(d: int, dtype: torch.dtype) -> None:
     x = problem(d, dtype.itemsize == 2)
     p = cpu.entmax(x.scores.to(dtype), x.alphas(dtype))
@@ -111,8 +103,7 @@ def test_maps_of_mixed_alphas(d: int, dtype: torch.dtype) -> None:
         assert (p.double().sum(-1) - 1).abs().max() <= (SUM if dtype == torch.float32 else 1e-13)
 
 
-@every_dtype
-@pytest.mark.parametrize("alpha", ALPHAS)
+@in_pairs(alpha=ALPHAS, dtype=DTYPES)
 def test_one_number_for_all_rows_is_that_number_in_each(alpha: float, dtype: torch.dtype) -> None:
     for d in (5, 64, 700, 1300):
         x = problem(d, True)
@@ -127,8 +118,7 @@ def test_one_number_for_all_rows_is_that_number_in_each(alpha: float, dtype: tor
             close(one, each.double(), one.dtype, 20)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("stays", [0.1, 0.5, 0.9, 1.0])
+@in_pairs(stays=[0.1, 0.5, 0.9, 1.0], dtype=[torch.float32, torch.float64])
 def test_what_is_dropped_is_a_function_of_the_seed(stays: float, dtype: torch.dtype) -> None:
     x = torch.randn(300, 1001, generator=torch.Generator().manual_seed(0)).to(dtype) + 10
     kept = cpu.drop(x, stays, 2**63 + 5, torch.empty_like(x))
@@ -146,7 +136,7 @@ def test_what_is_dropped_is_a_function_of_the_seed(stays: float, dtype: torch.dt
 
 
 @every_dtype
-@pytest.mark.parametrize("d", SIZES)
+@by_size(SIZES)
 def test_gradients_of_maps(d: int, dtype: torch.dtype) -> None:
     x = problem(d, dtype.itemsize == 2)
     p, g, alpha = x.probs.to(dtype), x.weights.to(dtype), x.alphas(dtype)
@@ -163,7 +153,7 @@ def test_gradients_of_maps(d: int, dtype: torch.dtype) -> None:
 
 
 @every_dtype
-@pytest.mark.parametrize("d", SIZES)
+@by_size(SIZES)
 def test_losses_and_their_gradients(d: int, dtype: torch.dtype) -> None:
     x = problem(d, dtype.itemsize == 2)
     z, alpha, wide = x.scores.to(dtype), x.alphas(dtype), cpu.computed_in(dtype)
@@ -201,8 +191,7 @@ def test_gradients_of_large_losses_are_those_of_their_rows(d: int) -> None:
         assert same(whole, torch.cat(parts))
 
 
-@every_dtype
-@pytest.mark.parametrize("d", [1024, 1300, 5000, 9001])
+@in_pairs(d=[1024, 1300, 5000, 9001], dtype=DTYPES)
 def test_gradients_of_listed_supports_need_no_scores(d: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(d)
     z = torch.randn(9, d, generator=generator).mul(torch.tensor([0.1, 1, 4]).repeat(3).unsqueeze(-1)).to(dtype)
@@ -255,9 +244,7 @@ def level_truth(d: int, alpha: float) -> tuple[Tensor, Tensor]:
     return probs, reference.tsallis_entropy(probs, alpha) + torch.where(probs > 0, probs * z, 0).sum(-1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("alpha", LEVEL)
-@pytest.mark.parametrize("d", [8192, 9001])
+@in_pairs(d=[8192, 9001], alpha=LEVEL, dtype=[torch.float32, torch.bfloat16])
 def test_losses_of_level_rows(d: int, alpha: float, dtype: torch.dtype) -> None:
     z = level_rows(d)
     if dtype == torch.bfloat16:
@@ -292,8 +279,7 @@ def test_broken_level_rows(alpha: float) -> None:
     assert grad[:3].isnan().all() and (grad[3] == 0).all() and grad[4].isfinite().all()
 
 
-@every_dtype
-@pytest.mark.parametrize("alpha", ALPHAS[2:])
+@in_pairs(alpha=ALPHAS[2:], dtype=DTYPES)
 def test_alpha_relu_losses(alpha: float, dtype: torch.dtype) -> None:
     for d, tau in ((1, 0.0), (7, 0.3), (64, -0.2), (257, 0.1), (1025, 0.5)):
         x = problem(d, dtype.itemsize == 2)
@@ -357,7 +343,7 @@ def dense(lists: cpu.Lists, columns: int) -> Tensor:
 
 
 @every_dtype
-@pytest.mark.parametrize("d", SIZES)
+@by_size(SIZES)
 def test_lists_hold_the_support(d: int, dtype: torch.dtype) -> None:
     x = problem(d, dtype.itemsize == 2)
     lists, stats = lists_of(x.scores.to(dtype), x.target, x.alphas(dtype))
@@ -369,8 +355,7 @@ def test_lists_hold_the_support(d: int, dtype: torch.dtype) -> None:
     assert (lists.value >= 0).all() and (stats[:, -1] <= d).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("d", [1, 7, 64, 257, 1025])
+@in_pairs(d=[1, 7, 64, 257, 1025], dtype=[torch.float32, torch.float64])
 def test_lists_by_class_are_the_transpose_less_the_targets(d: int, dtype: torch.dtype) -> None:
     x = problem(d, False)
     lists, _ = lists_of(x.scores.to(dtype), x.target, x.alphas(dtype))
@@ -384,8 +369,7 @@ def test_lists_by_class_are_the_transpose_less_the_targets(d: int, dtype: torch.
     close(dense(by_class, len(x.target)), expected.T, dtype)
 
 
-@every_dtype
-@pytest.mark.parametrize("m", [1, 3, 7, 16, 63, 64, 65, 129, 300])
+@in_pairs(m=[1, 3, 7, 16, 63, 64, 65, 129, 300], dtype=DTYPES)
 def test_sums_of_table_rows(m: int, dtype: torch.dtype) -> None:
     x = problem(65, dtype.itemsize == 2)
     lists, _ = lists_of(x.scores.to(dtype), x.target, x.alphas(dtype))
@@ -405,9 +389,7 @@ def test_sums_of_table_rows(m: int, dtype: torch.dtype) -> None:
             assert same(cpu.gather(lists, table, scale=factor, minus=minus)[0], out)
 
 
-@every_dtype
-@pytest.mark.parametrize("inner", [1, 2, 3, 17])
-@pytest.mark.parametrize("d", [1, 7, 33, 129, 1025])
+@in_pairs(d=[1, 7, 33, 129, 1025], inner=[1, 2, 3, 17], dtype=DTYPES)
 def test_rows_along_the_middle_are_the_same_rows(d: int, inner: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(d)
     x, g = (torch.randn(3, d, inner, generator=generator).to(dtype) for _ in range(2))
@@ -450,8 +432,7 @@ def test_a_row_alone_gives_the_bits_it_gives_among_others(d: int) -> None:
         assert among_broken[r].isnan().all() if r % 3 == 1 else torch.equal(among_broken[r], p[r])
 
 
-@pytest.mark.parametrize("shape", [(70, 1000), (2500, 37), (3, 129, 200)], ids=str)
-@pytest.mark.parametrize("own_threads", [False, True])
+@in_pairs(shape=[(70, 1000), (2500, 37), (3, 129, 200)], own_threads=[False, True])
 def test_threads_change_no_bit(shape: tuple[int, ...], own_threads: bool) -> None:
     generator = torch.Generator().manual_seed(1)
     z, g = (torch.randn(shape, generator=generator) for _ in range(2))
@@ -487,9 +468,7 @@ def test_threads_change_no_bit(shape: tuple[int, ...], own_threads: bool) -> Non
         assert (one is None and two is None) or (one is not None and two is not None and same(one, two))
 
 
-@every_dtype
-@pytest.mark.parametrize("d", [1, 5, 64, 300, 2049])
-@pytest.mark.parametrize("strided", [False, True])
+@in_pairs(d=[1, 5, 64, 300, 2049], dtype=DTYPES, strided=[False, True])
 def test_broken_and_empty_rows(d: int, dtype: torch.dtype, strided: bool) -> None:
     kinds = ("whole", "nan", "inf", "empty", "nan and inf", "masked", "all inf", "nan at the end")
     every = (torch.arange(len(kinds) * len(ALPHAS)) % len(kinds)).tolist()
@@ -579,8 +558,7 @@ class Fenced:
         return tensor.copy_(like)
 
 
-@every_dtype
-@pytest.mark.parametrize("d", [1, 7, 17, 65, 257, 1025])
+@in_pairs(d=[1, 7, 17, 65, 257, 1025], dtype=DTYPES)
 def test_nothing_is_read_or_written_behind_the_end(d: int, dtype: torch.dtype) -> None:
     x = problem(d, True)
     wide = cpu.computed_in(dtype)
@@ -628,8 +606,7 @@ def test_nothing_is_read_or_written_behind_the_end(d: int, dtype: torch.dtype) -
     assert moved.isfinite().all()
 
 
-@every_dtype
-@pytest.mark.parametrize("shape", [(5, 7), (3, 65), (2, 1025), (2, 9, 3), (1, 1)], ids=str)
+@in_pairs(shape=[(5, 7), (3, 65), (2, 1025), (2, 9, 3), (1, 1)], dtype=DTYPES)
 def test_memory_around_the_results_is_left_alone(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     size, around = torch.Size(shape).numel(), 64
     rows, d = size // shape[1], shape[1]
@@ -703,8 +680,7 @@ def accurate(z: Tensor, alpha: float | Tensor, truth: Tensor) -> None:
     assert (p.double().sum(-1) - 1).abs().max() <= SUM
 
 
-@pytest.mark.parametrize("alpha", ALPHAS)
-@pytest.mark.parametrize("kind", ADVERSARIES)
+@in_pairs(kind=ADVERSARIES, alpha=ALPHAS)
 def test_float32_is_accurate_on_adversarial_rows(kind: str, alpha: float) -> None:
     for d in (2, 50, 777):
         z, truth = adversary(kind, d, alpha)
@@ -715,8 +691,7 @@ def test_float32_is_accurate_on_adversarial_rows(kind: str, alpha: float) -> Non
             assert loss.isfinite().all() and (loss >= 0).all() and slope is not None and slope.isfinite().all()
 
 
-@pytest.mark.parametrize("alpha", ALPHAS)
-@pytest.mark.parametrize("d", [1, 100, 300, 511, 1023, 4097, 60_000])
+@in_pairs(d=[1, 100, 300, 511, 1023, 4097, 60_000], alpha=ALPHAS)
 def test_float32_is_accurate_on_constant_rows(d: int, alpha: float) -> None:
     for value in (0.0, 1e6, -3.7):
         z = torch.full((3, d), value)

@@ -1,0 +1,38 @@
+"""The instruction sets that the compiled kernels are built for, as cases of tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from pairs import pairwise
+from tsallis.ops import cpu
+
+SETS = ("portable", "avx2", "avx512", "avx512bf16")
+AROUND = (1, 7, 9, 15, 17, 33, 65, 1025)  # sizes on both sides of a vector, of several, and a long one
+
+
+@pytest.fixture(autouse=True, params=SETS)
+def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run the test on one instruction set, and go back to the machine's own."""
+    own = cpu.instructions()
+    if not cpu.use_instructions(request.param):
+        pytest.skip(f"needs instructions: {request.param}, which this machine has not")
+    yield request.param
+    assert cpu.use_instructions(own)
+
+
+def by_size(sizes: Iterable[int], name: str = "d") -> pytest.MarkDecorator:
+    """Run a test with every size on the machine's own set and on the narrowest, with those around a vector on all."""
+    own = cpu.instructions() if cpu.status().available else SETS[0]
+    cases = [(one, size) for size in sizes for one in SETS if one in (SETS[0], own) or size in AROUND]
+    return pytest.mark.parametrize(("instructions", name), cases, indirect=["instructions"])
+
+
+def in_pairs(**options: Iterable[Any]) -> pytest.MarkDecorator:
+    """Run a test with every pair of an instruction set and of values of its options, not with every combination."""
+    return pytest.mark.parametrize(
+        ("instructions", *options), pairwise(SETS, *options.values()), indirect=["instructions"], ids=str
+    )

@@ -1,0 +1,57 @@
+"""Cases that bring every pair of options together, without every combination of them."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+Row = tuple[Any, ...]
+
+
+def pairwise(*options: Iterable[Any], valid: Callable[..., bool] = lambda *_: True) -> list[Row]:
+    """Return few rows, one value of each option, in which every pair of values of two options occurs.
+
+    Take again and again the combination with the most pairs that no row has yet, the first one of several: the rows
+    are the same in every process. A combination that is not `valid` gives no row, and a pair that is in no valid
+    combination need not occur.
+
+    Args:
+        options: the values of each option.
+        valid: tells, of one value of each option, whether they go together.
+
+    Returns:
+        Rows in the order of the product of the options.
+
+    Example:
+        >>> pairwise([1, 2], "ab", [True, False])
+        [(1, 'a', True), (1, 'b', False), (2, 'a', False), (2, 'b', True)]
+    """
+    values = [list(option) for option in options]
+    candidates = [row for row in itertools.product(*(range(len(v)) for v in values)) if valid(*pick(values, row))]
+    missing = {pair for row in candidates for pair in pairs_of(row)}
+    # What a combination adds only shrinks as rows are taken, so the count in the heap is an upper bound.
+    heap = [(-len(list(pairs_of(row))), number) for number, row in enumerate(candidates)]
+    heapq.heapify(heap)
+    chosen: list[int] = []
+    while missing:
+        _, number = heapq.heappop(heap)
+        gain = sum(pair in missing for pair in pairs_of(candidates[number]))
+        if heap and (-gain, number) > heap[0]:
+            if gain:
+                heapq.heappush(heap, (-gain, number))
+            continue
+        chosen.append(number)
+        missing.difference_update(pairs_of(candidates[number]))
+    return [pick(values, candidates[number]) for number in sorted(chosen)]
+
+
+def pick(values: Sequence[Sequence[Any]], row: Sequence[int]) -> Row:
+    return tuple(v[i] for v, i in zip(values, row, strict=True))
+
+
+def pairs_of(row: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the pairs of a combination: two options, and the number of each one's value."""
+    for one, other in itertools.combinations(range(len(row)), 2):
+        yield one, other, row[one], row[other]

@@ -1,0 +1,53 @@
+"""The helper that thins products of options brings every pair of them together, in few rows and always the same."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from pairs import pairwise
+
+
+def pairs(rows: list[tuple[object, ...]]) -> set[tuple[int, int, object, object]]:
+    return {(i, j, row[i], row[j]) for row in rows for i, j in itertools.combinations(range(len(row)), 2)}
+
+
+@pytest.mark.parametrize(
+    "sizes", [(2, 2), (3, 2, 2), (7, 3, 2, 2, 2), (5, 5, 5), (48, 4), (1, 4, 1), (2,) * 9], ids=str
+)
+def test_every_pair_occurs_in_few_rows(sizes: tuple[int, ...]) -> None:
+    options = [
+        [f"{letter}{number}" for number in range(size)] for letter, size in zip("abcdefghi", sizes, strict=False)
+    ]
+    rows = pairwise(*options)
+    assert pairs(rows) == pairs(list(itertools.product(*options)))
+    largest = sorted(sizes)[-2:]
+    assert math.prod(largest) <= len(rows) <= 2 * math.prod(largest) + len(sizes)
+    assert len(set(rows)) == len(rows) and rows == pairwise(*options)
+
+
+def test_rows_are_in_the_order_of_the_product_and_each_is_needed() -> None:
+    options = (range(4), range(3), range(3), range(2))
+    rows = pairwise(*options)
+    assert rows == sorted(rows) and len(rows) < 20
+
+
+def test_combinations_that_do_not_go_together_give_no_row() -> None:
+    options = ("abc", range(3), range(2))
+    rows = pairwise(
+        *options, valid=lambda letter, number, bit: (letter, number) != ("b", 1) and not (number == bit == 1)
+    )
+    possible = [row for row in itertools.product(*options) if row[:2] != ("b", 1) and row[1:] != (1, 1)]
+    assert set(rows) <= set(possible)
+    assert pairs(rows) == pairs(possible)
+
+
+def test_values_may_be_of_any_type_and_equal() -> None:
+    assert pairwise([[], {}], [None]) == [([], None), ({}, None)]
+    assert len(pairwise([1, 1.0], [True, True])) == 4
+
+
+def test_nothing_to_choose_from() -> None:
+    assert pairwise("ab", []) == [] and pairwise("ab", "c", valid=lambda *_: False) == []
