@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 PATIENCE = 60  # seconds
 ALLOCATING = ("open", "write", "fsync", "replace", "mkdir")  # what fails on a full disk; the others give room
@@ -25,14 +25,17 @@ class Ended:
     """How a child ended: its exit status, or the negative number of the signal."""
 
     status: int
-    text: str  # standard output and standard error
+    text: str  # standard output, and standard error unless that is apart
+    errors: str = ""
 
 
 class Child:
-    """A child that does `work` and leaves."""
+    """A child that does `work` and leaves; one with standard input writes its errors apart from its output."""
 
-    def __init__(self, work: Callable[[], object]) -> None:
+    def __init__(self, work: Callable[[], object], stdin: bytes | None = None) -> None:
         self.output = tempfile.TemporaryFile()  # noqa: SIM115
+        self.errors = self.output if stdin is None else tempfile.TemporaryFile()  # noqa: SIM115
+        self.stdin = stdin
         self.status: int | None = None
         self.process = os.fork()
         if self.process == 0:
@@ -41,8 +44,10 @@ class Child:
     def _work(self, work: Callable[[], object]) -> None:
         status = 1
         try:
-            for stream in (1, 2):
-                os.dup2(self.output.fileno(), stream)
+            if self.stdin is not None:
+                self._read(self.stdin)
+            for stream, file in ((1, self.output), (2, self.errors)):
+                os.dup2(file.fileno(), stream)
             sys.stdout, sys.stderr = (os.fdopen(os.dup(n), "w") for n in (1, 2))
             work()
             status = 0
@@ -55,6 +60,14 @@ class Child:
                 with contextlib.suppress(Exception):
                     stream.flush()
             os._exit(status)
+
+    @staticmethod
+    def _read(content: bytes) -> None:
+        with tempfile.TemporaryFile() as file:
+            file.write(content)
+            file.seek(0)
+            os.dup2(file.fileno(), 0)
+        sys.stdin = os.fdopen(0, encoding="utf-8")
 
     def running(self) -> bool:
         if self.status is None:
@@ -73,27 +86,32 @@ class Child:
         if self.running():
             os.kill(self.process, signal.SIGKILL)
 
-    def ended(self) -> Ended:
-        if not self.wait(PATIENCE):
+    def ended(self, seconds: float = PATIENCE) -> Ended:
+        if not self.wait(seconds):
             self.kill()
             self.wait(PATIENCE)
-            raise AssertionError(f"hangs: {self._text()}")
+            raise AssertionError(f"hangs: {_text(self.output)}")
         assert self.status is not None
-        return Ended(self.status, self._text())
-
-    def _text(self) -> str:
-        with self.output as stream:
-            stream.seek(0)
-            return stream.read().decode()
+        apart = self.errors is not self.output
+        return Ended(self.status, _text(self.output), _text(self.errors) if apart else "")
 
 
-def forked(work: Callable[[], object]) -> Ended:
-    """Do something in a child, to its end."""
-    return Child(work).ended()
+def _text(file: IO[bytes]) -> str:
+    with file as stream:
+        stream.seek(0)
+        return stream.read().decode()
+
+
+def forked(work: Callable[[], object], stdin: bytes | None = None, seconds: float = PATIENCE) -> Ended:
+    """Do something in a child, to its end, which comes within so many seconds."""
+    return Child(work, stdin).ended(seconds)
 
 
 def command(*arguments: object) -> Callable[[], None]:
     """A command line as the work of a child; what it imports is imported here, once."""
+    import tsallis.prepare
+    import tsallis.search
+    import tsallis.training  # noqa: F401
     from tsallis.cli import main
 
     def work() -> None:

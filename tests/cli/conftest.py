@@ -1,4 +1,4 @@
-"""The real command in a process of its own, and one small trained run for all tests of a worker."""
+"""The command, in a fork of this process or in one of its own, and one small trained run for all tests of a worker."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from forked import command as forked_command
+from forked import forked
 from tsallis.data import InflectionExample, english_verbs
 
 CONFIG = """\
@@ -36,12 +38,24 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def tsallis() -> Run:
+    """Run a command in a fork of this process, which has imported everything already."""
+
     def run(*arguments: object, stdin: str | bytes = "", status: int = 0) -> subprocess.CompletedProcess[str]:
-        blob = stdin if isinstance(stdin, bytes) else stdin.encode()
-        done = subprocess.run(command(*arguments), input=blob, capture_output=True, env=environment(), timeout=300)
-        text = subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
-        assert text.returncode == status, text.stderr or text.stdout
-        return text
+        ended = forked(forked_command(*arguments), stdin if isinstance(stdin, bytes) else stdin.encode(), seconds=300)
+        assert ended.status == status, ended.errors or ended.text
+        return subprocess.CompletedProcess(list(arguments), ended.status, ended.text, ended.errors)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def process() -> Run:
+    """Run a command in a process of its own, as a user does."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command(*arguments), capture_output=True, text=True, check=True, env=environment(), timeout=300
+        )
 
     return run
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 
-def test_help_answers_without_torch(tsallis) -> None:
-    assert "train" in tsallis("--help").stdout
+def test_help_answers_without_torch(process) -> None:
+    assert "train" in process("--help").stdout
     import subprocess
     import sys
 
@@ -18,8 +18,8 @@ def test_help_answers_without_torch(tsallis) -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 
 
-def test_info_names_versions(tsallis) -> None:
-    text = tsallis("info").stdout
+def test_info_names_versions(process) -> None:
+    text = process("info").stdout
     assert "tsallis 0.1.0" in text and "torch 2." in text
     assert "backend eager (" in text or "backend cpu (compiled kernels" in text
 
