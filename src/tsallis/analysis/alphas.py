@@ -23,10 +23,17 @@ BINS = 20
 class HeadHistory(Record):
     """A number of each head over the updates of a training.
 
-    `values[kind]` is [events, layers, heads].
+    Args:
+        steps: updates done before each event.
+        values: by kind of attention, [events, layers, heads].
+
+    Example:
+        >>> history = HeadHistory((0, 10), {"encoder": np.array([[[1.5, 1.5]], [[1.2, 1.9]]])})
+        >>> history.last()["encoder"].tolist()
+        [[1.2, 1.9]]
     """
 
-    steps: tuple[int, ...]  # updates done before each event
+    steps: tuple[int, ...]
     values: dict[str, Floats]
 
     def last(self) -> dict[str, Floats]:
@@ -35,10 +42,13 @@ class HeadHistory(Record):
 
 
 def alpha_history(log: Path | str) -> HeadHistory:
-    """Read the alpha of each head over a training (Correia et al. 2019, fig. 2).
+    r"""Read the alpha of each head over a training (Correia et al. 2019, fig. 2).
 
     Args:
         log: `log.jsonl` of a run, or the run's folder. Its "start" event stands for update 0.
+
+    Returns:
+        The alphas of each kind of attention [events, layers, heads].
 
     Raises:
         InputError: a file that is no log, or one without alphas.
@@ -48,7 +58,7 @@ def alpha_history(log: Path | str) -> HeadHistory:
         >>> path = Path(tempfile.mkdtemp()) / "log.jsonl"
         >>> start = {"event": "start", "alpha_encoder": [[1.5, 1.5]]}
         >>> later = {"event": "epoch", "step": 10, "alpha_encoder": [[1.2, 1.9]]}
-        >>> _ = path.write_text("".join(json.dumps(event) + "\\n" for event in (start, later)))
+        >>> _ = path.write_text("\n".join(json.dumps(event) for event in (start, later)))
         >>> history = alpha_history(path)
         >>> history.steps, history.values["encoder"][:, 0, 1].tolist()
         ((0, 10), [1.5, 1.9])
@@ -57,10 +67,23 @@ def alpha_history(log: Path | str) -> HeadHistory:
 
 
 def density_history(log: Path | str) -> HeadHistory:
-    """Read the density of each head on the development set over a training, as :func:`alpha_history` reads alphas.
+    """Read the density of each head on the development set over a training (Correia et al. 2019, sec. 5.1).
+
+    Args:
+        log: `log.jsonl` of a run, or the run's folder.
+
+    Returns:
+        The densities of each kind of attention [events, layers, heads].
 
     Raises:
         InputError: a file that is no log, or one without densities.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "log.jsonl"
+        >>> _ = path.write_text(json.dumps({"event": "epoch", "step": 10, "density_encoder": [[0.5, 0.25]]}))
+        >>> density_history(path).last()["encoder"].tolist()
+        [[0.5, 0.25]]
     """
     return _history(Path(log), "density")
 
@@ -69,8 +92,11 @@ def alpha_histograms(alphas: Mapping[str, Any], bins: int = BINS) -> dict[str, H
     """Count alphas of each kind in bins from 1 to 2, or to the largest (Correia et al. 2019, fig. 3 and 11).
 
     Args:
-        alphas: numbers of any shape by kind: what a model's `alphas()` returns, or :meth:`HeadHistory.last`.
-        bins: how many.
+        alphas: numbers of any shape by kind: the result of a model's `alphas()`, or of :meth:`HeadHistory.last`.
+        bins: the number of bins.
+
+    Returns:
+        The histogram of each kind, with the same edges for all.
 
     Raises:
         ValueError: an alpha below 1.

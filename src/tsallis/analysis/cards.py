@@ -17,7 +17,19 @@ SPARSE, DENSE = 0.25, 0.95  # densities up to and from which a head without a ro
 
 @dataclass(frozen=True)
 class HeadCard(Record):
-    """The role, density and examples of one head; layers and heads count from 0, in the title from 1."""
+    """The role, density and examples of one head; layers and heads count from 0, in the title from 1.
+
+    Args:
+        title: one line that says all of it.
+        kind: of attention: "encoder", "decoder" or "context".
+        layer: its number.
+        head: its number.
+        alpha: of the head.
+        density: mean share of keys with a weight above zero.
+        role: its name in :data:`ROLES`; None without one.
+        confidence: the score of the role; None without one.
+        examples: sentences that show the role, the best first.
+    """
 
     title: str
     kind: str
@@ -26,8 +38,8 @@ class HeadCard(Record):
     alpha: float
     density: float
     role: str | None
-    confidence: float | None  # the score of the role
-    examples: tuple[Example, ...]  # best first
+    confidence: float | None
+    examples: tuple[Example, ...]
 
 
 def head_cards(
@@ -39,11 +51,18 @@ def head_cards(
     """Describe every head by its role, alpha and density, with the sentences that show the role best.
 
     Heads with a role come first, the most confident before the others, then those without, the sparsest first. Roles
-    and their thresholds are :data:`~tsallis.analysis.head_roles.ROLES`; the arguments are those of
-    :func:`~tsallis.analysis.head_roles.head_roles`.
+    and their thresholds are :data:`ROLES`.
+
+    Args:
+        recording: of a model.
+        counts, interrogatives, examples: as of :func:`head_roles`.
+
+    Returns:
+        One card a head.
 
     Raises:
         InputError: a recording without sentences.
+        ValueError: `examples` below 1.
 
     Example:
         >>> from tsallis.analysis.weights import AttentionLayer, Sentence

@@ -27,7 +27,21 @@ EXAMPLES = 10
 
 @dataclass(frozen=True)
 class DensityContrast(Record):
-    """Two sentences of as many keys on which one head is sparse and dense; their scores are densities."""
+    """Two sentences of as many keys on which one head is sparse and dense; their scores are densities.
+
+    Args:
+        kind: of attention: "encoder", "decoder" or "context".
+        layer: its number, from 0.
+        head: its number, from 0.
+        alpha: of the head.
+        sparse: the sentence of the smaller density.
+        dense: the sentence of the larger density.
+
+    Example:
+        >>> text = Sentence.of([[[1]]]).text
+        >>> DensityContrast("encoder", 0, 0, 1.5, sparse=Example(text, 0.25), dense=Example(text, 0.75)).difference
+        0.5
+    """
 
     kind: str
     layer: int
@@ -38,15 +52,27 @@ class DensityContrast(Record):
 
     @property
     def difference(self) -> float:
+        """The density of the dense sentence above that of the sparse one."""
         return self.dense.score - self.sparse.score
 
 
 class Contrasts(Statistic[tuple[DensityContrast, ...]]):
-    """Accumulates, for each head, the sparsest and the densest sentence of each number of keys.
+    """The statistic of :func:`density_contrasts`: for each head, the sparsest and the densest sentence of each length.
 
     Args:
         layers: of the recording.
-        count: how many pairs are returned.
+        count: the largest number of pairs in the result.
+
+    Raises:
+        ValueError: `count` below 1.
+
+    Example:
+        >>> layer = AttentionLayer("encoder", 0, (1.5,))
+        >>> contrasts = Contrasts([layer], count=1)
+        >>> contrasts.update(Sentence.of([[[1, 0], [1, 0]]]))
+        >>> contrasts.update(Sentence.of([[[0.5, 0.5], [1, 0]]], index=1))
+        >>> [(pair.sparse.score, pair.dense.score) for pair in contrasts.result()]
+        [(0.5, 0.75)]
     """
 
     def __init__(self, layers: Sequence[AttentionLayer], count: int = EXAMPLES) -> None:
@@ -87,7 +113,11 @@ class Contrasts(Statistic[tuple[DensityContrast, ...]]):
 def density_contrasts(recording: Recording, count: int = EXAMPLES) -> tuple[DensityContrast, ...]:
     """Find heads that are sparse on one sentence and dense on another of the same length.
 
-    They are sure of the one and not of the other (Correia et al. 2019, fig. 10).
+    They are confident on the one and not on the other (Correia et al. 2019, fig. 10).
+
+    Args:
+        recording: of a model.
+        count: the largest number of pairs.
 
     Returns:
         At most `count` pairs, the largest differences of density first.
@@ -108,36 +138,56 @@ def density_contrasts(recording: Recording, count: int = EXAMPLES) -> tuple[Dens
 
 @dataclass(frozen=True)
 class WordContrast(Record):
-    """A word, and how much heads disagree about it: from 0 to 1, see :func:`~tsallis.analysis.jensen_shannon`."""
+    """A word, and how much heads disagree about it: from 0 to 1, see :func:`~tsallis.analysis.jensen_shannon`.
 
-    sentence: int  # its number in the corpus
-    position: int  # among the queries, from 0
+    Args:
+        sentence: its number in the corpus.
+        position: of the word's query, from 0.
+        piece: the piece at that position.
+        between: the divergence of the two models' mean heads.
+        first: the divergence among the heads of the first model.
+        second: the divergence among the heads of the second model.
+    """
+
+    sentence: int
+    position: int
     piece: str
-    between: float  # of the two models' mean heads
-    first: float  # among the heads of the first model
-    second: float  # among those of the second
+    between: float
+    first: float
+    second: float
 
 
 @dataclass(frozen=True)
 class ModelContrast(Record):
-    """Words about which two models agree most and least."""
+    """The words about which two models agree most and least.
+
+    Args:
+        kind: of attention: "encoder", "decoder" or "context".
+        words: the number of words that were compared.
+        agree: words, the smallest divergence first.
+        differ: words, the largest divergence first.
+    """
 
     kind: str
-    words: int  # that were compared
-    agree: tuple[WordContrast, ...]  # the most agreement first
-    differ: tuple[WordContrast, ...]  # the largest divergence first
+    words: int
+    agree: tuple[WordContrast, ...]
+    differ: tuple[WordContrast, ...]
 
 
 def compare_models(first: Recording, second: Recording, kind: str, count: int = EXAMPLES) -> ModelContrast:
     """Find the words about which the heads of two models agree and differ most, both having read the same sentences.
 
-    Of each query the heads of all layers of a kind are taken together: heads of two models have no common order.
-    Queries that see one key are left out.
+    At each query the heads of all layers of a kind are pooled: heads of two models have no common order. Queries that
+        can
+    attend to one key only are left out. The divergence is that of Correia et al. 2019, eq. 11.
 
     Args:
         first, second: recordings of the same corpus in the same order, as by the same vocabulary.
         kind: "encoder", "decoder" or "context".
         count: words of each list.
+
+    Returns:
+        The words of least and of largest divergence between the models.
 
     Raises:
         InputError: a model without attention of the kind, other sentences, or none.

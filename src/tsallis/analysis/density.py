@@ -22,19 +22,39 @@ EDGES = np.linspace(0, 1, BINS + 1)
 
 @dataclass(frozen=True)
 class HeadDensity(Record):
-    """The density of one head; layers and heads count from 0."""
+    """The density of one head; layers and heads count from 0.
+
+    Args:
+        kind: of attention: "encoder", "decoder" or "context".
+        layer: its number.
+        head: its number.
+        alpha: of the head.
+        density: mean over sentences.
+        histogram: of the sentences' densities.
+    """
 
     kind: str
     layer: int
     head: int
     alpha: float
-    density: float  # mean over sentences
-    histogram: Histogram  # of sentences
+    density: float
+    histogram: Histogram
 
 
 @dataclass(frozen=True)
 class Densities(Record):
-    """The densities of all heads."""
+    """The densities of all heads.
+
+    Args:
+        sentences: their number.
+        heads: one record a head.
+
+    Example:
+        >>> histogram = Histogram.of([0.25, 0.5], bins=2)
+        >>> densities = Densities(2, (HeadDensity("encoder", 0, 0, 1.5, density=0.375, histogram=histogram),))
+        >>> densities.by_layer(), densities.by_kind()["encoder"].counts
+        ({'encoder': [[0.375]]}, (1, 1))
+    """
 
     sentences: int
     heads: tuple[HeadDensity, ...]
@@ -61,11 +81,18 @@ class Densities(Record):
 
 
 def sentence_density(layer: AttentionLayer, weights: SparseWeights) -> Floats:
-    r"""Return the density of each head on one sentence [heads].
+    r"""Return the density of each head on one sentence (Correia et al. 2019, sec. 5.1).
 
     .. math:: d_h = \frac{\sum_i |\{j : p^h_{ij} > 0\}|}{\sum_i n_i}
 
-    where :math:`n_i` is the number of keys that query :math:`i` can see; softmax has density 1.
+    where :math:`n_i` is the number of keys that query :math:`i` can attend to; softmax has density 1.
+
+    Args:
+        layer: the attention module.
+        weights: its weights.
+
+    Returns:
+        Densities [heads], from 0 to 1.
 
     Example:
         >>> layer = AttentionLayer("encoder", 0, (1.5,), causal=True)
@@ -77,10 +104,16 @@ def sentence_density(layer: AttentionLayer, weights: SparseWeights) -> Floats:
 
 
 class Density(Statistic[Densities]):
-    """Accumulates the densities of all heads over sentences.
+    """The statistic of :func:`density`: the densities of all heads over sentences.
 
     Args:
         layers: of the recording.
+
+    Example:
+        >>> statistic = Density([AttentionLayer("encoder", 0, (1.5, 2.0))])
+        >>> statistic.update(Sentence.of([[[1, 0], [1, 0]], [[0.5, 0.5], [0, 1]]]))
+        >>> [head.density for head in statistic.result().heads]
+        [0.5, 0.75]
     """
 
     def __init__(self, layers: Sequence[AttentionLayer]) -> None:
@@ -118,10 +151,16 @@ class Density(Statistic[Densities]):
 
 
 def density(recording: Recording) -> Densities:
-    r"""Compute the density of each head: its mean over sentences, and how sentences are spread around it.
+    """Compute the density of each head: its mean over sentences, and how sentences are spread around it.
 
     A sentence's density is the share of keys with a weight above zero, see :func:`sentence_density` (Correia et al.
     2019, sec. 5.1 and fig. 4, 5, 12, 14). Histograms have 20 bins of width .05.
+
+    Args:
+        recording: of a model.
+
+    Returns:
+        One record a head.
 
     Raises:
         InputError: a recording without sentences.

@@ -20,17 +20,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerDiversity(Record):
-    """The divergence between the heads of one layer; layers count from 0."""
+    """The divergence between the heads of one layer.
+
+    Args:
+        kind: of attention: "encoder", "decoder" or "context".
+        layer: its number, from 0.
+        divergence: mean over queries, from 0 to 1; None where no query can attend to two keys.
+        queries: the number of queries that can attend to at least two keys.
+    """
 
     kind: str
     layer: int
-    divergence: float | None  # mean over queries, from 0 to 1; None without queries that see two keys
-    queries: int  # that see at least two keys
+    divergence: float | None
+    queries: int
 
 
 @dataclass(frozen=True)
 class Diversities(Record):
-    """The diversity of every layer's heads."""
+    """The diversity of every layer's heads.
+
+    Args:
+        sentences: their number.
+        layers: one record a layer.
+    """
 
     sentences: int
     layers: tuple[LayerDiversity, ...]
@@ -42,18 +54,21 @@ def entropy(probs: Floats) -> Floats:
 
 
 def jensen_shannon(weights: Floats, visible: ArrayLike) -> Floats:
-    r"""Return the Jensen-Shannon divergence of heads at each query [queries].
+    r"""Return the Jensen-Shannon divergence of heads at each query.
 
     .. math:: \mathrm{JS} = S\Big(\frac{1}{H}\sum_{j=1}^{H} p_j\Big) - \frac{1}{H}\sum_{j=1}^{H} S(p_j)
 
     of :math:`H` heads, with Shannon's entropy :math:`S` (Correia et al. 2019, eq. 11). Both entropies have the base
-    :math:`n`, the number of keys that the query sees. The paper adjusts the base "based on the dimension" so that the
-    divergence is at most 1; as all heads of a query see the same keys, that is one base for both. Heads on different
-    keys reach :math:`\log_n H`, or 1 where the mean is even.
+    :math:`n`, the number of keys that the query can attend to. The paper adjusts the base "based on the dimension" so
+    that the divergence is at most 1; as all heads of a query have the same keys, that is one base for both. Heads on
+    different keys reach :math:`\log_n H`, or 1 where the mean is even.
 
     Args:
         weights: [heads, queries, keys].
-        visible: [queries] how many keys each query sees; where it is one, there is no base and the divergence is 0.
+        visible: [queries] how many keys each query can attend to; where it is one, the divergence is 0.
+
+    Returns:
+        Divergences [queries], from 0 to 1.
 
     Example:
         >>> jensen_shannon(np.array([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [1.0, 0.0]]]), [2, 2])
@@ -64,10 +79,16 @@ def jensen_shannon(weights: Floats, visible: ArrayLike) -> Floats:
 
 
 class Diversity(Statistic[Diversities]):
-    """Accumulates the divergence of every layer's heads over sentences.
+    """The statistic of :func:`diversity`: the divergence of every layer's heads over sentences.
 
     Args:
         layers: of the recording.
+
+    Example:
+        >>> statistic = Diversity([AttentionLayer("encoder", 0, (1.5, 1.5))])
+        >>> statistic.update(Sentence.of([[[1, 0], [1, 0]], [[0, 1], [1, 0]]]))
+        >>> statistic.result().layers[0].divergence
+        0.5
     """
 
     def __init__(self, layers: Sequence[AttentionLayer]) -> None:
@@ -96,8 +117,14 @@ class Diversity(Statistic[Diversities]):
 def diversity(recording: Recording) -> Diversities:
     """Compute how much the heads of each layer disagree, as the mean over all queries of their divergence.
 
-    The divergence is that of :func:`jensen_shannon` (Correia et al. 2019, eq. 11, fig. 6 and 13). Queries that see one
-    key only cannot disagree and do not count.
+    The divergence is that of :func:`jensen_shannon` (Correia et al. 2019, eq. 11, fig. 6 and 13). Queries that can
+    attend to one key only cannot disagree and do not count.
+
+    Args:
+        recording: of a model.
+
+    Returns:
+        One record a layer.
 
     Raises:
         InputError: a recording without sentences.

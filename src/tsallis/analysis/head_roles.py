@@ -58,7 +58,12 @@ MEASURES = ("clusters", "within_word")
 
 @dataclass(frozen=True)
 class Example(Record):
-    """A sentence that shows something of a head, and how much of it; recorded again, it has the weights."""
+    """A sentence that shows a property of a head, and how much of it; recorded again, it has the weights.
+
+    Args:
+        text: of the sentence.
+        score: how much of the property it shows, such as a density or the weight of a role.
+    """
 
     text: Text
     score: float
@@ -68,22 +73,40 @@ class Example(Record):
 class HeadRole(Record):
     """The scores of one head; layers and heads count from 0.
 
-    `scores` and `counts` have the names of `ROLES` and `MEASURES`; what occurred nowhere has the score None.
+    Args:
+        kind: of attention: "encoder", "decoder" or "context".
+        layer: its number.
+        head: its number.
+        alpha: of the head.
+        role: the best of those whose threshold is reached; None without one.
+        scores: by the names of `ROLES`, "clusters" and "within_word"; None for what occurred nowhere.
+        counts: the number of queries that each score is a mean of; of words, for "merging" and "clusters".
+        examples: sentences that show the role, the best first.
     """
 
     kind: str
     layer: int
     head: int
     alpha: float
-    role: str | None  # the best of those whose threshold is reached
+    role: str | None
     scores: dict[str, float | None]
-    counts: dict[str, int]  # queries that each score is a mean of; words, of `merging` and `clusters`
-    examples: tuple[Example, ...]  # of the role, best first
+    counts: dict[str, int]
+    examples: tuple[Example, ...]
 
 
 @dataclass(frozen=True)
 class HeadRoles(Record):
-    """The roles of all heads."""
+    """The roles of all heads.
+
+    Args:
+        sentences: their number.
+        heads: one record a head.
+
+    Example:
+        >>> head = HeadRole("encoder", 0, 0, 1.5, "next", {"next": 0.9}, {"next": 7}, ())
+        >>> [role.head for role in HeadRoles(1, (head,)).with_role("next")]
+        [0]
+    """
 
     sentences: int
     heads: tuple[HeadRole, ...]
@@ -148,7 +171,21 @@ class _Targets:
 
 
 class Roles(Statistic[HeadRoles]):
-    """Accumulates the scores of :func:`head_roles` over sentences; the arguments are its own."""
+    """The statistic of :func:`head_roles`: the scores of all heads over sentences.
+
+    Args:
+        layers: of the recording.
+        counts, interrogatives, examples: as of :func:`head_roles`.
+
+    Raises:
+        ValueError: `examples` below 1.
+
+    Example:
+        >>> statistic = Roles([AttentionLayer("encoder", 0, (1.5,))])
+        >>> statistic.update(Sentence.of([[[1, 0, 0], [1, 0, 0], [0, 1, 0]]], pieces=["▁a", "▁b", "▁c"]))
+        >>> statistic.result().heads[0].role
+        'previous'
+    """
 
     def __init__(
         self,
@@ -229,19 +266,19 @@ def head_roles(
 
     .. math:: \mathrm{score}_h = \frac{1}{|Q|} \sum_{i \in Q} \sum_{j \in T_i} p^h_{ij}
 
-    the mean weight that queries :math:`Q` give to target keys :math:`T_i`. A query counts if it sees a target and
-    something else too: one that has no choice tells nothing.
+    the mean weight that queries :math:`Q` give to target keys :math:`T_i`. A query counts if it can attend to a
+    target and to another key: one that has no choice tells nothing.
 
     - `previous`, `self`, `next`: the key at -1, 0 and +1, the confidence of positional heads (Correia et al. 2019, sec.
       5.2 and fig. 7).
     - `clusters`: the merging score of the paper (fig. 8): over the words of a sentence, the largest weight that a piece
-      gives to the *other* pieces of its word; of a word of one piece, what it gives to itself. A head that attends to
-      the token itself scores well there, so the role goes by `merging`: the same for words of several pieces alone.
-      `within_word`: the weight inside the word of the query. Words are those of
+      gives to the *other* pieces of its word; in a word of one piece, the weight that it gives to itself. A head that
+      attends to the token itself scores well there, so the role depends on `merging`: the same score over words of
+      several pieces alone. `within_word`: the weight inside the word of the query. Words are those of
       :func:`~tsallis.analysis.words.word_clusters`.
     - `question`: the question mark, where the query is an interrogative word (fig. 9).
-    - `punctuation`, `start`, `end`: such keys; `rare`: those that `counts` has least of in the sentence, its start and
-      end left out (Voita et al. 2019, sec. 5).
+    - `punctuation`, `start`, `end`: such keys; `rare`: the keys that are rarest in `counts` among those of the
+      sentence, its start and end left out (Voita et al. 2019, sec. 5).
 
     Args:
         recording: of a model.
@@ -249,6 +286,9 @@ def head_roles(
             :func:`~tsallis.analysis.words.count_pieces`; without them there is no score for rare ones.
         interrogatives: words in lower case; `words.INTERROGATIVES` has some languages'.
         examples: how many sentences that show its role a head has.
+
+    Returns:
+        One record a head.
 
     Raises:
         ValueError: `examples` below 1.

@@ -21,28 +21,50 @@ from tsallis.search.step import evaluating
 
 @dataclass(frozen=True)
 class HeadLoss(Record):
-    """The loss without one head; layers and heads count from 0."""
+    """The loss without one head; layers and heads count from 0.
+
+    Args:
+        kind: of attention: "encoder", "decoder" or "context".
+        layer: its number.
+        head: its number.
+        alpha: of the head.
+        loss: mean a symbol.
+        increase: of the loss, over that with all heads.
+    """
 
     kind: str
     layer: int
     head: int
     alpha: float
-    loss: float  # a symbol
-    increase: float  # over the loss with all heads
+    loss: float
+    increase: float
 
 
 @dataclass(frozen=True)
 class HeadImportance(Record):
-    """The loss with all heads, and without each of them."""
+    """The loss with all heads, and without each of them.
 
-    loss: float  # a symbol, by the model's own output layer
+    Args:
+        loss: mean a symbol with all heads, by the model's own output layer.
+        symbols: the number of target symbols.
+        heads: one record a head, the largest increase first.
+    """
+
+    loss: float
     symbols: int
-    heads: tuple[HeadLoss, ...]  # the largest increase first
+    heads: tuple[HeadLoss, ...]
 
 
 @contextlib.contextmanager
 def mask_head(attention: MultiheadAttention, head: int) -> Iterator[None]:
     """Make the output of one head zero while the context lasts.
+
+    Args:
+        attention: the module that the head belongs to.
+        head: its number, from 0.
+
+    Returns:
+        A context manager.
 
     Raises:
         ValueError: a head that is not there.
@@ -78,12 +100,15 @@ def head_importance(model: TransformerSeq2Seq, batches: Iterable[Batch]) -> Head
     .. math:: I_h = L(\mathrm{model} \mid \mathrm{head}_h = 0) - L(\mathrm{model}), \qquad
               L = \frac{1}{N} \sum_{n=1}^{N} \ell_n
 
-    with the output layer's own loss :math:`\ell_n` of each symbol. To make a head's output zero is a gate of Voita et
-    al. 2019 (sec. 6) that is closed.
+    with the output layer's own loss :math:`\ell_n` of each symbol. A head whose output is zero is a
+    closed gate of Voita et al. 2019 (sec. 6).
 
     Args:
         model: a Transformer.
-        batches: with targets; they are iterated over again and again.
+        batches: with targets; they are iterated over once for each head.
+
+    Returns:
+        The loss with all heads, and without each of them.
 
     Raises:
         InputError: no batches.

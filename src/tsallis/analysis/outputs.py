@@ -43,16 +43,34 @@ class Distribution(Record):
 
 @dataclass(frozen=True, eq=False)
 class OutputStatistics(Record):
-    """Support sizes, sums, norms and thresholds of a model's output layer over a corpus, with teacher forcing."""
+    """Support sizes, sums, norms and thresholds of a model's output layer over a corpus, with teacher forcing.
+
+    Args:
+        steps: their number.
+        symbols: the size of the vocabulary.
+        attended: source positions with a weight above zero: the mean over steps, layers and heads; None without
+            attention.
+        support: symbols with a value above zero: the mean over steps.
+        support_counts: steps at which so many symbols, from 0 on, have a value above zero.
+        total: the sum of the values, over steps.
+        norm: the Euclidean norm of the scores, over steps.
+        threshold: of the map, over steps; None for softmax.
+
+    Example:
+        >>> one = Distribution(1.0, Histogram((0.5, 1.5), (4,)))
+        >>> statistics = OutputStatistics(4, 10, None, 2.0, (0, 0, 4), one, one, None)
+        >>> statistics.sparsity
+        0.8
+    """
 
     steps: int
-    symbols: int  # of the vocabulary
-    attended: float | None  # source positions with a weight above zero: the mean over steps, layers and heads
-    support: float  # symbols with a value above zero: the mean over steps
-    support_counts: tuple[int, ...]  # steps at which so many symbols, from 0 on, have a value above zero
+    symbols: int
+    attended: float | None
+    support: float
+    support_counts: tuple[int, ...]
     total: Distribution
     norm: Distribution
-    threshold: Distribution | None  # None for softmax
+    threshold: Distribution | None
 
     @property
     def sparsity(self) -> float:
@@ -62,7 +80,7 @@ class OutputStatistics(Record):
 
 @torch.no_grad()
 def output_steps(output: OutputLayer, scores: Tensor) -> Steps:
-    r"""Compute what an output layer does with scores.
+    r"""Compute support, sum, norm and threshold of an output layer's values.
 
     With entmax, :math:`p_i = [(\alpha-1) z_i - \tau(z)]_+^{1/(\alpha-1)}`, so that the threshold is
     :math:`\tau(z) = (\alpha-1) \max z - (\max p)^{\alpha-1}` (Peters et al. 2019, eq. 13; Tezekbayev et al. 2022, sec.
@@ -71,6 +89,9 @@ def output_steps(output: OutputLayer, scores: Tensor) -> Steps:
     Args:
         output: the layer that made the scores.
         scores: [steps, symbols].
+
+    Returns:
+        Support, sum, norm and threshold of each step, each [steps].
 
     Example:
         >>> layer = OutputLayer(2, 3, "sparsemax")
@@ -103,6 +124,9 @@ def output_statistics(model: Any, batches: Iterable[Batch]) -> OutputStatistics:
     Args:
         model: an encoder-decoder of this package.
         batches: with targets.
+
+    Returns:
+        Means and histograms over all steps.
 
     Raises:
         InputError: no batches, or none with targets.
@@ -165,18 +189,25 @@ class _OutputSums:
 
 @dataclass(frozen=True)
 class ForcedStep(Record):
-    """A step with the target given: the target, and what the model held possible."""
+    """A step with the target given: the target, and the symbols that the model holds possible.
+
+    Args:
+        gold: the target symbol.
+        prob: its probability; its value, for alpha-ReLU.
+        support: the number of symbols with a value above zero.
+        words: the most probable of them with their values, the best first.
+    """
 
     gold: str
-    prob: float  # of the target; its value, for alpha-ReLU
-    support: int  # symbols with a value above zero
-    words: tuple[tuple[str, float], ...]  # the most probable of them, best first
+    prob: float
+    support: int
+    words: tuple[tuple[str, float], ...]
 
 
 def forced_supports(
     model: Any, batches: Iterable[Batch], tgt_vocab: Symbols, words: int = 10
 ) -> Iterator[tuple[int, tuple[ForcedStep, ...]]]:
-    """Yield what a model holds possible at each step of given targets (Peters et al. 2019, fig. 2).
+    """Yield the symbols that a model holds possible at each step of given targets (Peters et al. 2019, fig. 2).
 
     Args:
         model: an encoder-decoder of this package.
@@ -239,16 +270,28 @@ def _decode(model: Any, batches: Iterable[Batch]) -> Iterator[tuple[Any, Tensor,
 
 @dataclass(frozen=True)
 class EmptyOutput(Record):
-    """A sentence for which the empty output is more probable than the one a search found."""
+    """A sentence for which the empty output is more probable than the best one of a search.
+
+    Args:
+        index: of the sentence in its corpus.
+        empty: the log-probability of the empty output.
+        best: the log-probability of the best output of the search, -inf if there is none.
+    """
 
     index: int
-    empty: float  # log-probabilities; that of the empty output
-    best: float  # that of the best output found, -inf if there is none
+    empty: float
+    best: float
 
 
 @dataclass(frozen=True)
 class EmptyRate(Record):
-    """The share of sentences whose empty output is more probable than the best one found, and each such case."""
+    """The share of sentences whose empty output is more probable than the best one of a search, and each such case.
+
+    Args:
+        sentences: their number.
+        rate: the share, from 0 to 1.
+        outputs: one record for each such sentence.
+    """
 
     sentences: int
     rate: float
@@ -256,18 +299,21 @@ class EmptyRate(Record):
 
 
 def empty_rate(model: Any, corpus: Corpus, results: Sequence[Result]) -> EmptyRate:
-    r"""Compute the share of sentences whose empty output is more probable than the best one found.
+    r"""Compute the share of sentences whose empty output is more probable than the best one of a search.
 
     .. math:: \frac{1}{N} \, \big|\{n : p(\langle/s\rangle \mid x_n) > p(\hat y_n \mid x_n)\}\big|
 
     (Tezekbayev et al. 2022, table 2; Stahlberg and Byrne 2019). Both log-probabilities are sums in float64 of the same
-    steps, and compared exactly. Where the best output found is the empty one, that is no case, however its two sums
+    steps, and compared exactly. A sentence whose best output is the empty one does not count, however its two sums
     round.
 
     Args:
         model: an encoder-decoder.
         corpus: the sources.
         results: of a search, in the corpus's order.
+
+    Returns:
+        The share of such sentences, and each of them.
 
     Raises:
         InputError: an empty corpus.

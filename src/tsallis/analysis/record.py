@@ -29,7 +29,7 @@ class Symbols(Protocol):
 
 
 class AttentionReader(Protocol):
-    """The adapter through which a model is recorded; one for any other model has these three."""
+    """The adapter through which a model is recorded: any other model needs one with these three methods."""
 
     @property
     def layers(self) -> tuple[AttentionLayer, ...]:
@@ -52,8 +52,13 @@ class Recording:
     """Sentences with their attention weights.
 
     Args:
-        layers: what the weights of each sentence belong to.
+        layers: the attention modules that the weights of each sentence belong to.
         sentences: made or read anew each time they are iterated over; a list, if they are few.
+
+    Example:
+        >>> recording = Recording([AttentionLayer("encoder", 0, (1.5,))], [Sentence.of([[[1, 0], [0.5, 0.5]]])])
+        >>> [sentence.weights[0].support.tolist() for sentence in recording]
+        [[[1, 2]]]
     """
 
     def __init__(self, layers: Sequence[AttentionLayer], sentences: Iterable[Sentence]) -> None:
@@ -83,7 +88,10 @@ def record(reader: AttentionReader, batches: Iterable[Any]) -> Recording:
 
     Args:
         reader: an adapter of the model, see :func:`read_model`.
-        batches: what the adapter takes; a list or a `corpus.batches(size)` can be iterated over again.
+        batches: of the kind that the adapter runs; a list or a `corpus.batches(size)` can be iterated over again.
+
+    Returns:
+        The recording.
 
     Raises:
         ValueError: weights that fit neither the layers nor the sentences.
@@ -134,11 +142,14 @@ def _compress(layer: AttentionLayer, texts: Sequence[Text], weights: Tensor) -> 
 def capture_weights(attentions: Sequence[nn.Module], receive: Receive) -> Iterator[None]:
     """Hand the weights of every pass through attention modules to `receive(number, weights)` while the context lasts.
 
-    What the modules return to their callers stays the same.
+    The results that the modules return to their callers stay the same.
 
     Args:
         attentions: modules that are called as :class:`torch.nn.MultiheadAttention` is.
-        receive: gets the number of the module in `attentions`, and weights [batch, heads, queries, keys].
+        receive: called with the number of the module in `attentions`, and weights [batch, heads, queries, keys].
+
+    Returns:
+        A context manager.
 
     Example:
         >>> attention = MultiheadAttention(8, 2, batch_first=True)
@@ -199,8 +210,18 @@ def read_model(model: Any, src_vocab: Symbols, tgt_vocab: Symbols) -> AttentionR
             attention.
         src_vocab, tgt_vocab: spell its symbols.
 
+    Returns:
+        The adapter, for :func:`record`.
+
     Raises:
         ValueError: another model; it needs an :class:`AttentionReader` of its own.
+
+    Example:
+        >>> from tsallis.data.vocabulary import Vocabulary
+        >>> symbols = Vocabulary(["▁a", "▁b"])
+        >>> reader = read_model(RNNSeq2Seq(6, 6, d_model=8), symbols, symbols)
+        >>> reader.layers
+        (AttentionLayer(kind='context', layer=0, alphas=(1.5,), causal=False),)
     """
     if isinstance(model, TransformerSeq2Seq):
         return TransformerReader(model, src_vocab, tgt_vocab)

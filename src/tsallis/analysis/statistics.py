@@ -17,10 +17,29 @@ R = TypeVar("R")
 
 
 class Statistic(ABC, Generic[R]):
-    """Numbers that are accumulated over sentences, in memory that does not grow with them.
+    """The base class of statistics: numbers accumulated over sentences, in memory that does not grow with them.
+
+    A subclass says how to take in a sentence (`_update`), how to take in another statistic (`_merge`), and what the
+    result is (`_result`).
 
     Args:
         layers: of the recording.
+
+    Example:
+        >>> class Longest(Statistic[int]):
+        ...     longest = 0
+        ...
+        ...     def _update(self, sentence):
+        ...         self.longest = max(self.longest, len(sentence.text.source))
+        ...
+        ...     def _merge(self, other):
+        ...         self.longest = max(self.longest, other.longest)
+        ...
+        ...     def _result(self):
+        ...         return self.longest
+        >>> layer = AttentionLayer("encoder", 0, (1.5,))
+        >>> collect(Recording([layer], [Sentence.of([[[1, 0], [0, 1]]])]), Longest([layer]))
+        (2,)
     """
 
     def __init__(self, layers: Sequence[AttentionLayer]) -> None:
@@ -64,7 +83,14 @@ class Statistic(ABC, Generic[R]):
 
 
 def collect(recording: Recording, *statistics: Statistic[Any]) -> tuple[Any, ...]:
-    """Compute several statistics of a recording in one pass, and return the result of each.
+    """Compute several statistics of a recording in one pass.
+
+    Args:
+        recording: of a model.
+        *statistics: with the layers of the recording.
+
+    Returns:
+        The result of each statistic.
 
     Raises:
         InputError: a recording without sentences.

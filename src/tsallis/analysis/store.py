@@ -40,8 +40,12 @@ SENTENCES = 4096  # of a part, at most
 def save_recording(recording: Recording, folder: Path | str) -> None:
     """Write a recording to a new folder, sentence by sentence; the folder is there only when it is whole.
 
+    Args:
+        recording: of a model.
+        folder: one that does not exist.
+
     Raises:
-        InputError: if the path is taken, or if there are no sentences.
+        InputError: a path that is taken, or no sentences.
 
     Example:
         >>> recording = Recording([AttentionLayer("encoder", 0, (1.5,))], [Sentence.of([[[1, 0], [0.5, 0.5]]])])
@@ -73,8 +77,21 @@ def save_recording(recording: Recording, folder: Path | str) -> None:
 def load_recording(folder: Path | str) -> Recording:
     """Open a saved recording; its parts are read, and checked, when it is iterated over.
 
+    Args:
+        folder: of the recording.
+
+    Returns:
+        The recording, whose sentences are read anew at each iteration.
+
     Raises:
         InputError: a folder that is no recording, or one that is damaged.
+
+    Example:
+        >>> folder = Path(tempfile.mkdtemp()) / "recording"
+        >>> layer = AttentionLayer("encoder", 0, (1.5,))
+        >>> save_recording(Recording([layer], [Sentence.of([[[1, 0], [0.5, 0.5]]])]), folder)
+        >>> load_recording(folder).layers == (layer,)
+        True
     """
     folder = Path(folder)
     path = folder / MANIFEST

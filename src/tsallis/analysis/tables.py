@@ -11,7 +11,16 @@ from numpy.typing import ArrayLike
 
 
 class Record:
-    """A frozen dataclass of numbers, names and other records."""
+    """The base class of results: a frozen dataclass of numbers, names and other records.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class Share(Record):
+        ...     name: str
+        ...     value: float
+        >>> Share("zeros", 0.5).to_dict()
+        {'name': 'zeros', 'value': 0.5}
+    """
 
     def to_dict(self) -> dict[str, Any]:
         """Return dictionaries, lists, numbers and strings, as JSON has them."""
@@ -31,7 +40,13 @@ def _plain(value: Any) -> Any:
 
 
 def to_pandas(records: Iterable[Record]) -> Any:
-    """Return a `pandas.DataFrame` with a row for each record.
+    """Return records as a table.
+
+    Args:
+        records: of one class.
+
+    Returns:
+        A `pandas.DataFrame` with a row for each record.
 
     Raises:
         ImportError: if pandas is not installed.
@@ -52,13 +67,17 @@ def to_pandas(records: Iterable[Record]) -> Any:
 class Histogram(Record):
     """Counts of values between edges; each bin has its lower edge in it, the last one both.
 
+    Args:
+        edges: [bins + 1]
+        counts: [bins]
+
     Example:
         >>> Histogram.of([0.0, 0.5, 0.6, 1.0], bins=2).counts
         (1, 3)
     """
 
-    edges: tuple[float, ...]  # [bins + 1]
-    counts: tuple[int, ...]  # [bins]
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
 
     @classmethod
     def of(cls, values: ArrayLike, bins: int, low: float = 0.0, high: float = 1.0) -> Histogram:

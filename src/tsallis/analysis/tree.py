@@ -21,14 +21,28 @@ from tsallis.search.step import advance, evaluating
 
 @dataclass(frozen=True)
 class Edge(Record):
-    """A step from one prefix to the next; node 0 is the empty prefix, and parents come before their children."""
+    """A step from one prefix to the next; node 0 is the empty prefix, and parents come before their children.
+
+    Args:
+        parent: the node of the prefix.
+        node: the node of the prefix with one symbol more.
+        symbol: that symbol.
+        log_prob: of the symbol after the parent.
+        total: log-probability of the prefix with the symbol.
+        end: whether an output ends here.
+
+    Example:
+        >>> edge = Edge(parent=0, node=1, symbol="a", log_prob=math.log(0.25), total=math.log(0.25), end=False)
+        >>> round(edge.prob, 6)
+        0.25
+    """
 
     parent: int
     node: int
     symbol: str
-    log_prob: float  # of the symbol after the parent
-    total: float  # log-probability of the prefix so far
-    end: bool  # whether an output ends here
+    log_prob: float
+    total: float
+    end: bool
 
     @property
     def prob(self) -> float:
@@ -38,12 +52,25 @@ class Edge(Record):
 
 @dataclass(frozen=True)
 class BeamTree(Record):
-    """The hypotheses of one source as a tree, and what is proved of them."""
+    """The hypotheses of one source as a tree, and the certificate of their search.
+
+    Args:
+        edges: parents before their children.
+        mass: the probability of all hypotheses together.
+        certificate: its kind.
+        bound: log-probability of the best prefix that was dropped, None if none was.
+
+    Example:
+        >>> likely, unlikely = math.log(0.75), math.log(0.25)
+        >>> edges = Edge(0, 1, "a", likely, likely, True), Edge(0, 2, "b", unlikely, unlikely, True)
+        >>> BeamTree(edges, 1.0, "complete", None).lines()
+        ['a 75.0%', 'b 25.0%']
+    """
 
     edges: tuple[Edge, ...]
-    mass: float  # the probability of all hypotheses together
+    mass: float
     certificate: Kind
-    bound: float | None  # log-probability of the best prefix that was given up, None if none was
+    bound: float | None
 
     def children(self, node: int) -> list[Edge]:
         """Return the edges that go on from a node, the most probable first."""
@@ -86,10 +113,13 @@ def beam_tree(model: Decoder, src: Tensor, result: Result, tgt_vocab: Symbols) -
     hypothesis's. With a complete certificate the tree is all that the model holds possible.
 
     Args:
-        model: that found the hypotheses.
+        model: the one of the search.
         src: [src] symbols of the source, or [1, src].
         result: of a search, beam or exhaustive.
         tgt_vocab: spells its symbols.
+
+    Returns:
+        The tree, the empty prefix as node 0.
 
     Raises:
         ValueError: a hypothesis that the model holds impossible: it is of another model or source.

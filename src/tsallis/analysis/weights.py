@@ -50,6 +50,7 @@ class AttentionLayer:
 
     @property
     def heads(self) -> int:
+        """The number of heads."""
         return len(self.alphas)
 
     @property
@@ -142,6 +143,11 @@ class Text:
         index: of the sentence in its corpus, from 0.
         source: pieces that the encoder reads; empty where there is none.
         target: pieces that the decoder reads, the start `<s>` first; empty where there is none.
+
+    Example:
+        >>> text = Text(0, ("▁we", "▁saw"), ("<s>", "▁wir"))
+        >>> text.sides("context")  # of the queries, and of the keys
+        (('<s>', '▁wir'), ('▁we', '▁saw'))
     """
 
     index: int
@@ -156,7 +162,17 @@ class Text:
 
 @dataclass(frozen=True, eq=False)
 class Sentence:
-    """A sentence with the weights of every attention module, in the order of the recording's layers."""
+    """A sentence with the weights of every attention module.
+
+    Args:
+        text: its pieces.
+        weights: in the order of the recording's layers.
+
+    Example:
+        >>> sentence = Sentence.of([[[1, 0], [0.5, 0.5]]])
+        >>> sentence.text.source, sentence.weights[0].shape  # heads, queries, keys
+        (('▁1', '▁2'), (1, 2, 2))
+    """
 
     text: Text
     weights: tuple[SparseWeights, ...]

@@ -52,13 +52,20 @@ def is_question_mark(piece: str) -> bool:
 
 
 def word_clusters(pieces: Sequence[str]) -> list[range]:
-    """Return the pieces of each word: from one that begins with `▁` to the next.
+    """Split pieces into words: from one that begins with `▁` to the next.
 
     Punctuation before and after a word is a cluster of its own, inside a word (as a hyphen is) it belongs to it, and so
     is every start or end of a sentence. Where no piece begins with `▁`, every piece is a cluster.
 
-    >>> [list(word) for word in word_clusters(["▁well", "-", "know", "n", "▁lam", "p", ".", "</s>"])]
-    [[0, 1, 2, 3], [4, 5], [6], [7]]
+    Args:
+        pieces: of a sentence.
+
+    Returns:
+        The numbers of the pieces of each word.
+
+    Example:
+        >>> [list(word) for word in word_clusters(["▁well", "-", "know", "n", "▁lam", "p", ".", "</s>"])]
+        [[0, 1, 2, 3], [4, 5], [6], [7]]
     """
     if not any(piece.startswith(WORD_START) for piece in pieces):
         return [range(i, i + 1) for i in range(len(pieces))]
@@ -94,10 +101,18 @@ def word_of(pieces: Sequence[str], cluster: range) -> str:
 def count_pieces(corpus: Corpus, src_vocab: Symbols, tgt_vocab: Symbols) -> PieceCounts:
     """Count how often each piece occurs in the sources and in the targets of a corpus, for the scores of rare ones.
 
-    >>> from tsallis.data.vocabulary import Vocabulary
-    >>> vocabulary = Vocabulary(["▁a", "▁b"])
-    >>> count_pieces(Corpus([[4, 5], [4]], [[5], [5]]), vocabulary, vocabulary)
-    {'source': {'▁a': 2, '▁b': 1}, 'target': {'▁b': 2}}
+    Args:
+        corpus: encoded sources and targets.
+        src_vocab, tgt_vocab: spell their symbols.
+
+    Returns:
+        Counts by piece, of the sides "source" and "target".
+
+    Example:
+        >>> from tsallis.data.vocabulary import Vocabulary
+        >>> vocabulary = Vocabulary(["▁a", "▁b"])
+        >>> count_pieces(Corpus([[4, 5], [4]], [[5], [5]]), vocabulary, vocabulary)
+        {'source': {'▁a': 2, '▁b': 1}, 'target': {'▁b': 2}}
     """
     return {"source": _counts(corpus.src, src_vocab), "target": _counts(corpus.tgt, tgt_vocab)}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from numbers import Real
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch

@@ -81,13 +81,16 @@ _request: ContextVar[str | None] = ContextVar("tsallis_backend", default=None)
 
 
 class backend:
-    """Compute with one backend inside a `with` block: `"eager"`, `"cpu"`, `"triton"` or `"auto"`.
+    """The choice of a backend for the calls inside a `with` block: `"eager"`, `"cpu"`, `"triton"` or `"auto"`.
 
     `"auto"` is the default, and what the environment variable `TSALLIS_BACKEND` overrules: the compiled kernels for
     tensors on the CPU where they were built, Triton's for float32, bfloat16 and float16 on a GPU where Triton works,
     plain PyTorch operations for everything else. `"cpu"` (the compiled kernels) and `"triton"` are errors where these
-    are missing; what they don't compute (alpha above 2, budgets) stays with PyTorch's operations. What a forward pass
-    was computed with, its gradients are too; second derivatives are PyTorch's operations always.
+    are missing; what they don't compute (alpha above 2, budgets) stays with PyTorch's operations. The backend of a
+    forward pass computes its gradients, too; second derivatives are always PyTorch's operations.
+
+    Args:
+        name: one of the four names.
 
     Raises:
         ValueError: an unknown backend.
