@@ -28,7 +28,7 @@ from tsallis.continuous.quadrature import beta_disk
 
 QUERIES = ["64x8"]  # batch x queries
 VARIANCES = [0.01, 0.001]
-COLUMNS = ("shape", "functions", "variance", "operation", "owner", "both_ms", "loop_ratio", "error", "grad_error")
+COLUMNS = ("shape", "num_basis", "variance", "operation", "owner", "both_ms", "loop_ratio", "error", "grad_error")
 ANGLES = 100
 
 
@@ -163,7 +163,7 @@ def measure(shape: str, variance: float, arguments: Any) -> list[Row]:
         rows.append(
             {
                 "shape": shape,
-                "functions": len(centres),
+                "num_basis": len(centres),
                 "variance": variance,
                 "operation": candidate.operation,
                 "owner": candidate.owner,

@@ -162,7 +162,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         dropout=options.dropout,
         attention=options.attention,
         transform=options.transform,
-        functions=options.functions,
+        num_basis=options.num_basis,
         matching=options.matching,
         density=options.density,
         d_embedding=options.d_embedding,
@@ -208,7 +208,7 @@ def arguments() -> argparse.Namespace:
     add("--min-count", type=int, default=5, help="of a word in train; rarer ones are unknown")
     add("--attention", choices=("discrete", "continuous", "combined"), default="discrete")
     add("--transform", type=number_or_name, default="softmax", help="softmax, sparsemax, entmax or an alpha")
-    add("--functions", type=int, default=64, help="basis functions")
+    add("--num-basis", type=int, default=64, help="basis functions")
     add("--matching", choices=("scale", "covariance"), default="scale", help="scale: as in the paper")
     add("--density", type=number_or_name, help="in place of the one that goes with the transform: laplace, triangular")
     add("--d-model", type=int, default=128)

@@ -159,7 +159,7 @@ def build(splits: dict[str, Split], options: argparse.Namespace) -> tuple[nn.Mod
         inputs = {name: on_grid(split, options.steps) for name, split in splits.items()}
         sizes = inputs["train"].x.shape[2], inputs["train"].static.shape[1]
         return GridClassifier(*sizes, options.d_model, options.transform, dropout=options.dropout), inputs
-    fit = ValueFunction(gaussian_grid(options.functions, options.width), options.penalty)
+    fit = ValueFunction(gaussian_grid(options.num_basis, options.width), options.ridge)
     inputs = {name: as_signals(split, fit) for name, split in splits.items()}
     channels, _, d_values = inputs["train"].x.shape[1:]
     model = SignalClassifier(
@@ -330,9 +330,9 @@ def arguments() -> argparse.Namespace:
     add("--dropout", type=float, default=0.3)
     add("--steps", type=int, default=48, help="discrete: steps of the grid")
     add("--d-model", type=int, default=48, help="discrete: size of the states")
-    add("--functions", type=int, default=8, help="continuous: basis functions of a signal")
+    add("--num-basis", type=int, default=8, help="continuous: basis functions of a signal")
     add("--width", type=float, default=0.2, help="continuous: of a basis function, where all of the time is 1")
-    add("--penalty", type=float, default=1.0, help="continuous: of the ridge regression")
+    add("--ridge", type=float, default=1.0, help="continuous: penalty of the ridge regression")
     add("--heads", type=int, default=2, help="continuous: densities a parameter")
     add("--hidden", type=int, default=12, help="continuous: rectified units before the score; 0 is none")
     add("--epochs", type=int, default=30, help="at most")

@@ -236,11 +236,11 @@ def build(options: argparse.Namespace, data: Data) -> VisualAnswerer:
         stages=options.stages,
         attention=options.attention,
         transform=options.transform,
-        functions=options.functions,
+        num_basis=options.num_basis,
         basis=options.basis,
         matching=options.matching,
         density=options.density,
-        penalty=options.penalty,
+        ridge=options.ridge,
     )
 
 
@@ -270,10 +270,10 @@ def arguments() -> argparse.Namespace:
     add("--attention", choices=("discrete", "continuous", "combined"), default="discrete")
     add("--transform", type=number_or_name, default="softmax", help="softmax, sparsemax, entmax or an alpha")
     add("--density", type=number_or_name, help="in place of the one that goes with the transform; 2: sparsemax's")
-    add("--functions", type=int, default=100, help="basis functions, a square number")
+    add("--num-basis", type=int, default=100, help="basis functions, a square number")
     add("--basis", choices=("image", "image-paper"), default="image", help="image-paper: as narrow as in the paper")
     add("--matching", choices=("covariance", "scale"), default="covariance", help="covariance: as in the paper")
-    add("--penalty", type=float, default=0.1, help="of the ridge regression")
+    add("--ridge", type=float, default=0.1, help="penalty of the ridge regression")
     add("--d-model", type=int, default=64)
     add("--heads", type=int, default=4)
     add("--layers", type=int, default=1)

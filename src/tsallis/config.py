@@ -198,7 +198,7 @@ class RNNConfig(OutputConfig):
     # Continuous attention, with the moments of the discrete one.
     density: Density | Alpha | None = None
     combine: bool = True
-    functions: Basis = Field(30, multiple_of=3)
+    num_basis: Basis = Field(30, multiple_of=3)
     matching: Literal["scale", "covariance"] = "covariance"
 
 
@@ -233,7 +233,7 @@ class AttendingConfig(Section):
     transform: Map | Alpha = "sparsemax"
     matching: Literal["scale", "covariance"] = "scale"
     density: Any = None
-    penalty: float = Field(0.1, gt=0, allow_inf_nan=False)
+    ridge: float = Field(0.1, gt=0, allow_inf_nan=False)
     output: Map = "softmax"
     output_alpha: Alpha = 1.5
 
@@ -252,7 +252,7 @@ class ClassifierConfig(AttendingConfig):
     d_embedding: Size | None = None
     layers: Depth = 1
     dropout: float = Field(0.3, ge=0, lt=1)
-    functions: Basis = Field(64, multiple_of=2)
+    num_basis: Basis = Field(64, multiple_of=2)
     density: Density | Alpha | None = None
 
 
@@ -272,7 +272,7 @@ class AnswererConfig(AttendingConfig):
     positions: bool = True
     attention: Literal["discrete", "continuous", "combined"] = "continuous"
     transform: Map | Alpha = "softmax"
-    functions: Basis = 100
+    num_basis: Basis = 100
     basis: Literal["image", "image-paper"] = "image"
     matching: Literal["scale", "covariance"] = "covariance"
     density: Literal["gaussian", "truncated_paraboloid"] | Alpha | None = None
@@ -286,7 +286,7 @@ class TrainingConfig(Section):
     batch_size: Count = 64
     max_tokens: Count | None = None
     learning_rate: float = Field(1e-3, gt=0, allow_inf_nan=False)
-    alpha_rate: float = Field(1.0, ge=0, allow_inf_nan=False)
+    alpha_lr_scale: float = Field(1.0, ge=0, allow_inf_nan=False)
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     schedule: Literal["constant", "halve-on-worse", "inverse-square-root", "linear"] = "halve-on-worse"
     warmup: Count = 4000

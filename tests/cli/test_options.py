@@ -71,7 +71,7 @@ search: {{beam_size: 4}}
 QUESTIONS = """\
 version: 1
 data: {{task: visual, folder: {folder}, train: train.tsv, test: test.tsv, images: {{train: train.npy, test: test.npy}}}}
-model: {{architecture: answerer, d_model: 8, heads: 2, layers: 1, stages: 1, functions: 4, output: entmax}}
+model: {{architecture: answerer, d_model: 8, heads: 2, layers: 1, stages: 1, num_basis: 4, output: entmax}}
 training: {{epochs: 3, batch_size: 8, learning_rate: 0.003, keep: 3}}
 search: {{beam_size: 4}}
 """

@@ -43,10 +43,10 @@ SMALLER = {
     "tsallis train recipes/tiny/inflection": " training.epochs=1 model.d_model=16",
     "tsallis train recipes/sigmorphon2018": " training.epochs=1 model.d_model=8 model.layers=1",
     "tsallis train recipes/easy-vqa": " training.epochs=1 training.updates=3 training.warmup=2 model.d_model=8",
-    "tsallis train recipes/martins2020/imdb": " training.epochs=1 model.d_model=8 model.functions=8",
-    "python examples/classify.py": " --epochs 1 --d-model 8 --functions 8",
+    "tsallis train recipes/martins2020/imdb": " training.epochs=1 model.d_model=8 model.num_basis=8",
+    "python examples/classify.py": " --epochs 1 --d-model 8 --num-basis 8",
     "python examples/visual.py": " --epochs 1 --d-model 8",
-    "python examples/timeseries.py": " --epochs 1 --functions 4",
+    "python examples/timeseries.py": " --epochs 1 --num-basis 4",
 }
 ELSEWHERE = {
     "make demo": "tests/cli/test_commands.py runs `tsallis demo`",

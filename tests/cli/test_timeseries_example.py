@@ -24,7 +24,7 @@ from cli.conftest import environment
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "timeseries.py"
 STAYS = 120
-QUICK = ("--epochs", "4", "--batch-size", "32", "--functions", "5", "--d-model", "8")
+QUICK = ("--epochs", "4", "--batch-size", "32", "--num-basis", "5", "--d-model", "8")
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ def example(folder: Path, *options: object, status: int = 0) -> subprocess.Compl
 def result(folder: Path) -> dict[str, Any]:
     out = folder / "new" / "result.json"
     done = example(
-        folder, "--attention", "continuous", "--density", "2", "--functions", "16", "--epochs", "12", "--looks", "3",
+        folder, "--attention", "continuous", "--density", "2", "--num-basis", "16", "--epochs", "12", "--looks", "3",
         "--out", out,
     )  # fmt: skip
     assert json.loads(done.stdout) == json.loads(out.read_text(encoding="utf-8"))
@@ -97,7 +97,7 @@ def test_discrete_attention_has_no_density(folder: Path) -> None:
 
 def test_a_density_without_an_end_has_an_outline(folder: Path) -> None:
     found = json.loads(
-        example(folder, "--attention", "continuous", "--updates", "1", "--looks", "1", "--functions", "4").stdout
+        example(folder, "--attention", "continuous", "--updates", "1", "--looks", "1", "--num-basis", "4").stdout
     )
     look = found["looks"][0]
     edge = np.array(look["boundary"]) - np.array(look["mean"])

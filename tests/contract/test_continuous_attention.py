@@ -66,7 +66,7 @@ def integral(density: Density, value: Any) -> Tensor:
 @every_kind
 def test_the_context_is_the_expectation_of_the_signal(dims: int, density: Any, moments: str) -> None:
     """Ridge regression and integral written out; without projections, so that nothing else happens."""
-    module = make(dims, density, moments, project=False, combine=False, penalty=0.3)
+    module = make(dims, density, moments, project=False, combine=False, ridge=0.3)
     query, values = inputs(moments)
     if dims == 2:  # one row of one query: the plane has many points
         values, query = values[:1], None if query is None else query[:1, :1]

@@ -33,7 +33,7 @@ def test_training(launch: Launch, tmp_path: Path) -> None:
 VISUAL = """\
 version: 1
 data: {task: visual, folder: FOLDER, train: train.tsv, images: images.npy}
-model: {architecture: answerer, d_model: 8, heads: 2, layers: 1, stages: 2, functions: 9, density: 2}
+model: {architecture: answerer, d_model: 8, heads: 2, layers: 1, stages: 2, num_basis: 9, density: 2}
 training: {batch_size: 8, updates: 3, strategy: fsdp}
 """
 

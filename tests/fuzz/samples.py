@@ -34,8 +34,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "decoder_layers": 1,
         "d_ff": 8,
     },
-    "classification": {"architecture": "classifier", "d_model": 8, "functions": 4},
-    "visual": {"architecture": "answerer", "d_model": 8, "heads": 2, "layers": 1, "stages": 2, "functions": 4},
+    "classification": {"architecture": "classifier", "d_model": 8, "num_basis": 4},
+    "visual": {"architecture": "answerer", "d_model": 8, "heads": 2, "layers": 1, "stages": 2, "num_basis": 4},
 }
 
 

@@ -298,11 +298,11 @@ def test_canonical_parameters_come_back() -> None:
 
 
 def test_equation_16_ridge_regression() -> None:
-    t, penalty = cell_centres(40), 0.3
+    t, ridge = cell_centres(40), 0.3
     f, h = BASIS(t), torch.randn(6, 40, dtype=D)  # F' and H
-    b = ridge_regression(f, penalty).mT @ h.mT
-    torch.testing.assert_close(b.mT, h @ f @ torch.linalg.inv(f.mT @ f + penalty * torch.eye(5, dtype=D)), **CLOSE)
-    stationary = (f.mT @ (f @ b - h.mT)) + penalty * b
+    b = ridge_regression(f, ridge).mT @ h.mT
+    torch.testing.assert_close(b.mT, h @ f @ torch.linalg.inv(f.mT @ f + ridge * torch.eye(5, dtype=D)), **CLOSE)
+    stationary = (f.mT @ (f @ b - h.mT)) + ridge * b
     assert stationary.abs().max() < 1e-9
     free = ridge_regression(f, 0.0).mT @ h.mT
     torch.testing.assert_close(free, torch.linalg.lstsq(f, h.mT).solution, **CLOSE)
@@ -420,7 +420,7 @@ def test_the_bases_of_the_experiments() -> None:
     assert sorted({round(w, 6) for w in translation_basis().covs.sqrt().tolist()}) == [0.03, 0.1, 0.3]
     rmse = []
     for basis in (image_basis(), paper_image_basis()):
-        signal = ValueFunction(basis, penalty=1e-3)(torch.ones(196, 1, dtype=D), grid=(14, 14))
+        signal = ValueFunction(basis, ridge=1e-3)(torch.ones(196, 1, dtype=D), grid=(14, 14))
         fine = grid_centres(60, 60)
         rmse.append((signal(fine) - 1).square().mean().sqrt())
         assert basis.size == 100

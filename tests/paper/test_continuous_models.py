@@ -28,7 +28,7 @@ def table(first: str) -> dict[str, list[str]]:
 def test_reviews() -> None:
     """Martins et al. 2020, table 1: no variant more than 1.5 points below discrete softmax, which has at least 86 %."""
     rows = results("imdb-cpu.csv")
-    found = {(r["attention"], r["transform"], r["functions"]): 100 * float(r["accuracy"]) for r in rows}
+    found = {(r["attention"], r["transform"], r["num_basis"]): 100 * float(r["accuracy"]) for r in rows}
     assert len(found) == 14
     page = table("| attention | N = 32")
     names = {"continuous": "continuous {}", "combined": "discrete + continuous {}"}

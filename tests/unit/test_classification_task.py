@@ -33,7 +33,7 @@ def config(folder: Path, data: dict[str, Any] | None = None, **model: Any) -> Co
     content = {
         "version": 1,
         "data": {"task": "classification", "folder": str(folder), "train": "train", "test": "test", **(data or {})},
-        "model": {"architecture": "classifier", "d_model": 16, "functions": 8, "dropout": 0.0, **model},
+        "model": {"architecture": "classifier", "d_model": 16, "num_basis": 8, "dropout": 0.0, **model},
         "training": {"epochs": 6, "batch_size": 16, "learning_rate": 0.02, "schedule": "constant"},
     }
     return check_config(content, "test")
@@ -80,10 +80,10 @@ def test_a_split_is_held_out_where_there_is_none(folder: Path) -> None:
     [
         ({"train": None}, {}, "data.train"),
         ({"held_out": 1.0}, {}, "data.held_out"),
-        ({}, {"architecture": "rnn", "functions": 30}, "go together, found classification and rnn"),
+        ({}, {"architecture": "rnn", "num_basis": 30}, "go together, found classification and rnn"),
         ({}, {"attention": "discrete", "density": "laplace"}, "density is for continuous and combined attention"),
         ({}, {"transform": "hardmax"}, "model.transform"),
-        ({}, {"functions": 7}, "model.functions"),
+        ({}, {"num_basis": 7}, "model.num_basis"),
     ],
     ids=str,
 )

@@ -20,7 +20,7 @@ every_kind = pytest.mark.parametrize(("attention", "transform"), KINDS)
 
 def make(attention: str = "combined", transform: Any = "softmax", **more: Any) -> BiLSTMClassifier:
     torch.manual_seed(3)
-    options = {"d_model": 8, "dropout": 0.0, "functions": 8, **more}
+    options = {"d_model": 8, "dropout": 0.0, "num_basis": 8, **more}
     return BiLSTMClassifier(30, 3, attention=attention, transform=transform, **options)
 
 
@@ -196,7 +196,7 @@ def test_it_learns_where_a_word_stands(attention: str, transform: Any) -> None:
         ({"attention": "discrete", "density": "laplace"}, "discrete attention has no density, got 'laplace'"),
         ({"density": "cauchy"}, "density must be one of .*'cauchy'"),
         ({"matching": "paper"}, "matching must be 'covariance' or 'scale', got 'paper'"),
-        ({"functions": 7}, "size must be a multiple"),
+        ({"num_basis": 7}, "size must be a multiple"),
         ({"output": "hardmax"}, "transform must be one of .*'hardmax'"),
     ],
     ids=str,

@@ -344,7 +344,7 @@ def test_aliases_of_a_configuration(tmp_path: Path) -> None:
     [
         "model.layers",
         "model.d_model",
-        "model.functions",
+        "model.num_basis",
         "training.batch_size",
         "training.max_tokens",
         "training.epochs",

@@ -139,7 +139,7 @@ def test_positions_are_time_stamps() -> None:
     stamps = torch.tensor([[0.0, 0.1, 0.15, 0.8, 0.9], [0.2, 0.3, 0.5, 0.0, 0.0]], dtype=torch.float64)
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     z, values = torch.randn(2, 2, 5), torch.randn(2, 5, SIZE)
-    attention = ContinuousAttention1d(SIZE, moments="scores", project=False, penalty=0.2)
+    attention = ContinuousAttention1d(SIZE, moments="scores", project=False, ridge=0.2)
     context, density = attention(z, values, mask=mask, positions=stamps, need_density=True)
     weights = z[1, :, :3].softmax(-1)
     torch.testing.assert_close(density.mean[1, 0], weights @ stamps[1, :3].float())
@@ -343,7 +343,7 @@ def test_the_recurrent_translator_uses_it(feeding: bool, density: str) -> None:
         ({"matching": "paper"}, "matching must be 'covariance' or 'scale', got 'paper'"),
         ({"basis": "text-16"}, "basis must be one of text-32, .*, got 'text-16'"),
         ({"basis": image_basis(3)}, "the basis must have 1 dimensions, got one with 2"),
-        ({"penalty": 0.0}, "penalty must be positive"),
+        ({"ridge": 0.0}, "ridge must be positive"),
         ({"floor": 0.0}, "floor must be positive and finite, got 0"),
         ({"project": False, "d_values": 6}, "d_values must be d_model, got 6 and 8"),
         ({"moments": "pooled", "filter_width": 2}, "width must be odd, got 2"),

@@ -157,7 +157,7 @@ def test_regressions_are_remembered_until_something_moves(monkeypatch: pytest.Mo
     fit(x, lengths=[9, 5])
     assert len(solved) == 2
     fit(x.double())
-    fit.penalty = 0.5
+    fit.ridge = 0.5
     fit(x)
     fit.basis.centres.add_(0.01)
     fit(x)
@@ -198,10 +198,10 @@ def test_wrong_observations_are_refused() -> None:
         plane(x, positions=torch.rand(2, 6))
     with pytest.raises(TypeError, match="boolean"):
         fit(x, mask=torch.ones(2, 6), positions=torch.rand(6))
-    for penalty in (0.0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match="penalty must be positive"):
-            ValueFunction(text_basis(32), penalty)
-    with pytest.raises(ValueError, match="penalty must be above 0"):
+    for ridge in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="ridge must be positive"):
+            ValueFunction(text_basis(32), ridge)
+    with pytest.raises(ValueError, match="ridge must be above 0"):
         ridge_regression(torch.rand(3, 5), 0.0)
     with pytest.raises(ValueError, match="not negative"):
         ridge_regression(torch.rand(9, 5), -1.0)
@@ -211,10 +211,10 @@ def test_masked_regression_is_that_of_the_rows_that_count() -> None:
     f = torch.randn(8, 4, dtype=torch.float64)
     mask = torch.tensor([True, False, True, True, True, False, True, True])
     f[1] = torch.nan
-    for penalty in (0.0, 0.2):
-        found = ridge_regression(f, penalty, mask)
+    for ridge in (0.0, 0.2):
+        found = ridge_regression(f, ridge, mask)
         assert (found[~mask] == 0).all()
-        torch.testing.assert_close(found[mask], ridge_regression(f[mask], penalty))
+        torch.testing.assert_close(found[mask], ridge_regression(f[mask], ridge))
 
 
 def test_moments_of_weights() -> None:

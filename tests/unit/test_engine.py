@@ -125,9 +125,9 @@ def test_the_update_is_adams() -> None:
 
 
 def test_learned_alphas_follow_a_rate_of_their_own() -> None:
-    def moved(alpha_rate: float) -> tuple[list[float], list[Tensor]]:
+    def moved(alpha_lr_scale: float) -> tuple[list[float], list[Tensor]]:
         net = model("transformer").double()
-        found = engine(net, replace(SETTINGS, alpha_rate=alpha_rate))
+        found = engine(net, replace(SETTINGS, alpha_lr_scale=alpha_lr_scale))
         alphas = [m.bias for m in net.modules() if isinstance(m, PerHeadAlpha)]
         before = [alpha.detach().clone() for alpha in alphas]
         found.update([batch()], 1, 1, 0.01)
@@ -177,7 +177,7 @@ def test_what_is_looked_at() -> None:
 @pytest.mark.parametrize("kind", ["rnn", "transformer"])
 def test_state_goes_into_another_engine(kind: str) -> None:
     options = {"share": "all", "tie_alphas": "kind"} if kind == "transformer" else {"share": "target"}
-    first, second = (engine(model(kind, **options), replace(SETTINGS, alpha_rate=2.0)) for _ in range(2))
+    first, second = (engine(model(kind, **options), replace(SETTINGS, alpha_lr_scale=2.0)) for _ in range(2))
     for _ in range(2):
         first.update([batch()], 1, 1, 0.01)
     parameters, optimizer = first.state()

@@ -16,7 +16,7 @@ from tsallis.training.engine import Engine, EngineSettings
 
 def make(output: str = "softmax", attention: str = "combined") -> LabelDecoder:
     torch.manual_seed(3)
-    return LabelDecoder(30, 7, d_model=8, functions=8, dropout=0.0, attention=attention, output=output)
+    return LabelDecoder(30, 7, d_model=8, num_basis=8, dropout=0.0, attention=attention, output=output)
 
 
 def inputs() -> tuple[Tensor, Tensor]:

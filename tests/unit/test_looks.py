@@ -47,7 +47,7 @@ def test_documents(tmp_path: Path, attention: str) -> None:
     ]
     (tmp_path / "train.tsv").write_text("".join(lines), encoding="utf-8")
     given = {"task": "classification", "train": "train", "min_count": 1}
-    sizes = {"architecture": "classifier", "d_model": 8, "functions": 8}
+    sizes = {"architecture": "classifier", "d_model": 8, "num_basis": 8}
     run = run_of(tmp_path, given, {**sizes, "attention": attention, "transform": "sparsemax"})
     read = read_lines(run, ["A fine, fine film.", " ".join(["long"] * 40)], "in", gold=False)
     drawn = dict(figures(run, read))
@@ -63,7 +63,7 @@ def test_images(tmp_path: Path) -> None:
     np.save(tmp_path / "features.npy", np.ones((20, 2, 3, 5), np.float32))
     rows = [f"{i}\twhat is it?\t{'box' if i % 2 else 'ball'}\n" for i in range(20)]
     (tmp_path / "train.tsv").write_text("".join(rows), encoding="utf-8")
-    model = {"architecture": "answerer", "d_model": 8, "heads": 2, "layers": 1, "functions": 9, "density": 2.0}
+    model = {"architecture": "answerer", "d_model": 8, "heads": 2, "layers": 1, "num_basis": 9, "density": 2.0}
     for name in ("images.npy", "features.npy"):  # of both the grid is 2 x 3
         run = run_of(tmp_path, {"task": "visual", "train": "train.tsv", "images": name}, model)
         read = read_lines(run, ["image\tquestion", "3\twhat is it?"], "in", gold=False, images=tmp_path / name)
@@ -97,7 +97,7 @@ def test_pairs(tmp_path: Path, task: str) -> None:
 def test_densities_of_recurrent_translators(tmp_path: Path, density: Any, feeding: bool) -> None:
     torch.manual_seed(1)
     symbols = Vocabulary([*"abcdef", "N"])
-    sizes = {"d_model": 8, "layers": 1, "functions": 6, "input_feeding": feeding}
+    sizes = {"d_model": 8, "layers": 1, "num_basis": 6, "input_feeding": feeding}
     model = RNNSeq2Seq(len(symbols), len(symbols), density=density, **sizes).eval()
     with torch.no_grad():
         model.attention.bilinear.weight.mul_(100)  # means that differ from step to step

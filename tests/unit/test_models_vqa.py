@@ -30,7 +30,7 @@ every_kind = pytest.mark.parametrize(("attention", "transform", "density"), KIND
 
 def make(attention: str = "combined", transform: Any = "softmax", density: Any = None, **more: Any) -> VisualAnswerer:
     torch.manual_seed(3)
-    options = {"d_model": 8, "heads": 2, "layers": 1, "dropout": 0.0, "stages": 2, "functions": 16, **more}
+    options = {"d_model": 8, "heads": 2, "layers": 1, "dropout": 0.0, "stages": 2, "num_basis": 16, **more}
     return VisualAnswerer(30, 3, attention=attention, transform=transform, density=density, **options)
 
 
@@ -187,7 +187,7 @@ def test_what_it_looks_at(attention: str, transform: Any, density: Any) -> None:
 @every_kind
 def test_arguments_and_state_make_the_same_model(attention: str, transform: Any, density: Any) -> None:
     model = make(attention, transform, density, d_embedding=6, d_flat=5, d_fused=12, d_ff=9, output="entmax").eval()
-    assert set(model.arguments) >= {"vocab", "answers", "attention", "penalty"} and model.arguments["d_fused"] == 12
+    assert set(model.arguments) >= {"vocab", "answers", "attention", "ridge"} and model.arguments["d_fused"] == 12
     torch.manual_seed(99)
     other = VisualAnswerer(**model.arguments).eval()
     assert not torch.allclose(other(*asked()), model(*asked()))
@@ -250,8 +250,8 @@ def test_the_papers_sizes() -> None:
         ({"attention": "soft"}, "discrete, continuous, combined, got 'soft'"),
         ({"transform": "max"}, "got 'max'"),
         ({"attention": "discrete", "density": 2.0}, "discrete attention has no density, got 2.0"),
-        ({"functions": 15}, "functions must be a square number, got 15"),
-        ({"functions": 0}, "functions must be a square number, got 0"),
+        ({"num_basis": 15}, "num_basis must be a square number, got 15"),
+        ({"num_basis": 0}, "num_basis must be a square number, got 0"),
         ({"basis": "text-32"}, "image, image-paper, got 'text-32'"),
         ({"density": "laplace"}, "got 'laplace'"),
         ({"matching": "both"}, "got 'both'"),

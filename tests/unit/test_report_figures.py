@@ -490,7 +490,7 @@ def test_a_log_without_alphas(tmp_path: Path, text: str, words: str) -> None:
 @pytest.mark.parametrize("attention", ["discrete", "continuous", "combined"])
 def test_what_a_classifier_looks_at(attention: str) -> None:
     torch.manual_seed(1)
-    model = BiLSTMClassifier(20, 2, d_model=8, attention=attention, transform="sparsemax", functions=8)
+    model = BiLSTMClassifier(20, 2, d_model=8, attention=attention, transform="sparsemax", num_basis=8)
     src, lengths = torch.randint(4, 20, (2, 7)), torch.tensor([7, 4])
     look = model.attention(src, lengths)
     ax = report.text_panels(WORDS[:4], [View.of(look, 1, 4, "one")]).axes[0]

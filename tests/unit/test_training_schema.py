@@ -181,13 +181,13 @@ def test_sizes_that_cannot_be(run: Path, arguments: dict[str, Any], words: str) 
 @pytest.mark.parametrize(
     "description",
     [
-        {"class": "rnn", "density": "truncated_parabola", "functions": 9},
+        {"class": "rnn", "density": "truncated_parabola", "num_basis": 9},
         {"class": "rnn", "output": "alpha_relu", "tau": 0.5, "share": "target"},
         {"class": "transformer", "attention": "learned", "share": "all", "tie_alphas": "kind", "heads": 2, "d_ff": 8},
-        {"class": "classifier", "density": "laplace", "attention": "combined", "d_embedding": 4, "functions": 8},
-        {"class": "classifier", "density": "learned", "attention": "continuous", "functions": 8},
-        {"class": "answerer", "kind": "questions", "image": "cnn", "d_image": 3, "heads": 2, "functions": 9},
-        {"class": "answerer", "kind": "questions", "image": "features", "d_image": 3, "heads": 2, "functions": 9},
+        {"class": "classifier", "density": "laplace", "attention": "combined", "d_embedding": 4, "num_basis": 8},
+        {"class": "classifier", "density": "learned", "attention": "continuous", "num_basis": 8},
+        {"class": "answerer", "kind": "questions", "image": "cnn", "d_image": 3, "heads": 2, "num_basis": 9},
+        {"class": "answerer", "kind": "questions", "image": "features", "d_image": 3, "heads": 2, "num_basis": 9},
     ],
     ids=str,
 )

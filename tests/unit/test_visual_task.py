@@ -38,7 +38,7 @@ def write(folder: Path, name: str, count: int) -> None:
 
 
 def config(folder: Path, data: dict[str, Any] | None = None, **model: Any) -> Config:
-    sizes = {"d_model": 16, "heads": 2, "layers": 1, "stages": 2, "functions": 16, "dropout": 0.0}
+    sizes = {"d_model": 16, "heads": 2, "layers": 1, "stages": 2, "num_basis": 16, "dropout": 0.0}
     given = {"task": "visual", "folder": str(folder), "train": "train.tsv", "test": "test.tsv"}
     content = {
         "version": 1,
@@ -126,7 +126,7 @@ class _Untrained:
         ({"held_out": 0.001}, {}, "too few images"),
         ({"task": "classification"}, {}, "unknown key|go together"),
         ({}, {"density": 2.0, "attention": "discrete"}, "density is for continuous"),
-        ({}, {"functions": 17}, "functions must be a square number, got 17"),
+        ({}, {"num_basis": 17}, "num_basis must be a square number, got 17"),
         ({}, {"transform": "hardmax"}, "model.transform"),
     ],
     ids=str,

@@ -392,7 +392,7 @@ def tril_2x2(cov: Tensor) -> Tensor:
     return torch.stack([torch.stack([a, torch.zeros_like(a)], -1), torch.stack([b, c], -1)], -2)
 
 
-def ridge_regression(features: Tensor, penalty: float, mask: Tensor | None = None) -> Tensor:
+def ridge_regression(features: Tensor, ridge: float, mask: Tensor | None = None) -> Tensor:
     r"""The matrix that turns observations into coefficients of basis functions, :math:`B^\top = G^\top H^\top`.
 
     .. math:: \min_B \lVert B F - H \rVert_F^2 + \lambda \lVert B \rVert_F^2, \qquad
@@ -402,7 +402,7 @@ def ridge_regression(features: Tensor, penalty: float, mask: Tensor | None = Non
 
     Args:
         features: [..., length, functions], the basis functions at the positions, :math:`F^\top`.
-        penalty: :math:`\lambda`, not negative; at 0 there must be as many observations as functions or more.
+        ridge: the penalty :math:`\lambda`, not negative; at 0 there must be as many observations as functions or more.
         mask: boolean [..., length]; True takes part. What stands elsewhere, NaN too, plays no role.
 
     Returns:
@@ -417,20 +417,20 @@ def ridge_regression(features: Tensor, penalty: float, mask: Tensor | None = Non
         tensor([1., 2.], dtype=torch.float64)
     """
     check_floating(features, "features")
-    if not (math.isfinite(penalty) and penalty >= 0):
-        raise ValueError(f"penalty must be finite and not negative, got {penalty:g}")
+    if not (math.isfinite(ridge) and ridge >= 0):
+        raise ValueError(f"ridge must be finite and not negative, got {ridge:g}")
     f = features.double()
     if mask is not None:
         f = torch.where(mask.unsqueeze(-1), f, 0)
     length, functions = f.shape[-2:]
-    if penalty == 0:
+    if ridge == 0:
         least = length if mask is None or not mask.numel() else int(mask.sum(-1).min())
         if least < functions:
             raise ValueError(
-                f"penalty must be above 0 where there are fewer observations than functions, got {least} of {functions}"
+                f"ridge must be above 0 where there are fewer observations than functions, got {least} of {functions}"
             )
         q, r = torch.linalg.qr(f)
         solver = torch.linalg.solve_triangular(r, q.mT, upper=True).mT
         return solver if mask is None else torch.where(mask.unsqueeze(-1), solver, 0)  # else zero but for rounding
-    gram = f.mT @ f + penalty * torch.eye(functions, dtype=f.dtype, device=f.device)
+    gram = f.mT @ f + ridge * torch.eye(functions, dtype=f.dtype, device=f.device)
     return torch.cholesky_solve(f.mT, torch.linalg.cholesky(gram)).mT

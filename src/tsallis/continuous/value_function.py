@@ -208,7 +208,7 @@ class ValueFunction(nn.Module):
 
     Args:
         basis: of the signals.
-        penalty: :math:`\lambda`, above 0.
+        ridge: the penalty :math:`\lambda`, above 0.
 
     Raises:
         ValueError: a penalty that is not positive and finite.
@@ -222,11 +222,11 @@ class ValueFunction(nn.Module):
         torch.Size([2, 3, 5])
     """
 
-    def __init__(self, basis: Basis, penalty: float = 0.1) -> None:
+    def __init__(self, basis: Basis, ridge: float = 0.1) -> None:
         super().__init__()
-        if not (math.isfinite(penalty) and penalty > 0):
-            raise ValueError(f"penalty must be positive and finite, got {penalty:g}")
-        self.basis, self.penalty = basis, float(penalty)
+        if not (math.isfinite(ridge) and ridge > 0):
+            raise ValueError(f"ridge must be positive and finite, got {ridge:g}")
+        self.basis, self.ridge = basis, float(ridge)
         self._kept: OrderedDict[object, Tensor] = OrderedDict()
 
     def forward(
@@ -319,14 +319,14 @@ class ValueFunction(nn.Module):
         """The solver [length, functions] of a regular place, remembered as long as the basis stays what it is."""
         dtype = widen(like).dtype
         versions = tuple((b.data_ptr(), b._version) for b in self.basis.buffers())
-        key = (layout, like.device, dtype, self.penalty, versions)
+        key = (layout, like.device, dtype, self.ridge, versions)
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
         _, *numbers = layout
         with torch.inference_mode(False), torch.no_grad():
             t = cell_centres(*numbers) if layout[0] == "line" else grid_centres(*numbers)  # type: ignore[arg-type]
-            solver = ridge_regression(self.basis(t.to(like.device)), self.penalty).to(dtype)
+            solver = ridge_regression(self.basis(t.to(like.device)), self.ridge).to(dtype)
         self._kept[key] = solver
         while len(self._kept) > KEPT:
             self._kept.popitem(last=False)
@@ -345,7 +345,7 @@ class ValueFunction(nn.Module):
             t = torch.where(active, t, 0)
         if not traced() and not bool(t.isfinite().all()):
             raise ValueError(f"positions must be finite, got {t[~t.isfinite()][0].item():g}")
-        return ridge_regression(self.basis(t), self.penalty, keep)
+        return ridge_regression(self.basis(t), self.ridge, keep)
 
     def extra_repr(self) -> str:
-        return f"penalty={self.penalty:g}"
+        return f"ridge={self.ridge:g}"

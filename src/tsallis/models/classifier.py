@@ -114,10 +114,10 @@ class BiLSTMClassifier(nn.Module):
         attention: "discrete", "continuous" or "combined".
         transform: the map of discrete attention, "softmax", "sparsemax", "entmax" (1.5) or an alpha; a density of the
             same alpha goes with it.
-        functions: Gaussian basis functions of the value function, half of them of width .1 and half of .5.
+        num_basis: Gaussian basis functions of the value function, half of them of width .1 and half of .5.
         matching: "scale" as in the paper, or "covariance", see :class:`tsallis.nn.ContinuousAttention1d`.
         density: in place of the one that goes with `transform`: "laplace", "triangular" or another alpha.
-        penalty: of the ridge regression.
+        ridge: the penalty of the ridge regression.
         d_embedding: size of the embeddings; by default `d_model`.
         output: the map of the output, "softmax", "sparsemax" or "entmax".
         output_alpha: for output "entmax".
@@ -126,7 +126,7 @@ class BiLSTMClassifier(nn.Module):
         ValueError: sizes that are odd or too small, an attention or a map that is unknown.
 
     Example:
-        >>> model = BiLSTMClassifier(20, 2, d_model=8, attention="combined", transform="sparsemax", functions=8)
+        >>> model = BiLSTMClassifier(20, 2, d_model=8, attention="combined", transform="sparsemax", num_basis=8)
         >>> src, lengths = torch.randint(4, 20, (3, 5)), torch.tensor([5, 3, 1])
         >>> model(src, lengths).shape, model.attention(src, lengths).masses.shape
         (torch.Size([3, 2]), torch.Size([3, 5]))
@@ -141,10 +141,10 @@ class BiLSTMClassifier(nn.Module):
         dropout: float = 0.3,
         attention: str = "combined",
         transform: str | float = "sparsemax",
-        functions: int = 64,
+        num_basis: int = 64,
         matching: Matching = "scale",
         density: str | float | None = None,
-        penalty: float = 0.1,
+        ridge: float = 0.1,
         d_embedding: int | None = None,
         output: str = "softmax",
         output_alpha: float = 1.5,
@@ -161,10 +161,10 @@ class BiLSTMClassifier(nn.Module):
             "dropout": dropout,
             "attention": attention,
             "transform": transform,
-            "functions": functions,
+            "num_basis": num_basis,
             "matching": matching,
             "density": density,
-            "penalty": penalty,
+            "ridge": ridge,
             "d_embedding": d_embedding,
             "output": output,
             "output_alpha": output_alpha,
@@ -187,8 +187,8 @@ class BiLSTMClassifier(nn.Module):
                 transform=transform,
                 combine=attention == "combined",
                 matching=matching,
-                basis=functions,
-                penalty=penalty,
+                basis=num_basis,
+                ridge=ridge,
                 project=False,
             )
         self.output = OutputLayer(d_model, classes, output, output_alpha)

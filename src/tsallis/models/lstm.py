@@ -82,7 +82,7 @@ class RNNSeq2Seq(nn.Module):
         density: makes the attention continuous, see :class:`tsallis.nn.ContinuousGlobalAttention`: "gaussian",
             "truncated_parabola", "laplace", "triangular" or an alpha; its moments are those of the discrete weights.
         combine: whether the continuous context is added to the discrete one, as in the paper, or stands alone.
-        functions: of the continuous attention's basis; a multiple of 3, for widths .03, .1 and .3.
+        num_basis: of the continuous attention's basis; a multiple of 3, for widths .03, .1 and .3.
         matching: of its moments, "covariance" or "scale".
 
     Raises:
@@ -113,7 +113,7 @@ class RNNSeq2Seq(nn.Module):
         share: str = "none",
         density: str | float | None = None,
         combine: bool = True,
-        functions: int = 30,
+        num_basis: int = 30,
         matching: Matching = "covariance",
     ) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class RNNSeq2Seq(nn.Module):
             "share": share,
             "density": density,
             "combine": combine,
-            "functions": functions,
+            "num_basis": num_basis,
             "matching": matching,
         }
         self.d_model, self.layers, self.input_feeding = d_model, layers, input_feeding
@@ -158,7 +158,7 @@ class RNNSeq2Seq(nn.Module):
                 density,
                 combine=combine,
                 matching=matching,
-                basis=translation_basis(functions),
+                basis=translation_basis(num_basis),
             )
         self.combine = nn.Linear(2 * d_model, d_model, bias=False)
         self.output = OutputLayer(d_model, tgt_vocab, output, output_alpha, tau, forbidden=forbidden)

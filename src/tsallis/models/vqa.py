@@ -34,9 +34,9 @@ PAPER: dict[str, Any] = {
     "image": "features",
     "d_image": 2048,
     "positions": False,
-    "functions": 100,
+    "num_basis": 100,
     "basis": "image-paper",
-    "penalty": 0.01,
+    "ridge": 0.01,
 }
 
 
@@ -119,7 +119,7 @@ class VisualAnswerer(nn.Module):
         attention: to the image: "discrete", "continuous" or "combined".
         transform: the map of its discrete attention, "softmax", "sparsemax", "entmax" (1.5) or an alpha; a density of
             the same alpha goes with it.
-        functions: Gaussian basis functions of the continuous image; a square number.
+        num_basis: Gaussian basis functions of the continuous image; a square number.
         basis: "image", or "image-paper" with functions as narrow as the paper's.
         matching: "covariance" as in the paper, or "scale", see :class:`tsallis.nn.ContinuousAttention2d`.
         density: in place of the one that goes with `transform`: "gaussian", "truncated_paraboloid", an alpha, or
@@ -133,7 +133,7 @@ class VisualAnswerer(nn.Module):
         ValueError: sizes that don't fit, an attention, a map, a basis or a kind of image that is unknown.
 
     Example:
-        >>> model = VisualAnswerer(20, 5, d_model=8, heads=2, layers=1, attention="continuous", functions=16)
+        >>> model = VisualAnswerer(20, 5, d_model=8, heads=2, layers=1, attention="continuous", num_basis=16)
         >>> pictures = torch.randint(256, (3, 32, 32, 3), dtype=torch.uint8)
         >>> src, lengths = torch.randint(4, 20, (3, 6)), torch.tensor([6, 4, 1])
         >>> model(pictures, src, lengths).shape, model.attention(pictures, src, lengths).masses.shape
@@ -158,11 +158,11 @@ class VisualAnswerer(nn.Module):
         positions: bool = True,
         attention: str = "continuous",
         transform: str | float = "softmax",
-        functions: int = 100,
+        num_basis: int = 100,
         basis: str = "image",
         matching: Matching = "covariance",
         density: str | float | None = None,
-        penalty: float = 0.1,
+        ridge: float = 0.1,
         output: str = "softmax",
         output_alpha: float = 1.5,
     ) -> None:
@@ -195,8 +195,8 @@ class VisualAnswerer(nn.Module):
                 transform=transform,
                 combine=attention == "combined",
                 matching=matching,
-                basis=image_basis(*_basis(functions, basis)),
-                penalty=penalty,
+                basis=image_basis(*_basis(num_basis, basis)),
+                ridge=ridge,
                 project=False,
             )
         self.output = OutputLayer(d_fused, answers, output, output_alpha)
@@ -306,11 +306,11 @@ class VisualAnswerer(nn.Module):
         return fused
 
 
-def _basis(functions: int, basis: str) -> tuple[int, float]:
+def _basis(num_basis: int, basis: str) -> tuple[int, float]:
     """Return the side and the variance of a basis."""
-    side = math.isqrt(max(functions, 0))
-    if side < 1 or side * side != functions:
-        raise ValueError(f"functions must be a square number, got {functions}")
+    side = math.isqrt(max(num_basis, 0))
+    if side < 1 or side * side != num_basis:
+        raise ValueError(f"num_basis must be a square number, got {num_basis}")
     if basis not in VARIANCES:
         raise ValueError(f"basis must be one of {', '.join(VARIANCES)}, got {basis!r}")
     return side, VARIANCES[basis]

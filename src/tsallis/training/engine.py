@@ -38,7 +38,7 @@ class EngineSettings:
     clip: float = 5.0  # largest norm of the gradient
     label_smoothing: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)  # of Adam
-    alpha_rate: float = 1.0  # learned alphas follow so many times the learning rate
+    alpha_lr_scale: float = 1.0  # learned alphas follow so many times the learning rate
     precision: str = "float32"
     strategy: str = "ddp"  # where there are several processes
     compile: bool = False
@@ -143,7 +143,7 @@ class Engine:
         own = [p for p in self.model.parameters() if id(p) in alphas]
         rest = [p for p in self.model.parameters() if id(p) not in alphas]
         groups = [{"params": rest, "factor": 1.0}]
-        return [*groups, {"params": own, "factor": self.settings.alpha_rate}] if own else groups
+        return [*groups, {"params": own, "factor": self.settings.alpha_lr_scale}] if own else groups
 
     def update(
         self, batches: Sequence[Batch], own: int, count: int, rate: float, looking: bool = False

@@ -26,7 +26,7 @@ from tsallis.files import read_file
 
 LARGEST = 1 << 26  # bytes of a JSON file; those of runs have some kB
 SHOWN = 3  # mistakes of one file that an error lists
-COUNTED = ("layers", "encoder_layers", "decoder_layers", "stages", "functions")
+COUNTED = ("layers", "encoder_layers", "decoder_layers", "stages", "num_basis")
 LAYERS = COUNTED[:3]
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]

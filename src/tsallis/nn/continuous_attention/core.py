@@ -114,7 +114,7 @@ class ContinuousAttention(nn.Module):
         combine: bool = False,
         matching: Matching = "covariance",
         basis: str | int | Basis | None = None,
-        penalty: float = 0.1,
+        ridge: float = 0.1,
         project: bool = True,
         filters: int | None = None,
         filter_width: int | None = None,
@@ -142,7 +142,7 @@ class ContinuousAttention(nn.Module):
         self.alpha = map_alpha(transform)  # of the discrete attention
         self.kind = DensityKind(density, self.dims, num_heads, matching, floor)
         self.points = points
-        self.fit = ValueFunction(basis_of(basis, self.dims), penalty)
+        self.fit = ValueFunction(basis_of(basis, self.dims), ridge)
         if moments in ("query", "pooled"):
             d_pooled = filters or d_model
             self.pool = PooledFeatures(d_values, d_pooled, filter_width) if moments == "pooled" else None

@@ -43,7 +43,7 @@ class ContinuousAttention1d(ContinuousAttention):
             text experiments. It says what the spread of other `moments` is, too.
         basis: "text-32", "text-64", "text-128" or "translation", the paper's; a size, for :func:`text_basis`; or a
             :class:`~tsallis.continuous.Basis`.
-        penalty: of the ridge regression, above 0.
+        ridge: the penalty of the ridge regression, above 0.
         project: apply linear layers to the values before, and to the context of all heads after; without them each
             head attends to its part of the values.
         filters: the number of filters of the convolution for "pooled"; by default `d_model`.
@@ -159,7 +159,7 @@ class ContinuousAttention2d(ContinuousAttention):
             "learned" (an alpha for each head), or a module that gives alphas [heads].
         components, transform, combine, matching: as of :class:`ContinuousAttention1d`.
         basis: "image", "image-paper"; the side of an :func:`image_basis`; or a :class:`~tsallis.continuous.Basis`.
-        penalty, project, filters, floor: as of :class:`ContinuousAttention1d`.
+        ridge, project, filters, floor: as of :class:`ContinuousAttention1d`.
         filter_width: of the convolution for "pooled", over the values in their order; 1 knows no order.
         points: as of :class:`ContinuousAttention1d`, or (radial, angular).
 
@@ -244,7 +244,7 @@ class ContinuousGlobalAttention(BilinearAttention):
         transform: the map of the discrete attention: "softmax", "sparsemax", "entmax" (1.5) or an alpha.
         density: as of :class:`ContinuousAttention1d`, with one head.
         combine: add the discrete context.
-        matching, basis, penalty, floor, points: as of :class:`ContinuousAttention1d`.
+        matching, basis, ridge, floor, points: as of :class:`ContinuousAttention1d`.
 
     Raises:
         ValueError: settings that are unknown.
@@ -266,7 +266,7 @@ class ContinuousGlobalAttention(BilinearAttention):
         combine: bool = True,
         matching: Matching = "covariance",
         basis: str | int | Basis = "translation",
-        penalty: float = 0.1,
+        ridge: float = 0.1,
         floor: float = 1e-6,
         points: Points = None,
     ) -> None:
@@ -279,7 +279,7 @@ class ContinuousGlobalAttention(BilinearAttention):
             combine=combine,
             matching=matching,
             basis=basis,
-            penalty=penalty,
+            ridge=ridge,
             project=False,
             floor=floor,
             points=points,
