@@ -97,7 +97,7 @@ def our_run(folder: Path, beam: int) -> tuple[Candidate, Run]:
     """A trained model that translates."""
     run = load_run(folder)
     given = run.model.arguments
-    kinds = dict.fromkeys(given[f"{kind}_attention"] for kind in ("encoder", "decoder", "context"))
+    kinds = dict.fromkeys(given[f"{kind}_attention"] for kind in ("encoder", "decoder", "cross"))
 
     def translate(batch: Batch) -> Tokens:
         results = beam_search(run.model, batch.src, batch.src_lengths, beam_size=beam, n_best=1)

@@ -78,5 +78,5 @@ def random_sentences(count: int, layers: Sequence[AttentionLayer], seed: int = 0
 LAYERS = (
     AttentionLayer("encoder", 0, (1.5, 2.0)),
     AttentionLayer("decoder", 0, (1.5, 1.1, 1.9), causal=True),
-    AttentionLayer("context", 0, (1.2,)),
+    AttentionLayer("cross", 0, (1.2,)),
 )

@@ -220,7 +220,7 @@ class TransformerConfig(OutputConfig):
     # Where they differ.
     encoder_attention: Map | Literal["learned"] | None = None
     decoder_attention: Map | Literal["learned"] | None = None
-    context_attention: Map | Literal["learned"] | None = None
+    cross_attention: Map | Literal["learned"] | None = None
     tie_alphas: Literal["none", "layer", "kind", "global"] = "none"  # learned alphas: one for each head, or for all of
     share: Literal["none", "target", "all"] = "none"
     checkpoint_activations: bool = False

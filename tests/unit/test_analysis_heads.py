@@ -228,7 +228,7 @@ def test_no_causal_head_attends_to_the_next_token() -> None:
 def test_context_attention_has_no_positions() -> None:
     sentences = list(random_sentences(5, LAYERS))
     head = head_roles(Recording(LAYERS, sentences)).heads[-1]
-    assert head.kind == "context"
+    assert head.kind == "cross"
     assert all(head.scores[name] is None for name in ("previous", "self", "next", "merging", "clusters", "within_word"))
 
 
@@ -293,7 +293,7 @@ def test_heads_on_punctuation_ends_and_rare_tokens_by_hand() -> None:
 
 
 def test_rare_tokens_are_those_of_the_side_that_is_looked_at() -> None:
-    layers = [AttentionLayer("decoder", 0, (1.5,)), AttentionLayer("context", 0, (1.5,))]
+    layers = [AttentionLayer("decoder", 0, (1.5,)), AttentionLayer("cross", 0, (1.5,))]
     text = Text(0, ("▁a", "▁b"), ("<s>", "▁a", "▁b"))
     to_last = [np.eye(3)[[2, 2, 2]][None], np.eye(2)[[1, 1, 1]][None]]
     sentence = Sentence(text, tuple(map(SparseWeights.of, to_last)))
@@ -328,7 +328,7 @@ def test_role_scores_beside_loops(model_recording: Recording) -> None:
             for i in range(len(queries)):
                 visible = range(i + 1 if layer.causal else len(keys))
                 targets = {"punctuation": [j for j in visible if keys[j] in ".?"]}
-                if layer.kind != "context":
+                if layer.kind != "cross":
                     targets |= {
                         name: [j for j in visible if j == i + offset]
                         for name, offset in (("previous", -1), ("self", 0), ("next", 1))
@@ -427,7 +427,7 @@ def test_every_role_has_a_threshold_and_a_phrase() -> None:
 def test_cards_of_a_model(model_recording: Recording) -> None:
     cards = head_cards(model_recording)
     assert len(cards) == 12
-    assert json.loads(json.dumps([card.to_dict() for card in cards]))[0]["kind"] in ("encoder", "decoder", "context")
+    assert json.loads(json.dumps([card.to_dict() for card in cards]))[0]["kind"] in ("encoder", "decoder", "cross")
 
 
 # Records
@@ -494,7 +494,7 @@ def test_densities_have_a_history(tmp_path: Path) -> None:
 
 def test_alphas_of_a_model() -> None:
     histograms = alpha_histograms(transformer().alphas())
-    assert set(histograms) == {"encoder", "decoder", "context"}
+    assert set(histograms) == {"encoder", "decoder", "cross"}
     assert all(sum(histogram.counts) == 4 for histogram in histograms.values())
     assert alpha_histograms({"encoder": [[1.0, 3.0]]}, bins=2)["encoder"] == Histogram((1.0, 2.0, 3.0), (1, 1))
     with pytest.raises(ValueError, match=r"between 1 and 2, got 0\.5"):

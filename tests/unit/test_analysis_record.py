@@ -121,7 +121,7 @@ def test_a_sentence_alone_is_the_same_as_in_a_batch(make: Any) -> None:
 def test_the_attention_of_an_lstm_is_one_head() -> None:
     model, data = lstm(attention="sparsemax"), corpus()
     recording = recording_of(model, data)
-    assert recording.layers == (AttentionLayer("context", 0, (2.0,)),)
+    assert recording.layers == (AttentionLayer("cross", 0, (2.0,)),)
     model.eval()
     for sentence in recording:
         batch = data.batch([sentence.text.index])
@@ -218,7 +218,7 @@ def test_models_without_such_attention_are_refused() -> None:
         (("self", 0, (1.5,)), "encoder, decoder, context, got 'self'"),
         (("encoder", -1, (1.5,)), "from 0 on"),
         (("encoder", 0, ()), "heads"),
-        (("context", 0, (1.5,), True), "cannot be causal"),
+        (("cross", 0, (1.5,), True), "cannot be causal"),
     ],
 )
 def test_bad_layers(arguments: Any, message: str) -> None:

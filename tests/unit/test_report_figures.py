@@ -436,12 +436,12 @@ def write_log(folder: Path, events: list[dict[str, Any]]) -> Path:
 def test_alphas_of_a_log(tmp_path: Path) -> None:
     events = [
         {"event": "epoch", "step": 5, "loss": 1.0},
-        {"event": "epoch", "step": 10, "alpha_encoder": [[1.5, 1.4], [1.3, 1.2]], "alpha_context": [[1.1], [1.2]]},
-        {"event": "epoch", "step": 20, "alpha_encoder": [[1.6, 1.4], [1.3, 1.1]], "alpha_context": [[1.0], [1.9]]},
+        {"event": "epoch", "step": 10, "alpha_encoder": [[1.5, 1.4], [1.3, 1.2]], "alpha_cross": [[1.1], [1.2]]},
+        {"event": "epoch", "step": 20, "alpha_encoder": [[1.6, 1.4], [1.3, 1.1]], "alpha_cross": [[1.0], [1.9]]},
     ]
     write_log(tmp_path, events)
     axes = report.learned_alphas(tmp_path).axes
-    assert [ax.get_title("left") for ax in axes] == ["encoder", "context"]
+    assert [ax.get_title("left") for ax in axes] == ["encoder", "cross"]
     found = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes[0].lines}
     assert found["layer 1, head 1"] == ([10, 20], [1.5, 1.6]) and found["layer 2, head 2"] == ([10, 20], [1.2, 1.1])
     assert len(found) == 4
@@ -458,7 +458,7 @@ def test_alphas_of_a_trained_run(tmp_path: Path) -> None:
     before = model.alphas()
     settings = Settings(updates=12, validate_updates=4, batch_size=8, learning_rate=0.05)
     Trainer(model, train, dev, tmp_path, settings, lambda _: None).run()
-    for kind, ax in zip(("encoder", "decoder", "context"), report.learned_alphas(tmp_path).axes, strict=True):
+    for kind, ax in zip(("encoder", "decoder", "cross"), report.learned_alphas(tmp_path).axes, strict=True):
         assert ax.get_title("left") == kind and len(ax.lines) == 2
         for head, line in enumerate(ax.lines):
             assert list(line.get_xdata()) == [0, 4, 8, 12]

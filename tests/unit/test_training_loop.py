@@ -276,7 +276,7 @@ def test_what_is_logged_of_a_model(tmp_path: Path) -> None:
     assert event["tau"] == 0.25 and not [key for key in event if key.startswith("alpha")]
     (event,) = logged(tmp_path / "learned")
     assert "tau" not in event
-    for kind in ("encoder", "decoder", "context"):
+    for kind in ("encoder", "decoder", "cross"):
         alphas = torch.tensor(event[f"alpha_{kind}"])
         torch.testing.assert_close(alphas, learned.alphas()[kind])
         assert alphas.shape == (3, 2) and 1 < alphas.min() < alphas.max() < 2
@@ -312,11 +312,11 @@ def test_the_log_has_alphas_and_densities_of_every_head(tmp_path: Path) -> None:
     net = TransformerSeq2Seq(len(SRC), len(TGT), attention="learned", **sizes)
     Trainer(net, TRAIN, DEV, tmp_path, replace(SETTINGS, epochs=1), lambda _: None).run()
     start, end = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    for kind in ("encoder", "decoder", "context"):
+    for kind in ("encoder", "decoder", "cross"):
         before, after, density = (
             np.array(e) for e in (start[f"alpha_{kind}"], *(end[f"{n}_{kind}"] for n in ("alpha", "density")))
         )
         assert before.shape == after.shape == density.shape == (1, 2)
         assert (before != after).all() and (after > 1).all() and (after < 2).all()
         assert (density > 0).all() and (density <= 1).all()
-    assert end["alpha_context"] == net.alphas()["context"].tolist()
+    assert end["alpha_cross"] == net.alphas()["cross"].tolist()

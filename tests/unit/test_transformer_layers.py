@@ -141,8 +141,8 @@ def test_the_memory_may_have_an_alpha_of_its_own() -> None:
         for layer in (
             TransformerDecoderLayer(8, 2, 16),
             TransformerDecoderLayer(8, 2, 16, alpha=2.0),
-            TransformerDecoderLayer(8, 2, 16, alpha=2.0, cross_alpha=1.25),
-            TransformerDecoderLayer(8, 2, 16, alpha=1.0, cross_alpha=torch.tensor([1.25, 1.75])),
+            TransformerDecoderLayer(8, 2, 16, alpha=2.0, cross_attention_alpha=1.25),
+            TransformerDecoderLayer(8, 2, 16, alpha=1.0, cross_attention_alpha=torch.tensor([1.25, 1.75])),
         )
     ]
     assert [(a.alphas().tolist(), b.alphas().tolist()) for a, b in attentions] == [
@@ -159,7 +159,7 @@ def test_learned_alphas_are_each_attentions_own() -> None:
     assert isinstance(own, PerHeadAlpha) and isinstance(other, PerHeadAlpha) and own.bias is not other.bias
     sharp(layer)(*inputs("decoder")).square().sum().backward()
     assert (own.bias.grad != 0).any() and (other.bias.grad != 0).any()
-    only = TransformerDecoderLayer(8, 2, 16, cross_alpha="learned")
+    only = TransformerDecoderLayer(8, 2, 16, cross_attention_alpha="learned")
     assert [name for name, _ in only.named_parameters() if "alpha" in name] == ["multihead_attn.alpha.bias"]
     shared = PerHeadAlpha(2)
     both = TransformerDecoderLayer(8, 2, 16, alpha=shared)

@@ -18,7 +18,7 @@ from tsallis.nn import OutputLayer, PerHeadAlpha
 from tsallis.nn.positions import SinusoidalPositions
 
 SIZES: dict[str, Any] = {"d_model": 8, "heads": 2, "layers": 2, "d_ff": 12}
-KINDS = ("encoder", "decoder", "context")
+KINDS = ("encoder", "decoder", "cross")
 LENGTHS = torch.tensor([5, 2, 4])
 
 
@@ -47,7 +47,7 @@ def attentions(found: TransformerSeq2Seq) -> dict[str, list[Any]]:
     return {
         "encoder": [layer.self_attn for layer in encoder],
         "decoder": [layer.self_attn for layer in decoder],
-        "context": [layer.multihead_attn for layer in decoder],
+        "cross": [layer.multihead_attn for layer in decoder],
     }
 
 
@@ -99,18 +99,18 @@ def test_positions_have_no_limit() -> None:
 
 
 def test_each_kind_has_the_attention_it_is_given() -> None:
-    given = {"encoder_attention": "softmax", "decoder_attention": "sparsemax", "context_attention": "entmax"}
+    given = {"encoder_attention": "softmax", "decoder_attention": "sparsemax", "cross_attention": "entmax"}
     found = model(**given, attention_alpha=1.3)
     assert {kind: x.tolist() for kind, x in found.alphas().items()} == {
         "encoder": [[1, 1], [1, 1]],
         "decoder": [[2, 2], [2, 2]],
-        "context": [[pytest.approx(1.3)] * 2] * 2,
+        "cross": [[pytest.approx(1.3)] * 2] * 2,
     }
-    mixed = model(attention="sparsemax", context_attention="learned", encoder_layers=1, decoder_layers=3)
+    mixed = model(attention="sparsemax", cross_attention="learned", encoder_layers=1, decoder_layers=3)
     assert {kind: tuple(x.shape) for kind, x in mixed.alphas().items()} == {
         "encoder": (1, 2),
         "decoder": (3, 2),
-        "context": (3, 2),
+        "cross": (3, 2),
     }
     names = [name for name, _ in mixed.named_parameters() if "alpha" in name]
     assert names == [f"decoder.layers.{i}.multihead_attn.alpha.bias" for i in range(3)]
@@ -243,14 +243,14 @@ def test_attended_positions_and_statistics_are_those_of_the_weights() -> None:
         hook.remove()
     weights = {id(module): w for module, w in kept}
     decoded = found(src, lengths, tgt)
-    context = [(weights[id(a)] > 0).sum(-1).float() for a in attentions(found)["context"]]
+    context = [(weights[id(a)] > 0).sum(-1).float() for a in attentions(found)["cross"]]
     torch.testing.assert_close(found.attended(decoded), torch.stack(context).mean((0, 2)))
     assert found.attended(decoded).lt(lengths.unsqueeze(1)).any()
     stats = found.attention_stats()
     assert tuple(stats) == KINDS
     real = torch.arange(5) < lengths.unsqueeze(1)
-    totals = {"encoder": lengths.square().sum(), "decoder": torch.tensor(3 * 10), "context": 4 * lengths.sum()}
-    queries = {"encoder": lengths.sum(), "decoder": 12, "context": 12}
+    totals = {"encoder": lengths.square().sum(), "decoder": torch.tensor(3 * 10), "cross": 4 * lengths.sum()}
+    queries = {"encoder": lengths.sum(), "decoder": 12, "cross": 12}
     for kind in KINDS:
         for layer, of_layer, alphas in zip(attentions(found)[kind], stats[kind], found.alphas()[kind], strict=True):
             seen = weights[id(layer)] > 0  # [batch, heads, queries, keys]
@@ -299,7 +299,7 @@ def test_a_source_is_projected_once_and_never_copied_for_its_rows() -> None:
     found = sharp().eval()
     src, lengths, _ = batch()
     calls: list[int] = []
-    for attention in attentions(found)["context"]:
+    for attention in attentions(found)["cross"]:
         project = attention.keys_and_values
         attention.keys_and_values = lambda memory, project=project: (calls.append(1), project(memory))[1]
     with torch.no_grad():
@@ -319,7 +319,7 @@ def test_sources_without_rows_are_no_longer_computed() -> None:
     src, lengths = torch.randint(4, 11, (8, 5)), torch.tensor([5, 4, 3, 2, 1, 5, 5, 5])
     state = found.start(found.encode(src, lengths))
     seen: list[int] = []
-    one = attentions(found)["context"][0]
+    one = attentions(found)["cross"][0]
     one.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])) if module is one else None)
     history, rows = torch.full((8, 1), 1), torch.arange(8)
     for keep in ([0, 2, 3, 5, 6, 7], [0, 0, 5, 1], [1, 2, 3], [2], [0, 0]):
@@ -399,8 +399,8 @@ def test_dropout_is_where_it_should_be() -> None:
     assert {a.dropout for kind in KINDS for a in attentions(found)[kind]} == {0.1}
     rates = {module.p for module in found.modules() if isinstance(module, nn.Dropout)}
     assert rates == {0.4} and found.dropout.p == 0.4
-    assert {a.dropout for a in attentions(model(dropout=0.4, attention_dropout=None))["context"]} == {0.4}
-    assert {a.dropout for a in attentions(model(dropout=0.4))["context"]} == {0.0}
+    assert {a.dropout for a in attentions(model(dropout=0.4, attention_dropout=None))["cross"]} == {0.4}
+    assert {a.dropout for a in attentions(model(dropout=0.4))["cross"]} == {0.0}
     embedded = model(dropout=0.4)._embed(nn.Embedding.from_pretrained(torch.ones(3, 8)), torch.ones(90, 90).long(), 0)
     assert (embedded == 0).double().mean().item() == pytest.approx(0.4, abs=0.02)
 
@@ -431,7 +431,7 @@ def test_it_reads_in_both_precisions() -> None:
         ({"norm": "both"}, "norm must be one of post, pre, got 'both'"),
         ({"activation": "swish"}, "activation must be one of relu, gelu, got 'swish'"),
         ({"attention": "hard"}, "encoder_attention must be one of softmax, .*learned, got 'hard'"),
-        ({"context_attention": "alpha_relu"}, "context_attention must be one of .* got 'alpha_relu'"),
+        ({"cross_attention": "alpha_relu"}, "cross_attention must be one of .* got 'alpha_relu'"),
         ({"attention_alpha": 0.5}, "alpha must be finite and at least 1, got 0.5"),
         ({"tie_alphas": "head"}, "tie_alphas must be one of none, layer, kind, global, got 'head'"),
         ({"tie_alphas": "kind"}, "tie_alphas is for learned attention, got 'kind' and none that is learned"),

@@ -183,7 +183,7 @@ def compare_models(first: Recording, second: Recording, kind: str, count: int = 
 
     Args:
         first, second: recordings of the same corpus in the same order, as by the same vocabulary.
-        kind: "encoder", "decoder" or "context".
+        kind: "encoder", "decoder" or "cross".
         count: words of each list.
 
     Returns:

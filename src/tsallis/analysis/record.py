@@ -198,7 +198,7 @@ def transformer_attentions(model: TransformerSeq2Seq) -> dict[str, list[Multihea
     return {
         "encoder": [layer.self_attn for layer in encoder],  # type: ignore[misc]
         "decoder": [layer.self_attn for layer in decoder],  # type: ignore[misc]
-        "context": [layer.multihead_attn for layer in decoder],  # type: ignore[misc]
+        "cross": [layer.multihead_attn for layer in decoder],  # type: ignore[misc]
     }
 
 
@@ -282,7 +282,7 @@ class RNNReader(_Reader):
 
     def __init__(self, model: RNNSeq2Seq, src_vocab: Symbols, tgt_vocab: Symbols) -> None:
         super().__init__(model, src_vocab, tgt_vocab)
-        self.layers = (AttentionLayer("context", 0, (model.attention.alpha,)),)
+        self.layers = (AttentionLayer("cross", 0, (model.attention.alpha,)),)
 
     def run(self, batch: Batch, receive: Receive) -> None:
         """Run a batch and hand over the weights of its steps."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 # The text that queries and keys of each kind of attention stand for.
-SIDES = {"encoder": ("source", "source"), "decoder": ("target", "target"), "context": ("target", "source")}
+SIDES = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("target", "source")}
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -21,7 +21,7 @@ class AttentionLayer:
     """The heads of one attention module.
 
     Args:
-        kind: "encoder" or "decoder" for self-attention, "context" for attention of the decoder to the source.
+        kind: "encoder" or "decoder" for self-attention, "cross" for attention of the decoder to the source.
         layer: number of its layer, counted from 0.
         alphas: one for each head.
         causal: whether a query sees no later key.
@@ -45,7 +45,7 @@ class AttentionLayer:
             raise ValueError(f"kind must be one of {', '.join(SIDES)}, got {self.kind!r}")
         if self.layer < 0 or not self.alphas:
             raise ValueError(f"an attention layer has a number from 0 on and heads, got {self.layer} and {self.alphas}")
-        if self.causal and self.kind == "context":
+        if self.causal and self.kind == "cross":
             raise ValueError("attention to the source cannot be causal")
 
     @property

@@ -162,7 +162,7 @@ class TransformerDecoderLayer(_Layer):
         d_model, nhead, dim_feedforward, dropout, activation: as in `torch.nn.TransformerDecoderLayer`.
         layer_norm_eps, batch_first, norm_first, bias, device, dtype: as there, too.
         alpha: of the self-attention, as in :class:`MultiheadAttention`.
-        cross_alpha: of the attention to the memory; the default is the same. "learned" learns one of its own.
+        cross_attention_alpha: of the attention to the memory; the default is the same. "learned" learns one of its own.
         attention_dropout: dropout of attention weights; None: as `dropout`.
 
     Raises:
@@ -190,16 +190,16 @@ class TransformerDecoderLayer(_Layer):
         dtype: Any = None,
         *,
         alpha: Alpha | nn.Module = 1.5,
-        cross_alpha: Alpha | nn.Module | None = None,
+        cross_attention_alpha: Alpha | nn.Module | None = None,
         attention_dropout: float | None = None,
     ) -> None:
         super().__init__()
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         dropout_p = dropout if attention_dropout is None else attention_dropout
         heads: dict[str, Any] = {"dropout": dropout_p, "bias": bias, "batch_first": batch_first, **factory_kwargs}
-        cross_alpha = alpha if cross_alpha is None else cross_alpha
+        cross_attention_alpha = alpha if cross_attention_alpha is None else cross_attention_alpha
         self.self_attn = MultiheadAttention(d_model, nhead, alpha=alpha, **heads)
-        self.multihead_attn = MultiheadAttention(d_model, nhead, alpha=cross_alpha, **heads)
+        self.multihead_attn = MultiheadAttention(d_model, nhead, alpha=cross_attention_alpha, **heads)
         self._build(3, d_model, dim_feedforward, dropout, activation, layer_norm_eps, norm_first, bias, factory_kwargs)
 
     def forward(

@@ -27,7 +27,7 @@ from tsallis.nn.dropout import Dropout
 from tsallis.nn.positions import SinusoidalPositions
 from tsallis.ops.autograd.rows import traced
 
-KINDS = ("encoder", "decoder", "context")
+KINDS = ("encoder", "decoder", "cross")
 ATTENTIONS = ("softmax", "sparsemax", "entmax", "learned")
 TIES = ("none", "layer", "kind", "global")
 NORMS = ("post", "pre")
@@ -59,7 +59,7 @@ class TransformerSeq2Seq(nn.Module):
 
     (Vaswani et al. 2017; Correia et al. 2019, eq. 8 and 10, learn an alpha for every head of every layer). There are
     three kinds of attention: of the encoder to itself, of the decoder to itself, and of the decoder to the source
-    ("context"). Parameters have the names of `torch.nn.Transformer`.
+    ("cross"). Parameters have the names of `torch.nn.Transformer`.
 
     Args:
         src_vocab: number of source symbols; 0 is padding.
@@ -95,7 +95,7 @@ class TransformerSeq2Seq(nn.Module):
         >>> decoded = model(src, lengths, torch.randint(4, 15, (2, 4)))
         >>> decoded.hidden.shape, model.attended(decoded).shape
         (torch.Size([2, 4, 8]), torch.Size([2, 4]))
-        >>> model.alphas()["context"].shape  # [layers, heads]
+        >>> model.alphas()["cross"].shape  # [layers, heads]
         torch.Size([1, 2])
     """
 
@@ -115,7 +115,7 @@ class TransformerSeq2Seq(nn.Module):
         attention_alpha: float = 1.5,
         encoder_attention: str | None = None,
         decoder_attention: str | None = None,
-        context_attention: str | None = None,
+        cross_attention: str | None = None,
         tie_alphas: str = "none",
         output: str = "entmax",
         output_alpha: float = 1.5,
@@ -141,7 +141,7 @@ class TransformerSeq2Seq(nn.Module):
             "activation": activation,
             "encoder_attention": encoder_attention or attention,
             "decoder_attention": decoder_attention or attention,
-            "context_attention": context_attention or attention,
+            "cross_attention": cross_attention or attention,
             "attention_alpha": attention_alpha,
             "tie_alphas": tie_alphas,
             "output": output,
@@ -183,7 +183,7 @@ class TransformerSeq2Seq(nn.Module):
         ]
         decoder = [
             TransformerDecoderLayer(
-                self.d_model, self.heads, **options, alpha=alpha("decoder"), cross_alpha=alpha("context")
+                self.d_model, self.heads, **options, alpha=alpha("decoder"), cross_attention_alpha=alpha("cross")
             )
             for _ in range(arguments["decoder_layers"])
         ]
@@ -225,7 +225,7 @@ class TransformerSeq2Seq(nn.Module):
 
     def start(self, memory: Memory) -> TransformerState:
         """Return the state before the first token: one row a source, and what all layers read of the sources."""
-        attentions = self._attentions("context")
+        attentions = self._attentions("cross")
         keys, values = zip(*(attention.keys_and_values(memory.states) for attention in attentions), strict=True)
         sources = Sources(keys, values, memory.mask.sum(1).cpu())
         nothing = tuple(x[:, :, :0] for pair in zip(keys, values, strict=True) for x in pair)
@@ -284,12 +284,12 @@ class TransformerSeq2Seq(nn.Module):
         stack, name = {
             "encoder": (self.encoder, "self_attn"),
             "decoder": (self.decoder, "self_attn"),
-            "context": (self.decoder, "multihead_attn"),
+            "cross": (self.decoder, "multihead_attn"),
         }[kind]
         return [getattr(layer, name) for layer in stack.layers]
 
     def alphas(self) -> dict[str, Tensor]:
-        """Return the alphas [layers, heads] of each kind of attention: "encoder", "decoder" and "context"."""
+        """Return the alphas [layers, heads] of each kind of attention: "encoder", "decoder" and "cross"."""
         return {kind: torch.stack([a.alphas().detach() for a in self._attentions(kind)]) for kind in KINDS}
 
     def attention_stats(self) -> dict[str, list[AttentionStats]]:
@@ -310,7 +310,7 @@ class TransformerSeq2Seq(nn.Module):
         Raises:
             RuntimeError: if the last pass was another one, or was compiled.
         """
-        attentions = self._attentions("context")
+        attentions = self._attentions("cross")
         if any(not attention.recorded for attention in attentions):
             raise RuntimeError("attended positions are recorded by passes that are not compiled, and there was none")
         counts = torch.stack([attention.support() for attention in attentions])  # [layers, batch, heads, tgt]
