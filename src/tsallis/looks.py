@@ -52,7 +52,7 @@ def _document(run: Run, batch: Batch, result: Result, title: str) -> Figure:
 
 
 def _image(run: Run, batch: Batch, result: Result, title: str) -> Figure:
-    images = run.model.gallery(batch.src[:, 0])
+    images = run.model.image_store(batch.src[:, 0])
     look = run.model.classifier.answerer.attention(images, batch.src[:, 1:], batch.src_lengths - 1)
     views = [View("discrete weights", look.weights[0])]
     if look.density is not None:  # one over the other could not be told apart

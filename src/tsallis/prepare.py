@@ -27,7 +27,7 @@ from tsallis.data import Vocabulary, english_verbs, read_inflection, read_langua
 from tsallis.data.batching import BatchPlan, counted
 from tsallis.data.classification import LabelledText, find_split, label_names, read_labelled, split_off, words
 from tsallis.data.corpus import Corpus, Counts, SampledCorpus
-from tsallis.data.image_store import Asked, Gallery
+from tsallis.data.image_store import ImageQuestion, ImageStore
 from tsallis.data.images import open_pictures
 from tsallis.data.inflection import InflectionExample
 from tsallis.data.learned import cached_subwords
@@ -68,7 +68,7 @@ class Data:
     references: list[str]  # of the development set
     src_vocab: Symbols
     tgt_vocab: Symbols
-    gallery: Gallery | None = None  # the images that sources name
+    image_store: ImageStore | None = None  # the images that sources name
     languages: list[str] | None = None  # of the development set's rows, where they have one
 
 
@@ -86,8 +86,8 @@ class Prepared:
         torch.manual_seed(self.settings.seed)
         with memory_for("the model (see the sizes of model)"):
             model = build_model(self.description, "model")
-        if self.data.gallery is not None:
-            model.gallery = self.data.gallery
+        if self.data.image_store is not None:
+            model.image_store = self.data.image_store
         return model
 
     def measure(self) -> Measure:
@@ -236,14 +236,14 @@ def read_split(data: DataConfig, split: str, language: str | None = None, images
 
     Returns:
         Of inflection :class:`InflectionExample`, of translation pairs of sentences, of classification
-        :class:`LabelledText`, of visual questions :class:`Asked`.
+        :class:`LabelledText`, of visual questions :class:`ImageQuestion`.
     """
     if split not in SPLITS:
         raise InputError(f"split must be train, dev or test, got {split!r}")
     if isinstance(data, ClassificationData):
         return _documents(data, split)
     if isinstance(data, VisualData):
-        return _asked(data, split, images)
+        return _image_questions(data, split, images)
     if data.embedded == "english-verbs":
         return list(english_verbs()[split])
     if data.embedded == "german-english-numbers":
@@ -277,7 +277,7 @@ def _classification(data: ClassificationData) -> Data:
     return Data(encoded[0], encoded[1], [e.label for e in dev], src, tgt)
 
 
-def _asked(data: VisualData, split: str, images: Path | None = None) -> list[Asked]:
+def _image_questions(data: VisualData, split: str, images: Path | None = None) -> list[ImageQuestion]:
     """Read the questions of one split; without a file for dev, those about a share of train's images are held out."""
     held_out = data.dev is None and split != "test"
     path = find_packed(Path(data.folder) / (data.train if held_out else _name(data, split)))
@@ -290,7 +290,7 @@ def _asked(data: VisualData, split: str, images: Path | None = None) -> list[Ask
     examples = read_questions(path, pictures)
     if held_out:
         examples = split_by_image(examples, data.held_out)[split == "dev"]
-    return [Asked(question, pictures) for question in examples]
+    return [ImageQuestion(question, pictures) for question in examples]
 
 
 def _images(data: VisualData, split: str) -> str | None:
@@ -312,15 +312,15 @@ def _visual(data: VisualData) -> Data:
         raise InputError(f"data.train: there are too few images to hold some out (data.held_out: {data.held_out:g})")
     src = Vocabulary.build((question_words(e.question.question) for e in train), data.min_count)
     tgt = Vocabulary(answer_names([e.question for e in train], data.answers))
-    gallery = Gallery()
-    encoded = [questions(examples, src, tgt, gallery, data.max_length) for examples in (train, dev)]
-    return Data(encoded[0], encoded[1], [e.question.answer for e in dev], src, tgt, gallery)
+    image_store = ImageStore()
+    encoded = [questions(examples, src, tgt, image_store, data.max_length) for examples in (train, dev)]
+    return Data(encoded[0], encoded[1], [e.question.answer for e in dev], src, tgt, image_store)
 
 
 def _of_images(data: Data) -> dict[str, Any]:
     """Return the model arguments that depend on its images: their kind and depth."""
-    assert data.gallery is not None
-    one = data.gallery(torch.zeros(1, dtype=torch.long))  # [1, height, width, channels]
+    assert data.image_store is not None
+    one = data.image_store(torch.zeros(1, dtype=torch.long))  # [1, height, width, channels]
     return {"image": "features" if one.is_floating_point() else "cnn", "d_image": one.shape[-1]}
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from tsallis.data.classification import EXPECTED, LabelledText, parse_labelled, words
 from tsallis.data.corpus import Corpus
-from tsallis.data.image_store import Asked, Gallery
+from tsallis.data.image_store import ImageQuestion, ImageStore
 from tsallis.data.inflection import COLUMNS, InflectionExample, parse_line
 from tsallis.data.ragged import Ragged, type_for
 from tsallis.data.visual import parse_questions, question_words
@@ -240,20 +240,20 @@ class Visual:
         source = images or self.images
         if source is None:
             raise InputError(f"{run.folder}: the run names no images, say where they are (--images)")
-        if run.model.gallery is None:
-            run.model.gallery = Gallery()
-        pictures = run.model.gallery.open(source, None if self.size is None else (self.size[0], self.size[1]))
+        if run.model.image_store is None:
+            run.model.image_store = ImageStore()
+        pictures = run.model.image_store.open(source, None if self.size is None else (self.size[0], self.size[1]))
         questions = parse_questions(lines, name, pictures, gold, first)
-        encoded = self.encode([Asked(question, pictures) for _, question in questions], run)
+        encoded = self.encode([ImageQuestion(question, pictures) for _, question in questions], run)
         places = [number - first for number, _ in questions]
         return replace(encoded, places=places, count=len(lines))  # a header has no answer
 
-    def encode(self, examples: Sequence[Asked], run: Run) -> Lines:
+    def encode(self, examples: Sequence[ImageQuestion], run: Run) -> Lines:
         src, tgt, count = run.src_vocab, run.tgt_vocab, len(examples)
         assert isinstance(src, Vocabulary) and isinstance(tgt, Vocabulary)
-        if run.model.gallery is None:
-            run.model.gallery = Gallery()
-        corpus = questions(examples, src, tgt, run.model.gallery, self.max_length)
+        if run.model.image_store is None:
+            run.model.image_store = ImageStore()
+        corpus = questions(examples, src, tgt, run.model.image_store, self.max_length)
         titles = [f"{e.question.image}: {e.question.question}" for e in examples]
         return Lines(corpus, [e.question.answer for e in examples], titles, list(range(count)), count)
 
@@ -262,14 +262,18 @@ class Visual:
 
 
 def questions(
-    examples: Sequence[Asked], src: Vocabulary, tgt: Vocabulary, gallery: Gallery, max_length: int | None = None
+    examples: Sequence[ImageQuestion],
+    src: Vocabulary,
+    tgt: Vocabulary,
+    image_store: ImageStore,
+    max_length: int | None = None,
 ) -> Corpus:
-    """Questions as rows of a number, that of the image in the gallery, and symbols; targets as :func:`documents`."""
-    numbers = gallery.hang(examples)
+    """Questions as rows of a number, that of the image in the image store, and symbols; targets as :func:`documents`."""
+    numbers = image_store.add(examples)
     words = (src.encode(question_words(e.question.question)[:max_length] or [""]) for e in examples)
     rows = [[number, *row] for number, row in zip(numbers, words, strict=True)]
     answers = [tgt.encode([e.question.answer] if e.question.answer else []) for e in examples]
-    return Corpus(Ragged.of(rows, type_for(max(len(src), len(gallery)))), answers)
+    return Corpus(Ragged.of(rows, type_for(max(len(src), len(image_store)))), answers)
 
 
 def documents(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tsallis.config import Config, check_config
-from tsallis.data.image_store import Asked, Gallery
+from tsallis.data.image_store import ImageQuestion, ImageStore
 from tsallis.data.images import ArrayPictures
 from tsallis.data.visual import Question
 from tsallis.errors import InputError
@@ -62,7 +62,7 @@ def test_from_images_to_answers(folder: Path, tmp_path: Path, attention: str, de
     given = config(folder, attention=attention, density=density, output="sparsemax")
     prepared = prepare(given)
     data = prepared.data
-    assert len(data.train) == 216 and len(data.dev) == len(data.references) == 24 and len(data.gallery) == 120
+    assert len(data.train) == 216 and len(data.dev) == len(data.references) == 24 and len(data.image_store) == 120
     arguments = prepared.description["arguments"]
     assert arguments["image"] == "cnn" and arguments["d_image"] == 3
     assert prepared.task["images"] == str(folder / "test.npy")
@@ -88,7 +88,7 @@ def test_lines_name_images(folder: Path, tmp_path: Path) -> None:
     assert [row.tolist()[0] for row in lines.corpus.src] == [0, 1]
     more = read_lines(run_of, ["5\tis it red?"], "in", gold=False, images=folder / "train.npy")
     assert more.corpus.src[0].tolist()[0] == 2  # earlier ones keep their numbers
-    shown = run_of.model.gallery(torch.tensor([2, 0]))
+    shown = run_of.model.image_store(torch.tensor([2, 0]))
     expected = np.stack([np.load(folder / "train.npy")[5], np.load(folder / "test.npy")[3]])
     np.testing.assert_array_equal(shown.numpy(), expected)
     for text, options, message in (
@@ -112,7 +112,7 @@ class _Untrained:
         self.folder, self.task = folder, prepared.task
         self.src_vocab, self.tgt_vocab = _vocabularies(prepared)
         self.model = prepared.build()
-        self.model.gallery = None
+        self.model.image_store = None
 
 
 @pytest.mark.parametrize(
@@ -158,10 +158,10 @@ def test_answers_that_are_rare_cannot_be_given(folder: Path) -> None:
 def test_images_of_one_size_hang_together() -> None:
     small, large = (ArrayPictures(np.full((3, n, 4, 3), n, np.uint8)) for n in (4, 5))
     other = ArrayPictures(np.full((3, 4, 4, 3), 9, np.uint8))
-    gallery = Gallery()
-    asked = [Asked(Question(name, "?"), place) for name, place in (("0", small), ("1", other), ("0", other))]
-    assert gallery.hang(asked) == [0, 1, 2] and gallery.hang(asked[1:]) == [1, 2] and len(gallery) == 3
-    found = gallery(torch.tensor([1, 0, 2, 0]))
+    image_store = ImageStore()
+    asked = [ImageQuestion(Question(name, "?"), place) for name, place in (("0", small), ("1", other), ("0", other))]
+    assert image_store.add(asked) == [0, 1, 2] and image_store.add(asked[1:]) == [1, 2] and len(image_store) == 3
+    found = image_store(torch.tensor([1, 0, 2, 0]))
     assert found[:, 0, 0, 0].tolist() == [9, 4, 9, 4]
     with pytest.raises(InputError, match="image '2' is 5 x 4 x 3, the others are 4 x 4 x 3"):
-        gallery.hang([Asked(Question("2", "?"), large)])
+        image_store.add([ImageQuestion(Question("2", "?"), large)])

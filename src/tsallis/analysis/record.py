@@ -105,7 +105,7 @@ def record(reader: AttentionReader, batches: Iterable[Any]) -> Recording:
         >>> corpus = Corpus([[4, 5, 4], [5]], [[5], [4, 4]])
         >>> recording = record(read_model(model, symbols, symbols), corpus.batches(2))
         >>> [layer.name for layer in recording.layers]
-        ['encoder layer 1', 'decoder layer 1', 'context layer 1']
+        ['encoder layer 1', 'decoder layer 1', 'cross layer 1']
         >>> [(s.text.target, s.weights[2].shape) for s in recording]
         [(('<s>', '▁a', '▁a'), (2, 3, 1)), (('<s>', '▁b'), (2, 2, 3))]
     """
@@ -278,7 +278,7 @@ class TransformerReader(_Reader):
 
 
 class RNNReader(_Reader):
-    """The adapter of a :class:`~tsallis.models.RNNSeq2Seq`, whose attention is one head of context attention."""
+    """The adapter of a :class:`~tsallis.models.RNNSeq2Seq`, whose attention is one head of cross-attention."""
 
     def __init__(self, model: RNNSeq2Seq, src_vocab: Symbols, tgt_vocab: Symbols) -> None:
         super().__init__(model, src_vocab, tgt_vocab)

@@ -14,24 +14,24 @@ from tsallis.data.visual import Question
 from tsallis.errors import InputError, describe
 
 
-class Asked(NamedTuple):
+class ImageQuestion(NamedTuple):
     """A question and where its image is."""
 
     question: Question
     pictures: Pictures
 
 
-class Gallery:
+class ImageStore:
     """Images of one size from any number of places, a number each.
 
     Example:
         >>> import numpy as np
         >>> from tsallis.data.images import ArrayPictures
         >>> pictures = ArrayPictures(np.zeros((3, 4, 5, 3), np.uint8))
-        >>> gallery = Gallery()
-        >>> gallery.hang([Asked(Question(name, "what is it?"), pictures) for name in ("2", "0", "2")])
+        >>> image_store = ImageStore()
+        >>> image_store.add([ImageQuestion(Question(name, "what is it?"), pictures) for name in ("2", "0", "2")])
         [0, 1, 0]
-        >>> gallery(torch.tensor([1, 0, 0, 1])).shape
+        >>> image_store(torch.tensor([1, 0, 0, 1])).shape
         torch.Size([4, 4, 5, 3])
     """
 
@@ -50,13 +50,13 @@ class Gallery:
             self._opened[key] = open_pictures(path, size)
         return self._opened[key]
 
-    def hang(self, asked: Iterable[Asked]) -> list[int]:
+    def add(self, questions: Iterable[ImageQuestion]) -> list[int]:
         """Return the number of each question's image; one that has none yet gets the next.
 
         Raises:
-            InputError: an image of another size than those that hang there.
+            InputError: an image of another size than those in the store.
         """
-        return [self._number(pictures, question.image) for question, pictures in asked]
+        return [self._number(pictures, question.image) for question, pictures in questions]
 
     def _number(self, pictures: Pictures, name: str) -> int:
         key = (id(pictures), name)  # which are kept, so that no other ones have their id

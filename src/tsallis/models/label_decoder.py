@@ -143,7 +143,7 @@ class PictureReader(nn.Module):
         >>> answerer = VisualAnswerer(20, 3, d_model=8, heads=2, layers=1)
         >>> reader = PictureReader(answerer)
         >>> pictures = torch.zeros(5, 16, 16, 3, dtype=torch.uint8)
-        >>> reader.gallery = lambda numbers: pictures[numbers]
+        >>> reader.image_store = lambda numbers: pictures[numbers]
         >>> hidden, look = reader.read(torch.tensor([[4, 7, 8], [0, 9, 0]]), torch.tensor([3, 2]))
         >>> hidden.shape, look.masses.shape
         (torch.Size([2, 16]), torch.Size([2, 4]))
@@ -153,7 +153,7 @@ class PictureReader(nn.Module):
         super().__init__()
         self.answerer = answerer
         # A function from numbers [batch] on the CPU to images [batch, height, width, channels].
-        self.gallery: Callable[[Tensor], Tensor] | None = None
+        self.image_store: Callable[[Tensor], Tensor] | None = None
 
     @property
     def output(self) -> OutputLayer:
@@ -167,11 +167,11 @@ class PictureReader(nn.Module):
             RuntimeError: if no images were shown.
             ValueError: a row without a question.
         """
-        if self.gallery is None:
-            raise RuntimeError("images are numbers here: the reader's `gallery` must say which ones they are")
+        if self.image_store is None:
+            raise RuntimeError("images are numbers here: the reader's `image_store` must say which ones they are")
         if int(src_lengths.min()) < 2:
             raise ValueError(f"a row holds an image and a question, got src_lengths {src_lengths.tolist()}")
-        images = self.gallery(src[:, 0].cpu()).to(src.device)
+        images = self.image_store(src[:, 0].cpu()).to(src.device)
         hidden, look = self.answerer.read(images, src[:, 1:], src_lengths - 1)
         return hidden, Seen(look)
 
@@ -183,7 +183,7 @@ class LabelDecoder(nn.Module):
         src_vocab: number of source symbols; 0 is padding.
         tgt_vocab: number of target symbols: the labels, and four before them.
         kind: "documents", a :class:`BiLSTMClassifier`; or "questions", a :class:`VisualAnswerer`, which needs a
-            `gallery`, see :class:`PictureReader`.
+            `image_store`, see :class:`PictureReader`.
         more: of the classifier or answerer.
 
     Raises:
@@ -213,14 +213,14 @@ class LabelDecoder(nn.Module):
         self._look: Any = None  # of the last pass
 
     @property
-    def gallery(self) -> Callable[[Tensor], Tensor] | None:
+    def image_store(self) -> Callable[[Tensor], Tensor] | None:
         """The images that sources name by number, of a model for questions."""
-        images: Callable[[Tensor], Tensor] | None = getattr(self.classifier, "gallery", None)
+        images: Callable[[Tensor], Tensor] | None = getattr(self.classifier, "image_store", None)
         return images
 
-    @gallery.setter
-    def gallery(self, images: Callable[[Tensor], Tensor] | None) -> None:
-        self.classifier.gallery = images
+    @image_store.setter
+    def image_store(self, images: Callable[[Tensor], Tensor] | None) -> None:
+        self.classifier.image_store = images
 
     @property
     def output(self) -> LabelOutput:

@@ -210,8 +210,8 @@ class Engine:
             return self.model
         state = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
         model: Any = type(self.model)(**cast(Any, self.model).arguments)
-        if hasattr(model, "gallery"):  # no parameter, and not to be copied
-            model.gallery = cast(Any, self.model).gallery
+        if hasattr(model, "image_store"):  # no parameter, and not to be copied
+            model.image_store = cast(Any, self.model).image_store
         model.to(self.world.device, next(self.model.parameters()).dtype).load_state_dict(state)
         plain: nn.Module = model.eval()
         return plain
