@@ -153,8 +153,8 @@ def test(model: VisualAnswerer, questions: Questions, texts: list[Question], opt
     attended = 0.0
     for batch in questions.batches(TESTED):
         images, src, lengths, labels = ready(batch, options)
-        hidden, look = model.read(images, src, lengths)
-        attended += float((look.masses > 0).double().mean((1, 2)).sum())
+        hidden, attention = model.read(images, src, lengths)
+        attended += float((attention.masses > 0).double().mean((1, 2)).sum())
         for i, hit in zip(batch.index, (model.output(hidden).argmax(-1) == labels).tolist(), strict=True):
             right.setdefault(answer_kind(texts[i].answer), []).append(hit)
     kinds = {kind: {"questions": len(hits), "accuracy": sum(hits) / len(hits)} for kind, hits in sorted(right.items())}
@@ -168,14 +168,14 @@ def looks(model: VisualAnswerer, data: Data, options: argparse.Namespace) -> Ite
     generator = torch.Generator().manual_seed(options.seed)
     for i in torch.randperm(len(data.test), generator=generator)[: options.looks].tolist():
         images, src, lengths, _ = ready(data.test.batch([i]), options)
-        hidden, look = model.read(images, src, lengths)
+        hidden, attention = model.read(images, src, lengths)
         question = data.texts["test"][i]
         yield {
             **question._asdict(),
             "answered": data.answers[int(model.output(hidden).argmax())],
-            "weights": look.weights[0].tolist(),
-            "masses": look.masses[0].tolist(),
-            **({} if look.density is None else drawn(look.density)),
+            "weights": attention.weights[0].tolist(),
+            "masses": attention.masses[0].tolist(),
+            **({} if attention.density is None else drawn(attention.density)),
         }
 
 

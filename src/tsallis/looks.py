@@ -44,19 +44,19 @@ def figures(run: Run, lines: Lines, beam_size: int = 1) -> Iterator[tuple[int, F
 
 
 def _document(run: Run, batch: Batch, result: Result, title: str) -> Figure:
-    look = run.model.classifier.attention(batch.src, batch.src_lengths)
+    attention = run.model.classifier.attention(batch.src, batch.src_lengths)
     size = int(batch.src_lengths[0])
     tokens = words(title)[:size] or [""]
-    view = View.of(look, size=size, title=_answer(run, result))
+    view = View.of(attention, size=size, title=_answer(run, result))
     return text_panels(tokens, [view], layout="page" if size >= PAGE else "line")
 
 
 def _image(run: Run, batch: Batch, result: Result, title: str) -> Figure:
     images = run.model.image_store(batch.src[:, 0])
-    look = run.model.classifier.answerer.attention(images, batch.src[:, 1:], batch.src_lengths - 1)
-    views = [View("discrete weights", look.weights[0])]
-    if look.density is not None:  # one over the other could not be told apart
-        views.append(View("density", density=look.density, index=0))
+    attention = run.model.classifier.answerer.attention(images, batch.src[:, 1:], batch.src_lengths - 1)
+    views = [View("discrete weights", attention.weights[0])]
+    if attention.density is not None:  # one over the other could not be told apart
+        views.append(View("density", density=attention.density, index=0))
     question = title.partition(": ")[2]
     return image_panels(_shown(images[0]), views, question=f"{question}  {_answer(run, result)}")
 

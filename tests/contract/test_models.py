@@ -347,7 +347,7 @@ def test_attended_positions_are_counted(build: Build) -> None:
     model = sharp(build)
     src, lengths = sources()
     decoded = model(src, lengths, targets(), need_attention=True)
-    attended = model.attended(decoded)
+    attended = model.num_attended(decoded)
     assert attended.shape == (4, 5) and (attended[2] == 1).all()
     assert (attended >= 1).all() and (attended <= lengths.unsqueeze(1)).all() and attended.max() > 1
     if isinstance(model, RNNSeq2Seq):

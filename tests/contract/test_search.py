@@ -51,7 +51,7 @@ def enumerate_all(model, src: torch.Tensor, lengths: torch.Tensor) -> list[dict[
 def check(result, truth: dict[tuple[int, ...], float], normalized: bool) -> None:
     for hypothesis in result.hypotheses:
         assert hypothesis.log_prob == pytest.approx(truth[hypothesis.tokens], abs=1e-9)
-        assert len(hypothesis.support) == len(hypothesis.attended) == len(hypothesis.tokens) + 1
+        assert len(hypothesis.support) == len(hypothesis.num_attended) == len(hypothesis.tokens) + 1
     logs = [h.log_prob for h in result.hypotheses]
     assert logs == sorted(logs, reverse=True)
     assert len({h.tokens for h in result.hypotheses}) == len(logs)
@@ -156,7 +156,7 @@ def test_attention_is_kept_on_request() -> None:
             for x, y in zip(a.hypotheses, b.hypotheses, strict=True):
                 assert x.attention is None and y.attention is not None
                 assert y.attention.shape == (len(y.tokens) + 1, length)
-                assert (y.attention > 0).sum(-1).tolist() == list(y.attended)
+                assert (y.attention > 0).sum(-1).tolist() == list(y.num_attended)
 
 
 def test_samples_come_from_the_answer_set_in_proportion() -> None:

@@ -110,7 +110,7 @@ def test_counts_are_those_of_the_metrics() -> None:
     data.tgt[0].append(3)  # an unknown symbol, which does not count
     statistics, metrics = output_statistics(model, data.batches(4)), forced(model, data)
     assert statistics.support == pytest.approx(metrics.output_support)
-    assert statistics.attended == pytest.approx(metrics.attention_support)
+    assert statistics.num_attended == pytest.approx(metrics.attention_support)
     assert statistics.norm.mean == pytest.approx(metrics.logit_norm)
     assert statistics.total.mean == pytest.approx(metrics.output_sum)
 

@@ -84,8 +84,8 @@ def test_weights_are_those_of_every_head(norm: str) -> None:
         "encoder layer 3",
         "decoder layer 1",
         "decoder layer 2",
-        "context layer 1",
-        "context layer 2",
+        "cross layer 1",
+        "cross layer 2",
     ]
     alphas = [alpha for layer in recording.layers for alpha in layer.alphas]
     assert alphas == torch.cat([a.flatten() for a in model.alphas().values()]).tolist()

@@ -320,7 +320,7 @@ def test_the_recurrent_translator_uses_it(feeding: bool, density: str) -> None:
         scored, attention, state = model.step(state, tgt[:, t])
         torch.testing.assert_close(attention, decoded.attention[:, t], atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(scored, model.output.scores(decoded.hidden[:, t]), atol=1e-5, rtol=1e-4)
-    assert (model.attended(decoded)[2] == 1).all()
+    assert (model.num_attended(decoded)[2] == 1).all()
     model.output.loss(decoded.hidden, tgt).backward()
     assert (model.attention.bilinear.weight.grad != 0).any()
     results = beam_search(model.eval(), src, lengths, beam_size=2, max_length=8)

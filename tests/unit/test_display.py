@@ -21,7 +21,14 @@ def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatc
         display.update(Progress(Position(epoch=0, update=3, step=3), updates=9, loss=1.25, speed=100.0))
         display.update(
             Progress(
-                Position(epoch=1, step=9), 9, 1.0, 1234.5, accuracy=0.9, supported=1.5, attended=2.0, validation=SEEN
+                Position(epoch=1, step=9),
+                9,
+                1.0,
+                1234.5,
+                accuracy=0.9,
+                supported=1.5,
+                num_attended=2.0,
+                validation=SEEN,
             )
         )
     lines = capsys.readouterr().out.split("\n")

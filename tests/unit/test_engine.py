@@ -94,10 +94,10 @@ def test_a_symbol_that_the_vocabulary_lacks_has_no_loss() -> None:
     net = model().double()
     found = engine(net)
     unknown = make_batch(SRC, [[4, UNK], *TGT[1:]], range(len(SRC)))
-    symbols, loss = found.update([unknown], 1, 1, 0.01, looking=True)
+    symbols, loss = found.update([unknown], 1, 1, 0.01, collect_stats=True)
     assert symbols == unknown.tokens - 1 and loss.isfinite()
     assert all(grad.isfinite().all() for grad in gradients(net).values())
-    assert found.look is not None and found.look.symbols == symbols
+    assert found.batch_stats is not None and found.batch_stats.symbols == symbols
     assert counted(torch.tensor([2, UNK, IGNORED, 4])).tolist() == [True, False, False, True]
 
 
@@ -156,22 +156,22 @@ def test_half_precision_trains_close_to_full(kind: str) -> None:
 def test_what_is_looked_at() -> None:
     net = model("transformer")
     found = engine(net)
-    assert found.look is None
+    assert found.batch_stats is None
     found.update([batch(0, 1), batch(2)], 2, 2, 0.0)
-    assert found.look is None
-    found.update([batch(0, 1), batch(2)], 2, 2, 0.0, looking=True)
-    given, look = batch(0, 1), found.look
+    assert found.batch_stats is None
+    found.update([batch(0, 1), batch(2)], 2, 2, 0.0, collect_stats=True)
+    given, stats = batch(0, 1), found.batch_stats
     with torch.no_grad():
         decoded = net(given.src, given.src_lengths, given.tgt_in)
         known = given.tgt_out != IGNORED
         scores = net.output.scores(decoded.hidden)[known]
         probs = net.output.probs(scores)
-        attended = net.attended(decoded)[known].sum()
-    assert look is not None and look.symbols == known.sum() == 7
-    assert look.accuracy == (probs.argmax(-1) == given.tgt_out[known]).sum()
-    assert look.supported == (probs > 0).sum() and look.attended == attended
+        attended = net.num_attended(decoded)[known].sum()
+    assert stats is not None and stats.symbols == known.sum() == 7
+    assert stats.accuracy == (probs.argmax(-1) == given.tgt_out[known]).sum()
+    assert stats.supported == (probs > 0).sum() and stats.num_attended == attended
     norms = scores.masked_fill(scores == -torch.inf, 0).norm(dim=-1)
-    assert look.logit_norm.item() == pytest.approx(norms.sum().item(), rel=1e-5)
+    assert stats.logit_norm.item() == pytest.approx(norms.sum().item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["rnn", "transformer"])
@@ -214,11 +214,11 @@ def test_the_objective_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     plain = engine(model(**options))
     compiled = engine(model(**options), replace(SETTINGS, compile=True))
-    for rows, looking in (((0, 1), False), ((0, 1), True)):
+    for rows, collects in (((0, 1), False), ((0, 1), True)):
         expected = plain.update([batch(*rows)], 1, 1, 0.01)
-        found = compiled.update([batch(*rows)], 1, 1, 0.01, looking)
+        found = compiled.update([batch(*rows)], 1, 1, 0.01, collects)
         assert found[0] == expected[0] and found[1].item() == pytest.approx(expected[1].item(), rel=1e-5)
-    assert calls and compiled.look is not None  # looking needs a pass that is not compiled
+    assert calls and compiled.batch_stats is not None  # collecting needs a pass that is not compiled
     assert compiled.state()[0].keys() == plain.state()[0].keys()
 
 

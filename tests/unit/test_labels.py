@@ -71,8 +71,8 @@ def test_the_engine_trains_it(attention: str) -> None:
     engine = Engine(model, EngineSettings(), World())
     for _ in range(60):
         model.train()
-        symbols, loss = engine.update([corpus.batch(range(30))], 1, 1, 0.02, looking=True)
-    assert symbols == 60 and loss.item() < 3 and engine.look.accuracy.item() >= 54
+        symbols, loss = engine.update([corpus.batch(range(30))], 1, 1, 0.02, collect_stats=True)
+    assert symbols == 60 and loss.item() < 3 and engine.batch_stats.accuracy.item() >= 54
     results = search_corpus(model, corpus, beam_size=1)
     right = sum(r.best.tokens[0] - 4 == label for r, label in zip(results, labels, strict=True))
     found = evaluate(model, corpus, results, 1.0)

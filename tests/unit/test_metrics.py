@@ -117,7 +117,7 @@ def test_evaluation_is_what_its_results_say(output: str) -> None:
         assert found.single == sum(bool(r.best and r.best.prob >= WHOLE) for r in results) / count
         assert found.output_sum == pytest.approx(1, abs=1e-5)
     steps = [n for r in results if r.best for n in r.best.support]
-    looks = [n for r in results if r.best for n in r.best.attended]
+    looks = [n for r in results if r.best for n in r.best.num_attended]
     assert found.output_support == pytest.approx(sum(steps) / max(len(steps), 1))
     assert found.attention_support == pytest.approx(sum(looks) / max(len(looks), 1))
     assert found.attention_support_forced == forced(net, CORPUS).attention_support

@@ -142,7 +142,7 @@ def test_its_attention_can_be_exchanged(input_feeding: bool) -> None:
     rnn.double()
     decoded = rnn(src, lengths, tgt)
     assert rnn.attention.read == 1 and not decoded.hidden.equal(before)
-    assert (decoded.attention[1, :, 2] == 0).all() and rnn.attended(decoded).tolist() == [[3] * 4, [2] * 4]
+    assert (decoded.attention[1, :, 2] == 0).all() and rnn.num_attended(decoded).tolist() == [[3] * 4, [2] * 4]
     state = rnn.start(rnn.encode(src, lengths)).select(torch.tensor([1, 0, 1]))
     for t in range(4):
         step = rnn.step(state, tgt[[1, 0, 1], t])

@@ -59,7 +59,7 @@ def test_support_and_attention_are_counted_at_every_step() -> None:
     result = search(trie(TRAP), beam_size=2)
     supports = {h.tokens: h.support for h in result.hypotheses}
     assert supports == {(B,): (2, 1), (A,): (2, 2), (A, C): (2, 2, 1)}
-    assert all(h.attended == (1,) * len(h.support) for h in result.hypotheses)
+    assert all(h.num_attended == (1,) * len(h.support) for h in result.hypotheses)
 
 
 def test_the_batch_shrinks_with_what_is_left_to_search() -> None:

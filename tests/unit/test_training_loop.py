@@ -205,7 +205,7 @@ def test_what_a_display_is_told(tmp_path: Path) -> None:
     first = seen[0][1]
     assert first.updates == 4 and first.loss > 0
     assert first.supported is not None and 1 <= first.supported <= len(TGT)
-    assert first.attended is not None and 1 <= first.attended <= max(map(len, TRAIN.src))
+    assert first.num_attended is not None and 1 <= first.num_attended <= max(map(len, TRAIN.src))
     assert first.accuracy is not None and 0 <= first.accuracy <= 1
 
 

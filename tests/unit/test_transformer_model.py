@@ -244,8 +244,8 @@ def test_attended_positions_and_statistics_are_those_of_the_weights() -> None:
     weights = {id(module): w for module, w in kept}
     decoded = found(src, lengths, tgt)
     context = [(weights[id(a)] > 0).sum(-1).float() for a in attentions(found)["cross"]]
-    torch.testing.assert_close(found.attended(decoded), torch.stack(context).mean((0, 2)))
-    assert found.attended(decoded).lt(lengths.unsqueeze(1)).any()
+    torch.testing.assert_close(found.num_attended(decoded), torch.stack(context).mean((0, 2)))
+    assert found.num_attended(decoded).lt(lengths.unsqueeze(1)).any()
     stats = found.attention_stats()
     assert tuple(stats) == KINDS
     real = torch.arange(5) < lengths.unsqueeze(1)
@@ -268,19 +268,19 @@ def test_attended_positions_are_those_of_the_last_pass() -> None:
     decoded = found(src, lengths, tgt)
     fresh = sharp()
     with pytest.raises(RuntimeError, match="recorded by passes that are not compiled, and there was none"):
-        fresh.attended(decoded)
+        fresh.num_attended(decoded)
     with pytest.raises(RuntimeError, match="no forward pass"):
         fresh.attention_stats()
     found(src[:2], lengths[:2], tgt[:2, :3])
     with pytest.raises(RuntimeError, match="last pass, of 2 rows and 3 steps; asked for one of 3 and 4"):
-        found.attended(decoded)
+        found.num_attended(decoded)
 
 
 def test_compiled_it_is_the_same_and_records_nothing() -> None:
     found = sharp(attention="learned")
     src, lengths, tgt = batch()
     expected = found(src, lengths, tgt)
-    attended = found.attended(expected)
+    attended = found.num_attended(expected)
     assert attended.shape == (3, 4)
     torch._dynamo.reset()
     compiled = torch.compile(found, backend="aot_eager", fullgraph=True)
@@ -290,9 +290,9 @@ def test_compiled_it_is_the_same_and_records_nothing() -> None:
     one, other = (torch.autograd.grad(x.hidden.square().sum(), parameters) for x in (decoded, expected))
     torch.testing.assert_close(one, other)
     with pytest.raises(RuntimeError, match="not compiled"):
-        found.attended(decoded)
+        found.num_attended(decoded)
     again = found(src, lengths, tgt)
-    assert found.attended(again).equal(attended)
+    assert found.num_attended(again).equal(attended)
 
 
 def test_a_source_is_projected_once_and_never_copied_for_its_rows() -> None:

@@ -117,7 +117,7 @@ def output_statistics(model: Any, batches: Iterable[Batch]) -> OutputStatistics:
     .. math:: |\{i : p_i > 0\}|, \qquad \sum_i p_i, \qquad \|z\|, \qquad \tau(z)
 
     for the values :math:`p` of the scores :math:`z` of a step, see :func:`output_steps`. These are the counts of Peters
-    et al. 2019, table 3 (`attended`, `support`), and of Tezekbayev et al. 2022 the distributions of zeros (fig. 5 and
+    et al. 2019, table 3 (`num_attended`, `support`), and of Tezekbayev et al. 2022 the distributions of zeros (fig. 5 and
     6), of logit norm and threshold (fig. 7, one point of it), and of sums (fig. 9). Symbols that the vocabulary lacks
     do not count.
 
@@ -138,10 +138,10 @@ def output_statistics(model: Any, batches: Iterable[Batch]) -> OutputStatistics:
         >>> statistics.steps, round(statistics.total.mean, 6)
         (2, 1.0)
     """
-    sums, attends = _OutputSums(len(model.output.weight)), hasattr(model, "attended")
+    sums, attends = _OutputSums(len(model.output.weight)), hasattr(model, "num_attended")
     for decoded, counts, _ in _decode(model, batches):
         if attends:
-            sums.attended += float(model.attended(decoded)[counts].double().sum())
+            sums.num_attended += float(model.num_attended(decoded)[counts].double().sum())
         for hidden in decoded.hidden[counts].split(max(1, AT_ONCE // len(model.output.weight))):
             sums.add(output_steps(model.output, _scores(model, hidden)))
     return sums.result(attends)
@@ -151,7 +151,7 @@ class _OutputSums:
     """The running sums and counts of :class:`OutputStatistics`."""
 
     def __init__(self, symbols: int) -> None:
-        self.steps, self.attended = 0, 0.0
+        self.steps, self.num_attended = 0, 0.0
         self.support = np.zeros(symbols + 1, np.int64)
         self.sums = dict.fromkeys(WIDTHS, 0.0)
         self.bins = {name: Bins(width) for name, width in WIDTHS.items()}
@@ -174,7 +174,7 @@ class _OutputSums:
         return OutputStatistics(
             steps=self.steps,
             symbols=len(self.support) - 1,
-            attended=self.attended / self.steps if attention else None,
+            num_attended=self.num_attended / self.steps if attention else None,
             support=float(self.support @ np.arange(len(self.support))) / self.steps,
             support_counts=tuple(self.support[: largest + 1].tolist()),
             total=total,

@@ -118,5 +118,5 @@ def _described(run: Run, hypothesis: Hypothesis, noun: str) -> dict[str, Any]:
         "prob": hypothesis.prob,
         "log_prob": hypothesis.log_prob,
         "support": hypothesis.support,
-        "attended": hypothesis.attended,
+        "num_attended": hypothesis.num_attended,
     }

@@ -134,10 +134,10 @@ class GaussianBasis(Basis):
             raise ValueError(f"variance must be positive (definite), got {least.min().item():g}")
         self.register_buffer("centres", centres.detach())
         self.register_buffer("covs", covs.clone())
-        self._look()
-        self.register_load_state_dict_post_hook(lambda module, _: module._look())
+        self._measure_scales()
+        self.register_load_state_dict_post_hook(lambda module, _: module._measure_scales())
 
-    def _look(self) -> None:
+    def _measure_scales(self) -> None:
         """Read off how narrow the functions are."""
         least = self.covs if self.dims == 1 else torch.linalg.eigvalsh(self.covs.double())
         self.width = round(math.sqrt(least.min().item()), 7 if self.covs.dtype == torch.float32 else 15)

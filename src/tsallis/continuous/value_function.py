@@ -137,14 +137,14 @@ class Signal:
         Raises:
             ValueError: batch shapes that don't fit.
         """
-        attended = density.expect(self.basis, points)  # [batch..., *any, functions]
+        expectations = density.expect(self.basis, points)  # [batch..., *any, functions]
         batch = self._batch()
         inner = density.batch_shape[len(batch) :]
         if len(density.batch_shape) < len(batch):
             raise ValueError(
                 f"a density of batch shape {tuple(density.batch_shape)} doesn't fit a signal of {tuple(batch)}"
             )
-        flat = attended.flatten(len(batch), -2) if inner else attended.unsqueeze(-2)
+        flat = expectations.flatten(len(batch), -2) if inner else expectations.unsqueeze(-2)
         context = self._combined(flat)  # [batch..., any, d]
         return context.reshape(*context.shape[:-2], *inner, context.shape[-1])
 
@@ -180,13 +180,13 @@ class _Fitted(Signal):
     def _batch(self) -> torch.Size:
         return torch.Size(torch.broadcast_shapes(self.observations.shape[:-2], self.solver.shape[:-2]))
 
-    def _combined(self, attended: Tensor) -> Tensor:
-        rows, (length, functions), d = attended.shape[-2], self.solver.shape[-2:], self.observations.shape[-1]
+    def _combined(self, expectations: Tensor) -> Tensor:
+        rows, (length, functions), d = expectations.shape[-2], self.solver.shape[-2:], self.observations.shape[-1]
         few = rows * length * (functions + d) < functions * d * (length + rows)
         if not few or "coefficients" in self.__dict__:
-            return super()._combined(attended)
-        with torch.autocast(attended.device.type, enabled=False):
-            shares = attended.to(self.solver.dtype) @ self.solver.mT  # [batch..., any, length]
+            return super()._combined(expectations)
+        with torch.autocast(expectations.device.type, enabled=False):
+            shares = expectations.to(self.solver.dtype) @ self.solver.mT  # [batch..., any, length]
             context: Tensor = (shares @ self.observations).to(self.dtype)
         return context
 

@@ -159,7 +159,7 @@ def forced_sums(model: Any, batches: Iterable[Batch], densities: dict[str, Tenso
             width = max(1, AT_ONCE // model.output.scores(hidden[:1]).shape[-1])
             parts = zip(hidden.split(width), gold.split(width), strict=True)
             of_output = sum((_output_sums(model.output, h, y) for h, y in parts), torch.zeros(6).double())
-            rest = [model.attended(decoded)[mask].double().sum(), mask.sum().double()]
+            rest = [model.num_attended(decoded)[mask].double().sum(), mask.sum().double()]
             totals += torch.cat([of_output, torch.stack(rest).cpu()])
             for kind, layers in (model.attention_stats() if densities else {}).items():
                 assert densities is not None
@@ -230,7 +230,7 @@ def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: flo
     kinds = [r.certificate.kind for r in results]
     best = [r.best for r in results if r.best is not None]
     steps = [n for h in best for n in h.support]
-    looks = [n for h in best for n in h.attended]
+    counts = [n for h in best for n in h.num_attended]
     single = sum(h.prob >= WHOLE for h in best) if model.output.normalized else 0
     hits = sum(
         any(list(h.tokens) == list(corpus.tgt[i]) for h in result.hypotheses) for i, result in enumerate(results)
@@ -254,7 +254,7 @@ def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: flo
         none=kinds.count("none") / count,
         output_support=sum(steps) / max(len(steps), 1),
         output_sum=forced_stats.output_sum,
-        attention_support=sum(looks) / max(len(looks), 1),
+        attention_support=sum(counts) / max(len(counts), 1),
         attention_support_forced=forced_stats.attention_support,
         empty=count - len(best),
         empty_rate=better / count,

@@ -21,7 +21,7 @@ INITIAL = 0.1  # parameters start uniform in [-0.1, 0.1]
 
 
 @dataclass(frozen=True)
-class Look:
+class AttentionMap:
     """The attention of a classifier to a batch of documents; a document of any length is the interval [0, 1]."""
 
     mask: Tensor  # [batch, src], True where there is a word
@@ -228,25 +228,25 @@ class BiLSTMClassifier(nn.Module):
         return self.output.probs(self(src, src_lengths))
 
     @torch.no_grad()
-    def attention(self, src: Tensor, src_lengths: Tensor) -> Look:
+    def attention(self, src: Tensor, src_lengths: Tensor) -> AttentionMap:
         """Return the model's attention, for figures: weights, density and the ends of its support."""
         return self.read(src, src_lengths)[1]
 
-    def read(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Look]:
+    def read(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, AttentionMap]:
         """Return the output layer's input [batch, d_model], and the attention, which has no gradients."""
         lengths = self._checked(src, src_lengths)
         states, last = self._states(src, lengths)
-        context, density, weights = self._attended(states, last, lengths)
-        return self.drop(context), self._look(density, weights, _mask(src, lengths))
+        context, density, weights = self._attend(states, last, lengths)
+        return self.drop(context), self._attention_map(density, weights, _mask(src, lengths))
 
     @torch.no_grad()
-    def _look(self, density: Density | None, weights: Tensor | None, mask: Tensor) -> Look:
+    def _attention_map(self, density: Density | None, weights: Tensor | None, mask: Tensor) -> AttentionMap:
         weights = None if weights is None else weights.detach()
         if self.continuous is None:
-            return Look(mask, weights, None)
+            return AttentionMap(mask, weights, None)
         assert isinstance(density, Elliptical)
         mean, std = density.mean.detach().flatten(), density.factor.detach().flatten()
-        return Look(mask, weights, type(density).from_factor(mean, std, **self.continuous.kind.shape(1)))
+        return AttentionMap(mask, weights, type(density).from_factor(mean, std, **self.continuous.kind.shape(1)))
 
     def _checked(self, src: Tensor, src_lengths: Tensor) -> Tensor:
         check_counts(src_lengths, src.shape[1])
@@ -255,7 +255,7 @@ class BiLSTMClassifier(nn.Module):
     def _hidden(self, src: Tensor, src_lengths: Tensor) -> Tensor:
         lengths = self._checked(src, src_lengths)
         states, last = self._states(src, lengths)
-        return self.drop(self._attended(states, last, lengths)[0])
+        return self.drop(self._attend(states, last, lengths)[0])
 
     def _states(self, src: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return states [batch, src, d_model], zero behind a document's end, and the last ones [batch, d_model]."""
@@ -265,7 +265,7 @@ class BiLSTMClassifier(nn.Module):
         assert last is not None
         return torch.where(_mask(src, lengths).unsqueeze(-1), x, 0), last
 
-    def _attended(self, states: Tensor, last: Tensor, lengths: Tensor) -> tuple[Tensor, Density | None, Tensor | None]:
+    def _attend(self, states: Tensor, last: Tensor, lengths: Tensor) -> tuple[Tensor, Density | None, Tensor | None]:
         """Return context [batch, d_model], density of batch shape [batch, 1, 1] and discrete weights [batch, src]."""
         if self.kind == "continuous":
             assert self.continuous is not None

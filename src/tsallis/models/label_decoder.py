@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from tsallis.models.classifier import BiLSTMClassifier
 from tsallis.models.protocol import Decoded, Memory, Step
-from tsallis.models.vqa import VisualAnswerer, VisualLook
+from tsallis.models.vqa import GridAttention, VisualAnswerer
 from tsallis.nn import OutputLayer
 from tsallis.ops.autograd.rows import traced
 
@@ -117,20 +117,20 @@ class LabelOutput(nn.Module):
 
 
 @dataclass(frozen=True)
-class Seen:
+class CellAttention:
     """The attention to each of a batch of images, cells of the grid row by row."""
 
-    look: VisualLook
+    grid: GridAttention
 
     @property
     def masses(self) -> Tensor:
         """[batch, cells]"""
-        return self.look.masses.flatten(1)
+        return self.grid.masses.flatten(1)
 
     @property
     def mask(self) -> Tensor:
         """[batch, cells], all True."""
-        return torch.ones_like(self.look.weights.flatten(1), dtype=torch.bool)
+        return torch.ones_like(self.grid.weights.flatten(1), dtype=torch.bool)
 
 
 class PictureReader(nn.Module):
@@ -144,8 +144,8 @@ class PictureReader(nn.Module):
         >>> reader = PictureReader(answerer)
         >>> pictures = torch.zeros(5, 16, 16, 3, dtype=torch.uint8)
         >>> reader.image_store = lambda numbers: pictures[numbers]
-        >>> hidden, look = reader.read(torch.tensor([[4, 7, 8], [0, 9, 0]]), torch.tensor([3, 2]))
-        >>> hidden.shape, look.masses.shape
+        >>> hidden, attention = reader.read(torch.tensor([[4, 7, 8], [0, 9, 0]]), torch.tensor([3, 2]))
+        >>> hidden.shape, attention.masses.shape
         (torch.Size([2, 16]), torch.Size([2, 4]))
     """
 
@@ -160,7 +160,7 @@ class PictureReader(nn.Module):
         """The output layer of the answerer."""
         return self.answerer.output
 
-    def read(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Seen]:
+    def read(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, CellAttention]:
         """Return the output layer's input [batch, d_fused], and the attention, which has no gradients.
 
         Raises:
@@ -172,8 +172,8 @@ class PictureReader(nn.Module):
         if int(src_lengths.min()) < 2:
             raise ValueError(f"a row holds an image and a question, got src_lengths {src_lengths.tolist()}")
         images = self.image_store(src[:, 0].cpu()).to(src.device)
-        hidden, look = self.answerer.read(images, src[:, 1:], src_lengths - 1)
-        return hidden, Seen(look)
+        hidden, attention = self.answerer.read(images, src[:, 1:], src_lengths - 1)
+        return hidden, CellAttention(attention)
 
 
 class LabelDecoder(nn.Module):
@@ -210,7 +210,7 @@ class LabelDecoder(nn.Module):
             self.classifier = BiLSTMClassifier(src_vocab, tgt_vocab - FIRST, **more)
         else:
             self.classifier = PictureReader(VisualAnswerer(src_vocab, tgt_vocab - FIRST, **more))
-        self._look: Any = None  # of the last pass
+        self._attention: Any = None  # of the last pass
 
     @property
     def image_store(self) -> Callable[[Tensor], Tensor] | None:
@@ -229,8 +229,8 @@ class LabelDecoder(nn.Module):
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
         """Read symbols [batch, src] with their counts [batch] into a memory."""
-        hidden, look = self.classifier.read(src, src_lengths)
-        return Memory(look.masses.unsqueeze(-1), look.mask, (hidden,))
+        hidden, attention = self.classifier.read(src, src_lengths)
+        return Memory(attention.masses.unsqueeze(-1), attention.mask, (hidden,))
 
     def start(self, memory: Memory) -> LabelState:
         return LabelState(memory.summary[0], memory.states.squeeze(-1))
@@ -242,22 +242,22 @@ class LabelDecoder(nn.Module):
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> Decoded:
         """Decode all steps with the target [batch, tgt]; masses are computed only if `need_attention` asks for them."""
-        hidden, look = self.classifier.read(src, src_lengths)
-        self._look = None if traced() else look
+        hidden, attention = self.classifier.read(src, src_lengths)
+        self._attention = None if traced() else attention
         tgt = tgt_in.shape[1]
         ends = (tgt_in != BOS).unsqueeze(-1).to(hidden)  # [batch, tgt, 1]
         states = torch.cat([hidden.unsqueeze(1).expand(-1, tgt, -1), ends], -1)
-        return Decoded(states, look.masses.unsqueeze(1).expand(-1, tgt, -1) if need_attention else None)
+        return Decoded(states, attention.masses.unsqueeze(1).expand(-1, tgt, -1) if need_attention else None)
 
-    def attended(self, decoded: Decoded) -> Tensor:
+    def num_attended(self, decoded: Decoded) -> Tensor:
         """Count places with a weight, or with mass of the density [batch, tgt], in the pass that made `decoded`.
 
         Raises:
             RuntimeError: if the last pass was another one, or was compiled.
         """
-        if self._look is None:
+        if self._attention is None:
             raise RuntimeError("what was attended to is known of passes that are not compiled, and there was none")
-        masses, shape = self._look.masses, decoded.hidden.shape[:2]
+        masses, shape = self._attention.masses, decoded.hidden.shape[:2]
         if len(masses) != shape[0]:
             raise RuntimeError(f"the last pass had {len(masses)} rows, and not {shape[0]}: ask before the next one")
         return (masses > 0).sum(-1, keepdim=True).expand(shape).float()

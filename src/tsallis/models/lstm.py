@@ -232,7 +232,7 @@ class RNNSeq2Seq(nn.Module):
             weights.append(attention)
         return Decoded(torch.stack(hidden, 1), torch.stack(weights, 1))
 
-    def attended(self, decoded: Decoded) -> Tensor:
+    def num_attended(self, decoded: Decoded) -> Tensor:
         """Count the positions with a weight above zero at each step [batch, tgt]."""
         assert decoded.attention is not None
         return (decoded.attention > 0).sum(-1).float()

@@ -41,7 +41,7 @@ PAPER: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class VisualLook:
+class GridAttention:
     """The attention of a model to a batch of images; an image is the unit square, x to the right and y down."""
 
     weights: Tensor  # [batch, rows, columns]: of discrete attention, which gives a density its moments, too
@@ -248,29 +248,29 @@ class VisualAnswerer(nn.Module):
         return self.output.probs(self(images, src, src_lengths))
 
     @torch.no_grad()
-    def attention(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> VisualLook:
+    def attention(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> GridAttention:
         """Return the model's attention, for figures."""
         return self.read(images, src, src_lengths)[1]
 
-    def read(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, VisualLook]:
+    def read(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, GridAttention]:
         """Return the output layer's input [batch, d_fused], and the attention, which has no gradients."""
         words, lengths, grid = self._states(images, src, src_lengths)
-        context, density, weights = self._attended(grid)
-        return self._fused(words, lengths, context), self._look(density, weights, grid.shape[1:3])
+        context, density, weights = self._attend(grid)
+        return self._fused(words, lengths, context), self._attention_map(density, weights, grid.shape[1:3])
 
     @torch.no_grad()
-    def _look(self, density: Density | None, weights: Tensor, size: torch.Size) -> VisualLook:
+    def _attention_map(self, density: Density | None, weights: Tensor, size: torch.Size) -> GridAttention:
         weights = weights.detach().unflatten(-1, size)
         if self.continuous is None:
-            return VisualLook(weights, None)
+            return GridAttention(weights, None)
         assert isinstance(density, Elliptical)
         mean, factor = density.mean.detach().flatten(0, -2), density.factor.detach().flatten(0, -3)
         flat = type(density).from_factor(mean, factor, **_one(self.continuous.kind.shape(1)))
-        return VisualLook(weights, flat)
+        return GridAttention(weights, flat)
 
     def _hidden(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> Tensor:
         words, lengths, grid = self._states(images, src, src_lengths)
-        return self._fused(words, lengths, self._attended(grid)[0])
+        return self._fused(words, lengths, self._attend(grid)[0])
 
     def _states(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return question states [batch, src, d_model], counts and image states [batch, rows, columns, d_model]."""
@@ -287,7 +287,7 @@ class VisualAnswerer(nn.Module):
             cells = layer(cells, words, memory_key_lengths=lengths)
         return words, lengths, cells.unflatten(1, grid.shape[1:3])
 
-    def _attended(self, grid: Tensor) -> tuple[Tensor, Density | None, Tensor]:
+    def _attend(self, grid: Tensor) -> tuple[Tensor, Density | None, Tensor]:
         """Return context [batch, d_model], density of batch shape [batch, 1, 1] and discrete weights [batch, cells]."""
         cells, size = grid.flatten(1, 2), (grid.shape[1], grid.shape[2])
         scores = self.image_flat.scores(cells)

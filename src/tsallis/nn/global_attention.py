@@ -9,7 +9,7 @@ from tsallis.nn.output import transform_alpha
 
 
 class BilinearAttention(nn.Module):
-    """Attention by a bilinear score; what becomes of the scores is a subclass's `attended`.
+    """Attention by a bilinear score; what becomes of the scores is a subclass's `attend`.
 
     Args:
         d_query: size of the state.
@@ -20,7 +20,7 @@ class BilinearAttention(nn.Module):
         super().__init__()
         self.bilinear = nn.Linear(d_memory, d_query, bias=False)
 
-    def attended(self, scores: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(self, scores: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the context [batch, tgt, d_memory] and weights [batch, tgt, src] of scores [batch, tgt, src]."""
         raise NotImplementedError
 
@@ -44,7 +44,7 @@ class BilinearAttention(nn.Module):
         keys = self.keys(memory) if keys is None else keys
         single = query.dim() == 2
         steps = query.unsqueeze(1) if single else query  # [batch, tgt, d_query]
-        context, weights = self.attended(steps @ keys.mT, memory, mask)
+        context, weights = self.attend(steps @ keys.mT, memory, mask)
         return (context.squeeze(1), weights.squeeze(1)) if single else (context, weights)
 
 
@@ -79,7 +79,7 @@ class GlobalAttention(BilinearAttention):
             raise ValueError("attention needs weights that sum to 1: softmax, sparsemax or entmax, got 'alpha_relu'")
         self.transform, self.alpha = transform, transform_alpha(transform, alpha)
 
-    def attended(self, scores: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(self, scores: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the context [batch, tgt, d_memory] and weights [batch, tgt, src] of scores [batch, tgt, src]."""
         weights = functional.entmax(scores.masked_fill(~mask.unsqueeze(1), float("-inf")), self.alpha)
         return weights @ memory, weights

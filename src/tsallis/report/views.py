@@ -30,8 +30,8 @@ class View:
 
     Example:
         >>> from tsallis.continuous import TruncatedParabola
-        >>> look = TruncatedParabola(torch.tensor([0.2, 0.5]), torch.tensor(0.01))
-        >>> View("sparsemax", density=look, index=1).title
+        >>> parabola = TruncatedParabola(torch.tensor([0.2, 0.5]), torch.tensor(0.01))
+        >>> View("sparsemax", density=parabola, index=1).title
         'sparsemax'
     """
 
@@ -41,19 +41,19 @@ class View:
     index: Index = ()
 
     @classmethod
-    def of(cls, look: Any, row: int = 0, size: int | None = None, title: str = "") -> View:
+    def of(cls, attention: Any, row: int = 0, size: int | None = None, title: str = "") -> View:
         """Return the view of one row of a batch, from what a model's method `attention` returned.
 
         Args:
-            look: with `weights` and `density`, either of which may be None.
+            attention: with `weights` and `density`, either of which may be None.
             row: of the batch.
             size: how many words the row has: the weights behind them belong to padding.
             title: in one's own words.
         """
-        weights = None if look.weights is None else numbers(look.weights)[row]
+        weights = None if attention.weights is None else numbers(attention.weights)[row]
         if weights is not None and size is not None:
             weights = weights[:size]
-        return cls(title, weights, look.density, row if look.density is not None else ())
+        return cls(title, weights, attention.density, row if attention.density is not None else ())
 
 
 def numbers(values: Any) -> Tensor:

@@ -120,10 +120,10 @@ class Ensemble:
         attention = torch.stack(weights).mean(0) if len(weights) == len(parts) else None
         return EnsembleDecoded(torch.cat([part.hidden for part in parts], -1), attention, parts)
 
-    def attended(self, decoded: EnsembleDecoded) -> Tensor:
+    def num_attended(self, decoded: EnsembleDecoded) -> Tensor:
         """Count source positions with a weight at each step [batch, tgt]: the mean of the models' counts."""
         members: list[Any] = self.models
-        return torch.stack([m.attended(part) for m, part in zip(members, decoded.parts, strict=True)]).mean(0)
+        return torch.stack([m.num_attended(part) for m, part in zip(members, decoded.parts, strict=True)]).mean(0)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield all parameters of all models."""

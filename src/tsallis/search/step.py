@@ -25,7 +25,7 @@ class Prefix:
     log_prob: float = 0.0
     length: int = 0  # tokens
     support: int = 0  # of the last step
-    attended: int = 0
+    num_attended: int = 0
     attention: Tensor | None = None  # [src]
 
     def chain(self) -> list[Prefix]:
@@ -63,7 +63,7 @@ class Expansion:
     def __init__(self, attention: Tensor, log_probs: Tensor, keep: bool) -> None:
         self.log_probs = log_probs  # [rows, d_vocab]
         self.support = (log_probs > -torch.inf).sum(-1).tolist()
-        self.attended = (attention > 0).sum(-1).tolist()
+        self.num_attended = (attention > 0).sum(-1).tolist()
         self.attention = attention if keep else None
 
     def totals(self, prefixes: Sequence[Prefix]) -> tuple[Tensor, list[float]]:
@@ -76,7 +76,7 @@ class Expansion:
 
     def extend(self, prefix: Prefix, row: int, token: int, log_prob: float) -> Prefix:
         attention = None if self.attention is None else self.attention[row]
-        return Prefix(prefix, token, log_prob, prefix.length + 1, self.support[row], self.attended[row], attention)
+        return Prefix(prefix, token, log_prob, prefix.length + 1, self.support[row], self.num_attended[row], attention)
 
     def finish(self, prefix: Prefix, row: int, log_prob: float, src_length: int) -> Hypothesis:
         chain = self.extend(prefix, row, EOS, log_prob).chain()
@@ -85,7 +85,7 @@ class Expansion:
             tokens=tuple(node.token for node in chain[:-1]),
             log_prob=log_prob,
             support=tuple(node.support for node in chain),
-            attended=tuple(node.attended for node in chain),
+            num_attended=tuple(node.num_attended for node in chain),
             attention=torch.stack([w[:src_length] for w in weights]) if weights else None,
         )
 

@@ -44,12 +44,12 @@ class EngineSettings:
     compile: bool = False
 
 
-class Look(NamedTuple):
+class BatchStats(NamedTuple):
     """Accuracy and sparsity of a model on one batch, summed over its symbols."""
 
     accuracy: Tensor  # symbols that are the most probable
     supported: Tensor  # symbols with a probability
-    attended: Tensor  # positions with a weight
+    num_attended: Tensor  # positions with a weight
     logit_norm: Tensor
     symbols: Tensor
 
@@ -60,31 +60,31 @@ class Objective(nn.Module):
     def __init__(self, model: nn.Module, label_smoothing: float = 0.0) -> None:
         super().__init__()
         self.model, self.label_smoothing = model, label_smoothing
-        self.looking = False
-        self.look: Look | None = None
+        self.collect_stats = False
+        self.batch_stats: BatchStats | None = None
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
         """Return the loss, summed over the target symbols that count."""
         model: Any = self.model
         tgt_out = torch.where(counted(tgt_out), tgt_out, IGNORED)
         decoded = model(src, src_lengths, tgt_in)
-        if self.looking:
-            self.look = look(model, decoded, tgt_out)
+        if self.collect_stats:
+            self.batch_stats = batch_stats(model, decoded, tgt_out)
         loss: Tensor = model.output.loss(decoded.hidden, tgt_out, reduction="sum", label_smoothing=self.label_smoothing)
         return loss
 
 
 @torch.no_grad()
-def look(model: Any, decoded: Any, tgt_out: Tensor) -> Look:
+def batch_stats(model: Any, decoded: Any, tgt_out: Tensor) -> BatchStats:
     """Compute accuracy and sparsity with teacher forcing."""
     mask = counted(tgt_out)
     scores = model.output.scores(decoded.hidden[mask]).float()  # [symbols, d_vocab]
     probs = model.output.probs(scores)
     finite_scores = scores.masked_fill(scores == -torch.inf, 0)
-    return Look(
+    return BatchStats(
         (probs.argmax(-1) == tgt_out[mask]).sum().double(),
         (probs > 0).sum().double(),
-        model.attended(decoded)[mask].double().sum(),
+        model.num_attended(decoded)[mask].double().sum(),
         finite_scores.norm(dim=-1).double().sum(),
         mask.sum().double(),
     )
@@ -146,7 +146,7 @@ class Engine:
         return [*groups, {"params": own, "factor": self.settings.alpha_lr_scale}] if own else groups
 
     def update(
-        self, batches: Sequence[Batch], own: int, count: int, rate: float, looking: bool = False
+        self, batches: Sequence[Batch], own: int, count: int, rate: float, collect_stats: bool = False
     ) -> tuple[int, Tensor]:
         """Make one step of the optimizer.
 
@@ -156,7 +156,7 @@ class Engine:
                 it, for all must make the same number of passes.
             count: passes of each process.
             rate: the learning rate.
-            looking: leave a :class:`Look` at the first of them in :attr:`look`.
+            collect_stats: leave a :class:`BatchStats` at the first of them in :attr:`batch_stats`.
 
         Returns:
             Symbols of all processes, and this process's part of their summed loss, not yet read from the device.
@@ -168,7 +168,7 @@ class Engine:
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
         for index in range(count):
             counts = index < own
-            self.objective.looking = looking and index == 0
+            self.objective.collect_stats = collect_stats and index == 0
             with self._syncing(last=index == count - 1):
                 loss = self._loss(batches[index if counts else 0])
                 # Gradients are averaged over processes: times their number, the loss is divided by symbols alone.
@@ -179,9 +179,9 @@ class Engine:
         return int(symbols), total
 
     @property
-    def look(self) -> Look | None:
+    def batch_stats(self) -> BatchStats | None:
         """The statistics of the last pass that recorded them."""
-        return self.objective.look
+        return self.objective.batch_stats
 
     def _loss(self, batch: Batch) -> Tensor:
         device = self.world.device
@@ -190,7 +190,7 @@ class Engine:
         dtype = PRECISIONS[self.settings.precision]
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
             # What is attended to is recorded by passes that are not compiled.
-            loss: Tensor = (self.module if self.objective.looking else self.step_module)(*moved)
+            loss: Tensor = (self.module if self.objective.collect_stats else self.step_module)(*moved)
         return loss
 
     @contextlib.contextmanager

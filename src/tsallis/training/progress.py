@@ -28,7 +28,7 @@ class TrainingDisplay:
             MofNCompleteColumn(),
             TextColumn(
                 "loss {task.fields[loss]:.4f}  accuracy {task.fields[accuracy]}  "
-                "attended {task.fields[attended]}  symbols {task.fields[symbols]}  {task.fields[speed]}/s"
+                "attended {task.fields[num_attended]}  symbols {task.fields[symbols]}  {task.fields[speed]}/s"
             ),
             TimeRemainingColumn(),
             console=self.console,
@@ -65,7 +65,7 @@ class TrainingDisplay:
             "epoch": f"{min(state.position.epoch + 1, self.epochs)}/{self.epochs}",
             "loss": state.loss,
             "accuracy": "-" if state.accuracy is None else f"{state.accuracy:.1%}",
-            "attended": "-" if state.attended is None else f"{state.attended:.2f}",
+            "num_attended": "-" if state.num_attended is None else f"{state.num_attended:.2f}",
             "symbols": "-" if state.supported is None else f"{state.supported:.2f}",
             "speed": f"{state.speed:.0f}",
         }

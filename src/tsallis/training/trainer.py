@@ -21,7 +21,7 @@ from tsallis.files import remove_leftovers
 from tsallis.search import Result
 from tsallis.training.checkpoint import INDEX, TRAINING, Checkpoints, not_finite
 from tsallis.training.distributed import CommonError, World
-from tsallis.training.engine import Engine, EngineSettings, Look
+from tsallis.training.engine import BatchStats, Engine, EngineSettings
 from tsallis.training.lock import LOCK, Lock, writing
 from tsallis.training.log import Log
 from tsallis.training.schedules import make_schedule
@@ -181,7 +181,7 @@ class Trainer:
         self.log, self.timing = Log(folder / "log.jsonl", lock), Log(folder / "timing.jsonl", lock)
         self.position = Position()
         self.data = f"{train.digest()} {dev.digest()}"
-        self.looked: Look | None = None
+        self.batch_stats: BatchStats | None = None
         # This process's loss that is not yet in the position.
         self.pending = torch.zeros((), dtype=torch.float64, device=self.world.device)
         self.began, self.seen = time.perf_counter(), 0  # of a stretch of updates, and the symbols it has seen
@@ -319,21 +319,21 @@ class Trainer:
         position = self.position
         # Chance depends on the step and the process alone: nothing of it needs to be kept.
         torch.manual_seed(_seed(self.settings.seed, position.step, self.world.rank))
-        looking = position.step % WATCH_EVERY == 0
+        collect_stats = position.step % WATCH_EVERY == 0
         count = max(len(batches) for batches in window)
         batches = [self.train.batch(rows, position.epoch) for rows in window[self.world.rank] or window[0][:1]]
         self.model.train()
         rate = self.schedule.rate(position.step)
         own = len(window[self.world.rank])
-        symbols, loss = self.engine.update(batches, own, count, rate, looking)
-        if looking:
-            self.looked = self.engine.look
+        symbols, loss = self.engine.update(batches, own, count, rate, collect_stats)
+        if collect_stats:
+            self.batch_stats = self.engine.batch_stats
         self.pending += loss
         self.seen += symbols
         position.symbols += symbols
         position.update += 1
         position.step += 1
-        if self.world.device.type == "cpu" or looking:
+        if self.world.device.type == "cpu" or collect_stats:
             self._flush()
 
     def _flush(self) -> None:
@@ -356,9 +356,11 @@ class Trainer:
         self.began, self.seen = time.perf_counter(), 0
 
     def _progress(self, updates: int, validation: dict[str, float] | None = None) -> Progress:
-        position, look = self.position, self.looked
+        position, stats = self.position, self.batch_stats
         loss = position.loss / max(position.symbols, 1)
-        shares = {} if look is None else {name: _share(look, name) for name in ("accuracy", "supported", "attended")}
+        shares = (
+            {} if stats is None else {name: _share(stats, name) for name in ("accuracy", "supported", "num_attended")}
+        )
         return Progress(Position(**asdict(position)), updates, loss, self.speed, **shares, validation=validation)
 
     def _end_of_epoch(self, updates: int) -> None:
@@ -436,8 +438,8 @@ def _seed(seed: int, step: int, rank: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()[:8], "little") >> 1
 
 
-def _share(look: Look, name: str) -> float:
-    return float(getattr(look, name) / look.symbols.clamp(min=1))
+def _share(stats: BatchStats, name: str) -> float:
+    return float(getattr(stats, name) / stats.symbols.clamp(min=1))
 
 
 def _of_model(model: Any) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class TransformerSeq2Seq(nn.Module):
         >>> model = TransformerSeq2Seq(20, 15, d_model=8, heads=2, layers=1, d_ff=16, attention="learned")
         >>> src, lengths = torch.randint(4, 20, (2, 5)), torch.tensor([5, 3])
         >>> decoded = model(src, lengths, torch.randint(4, 15, (2, 4)))
-        >>> decoded.hidden.shape, model.attended(decoded).shape
+        >>> decoded.hidden.shape, model.num_attended(decoded).shape
         (torch.Size([2, 4, 8]), torch.Size([2, 4]))
         >>> model.alphas()["cross"].shape  # [layers, heads]
         torch.Size([1, 2])
@@ -302,7 +302,7 @@ class TransformerSeq2Seq(nn.Module):
         """
         return {kind: [a.stats() for a in self._attentions(kind)] for kind in KINDS}
 
-    def attended(self, decoded: Decoded) -> Tensor:
+    def num_attended(self, decoded: Decoded) -> Tensor:
         """Count source positions with a weight above zero at each step [batch, tgt]: the mean of layers and heads.
 
         It is what the pass that made `decoded` recorded: to be asked before the next one.

@@ -42,7 +42,7 @@ BASES: dict[int, dict[str, Callable[[], Basis]]] = {
 MOMENTS = ("query", "discrete", "scores", "pooled")
 
 
-class Attended(NamedTuple):
+class ContinuousContext(NamedTuple):
     """The result of continuous attention."""
 
     context: Tensor  # [batch, queries, d_model], or [batch, d_model]
@@ -81,7 +81,7 @@ def basis_of(basis: str | int | Basis, dims: int) -> Basis:
 
 
 @untraced
-def _looking(signal: Signal, density: Density) -> Tensor:
+def _expect(signal: Signal, density: Density) -> Tensor:
     """Compute the context outside the traced graph: a rule's number of points depends on values."""
     return signal.expect(density)
 
@@ -162,7 +162,7 @@ class ContinuousAttention(nn.Module):
                 nn.init.xavier_uniform_(layer.weight)
                 nn.init.zeros_(layer.bias)
 
-    def _attended(self, query: Tensor | None, values: Tensor, places: Places) -> Attended:
+    def _attend(self, query: Tensor | None, values: Tensor, places: Places) -> ContinuousContext:
         single = query is None or query.dim() == 2
         keep, positions, fit = places
         if keep is not None:  # numbers that don't count may be anything
@@ -171,7 +171,7 @@ class ContinuousAttention(nn.Module):
         density, weights = self._density(query, values, keep, positions)
         signal = self.fit(v, **fit).heads(self.num_heads)
         # [batch, heads, queries, head_dim]
-        context = _looking(signal, density) if self.points is None else signal.expect(density, self.points)
+        context = _expect(signal, density) if self.points is None else signal.expect(density, self.points)
         if self.combine:
             assert weights is not None
             shares = self._mixed(weights, density)
@@ -183,7 +183,7 @@ class ContinuousAttention(nn.Module):
         context = context if self.out_proj is None else self.out_proj(context)
         if self.components > 1 and weights is not None:
             weights = self._mixed(weights, density)
-        return Attended(context.squeeze(1) if single else context, density, weights)
+        return ContinuousContext(context.squeeze(1) if single else context, density, weights)
 
     def _mixed(self, weights: Tensor, density: Density) -> Tensor:
         """Average the weights of a mixture's components: [batch, heads, queries, length]."""

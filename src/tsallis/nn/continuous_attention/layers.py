@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tsallis.continuous import Basis, Density, cell_centres, cell_masses, grid_centres
 from tsallis.continuous.densities.elliptical import Points
 from tsallis.continuous.moments import Matching
-from tsallis.nn.continuous_attention.core import Attended, ContinuousAttention, Defaults, Places, cell_edges
+from tsallis.nn.continuous_attention.core import ContinuousAttention, ContinuousContext, Defaults, Places, cell_edges
 from tsallis.nn.global_attention import BilinearAttention
 from tsallis.ops.autograd.rows import traced, widen
 
@@ -106,10 +106,10 @@ class ContinuousAttention1d(ContinuousAttention):
         mask: Tensor | None = None,
         lengths: Tensor | Sequence[int] | None = None,
         positions: Tensor | None = None,
-    ) -> Attended:
+    ) -> ContinuousContext:
         """Return context, density and discrete weights; arguments as of :meth:`forward`."""
         self._checked(values)
-        return self._attended(query, values, self._places(values, mask, lengths, positions))
+        return self._attend(query, values, self._places(values, mask, lengths, positions))
 
     def _places(
         self,
@@ -209,7 +209,7 @@ class ContinuousAttention2d(ContinuousAttention):
         mask: Tensor | None = None,
         grid: tuple[int, int] | None = None,
         positions: Tensor | None = None,
-    ) -> Attended:
+    ) -> ContinuousContext:
         """Return context, density and discrete weights; arguments as of :meth:`forward`."""
         self._checked(values)
         if (grid is None) == (positions is None):
@@ -224,7 +224,7 @@ class ContinuousAttention2d(ContinuousAttention):
                 raise ValueError(f"a grid of {grid[0]} times {grid[1]} doesn't hold {values.shape[1]} values")
             positions = grid_centres(*grid).to(widen(values))
         assert positions is not None
-        return self._attended(query, values, Places(mask, positions, fit))
+        return self._attend(query, values, Places(mask, positions, fit))
 
 
 class ContinuousGlobalAttention(BilinearAttention):
@@ -285,7 +285,7 @@ class ContinuousGlobalAttention(BilinearAttention):
             points=points,
         )
 
-    def attended(self, scores: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(self, scores: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the context [batch, tgt, d_memory] and masses [batch, tgt, src] of scores [batch, tgt, src]."""
         result = self.attention.attend(scores, memory, mask)
         edges = cell_edges(mask).to(widen(memory))[:, None, None]  # [batch, 1, 1, src + 1]
