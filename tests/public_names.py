@@ -10,12 +10,12 @@ PUBLIC = {
     """,
     "tsallis.analysis": """
         AttentionLayer AttentionReader BeamTree Contrasts Densities Density DensityContrast Diversities Diversity Edge
-        EmptyOutput EmptyRate Example ForcedStep HeadCard HeadDensity HeadHistory HeadImportance HeadLoss HeadRole
-        HeadRoles Histogram INTERROGATIVES LayerDiversity ModelContrast OutputStatistics ROLES Record Recording Roles
-        Sentence SparseWeights Statistic Text WordContrast alpha_histograms alpha_history beam_tree capture_weights
-        collect compare_models count_pieces density density_contrasts density_history diversity empty_rate
-        forced_supports head_cards head_importance head_roles jensen_shannon load_recording mask_head
-        output_statistics output_steps read_model record save_recording sentence_density to_pandas word_clusters
+        EmptyOutput EmptyRate Example HeadCard HeadDensity HeadHistory HeadImportance HeadLoss HeadRole HeadRoles
+        Histogram INTERROGATIVES LayerDiversity ModelContrast OutputStatistics ROLES Record Recording Roles Sentence
+        SparseWeights Statistic TeacherForcedStep Text WordContrast alpha_histograms alpha_history beam_tree
+        capture_weights collect compare_models count_pieces density density_contrasts density_history diversity
+        empty_rate head_cards head_importance head_roles jensen_shannon load_recording mask_head output_statistics
+        output_steps read_model record save_recording sentence_density teacher_forced_supports to_pandas word_clusters
     """,
     "tsallis.compat": """
         BudgetBisect Entmax15 Entmax15Loss EntmaxBisect EntmaxBisectLoss NormmaxBisect NormmaxBisectLoss Sparsemax

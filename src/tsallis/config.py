@@ -25,6 +25,7 @@ from pydantic import (
 
 from tsallis.data.reading import read_bytes
 from tsallis.errors import InputError, describe
+from tsallis.training.schema import RENAMED
 
 
 def _check_name(name: str) -> str:
@@ -470,6 +471,8 @@ def _explain(error: ValidationError) -> str:
         if detail["type"] == "extra_forbidden":
             close = difflib.get_close_matches(str(detail["loc"][-1])[:LONGEST_KEY], section.model_fields, 1)
             message = "unknown key" + (f" (did you mean {close[0]}?)" if close else "")
+            if RENAMED.get(str(detail["loc"][-1])) in section.model_fields:
+                message = f"now called {RENAMED[str(detail['loc'][-1])]}: rename it in the file"
         elif detail["type"] == "missing":
             message = "missing"
         elif detail["type"] != "value_error":

@@ -19,8 +19,8 @@ from tsallis.errors import InputError, describe
 from tsallis.evaluation.metrics import (
     CorpusScore,
     evaluate,
+    exact_match,
     form_scores,
-    share_right,
     timed_search,
     translation_scores,
 )
@@ -195,7 +195,7 @@ class Translation:
         names = ("bleu",) if quick else ("bleu", "chrf", "ter")
         return [
             *translation_scores(texts, references, self.tgt, names),
-            CorpusScore("exact", share_right(texts, references), ""),
+            CorpusScore("exact", exact_match(texts, references), ""),
         ]
 
 
@@ -220,7 +220,7 @@ class Classification:
         return Lines(documents(examples, src, tgt, self.max_length), labels, titles, list(range(count)), count)
 
     def scores(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
-        return [CorpusScore("accuracy", share_right(texts, references), "")]
+        return [CorpusScore("accuracy", exact_match(texts, references), "")]
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ class Visual:
         return Lines(corpus, [e.question.answer for e in examples], titles, list(range(count)), count)
 
     def scores(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
-        return [CorpusScore("accuracy", share_right(texts, references), "")]
+        return [CorpusScore("accuracy", exact_match(texts, references), "")]
 
 
 def questions(
@@ -268,7 +268,7 @@ def questions(
     image_store: ImageStore,
     max_length: int | None = None,
 ) -> Corpus:
-    """Questions as rows of a number, that of the image in the image store, and symbols; targets as :func:`documents`."""
+    """Encode questions: rows of an image's number in the store, then symbols; targets as :func:`documents`."""
     numbers = image_store.add(examples)
     words = (src.encode(question_words(e.question.question)[:max_length] or [""]) for e in examples)
     rows = [[number, *row] for number, row in zip(numbers, words, strict=True)]

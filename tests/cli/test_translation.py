@@ -97,7 +97,7 @@ def test_evaluation(tsallis, trained: Path, known: Path) -> None:
         *("run", "on", "bleu", "chrf", "ter", "exact", "signatures", "samples", "loss", "gold_in_support"),
         *("symbol_accuracy",),
         *("gold_possible", "single", "complete", "optimal", "bounded", "none", "output_support", "output_sum"),
-        *("attention_support", "attention_support_forced", "empty", "empty_rate", "seconds", "speed"),
+        *("attention_support", "attention_support_teacher_forced", "empty", "empty_rate", "seconds", "speed"),
     }
     assert report["samples"] == 5 and report["on"] == str(known) and report["run"] == str(trained)
     assert set(report["signatures"]) == {"bleu", "chrf", "ter"} and "tok:13a" in report["signatures"]["bleu"]

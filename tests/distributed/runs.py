@@ -15,7 +15,7 @@ from distributed.parts import DEV, SETTINGS, TRAIN, arguments, model
 from forked import CALLS, Faults
 from tsallis.errors import InputError
 from tsallis.training import Trainer
-from tsallis.training.distributed import CommonError, World, joined
+from tsallis.training.distributed import CommonError, World, init_distributed
 
 
 class Stopped(Trainer):
@@ -54,7 +54,7 @@ def main() -> None:
     torch.set_num_threads(1)
     calls = {name: getattr(os, name) for name in (*CALLS, "close")}
     try:
-        with joined("cpu") as world:
+        with init_distributed("cpu") as world:
             for asked in arguments():
                 try:
                     trainer(asked, world).run()

@@ -14,7 +14,7 @@ from torch import Tensor
 from distributed.conftest import Launch
 from distributed.parts import DEV, KINDS, SETTINGS, model, plain
 from distributed.updates import updated
-from tsallis.evaluation.metrics import forced
+from tsallis.evaluation.metrics import teacher_forced_scores
 from tsallis.training.distributed import World
 from tsallis.training.engine import Engine
 
@@ -30,7 +30,7 @@ def alone() -> dict[str, Any]:
         engine = Engine(model(kind), SETTINGS.of_engine(), World())
         sums = updated(engine, World())
         parameters, optimizer = plain(engine.state()[0]), plain(engine.state()[1])
-        metrics = asdict(forced(engine.plain(), DEV, 4))
+        metrics = asdict(teacher_forced_scores(engine.plain(), DEV, 4))
         updated(engine, World())
         result = {"sums": sums, "model": parameters, "optimizer": optimizer, "forced": metrics}
         found[kind] = {**result, "later": plain(engine.state()[0])}

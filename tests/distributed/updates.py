@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from distributed.parts import DEV, KINDS, SETTINGS, arguments, model, plain, windows
-from tsallis.evaluation.metrics import Forced, forced_sums
-from tsallis.training.distributed import World, joined
+from tsallis.evaluation.metrics import TeacherForcedScores, teacher_forced_sums
+from tsallis.training.distributed import World, init_distributed
 from tsallis.training.engine import Engine
 
 
@@ -28,14 +28,15 @@ def main() -> None:
     asked = arguments()
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
-    with joined("cpu") as world:
+    with init_distributed("cpu") as world:
         for kind in KINDS:
             for strategy in ("ddp", "fsdp"):
                 engine = Engine(model(kind), replace(SETTINGS, strategy=strategy).of_engine(), world)
                 sums = updated(engine, world)
                 parameters, optimizer = engine.state()
-                given = Forced.of(world.sum(*forced_sums(engine.plain(), DEV.batches(4)[world.rank :: world.size])))
-                result = {"sums": sums, "model": parameters, "optimizer": optimizer, "forced": asdict(given)}
+                batches = DEV.batches(4)[world.rank :: world.size]
+                scores = TeacherForcedScores.of(world.sum(*teacher_forced_sums(engine.plain(), batches)))
+                result = {"sums": sums, "model": parameters, "optimizer": optimizer, "forced": asdict(scores)}
                 found[f"{kind}, {strategy}"] = plain(result)
             # What one process stored goes on with several.
             for strategy in ("ddp", "fsdp"):

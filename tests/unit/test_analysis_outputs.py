@@ -15,18 +15,18 @@ from tsallis import alpha_relu, entmax
 from tsallis.analysis import (
     beam_tree,
     empty_rate,
-    forced_supports,
     head_importance,
     mask_head,
     output_statistics,
     output_steps,
+    teacher_forced_supports,
 )
 from tsallis.analysis.record import transformer_attentions
 from tsallis.data.batching import counted
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import BOS, EOS
 from tsallis.errors import InputError
-from tsallis.evaluation.metrics import empty_log_probs, forced
+from tsallis.evaluation.metrics import empty_log_probs, teacher_forced_scores
 from tsallis.nn import MultiheadAttention, OutputLayer
 from tsallis.ops import reference
 from tsallis.search import Certificate, Hypothesis, Result, beam_search, exhaustive
@@ -108,7 +108,7 @@ def test_output_statistics_beside_single_steps(make: Any, arguments: Any, monkey
 def test_counts_are_those_of_the_metrics() -> None:
     model, data = sharp(transformer), corpus(9)
     data.tgt[0].append(3)  # an unknown symbol, which does not count
-    statistics, metrics = output_statistics(model, data.batches(4)), forced(model, data)
+    statistics, metrics = output_statistics(model, data.batches(4)), teacher_forced_scores(model, data)
     assert statistics.support == pytest.approx(metrics.output_support)
     assert statistics.num_attended == pytest.approx(metrics.attention_support)
     assert statistics.norm.mean == pytest.approx(metrics.logit_norm)
@@ -133,7 +133,7 @@ def test_without_steps_there_are_no_statistics() -> None:
 @pytest.mark.parametrize("make", [transformer, lstm])
 def test_forced_supports_beside_single_steps(make: Any) -> None:
     model, data = sharp(make), corpus(6)
-    rows = dict(forced_supports(model, data.batches(4), TGT))
+    rows = dict(teacher_forced_supports(model, data.batches(4), TGT))
     assert sorted(rows) == list(range(6))
     model.eval()
     for row, steps in rows.items():
@@ -151,7 +151,7 @@ def test_forced_supports_beside_single_steps(make: Any) -> None:
 
 def test_a_step_lists_as_many_words_as_wanted() -> None:
     model = sharp(transformer, output="softmax")
-    for _, steps in forced_supports(model, corpus(2).batches(2), TGT, words=2):
+    for _, steps in teacher_forced_supports(model, corpus(2).batches(2), TGT, words=2):
         assert all(len(step.words) == 2 and step.support == len(TGT) - 3 for step in steps)
 
 

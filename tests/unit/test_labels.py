@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tsallis.data.corpus import Corpus
-from tsallis.evaluation.metrics import evaluate, forced, search_corpus
+from tsallis.evaluation.metrics import evaluate, search_corpus, teacher_forced_scores
 from tsallis.models import LabelDecoder
 from tsallis.search import beam_search, exhaustive, score
 from tsallis.training.distributed import World
@@ -77,7 +77,7 @@ def test_the_engine_trains_it(attention: str) -> None:
     right = sum(r.best.tokens[0] - 4 == label for r, label in zip(results, labels, strict=True))
     found = evaluate(model, corpus, results, 1.0)
     assert right >= 27 and found.complete == pytest.approx(1, abs=0.5) and found.empty == 0
-    assert found.loss == pytest.approx(forced(model, corpus).loss) and found.empty_rate == 0
+    assert found.loss == pytest.approx(teacher_forced_scores(model, corpus).loss) and found.empty_rate == 0
     other = LabelDecoder(**model.arguments).eval()
     other.load_state_dict(model.state_dict())
     assert other.output.loss(other(*inputs(), torch.ones(4, 1).long()).hidden, torch.full((4, 1), 4)).isfinite()

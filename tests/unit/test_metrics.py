@@ -12,16 +12,16 @@ from tsallis.data.vocabulary import EOS
 from tsallis.evaluation.metrics import (
     WHOLE,
     Evaluation,
-    Forced,
+    TeacherForcedScores,
     accuracy,
     device_of,
     empty_log_probs,
     evaluate,
-    forced,
-    forced_sums,
     form_scores,
     search_batches,
     search_corpus,
+    teacher_forced_scores,
+    teacher_forced_sums,
     timed_search,
     translation_scores,
 )
@@ -68,7 +68,7 @@ def test_forced_is_what_single_rows_add_up_to(output: str) -> None:
         supported += int((probs > 0).sum())
         attended += int((decoded.attention > 0).sum())
         steps += len(gold)
-    found = forced(net, CORPUS, batch_size=5)
+    found = teacher_forced_scores(net, CORPUS, batch_size=5)
     assert found.loss == pytest.approx(loss / steps, rel=1e-5)
     assert found.symbol_accuracy == pytest.approx(correct / steps)
     assert found.gold_in_support == pytest.approx(possible / steps)
@@ -79,8 +79,8 @@ def test_forced_is_what_single_rows_add_up_to(output: str) -> None:
 def test_measuring_leaves_the_model_in_training() -> None:
     net = model()
     net.train()
-    first = forced(net, CORPUS)
-    assert net.training and forced(net, CORPUS) == first  # no dropout while measuring
+    first = teacher_forced_scores(net, CORPUS)
+    assert net.training and teacher_forced_scores(net, CORPUS) == first  # no dropout while measuring
     search_corpus(net, CORPUS, 2)
     assert net.training
 
@@ -109,7 +109,7 @@ def test_evaluation_is_what_its_results_say(output: str) -> None:
     shares = found.complete + found.optimal + found.bounded + found.none
     assert shares == pytest.approx(1)
     assert found.complete == sum(r.certificate.kind == "complete" for r in results) / count
-    assert found.as_dict()["loss"] == forced(net, CORPUS).loss
+    assert found.as_dict()["loss"] == teacher_forced_scores(net, CORPUS).loss
     if output == "alpha_relu":
         assert found.single == 0  # its values are no probabilities
         assert found.output_sum != pytest.approx(1, abs=1e-3)
@@ -120,7 +120,7 @@ def test_evaluation_is_what_its_results_say(output: str) -> None:
     looks = [n for r in results if r.best for n in r.best.num_attended]
     assert found.output_support == pytest.approx(sum(steps) / max(len(steps), 1))
     assert found.attention_support == pytest.approx(sum(looks) / max(len(looks), 1))
-    assert found.attention_support_forced == forced(net, CORPUS).attention_support
+    assert found.attention_support_teacher_forced == teacher_forced_scores(net, CORPUS).attention_support
     assert found.speed == pytest.approx(len(steps) / found.seconds)
     if output == "softmax":
         assert found.complete == 0 and found.gold_in_support == 1
@@ -167,11 +167,11 @@ def test_a_gold_output_that_was_found_is_possible() -> None:
 def test_parts_add_up_to_the_whole() -> None:
     net = model().eval()
     batches = CORPUS.batches(5)
-    parts = [forced_sums(net, batches[rank::2]) for rank in range(2)]
-    whole = Forced.of([a + b for a, b in zip(*parts, strict=True)])
-    for name, value in vars(forced(net, CORPUS, 5)).items():
+    parts = [teacher_forced_sums(net, batches[rank::2]) for rank in range(2)]
+    whole = TeacherForcedScores.of([a + b for a, b in zip(*parts, strict=True)])
+    for name, value in vars(teacher_forced_scores(net, CORPUS, 5)).items():
         assert getattr(whole, name) == pytest.approx(value, rel=1e-12)
-    assert forced_sums(net, []) == [0.0] * 8
+    assert teacher_forced_sums(net, []) == [0.0] * 8
     found = [search_batches(net, batches[rank::2], 2) for rank in range(2)]
     assert {**found[0], **found[1]} == dict(enumerate(search_corpus(net, CORPUS, 2, batch_size=5)))
 
@@ -215,7 +215,10 @@ def test_an_ensemble_is_evaluated_as_one_model(nested: bool) -> None:
 def test_an_ensemble_of_different_models() -> None:
     parts = [model("sparsemax").eval(), model("softmax", 1.0).eval(), transformer().eval()]
     both = Ensemble(parts)
-    found, each = forced(both, CORPUS, batch_size=5), [forced(part, CORPUS) for part in parts]
+    found, each = (
+        teacher_forced_scores(both, CORPUS, batch_size=5),
+        [teacher_forced_scores(part, CORPUS) for part in parts],
+    )
     for name in ("loss", "attention_support"):
         assert getattr(found, name) == pytest.approx(sum(getattr(f, name) for f in each) / 3, rel=1e-5)
     assert found.gold_in_support == 1 and found.output_sum == pytest.approx(1, abs=1e-5)

@@ -13,7 +13,7 @@ import yaml
 from tsallis.config import check_config, load_config
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
-from tsallis.evaluation.metrics import forced, levenshtein
+from tsallis.evaluation.metrics import levenshtein, teacher_forced_scores
 from tsallis.files import write_atomic
 from tsallis.models import RNNSeq2Seq
 from tsallis.prepare import prepare
@@ -197,4 +197,4 @@ def test_a_symbol_unknown_to_the_vocabulary_does_not_make_the_loss_infinite() ->
     model = RNNSeq2Seq(**prepared.description["arguments"])
     dev = prepared.data.dev
     unknown = Corpus([dev.src[0]], [[3, *dev.tgt[0]]])
-    assert forced(model, unknown).loss < float("inf")
+    assert teacher_forced_scores(model, unknown).loss < float("inf")

@@ -16,7 +16,7 @@ import tsallis.training.checkpoint as checkpoint_module
 from tsallis.data import Vocabulary, english_verbs
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
-from tsallis.evaluation.metrics import forced
+from tsallis.evaluation.metrics import teacher_forced_scores
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.search import Result
 from tsallis.training import Checkpoints, Progress, Settings, Trainer
@@ -262,7 +262,7 @@ def test_a_search_of_the_first_rows_and_a_measure_of_ones_own(tmp_path: Path) ->
     assert [e["dev_score"] for e in events] == [-1, -2, -3] and events[0]["dev_other"] == 7
     index = Checkpoints(tmp_path / "checkpoints").index()
     assert index.best == "step-00000004" and index.last == "step-00000012"  # the first number decides
-    assert events[-1]["dev_loss"] == pytest.approx(forced(made.model, DEV).loss)  # of all rows
+    assert events[-1]["dev_loss"] == pytest.approx(teacher_forced_scores(made.model, DEV).loss)  # of all rows
 
 
 def test_what_is_logged_of_a_model(tmp_path: Path) -> None:

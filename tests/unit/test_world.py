@@ -9,16 +9,16 @@ import torch
 import torch.distributed as dist
 
 from tsallis.errors import InputError
-from tsallis.training.distributed import CommonError, World, _is_lost, joined
+from tsallis.training.distributed import CommonError, World, _is_lost, init_distributed
 
 
 def test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with joined("cpu") as world:
+    with init_distributed("cpu") as world:
         assert (world.rank, world.size, world.main, world.device) == (0, 1, True, torch.device("cpu"))
         assert not dist.is_initialized()
-        assert world.sum(1, 2.5) == (1.0, 2.5) and world.obey("x") == "x" and world.gather("x") == ["x"]
-        assert world.together(lambda: 3) == 3
+        assert world.sum(1, 2.5) == (1.0, 2.5) and world.broadcast("x") == "x" and world.gather("x") == ["x"]
+        assert world.run_on_all(lambda: 3) == 3
         world.check_folder(Path("nowhere"))  # nobody else has to see it
 
 
@@ -29,17 +29,17 @@ def test_a_mistake_of_a_process_alone_is_its_own() -> None:
         raise mistake
 
     with pytest.raises(InputError) as caught:
-        World().together(fail)
+        World().run_on_all(fail)
     assert caught.value is mistake
 
 
 def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InputError, match="cuda was asked for"), joined("cuda"):
+    with pytest.raises(InputError, match="cuda was asked for"), init_distributed("cuda"):
         pass
-    with joined("auto") as world:
+    with init_distributed("auto") as world:
         assert world.device == torch.device("cpu")
-    with pytest.raises(InputError, match="device must be cpu, cuda or auto, got 'tpu'"), joined("tpu"):
+    with pytest.raises(InputError, match="device must be cpu, cuda or auto, got 'tpu'"), init_distributed("tpu"):
         pass
 
 
@@ -49,7 +49,7 @@ def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "4"), ("LOCAL_RANK", "0")):
         monkeypatch.setenv(name, value)
     # Also the processes that have one say so: otherwise they would wait for the others.
-    with pytest.raises(CommonError, match="4 processes on a machine with 2 GPUs"), joined("cuda"):
+    with pytest.raises(CommonError, match="4 processes on a machine with 2 GPUs"), init_distributed("cuda"):
         pass
 
 

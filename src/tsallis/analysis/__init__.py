@@ -21,12 +21,12 @@ from tsallis.analysis.importance import HeadImportance, HeadLoss, head_importanc
 from tsallis.analysis.outputs import (
     EmptyOutput,
     EmptyRate,
-    ForcedStep,
     OutputStatistics,
+    TeacherForcedStep,
     empty_rate,
-    forced_supports,
     output_statistics,
     output_steps,
+    teacher_forced_supports,
 )
 from tsallis.analysis.record import AttentionReader, Recording, capture_weights, read_model, record
 from tsallis.analysis.statistics import Statistic, collect
@@ -52,7 +52,6 @@ __all__ = [
     "EmptyOutput",
     "EmptyRate",
     "Example",
-    "ForcedStep",
     "HeadCard",
     "HeadDensity",
     "HeadHistory",
@@ -70,6 +69,7 @@ __all__ = [
     "Sentence",
     "SparseWeights",
     "Statistic",
+    "TeacherForcedStep",
     "Text",
     "WordContrast",
     "alpha_histograms",
@@ -84,7 +84,6 @@ __all__ = [
     "density_history",
     "diversity",
     "empty_rate",
-    "forced_supports",
     "head_cards",
     "head_importance",
     "head_roles",
@@ -97,6 +96,7 @@ __all__ = [
     "record",
     "save_recording",
     "sentence_density",
+    "teacher_forced_supports",
     "to_pandas",
     "word_clusters",
 ]

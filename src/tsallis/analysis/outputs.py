@@ -117,9 +117,9 @@ def output_statistics(model: Any, batches: Iterable[Batch]) -> OutputStatistics:
     .. math:: |\{i : p_i > 0\}|, \qquad \sum_i p_i, \qquad \|z\|, \qquad \tau(z)
 
     for the values :math:`p` of the scores :math:`z` of a step, see :func:`output_steps`. These are the counts of Peters
-    et al. 2019, table 3 (`num_attended`, `support`), and of Tezekbayev et al. 2022 the distributions of zeros (fig. 5 and
-    6), of logit norm and threshold (fig. 7, one point of it), and of sums (fig. 9). Symbols that the vocabulary lacks
-    do not count.
+    et al. 2019, table 3 (`num_attended`, `support`), and of Tezekbayev et al. 2022 the distributions of zeros (fig. 5
+    and 6), of logit norm and threshold (fig. 7, one point of it), and of sums (fig. 9). Symbols that the vocabulary
+    lacks do not count.
 
     Args:
         model: an encoder-decoder of this package.
@@ -204,7 +204,7 @@ class ForcedStep(Record):
     words: tuple[tuple[str, float], ...]
 
 
-def forced_supports(
+def teacher_forced_supports(
     model: Any, batches: Iterable[Batch], tgt_vocab: Symbols, words: int = 10
 ) -> Iterator[tuple[int, tuple[ForcedStep, ...]]]:
     """Yield the symbols that a model holds possible at each step of given targets (Peters et al. 2019, fig. 2).
@@ -226,7 +226,7 @@ def forced_supports(
         >>> from tsallis.models import RNNSeq2Seq
         >>> model = RNNSeq2Seq(6, 6, d_model=8, output="sparsemax")
         >>> batches = Corpus([[4, 5]], [[5]]).batches(1)
-        >>> [(index, steps)] = forced_supports(model, batches, Vocabulary(["a", "b"]))
+        >>> [(index, steps)] = teacher_forced_supports(model, batches, Vocabulary(["a", "b"]))
         >>> index, [step.gold for step in steps], steps[0].support == len(steps[0].words)
         (0, ['b', '</s>'], True)
     """
@@ -236,7 +236,9 @@ def forced_supports(
             length = int((batch.tgt_out[row] != IGNORED).sum())
             steps = []
             for state, gold in zip(decoded.hidden[row, :length], batch.tgt_out[row].tolist(), strict=False):
-                steps.append(_forced_step(model.output.probs(_scores(model, state)).double(), gold, tgt_vocab, words))
+                steps.append(
+                    _teacher_forced_step(model.output.probs(_scores(model, state)).double(), gold, tgt_vocab, words)
+                )
             yield index, tuple(steps)
 
 
@@ -247,11 +249,11 @@ def _scores(model: Any, hidden: Tensor) -> Tensor:
     return scores
 
 
-def _forced_step(probs: Tensor, gold: int, vocab: Symbols, words: int) -> ForcedStep:
+def _teacher_forced_step(probs: Tensor, gold: int, vocab: Symbols, words: int) -> TeacherForcedStep:
     support = int((probs > 0).sum())
     best = probs.topk(min(words, support))
     best_words = zip(map(vocab.name, best.indices.tolist()), best.values.tolist(), strict=True)
-    return ForcedStep(vocab.name(gold), float(probs[gold]), support, tuple(best_words))
+    return TeacherForcedStep(vocab.name(gold), float(probs[gold]), support, tuple(best_words))
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ ROWS = {
     "output_support": ("symbols in support a step", ".2f"),
     "output_sum": ("sum of outputs a step", ".4f"),
     "attention_support": ("attended positions a step", ".2f"),
-    "attention_support_forced": ("the same, mean of heads", ".2f"),
+    "attention_support_teacher_forced": ("the same, mean of heads", ".2f"),
     "empty": ("without any hypothesis", "d"),
     "empty_rate": ("empty output more probable", ".2%"),
     "speed": ("symbols a second", ".0f"),

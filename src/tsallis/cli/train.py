@@ -26,10 +26,10 @@ def train(
     On several processes: torchrun --nproc-per-node N -m tsallis train CONFIG
     """
     from tsallis.config import load_config
-    from tsallis.training.distributed import joined
+    from tsallis.training.distributed import init_distributed
 
-    with joined(device) as world:
-        loaded = world.together(lambda: load_config(config, overrides or []))
+    with init_distributed(device) as world:
+        loaded = world.run_on_all(lambda: load_config(config, overrides or []))
         run_training(loaded, run_dir or (Path(loaded.run_dir) if loaded.run_dir else Path("runs") / config.stem), world)
 
 
@@ -48,7 +48,7 @@ def run_training(loaded: Config, folder: Path, world: World) -> None:
             arguments = (prepared.description, prepared.task, prepared.data.src_vocab, prepared.data.tgt_vocab)
             return prepared, model, lock, world.main and start_run(folder, loaded.text(), *arguments, lock)
 
-        prepared, model, lock, resumed = world.together(start)
+        prepared, model, lock, resumed = world.run_on_all(start)
         data, settings = prepared.data, prepared.settings
         display = stack.enter_context(TrainingDisplay(folder, resumed, settings.epochs, quiet=not world.main))
         display.counts(data.train.counts)

@@ -34,10 +34,10 @@ def levenshtein(a: Sequence[Any], b: Sequence[Any]) -> int:
     return row[-1]
 
 
-def share_right(texts: Sequence[str], references: Sequence[str]) -> float:
+def exact_match(texts: Sequence[str], references: Sequence[str]) -> float:
     """Return the share of texts that are the reference.
 
-    >>> share_right(["drew", "drawed"], ["drew", "drew"])
+    >>> exact_match(["drew", "drawed"], ["drew", "drew"])
     0.5
     """
     return sum(a == b for a, b in zip(texts, references, strict=True)) / max(len(texts), 1)
@@ -50,7 +50,7 @@ def form_scores(texts: Sequence[str], references: Sequence[str]) -> dict[str, fl
     {'accuracy': 0.5, 'levenshtein': 1.5}
     """
     distances = [levenshtein(a, b) for a, b in zip(texts, references, strict=True)]
-    return {"accuracy": share_right(texts, references), "levenshtein": sum(distances) / max(len(texts), 1)}
+    return {"accuracy": exact_match(texts, references), "levenshtein": sum(distances) / max(len(texts), 1)}
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def translation_scores(
 
 
 @dataclass(frozen=True)
-class Forced:
+class TeacherForcedScores:
     """Loss and sparsity of a model with teacher forcing, symbols that its vocabulary lacks left out."""
 
     loss: float  # the map's own loss, a symbol
@@ -103,8 +103,8 @@ class Forced:
     attention_support: float  # positions with a weight, mean over steps (and heads)
 
     @classmethod
-    def of(cls, sums: Sequence[float]) -> Forced:
-        """Divide what :func:`forced_sums` gives, added up over batches and processes, by its symbols."""
+    def of(cls, sums: Sequence[float]) -> TeacherForcedScores:
+        """Divide what :func:`teacher_forced_sums` gives, added up over batches and processes, by its symbols."""
         *totals, symbols = sums
         return cls(*(total / max(symbols, 1) for total in totals))
 
@@ -126,7 +126,7 @@ class Evaluation:
     output_support: float  # of the best hypotheses' steps
     output_sum: float
     attention_support: float
-    attention_support_forced: float  # with the gold output given; mean over heads
+    attention_support_teacher_forced: float  # with the gold output given; mean over heads
     empty: int  # samples for which nothing was finished
     empty_rate: float  # share of samples for which the empty output is more probable than the best hypothesis
     seconds: float  # of the search
@@ -136,19 +136,21 @@ class Evaluation:
         return asdict(self)
 
 
-def forced(model: Any, corpus: Corpus, batch_size: int = 128) -> Forced:
+def teacher_forced_scores(model: Any, corpus: Corpus, batch_size: int = 128) -> TeacherForcedScores:
     """Compute loss and sparsity with teacher forcing."""
-    return Forced.of(forced_sums(model, corpus.batches(batch_size)))
+    return TeacherForcedScores.of(teacher_forced_sums(model, corpus.batches(batch_size)))
 
 
 @torch.no_grad()
-def forced_sums(model: Any, batches: Iterable[Batch], densities: dict[str, Tensor] | None = None) -> list[float]:
-    """Return the numbers of :class:`Forced` summed over symbols, and how many there were.
+def teacher_forced_sums(
+    model: Any, batches: Iterable[Batch], densities: dict[str, Tensor] | None = None
+) -> list[float]:
+    """Return the numbers of :class:`TeacherForcedScores` summed over symbols, and how many there were.
 
     To `densities`, a float64 tensor [layers, heads] for each kind of attention, each head's density in a batch is
     added, times the batch's symbols.
     """
-    totals = torch.zeros(len(fields(Forced)) + 1, dtype=torch.float64)
+    totals = torch.zeros(len(fields(TeacherForcedScores)) + 1, dtype=torch.float64)
     device = device_of(model)
     with evaluating(model):
         for batch in batches:
@@ -169,7 +171,7 @@ def forced_sums(model: Any, batches: Iterable[Batch], densities: dict[str, Tenso
 
 
 def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
-    """Return the sums over symbols of what :class:`Forced` says of the output layer [6]."""
+    """Return the sums over symbols of what :class:`TeacherForcedScores` says of the output layer [6]."""
     scores = output.scores(hidden)  # [symbols, d_vocab]
     probs = output.probs(scores)
     of_gold = probs.gather(-1, gold.unsqueeze(-1)).squeeze(-1)
@@ -225,7 +227,7 @@ def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: flo
 
     `seconds` is the time that the search took.
     """
-    forced_stats = forced(model, corpus)
+    scores = teacher_forced_scores(model, corpus)
     count = len(corpus)
     kinds = [r.certificate.kind for r in results]
     best = [r.best for r in results if r.best is not None]
@@ -243,9 +245,9 @@ def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: flo
     )
     return Evaluation(
         samples=count,
-        loss=forced_stats.loss,
-        gold_in_support=forced_stats.gold_in_support,
-        symbol_accuracy=forced_stats.symbol_accuracy,
+        loss=scores.loss,
+        gold_in_support=scores.gold_in_support,
+        symbol_accuracy=scores.symbol_accuracy,
         gold_possible=hits / count,
         single=single / count,
         complete=kinds.count("complete") / count,
@@ -253,9 +255,9 @@ def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: flo
         bounded=kinds.count("bounded") / count,
         none=kinds.count("none") / count,
         output_support=sum(steps) / max(len(steps), 1),
-        output_sum=forced_stats.output_sum,
+        output_sum=scores.output_sum,
         attention_support=sum(counts) / max(len(counts), 1),
-        attention_support_forced=forced_stats.attention_support,
+        attention_support_teacher_forced=scores.attention_support,
         empty=count - len(best),
         empty_rate=better / count,
         seconds=seconds,

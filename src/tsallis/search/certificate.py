@@ -121,7 +121,7 @@ class Result:
         return Result(self.hypotheses[:n_best], Certificate(kind, bound))
 
 
-def conclude(hypotheses: Sequence[Hypothesis], bound: float, gave_up: bool, normalized: bool) -> Result:
+def certify(hypotheses: Sequence[Hypothesis], bound: float, gave_up: bool, normalized: bool) -> Result:
     """Sort what was finished and state what is proved.
 
     Args:

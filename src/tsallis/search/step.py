@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tsallis.data.vocabulary import BOS, EOS
 from tsallis.models.protocol import Decoder
-from tsallis.search.certificate import Hypothesis, Result, conclude
+from tsallis.search.certificate import Hypothesis, Result, certify
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +54,7 @@ class Search:
         self.gave_up = True
 
     def result(self, normalized: bool, n_best: int | None) -> Result:
-        return conclude(self.finished, self.bound, self.gave_up, normalized).truncated(n_best)
+        return certify(self.finished, self.bound, self.gave_up, normalized).truncated(n_best)
 
 
 class Expansion:

@@ -52,7 +52,7 @@ class World:
         dist.all_reduce(total)
         return tuple(total.tolist())
 
-    def obey(self, decision: Any = None) -> Any:
+    def broadcast(self, decision: Any = None) -> Any:
         """Broadcast the decision of the first process, and return it."""
         if self.size == 1:
             return decision
@@ -68,7 +68,7 @@ class World:
         dist.all_gather_object(parts, part)
         return parts
 
-    def together(self, work: Callable[[], T]) -> T:
+    def run_on_all(self, work: Callable[[], T]) -> T:
         """Run `work` on all processes, and return to each its own result.
 
         Raises:
@@ -92,7 +92,7 @@ class World:
         Raises:
             CommonError: on all processes, if it found a mistake.
         """
-        self.together(lambda: work() if self.main else None)
+        self.run_on_all(lambda: work() if self.main else None)
 
     def check_folder(self, folder: Path) -> None:
         """See that every process sees a folder of the first one: what one writes there, all read.
@@ -104,7 +104,7 @@ class World:
         if self.size == 1:
             return
         # The name is that of a write that was killed: what a kill leaves of it is removed with those.
-        name, token = self.obey((f".{LOCK}.{secrets.token_hex(4)}.tmp", secrets.token_hex(16)))
+        name, token = self.broadcast((f".{LOCK}.{secrets.token_hex(4)}.tmp", secrets.token_hex(16)))
         path = folder / name
 
         def write() -> None:
@@ -130,7 +130,7 @@ class World:
 
 
 @contextlib.contextmanager
-def joined(device: str = "auto") -> Iterator[World]:
+def init_distributed(device: str = "auto") -> Iterator[World]:
     """Join the processes that `torchrun` started, and yield this one's rank among them; without it, a world of one.
 
     Args:

@@ -28,6 +28,13 @@ LARGEST = 1 << 26  # bytes of a JSON file; those of runs have some kB
 SHOWN = 3  # mistakes of one file that an error lists
 COUNTED = ("layers", "encoder_layers", "decoder_layers", "stages", "num_basis")
 LAYERS = COUNTED[:3]
+# Settings of runs that were saved under earlier names; their new names.
+RENAMED = {
+    "alpha_rate": "alpha_lr_scale",
+    "context_attention": "cross_attention",
+    "functions": "num_basis",
+    "penalty": "ridge",
+}
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Step = Annotated[str, StringConstraints(pattern=r"^step-[0-9]{8,18}$")]
@@ -107,6 +114,8 @@ class ModelRecord(Record):
     @classmethod
     def _plain(cls, arguments: dict[str, Any]) -> dict[str, Any]:
         for key, value in arguments.items():
+            if key in RENAMED:
+                raise ValueError(f"{key} is now called {RENAMED[key]}: rename it in this file and in config.yaml")
             if key in COUNTED and type(value) is not int:
                 raise ValueError(f"{key} must be a whole number, found {reprlib.repr(value)}")
             for part in value if isinstance(value, list) else [value]:

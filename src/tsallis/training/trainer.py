@@ -16,7 +16,7 @@ from torch import Tensor
 from tsallis.data.batching import BatchPlan
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.errors import InputError
-from tsallis.evaluation.metrics import Forced, accuracy, forced_sums, search_batches
+from tsallis.evaluation.metrics import TeacherForcedScores, accuracy, search_batches, teacher_forced_sums
 from tsallis.files import remove_leftovers
 from tsallis.search import Result
 from tsallis.training.checkpoint import INDEX, TRAINING, Checkpoints, not_finite
@@ -208,11 +208,11 @@ class Trainer:
     def _resume(self) -> None:
         self.world.on_main(self._open)
         self.world.check_folder(self.folder)
-        if self.world.obey(self.checkpoints.index().last if self.world.main else None) is None:
+        if self.world.broadcast(self.checkpoints.index().last if self.world.main else None) is None:
             start = _of_model(self.engine.plain())
             self.world.on_main(lambda: self._start_log(start))
             return
-        state, parameters = self.world.together(self._stored)
+        state, parameters = self.world.run_on_all(self._stored)
         self.engine.load(parameters, dict(state.optimizer))
         self.schedule.restore(dict(state.schedule))
         self.position = Position(**dict(state.position))
@@ -358,9 +358,8 @@ class Trainer:
     def _progress(self, updates: int, validation: dict[str, float] | None = None) -> Progress:
         position, stats = self.position, self.batch_stats
         loss = position.loss / max(position.symbols, 1)
-        shares = (
-            {} if stats is None else {name: _share(stats, name) for name in ("accuracy", "supported", "num_attended")}
-        )
+        names = ("accuracy", "supported", "num_attended")
+        shares = {} if stats is None else {name: _share(stats, name) for name in names}
         return Progress(Position(**asdict(position)), updates, loss, self.speed, **shares, validation=validation)
 
     def _end_of_epoch(self, updates: int) -> None:
@@ -401,8 +400,8 @@ class Trainer:
         batches = self.dev.batches(VALIDATED)
         alphas = model.alphas() if hasattr(model, "alphas") else {}
         densities = {kind: torch.zeros(values.shape, dtype=torch.float64) for kind, values in alphas.items()}
-        sums = world.sum(*forced_sums(model, batches[world.rank :: world.size], densities))
-        forced = Forced.of(sums)
+        sums = world.sum(*teacher_forced_sums(model, batches[world.rank :: world.size], densities))
+        teacher_forced = TeacherForcedScores.of(sums)
         for kind, values in densities.items():
             shared = torch.tensor(world.sum(*values.flatten().tolist()), dtype=torch.float64)
             densities[kind] = shared.reshape(values.shape) / max(sums[-1], 1)
@@ -410,16 +409,16 @@ class Trainer:
         searched = self.dev.batches(VALIDATED, rows)[world.rank :: world.size]
         parts = world.gather(search_batches(model, searched, settings.validation_beam))
         results = [result for _, result in sorted((i, r) for part in parts for i, r in part.items())]
-        scores: dict[str, float] = world.obey(self.measure(results) if world.main else None)
-        self._judge(next(iter(scores.values())), forced.loss)
+        scores: dict[str, float] = world.broadcast(self.measure(results) if world.main else None)
+        self._judge(next(iter(scores.values())), teacher_forced.loss)
         return {
-            "dev_loss": forced.loss,
+            "dev_loss": teacher_forced.loss,
             **{f"dev_{name}": value for name, value in scores.items()},
-            "dev_gold_in_support": forced.gold_in_support,
-            "dev_symbol_accuracy": forced.symbol_accuracy,
-            "output_support": forced.output_support,
-            "attention_support": forced.attention_support,
-            "logit_norm": forced.logit_norm,
+            "dev_gold_in_support": teacher_forced.gold_in_support,
+            "dev_symbol_accuracy": teacher_forced.symbol_accuracy,
+            "output_support": teacher_forced.output_support,
+            "attention_support": teacher_forced.attention_support,
+            "logit_norm": teacher_forced.logit_norm,
             **_of_model(model),
             **{f"density_{kind}": values.tolist() for kind, values in densities.items()},
         }
