@@ -160,7 +160,7 @@ def test_continuous_attention_has_the_discrete_ones_moments(attention: str, tran
     context = (context.unsqueeze(1) @ signal.coefficients).squeeze(1)
     if attention == "combined":
         context = context + (look.weights.flatten(1).unsqueeze(1) @ grid.flatten(1, 2)).squeeze(1)
-    torch.testing.assert_close(model._attended(grid)[0], context, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(model._attend(grid)[0], context, atol=1e-5, rtol=1e-4)
 
 
 @every_kind
