@@ -215,7 +215,7 @@ def test_models_without_such_attention_are_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("self", 0, (1.5,)), "encoder, decoder, context, got 'self'"),
+        (("self", 0, (1.5,)), "encoder, decoder, cross, got 'self'"),
         (("encoder", -1, (1.5,)), "from 0 on"),
         (("encoder", 0, ()), "heads"),
         (("cross", 0, (1.5,), True), "cannot be causal"),
