@@ -21,7 +21,7 @@ class HeadCard(Record):
 
     Args:
         title: one line that says all of it.
-        kind: of attention: "encoder", "decoder" or "context".
+        kind: of attention: "encoder", "decoder" or "cross".
         layer: its number.
         head: its number.
         alpha: of the head.

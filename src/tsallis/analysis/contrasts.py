@@ -30,7 +30,7 @@ class DensityContrast(Record):
     """Two sentences of as many keys on which one head is sparse and dense; their scores are densities.
 
     Args:
-        kind: of attention: "encoder", "decoder" or "context".
+        kind: of attention: "encoder", "decoder" or "cross".
         layer: its number, from 0.
         head: its number, from 0.
         alpha: of the head.
@@ -162,7 +162,7 @@ class ModelContrast(Record):
     """The words about which two models agree most and least.
 
     Args:
-        kind: of attention: "encoder", "decoder" or "context".
+        kind: of attention: "encoder", "decoder" or "cross".
         words: the number of words that were compared.
         agree: words, the smallest divergence first.
         differ: words, the largest divergence first.

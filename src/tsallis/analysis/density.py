@@ -25,7 +25,7 @@ class HeadDensity(Record):
     """The density of one head; layers and heads count from 0.
 
     Args:
-        kind: of attention: "encoder", "decoder" or "context".
+        kind: of attention: "encoder", "decoder" or "cross".
         layer: its number.
         head: its number.
         alpha: of the head.

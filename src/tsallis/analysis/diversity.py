@@ -23,7 +23,7 @@ class LayerDiversity(Record):
     """The divergence between the heads of one layer.
 
     Args:
-        kind: of attention: "encoder", "decoder" or "context".
+        kind: of attention: "encoder", "decoder" or "cross".
         layer: its number, from 0.
         divergence: mean over queries, from 0 to 1; None where no query can attend to two keys.
         queries: the number of queries that can attend to at least two keys.

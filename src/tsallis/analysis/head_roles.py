@@ -74,7 +74,7 @@ class HeadRole(Record):
     """The scores of one head; layers and heads count from 0.
 
     Args:
-        kind: of attention: "encoder", "decoder" or "context".
+        kind: of attention: "encoder", "decoder" or "cross".
         layer: its number.
         head: its number.
         alpha: of the head.

@@ -48,7 +48,7 @@ class OutputStatistics(Record):
     Args:
         steps: their number.
         symbols: the size of the vocabulary.
-        attended: source positions with a weight above zero: the mean over steps, layers and heads; None without
+        num_attended: source positions with a weight above zero: the mean over steps, layers and heads; None without
             attention.
         support: symbols with a value above zero: the mean over steps.
         support_counts: steps at which so many symbols, from 0 on, have a value above zero.
@@ -65,7 +65,7 @@ class OutputStatistics(Record):
 
     steps: int
     symbols: int
-    attended: float | None
+    num_attended: float | None
     support: float
     support_counts: tuple[int, ...]
     total: Distribution
@@ -188,7 +188,7 @@ class _OutputSums:
 
 
 @dataclass(frozen=True)
-class ForcedStep(Record):
+class TeacherForcedStep(Record):
     """A step with the target given: the target, and the symbols that the model holds possible.
 
     Args:
@@ -206,7 +206,7 @@ class ForcedStep(Record):
 
 def teacher_forced_supports(
     model: Any, batches: Iterable[Batch], tgt_vocab: Symbols, words: int = 10
-) -> Iterator[tuple[int, tuple[ForcedStep, ...]]]:
+) -> Iterator[tuple[int, tuple[TeacherForcedStep, ...]]]:
     """Yield the symbols that a model holds possible at each step of given targets (Peters et al. 2019, fig. 2).
 
     Args:

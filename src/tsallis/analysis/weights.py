@@ -146,7 +146,7 @@ class Text:
 
     Example:
         >>> text = Text(0, ("▁we", "▁saw"), ("<s>", "▁wir"))
-        >>> text.sides("context")  # of the queries, and of the keys
+        >>> text.sides("cross")  # of the queries, and of the keys
         (('<s>', '▁wir'), ('▁we', '▁saw'))
     """
 

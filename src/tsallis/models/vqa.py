@@ -125,7 +125,7 @@ class VisualAnswerer(nn.Module):
         density: in place of the one that goes with `transform`: "gaussian", "truncated_paraboloid", an alpha, or
             "learned", which is one more parameter. The paper's continuous sparsemax is a density of alpha 2 with the
             moments of softmax weights.
-        penalty: of the ridge regression.
+        ridge: the penalty of the ridge regression.
         output: the map of the output, "softmax", "sparsemax" or "entmax".
         output_alpha: for output "entmax".
 

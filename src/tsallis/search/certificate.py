@@ -21,11 +21,11 @@ class Hypothesis:
         tokens: symbols without start and end.
         log_prob: natural logarithm of the probability, the end included.
         support: the number of symbols with a probability, one count a step, the end's step included.
-        attended: the number of source positions with a weight, one count a step.
+        num_attended: the number of source positions with a weight, one count a step.
         attention: weights [steps, src length], with `keep_attention`.
 
     Example:
-        >>> hypothesis = Hypothesis(tokens=(7, 8), log_prob=math.log(0.9), support=(2, 1, 1), attended=(1, 1, 1))
+        >>> hypothesis = Hypothesis(tokens=(7, 8), log_prob=math.log(0.9), support=(2, 1, 1), num_attended=(1, 1, 1))
         >>> round(hypothesis.prob, 2)
         0.9
     """
@@ -33,7 +33,7 @@ class Hypothesis:
     tokens: tuple[int, ...]
     log_prob: float
     support: tuple[int, ...]
-    attended: tuple[int, ...]
+    num_attended: tuple[int, ...]
     attention: Tensor | None = field(default=None, compare=False)
 
     @property

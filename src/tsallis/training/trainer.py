@@ -39,7 +39,7 @@ class Settings(EngineSettings):
         clip: largest norm of the gradient.
         label_smoothing: share of the target spread over all symbols, from 0 to 1.
         betas: of Adam.
-        alpha_rate: factor of the learning rate for learned alphas.
+        alpha_lr_scale: factor of the learning rate for learned alphas.
         precision: "float32" or "bfloat16".
         strategy: "ddp" or "fsdp", where there are several processes.
         compile: whether the model is compiled.
@@ -113,7 +113,7 @@ class Progress:
         speed: target symbols a second, over the last updates.
         accuracy: share of symbols that are the most probable; recorded now and then.
         supported: mean number of symbols with a probability, a step.
-        attended: mean number of positions with a weight, a step.
+        num_attended: mean number of positions with a weight, a step.
         validation: results of a validation, by their names.
     """
 
@@ -123,7 +123,7 @@ class Progress:
     speed: float
     accuracy: float | None = None
     supported: float | None = None
-    attended: float | None = None
+    num_attended: float | None = None
     validation: dict[str, float] | None = None
 
 

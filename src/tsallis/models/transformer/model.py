@@ -74,7 +74,7 @@ class TransformerSeq2Seq(nn.Module):
         activation: "relu" or "gelu".
         attention: "softmax", "sparsemax", "entmax" or "learned", for every kind.
         attention_alpha: for attention "entmax".
-        encoder_attention, decoder_attention, context_attention: in place of `attention` for one kind.
+        encoder_attention, decoder_attention, cross_attention: in place of `attention` for one kind.
         tie_alphas: which learned alphas are one: "none" has one a head, "layer" one for the heads of an attention,
             "kind" one for all layers of a kind, "global" one for all.
         output: "softmax", "sparsemax", "entmax" or "alpha_relu".

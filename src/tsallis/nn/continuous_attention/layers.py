@@ -230,8 +230,8 @@ class ContinuousAttention2d(ContinuousAttention):
 class ContinuousGlobalAttention(BilinearAttention):
     r"""Continuous attention with the methods of :class:`tsallis.nn.GlobalAttention`, which it can replace.
 
-    .. math:: c = E_p[V(t)] + \sum_j w_j h_j, \qquad w = \mathrm{entmax}_\alpha\big(s^\top W h_1, \dots, s^\top W
-    h_n\big)
+    .. math:: c = E_p[V(t)] + \sum_j w_j h_j, \qquad
+              w = \mathrm{entmax}_\alpha\big(s^\top W h_1, \dots, s^\top W h_n\big)
 
     The moments of the bilinear discrete attention give a density over the memory as a signal on [0, 1], and its context
     is added to the discrete one (Martins et al. 2020, sec. 4: combined attention, without further parameters). The
