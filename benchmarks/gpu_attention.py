@@ -107,17 +107,23 @@ def inputs(setting: Setting, seed: int, device: str = "cuda") -> tuple[Tensor, T
 
 def empty_share(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> float:
     """Share of the visible blocks of keys that hold no support at alpha 1.5, in the kernels' own blocks."""
-    from tsallis.ops.autograd.attention import Problem
-    from tsallis.ops.triton.attention import calls as attention
+    from tsallis.ops.triton import attention
     from tsallis.ops.triton.attention import launch as attention_launch
 
     with long_kernels(), torch.no_grad():
-        _, kept = attention.forward_pass(q, k, v, 1.5, None, Problem(q.shape[-1] ** -0.5, causal, None, 1))
+        _, _, saved = attention.attention(arguments(q, k, v, causal), True)
     tiling = attention_launch.tilings(q.shape[-1], v.shape[-1], q.dtype).forward
-    blocks = torch.arange(1, kept.bits.shape[2] + 1)
+    blocks = torch.arange(1, saved.bits.shape[2] + 1)
     ends = (blocks * tiling.queries if causal else blocks * 0 + k.shape[2]).clamp(max=k.shape[2])
     visible = int((-(-ends // tiling.keys)).sum()) * q.shape[0] * q.shape[1]
-    return 1 - int(kept.bits.sum(dtype=torch.int64)) / visible
+    return 1 - int(saved.bits.sum(dtype=torch.int64)) / visible
+
+
+def arguments(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Any:
+    """Return the arguments of attention at alpha 1.5."""
+    from tsallis.ops.arguments import AttentionArgs
+
+    return AttentionArgs(q, k, v, None, None, None, None, 1.5, q.shape[-1] ** -0.5, causal, 0.0)
 
 
 @contextlib.contextmanager
@@ -192,11 +198,10 @@ def flex(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """PyTorch's FlexAttention at alpha 1.5, told our thresholds: another way to the same output."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    from tsallis.ops.autograd.attention import Problem
-    from tsallis.ops.triton.attention import calls as attention
+    from tsallis.ops.triton import attention
 
-    _, kept = attention.forward_pass(q, k, v, 1.5, None, Problem(q.shape[-1] ** -0.5, causal, None, 1))
-    shift = kept.numbers.sum(0)
+    _, _, saved = attention.attention(arguments(q, k, v, causal), True)
+    shift = saved.numbers.sum(0)
 
     def modified(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         x = 0.5 * (score - shift[b, h, i])

@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tsallis import entmax_attention
-from tsallis.ops import reference
-from tsallis.ops.autograd import attention
+from tsallis.ops import eager_attention, reference
 from tsallis.ops.cpu import attention as compiled
 
 pytestmark = pytest.mark.parametrize("computed_by", ["eager", "cpu"], indirect=True)
@@ -32,7 +31,7 @@ Way = Callable[[int, int], None]
 
 def cut(monkeypatch: pytest.MonkeyPatch, tile: int, least: int = 4, causal: int = 8) -> None:
     for name, size in (("TILE", tile), ("LEAST_ROWS", least), ("CAUSAL_ROWS", causal)):
-        monkeypatch.setattr(attention, name, size)
+        monkeypatch.setattr(eager_attention, name, size)
     # The compiled kernels' tiles have up to 64 rows, and lists that are longer or shorter.
     monkeypatch.setattr(compiled, "ROWS", min(least, 64))
     monkeypatch.setattr(compiled, "MOST_LISTED", {1: 0, 1 << 40: 128}.get(tile, 3))

@@ -13,7 +13,8 @@ import tsallis
 from instruction_sets import in_pairs, instructions
 from tsallis import entmax_attention
 from tsallis.ops import cpu
-from tsallis.ops.autograd.attention import Problem, materialised
+from tsallis.ops.arguments import AttentionArgs
+from tsallis.ops.autograd.attention import dense_attention
 from tsallis.ops.cpu import attention
 
 __all__ = ["instructions"]
@@ -127,9 +128,11 @@ def exact(case: Case, seed: int, mask: Tensor | None) -> Any:
     """With all weights, by what PyTorch differentiates."""
 
     def call(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor) -> Tensor:
-        problem = Problem(case.size**-0.5, case.causal, case.lengths, 1, dropout=case.dropout, seed=seed, kernels=True)
+        lengths = None if case.lengths is None else torch.tensor(case.lengths)
+        options = (torch.tensor(seed), None, case.size**-0.5, case.causal, case.dropout)
+        args = AttentionArgs(query, key, value, alpha.view(1, -1), mask, lengths, *options)
         with tsallis.backend("eager"):
-            return materialised(query, key, value, alpha.view(1, -1), mask, problem)[0]
+            return dense_attention(args, "cpu")[0]
 
     return call
 

@@ -11,22 +11,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from attended import (
-    TritonAttention,
-    check,
-    close,
-    drop_factors,
-    in_place,  # noqa: F401
-    launching,
-    problem,
-    small_blocks,
-    tensors,
-)
 from interpreted import (
     compile_for_a_gpu,
     language,
 )
-from tsallis.ops.autograd.attention import materialised
+from triton_attention import (
+    attend,
+    check,
+    close,
+    dense,
+    drop_factors,
+    in_place,  # noqa: F401
+    launching,
+    small_blocks,
+    tensors,
+)
 
 EVERY_ALPHA = [1.0, 1.001, 1.25, 1.5, 1.9, 2.0]
 
@@ -95,23 +94,23 @@ def test_a_query_that_sees_no_key_gives_zeros_and_no_gradient(alpha: float) -> N
     query, key, value = (x.requires_grad_() for x in tensors(1, 1, 20, 33))
     mask = torch.ones(1, 1, 20, 33, dtype=torch.bool)
     mask[..., 3, :] = False
-    output, counts = TritonAttention.apply(query, key, value, alpha, mask, problem())
+    output, counts = attend(query, key, value, alpha, mask)
     assert (output[..., 3, :] == 0).all() and counts[0, 0, 3] == 0 and (counts[0, 0, :3] > 0).all()
     output.sum().backward()
     assert (query.grad[..., 3, :] == 0).all()
     assert all(x.grad.isfinite().all() for x in (query, key, value))
     hidden = torch.zeros(1, 1, 20, 33, dtype=torch.bool)
-    output, counts = TritonAttention.apply(query, key, value, alpha, hidden, problem())
+    output, counts = attend(query, key, value, alpha, hidden)
     gradients = torch.autograd.grad(output.sum(), (query, key, value))
     assert all((x == 0).all() for x in (output, counts, *gradients))
 
 
 def test_what_no_query_sees_is_never_read() -> None:
     query, key, value = tensors(1, 1, 20, 33)
-    expected, _ = TritonAttention.apply(query, key, value, 1.5, None, problem(lengths=(21,)))
+    expected, _ = attend(query, key, value, 1.5, None, lengths=(21,))
     key[..., 21:, :] = value[..., 21:, :] = torch.nan
     key.requires_grad_()
-    output, _ = TritonAttention.apply(query, key, value, 1.5, None, problem(lengths=(21,)))
+    output, _ = attend(query, key, value, 1.5, None, lengths=(21,))
     output.sum().backward()
     assert torch.equal(output, expected)
     assert key.grad.isfinite().all() and (key.grad[..., 21:, :] == 0).all()
@@ -122,10 +121,10 @@ def test_what_no_query_sees_is_never_read() -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_broken_query_breaks_its_own_row_only(alpha: float, bad: float) -> None:
     query, key, value = tensors(1, 1, 20, 33)
-    expected, _ = TritonAttention.apply(query, key, value, alpha, None, problem())
+    expected, _ = attend(query, key, value, alpha, None)
     query[..., 4, 0] = bad
     query.requires_grad_()
-    output, _ = TritonAttention.apply(query, key, value, alpha, None, problem())
+    output, _ = attend(query, key, value, alpha, None)
     others = [n for n in range(20) if n != 4]
     assert output[..., 4, :].isnan().all()
     assert torch.equal(output[..., others, :], expected[..., others, :])
@@ -170,25 +169,25 @@ def test_dropout_drops_weights_and_their_gradients() -> None:
     # Values that are the rows of an identity: the output is the weights, as they were dropped.
     ones = torch.eye(33).expand(1, 2, 33, 33)
     alpha = torch.tensor([[1.0, 1.5]])
-    whole, _ = TritonAttention.apply(query, key, ones, alpha, None, problem())
-    dropped, _ = TritonAttention.apply(query, key, ones, alpha, None, problem(**given))
-    factors = drop_factors(query, 33, problem(**given))
+    whole, _ = attend(query, key, ones, alpha, None)
+    dropped, _ = attend(query, key, ones, alpha, None, **given)
+    factors = drop_factors(query, 33, **given)
     torch.testing.assert_close(dropped, whole * factors, rtol=1e-6, atol=1e-7)
     assert set(factors.flatten().tolist()) == {0.0, torch.tensor(1 / (1 - share)).item()}
     assert abs((factors == 0).float().mean() - share) < 0.04
     assert len({tuple(row.tolist()) for row in factors.flatten(0, 2)}) == 30  # every row is drawn anew
-    other = drop_factors(query, 33, problem(dropout=share, seed=seed + 1))
+    other = drop_factors(query, 33, dropout=share, seed=seed + 1)
     assert not torch.equal(factors, other)
     check(tensors(1, 2, 15, 33), alpha, torch.randn(1, 1, 15, 33), factors=factors.double(), **given)
-    gone, _ = TritonAttention.apply(query, key, ones, 1.5, None, problem(dropout=1.0))
+    gone, _ = attend(query, key, ones, 1.5, None, dropout=1.0)
     assert (gone == 0).all()
 
 
 def test_gradients_have_gradients() -> None:
     inputs = tensors(1, 2, 7, 9, key_heads=1)
     alpha, mask = torch.tensor([[1.3, 2.0]]), torch.randn(1, 1, 7, 9)
-    given = problem(dropout=0.2, seed=3)
-    factors = drop_factors(inputs[0], 9, given).double()
+    given = {"dropout": 0.2, "seed": 3}
+    factors = drop_factors(inputs[0], 9, **given).double()
     direction = torch.randn(1, 2, 7, 16)
 
     def second(leaves: list[Tensor], output: Tensor) -> tuple[Tensor, ...]:
@@ -196,9 +195,9 @@ def test_gradients_have_gradients() -> None:
         return torch.autograd.grad(sum(x.square().sum() for x in first), leaves)
 
     leaves = [x.detach().requires_grad_() for x in (*inputs, alpha, mask)]
-    found = second(leaves, TritonAttention.apply(*leaves, given)[0])
+    found = second(leaves, attend(*leaves, **given)[0])
     exact = [x.detach().double().requires_grad_() for x in leaves]
-    _, weights = materialised(*exact, problem())
+    _, weights = dense(*exact)
     expected = second(exact, (weights * factors) @ exact[2])
     for x, right in zip(found, expected, strict=True):
         close(x, right, 1e-4)
@@ -219,25 +218,25 @@ def test_blocks_without_support_are_skipped(monkeypatch: pytest.MonkeyPatch) -> 
     query = torch.cat([positions, torch.zeros(1, 1, 128, 14)], -1) * 600
     value = torch.randn(1, 1, 128, 16)
     for alpha, limit in ((1.5, 1), (2.0, 2)):
-        output, counts = TritonAttention.apply(query, query / 600, value, alpha, None, problem())
+        output, counts = attend(query, query / 600, value, alpha, None)
         needed, candidates, sweeps = launched["counts"].flatten(1)  # of each of 4 blocks of queries
         assert (counts < 40).all()
         assert (needed <= 5).all()  # of 8
         assert (candidates <= 8).all() and candidates.sum() < 32
         assert (sweeps <= limit + 2).all()
         assert launched["bits"].sum() == needed.sum()
-        exact, _ = materialised(query.double(), query.double() / 600, value.double(), alpha, None, problem())
+        exact, _ = dense(query.double(), query.double() / 600, value.double(), alpha, None)
         close(output, exact, 3e-4)  # scores of 600
 
 
 def test_what_is_not_computed_is_said() -> None:
     inputs = tensors(1, 2, 4, 4)
     with pytest.raises(NotImplementedError, match=r"from 1 to 2, got 2\.5"):
-        TritonAttention.apply(*inputs, 2.5, None, problem())
+        attend(*inputs, 2.5, None)
     with pytest.raises(NotImplementedError, match=r"from 1 to 2, got 3"):
-        TritonAttention.apply(*inputs, torch.tensor([[1.0, 3.0]]), None, problem())
+        attend(*inputs, torch.tensor([[1.0, 3.0]]), None)
     with pytest.raises(TypeError, match="float64"):
-        TritonAttention.apply(*(x.double() for x in inputs), 1.5, None, problem())
+        attend(*(x.double() for x in inputs), 1.5, None)
 
 
 def test_available_says_why() -> None:
@@ -253,8 +252,9 @@ def test_available_says_why() -> None:
 
 
 COMPILE = """
+from tsallis.ops.arguments import AttentionArgs
+from tsallis.ops.autograd.attention import Attention
 from tsallis.ops.triton.attention import calls as attention, launch as attention_launch
-from tsallis.ops.autograd.attention import Problem
 
 attention_launch.run = run
 for dtype, size, value_size, alpha in CASES:
@@ -262,8 +262,10 @@ for dtype, size, value_size, alpha in CASES:
         inputs = [torch.zeros(1, h, length, n, dtype=dtype, requires_grad=True)
                   for h, n in ((4, size), (2, size), (2, value_size))]
         mask = torch.zeros(1, 1, 1, length, requires_grad=True)
-        given = Problem(0.1, True, (length,), 1, 0.1, length << 31)
-        output, _ = attention.TritonAttention.apply(*inputs, alpha, mask, given)
+        alphas, value = (alpha, None) if isinstance(alpha, torch.Tensor) else (None, alpha)
+        lengths, seed = torch.tensor([length]), torch.tensor(length << 31)
+        args = AttentionArgs(*inputs, alphas, mask, lengths, seed, value, 0.1, True, 0.1)
+        output, _ = Attention.apply(*attention.resolve(args), "triton")
         output.backward(torch.zeros_like(output))
     assert {len(found) for found in compiled.values()} == {1}, compiled  # not once more for another length
     print(dtype, size, value_size, sorted(compiled))

@@ -10,14 +10,21 @@ import torch
 from torch import Tensor
 
 import tsallis
-from attended import check, close, gpu_attention, launching, small_blocks, tensors
 from interpreted import DEVICE
+from triton_attention import arguments, check, close, gpu_attention, launching, small_blocks, tensors
 from tsallis.functional.attention import attend
 from tsallis.ops.triton.attention import decode as attention_decode
 
 Limits, Short, Tiling = launching.Limits, launching.Short, launching.Tiling
 ALPHAS = torch.tensor([1.0, 1.3, 1.5, 2.0])
-decode = gpu_attention.decode
+
+
+def decode(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    args = gpu_attention.resolve(arguments(*inputs, **options))
+    output = args.query.new_empty(*args.query.shape[:-1], args.value.shape[-1])
+    support = torch.empty(args.query.shape[:-1], dtype=torch.int32, device=DEVICE)
+    attention_decode.decode(launching.Launch(args), output, support)
+    return output, support
 
 
 @pytest.fixture(autouse=True)
@@ -89,10 +96,10 @@ def test_decoding_in_half_precision(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_decoding_a_broken_query_breaks_its_own_row_only(bad: float) -> None:
     query, key, value = tensors(1, 2, 3, 65, key_heads=1)
-    expected, _ = decode(query, key, value, 1.5, None, launching.Problem(0.35, False, None, 1))
+    expected, _ = decode(query, key, value, 1.5)
     query[0, 1, 1, 0] = bad
     key[..., 60:, :] = value[..., 60:, :] = torch.nan
-    output, _ = decode(query, key, value, 1.5, None, launching.Problem(0.35, False, (60,), 1))
+    output, _ = decode(query, key, value, 1.5, lengths=(60,))
     whole = torch.ones(2, 3, dtype=torch.bool)
     whole[1, 1] = False
     assert output[0, 1, 1].isnan().all()
@@ -103,9 +110,9 @@ def test_decoding_reads_values_of_blocks_with_support_only() -> None:
     query, key, value = tensors(1, 1, 1, 160)
     key[..., :16] = 0
     key[..., 40:45, :] = query * 3
-    found, count = decode(query, key, value, 1.5, None, launching.Problem(1.0, False, None, 1))
+    found, count = decode(query, key, value, 1.5, scale=1.0)
     value[..., :32, :] = value[..., 48:, :] = torch.nan
-    again, _ = decode(query, key, value, 1.5, None, launching.Problem(1.0, False, None, 1))
+    again, _ = decode(query, key, value, 1.5, scale=1.0)
     assert count == 5 and torch.equal(found, again)
 
 
@@ -130,13 +137,13 @@ def test_the_function_is_what_it_is_elsewhere(
     leaves = [x.requires_grad_() for x in (query, key, value, ALPHAS.to(DEVICE, copy=True))]
     found = attend(*leaves, enable_gqa=True, **call)
     assert launched == ["forward_short" if keys <= 16 else "forward"]
-    assert found.weights is None and found.seen.dtype == torch.int32
+    assert found.weights is None and found.support.dtype == torch.int32
     gradients = torch.autograd.grad(found.output.square().sum(), leaves)
     with tsallis.backend("eager"):
         exact = [x.detach().double().requires_grad_() for x in leaves]
         call = {name: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in call.items()}
         right = attend(*exact, enable_gqa=True, need_weights=True, **call)
-    assert torch.equal(found.seen, (right.weights > 0).sum(-1).int())
+    assert torch.equal(found.support, (right.weights > 0).sum(-1).int())
     close(found.output, right.output, 1e-5)
     for mine, theirs in zip(gradients, torch.autograd.grad(right.output.square().sum(), exact), strict=True):
         close(mine, theirs, 1e-4)

@@ -7,18 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from attended import (
-    TritonAttention,
+from triton_attention import (
+    attend,
     check,
     close,
+    dense,
     drop_factors,
     in_place,  # noqa: F401
     launching,
-    problem,
     small_blocks,
     tensors,
 )
-from tsallis.ops.autograd.attention import materialised
 
 Short = launching.Short
 MIXED = torch.tensor([[1.0, 1.001, 1.5, 2.0]])
@@ -71,10 +70,10 @@ def test_all_masks_at_once(boolean: bool, shape: tuple[int, ...]) -> None:
 
 def test_lengths_may_be_a_tensor_and_out_of_range() -> None:
     inputs = tensors(3, 1, 7, 33)
-    expected, _ = TritonAttention.apply(*inputs, 1.5, None, problem(lengths=(0, 33, 18)))
+    expected, _ = attend(*inputs, 1.5, None, lengths=(0, 33, 18))
     for dtype in (torch.int32, torch.int64):
         lengths = torch.tensor([-4, 50, 18], dtype=dtype)
-        found, _ = TritonAttention.apply(*inputs, 1.5, None, problem(lengths=lengths))
+        found, _ = attend(*inputs, 1.5, None, lengths=lengths)
         assert torch.equal(found, expected)
 
 
@@ -88,7 +87,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
 def test_dropout_is_that_of_long_rows() -> None:
     given = {"dropout": 0.3, "seed": (5 << 40) + 7}
     inputs = tensors(1, 4, 7, 33)
-    factors = drop_factors(inputs[0], 33, problem(**given)).double()
+    factors = drop_factors(inputs[0], 33, **given).double()
     check(inputs, MIXED, torch.randn(1, 1, 7, 33), factors=factors, **given)
 
 
@@ -96,9 +95,9 @@ def test_dropout_is_that_of_long_rows() -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_broken_query_breaks_its_own_row_only(bad: float) -> None:
     query, key, value = tensors(1, 1, 7, 33)
-    expected, _ = TritonAttention.apply(query, key, value, 1.5, None, problem())
+    expected, _ = attend(query, key, value, 1.5, None)
     query[..., 4, 0] = bad
-    output, counts = TritonAttention.apply(query, key, value, 1.5, None, problem())
+    output, counts = attend(query, key, value, 1.5, None)
     others = [n for n in range(7) if n != 4]
     assert output[..., 4, :].isnan().all()
     assert torch.equal(output[..., others, :], expected[..., others, :])
@@ -111,7 +110,7 @@ def test_a_query_that_sees_no_key_and_keys_that_none_sees() -> None:
     query, key, value = (x.requires_grad_() for x in (query, key, value))
     mask = torch.ones(1, 1, 7, 33, dtype=torch.bool)
     mask[..., 3, :] = False
-    output, counts = TritonAttention.apply(query, key, value, 1.5, mask, problem(lengths=(21,)))
+    output, counts = attend(query, key, value, 1.5, mask, lengths=(21,))
     output.sum().backward()
     assert (output[..., 3, :] == 0).all() and counts[0, 0, 3] == 0 and output.isfinite().all()
     assert (query.grad[..., 3, :] == 0).all()
@@ -128,11 +127,11 @@ def test_scores_far_from_zero_and_equal_ones() -> None:
 
 def test_gradients_have_gradients() -> None:
     leaves = [x.requires_grad_() for x in tensors(1, 1, 3, 5)]
-    output, _ = TritonAttention.apply(*leaves, 1.5, None, problem())
+    output, _ = attend(*leaves, 1.5, None)
     (first,) = torch.autograd.grad(output.square().sum(), leaves[0], create_graph=True)
     found = torch.autograd.grad(first.square().sum(), leaves)
     exact = [x.detach().double().requires_grad_() for x in leaves]
-    expected, _ = materialised(*exact, 1.5, None, problem())
+    expected, _ = dense(*exact, 1.5, None)
     (first,) = torch.autograd.grad(expected.square().sum(), exact[0], create_graph=True)
     for x, right in zip(found, torch.autograd.grad(first.square().sum(), exact), strict=True):
         close(x, right, 1e-4)

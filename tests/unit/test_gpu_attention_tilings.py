@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from attended import gpu_attention, launching, problem
+import tsallis
 from interpreted import compile_for_a_gpu
+from triton_attention import arguments, gpu_attention, launching, tensors
+from tsallis.ops.backend import choose_attention
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -35,7 +38,7 @@ def test_a_tiling_holds_what_it_is_for(size: int, dtype: torch.dtype) -> None:
 def test_few_queries_of_many_keys_are_decoded_unless_weights_are_dropped() -> None:
     def decodes(queries: int, heads: int, key_heads: int, keys: int, **given: float) -> bool:
         query, key = torch.empty(1, heads, queries, 8), torch.empty(1, key_heads, keys, 8)
-        return gpu_attention.decodes(query, key, problem(**given))
+        return gpu_attention.decodes(arguments(query, key, key, **given))
 
     assert decodes(1, 8, 8, 5000) and decodes(16, 4, 1, 5000)
     assert not decodes(17, 8, 8, 5000) and not decodes(16, 8, 1, 5000)
@@ -43,28 +46,33 @@ def test_few_queries_of_many_keys_are_decoded_unless_weights_are_dropped() -> No
 
 
 def test_what_the_kernels_do_not_take() -> None:
-    def computes(size: int, value_size: int, dtype: torch.dtype = torch.float32, batch: int = 1) -> bool:
-        query, value = (torch.empty(batch, 1, 1, n, dtype=dtype, device="meta") for n in (size, value_size))
-        return gpu_attention.computes(query, query, value)
+    def choice(size: int, value_size: int, dtype: torch.dtype = torch.float32, batch: int = 1) -> str:
+        query, value = (torch.empty(batch, 1, 1, n, dtype=dtype) for n in (size, value_size))
+        with tsallis.backend("triton"):
+            return choose_attention(query, query, value, (1.0, 2.0))
 
-    assert computes(256, 256) and computes(1, 16, torch.float16) and computes(8, 8, torch.bfloat16, 65535)
-    assert not computes(257, 16) and not computes(16, 300)
-    assert not computes(8, 8, torch.float64) and not computes(8, 8, batch=65536)
+    assert choice(256, 256) == choice(1, 16, torch.float16) == choice(8, 8, torch.bfloat16, 65535) == "triton"
+    assert choice(257, 16) == choice(16, 300) == choice(8, 8, torch.float64) == choice(8, 8, batch=65536) == "eager"
 
 
 def test_alphas_are_looked_at_once() -> None:
-    powers_of = launching.powers_of
-    assert powers_of(1.5) == powers_of(torch.tensor([1.5, 1.5])) != powers_of(2.0)
-    assert powers_of(1.2) == powers_of(torch.tensor([1.5, 2.0])) == powers_of(1.0)
-    assert powers_of(2.5) is None and powers_of(torch.tensor([1.5, 2.5])) is None
+    def value(alpha: float | Tensor) -> float | None:
+        return gpu_attention.resolve(arguments(*tensors(1, 2, 3, 4), alpha)).alpha_value
+
+    assert value(1.5) == value(torch.tensor([[1.5, 1.5]])) == 1.5
+    assert value(torch.tensor([[1.5, 2.0]])) is None
+    for large in (2.5, torch.tensor([[1.5, 2.5]])):
+        with pytest.raises(NotImplementedError, match=r"from 1 to 2, got 2\.5"):
+            value(large)
     for bad in (0.5, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="alpha"):
-            powers_of(torch.tensor([1.5, bad]))
+            value(torch.tensor([[1.5, bad]]))
 
 
 COMPILE = """
+from tsallis.ops.arguments import AttentionArgs
+from tsallis.ops.autograd.attention import Attention
 from tsallis.ops.triton.attention import calls as attention, launch as attention_launch
-from tsallis.ops.autograd.attention import Problem
 
 attention_launch.run = run
 
@@ -79,12 +87,15 @@ def finish(*names):
 
 for dtype, size, value_size, alpha, features in CASES:
     dropout = 0.1 if features else 0.0
+    alphas, value = (alpha, None) if isinstance(alpha, torch.Tensor) else (None, alpha)
     for lengths in ((100, 128, 66), (257, 304, 512)):  # padded to one power of two
         for length in lengths:
             inputs = tensors(length, length, 2, dtype, size, value_size)
             mask = torch.zeros(1, 1, 1, length, requires_grad=True) if features else None
-            given = Problem(0.1, features, (length,) if features else None, 1, dropout, length << 31)
-            output, _ = attention.TritonAttention.apply(*inputs, alpha, mask, given)
+            limits = torch.tensor([length]) if features else None
+            seed = torch.tensor(length << 31)
+            args = AttentionArgs(*inputs, alphas, mask, limits, seed, value, 0.1, features, dropout)
+            output, _ = Attention.apply(*attention.resolve(args), "triton")
             output.backward(torch.zeros_like(output))
         short = attention_launch.short_tiling(size, value_size, dtype, length) is not None
         kernels = ["forward_short"] if short else ["forward", "transpose"]
@@ -94,8 +105,9 @@ for dtype, size, value_size, alpha, features in CASES:
             with torch.no_grad():
                 inputs = tensors(queries, length, 2, dtype, size, value_size)
                 mask = torch.zeros(1, 1, 1, length) if features else None
-                given = Problem(0.1, False, torch.tensor([length]) if features else None, 1)
-                attention.decode(*inputs, alpha, mask, given)
+                limits = torch.tensor([length]) if features else None
+                args = AttentionArgs(*inputs, alphas, mask, limits, None, value, 0.1, False, 0.0)
+                attention.attention(attention.resolve(args), False)
         finish("decode_scores", "decode_thresholds", "decode_output", "decode_sum")
 """
 MIXED = "torch.tensor([[1.0, 1.2, 1.5, 2.0]], requires_grad=True)"

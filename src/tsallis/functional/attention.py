@@ -5,38 +5,25 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tsallis.functional.rows import alpha_number, autocast_enabled, check_floating, number
-from tsallis.ops import backend, cpu, tracing
-from tsallis.ops.alphas import Alpha, check_alpha, extremes
-from tsallis.ops.autograd import attention, attention_traced
-from tsallis.ops.autograd.attention import Problem
-from tsallis.ops.transforms import (
-    compiling,
-    forward_mode,
-    operators_only,
-    traced,
-    transforms_active,
-    widen,
-    without_numbers,
-)
+from tsallis.ops.alphas import Alpha, bounds
+from tsallis.ops.arguments import AttentionArgs
+from tsallis.ops.autograd import attention
+from tsallis.ops.backend import capabilities, choose_attention
+from tsallis.ops.transforms import forward_mode, traced, transforms_active, widen, without_numbers
 
 
-class Attended(NamedTuple):
-    """The result of attention: the output, all weights if requested, and a tensor that its sparsity can be read from.
-
-    `seen` is how many keys each query attends to [batch, heads, queries] where the weights were never held, else the
-    weights themselves.
-    """
+class AttentionOutput(NamedTuple):
+    """The output of attention, all weights if requested, and a tensor that its sparsity can be read from."""
 
     output: Tensor
     weights: Tensor | None
-    seen: Tensor
+    support: Tensor  # [batch, heads, queries]: how many keys each query attends to; or all weights, if they were held
 
 
 def entmax_attention(
@@ -122,55 +109,46 @@ def attend(
     dropout_p: float = 0.0,
     enable_gqa: bool = False,
     need_weights: bool = False,
-) -> Attended:
+) -> AttentionOutput:
     """Compute :func:`entmax_attention`; return with it a tensor that its sparsity can be read from."""
     _check(query, key, value, enable_gqa)
     if not 0 <= dropout_p <= 1:
         raise ValueError(f"dropout_p must be between 0 and 1, got {dropout_p}")
     outer, queries, keys = query.shape[:-2], query.shape[-2], key.shape[-2]
-    heads = outer[-1] if outer else 1
-    batch = math.prod(outer[:-1])
     q, k, v = (x.resolve_neg() for x in (query, key, value))
     if len(outer) != 2:
+        batch = math.prod(outer[:-1])
         q, k, v = (x.reshape(batch, *(x.shape[-3:] if outer else (1, *x.shape))) for x in (q, k, v))
-    on_gpu = not need_weights and _for_gpu(q, k, v)
     alpha = _alphas(alpha, q, outer)
-    powers = None
-    if on_gpu and (isinstance(alpha, float) or not traced()):
-        powers = _gpu().powers_of(alpha)
-        on_gpu = powers is not None
-    if not on_gpu:
+    limits = None if isinstance(alpha, Tensor) and (traced() or without_numbers(q)) else bounds(alpha)
+    backend = choose_attention(q, k, v, limits)
+    can, dense = capabilities(backend), need_weights or transforms_active() or forward_mode()
+    if dense or q.dtype not in can.attention_dtypes:
         q, k, v = (widen(x) for x in (q, k, v))
-    mask = _mask(attn_mask, q, (*outer, queries, keys), on_gpu)
-    kernels = not on_gpu and _compiled(q, k, v, alpha)
-    if not (on_gpu or kernels or traced() or without_numbers(q)):
-        check_alpha(alpha)
-    problem = Problem(
-        scale=1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else number("scale", scale),
-        causal=is_causal,
-        lengths=_lengths(key_lengths, outer[:-1], keys, query.device, on_gpu),
-        threads=1 if traced() else torch.get_num_threads(),
-        dropout=dropout_p,
-        seed=int(torch.randint(1 << 62, ())) if dropout_p and not traced() else 0,
-        kernels=kernels,
-        powers=powers,
+    args = AttentionArgs(
+        q,
+        k,
+        v,
+        alpha if isinstance(alpha, Tensor) else None,
+        _mask(attn_mask, q, (*outer, queries, keys)),
+        _lengths(key_lengths, outer[:-1], keys, query.device, can.asynchronous and not dense),
+        torch.randint(1 << 62, ()) if dropout_p and not traced() else None,
+        limits[0] if limits is not None and limits[0] == limits[1] else None,
+        1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else number("scale", scale),
+        is_causal,
+        dropout_p,
+        1 if traced() else torch.get_num_threads(),
     )
     if q.numel() and k.numel() and v.numel():
         with _no_autocast(query.device.type):  # in the precision that was chosen here
-            if on_gpu:
-                weights, (output, support) = None, _compute_on_gpu(q, k, v, alpha, mask, problem)
-            else:
-                output, weights, support = _compute(q, k, v, alpha, mask, problem, need_weights)
+            output, weights, support = attention.compute(args, backend, dense)
     else:
-        inputs = [x for x in (q, k, v, mask, alpha) if isinstance(x, Tensor) and x.is_floating_point()]
-        nothing = sum(x.reshape(-1)[:0].sum() for x in inputs)  # whose gradients are zeros
-        output = q.new_zeros(batch, heads, queries, value.shape[-1]) + nothing
-        weights, support = q.new_zeros(batch, heads, queries, keys), q.new_zeros(batch, heads, queries)
+        output, weights, support = _empty(args)
 
-    def as_given(x: Tensor) -> Tensor:
+    def restore(x: Tensor) -> Tensor:
         return (x if len(outer) == 2 else x.reshape(*outer, *x.shape[-2:])).to(query.dtype)
 
-    return Attended(as_given(output), None if not need_weights or weights is None else as_given(weights), support)
+    return AttentionOutput(restore(output), restore(weights) if need_weights and weights is not None else None, support)
 
 
 def _no_autocast(device: str) -> contextlib.AbstractContextManager[None]:
@@ -178,90 +156,13 @@ def _no_autocast(device: str) -> contextlib.AbstractContextManager[None]:
     return torch.autocast(device, enabled=False) if autocast_enabled(device) else contextlib.nullcontext()
 
 
-def _compute(
-    q: Tensor, k: Tensor, v: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem, need_weights: bool
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    if problem.kernels and _as_operator(q) and not need_weights:
-        learns = _learns(q, k, v, alpha, mask)
-        output, support = attention_traced.traced_attention(q, k, v, alpha, mask, problem, learns)
-        return output, None, support
-    # What fits into one tile is faster kept than computed again.
-    small = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= attention.TILE and not problem.kernels
-    if need_weights or traced() or without_numbers(q) or small or forward_mode():
-        output, weights = attention.materialised(q, k, v, alpha, mask, problem)
-        return output, weights, weights.detach()
-    function = attention.Compiled if problem.kernels else attention.Attention
-    output, support = function.apply(q, k, v, alpha, mask, problem)
-    return output, None, support
-
-
-def _compiled(q: Tensor, k: Tensor, v: Tensor, alpha: Alpha) -> bool:
-    """Tell whether the compiled kernels compute the whole call."""
-    if transforms_active():
-        return False
-    if _as_operator(q):
-        if isinstance(alpha, float):
-            small = alpha <= 2
-        else:  # one that can't be looked at now is checked when its numbers are known
-            small = traced() or without_numbers(alpha) or extremes(alpha)[1] <= 2
-        return small and not forward_mode() and q.device.type == "cpu" and q.numel() > 0 and _cpu_asked_for()
-    return backend.compiled(alpha, q, k, v)
-
-
-def _as_operator(q: Tensor) -> bool:
-    """Tell whether kernels are called as operators, which tracers and dispatch modes can follow."""
-    return compiling() or operators_only(q)
-
-
-def _compute_on_gpu(
-    q: Tensor, k: Tensor, v: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
-) -> tuple[Tensor, Tensor]:
-    """By Triton's kernels, whatever the size; half precision as it is. Output, and how many keys a query attends to."""
-    learns = _learns(q, k, v, alpha, mask)
-    gpu = _gpu()
-    output: Tensor
-    if _as_operator(q):
-        output, support = gpu.traced_attention(q, k, v, alpha, mask, problem, learns)
-    elif not learns and gpu.decodes(q, k, problem):
-        output, support = gpu.decode(q, k, v, alpha, mask, problem)
-    else:
-        output, support = gpu.TritonAttention.apply(q, k, v, alpha, mask, problem)
-    return output, support
-
-
-def _learns(*inputs: Tensor | Alpha | None) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
-
-
-def _for_gpu(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Tell whether Triton's kernels compute tensors like these."""
-    if transforms_active() or forward_mode() or not (q.numel() and k.numel() and v.numel()):
-        return False
-    return _gpu_asked_for(q.device.type) and bool(_gpu().computes(q, k, v))
-
-
-def _gpu() -> ModuleType:
-    """Triton's kernels, imported when they are first needed."""
-    from tsallis.ops.triton.attention import operators
-
-    return operators
-
-
-@tracing.constant
-def _gpu_asked_for(device: str) -> bool:
-    name = backend.wanted()
-    if device == "cpu" and name != "triton":
-        return False
-    there = torch.cuda.is_available()
-    # Tensors on the CPU are computed by the interpreter, where there is no GPU.
-    if device != ("cuda" if there else "cpu") or (name != "triton" and (name != "auto" or not there)):
-        return False
-    return backend.triton_status()[0] and _gpu() is not None  # a tracer finds the operators from now on
-
-
-@tracing.constant
-def _cpu_asked_for() -> bool:
-    return backend.wanted() in ("auto", "cpu") and cpu.status().available
+def _empty(args: AttentionArgs) -> tuple[Tensor, Tensor, Tensor]:
+    """Return zeros where there is nothing to compute; the gradients of all inputs are zeros."""
+    inputs = [x for x in args[:5] if isinstance(x, Tensor) and x.is_floating_point()]
+    nothing = sum(x.reshape(-1)[:0].sum() for x in inputs)
+    query, key, value = args[:3]
+    output = query.new_zeros(*query.shape[:-1], value.shape[-1]) + nothing
+    return output, query.new_zeros(*query.shape[:-1], key.shape[2]), query.new_zeros(query.shape[:-1])
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
@@ -289,9 +190,9 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
 
 
 def _lengths(
-    lengths: Tensor | Sequence[int] | None, batch: Sequence[int], keys: int, device: torch.device, on_gpu: bool
-) -> tuple[int, ...] | Tensor | None:
-    """Checked numbers; a tensor where nobody can look at them, or on a GPU where looking means to wait for it."""
+    lengths: Tensor | Sequence[int] | None, batch: Sequence[int], keys: int, device: torch.device, asynchronous: bool
+) -> Tensor | None:
+    """Return checked lengths [batch]; unchecked where no one can look at them, or has to wait for a GPU to do so."""
     if lengths is None:
         return None
     tensor = torch.as_tensor(lengths)
@@ -299,20 +200,20 @@ def _lengths(
         raise TypeError(f"key_lengths must be integers, got {tensor.dtype}")
     if list(tensor.shape) != list(batch):
         raise ValueError(f"key_lengths must have the batch's shape {tuple(batch)}, got {tuple(tensor.shape)}")
-    if traced() or without_numbers(tensor) or (on_gpu and tensor.is_cuda):
+    if traced() or without_numbers(tensor) or (asynchronous and tensor.is_cuda):
         return tensor.to(device).flatten()
     numbers: list[int] = tensor.flatten().tolist()
     out_of_range = [n for n in numbers if not 0 <= n <= keys]
     if out_of_range:
         raise ValueError(f"key_lengths must lie between 0 and the {keys} keys, got {out_of_range[0]}")
-    return None if all(n == keys for n in numbers) else tuple(numbers)
+    return None if all(n == keys for n in numbers) else torch.tensor(numbers)
 
 
-def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int], on_gpu: bool) -> Tensor | None:
-    """A mask as [1 or batch, 1 or heads, 1 or queries, 1 or keys]; in the scores' dtype, or any for a GPU's kernels."""
+def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int]) -> Tensor | None:
+    """Return a mask [1 or batch, 1 or heads, 1 or queries, 1 or keys]: boolean, or in the queries' or scores' dtype."""
     if mask is None:
         return None
-    if on_gpu and mask.device != q.device:
+    if mask.device != q.device:
         raise TypeError(f"attn_mask must be on the query's device {q.device}, got {mask.device}")
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(f"attn_mask must be boolean (True takes part) or floating point (added), got {mask.dtype}")
@@ -326,11 +227,11 @@ def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int], on_gpu: bool) -> 
         mask = mask.reshape(q.shape[0], *mask.shape[-3:])
     else:
         mask = mask.reshape(1, *(mask.shape[-3:] if len(full) > 2 else (1, *mask.shape)))
-    return mask if on_gpu or mask.dtype == torch.bool else mask.to(q.dtype)
+    return mask if mask.dtype in (torch.bool, q.dtype, _scores_dtype(q)) else mask.to(_scores_dtype(q))
 
 
 def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int]) -> Alpha:
-    """A checked number, or [1 or batch, heads] in the dtype of the computation, not yet looked at."""
+    """Return a checked number, or alphas [1 or batch, heads] in the dtype of the computation, not checked yet."""
     if not isinstance(alpha, Tensor):
         return alpha_number(alpha)
     batch, heads = q.shape[:2]
@@ -347,4 +248,9 @@ def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int]) -> Alpha:
     else:
         hint = "; did you mean attn_mask=?" if alpha.dim() >= 2 else ""
         raise ValueError(f"alpha must have shape ({heads},) or {tuple(outer)}: one for each head, got {shape}{hint}")
-    return alpha.resolve_neg().to(device=q.device, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+    return alpha.resolve_neg().to(device=q.device, dtype=_scores_dtype(q))
+
+
+def _scores_dtype(q: Tensor) -> torch.dtype:
+    """Return the dtype of the computation."""
+    return torch.float64 if q.dtype == torch.float64 else torch.float32

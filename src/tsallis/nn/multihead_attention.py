@@ -12,9 +12,8 @@ from tsallis.functional.attention import attend
 from tsallis.functional.rows import alpha_number
 from tsallis.nn.alpha import PerHeadAlpha
 from tsallis.nn.kv_cache import Cache
-from tsallis.ops.autograd import attention as tiled
-from tsallis.ops.autograd.attention import later_keys, live_keys
 from tsallis.ops.autograd.rows import traced
+from tsallis.ops.eager_attention import TILE, future_mask, length_mask
 
 Alpha = float | Tensor | Literal["learned"]
 
@@ -262,7 +261,7 @@ class MultiheadAttention(nn.Module):
             heads = self._of_heads(alpha).detach().clone()  # of this pass: a step of an optimiser changes parameters
             mask = None if mask is None else mask.detach()
             own = key_lengths if key is query and cache is None else None
-            self._last = _Pass(result.seen, mask, lengths, causal, queries, k.shape[2], heads, own)
+            self._last = _Pass(result.support, mask, lengths, causal, queries, k.shape[2], heads, own)
         elif self._last is not None:  # of a pass before this one
             self._last = None
         out = self.out_proj(result.output.transpose(1, 2).flatten(2))  # [batch, queries, size]
@@ -280,11 +279,11 @@ class MultiheadAttention(nn.Module):
         Raises:
             RuntimeError: before the first one.
         """
-        record, mask, lengths, causal, queries, keys, alpha, own = self._recorded()
-        support = _support(record).double()
+        output, mask, lengths, causal, queries, keys, alpha, own = self._recorded()
+        support = _support(output).double()
         visible = _visible(mask, lengths, causal, queries, keys, support)
         if own is not None:
-            active = live_keys(own, queries, support.device)  # [batch, 1, queries]
+            active = length_mask(own, queries, support.device)  # [batch, 1, queries]
             support, visible = support * active, visible * active
         some = visible > 0
         count = some.sum((0, 2)).clamp(min=1)
@@ -385,7 +384,7 @@ class MultiheadAttention(nn.Module):
                 f"key_lengths must be {batch} integers, one for each batch element, got {lengths.dtype} of shape "
                 f"{tuple(lengths.shape)}"
             )
-        small = q.device.type == "cpu" and batch * heads * queries * keys <= tiled.TILE
+        small = q.device.type == "cpu" and batch * heads * queries * keys <= TILE
         if plain and not small and not traced():
             return None, lengths
         if lengths.device.type == "cpu" and batch and not traced():
@@ -396,7 +395,7 @@ class MultiheadAttention(nn.Module):
                 )
             if least == keys:
                 return None, None
-        hidden = ~live_keys(lengths, keys, q.device).unsqueeze(1)
+        hidden = ~length_mask(lengths, keys, q.device).unsqueeze(1)
         return torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, -torch.inf), None
 
     def _extended(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -446,7 +445,7 @@ def _visible(
     if mask is not None:
         active = active & (mask if mask.dtype == torch.bool else mask > -torch.inf)
     if lengths is not None:
-        active = active & live_keys(lengths, keys, like.device).unsqueeze(1)
+        active = active & length_mask(lengths, keys, like.device).unsqueeze(1)
     if causal:
-        active = active & ~later_keys(queries, keys, like.device)
+        active = active & ~future_mask(queries, keys, like.device)
     return active.sum(-1).to(like).expand_as(like)

@@ -27,3 +27,19 @@ def check_alpha(alpha: Alpha) -> None:
         if not (least >= 1 and most < torch.inf):
             invalid = ~((alpha >= 1) & (alpha < torch.inf))
             raise ValueError(f"alpha must be finite and at least 1, got a tensor with {alpha[invalid][0].item():g}")
+
+
+def bounds(alpha: Alpha) -> tuple[float, float] | None:
+    """Return the least and the largest alpha, checked; None for alphas on a GPU while a CUDA graph is captured.
+
+    Raises:
+        ValueError: an alpha below 1 or not finite.
+    """
+    if isinstance(alpha, float):
+        return alpha, alpha
+    if alpha.is_cuda and torch.cuda.is_current_stream_capturing():  # no number can be looked at
+        return None
+    least, most = extremes(alpha) if alpha.numel() else (1.0, 1.0)
+    if not 1 <= least <= most < torch.inf:
+        check_alpha(alpha)
+    return least, most

@@ -10,6 +10,7 @@ import functools
 import importlib
 import math
 import os
+from collections.abc import Sequence
 from contextvars import ContextVar, Token
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -17,7 +18,9 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha, check_alpha, extremes
+from tsallis.ops.arguments import AttentionArgs, AttentionGradients
 from tsallis.ops.tracing import constant
+from tsallis.ops.transforms import operators_only
 
 VARIABLE = "TSALLIS_BACKEND"
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -31,6 +34,7 @@ class Capabilities(NamedTuple):
     any_dim: bool = False  # maps take rows along any dimension of contiguous scores; else along the last alone
     asynchronous: bool = False  # results are there before they are computed, and reading a number waits for it
     seeded_dropout: bool = False  # there is `drop`
+    attention_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)  # others are upcast before
     largest_head: float = math.inf  # the most numbers that a query, key or value of attention may have
     largest_batch: float = math.inf  # the most batch elements and the most heads of attention
 
@@ -58,6 +62,29 @@ class Backend(Protocol):
 
     def on_device(self, kind: str) -> bool:
         """Tell whether tensors on a type of devices can be computed; asked before the tensors are looked at."""
+
+
+class AttentionKernels(Protocol):
+    """A backend's attention, which is the file `attention` of its folder."""
+
+    SavedForBackward: type[Any]  # a NamedTuple of tensors; `output` and `support` among them are the pass's results
+
+    def attention(self, args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, Any]:
+        """Return the output, how many keys each query attends to, and what backward needs, if there will be one."""
+
+    def attention_gradient(
+        self, args: AttentionArgs, saved: Any, grad: Tensor, needs: Sequence[bool]
+    ) -> AttentionGradients:
+        """Return those gradients of the arguments that are needed; it may return more."""
+
+    def drop_factors(self, args: AttentionArgs) -> Tensor:
+        """Return what dropout multiplies all weights with [batch, heads, queries, keys]."""
+
+    def resolve(self, args: AttentionArgs) -> AttentionArgs:
+        """Return an operator's arguments as kernels take them; check the numbers that a tracer could not look at."""
+
+    def allocate(self, args: AttentionArgs, output: Tensor, support: Tensor, needs_grad: bool) -> Any:
+        """Allocate what backward needs of a pass with these results."""
 
 
 class Entry(NamedTuple):
@@ -129,6 +156,14 @@ def load(name: str) -> Backend:
     return cast(Backend, importlib.import_module(BACKENDS[name].module))
 
 
+@functools.cache
+def load_attention(name: str) -> AttentionKernels:
+    """Return a backend's attention by the backend's name."""
+    if name == "eager":
+        return cast(AttentionKernels, importlib.import_module("tsallis.ops.eager_attention"))
+    return cast(AttentionKernels, importlib.import_module(f"{BACKENDS[name].module}.attention"))
+
+
 def request() -> str:
     """Return the backend's name that the innermost `backend` block asks for, else the environment, else `auto`."""
     name = _request.get()
@@ -181,20 +216,29 @@ def choose_attention(query: Tensor, key: Tensor, value: Tensor, bounds: tuple[fl
 
     It may be called anywhere: dtypes, sizes and the device are all that is looked at. Whether the backend is called
     directly or by its operator is the caller's to decide, as are `torch.func` and forward mode, where the way by all
-    weights is the only one. Half precision stays as it is where the backend takes it; `eager` needs it upcast.
+    weights is the only one. Tensors of another dtype than the backend's `attention_dtypes` are upcast by the caller.
 
     Args:
-        query, key, value: tensors of one dtype and device, none of them empty.
+        query, key, value: tensors of one dtype and device.
         bounds: the least and the largest alpha (`extremes`), already checked; None where no one can look at alphas
             now: the operator's body then checks them.
     """
+    if not (query.numel() and key.numel() and value.numel()) or not _readable(query, key, value):
+        return "eager"
     head, batch = max(query.shape[-1], value.shape[-1]), max(query.shape[0], query.shape[1])
     for name in _candidates(query.device.type):
-        can = _capabilities(name)
+        can = capabilities(name)
         fits = query.dtype in can.dtypes and head <= can.largest_head and batch <= can.largest_batch
         if fits and (bounds is None or bounds[1] <= can.largest_alpha) and _usable(name):
             return name
     return "eager"
+
+
+def _readable(*tensors: Tensor) -> bool:
+    """Tell whether kernels may read tensors by their pointers, or an operator is called in the place of kernels."""
+    if all(type(x) in _PLAIN for x in tensors):
+        return True
+    return torch.compiler.is_compiling() or operators_only(tensors[0])
 
 
 # What does not depend on tensors is a constant to a tracer, which need not follow how it comes about.
@@ -209,7 +253,8 @@ def _candidates(kind: str) -> tuple[str, ...]:
 
 
 @constant
-def _capabilities(name: str) -> Capabilities:
+def capabilities(name: str) -> Capabilities:
+    """Return what a backend computes and how."""
     return load(name).CAPABILITIES
 
 
@@ -241,19 +286,6 @@ def _explain(kind: str) -> str:
             return f"none ({error})"
         reason = status.reason if not status.available else f"{name} was asked for"
     return f"eager ({reason})"
-
-
-# Until attention asks `choose_attention`:
-
-
-def wanted() -> str:
-    """Return what :func:`request` does."""
-    return request()
-
-
-def triton_status() -> tuple[bool, str]:
-    """Tell whether Triton's kernels can compute here, and why or why not."""
-    return load("triton").status().available, load("triton").status().reason
 
 
 def compiled(alpha: Alpha, *tensors: Tensor) -> bool:

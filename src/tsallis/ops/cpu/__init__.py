@@ -147,9 +147,9 @@ def _layout(x: Tensor, alpha: Alpha, dim: int = -1) -> Layout:
     return Layout(STORAGE[x.dtype], x.numel() // d, d, inner, number, pointer)
 
 
-def run(name: str, *fields: Any) -> None:
+def run(name: str, *fields: Any, **named: Any) -> None:
     """Call a kernel with the fields of its structure, on as many threads as torch uses."""
-    getattr(_load()[0], f"tsallis_{name}")(CALLS[name](*fields), torch.get_num_threads())
+    getattr(_load()[0], f"tsallis_{name}")(CALLS[name](*fields, **named), torch.get_num_threads())
 
 
 def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:

@@ -9,160 +9,187 @@ import torch
 from torch import Tensor
 
 from tsallis.ops import cpu
-from tsallis.ops.alphas import Alpha
+from tsallis.ops.alphas import bounds
+from tsallis.ops.arguments import AttentionArgs, AttentionGradients
+from tsallis.ops.backend import choose_attention
 from tsallis.ops.cpu.structs import Heads
 
 ROWS, LEAST_ROWS = 64, 8  # of a tile
 TILE = 1 << 17  # scores of a tile, where it has more than the least rows
 MOST_LISTED = 128  # entries that a query's list may have on average, for backward to read it
 
-NOTHING = Heads(None, 0, 0, 0)
 
+class SavedForBackward(NamedTuple):
+    """Statistics of each query, and the lists of its tiles' supports where they are short."""
 
-class Setting(NamedTuple):
-    """The options of one attention call that are not tensors."""
-
-    scale: float
-    causal: bool
-    lengths: tuple[int, ...] | None
-    dropout: float
-    seed: int
-
-
-class Given(NamedTuple):
-    """The tensors and options of one attention call."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    alpha: Alpha  # a number, or [1 or batch, heads] in the dtype of the query
-    mask: Tensor | None  # [1 or batch, 1 or heads, 1 or queries, 1 or keys]
-    setting: Setting
-
-    def in_rows(self) -> Given:
-        """Return these arguments with tensors whose last dimension has stride 1."""
-        return self._replace(query=_rows(self.query), key=_rows(self.key), value=_rows(self.value))
-
-    @property
-    def rows(self) -> int:
-        """The number of queries in a tile."""
-        queries, keys = self.query.shape[2], self.key.shape[2]
-        return min(queries, max(LEAST_ROWS, min(ROWS, TILE // keys)))
-
-
-class Kept(NamedTuple):
-    """The tensors saved for backward: statistics of each query, and the lists of its tiles where they are short."""
-
-    counts: Tensor  # [batch, heads, queries]
+    support: Tensor  # [batch, heads, queries]: how many keys a query attends to
     stats: Tensor  # [batch, heads, queries, STATS]
-    columns: Tensor | None  # [batch, heads, queries, room]
+    columns: Tensor | None  # [batch, heads, queries, capacity]; None: there will be no backward
     weight: Tensor | None
 
 
-def attend(given: Given, learns: bool, room: int | None = None) -> tuple[Tensor, Kept]:
-    """Return the output, and what backward needs, if there will be one.
-
-    `room` is how many entries a query's list may have; by default not more than there are keys.
-    """
-    given = given.in_rows()
-    query, value = given.query, given.value
-    queries = query.shape[:-1]
-    room = min(value.shape[2], MOST_LISTED) if room is None else room
-    out = _like(query, value.shape[-1])
-    saved = Kept(
-        torch.empty(queries, dtype=torch.int32),
-        torch.empty(*queries, cpu.STATS, dtype=query.dtype),
-        *(torch.empty(*queries, room, dtype=dtype) if learns else None for dtype in (torch.int32, query.dtype)),
-    )
-    _call("attention", given, saved, out=_heads(out))
-    return out, saved
+def resolve(args: AttentionArgs) -> AttentionArgs:
+    """Return an operator's arguments as kernels take them; check the numbers that a tracer could not look at."""
+    keys, lengths = args.key.shape[2], args.lengths
+    if choose_attention(*args[:3], bounds(args.alpha)) != "cpu":
+        raise NotImplementedError(
+            "compiled attention needs the CPU's kernels and alphas from 1 to 2, "
+            f"got {args.alpha_value if args.alphas is None else args.alphas.tolist()}: use tsallis.backend('eager')"
+        )
+    if lengths is None:
+        return args
+    lengths = lengths.cpu().long().contiguous()
+    invalid = lengths[(lengths < 0) | (lengths > keys)]
+    if len(invalid):
+        raise ValueError(f"key_lengths must lie between 0 and the {keys} keys, got {invalid[0]}")
+    return args._replace(lengths=lengths)
 
 
-class Gradients(NamedTuple):
-    """Gradients of query, key, value, of each query's alpha [batch, heads, queries], and of an additive mask."""
+def allocate(args: AttentionArgs, output: Tensor, support: Tensor, needs_grad: bool) -> SavedForBackward:
+    """Allocate what backward needs of a pass with these results."""
+    queries, keys = args.query.shape[:-1], args.key.shape[2]
+    stats = args.query.new_empty(*queries, cpu.STATS)
+    if not needs_grad:
+        return SavedForBackward(support, stats, None, None)
+    capacity = min(keys, MOST_LISTED) if isinstance(keys, int) else torch.sym_min(keys, MOST_LISTED)
+    columns = support.new_empty(*queries, capacity)
+    return SavedForBackward(support, stats, columns, args.query.new_empty(*queries, capacity))
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    alpha: Tensor | None
-    mask: Tensor | None
+
+def attention(args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, SavedForBackward]:
+    """Return the output, how many keys each query attends to, and what backward needs, if there will be one."""
+    args = _contiguous_rows(args)
+    output = _empty_like(args.query, args.value.shape[-1])
+    support = torch.empty(args.query.shape[:-1], dtype=torch.int32)
+    saved = allocate(args, output, support, needs_grad)
+    _run("attention", args, saved, out=_heads(output))
+    return output, support, saved
 
 
-def attention_gradient(given: Given, kept: Kept, grad: Tensor, need_alpha: bool, need_mask: bool) -> Gradients:
-    """Return all gradients, that of alpha and of the mask if they are requested."""
-    given, grad = given.in_rows(), _rows(grad)
-    query, key, value, *_ = given
-    mask = given.mask if need_mask else None
-    splits = _splits(given, mask)
-    dq = _like(query, query.shape[-1])
-    dk, dv = (_like(x, x.shape[-1], splits * len(x)) for x in (key, value))
-    da = torch.empty_like(kept.counts, dtype=query.dtype) if need_alpha else None
+def attention_gradient(
+    args: AttentionArgs, saved: SavedForBackward, grad: Tensor, needs: tuple[bool, ...]
+) -> AttentionGradients:
+    """Return gradients of query, key and value, and those of the alphas and of the mask if they are needed."""
+    args, grad = _contiguous_rows(args), _contiguous_row(grad)
+    query, key, value, alphas, mask, *_ = args
+    need_alphas, need_mask = needs[3:]
+    mask = mask if need_mask else None
+    splits = _splits(args, mask)
+    dq = _empty_like(query, query.shape[-1])
+    dk, dv = (_empty_like(x, x.shape[-1], splits * len(x)) for x in (key, value))
+    da = torch.empty_like(saved.support, dtype=query.dtype) if need_alphas else None
     dm = None
     if mask is not None:  # one that is the same for all queries is small: each part has its own
-        rows = (*query.shape[:2], 1) if _one_row(given) else mask.shape[:3]
-        dm = query.new_zeros(splits if _one_row(given) else 1, *rows, mask.shape[3])
-    gradients = (*(_heads(x) for x in (grad, dq, dk, dv)), *map(_pointer, (da, dm)), _strides(dm, 5))
-    _call("attention_gradient", given, kept, splits=splits, gradients=gradients)
+        rows = (*query.shape[:2], 1) if _one_row(args) else mask.shape[:3]
+        dm = query.new_zeros(splits if _one_row(args) else 1, *rows, mask.shape[3])
+    _run(
+        "attention_gradient",
+        args,
+        saved,
+        splits=splits,
+        grad=_heads(grad),
+        query_grad=_heads(dq),
+        key_grad=_heads(dk),
+        value_grad=_heads(dv),
+        alpha_grad=_pointer(da),
+        mask_grad=_pointer(dm),
+        mask_grad_strides=_strides(dm, 5),
+    )
     if splits > 1:
         dk, dv = (x.unflatten(0, (splits, -1)).sum(0) for x in (dk, dv))
+    if da is not None and alphas is not None:
+        da = da.sum(-1).sum_to_size(alphas.shape)
     if dm is not None and mask is not None:
         dm = (dm[0] if len(dm) == 1 else dm.sum(0)).sum_to_size(mask.shape)
-    return Gradients(dq, dk, dv, da, dm)
+    return AttentionGradients(dq, dk, dv, da, dm)
 
 
-def _one_row(inputs: Given) -> bool:
+def drop_factors(args: AttentionArgs) -> Tensor:
+    """Return what dropout multiplies all weights with [batch, heads, queries, keys]."""
+    keys = args.key.shape[2]
+    ones = args.query.new_ones(*args.query.shape[:-1], keys)
+    return cpu.drop(ones, 1 - args.dropout, args.seed_value, ones, keys)
+
+
+def _tile_rows(args: AttentionArgs) -> int:
+    """Return the number of queries in a tile."""
+    queries, keys = args.query.shape[2], args.key.shape[2]
+    return min(queries, max(LEAST_ROWS, min(ROWS, TILE // keys)))
+
+
+def _one_row(args: AttentionArgs) -> bool:
     """Tell whether all queries share one row of the mask."""
-    return inputs.mask is not None and inputs.mask.shape[2] == 1 < inputs.query.shape[2]
+    return args.mask is not None and args.mask.shape[2] == 1 < args.query.shape[2]
 
 
-def _splits(inputs: Given, mask: Tensor | None) -> int:
+def _splits(args: AttentionArgs, mask: Tensor | None) -> int:
     """Return into how many parts the tiles of a head are divided.
 
     A part of a head of keys is a thread's work, and its gradients of keys and values are its own. So are all heads and
-    elements that have the same mask, if that learns.
+    elements that have the same mask, if that has a gradient.
     """
-    query, key, value, *_ = inputs
-    work, most = [len(key), key.shape[1]], -(-query.shape[2] // inputs.rows)
-    if mask is not None and not _one_row(inputs):
+    query, key, value, *_ = args
+    work, most = [len(key), key.shape[1]], -(-query.shape[2] // _tile_rows(args))
+    if mask is not None and not _one_row(args):
         work = [1 if shared == 1 else n for n, shared in zip(work, mask.shape, strict=False)]
         most = min(most, max(4, 2 * mask.numel() // (key.numel() + value.numel())))  # not too much memory for them
     return max(1, min(most, -(-2 * torch.get_num_threads() // math.prod(work))))
 
 
-def _call(
-    name: str,
-    inputs: Given,
-    saved: Kept,
-    splits: int = 1,
-    out: Heads = NOTHING,
-    gradients: tuple[Any, ...] = (NOTHING, NOTHING, NOTHING, NOTHING, None, None, (0,) * 5),
-) -> None:
-    query, key, value, alpha, mask, setting = inputs
+def _run(name: str, args: AttentionArgs, saved: SavedForBackward, splits: int = 1, **more: Any) -> None:
+    """Call a kernel; fields that are not named are zeros and null pointers."""
+    query, key, value, alphas, mask, lengths, *_ = args
     batch, heads, queries, size = query.shape
     key_heads, keys = key.shape[1:3]
-    lengths = None if setting.lengths is None else torch.tensor(setting.lengths)
-    number, alphas = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
-    room = 0 if saved.columns is None else saved.columns.shape[-1]
+    support, stats, columns, weight = saved
     cpu.run(
         name,
-        *(cpu.STORAGE[query.dtype], setting.causal, batch, key_heads, heads // key_heads, queries, keys, size),
-        *(value.shape[-1], inputs.rows, room, splits),
-        *(setting.scale, 1 - setting.dropout, setting.seed),
-        *(number, _pointer(alphas), _strides(alphas, 2), _pointer(lengths)),
-        *(_heads(query), _heads(key), _heads(value), out),
-        *(_pointer(mask), mask is not None and mask.dtype == torch.bool, _strides(mask, 4)),
-        *map(_pointer, saved),
-        *gradients,
+        storage=cpu.STORAGE[query.dtype],
+        causal=args.causal,
+        batch=batch,
+        heads=key_heads,
+        group=heads // key_heads,
+        queries=queries,
+        keys=keys,
+        size=size,
+        value_size=value.shape[-1],
+        rows=_tile_rows(args),
+        room=0 if columns is None else columns.shape[-1],
+        splits=splits,
+        scale=args.scale,
+        stays=1 - args.dropout,
+        seed=args.seed_value,
+        alpha=1.0 if args.alpha_value is None else args.alpha_value,
+        alphas=_pointer(alphas),
+        alpha_strides=_strides(alphas, 2),
+        lengths=_pointer(lengths),
+        query=_heads(query),
+        key=_heads(key),
+        value=_heads(value),
+        mask=_pointer(mask),
+        boolean=mask is not None and mask.dtype == torch.bool,
+        mask_strides=_strides(mask, 4),
+        counts=support.data_ptr(),
+        stats=stats.data_ptr(),
+        index=_pointer(columns),
+        weight=_pointer(weight),
+        **more,
     )
 
 
-def _rows(x: Tensor) -> Tensor:
+def _contiguous_rows(args: AttentionArgs) -> AttentionArgs:
+    """Return these arguments with queries, keys and values whose last dimension has stride 1."""
+    query, key, value, *rest = args
+    return AttentionArgs(_contiguous_row(query), _contiguous_row(key), _contiguous_row(value), *rest)  # type: ignore[arg-type]
+
+
+def _contiguous_row(x: Tensor) -> Tensor:
     x = x.resolve_neg()
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _like(x: Tensor, size: int, batch: int | None = None) -> Tensor:
-    """Empty, with heads and rows in memory in the order that `x` has them."""
+def _empty_like(x: Tensor, size: int, batch: int | None = None) -> Tensor:
+    """Return memory with heads and rows in the order that `x` has them."""
     own, heads, rows, _ = x.shape
     batch = own if batch is None else batch
     if x.stride(1) < x.stride(2):

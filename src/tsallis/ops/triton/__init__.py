@@ -28,7 +28,9 @@ from tsallis.ops.triton.maps import entmax, entmax_gradient
 from tsallis.ops.triton.sparse import Lists, gather, transpose
 
 STORAGE = (torch.float32, torch.bfloat16, torch.float16)
-CAPABILITIES = Capabilities(STORAGE, 2.0, asynchronous=True, largest_head=256, largest_batch=65535)
+CAPABILITIES = Capabilities(
+    STORAGE, 2.0, asynchronous=True, attention_dtypes=STORAGE, largest_head=256, largest_batch=65535
+)
 
 __all__ = [
     "CAPABILITIES",

@@ -1,0 +1,14 @@
+"""Attention on GPUs; the functions of :class:`tsallis.ops.backend.AttentionKernels` are those of `calls`."""
+
+from __future__ import annotations
+
+from tsallis.ops.triton.attention.calls import (
+    SavedForBackward,
+    allocate,
+    attention,
+    attention_gradient,
+    drop_factors,
+    resolve,
+)
+
+__all__ = ["SavedForBackward", "allocate", "attention", "attention_gradient", "drop_factors", "resolve"]

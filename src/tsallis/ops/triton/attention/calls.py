@@ -17,142 +17,137 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from tsallis.ops.alphas import Alpha
-from tsallis.ops.autograd import attention
-from tsallis.ops.autograd.attention import Problem
-from tsallis.ops.transforms import differentiable, recomputed_gradients
+from tsallis.ops.alphas import bounds
+from tsallis.ops.arguments import AttentionArgs, AttentionGradients
 from tsallis.ops.triton.attention import launch as launching
 from tsallis.ops.triton.attention.backward import backward_key, backward_mask, backward_query, draw_factors, transpose
-from tsallis.ops.triton.attention.decode import decode as decode
+from tsallis.ops.triton.attention.decode import decode
 from tsallis.ops.triton.attention.forward import forward
 from tsallis.ops.triton.attention.forward_short import forward_short
 from tsallis.ops.triton.attention.launch import (
     DECODE_ROWS,
-    LARGEST_SIZE,
     LIMITS,
     SHORT_KEYS,
-    TOLERANCE,
     Launch,
     broadcast_strides,
+    contiguous_rows,
     random_numbers,
-    rows_contiguous,
 )
-from tsallis.ops.triton.language import mode, run
+from tsallis.ops.triton.language import run
 
 DECODE_QUERIES = 16  # at the most
-GRID = 65535  # programs in the second and third direction
 
 
-class Kept(NamedTuple):
-    """The tensors of a forward pass saved for backward; the last three are empty after the short kernel."""
+class SavedForBackward(NamedTuple):
+    """The results of a forward pass; the last three are empty after the short kernel."""
 
     output: Tensor
     numbers: Tensor  # [2, batch, heads, queries]: largest score, and the threshold relative to it
-    needed: Tensor
-    counts: Tensor
-    bits: Tensor
+    needed: Tensor  # [batch, heads, query blocks, key blocks]: first the numbers of the key blocks with support
+    counts: Tensor  # [3, batch, heads, query blocks]: those, candidates after the dense sweep, sparse sweeps
+    bits: Tensor  # [batch, heads, query blocks, key blocks]: whether a block holds support
 
 
-def computes(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Tell whether the kernels take tensors of this dtype and these sizes [batch, heads, length, size]."""
-    largest = max(query.shape[-1], value.shape[-1])
-    return query.dtype in TOLERANCE and largest <= LARGEST_SIZE and max(query.shape[0], query.shape[1]) <= GRID
-
-
-def decodes(query: Tensor, key: Tensor, problem: Problem) -> bool:
+def decodes(args: AttentionArgs) -> bool:
     """Tell whether queries are so few that splitting the keys over programs pays; for passes without gradients."""
-    few = query.shape[2] <= DECODE_QUERIES and query.shape[2] * query.shape[1] <= DECODE_ROWS * key.shape[1]
-    return few and key.shape[2] > SHORT_KEYS and problem.dropout == 0
+    (_, heads, queries, _), (_, key_heads, keys, _) = args.query.shape, args.key.shape
+    few = queries <= DECODE_QUERIES and queries * heads <= DECODE_ROWS * key_heads
+    return few and keys > SHORT_KEYS and args.dropout == 0
 
 
-def forward_pass(
-    query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
-) -> tuple[Tensor, Kept]:
-    """Return how many keys each query attends to [batch, heads, queries], and the saved tensors with the output."""
-    launch = Launch(query, key, value, alpha, mask, problem)
-    rows = query.shape[:-1]
-    output = query.new_empty(*rows, launch.value_size)
-    numbers, support = launch.numbers(2, *rows), launch.counts(*rows)
-    arguments: dict[str, Any] = {"output": output, "kept": numbers, "support": support}
+def resolve(args: AttentionArgs) -> AttentionArgs:
+    """Return an operator's arguments as kernels take them; check the numbers that a tracer could not look at."""
+    least, most = bounds(args.alpha) or (1.0, 2.0)
+    if most > 2:
+        raise NotImplementedError(
+            f"compiled attention on a GPU computes alphas from 1 to 2, got {most:g}: use tsallis.backend('eager')"
+        )
+    return args._replace(alpha_value=least if least == most else None)
+
+
+def allocate(args: AttentionArgs, output: Tensor, support: Tensor, needs_grad: bool) -> SavedForBackward:
+    """Allocate what backward needs of a pass with these results."""
+    query = args.query
+    batch, heads, queries, size = query.shape
+    keys, value_size = args.key.shape[2], args.value.shape[-1]
+    numbers = query.new_empty(2, batch, heads, queries, dtype=torch.float32)
+    dtypes = (torch.int32, torch.int32, torch.int8)
+    if launching.short_tiling(size, value_size, query.dtype, keys) is not None:
+        return SavedForBackward(output, numbers, *(query.new_empty(0, dtype=dtype) for dtype in dtypes))
+    tiling = launching.tilings(size, value_size, query.dtype).forward
+    blocks, key_blocks = -(-queries // tiling.queries), -(-keys // tiling.keys)
+    pairs = (batch, heads, blocks, key_blocks)
+    shapes = (pairs, (3, batch, heads, blocks), pairs)
+    lists = (query.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True))
+    return SavedForBackward(output, numbers, *lists)
+
+
+def attention(args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, SavedForBackward]:
+    """Return the output, how many keys each query attends to, and what backward needs, if there will be one.
+
+    Half precision is taken and returned as it is; scores, weights and sums are float32. Alphas may have any dtype.
+
+    Raises:
+        NotImplementedError: an alpha above 2.
+        TypeError: another dtype.
+    """
+    query = args.query
+    launch = Launch(args)
+    output = query.new_empty(*query.shape[:-1], launch.value_size)
+    support = launch.counts(*query.shape[:-1])
+    saved = allocate(args, output, support, needs_grad)
+    if not needs_grad and decodes(args):
+        decode(launch, output, support)
+        return output, support, saved
+    arguments: dict[str, Any] = {"output": output, "kept": saved.numbers, "support": support}
     arguments |= {"tolerance": launch.tolerance, "LIMIT": LIMITS.newton}
-    needed, counts, bits = (query.new_empty(shape, dtype=dtype) for shape, dtype in book(query, key, launch.value_size))
     short = launching.short_tiling(launch.size, launch.value_size, query.dtype, launch.keys)
     if short is not None:
         blocks = -(-launch.queries // short.queries)
         sizes = {"BLOCK_Q": short.queries, "BLOCK_K": short.keys, "PARTS": short.parts, "num_warps": short.warps}
         launch.run(forward_short, (blocks, launch.heads, launch.batch), **arguments, **sizes)
     else:
-        bits.zero_()
-        launch.by_query(forward, launch.tilings.forward, **arguments, needed=needed, counts=counts, bits=bits)
-    return support, Kept(output, numbers, needed, counts, bits)
+        saved.bits.zero_()
+        lists = {"needed": saved.needed, "counts": saved.counts, "bits": saved.bits}
+        launch.by_query(forward, launch.tilings.forward, **arguments, **lists)
+    return output, support, saved
 
 
-def book(query: Tensor, key: Tensor, value_size: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Return shapes and dtypes of what says which blocks hold support: needed, counts, bits."""
-    batch, heads, queries, size = query.shape
-    keys = key.shape[2]
-    dtypes = (torch.int32, torch.int32, torch.int8)
-    if launching.short_tiling(size, value_size, query.dtype, keys) is not None:
-        return [((0,), dtype) for dtype in dtypes]
-    tiling = launching.tilings(size, value_size, query.dtype).forward
-    blocks, key_blocks = -(-queries // tiling.queries), -(-keys // tiling.keys)
-    every = (batch, heads, blocks, key_blocks)
-    return list(zip((every, (3, batch, heads, blocks), every), dtypes, strict=True))
-
-
-class Gradients(NamedTuple):
-    """The gradients of a backward pass; None where not requested."""
-
-    query: Tensor
-    key: Tensor | None
-    value: Tensor | None
-    alpha: Tensor | None
-    mask: Tensor | None
-
-
-def backward_pass(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alpha: Alpha,
-    mask: Tensor | None,
-    problem: Problem,
-    kept: Kept,
-    grad: Tensor,
-    needs: tuple[bool, bool, bool],
-) -> Gradients:
-    """Return gradients of the queries, and those that are needed: of keys and values, of the alphas, of the mask."""
-    need_keys, need_alpha, need_mask = needs
-    launch = Launch(query, key, value, alpha, mask, problem)
-    grad = rows_contiguous(grad)
-    listed = kept.needed.numel() > 0
-    shared = {"grad": grad, "grad_strides": grad.stride()[:3], "kept": kept.numbers, "LISTED": listed}
-    lists = {"needed": kept.needed, "counts": kept.counts}
+def attention_gradient(
+    args: AttentionArgs, saved: SavedForBackward, grad: Tensor, needs: tuple[bool, ...]
+) -> AttentionGradients:
+    """Return the gradients that are needed."""
+    query, key, value, alphas, mask, *_ = args
+    need_query, need_key, need_value, need_alphas, need_mask = needs
+    launch = Launch(args)
+    grad = contiguous_rows(grad)
+    listed = saved.needed.numel() > 0
+    shared = {"grad": grad, "grad_strides": grad.stride()[:3], "kept": saved.numbers, "LISTED": listed}
+    lists = {"needed": saved.needed, "counts": saved.counts}
     dq = torch.empty_like(query, memory_format=torch.contiguous_format)
-    delta = torch.empty_like(kept.numbers[0])
-    slopes = torch.empty_like(delta) if need_alpha else delta
+    delta = torch.empty_like(saved.numbers[0])
+    slopes = torch.empty_like(delta) if need_alphas else delta
     launch.by_query(
         backward_query,
         launch.tilings.by_query,
         **shared,
         **lists,
-        output=kept.output,
+        output=saved.output,
         query_grad=dq,
         delta=delta,
         alpha_grad=slopes,
-        NEED_ALPHA=need_alpha,
+        NEED_ALPHA=need_alphas,
     )
     shared["delta"] = delta
     dk = dv = da = dm = None
-    if need_keys:
+    if need_key or need_value:
         dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (key, value))
-        back = _queries_of_keys(launch, kept.bits) if listed else {"back": kept.needed, "back_counts": kept.counts}
+        back = _queries_of_keys(launch, saved.bits) if listed else {"back": saved.needed, "back_counts": saved.counts}
         launch.by_key(backward_key, launch.tilings.by_key, **shared, **back, key_grad=dk, value_grad=dv)
-    if need_alpha and isinstance(alpha, Tensor):
+    if need_alphas and alphas is not None:
         da = slopes.sum(-1)
-        da = (da.sum(0, keepdim=True) if len(alpha) < len(da) else da).to(alpha.dtype)
+        da = (da.sum(0, keepdim=True) if len(alphas) < len(da) else da).to(alphas.dtype)
     if need_mask and mask is not None:
         total = torch.zeros_like(mask, dtype=torch.float32)
         strides = broadcast_strides(total)
@@ -168,80 +163,26 @@ def backward_pass(
             ONE_COLUMN=mask.shape[3] == 1,
         )
         dm = total.to(mask.dtype)
-    return Gradients(dq, dk, dv, da, dm)
+    return AttentionGradients(dq if need_query else None, dk if need_key else None, dv if need_value else None, da, dm)
+
+
+def drop_factors(args: AttentionArgs) -> Tensor:
+    """Return what dropout multiplies all weights with [batch, heads, queries, keys]."""
+    (batch, heads, queries, _), keys = args.query.shape, args.key.shape[2]
+    factors = torch.empty(batch, heads, queries, keys, device=args.query.device)
+    if not args.dropout:
+        return factors.fill_(1)
+    grid = (queries, -(-keys // 256), batch * heads)
+    sizes = {"queries": queries, "keys": keys, "BLOCK_K": 256}
+    run(draw_factors, grid, args.query, factors=factors, **sizes, **random_numbers(args))
+    return factors
 
 
 def _queries_of_keys(launch: Launch, bits: Tensor) -> dict[str, Tensor]:
-    """For each block of keys the blocks of queries that need it, and how many they are."""
+    """For each block of keys list the blocks of queries that need it, and count them."""
     batch, heads, blocks, key_blocks = bits.shape
     back, back_counts = launch.counts(bits.numel()), launch.counts(batch * heads, key_blocks)
     lists = {"back": back, "back_counts": back_counts}
     sizes = {"blocks": blocks, "key_blocks": key_blocks, "LANES": 128}
     launch.run(transpose, (key_blocks, heads, batch), bits=bits, **lists, **sizes, num_warps=1)
     return lists
-
-
-def drop_factors(query: Tensor, keys: int, problem: Problem) -> Tensor:
-    """Return dropout's factors for the weights of these queries [batch, heads, queries, keys]."""
-    batch, heads, queries, _ = query.shape
-    factors = torch.empty(batch, heads, queries, keys, device=query.device)
-    if not problem.dropout:
-        return factors.fill_(1)
-    grid = (queries, -(-keys // 256), batch * heads)
-    sizes = {"queries": queries, "keys": keys, "BLOCK_K": 256}
-    run(draw_factors, grid, query, factors=factors, **sizes, **random_numbers(problem))
-    return factors
-
-
-class TritonAttention(Function):
-    """`attention.Attention` by Triton's kernels, which also take float16 and bfloat16 and return the output in them.
-
-    Scores, weights and sums are float32. Tensors of alphas may have any floating dtype.
-
-    Raises:
-        NotImplementedError: an alpha above 2.
-        TypeError: another dtype.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
-    ) -> tuple[Tensor, Tensor]:
-        problem = problem if problem.powers is not None else problem._replace(powers=mode(alpha))
-        support, saved = forward_pass(query, key, value, alpha, mask, problem)
-        ctx.problem, ctx.alpha = problem, alpha if isinstance(alpha, float) else None
-        ctx.mark_non_differentiable(support)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(query, key, value, mask, alpha if isinstance(alpha, Tensor) else None, *saved)
-        return saved.output, support
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, _: Any = None) -> tuple[Tensor | None, ...]:
-        if grad is None:
-            return None, None, None, None, None, None
-        query, key, value, mask, alpha, *saved = ctx.saved_tensors
-        alpha = ctx.alpha if alpha is None else alpha
-        if differentiable(grad):
-            return *_differentiable_backward(ctx, query, key, value, alpha, mask, grad), None
-        need_query, need_key, need_value, need_alpha, need_mask, _ = ctx.needs_input_grad
-        needs = (need_key or need_value, need_alpha, need_mask)
-        dq, dk, dv, da, dm = backward_pass(query, key, value, alpha, mask, ctx.problem, Kept(*saved), grad, needs)
-        return dq if need_query else None, dk if need_key else None, dv if need_value else None, da, dm, None
-
-
-def _differentiable_backward(
-    ctx: Any, query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, grad: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Return gradients that have gradients, through all weights, in float32."""
-
-    def compute(query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None) -> Tensor:
-        q, k, v = query.float(), key.float(), value.float()
-        alphas = alpha.float() if isinstance(alpha, Tensor) else alpha
-        added = mask.float() if mask is not None and mask.dtype != torch.bool else mask
-        _, weights = attention.materialised(q, k, v, alphas, added, ctx.problem._replace(dropout=0.0))
-        dropped = weights * drop_factors(query, key.shape[2], ctx.problem)
-        group = query.shape[1] // key.shape[1]
-        out: Tensor = (dropped.unflatten(1, (-1, group)) @ v.unsqueeze(2)).flatten(1, 2)
-        return out
-
-    return recomputed_gradients(ctx, compute, (query, key, value, alpha, mask), grad.float())

@@ -10,8 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from tsallis.ops.alphas import Alpha
-from tsallis.ops.autograd.attention import Problem
 from tsallis.ops.triton.attention.launch import LIMITS, Launch, decode_tiling, processors
 from tsallis.ops.triton.attention.tiles import (
     ROUNDING,
@@ -279,21 +277,17 @@ def decode_sum(
     tl.store(output + place * VALUE_SIZE + sizes, out, mask=sizes < VALUE_SIZE)
 
 
-def decode(
-    query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
-) -> tuple[Tensor, Tensor]:
-    """Compute `TritonAttention` without gradients and dropout, for few queries of each head of keys."""
-    launch = Launch(query, key, value, alpha, mask, problem)
-    batch, heads, queries, _ = query.shape
-    keys, key_heads = key.shape[2], key.shape[1]
+def decode(launch: Launch, output: Tensor, support: Tensor) -> None:
+    """Write the output and how many keys each query attends to, for few queries of each head of keys."""
+    query, rows = launch.query, support.shape
+    batch, heads, queries = rows
+    keys, key_heads = launch.keys, launch.key_heads
     tiling = decode_tiling(launch.size, launch.value_size, query.dtype, queries * (heads // key_heads))
     blocks = -(-keys // tiling.keys)
     programs = -(-4 * processors(query.device) // (batch * key_heads))  # programs that a multiprocessor can choose from
     span = -(-blocks // min(programs, blocks)) * tiling.keys
     splits = -(-keys // span)
-    rows = (batch, heads, queries)
-    output = query.new_empty(*rows, launch.value_size)
-    stats, support = launch.numbers(3, *rows), launch.counts(*rows)
+    stats = launch.numbers(3, *rows)
     scores, some, parts = launch.numbers(*rows, keys), launch.numbers(*rows, keys), launch.numbers(2, *rows, splits)
     partial = output if splits == 1 else launch.numbers(*rows, splits, launch.value_size)
     work = {"scores": scores, "parts": parts, "kept": stats, "partial": partial, "span": span, "splits": splits}
@@ -314,4 +308,3 @@ def decode(
     launch.run(decode_output, by_split, **work, **sizes)
     if splits > 1:
         launch.run(decode_sum, by_row, **work, output=output, LANES=LIMITS.splits, num_warps=4)
-    return output, support

@@ -7,14 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tsallis.ops.alphas import Alpha, check_alpha, extremes
-from tsallis.ops.autograd.attention import Problem
+from tsallis.ops.arguments import AttentionArgs
 from tsallis.ops.triton.attention.tiles import ADDITIVE, BOOLEAN, NO_MASK
 from tsallis.ops.triton.language import ANY_ALPHA, TINY_EPS, interpreted, mode, plain, precision, run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-4, torch.float16: 1e-4}  # |sum of the weights - 1|
 DROP_BITS = 24  # random bits that decide whether a weight is dropped
-LARGEST_SIZE = 256  # of a head
 SHORT_KEYS = 1024  # rows of so many scores stay in registers
 DECODE_ROWS = 64  # queries that read the same keys in one program
 
@@ -93,26 +91,6 @@ def decode_tiling(size: int, value_size: int, dtype: torch.dtype, rows: int) -> 
     return Tiling(rows, 64 if wide <= 256 else 32, 4, 3 if wide <= 256 else 2)
 
 
-def powers_of(alpha: Alpha) -> int | None:
-    """Tell which powers the kernels need, None where an alpha is above 2: the one look at the numbers of a pass.
-
-    While a CUDA graph is captured there can be none, and alphas are taken to lie between 1 and 2.
-
-    Raises:
-        ValueError: an alpha below 1 or not finite.
-    """
-    if not isinstance(alpha, Tensor):
-        return None if alpha > 2 else mode(alpha)
-    if alpha.is_cuda and torch.cuda.is_current_stream_capturing():
-        return plain(ANY_ALPHA)
-    least, most = extremes(alpha)
-    if not 1 <= least <= most < torch.inf:
-        check_alpha(alpha)
-    if most > 2:
-        return None
-    return mode(least) if least == most else plain(ANY_ALPHA)
-
-
 def processors(device: torch.device) -> int:
     """Return the number of multiprocessors of a GPU, 1 for another device."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
@@ -124,15 +102,13 @@ def padded(size: int) -> int:
 
 
 class Launch:
-    """The arguments and tilings that all kernels of one problem share."""
+    """The arguments and tilings that all kernels of one call share."""
 
-    def __init__(
-        self, query: Tensor, key: Tensor, value: Tensor, alpha: Alpha, mask: Tensor | None, problem: Problem
-    ) -> None:
+    def __init__(self, args: AttentionArgs) -> None:
+        query, key, value, _, mask, lengths, *_ = args
         if query.dtype not in TOLERANCE:
             raise TypeError(f"the Triton kernels compute float32, float16 and bfloat16, got {query.dtype}")
-        self.query, self.key, self.value = (rows_contiguous(x) for x in (query, key, value))
-        self.powers = mode(alpha) if problem.powers is None else problem.powers
+        self.query, self.key, self.value = (contiguous_rows(x) for x in (query, key, value))
         batch, heads, queries, size = query.shape
         self.batch, self.heads, self.key_heads = batch, heads, key.shape[1]
         self.queries, self.keys = queries, key.shape[2]
@@ -140,16 +116,16 @@ class Launch:
         self.tilings = tilings(size, self.value_size, query.dtype)
         self.tolerance = TOLERANCE[query.dtype]
         kind = NO_MASK if mask is None else BOOLEAN if mask.dtype == torch.bool else ADDITIVE
-        alphas = _alphas(alpha, query).expand(batch, heads)
+        alphas = _alphas(args).expand(batch, heads)
         strides = (0, 0, 0, 0) if mask is None else broadcast_strides(mask)
-        self.given: dict[str, Any] = {
+        self.arguments: dict[str, Any] = {
             "query": self.query,
             "key": self.key,
             "value": self.value,
             "alpha": alphas,
-            # A kernel that reads no mask or lengths is given something all the same.
+            # A kernel that reads no mask or lengths takes some tensor all the same.
             "mask": alphas if mask is None else mask.view(torch.uint8) if mask.dtype == torch.bool else mask,
-            "lengths": alphas if problem.lengths is None else _lengths(problem, query.device),
+            "lengths": alphas if lengths is None else lengths.to(query.device, non_blocking=True).contiguous(),
             "query_strides": self.query.stride()[:3],
             "key_strides": self.key.stride()[:3],
             "value_strides": self.value.stride()[:3],
@@ -159,20 +135,20 @@ class Launch:
             "queries": queries,
             "keys": self.keys,
             "group": heads // self.key_heads,
-            "scale": problem.scale,
+            "scale": args.scale,
             "SIZE": size,
             "VALUE_SIZE": self.value_size,
             "PADDED": padded(size),
             "VALUE_PADDED": padded(self.value_size),
-            "MODE": self.powers,
+            "MODE": plain(ANY_ALPHA) if args.alpha_value is None else mode(args.alpha_value),
             "MASK": plain(kind),
-            "CAUSAL": problem.causal,
-            "LENGTHS": problem.lengths is not None,
-            "DROPOUT": problem.dropout > 0,
+            "CAUSAL": args.causal,
+            "LENGTHS": lengths is not None,
+            "DROPOUT": args.dropout > 0,
             "PRECISION": precision(query.dtype),
             "WIDEN": interpreted() and query.dtype != torch.float32,
             "TINY": TINY_EPS,
-            **random_numbers(problem),
+            **random_numbers(args),
         }
 
     def numbers(self, *shape: int) -> Tensor:
@@ -203,26 +179,20 @@ class Launch:
 
     def run(self, kernel: Any, grid: tuple[int, ...], **more: Any) -> None:
         """Launch a kernel with what it takes of all this."""
-        arguments = {**self.given, **more}
+        arguments = {**self.arguments, **more}
         options = {name: arguments[name] for name in ("num_warps", "num_stages") if name in arguments}
         run(kernel, grid, self.query, **{name: arguments[name] for name in kernel.arg_names}, **options)
 
 
-def _alphas(alpha: Alpha, query: Tensor) -> Tensor:
+def _alphas(args: AttentionArgs) -> Tensor:
+    alpha = args.alpha
     if isinstance(alpha, Tensor):
         return alpha.detach()
-    return torch.full((1, 1), alpha, dtype=torch.float32, device=query.device)
+    return torch.full((1, 1), alpha, dtype=torch.float32, device=args.query.device)
 
 
-def _lengths(problem: Problem, device: torch.device) -> Tensor:
-    """On the device; a tensor that is there stays as it is."""
-    if isinstance(problem.lengths, Tensor):
-        return problem.lengths.to(device).contiguous()
-    return torch.tensor(problem.lengths, dtype=torch.int32).to(device, non_blocking=True)
-
-
-def rows_contiguous(x: Tensor) -> Tensor:
-    """A tensor whose rows are consecutive numbers."""
+def contiguous_rows(x: Tensor) -> Tensor:
+    """Return a tensor whose rows are consecutive numbers."""
     x = x.resolve_neg()
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
@@ -232,12 +202,12 @@ def broadcast_strides(mask: Tensor) -> tuple[int, ...]:
     return tuple(0 if n == 1 else stride for n, stride in zip(mask.shape, mask.stride(), strict=True))
 
 
-def random_numbers(problem: Problem) -> dict[str, Any]:
-    """Dropout as numbers of 32 bits, whatever the seed: they have the same type in every call."""
-    stays = 1 - problem.dropout
+def random_numbers(args: AttentionArgs) -> dict[str, Any]:
+    """Return dropout as numbers of 32 bits, whatever the seed: they have the same type in every call."""
+    keep_prob, seed = 1 - args.dropout, args.seed_value
     return {
-        "drop_below": round(problem.dropout * (1 << DROP_BITS)),
-        "drop_factor": 1 / stays if stays else 0.0,
-        "seed_low": problem.seed & 0x7FFFFFFF,
-        "seed_high": problem.seed >> 31 & 0x7FFFFFFF,
+        "drop_below": round(args.dropout * (1 << DROP_BITS)),
+        "drop_factor": 1 / keep_prob if keep_prob else 0.0,
+        "seed_low": seed & 0x7FFFFFFF,
+        "seed_high": seed >> 31 & 0x7FFFFFFF,
     }

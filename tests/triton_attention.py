@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,24 +11,25 @@ from torch import Tensor
 
 from interpreted import DEVICE
 from interpreted import attention as gpu_attention
-from tsallis.ops.autograd.attention import Problem, materialised
+from tsallis.ops.arguments import AttentionArgs
+from tsallis.ops.autograd.attention import Attention, dense_attention
 from tsallis.ops.triton.attention import launch as launching
 
 __all__ = [
-    "TritonAttention",
+    "arguments",
+    "attend",
     "check",
     "close",
+    "dense",
     "drop_factors",
     "gpu_attention",
     "in_place",
     "launching",
-    "problem",
     "small_blocks",
     "tensors",
 ]
 
-Tiling, Tilings, TritonAttention = launching.Tiling, launching.Tilings, gpu_attention.TritonAttention
-drop_factors = gpu_attention.drop_factors
+Tiling, Tilings = launching.Tiling, launching.Tilings
 
 OUTPUT, GRADIENT = 1e-5, 1e-4  # largest errors, relative to the largest value or to 1
 Compute = Callable[..., tuple[Tensor, Tensor]]
@@ -50,8 +51,42 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "tilings", lambda *_: Tilings(Tiling(32, 16, 4, 1), back, back))
 
 
-def problem(**given: Any) -> Problem:
-    return Problem(**{"scale": 0.35, "causal": False, "lengths": None, "threads": 1, **given})
+def arguments(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: float | Tensor = 1.5,
+    mask: Tensor | None = None,
+    *,
+    lengths: Sequence[int] | Tensor | None = None,
+    seed: int = 0,
+    scale: float = 0.35,
+    causal: bool = False,
+    dropout: float = 0.0,
+) -> AttentionArgs:
+    alphas, number = (alpha, None) if isinstance(alpha, Tensor) else (None, alpha)
+    limits = None if lengths is None else torch.as_tensor(lengths)
+    return AttentionArgs(
+        query, key, value, alphas, mask, limits, torch.tensor(seed, device="cpu"), number, scale, causal, dropout
+    )
+
+
+def attend(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """Compute attention by Triton's kernels, as an operator would call them."""
+    args = gpu_attention.resolve(arguments(*inputs, **options))
+    output, counts = Attention.apply(*args, "triton")
+    return output, counts
+
+
+def dense(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """Compute the output and all weights by PyTorch's operations."""
+    return dense_attention(arguments(*inputs, **options))
+
+
+def drop_factors(query: Tensor, keys: int, **options: Any) -> Tensor:
+    """Return dropout's factors of all weights, as Triton's kernels draw them."""
+    key = query.new_empty(*query.shape[:2], keys, query.shape[-1])
+    return gpu_attention.drop_factors(arguments(query, key, key, **options))
 
 
 def tensors(*shape: int, size: int = 16, value_size: int = 16, key_heads: int | None = None) -> tuple[Tensor, ...]:
@@ -71,15 +106,14 @@ def check(
     output: float = OUTPUT,
     gradient: float = GRADIENT,
     compute: Compute | None = None,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Output and counts against those of float64; gradients too, unless it is a function without that computes."""
-    given_tensors = [x.detach().to(DEVICE, copy=True) for x in _given(*inputs, alpha, mask)]
-    leaves = [x.requires_grad_(x.is_floating_point()) for x in given_tensors]
+    copies = [x.detach().to(DEVICE, copy=True) for x in (*inputs, alpha, mask) if isinstance(x, Tensor)]
+    leaves = [x.requires_grad_(x.is_floating_point()) for x in copies]
     exact = [x.detach().double().requires_grad_() if x.is_floating_point() else x for x in leaves]
-    found, counts = (compute or TritonAttention.apply)(*_arguments(leaves, alpha, mask), problem(**given))
-    given["dropout"] = 0.0
-    expected, weights = materialised(*_arguments(exact, alpha, mask), problem(**given))
+    found, counts = (compute or attend)(*_leaves(leaves, alpha, mask), **options)
+    expected, weights = dense(*_leaves(exact, alpha, mask), **{**options, "dropout": 0.0})
     if factors is not None:
         group = inputs[0].shape[1] // inputs[1].shape[1]
         expected = (weights * factors) @ exact[2].repeat_interleave(group, 1)
@@ -98,11 +132,7 @@ def check(
         close(grad, right, gradient)
 
 
-def _given(*values: Any) -> list[Tensor]:
-    return [x for x in values if isinstance(x, Tensor)]
-
-
-def _arguments(leaves: list[Tensor], alpha: float | Tensor, mask: Tensor | None) -> list[Any]:
+def _leaves(leaves: list[Tensor], alpha: float | Tensor, mask: Tensor | None) -> list[Any]:
     rest = iter(leaves[3:])
     return [*leaves[:3], next(rest) if isinstance(alpha, Tensor) else alpha, None if mask is None else next(rest)]
 

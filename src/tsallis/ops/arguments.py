@@ -1,0 +1,82 @@
+"""The arguments of an operation, in one container from the function that checks them to the kernel that takes them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast, get_type_hints
+
+from torch import Tensor
+
+from tsallis.ops.alphas import Alpha
+
+
+class AttentionArgs(NamedTuple):
+    """The tensors and options of one attention call, checked; tensors come first, those with gradients before all."""
+
+    query: Tensor  # [batch, heads, queries, size]
+    key: Tensor  # [batch, key heads, keys, size]
+    value: Tensor  # [batch, key heads, keys, value size]
+    alphas: Tensor | None  # [1 or batch, heads]; None: all are `alpha_value`
+    mask: Tensor | None  # [1 or batch, 1 or heads, 1 or queries, 1 or keys]: True takes part, or added to the scores
+    lengths: Tensor | None  # [batch] integers: how many of the first keys take part; None: all
+    seed: Tensor | None  # [] on the CPU, of dropout; None: there is none, or an operator draws it when it is called
+    alpha_value: float | None  # of all heads; None: alphas differ, or nobody could look at them
+    scale: float
+    causal: bool
+    dropout: float
+    threads: int = 1  # that tiles are cut for: forward's and backward's are the same whatever PyTorch's number is
+
+    @property
+    def alpha(self) -> Alpha:
+        """The alphas, or the number in their place."""
+        return cast(float, self.alpha_value) if self.alphas is None else self.alphas
+
+    @property
+    def differentiable(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """The first five fields, which may have gradients."""
+        return self[:5]
+
+    @property
+    def group(self) -> int:
+        """The number of heads that read one head of keys."""
+        return self.query.shape[1] // self.key.shape[1]
+
+    @property
+    def seed_value(self) -> int:
+        """The seed as a number, 0 where there is none."""
+        return 0 if self.seed is None else int(self.seed)
+
+
+class AttentionGradients(NamedTuple):
+    """The gradients of an attention call's first five arguments; None where none was requested."""
+
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor | None
+    alphas: Tensor | None
+    mask: Tensor | None
+
+
+TYPES = {
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
+    float: "float",
+    float | None: "float?",
+    bool: "bool",
+    int: "int",
+}  # of an operator's schema
+
+
+def schema(container: type[Any]) -> str:
+    """Return the fields of a container as the arguments in the schema of an operator.
+
+    Example:
+        >>> schema(AttentionGradients)
+        'Tensor? query, Tensor? key, Tensor? value, Tensor? alphas, Tensor? mask'
+    """
+    return ", ".join(f"{TYPES[kind]} {name}" for name, kind in get_type_hints(container).items())
+
+
+def tensor_count(container: type[Any]) -> int:
+    """Return how many of the first fields of a container are tensors."""
+    kinds = list(get_type_hints(container).values())
+    return next((i for i, kind in enumerate(kinds) if kind not in (Tensor, Tensor | None)), len(kinds))

@@ -1,0 +1,261 @@
+"""Attention in tiles by PyTorch's operations: never more weights at a time than fit into a cache, forward and backward.
+
+A tile is some queries of some heads against all the keys they may see. Backward computes its scores and weights again
+and goes on to the next tile. What is held beside the inputs and their gradients grows with the length, not its square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tsallis.ops import eager
+from tsallis.ops.alphas import Alpha
+from tsallis.ops.arguments import AttentionArgs, AttentionGradients
+
+TILE = 1 << 20  # weights at a time
+LEAST_ROWS = 128  # of a head in a tile, for the sake of the matrix products
+CAUSAL_ROWS = 128  # and at most so many where the keys behind them are skipped
+
+
+class SavedForBackward(NamedTuple):
+    """Nothing beside the arguments: backward computes scores and weights again."""
+
+
+class Tile(NamedTuple):
+    """Queries [i0, i1) of the heads that read key heads [h0, h1) in batch elements [b0, b1): they see `keys` keys."""
+
+    b0: int
+    b1: int
+    h0: int
+    h1: int
+    i0: int
+    i1: int
+    keys: int
+
+
+def attention(args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, SavedForBackward]:
+    """Return the output [batch, heads, queries, value size], and how many keys each query attends to."""
+    query, _, value = args[:3]
+    work = _TiledAttention(args)
+    out = query.new_zeros(*query.shape[:-1], value.shape[-1])
+    support = torch.zeros(query.shape[:-1], dtype=torch.int32, device=query.device)
+    for number, tile, k, v, buffer in work.tiles():
+        weights = work.solve(work.scores(work.rows(query, tile), k, tile, buffer), tile)
+        work.write(support.unsqueeze(-1), tile, (weights > 0).sum(-1))
+        work.write(out, tile, torch.bmm(work.drop(weights, number), v))
+    return out, support, SavedForBackward()
+
+
+def attention_gradient(
+    args: AttentionArgs, saved: SavedForBackward, grad: Tensor, needs: tuple[bool, ...]
+) -> AttentionGradients:
+    """Return gradients of query, key and value, and those of the alphas and of the mask if they are needed."""
+    query, key, value, alphas, mask, *_ = args
+    need_alphas, need_mask = needs[3:]
+    work = _TiledAttention(args)
+    dq = torch.empty_like(query) if args.lengths is None else torch.zeros_like(query)
+    dk, dv = torch.zeros_like(key), torch.zeros_like(value)
+    da = query.new_zeros(*query.shape[:-1], 1) if need_alphas else None
+    dm = torch.zeros_like(mask) if need_mask and mask is not None else None
+    for number, tile, k, v, buffer in work.tiles():
+        q, do = work.rows(query, tile), work.rows(grad, tile)
+        weights = work.solve(work.scores(q, k, tile, buffer), tile)
+        dropped = work.drop(weights, number, copy=True)
+        work.add(dv, tile, torch.bmm(dropped.transpose(1, 2), do))
+        dp = torch.bmm(do, v.transpose(1, 2), out=work.second(weights))
+        if args.dropout:
+            work.drop(dp, number)
+        ds, slope = work.pull(weights, dp, tile, need_alphas)
+        if da is not None and slope is not None:
+            work.write(da, tile, slope)
+        if dm is not None:
+            work.add_mask(dm, tile, ds)
+        work.write(dq, tile, torch.bmm(ds, k).mul_(args.scale))
+        work.add(dk, tile, torch.bmm(ds.transpose(1, 2), q).mul_(args.scale))
+    if da is not None and alphas is not None:
+        da = da.sum((2, 3)).sum_to_size(alphas.shape)
+    return AttentionGradients(dq, dk, dv, da, dm)
+
+
+def drop_factors(args: AttentionArgs) -> Tensor:
+    """Return what dropout multiplies all weights with [batch, heads, queries, keys], as tile by tile."""
+    query, key, *_ = args
+    factors, group = query.new_zeros(*query.shape[:-1], key.shape[2]), args.group
+    every = (tile for shared in cut(args) for tile in shared)
+    for number, (b0, b1, h0, h1, i0, i1, keys) in enumerate(every):
+        part = factors[b0:b1, h0 * group : h1 * group, i0:i1, :keys]
+        ones = query.new_ones(part.shape)
+        part.copy_(_drop(ones, args, number, ones))
+    return factors
+
+
+def length_mask(lengths: Tensor, keys: int, device: torch.device) -> Tensor:
+    """Return True for the keys that take part [batch, 1, keys]."""
+    return torch.arange(keys, device=device) < lengths.to(device).view(-1, 1, 1)
+
+
+def future_mask(queries: int, keys: int, device: torch.device) -> Tensor:
+    """Return True where a key comes after the query [queries, keys]."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).triu_(1)
+
+
+def cut(args: AttentionArgs) -> Iterator[list[Tile]]:
+    """Cut a call into all its tiles; those of a list share their keys and values."""
+    batch, heads, keys, _ = args.key.shape
+    queries = args.query.shape[2]
+    lengths = None if args.lengths is None else args.lengths.tolist()
+    scores_per_row = max(args.group * keys, 1)
+    # A product of matrices for each thread: one matrix is not divided as well.
+    least_heads = min(heads, args.threads)
+    rows = min(queries, max(LEAST_ROWS, TILE // (scores_per_row * least_heads)))
+    if args.causal:
+        rows = min(rows, CAUSAL_ROWS)
+    tile_heads = min(heads, max(least_heads, TILE // (scores_per_row * rows)))
+    elements = max(1, TILE // (scores_per_row * rows * heads)) if tile_heads == heads else 1
+    for b0 in range(0, batch, elements):
+        b1 = min(b0 + elements, batch)
+        extent = keys if lengths is None else max(lengths[b0:b1])
+        if extent == 0:  # zeros, and zero gradients
+            continue
+        for h0 in range(0, heads, tile_heads):
+            h1 = min(h0 + tile_heads, heads)
+            starts = [(i0, min(i0 + rows, queries)) for i0 in range(0, queries, rows)]
+            yield [Tile(b0, b1, h0, h1, i0, i1, min(extent, i1) if args.causal else extent) for i0, i1 in starts]
+
+
+def _drop(weights: Tensor, args: AttentionArgs, number: int, out: Tensor) -> Tensor:
+    """Set some of a tile's weights to zero and scale the others up to make up for it; `out` may be the weights."""
+    keep_prob = 1 - args.dropout
+    if keep_prob == 0:
+        return out.zero_()
+    generator = torch.Generator(weights.device).manual_seed(args.seed_value + number)
+    return torch.mul(
+        weights, torch.empty_like(weights).bernoulli_(keep_prob, generator=generator).div_(keep_prob), out=out
+    )
+
+
+class _TiledAttention:
+    """The pieces of both passes: a tile's queries, scores, weights, and where its results go."""
+
+    def __init__(self, args: AttentionArgs) -> None:
+        self.args, self.group = args, args.group
+        self.lengths = None if args.lengths is None else args.lengths.tolist()
+        alpha, (batch, heads) = args.alpha, args.query.shape[:2]
+        self.alpha = alpha.detach().expand(batch, heads) if isinstance(alpha, Tensor) else alpha
+        self.buffers: dict[str, Tensor] = {}
+
+    def tiles(self) -> Iterator[tuple[int, Tile, Tensor, Tensor, Tensor]]:
+        """Yield number, tile, its keys and values [heads, keys, size], and memory for its scores."""
+        number = 0
+        for shared in cut(self.args):
+            b0, b1, h0, h1 = shared[0][:4]
+            most = max(tile.keys for tile in shared)
+            pair = (self.args.key, self.args.value)
+            k, v = (self._padded(x[b0:b1, h0:h1, :most], b0).flatten(0, 1) for x in pair)
+            for tile in shared:
+                keys = tile.keys
+                rows = self.group * (tile.i1 - tile.i0)
+                yield number, tile, k[:, :keys], v[:, :keys], self._buffer("scores", (len(k), rows, keys))
+                number += 1
+
+    def _padded(self, x: Tensor, b0: int) -> Tensor:
+        """Return keys or values with zeros behind each batch element's own: infinity times 0 would be NaN."""
+        lengths, b1 = self.lengths, b0 + len(x)
+        if lengths is None or self.args.lengths is None or min(lengths[b0:b1]) >= x.shape[2]:
+            return x
+        active = length_mask(self.args.lengths[b0:b1], x.shape[2], x.device)
+        return torch.where(active.unsqueeze(-1), x, 0)
+
+    def _buffer(self, name: str, shape: tuple[int, int, int]) -> Tensor:
+        size = shape[0] * shape[1] * shape[2]
+        if name not in self.buffers or self.buffers[name].numel() < size:
+            self.buffers[name] = self.args.key.new_empty(size)
+        return self.buffers[name][:size].view(shape)
+
+    def second(self, like: Tensor) -> Tensor:
+        """Return more memory of a tile's size."""
+        n, rows, keys = like.shape
+        return self._buffer("second", (n, rows, keys))
+
+    def _span(self, x: Tensor, tile: Tile) -> Tensor:
+        """Return a tile's part of what there is for each query [batch, heads, queries, ...]."""
+        group = self.group
+        return x[tile.b0 : tile.b1, tile.h0 * group : tile.h1 * group, tile.i0 : tile.i1]
+
+    def rows(self, x: Tensor, tile: Tile) -> Tensor:
+        """Return a tile's part as [heads, group * rows, size]: queries that share a key head are rows of one matrix."""
+        part = self._span(x, tile)
+        return part.reshape((tile.b1 - tile.b0) * (tile.h1 - tile.h0), -1, x.shape[-1])
+
+    def write(self, x: Tensor, tile: Tile, values: Tensor) -> None:
+        """Write a tile's results for each query into those of all."""
+        part = self._span(x, tile)
+        part.copy_(values.reshape(part.shape))
+
+    def add(self, x: Tensor, tile: Tile, values: Tensor) -> None:
+        """Add gradients of a tile's keys or values [heads, keys, size] to those of all."""
+        part = x[tile.b0 : tile.b1, tile.h0 : tile.h1, : tile.keys]
+        part += values.view(part.shape)
+
+    def scores(self, q: Tensor, k: Tensor, tile: Tile, out: Tensor) -> Tensor:
+        """Compute a tile's scores [heads, group * rows, keys], -inf where a query doesn't see a key."""
+        scores = torch.baddbmm(out, q, k.transpose(1, 2), beta=0, alpha=self.args.scale, out=out)
+        batch, heads = tile.b1 - tile.b0, (tile.h1 - tile.h0) * self.group
+        view = scores.view(batch, heads, tile.i1 - tile.i0, tile.keys)
+        if self.args.mask is not None:
+            mask = self._mask(self.args.mask, tile)
+            if mask.dtype == torch.bool:
+                view.masked_fill_(~mask, -torch.inf)
+            else:
+                view += mask
+        if self.args.causal and tile.keys > tile.i0 + 1:
+            future = future_mask(tile.i1 - tile.i0, tile.keys - tile.i0, q.device)
+            view[..., tile.i0 :].masked_fill_(future, -torch.inf)
+        if self.lengths is not None:
+            for number, length in enumerate(self.lengths[tile.b0 : tile.b1]):
+                if length < tile.keys:
+                    view[number, :, :, length:] = -torch.inf
+        return scores
+
+    def _mask(self, mask: Tensor, tile: Tile) -> Tensor:
+        group = self.group
+        spans = ((tile.b0, tile.b1), (tile.h0 * group, tile.h1 * group), (tile.i0, tile.i1), (0, tile.keys))
+        for dim, (first, last) in enumerate(spans):
+            if mask.shape[dim] > 1:
+                mask = mask.narrow(dim, first, last - first)
+        return mask
+
+    def add_mask(self, total: Tensor, tile: Tile, values: Tensor) -> None:
+        """Add gradients of a tile's scores to those of the mask that was added to them."""
+        part = self._mask(total, tile)
+        shape = (tile.b1 - tile.b0, (tile.h1 - tile.h0) * self.group, tile.i1 - tile.i0, tile.keys)
+        part += values.view(shape).sum_to_size(part.shape)
+
+    def _alphas(self, tile: Tile) -> Alpha:
+        if isinstance(self.alpha, float):
+            return self.alpha
+        part = self.alpha[tile.b0 : tile.b1, tile.h0 * self.group : tile.h1 * self.group]
+        return part.unsqueeze(-1).expand(-1, -1, tile.i1 - tile.i0).reshape(-1, 1).contiguous()
+
+    def solve(self, scores: Tensor, tile: Tile) -> Tensor:
+        """Turn scores into weights, in place."""
+        flat = scores.view(-1, scores.shape[-1])
+        flat.copy_(eager.entmax(flat, self._alphas(tile))[0])
+        return scores
+
+    def pull(self, weights: Tensor, grad: Tensor, tile: Tile, need_alphas: bool) -> tuple[Tensor, Tensor | None]:
+        """Return gradients of the scores, and of alpha [rows, 1]."""
+        p, g = (x.view(-1, x.shape[-1]) for x in (weights, grad))
+        ds, slope = eager.pullback(p, g, self._alphas(tile), need_alphas, False)
+        return ds.view(weights.shape), slope
+
+    def drop(self, weights: Tensor, number: int, copy: bool = False) -> Tensor:
+        """Apply a tile's dropout, the same in both passes; in place unless it shall be a copy."""
+        if not self.args.dropout:
+            return weights
+        factors = self._buffer("dropped", tuple(weights.shape)) if copy else weights  # type: ignore[arg-type]
+        return _drop(weights, self.args, number, factors)
