@@ -26,10 +26,14 @@ import torch
 from torch import Tensor
 
 import tsallis
-from tsallis.data.batching import BatchPlan
-from tsallis.data.classification import (
-    DocumentBatch,
-    Documents,
+from tsallis.data.batching import Batch, BatchPlan
+from tsallis.data.corpus import Corpus
+from tsallis.data.vocabulary import Vocabulary
+from tsallis.errors import InputError
+from tsallis.models import BiLSTMClassifier
+from tsallis.tasks.base import Vocabularies
+from tsallis.tasks.classification import (
+    Classification,
     LabelledText,
     find_split,
     label_names,
@@ -37,9 +41,7 @@ from tsallis.data.classification import (
     split_off,
     words,
 )
-from tsallis.data.vocabulary import Vocabulary
-from tsallis.errors import InputError
-from tsallis.models import BiLSTMClassifier
+from tsallis.tasks.labels import label_numbers
 
 TESTED = 256  # documents of a batch without gradients
 LOOKED = 8  # in one of so many of them attention is looked at
@@ -48,9 +50,9 @@ LOOKED = 8  # in one of so many of them attention is looked at
 class Data(NamedTuple):
     """A folder in numbers."""
 
-    train: Documents
-    dev: Documents
-    test: Documents
+    train: Corpus
+    dev: Corpus
+    test: Corpus
     vocab: Vocabulary
     labels: list[str]
 
@@ -79,7 +81,8 @@ def load(options: argparse.Namespace) -> Data:
         train = train[:: max(1, len(train) // options.rows)][: options.rows]
     labels = label_names(train)
     vocab = Vocabulary.build((words(example.text) for example in train), options.min_count)
-    parts = (Documents.encode(part, vocab, labels, options.cut) for part in (train, dev, test))
+    task, vocabularies = Classification(options.cut), Vocabularies(vocab, Vocabulary(labels))
+    parts = (task.encode(part, vocabularies).corpus for part in (train, dev, test))
     return Data(*parts, vocab, labels)
 
 
@@ -108,7 +111,7 @@ def train(model: BiLSTMClassifier, data: Data, options: argparse.Namespace) -> l
             if step == updates:
                 break
             batch = data.train.batch(rows)
-            loss = model.loss(batch.src.to(device), batch.src_lengths.to(device), batch.labels.to(device))
+            loss = model.loss(batch.src.to(device), batch.src_lengths.to(device), label_numbers(batch).to(device))
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), options.clip)
@@ -132,12 +135,12 @@ def train(model: BiLSTMClassifier, data: Data, options: argparse.Namespace) -> l
 
 
 @torch.no_grad()
-def test(model: BiLSTMClassifier, batches: Iterable[DocumentBatch], device: torch.device) -> Scores:
+def test(model: BiLSTMClassifier, batches: Iterable[Batch], device: torch.device) -> Scores:
     """Accuracy, loss and sparsity."""
     model.eval()
     right = loss = attended = looked = count = 0.0
     for number, batch in enumerate(batches):
-        src, lengths, labels = batch.src.to(device), batch.src_lengths.to(device), batch.labels.to(device)
+        src, lengths, labels = batch.src.to(device), batch.src_lengths.to(device), label_numbers(batch).to(device)
         scores = model(src, lengths)
         right += float((scores.argmax(-1) == labels).sum())
         loss += float(model.output.loss_of_scores(scores, labels, reduction="sum"))

@@ -33,7 +33,9 @@ from torch import Tensor, nn
 import tsallis
 from tsallis.continuous import ValueFunction, gaussian_grid
 from tsallis.data.reading import find_packed
-from tsallis.data.series import (
+from tsallis.errors import InputError
+from tsallis.models.timeseries import GridClassifier, SignalClassifier, fitted
+from tsallis.tasks.timeseries import (
     Events,
     IrregularSeries,
     Scaling,
@@ -42,8 +44,6 @@ from tsallis.data.series import (
     read_labels,
     take_out,
 )
-from tsallis.errors import InputError
-from tsallis.models.timeseries import GridClassifier, SignalClassifier, fitted
 
 MINUTES = 2880  # of the first 48 hours
 MEASURED_ONCE = ("Age", "Gender", "Height")

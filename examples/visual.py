@@ -29,22 +29,26 @@ from torch import Tensor
 
 import tsallis
 from tsallis.continuous import Density, Ellipse
-from tsallis.data.batching import BatchPlan
-from tsallis.data.images import Pictures, open_pictures
+from tsallis.data.batching import Batch, BatchPlan
+from tsallis.data.corpus import Corpus
+from tsallis.data.image_store import ImageStore
+from tsallis.data.images import open_pictures
 from tsallis.data.reading import find_packed
-from tsallis.data.visual import (
+from tsallis.data.vocabulary import Vocabulary
+from tsallis.errors import InputError
+from tsallis.models.vqa import VisualAnswerer
+from tsallis.tasks.base import Vocabularies
+from tsallis.tasks.labels import label_numbers
+from tsallis.tasks.vqa import (
+    ImageQuestion,
     Question,
-    QuestionBatch,
-    Questions,
+    Visual,
     answer_kind,
     answer_names,
     question_words,
     read_questions,
     split_by_image,
 )
-from tsallis.data.vocabulary import Vocabulary
-from tsallis.errors import InputError
-from tsallis.models.vqa import VisualAnswerer
 
 TESTED = 128  # questions of a batch without gradients
 OUTLINE = 2.0  # standard deviations of the ellipse that is drawn for a density without an end
@@ -53,9 +57,10 @@ OUTLINE = 2.0  # standard deviations of the ellipse that is drawn for a density 
 class Data(NamedTuple):
     """Everything in numbers, and the questions themselves."""
 
-    train: Questions
-    dev: Questions
-    test: Questions
+    train: Corpus
+    dev: Corpus
+    test: Corpus
+    images: ImageStore
     texts: dict[str, list[Question]]  # of dev and test, to count by the kind of answer
     vocab: Vocabulary
     answers: list[str]
@@ -81,9 +86,11 @@ def load(options: argparse.Namespace) -> Data:
         texts["train"] = texts["train"][: options.rows]
     answers = answer_names(texts["train"], options.answers)
     vocab = Vocabulary.build((question_words(q.question) for q in texts["train"]), options.min_count)
+    store, task = ImageStore(), Visual(max_length=options.cut)
+    vocabularies = Vocabularies(vocab, Vocabulary(answers), store)
     of = {"train": pictures["train"], "dev": pictures["train"], "test": pictures["test"]}
-    parts = {name: Questions.encode(texts[name], vocab, answers, of[name], options.cut) for name in of}
-    return Data(parts["train"], parts["dev"], parts["test"], texts, vocab, answers)
+    parts = [task.encode([ImageQuestion(q, of[name]) for q in texts[name]], vocabularies).corpus for name in of]
+    return Data(*parts, store, texts, vocab, answers)
 
 
 def found(options: argparse.Namespace, name: str) -> Path:
@@ -93,10 +100,11 @@ def found(options: argparse.Namespace, name: str) -> Path:
     return path if path.is_dir() else find_packed(path) or path
 
 
-def ready(batch: QuestionBatch, options: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def ready(batch: Batch, store: ImageStore, options: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What a model takes, where it is; images are all the same where the model shall not see them."""
-    images = torch.zeros_like(batch.images) if options.blind else batch.images
-    parts = (images, batch.src, batch.src_lengths, batch.labels)
+    images = store(batch.src[:, 0])
+    images = torch.zeros_like(images) if options.blind else images
+    parts = (images, batch.src[:, 1:], batch.src_lengths - 1, label_numbers(batch))
     images, src, lengths, labels = (part.to(options.device) for part in parts)
     return images, src, lengths, labels
 
@@ -119,7 +127,7 @@ def train(model: VisualAnswerer, data: Data, options: argparse.Namespace) -> lis
         for rows in plan.epoch(epoch):
             if step == updates:
                 break
-            images, src, lengths, labels = ready(data.train.batch(rows), options)
+            images, src, lengths, labels = ready(data.train.batch(rows), data.images, options)
             if bool((labels < 0).all()):  # rare answers alone
                 continue
             loss = model.loss(images, src, lengths, labels, label_smoothing=options.label_smoothing)
@@ -135,7 +143,7 @@ def train(model: VisualAnswerer, data: Data, options: argparse.Namespace) -> lis
                 print(f"update {step}/{updates}: loss {total / seen:.4f}, {pace:.2f} ms a question", file=sys.stderr)
         if not seen:
             break
-        scores = test(model, data.dev, data.texts["dev"], options)
+        scores = test(model, data, "dev", options)
         seconds = time.perf_counter() - began
         history.append({"epoch": epoch + 1, "loss": total / seen, "seconds": seconds, "dev": scores._asdict()})
         print(f"epoch {epoch + 1}: dev accuracy {scores.accuracy:.4f}, {seconds:.0f} s", file=sys.stderr)
@@ -146,17 +154,18 @@ def train(model: VisualAnswerer, data: Data, options: argparse.Namespace) -> lis
 
 
 @torch.no_grad()
-def test(model: VisualAnswerer, questions: Questions, texts: list[Question], options: argparse.Namespace) -> Scores:
+def test(model: VisualAnswerer, data: Data, split: str, options: argparse.Namespace) -> Scores:
     """Accuracy, also by kind of answer, and sparsity."""
     model.eval()
     right: dict[str, list[bool]] = {}
     attended = 0.0
-    for batch in questions.batches(TESTED):
-        images, src, lengths, labels = ready(batch, options)
-        hidden, attention = model.read(images, src, lengths)
-        attended += float((attention.masses > 0).double().mean((1, 2)).sum())
+    corpus: Corpus = getattr(data, split)
+    for batch in corpus.batches(TESTED):
+        images, src, lengths, labels = ready(batch, data.images, options)
+        hidden, look = model.read(images, src, lengths)
+        attended += float((look.masses > 0).double().mean((1, 2)).sum())
         for i, hit in zip(batch.index, (model.output(hidden).argmax(-1) == labels).tolist(), strict=True):
-            right.setdefault(answer_kind(texts[i].answer), []).append(hit)
+            right.setdefault(answer_kind(data.texts[split][i].answer), []).append(hit)
     kinds = {kind: {"questions": len(hits), "accuracy": sum(hits) / len(hits)} for kind, hits in sorted(right.items())}
     every = [hit for hits in right.values() for hit in hits]
     return Scores(sum(every) / len(every), kinds, attended / len(every))
@@ -167,7 +176,7 @@ def looks(model: VisualAnswerer, data: Data, options: argparse.Namespace) -> Ite
     """What the model looks at for some questions of the test, chosen by the seed."""
     generator = torch.Generator().manual_seed(options.seed)
     for i in torch.randperm(len(data.test), generator=generator)[: options.looks].tolist():
-        images, src, lengths, _ = ready(data.test.batch([i]), options)
+        images, src, lengths, _ = ready(data.test.batch([i]), data.images, options)
         hidden, attention = model.read(images, src, lengths)
         question = data.texts["test"][i]
         yield {
@@ -201,7 +210,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(options.seed)
     model = build(options, data).to(options.device)
     history = train(model, data, options)
-    scores = test(model, data.test, data.texts["test"], options)
+    scores = test(model, data, "test", options)
     given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
     return {
         "accuracy": scores.accuracy,
@@ -222,8 +231,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def build(options: argparse.Namespace, data: Data) -> VisualAnswerer:
     """A model for the images as they are: pictures through convolutions, features through a linear layer."""
-    pictures: Pictures = data.train.pictures
-    image = "cnn" if pictures.batch([data.train.names[0]]).dtype == torch.uint8 else "features"
+    one = data.images(torch.zeros(1, dtype=torch.long))  # [1, height, width, channels]
+    image = "features" if one.is_floating_point() else "cnn"
     return VisualAnswerer(
         len(data.vocab),
         len(data.answers),
@@ -232,7 +241,7 @@ def build(options: argparse.Namespace, data: Data) -> VisualAnswerer:
         layers=options.layers,
         dropout=options.dropout,
         image=image,
-        d_image=pictures.shape[2],
+        d_image=one.shape[3],
         stages=options.stages,
         attention=options.attention,
         transform=options.transform,

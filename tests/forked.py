@@ -109,8 +109,8 @@ def forked(work: Callable[[], object], stdin: bytes | None = None, seconds: floa
 
 def command(*arguments: object) -> Callable[[], None]:
     """A command line as the work of a child; what it imports is imported here, once."""
-    import tsallis.prepare
     import tsallis.search
+    import tsallis.tasks
     import tsallis.training  # noqa: F401
     from tsallis.cli import main
 

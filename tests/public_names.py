@@ -30,7 +30,7 @@ PUBLIC = {
         grid_centres grid_masses image_basis match_moments moments paper_image_basis text_basis translation_basis
     """,
     "tsallis.data": """
-        Batch BatchPlan InflectionExample Vocabulary english_verbs make_batch read_inflection read_languages
+        Batch BatchPlan Vocabulary make_batch
     """,
     "tsallis.distributions": """
         EntmaxCategorical Support kl_divergence
@@ -55,6 +55,9 @@ PUBLIC = {
     """,
     "tsallis.search": """
         Certificate Ensemble Hypothesis Result beam_search exhaustive sample score
+    """,
+    "tsallis.tasks": """
+        InflectionExample english_verbs load_config read_inflection read_languages
     """,
     "tsallis.training": """
         Checkpoints Log Progress Run Settings Trainer load_run

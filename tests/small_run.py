@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from tsallis.data import Vocabulary, english_verbs
-from tsallis.data.corpus import Corpus
+from tsallis.data import Vocabulary
+from tsallis.tasks.inflection import encode_examples, english_verbs
 from tsallis.training import Progress, Settings, Trainer
 from tsallis.training.lock import locked
 from tsallis.training.run_folder import build_model, start_run
@@ -20,7 +20,7 @@ from tsallis.training.run_folder import build_model, start_run
 EXAMPLES = english_verbs()["train"][:40]
 SRC = Vocabulary.build(e.src_tokens() for e in EXAMPLES)
 TGT = Vocabulary.build(e.tgt_tokens() for e in EXAMPLES)
-TRAIN, DEV = (Corpus.encode(part, SRC, TGT) for part in (EXAMPLES[:32], EXAMPLES[32:]))
+TRAIN, DEV = (encode_examples(part, SRC, TGT) for part in (EXAMPLES[:32], EXAMPLES[32:]))
 SETTINGS = Settings(epochs=3, batch_size=8, learning_rate=0.01, checkpoint_every=3, seed=5, keep=2)
 DESCRIPTION = {
     "class": "rnn",

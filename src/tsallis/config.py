@@ -1,4 +1,4 @@
-"""Configurations: checked schemas of YAML files. What they stand for is worked out in `tsallis.prepare`.
+"""Configurations: YAML files, overrides and checked schemas. What `data` and `model` may hold, the tasks know.
 
 Defaults are those of the classes and functions that take the settings; a test compares them.
 """
@@ -6,9 +6,9 @@ Defaults are those of the classes and functions that take the settings; a test c
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Union, get_args
 
 import yaml
 from pydantic import (
@@ -19,7 +19,7 @@ from pydantic import (
     Field,
     Tag,
     ValidationError,
-    field_validator,
+    create_model,
     model_validator,
 )
 
@@ -62,223 +62,6 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
-class InflectionData(Section):
-    """The source of inflection examples: files of one or many languages, or embedded data."""
-
-    task: Literal["inflection"] = "inflection"
-    embedded: Literal["english-verbs"] | None = None
-    folder: FileName = "."
-    train: FileName | None = None  # file names in the folder; {language} stands for each language's name
-    dev: FileName | None = None
-    test: FileName | None = None
-    # One name, several, or "all": every language with a training file.
-    languages: Annotated[list[FileName], Field(min_length=1)] | Literal["all"] | None = None
-    max_length: Count = 256  # examples of the training data with more symbols on a side are left out
-
-    @field_validator("languages", mode="before")
-    @classmethod
-    def _one_language(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) and value != "all" else value
-
-    @model_validator(mode="after")
-    def _one_source(self) -> InflectionData:
-        return _one_source(self, ("train", "dev", "test", "languages"), "english-verbs")
-
-
-class SubwordsConfig(Section):
-    """The options of the subword models that turn sentences into symbols."""
-
-    size: int = Field(8000, ge=8, lt=2**31)  # symbols of the vocabulary (of each, unless joint)
-    kind: Literal["bpe", "unigram"] = "bpe"
-    joint: bool = True  # one vocabulary for both languages
-    coverage: float = Field(1.0, ge=0.98, le=1)  # share of characters; a little less than 1 where there are thousands
-    split_digits: bool = False  # every digit a symbol of its own
-    sample: float = Field(0.0, ge=0, lt=1)  # subword regularisation: 0.1 is usual; 0 segments every time alike
-
-
-class TranslationData(Section):
-    """A parallel corpus: `train: train`, `src: de` and `tgt: en` are the files train.de and train.en of the folder.
-
-    Files may end in .xz or .gz.
-    """
-
-    task: Literal["translation"]
-    embedded: Literal["german-english-numbers"] | None = None
-    folder: FileName = "."
-    train: FileName | None = None
-    dev: FileName | None = None
-    test: FileName | None = None
-    src: FileName = "de"
-    tgt: FileName = "en"
-    subwords: SubwordsConfig = SubwordsConfig()
-    max_length: Count = 256  # pairs of the training data with more symbols on a side are left out
-    cache: FileName | None = None  # of subwords and encoded text; default: tsallis in the user's cache folder
-
-    @model_validator(mode="after")
-    def _one_source(self) -> TranslationData:
-        return _one_source(self, ("train", "dev", "test"), "german-english-numbers")
-
-
-class ClassificationData(Section):
-    """Documents and their classes: lines of `label<TAB>text`, columns between the two left out.
-
-    `train: train` is the file train of the folder, or train.tsv, each also with .xz or .gz behind it.
-    """
-
-    task: Literal["classification"]
-    folder: FileName = "."
-    train: FileName
-    dev: FileName | None = None
-    test: FileName | None = None
-    held_out: float = Field(0.1, gt=0, lt=1)  # share of train that is dev where there is no file of it
-    max_length: Count = 256  # words of a document that are read
-    min_count: Count = 5  # of a word in train; rarer ones are unknown
-
-
-class SplitImages(Section):
-    """The paths of each split's images; dev uses train's unless it names its own."""
-
-    train: FileName
-    dev: FileName | None = None
-    test: FileName | None = None
-
-
-class VisualData(Section):
-    """Questions about images: lines of `image<TAB>question<TAB>answer`, plain or with .xz or .gz behind the name.
-
-    Images are rows of an array file (.npy, .npy.xz), or JPEG and PNG files in a folder or a .tar.
-    """
-
-    task: Literal["visual"]
-    folder: FileName = "."
-    train: FileName
-    dev: FileName | None = None
-    test: FileName | None = None
-    images: FileName | SplitImages
-    size: tuple[Pixels, Pixels] | None = None  # height, width of photographs
-    held_out: float = Field(0.1, gt=0, lt=1)  # share of train's images that are dev where there is no file of it
-    max_length: Count = 32  # words of a question that are read
-    min_count: Count = 1  # of a word in train; rarer ones are unknown
-    answers: Count | None = None  # only the most frequent ones of train can be given
-
-
-DataConfig = InflectionData | TranslationData | ClassificationData | VisualData
-AnyData = TypeVar("AnyData", InflectionData, TranslationData)
-
-
-def _one_source(data: AnyData, names: Sequence[str], embedded: str) -> AnyData:
-    if data.embedded is not None:
-        sources = [n for n in names if getattr(data, n) is not None]
-        if sources:
-            raise ValueError(f"embedded data takes no {', '.join(sources)}")
-    elif data.train is None or data.dev is None:
-        raise ValueError(f"train and dev files are needed (or embedded: {embedded})")
-    return data
-
-
-class OutputConfig(Section):
-    """The output options that all models share."""
-
-    output: Literal["softmax", "sparsemax", "entmax", "alpha_relu"] = "entmax"
-    output_alpha: Alpha = 1.5
-    # For alpha_relu; auto: the mean entmax threshold of the first batch; formula: from the sizes, without data.
-    tau: Annotated[float, Field(allow_inf_nan=False)] | Literal["auto", "formula"] = "auto"
-
-
-class RNNConfig(OutputConfig):
-    """The arguments of `tsallis.models.RNNSeq2Seq`."""
-
-    architecture: Literal["rnn"] = "rnn"
-    d_model: Size = Field(300, multiple_of=2)
-    layers: Depth = 2
-    dropout: float = Field(0.3, ge=0, lt=1)
-    attention: Map = "entmax"
-    attention_alpha: Alpha = 1.5
-    input_feeding: bool = True
-    share: Literal["none", "target"] = "none"
-    # Continuous attention, with the moments of the discrete one.
-    density: Density | Alpha | None = None
-    combine: bool = True
-    num_basis: Basis = Field(30, multiple_of=3)
-    matching: Literal["scale", "covariance"] = "covariance"
-
-
-class TransformerConfig(OutputConfig):
-    """The arguments of `tsallis.models.TransformerSeq2Seq`."""
-
-    architecture: Literal["transformer"]
-    d_model: Size = 512
-    heads: Size = 8
-    encoder_layers: Depth = 6
-    decoder_layers: Depth = 6
-    d_ff: Size = 2048
-    dropout: float = Field(0.1, ge=0, lt=1)
-    attention_dropout: float = Field(0.0, ge=0, lt=1)
-    norm: Literal["post", "pre"] = "post"
-    activation: Literal["relu", "gelu"] = "relu"
-    attention: Map | Literal["learned"] = "entmax"
-    attention_alpha: Alpha = 1.5
-    # Where they differ.
-    encoder_attention: Map | Literal["learned"] | None = None
-    decoder_attention: Map | Literal["learned"] | None = None
-    cross_attention: Map | Literal["learned"] | None = None
-    tie_alphas: Literal["none", "layer", "kind", "global"] = "none"  # learned alphas: one for each head, or for all of
-    share: Literal["none", "target", "all"] = "none"
-    checkpoint_activations: bool = False
-
-
-class AttendingConfig(Section):
-    """The attention options that document classifiers and visual question answerers share."""
-
-    attention: Literal["discrete", "continuous", "combined"] = "combined"
-    transform: Map | Alpha = "sparsemax"
-    matching: Literal["scale", "covariance"] = "scale"
-    density: Any = None
-    ridge: float = Field(0.1, gt=0, allow_inf_nan=False)
-    output: Map = "softmax"
-    output_alpha: Alpha = 1.5
-
-    @model_validator(mode="after")
-    def _density_of_something(self) -> AttendingConfig:
-        if self.density is not None and self.attention == "discrete":
-            raise ValueError("density is for continuous and combined attention")
-        return self
-
-
-class ClassifierConfig(AttendingConfig):
-    """The arguments of `tsallis.models.LabelDecoder` for documents."""
-
-    architecture: Literal["classifier"]
-    d_model: Size = Field(128, multiple_of=2)
-    d_embedding: Size | None = None
-    layers: Depth = 1
-    dropout: float = Field(0.3, ge=0, lt=1)
-    num_basis: Basis = Field(64, multiple_of=2)
-    density: Density | Alpha | None = None
-
-
-class AnswererConfig(AttendingConfig):
-    """The arguments of `tsallis.models.LabelDecoder` for questions."""
-
-    architecture: Literal["answerer"]
-    d_model: Size = 128
-    heads: Size = 4
-    layers: Depth = 2
-    d_ff: Size | None = None
-    dropout: float = Field(0.1, ge=0, lt=1)
-    d_embedding: Size | None = None
-    d_flat: Size | None = None
-    d_fused: Size | None = None
-    stages: Depth = 3
-    positions: bool = True
-    attention: Literal["discrete", "continuous", "combined"] = "continuous"
-    transform: Map | Alpha = "softmax"
-    num_basis: Basis = 100
-    basis: Literal["image", "image-paper"] = "image"
-    matching: Literal["scale", "covariance"] = "covariance"
-    density: Literal["gaussian", "truncated_paraboloid"] | Alpha | None = None
-
-
 class TrainingConfig(Section):
     """The arguments of `tsallis.training.Settings`."""
 
@@ -317,69 +100,46 @@ class SearchConfig(Section):
     beam_size: Beam = 5
 
 
-def _tag(name: str, default: str) -> Discriminator:
-    """Which of several sections is meant, by one of its keys; without it, the default."""
-
-    def find(value: Any) -> Any:
-        return value.get(name, default) if isinstance(value, dict) else getattr(value, name, default)
-
-    return Discriminator(find)
-
-
-KINDS: dict[str, dict[str, type[Section]]] = {
-    "data": {
-        "inflection": InflectionData,
-        "translation": TranslationData,
-        "classification": ClassificationData,
-        "visual": VisualData,
-    },
-    "model": {
-        "rnn": RNNConfig,
-        "transformer": TransformerConfig,
-        "classifier": ClassifierConfig,
-        "answerer": AnswererConfig,
-    },
-}
-
-
 class Config(Section):
-    """A whole run."""
+    """A whole run. The sections `data` and `model` are the task's: see :func:`make_schema`."""
 
     version: Literal[1]
     run_dir: FileName | None = None
-    data: Annotated[
-        Annotated[InflectionData, Tag("inflection")]
-        | Annotated[TranslationData, Tag("translation")]
-        | Annotated[ClassificationData, Tag("classification")]
-        | Annotated[VisualData, Tag("visual")],
-        _tag("task", "inflection"),
-    ]
-    model: Annotated[
-        Annotated[RNNConfig, Tag("rnn")]
-        | Annotated[TransformerConfig, Tag("transformer")]
-        | Annotated[ClassifierConfig, Tag("classifier")]
-        | Annotated[AnswererConfig, Tag("answerer")],
-        _tag("architecture", "rnn"),
-    ] = RNNConfig()
+    data: Any
+    model: Any
     training: TrainingConfig = TrainingConfig()
     search: SearchConfig = SearchConfig()
-
-    @model_validator(mode="after")
-    def _model_for_the_task(self) -> Config:
-        for task, architecture in (("classification", "classifier"), ("visual", "answerer")):
-            if (self.data.task == task) != (self.model.architecture == architecture):
-                raise ValueError(
-                    f"data.task: {task} and model.architecture: {architecture} go together, "
-                    f"found {self.data.task} and {self.model.architecture}"
-                )
-        return self
 
     def text(self) -> str:
         """Return the configuration as YAML, every default filled in; without the folder, which may be moved."""
         return yaml.safe_dump(self.model_dump(exclude={"run_dir"}), sort_keys=False, allow_unicode=True)
 
 
-def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+# Finds the schema for the content of a file of some name.
+ChooseSchema = Callable[[Mapping[str, Any], str], type[Config]]
+
+
+def make_schema(data: type[Section], models: Mapping[str, type[Section]]) -> type[Config]:
+    """Return the schema of one task's configurations.
+
+    Args:
+        data: the section `data`.
+        models: the sections that `model` may be, by its key `architecture`; without that key it is the first.
+    """
+    first = next(iter(models))
+
+    def architecture(value: Any) -> Any:
+        return value.get("architecture", first) if isinstance(value, dict) else getattr(value, "architecture", first)
+
+    model: Any = models[first]
+    if len(models) > 1:
+        union: Any = Union[tuple(Annotated[section, Tag(key)] for key, section in models.items())]  # noqa: UP007
+        model = Annotated[union, Discriminator(architecture)]
+    fields: dict[str, Any] = {"data": (data, ...), "model": (model, Field(default_factory=models[first]))}
+    return create_model("Config", __base__=Config, __module__=__name__, **fields)
+
+
+def read_config(path: Path | str, overrides: Sequence[str], choose_schema: ChooseSchema) -> Config:
     """Read a YAML file and apply `key=value` overrides such as `model.output=sparsemax`.
 
     Raises:
@@ -396,7 +156,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
         raise InputError(f"{path}: expected keys and values (version: 1, data: ...)")
     for override in overrides:
         _apply(content, override)
-    return check_config(content, str(path))
+    return check_content(content, str(path), choose_schema)
 
 
 def parse_yaml(text: str, name: str) -> Any:
@@ -433,12 +193,17 @@ def _weight(node: yaml.Node, weights: dict[int, int]) -> int:
     return weights[id(node)]
 
 
-def check_config(content: dict[str, Any], name: str) -> Config:
-    """Return a configuration from its content."""
+def check_content(content: dict[str, Any], name: str, choose_schema: ChooseSchema) -> Config:
+    """Return a configuration from its content; its task, which `choose_schema` finds in it, says which keys there are.
+
+    Raises:
+        InputError: with every mistake in one message that begins with `name`, each with its path.
+    """
+    schema = choose_schema(content, name)
     try:
-        return Config.model_validate(content)
+        return schema.model_validate(content)
     except ValidationError as error:
-        raise InputError(f"{name}: {_explain(error)}") from error
+        raise InputError(f"{name}: {_explain(error, schema)}") from error
 
 
 def _apply(content: dict[str, Any], override: str) -> None:
@@ -458,12 +223,12 @@ def _apply(content: dict[str, Any], override: str) -> None:
     content[parts[-1]] = parse_yaml(value, name)
 
 
-def _explain(error: ValidationError) -> str:
+def _explain(error: ValidationError, schema: type[Section]) -> str:
     """Return every mistake with its path; where a setting may be of several types, all of them in one."""
     inputs: dict[str, str] = {}
     expected: dict[str, list[str]] = {}
     for detail in error.errors(include_url=False, include_context=False):
-        key, section = _place(detail["loc"])
+        key, section = _find_section(detail["loc"], schema)
         if key not in expected and len(expected) == MOST_MISTAKES:
             expected["and more"] = [f"these are the first {MOST_MISTAKES} mistakes"]
             break
@@ -487,22 +252,27 @@ def _cut(key: str) -> str:
     return key if len(key) <= LONGEST_KEY else key[: LONGEST_KEY - 3] + "..."
 
 
-def _place(loc: Sequence[int | str]) -> tuple[str, type[Section]]:
+def _find_section(loc: Sequence[int | str], section: type[Section]) -> tuple[str, type[Section]]:
     """Return the path of a setting and its section, without the types that pydantic adds to it."""
     parts: list[str] = []
-    section: type[Section] = Config
     inside = True
-    kinds: dict[str, type[Section]] = {}
+    sections: dict[str, type[Section]] = {}  # of a union, by the tags in the path
     for part in loc:
-        if part in kinds:
-            section, kinds, inside = kinds[str(part)], {}, True
+        if part in sections:
+            section, sections, inside = sections[str(part)], {}, True
             continue
         if not inside and isinstance(part, str):
             continue
         parts.append(str(part))
         field = section.model_fields.get(str(part)) if inside else None
         kind = field.annotation if field else None
-        kinds = KINDS.get(str(part), {}) if section is Config else {}
+        sections = {tag.tag: member for member, tag in _tagged(kind)}
         inside = isinstance(kind, type) and issubclass(kind, Section)
         section = kind if isinstance(kind, type) and issubclass(kind, Section) else section
     return ".".join(parts) or "the file", section
+
+
+def _tagged(kind: Any) -> list[tuple[type[Section], Tag]]:
+    """Return the tagged members of a union of sections; none of anything else."""
+    members = [get_args(member) for member in get_args(kind)]
+    return [(member[0], member[1]) for member in members if len(member) == 2 and isinstance(member[1], Tag)]

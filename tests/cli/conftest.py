@@ -12,7 +12,7 @@ import pytest
 
 from forked import command as forked_command
 from forked import forked
-from tsallis.data import InflectionExample, english_verbs
+from tsallis.tasks.inflection import InflectionExample, english_verbs
 
 CONFIG = """\
 version: 1

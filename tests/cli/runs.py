@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from cli.conftest import write_examples
-from tsallis.data import english_verbs
+from tsallis.tasks.inflection import english_verbs
 
 INFLECTION = """\
 version: 1

@@ -170,8 +170,8 @@ def say(
 ) -> Callable[..., Any]:
     """Call a command with some options on a run that takes them: of `about`, too, which are not used."""
     pytest.importorskip("matplotlib")
-    import tsallis.looks as looks
     import tsallis.report as report
+    from tsallis.tasks import base, sequences, vqa
 
     searched: list[Any] = []
 
@@ -187,9 +187,9 @@ def say(
         path.write_text(getattr(figure, "figure", figure))
 
     for module, name, stand_in in (
-        (looks, "beam_search", search),
-        (looks, "attention_matrix", draw),
-        (looks, "image_panels", draw),
+        (base, "beam_search", search),
+        (sequences, "attention_matrix", draw),
+        (vqa, "image_panels", draw),
         (report, "save", save),
         (translate, "BUDGET", 150),
     ):

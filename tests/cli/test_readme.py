@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from cli.conftest import environment, write_examples
-from tsallis.data import english_verbs
 from tsallis.datasets.number_names import german_english_numbers
+from tsallis.tasks.inflection import english_verbs
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

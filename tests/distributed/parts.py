@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tsallis.data import Vocabulary, english_verbs
+from tsallis.data import Vocabulary
 from tsallis.data.batching import Batch
-from tsallis.data.corpus import Corpus
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.tasks.inflection import encode_examples, english_verbs
 from tsallis.training import Settings
 
 EXAMPLES = english_verbs()["train"][:51]
 VOCAB = Vocabulary.build([*(e.src_tokens() for e in EXAMPLES), *(e.tgt_tokens() for e in EXAMPLES)])
-TRAIN = Corpus.encode(EXAMPLES[:36], VOCAB, VOCAB)
-DEV = Corpus.encode(EXAMPLES[36:], VOCAB, VOCAB)
+TRAIN = encode_examples(EXAMPLES[:36], VOCAB, VOCAB)
+DEV = encode_examples(EXAMPLES[36:], VOCAB, VOCAB)
 # Nine batches make three updates of up to four: the last has one, and the second process none in it.
 SETTINGS = Settings(epochs=4, batch_size=4, accumulate=2, learning_rate=0.01, checkpoint_every=2, seed=5, keep=2)
 KINDS: dict[str, dict[str, Any]] = {

@@ -47,9 +47,8 @@ def choose(count: int, first: int = 0, only: str = "") -> list[tuple[str, int]]:
 
 def prepare(folder: Path) -> None:
     """Write the samples, train the runs, and import what commands import, once for all children."""
-    import tsallis.looks
-    import tsallis.prepare
     import tsallis.report.views
+    import tsallis.tasks
     import tsallis.training  # noqa: F401
     from tsallis.cli import main
 

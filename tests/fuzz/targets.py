@@ -56,45 +56,45 @@ def file_of(sample: str, read: Callable[[Path], object]) -> Make:
 
 
 def read_parallel(path: Path) -> None:
-    from tsallis.data.parallel import read_parallel
+    from tsallis.data.corpus_cache import read_parallel
 
     list(read_parallel(path, path))
 
 
 def read_events(path: Path) -> None:
-    from tsallis.data.series import IrregularSeries, read_events
+    from tsallis.tasks.timeseries import IrregularSeries, read_events
 
     events = read_events(path)
     IrregularSeries(events, events.names)
 
 
 def read_labels(path: Path) -> None:
-    from tsallis.data.series import read_labels
+    from tsallis.tasks.timeseries import read_labels
 
     read_labels(path, "label")
 
 
 def read_text(path: Path) -> None:
-    from tsallis.data.parallel import stream_lines
+    from tsallis.data.reading import stream_lines
 
     for _ in stream_lines(path):
         pass
 
 
 def read_inflection(path: Path) -> None:
-    from tsallis.data import read_inflection
+    from tsallis.tasks.inflection import read_inflection
 
     read_inflection(path)
 
 
 def read_labelled(path: Path) -> None:
-    from tsallis.data.classification import read_labelled
+    from tsallis.tasks.classification import read_labelled
 
     read_labelled(path)
 
 
 def read_questions(path: Path) -> None:
-    from tsallis.data.visual import read_questions
+    from tsallis.tasks.vqa import read_questions
 
     read_questions(path)
 
@@ -183,7 +183,7 @@ def load_vocabulary(path: Path) -> None:
 
 
 def load_config(path: Path, *overrides: str) -> None:
-    from tsallis.config import load_config
+    from tsallis.tasks.registry import load_config
 
     load_config(path, overrides).text()
 

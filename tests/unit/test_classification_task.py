@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tsallis.config import Config, check_config
+from task_runs import encode, evaluate, prepare, read_split
+from tsallis.config import Config
 from tsallis.errors import InputError
-from tsallis.prepare import prepare, read_split
-from tsallis.tasks import evaluation, task_of
+from tsallis.tasks.registry import check_config, task_of
 from tsallis.training import Trainer, load_run
 from tsallis.training.run_folder import build_model, start_run
 
@@ -51,16 +51,26 @@ def test_from_files_to_labels(folder: Path, attention: str) -> None:
     given = config(folder, attention=attention, transform="sparsemax", output="sparsemax")
     prepared = prepare(given)
     data, run_folder = prepared.data, folder / "run"
-    assert len(data.train) == 180 and len(data.dev) == len(data.references) == 20
-    assert data.tgt_vocab.symbols == ("bad", "good") and prepared.task == {"task": "classification", "max_length": 256}
+    assert len(data.train) == 180 and len(data.dev.corpus) == len(data.dev.references) == 20
+    assert data.vocabularies.tgt.symbols == ("bad", "good") and prepared.task.facts() == {
+        "task": "classification",
+        "max_length": 256,
+    }
     run_folder.mkdir()
-    start_run(run_folder, given.text(), prepared.description, prepared.task, data.src_vocab, data.tgt_vocab)
+    start_run(
+        run_folder,
+        given.text(),
+        prepared.description,
+        prepared.task.facts(),
+        data.vocabularies.src,
+        data.vocabularies.tgt,
+    )
     model = build_model(prepared.description)
-    arguments = (data.train, data.dev, run_folder, prepared.settings, lambda progress: None, prepared.measure())
+    arguments = (data.train, data.dev.corpus, run_folder, prepared.settings, lambda progress: None, prepared.measure())
     Trainer(model, *arguments).run()
     run = load_run(run_folder)
-    lines = task_of(run.task).encode(read_split(given.data, "test"), run)
-    report = evaluation(run, lines, 2)
+    lines = encode(run, read_split(given.data, "test"))
+    report = evaluate(run, lines, 2)
     assert report["accuracy"] > 0.9 and report["complete"] > 0.9 and report["samples"] == 40
     asked = task_of(run.task).read(["a lovely film", "", "dull"], "lines", run, gold=False)
     assert len(asked.corpus) == asked.count == 3 and asked.corpus.src[1].tolist() == [3]
@@ -80,7 +90,7 @@ def test_a_split_is_held_out_where_there_is_none(folder: Path) -> None:
     [
         ({"train": None}, {}, "data.train"),
         ({"held_out": 1.0}, {}, "data.held_out"),
-        ({}, {"architecture": "rnn", "num_basis": 30}, "go together, found classification and rnn"),
+        ({}, {"architecture": "rnn", "num_basis": 30}, "model.architecture: input should be 'classifier', found 'rnn'"),
         ({}, {"attention": "discrete", "density": "laplace"}, "density is for continuous and combined attention"),
         ({}, {"transform": "hardmax"}, "model.transform"),
         ({}, {"num_basis": 7}, "model.num_basis"),

@@ -11,27 +11,20 @@ from typing import Any
 import pytest
 import yaml
 
-from tsallis.config import (
-    KINDS,
-    ClassificationData,
-    Config,
-    RNNConfig,
-    SearchConfig,
-    SubwordsConfig,
-    TrainingConfig,
-    TransformerConfig,
-    VisualData,
-    load_config,
-)
-from tsallis.data.classification import split_off
+from task_runs import prepare, read_split
+from tsallis.config import Config, SearchConfig, TrainingConfig
 from tsallis.data.subwords import Subwords
-from tsallis.data.visual import split_by_image
 from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
-from tsallis.prepare import prepare, read_split
+from tsallis.models.registry import MODELS
 from tsallis.search import beam_search
+from tsallis.tasks.classification import ClassificationData, split_off
+from tsallis.tasks.registry import TASKS, load_config, schema
+from tsallis.tasks.sequences import RNNConfig, TransformerConfig
+from tsallis.tasks.translation import SubwordsConfig
+from tsallis.tasks.vqa import VisualData, split_by_image
 from tsallis.training import Settings
-from tsallis.training.run_folder import MODELS, build_model
+from tsallis.training.run_folder import build_model
 
 BASE = "version: 1\ndata: {embedded: english-verbs}\n"
 TRANSFORMER = BASE + "model: {architecture: transformer}\n"
@@ -110,12 +103,12 @@ def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
         (TRANSFORMER + "{tie_alphas: all}\n", "model.tie_alphas: .*found 'all'"),
         (TRANSFORMER + "{layers: 2}\n", "model.layers: unknown key"),
         (
-            TRANSFORMER + "{context_attention: entmax}\n",
-            "model.context_attention: now called cross_attention: rename it",
+            TRANSFORMER + "{cross_attention: entmax}\n",
+            "model.cross_attention: now called cross_attention: rename it",
         ),
         (BASE + "model: {functions: 30}\n", "model.functions: now called num_basis: rename it in the file"),
-        (BASE + "model: {penalty: 0.1}\n", "model.penalty: unknown key"),  # not a setting of this model
-        (BASE + "training: {alpha_rate: 5.0}\n", "training.alpha_rate: now called alpha_lr_scale: rename it"),
+        (BASE + "model: {ridge: 0.1}\n", "model.ridge: unknown key"),  # not a setting of this model
+        (BASE + "training: {alpha_lr_scale: 5.0}\n", "training.alpha_lr_scale: now called alpha_lr_scale: rename it"),
         ("version: 1\ndata: {task: parsing}\n", "data: .*'parsing'.*inflection.*translation"),
         ("version: 1\ndata: {task: translation}\n", "data: train and dev files are needed"),
         (TRANSLATION + "{train: t}\n", r"data: train and dev files are needed \(or embedded: german-english-numbers"),
@@ -200,12 +193,13 @@ def test_the_text_is_the_whole_configuration_without_the_folder(tmp_path: Path) 
 
 def test_schemas_offer_what_the_classes_take() -> None:
     assert set(TrainingConfig.model_fields) == {f.name for f in fields(Settings)}
-    for schema, model in ((RNNConfig, RNNSeq2Seq), (TransformerConfig, TransformerSeq2Seq)):
-        assert set(schema.model_fields) - {"architecture"} <= set(signature(model).parameters)
+    for section, model in ((RNNConfig, RNNSeq2Seq), (TransformerConfig, TransformerSeq2Seq)):
+        assert set(section.model_fields) - {"architecture"} <= set(signature(model).parameters)
     assert set(SubwordsConfig.model_fields) - {"joint", "sample"} <= set(signature(Subwords.train).parameters)
     assert {f.name: f.default for f in fields(Settings)} == TrainingConfig().model_dump()
 
 
+SECTIONS = {name: section for task in TASKS.values() for name, section in task.models.items()}
 IMAGES = {"kind": "questions", "image": "features", "d_image": 5}  # what the data says
 
 
@@ -214,7 +208,7 @@ IMAGES = {"kind": "questions", "image": "features", "d_image": 5}  # what the da
 )
 def test_a_model_without_settings_is_that_of_the_configuration(architecture: str, more: dict[str, Any]) -> None:
     """Whatever its class is called by: every setting has one default."""
-    section = KINDS["model"][architecture]
+    section = SECTIONS[architecture]
     given = section(architecture=architecture).model_dump(exclude={"architecture"})
     if "tau" in given:
         assert given.pop("tau") == "auto"  # a way to find the number, which no class can do without data
@@ -236,8 +230,7 @@ def test_settings_of_searches_and_data_have_one_default() -> None:
         assert getattr(SubwordsConfig(), name) == default(Subwords.train, name)
     for section, function in ((ClassificationData, split_off), (VisualData, split_by_image)):
         assert section.model_fields["held_out"].default == default(function, "share")
-    known = {"InflectionData", "TranslationData", "ClassificationData", "VisualData"}
-    assert {section.__name__ for section in KINDS["data"].values()} == known and {*KINDS["model"]} == {*MODELS}
+    assert {*SECTIONS} == {*MODELS}
 
 
 def write(folder: Path, name: str, *rows: str) -> None:
@@ -249,16 +242,16 @@ def test_prepared_runs_have_plain_arguments(tmp_path: Path) -> None:
     write(tmp_path, "eo-dev", "vidi\tvidas\tV;PRS")
     text = f"version: 1\ndata: {{folder: {tmp_path}, train: '{{language}}-train', dev: '{{language}}-dev'}}\n"
     prepared = prepare(config(tmp_path, text, "data.languages=eo", "model.d_model=8", "training.seed=3"))
-    assert prepared.task == {"task": "inflection", "languages": ["eo"], "max_length": 256}
+    assert prepared.task.facts() == {"task": "inflection", "languages": ["eo"], "max_length": 256}
     data = prepared.data
-    assert "<lang:eo>" in data.src_vocab and "<lang:eo>" not in data.tgt_vocab
-    assert len(data.train) == 2 and len(data.dev) == 1 and data.references == ["vidas"]
+    assert "<lang:eo>" in data.vocabularies.src and "<lang:eo>" not in data.vocabularies.tgt
+    assert len(data.train) == 2 and len(data.dev.corpus) == 1 and data.dev.references == ["vidas"]
     assert prepared.settings.seed == 3 and asdict(prepared.settings)["batch_size"] == 64
     built = build_model(prepared.description)
-    assert built.arguments["src_vocab"] == len(data.src_vocab) and built.arguments["d_model"] == 8
-    assert 3 in data.dev.tgt[0]  # "v" was never seen in training: nothing of dev is in the vocabulary
+    assert built.arguments["src_vocab"] == len(data.vocabularies.src) and built.arguments["d_model"] == 8
+    assert 3 in data.dev.corpus.tgt[0]  # "v" was never seen in training: nothing of dev is in the vocabulary
     everything = prepare(config(tmp_path, text, "data.languages=all", "model.d_model=8"))
-    assert everything.task["languages"] == ["eo"]
+    assert everything.task.facts()["languages"] == ["eo"]
 
 
 def test_tau_is_estimated_from_the_first_batch(tmp_path: Path) -> None:
@@ -370,8 +363,9 @@ def test_sizes_that_no_machine_has_room_for(tmp_path: Path, key: str, value: int
 def integers_without_an_end() -> list[str]:
     """Settings of every section, also one alone of a union, whose schema knows no largest value."""
     found = []
-    for name, schema in Config.model_json_schema()["$defs"].items():
-        for key, content in schema["properties"].items():
+    definitions = {k: v for task in TASKS.values() for k, v in schema(task).model_json_schema()["$defs"].items()}
+    for name, section in definitions.items():
+        for key, content in section["properties"].items():
             kinds = [content, *content.get("anyOf", []), *content.get("prefixItems", [])]
             kinds += [item for kind in kinds for item in kind.get("prefixItems", [])]
             if any(k.get("type") == "integer" and not {"maximum", "exclusiveMaximum", "const"} & set(k) for k in kinds):

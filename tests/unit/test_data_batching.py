@@ -11,12 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsallis.data import BatchPlan, InflectionExample, Vocabulary, make_batch
+from tsallis.data import BatchPlan, Vocabulary, make_batch
 from tsallis.data.batching import IGNORED
 from tsallis.data.corpus import Corpus
 from tsallis.data.ragged import Ragged
 from tsallis.data.vocabulary import BOS, EOS, PAD
 from tsallis.errors import InputError
+from tsallis.tasks.inflection import InflectionExample, encode_examples
 
 ORDERS = [[[2], [1, 0], [4], [5], [3]], [[4], [2], [1, 0], [3], [5]]]
 SENTENCES = st.lists(st.integers(4, 99), min_size=1, max_size=6)
@@ -223,7 +224,7 @@ def test_a_corpus_in_numbers() -> None:
     examples = [InflectionExample("ab", ("V",), "abc"), InflectionExample("a", ("V",)), InflectionExample("x", ("N",))]
     src = Vocabulary.build(e.src_tokens() for e in examples[:2])
     tgt = Vocabulary.build([examples[0].tgt_tokens()])
-    corpus = Corpus.encode(examples, src, tgt)
+    corpus = encode_examples(examples, src, tgt)
     assert corpus.src == [src.encode(["<tag:V>", "a", "b"]), src.encode(["<tag:V>", "a"]), [3, 3]]
     assert corpus.tgt == [tgt.encode("abc"), [], []]
     assert corpus.lengths().tolist() == [[3, 3], [2, 0], [2, 0]] and len(corpus) == 3

@@ -13,15 +13,14 @@ from pathlib import Path
 import pytest
 
 from tsallis.data import Vocabulary, reading
-from tsallis.data.classification import read_labelled
 from tsallis.data.images import open_pictures
-from tsallis.data.inflection import read_inflection
-from tsallis.data.parallel import stream_lines
-from tsallis.data.reading import decode_lines, read_bytes, read_json, read_lines
-from tsallis.data.series import read_events, read_labels
+from tsallis.data.reading import decode_lines, read_bytes, read_json, read_lines, stream_lines
 from tsallis.data.subwords import Subwords
-from tsallis.data.visual import read_questions
 from tsallis.errors import InputError
+from tsallis.tasks.classification import read_labelled
+from tsallis.tasks.inflection import read_inflection
+from tsallis.tasks.timeseries import read_events, read_labels
+from tsallis.tasks.vqa import read_questions
 
 READERS: dict[str, Callable[[Path], object]] = {
     "bytes": read_bytes,

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from serving import Server, packed_in, serve, tar
-from tsallis.data.classification import read_labelled
 from tsallis.datasets import registry
 from tsallis.datasets.archive import fetch_text
 from tsallis.datasets.archive_folders import LONGEST
@@ -23,6 +22,7 @@ from tsallis.datasets.download import Part, SourceFile
 from tsallis.datasets.labelled_sets import EASY_VQA, EASY_VQA_IMAGES, EVENTS, QUESTIONS, SENTENCES
 from tsallis.datasets.registry import SOURCES, Source, get
 from tsallis.errors import InputError
+from tsallis.tasks.classification import read_labelled
 
 
 @pytest.fixture

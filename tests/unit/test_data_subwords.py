@@ -305,7 +305,7 @@ def test_segmentations_drawn_in_several_threads_and_processes(model: Subwords) -
 def test_the_package_needs_no_sentencepiece_until_there_are_subwords() -> None:
     code = (
         "import sys; sys.modules['sentencepiece'] = None\n"
-        "import tsallis.data.corpus, tsallis.data.parallel\n"
+        "import tsallis.data.corpus, tsallis.data.corpus_cache\n"
         "from tsallis.data.subwords import Subwords\n"
         "try: Subwords.train(['a'], 10)\n"
         "except ImportError as error: print(error)"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from contract.tables import trie
-from tsallis.data import Vocabulary, english_verbs
+from tsallis.data import Vocabulary
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import EOS
 from tsallis.evaluation.metrics import (
@@ -27,11 +27,12 @@ from tsallis.evaluation.metrics import (
 )
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.search import Certificate, Ensemble, Hypothesis, Result, beam_search, score
+from tsallis.tasks.inflection import encode_examples, english_verbs
 
 EXAMPLES = english_verbs()["dev"][:12]
 SRC = Vocabulary.build(e.src_tokens() for e in EXAMPLES)
 TGT = Vocabulary.build(e.tgt_tokens() for e in EXAMPLES)
-CORPUS = Corpus.encode(EXAMPLES, SRC, TGT)
+CORPUS = encode_examples(EXAMPLES, SRC, TGT)
 NOTHING = Certificate("none", -torch.inf)
 
 

@@ -12,7 +12,7 @@ import tsallis
 from public_names import PUBLIC_NAMES
 
 ROOT = Path(tsallis.__file__).parent
-TOOLKIT = ("analysis", "data", "models", "report", "search", "training")
+TOOLKIT = ("analysis", "data", "models", "report", "search", "tasks", "training")
 
 
 def names_of(path: Path) -> list[str] | None:

@@ -27,10 +27,10 @@ from tsallis.continuous import (
     TruncatedParaboloid,
     cell_masses,
 )
-from tsallis.data import Vocabulary, english_verbs
-from tsallis.data.corpus import Corpus
+from tsallis.data import Vocabulary
 from tsallis.errors import InputError
 from tsallis.models import BiLSTMClassifier, TransformerSeq2Seq
+from tsallis.tasks.inflection import encode_examples, english_verbs
 from tsallis.training import Settings, Trainer
 
 pytest.importorskip("matplotlib")
@@ -452,7 +452,7 @@ def test_alphas_of_a_trained_run(tmp_path: Path) -> None:
     verbs = english_verbs()
     examples = [*verbs["train"][:48], *verbs["dev"][:6]]
     src, tgt = (Vocabulary.build(x) for x in zip(*((e.src_tokens(), e.tgt_tokens()) for e in examples), strict=True))
-    train, dev = (Corpus.encode(part, src, tgt) for part in (examples[:48], examples[48:]))
+    train, dev = (encode_examples(part, src, tgt) for part in (examples[:48], examples[48:]))
     sizes = {"d_model": 8, "heads": 2, "layers": 1, "d_ff": 8, "dropout": 0.0}
     model = TransformerSeq2Seq(len(src), len(tgt), attention="learned", **sizes)
     before = model.alphas()

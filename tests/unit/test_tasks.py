@@ -7,21 +7,17 @@ from typing import Any
 
 import pytest
 
+from task_runs import encode, evaluate, read_lines
 from tsallis.cli.input import line_blocks
-from tsallis.data import InflectionExample, Vocabulary
+from tsallis.data import Vocabulary
+from tsallis.data.corpus import Corpus
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq
-from tsallis.tasks import (
-    Inflection,
-    Translation,
-    evaluation,
-    language_scores,
-    line_reader,
-    read_lines,
-    score_values,
-    task_of,
-)
+from tsallis.tasks.base import Lines, language_scores, score_values
+from tsallis.tasks.inflection import Inflection, InflectionExample
+from tsallis.tasks.registry import task_of
+from tsallis.tasks.translation import Translation
 from tsallis.training import Run
 
 TEXT = ["das Haus ist rot", "the house is red", "ein Hut", "a hat"]
@@ -38,7 +34,7 @@ def run(task: dict[str, Any]) -> Run:
 
 def test_tasks_are_known_by_their_names() -> None:
     assert task_of({}) == Inflection() and task_of({"task": "inflection", "languages": ["eo"]}) == Inflection(["eo"])
-    assert task_of({"task": "translation", "src": "de", "tgt": "en"}) == Translation("en")
+    assert task_of({"task": "translation", "src": "de", "tgt": "en"}) == Translation("de", "en")
     with pytest.raises(InputError, match="unknown task 'parsing', known: inflection, translation"):
         task_of({"task": "parsing"})
 
@@ -48,7 +44,7 @@ def test_sentences() -> None:
     task = task_of(given.task)
     lines = task.read([" ein Hut ", "das Haus"], "in.de", given, gold=False)
     assert [list(row) for row in lines.corpus.src] == [given.src_vocab.encode(x) for x in ("ein Hut", "das Haus")]
-    assert lines.places == [0, 1] and lines.count == 2 and [list(row) for row in lines.corpus.tgt] == [[], []]
+    assert lines.numbers == [0, 1] and lines.count == 2 and [list(row) for row in lines.corpus.tgt] == [[], []]
     known = task.read(["ein Hut\ta hat"], "in.tsv", given, gold=True)
     assert list(known.corpus.tgt[0]) == given.tgt_vocab.encode("a hat") and known.references == ["a hat"]
     assert task.read(["a\tb"], "in.de", given, gold=False).titles == ["a\tb"]  # a sentence with a tab
@@ -57,10 +53,10 @@ def test_sentences() -> None:
 def test_lines_without_symbols_keep_their_place() -> None:
     given = run({"task": "translation"})
     found = task_of(given.task).read(["", "ein Hut", "  ", "\u200b", "das Haus", ""], "in.de", given, False)
-    assert found.places == [1, 4] and found.count == 6 and len(found.corpus) == 2
+    assert found.numbers == [1, 4] and found.count == 6 and len(found.corpus) == 2
     assert found.titles == ["ein Hut", "das Haus"]
     nothing = task_of(given.task).read(["", ""], "in.de", given, False)
-    assert nothing.places == [] and nothing.count == 2 and len(nothing.corpus) == 0
+    assert nothing.numbers == [] and nothing.count == 2 and len(nothing.corpus) == 0
 
 
 @pytest.mark.parametrize(
@@ -102,50 +98,54 @@ def test_forms() -> None:
     task = task_of(given.task)
     lines = task.read(["a\tb\tN;V", "c\td\tN"], "in.tsv", given, gold=True)
     assert lines.references == ["b", "d"] and lines.titles == ["a + N;V", "c + N"]
-    assert lines.places == [0, 1] and lines.count == 2
+    assert lines.numbers == [0, 1] and lines.count == 2
     with pytest.raises(InputError, match=r"in\.tsv:2: "):
         task.read(["a\tb\tN", "c"], "in.tsv", given, gold=True)
-    assert [s.name for s in task.scores(["b"], ["b"])] == ["accuracy", "levenshtein"]
+    assert [s.name for s in task.score(["b"], ["b"])] == ["accuracy", "levenshtein"]
 
 
 def test_scores_of_translations() -> None:
-    task = Translation("en")
+    task = Translation("de", "en")
     texts = ["a hat and a house and a door", "the house"]
-    scores = {s.name: s for s in task.scores(texts, ["a hat and a house and a door", "the red house"])}
+    scores = {s.name: s for s in task.score(texts, ["a hat and a house and a door", "the red house"])}
     assert list(scores) == ["bleu", "chrf", "ter", "exact"] and scores["exact"].value == 0.5
     assert all(scores[name].signature for name in ("bleu", "chrf", "ter")) and not scores["exact"].signature
-    assert [s.name for s in task.scores(texts, texts, quick=True)] == ["bleu", "exact"]
-    assert task.scores(texts, texts, quick=True)[0].value == pytest.approx(100)
+    assert [s.name for s in task.score(texts, texts, quick=True)] == ["bleu", "exact"]
+    assert task.score(texts, texts, quick=True)[0].value == pytest.approx(100)
+
+
+def lines_of(references: list[str], languages: list[str] | None) -> Lines:
+    return Lines(Corpus([], []), references, [], [], len(references), languages)
 
 
 def test_several_languages_count_the_same() -> None:
     """However many samples each has: 1 of 4 right in one and 1 of 1 in the other are 62.5 % right, not 40 %."""
     task, texts, references = task_of({}), ["a", "b", "b", "b", "a"], ["a", "a", "a", "a", "a"]
-    each = language_scores(task, texts, references, ["fi", "fi", "fi", "fi", "eo"])
+    each = language_scores(task, texts, lines_of(references, ["fi", "fi", "fi", "fi", "eo"]))
     assert each == {
         "eo": {"samples": 1, "accuracy": 1.0, "levenshtein": 0.0},
         "fi": {"samples": 4, "accuracy": 0.25, "levenshtein": 0.75},
     }
-    values = score_values(task.scores(texts, references), each)
+    values = score_values(task.score(texts, references), each)
     assert values == {"macro_accuracy": 0.625, "macro_levenshtein": 0.375, "accuracy": 0.4, "levenshtein": 0.6}
     assert next(iter(values)) == "macro_accuracy"  # which says what model is best
     for one in (None, ["fi"] * 5, []):
-        assert language_scores(task, texts, references, one) == {}
-    assert score_values(task.scores(texts, references), {}) == {"accuracy": 0.4, "levenshtein": 0.6}
+        assert language_scores(task, texts, lines_of(references, one)) == {}
+    assert score_values(task.score(texts, references), {}) == {"accuracy": 0.4, "levenshtein": 0.6}
 
 
 def test_an_evaluation_of_several_languages() -> None:
     given = run({"task": "inflection", "languages": ["eo", "fi"]})
     examples = [InflectionExample("abc", ("N",), "b", "fi"), InflectionExample("ab", ("V",), "c", "eo")]
-    lines = task_of(given.task).encode([*examples, *examples[:1]], given)
+    lines = encode(given, [*examples, *examples[:1]])
     assert lines.languages == ["fi", "eo", "fi"]
-    report = evaluation(given, lines, beam_size=2)
+    report = evaluate(given, lines, beam_size=2)
     assert {name: row["samples"] for name, row in report["languages"].items()} == {"eo": 1, "fi": 2}
     for name in ("accuracy", "levenshtein"):
         eo, fi = (report["languages"][language][name] for language in ("eo", "fi"))
         assert report[f"macro_{name}"] == pytest.approx((eo + fi) / 2)
         assert report[name] == pytest.approx((eo + 2 * fi) / 3)
-    alone = evaluation(given, task_of(given.task).encode(examples[:1], given), beam_size=2)
+    alone = evaluate(given, encode(given, examples[:1]), beam_size=2)
     assert "languages" not in alone and "macro_accuracy" not in alone
     assert 0 <= alone["symbol_accuracy"] <= 1
 
@@ -154,7 +154,7 @@ def test_an_evaluation_of_several_languages() -> None:
 def test_an_evaluation_has_everything(name: str) -> None:
     given = run({"task": name})
     line = {"inflection": "a\tb\tN", "translation": "ein Hut\ta hat"}[name]
-    report = evaluation(given, task_of(given.task).read([line] * 3, "in", given, True), beam_size=2)
+    report = evaluate(given, task_of(given.task).read([line] * 3, "in", given, True), beam_size=2)
     first = {"inflection": "accuracy", "translation": "bleu"}[name]
     assert next(iter(report)) == first and report["samples"] == 3
     assert ("signatures" in report) == (name == "translation")
@@ -176,7 +176,7 @@ def test_an_empty_input_is_told_of_the_task_at_hand(name: str, gold: bool, tmp_p
     given = Run(Path("runs/x"), None, Vocabulary([]), Vocabulary([]), {"task": name}, {})
     (tmp_path / "in").write_bytes(b"")
     with pytest.raises(InputError, match=f"in: the file is empty, expected lines of {EXPECTED[name][gold]}$"):
-        list(line_blocks(given, tmp_path / "in", gold))
+        list(line_blocks(given, task_of(given.task), tmp_path / "in", gold))
 
 
 @pytest.mark.parametrize("name", ["inflection", "translation"])
@@ -184,7 +184,7 @@ def test_parts_of_a_file_are_read_as_the_whole(name: str, tmp_path: Path) -> Non
     given = run({"task": name})
     line = {"inflection": "a\tb\tN", "translation": "ein Hut\ta hat"}[name]
     (tmp_path / "in").write_text(f"{line}\n" * 130 + "\n", encoding="utf-8")
-    blocks = line_blocks(given, tmp_path / "in", gold=True)
+    blocks = line_blocks(given, task_of(given.task), tmp_path / "in", gold=True)
     parts = [next(blocks), next(blocks)]
     assert [(first, len(lines.corpus), lines.count) for first, lines in parts] == [(0, 64, 64), (64, 64, 64)]
     with pytest.raises(InputError, match="in:131: expected"):
@@ -202,4 +202,4 @@ def test_parts_of_a_file_are_read_as_the_whole(name: str, tmp_path: Path) -> Non
 def test_lines_on_which_a_search_would_not_end(task: dict[str, Any], lines: list[str], words: str) -> None:
     given = run(task)
     with pytest.raises(InputError, match=words):
-        line_reader(given, "in", gold=False)(lines, first=64)
+        read_lines(given, lines, "in", gold=False, first=64)

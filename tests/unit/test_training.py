@@ -10,13 +10,13 @@ import pytest
 import torch
 import yaml
 
-from tsallis.config import check_config, load_config
+from task_runs import prepare
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.evaluation.metrics import levenshtein, teacher_forced_scores
 from tsallis.files import write_atomic
 from tsallis.models import RNNSeq2Seq
-from tsallis.prepare import prepare
+from tsallis.tasks.registry import check_config, load_config
 from tsallis.training import Checkpoints, Log, Trainer
 from tsallis.training.schedules import Constant, HalveOnWorse, InverseSquareRoot, make_schedule
 from tsallis.training.schema import Index
@@ -54,7 +54,7 @@ def test_languages_all_are_found_in_the_folder(tmp_path: Path) -> None:
         prepare(config)
     for name in ("b-train", "a-train", "a-dev", "b-dev"):
         (tmp_path / name).write_text("x\ty\tN\n")
-    assert prepare(config).task["languages"] == ["a", "b"]
+    assert prepare(config).task.facts()["languages"] == ["a", "b"]
 
 
 def test_schedules() -> None:
@@ -195,6 +195,6 @@ def test_levenshtein_against_its_definition() -> None:
 def test_a_symbol_unknown_to_the_vocabulary_does_not_make_the_loss_infinite() -> None:
     prepared = prepare(small_config())
     model = RNNSeq2Seq(**prepared.description["arguments"])
-    dev = prepared.data.dev
+    dev = prepared.data.dev.corpus
     unknown = Corpus([dev.src[0]], [[3, *dev.tgt[0]]])
     assert teacher_forced_scores(model, unknown).loss < float("inf")

@@ -13,19 +13,20 @@ import pytest
 import torch
 
 import tsallis.training.checkpoint as checkpoint_module
-from tsallis.data import Vocabulary, english_verbs
+from tsallis.data import Vocabulary
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.evaluation.metrics import teacher_forced_scores
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.search import Result
+from tsallis.tasks.inflection import encode_examples, english_verbs
 from tsallis.training import Checkpoints, Progress, Settings, Trainer
 
 EXAMPLES = english_verbs()["train"][:40]
 SRC = Vocabulary.build(e.src_tokens() for e in EXAMPLES)
 TGT = Vocabulary.build(e.tgt_tokens() for e in EXAMPLES)
-TRAIN = Corpus.encode(EXAMPLES[:32], SRC, TGT)
-DEV = Corpus.encode(EXAMPLES[32:], SRC, TGT)
+TRAIN = encode_examples(EXAMPLES[:32], SRC, TGT)
+DEV = encode_examples(EXAMPLES[32:], SRC, TGT)
 SETTINGS = Settings(epochs=3, batch_size=8, learning_rate=0.01, checkpoint_every=3, seed=5)
 
 

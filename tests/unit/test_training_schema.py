@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from small_run import Killed, at, change_json, change_state, checkpoint_of, contents, index_of, kill, replace, train
 from tsallis.errors import InputError
 from tsallis.files import read_file
-from tsallis.tasks import task_of
+from tsallis.tasks.registry import task_of
 from tsallis.training import Checkpoints, Log, load_run
 from tsallis.training.run_folder import build_model
 from tsallis.training.schema import LARGEST, ModelRecord, parse_record
@@ -48,7 +48,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "task.json": [
         ({"task": "parsing"}, "unknown task 'parsing', known: inflection, translation, classification, visual"),
-        ({"task": 3}, "unknown task"),
+        ({"task": 3}, "task: input should be a valid string, found 3"),
         ({"languages": 3}, "languages: "),
         ({"languages": [3]}, r"languages\.0: "),
         ({"size": 3}, "size: unknown key"),
@@ -125,6 +125,8 @@ def refused(run: Path, path: Path, words: str, *works: Callable[[Path], object])
 
 def readers(name: str) -> list[Callable[[Path], object]]:
     """What reads a file: models are loaded, and trainings taken up."""
+    if name == "task.json":
+        return [lambda run: task_of(load_run(run, "last").task, run / name)]
     return [train] if "training.pt" in name else [lambda run: load_run(run, "last"), train]
 
 

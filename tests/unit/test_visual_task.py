@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from tsallis.config import Config, check_config
-from tsallis.data.image_store import ImageQuestion, ImageStore
+from task_runs import encode, evaluate, prepare, read_lines, read_split
+from tsallis.config import Config
+from tsallis.data.image_store import ImageStore
 from tsallis.data.images import ArrayPictures
-from tsallis.data.visual import Question
 from tsallis.errors import InputError
-from tsallis.prepare import prepare, read_split
-from tsallis.tasks import evaluation, read_lines, task_of
+from tsallis.tasks.registry import check_config
 from tsallis.training import Trainer, load_run
 from tsallis.training.run_folder import start_run
 
@@ -62,29 +61,40 @@ def test_from_images_to_answers(folder: Path, tmp_path: Path, attention: str, de
     given = config(folder, attention=attention, density=density, output="sparsemax")
     prepared = prepare(given)
     data = prepared.data
-    assert len(data.train) == 216 and len(data.dev) == len(data.references) == 24 and len(data.image_store) == 120
+    assert (
+        len(data.train) == 216
+        and len(data.dev.corpus) == len(data.dev.references) == 24
+        and len(data.vocabularies.images) == 120
+    )
     arguments = prepared.description["arguments"]
     assert arguments["image"] == "cnn" and arguments["d_image"] == 3
-    assert prepared.task["images"] == str(folder / "test.npy")
-    start_run(tmp_path, given.text(), prepared.description, prepared.task, data.src_vocab, data.tgt_vocab)
-    parts = (data.train, data.dev, tmp_path, prepared.settings, lambda progress: None, prepared.measure())
+    assert prepared.task.facts()["images"] == str(folder / "test.npy")
+    start_run(
+        tmp_path,
+        given.text(),
+        prepared.description,
+        prepared.task.facts(),
+        data.vocabularies.src,
+        data.vocabularies.tgt,
+    )
+    parts = (data.train, data.dev.corpus, tmp_path, prepared.settings, lambda progress: None, prepared.measure())
     Trainer(prepared.build(), *parts).run()
     run = load_run(tmp_path)
-    lines = task_of(run.task).encode(read_split(given.data, "test"), run)
-    report = evaluation(run, lines, 2)
+    lines = encode(run, read_split(given.data, "test"))
+    report = evaluate(run, lines, 2)
     assert report["accuracy"] > 0.9 and report["samples"] == 40 and report["complete"] > 0.8
     assert 0 < report["attention_support"] <= 16
-    again = evaluation(run, read_lines(run, (folder / "test.tsv").read_text().split("\n")[:-1], "test", gold=True), 2)
+    again = evaluate(run, read_lines(run, (folder / "test.tsv").read_text().split("\n")[:-1], "test", gold=True), 2)
     assert again["accuracy"] == report["accuracy"] and again["loss"] == pytest.approx(report["loss"], rel=1e-5)
 
 
 def test_lines_name_images(folder: Path, tmp_path: Path) -> None:
     given = config(folder)
     prepared = prepare(given)
-    start_run(tmp_path, given.text(), prepared.description, prepared.task, *_vocabularies(prepared))
+    start_run(tmp_path, given.text(), prepared.description, prepared.task.facts(), *_vocabularies(prepared))
     run_of = _Untrained(tmp_path, prepared)
     lines = read_lines(run_of, ["image\tquestion", "3\tis it red?", "0\twhat colour?"], "in", gold=False)
-    assert lines.places == [1, 2] and lines.count == 3 and lines.titles == ["3: is it red?", "0: what colour?"]
+    assert lines.numbers == [1, 2] and lines.count == 3 and lines.titles == ["3: is it red?", "0: what colour?"]
     assert [row.tolist()[0] for row in lines.corpus.src] == [0, 1]
     more = read_lines(run_of, ["5\tis it red?"], "in", gold=False, images=folder / "train.npy")
     assert more.corpus.src[0].tolist()[0] == 2  # earlier ones keep their numbers
@@ -102,14 +112,14 @@ def test_lines_name_images(folder: Path, tmp_path: Path) -> None:
 
 
 def _vocabularies(prepared: Any) -> tuple[Any, Any]:
-    return prepared.data.src_vocab, prepared.data.tgt_vocab
+    return prepared.data.vocabularies.src, prepared.data.vocabularies.tgt
 
 
 class _Untrained:
     """A run that was not trained: what lines are read for."""
 
     def __init__(self, folder: Path, prepared: Any) -> None:
-        self.folder, self.task = folder, prepared.task
+        self.folder, self.task = folder, prepared.task.facts()
         self.src_vocab, self.tgt_vocab = _vocabularies(prepared)
         self.model = prepared.build()
         self.model.image_store = None
@@ -124,7 +134,7 @@ class _Untrained:
         ({"images": "nowhere.npy"}, {}, "nowhere.npy"),
         ({"size": [8, 8]}, {}, "images of 16 x 16 stay so, 8 x 8 was asked for"),
         ({"held_out": 0.001}, {}, "too few images"),
-        ({"task": "classification"}, {}, "unknown key|go together"),
+        ({"task": "classification"}, {}, "unknown key"),
         ({}, {"density": 2.0, "attention": "discrete"}, "density is for continuous"),
         ({}, {"num_basis": 17}, "num_basis must be a square number, got 17"),
         ({}, {"transform": "hardmax"}, "model.transform"),
@@ -151,17 +161,17 @@ def test_features_of_another_network(folder: Path, tmp_path: Path) -> None:
 
 def test_answers_that_are_rare_cannot_be_given(folder: Path) -> None:
     data = prepare(config(folder, {"answers": 2})).data
-    assert data.tgt_vocab.symbols == ("no", "yes") or data.tgt_vocab.symbols == ("yes", "no")
+    assert data.vocabularies.tgt.symbols == ("no", "yes") or data.vocabularies.tgt.symbols == ("yes", "no")
     assert any(row == [3] for row in data.train.tgt)  # unknown: has no loss
 
 
 def test_images_of_one_size_hang_together() -> None:
     small, large = (ArrayPictures(np.full((3, n, 4, 3), n, np.uint8)) for n in (4, 5))
     other = ArrayPictures(np.full((3, 4, 4, 3), 9, np.uint8))
-    image_store = ImageStore()
-    asked = [ImageQuestion(Question(name, "?"), place) for name, place in (("0", small), ("1", other), ("0", other))]
-    assert image_store.add(asked) == [0, 1, 2] and image_store.add(asked[1:]) == [1, 2] and len(image_store) == 3
-    found = image_store(torch.tensor([1, 0, 2, 0]))
+    store = ImageStore()
+    asked = [(small, "0"), (other, "1"), (other, "0")]
+    assert store.add(asked) == [0, 1, 2] and store.add(asked[1:]) == [1, 2] and len(store) == 3
+    found = store(torch.tensor([1, 0, 2, 0]))
     assert found[:, 0, 0, 0].tolist() == [9, 4, 9, 4]
     with pytest.raises(InputError, match="image '2' is 5 x 4 x 3, the others are 4 x 4 x 3"):
-        image_store.add([ImageQuestion(Question("2", "?"), large)])
+        store.add([(large, "2")])

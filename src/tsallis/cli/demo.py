@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tsallis.cli.input import open_run
 from tsallis.cli.output import score_table
 from tsallis.cli.train import run_training
 
 if TYPE_CHECKING:
-    from tsallis.tasks import Lines
+    from tsallis.tasks.base import Lines
     from tsallis.training import Run
 
 SHOWN = 3  # words whose answers the demo lists
@@ -25,20 +26,17 @@ def demo(
     """Train on the embedded English verbs, and list every answer the model holds possible for three words."""
     from importlib.resources import as_file, files
 
-    from tsallis.config import load_config
-    from tsallis.prepare import read_split
-    from tsallis.tasks import evaluation, task_of
-    from tsallis.training import load_run
+    from tsallis.tasks.registry import load_config
     from tsallis.training.distributed import World
 
     with as_file(files("tsallis.recipes").joinpath("demo.yaml")) as path:
         config = load_config(path, [] if epochs is None else [f"training.epochs={epochs}"])
     print("Learning to inflect English verbs with sparse attention and a sparse output (1.5-entmax).")
     run_training(config, run_dir, World())
-    run = load_run(run_dir)
-    dev = task_of(run.task).encode(read_split(config.data, "dev"), run)
+    run, task = open_run(run_dir)
+    dev = task.split(run, config.data, "dev")
     print("\nOn verbs never seen in training:")
-    print(score_table(evaluation(run, dev, config.search.beam_size)))
+    print(score_table(task.evaluate(run, dev, config.search.beam_size)))
     print("\nThe complete set of answers the model holds possible for three of them:")
     _show_answers(run, dev)
     print(f"\nThe run is in {run_dir}. Ask it for more:")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tsallis.cli.input import read_all
+from tsallis.cli.input import open_run, read_all
 from tsallis.cli.options import Beam, Json, RunArgument, SplitImages, SplitLanguage, Which
 from tsallis.cli.output import score_table
 
@@ -31,22 +31,19 @@ def evaluate(
     Of translations: BLEU, chrF and TER with their signatures, and how often the empty
     string is more probable than the answer.
     """
-    from tsallis.config import load_config
     from tsallis.errors import InputError
-    from tsallis.prepare import split_lines
-    from tsallis.tasks import evaluation
-    from tsallis.training import load_run
+    from tsallis.tasks.registry import load_config
 
     if file and split is not None:
         raise InputError(f"--split is for the config's own data: {file} was given, too")
-    loaded = load_run(run, checkpoint)
+    loaded, task = open_run(run, checkpoint)
     config = load_config(loaded.folder / "config.yaml")
     options = {"language": language, "images": images}
     if file:
-        lines = read_all(loaded, file, gold=True, **options)
+        lines = read_all(loaded, task, file, gold=True, **options)
     else:
-        lines = split_lines(loaded, config.data, split or "test", **options)
-    report = evaluation(loaded, lines, beam or config.search.beam_size)
+        lines = task.split(loaded, config.data, split or "test", **options)
+    report = task.evaluate(loaded, lines, beam or config.search.beam_size)
     if as_json:
         labels = {name: str(value) for name, value in options.items() if value is not None}
         print(json.dumps({"run": str(run), "on": str(file) if file else split or "test", **labels, **report}))

@@ -13,38 +13,43 @@ if TYPE_CHECKING:
 
     from tsallis.data.batching import Batch
     from tsallis.data.corpus import Corpus
-    from tsallis.tasks import Lines
+    from tsallis.tasks.base import Lines, Task
     from tsallis.training import Run
 
 BLOCK = 64  # lines of input that are answered before the next ones are read
 
 
+def open_run(folder: Path, checkpoint: str = "best") -> tuple[Run, Task]:
+    """Load a run and its task."""
+    from tsallis.tasks.registry import task_of
+    from tsallis.training.run_folder import TASK, load_run
+
+    run = load_run(folder, checkpoint)
+    return run, task_of(run.task, folder / TASK)
+
+
 def beam_size_of(run: Run) -> int:
     """Return the beam size of a run's configuration."""
-    from tsallis.config import load_config
+    from tsallis.tasks.registry import load_config
 
     return load_config(run.folder / "config.yaml").search.beam_size
 
 
-def read_all(run: Run, file: Path | None, gold: bool, **options: Any) -> Lines:
+def read_all(run: Run, task: Task, file: Path | None, gold: bool, **options: Any) -> Lines:
     """Read all lines of a file, or of standard input."""
-    from tsallis.tasks import read_lines
-
-    with _opened(run, file, gold) as (lines, name):
-        return read_lines(run, list(lines), name, gold, **options)
+    with _opened(task, file, gold) as (lines, name):
+        return task.read(list(lines), name, run, gold, **task.check_options(run, options))
 
 
-def line_blocks(run: Run, file: Path | None, gold: bool, **options: Any) -> Iterator[tuple[int, Lines]]:
+def line_blocks(run: Run, task: Task, file: Path | None, gold: bool, **options: Any) -> Iterator[tuple[int, Lines]]:
     """Read lines in blocks of 64, so that the first are answered before the last arrive.
 
     Yields the number of a block's first line, from 0, and the block.
     """
-    from tsallis.tasks import line_reader
-
-    with _opened(run, file, gold) as (lines, name):
-        read, first = line_reader(run, name, gold, **options), 0
+    with _opened(task, file, gold) as (lines, name):
+        values, first = task.check_options(run, options), 0
         while block := list(islice(lines, BLOCK)):
-            yield first, read(block, first=first)
+            yield first, task.read(block, name, run, gold, first, **values)
             first += len(block)
 
 
@@ -55,13 +60,12 @@ def one_batch(corpus: Corpus) -> Iterator[Batch]:
 
 
 @contextlib.contextmanager
-def _opened(run: Run, file: Path | None, gold: bool) -> Iterator[tuple[Iterator[str], str]]:
+def _opened(task: Task, file: Path | None, gold: bool) -> Iterator[tuple[Iterator[str], str]]:
     """Open a file, or standard input: its lines and the name that messages give it."""
     from tsallis.data import reading
     from tsallis.errors import InputError
-    from tsallis.tasks import task_of
 
-    expected = task_of(run.task).columns[gold]
+    expected = task.columns[gold]
     if file is not None:
         with reading.open_file(file) as stream, reading.reading(file):
             yield reading.decode_lines(stream, str(file), expected), str(file)

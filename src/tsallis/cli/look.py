@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tsallis.cli.input import beam_size_of, line_blocks
+from tsallis.cli.input import beam_size_of, line_blocks, open_run
 from tsallis.cli.options import Beam, FileArgument, Images, Language, RunArgument, Which
 from tsallis.cli.output import print_fields
 
@@ -23,15 +23,13 @@ def look(
     checkpoint: Which = "best",
 ) -> None:
     """Figures of what the model attends to, one for each line of input: weights, densities and their supports."""
-    from tsallis.looks import figures
     from tsallis.report import save
-    from tsallis.training import load_run
 
-    loaded = load_run(run, checkpoint)
+    loaded, task = open_run(run, checkpoint)
     size = beam or beam_size_of(loaded)
     out.mkdir(parents=True, exist_ok=True)
-    for first, lines in line_blocks(loaded, file, gold=False, language=language, images=images):
-        for offset, figure in figures(loaded, lines, size):
-            path = out / f"{first + offset + 1}.{kind}"
+    for first, lines in line_blocks(loaded, task, file, gold=False, language=language, images=images):
+        for number, figure in task.figures(loaded, lines, size):
+            path = out / f"{first + number + 1}.{kind}"
             save(figure, path)
             print_fields(str(path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from tsallis.cli.input import line_blocks, one_batch
+from tsallis.cli.input import line_blocks, one_batch, open_run
 from tsallis.cli.options import FileArgument, Images, Json, Language, RunArgument, Which
 
 
@@ -23,19 +23,18 @@ def score(
     `image<TAB>question<TAB>answer`.
     """
     from tsallis.search import score as score_batch
-    from tsallis.training import load_run
 
-    loaded = load_run(run, checkpoint)
-    for first, lines in line_blocks(loaded, file, gold=True, language=language, images=images):
+    loaded, task = open_run(run, checkpoint)
+    for first, lines in line_blocks(loaded, task, file, gold=True, language=language, images=images):
         totals = [
             total
             for batch in one_batch(lines.corpus)
             for total in score_batch(loaded.model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out).tolist()
         ]
-        for offset, total in zip(lines.places, totals, strict=True):
+        for number, total in zip(lines.numbers, totals, strict=True):
             possible = total != float("-inf")
             if as_json:
-                line = first + offset + 1
+                line = first + number + 1
                 print(json.dumps({"line": line, "possible": possible, "log_prob": total if possible else None}))
             else:
                 print(f"{total:.6f}" if possible else "-inf")

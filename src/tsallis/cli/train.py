@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from tsallis.config import Config
-    from tsallis.prepare import Prepared
+    from tsallis.tasks.base import Prepared
     from tsallis.training.distributed import World
     from tsallis.training.lock import Lock
 
@@ -25,7 +25,7 @@ def train(
 
     On several processes: torchrun --nproc-per-node N -m tsallis train CONFIG
     """
-    from tsallis.config import load_config
+    from tsallis.tasks.registry import load_config
     from tsallis.training.distributed import init_distributed
 
     with init_distributed(device) as world:
@@ -34,7 +34,7 @@ def train(
 
 
 def run_training(loaded: Config, folder: Path, world: World) -> None:
-    from tsallis.prepare import prepare
+    from tsallis.tasks.registry import task_type
     from tsallis.training import Trainer
     from tsallis.training.progress import TrainingDisplay
     from tsallis.training.run_folder import locked, start_run
@@ -43,13 +43,14 @@ def run_training(loaded: Config, folder: Path, world: World) -> None:
 
         def start() -> tuple[Prepared, Any, Lock | None, bool]:
             lock = stack.enter_context(locked(folder)) if world.main else None
-            prepared = prepare(loaded, folder)
-            model = prepared.build()
-            arguments = (prepared.description, prepared.task, prepared.data.src_vocab, prepared.data.tgt_vocab)
+            prepared = task_type(loaded).prepare(loaded, folder)
+            model, symbols = prepared.build(), prepared.data.vocabularies
+            arguments = (prepared.description, prepared.task.facts(), symbols.src, symbols.tgt)
             return prepared, model, lock, world.main and start_run(folder, loaded.text(), *arguments, lock)
 
         prepared, model, lock, resumed = world.run_on_all(start)
         data, settings = prepared.data, prepared.settings
         display = stack.enter_context(TrainingDisplay(folder, resumed, settings.epochs, quiet=not world.main))
         display.counts(data.train.counts)
-        Trainer(model, data.train, data.dev, folder, settings, display.update, prepared.measure(), world, lock).run()
+        measure = prepared.measure()
+        Trainer(model, data.train, data.dev.corpus, folder, settings, display.update, measure, world, lock).run()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsallis.cli.input import beam_size_of, line_blocks, one_batch
+from tsallis.cli.input import beam_size_of, line_blocks, one_batch, open_run
 from tsallis.cli.options import MOST, MOST_EXPANSIONS, FileArgument, Images, Json, Language, RunArgument, Which
 from tsallis.cli.output import print_fields
 
@@ -56,16 +56,15 @@ def translate(
     """
     from tsallis.errors import InputError
     from tsallis.search import beam_search, exhaustive
-    from tsallis.training import load_run
 
     if every and beam is not None:
         raise InputError("--beam is for beam search: --all searches without a beam (--budget limits it)")
     if budget is not None and not every:
         raise InputError("--budget is for --all")
-    loaded = load_run(run, checkpoint)
+    loaded, task = open_run(run, checkpoint)
     n_best, many = nbest or 1, every or (nbest or 1) > 1
     size = beam or max(beam_size_of(loaded), n_best)
-    for first, lines in line_blocks(loaded, file, gold=False, language=language, images=images):
+    for first, lines in line_blocks(loaded, task, file, gold=False, language=language, images=images):
         results: list[Result] = []
         printed = 0
         for batch in one_batch(lines.corpus):
@@ -73,26 +72,24 @@ def translate(
                 results += exhaustive(loaded.model, batch.src, batch.src_lengths, budget=budget or BUDGET, n_best=nbest)
             else:
                 results += beam_search(loaded.model, batch.src, batch.src_lengths, beam_size=size, n_best=n_best)
-        for offset, result in zip(lines.places, results, strict=True):
-            _print_nothing(range(first + printed, first + offset), as_json, many)
-            printed = offset + 1
-            _print_result(loaded, first + printed, result, as_json, many)
+        for number, result in zip(lines.numbers, results, strict=True):
+            _print_nothing(range(first + printed, first + number), as_json, many)
+            printed = number + 1
+            _print_result(loaded, task.noun, first + printed, result, as_json, many)
         _print_nothing(range(first + printed, first + lines.count), as_json, many)
         sys.stdout.flush()
 
 
-def _print_nothing(places: range, as_json: bool, many: bool) -> None:
-    """Lines with nothing in them have no outputs; elsewhere than in a list of outputs they keep their place."""
-    for offset in places:
+def _print_nothing(numbers: range, as_json: bool, many: bool) -> None:
+    """Print what lines without symbols have for an output: an empty one, and nothing in a list of outputs."""
+    for number in numbers:
         if as_json:
-            print(json.dumps({"line": offset + 1, "certificate": "none", "bound": None, "mass": 0.0, "hypotheses": []}))
+            print(json.dumps({"line": number + 1, "certificate": "none", "bound": None, "mass": 0.0, "hypotheses": []}))
         elif not many:
             print()
 
 
-def _print_result(run: Run, line: int, result: Result, as_json: bool, many: bool) -> None:
-    from tsallis.tasks import task_of
-
+def _print_result(run: Run, noun: str, line: int, result: Result, as_json: bool, many: bool) -> None:
     if as_json:
         bound = result.certificate.bound
         content = {
@@ -100,7 +97,7 @@ def _print_result(run: Run, line: int, result: Result, as_json: bool, many: bool
             "certificate": result.certificate.kind,
             "bound": None if bound == float("-inf") else bound,
             "mass": result.mass,
-            "hypotheses": [_described(run, h, task_of(run.task).noun) for h in result.hypotheses],
+            "hypotheses": [_described(run, h, noun) for h in result.hypotheses],
         }
         text = json.dumps(content, ensure_ascii=False)
         # Controls that JSON takes as they are, and halves of surrogate pairs.

@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tsallis.data.batching import Batch, make_batch
-from tsallis.data.inflection import InflectionExample
 from tsallis.data.ragged import Ragged, Rows, digest_of
 from tsallis.data.subwords import Subwords
-from tsallis.data.vocabulary import Vocabulary
 
 PROBED = 2048  # rows by which the growth of sampled segmentations is measured
 KEPT = 0.99  # share of them that a limit leaves as they are
@@ -48,11 +46,6 @@ class Corpus:
     src: Rows
     tgt: Rows
     counts: Counts | None = field(default=None, compare=False)
-
-    @classmethod
-    def encode(cls, examples: Sequence[InflectionExample], src: Vocabulary, tgt: Vocabulary) -> Corpus:
-        sources = [src.encode(e.src_tokens()) for e in examples]
-        return cls(sources, [tgt.encode(e.tgt_tokens()) if e.form is not None else [] for e in examples])
 
     def __len__(self) -> int:
         return len(self.src)

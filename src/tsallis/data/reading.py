@@ -102,6 +102,11 @@ def read_lines(path: Path | str, expected: str = "text") -> Iterator[str]:
         yield from decode_lines(unpack(stream, Path(path)), str(path), expected)
 
 
+def stream_lines(path: Path | str, expected: str = "text") -> Iterator[str]:
+    """Yield the lines of a UTF-8 text as :func:`read_lines`, white space around them removed."""
+    return map(str.strip, read_lines(path, expected))
+
+
 def decode_lines(stream: Stream, name: str, expected: str = "text") -> Iterator[str]:
     """Yield the lines of UTF-8 bytes, split at line feeds alone: fields may hold any other separator.
 

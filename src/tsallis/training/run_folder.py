@@ -24,9 +24,9 @@ from torch import Tensor
 
 from tsallis.data.subwords import Subwords
 from tsallis.data.vocabulary import Vocabulary
-from tsallis.errors import InputError
+from tsallis.errors import InputError, describe
 from tsallis.files import check_file, is_leftover, is_regular, read_file, remove_leftovers, write_atomic
-from tsallis.models import LabelDecoder, RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.models.registry import MODELS
 from tsallis.training.checkpoint import MODEL as PARAMETERS
 from tsallis.training.checkpoint import Checkpoints
 from tsallis.training.lock import LOCK, Lock, locked, writing
@@ -34,12 +34,6 @@ from tsallis.training.schema import LAYERS, ModelRecord, TaskRecord, as_json, ch
 
 __all__ = ["Run", "build_model", "load_run", "locked", "start_run"]
 
-MODELS: dict[str, Any] = {
-    "rnn": RNNSeq2Seq,
-    "transformer": TransformerSeq2Seq,
-    "classifier": LabelDecoder,
-    "answerer": LabelDecoder,
-}
 CONFIG, MODEL, TASK = "config.yaml", "model.json", "task.json"
 Symbols = Vocabulary | Subwords
 SYMBOLS: dict[str, type[Vocabulary] | type[Subwords]] = {"vocab.json": Vocabulary, "model": Subwords}  # by file ending
@@ -104,7 +98,7 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
     checkpoint, parameters, facts = Checkpoints(folder / "checkpoints").load(which)
     misfit = f"{checkpoint / PARAMETERS}: the checkpoint does not fit {MODEL}"
     model = _model_of(folder / MODEL, record, parameters, misfit)
-    return Run(folder, model, *vocabularies, task.root.model_dump(exclude_unset=True), facts)
+    return Run(folder, model, *vocabularies, task.model_dump(), facts)
 
 
 def _vocabularies(folder: Path, record: ModelRecord) -> tuple[Symbols, Symbols]:
@@ -180,12 +174,35 @@ def build_model(description: dict[str, Any], path: Path | str = MODEL) -> Any:
     """Build a model from `{"class": ..., "arguments": {...}}`; errors name `path`."""
     name, arguments = description.get("class"), description.get("arguments") or {}
     if not isinstance(name, str) or name not in MODELS:
-        raise InputError(f"{path}: unknown class {name!r}, known: {', '.join(MODELS)}")
+        raise InputError(f"{path}: unknown class {describe(name)}, known: {', '.join(MODELS)}")
     try:
         return MODELS[name](**arguments)
     except REFUSALS as error:
         detail = " ".join(str(error).split())
         raise InputError(f"{path}: arguments the class does not take: {detail}") from error
+
+
+def stored_description(folder: Path, config: str, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the class and arguments of the model of a run that was started with this configuration; None of another.
+
+    What is estimated, the threshold of alpha-ReLU, is estimated once: another machine would find a slightly other one.
+
+    Args:
+        folder: of the run.
+        config: the text of its configuration.
+        arguments: those that the configuration determines.
+
+    Raises:
+        InputError: a description with other arguments.
+    """
+    if not (folder / CONFIG).exists() or read_file(folder / CONFIG) != config.encode():
+        return None
+    path = folder / MODEL
+    record = read_record(path, ModelRecord)
+    for key, value in arguments.items():
+        if record.arguments.get(key, value) != value:  # it would be built before anything else is compared
+            raise InputError(f"{path}: {key} is {record.arguments[key]!r}, {value!r} by {CONFIG}; restore the file")
+    return {"class": record.name, "arguments": dict(record.arguments)}
 
 
 def start_run(
@@ -251,7 +268,7 @@ def _check_same(
                 f"{folder / MODEL}: {key} is {saved.arguments[key]!r}, {record.arguments[key]!r} by {CONFIG}; "
                 "restore the file"
             )
-    if read_record(folder / TASK, TaskRecord).root.task != task.root.task:
+    if read_record(folder / TASK, TaskRecord).task != task.task:
         raise InputError(f"{folder / TASK}: not the task of {CONFIG}; restore the file")
 
 

@@ -7,9 +7,9 @@ from importlib.resources import files
 
 import pytest
 
-from tsallis.data import InflectionExample, english_verbs
-from tsallis.data import verbs as generator
-from tsallis.data.verbs import CELLS, SPLITS, paradigms
+from tsallis.datasets import english_verbs as generator
+from tsallis.datasets.english_verbs import CELLS, SPLITS, paradigms
+from tsallis.tasks.inflection import InflectionExample, english_verbs
 
 # he ..., yesterday, has ..., is ...: written by hand, one for every rule and for what the rules must leave alone.
 FORMS = """
@@ -105,7 +105,7 @@ def test_the_file_is_what_the_rules_write(monkeypatch: pytest.MonkeyPatch) -> No
     written = {}
     monkeypatch.setattr(generator, "write_atomic", lambda path, text: written.update({path.name: text}))
     generator.main()
-    packaged = files("tsallis.data").joinpath("embedded/english_verbs.tsv").read_bytes()
+    packaged = files("tsallis.datasets").joinpath("embedded/english_verbs.tsv").read_bytes()
     assert written == {"english_verbs.tsv": packaged.decode("ascii")}
 
 

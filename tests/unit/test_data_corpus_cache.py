@@ -20,18 +20,18 @@ import torch
 
 pytest.importorskip("sentencepiece")
 
-from tsallis.data import BatchPlan, parallel
+from tsallis.data import BatchPlan, corpus_cache
 from tsallis.data import cache as cache_module
 from tsallis.data.corpus import Corpus, Counts, SampledCorpus
-from tsallis.data.parallel import (
+from tsallis.data.corpus_cache import (
     cached_corpus,
     cached_sampled_corpus,
-    encode_parallel,
+    encode_pairs,
     open_corpus,
     read_parallel,
-    stream_lines,
 )
 from tsallis.data.ragged import Ragged
+from tsallis.data.reading import stream_lines
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
 
@@ -117,7 +117,7 @@ def test_damaged_archives(tmp_path: Path, ending: str) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 3, 8192])
 def test_what_is_encoded_and_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr(parallel, "CHUNK", chunk)
+    monkeypatch.setattr(corpus_cache, "CHUNK", chunk)
     pairs = [
         *zip(GERMAN, ENGLISH, strict=True),
         ("", "empty"),
@@ -126,7 +126,7 @@ def test_what_is_encoded_and_what_is_left_out(tmp_path: Path, monkeypatch: pytes
         (GERMAN[0] * 9, "long"),
     ]
     limit = max(len(m.encode(t)) for m, texts in ((SRC, GERMAN), (TGT, ENGLISH)) for t in texts)
-    corpus = encode_parallel(iter(pairs), tmp_path / "c", SRC, TGT, limit, keep_text=True, made_from={"a": 1})
+    corpus = encode_pairs(iter(pairs), tmp_path / "c", SRC, TGT, limit, keep_text=True, made_from={"a": 1})
     assert corpus.src == SRC.encode_many(GERMAN) and corpus.tgt == TGT.encode_many(ENGLISH)
     assert corpus.counts == Counts(read=9, kept=5, empty=3, long=1)
     assert corpus.digest() == Corpus(SRC.encode_many(GERMAN), TGT.encode_many(ENGLISH)).digest()
@@ -135,16 +135,16 @@ def test_what_is_encoded_and_what_is_left_out(tmp_path: Path, monkeypatch: pytes
     again = open_corpus(tmp_path / "c")
     assert again == corpus and again.counts == corpus.counts
     # Exactly the longest stays; one subword less, and it goes.
-    shorter = encode_parallel(iter(pairs), tmp_path / "d", SRC, TGT, limit - 1)
+    shorter = encode_pairs(iter(pairs), tmp_path / "d", SRC, TGT, limit - 1)
     assert shorter.counts is not None and shorter.counts.long > 1
     assert int(shorter.lengths().max()) <= limit - 1 < int(corpus.lengths().max()) == limit
 
 
 def test_nothing_left(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="none of 2 pairs is left: 1 have an empty side"):
-        encode_parallel([("", "x"), ("der Hund", "the dog")], tmp_path / "c", SRC, TGT, 1)
+        encode_pairs([("", "x"), ("der Hund", "the dog")], tmp_path / "c", SRC, TGT, 1)
     with pytest.raises(ValueError, match="max_length must be at least 1, got 0"):
-        encode_parallel([], tmp_path / "d", SRC, TGT, 0)
+        encode_pairs([], tmp_path / "d", SRC, TGT, 0)
     assert not (tmp_path / "d").exists()
 
 
@@ -154,7 +154,7 @@ def test_an_interrupted_encoding_is_no_corpus(tmp_path: Path) -> None:
         raise InputError("a.de:6: expected UTF-8 text")
 
     with pytest.raises(InputError, match=r"a\.de:6"):
-        encode_parallel(broken(), tmp_path / "c", SRC, TGT)
+        encode_pairs(broken(), tmp_path / "c", SRC, TGT)
     with pytest.raises(InputError, match=r"corpus\.json: can't be read"):
         open_corpus(tmp_path / "c")
 
@@ -169,7 +169,7 @@ def test_an_interrupted_encoding_is_no_corpus(tmp_path: Path) -> None:
     ],
 )
 def test_changed_descriptions(tmp_path: Path, content: dict[str, object], message: str) -> None:
-    encode_parallel(zip(GERMAN, ENGLISH, strict=True), tmp_path / "c", SRC, TGT)
+    encode_pairs(zip(GERMAN, ENGLISH, strict=True), tmp_path / "c", SRC, TGT)
     (tmp_path / "c" / "corpus.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match=message):
         open_corpus(tmp_path / "c")
@@ -179,13 +179,13 @@ def test_changed_descriptions(tmp_path: Path, content: dict[str, object], messag
 def encodings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The folders that were encoded into."""
     folders: list[Path] = []
-    whole = parallel.encode_parallel
+    whole = corpus_cache.encode_pairs
 
     def counted(pairs: object, folder: Path, *arguments: object) -> Corpus:
         folders.append(folder)
         return whole(pairs, folder, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(parallel, "encode_parallel", counted)
+    monkeypatch.setattr(corpus_cache, "encode_pairs", counted)
     return folders
 
 
@@ -276,7 +276,7 @@ def test_what_was_left_by_a_kill_is_swept(
 ) -> None:
     paths, cache = written(tmp_path), tmp_path / "cache"
     with monkeypatch.context() as patch:
-        patch.setattr(parallel, "write_atomic", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(corpus_cache, "write_atomic", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as if it had been killed
         with pytest.raises(KeyboardInterrupt):
             cached_corpus(cache, *paths, SRC, TGT)

@@ -1,4 +1,4 @@
-"""Documents and classes: lines, words, a split of one's own, rows and batches."""
+"""Documents and classes: lines, words, a split of one's own, and rows of numbers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsallis.data.batching import BatchPlan
-from tsallis.data.classification import (
-    Documents,
+from tsallis.data.ragged import Ragged
+from tsallis.data.vocabulary import UNK, Vocabulary
+from tsallis.errors import InputError
+from tsallis.tasks.base import Vocabularies
+from tsallis.tasks.classification import (
+    Classification,
     LabelledText,
     find_split,
     label_names,
@@ -23,9 +25,7 @@ from tsallis.data.classification import (
     split_off,
     words,
 )
-from tsallis.data.ragged import Ragged
-from tsallis.data.vocabulary import UNK, Vocabulary
-from tsallis.errors import InputError
+from tsallis.tasks.labels import label_numbers
 
 LINES = "1\t8\tpos/3_8\tA fine film .\n0\t2\tneg/4_2\tIt hurts\u0085 truly .\n"
 TAKEN = ["text 3", "text 9", "text 10"]
@@ -103,55 +103,17 @@ def test_documents_in_numbers() -> None:
     vocab = Vocabulary.build(words(e.text) for e in examples[:2])
     labels = label_names(examples)
     assert labels == ["neg", "pos"]
-    documents = Documents.encode(examples, vocab, labels, max_length=2)
+    vocabularies = Vocabularies(vocab, Vocabulary(labels))
+    lines = Classification(max_length=2).encode(examples, vocabularies)
     good = vocab.encode(["good"])[0]
-    assert [row.tolist() for row in documents.src] == [[good, good], vocab.encode(["bad"]), [UNK]]
-    assert documents.src.tokens.dtype == np.uint8 and documents.labels.tolist() == [1, 0, 1]
-    assert documents.lengths().tolist() == [2, 1, 1] and len(documents) == 3
-    empty = Documents.encode([LabelledText("pos", "\u3000")], vocab, labels)
-    assert empty.src[0].tolist() == [UNK]
-    with pytest.raises(InputError, match="label 'mixed' is unknown, expected one of neg, pos"):
-        Documents.encode([LabelledText("mixed", "so so")], vocab, labels)
-    with pytest.raises(ValueError, match="a label for each document, got 1 for 2"):
-        Documents(Ragged.of([[4], [5]]), np.array([0]))
-    with pytest.raises(ValueError, match="document 1 has no symbols"):
-        Documents(Ragged.of([[4], []]), np.array([0, 1]))
-
-
-@given(st.lists(st.lists(st.integers(4, 99), min_size=1, max_size=9), min_size=1, max_size=12), st.randoms())
-def test_rows_come_back_whole(rows: list[list[int]], chance: random.Random) -> None:
-    labels = np.array([chance.randint(0, 3) for _ in rows])
-    documents = Documents(Ragged.of(rows, np.uint16), labels)
-    index = chance.sample(range(len(rows)), chance.randint(1, len(rows)))
-    batch = documents.batch(index)
-    assert batch.index == tuple(index) and batch.src.dtype == batch.labels.dtype == batch.src_lengths.dtype
-    assert batch.src.dtype == torch.long and batch.labels.tolist() == labels[index].tolist()
-    assert batch.src.shape[1] == max(len(rows[i]) for i in index)
-    for row, i in enumerate(index):
-        length = int(batch.src_lengths[row])
-        assert batch.src[row, :length].tolist() == rows[i] and (batch.src[row, length:] == 0).all()
-    seen = [batch.index for batch in documents.batches(5)]
-    assert sorted(i for part in seen for i in part) == list(range(len(rows)))
-    widths = [len(rows[i]) for part in seen for i in part]
-    assert widths == sorted(widths, reverse=True) and max(map(len, seen)) <= 5
-
-
-def test_batches_of_a_plan() -> None:
-    documents = Documents(Ragged.of([[4] * n for n in (3, 1, 2, 5)]), np.zeros(4, np.int64))
-    plan = BatchPlan(documents.lengths(), batch_size=2, seed=1)
-    assert sorted(i for rows in plan.epoch(0) for i in documents.batch(rows).index) == [0, 1, 2, 3]
-    with pytest.raises(ValueError, match="at least one row"):
-        documents.batch([])
-    with pytest.raises(ValueError, match="size must be at least 1, got 0"):
-        list(documents.batches(0))
-
-
-def test_digests() -> None:
-    rows, labels = Ragged.of([[4, 5], [6]]), np.array([0, 1])
-    first = Documents(rows, labels).digest()
-    assert first == Documents(Ragged.of([[4, 5], [6]], np.uint8), labels.astype(np.int32)).digest()
-    others = [Documents(rows, labels[::-1]), Documents(Ragged.of([[4], [5, 6]]), labels)]
-    assert len({first, *(d.digest() for d in others)}) == 3
+    assert isinstance(lines.corpus.src, Ragged) and lines.corpus.src.tokens.dtype == np.uint8
+    assert [row.tolist() for row in lines.corpus.src] == [[good, good], vocab.encode(["bad"]), [UNK]]
+    assert label_numbers(lines.corpus.batch([2, 1, 0])).tolist() == [1, 0, 1]
+    assert lines.references == ["pos", "neg", "pos"] and lines.numbers == [0, 1, 2]
+    others = [LabelledText("mixed", "so so"), LabelledText("", "\u3000")]
+    corpus = Classification().encode(others, vocabularies).corpus
+    assert label_numbers(corpus.batch([0, 1])).tolist() == [-100, -100] and list(corpus.src[1]) == [UNK]
+    assert [list(row) for row in corpus.tgt] == [[UNK], []]
 
 
 def test_real_reviews(shared_data: Path) -> None:

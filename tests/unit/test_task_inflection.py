@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tsallis.data import InflectionExample, Vocabulary, read_inflection, read_languages
-from tsallis.data.inflection import COLUMNS, parse_line
+from tsallis.data import Vocabulary
 from tsallis.data.reading import decode_lines
 from tsallis.errors import InputError
+from tsallis.tasks.inflection import COLUMNS, InflectionExample, parse_line, read_inflection, read_languages
 
 # What str.splitlines takes for the end of a line, and str.strip for nothing.
 SEPARATORS = ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\r", "\u00a0", " ", "\u200b"]

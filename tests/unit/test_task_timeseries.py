@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsallis.data.series import (
+from tsallis.errors import InputError
+from tsallis.tasks.timeseries import (
     Events,
     IrregularSeries,
     Scaling,
@@ -21,7 +22,6 @@ from tsallis.data.series import (
     read_labels,
     take_out,
 )
-from tsallis.errors import InputError
 
 HEADER = "RecordID,minute,parameter,value\n"
 LINES = "7,0,Age,54\n7,7,HR,73\n7,37,HR,77.5\n9,2,pH,-1\n"

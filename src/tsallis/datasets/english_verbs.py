@@ -1,6 +1,6 @@
 """English verbs and their forms: the embedded default data, so that nothing need be fetched.
 
-The file `embedded/english_verbs.tsv` is written by `python -m tsallis.data.verbs` from the lemmas in
+The file `embedded/english_verbs.tsv` is written by `python -m tsallis.datasets.english_verbs` from the lemmas in
 `embedded/english_verbs.txt`: regular verbs, verbs that double their last consonant though they have more than one
 syllable, and irregular verbs with their two past forms. Spelling is American.
 """
@@ -11,8 +11,8 @@ import hashlib
 import re
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
-from tsallis.data.inflection import InflectionExample
 from tsallis.files import write_atomic
 
 CELLS = ("V;3;SG;PRS", "V;PST", "V;V.PTCP;PST", "V;V.PTCP;PRS")
@@ -23,24 +23,29 @@ DOUBLING_IRREGULAR = ("begin",)
 KEEPS_E = ("singe", "tinge", "swinge")  # singeing, not singing
 
 
-def english_verbs() -> dict[str, list[InflectionExample]]:
-    """Read the embedded English verbs.
+class VerbForm(NamedTuple):
+    """One cell of a verb's paradigm."""
+
+    lemma: str
+    form: str
+    tags: str  # separated by semicolons
+
+
+def verb_forms() -> dict[str, list[VerbForm]]:
+    """Return the embedded verbs as splits "train", "dev" and "test", which share no lemma.
 
     Irregular verbs that can't be derived from another are in "train": the other two splits measure the rules.
 
-    Returns:
-        The splits "train", "dev" and "test", which share no lemma.
-
     Example:
-        >>> verbs = english_verbs()
-        >>> sorted(verbs), verbs["dev"][0].src_tokens()[0]
-        (['dev', 'test', 'train'], '<tag:V>')
+        >>> forms = verb_forms()
+        >>> sorted(forms), forms["dev"][0].tags
+        (['dev', 'test', 'train'], 'V;3;SG;PRS')
     """
-    splits: dict[str, list[InflectionExample]] = {split: [] for split in SPLITS}
-    text = files("tsallis.data").joinpath("embedded/english_verbs.tsv").read_text(encoding="utf-8")
+    splits: dict[str, list[VerbForm]] = {split: [] for split in SPLITS}
+    text = files("tsallis.datasets").joinpath("embedded/english_verbs.tsv").read_text(encoding="utf-8")
     for line in text.split("\n")[:-1]:
-        split, lemma, form, tags = line.split("\t")
-        splits[split].append(InflectionExample(lemma, tuple(tags.split(";")), form))
+        split, *cells = line.split("\t")
+        splits[split].append(VerbForm(*cells))
     return splits
 
 
@@ -115,7 +120,7 @@ def _split(lemma: str) -> str:
 
 def _listed() -> list[tuple[str, str, list[str]]]:
     """Lemma, kind and irregular past forms of every entry of the list."""
-    text = files("tsallis.data").joinpath("embedded/english_verbs.txt").read_text(encoding="utf-8")
+    text = files("tsallis.datasets").joinpath("embedded/english_verbs.txt").read_text(encoding="utf-8")
     kind, entries = "", []
     for line in text.split("\n"):
         if line.startswith("["):

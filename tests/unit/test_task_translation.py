@@ -10,15 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-import tsallis.data.learned as learned
+import tsallis.data.corpus_cache as corpus_cache
+from task_runs import prepare, read_split
 from tsallis import estimate_tau, estimate_tau_from_scores
-from tsallis.config import Config, check_config, load_config
+from tsallis.config import Config
 from tsallis.data.corpus import Corpus, Counts, SampledCorpus
 from tsallis.data.subwords import Subwords
 from tsallis.datasets.number_names import german_english_numbers
 from tsallis.errors import InputError
-from tsallis.prepare import Prepared, cache_folder, prepare, read_split, sides
 from tsallis.search import Certificate, Hypothesis, Result
+from tsallis.tasks.base import Prepared
+from tsallis.tasks.registry import check_config, load_config
+from tsallis.tasks.translation import cache_folder, find_sides
 from tsallis.training.run_folder import build_model, start_run
 
 PAIRS = german_english_numbers()["train"][:60]
@@ -53,14 +56,18 @@ def test_a_parallel_corpus_in_every_packing(tmp_path: Path, packing: str) -> Non
     given = config(tmp_path)
     prepared = prepare(given)
     data = prepared.data
-    assert isinstance(data.src_vocab, Subwords) and data.src_vocab == data.tgt_vocab and len(data.src_vocab) == 90
-    assert len(data.train) == len(PAIRS) and len(data.dev) == len(DEV)
+    assert (
+        isinstance(data.vocabularies.src, Subwords)
+        and data.vocabularies.src == data.vocabularies.tgt
+        and len(data.vocabularies.src) == 90
+    )
+    assert len(data.train) == len(PAIRS) and len(data.dev.corpus) == len(DEV)
     for i, (source, target) in enumerate(PAIRS):
-        assert list(data.train.src[i]) == data.src_vocab.encode(source)
-        assert list(data.train.tgt[i]) == data.tgt_vocab.encode(target)
-    assert data.references == [target for _, target in DEV]
-    assert prepared.task == {"task": "translation", "src": "de", "tgt": "en", "max_length": 256}
-    assert sides(given.data, "dev") == tuple(tmp_path / f"dev.{x}{packing}" for x in ("de", "en"))
+        assert list(data.train.src[i]) == data.vocabularies.src.encode(source)
+        assert list(data.train.tgt[i]) == data.vocabularies.tgt.encode(target)
+    assert data.dev.references == [target for _, target in DEV]
+    assert prepared.task.facts() == {"task": "translation", "src": "de", "tgt": "en", "max_length": 256}
+    assert find_sides(given.data, "dev") == tuple(tmp_path / f"dev.{x}{packing}" for x in ("de", "en"))
     assert read_split(given.data, "dev") == DEV
     model = build_model(prepared.description)
     assert prepared.description["class"] == "transformer" and model.arguments["src_vocab"] == 90
@@ -71,9 +78,14 @@ def test_a_parallel_corpus_in_every_packing(tmp_path: Path, packing: str) -> Non
 def test_separate_subwords(tmp_path: Path) -> None:
     corpus(tmp_path)
     data = prepare(config(tmp_path, {"subwords": {"joint": False, "size": 70}})).data
-    assert data.src_vocab != data.tgt_vocab and len(data.src_vocab) == len(data.tgt_vocab) == 70
+    assert (
+        data.vocabularies.src != data.vocabularies.tgt
+        and len(data.vocabularies.src) == len(data.vocabularies.tgt) == 70
+    )
     german = " ".join(source for source, _ in PAIRS)
-    assert 3 not in data.src_vocab.encode(german) and 3 in data.tgt_vocab.encode(german)  # no ü in English
+    assert 3 not in data.vocabularies.src.encode(german) and 3 in data.vocabularies.tgt.encode(
+        german
+    )  # no ü in English
     with pytest.raises(InputError, match=r"share: all needs one vocabulary .*joint: true"):
         prepare(config(tmp_path, {"subwords": {"joint": False, "size": 70}}, model={"share": "all"}))
     shared = prepare(config(tmp_path, model={"share": "all"}))
@@ -85,9 +97,9 @@ def test_lines_that_are_empty_or_nothing_are_left_out_on_both_sides(tmp_path: Pa
     odd = [DEV[0], ("", "x"), DEV[1], ("y", ""), ("\u200b", "nothing that can be read"), DEV[2]]
     corpus(tmp_path, dev=odd)
     data = prepare(config(tmp_path)).data
-    assert len(data.dev) == 3 and data.references == [target for _, target in DEV[:3]]
+    assert len(data.dev.corpus) == 3 and data.dev.references == [target for _, target in DEV[:3]]
     for i in range(3):
-        assert list(data.dev.tgt[i]) == data.tgt_vocab.encode(DEV[i][1])
+        assert list(data.dev.corpus.tgt[i]) == data.vocabularies.tgt.encode(DEV[i][1])
 
 
 def test_what_was_learned_and_encoded_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,9 +110,9 @@ def test_what_was_learned_and_encoded_is_found_again(tmp_path: Path, monkeypatch
     def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("learned again")
 
-    monkeypatch.setattr(learned.Subwords, "train", fail)
+    monkeypatch.setattr(corpus_cache.Subwords, "train", fail)
     again = prepare(config(tmp_path)).data
-    assert again.src_vocab == first.src_vocab and again.train.digest() == first.train.digest()
+    assert again.vocabularies.src == first.vocabularies.src and again.train.digest() == first.train.digest()
     assert {p.name for p in (tmp_path / "c").iterdir()} >= set(entries)
     with pytest.raises(AssertionError, match="learned again"):
         prepare(config(tmp_path, {"subwords": {"size": 80}}))
@@ -110,13 +122,13 @@ def test_long_pairs_are_left_out_of_training_alone(tmp_path: Path) -> None:
     corpus(tmp_path)
     whole, short = prepare(config(tmp_path)).data, prepare(config(tmp_path, {"max_length": 20})).data
     assert 0 < len(short.train) < len(whole.train) and int(short.train.lengths().max()) <= 20
-    assert len(short.dev) == len(whole.dev)
+    assert len(short.dev.corpus) == len(whole.dev.corpus)
 
 
 def test_subwords_drawn_anew_in_every_epoch(tmp_path: Path) -> None:
     corpus(tmp_path)
     data = prepare(config(tmp_path, {"subwords": {"sample": 0.3}})).data
-    assert isinstance(data.train, SampledCorpus) and data.train.alpha == 0.3 and isinstance(data.dev, Corpus)
+    assert isinstance(data.train, SampledCorpus) and data.train.alpha == 0.3 and isinstance(data.dev.corpus, Corpus)
     rows = range(len(PAIRS))
     assert data.train.batch(rows, 0).src_tokens != data.train.batch(rows, 1).src_tokens
 
@@ -125,11 +137,13 @@ def test_embedded_translation() -> None:
     content = {"task": "translation", "embedded": "german-english-numbers", "subwords": {"size": 200}}
     prepared = prepare(check_config({"version": 1, "data": content, "model": {"d_model": 8}}, "test"))
     splits = german_english_numbers()
-    assert len(prepared.data.train) == len(splits["train"]) and len(prepared.data.dev) == len(splits["dev"])
-    assert prepared.data.src_vocab == prepared.data.tgt_vocab and len(prepared.data.src_vocab) == 200
-    assert prepared.data.references[0] == splits["dev"][0][1] and prepared.description["class"] == "rnn"
-    texts = [prepared.data.tgt_vocab.text(row) for row in prepared.data.dev.tgt]
-    assert texts == prepared.data.references  # what the model is to predict is what it is compared with
+    assert len(prepared.data.train) == len(splits["train"]) and len(prepared.data.dev.corpus) == len(splits["dev"])
+    assert (
+        prepared.data.vocabularies.src == prepared.data.vocabularies.tgt and len(prepared.data.vocabularies.src) == 200
+    )
+    assert prepared.data.dev.references[0] == splits["dev"][0][1] and prepared.description["class"] == "rnn"
+    texts = [prepared.data.vocabularies.tgt.text(row) for row in prepared.data.dev.corpus.tgt]
+    assert texts == prepared.data.dev.references  # what the model is to predict is what it is compared with
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -192,8 +206,8 @@ def test_a_run_that_was_started_keeps_its_threshold(tmp_path: Path) -> None:
     first = prepare(given, tmp_path / "run")
     (tmp_path / "run").mkdir()
     changed = {**first.description, "arguments": {**first.description["arguments"], "tau": 0.123}}
-    symbols = first.data.src_vocab, first.data.tgt_vocab
-    assert not start_run(tmp_path / "run", given.text(), changed, first.task, *symbols)
+    symbols = first.data.vocabularies.src, first.data.vocabularies.tgt
+    assert not start_run(tmp_path / "run", given.text(), changed, first.task.facts(), *symbols)
     again = prepare(given, tmp_path / "run")
     assert again.description == changed and again.build().output.tau == 0.123
     other = config(tmp_path, model={"output": "alpha_relu", "d_model": 16})
@@ -203,7 +217,7 @@ def test_a_run_that_was_started_keeps_its_threshold(tmp_path: Path) -> None:
 
 def outputs_sum(prepared: Prepared) -> float:
     """Mean sum of an untrained model's outputs, on data that no threshold was taken from."""
-    model, batch = prepared.build().eval(), prepared.data.dev.batch(range(len(prepared.data.dev)))
+    model, batch = prepared.build().eval(), prepared.data.dev.corpus.batch(range(len(prepared.data.dev.corpus)))
     with torch.no_grad():
         decoded = model(batch.src, batch.src_lengths, batch.tgt_in)
         probs = model.output.probs(model.output.scores(decoded.hidden))
@@ -260,7 +274,7 @@ def test_what_outputs_are_worth(tmp_path: Path) -> None:
     corpus(tmp_path)
     prepared = prepare(config(tmp_path))
     nothing = Certificate("none", 0.0)
-    right = [Result((Hypothesis(tuple(row), -1.0, (), ()),), nothing) for row in prepared.data.dev.tgt[:3]]
+    right = [Result((Hypothesis(tuple(row), -1.0, (), ()),), nothing) for row in prepared.data.dev.corpus.tgt[:3]]
     found = prepared.measure()([*right, Result((), nothing)])  # of the first rows alone
     assert list(found) == ["bleu", "exact"] and found["exact"] == 0.75 and 0 < found["bleu"] < 100
 
@@ -276,7 +290,7 @@ def test_examples_too_long_to_train_on_are_left_out(tmp_path: Path) -> None:
     rows = ["ab\tabc\tN", f"{'a' * 300_000}\tb\tN", f"x\t{'b' * 300}\tN", "ba\tb\tV"]
     data = prepare(inflection(tmp_path, rows, rows[:1])).data
     assert len(data.train) == 2 and data.train.counts == Counts(4, 2, 0, 2)
-    assert "x" not in data.src_vocab  # the others count for nothing
+    assert "x" not in data.vocabularies.src  # the others count for nothing
     assert len(prepare(inflection(tmp_path, rows, rows[:1], max_length=301)).data.train) == 3
     with pytest.raises(InputError, match=r"none of 4 examples has at most 2 symbols \(data.max_length\)"):
         prepare(inflection(tmp_path, rows, rows[:1], max_length=2))
@@ -295,7 +309,7 @@ def test_a_model_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         torch.empty(1 << 60)
 
     prepared = prepare(inflection(tmp_path, ["a\tb\tN"], ["a\tb\tN"]))
-    monkeypatch.setattr("tsallis.prepare.build_model", build)
+    monkeypatch.setattr("tsallis.tasks.base.build_model", build)
     with pytest.raises(InputError, match=r"the model .* does not fit into memory"):
         prepared.build()
 
@@ -315,13 +329,15 @@ def languages_config(folder: Path, **training: Any) -> Config:
 @pytest.mark.parametrize("rows", [3, 4, 5, 7, 12])
 def test_the_rows_that_are_searched_are_evenly_of_all_languages(tmp_path: Path, rows: int) -> None:
     data = prepare(languages_config(tmp_path, validation_rows=rows)).data
-    assert sorted(data.references) == sorted(f"{x}{name}" for name, n in SIZES.items() for x in "abcdefgh"[:n])
-    assert [reference[1:] for reference in data.references] == data.languages
-    assert [data.tgt_vocab.text(row) for row in data.dev.tgt] == data.references
-    found = {name: data.languages[:rows].count(name) for name in SIZES}
+    assert sorted(data.dev.references) == sorted(f"{x}{name}" for name, n in SIZES.items() for x in "abcdefgh"[:n])
+    assert [reference[1:] for reference in data.dev.references] == data.dev.languages
+    assert [data.vocabularies.tgt.text(row) for row in data.dev.corpus.tgt] == data.dev.references
+    found = {name: data.dev.languages[:rows].count(name) for name in SIZES}
     most = max(found.values())
     assert all(found[name] in (most, most - 1) or found[name] == SIZES[name] for name in SIZES), found
-    assert prepare(languages_config(tmp_path, validation_rows=rows)).data.dev.digest() == data.dev.digest()
+    assert (
+        prepare(languages_config(tmp_path, validation_rows=rows)).data.dev.corpus.digest() == data.dev.corpus.digest()
+    )
 
 
 def test_too_few_rows_for_all_languages_are_refused(tmp_path: Path) -> None:
@@ -333,10 +349,10 @@ def test_languages_choose_the_best_checkpoint_alike(tmp_path: Path) -> None:
     """A model that is right in the largest language alone is worse than one that is right in the two small ones."""
     prepared = prepare(languages_config(tmp_path))
     data, measure = prepared.data, prepared.measure()
-    assert data.languages is not None
+    assert data.dev.languages is not None
 
     def score(*right: str) -> tuple[str, float]:
-        rows = zip(data.dev.tgt, data.languages or (), strict=True)
+        rows = zip(data.dev.corpus.tgt, data.dev.languages or (), strict=True)
         outputs = [tuple(row) if language in right else () for row, language in rows]
         found = measure([Result((Hypothesis(output, -1.0, (), ()),), Certificate("none", 0.0)) for output in outputs])
         return next(iter(found.items()))

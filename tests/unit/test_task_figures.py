@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from tsallis.config import check_config
+from task_runs import figures, prepare, read_lines
 from tsallis.continuous import cell_masses
 from tsallis.data import Vocabulary
 from tsallis.data.subwords import Subwords
-from tsallis.looks import figures
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
-from tsallis.prepare import prepare
 from tsallis.report import save
 from tsallis.search import beam_search
-from tsallis.tasks import read_lines
+from tsallis.tasks.registry import check_config
 from tsallis.training import Run
 
 pytest.importorskip("matplotlib")
@@ -36,8 +34,8 @@ def run_of(folder: Path, data: dict[str, Any], model: dict[str, Any]) -> Run:
     """A run that was not trained."""
     config = check_config({"version": 1, "data": {"folder": str(folder), **data}, "model": model}, "test")
     prepared = prepare(config)
-    vocabularies = prepared.data.src_vocab, prepared.data.tgt_vocab
-    return Run(folder, prepared.build().eval(), *vocabularies, prepared.task, {})
+    vocabularies = prepared.data.vocabularies.src, prepared.data.vocabularies.tgt
+    return Run(folder, prepared.build().eval(), *vocabularies, prepared.task.facts(), {})
 
 
 @pytest.mark.parametrize("attention", ["discrete", "continuous", "combined"])
@@ -148,4 +146,4 @@ def test_lines_without_an_output_have_no_figure(tmp_path: Path) -> None:
     model = RNNSeq2Seq(len(symbols), len(symbols), d_model=8, layers=1, output="alpha_relu", tau=50.0).eval()
     run = Run(tmp_path, model, symbols, symbols, {"task": "inflection"}, {})
     read = read_lines(run, ["abc\tN"], "in", gold=False)
-    assert list(figures(run, read)) == [] and list(figures(run, replace(read, places=[]))) == []
+    assert list(figures(run, read)) == [] and list(figures(run, replace(read, numbers=[]))) == []

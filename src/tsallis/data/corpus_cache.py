@@ -1,4 +1,4 @@
-"""Parallel text: two files whose lines belong together, read as a stream and encoded once."""
+"""Text that is encoded once: subwords and pairs of sequences in files of a cache, made by one process for all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tsallis.data.cache import fingerprint, key_of, locked
 from tsallis.data.corpus import Corpus, Counts, SampledCorpus
 from tsallis.data.ragged import Ragged, RaggedWriter, type_for
-from tsallis.data.reading import read_json, read_lines
+from tsallis.data.reading import read_json, stream_lines
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError, describe
 from tsallis.files import write_atomic
@@ -27,16 +27,6 @@ CORPUS = "corpus.json"  # written last: with it a folder is a corpus
 SIDES = ("src", "tgt")
 FORMAT = 1
 CHUNK = 8192  # pairs encoded in one go
-
-
-def stream_lines(path: Path | str, expected: str = "text") -> Iterator[str]:
-    """The lines of a UTF-8 text, plain, `.gz` or `.xz`, split at line feeds alone, white space around them removed.
-
-    Raises:
-        InputError: a file that is missing, empty or not what its ending says, a byte order mark, or a line that is not
-            UTF-8, each with its place.
-    """
-    return map(str.strip, read_lines(path, expected))
 
 
 def read_parallel(src_path: Path | str, tgt_path: Path | str) -> Iterator[tuple[str, str]]:
@@ -65,7 +55,7 @@ def _unequal(src_path: Path | str, sources: int, tgt_path: Path | str, targets: 
     )
 
 
-def encode_parallel(
+def encode_pairs(
     pairs: Iterable[tuple[str, str]],
     folder: Path | str,
     src: Subwords,
@@ -140,7 +130,7 @@ class _Side:
 
 
 def open_corpus(folder: Path | str) -> Corpus:
-    """Map what :func:`encode_parallel` wrote.
+    """Map what :func:`encode_pairs` wrote.
 
     Raises:
         InputError: a folder that is no whole corpus, or files of another size than they were written with.
@@ -161,6 +151,35 @@ def open_corpus(folder: Path | str) -> Corpus:
     return Corpus(src, tgt, counts)
 
 
+def cached_subwords(
+    cache_folder: Path | str,
+    paths: Sequence[Path | str],
+    size: int,
+    kind: str = "bpe",
+    coverage: float = 1.0,
+    split_digits: bool = False,
+) -> Subwords:
+    """Subwords of some texts together: from the cache where the same files gave some before, or learned now.
+
+    Several processes may ask at once: one of them learns, the others wait for it.
+
+    Raises:
+        InputError: as :func:`stream_lines` and :meth:`Subwords.train`; a cache that can't be written.
+    """
+    cache = Path(cache_folder)
+    with _writable(cache):
+        options = {"kind": kind, "coverage": coverage, "split_digits": split_digits}
+        made_from = {"files": [fingerprint(Path(p), cache) for p in paths], "size": size, **options}
+        key = key_of(made_from)
+        path = cache / f"{key}.model"
+        with locked(cache / f"{key}.lock"):
+            if path.exists():
+                return Subwords.load(path)
+            subwords = Subwords.train(chain(*map(stream_lines, paths)), size, kind, coverage, split_digits=split_digits)
+            subwords.save(path)
+            return subwords
+
+
 def cached_corpus(
     cache_folder: Path | str,
     src_path: Path | str,
@@ -169,9 +188,9 @@ def cached_corpus(
     tgt: Subwords,
     max_length: int | None = None,
 ) -> Corpus:
-    """An encoded parallel text: from the cache where the same files were encoded in the same way, or encoded now.
+    """Parallel text as numbers: from the cache where the same files were encoded in the same way, or encoded now.
 
-    What is kept is known by the files' content, the subwords and `max_length`. A damaged entry is made anew. Several
+    An entry is known by the files' content, the subwords and `max_length`. A damaged one is made anew. Several
     processes may ask at once: one of them encodes, the others wait for it.
 
     Raises:
@@ -211,13 +230,12 @@ def _entry(
     """Return the folder of the cache with the encoded text, made if it isn't there."""
 
     def write(folder: Path) -> None:
-        encode_parallel(read_parallel(src_path, tgt_path), folder, src, tgt, max_length, keep_text, made_from)
+        encode_pairs(read_parallel(src_path, tgt_path), folder, src, tgt, max_length, keep_text, made_from)
 
     def whole(folder: Path) -> bool:
         return _whole(folder, keep_text)
 
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
+    with _writable(cache):
         made_from = {
             "format": FORMAT,
             "files": [fingerprint(Path(path), cache) for path in (src_path, tgt_path)],
@@ -235,6 +253,14 @@ def _entry(
                 if not whole(entry):
                     _make(entry, write, whole)
         return entry
+
+
+@contextlib.contextmanager
+def _writable(cache: Path) -> Iterator[None]:
+    """Make the folder, and what goes wrong as it is written an :class:`~tsallis.errors.InputError`."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
         raise InputError(f"{cache}: can't be used as a cache: {error.strerror or error}") from error
 

@@ -1,4 +1,4 @@
-"""Questions about images: lines, words, answers, splits, batches, and where the images are from."""
+"""Questions about images: lines, words, answers, splits, numbers, and where the images are from."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsallis.data.batching import BatchPlan
-from tsallis.data.classification import Documents
+from tsallis.data.image_store import ImageStore
 from tsallis.data.images import ArrayPictures, Photos, open_pictures
-from tsallis.data.ragged import Ragged
-from tsallis.data.visual import (
-    UNKNOWN,
+from tsallis.data.vocabulary import UNK, Vocabulary
+from tsallis.errors import InputError
+from tsallis.tasks.base import Vocabularies
+from tsallis.tasks.labels import label_numbers
+from tsallis.tasks.vqa import (
+    ImageQuestion,
     Question,
-    Questions,
+    Visual,
     answer_kind,
     answer_names,
     parse_question,
@@ -36,8 +38,6 @@ from tsallis.data.visual import (
     read_questions,
     split_by_image,
 )
-from tsallis.data.vocabulary import UNK, Vocabulary
-from tsallis.errors import InputError
 
 LINES = "0\tWhat is it?\tbook, pen\nimg/2.jpg\tHow  many\u0085 pens\t11\n"
 ASKED = [Question("0", "What is it?", "book, pen"), Question("img/2.jpg", "How  many\u0085 pens", "11")]
@@ -126,37 +126,20 @@ def test_a_split_by_a_seed() -> None:
         split_by_image(asked, 1.0)
 
 
-def made(count: int = 7) -> Questions:
-    asked = [Question(str(i % 3), "what " * (1 + i % 4), "abc"[i % 3]) for i in range(count)]
-    vocab = Vocabulary.build(question_words(q.question) for q in asked)
-    return Questions.encode(asked, vocab, ["b", "a"], ArrayPictures(PIXELS), max_length=3)
-
-
-def test_batches() -> None:
-    asked = made()
-    batch = asked.batch([4, 1, 2])
-    assert batch.index == (4, 1, 2) and batch.images.dtype == torch.uint8
-    assert (batch.images.numpy() == PIXELS[[1, 1, 2]]).all()
-    assert batch.src.tolist() == [[4, 0, 0], [4, 4, 0], [4, 4, 4]] and batch.src_lengths.tolist() == [1, 2, 3]
-    assert batch.labels.tolist() == [0, 0, UNKNOWN]
-    every = list(asked.batches(3))
-    assert [i for b in every for i in b.index] == list(range(7)) and [len(b.labels) for b in every] == [3, 3, 1]
-    rows = sorted(i for rows in BatchPlan(asked.lengths(), 2).epoch(0) for i in rows)
-    assert rows == list(range(7)) and len(asked) == 7
-    with pytest.raises(ValueError, match="size must be at least 1, got 0"):
-        next(asked.batches(0))
-
-
-def test_a_question_without_words_and_a_digest() -> None:
-    vocab = Vocabulary(["what"])
-    asked = Questions.encode([Question("0", "\u200b", "a")], vocab, ["a"], ArrayPictures(PIXELS))
-    assert asked.batch([0]).src.tolist() == [[UNK]]
-    assert made().digest() == made().digest() != made(6).digest()
-    documents = Documents(Ragged.of([[4]]), np.array([0]))
-    digests = {Questions(documents, [name], ArrayPictures(PIXELS)).digest() for name in "012"}
-    assert len(digests) == 3
-    with pytest.raises(ValueError, match="an image for each question, got 2 for 1"):
-        Questions(documents, ["0", "1"], ArrayPictures(PIXELS))
+def test_questions_in_numbers() -> None:
+    pictures = ArrayPictures(PIXELS)
+    asked = [Question(str(i % 3), "what " * (1 + i % 4), "abc"[i % 3]) for i in range(7)]
+    vocabularies = Vocabularies(Vocabulary(["what"]), Vocabulary(["b", "a"]), ImageStore())
+    lines = Visual(max_length=3).encode([ImageQuestion(q, pictures) for q in asked], vocabularies)
+    batch = lines.corpus.batch([4, 1, 2])
+    assert batch.src.tolist() == [[1, 4, 0, 0], [1, 4, 4, 0], [2, 4, 4, 4]]  # the image's number, then the words
+    assert batch.src_lengths.tolist() == [2, 3, 4] and label_numbers(batch).tolist() == [0, 0, -100]
+    assert vocabularies.images is not None and len(vocabularies.images) == 3
+    images = vocabularies.images(batch.src[:, 0])
+    assert images.dtype == torch.uint8 and (images.numpy() == PIXELS[[1, 1, 2]]).all()
+    assert lines.references == [*"abcabca"] and lines.titles[1] == "1: what what "
+    (row,) = Visual().encode([ImageQuestion(Question("0", "\u200b"), pictures)], vocabularies).corpus.src
+    assert list(row) == [0, UNK]  # a question without words
 
 
 def packed(path: Path, array: Any) -> Path:

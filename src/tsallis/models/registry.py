@@ -1,0 +1,16 @@
+"""The models that commands can train, by the names that configurations and run folders call them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tsallis.models.label_decoder import LabelDecoder
+from tsallis.models.lstm import RNNSeq2Seq
+from tsallis.models.transformer.model import TransformerSeq2Seq
+
+MODELS: dict[str, Any] = {
+    "rnn": RNNSeq2Seq,
+    "transformer": TransformerSeq2Seq,
+    "classifier": LabelDecoder,
+    "answerer": LabelDecoder,
+}

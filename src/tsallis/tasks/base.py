@@ -1,0 +1,401 @@
+"""A task: which examples a run learns from, how they become numbers, and how its outputs are scored and drawn.
+
+Every task is a file beside this one with a class of its own, and a line in :mod:`tsallis.tasks.registry`. The classes
+here hold what all tasks share: a file that reads and encodes examples has a task that trains, translates and evaluates.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from tsallis.config import Config as RunConfig
+from tsallis.config import Section
+from tsallis.data.batching import Batch, BatchPlan
+from tsallis.data.corpus import Corpus, SampledCorpus
+from tsallis.data.image_store import ImageStore
+from tsallis.errors import InputError, describe, memory_for
+from tsallis.evaluation.metrics import CorpusScore, evaluate, timed_search
+from tsallis.search import Result, beam_search
+from tsallis.training.run_folder import TASK, Run, build_model, stored_description
+from tsallis.training.schema import TaskRecord, explain, read_record
+from tsallis.training.trainer import Measure, Settings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SPLITS = ("train", "dev", "test")
+LONGEST = 1024  # symbols of a line on which a search ends in seconds, where the run was trained on shorter ones
+
+
+@dataclass(frozen=True)
+class Vocabularies:
+    """The symbols of sources and targets: a :class:`Vocabulary`, or :class:`Subwords`; and images, where there are any.
+
+    Sources of questions about images begin with the image's number in the store.
+    """
+
+    src: Any
+    tgt: Any
+    images: ImageStore | None = None
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines of input as numbers, and the outputs that are right where they are known."""
+
+    corpus: Corpus
+    references: list[str]
+    titles: list[str]  # what a line asks for, in few words
+    numbers: list[int]  # of the line that each row is, from 0; lines without symbols are no rows
+    count: int  # of all lines
+    languages: list[str] | None = None  # of each row, where lines have one
+
+    def select(self, rows: Sequence[int]) -> Lines:
+        """Return some rows; there are as many lines as before."""
+
+        def chosen(column: Any) -> Any:
+            return None if column is None else [column[row] for row in rows]
+
+        corpus = Corpus(chosen(self.corpus.src), chosen(self.corpus.tgt), self.corpus.counts)
+        references, titles, numbers = map(chosen, (self.references, self.titles, self.numbers))
+        return Lines(corpus, references, titles, numbers, self.count, chosen(self.languages))
+
+
+@dataclass(frozen=True)
+class Data:
+    """The training data of a configuration as numbers."""
+
+    train: Corpus | SampledCorpus
+    dev: Lines
+    vocabularies: Vocabularies
+
+
+class ModelSection(Section):
+    """The section `model` of a configuration: settings of a class of :mod:`tsallis.models.registry`.
+
+    Its key `architecture` is the class's name there.
+    """
+
+    def check(self) -> None:
+        """Refuse settings that don't go together, before any data is read.
+
+        Raises:
+            InputError: such settings.
+        """
+
+    def arguments(self, data: Data, settings: Settings) -> dict[str, Any]:
+        """Return the arguments of the class for some data.
+
+        Raises:
+            InputError: settings that don't go with the data.
+        """
+        sizes = {"src_vocab": len(data.vocabularies.src), "tgt_vocab": len(data.vocabularies.tgt)}
+        return {**sizes, **self.model_dump(exclude={"architecture"})}
+
+
+class Task(ABC):
+    """One kind of run. The fields of a subclass, a frozen dataclass, are what its `task.json` holds.
+
+    Attributes:
+        name: the key `task` of a configuration's section `data`.
+        Config: the section `data`.
+        models: the sections that `model` may be, by their `architecture`; the first is the default.
+        noun: what an output is called.
+        columns: the columns of a line of input: without the right output, and with it.
+        options: what may be said beside the lines, such as `language`: keywords of `read` and `examples`.
+    """
+
+    name: ClassVar[str]
+    Config: ClassVar[type[Section]]
+    models: ClassVar[Mapping[str, type[ModelSection]]]
+    noun: ClassVar[str]
+    columns: ClassVar[tuple[str, str]]
+    options: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    @abstractmethod
+    def load(cls, config: Any) -> tuple[Task, Data]:
+        """Read and encode the training data that a section `data` describes.
+
+        Raises:
+            InputError: what can't be read or used, each with its file and line.
+        """
+
+    @classmethod
+    @abstractmethod
+    def examples(cls, config: Any, split: str) -> list[Any]:
+        """Read the examples of a split, "train", "dev" or "test"; subclasses may take some of `options`, too.
+
+        Raises:
+            InputError: what can't be read, with its file and line.
+        """
+
+    @abstractmethod
+    def parse(self, line: str, origin: str, gold: bool) -> Any:
+        """Return the example on a line of input; with `gold` the line holds the right output, too.
+
+        Raises:
+            InputError: a malformed line; the message begins with `origin`, its file and number.
+        """
+
+    @abstractmethod
+    def encode(self, examples: Sequence[Any], vocabularies: Vocabularies) -> Lines:
+        """Turn examples into numbers; those without symbols to read are no rows."""
+
+    @abstractmethod
+    def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
+        """Score outputs; the first score selects the best model. With `quick`, the costly ones are left out."""
+
+    @abstractmethod
+    def plot(self, run: Run, batch: Batch, result: Result, title: str) -> Figure:
+        """Draw what the model attends to as it reads a batch of one row, with the result of a search."""
+
+    @property
+    def limit(self) -> int | None:
+        """Most symbols a side of a line that is searched; None where long lines are cut."""
+        return None
+
+    def facts(self) -> dict[str, Any]:
+        """Return what `task.json` holds."""
+        return {"task": self.name, **asdict(self)}  # type: ignore[call-overload]
+
+    @classmethod
+    def restore(cls, facts: Mapping[str, Any], path: Path | str = TASK) -> Task:
+        """Return the task that a run folder's `task.json` describes, the reverse of `facts`; errors name `path`."""
+        if facts.get("task", cls.name) != cls.name:
+            raise InputError(f"{path}: expected the task {cls.name}, found {describe(facts['task'])}; restore the file")
+        fields = json.dumps({key: value for key, value in facts.items() if key != "task"})
+        cls.__pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # type: ignore[attr-defined]
+        try:
+            task: Task = TypeAdapter(cls).validate_json(fields)
+        except ValidationError as error:
+            raise InputError(f"{path}: {explain(error)}") from error
+        return task
+
+    def vocabularies(self, run: Run) -> Vocabularies:
+        """Return the symbols that a run knows."""
+        return Vocabularies(run.src_vocab, run.tgt_vocab)
+
+    def read(self, lines: Sequence[str], name: str, run: Run, gold: bool, first: int = 0, **options: Any) -> Lines:
+        """Turn lines of input into numbers.
+
+        Args:
+            lines: some lines of a file, without their ends.
+            name: of the file.
+            run: whose vocabularies count.
+            gold: whether lines hold the right output, too.
+            first: the number of the first of them, from 0.
+            options: of the task.
+
+        Raises:
+            InputError: a malformed line, or one with more symbols than a search takes, with its file and number.
+        """
+        origins = (f"{name}:{number}" for number in range(first + 1, first + len(lines) + 1))
+        examples = [self.parse(line, origin, gold, **options) for line, origin in zip(lines, origins, strict=True)]
+        encoded = self.encode(examples, self.vocabularies(run))
+        refuse_long(encoded.corpus, self.limit, name, encoded.numbers, first)
+        return encoded
+
+    @classmethod
+    def prepare(cls, config: RunConfig, folder: Path | None = None) -> Prepared:
+        """Read the data of a configuration and work out every argument.
+
+        Args:
+            config: of a run of this task.
+            folder: of a run that may have been started with it: then its model stays as it was described.
+
+        Raises:
+            InputError: settings of the model that don't go together, and what reading the data finds.
+        """
+        described = config.model.model_dump(mode="json", exclude={"architecture", "tau"})
+        description = None if folder is None else stored_description(folder, config.text(), described)
+        if description is None or folder is None:
+            config.model.check()
+        else:
+            cls.restore(read_record(folder / TASK, TaskRecord).model_dump(), folder / TASK)
+        task, data = cls.load(config.data)
+        settings = Settings(**config.training.model_dump())
+        _check_rows(settings, data)
+        if description is None:
+            description = {"class": config.model.architecture, "arguments": config.model.arguments(data, settings)}
+        return Prepared(task, data, description, settings)
+
+    @classmethod
+    def read_split(cls, config: Any, split: str, **options: Any) -> list[Any]:
+        """Return the examples of one split of a configuration's data, see `examples`.
+
+        Raises:
+            InputError: another split than train, dev or test, and what reading finds.
+        """
+        if split not in SPLITS:
+            raise InputError(f"split must be train, dev or test, got {split!r}")
+        return cls.examples(config, split, **options)
+
+    def split(self, run: Run, config: Any, split: str, **options: Any) -> Lines:
+        """Return one split of a run's own data, its section `data`; options that are None are not set.
+
+        Raises:
+            InputError: an option that the task doesn't take, and what reading finds.
+        """
+        values = self.check_options(run, options)
+        return self.encode(self.read_split(config, split, **values), self.vocabularies(run))
+
+    def check_options(self, run: Run, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options that are not None.
+
+        Raises:
+            InputError: one that the task doesn't take.
+        """
+        values = {option: value for option, value in options.items() if value is not None}
+        for option, value in values.items():
+            if option not in self.options:
+                article = "an" if self.name[0] in "aeiou" else "a"
+                text = describe(str(value))
+                raise InputError(f"{run.folder}: {article} {self.name} run takes no --{option}, {text} was given")
+        return values
+
+    def evaluate(self, run: Run, lines: Lines, beam_size: int) -> dict[str, Any]:
+        """Compute scores, loss, certificates, sparsity and speed on lines with known outputs, by name.
+
+        Of several languages "languages" has the scores of each.
+        """
+        results, seconds = timed_search(run.model, lines.corpus, beam_size)
+        texts = best_texts(results, run.tgt_vocab)
+        scores, each = self.score(texts, lines.references), language_scores(self, texts, lines)
+        report: dict[str, Any] = score_values(scores, each)
+        signatures = {score.name: score.signature for score in scores if score.signature}
+        report.update({"signatures": signatures} if signatures else {})
+        report.update({"languages": each} if each else {})
+        return {**report, **evaluate(run.model, lines.corpus, results, seconds).as_dict()}
+
+    def figures(self, run: Run, lines: Lines, beam_size: int = 1) -> Iterator[tuple[int, Figure]]:
+        """Yield a figure of each line that has an output, with the line's number from 0.
+
+        Raises:
+            InputError: if matplotlib is missing.
+        """
+        for row, number in enumerate(lines.numbers):
+            if not lines.titles[row].strip():
+                continue  # an empty line holds nothing to look at
+            batch = lines.corpus.batch([row])
+            (result,) = beam_search(run.model, batch.src, batch.src_lengths, beam_size=beam_size)
+            if result.best is not None:
+                with torch.no_grad():
+                    yield number, self.plot(run, batch, result, lines.titles[row])
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The task, data, model description and settings that a configuration describes."""
+
+    task: Task
+    data: Data
+    description: dict[str, Any]  # class and arguments of the model
+    settings: Settings
+
+    def build(self) -> Any:
+        """Return the model, as the seed makes it."""
+        torch.manual_seed(self.settings.seed)
+        with memory_for("the model (see the sizes of model)"):
+            model = build_model(self.description, "model")
+        if self.data.vocabularies.images is not None:
+            model.image_store = self.data.vocabularies.images
+        return model
+
+    def measure(self) -> Measure:
+        """Return a function that scores a search on the development set, without the costly scores."""
+        task, data = self.task, self.data
+
+        def measure(results: Any) -> dict[str, float]:
+            texts = best_texts(results, data.vocabularies.tgt)
+            scores = task.score(texts, data.dev.references[: len(texts)], quick=True)
+            return score_values(scores, language_scores(task, texts, data.dev, quick=True))
+
+        return measure
+
+
+def _check_rows(settings: Settings, data: Data) -> None:
+    """Refuse rows that fit no batch, and fewer rows to validate on than there are languages."""
+    count = len(set(data.dev.languages or ()))
+    if settings.validation_rows is not None and settings.validation_rows < count:
+        raise InputError(
+            f"training.validation_rows: {settings.validation_rows} rows can't stand for {count} languages: "
+            f"expected at least {count}"
+        )
+    BatchPlan(data.train.lengths(), settings.batch_size, settings.max_tokens)
+
+
+def split_name(config: Any, split: str) -> str:
+    """Return the name of a split's file in a section `data`.
+
+    Raises:
+        InputError: none is named.
+    """
+    name: str | None = getattr(config, split)
+    if name is None:
+        raise InputError(f"the configuration names no {split} file (data.{split})")
+    return name
+
+
+def refuse_long(
+    corpus: Corpus, limit: int | None, name: str, numbers: Sequence[int] | None = None, first: int = 0
+) -> None:
+    """Raise an InputError that names the first line with more symbols on a side than a search takes.
+
+    Args:
+        corpus: the lines' symbols.
+        limit: symbols a side; None for any number of them.
+        name: of the file.
+        numbers: of the line that each row is, counted from `first`; all of them by default.
+        first: the number of the first line, from 0.
+    """
+    longest = corpus.lengths().amax(1).tolist() if len(corpus) and limit is not None else []
+    for row, length in enumerate(longest):
+        if limit is not None and length > limit:
+            line = first + (row if numbers is None else numbers[row]) + 1
+            raise InputError(f"{name}:{line}: {length} symbols, at most {limit} are read")
+
+
+def best_texts(results: Sequence[Result], vocab: Any) -> list[str]:
+    """Return the best hypotheses as text; nothing where there is none."""
+    return [vocab.text(r.best.tokens) if r.best else "" for r in results]
+
+
+def score_values(pooled: Sequence[CorpusScore], each: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Return scores by name; the first number says which model is best.
+
+    With the scores of `each` language that is their mean, all languages counting the same ("macro").
+    """
+    values = {score.name: score.value for score in pooled}
+    macro = {f"macro_{name}": sum(scores[name] for scores in each.values()) / len(each) for name in values if each}
+    return {**macro, **values}
+
+
+def language_scores(task: Task, texts: Sequence[str], lines: Lines, quick: bool = False) -> dict[str, dict[str, float]]:
+    """Return the number of samples and the scores of each language, by its name; nothing where there is only one.
+
+    Args:
+        task: whose scores.
+        texts: outputs of the first lines.
+        lines: with their references and languages.
+        quick: leave the costly scores out.
+    """
+    rows: dict[str, list[int]] = {}
+    for row, language in enumerate((lines.languages or [])[: len(texts)]):
+        rows.setdefault(language, []).append(row)
+    if len(rows) < 2:
+        return {}
+    by_language: dict[str, dict[str, float]] = {}
+    for language in sorted(rows):
+        own = rows[language]
+        scores = task.score([texts[i] for i in own], [lines.references[i] for i in own], quick)
+        by_language[language] = {"samples": len(own), **{score.name: score.value for score in scores}}
+    return by_language

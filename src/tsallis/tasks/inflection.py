@@ -1,0 +1,299 @@
+"""Morphological inflection: a lemma and its tags to a form, as sequences of symbols (CoNLL-SIGMORPHON 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from tsallis.config import Count, FileName, Section
+from tsallis.data.corpus import Corpus, Counts
+from tsallis.data.reading import read_lines
+from tsallis.data.vocabulary import Vocabulary
+from tsallis.datasets.english_verbs import verb_forms
+from tsallis.errors import InputError, describe, shorten
+from tsallis.evaluation.metrics import CorpusScore, form_scores
+from tsallis.tasks.base import LONGEST, Data, Lines, Task, Vocabularies, refuse_long, split_name
+from tsallis.tasks.sequences import SequenceTask, check_source
+from tsallis.training.run_folder import Run
+
+COLUMNS = "lemma<TAB>form<TAB>tags"
+
+
+class InflectionData(Section):
+    """The source of inflection examples: files of one or many languages, or embedded data."""
+
+    task: Literal["inflection"] = "inflection"
+    embedded: Literal["english-verbs"] | None = None
+    folder: FileName = "."
+    train: FileName | None = None  # file names in the folder; {language} stands for each language's name
+    dev: FileName | None = None
+    test: FileName | None = None
+    # One name, several, or "all": every language with a training file.
+    languages: Annotated[list[FileName], Field(min_length=1)] | Literal["all"] | None = None
+    max_length: Count = 256  # examples of the training data with more symbols on a side are left out
+
+    @field_validator("languages", mode="before")
+    @classmethod
+    def _one_language(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) and value != "all" else value
+
+    @model_validator(mode="after")
+    def _one_source(self) -> InflectionData:
+        check_source(self, ("train", "dev", "test", "languages"), "english-verbs")
+        return self
+
+
+@dataclass(frozen=True)
+class Inflection(SequenceTask):
+    """A lemma and tags to a form: `lemma<TAB>tags`, with gold `lemma<TAB>form<TAB>tags`."""
+
+    languages: list[str] | None = None
+    max_length: Annotated[int, Field(ge=1)] | None = None
+
+    name = "inflection"
+    Config = InflectionData
+    noun = "form"
+    columns = ("lemma<TAB>tags", COLUMNS)
+    options = ("language",)
+
+    @classmethod
+    def load(cls, config: InflectionData) -> tuple[Task, Data]:
+        examples, dev = cls.read_split(config, "train"), _in_turn(list(enumerate(cls.read_split(config, "dev"))))
+        train = [e for e in examples if max(len(e.src_tokens()), len(e.tgt_tokens())) <= config.max_length]
+        if not train:
+            limit = f"{config.max_length} symbols (data.max_length)"
+            raise InputError(f"data.train: none of {len(examples)} examples has at most {limit}")
+        task = cls(find_languages(config), config.max_length)
+        src, tgt = (Vocabulary.build(x) for x in ((e.src_tokens() for e in train), (e.tgt_tokens() for e in train)))
+        vocabularies = Vocabularies(src, tgt)
+        lines = task.encode([example for _, example in dev], vocabularies)
+        refuse_long(lines.corpus, config.max_length, "data.dev", [number for number, _ in dev])
+        counts = Counts(len(examples), len(train), 0, len(examples) - len(train))
+        return task, Data(replace(encode_examples(train, src, tgt), counts=counts), lines, vocabularies)
+
+    @classmethod
+    def examples(cls, config: InflectionData, split: str, language: str | None = None) -> list[InflectionExample]:
+        """Read the examples of a split; of a configuration with languages, only those of `language` if there is one."""
+        if config.embedded is not None:
+            return english_verbs()[split]
+        path = str(Path(config.folder) / split_name(config, split))
+        names = find_languages(config) if language is None else [language]
+        return read_inflection(path) if names is None else read_languages(path, names)
+
+    @property
+    def limit(self) -> int:
+        return self.max_length or LONGEST
+
+    def read(
+        self,
+        lines: Sequence[str],
+        name: str,
+        run: Run,
+        gold: bool,
+        first: int = 0,
+        language: str | None = None,
+        **options: Any,
+    ) -> Lines:
+        if language is None and self.languages and len(self.languages) == 1:
+            language = self.languages[0]
+        self.check_language(run, language)
+        return super().read(lines, name, run, gold, first, language=language, **options)
+
+    def parse(self, line: str, origin: str, gold: bool, language: str | None = None) -> InflectionExample:
+        return parse_line(line, origin, language, gold)
+
+    def split(self, run: Run, config: InflectionData, split: str, **options: Any) -> Lines:
+        if options.get("language") is not None:
+            self.check_language(run, options["language"])
+        if config.languages == "all":  # those there were when the run was started
+            config = config.model_copy(update={"languages": self.languages})
+        return super().split(run, config, split, **options)
+
+    def check_language(self, run: Run, language: str | None) -> None:
+        """Raise an InputError unless the language is one that the run knows; None is for a run that knows none."""
+        if self.languages and language not in self.languages:
+            reason = "none was given" if language is None else f"{describe(language)} is not among them"
+            known = ", ".join(self.languages)
+            raise InputError(f"{run.folder}: the run knows the languages {known}; {reason} (--language)")
+        if not self.languages and language is not None:
+            raise InputError(f"{run.folder}: the run knows no languages, {describe(language)} was given")
+
+    def encode(self, examples: Sequence[InflectionExample], vocabularies: Vocabularies) -> Lines:
+        titles = [f"{e.lemma} + {';'.join(e.tags)}" for e in examples]
+        forms, count = [e.form or "" for e in examples], len(examples)
+        languages = [e.language for e in examples if e.language is not None]
+        corpus = encode_examples(examples, vocabularies.src, vocabularies.tgt)
+        known = languages if languages and len(languages) == count else None
+        return Lines(corpus, forms, titles, list(range(count)), count, known)
+
+    def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
+        return [CorpusScore(name, value, "") for name, value in form_scores(texts, references).items()]
+
+
+def find_languages(config: InflectionData) -> list[str] | None:
+    """Return the languages of a configuration; "all" is looked up in the folder."""
+    if config.languages != "all":
+        return config.languages
+    assert config.train is not None
+    if config.train.count("{language}") != 1:
+        raise InputError(f"data.train: languages: all needs one {{language}} in the name, found {config.train!r}")
+    before, after = config.train.split("{language}")
+    paths = Path(config.folder).glob(f"{before}*{after}")
+    names = sorted(p.name[len(before) : len(p.name) - len(after)] for p in paths)
+    if not names:
+        raise InputError(f"data.folder: no file {before}*{after} in {config.folder}")
+    return names
+
+
+def _in_turn(examples: list[tuple[int, InflectionExample]]) -> list[tuple[int, InflectionExample]]:
+    """Let languages take turns, so that the first examples, whatever their number, are evenly of all."""
+    each: dict[str | None, list[tuple[int, InflectionExample]]] = {}
+    for number, example in examples:
+        each.setdefault(example.language, []).append((number, example))
+    return [example for turn in zip_longest(*each.values()) for example in turn if example is not None]
+
+
+def encode_examples(examples: Sequence[InflectionExample], src: Vocabulary, tgt: Vocabulary) -> Corpus:
+    """Return examples as numbers; the target is empty where a form is not known."""
+    sources = [src.encode(e.src_tokens()) for e in examples]
+    return Corpus(sources, [tgt.encode(e.tgt_tokens()) if e.form is not None else [] for e in examples])
+
+
+@dataclass(frozen=True)
+class InflectionExample:
+    """One cell of a paradigm.
+
+    Args:
+        lemma: the citation form.
+        tags: the morphological tags.
+        form: the inflected form; None where it is to be predicted.
+        language: its name; None where there is only one.
+
+    Example:
+        >>> example = InflectionExample("draw", ("V", "PST"), "drew", "english")
+        >>> example.src_tokens()
+        ['<lang:english>', '<tag:V>', '<tag:PST>', 'd', 'r', 'a', 'w']
+        >>> example.tgt_tokens()
+        ['d', 'r', 'e', 'w']
+    """
+
+    lemma: str
+    tags: tuple[str, ...]
+    form: str | None = None
+    language: str | None = None
+
+    def src_tokens(self) -> list[str]:
+        """Return the language token if there is a language, the tags in the file's order, the lemma's characters."""
+        language = [f"<lang:{self.language}>"] if self.language is not None else []
+        return [*language, *(f"<tag:{tag}>" for tag in self.tags), *self.lemma]
+
+    def tgt_tokens(self) -> list[str]:
+        """Return the form's characters.
+
+        Raises:
+            ValueError: an example without a form.
+        """
+        if self.form is None:
+            raise ValueError(f"the example {describe(self.lemma)} has no form")
+        return list(self.form)
+
+
+def read_inflection(path: Path | str, language: str | None = None, need_form: bool = True) -> list[InflectionExample]:
+    r"""Read all examples of a file of `lemma<TAB>form<TAB>tags` lines, tags separated by `;`.
+
+    Fields are taken as they are: a form may end in a space.
+
+    Args:
+        path: of the file, UTF-8.
+        language: the language of the examples.
+        need_form: whether every line needs a form; without, lines of two columns (`lemma<TAB>tags`) are read too.
+
+    Returns:
+        One example a line.
+
+    Raises:
+        InputError: a file that is missing, empty or not UTF-8, or a malformed line, each with its place.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "english.tsv"
+        >>> _ = path.write_text("draw\tdrew\tV;PST\n")
+        >>> read_inflection(path)
+        [InflectionExample(lemma='draw', tags=('V', 'PST'), form='drew', language=None)]
+    """
+    return [
+        parse_line(line, f"{path}:{number}", language, need_form)
+        for number, line in enumerate(read_lines(path, COLUMNS), start=1)
+    ]
+
+
+def read_languages(pattern: str, languages: Sequence[str], need_form: bool = True) -> list[InflectionExample]:
+    r"""Read the examples of many languages, one file each.
+
+    Args:
+        pattern: the path of a file; `{language}` in it stands for a language's name.
+        languages: their names.
+        need_form: as in :func:`read_inflection`.
+
+    Returns:
+        The examples of all languages, in the order of `languages`.
+
+    Raises:
+        InputError: a pattern without `{language}`, and the errors of :func:`read_inflection`.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for language, form in (("english", "drew"), ("german", "zog")):
+        ...     _ = (folder / f"{language}.tsv").write_text(f"draw\t{form}\tV;PST\n")
+        >>> [example.form for example in read_languages(f"{folder}/{{language}}.tsv", ["german", "english"])]
+        ['zog', 'drew']
+    """
+    if "{language}" not in pattern:
+        raise InputError(f"{pattern}: a path for several languages must contain {{language}}")
+    return [
+        example
+        for language in languages
+        for example in read_inflection(pattern.replace("{language}", language), language, need_form)
+    ]
+
+
+def parse_line(line: str, origin: str, language: str | None = None, need_form: bool = True) -> InflectionExample:
+    """One line; without `need_form` also `lemma<TAB>tags`."""
+    fields = line.split("\t")
+    expected = COLUMNS if need_form else f"lemma<TAB>tags or {COLUMNS}"
+    if len(fields) not in ((3,) if need_form else (2, 3)):
+        count = f"{len(fields)} column" + ("s" if len(fields) != 1 else "")
+        raise InputError(f"{origin}: expected {expected}, found {count}: {shorten(line)}")
+    if fields[-1].endswith("\r"):
+        # It would make the last tag another tag.
+        raise InputError(f"{origin}: expected a line that ends in LF, found CR LF")
+    lemma, tags = fields[0], tuple(fields[-1].split(";"))
+    form = fields[1] if len(fields) == 3 else None
+    if not lemma or form == "":
+        raise InputError(f"{origin}: expected {expected}, found an empty {'lemma' if not lemma else 'form'}")
+    if not all(tags):
+        raise InputError(f"{origin}: expected tags separated by single semicolons, found {describe(fields[-1])}")
+    return InflectionExample(lemma, tags, form, language)
+
+
+def english_verbs() -> dict[str, list[InflectionExample]]:
+    """Read the embedded English verbs, see :mod:`tsallis.datasets.english_verbs`.
+
+    Returns:
+        The splits "train", "dev" and "test", which share no lemma.
+
+    Example:
+        >>> verbs = english_verbs()
+        >>> sorted(verbs), verbs["dev"][0].src_tokens()[0]
+        (['dev', 'test', 'train'], '<tag:V>')
+    """
+    return {
+        split: [InflectionExample(cell.lemma, tuple(cell.tags.split(";")), cell.form) for cell in cells]
+        for split, cells in verb_forms().items()
+    }

@@ -1,0 +1,55 @@
+"""Tasks whose output is one label: documents and their classes, questions about images and their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from tsallis.config import Alpha, Map
+from tsallis.data.batching import IGNORED, Batch
+from tsallis.data.vocabulary import SPECIALS
+from tsallis.evaluation.metrics import CorpusScore, exact_match
+from tsallis.search import Result
+from tsallis.tasks.base import ModelSection, Task
+from tsallis.training.run_folder import Run
+
+
+class LabelModel(ModelSection):
+    """The attention and output options that models of labels share."""
+
+    attention: Literal["discrete", "continuous", "combined"] = "combined"
+    transform: Map | Alpha = "sparsemax"
+    matching: Literal["scale", "covariance"] = "scale"
+    density: Any = None
+    ridge: float = Field(0.1, gt=0, allow_inf_nan=False)
+    output: Map = "softmax"
+    output_alpha: Alpha = 1.5
+
+    @model_validator(mode="after")
+    def _density_of_something(self) -> LabelModel:
+        if self.density is not None and self.attention == "discrete":
+            raise ValueError("density is for continuous and combined attention")
+        return self
+
+
+class LabelTask(Task):
+    """A task whose outputs are single labels, scored by how many are right."""
+
+    def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
+        return [CorpusScore("accuracy", exact_match(texts, references), "")]
+
+
+def label_numbers(batch: Batch) -> Tensor:
+    """Return the class of each row [batch], as classifiers number them; -100 where it is not a known one."""
+    symbols = batch.tgt_out[:, 0]
+    return torch.where(symbols < len(SPECIALS), IGNORED, symbols - len(SPECIALS))
+
+
+def describe_answer(run: Run, result: Result) -> str:
+    """Return the most probable label and its probability."""
+    assert result.best is not None
+    return f"{run.tgt_vocab.text(result.best.tokens)} ({result.best.prob:.2f})"

@@ -1,0 +1,75 @@
+"""The tasks, by name: configurations and run folders say which one they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tsallis.config import Config, check_content, make_schema, read_config
+from tsallis.errors import InputError, describe
+from tsallis.tasks.base import Task
+from tsallis.tasks.classification import Classification
+from tsallis.tasks.inflection import Inflection
+from tsallis.tasks.translation import Translation
+from tsallis.tasks.vqa import Visual
+
+DEFAULT = Inflection.name  # of a configuration that names none
+TASKS: dict[str, type[Task]] = {task.name: task for task in (Inflection, Translation, Classification, Visual)}
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+    r"""Read a configuration, with the sections of its task.
+
+    Args:
+        path: of a YAML file.
+        overrides: `key=value` each, such as `model.output=sparsemax`.
+
+    Returns:
+        The configuration, every default filled in.
+
+    Raises:
+        InputError: a file that can't be read; with every mistake of the file in one message, each with its path.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "verbs.yaml"
+        >>> _ = path.write_text("version: 1\ndata: {embedded: english-verbs}\n")
+        >>> config = load_config(path, ["training.epochs=3"])
+        >>> config.data.task, config.model.architecture, config.training.epochs
+        ('inflection', 'rnn', 3)
+    """
+    return read_config(path, overrides, _choose_schema)
+
+
+def check_config(content: dict[str, Any], name: str) -> Config:
+    """Return a configuration from its content, with the sections of its task; errors begin with `name`."""
+    return check_content(content, name, _choose_schema)
+
+
+def _choose_schema(content: Mapping[str, Any], name: str) -> type[Config]:
+    return schema(_find(content.get("data"), f"{name}: data"))
+
+
+@cache
+def schema(task: type[Task]) -> type[Config]:
+    """Return the schema of a task's configurations."""
+    return make_schema(task.Config, task.models)
+
+
+def task_type(config: Config) -> type[Task]:
+    """Return the task of a configuration."""
+    return TASKS[config.data.task]
+
+
+def task_of(facts: Mapping[str, Any], path: Path | str = "task.json") -> Task:
+    """Return the task that a run folder's `task.json` describes; errors name `path`."""
+    return _find(facts, str(path)).restore(facts, path)
+
+
+def _find(facts: Any, origin: str) -> type[Task]:
+    name = facts.get("task", DEFAULT) if isinstance(facts, Mapping) else DEFAULT
+    if not isinstance(name, str) or name not in TASKS:
+        raise InputError(f"{origin}: unknown task {describe(name)}, known: {', '.join(TASKS)}")
+    return TASKS[name]

@@ -1,0 +1,184 @@
+"""Translation: a sentence to a sentence, as subwords learned from a parallel corpus."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from tsallis.config import Count, FileName, Section
+from tsallis.data.corpus import Corpus, SampledCorpus
+from tsallis.data.corpus_cache import cached_corpus, cached_sampled_corpus, cached_subwords, read_parallel
+from tsallis.data.reading import find_packed
+from tsallis.data.subwords import Subwords
+from tsallis.datasets.number_names import german_english_numbers
+from tsallis.errors import InputError
+from tsallis.evaluation.metrics import CorpusScore, exact_match, translation_scores
+from tsallis.tasks.base import LONGEST, Data, Lines, Task, Vocabularies, refuse_long, split_name
+from tsallis.tasks.sequences import SequenceTask, check_source
+from tsallis.training.run_folder import Run
+
+Pair = tuple[str, str]
+
+
+class SubwordsConfig(Section):
+    """The options of the subword models that turn sentences into symbols."""
+
+    size: int = Field(8000, ge=8, lt=2**31)  # symbols of the vocabulary (of each, unless joint)
+    kind: Literal["bpe", "unigram"] = "bpe"
+    joint: bool = True  # one vocabulary for both languages
+    coverage: float = Field(1.0, ge=0.98, le=1)  # share of characters; a little less than 1 where there are thousands
+    split_digits: bool = False  # every digit a symbol of its own
+    sample: float = Field(0.0, ge=0, lt=1)  # subword regularisation: 0.1 is usual; 0 segments every time alike
+
+    def learning(self) -> dict[str, Any]:
+        """Return the options for learning subwords, without those for using them."""
+        return self.model_dump(exclude={"joint", "sample"})
+
+
+class TranslationData(Section):
+    """A parallel corpus: `train: train`, `src: de` and `tgt: en` are the files train.de and train.en of the folder.
+
+    Files may end in .xz or .gz.
+    """
+
+    task: Literal["translation"]
+    embedded: Literal["german-english-numbers"] | None = None
+    folder: FileName = "."
+    train: FileName | None = None
+    dev: FileName | None = None
+    test: FileName | None = None
+    src: FileName = "de"
+    tgt: FileName = "en"
+    subwords: SubwordsConfig = SubwordsConfig()
+    max_length: Count = 256  # pairs of the training data with more symbols on a side are left out
+    cache: FileName | None = None  # of subwords and encoded text; default: tsallis in the user's cache folder
+
+    @model_validator(mode="after")
+    def _one_source(self) -> TranslationData:
+        check_source(self, ("train", "dev", "test"), "german-english-numbers")
+        return self
+
+
+@dataclass(frozen=True)
+class Translation(SequenceTask):
+    """A sentence to a sentence: one a line, with gold `source<TAB>target`. An empty line is nothing to translate."""
+
+    src: str | None = None
+    tgt: str | None = None  # the target language's code, for the tokeniser of BLEU
+    max_length: Annotated[int, Field(ge=1)] | None = None
+
+    name = "translation"
+    Config = TranslationData
+    noun = "translation"
+    columns = ("text", "source<TAB>target")
+
+    @classmethod
+    def load(cls, config: TranslationData) -> tuple[Task, Data]:
+        task = cls(config.src, config.tgt, config.max_length)
+        train, vocabularies = _embedded(task, config) if config.embedded else _cached(config)
+        dev = task.pairs(cls.read_split(config, "dev"), vocabularies)
+        refuse_long(dev.corpus, max(LONGEST, config.max_length), "data.dev", dev.numbers)
+        return task, Data(train, dev, vocabularies)
+
+    @classmethod
+    def examples(cls, config: TranslationData, split: str) -> list[Pair]:
+        return german_english_numbers()[split] if config.embedded else list(read_parallel(*find_sides(config, split)))
+
+    @property
+    def limit(self) -> int:
+        return max(LONGEST, self.max_length or 0)
+
+    def parse(self, line: str, origin: str, gold: bool) -> Pair:
+        fields = line.split("\t")
+        if not gold:
+            return line, ""
+        if len(fields) != 2 or not all(field.strip() for field in fields):
+            raise InputError(f"{origin}: expected source<TAB>target, found {len(fields)} columns or an empty one")
+        return fields[0], fields[1]
+
+    def read(self, lines: Sequence[str], name: str, run: Run, gold: bool, first: int = 0, **options: Any) -> Lines:
+        encoded = super().read(lines, name, run, gold, first, **options)
+        missing = next((i for i, number in enumerate([*encoded.numbers, -1]) if i != number), 0)
+        if gold and missing < encoded.count:
+            raise InputError(f"{name}:{first + missing + 1}: the source holds nothing that can be read")
+        return encoded
+
+    def encode(self, examples: Sequence[Pair], vocabularies: Vocabularies) -> Lines:
+        """Turn pairs of sentences into numbers; a side that is not known is empty."""
+        sides = enumerate((vocabularies.src, vocabularies.tgt))
+        src, tgt = (vocab.encode_many([pair[i].strip() for pair in examples]) for i, vocab in sides)
+        numbers = [i for i, row in enumerate(src) if row]
+        corpus = Corpus([src[i] for i in numbers], [tgt[i] for i in numbers])
+        titles, references = ([examples[i][side] for i in numbers] for side in range(2))
+        return Lines(corpus, references, titles, numbers, len(examples))
+
+    def pairs(self, examples: Sequence[Pair], vocabularies: Vocabularies) -> Lines:
+        """Turn pairs into numbers, without those of which a side has no symbols.
+
+        Raises:
+            InputError: if none is left.
+        """
+        lines = self.encode(examples, vocabularies)
+        lengths = lines.corpus.lengths()[:, 1].tolist() if len(lines.corpus) else []
+        rows = [row for row, length in enumerate(lengths) if length]
+        if not rows:
+            raise InputError(f"of {len(examples)} pairs of sentences none has symbols on both sides")
+        return lines.select(rows)
+
+    def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
+        names = ("bleu",) if quick else ("bleu", "chrf", "ter")
+        return [
+            *translation_scores(texts, references, self.tgt or "", names),
+            CorpusScore("exact", exact_match(texts, references), ""),
+        ]
+
+
+def _cached(config: TranslationData) -> tuple[Corpus | SampledCorpus, Vocabularies]:
+    """Learn subwords from the training files and encode them, unless the cache has both."""
+    cache, options = cache_folder(config.cache), config.subwords
+    paths = find_sides(config, "train")
+    groups: list[tuple[Path, ...]] = [paths, paths] if options.joint else [paths[:1], paths[1:]]
+    src, tgt = (cached_subwords(cache, group, **options.learning()) for group in groups)
+    arguments = (cache, *paths, src, tgt, config.max_length)
+    if options.sample:
+        return cached_sampled_corpus(*arguments, alpha=options.sample), Vocabularies(src, tgt)
+    return cached_corpus(*arguments), Vocabularies(src, tgt)
+
+
+def _embedded(task: Translation, config: TranslationData) -> tuple[Corpus, Vocabularies]:
+    """Learn subwords from the embedded training pairs, and encode those."""
+    pairs, options = task.read_split(config, "train"), config.subwords
+    columns = [[pair[i] for pair in pairs] for i in range(2)]
+    groups: list[Iterable[str]] = [chain(*columns), chain(*columns)] if options.joint else [*columns]
+    src, tgt = (Subwords.train(lines, **options.learning()) for lines in groups)
+    train = task.pairs(pairs, Vocabularies(src, tgt))
+    return train.corpus, Vocabularies(src, tgt)
+
+
+def cache_folder(folder: str | None) -> Path:
+    """Return the folder where subwords and encoded text are cached: `folder`, or tsallis in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(folder) if folder is not None else Path(base) / "tsallis"
+
+
+def find_sides(config: TranslationData, split: str) -> tuple[Path, Path]:
+    """Return the source and target files of a split, packed or not.
+
+    Raises:
+        InputError: no such file.
+    """
+    name = split_name(config, split)
+    return _find_side(config, name, config.src), _find_side(config, name, config.tgt)
+
+
+def _find_side(config: TranslationData, name: str, language: str) -> Path:
+    path = Path(config.folder) / f"{name}.{language}"
+    if file := find_packed(path):
+        return file
+    raise InputError(f"{path}: there is no such file (nor one that ends in .xz or .gz); see `tsallis data list`")

@@ -1,0 +1,38 @@
+"""Runs of tasks without a command: from a configuration to data, and from lines to numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tsallis.config import Config
+from tsallis.tasks.base import Lines, Prepared
+from tsallis.tasks.registry import TASKS, task_of, task_type
+from tsallis.training import Run
+
+
+def prepare(config: Config, folder: Path | None = None) -> Prepared:
+    return task_type(config).prepare(config, folder)
+
+
+def read_split(data: Any, split: str, **options: Any) -> list[Any]:
+    return TASKS[data.task].read_split(data, split, **options)
+
+
+def read_lines(run: Run, lines: Sequence[str], name: str, gold: bool, first: int = 0, **options: Any) -> Lines:
+    task = task_of(run.task)
+    return task.read(lines, name, run, gold, first, **task.check_options(run, options))
+
+
+def encode(run: Run, examples: Sequence[Any]) -> Lines:
+    task = task_of(run.task)
+    return task.encode(examples, task.vocabularies(run))
+
+
+def evaluate(run: Run, lines: Lines, beam_size: int) -> dict[str, Any]:
+    return task_of(run.task).evaluate(run, lines, beam_size)
+
+
+def figures(run: Run, lines: Lines, beam_size: int = 1) -> Iterator[tuple[int, Any]]:
+    return task_of(run.task).figures(run, lines, beam_size)
