@@ -40,7 +40,9 @@ def test_no_page_has_a_name_that_sphinx_takes() -> None:
 
 
 def test_every_page_is_in_the_contents_once_under_a_caption() -> None:
-    assert sorted(PAGES) == sorted({path.stem for path in DOCS.glob("*.md")} - {"index"})
+    assert sorted(PAGES) == sorted(
+        {str(path.relative_to(DOCS).with_suffix("")) for path in DOCS.rglob("*.md")} - {"index"}
+    )
     assert all(":caption: " in tree for tree in TREES)
 
 

@@ -50,7 +50,7 @@ def run_training(loaded: Config, folder: Path, world: World) -> None:
 
         prepared, model, lock, resumed = world.run_on_all(start)
         data, settings = prepared.data, prepared.settings
-        display = stack.enter_context(TrainingDisplay(folder, resumed, settings.epochs, quiet=not world.main))
-        display.counts(data.train.counts)
+        counts, quiet = data.train.counts, not world.main
+        display = stack.enter_context(TrainingDisplay(folder, resumed, settings.epochs, counts, quiet))
         measure = prepared.measure()
         Trainer(model, data.train, data.dev.corpus, folder, settings, display.update, measure, world, lock).run()

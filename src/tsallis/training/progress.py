@@ -19,7 +19,9 @@ SCORES = ("bleu", "macro_accuracy", "accuracy", "exact")
 class TrainingDisplay:
     """Bars on a terminal, plain lines elsewhere."""
 
-    def __init__(self, folder: Path, resumed: bool, epochs: int, quiet: bool = False) -> None:
+    def __init__(
+        self, folder: Path, resumed: bool, epochs: int, counts: Counts | None = None, quiet: bool = False
+    ) -> None:
         self.epochs = epochs
         self.console = Console(quiet=quiet)
         self.progress = Progress(
@@ -40,6 +42,7 @@ class TrainingDisplay:
         self.console.print(
             f"{'Going on' if resumed else 'Training'} in {name}", highlight=False, soft_wrap=True, markup=False
         )
+        self._print_counts(counts)
 
     def __enter__(self) -> TrainingDisplay:
         self.progress.start()
@@ -50,7 +53,7 @@ class TrainingDisplay:
     ) -> None:
         self.progress.stop()
 
-    def counts(self, counts: Counts | None) -> None:
+    def _print_counts(self, counts: Counts | None) -> None:
         """Say how much of the training data is left out."""
         if counts is not None and counts.kept < counts.read:
             self.console.print(

@@ -261,14 +261,15 @@ def _check_same(
         check_file(file)
         if type(symbols).load(file) != symbols:
             raise InputError(f"{file}: the training data has changed since the run was started")
-    saved = read_record(folder / MODEL, ModelRecord)
+    records: list[tuple[str, type[Any]]] = [(MODEL, ModelRecord), (TASK, TaskRecord)]
+    saved, saved_task = (read_record(folder / name, kind) for name, kind in records)
     for key in sorted((saved.arguments.keys() & record.arguments.keys()).difference(ESTIMATED)):
         if saved.arguments[key] != record.arguments[key]:
             raise InputError(
                 f"{folder / MODEL}: {key} is {saved.arguments[key]!r}, {record.arguments[key]!r} by {CONFIG}; "
                 "restore the file"
             )
-    if read_record(folder / TASK, TaskRecord).task != task.task:
+    if saved_task.task != task.task:
         raise InputError(f"{folder / TASK}: not the task of {CONFIG}; restore the file")
 
 

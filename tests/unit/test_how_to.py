@@ -1,0 +1,61 @@
+"""The task of the page that says how to add one: it trains, translates and is evaluated as it stands there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from task_runs import encode, evaluate, figures, prepare, read_lines, read_split
+from tsallis.errors import InputError
+from tsallis.tasks import registry
+from tsallis.training import Trainer, load_run
+from tsallis.training.run_folder import start_run
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "add-a-task.md"
+WORDS = ["lager", "regal", "nebel", "leben", "rebel", "reger", "bagel", "anna"]
+
+
+@pytest.fixture
+def reversal(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The task of the page, among the others."""
+    blocks = PAGE.read_text(encoding="utf-8").split("```python\n")[1:]
+    (code,) = (text.split("```")[0] for text in blocks if text.startswith('"""'))
+    module = ModuleType("tsallis.tasks.reversal")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(code, str(PAGE), "exec"), module.__dict__)
+    monkeypatch.setitem(registry.TASKS, module.Reversal.name, module.Reversal)
+    return module.Reversal
+
+
+def test_the_task_of_the_page(reversal: Any, tmp_path: Path) -> None:
+    pairs = "".join(f"{word}\t{word[::-1]}\n" for word in WORDS)
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}.tsv").write_text(pairs, encoding="utf-8")
+    path = tmp_path / "reversal.yaml"
+    path.write_text(
+        "version: 1\ndata: {task: reversal, train: train.tsv, dev: dev.tsv}\n"
+        "model: {d_model: 32, layers: 1, dropout: 0.0}\ntraining: {epochs: 40, learning_rate: 0.02, clip: 1.0}\n",
+        encoding="utf-8",
+    )
+    config = registry.load_config(path, [f"data.folder={tmp_path}"])
+    prepared = prepare(config)
+    assert prepared.task == reversal() and prepared.description["class"] == "rnn"
+    symbols, data, folder = prepared.data.vocabularies, prepared.data, tmp_path / "run"
+    folder.mkdir()
+    start_run(folder, config.text(), prepared.description, prepared.task.facts(), symbols.src, symbols.tgt)
+    settings = (prepared.settings, lambda _: None, prepared.measure())
+    Trainer(prepared.build(), data.train, data.dev.corpus, folder, *settings).run()
+    run = load_run(folder)
+    assert registry.task_of(run.task) == reversal()
+    report = evaluate(run, encode(run, read_split(config.data, "dev")), beam_size=2)
+    assert report["accuracy"] == 1.0
+    lines = read_lines(run, ["lager", "nebel"], "in", gold=False)
+    assert lines.titles == ["lager", "nebel"] and lines.references == ["", ""]
+    with pytest.raises(InputError, match=r"in:1: expected word<TAB>output, found 'lager'"):
+        read_lines(run, ["lager"], "in", gold=True)
+    pytest.importorskip("matplotlib")
+    assert [number for number, _ in figures(run, lines)] == [0, 1]
