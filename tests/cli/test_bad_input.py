@@ -242,7 +242,7 @@ def test_outputs_do_not_reach_the_terminal_as_they_are(capsys: pytest.CaptureFix
     hypothesis = Hypothesis((4, 5, 6, 7), -0.5, (1,), (1,), None)
     result = Result((hypothesis,), Certificate("optimal", 0.0))
     for as_json, many in ((False, False), (False, True), (True, False)):
-        _print_result(run, 1, result, as_json, many)
+        _print_result(run, "form", 1, result, as_json, many)
         shown = capsys.readouterr().out.removesuffix("\n")
         assert not set(shown) & set("\x1b\x9b\ud800\n") and "ş\u200d" in shown
         assert not as_json or json.loads(shown)["hypotheses"][0]["form"] == "\x1b[2J\x9b\ud800ş\u200d"
