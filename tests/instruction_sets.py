@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pairs import pairwise
+from pairs import every_pair
 from tsallis.ops import cpu
 
 SETS = ("portable", "avx2", "avx512", "avx512bf16")
@@ -32,7 +32,5 @@ def by_size(sizes: Iterable[int], name: str = "d") -> pytest.MarkDecorator:
 
 
 def in_pairs(**options: Iterable[Any]) -> pytest.MarkDecorator:
-    """Run a test with every pair of an instruction set and of values of its options, not with every combination."""
-    return pytest.mark.parametrize(
-        ("instructions", *options), pairwise(SETS, *options.values()), indirect=["instructions"], ids=str
-    )
+    """Run a test with every pair of instruction sets and of values of its options, not with every combination."""
+    return every_pair(indirect=["instructions"], instructions=SETS, **options)

@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import pytest
+
 Row = tuple[Any, ...]
 
 
@@ -45,6 +47,17 @@ def pairwise(*options: Iterable[Any], valid: Callable[..., bool] = lambda *_: Tr
         chosen.append(number)
         missing.difference_update(pairs_of(candidates[number]))
     return [pick(values, candidates[number]) for number in sorted(chosen)]
+
+
+def every_pair(
+    ids: Callable[[Any], str] = str,
+    indirect: Sequence[str] = (),
+    valid: Callable[..., bool] = lambda *_: True,
+    **options: Iterable[Any],
+) -> pytest.MarkDecorator:
+    """Run a test with every pair of values of its options, named as its parameters are."""
+    rows = pairwise(*options.values(), valid=valid)
+    return pytest.mark.parametrize(tuple(options), rows, ids=ids, indirect=indirect)
 
 
 def pick(values: Sequence[Sequence[Any]], row: Sequence[int]) -> Row:

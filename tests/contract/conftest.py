@@ -11,8 +11,8 @@ from torch import Tensor
 import tsallis
 from tsallis.ops import cpu, eager, reference
 
-BACKENDS = ("reference", "eager", "cpu")
-ON_EVERY_BACKEND = {"test_maps", "test_losses"}
+EVERY = ("reference", "eager", "cpu")
+BACKENDS = {"test_maps": EVERY, "test_losses": EVERY, "test_attention": ("eager", "cpu")}
 BISECTIONS = 70  # halve the widest bracket that these tests have down to float64's last digit
 
 
@@ -26,9 +26,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    module = metafunc.module.__name__.rsplit(".", 1)[-1]
-    if module in ON_EVERY_BACKEND and metafunc.definition.get_closest_marker("any_backend") is None:
-        metafunc.parametrize("computed_by", BACKENDS, indirect=True)
+    """Run a test on every backend of its file, unless it computes nothing or its own cases name some."""
+    backends = BACKENDS.get(metafunc.module.__name__.rsplit(".", 1)[-1])
+    own = any("computed_by" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if backends and not own and metafunc.definition.get_closest_marker("any_backend") is None:
+        metafunc.parametrize("computed_by", backends, indirect=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -16,11 +16,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from contract.conftest import BACKENDS
+from pairs import every_pair
 from tsallis import entmax_attention
 from tsallis.ops import eager_attention, reference
 from tsallis.ops.cpu import attention as compiled
-
-pytestmark = pytest.mark.parametrize("computed_by", ["eager", "cpu"], indirect=True)
 
 BATCH, HEADS, SIZE, VALUE_SIZE = 3, 4, 5, 3
 OF_HEADS = torch.tensor([1.0, 1.25, 1.9, 2.0])
@@ -37,7 +37,10 @@ def cut(monkeypatch: pytest.MonkeyPatch, tile: int, least: int = 4, causal: int 
     monkeypatch.setattr(compiled, "MOST_LISTED", {1: 0, 1 << 40: 128}.get(tile, 3))
 
 
-@pytest.fixture(params=["rows", "heads", "elements", "whole"])
+WAYS = ("rows", "heads", "elements", "whole")
+
+
+@pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
     """Cut so many queries and keys into tiles: of some rows, of three of the four heads, of two of the three elements.
 
@@ -158,7 +161,6 @@ CASES = [
     Case("everything", 33, 40, OF_ALL, (4, 33, 40), False, [5, 12, 40], True, 2, 0.7),
 ]
 NAMED = {case.name: case for case in CASES}
-every_case = pytest.mark.parametrize("case", CASES, ids=str)
 some_cases = pytest.mark.parametrize(
     "case",
     [NAMED[name] for name in ("a thousand keys", "causal and added", "lengths and boolean", "everything")],
@@ -234,7 +236,7 @@ def answers(
     return given, of, derivatives(exact, given, *of, **case.options())
 
 
-@every_case
+@every_pair(indirect=["way", "computed_by"], case=CASES, way=WAYS, computed_by=BACKENDS["test_attention"])
 def test_output_and_gradients_are_the_formulas(case: Case, way: Way) -> None:
     way(case.queries, case.keys)
     given, of, expected = answers(case)
@@ -317,8 +319,13 @@ def test_alpha_one_is_scaled_dot_product_attention(case: Case, either: None) -> 
         assert_near(found, expected, 1e-12, 1e-11)
 
 
-@pytest.mark.parametrize("alpha", [OF_HEADS, torch.full((HEADS,), 2.5)], ids=["to 2", "above 2"])
-@pytest.mark.parametrize("boolean", [True, False])
+@every_pair(
+    indirect=["way", "computed_by"],
+    alpha=[OF_HEADS, torch.full((HEADS,), 2.5)],
+    boolean=[True, False],
+    way=WAYS,
+    computed_by=BACKENDS["test_attention"],
+)
 def test_queries_that_see_no_key_give_zeros(alpha: Tensor, boolean: bool, way: Way) -> None:
     way(9, 9)
     given = Case("", 9, 9, alpha, (HEADS, 9, 9), boolean).tensors()
@@ -349,11 +356,14 @@ def test_a_nan_stays_with_its_query(causal: bool, way: Way) -> None:
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("filler", [1e30, torch.inf, -torch.inf, torch.nan])
-@pytest.mark.parametrize(
-    "case",
-    [Case(str(causal), 7, 9, OF_ALL, (4, 7, 9), lengths=[2, 9, 5], causal=causal) for causal in (False, True)],
-    ids=["", "causal"],
+@every_pair(
+    indirect=["way", "computed_by"],
+    filler=[1e30, torch.inf, -torch.inf, torch.nan],
+    case=[
+        Case("causal" * causal, 7, 9, OF_ALL, (4, 7, 9), lengths=[2, 9, 5], causal=causal) for causal in (False, True)
+    ],
+    way=WAYS,
+    computed_by=BACKENDS["test_attention"],
 )
 def test_what_lies_behind_the_key_lengths_is_not_read(filler: float, case: Case, way: Way) -> None:
     way(case.queries, case.keys)

@@ -7,6 +7,7 @@ PyTorch's tracers, with inputs that are independent, one tensor, computed from e
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tsallis
 from contract.operations import OPERATIONS, Compute, Operation
+from pairs import every_pair
 from tsallis.ops import cpu
 from tsallis.ops.autograd import attention, linear_chunks
 
@@ -47,12 +49,24 @@ def table(operations: Sequence[Operation], *more: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("operation", "way"), pairs, indirect=["way"], ids=str)
 
 
+def in_pairs(operations: Sequence[Operation], name: str, values: Sequence[Any]) -> pytest.MarkDecorator:
+    """Every pair of a row of the table, a way to compute it, and a value of an option."""
+    return every_pair(
+        indirect=["way"],
+        valid=lambda operation, _, way: way != TILES or operation.tiled,
+        **{"operation": operations, name: values, "way": (*BACKENDS, TILES)},
+    )
+
+
 SEVERAL = [o for o in OPERATIONS if len(o.shapes) > 1]
 TRACED = [o for o in OPERATIONS if o.traced]
 DISTINCT = [o for o in OPERATIONS if o.traced or o.tiled or o.name == "entmax alpha[] dim=-1"]
-every = table(OPERATIONS)
 every_way = table(OPERATIONS, TILES)
 distinct = table(DISTINCT)
+# Rows of which one of each kind is on every backend: they are on one or on the other, by turns.
+ALIKE = [o for o in OPERATIONS if o not in DISTINCT]
+BY_TURNS = [(o, way) for o in DISTINCT for way in BACKENDS] + list(zip(ALIKE, itertools.cycle(BACKENDS)))
+every = pytest.mark.parametrize(("operation", "way"), BY_TURNS, indirect=["way"], ids=str)
 one_of_each_kind = pytest.mark.parametrize("operation", TRACED, ids=str)
 
 
@@ -215,8 +229,7 @@ def test_third_order(operation: Operation, way: str) -> None:
     assert_near(derivatives(operation.ours, operation.inputs(), 3)[2], third, 1e-4)
 
 
-@table(SEVERAL, TILES)
-@pytest.mark.parametrize("relation", ["shared", "derived", "derived backwards"])
+@in_pairs(SEVERAL, "relation", ["shared", "derived", "derived backwards"])
 def test_inputs_that_depend_on_each_other(operation: Operation, relation: str, way: str) -> None:
     function, leaves = RELATIONS[relation](operation, operation.ours)
     first, second = right(operation, relation)
@@ -232,8 +245,7 @@ def test_inputs_that_depend_on_each_other(operation: Operation, relation: str, w
     assert_near(twice, [torch.stack([g, 2 * g]) for g in once], 1e-9)
 
 
-@table(DISTINCT, TILES)
-@pytest.mark.parametrize("relation", VIEWS)
+@in_pairs(DISTINCT, "relation", VIEWS)
 def test_inputs_of_any_layout(operation: Operation, relation: str, way: str) -> None:
     function, leaves = RELATIONS[relation](operation, operation.ours)
     exact, _ = RELATIONS[relation](operation, operation.exact)
@@ -353,7 +365,7 @@ class Watched(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@every_way
+@every
 def test_under_a_mode_of_a_user(operation: Operation, way: str) -> None:
     inputs = operation.inputs()
     first, second = right(operation)
@@ -383,8 +395,7 @@ def test_meta_tensors_have_the_shapes(operation: Operation, way: str) -> None:
         assert gradient.device.type == "meta" and gradient.shape == x.shape and gradient.dtype == x.dtype
 
 
-@every_way
-@pytest.mark.parametrize("reentrant", [False, True])
+@in_pairs(OPERATIONS, "reentrant", [False, True])
 def test_checkpointing(operation: Operation, reentrant: bool, way: str) -> None:
     def function(*inputs: Tensor) -> Tensor:
         result: Tensor = checkpoint(operation.ours, *inputs, use_reentrant=reentrant)

@@ -11,13 +11,16 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import tsallis
+from pairs import every_pair
 from tsallis.ops import cpu, reference
 from tsallis.ops.autograd import linear_chunks
 
+BACKENDS = ("eager", "cpu")
+CHUNKS = ("in chunks", "all at once")
 ALPHAS = (1.0, 1.05, 1.25, 1.5, 1.75, 2.0, 2.5)
 
 
-@pytest.fixture(params=["eager", "cpu"], autouse=True)
+@pytest.fixture(params=BACKENDS, autouse=True)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "cpu" and not cpu.status().available:
         pytest.skip(f"needs kernel: {cpu.status().reason}")
@@ -29,7 +32,7 @@ def resize(monkeypatch: pytest.MonkeyPatch, **sizes: float) -> None:
     monkeypatch.setattr(linear_chunks, "CPU", linear_chunks.CPU._replace(**sizes))
 
 
-@pytest.fixture(params=["in chunks", "all at once"])
+@pytest.fixture(params=CHUNKS)
 def small_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven rows of the layer below a chunk: the last one is shorter. Or all of them, whose scores are kept."""
     if request.param == "in chunks":
@@ -58,13 +61,17 @@ def gradients(loss: Tensor, *of: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad((loss * weights).sum(), of)
 
 
-@pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("alpha", ALPHAS)
-@pytest.mark.parametrize("scale", [0.1, 1.0, 20.0])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("biased", [True, False])
+@every_pair(
+    indirect=["backend", "small_chunks"],
+    backend=BACKENDS,
+    small_chunks=CHUNKS,
+    alpha=ALPHAS,
+    scale=[0.1, 1.0, 20.0],
+    dtype=[torch.float64, torch.float32],
+    biased=[True, False],
+)
 def test_losses_and_gradients_are_those_of_the_scores(
-    alpha: float, scale: float, dtype: torch.dtype, biased: bool
+    alpha: float, scale: float, dtype: torch.dtype, biased: bool, small_chunks: None
 ) -> None:
     hidden, weight, bias, target = layer(dtype, scale)
     leaves = [x.requires_grad_() for x in (hidden, weight, bias)][: 3 if biased else 2]
@@ -91,12 +98,16 @@ def test_lists_and_dense_chunks_give_the_same(monkeypatch: pytest.MonkeyPatch, s
         torch.testing.assert_close(found, right, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
-@pytest.mark.parametrize("tau", [-0.2, 0.5, 2.0])
-@pytest.mark.parametrize("share", [0.0, 1.0])
+@every_pair(
+    indirect=["backend", "small_chunks"],
+    backend=BACKENDS,
+    small_chunks=CHUNKS,
+    alpha=[1.25, 1.5, 2.0],
+    tau=[-0.2, 0.5, 2.0],
+    share=[0.0, 1.0],
+)
 def test_alpha_relu_is_that_of_the_scores(
-    monkeypatch: pytest.MonkeyPatch, alpha: float, tau: float, share: float
+    monkeypatch: pytest.MonkeyPatch, alpha: float, tau: float, share: float, small_chunks: None
 ) -> None:
     resize(monkeypatch, share=share)
     hidden, weight, bias, target = (x.requires_grad_() if x.is_floating_point() else x for x in layer())
@@ -257,11 +268,17 @@ def test_gradients_can_be_asked_for_twice(alpha: float, scale: float) -> None:
         torch.testing.assert_close(one, other, atol=1e-13, rtol=1e-12)
 
 
-@pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
-@pytest.mark.parametrize("scale", [0.1, 20.0])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_gradients_of_one_number_are_those_of_the_scores(alpha: float, scale: float, reduction: str) -> None:
+@every_pair(
+    indirect=["backend", "small_chunks"],
+    backend=BACKENDS,
+    small_chunks=CHUNKS,
+    alpha=[1.0, 1.5, 2.0],
+    scale=[0.1, 20.0],
+    reduction=["mean", "sum"],
+)
+def test_gradients_of_one_number_are_those_of_the_scores(
+    alpha: float, scale: float, reduction: str, small_chunks: None
+) -> None:
     """The upstream gradient of a sum is one number seen as many, not many in memory."""
     hidden, weight, bias, target = layer(torch.float64, scale)
     leaves = [x.requires_grad_() for x in (hidden, weight, bias)]

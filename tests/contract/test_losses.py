@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import tsallis
+from contract.conftest import EVERY
+from pairs import every_pair
 from tsallis.ops import reference
 
 ALPHAS = (1.0, 1.0001, 1.2, 1.5, 1.9, 2.0, 2.5)
@@ -22,9 +24,7 @@ def problem(rows: int = 6, d: int = 7, dtype: torch.dtype = torch.float64, scale
     return z, torch.randint(d, (rows,), generator=generator)
 
 
-@pytest.mark.by_reference(False)
-@pytest.mark.parametrize("alpha", ALPHAS)
-@pytest.mark.parametrize("d", [1, 2, 9, 1025, 9001])
+@every_pair(indirect=["computed_by"], alpha=ALPHAS, d=[1, 2, 9, 1025, 9001], computed_by=["eager", "cpu"])
 def test_values_and_gradients_are_the_references(alpha: float, d: int) -> None:
     z, y = problem(d=d)
     exact = z.clone().requires_grad_()
@@ -82,9 +82,13 @@ def test_the_gradient_in_alpha_at_one() -> None:
         torch.testing.assert_close(found.squeeze(-1).double(), expected, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
-@pytest.mark.parametrize("weighted", [False, True])
+@every_pair(
+    indirect=["computed_by"],
+    reduction=["mean", "sum", "none"],
+    smoothing=[0.0, 0.1, 1.0],
+    weighted=[False, True],
+    computed_by=EVERY,
+)
 def test_alpha_one_is_cross_entropy_with_all_its_options(reduction: str, smoothing: float, weighted: bool) -> None:
     z, y = problem(8, 5)
     y[3] = -100

@@ -9,16 +9,20 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import tsallis
+from contract.conftest import EVERY
 from contract.maps import ALPHAS, KINDS, MAPS, SMOOTH, Map, rows
+from pairs import every_pair
 from tsallis.ops import reference
 
 every_map = pytest.mark.parametrize("m", MAPS, ids=str)
+# Without sparsemax and entmax15, which hand an alpha of the others to entmax.
+DISTINCT = [m for m in MAPS if m.name not in ("sparsemax", "entmax15")]
+COMPUTED = ("eager", "cpu")  # beside the reference
 
 
-@pytest.mark.by_reference(False)
-@every_map
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@every_pair(
+    indirect=["computed_by"], m=DISTINCT, kind=KINDS, dtype=[torch.float32, torch.float64], computed_by=COMPUTED
+)
 def test_values_are_the_references(m: Map, kind: str, dtype: torch.dtype) -> None:
     z = rows(kind, dtype)
     p = m.ours(z)
@@ -38,8 +42,7 @@ def answers(m: Map, d: int, scale: float) -> list[tuple[torch.Tensor, torch.Tens
 SIZES = (1, 2, 3, 31, 257, 1023, 1025, 3001, 9001)
 
 
-@pytest.mark.by_reference(False)
-@pytest.mark.parametrize(("m", "d"), [(m, d) for m in MAPS for d in SIZES if m.total <= d], ids=str)
+@every_pair(indirect=["computed_by"], valid=lambda m, d, _: m.total <= d, m=DISTINCT, d=SIZES, computed_by=COMPUTED)
 def test_sizes_that_are_no_powers_of_two(m: Map, d: int) -> None:
     for scale in (1.0, 5.0):
         for z, expected, tolerance in answers(m, d, scale):
@@ -160,8 +163,7 @@ def test_minus_infinity_takes_no_part(m: Map) -> None:
     assert (grad[out] == 0).all() and grad.isfinite().all()
 
 
-@every_map
-@pytest.mark.parametrize("d", [6, 2048])
+@every_pair(indirect=["computed_by"], m=MAPS, d=[6, 2048], computed_by=EVERY)
 def test_rows_that_are_empty_or_broken_stay_by_themselves(m: Map, d: int) -> None:
     z = torch.randn(5, d) * 3
     expected = m.ours(z[3:])
@@ -179,8 +181,7 @@ def test_rows_that_are_empty_or_broken_stay_by_themselves(m: Map, d: int) -> Non
     assert grad[3:].isfinite().all()
 
 
-@every_map
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@every_pair(indirect=["computed_by"], m=MAPS, dtype=[torch.float16, torch.bfloat16], computed_by=EVERY)
 def test_half_precision_is_computed_in_float32(m: Map, dtype: torch.dtype) -> None:
     z = (torch.randn(4, 1000) * 2).to(dtype).requires_grad_()
     p = m.ours(z)
@@ -201,8 +202,7 @@ def test_autocast_gives_float32(m: Map) -> None:
         assert m.ours(torch.randn(3, 4)).dtype == torch.float32
 
 
-@every_map
-@pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0), (0, 4), (2, 0, 3)], ids=str)
+@every_pair(indirect=["computed_by"], m=MAPS, shape=[(), (1,), (0,), (3, 0), (0, 4), (2, 0, 3)], computed_by=EVERY)
 def test_empty_tensors_and_single_numbers(m: Map, shape: tuple[int, ...]) -> None:
     z = torch.randn(shape, requires_grad=True)
     p = m.ours(z)

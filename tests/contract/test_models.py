@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pairs import every_pair
 from tsallis.models import Memory, RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.models.protocol import join
 from tsallis.search import beam_search, exhaustive
@@ -75,8 +77,15 @@ TRANSFORMERS: list[Build] = [
 ]
 MODELS = RNNS + TRANSFORMERS
 
-every_model = pytest.mark.parametrize("build", MODELS, ids=lambda build: build.__name__)
+
+def named(part: Any) -> str:
+    """Return the part of a case's name that stands for a model or a map."""
+    return getattr(part, "__name__", str(part))
+
+
+every_model = pytest.mark.parametrize("build", MODELS, ids=named)
 every_attention = pytest.mark.parametrize("attention", ATTENTIONS, ids=str)
+every_pair_of_parts = every_pair(named, build=MODELS, attention=ATTENTIONS, output=OUTPUTS)
 every_output = pytest.mark.parametrize("output", OUTPUTS, ids=str)
 
 
@@ -119,9 +128,7 @@ def walk(model: Any, src: Tensor, lengths: Tensor, tgt: Tensor) -> tuple[Tensor,
     return torch.stack(scores, 1), torch.stack(attention, 1)
 
 
-@every_model
-@every_attention
-@every_output
+@every_pair_of_parts
 def test_all_steps_at_once_are_the_steps_one_by_one(build: Build, attention: Any, output: Any) -> None:
     model = sharp(build, attention, output)
     src, lengths = sources()
@@ -133,9 +140,7 @@ def test_all_steps_at_once_are_the_steps_one_by_one(build: Build, attention: Any
     torch.testing.assert_close(decoded.attention, weights, atol=1e-10, rtol=0)
 
 
-@every_model
-@every_attention
-@every_output
+@every_pair_of_parts
 def test_every_pair_of_maps_gives_finite_gradients(build: Build, attention: Any, output: Any) -> None:
     model = build(attention=attention[0], attention_alpha=attention[1], output=output[0], output_alpha=output[1])
     src, lengths = sources()
@@ -149,8 +154,7 @@ def test_every_pair_of_maps_gives_finite_gradients(build: Build, attention: Any,
     assert model.output.projection.weight.grad.abs().sum() > 0
 
 
-@every_model
-@every_output
+@pytest.mark.parametrize(("build", "output"), zip(MODELS, itertools.cycle(OUTPUTS)), ids=named)
 def test_a_few_examples_are_learnt_by_heart(build: Build, output: Any) -> None:
     model = build(output=output[0], output_alpha=output[1], d_model=24, dropout=0.1)
     src, lengths = sources()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 
 import tsallis
+from pairs import every_pair
 from tsallis.nn import KeyValueCache, MultiheadAttention, PerHeadAlpha
 
 BATCH, QUERIES, KEYS, EMBED, HEADS = 3, 4, 5, 8, 2
@@ -27,7 +28,14 @@ VARIANTS: list[dict[str, Any]] = [
     {"kdim": 6, "vdim": 10},
     {"vdim": 3, "bias": False, "add_bias_kv": True, "batch_first": True},
 ]
-every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "-".join(v) or "plain")
+
+
+def named(option: Any) -> str:
+    """Return the part of a case's name that stands for one of its options."""
+    return ("-".join(option) or "plain") if isinstance(option, dict) else str(option)
+
+
+every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=named)
 ALPHAS = [1.0, 1.5, 2.0, 3.0, "learned", torch.tensor([1.0, 1.7])]
 every_alpha = pytest.mark.parametrize("alpha", ALPHAS, ids=str)
 mixed_masks = pytest.mark.filterwarnings("ignore:Support for mismatched")  # PyTorch's
@@ -96,9 +104,7 @@ def steps(length: int = KEYS) -> Tensor:
 
 
 @mixed_masks
-@every_variant
-@pytest.mark.parametrize("padding", paddings())
-@pytest.mark.parametrize("mask", masks())
+@every_pair(named, variant=VARIANTS, padding=paddings(), mask=masks())
 def test_at_alpha_1_it_is_pytorchs(variant: dict[str, Any], padding: str, mask: str) -> None:
     options = {"key_padding_mask": paddings()[padding], "attn_mask": masks()[mask]}
     ours, theirs = pair(**variant)
@@ -112,7 +118,7 @@ def test_at_alpha_1_it_is_pytorchs(variant: dict[str, Any], padding: str, mask: 
 
 
 @mixed_masks
-@pytest.mark.parametrize("variant", VARIANTS[:6], ids=lambda v: "-".join(v) or "plain")
+@pytest.mark.parametrize("variant", VARIANTS[:6], ids=named)
 @pytest.mark.parametrize("padding", paddings())
 def test_self_attention_is_pytorchs_and_causal_needs_no_mask(variant: dict[str, Any], padding: str) -> None:
     ours, theirs = pair(**variant)
@@ -386,10 +392,7 @@ def tiny_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"tsallis.ops.eager_attention.{name}", size)
 
 
-@pytest.mark.parametrize("alpha", [1.5, 3.0, "learned"])
-@pytest.mark.parametrize("padding", paddings())
-@pytest.mark.parametrize("mask", masks())
-@pytest.mark.parametrize("causal", [False, True])
+@every_pair(alpha=[1.5, 3.0, "learned"], padding=paddings(), mask=masks(), causal=[False, True])
 def test_tiles_give_the_same(alpha: Any, padding: str, mask: str, causal: bool, tiny_tiles: None) -> None:
     attention, x = small(alpha), steps().requires_grad_()
     options = {"key_padding_mask": paddings()[padding], "attn_mask": masks(KEYS)[mask], "is_causal": causal}
@@ -435,10 +438,7 @@ def blocked(queries: int, keys: int, padding: Tensor | None, mask: Tensor | None
     return hidden | torch.ones(queries, keys, dtype=torch.bool).triu(1) if causal else hidden
 
 
-@pytest.mark.parametrize("tiled", [False, True])
-@pytest.mark.parametrize("padding", paddings())
-@pytest.mark.parametrize("mask", masks())
-@pytest.mark.parametrize("causal", [False, True])
+@every_pair(tiled=[False, True], padding=paddings(), mask=masks(), causal=[False, True])
 def test_statistics_are_those_of_the_weights(
     tiled: bool, padding: str, mask: str, causal: bool, request: pytest.FixtureRequest
 ) -> None:
@@ -508,9 +508,7 @@ def test_queries_that_see_nothing_give_the_bias(alpha: Any, tiled: bool, request
 CHUNKS = [(1,) * 7, (3, 1, 2, 1), (1, 4, 2), (7,)]
 
 
-@every_alpha
-@pytest.mark.parametrize("chunks", CHUNKS, ids=str)
-@pytest.mark.parametrize("options", VARIANTS[2:6], ids=lambda v: "-".join(v))
+@every_pair(named, alpha=ALPHAS, chunks=CHUNKS, options=VARIANTS[2:6])
 def test_steps_with_a_cache_are_the_causal_pass(alpha: Any, chunks: Sequence[int], options: dict[str, Any]) -> None:
     attention, x = small(alpha, **{k: v for k, v in options.items() if k != "batch_first"}), steps(7)
     full, full_weights = attention(x, x, x, is_causal=True)
@@ -733,10 +731,7 @@ def test_learned_alphas_are_built_without_memory(initial: float | None) -> None:
 LENGTHS = torch.tensor([KEYS, 2, 1])
 
 
-@pytest.mark.parametrize("variant", VARIANTS[:6], ids=lambda v: "-".join(v) or "plain")
-@pytest.mark.parametrize("alpha", [1.0, 1.5, "learned"])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("tiled", [False, True])
+@every_pair(named, variant=VARIANTS[:6], alpha=[1.0, 1.5, "learned"], causal=[False, True], tiled=[False, True])
 def test_lengths_are_padding(
     variant: dict[str, Any], alpha: Any, causal: bool, tiled: bool, request: pytest.FixtureRequest
 ) -> None:
