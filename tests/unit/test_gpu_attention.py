@@ -52,8 +52,10 @@ def test_each_head_and_element_has_its_alpha_and_groups_of_heads_share_keys() ->
     check(tensors(2, 2, 7, 20, key_heads=1), torch.tensor([[1.3, 2.0], [1.0, 1.7]], dtype=torch.float64))
 
 
-@pytest.mark.parametrize(("queries", "keys"), [(1, 129), (129, 1), (7, 33), (33, 7), (65, 33)])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("queries", "keys", "causal"),
+    [(1, 129, False), (129, 1, False), (129, 1, True), (7, 33, True), (33, 7, True), (65, 33, False)],
+)
 def test_every_length(queries: int, keys: int, causal: bool) -> None:
     check(tensors(1, 1, queries, keys), 1.5, causal=causal)
 
@@ -76,7 +78,7 @@ def test_numbers_are_added_to_the_scores_and_get_a_gradient(shape: tuple[int, ..
     check(tensors(2, 2, 15, 33), 1.5, torch.randn(shape))
 
 
-@pytest.mark.parametrize("shape", BROADCAST[:4])
+@pytest.mark.parametrize("shape", BROADCAST[:3])
 def test_a_boolean_mask(shape: tuple[int, ...]) -> None:
     check(tensors(2, 2, 15, 33), 1.5, torch.rand(shape) > 0.3)
 
@@ -116,9 +118,8 @@ def test_what_no_query_sees_is_never_read() -> None:
     assert key.grad.isfinite().all() and (key.grad[..., 21:, :] == 0).all()
 
 
-@pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which interprets
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("alpha", "bad"), [(1.2, torch.nan), (1.5, torch.inf), (1.5, torch.nan), (2.0, torch.inf)])
 def test_a_broken_query_breaks_its_own_row_only(alpha: float, bad: float) -> None:
     query, key, value = tensors(1, 1, 20, 33)
     expected, _ = attend(query, key, value, alpha, None)
@@ -139,7 +140,7 @@ def test_any_strides() -> None:
     check(tuple(inputs), torch.tensor([[1.4, 1.6]]).expand(2, 2), mask)
 
 
-@pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 1.9, 2.0])
+@pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0])
 def test_scores_far_from_zero_and_far_from_each_other(alpha: float) -> None:
     query, key, value = tensors(1, 1, 15, 65)
     key[..., 0] += 100  # of all scores of a query: hundreds
@@ -280,6 +281,7 @@ ALL_CASES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cases", [ONE_CASE] + [ALL_CASES] * bool(os.environ.get("TSALLIS_COMPILE_ALL")))
 def test_the_kernels_compile_for_a_gpu_and_not_anew_for_every_length(cases: str) -> None:
     """Without one: what the interpreter runs is not always what the compiler takes."""

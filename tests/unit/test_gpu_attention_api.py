@@ -60,8 +60,7 @@ def on_device(*inputs: Tensor) -> list[Tensor]:
 DECODING = ["decode_scores", "decode_thresholds", "decode_output", "decode_sum"]
 
 
-@pytest.mark.parametrize("queries", [1, 3])
-@pytest.mark.parametrize("keys", [1, 7, 129, 133])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (3, 7), (1, 129), (3, 133)])
 def test_decoding(queries: int, keys: int, launched: list[str]) -> None:
     check(tensors(2, 4, queries, keys, key_heads=2, size=20, value_size=24), ALPHAS[None], compute=decode)
     assert launched == DECODING[: 3 if keys <= 16 else 4]
@@ -124,8 +123,11 @@ CALLS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("keys", [16, 21])
-@pytest.mark.parametrize("call", CALLS, ids=["plain", "causal", "lengths", "none"])
+@pytest.mark.parametrize(
+    ("call", "keys"),
+    [(CALLS[0], 21), (CALLS[1], 16), (CALLS[1], 21), (CALLS[2], 16), (CALLS[2], 21), (CALLS[3], 16)],
+    ids=["plain", "causal and short", "causal", "lengths and short", "lengths", "none and short"],
+)
 def test_the_function_is_what_it_is_elsewhere(
     keys: int, call: dict[str, Any], triton: None, launched: list[str]
 ) -> None:

@@ -49,8 +49,9 @@ def test_one_sweep_forward_and_two_backward(alpha: float, launched: list[str]) -
     assert launched == ["forward_short", "backward_query", "backward_key"]
 
 
-@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 33), (33, 1), (7, 48)])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("queries", "keys", "causal"), [(1, 1, True), (1, 33, False), (33, 1, True), (7, 48, True), (7, 48, False)]
+)
 def test_every_length(queries: int, keys: int, causal: bool) -> None:
     check(tensors(1, 1, queries, keys), 1.5, causal=causal)
 
@@ -59,8 +60,7 @@ def test_each_head_has_its_alpha_and_groups_of_heads_share_keys() -> None:
     check(tensors(1, 4, 7, 33, key_heads=2, size=20, value_size=24), MIXED)
 
 
-@pytest.mark.parametrize("boolean", [False, True])
-@pytest.mark.parametrize("shape", [(2, 1, 17, 33), (1, 4, 1, 1)])
+@pytest.mark.parametrize(("boolean", "shape"), [(False, (2, 1, 17, 33)), (False, (1, 4, 1, 1)), (True, (2, 1, 17, 33))])
 def test_all_masks_at_once(boolean: bool, shape: tuple[int, ...]) -> None:
     mask = torch.rand(shape) > 0.2
     if not boolean:

@@ -118,6 +118,7 @@ ALL_CASES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cases", [ONE_CASE] + [ALL_CASES] * bool(os.environ.get("TSALLIS_COMPILE_ALL")))
 def test_the_kernels_compile_for_a_gpu_and_not_anew_for_every_length(cases: str) -> None:
     """Without one: what the interpreter runs is not always what the compiler takes."""

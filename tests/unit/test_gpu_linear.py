@@ -16,6 +16,7 @@ from interpreted import (
     DEVICE,
     compile_for_a_gpu,
 )
+from pairs import every_pair
 from tsallis.ops import reference
 from tsallis.ops.autograd import linear_chunks
 from tsallis.ops.autograd.linear_chunks import Layer
@@ -217,18 +218,25 @@ def check(
         close(grad, right, 4 * tolerance)
 
 
-@pytest.mark.usefixtures("triton", "small_chunks")
-@pytest.mark.parametrize("alpha", [1.0, 1.25, 1.5, 2.0])
-@pytest.mark.parametrize("scale", [0.1, 20.0])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_losses_and_gradients_are_those_of_the_scores(alpha: float, scale: float, reduction: str) -> None:
+@pytest.mark.usefixtures("triton")
+@every_pair(
+    indirect=["small_chunks"],
+    small_chunks=CHUNKS,
+    alpha=[1.0, 1.25, 1.5, 2.0],
+    scale=[0.1, 20.0],
+    reduction=["mean", "none"],
+)
+def test_losses_and_gradients_are_those_of_the_scores(
+    alpha: float, scale: float, reduction: str, small_chunks: None
+) -> None:
     check(layer(scale=scale), alpha, reduction, tolerance=2e-6 * max(10, scale))
 
 
-@pytest.mark.usefixtures("triton", "small_chunks")
-@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_lists_and_dense_chunks_give_the_same(monkeypatch: pytest.MonkeyPatch, share: float, reduction: str) -> None:
+@pytest.mark.usefixtures("triton")
+@every_pair(indirect=["small_chunks"], small_chunks=CHUNKS, share=[0.0, 0.2, 1.0], reduction=["mean", "sum", "none"])
+def test_lists_and_dense_chunks_give_the_same(
+    monkeypatch: pytest.MonkeyPatch, share: float, reduction: str, small_chunks: None
+) -> None:
     resize(monkeypatch, share=share)
     check(mixed(), 1.5, reduction)
 
@@ -266,10 +274,9 @@ def test_without_a_bias() -> None:
     check(layer(), 1.5, "mean", 0.5, biased=False)
 
 
-@pytest.mark.usefixtures("triton", "small_chunks")
-@pytest.mark.parametrize("tau", [None, 0.5])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_bfloat16(monkeypatch: pytest.MonkeyPatch, tau: float | None, reduction: str) -> None:
+@pytest.mark.usefixtures("triton")
+@every_pair(indirect=["small_chunks"], small_chunks=CHUNKS, tau=[None, 0.5], reduction=["mean", "none"])
+def test_bfloat16(monkeypatch: pytest.MonkeyPatch, tau: float | None, reduction: str, small_chunks: None) -> None:
     resize(monkeypatch, share=0.2)
     hidden, weight, bias, target = (x.mul_(0.5) if x.is_floating_point() else x for x in mixed(torch.bfloat16))
     # Scores of some 10 are rounded to two digits, as those of a linear layer are.
@@ -448,6 +455,7 @@ for dtype in (torch.bfloat16, torch.float32):
 """
 
 
+@pytest.mark.slow
 def test_the_kernels_compile_for_a_gpu_and_not_anew_for_every_length() -> None:
     """Without one: what the interpreter runs is not always what the compiler takes."""
     compile_for_a_gpu(COMPILE)

@@ -56,7 +56,7 @@ def check(scores: Tensor, alpha: float | Tensor, target: Tensor | None = None) -
     close(dense(index, value, counts, d), probs, ERROR)
 
 
-@pytest.mark.parametrize("alpha", [1.0, 1.25, 1.5, 2.0])
+@pytest.mark.parametrize(("path", "alpha"), PATHS_AND_ALPHAS, indirect=["path"])
 def test_every_size_by_every_path(path: str, alpha: float) -> None:
     for d in [1, 7, 33, 129, 300] if path == "short" else [1, 100]:
         check(torch.randn(3 if d < 100 else 2, d) * 2, alpha)

@@ -72,6 +72,11 @@ def test_each_row_has_its_alpha(path: str) -> None:
     check(torch.randn(3, 7), torch.tensor([[1.2], [1.5], [2.0]], dtype=torch.float64))
 
 
+KINDS = ["constant", "ties", "one", "huge", "tiny", "rising"]
+# Short rows and long ones of every kind; long ones are cut in one way or another, by turns.
+PATHS_AND_KINDS = [("short", kind) for kind in KINDS] + list(zip(["lists", "full", "parts"] * 2, KINDS, strict=True))
+
+
 def rows_of(kind: str, d: int = 65) -> Tensor:
     z = torch.randn(2, d)
     if kind == "constant":
@@ -89,7 +94,7 @@ def rows_of(kind: str, d: int = 65) -> Tensor:
     return z
 
 
-@pytest.mark.parametrize("kind", ["constant", "ties", "one", "huge", "tiny", "rising"])
+@pytest.mark.parametrize(("path", "kind"), PATHS_AND_KINDS, indirect=["path"])
 def test_rows_of_every_kind(path: str, kind: str) -> None:
     alphas = torch.tensor([[1.0], [1.3], [1.5], [2.0]])
     check(rows_of(kind).repeat(2, 1), alphas)
@@ -277,6 +282,7 @@ ALL = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cases", [ONE] + [ALL] * bool(os.environ.get("TSALLIS_COMPILE_ALL")))
 def test_the_kernels_compile_for_a_gpu_and_not_anew_for_every_number(cases: str) -> None:
     """Without one: what the interpreter runs is not always what the compiler takes."""

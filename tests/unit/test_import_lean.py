@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -15,13 +16,14 @@ TOOLKIT = ("pydantic", "typer", "yaml", "rich", "safetensors", "entmax", "scipy"
 COMPILER = {"torch._dynamo", "torch._inductor", "sympy", "triton"}  # a second and 75 MB that only compiling needs
 
 
-def modules_after(statement: str) -> set[str]:
+@functools.cache
+def modules_after(statement: str) -> frozenset[str]:
     """Modules a fresh interpreter has loaded after a statement."""
     code = f"import sys\n{statement}\nprint(*sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(Path(tsallis.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    return set(done.stdout.splitlines()[-1].split())
+    return frozenset(done.stdout.splitlines()[-1].split())
 
 
 @pytest.mark.parametrize(
