@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -134,7 +135,8 @@ class Faults:
     def __init__(self, folder: Path, at: int | None = None, kind: str = "kill") -> None:
         self.folder, self.at, self.kind = str(folder), at, kind
         self.names: list[str] = []  # of the calls
-        self.handles: set[int] = set()
+        self.files: list[str] = []  # that they are called for, without numbers and what chance adds to a name
+        self.handles: dict[int, str] = {}
 
     def install(self) -> None:
         for name in CALLS:
@@ -142,7 +144,7 @@ class Faults:
         close = os.close
 
         def closing(handle: int) -> None:
-            self.handles.discard(handle)
+            self.handles.pop(handle, None)
             close(handle)
 
         os.close = closing
@@ -152,6 +154,7 @@ class Faults:
             if not self._counts(name, target, arguments):
                 return call(target, *arguments, **options)
             self.names.append(name)
+            self.files.append(self._file(target))
             full = self.kind == "full" and self.at is not None and len(self.names) > self.at and name in ALLOCATING
             if len(self.names) == self.at or full:
                 if name == "write":
@@ -162,10 +165,15 @@ class Faults:
                 raise OSError(number, os.strerror(number))
             found = call(target, *arguments, **options)
             if name == "open":
-                self.handles.add(found)
+                self.handles[found] = self._file(target)
             return found
 
         return faulty
+
+    def _file(self, target: Any) -> str:
+        if isinstance(target, int):
+            return self.handles[target]
+        return re.sub(r"\d+", "0", re.sub(r"\.\w{8}\.tmp$", ".tmp", os.fspath(target)))
 
     def _counts(self, name: str, target: Any, arguments: tuple[Any, ...]) -> bool:
         if isinstance(target, int):

@@ -38,6 +38,7 @@ training: {batch_size: 8, updates: 3, strategy: fsdp}
 """
 
 
+@pytest.mark.slow
 def test_training_with_images(launch: Launch, tmp_path: Path) -> None:
     """Images are no parameters: every process has its own way to them, and so has the copy that is validated."""
     np.save(tmp_path / "images.npy", np.zeros((20, 8, 8, 3), np.uint8))
@@ -52,6 +53,7 @@ def test_training_with_images(launch: Launch, tmp_path: Path) -> None:
     assert load_run(run).facts["step"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -106,6 +106,7 @@ def test_a_killed_run_goes_on_to_the_bit(folders: Path) -> None:
     assert states[0]["position"] == states[1]["position"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "lost"), [("first", 1), ("second", 0)])
 def test_the_process_that_is_left_says_so(folders: Path, name: str, lost: int) -> None:
     """Either by itself, or torchrun was quicker to end it; which process was killed stands below in any case."""
@@ -117,6 +118,7 @@ def test_the_process_that_is_left_says_so(folders: Path, name: str, lost: int) -
     assert "[rank" not in text, text  # as uncaught errors begin
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one to ddp", "one to fsdp", "fsdp to one", "fsdp"])
 def test_runs_change_hands(folders: Path, name: str) -> None:
     """One process makes batches of its own four times as often: its updates are others, its checkpoints are not."""
@@ -132,6 +134,7 @@ def test_runs_change_hands(folders: Path, name: str) -> None:
     assert all(value.isfinite().all() for value in last(found).values())
 
 
+@pytest.mark.slow
 def test_two_strategies_go_on_alike(folders: Path) -> None:
     one, other = last(folders / "one to ddp"), last(folders / "one to fsdp")
     for name, value in one.items():
