@@ -154,7 +154,7 @@ def test_every_pair_of_maps_gives_finite_gradients(build: Build, attention: Any,
     assert model.output.projection.weight.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize(("build", "output"), zip(MODELS, itertools.cycle(OUTPUTS)), ids=named)
+@pytest.mark.parametrize(("build", "output"), list(zip(MODELS, itertools.cycle(OUTPUTS))), ids=named)
 def test_a_few_examples_are_learnt_by_heart(build: Build, output: Any) -> None:
     model = build(output=output[0], output_alpha=output[1], d_model=24, dropout=0.1)
     src, lengths = sources()
