@@ -19,12 +19,13 @@ CSRC = $(wildcard $(KERNEL)/csrc/*.cpp $(KERNEL)/csrc/*.h)
 BUILD = hatch_build.py $(CSRC) $(wildcard $(KERNEL)/*.py)
 RUNTIME = $(shell $(CXX) -print-file-name=$(1))
 
-.PHONY: help demo test test-slow test-eager kernel sanitize lint format tools bench test-gpu bench-gpu docs clean
+.PHONY: help demo test test-slow test-fast test-eager kernel sanitize lint format tools bench test-gpu bench-gpu docs clean
 
 help:
 	@echo "make demo        train on embedded English verbs and list complete sets of answers (a few minutes)"
-	@echo "make test        the tests, but for the slow ones"
-	@echo "make test-slow   the slow ones"
+	@echo "make test        the tests, but for the slow ones (within 6 minutes on two cores)"
+	@echo "make test-slow   the slow ones (within 10 minutes)"
+	@echo "make test-fast   what to run while one works: no kernels for GPUs, no commands, no other processes (2 minutes)"
 	@echo "make test-eager  those of the maps and models, with PyTorch's operations instead of the compiled kernel"
 	@echo "make kernel      compile the CPU kernel in place (installing does so too, where a C++ compiler is)"
 	@echo "make sanitize    the kernel's tests, with GCC's address and undefined behaviour sanitizers"
@@ -46,6 +47,10 @@ test: $(VENV)/.dev
 
 test-slow: $(VENV)/.dev
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m slow
+
+test-fast: $(VENV)/.dev
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow and not process" \
+		--ignore=tests/unit/ops/triton tests/unit tests/contract/test_maps.py tests/contract/test_losses.py
 
 test-eager: $(VENV)/.dev
 	TSALLIS_BACKEND=eager OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/contract tests/unit

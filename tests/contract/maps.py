@@ -47,7 +47,9 @@ MAPS = [
         total=2.0,
     ),
 ]
-SMOOTH = [m for m in MAPS if m.name not in ("sparsemax", "entmax15", "entmax-1.000001")]
+# One of each formula of gradients; the other alphas have that of 1.25.
+FORMULAS = ("entmax-1.0", "entmax-1.25", "entmax-1.5", "entmax-2.0", "entmax-2.5", "normmax-2", "budget-2")
+SMOOTH = [m for m in MAPS if m.name in FORMULAS]
 
 
 def rows(name: str, dtype: torch.dtype = torch.float64, d: int = 9) -> Tensor:

@@ -15,6 +15,8 @@ import torch
 
 import tsallis
 
+pytestmark = pytest.mark.process
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MACHINE = ["backend", "threads", "cpu", "cores", "torch", "tsallis", "entmax", "python", "date"]
 

@@ -16,6 +16,8 @@ from torch.autograd.graph import saved_tensors_hooks
 import tsallis
 from tsallis.ops import alphas, backend, cpu, eager, reference
 
+pytestmark = pytest.mark.process
+
 PACKAGE = Path(tsallis.__file__).parent
 needs_kernel = pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
 

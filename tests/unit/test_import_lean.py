@@ -12,6 +12,8 @@ import pytest
 
 import tsallis
 
+pytestmark = pytest.mark.process
+
 TOOLKIT = ("pydantic", "typer", "yaml", "rich", "safetensors", "entmax", "scipy")
 COMPILER = {"torch._dynamo", "torch._inductor", "sympy", "triton"}  # a second and 75 MB that only compiling needs
 

@@ -18,6 +18,8 @@ import pytest
 import tsallis
 from tsallis.ops.cpu.build import BuildError, find_compiler, source_hash
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(tsallis.__file__).parent
 KERNEL = "tsallis/ops/cpu/_kernel.so"

@@ -20,6 +20,8 @@ FILES = {
     "test_calls.py": """
 import pytest
 
+pytestmark = pytest.mark.process
+
 @pytest.fixture
 def lexicon():
     pytest.skip("needs lexicon: a folder")
