@@ -7,11 +7,24 @@ from typing import Any
 
 import pytest
 
-from pairs import every_pair
+from pairs import pairwise
 from tsallis.ops import cpu
 
 SETS = ("portable", "avx2", "avx512", "avx512bf16")
 AROUND = (1, 7, 9, 15, 17, 33, 65, 1025)  # sizes on both sides of a vector, of several, and a long one
+
+
+def _present() -> tuple[str, ...]:
+    """Return the sets that the machine has; all of them where there are no compiled kernels to ask."""
+    if not cpu.status().available:
+        return SETS
+    own = cpu.instructions()
+    sets = tuple(name for name in SETS if cpu.use_instructions(name))
+    assert cpu.use_instructions(own)
+    return sets
+
+
+PRESENT = _present()
 
 
 @pytest.fixture(autouse=True, params=SETS)
@@ -32,5 +45,10 @@ def by_size(sizes: Iterable[int], name: str = "d") -> pytest.MarkDecorator:
 
 
 def in_pairs(**options: Iterable[Any]) -> pytest.MarkDecorator:
-    """Run a test with every pair of instruction sets and of values of its options, not with every combination."""
-    return every_pair(indirect=["instructions"], instructions=SETS, **options)
+    """Run a test with every pair of values of its options, each on one of the machine's sets, and every value on each.
+
+    Of a set that the machine has not there is one case, which is skipped and says so.
+    """
+    values = [list(option) for option in options.values()]
+    cases = pairwise(PRESENT, *values) + [(name, *(v[0] for v in values)) for name in SETS if name not in PRESENT]
+    return pytest.mark.parametrize(("instructions", *options), cases, indirect=["instructions"], ids=str)
