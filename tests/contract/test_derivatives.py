@@ -22,8 +22,8 @@ from torch.utils.checkpoint import checkpoint
 import tsallis
 from contract.operations import OPERATIONS, Compute, Operation
 from pairs import every_pair
-from tsallis.ops import cpu
-from tsallis.ops.autograd import attention, linear_chunks
+from tsallis.ops import cpu, eager_attention
+from tsallis.ops.autograd import linear_chunks
 
 BACKENDS = ("cpu", "eager")
 TILES = "eager in tiles"
@@ -37,7 +37,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         pytest.skip(f"needs kernel: {cpu.status().reason}")
     if request.param == TILES:
         for name, size in (("TILE", 8), ("LEAST_ROWS", 2), ("CAUSAL_ROWS", 2)):
-            monkeypatch.setattr(attention, name, size)
+            monkeypatch.setattr(eager_attention, name, size)
         monkeypatch.setattr(linear_chunks, "CPU", linear_chunks.CPU._replace(chunk=10, whole=0))
     with tsallis.backend("cpu" if request.param == "cpu" else "eager"):
         yield request.param
