@@ -126,18 +126,18 @@ def attend(
     if dense or q.dtype not in can.attention_dtypes:
         q, k, v = (widen(x) for x in (q, k, v))
     args = AttentionArgs(
-        q,
-        k,
-        v,
-        alpha if isinstance(alpha, Tensor) else None,
-        _mask(attn_mask, q, (*outer, queries, keys)),
-        _lengths(key_lengths, outer[:-1], keys, query.device, can.asynchronous and not dense),
-        torch.randint(1 << 62, ()) if dropout_p and not traced() else None,
-        limits[0] if limits is not None and limits[0] == limits[1] else None,
-        1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else number("scale", scale),
-        is_causal,
-        dropout_p,
-        1 if traced() else torch.get_num_threads(),
+        query=q,
+        key=k,
+        value=v,
+        alphas=alpha if isinstance(alpha, Tensor) else None,
+        mask=_mask(attn_mask, q, (*outer, queries, keys)),
+        lengths=_lengths(key_lengths, outer[:-1], keys, query.device, can.asynchronous and not dense),
+        seed=torch.randint(1 << 62, ()) if dropout_p and not traced() else None,
+        alpha_value=limits[0] if limits is not None and limits[0] == limits[1] else None,
+        scale=1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else number("scale", scale),
+        causal=is_causal,
+        dropout=dropout_p,
+        threads=1 if traced() else torch.get_num_threads(),
     )
     if q.numel() and k.numel() and v.numel():
         with _no_autocast(query.device.type):  # in the precision that was chosen here
@@ -158,7 +158,7 @@ def _no_autocast(device: str) -> contextlib.AbstractContextManager[None]:
 
 def _empty(args: AttentionArgs) -> tuple[Tensor, Tensor, Tensor]:
     """Return zeros where there is nothing to compute; the gradients of all inputs are zeros."""
-    inputs = [x for x in args[:5] if isinstance(x, Tensor) and x.is_floating_point()]
+    inputs = [x for x in args.differentiable if isinstance(x, Tensor) and x.is_floating_point()]
     nothing = sum(x.reshape(-1)[:0].sum() for x in inputs)
     query, key, value = args[:3]
     output = query.new_zeros(*query.shape[:-1], value.shape[-1]) + nothing
@@ -222,7 +222,7 @@ def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int]) -> Tensor | None:
         raise ValueError(f"attn_mask of shape {tuple(mask.shape)} can't be broadcast to {tuple(full)}")
     mask = mask.resolve_neg().reshape(*(1,) * (len(full) - len(sizes)), *sizes)
     leading = mask.shape[:-3]
-    if any(n != 1 for n in leading):  # some of the batch's dimensions
+    if any(n != 1 for n in leading):  # a mask that differs within the batch
         mask = mask.expand(*full[:-3], *mask.shape[-3:])
         mask = mask.reshape(q.shape[0], *mask.shape[-3:])
     else:

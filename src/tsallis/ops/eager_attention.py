@@ -128,7 +128,7 @@ def cut(args: AttentionArgs) -> Iterator[list[Tile]]:
 
 
 def _drop(weights: Tensor, args: AttentionArgs, number: int, out: Tensor) -> Tensor:
-    """Set some of a tile's weights to zero and scale the others up to make up for it; `out` may be the weights."""
+    """Set a share of a tile's weights to zero and scale the others up; `out` may be the weights."""
     keep_prob = 1 - args.dropout
     if keep_prob == 0:
         return out.zero_()
@@ -254,7 +254,7 @@ class _TiledAttention:
         return ds.view(weights.shape), slope
 
     def drop(self, weights: Tensor, number: int, copy: bool = False) -> Tensor:
-        """Apply a tile's dropout, the same in both passes; in place unless it shall be a copy."""
+        """Apply a tile's dropout, the same in both passes; in place, or to a copy."""
         if not self.args.dropout:
             return weights
         factors = self._buffer("dropped", tuple(weights.shape)) if copy else weights  # type: ignore[arg-type]

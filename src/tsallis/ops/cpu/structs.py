@@ -70,8 +70,9 @@ class Heads(ctypes.Structure):
 
 
 class Attention(ctypes.Structure):
-    """Attention, forward and backward."""
+    """Attention, forward and backward; filled by the names of its fields."""
 
+    __slots__ = ()  # a name that is no field is an error
     _fields_ = (
         ("storage", c_int32),
         ("causal", c_int32),
