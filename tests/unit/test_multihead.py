@@ -201,11 +201,11 @@ def test_head_by_head_it_is_the_formula(alpha: Any, causal: bool) -> None:
     attention, x = small(alpha), steps()
     out, weights = attention(x, x, x, average_attn_weights=False, is_causal=causal)
     projected = nn.functional.linear(x, attention.in_proj_weight, attention.in_proj_bias).unflatten(-1, (3, HEADS, -1))
-    live = torch.ones(KEYS, KEYS, dtype=torch.bool).tril() if causal else None
+    visible = torch.ones(KEYS, KEYS, dtype=torch.bool).tril() if causal else None
     heads = []
     for head, number in enumerate(attention.alphas().tolist()):
         q, k, v = projected[:, :, :, head].unbind(2)
-        probs = tsallis.entmax(q @ k.transpose(1, 2) / math.sqrt(EMBED / HEADS), number, mask=live)
+        probs = tsallis.entmax(q @ k.transpose(1, 2) / math.sqrt(EMBED / HEADS), number, mask=visible)
         torch.testing.assert_close(weights[:, head], probs)
         heads.append(probs @ v)
     torch.testing.assert_close(out, attention.out_proj(torch.cat(heads, -1)))
@@ -456,9 +456,9 @@ def test_statistics_are_those_of_the_weights(
         request.getfixturevalue("tiny_tiles")
     attention(x, x, x, need_weights=False, **options)
     density, support, alpha = attention.stats()
-    chosen, live = (weights > 0).sum((0, 2, 3)), ~hidden
-    torch.testing.assert_close(density, chosen / live.sum((0, 2, 3)))
-    torch.testing.assert_close(support, chosen / live.any(-1).sum((0, 2)))
+    chosen, visible = (weights > 0).sum((0, 2, 3)), ~hidden
+    torch.testing.assert_close(density, chosen / visible.sum((0, 2, 3)))
+    torch.testing.assert_close(support, chosen / visible.any(-1).sum((0, 2)))
     assert density[0] == 1 and density[1] < 1 and alpha.tolist() == [1, 2]
 
 

@@ -1,4 +1,4 @@
-"""Attention that can ignore: weights that are exactly zero where nothing is to be seen."""
+"""Attention of a state over a memory, with weights that can be exactly zero."""
 
 from __future__ import annotations
 

@@ -73,11 +73,11 @@ class KeyValueCache:
                 f"a cache takes keys and values [batch, heads, steps, size] of as many steps, "
                 f"got {tuple(keys.shape)} and {tuple(values.shape)}"
             )
-        for have, new in ((self._keys, keys), (self._values, values)):
-            if have is not None and (new.shape[:2] != have.shape[:2] or new.shape[3] != have.shape[3]):
-                raise ValueError(f"the cache holds {tuple(have.shape)}, which {tuple(new.shape)} can't be added to")
-        self._keys = self._added(self._keys, keys)
-        self._values = self._added(self._values, values)
+        for memory, new in ((self._keys, keys), (self._values, values)):
+            if memory is not None and (new.shape[:2] != memory.shape[:2] or new.shape[3] != memory.shape[3]):
+                raise ValueError(f"the cache holds {tuple(memory.shape)}, which {tuple(new.shape)} can't be added to")
+        self._keys = self._append(self._keys, keys)
+        self._values = self._append(self._values, values)
         self._length += keys.shape[2]
         return self.read()
 
@@ -86,15 +86,15 @@ class KeyValueCache:
         if self._keys is not None and self._values is not None:
             self._keys, self._values = self._keys.index_select(0, index), self._values.index_select(0, index)
 
-    def _added(self, have: Tensor | None, new: Tensor) -> Tensor:
-        if have is None:
+    def _append(self, memory: Tensor | None, new: Tensor) -> Tensor:
+        if memory is None:
             return new
         length, total = self._length, self._length + new.shape[2]
         if torch.is_grad_enabled():  # what went before may be needed as it was
-            return torch.cat([have[:, :, :length], new], 2)
-        if have.shape[2] < total:
-            room = have.new_empty(*have.shape[:2], max(total, 2 * length), have.shape[3])
-            room[:, :, :length] = have[:, :, :length]
-            have = room
-        have[:, :, length:total] = new
-        return have
+            return torch.cat([memory[:, :, :length], new], 2)
+        if memory.shape[2] < total:
+            larger = memory.new_empty(*memory.shape[:2], max(total, 2 * length), memory.shape[3])
+            larger[:, :, :length] = memory[:, :, :length]
+            memory = larger
+        memory[:, :, length:total] = new
+        return memory

@@ -39,17 +39,17 @@ class AttentionStats(NamedTuple):
     alpha: Tensor  # [heads]
 
 
-class _Pass(NamedTuple):
+class _PassRecord(NamedTuple):
     """The record of a forward pass, for the statistics."""
 
-    seen: Tensor  # what Attended.seen is
+    support: Tensor  # [batch, heads, queries]: how many keys each query attends to; or all weights
     mask: Tensor | None
     lengths: Tensor | None
     causal: bool
     queries: int
     keys: int
     alpha: Tensor  # [heads]
-    own: Tensor | None  # [batch]: how many of the queries are no padding, where they are the keys
+    query_lengths: Tensor | None  # [batch]: how many of the queries are no padding, in self-attention
 
 
 class MultiheadAttention(nn.Module):
@@ -128,11 +128,11 @@ class MultiheadAttention(nn.Module):
         for name in ("bias_k", "bias_v"):
             extra = nn.Parameter(torch.empty(1, 1, embed_dim, **factory_kwargs)) if add_bias_kv else None
             self.register_parameter(name, extra)
-        self._hold_alpha(alpha, factory_kwargs)
-        self._last: _Pass | None = None
+        self._set_alpha(alpha, factory_kwargs)
+        self._last: _PassRecord | None = None
         self._reset_parameters()
 
-    def _hold_alpha(self, alpha: Alpha | nn.Module, factory_kwargs: dict[str, Any]) -> None:
+    def _set_alpha(self, alpha: Alpha | nn.Module, factory_kwargs: dict[str, Any]) -> None:
         if isinstance(alpha, str):
             if alpha != "learned":
                 raise ValueError(f"alpha must be a number, 'learned', a tensor or a module, got {alpha!r}")
@@ -162,13 +162,13 @@ class MultiheadAttention(nn.Module):
 
     def alphas(self) -> Tensor:
         """Return the alpha of each head [heads]."""
-        return self._of_heads(self._alpha())
+        return self._expand_alpha(self._alpha())
 
     def _alpha(self) -> float | Tensor:
         alpha: float | Tensor = self.alpha() if isinstance(self.alpha, nn.Module) else self.alpha
         return alpha
 
-    def _of_heads(self, alpha: float | Tensor) -> Tensor:
+    def _expand_alpha(self, alpha: float | Tensor) -> Tensor:
         return alpha.expand(self.num_heads) if isinstance(alpha, Tensor) else torch.full((self.num_heads,), alpha)
 
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
@@ -236,15 +236,15 @@ class MultiheadAttention(nn.Module):
         # Keys that every query sees come behind the others: no length and no causal order then tells who sees what.
         plain = self.bias_k is None and not self.add_zero_attn
         if key_lengths is not None:
-            padding, lengths = self._behind(key_lengths, q, keys, plain)
+            padding, lengths = self._split_lengths(key_lengths, q, keys, plain)
         else:
-            padding, lengths = self._padding(key_padding_mask, k.shape[0], keys, plain)
+            padding, lengths = self._split_padding(key_padding_mask, k.shape[0], keys, plain)
         causal = is_causal and past == 0 and plain
-        mask = _joined(self._own_mask(attn_mask, q.shape[0]), padding)
+        mask = _combine(self._convert_mask(attn_mask, q.shape[0]), padding)
         if is_causal and not causal and (queries > 1 or not plain):
-            mask = _joined(mask, torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(past))
+            mask = _combine(mask, torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(past))
         if not plain:
-            k, v, mask = self._extended(k, v, mask)
+            k, v, mask = self._append_extra_keys(k, v, mask)
         alpha = self._alpha()
         result = attend(
             q,
@@ -258,10 +258,10 @@ class MultiheadAttention(nn.Module):
             need_weights=need_weights,
         )
         if not traced():
-            heads = self._of_heads(alpha).detach().clone()  # of this pass: a step of an optimiser changes parameters
+            heads = self._expand_alpha(alpha).detach().clone()  # an optimiser's step changes parameters
             mask = None if mask is None else mask.detach()
-            own = key_lengths if key is query and cache is None else None
-            self._last = _Pass(result.support, mask, lengths, causal, queries, k.shape[2], heads, own)
+            query_lengths = key_lengths if key is query and cache is None else None
+            self._last = _PassRecord(result.support, mask, lengths, causal, queries, k.shape[2], heads, query_lengths)
         elif self._last is not None:  # of a pass before this one
             self._last = None
         out = self.out_proj(result.output.transpose(1, 2).flatten(2))  # [batch, queries, size]
@@ -279,21 +279,20 @@ class MultiheadAttention(nn.Module):
         Raises:
             RuntimeError: before the first one.
         """
-        output, mask, lengths, causal, queries, keys, alpha, own = self._recorded()
-        support = _support(output).double()
-        visible = _visible(mask, lengths, causal, queries, keys, support)
-        if own is not None:
-            active = length_mask(own, queries, support.device)  # [batch, 1, queries]
+        support, mask, lengths, causal, queries, keys, alpha, query_lengths = self._last_pass()
+        support = _count_support(support).double()
+        visible = _count_visible(mask, lengths, causal, queries, keys, support)
+        if query_lengths is not None:
+            active = length_mask(query_lengths, queries, support.device)  # [batch, 1, queries]
             support, visible = support * active, visible * active
-        some = visible > 0
-        count = some.sum((0, 2)).clamp(min=1)
+        count = (visible > 0).sum((0, 2)).clamp(min=1)
         total = visible.sum((0, 2))
         density = support.sum((0, 2)) / total.clamp(min=1)
         return AttentionStats(density.float(), (support.sum((0, 2)) / count).float(), alpha)
 
     @property
     def recorded(self) -> bool:
-        """True if there was a forward pass to report on."""
+        """Tell whether there was a forward pass to report on."""
         return self._last is not None
 
     def support(self) -> Tensor:
@@ -302,9 +301,9 @@ class MultiheadAttention(nn.Module):
         Raises:
             RuntimeError: before the first one, or if it was compiled.
         """
-        return _support(self._recorded()[0])
+        return _count_support(self._last_pass().support)
 
-    def _recorded(self) -> _Pass:
+    def _last_pass(self) -> _PassRecord:
         if self._last is None:
             raise RuntimeError("there was no forward pass yet, or it was compiled")
         return self._last
@@ -338,8 +337,8 @@ class MultiheadAttention(nn.Module):
         heads: Tensor = x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
         return heads
 
-    def _own_mask(self, mask: Tensor | None, batch: int) -> Tensor | None:
-        """Convert PyTorch's mask, True where nothing is seen, to ours."""
+    def _convert_mask(self, mask: Tensor | None, batch: int) -> Tensor | None:
+        """Convert PyTorch's mask, True where a key is hidden, to ours."""
         if mask is None:
             return None
         if mask.dtype != torch.bool and not mask.is_floating_point():
@@ -354,7 +353,9 @@ class MultiheadAttention(nn.Module):
         return ~mask if mask.dtype == torch.bool else mask
 
     @staticmethod
-    def _padding(padding: Tensor | None, batch: int, keys: int, plain: bool) -> tuple[Tensor | None, Tensor | None]:
+    def _split_padding(
+        padding: Tensor | None, batch: int, keys: int, plain: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Convert padding to a mask [batch, 1, 1, keys]; to lengths where it is at the end, so that it is skipped."""
         if padding is None:
             return None, None
@@ -363,21 +364,21 @@ class MultiheadAttention(nn.Module):
             raise ValueError(f"key_padding_mask must have shape {(batch, keys)}, got {tuple(padding.shape)}")
         if padding.dtype != torch.bool and not padding.is_floating_point():
             raise TypeError(f"key_padding_mask must be boolean or floating point, got {padding.dtype}")
-        looks = plain and not traced() and not padding.is_cuda  # there it would wait for all work to be done
+        readable = plain and not traced() and not padding.is_cuda  # reading a GPU's would wait for all its work
         if padding.dtype != torch.bool:
             active = padding == 0
-            if not looks or not torch.equal(active, padding != -torch.inf):
+            if not readable or not torch.equal(active, padding != -torch.inf):
                 return padding.view(batch, 1, 1, keys), None
         else:
             active = ~padding
-        if looks:
+        if readable:
             lengths = active.sum(1)
             if torch.equal(torch.arange(keys, device=active.device) < lengths.unsqueeze(1), active):
                 return None, lengths
         return active.view(batch, 1, 1, keys), None
 
-    def _behind(self, lengths: Tensor, q: Tensor, keys: int, plain: bool) -> tuple[Tensor | None, Tensor | None]:
-        """Convert key lengths to an additive mask [batch, 1, 1, keys], or keep them where keys are worth skipping."""
+    def _split_lengths(self, lengths: Tensor, q: Tensor, keys: int, plain: bool) -> tuple[Tensor | None, Tensor | None]:
+        """Convert key lengths to an additive mask [batch, 1, 1, keys], or return them where skipping keys is faster."""
         batch, heads, queries, _ = q.shape
         if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
             raise ValueError(
@@ -398,7 +399,7 @@ class MultiheadAttention(nn.Module):
         hidden = ~length_mask(lengths, keys, q.device).unsqueeze(1)
         return torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, -torch.inf), None
 
-    def _extended(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _append_extra_keys(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Append the learned key and the zero key."""
         batch, extra = k.shape[0], 0
         if self.bias_k is not None and self.bias_v is not None:
@@ -420,12 +421,12 @@ class MultiheadAttention(nn.Module):
         return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout:g}{suffix}"
 
 
-def _support(record: Tensor) -> Tensor:
+def _count_support(record: Tensor) -> Tensor:
     """Return the number of keys that each query attends to [batch, heads, queries], from itself or from weights."""
     return (record > 0).sum(-1) if record.dim() == 4 else record
 
 
-def _joined(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+def _combine(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     """Combine two masks, each boolean (True takes part) or additive."""
     if one is None or other is None:
         return other if one is None else one
@@ -437,7 +438,7 @@ def _joined(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one + other
 
 
-def _visible(
+def _count_visible(
     mask: Tensor | None, lengths: Tensor | None, causal: bool, queries: int, keys: int, like: Tensor
 ) -> Tensor:
     """Count the keys that each query could attend to [batch, heads, queries]."""
