@@ -201,7 +201,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     from tsallis.ops.triton import attention
 
     _, _, saved = attention.attention(arguments(q, k, v, causal), True)
-    shift = saved.numbers.sum(0)
+    shift = saved.stats.sum(0)
 
     def modified(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         x = 0.5 * (score - shift[b, h, i])

@@ -112,20 +112,20 @@ def check(
     copies = [x.detach().to(DEVICE, copy=True) for x in (*inputs, alpha, mask) if isinstance(x, Tensor)]
     leaves = [x.requires_grad_(x.is_floating_point()) for x in copies]
     exact = [x.detach().double().requires_grad_() if x.is_floating_point() else x for x in leaves]
-    found, counts = (compute or attend)(*_leaves(leaves, alpha, mask), **options)
+    actual, counts = (compute or attend)(*_leaves(leaves, alpha, mask), **options)
     expected, weights = dense(*_leaves(exact, alpha, mask), **{**options, "dropout": 0.0})
     if factors is not None:
         group = inputs[0].shape[1] // inputs[1].shape[1]
         expected = (weights * factors) @ exact[2].repeat_interleave(group, 1)
-    close(found, expected, output)
+    close(actual, expected, output)
     sure = ((weights == 0) | (weights > 1e-7)).all(-1)  # rounding decides about the others
     assert counts.dtype == torch.int32
     assert torch.equal(counts[sure], (weights > 0).sum(-1)[sure].int())
     if compute is not None:
         return
-    direction = torch.randn(found.shape, dtype=found.dtype, device=DEVICE)
+    direction = torch.randn(actual.shape, dtype=actual.dtype, device=DEVICE)
     wanted = [x for x in leaves if x.requires_grad]
-    gradients = torch.autograd.grad(found, wanted, direction)
+    gradients = torch.autograd.grad(actual, wanted, direction)
     exactly = torch.autograd.grad(expected, [x for x in exact if x.requires_grad], direction.double())
     for x, grad, right in zip(wanted, gradients, exactly, strict=True):
         assert grad.dtype == x.dtype
@@ -137,7 +137,7 @@ def _leaves(leaves: list[Tensor], alpha: float | Tensor, mask: Tensor | None) ->
     return [*leaves[:3], next(rest) if isinstance(alpha, Tensor) else alpha, None if mask is None else next(rest)]
 
 
-def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
-    assert found.shape == expected.shape
-    error = (found.double() - expected).abs().max() / expected.abs().max().clamp(min=1)
+def close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    assert actual.shape == expected.shape
+    error = (actual.double() - expected).abs().max() / expected.abs().max().clamp(min=1)
     assert error <= tolerance

@@ -22,15 +22,15 @@ def tensors(queries: int = 20, keys: int = 30, key_heads: int = 4, dtype: torch.
     return [torch.randn(2, *shape, dtype=dtype) for shape in shapes]
 
 
-def results(call: Any, given: list[Tensor], **options: Any) -> list[Tensor]:
-    leaves = [x.clone().requires_grad_() for x in given]
+def results(call: Any, inputs: list[Tensor], **options: Any) -> list[Tensor]:
+    leaves = [x.clone().requires_grad_() for x in inputs]
     out = call(*leaves, **options)
     weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
     return [out.detach(), *torch.autograd.grad(out, leaves, weights)]
 
 
-def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
-    for one, other in zip(found, expected, strict=True):
+def assert_same(actual: list[Tensor], expected: list[Tensor]) -> None:
+    for one, other in zip(actual, expected, strict=True):
         assert one.dtype == other.dtype
         torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
 
@@ -53,29 +53,29 @@ def compiled(**options: Any) -> Any:
     ids=str,
 )
 def test_it_is_what_it_is_without(options: dict[str, Any]) -> None:
-    given = [*tensors(key_heads=2 if options.get("enable_gqa") else 4), ALPHAS.double()]
-    assert_same(results(compiled(), given, **options), results(entmax_attention, given, **options))
+    inputs = [*tensors(key_heads=2 if options.get("enable_gqa") else 4), ALPHAS.double()]
+    assert_same(results(compiled(), inputs, **options), results(entmax_attention, inputs, **options))
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 20, 30), (4, 20, 30), (20, 30), (30,)], ids=str)
 def test_an_added_mask_learns(shape: tuple[int, ...]) -> None:
-    given = [*tensors(), ALPHAS.double(), torch.randn(shape, dtype=torch.float64)]
+    inputs = [*tensors(), ALPHAS.double(), torch.randn(shape, dtype=torch.float64)]
 
     def of(call: Any) -> Any:
         return lambda *x: call(*x[:4], attn_mask=x[4])
 
-    assert_same(results(of(compiled()), given), results(of(entmax_attention), given))
+    assert_same(results(of(compiled()), inputs), results(of(entmax_attention), inputs))
 
 
 def test_alphas_are_numbers_too_and_need_no_gradient() -> None:
     function = compiled()
     for alpha in (1.0, 1.5, 2.0, 2.5):
-        given = tensors()
+        inputs = tensors()
 
         def of(call: Any) -> Any:
             return lambda *x: call(*x, alpha)  # noqa: B023
 
-        assert_same(results(of(function), given), results(of(entmax_attention), given))
+        assert_same(results(of(function), inputs), results(of(entmax_attention), inputs))
     with torch.no_grad():
         query, key, value = tensors()
         torch.testing.assert_close(function(query, key, value, ALPHAS), entmax_attention(query, key, value, ALPHAS))
@@ -84,34 +84,34 @@ def test_alphas_are_numbers_too_and_need_no_gradient() -> None:
 
 
 def test_a_learned_alpha_keeps_its_dtype() -> None:
-    given = [x.float() for x in tensors()]
+    inputs = [x.float() for x in tensors()]
     alpha = ALPHAS.double().requires_grad_()
-    (found,) = torch.autograd.grad(compiled()(*given, alpha).sum(), alpha)
-    (expected,) = torch.autograd.grad(entmax_attention(*given, alpha).sum(), alpha)
-    assert found.dtype == torch.float64
-    torch.testing.assert_close(found, expected)
+    (actual,) = torch.autograd.grad(compiled()(*inputs, alpha).sum(), alpha)
+    (expected,) = torch.autograd.grad(entmax_attention(*inputs, alpha).sum(), alpha)
+    assert actual.dtype == torch.float64
+    torch.testing.assert_close(actual, expected)
 
 
 def test_other_lengths_are_not_compiled_again() -> None:
     function = compiled(dynamic=True)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for queries, keys in ((20, 30), (21, 47), (150, 200)):
-            given = [*tensors(queries, keys), ALPHAS.double()]
-            assert_same(results(function, given), results(entmax_attention, given))
+            inputs = [*tensors(queries, keys), ALPHAS.double()]
+            assert_same(results(function, inputs), results(entmax_attention, inputs))
 
 
 def test_no_tensor_in_the_graph_holds_all_weights() -> None:
     sizes: list[int] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-        def run(*given: Any) -> Any:
+        def run(*inputs: Any) -> Any:
             class Sizes(torch.fx.Interpreter):
                 def run_node(self, node: torch.fx.Node) -> Any:
-                    found = super().run_node(node)
-                    sizes.extend(x.numel() for x in torch.utils._pytree.tree_leaves(found) if isinstance(x, Tensor))
-                    return found
+                    actual = super().run_node(node)
+                    sizes.extend(x.numel() for x in torch.utils._pytree.tree_leaves(actual) if isinstance(x, Tensor))
+                    return actual
 
-            return Sizes(graph).run(*given)
+            return Sizes(graph).run(*inputs)
 
         return run
 
@@ -126,11 +126,11 @@ def test_dropout_drops_as_often_as_it_should() -> None:
     query = torch.zeros(1, 1, 500, 8, requires_grad=True)
     value = torch.eye(40).expand(1, 1, 40, 40)
     weights = function(query, torch.zeros(1, 1, 40, 8), value, 1.0, dropout_p=0.25) * 40
-    kept = weights != 0
-    torch.testing.assert_close(weights[kept], torch.full_like(weights[kept], 1 / 0.75))
-    assert abs(kept.double().mean() - 0.75) < 0.02
+    positive = weights != 0
+    torch.testing.assert_close(weights[positive], torch.full_like(weights[positive], 1 / 0.75))
+    assert abs(positive.double().mean() - 0.75) < 0.02
     again = function(query, torch.zeros(1, 1, 40, 8), value, 1.0, dropout_p=0.25) != 0
-    assert not torch.equal(again, kept)
+    assert not torch.equal(again, positive)
 
 
 def test_it_is_exported() -> None:
@@ -138,20 +138,20 @@ def test_it_is_exported() -> None:
         def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             return entmax_attention(query, key, value, ALPHAS.double())  # type: ignore[return-value]
 
-    given = tuple(tensors())
-    program = torch.export.export(Attention(), given)
-    torch.testing.assert_close(program.module()(*given), entmax_attention(*given, ALPHAS.double()))
+    inputs = tuple(tensors())
+    program = torch.export.export(Attention(), inputs)
+    torch.testing.assert_close(program.module()(*inputs), entmax_attention(*inputs, ALPHAS.double()))
     graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
     assert any("tsallis.attention" in str(graph) for graph in graphs)
 
 
 def test_numbers_that_nobody_could_look_at_before_are_checked() -> None:
-    function, given = compiled(), tensors()
+    function, inputs = compiled(), tensors()
     with pytest.raises(NotImplementedError, match=r"alphas from 1 to 2, got .*2\.5.*use tsallis.backend\('eager'\)"):
-        function(*given, torch.tensor([1.0, 1.0, 2.5, 1.0]))
+        function(*inputs, torch.tensor([1.0, 1.0, 2.5, 1.0]))
     with pytest.raises(ValueError, match="key_lengths must lie between 0 and the 30 keys, got 31"):
-        function(*given, key_lengths=torch.tensor([3, 31]))
+        function(*inputs, key_lengths=torch.tensor([3, 31]))
     with tsallis.backend("eager"):
         torch._dynamo.reset()
         alpha = torch.tensor([1.0, 1.0, 2.5, 1.0])
-        torch.testing.assert_close(function(*given, alpha), entmax_attention(*given, alpha))
+        torch.testing.assert_close(function(*inputs, alpha), entmax_attention(*inputs, alpha))

@@ -166,20 +166,20 @@ def test_half_precision(dtype: torch.dtype) -> None:
 def test_dropout_drops_weights_and_their_gradients() -> None:
     share, seed = 0.3, (5 << 40) + 7
     query, key, _ = tensors(1, 2, 15, 33)
-    given = {"dropout": share, "seed": seed}
+    options = {"dropout": share, "seed": seed}
     # Values that are the rows of an identity: the output is the weights, as they were dropped.
     ones = torch.eye(33).expand(1, 2, 33, 33)
     alpha = torch.tensor([[1.0, 1.5]])
     whole, _ = attend(query, key, ones, alpha, None)
-    dropped, _ = attend(query, key, ones, alpha, None, **given)
-    factors = drop_factors(query, 33, **given)
+    dropped, _ = attend(query, key, ones, alpha, None, **options)
+    factors = drop_factors(query, 33, **options)
     torch.testing.assert_close(dropped, whole * factors, rtol=1e-6, atol=1e-7)
     assert set(factors.flatten().tolist()) == {0.0, torch.tensor(1 / (1 - share)).item()}
     assert abs((factors == 0).float().mean() - share) < 0.04
     assert len({tuple(row.tolist()) for row in factors.flatten(0, 2)}) == 30  # every row is drawn anew
     other = drop_factors(query, 33, dropout=share, seed=seed + 1)
     assert not torch.equal(factors, other)
-    check(tensors(1, 2, 15, 33), alpha, torch.randn(1, 1, 15, 33), factors=factors.double(), **given)
+    check(tensors(1, 2, 15, 33), alpha, torch.randn(1, 1, 15, 33), factors=factors.double(), **options)
     gone, _ = attend(query, key, ones, 1.5, None, dropout=1.0)
     assert (gone == 0).all()
 
@@ -187,8 +187,8 @@ def test_dropout_drops_weights_and_their_gradients() -> None:
 def test_gradients_have_gradients() -> None:
     inputs = tensors(1, 2, 7, 9, key_heads=1)
     alpha, mask = torch.tensor([[1.3, 2.0]]), torch.randn(1, 1, 7, 9)
-    given = {"dropout": 0.2, "seed": 3}
-    factors = drop_factors(inputs[0], 9, **given).double()
+    options = {"dropout": 0.2, "seed": 3}
+    factors = drop_factors(inputs[0], 9, **options).double()
     direction = torch.randn(1, 2, 7, 16)
 
     def second(leaves: list[Tensor], output: Tensor) -> tuple[Tensor, ...]:
@@ -196,11 +196,11 @@ def test_gradients_have_gradients() -> None:
         return torch.autograd.grad(sum(x.square().sum() for x in first), leaves)
 
     leaves = [x.detach().requires_grad_() for x in (*inputs, alpha, mask)]
-    found = second(leaves, attend(*leaves, **given)[0])
+    actual = second(leaves, attend(*leaves, **options)[0])
     exact = [x.detach().double().requires_grad_() for x in leaves]
     _, weights = dense(*exact)
     expected = second(exact, (weights * factors) @ exact[2])
-    for x, right in zip(found, expected, strict=True):
+    for x, right in zip(actual, expected, strict=True):
         close(x, right, 1e-4)
 
 
@@ -209,9 +209,9 @@ def test_blocks_without_support_are_skipped(monkeypatch: pytest.MonkeyPatch) -> 
     launched: dict[str, Tensor] = {}
     run = launching.run
 
-    def watched(kernel: Any, *arguments: Any, **given: Any) -> None:
-        launched.update(given)
-        run(kernel, *arguments, **given)
+    def watched(kernel: Any, *arguments: Any, **options: Any) -> None:
+        launched.update(options)
+        run(kernel, *arguments, **options)
 
     monkeypatch.setattr(launching, "run", watched)
     angle = torch.arange(128.0) / 128
@@ -268,7 +268,7 @@ for dtype, size, value_size, alpha in CASES:
         args = AttentionArgs(*inputs, alphas, mask, lengths, seed, value, 0.1, True, 0.1)
         output, _ = Attention.apply(*attention.resolve(args), "triton")
         output.backward(torch.zeros_like(output))
-    assert {len(found) for found in compiled.values()} == {1}, compiled  # not once more for another length
+    assert {len(actual) for actual in compiled.values()} == {1}, compiled  # not once more for another length
     print(dtype, size, value_size, sorted(compiled))
     assert len(compiled) == 5
     compiled.clear()

@@ -15,7 +15,7 @@ from triton_attention import arguments, check, close, gpu_attention, launching, 
 from tsallis.functional.attention import attend
 from tsallis.ops.triton.attention import decode as attention_decode
 
-Limits, Short, Tiling = launching.Limits, launching.Short, launching.Tiling
+Limits, ShortTiling, Tiling = launching.Limits, launching.ShortTiling, launching.Tiling
 ALPHAS = torch.tensor([1.0, 1.3, 1.5, 2.0])
 
 
@@ -31,7 +31,7 @@ def decode(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Small blocks; rows of up to 16 keys are short, and longer ones may be decoded. The kernels that ran."""
     small_blocks(monkeypatch)
-    monkeypatch.setattr(launching, "short_tiling", lambda *given: Short(16, 16, 1, 4) if given[-1] <= 16 else None)
+    monkeypatch.setattr(launching, "short_tiling", lambda *n: ShortTiling(16, 16, 1, 4) if n[-1] <= 16 else None)
     monkeypatch.setattr(gpu_attention, "SHORT_KEYS", 16)
     monkeypatch.setattr(attention_decode, "decode_tiling", lambda *_: Tiling(16, 16, 4, 1))
     monkeypatch.setattr(attention_decode, "processors", lambda _: 2)
@@ -39,9 +39,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     run = launching.run
 
-    def watched(kernel: Any, *arguments: Any, **given: Any) -> None:
+    def watched(kernel: Any, *arguments: Any, **options: Any) -> None:
         names.append(kernel.fn.__name__)
-        run(kernel, *arguments, **given)
+        run(kernel, *arguments, **options)
 
     monkeypatch.setattr(launching, "run", watched)
     return names
@@ -109,10 +109,10 @@ def test_decoding_reads_values_of_blocks_with_support_only() -> None:
     query, key, value = tensors(1, 1, 1, 160)
     key[..., :16] = 0
     key[..., 40:45, :] = query * 3
-    found, count = decode(query, key, value, 1.5, scale=1.0)
+    actual, count = decode(query, key, value, 1.5, scale=1.0)
     value[..., :32, :] = value[..., 48:, :] = torch.nan
     again, _ = decode(query, key, value, 1.5, scale=1.0)
-    assert count == 5 and torch.equal(found, again)
+    assert count == 5 and torch.equal(actual, again)
 
 
 CALLS: list[dict[str, Any]] = [
@@ -137,36 +137,36 @@ def test_the_function_is_what_it_is_elsewhere(
     call = {name: x.to(DEVICE) if isinstance(x, Tensor) else x for name, x in call.items()}
     query, key, value = on_device(*tensors(2, 4, 9, keys, key_heads=2))
     leaves = [x.requires_grad_() for x in (query, key, value, ALPHAS.to(DEVICE, copy=True))]
-    found = attend(*leaves, enable_gqa=True, **call)
+    actual = attend(*leaves, enable_gqa=True, **call)
     assert launched == ["forward_short" if keys <= 16 else "forward"]
-    assert found.weights is None and found.support.dtype == torch.int32
-    gradients = torch.autograd.grad(found.output.square().sum(), leaves)
+    assert actual.weights is None and actual.support.dtype == torch.int32
+    gradients = torch.autograd.grad(actual.output.square().sum(), leaves)
     with tsallis.backend("eager"):
         exact = [x.detach().double().requires_grad_() for x in leaves]
         call = {name: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in call.items()}
         right = attend(*exact, enable_gqa=True, need_weights=True, **call)
-    assert torch.equal(found.support, (right.weights > 0).sum(-1).int())
-    close(found.output, right.output, 1e-5)
+    assert torch.equal(actual.support, (right.weights > 0).sum(-1).int())
+    close(actual.output, right.output, 1e-5)
     for mine, theirs in zip(gradients, torch.autograd.grad(right.output.square().sum(), exact), strict=True):
         close(mine, theirs, 1e-4)
 
 
 def test_half_precision_stays_and_autocast_is_obeyed(triton: None, launched: list[str]) -> None:
     query, key, value = on_device(*(x.bfloat16() for x in tensors(1, 4, 3, 33)))
-    found = tsallis.entmax_attention(query, key, value, ALPHAS.to(DEVICE))
-    assert found.dtype == torch.bfloat16 and launched == DECODING
+    actual = tsallis.entmax_attention(query, key, value, ALPHAS.to(DEVICE))
+    assert actual.dtype == torch.bfloat16 and launched == DECODING
     with tsallis.backend("eager"):
         exact = tsallis.entmax_attention(query.double(), key.double(), value.double(), ALPHAS.to(DEVICE))
-    close(found, exact, 2e-2)
+    close(actual, exact, 2e-2)
 
 
 def test_what_the_kernels_do_not_compute_is_computed_elsewhere(triton: None, launched: list[str]) -> None:
     query, key, value = on_device(*tensors(1, 4, 3, 9))
     double = [x.double() for x in (query, key, value)]
     above = torch.tensor([1.5, 1.5, 1.5, 2.5], device=DEVICE)
-    for given in ((*double, 1.5), (query, key, value, 2.5), (query, key, value, above)):
-        expected = tsallis.entmax_attention(*double, given[3])
-        close(tsallis.entmax_attention(*given), expected, 1e-5)
+    for inputs in ((*double, 1.5), (query, key, value, 2.5), (query, key, value, above)):
+        expected = tsallis.entmax_attention(*double, inputs[3])
+        close(tsallis.entmax_attention(*inputs), expected, 1e-5)
     tsallis.entmax_attention(query, key, value, return_weights=True)
     torch.func.grad(lambda q: tsallis.entmax_attention(q, key, value).sum())(query)
     with tsallis.backend("eager"):
@@ -181,11 +181,11 @@ def test_what_the_kernels_do_not_compute_is_computed_elsewhere(triton: None, lau
 
 def test_dropout_is_drawn_anew_and_again_with_its_seed(triton: None) -> None:
     query, key, value = on_device(*tensors(1, 1, 3, 9))
-    found = []
+    actual = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        found.append(tsallis.entmax_attention(query, key, value, 1.2, dropout_p=0.5))
-    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+        actual.append(tsallis.entmax_attention(query, key, value, 1.2, dropout_p=0.5))
+    assert torch.equal(actual[0], actual[1]) and not torch.equal(actual[0], actual[2])
 
 
 def test_the_module_decodes_with_a_cache(triton: None, launched: list[str]) -> None:
@@ -211,9 +211,9 @@ def test_compiled_it_is_one_operator(keys: int, triton: None, launched: list[str
     mask, lengths = torch.randn(7, keys, device=DEVICE), torch.tensor([keys, 3], device=DEVICE)
     leaves = [x.requires_grad_() for x in (query, key, value, ALPHAS.to(DEVICE, copy=True), mask)]
 
-    def function(*given: Tensor) -> Tensor:
-        options = {"attn_mask": given[4], "key_lengths": lengths, "enable_gqa": True}
-        return tsallis.entmax_attention(*given[:4], **options)  # type: ignore[return-value, arg-type]
+    def function(*inputs: Tensor) -> Tensor:
+        options = {"attn_mask": inputs[4], "key_lengths": lengths, "enable_gqa": True}
+        return tsallis.entmax_attention(*inputs[:4], **options)  # type: ignore[return-value, arg-type]
 
     direct = function(*leaves)
     expected = torch.autograd.grad(direct.square().sum(), leaves)
@@ -222,9 +222,9 @@ def test_compiled_it_is_one_operator(keys: int, triton: None, launched: list[str
     torch._dynamo.reset()
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
     output = compiled(*leaves)
-    found = torch.autograd.grad(output.square().sum(), leaves)
+    actual = torch.autograd.grad(output.square().sum(), leaves)
     assert launched == kernels and torch.equal(output, direct)
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
     with torch.no_grad():
         torch.testing.assert_close(compiled(*leaves), direct.detach(), rtol=1e-5, atol=1e-6)

@@ -19,7 +19,7 @@ from triton_attention import (
     tensors,
 )
 
-Short = launching.Short
+ShortTiling = launching.ShortTiling
 MIXED = torch.tensor([[1.0, 1.001, 1.5, 2.0]])
 
 
@@ -27,7 +27,7 @@ MIXED = torch.tensor([[1.0, 1.001, 1.5, 2.0]])
 def _in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of 48 keys, in three parts."""
     small_blocks(monkeypatch)
-    monkeypatch.setattr(launching, "short_tiling", lambda *_: Short(16, 16, 3, 4))
+    monkeypatch.setattr(launching, "short_tiling", lambda *_: ShortTiling(16, 16, 3, 4))
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     run = launching.run
 
-    def watched(kernel: Any, *arguments: Any, **given: Any) -> None:
+    def watched(kernel: Any, *arguments: Any, **options: Any) -> None:
         names.append(kernel.fn.__name__)
-        run(kernel, *arguments, **given)
+        run(kernel, *arguments, **options)
 
     monkeypatch.setattr(launching, "run", watched)
     return names
@@ -73,8 +73,8 @@ def test_lengths_may_be_a_tensor_and_out_of_range() -> None:
     expected, _ = attend(*inputs, 1.5, None, lengths=(0, 33, 18))
     for dtype in (torch.int32, torch.int64):
         lengths = torch.tensor([-4, 50, 18], dtype=dtype)
-        found, _ = attend(*inputs, 1.5, None, lengths=lengths)
-        assert torch.equal(found, expected)
+        actual, _ = attend(*inputs, 1.5, None, lengths=lengths)
+        assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -85,10 +85,10 @@ def test_half_precision(dtype: torch.dtype) -> None:
 
 
 def test_dropout_is_that_of_long_rows() -> None:
-    given = {"dropout": 0.3, "seed": (5 << 40) + 7}
+    options = {"dropout": 0.3, "seed": (5 << 40) + 7}
     inputs = tensors(1, 4, 7, 33)
-    factors = drop_factors(inputs[0], 33, **given).double()
-    check(inputs, MIXED, torch.randn(1, 1, 7, 33), factors=factors, **given)
+    factors = drop_factors(inputs[0], 33, **options).double()
+    check(inputs, MIXED, torch.randn(1, 1, 7, 33), factors=factors, **options)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which interprets
@@ -129,9 +129,9 @@ def test_gradients_have_gradients() -> None:
     leaves = [x.requires_grad_() for x in tensors(1, 1, 3, 5)]
     output, _ = attend(*leaves, 1.5, None)
     (first,) = torch.autograd.grad(output.square().sum(), leaves[0], create_graph=True)
-    found = torch.autograd.grad(first.square().sum(), leaves)
+    actual = torch.autograd.grad(first.square().sum(), leaves)
     exact = [x.detach().double().requires_grad_() for x in leaves]
     expected, _ = dense(*exact, 1.5, None)
     (first,) = torch.autograd.grad(expected.square().sum(), exact[0], create_graph=True)
-    for x, right in zip(found, torch.autograd.grad(first.square().sum(), exact), strict=True):
+    for x, right in zip(actual, torch.autograd.grad(first.square().sum(), exact), strict=True):
         close(x, right, 1e-4)

@@ -36,9 +36,9 @@ def test_a_tiling_holds_what_it_is_for(size: int, dtype: torch.dtype) -> None:
 
 
 def test_few_queries_of_many_keys_are_decoded_unless_weights_are_dropped() -> None:
-    def decodes(queries: int, heads: int, key_heads: int, keys: int, **given: float) -> bool:
+    def decodes(queries: int, heads: int, key_heads: int, keys: int, **options: float) -> bool:
         query, key = torch.empty(1, heads, queries, 8), torch.empty(1, key_heads, keys, 8)
-        return gpu_attention.decodes(arguments(query, key, key, **given))
+        return gpu_attention.decodes(arguments(query, key, key, **options))
 
     assert decodes(1, 8, 8, 5000) and decodes(16, 4, 1, 5000)
     assert not decodes(17, 8, 8, 5000) and not decodes(16, 8, 1, 5000)
@@ -81,7 +81,7 @@ def tensors(queries, keys, group, dtype, size, value_size):
     return [torch.zeros(1, *shape, dtype=dtype, requires_grad=True) for shape in shapes]
 
 def finish(*names):
-    assert {len(found) for found in compiled.values()} == {1}, compiled  # not once more for another length
+    assert {len(actual) for actual in compiled.values()} == {1}, compiled  # not once more for another length
     assert set(compiled) == set(names), compiled
     compiled.clear()
 

@@ -1,6 +1,6 @@
 """Backward: the weights again from their thresholds, by blocks of queries and by blocks of keys.
 
-After the sparse forward only blocks that held support are visited (LISTED); after the short one every block that the
+After the sparse forward only blocks that held support are visited (HAS_LISTS); after the short one every block that the
 causal order and the lengths leave, which needs no lists.
 """
 
@@ -9,12 +9,16 @@ from __future__ import annotations
 from tsallis.ops.triton.attention.tiles import (
     attention_kernel,
     dot,
-    eps_of,
-    head_of,
-    kept_factor,
-    live_of,
+    dropout_factor,
+    head_pointer,
+    last_key,
     load,
-    pulled,
+    load_eps,
+    load_key_end,
+    load_thresholds,
+    locate_head,
+    open_block_list,
+    recompute_tile,
     store,
 )
 from tsallis.ops.triton.language import bend_of, tl
@@ -29,12 +33,12 @@ def backward_query(
     mask: tl.tensor,
     lengths: tl.tensor,
     output: tl.tensor,
-    grad: tl.tensor,  # of the output, with strides
-    kept: tl.tensor,
-    needed: tl.tensor,
+    grad: tl.tensor,  # of the output, of any strides
+    stats: tl.tensor,
+    block_list: tl.tensor,
     counts: tl.tensor,
     query_grad: tl.tensor,  # [batch, heads, queries, SIZE]
-    delta: tl.tensor,  # [batch, heads, queries]: the mean that is taken off the gradients of the weights
+    delta: tl.tensor,  # [batch, heads, queries]: the mean gradient of the weights, by their slopes
     alpha_grad: tl.tensor,  # [batch, heads, queries]
     query_strides: tl.tuple,
     key_strides: tl.tuple,
@@ -66,99 +70,92 @@ def backward_query(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
     TINY: tl.constexpr,
-    LISTED: tl.constexpr,
+    HAS_LISTS: tl.constexpr,
     NEED_ALPHA: tl.constexpr,
 ) -> None:
     blocks, heads = tl.num_programs(0), tl.num_programs(1)
     block, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if CAUSAL:
         block = blocks - 1 - block
-    place = batch.to(tl.int64) * heads + head
-    live = live_of(lengths, batch, keys, LENGTHS)
-    eps = eps_of(alpha, batch, head, alpha_strides, TINY)
+    head_index, key, value, key_end, eps = locate_head(
+        key, value, alpha, lengths, key_strides, value_strides, alpha_strides, group, keys, LENGTHS, TINY
+    )
     start = block * BLOCK_Q
     rows = start + tl.arange(0, BLOCK_Q)
     lanes = tl.arange(0, BLOCK_K)
-    key = head_of(key, batch, head // group, key_strides)
-    value = head_of(value, batch, head // group, value_strides)
-    seen_by = (head_of(mask, batch, head, mask_strides), mask_strides[2], mask_column)
+    mask_view = (head_pointer(mask, batch, head, mask_strides), mask_strides[2], mask_column)
     random = (drop_below, drop_factor, seed_low, seed_high)
-    if LISTED:
-        shared = place * tl.cdiv(queries, BLOCK_Q * SPLIT) + block // SPLIT
-        needed += shared * tl.cdiv(keys, BLOCK_K)
-        count = tl.load(counts + shared)
-    else:
-        end = live
-        if CAUSAL:
-            end = tl.minimum(end, start + BLOCK_Q)
-        count = tl.cdiv(end, BLOCK_K)
-    q = load(head_of(query, batch, head, query_strides), start, query_strides[2], queries, BLOCK_Q, SIZE, PADDED)
-    grad = head_of(grad, batch, head, grad_strides)
+    block_list, count = open_block_list(
+        block_list, counts, head_index, block, queries, keys, last_key(key_end, start, BLOCK_Q, CAUSAL),
+        BLOCK_Q, BLOCK_K, SPLIT, HAS_LISTS,
+    )  # fmt: skip
+    q = load(head_pointer(query, batch, head, query_strides), start, query_strides[2], queries, BLOCK_Q, SIZE, PADDED)
+    grad = head_pointer(grad, batch, head, grad_strides)
     do = load(grad, start, grad_strides[2], queries, BLOCK_Q, VALUE_SIZE, VALUE_PADDED)
-    out = load(output + place * queries * VALUE_SIZE, start, VALUE_SIZE, queries, BLOCK_Q, VALUE_SIZE, VALUE_PADDED)
-    at = place * queries + rows
-    apart = tl.num_programs(2).to(tl.int64) * heads * queries
-    top = tl.load(kept + at, mask=rows < queries, other=0.0)[:, None]
-    threshold = tl.load(kept + apart + at, mask=rows < queries, other=0.0)[:, None]
+    output += head_index * queries * VALUE_SIZE
+    out = load(output, start, VALUE_SIZE, queries, BLOCK_Q, VALUE_SIZE, VALUE_PADDED)
+    at = head_index * queries + rows
+    stats_stride = tl.num_programs(2).to(tl.int64) * heads * queries
+    top, threshold = load_thresholds(stats, at, stats_stride, rows, queries)
 
-    # The mean delta is known only at the end. What it is at alpha = 1 is near enough for the sums not to cancel.
+    # The mean is known only at the end. Its value at alpha = 1 is close enough for the sums not to cancel.
     shift = tl.sum(do.to(tl.float32) * out.to(tl.float32), 1)
-    shifted = tl.zeros((BLOCK_Q, PADDED), tl.float32)  # sum of w (dp - shift) k
-    mean = tl.zeros((BLOCK_Q, PADDED), tl.float32)  # sum of w k
-    slope = tl.zeros((BLOCK_Q,), tl.float32)  # sum of w
-    rest = tl.zeros((BLOCK_Q,), tl.float32)  # sum of w (dp - shift)
-    bend = tl.zeros((BLOCK_Q,), tl.float32)  # sum of p psi
-    bent = tl.zeros((BLOCK_Q,), tl.float32)  # sum of p psi (dp - shift)
+    sum_w_dp_k = tl.zeros((BLOCK_Q, PADDED), tl.float32)  # sum of w (dp - shift) k
+    sum_w_k = tl.zeros((BLOCK_Q, PADDED), tl.float32)  # sum of w k
+    sum_w = tl.zeros((BLOCK_Q,), tl.float32)  # sum of w
+    sum_w_dp = tl.zeros((BLOCK_Q,), tl.float32)  # sum of w (dp - shift)
+    sum_psi = tl.zeros((BLOCK_Q,), tl.float32)  # sum of p psi
+    sum_psi_dp = tl.zeros((BLOCK_Q,), tl.float32)  # sum of p psi (dp - shift)
     for number in range(0, count):
         j = number
-        if LISTED:
-            j = tl.load(needed + number)
-        k = load(key, j * BLOCK_K, key_strides[2], live, BLOCK_K, SIZE, PADDED)
-        v = load(value, j * BLOCK_K, value_strides[2], live, BLOCK_K, VALUE_SIZE, VALUE_PADDED)
+        if HAS_LISTS:
+            j = tl.load(block_list + number)
+        k = load(key, j * BLOCK_K, key_strides[2], key_end, BLOCK_K, SIZE, PADDED)
+        v = load(value, j * BLOCK_K, value_strides[2], key_end, BLOCK_K, VALUE_SIZE, VALUE_PADDED)
         columns = (j * BLOCK_K + lanes)[None, :]
-        x, p, w, _, dp = pulled(
-            q, k, do, v, rows[:, None], columns, queries, live, top, threshold, eps, scale, place, seen_by, random,
-            MODE, MASK, CAUSAL, DROPOUT, PRECISION, WIDEN,
+        x, p, w, _, dp = recompute_tile(
+            q, k, do, v, rows[:, None], columns, queries, key_end, top[:, None], threshold[:, None], eps, scale,
+            head_index, mask_view, random, MODE, MASK, CAUSAL, DROPOUT, PRECISION, WIDEN,
         )  # fmt: skip
         dp -= shift[:, None]
-        moved = w * dp
-        slope += tl.sum(w, 1)
-        rest += tl.sum(moved, 1)
-        shifted += dot(moved.to(k.dtype), k, PRECISION, WIDEN)
-        mean += dot(w.to(k.dtype), k, PRECISION, WIDEN)
+        w_dp = w * dp
+        sum_w += tl.sum(w, 1)
+        sum_w_dp += tl.sum(w_dp, 1)
+        sum_w_dp_k += dot(w_dp.to(k.dtype), k, PRECISION, WIDEN)
+        sum_w_k += dot(w.to(k.dtype), k, PRECISION, WIDEN)
         if NEED_ALPHA:
             psi = bend_of(x, p, w, eps)
-            bend += tl.sum(psi, 1)
-            bent += tl.sum(psi * dp, 1)
-    rest /= tl.where(slope > 0.0, slope, 1.0)
-    dq = scale * (shifted - rest[:, None] * mean)
-    store(query_grad + place * queries * SIZE, start, queries, dq, BLOCK_Q, SIZE, PADDED)
-    tl.store(delta + at, shift + rest, mask=rows < queries)
+            sum_psi += tl.sum(psi, 1)
+            sum_psi_dp += tl.sum(psi * dp, 1)
+    mean_dp = sum_w_dp / tl.where(sum_w > 0.0, sum_w, 1.0)
+    dq = scale * (sum_w_dp_k - mean_dp[:, None] * sum_w_k)
+    store(query_grad + head_index * queries * SIZE, start, queries, dq, BLOCK_Q, SIZE, PADDED)
+    tl.store(delta + at, shift + mean_dp, mask=rows < queries)
     if NEED_ALPHA:
-        tl.store(alpha_grad + at, rest * bend - bent, mask=rows < queries)
+        tl.store(alpha_grad + at, mean_dp * sum_psi - sum_psi_dp, mask=rows < queries)
 
 
 @attention_kernel
 def transpose(
     bits: tl.tensor,
-    back: tl.tensor,
-    back_counts: tl.tensor,
+    query_blocks: tl.tensor,
+    query_block_counts: tl.tensor,
     blocks: tl.tensor,
     key_blocks: tl.tensor,
     LANES: tl.constexpr,
 ) -> None:
-    """For each block of keys the numbers of the blocks of queries that need it: [batch * heads, key blocks, blocks]."""
+    """List for each block of keys the blocks of queries that need it [batch * heads, key blocks, blocks]."""
     j = tl.program_id(0)
-    place = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
-    bits += place * blocks * key_blocks + j
-    back += (place * key_blocks + j) * blocks
+    head_index = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    bits += head_index * blocks * key_blocks + j
+    query_blocks += (head_index * key_blocks + j) * blocks
     count = 0
     for first in range(0, blocks, LANES):
         block = first + tl.arange(0, LANES)
-        used = tl.load(bits + block.to(tl.int64) * key_blocks, mask=block < blocks, other=0).to(tl.int32)
-        tl.store(back + count + tl.cumsum(used, 0) - 1, block, mask=used != 0)
-        count += tl.sum(used)
-    tl.store(back_counts + place * key_blocks + j, count)
+        has_support = tl.load(bits + block.to(tl.int64) * key_blocks, mask=block < blocks, other=0).to(tl.int32)
+        tl.store(query_blocks + count + tl.cumsum(has_support, 0) - 1, block, mask=has_support != 0)
+        count += tl.sum(has_support)
+    tl.store(query_block_counts + head_index * key_blocks + j, count)
 
 
 @attention_kernel
@@ -170,10 +167,10 @@ def backward_key(
     mask: tl.tensor,
     lengths: tl.tensor,
     grad: tl.tensor,
-    kept: tl.tensor,
+    stats: tl.tensor,
     delta: tl.tensor,
-    back: tl.tensor,
-    back_counts: tl.tensor,
+    query_blocks: tl.tensor,
+    query_block_counts: tl.tensor,
     key_grad: tl.tensor,  # [batch, heads / group, keys, SIZE]
     value_grad: tl.tensor,  # [batch, heads / group, keys, VALUE_SIZE]
     query_strides: tl.tuple,
@@ -206,61 +203,60 @@ def backward_key(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
     TINY: tl.constexpr,
-    LISTED: tl.constexpr,
+    HAS_LISTS: tl.constexpr,
 ) -> None:
     key_blocks, key_heads = tl.num_programs(0), tl.num_programs(1)
     j, key_head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     blocks = tl.cdiv(queries, BLOCK_Q * SPLIT)
-    live = live_of(lengths, batch, keys, LENGTHS)
+    key_end = load_key_end(lengths, batch, keys, LENGTHS)
     start = j * BLOCK_K
     columns = (start + tl.arange(0, BLOCK_K))[:, None]
     lanes = tl.arange(0, BLOCK_Q)
-    k = load(head_of(key, batch, key_head, key_strides), start, key_strides[2], live, BLOCK_K, SIZE, PADDED)
-    value = head_of(value, batch, key_head, value_strides)
-    v = load(value, start, value_strides[2], live, BLOCK_K, VALUE_SIZE, VALUE_PADDED)
+    k = load(head_pointer(key, batch, key_head, key_strides), start, key_strides[2], key_end, BLOCK_K, SIZE, PADDED)
+    value = head_pointer(value, batch, key_head, value_strides)
+    v = load(value, start, value_strides[2], key_end, BLOCK_K, VALUE_SIZE, VALUE_PADDED)
     dk = tl.zeros((BLOCK_K, PADDED), tl.float32)
     dv = tl.zeros((BLOCK_K, VALUE_PADDED), tl.float32)
-    apart = tl.num_programs(2).to(tl.int64) * key_heads * group * queries
+    stats_stride = tl.num_programs(2).to(tl.int64) * key_heads * group * queries
     random = (drop_below, drop_factor, seed_low, seed_high)
     for member in range(0, group):
         head = key_head * group + member
-        place = batch.to(tl.int64) * key_heads * group + head
-        eps = eps_of(alpha, batch, head, alpha_strides, TINY)
-        query_head = head_of(query, batch, head, query_strides)
-        grad_head = head_of(grad, batch, head, grad_strides)
-        seen_by = (head_of(mask, batch, head, mask_strides), mask_strides[2], mask_column)
-        list_head = back
-        before = 0
-        if LISTED:
-            list_head = back + (place * key_blocks + j) * blocks
-            count = tl.load(back_counts + place * key_blocks + j) * SPLIT
+        head_index = batch.to(tl.int64) * key_heads * group + head
+        eps = load_eps(alpha, batch, head, alpha_strides, TINY)
+        query_head = head_pointer(query, batch, head, query_strides)
+        grad_head = head_pointer(grad, batch, head, grad_strides)
+        mask_view = (head_pointer(mask, batch, head, mask_strides), mask_strides[2], mask_column)
+        block_list = query_blocks
+        first_block = 0
+        if HAS_LISTS:
+            block_list = query_blocks + (head_index * key_blocks + j) * blocks
+            count = tl.load(query_block_counts + head_index * key_blocks + j) * SPLIT
         else:
             if CAUSAL:
-                before = start // BLOCK_Q
-            count = tl.where(start < live, tl.cdiv(queries, BLOCK_Q) - before, 0)
+                first_block = start // BLOCK_Q
+            count = tl.where(start < key_end, tl.cdiv(queries, BLOCK_Q) - first_block, 0)
         for number in range(0, count):
-            block = before + number
-            if LISTED:
-                block = tl.load(list_head + number // SPLIT) * SPLIT + number % SPLIT
+            block = first_block + number
+            if HAS_LISTS:
+                block = tl.load(block_list + number // SPLIT) * SPLIT + number % SPLIT
             first = block * BLOCK_Q
             q = load(query_head, first, query_strides[2], queries, BLOCK_Q, SIZE, PADDED)
             do = load(grad_head, first, grad_strides[2], queries, BLOCK_Q, VALUE_SIZE, VALUE_PADDED)
             rows = first + lanes
-            at = place * queries + rows
-            top = tl.load(kept + at, mask=rows < queries, other=0.0)[None, :]
-            threshold = tl.load(kept + apart + at, mask=rows < queries, other=0.0)[None, :]
+            at = head_index * queries + rows
+            top, threshold = load_thresholds(stats, at, stats_stride, rows, queries)
             mean = tl.load(delta + at, mask=rows < queries, other=0.0)[None, :]
             # All transposed [BLOCK_K, BLOCK_Q]: the products below need the weights in registers so.
-            _, _, w, dropped, dp = pulled(
-                k, q, v, do, rows[None, :], columns, queries, live, top, threshold, eps, scale, place, seen_by, random,
-                MODE, MASK, CAUSAL, DROPOUT, PRECISION, WIDEN,
+            _, _, w, dropped, dp = recompute_tile(
+                k, q, v, do, rows[None, :], columns, queries, key_end, top[None, :], threshold[None, :], eps, scale,
+                head_index, mask_view, random, MODE, MASK, CAUSAL, DROPOUT, PRECISION, WIDEN,
             )  # fmt: skip
             dv += dot(dropped.to(do.dtype), do, PRECISION, WIDEN)
             ds = w * (dp - mean)
             dk += dot(ds.to(q.dtype), q, PRECISION, WIDEN)
-    place = batch.to(tl.int64) * key_heads + key_head
-    store(key_grad + place * keys * SIZE, start, keys, dk * scale, BLOCK_K, SIZE, PADDED)
-    store(value_grad + place * keys * VALUE_SIZE, start, keys, dv, BLOCK_K, VALUE_SIZE, VALUE_PADDED)
+    head_index = batch.to(tl.int64) * key_heads + key_head
+    store(key_grad + head_index * keys * SIZE, start, keys, dk * scale, BLOCK_K, SIZE, PADDED)
+    store(value_grad + head_index * keys * VALUE_SIZE, start, keys, dv, BLOCK_K, VALUE_SIZE, VALUE_PADDED)
 
 
 @attention_kernel
@@ -272,9 +268,9 @@ def backward_mask(
     mask: tl.tensor,
     lengths: tl.tensor,
     grad: tl.tensor,
-    kept: tl.tensor,
+    stats: tl.tensor,
     delta: tl.tensor,
-    needed: tl.tensor,
+    block_list: tl.tensor,
     counts: tl.tensor,
     mask_grad: tl.tensor,  # float32, in the mask's shape, with strides
     query_strides: tl.tuple,
@@ -309,51 +305,43 @@ def backward_mask(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
     TINY: tl.constexpr,
-    LISTED: tl.constexpr,
+    HAS_LISTS: tl.constexpr,
     ONE_ROW: tl.constexpr,
     ONE_COLUMN: tl.constexpr,
 ) -> None:
-    """Gradients of the scores, added into those of the mask: atomically, as broadcast entries meet."""
+    """Add gradients of the scores to those of the mask: atomically, for a broadcast entry gets many."""
     heads = tl.num_programs(1)
     block, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    place = batch.to(tl.int64) * heads + head
-    live = live_of(lengths, batch, keys, LENGTHS)
-    eps = eps_of(alpha, batch, head, alpha_strides, TINY)
+    head_index, key, value, key_end, eps = locate_head(
+        key, value, alpha, lengths, key_strides, value_strides, alpha_strides, group, keys, LENGTHS, TINY
+    )
     start = block * BLOCK_Q
     rows = start + tl.arange(0, BLOCK_Q)
     lanes = tl.arange(0, BLOCK_K)
-    key = head_of(key, batch, head // group, key_strides)
-    value = head_of(value, batch, head // group, value_strides)
-    seen_by = (head_of(mask, batch, head, mask_strides), mask_strides[2], mask_column)
+    mask_view = (head_pointer(mask, batch, head, mask_strides), mask_strides[2], mask_column)
     random = (drop_below, drop_factor, seed_low, seed_high)
-    mask_grad = head_of(mask_grad, batch, head, mask_grad_strides)
-    if LISTED:
-        shared = place * tl.cdiv(queries, BLOCK_Q * SPLIT) + block // SPLIT
-        needed += shared * tl.cdiv(keys, BLOCK_K)
-        count = tl.load(counts + shared)
-    else:
-        end = live
-        if CAUSAL:
-            end = tl.minimum(end, start + BLOCK_Q)
-        count = tl.cdiv(end, BLOCK_K)
-    q = load(head_of(query, batch, head, query_strides), start, query_strides[2], queries, BLOCK_Q, SIZE, PADDED)
-    grad = head_of(grad, batch, head, grad_strides)
+    mask_grad = head_pointer(mask_grad, batch, head, mask_grad_strides)
+    block_list, count = open_block_list(
+        block_list, counts, head_index, block, queries, keys, last_key(key_end, start, BLOCK_Q, CAUSAL),
+        BLOCK_Q, BLOCK_K, SPLIT, HAS_LISTS,
+    )  # fmt: skip
+    q = load(head_pointer(query, batch, head, query_strides), start, query_strides[2], queries, BLOCK_Q, SIZE, PADDED)
+    grad = head_pointer(grad, batch, head, grad_strides)
     do = load(grad, start, grad_strides[2], queries, BLOCK_Q, VALUE_SIZE, VALUE_PADDED)
-    at = place * queries + rows
-    apart = tl.num_programs(2).to(tl.int64) * heads * queries
-    top = tl.load(kept + at, mask=rows < queries, other=0.0)[:, None]
-    threshold = tl.load(kept + apart + at, mask=rows < queries, other=0.0)[:, None]
+    at = head_index * queries + rows
+    stats_stride = tl.num_programs(2).to(tl.int64) * heads * queries
+    top, threshold = load_thresholds(stats, at, stats_stride, rows, queries)
     mean = tl.load(delta + at, mask=rows < queries, other=0.0)
     for number in range(0, count):
         j = number
-        if LISTED:
-            j = tl.load(needed + number)
-        k = load(key, j * BLOCK_K, key_strides[2], live, BLOCK_K, SIZE, PADDED)
-        v = load(value, j * BLOCK_K, value_strides[2], live, BLOCK_K, VALUE_SIZE, VALUE_PADDED)
+        if HAS_LISTS:
+            j = tl.load(block_list + number)
+        k = load(key, j * BLOCK_K, key_strides[2], key_end, BLOCK_K, SIZE, PADDED)
+        v = load(value, j * BLOCK_K, value_strides[2], key_end, BLOCK_K, VALUE_SIZE, VALUE_PADDED)
         columns = j * BLOCK_K + lanes
-        _, _, w, _, dp = pulled(
-            q, k, do, v, rows[:, None], columns[None, :], queries, live, top, threshold, eps, scale, place, seen_by,
-            random, MODE, MASK, CAUSAL, DROPOUT, PRECISION, WIDEN,
+        _, _, w, _, dp = recompute_tile(
+            q, k, do, v, rows[:, None], columns[None, :], queries, key_end, top[:, None], threshold[:, None], eps,
+            scale, head_index, mask_view, random, MODE, MASK, CAUSAL, DROPOUT, PRECISION, WIDEN,
         )  # fmt: skip
         ds = w * (dp - mean[:, None])
         row_at = mask_grad + rows.to(tl.int64) * mask_grad_strides[2]
@@ -365,8 +353,8 @@ def backward_mask(
         elif ONE_COLUMN:
             tl.atomic_add(row_at, tl.sum(ds, 1), mask=rows < queries)
         else:
-            inside = (rows < queries)[:, None] & (columns < keys)[None, :]
-            tl.atomic_add(row_at[:, None] + column_at[None, :], ds, mask=inside)
+            valid = (rows < queries)[:, None] & (columns < keys)[None, :]
+            tl.atomic_add(row_at[:, None] + column_at[None, :], ds, mask=valid)
 
 
 @attention_kernel
@@ -381,8 +369,8 @@ def draw_factors(
     BLOCK_K: tl.constexpr,
 ) -> None:
     """Store dropout's factors for all weights [batch * heads, queries, keys]."""
-    row, place = tl.program_id(0), tl.program_id(2)
+    row, head_index = tl.program_id(0), tl.program_id(2)
     columns = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
-    found = kept_factor(row, columns, place, (drop_below, drop_factor, seed_low, seed_high))
-    at = (place.to(tl.int64) * queries + row) * keys + columns
-    tl.store(factors + at, found, mask=columns < keys)
+    factor = dropout_factor(row, columns, head_index, (drop_below, drop_factor, seed_low, seed_high))
+    at = (head_index.to(tl.int64) * queries + row) * keys + columns
+    tl.store(factors + at, factor, mask=columns < keys)

@@ -1,12 +1,12 @@
 """Attention on GPUs: the scores are computed block by block, and only blocks that may hold support a second time.
 
-Each program owns a block of queries. Its one dense sweep over the keys keeps the elementwise maximum of the score
+Each program owns a block of queries. Its one dense sweep over the keys takes the elementwise maximum of the score
 blocks: a subset of every row, whose threshold bounds the row's own from below. Blocks of keys with no score above that
-bound are never looked at again. Sweeps over the others take norm-Newton steps until the weights sum to 1, a last one
-adds up the output. Backward computes the weights again from the thresholds, in the blocks that had support. Where all
-scores of a block of queries fit into registers they stay there, and are computed once.
+bound are skipped from then on. Sweeps over the others take norm-Newton steps until the weights sum to 1, a last one
+sums the output. Backward computes the weights again from the thresholds, in the blocks with support. Where all scores
+of a block of queries fit into registers they stay there, and are computed once.
 
-Beside inputs and outputs two numbers are kept of each query, and for each block of queries which blocks of keys it
+Beside inputs and outputs two numbers are saved of each query, and for each block of queries which blocks of keys it
 needs. A threshold is written relative to the row's largest score, `p = exp_alpha(score - top - threshold)` with
 `exp_alpha(x) = [1 + eps x]_+^{1/eps}` and `eps = alpha - 1`: at alpha = 1 it is logsumexp, and no special case.
 """
@@ -43,9 +43,9 @@ class SavedForBackward(NamedTuple):
     """The results of a forward pass; the last three are empty after the short kernel."""
 
     output: Tensor
-    numbers: Tensor  # [2, batch, heads, queries]: largest score, and the threshold relative to it
-    needed: Tensor  # [batch, heads, query blocks, key blocks]: first the numbers of the key blocks with support
-    counts: Tensor  # [3, batch, heads, query blocks]: those, candidates after the dense sweep, sparse sweeps
+    stats: Tensor  # [2, batch, heads, queries]: largest score, and the threshold relative to it
+    block_list: Tensor  # [batch, heads, query blocks, key blocks]: first the key blocks with support
+    counts: Tensor  # [3, batch, heads, query blocks]: how many; candidates after the dense sweep; sparse sweeps
     bits: Tensor  # [batch, heads, query blocks, key blocks]: whether a block holds support
 
 
@@ -71,16 +71,16 @@ def allocate(args: AttentionArgs, output: Tensor, support: Tensor, needs_grad: b
     query = args.query
     batch, heads, queries, size = query.shape
     keys, value_size = args.key.shape[2], args.value.shape[-1]
-    numbers = query.new_empty(2, batch, heads, queries, dtype=torch.float32)
+    stats = query.new_empty(2, batch, heads, queries, dtype=torch.float32)
     dtypes = (torch.int32, torch.int32, torch.int8)
     if launching.short_tiling(size, value_size, query.dtype, keys) is not None:
-        return SavedForBackward(output, numbers, *(query.new_empty(0, dtype=dtype) for dtype in dtypes))
+        return SavedForBackward(output, stats, *(query.new_empty(0, dtype=dtype) for dtype in dtypes))
     tiling = launching.tilings(size, value_size, query.dtype).forward
     blocks, key_blocks = -(-queries // tiling.queries), -(-keys // tiling.keys)
     pairs = (batch, heads, blocks, key_blocks)
     shapes = (pairs, (3, batch, heads, blocks), pairs)
     lists = (query.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True))
-    return SavedForBackward(output, numbers, *lists)
+    return SavedForBackward(output, stats, *lists)
 
 
 def attention(args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, SavedForBackward]:
@@ -95,12 +95,12 @@ def attention(args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, Sa
     query = args.query
     launch = Launch(args)
     output = query.new_empty(*query.shape[:-1], launch.value_size)
-    support = launch.counts(*query.shape[:-1])
+    support = launch.new_int32(*query.shape[:-1])
     saved = allocate(args, output, support, needs_grad)
     if not needs_grad and decodes(args):
         decode(launch, output, support)
         return output, support, saved
-    arguments: dict[str, Any] = {"output": output, "kept": saved.numbers, "support": support}
+    arguments: dict[str, Any] = {"output": output, "stats": saved.stats, "support": support}
     arguments |= {"tolerance": launch.tolerance, "LIMIT": LIMITS.newton}
     short = launching.short_tiling(launch.size, launch.value_size, query.dtype, launch.keys)
     if short is not None:
@@ -109,7 +109,7 @@ def attention(args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, Sa
         launch.run(forward_short, (blocks, launch.heads, launch.batch), **arguments, **sizes)
     else:
         saved.bits.zero_()
-        lists = {"needed": saved.needed, "counts": saved.counts, "bits": saved.bits}
+        lists = {"block_list": saved.block_list, "counts": saved.counts, "bits": saved.bits}
         launch.by_query(forward, launch.tilings.forward, **arguments, **lists)
     return output, support, saved
 
@@ -122,17 +122,17 @@ def attention_gradient(
     need_query, need_key, need_value, need_alphas, need_mask = needs
     launch = Launch(args)
     grad = contiguous_rows(grad)
-    listed = saved.needed.numel() > 0
-    shared = {"grad": grad, "grad_strides": grad.stride()[:3], "kept": saved.numbers, "LISTED": listed}
-    lists = {"needed": saved.needed, "counts": saved.counts}
+    has_lists = saved.block_list.numel() > 0
+    shared = {"grad": grad, "grad_strides": grad.stride()[:3], "stats": saved.stats, "HAS_LISTS": has_lists}
+    by_query = {"block_list": saved.block_list, "counts": saved.counts}
     dq = torch.empty_like(query, memory_format=torch.contiguous_format)
-    delta = torch.empty_like(saved.numbers[0])
+    delta = torch.empty_like(saved.stats[0])
     slopes = torch.empty_like(delta) if need_alphas else delta
     launch.by_query(
         backward_query,
         launch.tilings.by_query,
         **shared,
-        **lists,
+        **by_query,
         output=saved.output,
         query_grad=dq,
         delta=delta,
@@ -143,8 +143,9 @@ def attention_gradient(
     dk = dv = da = dm = None
     if need_key or need_value:
         dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (key, value))
-        back = _queries_of_keys(launch, saved.bits) if listed else {"back": saved.needed, "back_counts": saved.counts}
-        launch.by_key(backward_key, launch.tilings.by_key, **shared, **back, key_grad=dk, value_grad=dv)
+        lists = {"query_blocks": saved.block_list, "query_block_counts": saved.counts}  # not read if they are empty
+        lists = _transpose(launch, saved.bits) if has_lists else lists
+        launch.by_key(backward_key, launch.tilings.by_key, **shared, **lists, key_grad=dk, value_grad=dv)
     if need_alphas and alphas is not None:
         da = slopes.sum(-1)
         da = (da.sum(0, keepdim=True) if len(alphas) < len(da) else da).to(alphas.dtype)
@@ -155,7 +156,7 @@ def attention_gradient(
             backward_mask,
             launch.tilings.by_query,
             **shared,
-            **lists,
+            **by_query,
             mask_grad=total,
             mask_grad_strides=strides[:3],
             mask_grad_column=strides[3],
@@ -178,11 +179,11 @@ def drop_factors(args: AttentionArgs) -> Tensor:
     return factors
 
 
-def _queries_of_keys(launch: Launch, bits: Tensor) -> dict[str, Tensor]:
-    """For each block of keys list the blocks of queries that need it, and count them."""
+def _transpose(launch: Launch, bits: Tensor) -> dict[str, Tensor]:
+    """List for each block of keys the blocks of queries that need it, and count them."""
     batch, heads, blocks, key_blocks = bits.shape
-    back, back_counts = launch.counts(bits.numel()), launch.counts(batch * heads, key_blocks)
-    lists = {"back": back, "back_counts": back_counts}
+    query_blocks, query_block_counts = launch.new_int32(bits.numel()), launch.new_int32(batch * heads, key_blocks)
+    lists = {"query_blocks": query_blocks, "query_block_counts": query_block_counts}
     sizes = {"blocks": blocks, "key_blocks": key_blocks, "LANES": 128}
     launch.run(transpose, (key_blocks, heads, batch), bits=bits, **lists, **sizes, num_warps=1)
     return lists

@@ -13,12 +13,12 @@ from tsallis.ops.triton.language import ANY_ALPHA, TINY_EPS, interpreted, mode, 
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-4, torch.float16: 1e-4}  # |sum of the weights - 1|
 DROP_BITS = 24  # random bits that decide whether a weight is dropped
-SHORT_KEYS = 1024  # rows of so many scores stay in registers
+SHORT_KEYS = 1024  # the longest rows of scores that fit into registers
 DECODE_ROWS = 64  # queries that read the same keys in one program
 
 
 class Limits(NamedTuple):
-    """Newton steps at the most, and what one program of the decoding kernels looks at together."""
+    """The most Newton steps, and how many scores and splits a program of the decoding kernels reads at once."""
 
     newton: int = 40
     scores: int = 4096
@@ -62,8 +62,8 @@ def tilings(size: int, value_size: int, dtype: torch.dtype) -> Tilings:
     return Tilings(Tiling(64, 32, 8, 2), Tiling(64, 32, 8, 1), Tiling(64, 32, 8, 1))
 
 
-class Short(NamedTuple):
-    """Queries of a block, blocks of keys that hold all of them, and how a program computes it."""
+class ShortTiling(NamedTuple):
+    """The queries of a block, the blocks of keys that hold all keys, and how a program computes it."""
 
     queries: int
     keys: int
@@ -71,7 +71,7 @@ class Short(NamedTuple):
     warps: int
 
 
-def short_tiling(size: int, value_size: int, dtype: torch.dtype, keys: int) -> Short | None:
+def short_tiling(size: int, value_size: int, dtype: torch.dtype, keys: int) -> ShortTiling | None:
     """Return the tiling of the kernel that holds all scores of a block of queries; None if there are too many."""
     widest = max(padded(size), padded(value_size))
     if keys > SHORT_KEYS or widest > 128:
@@ -80,15 +80,15 @@ def short_tiling(size: int, value_size: int, dtype: torch.dtype, keys: int) -> S
         return None
     row = max(64, 1 << (keys - 1).bit_length())  # its scores: the next power of two
     queries, warps = 32 if row <= 512 else 16, 4 if row <= 128 else 8
-    together = min(row, 128 if widest * dtype.itemsize <= 256 else 64)
-    return Short(queries, together, row // together, warps)
+    block_keys = min(row, 128 if widest * dtype.itemsize <= 256 else 64)
+    return ShortTiling(queries, block_keys, row // block_keys, warps)
 
 
 def decode_tiling(size: int, value_size: int, dtype: torch.dtype, rows: int) -> Tiling:
     """Return the tiling of the kernels that split the keys; `rows` queries read the same ones."""
     rows = max(16, 1 << (rows - 1).bit_length())
-    wide = max(padded(size), padded(value_size)) * (2 if dtype == torch.float32 else 1)
-    return Tiling(rows, 64 if wide <= 256 else 32, 4, 3 if wide <= 256 else 2)
+    widest = max(padded(size), padded(value_size)) * (2 if dtype == torch.float32 else 1)
+    return Tiling(rows, 64 if widest <= 256 else 32, 4, 3 if widest <= 256 else 2)
 
 
 def processors(device: torch.device) -> int:
@@ -123,7 +123,7 @@ class Launch:
             "key": self.key,
             "value": self.value,
             "alpha": alphas,
-            # A kernel that reads no mask or lengths takes some tensor all the same.
+            # A kernel that reads no mask or lengths takes a tensor in their place.
             "mask": alphas if mask is None else mask.view(torch.uint8) if mask.dtype == torch.bool else mask,
             "lengths": alphas if lengths is None else lengths.to(query.device, non_blocking=True).contiguous(),
             "query_strides": self.query.stride()[:3],
@@ -151,21 +151,21 @@ class Launch:
             **random_numbers(args),
         }
 
-    def numbers(self, *shape: int) -> Tensor:
+    def new_float32(self, *shape: int) -> Tensor:
         """Allocate memory for float32."""
         return self.query.new_empty(shape, dtype=torch.float32)
 
-    def counts(self, *shape: int) -> Tensor:
+    def new_int32(self, *shape: int) -> Tensor:
         """Allocate memory for int32."""
         return self.query.new_empty(shape, dtype=torch.int32)
 
     def by_query(self, kernel: Any, tiling: Tiling, **more: Any) -> None:
-        """A program for each block of queries."""
+        """Launch a program for each block of queries."""
         blocks = -(-self.queries // tiling.queries)
         self._tiled(kernel, (blocks, self.heads, self.batch), tiling, more)
 
     def by_key(self, kernel: Any, tiling: Tiling, **more: Any) -> None:
-        """A program for each block of keys."""
+        """Launch a program for each block of keys."""
         blocks = -(-self.keys // tiling.keys)
         self._tiled(kernel, (blocks, self.key_heads, self.batch), tiling, more)
 

@@ -7,8 +7,8 @@ from typing import Any
 from tsallis.ops.triton.language import advance, constant, kernel, tl, weigh
 
 NO_MASK, BOOLEAN, ADDITIVE = constant(0), constant(1), constant(2)
-STEPS = constant(4)  # Newton steps on the maxima each time the bound is renewed
-ROUNDING = constant(1e-5)  # how much lower the bound is taken, and how much more for large scores:
+STEPS = constant(4)  # Newton steps on the maxima each time the bound is raised
+ROUNDING = constant(1e-5)  # subtracted from the bound, and relative to a large one:
 ROUNDING_RELATIVE = constant(5e-7)
 
 # Numbers that change from call to call: a kernel compiled for one value of them is good for all.
@@ -28,7 +28,7 @@ attention_kernel = kernel(
 
 @attention_kernel
 def dot(a: tl.tensor, b: tl.tensor, PRECISION: tl.constexpr, WIDEN: tl.constexpr) -> Any:
-    """Product of matrices, accumulated in float32."""
+    """Multiply matrices, with sums in float32."""
     if WIDEN:  # the interpreter multiplies halves wrongly
         a = a.to(tl.float32)
         b = b.to(tl.float32)
@@ -45,14 +45,14 @@ def load(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
 ) -> Any:
-    """Rows from `start` on as [ROWS, PADDED]; zeros from `limit` on and beyond SIZE."""
+    """Return rows from `start` on as [ROWS, PADDED]; zeros from `limit` on and beyond SIZE."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, PADDED)
-    inside = (start + rows < limit)[:, None]
+    valid = (start + rows < limit)[:, None]
     if PADDED != SIZE:
-        inside = inside & (columns < SIZE)[None, :]
+        valid = valid & (columns < SIZE)[None, :]
     base += start.to(tl.int64) * stride
-    return tl.load(base + rows[:, None] * stride + columns[None, :], mask=inside, other=0.0)
+    return tl.load(base + rows[:, None] * stride + columns[None, :], mask=valid, other=0.0)
 
 
 @attention_kernel
@@ -68,78 +68,144 @@ def store(
     """Store [ROWS, PADDED] as contiguous rows from `start` on, up to `limit` and SIZE."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, PADDED)
-    inside = (start + rows < limit)[:, None]
+    valid = (start + rows < limit)[:, None]
     if PADDED != SIZE:
-        inside = inside & (columns < SIZE)[None, :]
+        valid = valid & (columns < SIZE)[None, :]
     base += start.to(tl.int64) * SIZE
-    tl.store(base + rows[:, None] * SIZE + columns[None, :], values.to(base.dtype.element_ty), mask=inside)
+    tl.store(base + rows[:, None] * SIZE + columns[None, :], values.to(base.dtype.element_ty), mask=valid)
 
 
 @attention_kernel
-def head_of(base: tl.tensor, batch: tl.tensor, head: tl.tensor, strides: tl.tuple) -> Any:
+def head_pointer(base: tl.tensor, batch: tl.tensor, head: tl.tensor, strides: tl.tuple) -> Any:
     """Return the pointer to the start of a head."""
     return base + batch.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[1]
 
 
 @attention_kernel
-def eps_of(alpha: tl.tensor, batch: tl.tensor, head: tl.tensor, strides: tl.tuple, TINY: tl.constexpr) -> Any:
-    """A head's `alpha - 1`."""
+def load_eps(alpha: tl.tensor, batch: tl.tensor, head: tl.tensor, strides: tl.tuple, TINY: tl.constexpr) -> Any:
+    """Return a head's `alpha - 1`, at least TINY."""
     return tl.maximum(tl.load(alpha + batch * strides[0] + head * strides[1]).to(tl.float32) - 1.0, TINY)
 
 
 @attention_kernel
-def live_of(lengths: tl.tensor, batch: tl.tensor, keys: tl.tensor, LENGTHS: tl.constexpr) -> Any:
-    """Return how many first keys of a batch element take part; a length out of range counts as the nearest one."""
-    live = keys
+def load_key_end(lengths: tl.tensor, batch: tl.tensor, keys: tl.tensor, LENGTHS: tl.constexpr) -> Any:
+    """Return how many of a batch element's first keys take part; a length out of range counts as the nearest one."""
+    key_end = keys
     if LENGTHS:
-        live = tl.minimum(tl.maximum(tl.load(lengths + batch), 0), keys).to(tl.int32)
-    return live
+        key_end = tl.minimum(tl.maximum(tl.load(lengths + batch), 0), keys).to(tl.int32)
+    return key_end
 
 
 @attention_kernel
-def kept_factor(rows: tl.tensor, columns: tl.tensor, place: tl.tensor, random: tl.tuple) -> Any:
+def locate_head(
+    key: tl.tensor,
+    value: tl.tensor,
+    alpha: tl.tensor,
+    lengths: tl.tensor,
+    key_strides: tl.tuple,
+    value_strides: tl.tuple,
+    alpha_strides: tl.tuple,
+    group: tl.tensor,
+    keys: tl.tensor,
+    LENGTHS: tl.constexpr,
+    TINY: tl.constexpr,
+) -> Any:
+    """Return the number of a program's head, its keys and values, how many keys take part, and `alpha - 1`."""
+    head, batch = tl.program_id(1), tl.program_id(2)
+    head_index = batch.to(tl.int64) * tl.num_programs(1) + head
+    key_end = load_key_end(lengths, batch, keys, LENGTHS)
+    eps = load_eps(alpha, batch, head, alpha_strides, TINY)
+    key = head_pointer(key, batch, head // group, key_strides)
+    value = head_pointer(value, batch, head // group, value_strides)
+    return head_index, key, value, key_end, eps
+
+
+@attention_kernel
+def last_key(key_end: tl.tensor, start: tl.tensor, BLOCK_Q: tl.constexpr, CAUSAL: tl.constexpr) -> Any:
+    """Return the end of the keys that a block of queries sees."""
+    end = key_end
+    if CAUSAL:
+        end = tl.minimum(end, start + BLOCK_Q)
+    return end
+
+
+@attention_kernel
+def open_block_list(
+    block_list: tl.tensor,
+    counts: tl.tensor,
+    head_index: tl.tensor,
+    block: tl.tensor,
+    queries: tl.tensor,
+    keys: tl.tensor,
+    end: tl.tensor,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT: tl.constexpr,
+    HAS_LISTS: tl.constexpr,
+) -> Any:
+    """Return the list of the key blocks that a block of queries needs, and how many; without lists all up to `end`."""
+    if HAS_LISTS:
+        forward_block = head_index * tl.cdiv(queries, BLOCK_Q * SPLIT) + block // SPLIT
+        block_list += forward_block * tl.cdiv(keys, BLOCK_K)
+        count = tl.load(counts + forward_block)
+    else:
+        count = tl.cdiv(end, BLOCK_K)
+    return block_list, count
+
+
+@attention_kernel
+def load_thresholds(
+    stats: tl.tensor, at: tl.tensor, stats_stride: tl.tensor, rows: tl.tensor, queries: tl.tensor
+) -> Any:
+    """Return the largest score of each row, and the threshold relative to it."""
+    top = tl.load(stats + at, mask=rows < queries, other=0.0)
+    return top, tl.load(stats + stats_stride + at, mask=rows < queries, other=0.0)
+
+
+@attention_kernel
+def dropout_factor(rows: tl.tensor, columns: tl.tensor, head_index: tl.tensor, random: tl.tuple) -> Any:
     """Return dropout's factors of weights, drawn from the seed and the position alone, so that they can be redrawn."""
     drop_below, factor, seed_low, seed_high = random
     zero = rows * 0 + columns * 0
-    stream = place.to(tl.int32) + zero
-    drawn, _, _, _ = tl.philox(seed_low.to(tl.int64), columns + zero, rows + zero, stream, seed_high + zero)
-    return tl.where((drawn >> 8).to(tl.int32) < drop_below, 0.0, factor)
+    stream = head_index.to(tl.int32) + zero
+    bits, _, _, _ = tl.philox(seed_low.to(tl.int64), columns + zero, rows + zero, stream, seed_high + zero)
+    return tl.where((bits >> 8).to(tl.int32) < drop_below, 0.0, factor)
 
 
 @attention_kernel
-def scores_of(
+def score(
     a: tl.tensor,
     b: tl.tensor,
     rows: tl.tensor,
     columns: tl.tensor,
     queries: tl.tensor,
-    live: tl.tensor,
+    key_end: tl.tensor,
     scale: tl.tensor,
-    mask: tl.tuple,  # where it begins, and its strides of rows and columns
+    mask: tl.tuple,  # a pointer to its first entry, and its strides of rows and columns
     MASK: tl.constexpr,
     CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ) -> Any:
-    """Scores of `a` [M, PADDED] with `b` [N, PADDED], -inf where a query (of `rows`) doesn't see a key (of `columns`).
+    """Score `a` [M, PADDED] against `b` [N, PADDED]: -inf where a query (of `rows`) doesn't see a key (of `columns`).
 
     Queries come first and rows are [M, 1], columns [1, N]; or keys come first, and all is transposed.
     """
     scores = dot(a, tl.trans(b), PRECISION, WIDEN) * scale
-    seen = (rows < queries) & (columns < live)
+    visible = (rows < queries) & (columns < key_end)
     if CAUSAL:
-        seen = seen & (columns <= rows)
+        visible = visible & (columns <= rows)
     if MASK != NO_MASK:
         at = mask[0] + rows.to(tl.int64) * mask[1] + columns.to(tl.int64) * mask[2]
         if MASK == BOOLEAN:
-            seen = seen & (tl.load(at, mask=seen, other=0) != 0)
+            visible = visible & (tl.load(at, mask=visible, other=0) != 0)
         else:
-            scores += tl.load(at, mask=seen, other=0.0).to(tl.float32)
-    return tl.where(seen, scores, float("-inf"))
+            scores += tl.load(at, mask=visible, other=0.0).to(tl.float32)
+    return tl.where(visible, scores, float("-inf"))
 
 
 @attention_kernel
-def pulled(
+def recompute_tile(
     a: tl.tensor,
     b: tl.tensor,
     c: tl.tensor,
@@ -147,12 +213,12 @@ def pulled(
     rows: tl.tensor,
     columns: tl.tensor,
     queries: tl.tensor,
-    live: tl.tensor,
+    key_end: tl.tensor,
     top: tl.tensor,
     threshold: tl.tensor,
     eps: tl.tensor,
     scale: tl.tensor,
-    place: tl.tensor,
+    head_index: tl.tensor,
     mask: tl.tuple,
     random: tl.tuple,
     MODE: tl.constexpr,
@@ -162,34 +228,36 @@ def pulled(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ) -> Any:
-    """A tile again: scores above their threshold, weights, `p^(2 - alpha)`, weights dropped, the weights' gradients.
+    """Return scores less their thresholds, weights, `p^(2 - alpha)`, weights after dropout, and the weights' gradients.
 
     `a` are queries, `b` keys, `c` gradients of the output, `d` values; or `a` keys, `b` queries, `c` values, `d`
     gradients, and all is transposed.
     """
-    s = scores_of(a, b, rows, columns, queries, live, scale, mask, MASK, CAUSAL, PRECISION, WIDEN)
+    s = score(a, b, rows, columns, queries, key_end, scale, mask, MASK, CAUSAL, PRECISION, WIDEN)
     x = s - top - threshold
     p, w = weigh(x, eps, MODE)
     dp = dot(c, tl.trans(d), PRECISION, WIDEN)
     dropped = p
     if DROPOUT:
-        factor = kept_factor(rows, columns, place, random)
+        factor = dropout_factor(rows, columns, head_index, random)
         dropped = p * factor
         dp *= factor
     return x, p, w, dropped, dp
 
 
 @attention_kernel
-def broken_rows(largest: tl.tensor) -> Any:
-    """Rows with a NaN or an infinite score among these maxima."""
+def find_non_finite(largest: tl.tensor) -> Any:
+    """Tell which rows have a NaN or an infinite score among these maxima."""
     return tl.max(tl.where(largest < float("inf"), 0, 1), 1) > 0
 
 
 @attention_kernel
-def climb(largest: tl.tensor, low: tl.tensor, eps: tl.tensor, eps_tile: tl.tensor, MODE: tl.constexpr) -> Any:
-    """Newton steps from `low` towards the threshold of a subset of each row: it is at most the row's own.
+def raise_lower_bound(
+    largest: tl.tensor, low: tl.tensor, eps: tl.tensor, eps_tile: tl.tensor, MODE: tl.constexpr
+) -> Any:
+    """Take Newton steps from `low` towards the threshold of a subset of each row, which is at most the row's own.
 
-    Not relative to the largest score. -inf where there is none, NaN where a row is broken.
+    It is not relative to the largest score: -inf where there is none, NaN where a score is NaN or infinite.
     """
     low = tl.maximum(low, tl.max(largest, 1))
     base = tl.where(low == float("-inf"), 0.0, low)
@@ -198,10 +266,20 @@ def climb(largest: tl.tensor, low: tl.tensor, eps: tl.tensor, eps_tile: tl.tenso
         F, G = tl.sum(p, 1), tl.sum(w, 1)
         base = tl.where(F > 1.0, advance(base, F, G, eps, MODE), base)
     low = tl.where(low == float("-inf"), low, base)
-    return tl.where(broken_rows(largest), float("nan"), low)
+    return tl.where(find_non_finite(largest), float("nan"), low)
 
 
 @attention_kernel
-def near_enough(eps: tl.tensor, tolerance: tl.tensor) -> Any:
-    """An error of the sum that the next step, which squares it, brings within the tolerance where a row is smooth."""
+def start_thresholds(largest: tl.tensor, low: tl.tensor) -> Any:
+    """Return the largest scores of rows, thresholds relative to them to start from, and which rows are not finite."""
+    top = tl.max(largest, 1)
+    not_finite = find_non_finite(largest)
+    top = tl.where(not_finite | (top == float("-inf")), 0.0, top)
+    threshold = tl.where(low == float("-inf"), 0.0, tl.maximum(low - top, 0.0))
+    return top, tl.where(not_finite, float("nan"), threshold), not_finite
+
+
+@attention_kernel
+def newton_tolerance(eps: tl.tensor, tolerance: tl.tensor) -> Any:
+    """Return the error of a sum that the next step, which squares it, brings within the tolerance in a smooth row."""
     return tl.where(eps <= 0.5, 0.1 * tl.sqrt(0.5 * tolerance / eps), tolerance)
