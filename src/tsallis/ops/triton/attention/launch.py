@@ -125,7 +125,7 @@ class Launch:
             "alpha": alphas,
             # A kernel that reads no mask or lengths takes a tensor in their place.
             "mask": alphas if mask is None else mask.view(torch.uint8) if mask.dtype == torch.bool else mask,
-            "lengths": alphas if lengths is None else lengths.to(query.device, non_blocking=True).contiguous(),
+            "lengths": alphas if lengths is None else _lengths(lengths, query.device),
             "query_strides": self.query.stride()[:3],
             "key_strides": self.key.stride()[:3],
             "value_strides": self.value.stride()[:3],
@@ -189,6 +189,11 @@ def _alphas(args: AttentionArgs) -> Tensor:
     if isinstance(alpha, Tensor):
         return alpha.detach()
     return torch.full((1, 1), alpha, dtype=torch.float32, device=args.query.device)
+
+
+def _lengths(lengths: Tensor, device: torch.device) -> Tensor:
+    """Return lengths on the device, in as few bytes as they need if they have to be copied there."""
+    return lengths.contiguous() if lengths.is_cuda else lengths.int().to(device, non_blocking=True).contiguous()
 
 
 def contiguous_rows(x: Tensor) -> Tensor:
