@@ -173,6 +173,18 @@ def test_output_and_gradients(case: Case, dtype: torch.dtype) -> None:
         torch.testing.assert_close(again, found[0], atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("keys", [3, 40])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_tile_without_any_key_is_zero_without_gradients_too(dtype: torch.dtype, keys: int) -> None:
+    """No lists are saved then, and an empty support fits into no list at all."""
+    query, key, value, alpha = Case("", 70, keys, (1.3, 1.5)).tensors(dtype)
+    mask = torch.ones(70, keys, dtype=torch.bool)
+    mask[:64] = False  # the first tile
+    output = entmax_attention(query, key, value, alpha, attn_mask=mask)
+    assert not output[:, :, :64].any() and output[:, :, 64:].any()
+    torch.testing.assert_close(output[:, :, 64:], entmax_attention(query[:, :, 64:], key, value, alpha))
+
+
 @in_pairs(rows=[1, 5, 64], listed=[0, 2, 20, 1000])
 def test_tiles_and_lists_of_any_length(rows: int, listed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "ROWS", rows)

@@ -364,7 +364,7 @@ template <class T> class Attention : Spot {
         return call.index && of.seen <= call.room && many(of, entries, DENSE_BACKWARD);
     }
     bool keeps_lists(const Spot& of, int64_t entries) const {
-        return entries <= (call.index ? of.rows * call.room - N : 0) && !keeps_all(of, entries);
+        return call.index && entries <= of.rows * call.room - N && !keeps_all(of, entries);
     }
 
     // A row of weights as a list, with room for one more vector behind; returns its length.
