@@ -1,5 +1,5 @@
-// What the library asks of the code for one instruction set: work on a range of rows, described by
-// one of these.
+// The structures that Python fills in, and the table of kernels of one instruction set, each of
+// which works on a range of rows (or tiles). structs.py mirrors the structures.
 
 #pragma once
 
@@ -17,13 +17,13 @@ struct Layout {
     const void* alphas;  // [rows], or null: all `alpha`
 };
 
-// A row: the maximum, the threshold and its fine part, 1 / mass, the size of the support.
+// Numbers a row: the maximum, the threshold and its fine part, 1 / mass, the size of the support.
 constexpr int STATS = 5;
 
-// The statistics of a loss may be wider, [rows, width], and then hold the supports themselves, so
-// that the gradient is written without a look at the scores. Behind the numbers above: how many
-// entries there are, or -1 where they have no room, and the number above may be too large; their
-// masses [room]; and their classes [room] as int32.
+// The statistics of a loss may be wider, [rows, width], and then hold the support itself, so that
+// the gradient does not read the scores. Behind the numbers above: the number of entries, or -1
+// where they don't fit (the size above may be too large then); their masses [room]; and their
+// classes [room] as int32.
 template <class T> struct Support {
     T* count;
     T* mass;
@@ -38,7 +38,7 @@ template <class T> struct Support {
     }
 };
 
-// What is written may be written over what is read: a row is read before its place is needed.
+// Outputs may overlay inputs: a row is read before it is written.
 struct MapCall {
     Layout layout;
     const void* scores;
@@ -89,9 +89,9 @@ struct SupportCall {
     int64_t relu;  // whether stats are alpha-ReLU's
 };
 
-// Sums of rows of a table by sparse lists: out[r] = sum_k value[k] table[index[k]] over the row's
-// list, all of width m. `scale` [rows] multiplies a row's values, and `minus` [rows] names one more
-// row of the table, taken once off.
+// CSR rows times a table [., m]: out[r] = scale[r] (sum_k value[k] table[index[k]] -
+// table[minus[r]]) over the entries k of row r. `scale` [rows] and `minus` [rows] may be null; a
+// negative `minus` subtracts nothing.
 struct GatherCall {
     int32_t storage;
     int64_t rows, m;
@@ -105,8 +105,8 @@ struct GatherCall {
 };
 
 // Dropout of n numbers in rows of d, the last of which may be shorter: each is kept with the
-// probability `stays` and divided by it, or zero. Which ones is a function of the seed and their
-// row and column alone, so that nothing has to be kept. out may be in.
+// probability `stays` and divided by it, or set to zero. Which ones is a function of the seed, the
+// row and the column alone, so that no mask is stored. out may be in.
 struct DropCall {
     int32_t storage;  // float or double
     int64_t n, d;
@@ -116,15 +116,15 @@ struct DropCall {
     void* out;
 };
 
-// A tensor [batch, heads, rows, size] of whatever strides, but that of `size`, which is 1.
+// A tensor [batch, heads, rows, size] by its strides; that of `size` is 1.
 struct Heads {
     void* memory;
     int64_t batch, head, row;
 };
 
-// Attention, forward and backward, one tile of queries of a head after the other. Of a tile whose
-// supports have a little less than `room` entries a row, on average, forward keeps these lists, and
-// backward needs no score.
+// Attention, forward and backward, in tiles of queries of one head. Forward saves the supports of a
+// tile as lists if they have a little less than `room` entries a row on average; backward then
+// computes no scores.
 struct AttentionCall {
     int32_t storage;  // float or double
     int32_t causal;
@@ -146,27 +146,27 @@ struct AttentionCall {
     int64_t mask_strides[4];
     int32_t* counts;  // [batch, heads * group, queries], of the supports
     void* stats;      // the same, [..., STATS]
-    int32_t* index;   // [batch, heads * group, queries, room], or null: nothing is kept
+    int32_t* index;   // [batch, heads * group, queries, room], or null: no lists are saved
     void* weight;
-    // Those of keys and values: [splits * batch, ...].
+    // Gradients of keys and values are [splits * batch, ...].
     Heads grad, query_grad, key_grad, value_grad;
     void* alpha_grad;              // [batch, heads * group, queries] or null
-    void* mask_grad;               // to be added to, of what is added to the scores; or null
+    void* mask_grad;               // of an additive mask, to be added to; or null
     int64_t mask_grad_strides[5];  // of splits, batch, heads, queries and keys; 0: one for all
 };
 
-// How many batch elements and heads of keys add to one gradient of the mask: one thread's work, one
-// after the other.
-struct Sharing {
+// How many batch elements and heads of keys add to the same gradient of the mask. One thread works
+// on all of these, so that no two write to it at once.
+struct MaskSharing {
     int64_t batch, heads;
-    explicit Sharing(const AttentionCall& call)
+    explicit MaskSharing(const AttentionCall& call)
         : batch(call.mask_grad && !call.mask_grad_strides[1] ? call.batch : 1),
           heads(call.mask_grad && !call.mask_grad_strides[2] ? call.heads : 1) {}
 };
 
 // The kernels for one instruction set and one storage.
 struct Kernels {
-    int64_t (*rows_together)(int64_t d);
+    int64_t (*block_rows)(int64_t d);
     void (*map)(const MapCall*, int64_t first, int64_t last);
     void (*map_gradient)(const MapGradientCall*, int64_t first, int64_t last);
     void (*loss)(const LossCall*, int64_t first, int64_t last);
@@ -174,15 +174,15 @@ struct Kernels {
     void (*relu_loss)(const ReluLossCall*, int64_t first, int64_t last);
     void (*support)(const SupportCall*, int64_t first, int64_t last);
     void (*gather)(const GatherCall*, int64_t first, int64_t last);
-    // Of float and double alone; null for halves.
+    // For float and double; null for halves.
     void (*drop)(const DropCall*, int64_t first, int64_t last);
     void (*attention)(const AttentionCall*, int64_t first, int64_t last);  // tiles
-    // Parts of heads of keys, or of all that share.
+    // Over parts of heads of keys, or of all heads of keys that share a mask's gradient.
     void (*attention_gradient)(const AttentionCall*, int64_t first, int64_t last);
 };
 
-// Memory that a thread keeps between calls, aligned to pages: one piece for rows, one for tiles of
-// attention. Everything in it is undefined.
+// Scratch memory that a thread holds between calls, aligned to pages: one for rows, one for tiles
+// of attention. Its contents are undefined.
 enum Scratch { FOR_ROWS, FOR_TILES };
 void* scratch_memory(int64_t bytes, Scratch which = FOR_ROWS);
-void release_scratch(int64_t most, Scratch which);  // unless it is at most so many bytes
+void release_scratch(int64_t limit, Scratch which);  // frees it if it has more than `limit` bytes

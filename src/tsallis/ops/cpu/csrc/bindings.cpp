@@ -1,5 +1,5 @@
-// What Python calls: picks the instruction set, splits rows over torch's threads, and keeps each
-// thread's scratch.
+// The exported functions: they pick the instruction set, share rows out among torch's threads, and
+// hold each thread's scratch memory.
 
 #include <atomic>
 #include <cstdlib>
@@ -22,7 +22,7 @@
 #define TSALLIS_SOURCE ""
 #endif
 
-#define STORAGES(of) of(f32), of(f64), of(bf16), of(f16)  // as in Storage
+#define STORAGES(of) of(f32), of(f64), of(bf16), of(f16)  // in the order of Storage
 #define PORTABLE(storage) kernels_portable_##storage
 #define AVX2(storage) kernels_avx2_##storage
 #define AVX512(storage) kernels_avx512_##storage
@@ -41,7 +41,7 @@ struct InstructionSet {
 #define AT_PORTABLE(storage) &PORTABLE(storage)
 #define AT_AVX2(storage) &AVX2(storage)
 #define AT_AVX512(storage) &AVX512(storage)
-// From the least to the most; a machine that has one has those before it.
+// In ascending order: a machine that supports one supports those before it.
 const InstructionSet INSTRUCTION_SETS[] = {
     {"portable", {STORAGES(AT_PORTABLE)}},
 #if defined(TSALLIS_WITH_X86)
@@ -51,11 +51,10 @@ const InstructionSet INSTRUCTION_SETS[] = {
 #endif
 };
 
-// The last instruction set that this machine has.
+// Return the last instruction set that this machine supports.
 const InstructionSet* best() {
 #if defined(TSALLIS_WITH_X86)
-    // All of what -march=x86-64-v3 and -v4 let the compiler use; older compilers can't be asked for
-    // some by name.
+    // Check all features of -march=x86-64-v3 and -v4; older compilers don't know the names of some.
     __builtin_cpu_init();
     unsigned a, b, c = 0, d, extended = 0;
     constexpr unsigned F16C = 1u << 29, MOVBE = 1u << 22, LZCNT = 1u << 5;
@@ -91,71 +90,75 @@ struct Memory {
 };
 thread_local Memory memories[2];
 
-constexpr int MOST_THREADS = 128;
-constexpr int64_t TURNS = 6;  // a turn is a part of what is left of a share: one in so many
+constexpr int MAX_THREADS = 128;
+constexpr int64_t CHUNK_DIVISOR = 6;  // a chunk is one part in so many of what is left of a share
 
 template <class Call> using Work = void (*)(const Call*, int64_t first, int64_t last);
 
-// Each thread has a share of consecutive rows, as torch's own operations divide them, so that it
-// finds in its core's cache what it wrote there. It takes its share in turns, each smaller than the
-// one before; when done, it takes turns of the others': a thread that is held up holds up no other
-// for long.
-template <class Call> struct Job {
+// Work stealing. Each thread has a share of consecutive rows, divided as torch's own operations
+// divide them, so that it finds in its core's cache what it wrote there. It works on its share in
+// chunks, each smaller than the one before, and then on chunks of the other threads' shares: a
+// thread that is held up delays the others but for one chunk.
+template <class Call> struct WorkStealing {
     Work<Call> work;
     const Call* call;
-    int64_t rows, share, together;
+    int64_t rows, share, block;
     int threads;
     struct alignas(64) Share {
-        std::atomic<int64_t> taken{0};
+        std::atomic<int64_t> next{0};
     };
-    Share shares[MOST_THREADS];
+    Share shares[MAX_THREADS];
 
     void run(int own) {
         for (int k = 0; k < threads; k++) {
-            const int whose = (own + k) % threads;
-            const int64_t start = whose * share, all = start + share < rows ? share : rows - start;
-            std::atomic<int64_t>& taken = shares[whose].taken;
-            for (int64_t first = taken; first < all;) {
-                const int64_t turn = (all - first) / TURNS / together * together;
-                const int64_t some = turn > together ? turn : together,
-                              end = first + some < all ? first + some : all;
-                if (!taken.compare_exchange_weak(first, end)) continue;
+            const int owner = (own + k) % threads;
+            const int64_t start = owner * share,
+                          end_of_share = start + share < rows ? share : rows - start;
+            std::atomic<int64_t>& next = shares[owner].next;
+            for (int64_t first = next; first < end_of_share;) {
+                const int64_t chunk = (end_of_share - first) / CHUNK_DIVISOR / block * block;
+                const int64_t size = chunk > block ? chunk : block,
+                              end = first + size < end_of_share ? first + size : end_of_share;
+                if (!next.compare_exchange_weak(first, end)) continue;
                 work(call, start + first, start + end);
-                first = taken;
+                first = next;
             }
         }
     }
-    static void take_part(void* argument) { ((Job*)argument)->run(thread_number()); }
+    static void run_on_thread(void* argument) { ((WorkStealing*)argument)->run(thread_number()); }
 };
 
-constexpr int64_t WORTH_A_THREAD = 16384;  // elements: less is done before a second thread wakes
+constexpr int64_t ELEMENTS_PER_THREAD = 16384;  // with fewer elements a thread is not worth waking
 
 template <class Call>
-void over_rows(Work<Call> work, const Call* call, int64_t rows, int64_t width, int64_t together,
-               int threads) {
-    const int64_t worth = rows * width / WORTH_A_THREAD;
-    if (threads > worth) threads = (int)worth;
+void run_rows(Work<Call> work, const Call* call, int64_t rows, int64_t width, int64_t block,
+              int threads) {
+    const int64_t max_threads = rows * width / ELEMENTS_PER_THREAD;
+    if (threads > max_threads) threads = (int)max_threads;
     if (threads <= 1) return work(call, 0, rows);
-    if (threads > MOST_THREADS) threads = MOST_THREADS;
-    Job<Call> job;
-    job.work = work, job.call = call, job.rows = rows, job.threads = threads;
-    job.share = (rows + threads - 1) / threads, job.together = together;
-    if (runtime) return runtime(Job<Call>::take_part, &job, (unsigned)threads, 0);
-    std::vector<std::thread> others;
-    for (int k = 1; k < threads; k++) others.emplace_back([&job, k] { job.run(k); });
-    job.run(0);
-    for (auto& other : others) other.join();
+    if (threads > MAX_THREADS) threads = MAX_THREADS;
+    WorkStealing<Call> work_stealing;
+    work_stealing.work = work, work_stealing.call = call, work_stealing.rows = rows,
+    work_stealing.threads = threads;
+    work_stealing.share = (rows + threads - 1) / threads, work_stealing.block = block;
+    if (runtime)
+        return runtime(WorkStealing<Call>::run_on_thread, &work_stealing, (unsigned)threads, 0);
+    std::vector<std::thread> workers;
+    for (int k = 1; k < threads; k++)
+        workers.emplace_back([&work_stealing, k] { work_stealing.run(k); });
+    work_stealing.run(0);
+    for (auto& worker : workers) worker.join();
 }
 
-template <class Call> void over_rows(Work<Call> work, const Call* call, int threads) {
+template <class Call> void run_rows(Work<Call> work, const Call* call, int threads) {
     const Layout& layout = call->layout;
-    over_rows(work, call, layout.rows, layout.d, kernels_of(layout.storage).rows_together(layout.d),
-              threads);
+    run_rows(work, call, layout.rows, layout.d, kernels_of(layout.storage).block_rows(layout.d),
+             threads);
 }
 
-// Fresh memory of many pages costs more to touch for the first time than to compute. Pages of two
-// megabytes, where the system has them, make that a small part.
-void ask_for_huge_pages(void* memory, int64_t bytes) {
+// The first access to fresh memory, page by page, costs more than the computation. Huge pages of
+// two megabytes, where the system has them, make that a small part.
+void request_huge_pages(void* memory, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     constexpr uintptr_t PAGE = 1 << 21;
     if (bytes < (int64_t)(2 * PAGE)) return;
@@ -185,15 +188,15 @@ void* scratch_memory(int64_t bytes, Scratch which) {
     return scratch.memory;
 }
 
-void release_scratch(int64_t most, Scratch which) {
+void release_scratch(int64_t limit, Scratch which) {
     Memory& scratch = memories[which];
-    if (scratch.bytes <= most) return;
+    if (scratch.bytes <= limit) return;
     std::free(scratch.memory);
     scratch.memory = nullptr, scratch.bytes = 0;
 }
 
-// The bytes of a structure of api.h, and the numbers that STATS are; 0 where there is none of that
-// name. What calls the library compares them with its own before it does.
+// Return the size of a structure of api.h in bytes, or the number STATS; 0 for an unknown name. The
+// caller compares them with its own sizes when it loads the library.
 EXPORT int64_t tsallis_size(const char* name) {
     static const struct {
         const char* name;
@@ -235,57 +238,57 @@ EXPORT int32_t tsallis_use_isa(const char* name) {
 }
 
 EXPORT void tsallis_map(const MapCall* call, int threads) {
-    ask_for_huge_pages(call->probs, bytes_of(call->layout));
-    over_rows(kernels_of(call->layout.storage).map, call, threads);
+    request_huge_pages(call->probs, bytes_of(call->layout));
+    run_rows(kernels_of(call->layout.storage).map, call, threads);
 }
 EXPORT void tsallis_map_gradient(const MapGradientCall* call, int threads) {
-    ask_for_huge_pages(call->scores_grad, bytes_of(call->layout));
-    over_rows(kernels_of(call->layout.storage).map_gradient, call, threads);
+    request_huge_pages(call->scores_grad, bytes_of(call->layout));
+    run_rows(kernels_of(call->layout.storage).map_gradient, call, threads);
 }
 EXPORT void tsallis_loss(const LossCall* call, int threads) {
-    over_rows(kernels_of(call->layout.storage).loss, call, threads);
+    run_rows(kernels_of(call->layout.storage).loss, call, threads);
 }
 EXPORT void tsallis_loss_gradient(const LossGradientCall* call, int threads) {
-    ask_for_huge_pages(call->scores_grad, bytes_of(call->layout));
-    over_rows(kernels_of(call->layout.storage).loss_gradient, call, threads);
+    request_huge_pages(call->scores_grad, bytes_of(call->layout));
+    run_rows(kernels_of(call->layout.storage).loss_gradient, call, threads);
 }
 EXPORT void tsallis_relu_loss(const ReluLossCall* call, int threads) {
-    over_rows(kernels_of(call->layout.storage).relu_loss, call, threads);
+    run_rows(kernels_of(call->layout.storage).relu_loss, call, threads);
 }
 EXPORT void tsallis_support(const SupportCall* call, int threads) {
-    over_rows(kernels_of(call->layout.storage).support, call, threads);
+    run_rows(kernels_of(call->layout.storage).support, call, threads);
 }
 EXPORT void tsallis_drop(const DropCall* call, int threads) {
-    over_rows(kernels_of(call->storage).drop, call, (call->n + call->d - 1) / call->d, call->d, 1,
-              threads);
+    run_rows(kernels_of(call->storage).drop, call, (call->n + call->d - 1) / call->d, call->d, 1,
+             threads);
 }
 EXPORT void tsallis_gather(const GatherCall* call, int threads) {
-    over_rows(kernels_of(call->storage).gather, call, call->rows, call->m * 16, 1, threads);
+    run_rows(kernels_of(call->storage).gather, call, call->rows, call->m * 16, 1, threads);
 }
 
 EXPORT void tsallis_attention(const AttentionCall* call, int threads) {
     const int64_t bytes = call->storage == STORE_F64 ? 8 : 4;
-    ask_for_huge_pages(call->out.memory, call->batch * call->heads * call->group * call->queries *
+    request_huge_pages(call->out.memory, call->batch * call->heads * call->group * call->queries *
                                              call->value_size * bytes);
     const int64_t tiles = (call->queries + call->rows - 1) / call->rows;
-    over_rows(kernels_of(call->storage).attention, call,
-              call->batch * call->heads * call->group * tiles, call->rows * call->keys, 1, threads);
+    run_rows(kernels_of(call->storage).attention, call,
+             call->batch * call->heads * call->group * tiles, call->rows * call->keys, 1, threads);
 }
 EXPORT void tsallis_attention_gradient(const AttentionCall* call, int threads) {
     const int64_t parts = call->batch * call->heads * call->splits,
                   bytes = call->storage == STORE_F64 ? 8 : 4;
-    ask_for_huge_pages(call->query_grad.memory, call->batch * call->heads * call->group *
+    request_huge_pages(call->query_grad.memory, call->batch * call->heads * call->group *
                                                     call->queries * call->size * bytes);
-    ask_for_huge_pages(call->key_grad.memory, parts * call->keys * call->size * bytes);
-    ask_for_huge_pages(call->value_grad.memory, parts * call->keys * call->value_size * bytes);
+    request_huge_pages(call->key_grad.memory, parts * call->keys * call->size * bytes);
+    request_huge_pages(call->value_grad.memory, parts * call->keys * call->value_size * bytes);
     const int64_t width = call->group * call->queries * call->keys / call->splits;
-    const Sharing sharing(*call);
-    const int64_t together = sharing.batch * sharing.heads;
-    over_rows(kernels_of(call->storage).attention_gradient, call, parts / together,
-              width * together, 1, threads);
+    const MaskSharing sharing(*call);
+    const int64_t block = sharing.batch * sharing.heads;
+    run_rows(kernels_of(call->storage).attention_gradient, call, parts / block, width * block, 1,
+             threads);
 }
 
-// Lists by row [rows] turned into lists by class [classes]: entry k of row r, of class c and value
+// Transpose CSR rows [rows] to CSR rows by class [classes]: entry k of row r, of class c and value
 // v, becomes entry r of class c with value v times the row's weight; a row with a target y >= 0
 // adds -weight to class y.
 template <class T>

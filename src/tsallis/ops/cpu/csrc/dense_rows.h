@@ -1,4 +1,5 @@
-// Level rows: long ones nearly all of which are candidates, of which there is nothing to pack.
+// Dense rows: long rows in which most entries are candidates. Compressing them would not pay, so
+// each pass reads the whole row.
 
 #pragma once
 
@@ -6,52 +7,54 @@
 
 namespace {
 
-template <Kind K, class T> constexpr bool LEVEL = sizeof(T) == 4 && (K == WHOLE || K == ANY);
-constexpr int64_t LEVEL_FROM = 8192;
-constexpr int LEVEL_LINE = 16;  // entries in a line of memory: a sample is of whole ones
-constexpr int LEVEL_STEP = 16;  // and of one line in so many
+template <Kind K, class T>
+constexpr bool DENSE_KIND = sizeof(T) == 4 && (K == INTEGER || K == GENERAL);
+constexpr int64_t MIN_DENSE_SIZE = 8192;
+constexpr int SAMPLE_LINE = 16;  // entries of a cache line: a sample consists of whole lines
+constexpr int SAMPLE_STEP = 16;  // a sample takes one line in so many
 
-template <class T> struct LevelSums {
+template <class T> struct DenseSums {
     Sums<T> sums;
     Vec<T> v = {}, mean = {};  // of u^(b-4), and of p x
     int64_t count = 0;
 };
 
-// How the powers are found: by logarithms for b above 20, by products for b of 3 to 5, and of 5 and
-// more.
+// How powers are computed: by logarithms for b above 20, by products for b from 3 to 5 (LOW) and
+// for b from 5 (HIGH).
 enum Form { LOGARITHMS, LOW, HIGH };
 
-// What W vectors of scores add to the sums. An entry outside the support counts as the least one
-// inside, which is next to nothing.
+// Add W vectors of scores to the sums. An entry outside the support counts as the least one inside,
+// which is negligible.
 template <Kind K, Form FORM, int W, class T>
-INLINE void add_some(LevelSums<T>& total, const Vec<T>* z, T shift, T t, const Family<T>& f) {
-    const T below = t - 1, least = below + f.least, counted = below + f.least * COUNTED<T>;
+INLINE void add_vectors(DenseSums<T>& total, const Vec<T>* z, T shift, T t,
+                        const AlphaParams<T>& f) {
+    const T below = t - 1, least = below + f.least, counted = below + f.least * COUNT_MARGIN<T>;
     Vec<T> x[W], u[W], p[W], q[W], r[W], w[W], v[W];
     for (int k = 0; k < W; k++) {
         x[k] = (z[k] - shift) * f.eps;
-        total.count += __builtin_popcount(beyond<T>(x[k], fill(counted)));
-        x[k] = larger(fill(least), x[k]);
+        total.count += __builtin_popcount(not_le<T>(x[k], fill(counted)));
+        x[k] = max(fill(least), x[k]);
         u[k] = x[k] - below;
     }
     if constexpr (FORM == LOGARITHMS) {
         for (int k = 0; k < W; k++) {
-            const Vec<T> inside = larger(fill(SMALLEST<T>), u[k]), inv = inverse(inside);
-            p[k] = any_power(x[k], u[k], inside, Threshold<T>{t, 0}, f, fill(f.b));
+            const Vec<T> inside = max(fill(TINY<T>), u[k]), inv = reciprocal(inside);
+            p[k] = general_power(x[k], u[k], inside, Threshold<T>{t, 0}, f, fill(f.b));
             q[k] = p[k] * inv, r[k] = q[k] * inv, w[k] = r[k] * inv, v[k] = w[k] * inv;
         }
     } else {
         if constexpr (FORM == HIGH)
-            whole_powers<W>(u, f.n - 4, v);
+            integer_powers<W>(u, f.n - 4, v);
         else
             for (int k = 0; k < W; k++) v[k] = fill((T)1);
-        if constexpr (K == ANY) times_rest_power<W>(u, f.part, v);
-        if constexpr (FORM == LOW) {  // not next to nothing outside the support
+        if constexpr (K == GENERAL) multiply_fraction_power<W>(u, f.fraction_power, v);
+        if constexpr (FORM == LOW) {  // not negligible outside the support
             const bool four = f.n == 4;
             for (int k = 0; k < W; k++) {
                 const Vec<T> low = x[k] > least ? v[k] : Vec<T>{};
                 w[k] = four ? low * u[k] : low;
-                if (K == ANY)
-                    v[k] = four ? low : low * inverse(larger(fill(SMALLEST<T>), u[k]));
+                if (K == GENERAL)
+                    v[k] = four ? low : low * reciprocal(max(fill(TINY<T>), u[k]));
                 else
                     v[k] = four ? low : Vec<T>{};
             }
@@ -69,28 +72,29 @@ INLINE void add_some(LevelSums<T>& total, const Vec<T>* z, T shift, T t, const F
     }
 }
 
-// The sums over a whole row, as it lies, at a threshold t for which t - 1 is exact, and how many
-// are in the support.
+// Return the sums over a whole row at a threshold t for which t - 1 is exact, and the size of the
+// support.
 template <Kind K, Form FORM, class T>
-LevelSums<T> add_level(const T* z, int64_t d, T shift, T t, Family<T> f, Around around, int row) {
+DenseSums<T> dense_sums(const T* z, int64_t d, T shift, T t, AlphaParams<T> f, RowPrefetch prefetch,
+                        int row) {
     constexpr int N = LANES<T>;
-    LevelSums<T> total;
+    DenseSums<T> total;
     double mass = 0, mean = 0;
     for (int64_t first = 0; first < d; first += BLOCK * N) {
-        LevelSums<T> part;
-        const int64_t last = smaller(d, first + BLOCK * N);
+        DenseSums<T> part;
+        const int64_t last = min(d, first + BLOCK * N);
         int64_t i = first;
         for (; i + WIDE * N <= last; i += WIDE * N) {
             Vec<T> some[WIDE];
             for (int k = 0; k < WIDE; k++) {
-                if ((i + k * N) * sizeof(T) % 64 == 0) around.call_next(row, i + k * N);
+                if ((i + k * N) * sizeof(T) % 64 == 0) prefetch.prefetch_next(row, i + k * N);
                 some[k] = load(z + i + k * N);
             }
-            add_some<K, FORM, WIDE>(part, some, shift, t, f);
+            add_vectors<K, FORM, WIDE>(part, some, shift, t, f);
         }
         for (; i < last; i += N) {
             const Vec<T> some = load_row(z, i, d, (T)-INFINITY);
-            add_some<K, FORM, 1>(part, &some, shift, t, f);
+            add_vectors<K, FORM, 1>(part, &some, shift, t, f);
         }
         mass += sum<T>(part.sums.p), mean += sum<T>(part.mean);
         total.sums.add(part.sums);
@@ -100,21 +104,23 @@ LevelSums<T> add_level(const T* z, int64_t d, T shift, T t, Family<T> f, Around 
     return total;
 }
 
-// How many of a row are in the support; no fewer, that is.
+// Return an upper bound of the size of a row's support, hardly above it.
 template <class T>
-INLINE int64_t count_level(const T* z, int64_t d, T shift, Threshold<T> at, const Family<T>& f) {
+INLINE int64_t count_dense_support(const T* z, int64_t d, T shift, Threshold<T> at,
+                                   const AlphaParams<T>& f) {
     int64_t count = 0;
     for (int64_t i = 0; i < d; i += LANES<T>)
-        count += __builtin_popcount(bits(
-            at.over((load_row(z, i, d, (T)-INFINITY) - shift) * f.eps) >= f.least * COUNTED<T>));
+        count += __builtin_popcount(bits(at.base((load_row(z, i, d, (T)-INFINITY) - shift) *
+                                                 f.eps) >= f.least * COUNT_MARGIN<T>));
     return count;
 }
 
-// What a row's sums at t say of its root, to the fourth order in how far off it is.
-struct LevelSeries {
+// The series of a row's mass in the threshold around t, to fourth order: where it is 1, and the
+// mean there.
+struct RootSeries {
     double b, excess, sums[5], c[6];
 
-    template <class T> LevelSeries(double power, const LevelSums<T>& of) : b(power) {
+    template <class T> RootSeries(double power, const DenseSums<T>& of) : b(power) {
         sums[0] = of.sums.p[0], sums[1] = sum<T>(of.sums.q), sums[2] = sum<T>(of.sums.r),
         sums[3] = sum<T>(of.sums.w);
         sums[4] = sum<T>(of.v);
@@ -123,7 +129,7 @@ struct LevelSeries {
         for (int k = 1; k < 6; k++) c[k] = c[k - 1] * (b - k + 1) / k;
     }
 
-    // How far the root is, or a NaN where the series is not exact enough.
+    // Return how far above t the root is, or NaN where the series is not exact enough.
     double root(int64_t d) const {
         double by = 0;
         for (int round = 0; round < 6; round++) {
@@ -133,12 +139,12 @@ struct LevelSeries {
             by += (excess - by * value) / slope;
         }
         const double size = ::fabs(by), next = c[5] * ::pow(size, 5) * sums[4] * sums[4] / sums[3];
-        // What no series knows: new in the support.
+        // Entries that join the support are not in the series.
         const double entering = (double)d * ::pow(size, b);
         return ::fabs(next) < 1e-7 && entering < 1e-7 ? by : NAN;
     }
 
-    // The mean of x there; below = t - 1, and x = u + below.
+    // Return the mean of x at the root; below = t - 1, and x = u + below.
     double mean(double at, double by, double below) const {
         double terms = 0;
         for (int k = 4; k > 0; k--) terms = c[k] * (sums[k - 1] + below * sums[k]) - by * terms;
@@ -146,160 +152,160 @@ struct LevelSeries {
     }
 };
 
-// Every so many lines of a row, as they lie, and their lanes' maxima.
-template <class T> struct LevelSample {
-    static constexpr int LINE = LEVEL_LINE / LANES<T>;
+// A sample of a row's cache lines, and the maxima of its lanes.
+template <class T> struct RowSample {
+    static constexpr int LINE = SAMPLE_LINE / LANES<T>;
     const T* scores;
     int64_t n = 0;
     Vec<T> most[LINE];
-    T peak, cut;  // the largest, and what few are above: the mean of the maxima
+    T peak, cut;  // the largest score, and the mean of the lanes' maxima, which few scores exceed
 
-    LevelSample(const T* z, int64_t d, T* out) : scores(out) {
+    RowSample(const T* z, int64_t d, T* out) : scores(out) {
         constexpr int N = LANES<T>;
         for (auto& v : most) v = fill((T)-INFINITY);
-        for (int64_t i = 0; i + LEVEL_LINE <= d; i += LEVEL_LINE * LEVEL_STEP)
+        for (int64_t i = 0; i + SAMPLE_LINE <= d; i += SAMPLE_LINE * SAMPLE_STEP)
             for (int k = 0; k < LINE; k++, n += N) {
                 const Vec<T> v = load(z + i + k * N);
                 store(out + n, v);
-                most[k] = larger(v, most[k]);
+                most[k] = max(v, most[k]);
             }
         peak = maximum<T>(most[0]), cut = sum<T>(most[0]);
         for (int k = 1; k < LINE; k++)
-            peak = larger(maximum<T>(most[k]), peak), cut += sum<T>(most[k]);
-        cut /= LEVEL_LINE;
+            peak = max(maximum<T>(most[k]), peak), cut += sum<T>(most[k]);
+        cut /= SAMPLE_LINE;
     }
 
     bool finite() const { return cut - cut == 0 && peak - peak == 0; }
-    bool mostly_above(T bound) const {
+    bool half_above(T bound) const {
         int64_t found = 0;
         for (int64_t i = 0; i < n; i += LANES<T>)
-            found += __builtin_popcount(beyond<T>(load(scores + i), fill(bound)));
+            found += __builtin_popcount(not_le<T>(load(scores + i), fill(bound)));
         return found >= n / 2;
     }
 };
 
-// A lower bound of a row's threshold, in differences from the sample's peak: that of its lanes'
-// maxima.
-template <Kind K, class T> T bound_level(Rows<T>& s, int row, const LevelSample<T>& sample) {
-    constexpr int N = LANES<T>, LINE = LevelSample<T>::LINE;
+// Return a lower bound of a row's threshold, relative to the sample's peak: the threshold of the
+// lanes' maxima.
+template <Kind K, class T> T sample_lower_bound(Rows<T>& s, int row, const RowSample<T>& sample) {
+    constexpr int N = LANES<T>, LINE = RowSample<T>::LINE;
     const int first = row / N * N, lane = row % N;
-    T x[LEVEL_LINE];
+    T x[SAMPLE_LINE];
     for (int k = 0; k < LINE; k++)
-        store(x + k * N, larger((sample.most[k] - sample.peak) * s.eps[row], fill(OUTSIDE<T>)));
+        store(x + k * N, max((sample.most[k] - sample.peak) * s.eps[row], fill(OUTSIDE<T>)));
     T t = 0;
     for (int round = 0; round < 2; round++) {
-        keep_sums(s, row,
-                  add_all<K, T, false>(x, LINE, Threshold<T>{t, 0}, s.family[row], nullptr));
+        set_sums(s, row,
+                 candidate_sums<K, T, false>(x, LINE, Threshold<T>{t, 0}, s.params[row], nullptr));
         t += newton_step<K, T, true>(state(s, first), load(s.eps + first), load(s.b + first))[lane];
-        t = larger(smaller(t, s.high[row]), (T)0);
+        t = max(min(t, s.high[row]), (T)0);
     }
     return t;
 }
 
-// The maximum of a row, and its scores above the cut, packed; returns how many. Which vectors hold
-// any is noted without a branch: it could not be foretold.
+// Compress a row's scores above the cut, set `top` to its maximum, and return their number. Vectors
+// that hold any are noted without a branch, which could not be predicted.
 template <class T>
-int64_t pack_highest(const T* z, int64_t d, T cut, T* out, int32_t* holds, T& top) {
+int64_t compress_highest(const T* z, int64_t d, T cut, T* out, int32_t* holds, T& top) {
     constexpr int N = LANES<T>;
     Vec<T> tops = fill((T)-INFINITY);
     int64_t n = 0, i = 0, many = 0;
     for (; i + N <= d; i += N) {
         const Vec<T> v = load(z + i);
-        tops = larger(v, tops);
-        holds[many] = (int32_t)i, many += beyond<T>(v, fill(cut)) != 0;
+        tops = max(v, tops);
+        holds[many] = (int32_t)i, many += not_le<T>(v, fill(cut)) != 0;
     }
-    if (i < d)
-        holds[many++] = (int32_t)i, tops = larger(load_part(z + i, d - i, (T)-INFINITY), tops);
+    if (i < d) holds[many++] = (int32_t)i, tops = max(load_part(z + i, d - i, (T)-INFINITY), tops);
     for (int64_t k = 0; k < many; k++) {
         const Vec<T> v = load_row(z, holds[k], d, (T)-INFINITY);
-        const uint32_t m = beyond<T>(v, fill(cut));
-        store_packed(out + n, v, m), n += __builtin_popcount(m);
+        const uint32_t m = not_le<T>(v, fill(cut));
+        compress_store(out + n, v, m), n += __builtin_popcount(m);
     }
     top = maximum<T>(tops);
     return n;
 }
 
-// Newton's steps from s.t on a row's highest scores and a share of the others, both scaled and
-// packed.
+// Take Newton's steps from s.t on a row's highest scores and a sample of the others, which stands
+// for `share` times as many; both scaled and compressed.
 template <Kind K, class T>
-void approach_level(Rows<T>& s, int row, const T* high, int64_t n, const T* low, int64_t others,
-                    T share) {
+void approximate_dense(Rows<T>& s, int row, const T* high, int64_t n, const T* low, int64_t others,
+                       T share) {
     for (int round = 0; round < 8; round++) {
         Sums<T> sums, rest;
-        if constexpr (K == ANY) {
-            sums = add_roughly(high, padded<T>(n), 1, s.t[row], s.family[row]);
-            rest = add_roughly(low, padded<T>(others), 1, s.t[row], s.family[row]);
+        if constexpr (K == GENERAL) {
+            sums = approx_sums(high, num_vectors<T>(n), 1, s.t[row], s.params[row]);
+            rest = approx_sums(low, num_vectors<T>(others), 1, s.t[row], s.params[row]);
         } else {
-            sums =
-                add_all<K, T, false>(high, padded<T>(n), threshold(s, row), s.family[row], nullptr);
-            rest = add_all<K, T, false>(low, padded<T>(others), threshold(s, row), s.family[row],
-                                        nullptr);
+            sums = candidate_sums<K, T, false>(high, num_vectors<T>(n), threshold(s, row),
+                                               s.params[row], nullptr);
+            rest = candidate_sums<K, T, false>(low, num_vectors<T>(others), threshold(s, row),
+                                               s.params[row], nullptr);
         }
         sums.p += rest.p * share, sums.q += rest.q * share, sums.r += rest.r * share;
-        keep_sums(s, row, sums);
-        if (!step_roughly<K>(s, 1u << row, (T)0.03)) break;
+        set_sums(s, row, sums);
+        if (!approx_step<K>(s, 1u << row, (T)0.03)) break;
     }
 }
 
-// The threshold, mass and mean of a row from a threshold that is nearly right: by one pass over
-// all, to the fourth order in how far that was off. If it was too far, once more.
-template <Kind K, class T> void settle_level(Rows<T>& s, int row, const T* z) {
-    const Family<T>& f = s.family[row];
+// Compute threshold, mass and mean of a row from a nearly right threshold: one pass over the row
+// and a series of fourth order; further passes where the series does not reach.
+template <Kind K, class T> void refine_dense(Rows<T>& s, int row, const T* z) {
+    const AlphaParams<T>& f = s.params[row];
     const int64_t d = s.d;
     const T top = s.top[row];
-    const bool counted = !s.places;  // else there are lists
+    const bool counted = !s.index_room;  // otherwise the support is listed
     for (int round = 0; round < 40; round++) {
         s.t[row] = (s.t[row] + 1) - 1, s.fine[row] = 0;
-        const LevelSums<T> now =
-            f.n > 4   ? add_level<K, HIGH>(z, d, top, s.t[row], f, s.around, row)
-            : f.n > 0 ? add_level<K, LOW>(z, d, top, s.t[row], f, s.around, row)
-                      : add_level<K, LOGARITHMS>(z, d, top, s.t[row], f, s.around, row);
-        const LevelSeries series(f.b, now);
+        const DenseSums<T> now =
+            f.n > 4   ? dense_sums<K, HIGH>(z, d, top, s.t[row], f, s.prefetch, row)
+            : f.n > 0 ? dense_sums<K, LOW>(z, d, top, s.t[row], f, s.prefetch, row)
+                      : dense_sums<K, LOGARITHMS>(z, d, top, s.t[row], f, s.prefetch, row);
+        const RootSeries series(f.b, now);
         s.mass[row] = now.sums.p[0], s.mean[row] = now.mean[0],
         s.count[row] = counted ? now.count : d;
-        if (!(::fabs(series.excess) > Limits<T>::ENOUGH)) break;  // a NaN ends here too
+        if (!(::fabs(series.excess) > Limits<T>::TOLERANCE)) break;  // also ends for NaN
         if (series.excess > 0)
-            s.low[row] = larger(s.low[row], s.t[row]);
+            s.low[row] = max(s.low[row], s.t[row]);
         else
-            s.high[row] = smaller(s.high[row], s.t[row]);
+            s.high[row] = min(s.high[row], s.t[row]);
         const double by = series.root(d);
         if (by == by) {
             s.mean[row] = (T)series.mean(s.mean[row], by, s.t[row] - 1);
             s.mass[row] = 1;
             s.fine[row] += (T)by;
-            if (counted && by < 0) s.count[row] = count_level(z, d, top, threshold(s, row), f);
+            if (counted && by < 0)
+                s.count[row] = count_dense_support(z, d, top, threshold(s, row), f);
             break;
         }
-        keep_sums(s, row, now.sums);
-        step_roughly<K>(s, 1u << row, (T)0);
+        set_sums(s, row, now.sums);
+        approx_step<K>(s, 1u << row, (T)0);
     }
 }
 
-// The maximum, threshold, mass and mean of a row if a sample of it says that most scores are
-// candidates. A first threshold comes from the sample and the highest scores, which are found on
-// the way to the maximum.
-template <Kind K, class T> bool solve_level(Rows<T>& s, int row, const T* z) {
+// Solve a row if a sample says that most of its scores are candidates; return whether it did. The
+// first threshold comes from the sample and the highest scores, which the pass for the maximum
+// collects.
+template <Kind K, class T> bool solve_dense(Rows<T>& s, int row, const T* z) {
     constexpr int N = LANES<T>;
     const int64_t d = s.d;
     const T eps = s.eps[row], b = s.b[row];
     T *high = s.x + row * s.stride, *low = s.p + row * s.stride, top;
-    const LevelSample<T> sample(z, d, low);
-    if (!sample.finite() || !sample.mostly_above(sample.peak - b)) return false;
-    const T bound = bound_level<K>(s, row, sample);
-    if (!sample.mostly_above(sample.peak + (bound - 1) * b)) return false;
+    const RowSample<T> sample(z, d, low);
+    if (!sample.finite() || !sample.half_above(sample.peak - b)) return false;
+    const T bound = sample_lower_bound<K>(s, row, sample);
+    if (!sample.half_above(sample.peak + (bound - 1) * b)) return false;
 
-    s.unpacked[row] = true;
-    const int64_t n = pack_highest(z, d, sample.cut, high, (int32_t*)(low + d / 2), top);
+    s.dense[row] = true;
+    const int64_t n = compress_highest(z, d, sample.cut, high, (int32_t*)(low + d / 2), top);
     s.top[row] = s.shift[row] = top;
-    s.t[row] = larger(bound - eps * (top - sample.peak), (T)0);
+    s.t[row] = max(bound - eps * (top - sample.peak), (T)0);
     for (int64_t k = 0; k < n; k += N) store(high + k, (load(high + k) - top) * eps);
     store(high + n, fill(OUTSIDE<T>));
     for (int64_t k = 0; k < sample.n; k += N) {
         const Vec<T> v = load(low + k);
         store(low + k, v > sample.cut ? fill(OUTSIDE<T>) : (v - top) * eps);
     }
-    approach_level<K>(s, row, high, n, low, sample.n, (T)d / (T)sample.n);
-    settle_level<K>(s, row, z);
+    approximate_dense<K>(s, row, high, n, low, sample.n, (T)d / (T)sample.n);
+    refine_dense<K>(s, row, z);
     return true;
 }
 

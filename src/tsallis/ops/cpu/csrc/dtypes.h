@@ -14,15 +14,15 @@ struct Float16 {
     uint16_t bits;
 };
 
-INLINE float widen(float x) { return x; }
-INLINE double widen(double x) { return x; }
-INLINE float widen(BFloat16 x) {
+INLINE float upcast(float x) { return x; }
+INLINE double upcast(double x) { return x; }
+INLINE float upcast(BFloat16 x) {
     uint32_t wide = (uint32_t)x.bits << 16;
     float value;
     std::memcpy(&value, &wide, 4);
     return value;
 }
-INLINE float widen(Float16 x) {
+INLINE float upcast(Float16 x) {
 #if defined(__F16C__)
     return _cvtsh_ss(x.bits);
 #elif defined(__aarch64__)
@@ -49,15 +49,15 @@ INLINE float widen(Float16 x) {
 #endif
 }
 
-INLINE void narrow(float x, float& out) { out = x; }
-INLINE void narrow(double x, double& out) { out = x; }
-INLINE void narrow(float x, BFloat16& out) {
+INLINE void downcast(float x, float& out) { out = x; }
+INLINE void downcast(double x, double& out) { out = x; }
+INLINE void downcast(float x, BFloat16& out) {
     uint32_t wide;
     std::memcpy(&wide, &x, 4);
     uint32_t rounded = (wide + 0x7fff + (wide >> 16 & 1)) >> 16;
     out.bits = (uint16_t)(x == x ? rounded : 0x7fc0);
 }
-INLINE void narrow(float x, Float16& out) {
+INLINE void downcast(float x, Float16& out) {
 #if defined(__F16C__)
     out.bits = (uint16_t)_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
 #elif defined(__aarch64__)
@@ -86,14 +86,14 @@ INLINE void narrow(float x, Float16& out) {
 }
 
 #if defined(__AVX512F__)
-INLINE __m512 widen_vector(__m256i v, Float16) { return _mm512_cvtph_ps(v); }
-INLINE __m512 widen_vector(__m256i v, BFloat16) {
+INLINE __m512 upcast_vector(__m256i v, Float16) { return _mm512_cvtph_ps(v); }
+INLINE __m512 upcast_vector(__m256i v, BFloat16) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
 }
-INLINE __m256i narrow_vector(__m512 v, Float16) {
+INLINE __m256i downcast_vector(__m512 v, Float16) {
     return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
 }
-INLINE __m256i narrow_vector(__m512 v, BFloat16) {
+INLINE __m256i downcast_vector(__m512 v, BFloat16) {
 #if defined(__AVX512BF16__)
     return (__m256i)_mm512_cvtneps_pbh(v);
 #endif
@@ -105,42 +105,42 @@ INLINE __m256i narrow_vector(__m512 v, BFloat16) {
     return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0)));
 }
 template <class S> INLINE F load_half(const S* row, int64_t i) {
-    return (F)widen_vector(_mm256_loadu_si256((const __m256i*)(row + i)), S{});
+    return (F)upcast_vector(_mm256_loadu_si256((const __m256i*)(row + i)), S{});
 }
 template <class S> INLINE F load_half_part(const S* row, int64_t n, float rest) {
     const __mmask16 some = (__mmask16)((1u << n) - 1);
     return (F)_mm512_mask_mov_ps(_mm512_set1_ps(rest), some,
-                                 widen_vector(_mm256_maskz_loadu_epi16(some, row), S{}));
+                                 upcast_vector(_mm256_maskz_loadu_epi16(some, row), S{}));
 }
 template <class S> INLINE void store_half(S* row, F v) {
-    _mm256_storeu_si256((__m256i*)row, narrow_vector((__m512)v, S{}));
+    _mm256_storeu_si256((__m256i*)row, downcast_vector((__m512)v, S{}));
 }
 template <class S> INLINE void store_half_part(S* row, int64_t n, F v) {
-    _mm256_mask_storeu_epi16(row, (__mmask16)((1u << n) - 1), narrow_vector((__m512)v, S{}));
+    _mm256_mask_storeu_epi16(row, (__mmask16)((1u << n) - 1), downcast_vector((__m512)v, S{}));
 }
-template <class S> INLINE void widen_vectors(const S* from, float* to, int64_t d) {
+template <class S> INLINE void upcast_vectors(const S* from, float* to, int64_t d) {
     for (int64_t j = 0; j < d; j += 16) {
         const __mmask16 some = (__mmask16)(d - j < 16 ? (1u << (d - j)) - 1 : 0xffff);
         _mm512_mask_storeu_ps(to + j, some,
-                              widen_vector(_mm256_maskz_loadu_epi16(some, from + j), S{}));
+                              upcast_vector(_mm256_maskz_loadu_epi16(some, from + j), S{}));
     }
 }
-template <class S> INLINE void narrow_vectors(const float* from, S* to, int64_t d) {
+template <class S> INLINE void downcast_vectors(const float* from, S* to, int64_t d) {
     for (int64_t j = 0; j < d; j += 16) {
         const __mmask16 some = (__mmask16)(d - j < 16 ? (1u << (d - j)) - 1 : 0xffff);
         _mm256_mask_storeu_epi16(to + j, some,
-                                 narrow_vector(_mm512_maskz_loadu_ps(some, from + j), S{}));
+                                 downcast_vector(_mm512_maskz_loadu_ps(some, from + j), S{}));
     }
 }
 #elif defined(__AVX2__)
-INLINE __m256 widen_vector(__m128i v, Float16) { return _mm256_cvtph_ps(v); }
-INLINE __m256 widen_vector(__m128i v, BFloat16) {
+INLINE __m256 upcast_vector(__m128i v, Float16) { return _mm256_cvtph_ps(v); }
+INLINE __m256 upcast_vector(__m128i v, BFloat16) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16));
 }
-INLINE __m128i narrow_vector(__m256 v, Float16) {
+INLINE __m128i downcast_vector(__m256 v, Float16) {
     return _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
 }
-INLINE __m128i narrow_vector(__m256 v, BFloat16) {
+INLINE __m128i downcast_vector(__m256 v, BFloat16) {
     const __m256i wide = _mm256_castps_si256(v),
                   last = _mm256_and_si256(_mm256_srli_epi32(wide, 16), _mm256_set1_epi32(1));
     const __m256i rounded = _mm256_srli_epi32(
@@ -150,90 +150,90 @@ INLINE __m128i narrow_vector(__m256 v, BFloat16) {
     return _mm_packus_epi32(_mm256_castsi256_si128(result), _mm256_extracti128_si256(result, 1));
 }
 template <class S> INLINE F load_half(const S* row, int64_t i) {
-    return (F)widen_vector(_mm_loadu_si128((const __m128i*)(row + i)), S{});
+    return (F)upcast_vector(_mm_loadu_si128((const __m128i*)(row + i)), S{});
 }
 template <class S> INLINE void store_half(S* row, F v) {
-    _mm_storeu_si128((__m128i*)row, narrow_vector((__m256)v, S{}));
+    _mm_storeu_si128((__m128i*)row, downcast_vector((__m256)v, S{}));
 }
-template <class S> INLINE void widen_vectors(const S* from, float* to, int64_t d) {
+template <class S> INLINE void upcast_vectors(const S* from, float* to, int64_t d) {
     int64_t j = 0;
     for (; j + 8 <= d; j += 8)
-        _mm256_storeu_ps(to + j, widen_vector(_mm_loadu_si128((const __m128i*)(from + j)), S{}));
-    for (; j < d; j++) to[j] = widen(from[j]);
+        _mm256_storeu_ps(to + j, upcast_vector(_mm_loadu_si128((const __m128i*)(from + j)), S{}));
+    for (; j < d; j++) to[j] = upcast(from[j]);
 }
-template <class S> INLINE void narrow_vectors(const float* from, S* to, int64_t d) {
+template <class S> INLINE void downcast_vectors(const float* from, S* to, int64_t d) {
     int64_t j = 0;
     for (; j + 8 <= d; j += 8)
-        _mm_storeu_si128((__m128i*)(to + j), narrow_vector(_mm256_loadu_ps(from + j), S{}));
-    for (; j < d; j++) narrow(from[j], to[j]);
+        _mm_storeu_si128((__m128i*)(to + j), downcast_vector(_mm256_loadu_ps(from + j), S{}));
+    for (; j < d; j++) downcast(from[j], to[j]);
 }
 #elif defined(__aarch64__)
-INLINE float32x4_t widen_vector(uint16x4_t v, Float16) { return vcvt_f32_f16((float16x4_t)v); }
-INLINE float32x4_t widen_vector(uint16x4_t v, BFloat16) { return (float32x4_t)vshll_n_u16(v, 16); }
-INLINE uint16x4_t narrow_vector(float32x4_t v, Float16) { return (uint16x4_t)vcvt_f16_f32(v); }
-INLINE uint16x4_t narrow_vector(float32x4_t v, BFloat16) {
+INLINE float32x4_t upcast_vector(uint16x4_t v, Float16) { return vcvt_f32_f16((float16x4_t)v); }
+INLINE float32x4_t upcast_vector(uint16x4_t v, BFloat16) { return (float32x4_t)vshll_n_u16(v, 16); }
+INLINE uint16x4_t downcast_vector(float32x4_t v, Float16) { return (uint16x4_t)vcvt_f16_f32(v); }
+INLINE uint16x4_t downcast_vector(float32x4_t v, BFloat16) {
     const uint32x4_t wide = (uint32x4_t)v, last = vandq_u32(vshrq_n_u32(wide, 16), vdupq_n_u32(1));
     // The sum's upper half.
     const uint16x4_t rounded = vaddhn_u32(wide, vaddq_u32(last, vdupq_n_u32(0x7fff)));
     return vbsl_u16(vmovn_u32(vceqq_f32(v, v)), rounded, vdup_n_u16(0x7fc0));
 }
 template <class S> INLINE F load_half(const S* row, int64_t i) {
-    return (F)widen_vector(vld1_u16((const uint16_t*)(row + i)), S{});
+    return (F)upcast_vector(vld1_u16((const uint16_t*)(row + i)), S{});
 }
 template <class S> INLINE F load_half_part(const S* row, int64_t n, float rest) {
     uint64_t some = 0;  // n is below a whole vector
     if (n & 2) std::memcpy(&some, row, 4);
     if (n & 1) some |= (uint64_t)row[n & 2].bits << 16 * (n & 2);
-    return FI{0, 1, 2, 3} < (int32_t)n ? (F)widen_vector(vcreate_u16(some), S{}) : fill(rest);
+    return FI{0, 1, 2, 3} < (int32_t)n ? (F)upcast_vector(vcreate_u16(some), S{}) : fill(rest);
 }
 template <class S> INLINE void store_half(S* row, F v) {
-    vst1_u16((uint16_t*)row, narrow_vector((float32x4_t)v, S{}));
+    vst1_u16((uint16_t*)row, downcast_vector((float32x4_t)v, S{}));
 }
 template <class S> INLINE void store_half_part(S* row, int64_t n, F v) {
-    const uint16x4_t half = narrow_vector((float32x4_t)v, S{});
+    const uint16x4_t half = downcast_vector((float32x4_t)v, S{});
     if (n & 2) std::memcpy(row, &half, 4);
     if (n & 1) row[n & 2].bits = n & 2 ? half[2] : half[0];
 }
-// Of these loops compilers make vectors, but for the one that float16 is rounded in.
-template <class S> INLINE void widen_vectors(const S* from, float* to, int64_t d) {
-    for (int64_t j = 0; j < d; j++) to[j] = widen(from[j]);
+// Compilers vectorise these loops, but not the one that rounds to float16.
+template <class S> INLINE void upcast_vectors(const S* from, float* to, int64_t d) {
+    for (int64_t j = 0; j < d; j++) to[j] = upcast(from[j]);
 }
-INLINE void narrow_vectors(const float* from, BFloat16* to, int64_t d) {
-    for (int64_t j = 0; j < d; j++) narrow(from[j], to[j]);
+INLINE void downcast_vectors(const float* from, BFloat16* to, int64_t d) {
+    for (int64_t j = 0; j < d; j++) downcast(from[j], to[j]);
 }
-INLINE void narrow_vectors(const float* from, Float16* to, int64_t d) {
+INLINE void downcast_vectors(const float* from, Float16* to, int64_t d) {
     int64_t j = 0;
     for (; j + 4 <= d; j += 4) store_half(to + j, load(from + j));
-    for (; j < d; j++) narrow(from[j], to[j]);
+    for (; j < d; j++) downcast(from[j], to[j]);
 }
 #else
 template <class S> INLINE F load_half(const S* row, int64_t i) {
     F v;
-    for (int k = 0; k < LANES<float>; k++) v[k] = widen(row[i + k]);
+    for (int k = 0; k < LANES<float>; k++) v[k] = upcast(row[i + k]);
     return v;
 }
 template <class S> INLINE void store_half(S* row, F v) {
-    for (int k = 0; k < LANES<float>; k++) narrow(v[k], row[k]);
+    for (int k = 0; k < LANES<float>; k++) downcast(v[k], row[k]);
 }
-template <class S> INLINE void widen_vectors(const S* from, float* to, int64_t d) {
-    for (int64_t j = 0; j < d; j++) to[j] = widen(from[j]);
+template <class S> INLINE void upcast_vectors(const S* from, float* to, int64_t d) {
+    for (int64_t j = 0; j < d; j++) to[j] = upcast(from[j]);
 }
-template <class S> INLINE void narrow_vectors(const float* from, S* to, int64_t d) {
-    for (int64_t j = 0; j < d; j++) narrow(from[j], to[j]);
+template <class S> INLINE void downcast_vectors(const float* from, S* to, int64_t d) {
+    for (int64_t j = 0; j < d; j++) downcast(from[j], to[j]);
 }
 #endif
 
 #if !defined(__AVX512F__) && !defined(__aarch64__)
 template <class S> INLINE F load_half_part(const S* row, int64_t n, float rest) {
     alignas(VECTOR_BYTES) float lanes[LANES<float>];
-    for (int i = 0; i < LANES<float>; i++) lanes[i] = i < n ? widen(row[i]) : rest;
+    for (int i = 0; i < LANES<float>; i++) lanes[i] = i < n ? upcast(row[i]) : rest;
     return load(lanes);
 }
 template <class S> INLINE void store_half_part(S* row, int64_t n, F v) {
-    for (int i = 0; i < n; i++) narrow(v[i], row[i]);
+    for (int i = 0; i < n; i++) downcast(v[i], row[i]);
 }
 #endif
-// As of floats, so that rows are read and written where they lie.
+// The names that floats have, so that templates read and write rows of halves in place.
 template <class S> INLINE F load_half_row(const S* row, int64_t i, int64_t d, float rest) {
     return i + LANES<float> <= d ? load_half(row, i) : load_half_part(row + i, d - i, rest);
 }
@@ -256,22 +256,24 @@ INLINE F load_row(const Float16* row, int64_t i, int64_t d, float rest) {
     return load_half_row(row, i, d, rest);
 }
 
-// Rows up to this long are solved on their side, a vector of them together.
-constexpr int64_t SHORT = 512;
-constexpr int64_t APART = 64;  // and up to this long have each a place of its own in a tile
+// Rows up to this long are solved transposed, a row in each lane.
+constexpr int64_t MAX_SHORT_SIZE = 512;
+constexpr int64_t MAX_SEPARATE_SIZE =
+    64;  // rows up to this long have each a row of their own in a tile
 
-// Halves are narrower than what computes them.
-template <class T, class S> constexpr bool SAME = sizeof(T) == sizeof(S);
+// False for halves, which are computed in float.
+template <class T, class S> constexpr bool SAME_SIZE = sizeof(T) == sizeof(S);
 
-// The rows [first, last) of a tensor as contiguous rows; copied to `tile` (stride elements a row)
-// where they aren't.
+// Access to blocks of rows of a tensor as contiguous rows of T; where the tensor has none, they are
+// copied to `tile`, whose rows lie `stride` elements apart.
 template <class T, class S> class Tile {
   public:
     Tile(const Layout& layout, T* tile, int64_t stride)
         : layout(layout), tile(tile), stride(stride) {}
 
-    INLINE bool direct() const { return SAME<T, S> && layout.inner == 1; }
+    INLINE bool direct() const { return SAME_SIZE<T, S> && layout.inner == 1; }
 
+    // Set rows[r - first] to the rows [first, last).
     void read(const void* memory, int64_t first, int64_t last, const T** rows) const {
         const S* base = (const S*)memory;
         const int64_t d = layout.d, inner = layout.inner;
@@ -289,27 +291,30 @@ template <class T, class S> class Tile {
         find_starts(first, last, start);
         for (int64_t j = 0; j < d; j++)
             for (int64_t k = 0; k < last - first; k++)
-                tile[k * stride + j] = widen(base[start[k] + j * inner]);
+                tile[k * stride + j] = upcast(base[start[k] + j * inner]);
     }
 
-    // Whether rows lie one behind the other, in whatever they are stored.
-    INLINE bool plain() const { return layout.inner == 1; }
-    void find(const void* memory, int64_t first, int64_t last, const S** rows) const {
+    // Whether rows are contiguous, in whichever dtype.
+    INLINE bool contiguous() const { return layout.inner == 1; }
+    void row_pointers(const void* memory, int64_t first, int64_t last, const S** rows) const {
         for (int64_t r = first; r < last; r++) rows[r - first] = (const S*)memory + r * layout.d;
     }
 
-    // Where row r of a block that begins at `first` shall be written: into the tensor itself, or
-    // into the tile.
-    INLINE T* place(void* memory, int64_t first, int64_t r) const {
-        return direct() ? (T*)memory + r * layout.d : tile + (alone() ? 0 : (r - first) * stride);
+    // Where to write row r of a block that begins at `first`: into the tensor itself or into the
+    // tile.
+    INLINE T* output_row(void* memory, int64_t first, int64_t r) const {
+        return direct() ? (T*)memory + r * layout.d
+                        : tile + (reuses_first_row() ? 0 : (r - first) * stride);
     }
 
-    // A row is written: halves leave the tile at once, which so stays in the first-level cache.
+    // To be called when row r is complete: halves are copied out at once, while the row is in the
+    // first-level cache.
     INLINE void finish_row(void* memory, int64_t first, int64_t r) const {
         if (!direct() && layout.inner == 1)
-            copy_out(place(memory, first, r), (S*)memory + r * layout.d, layout.d);
+            copy_out(output_row(memory, first, r), (S*)memory + r * layout.d, layout.d);
     }
 
+    // To be called when all rows of a block are complete: strided rows are copied out.
     void finish_block(void* memory, int64_t first, int64_t last) const {
         const int64_t d = layout.d, inner = layout.inner;
         if (inner == 1) return;
@@ -318,13 +323,15 @@ template <class T, class S> class Tile {
         find_starts(first, last, start);
         for (int64_t j = 0; j < d; j++)
             for (int64_t k = 0; k < last - first; k++)
-                narrow(tile[k * stride + j], base[start[k] + j * inner]);
+                downcast(tile[k * stride + j], base[start[k] + j * inner]);
     }
 
   private:
-    // Whether each row of a block is finished before the next one: then all have the tile's first
+    // Whether each row of a block is copied out before the next one: then all use the tile's first
     // row.
-    INLINE bool alone() const { return layout.inner == 1 && layout.d > APART; }
+    INLINE bool reuses_first_row() const {
+        return layout.inner == 1 && layout.d > MAX_SEPARATE_SIZE;
+    }
 
     // Where the rows of a block begin in the tensor.
     void find_starts(int64_t first, int64_t last, int64_t* start) const {
@@ -334,10 +341,10 @@ template <class T, class S> class Tile {
     }
 
     static INLINE void copy_in(const S* from, T* to, int64_t d) {
-        if constexpr (!SAME<T, S>) widen_vectors(from, to, d);
+        if constexpr (!SAME_SIZE<T, S>) upcast_vectors(from, to, d);
     }
     static INLINE void copy_out(const T* from, S* to, int64_t d) {
-        if constexpr (!SAME<T, S>) narrow_vectors(from, to, d);
+        if constexpr (!SAME_SIZE<T, S>) downcast_vectors(from, to, d);
     }
 
     const Layout& layout;

@@ -1,4 +1,4 @@
-// The gradients of the maps, from the probabilities alone.
+// Gradients of the maps, computed from the probabilities alone.
 
 #pragma once
 
@@ -6,76 +6,76 @@
 
 namespace {
 
-template <class T> INLINE bool needs_power(Kind kind, const Family<T>& f) {
-    return kind == ANY || (kind == WHOLE && f.n != 4);
+template <class T> INLINE bool needs_power(Kind kind, const AlphaParams<T>& f) {
+    return kind == GENERAL || (kind == INTEGER && f.n != 4);
 }
 
-// s = p^(2 - alpha), where p > 0
-template <Kind K, class T> INLINE Vec<T> slope(Vec<T> p, const Family<T>& f) {
+// The diagonal of the Jacobian, s = p^(2 - alpha) where p > 0, else 0.
+template <Kind K, class T> INLINE Vec<T> slope(Vec<T> p, const AlphaParams<T>& f) {
     if constexpr (K == SOFTMAX) return p;
     if constexpr (K == TWO) return p > 0 ? fill((T)1) : Vec<T>{};
-    if constexpr (K == THREE_HALVES) return root(p);
-    if (K == WHOLE && f.n == 4) {
-        Vec<T> half = root(p);
-        return half * root(half);
+    if constexpr (K == THREE_HALVES) return square_root(p);
+    if (K == INTEGER && f.n == 4) {
+        Vec<T> half = square_root(p);
+        return half * square_root(half);
     }
-    return p > 0 ? power(larger(p, fill((T)1.2e-38)), (T)(2 - f.alpha)) : Vec<T>{};
+    return p > 0 ? power(max(p, fill((T)1.2e-38)), (T)(2 - f.alpha)) : Vec<T>{};
 }
 
-// s = p^(2 - alpha), and p log^2 p phi(eps log p), phi(x) = (e^-x - 1 + x)/x^2: minus dp/d alpha at
-// a fixed threshold.
+// Compute s = p^(2 - alpha), and the curvature p log^2 p phi(eps log p) with phi(x) = (e^-x - 1 +
+// x)/x^2, which is -dp/d alpha at a fixed threshold.
 template <Kind K, class T>
-INLINE void bend(Vec<T> p, const Family<T>& f, Vec<T>& s, Vec<T>& curvature) {
-    const Vec<T> log_p = log_(larger(p, fill((T)1.2e-38)));
+INLINE void slope_and_curvature(Vec<T> p, const AlphaParams<T>& f, Vec<T>& s, Vec<T>& curvature) {
+    const Vec<T> log_p = log_(max(p, fill((T)1.2e-38)));
     const Ints<T> some = p > 0;
     if constexpr (K == SOFTMAX) {
         s = p;
         curvature = some ? p * log_p * log_p * (T)0.5 : Vec<T>{};
         return;
     }
-    const Vec<T> h = log_p * -f.eps, bent = above_tangent(h);  // h >= 0
-    if constexpr (K == WHOLE || K == ANY)
+    const Vec<T> h = log_p * -f.eps, bent = exp_minus_tangent(h);  // h >= 0
+    if constexpr (K == INTEGER || K == GENERAL)
         s = some ? p + p * (h + bent) : Vec<T>{};  // p e^h
     else
         s = slope<K>(p, f);
     curvature = some ? p * bent * (1 / (f.eps * f.eps)) : Vec<T>{};
 }
 
-// Entries called into the second-level cache, `by` ahead: where a gradient is written, and what the
-// next row needs. Of longer rows the machine itself has learned by then how they go on.
-constexpr int64_t CALLED = 4096;
-template <class S> INLINE void call_ahead(const S* p, int entries, int64_t by = 0) {
+// Prefetch entries into the second-level cache: where a gradient is written, and the next row's
+// input. Of longer rows the machine itself has learned by then how they go on.
+constexpr int64_t MAX_PREFETCH_SIZE = 4096;
+template <class S> INLINE void prefetch_entries(const S* p, int entries, int64_t by = 0) {
     for (int i = 0; i < entries; i += 64 / (int)sizeof(S)) __builtin_prefetch(p + by + i, 0, 2);
 }
 
-// In rows so long whole groups of zeros are so common that a machine foresees them.
-constexpr int64_t SPARSE_FROM = 4096;
+// In rows so long groups of zeros are so frequent that branches on them are predicted.
+constexpr int64_t MIN_SPARSE_SIZE = 4096;
 
-// dz = s (g - delta), delta = s.g / sum s, over all entries: for slopes that cost little. `roots`
-// is dz itself, or room for a row where dz is not as precise.
+// Write dz = s (g - delta) with delta = s.g / sum s, over all entries: for slopes that are cheap.
+// `roots` is dz itself, or scratch for a row where dz is of lower precision.
 template <Kind K, class T, class S, class O>
-void gradient_of_all(const S* p, const S* g, int64_t d, const Family<T>& f, O* dz, T* roots) {
+void gradient_of_all(const S* p, const S* g, int64_t d, const AlphaParams<T>& f, O* dz, T* roots) {
     constexpr int N = LANES<T>;
-    // Then whole groups are zero, and their gradients need not be read.
-    const bool sparse = K != SOFTMAX && d >= SPARSE_FROM;
-    // They are dear: kept for the second pass.
-    constexpr bool WAIT = K == THREE_HALVES || K == WHOLE;
+    // Whole groups are zero then, and their upstream gradients need not be read.
+    const bool sparse = K != SOFTMAX && d >= MIN_SPARSE_SIZE;
+    // Square roots are dear: they are saved for the second pass.
+    constexpr bool SAVE_SLOPES = K == THREE_HALVES || K == INTEGER;
     Vec<T> total = {}, weighted = {};
     for (int64_t first = 0; first < d; first += BLOCK * N) {
         Vec<T> s0 = {}, s1 = {}, g0 = {}, g1 = {};
-        int64_t i = first, stop = smaller(d, first + BLOCK * N);
+        int64_t i = first, stop = min(d, first + BLOCK * N);
         for (; i + 2 * N <= stop; i += 2 * N) {
-            if (d <= CALLED) call_ahead(dz + i, 2 * N);
+            if (d <= MAX_PREFETCH_SIZE) prefetch_entries(dz + i, 2 * N);
             Vec<T> a = load(p + i), b = load(p + i + N);
-            if (sparse && !beyond<T>(larger(a, b), Vec<T>{})) continue;
+            if (sparse && !not_le<T>(max(a, b), Vec<T>{})) continue;
             a = slope<K>(a, f), b = slope<K>(b, f);
-            if (WAIT) store(roots + i, a), store(roots + i + N, b);
+            if (SAVE_SLOPES) store(roots + i, a), store(roots + i + N, b);
             s0 += a, s1 += b;
             g0 += a * load(g + i), g1 += b * load(g + i + N);
         }
         for (; i < stop; i += N) {
             Vec<T> a = slope<K>(load_row(p, i, d, (T)0), f);
-            if (WAIT) store_row(roots, i, d, a);
+            if (SAVE_SLOPES) store_row(roots, i, d, a);
             s0 += a;
             g0 += a * load_row(g, i, d, (T)0);
         }
@@ -84,48 +84,49 @@ void gradient_of_all(const S* p, const S* g, int64_t d, const Family<T>& f, O* d
     T mass = sum<T>(total), delta = mass > 0 ? sum<T>(weighted) / mass : 0;
     int64_t i = 0;
     for (; i + 2 * N <= d; i += 2 * N) {
-        if (d <= CALLED) call_ahead(p + i, 2 * N, d), call_ahead(g + i, 2 * N, d);
+        if (d <= MAX_PREFETCH_SIZE)
+            prefetch_entries(p + i, 2 * N, d), prefetch_entries(g + i, 2 * N, d);
         Vec<T> a = load(p + i), b = load(p + i + N);
-        if (sparse && !beyond<T>(larger(a, b), Vec<T>{})) {
+        if (sparse && !not_le<T>(max(a, b), Vec<T>{})) {
             store(dz + i, Vec<T>{}), store(dz + i + N, Vec<T>{});
             continue;
         }
-        a = WAIT ? load(roots + i) : slope<K>(a, f),
-        b = WAIT ? load(roots + i + N) : slope<K>(b, f);
+        a = SAVE_SLOPES ? load(roots + i) : slope<K>(a, f),
+        b = SAVE_SLOPES ? load(roots + i + N) : slope<K>(b, f);
         store(dz + i, a * (load(g + i) - delta));
         store(dz + i + N, b * (load(g + i + N) - delta));
     }
     for (; i < d; i += N) {
-        Vec<T> a = WAIT ? load_row(roots, i, d, (T)0) : slope<K>(load_row(p, i, d, (T)0), f);
+        Vec<T> a = SAVE_SLOPES ? load_row(roots, i, d, (T)0) : slope<K>(load_row(p, i, d, (T)0), f);
         store_row(dz, i, d, a * (load_row(g, i, d, (T)0) - delta));
     }
 }
 
-// The same over the support alone, packed; and the gradient of alpha, -sum p psi (g - delta), if it
-// is asked for.
+// The same over the compressed support, and with `dalpha` the gradient of alpha, -sum curvature (g
+// - delta).
 template <Kind K, class T, class S, class O>
-void gradient_of_support(const S* p, const S* g, int64_t d, const Family<T>& f, O* dz, T* dalpha,
-                         T* ps, T* gs, T* ss) {
+void gradient_of_support(const S* p, const S* g, int64_t d, const AlphaParams<T>& f, O* dz,
+                         T* dalpha, T* ps, T* gs, T* ss) {
     constexpr int N = LANES<T>;
     int64_t n = 0;
     for (int64_t i = 0; i < d; i += N) {
-        if (d <= CALLED) call_ahead(dz + i, N);
+        if (d <= MAX_PREFETCH_SIZE) prefetch_entries(dz + i, N);
         Vec<T> v = load_row(p, i, d, (T)0);
-        uint32_t m = beyond<T>(v, Vec<T>{});
+        uint32_t m = not_le<T>(v, Vec<T>{});
         if (!m) continue;
-        store_packed(ps + n, v, m);
-        store_packed(gs + n, load_row(g, i, d, (T)0), m);
+        compress_store(ps + n, v, m);
+        compress_store(gs + n, load_row(g, i, d, (T)0), m);
         n += __builtin_popcount(m);
     }
     store(ps + n, Vec<T>{}), store(gs + n, Vec<T>{});
     Vec<T> total = {}, weighted = {};
     for (int64_t first = 0; first < n; first += BLOCK * N) {
         Vec<T> s0 = {}, g0 = {};
-        for (int64_t i = first; i < smaller(n, first + BLOCK * N); i += N) {
+        for (int64_t i = first; i < min(n, first + BLOCK * N); i += N) {
             Vec<T> v = load(ps + i), s;
             if (dalpha) {
                 Vec<T> curvature;
-                bend<K>(v, f, s, curvature);
+                slope_and_curvature<K>(v, f, s, curvature);
                 store(ps + i, curvature);
             } else {
                 s = slope<K>(v, f);
@@ -136,27 +137,27 @@ void gradient_of_support(const S* p, const S* g, int64_t d, const Family<T>& f, 
         total += s0, weighted += g0;
     }
     T mass = sum<T>(total), delta = mass > 0 ? sum<T>(weighted) / mass : 0;
-    Vec<T> moved = {};
+    Vec<T> alpha_sum = {};
     for (int64_t i = 0; i < n; i += N) {
         Vec<T> centred = load(gs + i) - delta;
-        if (dalpha) moved -= load(ps + i) * centred;
+        if (dalpha) alpha_sum -= load(ps + i) * centred;
         store(ss + i, load(ss + i) * centred);
     }
-    if (dalpha) *dalpha = sum<T>(moved);
+    if (dalpha) *dalpha = sum<T>(alpha_sum);
     for (int64_t i = 0; i < d; i += N) {
-        if (d <= CALLED) call_ahead(p + i, N, d), call_ahead(g + i, N, d);
-        uint32_t m = beyond<T>(load_row(p, i, d, (T)0), Vec<T>{});
-        store_row(dz, i, d, load_packed(ss, m));
+        if (d <= MAX_PREFETCH_SIZE) prefetch_entries(p + i, N, d), prefetch_entries(g + i, N, d);
+        uint32_t m = not_le<T>(load_row(p, i, d, (T)0), Vec<T>{});
+        store_row(dz, i, d, expand_load(ss, m));
         ss += __builtin_popcount(m);
     }
 }
 
-// The same of a row of M vectors, which never leave the registers.
+// The same for a row of M vectors, which stay in registers.
 template <Kind K, int M, class T, class S, class O>
-INLINE void gradient_of_few(const S* p, const S* g, int64_t d, const Family<T>& f, O* dz,
-                            T* dalpha) {
+INLINE void gradient_of_vectors(const S* p, const S* g, int64_t d, const AlphaParams<T>& f, O* dz,
+                                T* dalpha) {
     constexpr int N = LANES<T>;
-    Vec<T> s[M], curvature[M] = {}, upstream[M], total = {}, weighted = {}, moved = {};
+    Vec<T> s[M], curvature[M] = {}, upstream[M], total = {}, weighted = {}, alpha_sum = {};
     auto read = [&](const S* from, int k) {
         return k < M - 1 ? load(from + k * N) : load_row(from, k * N, d, (T)0);
     };
@@ -164,7 +165,7 @@ INLINE void gradient_of_few(const S* p, const S* g, int64_t d, const Family<T>& 
         const Vec<T> v = read(p, k);
         upstream[k] = read(g, k);
         if (dalpha)
-            bend<K>(v, f, s[k], curvature[k]);
+            slope_and_curvature<K>(v, f, s[k], curvature[k]);
         else
             s[k] = slope<K>(v, f);
         total += s[k], weighted += s[k] * upstream[k];
@@ -172,80 +173,82 @@ INLINE void gradient_of_few(const S* p, const S* g, int64_t d, const Family<T>& 
     const T mass = sum<T>(total), delta = mass > 0 ? sum<T>(weighted) / mass : 0;
     for (int k = 0; k < M; k++) {
         const Vec<T> centred = upstream[k] - delta;
-        if (dalpha) moved -= curvature[k] * centred;
+        if (dalpha) alpha_sum -= curvature[k] * centred;
         if (k < M - 1)
             store(dz + k * N, s[k] * centred);
         else
             store_row(dz, k * N, d, s[k] * centred);
     }
-    if (dalpha) *dalpha = sum<T>(moved);
+    if (dalpha) *dalpha = sum<T>(alpha_sum);
 }
 
-// The same of lists: entries [starts[r], starts[r + 1]) are row r's. They may be far shorter than a
-// vector: what costs most is computed of all of them as of one, and sums of many at a time. Up to a
-// vector behind the last of `dz` is overwritten. `slopes` and `curvatures` are room for lists.
+// The same for CSR rows: entries [starts[r], starts[r + 1]) are row r's. Rows may be far shorter
+// than a vector: powers are computed over all entries as over one row, and sums over many rows at
+// once. Up to a vector behind the last entry of `dz` is overwritten. `slopes` and `curvatures` are
+// scratch of as many entries.
 template <Kind K, class T>
-void gradient_of_lists(const T* p, const T* g, const int64_t* starts, int64_t rows,
-                       const Family<T>& f, T* dz, T* dalpha, T* slopes, T* curvatures) {
+void gradient_of_csr_rows(const T* p, const T* g, const int64_t* starts, int64_t rows,
+                          const AlphaParams<T>& f, T* dz, T* dalpha, T* slopes, T* curvatures) {
     constexpr int N = LANES<T>;
     const int64_t end = starts[rows];
     for (int64_t i = starts[0]; i < end; i += N) {
         const Vec<T> v = load_row(p, i, end, (T)0);
         Vec<T> s, curvature = {};
         if (dalpha)
-            bend<K>(v, f, s, curvature);
+            slope_and_curvature<K>(v, f, s, curvature);
         else
             s = slope<K>(v, f);
-        store(slopes + i, v == v ? s : v);  // all of a row with a NaN is NaN
+        store(slopes + i, v == v ? s : v);  // a NaN makes its whole row NaN
         if (dalpha) store(curvatures + i, curvature);
     }
     for (int64_t first = 0; first < rows; first += N) {
-        const int64_t last = smaller(first + N, rows);
+        const int64_t last = min(first + N, rows);
         auto entries = [&](auto&& visit) {
             for (int64_t r = first; r < last; r++)
                 for (int64_t i = starts[r], stop = starts[r + 1]; i < stop; i += N)
                     visit(r - first, i, stop, load_row(slopes, i, stop, (T)0),
                           load_row(g, i, stop, (T)0));
         };
-        Vec<T> mass[N] = {}, weighted[N] = {}, moved[N] = {};
+        Vec<T> mass[N] = {}, weighted[N] = {}, alpha_sum[N] = {};
         entries([&](int64_t r, int64_t, int64_t, Vec<T> s, Vec<T> upstream) {
             mass[r] += s, weighted[r] += s * upstream;
         });
-        const Vec<T> all = sums_of<T>(mass),
-                     delta = all == 0 ? Vec<T>{} : sums_of<T>(weighted) / all;
+        const Vec<T> all = lane_sums<T>(mass),
+                     delta = all == 0 ? Vec<T>{} : lane_sums<T>(weighted) / all;
         entries([&](int64_t r, int64_t i, int64_t stop, Vec<T> s, Vec<T> upstream) {
             const Vec<T> centred = upstream - delta[r];
             store(dz + i, s * centred);
-            if (dalpha) moved[r] -= load_row(curvatures, i, stop, (T)0) * centred;
+            if (dalpha) alpha_sum[r] -= load_row(curvatures, i, stop, (T)0) * centred;
         });
-        if (dalpha) store_row(dalpha, first, rows, sums_of<T>(moved));
+        if (dalpha) store_row(dalpha, first, rows, lane_sums<T>(alpha_sum));
     }
 }
 
-// All of a row with a NaN is NaN.
-template <class T, class O> __attribute__((noinline)) void break_row(O* dz, int64_t d, T* dalpha) {
+// Write NaN for a row that contains one.
+template <class T, class O>
+__attribute__((noinline)) void fill_row_nan(O* dz, int64_t d, T* dalpha) {
     fill_row(dz, d, (T)NAN);
     if (dalpha) *dalpha = (T)NAN;
 }
 
-// One row; `scratch` are three rows of room.
+// Write the gradient of one row; `scratch` are three rows.
 template <Kind K, class T, class S, class O>
-INLINE void gradient_of_row(const S* p, const S* g, int64_t d, const Family<T>& f, O* dz, T* dalpha,
-                            T* const* scratch) {
-    if (widen(p[0]) != widen(p[0])) return break_row(dz, d, dalpha);
-    switch (padded<T>(d)) {
+INLINE void gradient_of_row(const S* p, const S* g, int64_t d, const AlphaParams<T>& f, O* dz,
+                            T* dalpha, T* const* scratch) {
+    if (upcast(p[0]) != upcast(p[0])) return fill_row_nan(dz, d, dalpha);
+    switch (num_vectors<T>(d)) {
         case 1:
-            return gradient_of_few<K, 1>(p, g, d, f, dz, dalpha);
+            return gradient_of_vectors<K, 1>(p, g, d, f, dz, dalpha);
         case 2:
-            return gradient_of_few<K, 2>(p, g, d, f, dz, dalpha);
+            return gradient_of_vectors<K, 2>(p, g, d, f, dz, dalpha);
         case 3:
-            return gradient_of_few<K, 3>(p, g, d, f, dz, dalpha);
+            return gradient_of_vectors<K, 3>(p, g, d, f, dz, dalpha);
         case 4:
-            return gradient_of_few<K, 4>(p, g, d, f, dz, dalpha);
+            return gradient_of_vectors<K, 4>(p, g, d, f, dz, dalpha);
     }
     if (dalpha || needs_power(K, f))
         gradient_of_support<K>(p, g, d, f, dz, dalpha, scratch[0], scratch[1], scratch[2]);
-    else if constexpr (SAME<T, O>)
+    else if constexpr (SAME_SIZE<T, O>)
         gradient_of_all<K>(p, g, d, f, dz, dz);
     else
         gradient_of_all<K>(p, g, d, f, dz, scratch[0]);
@@ -259,28 +262,29 @@ void map_gradient_range(const MapGradientCall& call, int64_t first, int64_t last
         g_tile(call.layout, block.tile[1], block.stride),
         out(call.layout, block.tile[2], block.stride);
     T* const scratch[3] = {block.rows.x, block.rows.p, block.spare};
-    in_blocks<T>(
-        call.layout, block.family, MAPS, first, last, [&](Kind kind, int64_t begin, int64_t end) {
-            auto compute = [&](auto* const* p, auto* const* g, auto* dz, int64_t stride) {
-                for (int64_t row = begin; row < end; row++) {
-                    const Family<T>& f = block.family[row - begin];
-                    T* dalpha = call.alpha_grad ? (T*)call.alpha_grad + row : nullptr;
-                    BY_KIND(kind, gradient_of_row<K>(p[row - begin], g[row - begin], d, f, dz,
-                                                     dalpha, scratch))
-                    dz += stride;
-                }
-            };
-            if (p_tile.plain()) {  // halves are read and written where they lie
-                const S *p[MOST], *g[MOST];
-                p_tile.find(call.probs, begin, end, p), g_tile.find(call.grad, begin, end, g);
-                compute(p, g, (S*)call.scores_grad + begin * d, d);
-            } else {
-                const T *p[MOST], *g[MOST];
-                p_tile.read(call.probs, begin, end, p), g_tile.read(call.grad, begin, end, g);
-                compute(p, g, block.tile[2], block.stride);
-                out.finish_block(call.scores_grad, begin, end);
+    auto compute_block = [&](Kind kind, int64_t begin, int64_t end) {
+        auto compute = [&](auto* const* p, auto* const* g, auto* dz, int64_t stride) {
+            for (int64_t row = begin; row < end; row++) {
+                const AlphaParams<T>& f = block.params[row - begin];
+                T* dalpha = call.alpha_grad ? (T*)call.alpha_grad + row : nullptr;
+                DISPATCH_KIND(kind, gradient_of_row<K>(p[row - begin], g[row - begin], d, f, dz,
+                                                       dalpha, scratch))
+                dz += stride;
             }
-        });
+        };
+        if (p_tile.contiguous()) {  // halves are read and written in place
+            const S *p[MAX_ROWS], *g[MAX_ROWS];
+            p_tile.row_pointers(call.probs, begin, end, p),
+                g_tile.row_pointers(call.grad, begin, end, g);
+            compute(p, g, (S*)call.scores_grad + begin * d, d);
+        } else {
+            const T *p[MAX_ROWS], *g[MAX_ROWS];
+            p_tile.read(call.probs, begin, end, p), g_tile.read(call.grad, begin, end, g);
+            compute(p, g, block.tile[2], block.stride);
+            out.finish_block(call.scores_grad, begin, end);
+        }
+    };
+    for_each_block<T>(call.layout, block.params, MAPS, first, last, compute_block);
 }
 
 }  // namespace

@@ -1,10 +1,11 @@
-// The row kernels for one instruction set, TSALLIS_ISA: what the library calls, a table for each
-// way to store numbers that is asked for. What is computed in double is compiled by itself, so that
-// more cores of a machine compile.
+// The kernels of one instruction set, TSALLIS_ISA: a table for each storage type that a macro
+// TSALLIS_F32, ... requests. build.py compiles double apart from the others, so that more cores
+// share the work.
 
 #include <type_traits>
 
-#include "attention.h"
+#include "attention_backward.h"
+#include "attention_forward.h"
 #include "dropout.h"
 #include "gradients.h"
 #include "losses.h"
@@ -19,10 +20,10 @@ void run(const Call* call, int64_t first, int64_t last) {
 }
 
 template <class S> constexpr Kernels kernels_of() {
-    // What it is computed in.
+    // The type of the computation.
     using T = std::conditional_t<std::is_same_v<S, double>, double, float>;
     Kernels table{};
-    table.rows_together = rows_together;
+    table.block_rows = block_rows;
     table.map = run<MapCall, map_range<T, S>>;
     table.map_gradient = run<MapGradientCall, map_gradient_range<T, S>>;
     table.loss = run<LossCall, loss_range<T, S>>;

@@ -1,4 +1,4 @@
-// The maps, and a row's probabilities once more.
+// Probabilities of rows of scores, and the same computed again from saved statistics.
 
 #pragma once
 
@@ -8,19 +8,19 @@
 
 namespace {
 
-// exp(z - shift) and its sum. A shift of infinity or a NaN makes the sum NaN.
+// Write exp(z - shift) and return the sum, which is NaN for an infinite shift or a NaN.
 template <class T> INLINE T exponentials(const T* z, int64_t d, T shift, T* out) {
     constexpr int N = LANES<T>;
     double total = 0;
     for (int64_t first = 0; first < d; first += BLOCK * N) {
         Vec<T> part = {};
         int64_t i = first;
-        for (; i + N <= smaller(d, first + BLOCK * N); i += N) {
+        for (; i + N <= min(d, first + BLOCK * N); i += N) {
             Vec<T> e = exp_(load(z + i) - shift);
             store(out + i, e);
             part += e;
         }
-        if (i < smaller(d, first + BLOCK * N)) {
+        if (i < min(d, first + BLOCK * N)) {
             Vec<T> e = exp_(load_part(z + i, d - i, (T)-INFINITY) - shift);
             store_part(out + i, d - i, e);
             part += e;
@@ -34,14 +34,16 @@ template <class T> INLINE void scale_row(T* row, int64_t d, T by) {
     for (int64_t i = 0; i < d; i += LANES<T>) store_row(row, i, d, load_row(row, i, d, (T)0) * by);
 }
 
-// Entries before the first that begins a vector of memory.
+// The number of entries before the first at an aligned address.
 template <class T> INLINE int64_t unaligned(const T* p) {
     return (int64_t)(-(uintptr_t)p % VECTOR_BYTES / sizeof(T));
 }
 
-// The family is a copy, which no store can change.
-template <Kind K, class T, bool PAST>
-void emit_some(const T* z, int64_t d, T shift, Threshold<T> at, T scale, Family<T> f, T* out) {
+// Write probabilities times `scale`. `f` is a copy: no store can alias it, so the compiler keeps it
+// in registers.
+template <Kind K, class T, bool STREAM>
+void write_range(const T* z, int64_t d, T shift, Threshold<T> at, T scale, AlphaParams<T> f,
+                 T* out) {
     constexpr int N = LANES<T>;
     auto value = [&](Vec<T> w) {
         if constexpr (K == SOFTMAX)
@@ -50,10 +52,11 @@ void emit_some(const T* z, int64_t d, T shift, Threshold<T> at, T scale, Family<
             return probability<K>(w * f.eps, at, f) * scale;
     };
     int64_t i = 0;
-    if constexpr (K == WHOLE || K == ANY) {
+    if constexpr (K == INTEGER || K == GENERAL) {
         const Vec<T> bound = fill((at.t - 1) * f.b - (T)1e-6 * f.b);
-        // What costs most: where little is in the support, only that, packed.
-        if (K == ANY && d >= 1024) {
+        // General powers cost most: where the support is small, compute only its entries,
+        // compressed.
+        if (K == GENERAL && d >= 1024) {
             constexpr int STRETCH = 32;
             alignas(VECTOR_BYTES) T packed[(STRETCH + WIDE) * N];
             uint32_t masks[STRETCH];
@@ -61,8 +64,8 @@ void emit_some(const T* z, int64_t d, T shift, Threshold<T> at, T scale, Family<
                 int64_t n = 0;
                 for (int k = 0; k < STRETCH; k++) {
                     const Vec<T> w = load(z + i + k * N) - shift;
-                    masks[k] = beyond<T>(w, bound);
-                    store_packed(packed + n, w * f.eps, masks[k]),
+                    masks[k] = not_le<T>(w, bound);
+                    compress_store(packed + n, w * f.eps, masks[k]),
                         n += __builtin_popcount(masks[k]);
                 }
                 for (int k = 0; k < WIDE; k++) store(packed + n + k * N, fill(OUTSIDE<T>));
@@ -74,7 +77,8 @@ void emit_some(const T* z, int64_t d, T shift, Threshold<T> at, T scale, Family<
                 }
                 const T* next = packed;
                 for (int k = 0; k < STRETCH; next += __builtin_popcount(masks[k++]))
-                    put<PAST>(out + i + k * N, masks[k] ? load_packed(next, masks[k]) : Vec<T>{});
+                    store_or_stream<STREAM>(out + i + k * N,
+                                            masks[k] ? expand_load(next, masks[k]) : Vec<T>{});
                 sparse = n < STRETCH * N / 2;
             }
         }
@@ -83,49 +87,49 @@ void emit_some(const T* z, int64_t d, T shift, Threshold<T> at, T scale, Family<
                 Vec<T> w[WIDE];
                 uint32_t some = 0;
                 for (int k = 0; k < WIDE; k++)
-                    w[k] = load(z + i + k * N) - shift, some |= beyond<T>(w[k], bound);
+                    w[k] = load(z + i + k * N) - shift, some |= not_le<T>(w[k], bound);
                 for (int k = 0; k < WIDE; k++) w[k] *= f.eps;
                 if (some) probabilities<K, WIDE>(w, at, f, w);
                 for (int k = 0; k < WIDE; k++)
-                    put<PAST>(out + i + k * N, some ? w[k] * scale : Vec<T>{});
+                    store_or_stream<STREAM>(out + i + k * N, some ? w[k] * scale : Vec<T>{});
             }
         }
     }
-    for (; i + N <= d; i += N) put<PAST>(out + i, value(load(z + i) - shift));
+    for (; i + N <= d; i += N) store_or_stream<STREAM>(out + i, value(load(z + i) - shift));
     if (i < d) store_part(out + i, d - i, value(load_part(z + i, d - i, (T)-INFINITY) - shift));
 }
 
-// Probabilities times `scale`, from scores and a solved row's threshold; written `past` the caches
-// or not.
+// Write a solved row's probabilities times `scale`; with `stream` past the caches.
 template <Kind K, class T>
-INLINE void emit(const T* z, int64_t d, T shift, Threshold<T> at, T scale, const Family<T>& f,
-                 T* out, bool past = false) {
-    if (!past) return emit_some<K, T, false>(z, d, shift, at, scale, f, out);
-    const int64_t head = smaller(d, unaligned(out));
-    if (head) emit_some<K, T, false>(z, head, shift, at, scale, f, out);
-    emit_some<K, T, true>(z + head, d - head, shift, at, scale, f, out + head);
+INLINE void write_probabilities(const T* z, int64_t d, T shift, Threshold<T> at, T scale,
+                                const AlphaParams<T>& f, T* out, bool stream = false) {
+    if (!stream) return write_range<K, T, false>(z, d, shift, at, scale, f, out);
+    const int64_t head = min(d, unaligned(out));
+    if (head) write_range<K, T, false>(z, head, shift, at, scale, f, out);
+    write_range<K, T, true>(z + head, d - head, shift, at, scale, f, out + head);
 }
 
-// Packed values back to where the candidates were, zeros elsewhere.
+// Write compressed values to the candidates' columns and zeros elsewhere.
 template <class T>
-INLINE void unpack(const T* z, int64_t d, T shift, T above, const T* packed, T scale, T* out) {
+INLINE void expand_candidates(const T* z, int64_t d, T shift, T above, const T* packed, T scale,
+                              T* out) {
     constexpr int N = LANES<T>;
     const Vec<T> bound = fill(above);
     for (int64_t i = 0; i < d; i += N) {
-        uint32_t m = beyond<T>(load_row(z, i, d, (T)-INFINITY) - shift, bound);
-        store_row(out, i, d, m ? load_packed(packed, m) * scale : Vec<T>{});
+        uint32_t m = not_le<T>(load_row(z, i, d, (T)-INFINITY) - shift, bound);
+        store_row(out, i, d, m ? expand_load(packed, m) * scale : Vec<T>{});
         packed += __builtin_popcount(m);
     }
 }
 
-// The rows' probabilities, each written where place(row) says and then finish(row)ed.
-template <Kind K, class T, class Place, class Finish>
-void map_rows(Rows<T>& s, const T* const* z, Place&& place, Finish&& finish) {
-    if constexpr (K != SOFTMAX && TURNED<T>)
-        if (s.d <= SHORT) return map_short<K>(s, z, place, finish);
+// Write the probabilities of a block's rows to output_row(row), and call finish(row) after each.
+template <Kind K, class T, class Output, class Finish>
+void map_rows(Rows<T>& s, const T* const* z, Output&& output_row, Finish&& finish) {
+    if constexpr (K != SOFTMAX && ROW_PER_LANE<T>)
+        if (s.d <= MAX_SHORT_SIZE) return map_short<K>(s, z, output_row, finish);
     if constexpr (K != SOFTMAX) solve<K>(s, z);
     for (int row = 0; row < s.rows; row++) {
-        T* p = place(row);
+        T* p = output_row(row);
         if constexpr (K == SOFTMAX) {
             Vec<T> lanes[LANE_VECTORS];
             T top = row_maximum(z[row], s.d, lanes);
@@ -136,10 +140,12 @@ void map_rows(Rows<T>& s, const T* const* z, Place&& place, Finish&& finish) {
             T scale = 1 / s.mass[row];
             if (scale != scale)
                 fill_row(p, s.d, (T)NAN);
-            else if (K == ANY)
-                unpack(z[row], s.d, s.shift[row], s.above[row], s.p + row * s.stride, scale, p);
+            else if (K == GENERAL)
+                expand_candidates(z[row], s.d, s.shift[row], s.above[row], s.p + row * s.stride,
+                                  scale, p);
             else
-                emit<K>(z[row], s.d, s.shift[row], threshold(s, row), scale, s.family[row], p);
+                write_probabilities<K>(z[row], s.d, s.shift[row], threshold(s, row), scale,
+                                       s.params[row], p);
         }
         finish(row);
     }
@@ -152,10 +158,10 @@ template <class T> INLINE int64_t count_support(const T* p, int64_t d) {
     return count;
 }
 
-// What is to be called into the cache while the rows [begin, end) are at work.
+// What to prefetch while the rows [begin, end) are solved.
 template <class S>
-INLINE Around around(const Layout& layout, bool plain, const void* out, const void* in,
-                     int64_t begin, int64_t end) {
+INLINE RowPrefetch row_prefetch(const Layout& layout, bool plain, const void* out, const void* in,
+                                int64_t begin, int64_t end) {
     const int64_t d = plain ? layout.d : 0, next = 2 * end - begin <= layout.rows ? end : begin;
     return {(const char*)((const S*)out + begin * d), (const char*)((const S*)in + next * d),
             d * (int64_t)sizeof(S), d ? (int64_t)sizeof(S) : 0, d <= 64};
@@ -166,42 +172,46 @@ template <class T, class S> void map_range(const MapCall& call, int64_t first, i
     Rows<T>& s = block.rows;
     Tile<T, S> in(call.layout, block.tile[0], block.stride),
         out(call.layout, block.tile[1], block.stride);
-    in_blocks<T>(
-        call.layout, block.family, MAPS, first, last, [&](Kind kind, int64_t begin, int64_t end) {
-            s.rows = (int)(end - begin);
-            s.around = around<S>(call.layout, in.plain(), call.probs, call.scores, begin, end);
-            auto place = [&](int row) { return out.place(call.probs, begin, begin + row); };
-            auto finish = [&](int row) {
-                if (call.stats) {
-                    T* stats = (T*)call.stats + (begin + row) * STATS;
-                    stats[0] = s.top[row], stats[1] = s.t[row], stats[2] = s.fine[row],
-                    stats[3] = 1 / s.mass[row];
-                    stats[4] = (T)count_support(place(row), s.d);
-                }
-                out.finish_row(call.probs, begin, begin + row);
-            };
-            if constexpr (TURNED<T> && !SAME<T, S>) {  // halves are read and written where they lie
-                if (kind != SOFTMAX && in.plain() && s.d <= SHORT && !call.stats) {
-                    const S* z[MOST];
-                    in.find(call.scores, begin, end, z);
-                    auto there = [&](int row) { return (S*)call.probs + (begin + row) * s.d; };
-                    BY_KIND(kind, if constexpr (K != SOFTMAX) map_short<K>(s, z, there, [](int) {}))
-                    return;
-                }
+    auto compute_block = [&](Kind kind, int64_t begin, int64_t end) {
+        s.rows = (int)(end - begin);
+        s.prefetch =
+            row_prefetch<S>(call.layout, in.contiguous(), call.probs, call.scores, begin, end);
+        auto output_row = [&](int row) { return out.output_row(call.probs, begin, begin + row); };
+        auto finish = [&](int row) {
+            if (call.stats) {
+                T* stats = (T*)call.stats + (begin + row) * STATS;
+                stats[0] = s.top[row], stats[1] = s.t[row], stats[2] = s.fine[row],
+                stats[3] = 1 / s.mass[row];
+                stats[4] = (T)count_support(output_row(row), s.d);
             }
-            const T* z[MOST];
-            in.read(call.scores, begin, end, z);
-            BY_KIND(kind, map_rows<K>(s, z, place, finish))
-            out.finish_block(call.probs, begin, end);
-        });
+            out.finish_row(call.probs, begin, begin + row);
+        };
+        if constexpr (ROW_PER_LANE<T> &&
+                      !SAME_SIZE<T, S>) {  // halves are read and written in place
+            if (kind != SOFTMAX && in.contiguous() && s.d <= MAX_SHORT_SIZE && !call.stats) {
+                const S* z[MAX_ROWS];
+                in.row_pointers(call.scores, begin, end, z);
+                auto output_row = [&](int row) { return (S*)call.probs + (begin + row) * s.d; };
+                DISPATCH_KIND(
+                    kind, if constexpr (K != SOFTMAX) map_short<K>(s, z, output_row, [](int) {}))
+                return;
+            }
+        }
+        const T* z[MAX_ROWS];
+        in.read(call.scores, begin, end, z);
+        DISPATCH_KIND(kind, map_rows<K>(s, z, output_row, finish))
+        out.finish_block(call.probs, begin, end);
+    };
+    for_each_block<T>(call.layout, block.params, MAPS, first, last, compute_block);
 }
 
-// A row's probabilities once more, in place of its scores, by the stats that were kept of it.
-template <class T> void weigh_row(const Family<T>& f, const T* stats, int64_t d, T* row) {
+// Replace a row of scores by its probabilities, from the statistics that were saved.
+template <class T> void entmax_weights(const AlphaParams<T>& f, const T* stats, int64_t d, T* row) {
     const T top = stats[0], scale = stats[3];
     const Threshold<T> at{stats[1], stats[2]};
     if (scale != scale) return fill_row(row, d, (T)NAN);
-    BY_KIND(f.kind, emit<K>(row, d, top == (T)-INFINITY ? 0 : top, at, scale, f, row))
+    DISPATCH_KIND(f.kind,
+                  write_probabilities<K>(row, d, top == (T)-INFINITY ? 0 : top, at, scale, f, row))
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Products of matrices and of sparse rows with matrices, of sizes that fit into a core's caches.
+// Products of dense and sparse matrices whose sizes fit into a core's caches.
 
 #pragma once
 
@@ -11,25 +11,25 @@ template <int K> struct Count {
     static constexpr int value = K;
 };
 
-// Rows and columns that are at work in registers.
+// The block of rows and columns that a product keeps in registers.
 constexpr int MATRIX_ROWS = VECTOR_BYTES == 32 ? 4 : 8, MATRIX_VECTORS = 2;
 
-// Memory that is needed next, called into the cache a few lines at a time, while other work goes
-// on.
-class Ahead {
+// Prefetch of memory that is needed next, a few cache lines at a time beside other work.
+class Prefetcher {
   public:
     void clear() { runs = run = 0, row = line = all = pace = 0; }
     // Rows of `bytes` that lie `stride` bytes apart.
     void add(const void* at, int64_t stride, int64_t rows, int64_t bytes, bool to_write) {
-        if (rows <= 0 || runs == MOST_RUNS) return;
-        known[runs++] = {(const char*)at, stride, rows, (bytes + 63) / 64, to_write};
+        if (rows <= 0 || runs == MAX_RUNS) return;
+        list[runs++] = {(const char*)at, stride, rows, (bytes + 63) / 64, to_write};
         all += rows * ((bytes + 63) / 64);
     }
-    // All of it is to be called by the time that so many units of work are done.
-    void spread(int64_t units) { pace = (all + units - 1) / units; }
-    INLINE void call(int64_t units) {
+    // Set the pace such that all is prefetched after so many units of work.
+    void pace_over(int64_t units) { pace = (all + units - 1) / units; }
+    // Prefetch what is due after `units` more units of work.
+    INLINE void advance(int64_t units) {
         for (int64_t lines = units * pace; lines > 0 && run < runs; lines--) {
-            const Run& now = known[run];
+            const Run& now = list[run];
             const char* p = now.at + row * now.stride + line * 64;
             if (now.to_write)
                 __builtin_prefetch(p, 1, 2);
@@ -42,25 +42,27 @@ class Ahead {
     }
 
   private:
-    static constexpr int MOST_RUNS = 12;
+    static constexpr int MAX_RUNS = 12;
     struct Run {
         const char* at;
         int64_t stride, rows, lines;
         bool to_write;
-    } known[MOST_RUNS];
+    } list[MAX_RUNS];
     int runs = 0, run = 0;
-    int64_t row = 0, line = 0, all = 0, pace = 0;  // lines of all runs, and of a unit
+    int64_t row = 0, line = 0, all = 0,
+            pace = 0;  // all: cache lines of all runs; pace: cache lines a unit of work
 };
-// A block of a product takes about as long as so many lists of a few entries.
+// Units of work of one register block of a product; a sparse row of a few entries is one unit.
 constexpr int BLOCK_UNITS = 4;
 
-// Where entry (row, k) of a matrix lies: of a transposed one, the strides change places.
+// A matrix by strides: entry (r, k) lies at at[r * row + k * k]; a transposed one has its strides
+// swapped.
 template <class T> struct Strided {
     const T* at;
     int64_t row, k;
 };
 
-// Rows of whole vectors that lie `step` apart.
+// A table whose rows are whole vectors, `step` elements apart.
 template <class T> struct Table {
     const T* at;
     int64_t step;
@@ -68,8 +70,8 @@ template <class T> struct Table {
     const T* operator[](int64_t row) const { return at + row * step; }
 };
 
-// c[r][n] = or += sum_k a(r, k) b[k][n] for M rows r and W vectors n, of which `columns` entries
-// are written.
+// c[r][n] = or += sum_k a(r, k) b[k][n] for M rows r and W vectors n; `columns` entries are
+// written.
 template <bool ADD, int M, int W, class T>
 INLINE void multiply_block(Strided<T> a, const T* b, int64_t b_row, int64_t depth, T* c,
                            int64_t c_row, int64_t columns) {
@@ -100,14 +102,14 @@ INLINE void multiply_block(Strided<T> a, const T* b, int64_t b_row, int64_t dept
 // The same for any number of rows.
 template <bool ADD, int W, class T>
 INLINE void multiply_rows(Strided<T> a, const T* b, int64_t b_row, int64_t rows, int64_t depth,
-                          T* c, int64_t c_row, int64_t columns, Ahead& ahead) {
+                          T* c, int64_t c_row, int64_t columns, Prefetcher& prefetcher) {
     int64_t r = 0;
     auto some = [&](auto count) {
         constexpr int M = decltype(count)::value;
         for (; r + M <= rows; r += M) {
             multiply_block<ADD, M, W>({a.at + r * a.row, a.row, a.k}, b, b_row, depth,
                                       c + r * c_row, c_row, columns);
-            ahead.call(BLOCK_UNITS);
+            prefetcher.advance(BLOCK_UNITS);
         }
     };
     some(Count<MATRIX_ROWS>{}), some(Count<4>{}), some(Count<2>{}), some(Count<1>{});
@@ -121,58 +123,61 @@ template <class T> INLINE int64_t product_units(int64_t rows, int64_t columns) {
 // c [rows, width] = or += a b, b [depth, width] and c in whole vectors.
 template <bool ADD, class T>
 void multiply(Strided<T> a, Table<T> b, int64_t rows, int64_t depth, int64_t width, T* c,
-              Ahead& ahead) {
+              Prefetcher& prefetcher) {
     constexpr int N = LANES<T>;
     for (int64_t n = 0; n < width; n += MATRIX_VECTORS * N) {
         if (width - n > N)
             multiply_rows<ADD, MATRIX_VECTORS>(a, b.at + n, b.step, rows, depth, c + n, width,
-                                               width - n, ahead);
+                                               width - n, prefetcher);
         else
-            multiply_rows<ADD, 1>(a, b.at + n, b.step, rows, depth, c + n, width, width - n, ahead);
+            multiply_rows<ADD, 1>(a, b.at + n, b.step, rows, depth, c + n, width, width - n,
+                                  prefetcher);
     }
 }
 
-// A matrix [rows, size] on its side, in panels of so many rows: panel p has entry k of row p PANEL
-// + j at [k][j].
+// A transposed matrix [rows, size] in panels of PANEL rows: panel p has entry k of row p PANEL + j
+// at [k][j].
 template <class T> constexpr int PANEL = MATRIX_VECTORS * LANES<T>;
 template <class T> INLINE int64_t panels_size(int64_t rows, int64_t size) {
     return (rows + PANEL<T> - 1) / PANEL<T> * PANEL<T> * size;
 }
-template <class T> void turn_panels(const T* x, int64_t row, int64_t rows, int64_t size, T* out) {
+template <class T>
+void pack_transposed(const T* x, int64_t row, int64_t rows, int64_t size, T* out) {
     constexpr int N = LANES<T>;
     for (int64_t first = 0; first < rows; first += PANEL<T>, out += PANEL<T> * size)
         for (int64_t k = 0; k < size; k += N)
             for (int part = 0; part < MATRIX_VECTORS; part++) {
-                Vec<T> in[N], turned[N];
+                Vec<T> in[N], columns[N];
                 for (int j = 0; j < N; j++) {
                     const int64_t r = first + part * N + j;
                     in[j] = r < rows ? load_row(x + r * row, k, size, (T)0) : Vec<T>{};
                 }
-                transpose<T>(in, turned);
-                for (int64_t j = 0; j < smaller((int64_t)N, size - k); j++)
-                    store(out + (k + j) * PANEL<T> + part * N, turned[j]);
+                transpose<T>(in, columns);
+                for (int64_t j = 0; j < min((int64_t)N, size - k); j++)
+                    store(out + (k + j) * PANEL<T> + part * N, columns[j]);
             }
 }
 
-// c [rows, columns] = a panels^T, of `columns` rows in panels; rows of c lie `c_row` apart.
+// c [rows, columns] = a panels^T for `columns` rows in panels; c_row is the stride of c.
 template <class T>
 void multiply_panels(Strided<T> a, const T* panels, int64_t rows, int64_t depth, T* c,
-                     int64_t c_row, int64_t columns, Ahead& ahead) {
+                     int64_t c_row, int64_t columns, Prefetcher& prefetcher) {
     constexpr int W = MATRIX_VECTORS;
     for (int64_t n = 0; n < columns; n += PANEL<T>, panels += PANEL<T> * depth) {
         const int64_t left = columns - n;
         if (left > LANES<T>)
-            multiply_rows<false, W>(a, panels, PANEL<T>, rows, depth, c + n, c_row, left, ahead);
+            multiply_rows<false, W>(a, panels, PANEL<T>, rows, depth, c + n, c_row, left,
+                                    prefetcher);
         else
-            multiply_rows<false, 1>(a, panels, PANEL<T>, rows, depth, c + n, c_row, left, ahead);
+            multiply_rows<false, 1>(a, panels, PANEL<T>, rows, depth, c + n, c_row, left,
+                                    prefetcher);
     }
 }
 
-// Sparse rows: `n` entries, of the columns `index`.
-
-// Visits a row of `width` in whole vectors, at most four at a time: visit(Count<how many>, from
-// where).
-template <class T, class Visit> INLINE void in_fours(int64_t width, Visit&& visit) {
+// Visit a row of `width` entries in blocks of at most four vectors: visit(Count<vectors>, first
+// entry).
+template <class T, class Visit>
+INLINE void for_each_block_of_vectors(int64_t width, Visit&& visit) {
     constexpr int N = LANES<T>;
     int64_t at = 0;
     for (; at + 4 * N <= width; at += 4 * N) visit(Count<4>{}, at);
@@ -186,12 +191,12 @@ template <class T, class Visit> INLINE void in_fours(int64_t width, Visit&& visi
     }
 }
 
-// out = or += sum_k value[k] table[index[k]]
+// One row of a sparse times a dense matrix: out = or += sum_k value[k] table[index[k]].
 template <bool ADD, class T>
-INLINE void add_listed(const int32_t* index, const T* value, int64_t n, Table<T> table,
-                       int64_t width, T* out) {
+INLINE void spmm_row(const int32_t* index, const T* value, int64_t n, Table<T> table, int64_t width,
+                     T* out) {
     constexpr int N = LANES<T>;
-    in_fours<T>(width, [&](auto count, int64_t at) {
+    for_each_block_of_vectors<T>(width, [&](auto count, int64_t at) {
         constexpr int W = decltype(count)::value;
         Vec<T> even[W] = {}, odd[W] = {};
         for (int w = 0; ADD && w < W; w++) even[w] = load(out + at + w * N);
@@ -207,10 +212,10 @@ INLINE void add_listed(const int32_t* index, const T* value, int64_t n, Table<T>
     });
 }
 
-// out[k] = x . table[index[k]]
+// One row of a product sampled at a sparse matrix's entries: out[k] = x . table[index[k]].
 template <class T>
-INLINE void dots_listed(const int32_t* index, int64_t n, const T* x, Table<T> table, int64_t width,
-                        T* out) {
+INLINE void sddmm_row(const int32_t* index, int64_t n, const T* x, Table<T> table, int64_t width,
+                      T* out) {
     constexpr int N = LANES<T>;
     for (int64_t k = 0; k < n; k += N) {
         int32_t rest[N] = {};
@@ -224,62 +229,62 @@ INLINE void dots_listed(const int32_t* index, int64_t n, const T* x, Table<T> ta
             const Vec<T> left = load(x + at);
             for (int j = 0; j < N; j++) total[j] += left * load(table[some[j]] + at);
         }
-        store_row(out, k, n, sums_of<T>(total));
+        store_row(out, k, n, lane_sums<T>(total));
     }
 }
 
-// out[k] = x[owners[k]] . table[index[k]]: of lists that lie one behind the other, for they may be
-// far shorter than a vector. Up to a vector behind the n-th is overwritten.
+// The same for n entries of CSR rows, which may be far shorter than a vector: out[k] =
+// x[list_rows[k]] . table[index[k]]. Up to a vector behind the n-th is overwritten.
 template <class T>
-INLINE void dots_of_lists(const int32_t* owners, const int32_t* index, int64_t n, Table<T> x,
-                          Table<T> table, int64_t width, T* out, Ahead& ahead) {
+INLINE void sddmm_rows(const int32_t* list_rows, const int32_t* index, int64_t n, Table<T> x,
+                       Table<T> table, int64_t width, T* out, Prefetcher& prefetcher) {
     constexpr int N = LANES<T>;
     for (int64_t k = 0; k < n; k += N) {
         const int64_t most = n - 1;
         Vec<T> total[N];
-        ahead.call(1);
+        prefetcher.advance(1);
         for (int j = 0; j < N; j++) {
-            const int64_t entry = smaller(k + j, most);
-            const T *a = x[owners[entry]], *b = table[index[entry]];
+            const int64_t entry = min(k + j, most);
+            const T *a = x[list_rows[entry]], *b = table[index[entry]];
             total[j] = load(a) * load(b);
             for (int64_t at = N; at < width; at += N) total[j] += load(a + at) * load(b + at);
         }
-        store(out + k, sums_of<T>(total));
+        store(out + k, lane_sums<T>(total));
     }
 }
 
-// out[k] = x . table[k] for the first n rows
+// out[k] = x . table[k] for k below n.
 template <class T> void dots_of_rows(Table<T> table, int64_t n, const T* x, int64_t width, T* out) {
     constexpr int N = LANES<T>;
     for (int64_t k = 0; k < n; k += N) {
         Vec<T> total[N] = {};
         for (int64_t at = 0; at < width; at += N) {
             const Vec<T> left = load(x + at);
-            for (int j = 0; j < N; j++) total[j] += left * load(table[smaller(k + j, n - 1)] + at);
+            for (int j = 0; j < N; j++) total[j] += left * load(table[min(k + j, n - 1)] + at);
         }
-        store_row(out, k, n, sums_of<T>(total));
+        store_row(out, k, n, lane_sums<T>(total));
     }
 }
 
-// Which of 64 rows have the mark of one of 16 columns.
-template <class T> INLINE uint64_t marked(const uint16_t* rows, int column) {
-    uint64_t found = 0;
+// Return which of 64 rows have the bit of one of 16 columns, a bit a row.
+template <class T> INLINE uint64_t column_mask(const uint16_t* rows, int column) {
+    uint64_t mask = 0;
 #if defined(__AVX512BW__)
     const __m512i bit = _mm512_set1_epi16((short)(1 << column));
-    found = _mm512_test_epi16_mask(_mm512_loadu_si512(rows), bit);
-    return found | (uint64_t)_mm512_test_epi16_mask(_mm512_loadu_si512(rows + 32), bit) << 32;
+    mask = _mm512_test_epi16_mask(_mm512_loadu_si512(rows), bit);
+    return mask | (uint64_t)_mm512_test_epi16_mask(_mm512_loadu_si512(rows + 32), bit) << 32;
 #else
-    for (int r = 0; r < 64; r++) found |= (uint64_t)(rows[r] >> column & 1) << r;
-    return found;
+    for (int r = 0; r < 64; r++) mask |= (uint64_t)(rows[r] >> column & 1) << r;
+    return mask;
 #endif
 }
 
-// out += sum_r value[r step] x[r], of the rows r that are marked
+// out += sum_r value[r step] x[r] over the rows r of a bit mask.
 template <class T>
-INLINE void add_marked(uint64_t rows, const T* value, int64_t step, const T* x, int64_t width,
-                       T* out) {
+INLINE void masked_row_sum(uint64_t rows, const T* value, int64_t step, const T* x, int64_t width,
+                           T* out) {
     constexpr int N = LANES<T>;
-    in_fours<T>(width, [&](auto count, int64_t at) {
+    for_each_block_of_vectors<T>(width, [&](auto count, int64_t at) {
         constexpr int W = decltype(count)::value;
         Vec<T> total[W];
         for (int w = 0; w < W; w++) total[w] = load(out + at + w * N);
@@ -292,12 +297,12 @@ INLINE void add_marked(uint64_t rows, const T* value, int64_t step, const T* x, 
     });
 }
 
-// table[index[k]] += value[k] x
+// Scatter-add: table[index[k]] += value[k] x.
 template <class T>
-INLINE void spread_listed(const int32_t* index, const T* value, int64_t n, const T* x,
-                          int64_t width, T* table) {
+INLINE void scatter_add_row(const int32_t* index, const T* value, int64_t n, const T* x,
+                            int64_t width, T* table) {
     constexpr int N = LANES<T>;
-    in_fours<T>(width, [&](auto count, int64_t at) {
+    for_each_block_of_vectors<T>(width, [&](auto count, int64_t at) {
         constexpr int W = decltype(count)::value;
         Vec<T> row[W];
         for (int w = 0; w < W; w++) row[w] = load(x + at + w * N);

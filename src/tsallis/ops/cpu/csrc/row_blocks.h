@@ -1,4 +1,4 @@
-// Ranges of rows, cut into blocks of rows of one kind that are solved together.
+// Cutting a range of rows into blocks: rows of one kind of alpha that are solved at once.
 
 #pragma once
 
@@ -8,29 +8,29 @@
 
 namespace {
 
-int64_t rows_together(int64_t d) {
+int64_t block_rows(int64_t d) {
     // A block's scores stay in the second-level cache between the passes over them.
     int64_t rows = 32768 / d;
-    return rows < 1 ? 1 : rows > MOST ? MOST : rows;
+    return rows < 1 ? 1 : rows > MAX_ROWS ? MAX_ROWS : rows;
 }
 
-// Scratch of a block: buffers of candidates and probabilities, and room for copies of what is not
-// plain rows.
+// The scratch memory of a block: buffers of candidates and probabilities, and tiles for copies of
+// rows that are strided or of another dtype.
 template <class T> struct Block {
     Rows<T> rows;
-    Family<T> family[MOST];
+    AlphaParams<T> params[MAX_ROWS];
     int64_t stride;
-    T *tile[3], *spare;  // room for copies of rows; one more row
+    T *tile[3], *spare;  // tiles; one more row
 
     Block(const Layout& layout, int tiles) {
-        const int64_t together = rows_together(layout.d), d = layout.d;
-        stride = (larger(d, (int64_t)LANE_VECTORS * LANES<T>) / 16 + 3) * 16;
+        const int64_t together = block_rows(layout.d), d = layout.d;
+        stride = (max(d, (int64_t)LANE_VECTORS * LANES<T>) / 16 + 3) * 16;
         T* memory = (T*)scratch_memory(((2 + tiles) * together + 1) * stride * (int64_t)sizeof(T));
         rows.x = memory, rows.p = memory + together * stride;
         for (int k = 0; k < 3; k++) tile[k] = memory + (2 + k) * together * stride;
         spare = memory + (2 + tiles) * together * stride;
-        rows.d = d, rows.stride = stride, rows.family = family;
-        rows.where = (int32_t*)memory, rows.places = 0, rows.level = false;
+        rows.d = d, rows.stride = stride, rows.params = params;
+        rows.where = (int32_t*)memory, rows.index_room = 0, rows.allow_dense = false;
     }
 };
 
@@ -38,32 +38,33 @@ template <class T> INLINE double alpha_of(const Layout& layout, int64_t row) {
     return layout.alphas ? (double)((const T*)layout.alphas)[row] : layout.alpha;
 }
 
-// Calls visit(kind, first, last) for runs of rows of one kind in [first, last), at most a block
-// long, with their families prepared.
+// Call visit(kind, first, last) for each block of rows of one kind in [first, last), with `params`
+// set for its rows.
 template <class T, class Visit>
-void in_blocks(const Layout& layout, Family<T>* families, Use use, int64_t first, int64_t last,
-               Visit&& visit) {
-    const int64_t together = rows_together(layout.d);
-    Family<T> latest = family<T>(alpha_of<T>(layout, first), layout.d, use);
-    for (int k = 0; k < together; k++) families[k] = latest;
+void for_each_block(const Layout& layout, AlphaParams<T>* params, Use use, int64_t first,
+                    int64_t last, Visit&& visit) {
+    const int64_t together = block_rows(layout.d);
+    AlphaParams<T> latest = alpha_params<T>(alpha_of<T>(layout, first), layout.d, use);
+    for (int k = 0; k < together; k++) params[k] = latest;
     for (int64_t begin = first; begin < last;) {
-        int64_t end = smaller(begin + together, last);
+        int64_t end = min(begin + together, last);
         for (int64_t row = begin; layout.alphas && row < end; row++) {
             const double alpha = alpha_of<T>(layout, row);
-            if (alpha != latest.alpha) latest = family<T>(alpha, layout.d, use);
-            Family<T>& own = families[row - begin];
-            // Alphas come in runs: most rows find their family where the block before left it.
+            if (alpha != latest.alpha) latest = alpha_params<T>(alpha, layout.d, use);
+            AlphaParams<T>& own = params[row - begin];
+            // Equal alphas often follow each other: most rows' parameters are those of the block
+            // before.
             if (own.alpha != alpha) own = latest;
             const bool same =
-                own.kind == families[0].kind && (layout.d > SHORT || own.n == families[0].n);
+                own.kind == params[0].kind && (layout.d > MAX_SHORT_SIZE || own.n == params[0].n);
             if (!same) end = row;
         }
-        visit(families[0].kind, begin, end);
+        visit(params[0].kind, begin, end);
         begin = end;
     }
 }
 
-#define BY_KIND(kind, ...)                   \
+#define DISPATCH_KIND(kind, ...)             \
     switch (kind) {                          \
         case SOFTMAX: {                      \
             constexpr Kind K = SOFTMAX;      \
@@ -80,13 +81,13 @@ void in_blocks(const Layout& layout, Family<T>* families, Use use, int64_t first
             __VA_ARGS__;                     \
             break;                           \
         }                                    \
-        case WHOLE: {                        \
-            constexpr Kind K = WHOLE;        \
+        case INTEGER: {                      \
+            constexpr Kind K = INTEGER;      \
             __VA_ARGS__;                     \
             break;                           \
         }                                    \
-        case ANY: {                          \
-            constexpr Kind K = ANY;          \
+        case GENERAL: {                      \
+            constexpr Kind K = GENERAL;      \
             __VA_ARGS__;                     \
             break;                           \
         }                                    \

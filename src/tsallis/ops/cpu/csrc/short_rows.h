@@ -1,8 +1,9 @@
-// Short rows, on their side: vector j holds entry j of a whole vector of rows.
+// Short rows, solved transposed: vector j holds entry j of a whole vector of rows.
 //
-// A row of a few dozen entries leaves vectors part empty, takes as long to add up across its lanes
-// as to compute, and ends in branches that no machine predicts. A row a lane has none of that. Each
-// lane's steps are its own: what a row becomes does not depend on the rows beside it.
+// A row of a few dozen entries fills its last vector only in part, spends as much time in sums
+// across lanes as in arithmetic, and ends in unpredictable branches. With a row in each lane there
+// is none of that. Each lane takes its own steps: a row's result does not depend on the rows beside
+// it.
 
 #pragma once
 
@@ -11,7 +12,7 @@
 
 namespace {
 
-// LANES rows in, LANES columns out: column c of row r goes from rows[r] to lane r of vector c.
+// Transpose LANES rows: entry c of rows[r] goes to lane r of columns[c].
 template <class T> INLINE void transpose(const Vec<T>* rows, Vec<T>* columns) {
     constexpr int N = LANES<T>;
     for (int c = 0; c < N; c++)
@@ -24,7 +25,7 @@ template <> INLINE void transpose<float>(const F* rows, F* columns) {
         a[2 * i] = _mm512_unpacklo_ps((__m512)rows[2 * i], (__m512)rows[2 * i + 1]);
         a[2 * i + 1] = _mm512_unpackhi_ps((__m512)rows[2 * i], (__m512)rows[2 * i + 1]);
     }
-    // Fours: b[4 i + k] has columns k, 4 + k, 8 + k, 12 + k of rows 4 i, ...
+    // b[4 i + k] has columns k, 4 + k, 8 + k, 12 + k of rows 4 i, ...
     for (int i = 0; i < 4; i++) {
         for (int k = 0; k < 2; k++) {
             __m512d low = _mm512_castps_pd(a[4 * i + k]), high = _mm512_castps_pd(a[4 * i + 2 + k]);
@@ -74,91 +75,95 @@ template <> INLINE void transpose<float>(const F* rows, F* columns) {
 }
 #endif
 
-// A vector holds a row of the block in each lane.
-template <class T> constexpr bool TURNED = LANES<T> == MOST;
+// Whether a vector has a lane for each row of a block.
+template <class T> constexpr bool ROW_PER_LANE = LANES<T> == MAX_ROWS;
 
-// Rows of d scores to columns: vector j of x gets entry j of each row, scaled. Lanes without a row
-// follow the first one's.
+// Transpose and scale rows of d scores: vector j of x gets entry j of each row. Lanes without a row
+// repeat the first row.
 template <class T, class S>
-INLINE void turn(const S* const* z, int rows, int64_t d, Vec<T> shift, Vec<T> eps, Vec<T>* x) {
+INLINE void transpose_rows(const S* const* z, int rows, int64_t d, Vec<T> shift, Vec<T> eps,
+                           Vec<T>* x) {
     constexpr int N = LANES<T>;
     for (int64_t c = 0; c < d; c += N) {
         Vec<T> in[N], out[N] = {};
         for (int r = 0; r < N; r++) in[r] = load_row(z[r < rows ? r : 0], c, d, (T)-INFINITY);
         transpose<T>(in, out);
-        // A NaN stays.
-        for (int k = 0; k < N; k++) x[c + k] = larger(fill(OUTSIDE<T>), (out[k] - shift) * eps);
+        // Keeps NaN.
+        for (int k = 0; k < N; k++) x[c + k] = max(fill(OUTSIDE<T>), (out[k] - shift) * eps);
     }
 }
 
-// The candidates of rows, packed: which they are, how many, and the most of any row.
+// Which entries of each row are candidates, a bit each, and the largest number in any row.
 template <class T> struct Candidates {
-    uint32_t named[MOST][SHORT / LANES<T>];
+    uint32_t mask[MAX_ROWS][MAX_SHORT_SIZE / LANES<T>];
     int64_t most;
 };
 
-// Scaled scores above each row's bound to columns: vector j of x gets the j-th of each row.
+// Compress and transpose the candidates: vector j of x gets the j-th scaled candidate of each row.
 // `packed` is scratch.
 template <class T, class S>
-INLINE void turn_candidates(const S* const* z, const Rows<T>& s, const T* shift, const T* above,
-                            T* packed, Vec<T>* x, Candidates<T>& found) {
+INLINE void transpose_candidates(const S* const* z, const Rows<T>& s, const T* shift,
+                                 const T* above, T* packed, Vec<T>* x, Candidates<T>& candidates) {
     constexpr int N = LANES<T>;
-    const Around around = s.around;  // copies, which no store below can change
+    const RowPrefetch prefetch = s.prefetch;  // a copy: no store below can alias it
     const int64_t d = s.d;
     int64_t count[N];
-    found.most = 0;
+    candidates.most = 0;
     for (int r = 0; r < s.rows; r++) {
         T* out = packed + r * s.stride;
         const S* row = z[r];
         const Vec<T> bound = fill(above[r]), top = fill(shift[r]);
         int64_t n = 0;
         for (int64_t i = 0, v = 0; i < d; i += N, v++) {
-            around.call_out(r, i);
+            prefetch.prefetch_out(r, i);
             const Vec<T> w = load_row(row, i, d, (T)-INFINITY) - top;
-            const uint32_t m = found.named[r][v] = beyond<T>(w, bound);
-            store_packed(out + n, w, m), n += __builtin_popcount(m);
+            const uint32_t m = candidates.mask[r][v] = not_le<T>(w, bound);
+            compress_store(out + n, w, m), n += __builtin_popcount(m);
         }
         store(out + n, fill((T)-INFINITY));
-        count[r] = n, found.most = larger(found.most, n);
+        count[r] = n, candidates.most = max(candidates.most, n);
     }
     for (int r = 0; r < s.rows; r++)
-        for (int64_t i = count[r] + N; i < found.most; i += N)
+        for (int64_t i = count[r] + N; i < candidates.most; i += N)
             store(packed + r * s.stride + i, fill((T)-INFINITY));
     const T* rows[N];
     for (int r = 0; r < s.rows; r++) rows[r] = packed + r * s.stride;
-    turn<T>(rows, s.rows, padded<T>(found.most) * N, Vec<T>{}, load(s.eps), x);
+    transpose_rows<T>(rows, s.rows, num_vectors<T>(candidates.most) * N, Vec<T>{}, load(s.eps), x);
 }
 
-// Columns of n probabilities times scale, back to rows: row r begins at place(r).
-template <class T, class Place>
-INLINE void turn_back(const Vec<T>* p, Vec<T> scale, int rows, int64_t n, Place&& place) {
+// Transpose n columns of probabilities back, times `scale`: row r is written to output_row(r).
+template <class T, class Output>
+INLINE void untranspose_rows(const Vec<T>* p, Vec<T> scale, int rows, int64_t n,
+                             Output&& output_row) {
     constexpr int N = LANES<T>;
     for (int64_t c = 0; c < n; c += N) {
         Vec<T> in[N], out[N] = {};
         for (int k = 0; k < N; k++) in[k] = p[c + k] * scale;
         transpose<T>(in, out);
-        for (int r = 0; r < rows; r++) store_row(place(r), c, n, out[r]);
+        for (int r = 0; r < rows; r++) store_row(output_row(r), c, n, out[r]);
     }
 }
 
-constexpr float ROUGHLY = 1e-3f;  // how much lower a bound from rough powers is taken
+constexpr float APPROX_SLACK =
+    1e-3f;  // margin of a bound that was computed from approximate powers
 
-template <class T> struct Lanes {  // a row a lane
+template <class T> struct LaneState {  // a row in each lane
     Vec<T> eps, b, reach, t, fine, low, high;
 };
 
-// Sums over n columns at the lanes' thresholds; with KEEP the probabilities are left in p.
-template <Kind K, bool KEEP, class T>
-INLINE State<T> column_sums(const Vec<T>* x, int64_t n, const Lanes<T>& a, const Family<T>& f,
-                            Vec<T>* p, Vec<T>* fourth) {
+// Compute the sums over n columns at the lanes' thresholds; with STORE write the probabilities to
+// p.
+template <Kind K, bool STORE, class T>
+INLINE State<T> column_sums(const Vec<T>* x, int64_t n, const LaneState<T>& a,
+                            const AlphaParams<T>& f, Vec<T>* p, Vec<T>* fourth) {
     const Threshold<T, Vec<T>> at{a.t, a.fine};
     Sums<T> total;
     for (int64_t first = 0; first < n; first += 2 * BLOCK) {
         Sums<T> even, odd;
         auto add = [&](int64_t j, Sums<T>& s) {
-            add_one<K, T, KEEP>(x[j], at, f, a.b, s, (T*)(p + j));
+            add_terms<K, T, STORE>(x[j], at, f, a.b, s, (T*)(p + j));
         };
-        const int64_t last = smaller(n, first + 2 * BLOCK);
+        const int64_t last = min(n, first + 2 * BLOCK);
         int64_t j = first;
         for (; j + 2 <= last; j += 2) add(j, even), add(j + 1, odd);
         if (j < last) add(j, even);
@@ -169,32 +174,32 @@ INLINE State<T> column_sums(const Vec<T>* x, int64_t n, const Lanes<T>& a, const
     return {total.p, total.q, total.r, total.p - (T)1};
 }
 
-// Nearly the same for ANY, as add_roughly has it; n is the whole part of every lane's b, 0 where
+// The same for GENERAL with approximate powers; n is the integer part of every lane's b, 0 where
 // that is above 20.
 template <class T>
-INLINE State<T> rough_column_sums(const Vec<T>* x, int64_t count, const Lanes<T>& a, int n) {
+INLINE State<T> approx_column_sums(const Vec<T>* x, int64_t count, const LaneState<T>& a, int n) {
     Vec<T> total = {}, q = {}, r = {};
     const Vec<T> below = a.t - (T)1;
     if (n == 0) {
         for (int64_t j = 0; j < count; j++) {
-            Vec<T> u = x[j] - below, inside = larger(u, fill((T)1e-20));
-            Vec<T> p = rough_power(inside, a.b), inv = about_inverse(inside);
+            Vec<T> u = x[j] - below, inside = max(u, fill((T)1e-20));
+            Vec<T> p = approx_power(inside, a.b), inv = approx_reciprocal(inside);
             p = u > (T)1e-20 ? p : Vec<T>{};
             total += p;
             p *= inv, q += p;
             p *= inv, r += p;
         }
     } else {
-        const Vec<T> rest = a.b - (T)n, bend = rest * (rest - (T)1) / (T)2;
+        const Vec<T> rest = a.b - (T)n, curvature = rest * (rest - (T)1) / (T)2;
         auto add = [&](Vec<T> x, int power) {
-            const Vec<T> u = positive(x - below), low = u - (T)1,
-                         near = (low * bend + rest) * low + (T)1;
+            const Vec<T> u = positive_part(x - below), low = u - (T)1,
+                         near = (low * curvature + rest) * low + (T)1;
             Vec<T> v;
             if (power == 1) {
                 v = u > 0 ? near : Vec<T>{};
             } else {
                 Vec<T> w = power == 2 ? (u > 0 ? near : Vec<T>{})
-                                      : near * (power == 3 ? u : whole_power(u, power - 2));
+                                      : near * (power == 3 ? u : integer_power(u, power - 2));
                 r += w;
                 v = w * u;
             }
@@ -213,94 +218,93 @@ INLINE State<T> rough_column_sums(const Vec<T>* x, int64_t count, const Lanes<T>
     return {total, q, r, total - (T)1};
 }
 
-template <class T> INLINE void move(Lanes<T>& a, Ints<T> live, Vec<T> step) {
-    const Vec<T> by = a.fine + step, wanted = a.t + by,
-                 next = larger(smaller(wanted, a.high), a.low);
-    const Vec<T> rest = next == wanted ? (a.t - next) + by : Vec<T>{};
-    a.t = live ? next : a.t;
-    a.fine = live ? rest : a.fine;
+template <class T> INLINE void move_threshold(LaneState<T>& a, Ints<T> active, Vec<T> step) {
+    const Vec<T> by = a.fine + step, target = a.t + by, next = max(min(target, a.high), a.low);
+    const Vec<T> rest = next == target ? (a.t - next) + by : Vec<T>{};
+    a.t = active ? next : a.t;
+    a.fine = active ? rest : a.fine;
 }
 
-// Lower bounds of the thresholds: those of the rows' maxima lane by lane, for any subset of a row
-// has a lower one.
+// Set lower bounds of the thresholds: the threshold of a subset of a row is at most the row's, and
+// the subset here is the row's maximum in each lane.
 template <Kind K, class T>
-INLINE void bound_thresholds(const Vec<T>* groups, Vec<T> shift, Ints<T> some, Lanes<T>& a,
-                             const Family<T>& f, Vec<T>* p) {
-    constexpr int N = LANES<T> / 2;  // pairs of them: half the work, and hardly another bound
+INLINE void bound_thresholds(const Vec<T>* groups, Vec<T> shift, Ints<T> finite, LaneState<T>& a,
+                             const AlphaParams<T>& f, Vec<T>* p) {
+    constexpr int N = LANES<T> / 2;  // of pairs of lanes: half the work for nearly the same bound
     Vec<T> x[N];
     for (int k = 0; k < N; k++)
-        x[k] = larger((larger(groups[2 * k], groups[2 * k + 1]) - shift) * a.eps, fill(OUTSIDE<T>));
+        x[k] = max((max(groups[2 * k], groups[2 * k + 1]) - shift) * a.eps, fill(OUTSIDE<T>));
     for (int round = 0; round < 2; round++) {
         State<T> now;
-        // From wherever it starts, the last step lands on a bound: it needs sums that are right
+        // The last step lands on a lower bound from wherever it starts, if its sums are exact
         // everywhere.
-        if constexpr (K == ANY)
-            now = rough_column_sums(x, N, a, round == 0 ? f.n : 0);
+        if constexpr (K == GENERAL)
+            now = approx_column_sums(x, N, a, round == 0 ? f.n : 0);
         else
             now = column_sums<K, false>(x, N, a, f, p, nullptr);
-        move(a, some & (round || now.excess > 0), newton_step<K, T, true>(now, a.eps, a.b));
+        move_threshold(a, finite & (round || now.excess > 0),
+                       newton_step<K, T, true>(now, a.eps, a.b));
     }
-    a.t = larger(a.t - (K == ANY ? (T)ROUGHLY : Limits<T>::SLACK), Vec<T>{});
+    a.t = max(a.t - (K == GENERAL ? (T)APPROX_SLACK : Limits<T>::SLACK), Vec<T>{});
     a.fine = Vec<T>{};
 }
 
-// The probabilities of rows of one kind and one whole part of b; scratch: x and p, each of padded
-// rows.
-template <Kind K, class T, class S, class Place, class Finish>
-void map_short(Rows<T>& s, const S* const* z, Place&& place, Finish&& finish) {
-    constexpr bool FAST = K == ANY;
+// Write the probabilities of rows of one kind and one integer part of b. Scratch: s.x and s.p.
+template <Kind K, class T, class S, class Output, class Finish>
+void map_short(Rows<T>& s, const S* const* z, Output&& output_row, Finish&& finish) {
+    constexpr bool FAST = K == GENERAL;
     constexpr int N = LANES<T>;
-    const T near_enough = s.family[0].n == 1 ? (T)1 : (T)0.2;
-    const Family<T>& f = s.family[0];
+    const T near_enough = s.params[0].n == 1 ? (T)1 : (T)0.2;
+    const AlphaParams<T>& f = s.params[0];
     Vec<T>*x = (Vec<T>*)s.x, *p = (Vec<T>*)s.p, in[N] = {}, groups[N] = {};
-    Lanes<T> a;
+    LaneState<T> a;
     for (int r = 0; r < N; r++) {
-        const Family<T>& own = s.family[r < s.rows ? r : 0];
-        s.eps[r] = own.eps, s.b[r] = own.b, s.high[r] = own.highest,
-        s.reach[r] = f.n == 1 ? own.climb : own.reach;
+        const AlphaParams<T>& own = s.params[r < s.rows ? r : 0];
+        s.eps[r] = own.eps, s.b[r] = own.b, s.high[r] = own.max_threshold,
+        s.reach[r] = f.n == 1 ? own.reach_up : own.reach;
     }
     a.eps = load(s.eps), a.b = load(s.b), a.high = load(s.high), a.reach = load(s.reach);
     for (int r = 0; r < s.rows; r++) {
         in[r] = load_row(z[r], 0, s.d, (T)-INFINITY);
         for (int64_t i = N; i < s.d; i += N)
-            in[r] = larger(load_row(z[r], i, s.d, (T)-INFINITY), in[r]);
+            in[r] = max(load_row(z[r], i, s.d, (T)-INFINITY), in[r]);
     }
     for (int r = s.rows; r < N; r++) in[r] = in[0];
     transpose<T>(in, groups);
     Vec<T> top = groups[0];
-    for (int k = 1; k < N; k++) top = larger(groups[k], top);
+    for (int k = 1; k < N; k++) top = max(groups[k], top);
     const Vec<T> shift = top == (T)-INFINITY ? Vec<T>{} : top;
-    const Ints<T> some = top > (T)-INFINITY;
+    const Ints<T> finite = top > (T)-INFINITY;
     a.t = a.fine = a.low = Vec<T>{};
     int64_t d = s.d;
-    Candidates<T> found;
+    Candidates<T> candidates;
     const bool packed = d > N;
     if (packed) {
-        // Rough powers are not that exact.
-        if (!(FAST && f.n == 0)) bound_thresholds<K>(groups, shift, some, a, f, p);
+        // Approximate powers are not exact enough for a bound there.
+        if (!(FAST && f.n == 0)) bound_thresholds<K>(groups, shift, finite, a, f, p);
         a.low = a.t;
         store(s.shift, shift), store(s.above, (a.t - (T)1) * a.b);
-        turn_candidates(z, s, s.shift, s.above, s.p, x, found);
-        d = found.most;
+        transpose_candidates(z, s, s.shift, s.above, s.p, x, candidates);
+        d = candidates.most;
     } else {
-        s.around.call_all(s.rows);
-        turn<T>(z, s.rows, d, shift, a.eps, x);
+        s.prefetch.prefetch_all(s.rows);
+        transpose_rows<T>(z, s.rows, d, shift, a.eps, x);
     }
     Vec<T> mass = {};
     Ints<T> open = ~Ints<T>{};
     if constexpr (FAST) {
         for (int round = 0; round < 12; round++) {
-            const State<T> now = rough_column_sums(x, d, a, f.n);
-            move(a, some & open, newton_step<ANY, T>(now, a.eps, a.b));
-            open = some & open & (absolute(now.excess) > near_enough);
+            const State<T> now = approx_column_sums(x, d, a, f.n);
+            move_threshold(a, finite & open, newton_step<GENERAL, T>(now, a.eps, a.b));
+            open = finite & open & (absolute(now.excess) > near_enough);
             if (!bits(open)) break;
         }
-        // The powers of small b bend too much at 0 for that: four digits save a step that needs all
-        // of them. A little less than the step, so that the last one is upwards.
+        // Powers with small b are too curved at 0 for the series: steps with four digits save one
+        // with all of them. They stop a little short, so that the last step is upwards.
         for (int round = f.n == 1 ? 0 : 1; round < 2 && (f.n == 1 || f.n == 2); round++) {
-            const State<T> now = rough_column_sums(x, d, a, 0);
+            const State<T> now = approx_column_sums(x, d, a, 0);
             const Vec<T> less = round == 1 ? (T)1e-4 / (a.b * now.q) : Vec<T>{};
-            move(a, some, newton_step<ANY, T>(now, a.eps, a.b) - less);
+            move_threshold(a, finite, newton_step<GENERAL, T>(now, a.eps, a.b) - less);
         }
         open = ~Ints<T>{};
     }
@@ -310,22 +314,21 @@ void map_short(Rows<T>& s, const S* const* z, Place&& place, Finish&& finish) {
         Vec<T> fourth;
         const State<T> now = column_sums<K, true>(x, d, a, f, p, &fourth);
         mass = open ? now.mass : mass;
-        Ints<T> more = some & open & (absolute(now.excess) > Limits<T>::ENOUGH);
+        Ints<T> more = finite & open & (absolute(now.excess) > Limits<T>::TOLERANCE);
         if constexpr (FAST) {
-            a.low = open & (now.excess > 0) ? larger(a.low, a.t) : a.low;
-            a.high = open & (now.excess < 0) ? smaller(a.high, a.t) : a.high;
+            a.low = open & (now.excess > 0) ? max(a.low, a.t) : a.low;
+            a.high = open & (now.excess < 0) ? min(a.high, a.t) : a.high;
             Vec<T> root;
             Ints<T> near;
             if (f.n == 1) {
-                // Sums of negative powers say little, but Newton's step is exact enough where it is
-                // small. Upwards it may go as far as what leaves the support is small; nothing may
-                // enter.
+                // Sums of negative powers are of no use, but a small Newton step is exact enough.
+                // It may only go up, and no further than entries that leave the support are tiny;
+                // none may enter.
                 root = newton_step<K, T>(now, a.eps, a.b);
                 near = more & (root > 0) & (root < a.reach) & (now.excess < (T)1e-3);
             } else {
-                // The root of the cubic that the sums are the coefficients of, if it is near enough
-                // for the series.
-                root = root_of_series(now, a.b, fourth);
+                // The root of the series of the mass in t, if it is near enough.
+                root = series_root(now, a.b, fourth);
                 near = more & (a.b >= 2) & (absolute(root) < a.reach);
             }
             delta = near ? root : delta;
@@ -333,7 +336,7 @@ void map_short(Rows<T>& s, const S* const* z, Place&& place, Finish&& finish) {
             more &= ~near;
         }
         if (!bits(more)) break;
-        move(a, more, newton_step<K, T>(now, a.eps, a.b));
+        move_threshold(a, more, newton_step<K, T>(now, a.eps, a.b));
         open = more;
     }
     if (FAST && bits(shifted)) {
@@ -342,36 +345,37 @@ void map_short(Rows<T>& s, const S* const* z, Place&& place, Finish&& finish) {
         Vec<T> total = {};
         for (int64_t first = 0; first < d; first += 2 * BLOCK) {
             Vec<T> even = {}, odd = {};
-            for (int64_t j = first; j < smaller(d, first + 2 * BLOCK); j++) {
+            for (int64_t j = first; j < min(d, first + 2 * BLOCK); j++) {
                 const Vec<T> r =
-                    smaller(delta * inverse(larger(at.over(x[j]), fill((T)1e-6))), fill((T)1));
-                p[j] *= positive((T)1 - r * (b - r * (c2 - r * c3)));
+                    min(delta * reciprocal(max(at.base(x[j]), fill((T)1e-6))), fill((T)1));
+                p[j] *= positive_part((T)1 - r * (b - r * (c2 - r * c3)));
                 (j & 1 ? odd : even) += p[j];
             }
             total += even + odd;
         }
         mass = shifted ? total : mass;
     }
-    mass = some | (mass != mass) ? mass : Vec<T>{} + (T)1;
+    mass = finite | (mass != mass) ? mass : Vec<T>{} + (T)1;
     a.fine += delta;
     store(s.top, top), store(s.t, a.t), store(s.fine, a.fine), store(s.mass, mass);
     const Vec<T> scale = (T)1 / mass;
     if (!packed) {
-        turn_back<T>(p, scale, s.rows, d, place);
+        untranspose_rows<T>(p, scale, s.rows, d, output_row);
         for (int r = 0; r < s.rows; r++) finish(r);
         return;
     }
-    turn_back<T>(p, scale, s.rows, padded<T>(d) * N, [&](int r) { return s.x + r * s.stride; });
-    const Around around = s.around;
+    untranspose_rows<T>(p, scale, s.rows, num_vectors<T>(d) * N,
+                        [&](int r) { return s.x + r * s.stride; });
+    const RowPrefetch prefetch = s.prefetch;
     const int64_t whole = s.d;
     for (int r = 0; r < s.rows; r++) {
         const T* from = s.x + r * s.stride;
-        auto* out = place(r);
+        auto* out = output_row(r);
         const bool broken = !(scale[r] == scale[r]);
         for (int64_t i = 0, v = 0; i < whole; i += N, v++) {
-            const uint32_t m = found.named[r][v];
-            around.call_next(r, i);
-            store_row(out, i, whole, broken ? fill((T)NAN) : load_packed(from, m));
+            const uint32_t m = candidates.mask[r][v];
+            prefetch.prefetch_next(r, i);
+            store_row(out, i, whole, broken ? fill((T)NAN) : expand_load(from, m));
             from += __builtin_popcount(m);
         }
         finish(r);

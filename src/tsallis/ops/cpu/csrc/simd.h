@@ -52,11 +52,11 @@ template <class T> using Vec = typename Simd<T>::V;
 template <class T> using Ints = typename Simd<T>::I;
 template <class T> constexpr int LANES = Simd<T>::N;
 
-// Without a sum, which 0 + x would be.
+// x - 0 instead of 0 + x: a compiler may contract the sum with a product.
 template <class T> INLINE Vec<T> fill(T x) { return x - Vec<T>{}; }
-template <class T> INLINE T smaller(T a, T b) { return a < b ? a : b; }
-template <class T> INLINE T larger(T a, T b) { return a > b ? a : b; }
-template <class V> INLINE V positive(V v) { return larger(V{}, v); }  // a NaN stays one
+template <class T> INLINE T min(T a, T b) { return a < b ? a : b; }
+template <class T> INLINE T max(T a, T b) { return a > b ? a : b; }
+template <class V> INLINE V positive_part(V v) { return max(V{}, v); }  // keeps NaN
 INLINE F absolute(F v) { return (F)((FI)v & 0x7fffffff); }
 INLINE D absolute(D v) { return (D)((DI)v & 0x7fffffffffffffff); }
 
@@ -67,7 +67,7 @@ template <class T> INLINE Vec<T> load(const T* p) {
 }
 template <class T, class V> INLINE void store(T* p, V v) { std::memcpy(p, &v, sizeof v); }
 
-// The first n lanes from memory, the others `rest`; no byte behind them is touched.
+// Load n lanes and set the others to `rest`; no byte behind the n-th is read.
 template <class T> INLINE Vec<T> load_part(const T* p, int64_t n, T rest) {
     alignas(VECTOR_BYTES) T lanes[LANES<T>];
     for (int i = 0; i < LANES<T>; i++) lanes[i] = i < n ? p[i] : rest;
@@ -87,8 +87,8 @@ template <class T> INLINE void store_row(T* row, int64_t i, int64_t d, Vec<T> v)
         store_part(row + i, d - i, v);
 }
 
-// The same number, in no sum before it is rounded.
-template <class V> INLINE V rounded(V v) {
+// Return the same number, rounded: the compiler can't contract it with a sum into an FMA.
+template <class V> INLINE V prevent_fma(V v) {
 #if defined(__AVX512F__)
     asm("" : "+v"(v));
 #elif defined(__x86_64__)
@@ -99,31 +99,30 @@ template <class V> INLINE V rounded(V v) {
     return v;
 }
 
-// One bit a lane. `beyond` is "not at most", so that a NaN is always beyond.
+// One bit a lane. not_le is "not less or equal", so that a NaN always passes.
 template <class I> INLINE uint32_t bits(I mask) {
-    uint32_t found = 0;
+    uint32_t result = 0;
     for (unsigned i = 0; i < sizeof(I) / sizeof(mask[0]); i++)
-        found |= (uint32_t)(mask[i] != 0) << i;
-    return found;
+        result |= (uint32_t)(mask[i] != 0) << i;
+    return result;
 }
-template <class T> INLINE uint32_t beyond(Vec<T> a, Vec<T> b) { return bits(~(a <= b)); }
+template <class T> INLINE uint32_t not_le(Vec<T> a, Vec<T> b) { return bits(~(a <= b)); }
 
-// The lanes a mask names, pressed together at `out`; what lies behind them up to a full vector may
-// be overwritten.
-template <class T> INLINE void store_packed(T* out, Vec<T> v, uint32_t mask) {
+// Store the lanes of a mask one behind the other; up to a full vector may be overwritten.
+template <class T> INLINE void compress_store(T* out, Vec<T> v, uint32_t mask) {
     for (; mask; mask &= mask - 1) *out++ = v[__builtin_ctz(mask)];
 }
-// The opposite: the lanes a mask names from consecutive memory, of which up to a full vector may be
-// read; zero in the others.
-template <class T> INLINE Vec<T> load_packed(const T* p, uint32_t mask) {
+// Load consecutive numbers into the lanes of a mask, zeros into the others; up to a full vector may
+// be read.
+template <class T> INLINE Vec<T> expand_load(const T* p, uint32_t mask) {
     Vec<T> v = {};
     for (; mask; mask &= mask - 1) v[__builtin_ctz(mask)] = *p++;
     return v;
 }
 
-// A vector to aligned memory past the caches, which need not read first what is written over; order
-// it with `settle`.
-template <class T> INLINE void store_past(T* p, Vec<T> v) {
+// Store a vector to aligned memory past the caches, which then need not read the line first;
+// stream_fence orders such stores.
+template <class T> INLINE void stream_store(T* p, Vec<T> v) {
 #if defined(__AVX512F__)
     _mm512_stream_ps((float*)p, (__m512)v);
 #elif defined(__AVX2__)
@@ -133,13 +132,13 @@ template <class T> INLINE void store_past(T* p, Vec<T> v) {
 #endif
 }
 // Past the caches or not.
-template <bool PAST, class T> INLINE void put(T* p, Vec<T> v) {
-    if constexpr (PAST)
-        store_past(p, v);
+template <bool STREAM, class T> INLINE void store_or_stream(T* p, Vec<T> v) {
+    if constexpr (STREAM)
+        stream_store(p, v);
     else
         store(p, v);
 }
-INLINE void settle() {
+INLINE void stream_fence() {
 #if defined(__AVX2__)
     _mm_sfence();
 #endif
@@ -152,16 +151,16 @@ template <class T> INLINE T sum(Vec<T> v) {
 }
 template <class T> INLINE T maximum(Vec<T> v) {
     T most = v[0];
-    for (int i = 1; i < LANES<T>; i++) most = larger(v[i], most);
+    for (int i = 1; i < LANES<T>; i++) most = max(v[i], most);
     return most;
 }
-// The sums of LANES vectors, one a lane.
-template <class T> INLINE Vec<T> sums_of(const Vec<T>* v) {
+// Lane i is the sum over the lanes of v[i].
+template <class T> INLINE Vec<T> lane_sums(const Vec<T>* v) {
     Vec<T> sums;
     for (int i = 0; i < LANES<T>; i++) sums[i] = sum<T>(v[i]);
     return sums;
 }
-INLINE D root(D v) {
+INLINE D square_root(D v) {
     for (int i = 0; i < LANES<double>; i++) v[i] = __builtin_sqrt(v[i]);
     return v;
 }
@@ -176,20 +175,20 @@ template <> INLINE void store_part(float* p, int64_t n, F v) {
 }
 template <> INLINE uint32_t bits(FI m) { return _mm512_movepi32_mask((__m512i)m); }
 template <> INLINE uint32_t bits(DI m) { return _mm512_movepi64_mask((__m512i)m); }
-template <> INLINE uint32_t beyond<float>(F a, F b) {
+template <> INLINE uint32_t not_le<float>(F a, F b) {
     return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_NLE_UQ);
 }
-// Packed in a register and stored whole: the instruction that packs into memory is slow on many
-// machines.
-template <> INLINE void store_packed(float* out, F v, uint32_t mask) {
+// Compressed in a register and stored whole: the instruction that compresses into memory is slow on
+// many machines.
+template <> INLINE void compress_store(float* out, F v, uint32_t mask) {
     _mm512_storeu_ps(out, _mm512_maskz_compress_ps((__mmask16)mask, (__m512)v));
 }
-template <> INLINE F load_packed(const float* p, uint32_t mask) {
+template <> INLINE F expand_load(const float* p, uint32_t mask) {
     return (F)_mm512_maskz_expand_ps((__mmask16)mask, _mm512_loadu_ps(p));
 }
 template <> INLINE float sum<float>(F v) { return _mm512_reduce_add_ps((__m512)v); }
 template <> INLINE float maximum<float>(F v) { return _mm512_reduce_max_ps((__m512)v); }
-template <> INLINE F sums_of<float>(const F* v) {
+template <> INLINE F lane_sums<float>(const F* v) {
     __m512 pairs[8], quads[4], halves[2];
     for (int i = 0; i < 8; i++) {
         __m512 a = (__m512)v[2 * i], b = (__m512)v[2 * i + 1];
@@ -206,25 +205,25 @@ template <> INLINE F sums_of<float>(const F* v) {
     return (F)_mm512_add_ps(_mm512_shuffle_f32x4(halves[0], halves[1], 0x88),
                             _mm512_shuffle_f32x4(halves[0], halves[1], 0xdd));
 }
-INLINE F root(F v) { return (F)_mm512_sqrt_ps((__m512)v); }
-INLINE F about_inverse(F v) { return (F)_mm512_rcp14_ps((__m512)v); }
+INLINE F square_root(F v) { return (F)_mm512_sqrt_ps((__m512)v); }
+INLINE F approx_reciprocal(F v) { return (F)_mm512_rcp14_ps((__m512)v); }
 
 #elif defined(__AVX2__)
 
-struct PackTable {
-    alignas(32) int32_t from[256][8] = {}, to[256][8] = {};  // -1 in `to`: a lane that gets nothing
-    constexpr PackTable() {
+struct CompressTable {
+    alignas(32) int32_t from[256][8] = {}, to[256][8] = {};  // -1 in `to`: a lane that gets zero
+    constexpr CompressTable() {
         for (int mask = 0; mask < 256; mask++)
             for (int lane = 0, k = 0; lane < 8; lane++) {
-                const bool named = mask >> lane & 1;
-                to[mask][lane] = named ? k : -1;
-                from[mask][named ? k : 7 - (lane - k)] = lane;
-                k += named;
+                const bool selected = mask >> lane & 1;
+                to[mask][lane] = selected ? k : -1;
+                from[mask][selected ? k : 7 - (lane - k)] = lane;
+                k += selected;
             }
     }
 };
-// Known to the compiler: nothing of this file may run when the library is loaded.
-constexpr PackTable PACK;
+// constexpr: nothing of this file may run when the library is loaded.
+constexpr CompressTable COMPRESS;
 
 INLINE __m256i first_lanes(int64_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -239,15 +238,16 @@ template <> INLINE void store_part(float* p, int64_t n, F v) {
 }
 template <> INLINE uint32_t bits(FI m) { return (uint32_t)_mm256_movemask_ps((__m256)m); }
 template <> INLINE uint32_t bits(DI m) { return (uint32_t)_mm256_movemask_pd((__m256d)m); }
-template <> INLINE uint32_t beyond<float>(F a, F b) {
+template <> INLINE uint32_t not_le<float>(F a, F b) {
     return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_NLE_UQ));
 }
-template <> INLINE void store_packed(float* out, F v, uint32_t mask) {
-    __m256i from = _mm256_load_si256((const __m256i*)PACK.from[mask]);
+template <> INLINE void compress_store(float* out, F v, uint32_t mask) {
+    __m256i from = _mm256_load_si256((const __m256i*)COMPRESS.from[mask]);
     _mm256_storeu_ps(out, _mm256_permutevar8x32_ps((__m256)v, from));
 }
-template <> INLINE F load_packed(const float* p, uint32_t mask) {
-    __m256i to = _mm256_load_si256((const __m256i*)PACK.to[mask]), none = _mm256_srai_epi32(to, 31);
+template <> INLINE F expand_load(const float* p, uint32_t mask) {
+    __m256i to = _mm256_load_si256((const __m256i*)COMPRESS.to[mask]),
+            none = _mm256_srai_epi32(to, 31);
     return (F)_mm256_andnot_ps(_mm256_castsi256_ps(none),
                                _mm256_permutevar8x32_ps(_mm256_loadu_ps(p), to));
 }
@@ -263,7 +263,7 @@ template <> INLINE float maximum<float>(F v) {
     half = _mm_max_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
 }
-template <> INLINE F sums_of<float>(const F* v) {
+template <> INLINE F lane_sums<float>(const F* v) {
     __m256 pairs[4], quads[2];
     for (int i = 0; i < 4; i++) {
         __m256 a = (__m256)v[2 * i], b = (__m256)v[2 * i + 1];
@@ -277,25 +277,25 @@ template <> INLINE F sums_of<float>(const F* v) {
     return (F)_mm256_add_ps(_mm256_permute2f128_ps(quads[0], quads[1], 0x20),
                             _mm256_permute2f128_ps(quads[0], quads[1], 0x31));
 }
-INLINE F root(F v) { return (F)_mm256_sqrt_ps((__m256)v); }
-INLINE F about_inverse(F v) { return (F)_mm256_rcp_ps((__m256)v); }
+INLINE F square_root(F v) { return (F)_mm256_sqrt_ps((__m256)v); }
+INLINE F approx_reciprocal(F v) { return (F)_mm256_rcp_ps((__m256)v); }
 
 #elif defined(__aarch64__)
 
-struct PackTable {
-    // Of bytes; 255 in `to`: one that gets zero.
+struct CompressTable {
+    // Of bytes; 255 in `to`: a byte that gets zero.
     alignas(16) uint8_t from[16][16] = {}, to[16][16] = {};
-    constexpr PackTable() {
+    constexpr CompressTable() {
         for (int mask = 0; mask < 16; mask++)
             for (int byte = 0, k = 0; byte < 16; byte++) {
-                const bool named = mask >> byte / 4 & 1;
-                to[mask][byte] = (uint8_t)(named ? k : 255);
-                if (named) from[mask][k++] = (uint8_t)byte;
+                const bool selected = mask >> byte / 4 & 1;
+                to[mask][byte] = (uint8_t)(selected ? k : 255);
+                if (selected) from[mask][k++] = (uint8_t)byte;
             }
     }
 };
-// Known to the compiler: nothing of this file may run when the library is loaded.
-constexpr PackTable PACK;
+// constexpr: nothing of this file may run when the library is loaded.
+constexpr CompressTable COMPRESS;
 
 // n is below a whole vector.
 template <> INLINE F load_part(const float* p, int64_t n, float rest) {
@@ -312,12 +312,12 @@ template <> INLINE void store_part(float* p, int64_t n, F v) {
 }
 template <> INLINE uint32_t bits(FI m) { return vaddvq_u32((uint32x4_t)(m & FI{1, 2, 4, 8})); }
 template <> INLINE uint32_t bits(DI m) { return (uint32_t)vaddvq_u64((uint64x2_t)(m & DI{1, 2})); }
-template <> INLINE uint32_t beyond<float>(F a, F b) { return bits(~(a <= b)); }
-template <> INLINE void store_packed(float* out, F v, uint32_t mask) {
-    store(out, vqtbl1q_u8((uint8x16_t)v, vld1q_u8(PACK.from[mask])));
+template <> INLINE uint32_t not_le<float>(F a, F b) { return bits(~(a <= b)); }
+template <> INLINE void compress_store(float* out, F v, uint32_t mask) {
+    store(out, vqtbl1q_u8((uint8x16_t)v, vld1q_u8(COMPRESS.from[mask])));
 }
-template <> INLINE F load_packed(const float* p, uint32_t mask) {
-    return (F)vqtbl1q_u8((uint8x16_t)load(p), vld1q_u8(PACK.to[mask]));
+template <> INLINE F expand_load(const float* p, uint32_t mask) {
+    return (F)vqtbl1q_u8((uint8x16_t)load(p), vld1q_u8(COMPRESS.to[mask]));
 }
 // In pairs: of vaddvq_f32(v + 8) GCC makes vaddvq_f32(v) + 32, which rounds otherwise.
 template <> INLINE float sum<float>(F v) {
@@ -325,34 +325,32 @@ template <> INLINE float sum<float>(F v) {
 }
 // Of maxima: there is no NaN.
 template <> INLINE float maximum<float>(F v) { return vmaxvq_f32((float32x4_t)v); }
-template <> INLINE F sums_of<float>(const F* v) {
+template <> INLINE F lane_sums<float>(const F* v) {
     float32x4_t low = vpaddq_f32((float32x4_t)v[0], (float32x4_t)v[1]);
     return (F)vpaddq_f32(low, vpaddq_f32((float32x4_t)v[2], (float32x4_t)v[3]));
 }
-template <> INLINE D sums_of<double>(const D* v) {
+template <> INLINE D lane_sums<double>(const D* v) {
     return (D)vpaddq_f64((float64x2_t)v[0], (float64x2_t)v[1]);
 }
-INLINE F root(F v) { return (F)vsqrtq_f32((float32x4_t)v); }
-INLINE F about_inverse(F v) { return 1.0f / v; }
+INLINE F square_root(F v) { return (F)vsqrtq_f32((float32x4_t)v); }
+INLINE F approx_reciprocal(F v) { return 1.0f / v; }
 
 #else
 
-INLINE F root(F v) {
+INLINE F square_root(F v) {
     for (int i = 0; i < LANES<float>; i++) v[i] = __builtin_sqrtf(v[i]);
     return v;
 }
-INLINE F about_inverse(F v) { return 1.0f / v; }
+INLINE F approx_reciprocal(F v) { return 1.0f / v; }
 
 #endif
 
-INLINE D about_inverse(D v) { return 1.0 / v; }
-INLINE F inverse(F v) {
-    F r = about_inverse(v);
+INLINE D approx_reciprocal(D v) { return 1.0 / v; }
+INLINE F reciprocal(F v) {
+    F r = approx_reciprocal(v);
     return r * (2.0f - v * r);
 }
-INLINE D inverse(D v) { return 1.0 / v; }
-
-// Powers.
+INLINE D reciprocal(D v) { return 1.0 / v; }
 
 constexpr double INVERSE_FACTORIAL[] = {
     1,
@@ -416,18 +414,18 @@ INLINE F times_power_of_two(F y, F k, F t) {
 }
 // 2^t for t up to 127, zero far below -125.
 INLINE F exp2_(F t) {
-    F within = larger(fill(-150.0f), t), k = nearest(within), r = within - k;
+    F clamped = max(fill(-150.0f), t), k = nearest(clamped), r = clamped - k;
     F y = 1.535336188e-4f * r + 1.339887440e-3f;
     y = y * r + 9.618437358e-3f;
     y = y * r + 5.550332471e-2f;
     y = y * r + 2.402264791e-1f;
     y = y * r + 6.931472029e-1f;
     y = y * r + 1.0f;
-    return times_power_of_two(y, k, within);
+    return times_power_of_two(y, k, clamped);
 }
 INLINE F exp_(F x) { return exp2_(x * LOG2_E); }
 // e^h - 1 - h for h from 0 to 88, with every digit also near 0, where that is h^2/2.
-INLINE F above_tangent(F h) {
+INLINE F exp_minus_tangent(F h) {
     F k = nearest(h * LOG2_E), r = (h - k * 0.693359375f) + k * 2.12194440e-4f;
     F y = 1.98994193e-4f * r + 1.39337539e-3f;
     y = y * r + 8.33329831e-3f;
@@ -454,8 +452,8 @@ INLINE F power(F p, F c) {
     return exp2_((m * LOG2_E + exponent) * c);
 }
 INLINE F power(F p, float c) { return power(p, fill(c)); }
-// The same to four digits, for steps that later ones correct.
-INLINE F rough_power(F u, F b) {
+// u^b to about four digits, for steps that later steps correct.
+INLINE F approx_power(F u, F b) {
     FI k = ((FI)u - 0x3f3504f3) >> 23;
     F f = (F)((FI)u - (k << 23)) - 1.0f;
     F y = 0.25566687f * f - 0.39112317f;
@@ -463,18 +461,18 @@ INLINE F rough_power(F u, F b) {
     y = y * f - 0.72054121f;
     y = y * f + 1.44264757f;
     F t = (y * f + __builtin_convertvector(k, F)) * b;
-    F within = larger(fill(-150.0f), t), nearby = nearest(within), r = within - nearby;
+    F clamped = max(fill(-150.0f), t), nearby = nearest(clamped), r = clamped - nearby;
     F e = 0.05592204f * r + 0.24264008f;
     e = e * r + 0.69312103f;
     e = e * r + 0.99992448f;
-    return times_power_of_two(e, nearby, within);
+    return times_power_of_two(e, nearby, clamped);
 }
 
 INLINE D exp_(D x) {
     for (int i = 0; i < LANES<double>; i++) x[i] = ::exp(x[i]);
     return x;
 }
-INLINE D above_tangent(D h) {
+INLINE D exp_minus_tangent(D h) {
     for (int i = 0; i < LANES<double>; i++) {
         double x = h[i], series = 1;
         for (int n = 18; n > 2; n--) series = 1 + series * x / n;
@@ -494,15 +492,15 @@ INLINE D power(D p, double c) {
     for (int i = 0; i < LANES<double>; i++) p[i] = ::pow(p[i], c);
     return p;
 }
-INLINE D rough_power(D u, D b) {
+INLINE D approx_power(D u, D b) {
     for (int i = 0; i < LANES<double>; i++) u[i] = ::pow(u[i], b[i]);
     return u;
 }
-// Vectors at work together where registers allow it.
+// Vectors that a loop works on at once, as far as registers allow.
 constexpr int WIDE = VECTOR_BYTES == 64 ? 4 : 2;
 
-// u^n for W vectors and n >= 1, in one loop over the bits of n for them all.
-template <int W, class V> INLINE void whole_powers(const V* u, int n, V* result) {
+// u^n of W vectors for n >= 1, by repeated squaring.
+template <int W, class V> INLINE void integer_powers(const V* u, int n, V* result) {
     V square[W];
     for (int k = 0; k < W; k++) square[k] = result[k] = u[k];
     for (n -= 1; n; n >>= 1) {
@@ -512,20 +510,20 @@ template <int W, class V> INLINE void whole_powers(const V* u, int n, V* result)
             for (int k = 0; k < W; k++) square[k] *= square[k];
     }
 }
-template <class V> INLINE V whole_power(V u, int n) {
-    whole_powers<1>(&u, n, &u);
+template <class V> INLINE V integer_power(V u, int n) {
+    integer_powers<1>(&u, n, &u);
     return u;
 }
 
-// u^r for one r in (0, 1) and u in [2^-31, 2): a polynomial in the digits of u, off by 4e-8 at
-// most, and a factor for every binade.
-struct RestPower {
+// u^r for one r in (0, 1) and u in [2^-31, 2): a polynomial in the mantissa, off by 4e-8 at most,
+// times a factor for each exponent.
+struct FractionPower {
     float series[8], binade[32];
 };
-inline RestPower rest_powers(double r) {
+inline FractionPower fraction_power(double r) {
     constexpr int N = 8;
     double at[N], value[N], series[N] = {};
-    // Through its values at Chebyshev's points, by divided differences, around 3/4.
+    // Interpolation at Chebyshev's points around 3/4, by divided differences.
     for (int k = 0; k < N; k++)
         at[k] = 0.25 * ::cos(M_PI * (k + 0.5) / N), value[k] = ::pow(0.75 + at[k], r);
     for (int k = 1; k < N; k++)
@@ -534,13 +532,13 @@ inline RestPower rest_powers(double r) {
         for (int j = N - 1; j > 0; j--) series[j] = series[j - 1] - at[k] * series[j];
         series[0] = value[k] - at[k] * series[0];
     }
-    RestPower made;
-    for (int k = 0; k < N; k++) made.series[k] = (float)series[k];
+    FractionPower result;
+    for (int k = 0; k < N; k++) result.series[k] = (float)series[k];
     // Of the exponents 96 to 127.
-    for (int k = 0; k < 32; k++) made.binade[k] = (float)::exp2((k - 30) * r);
-    return made;
+    for (int k = 0; k < 32; k++) result.binade[k] = (float)::exp2((k - 30) * r);
+    return result;
 }
-template <int W> INLINE void times_rest_power(const F* u, const RestPower& of, F* v) {
+template <int W> INLINE void multiply_fraction_power(const F* u, const FractionPower& of, F* v) {
     F m[W], y[W];
     for (int k = 0; k < W; k++) m[k] = (F)(((FI)u[k] & 0x7fffff) | 0x3f000000) - 0.75f;
     for (int k = 0; k < W; k++) y[k] = m[k] * of.series[7] + of.series[6];
@@ -559,7 +557,7 @@ template <int W> INLINE void times_rest_power(const F* u, const RestPower& of, F
 #endif
     }
 }
-// Doubles take their powers whole.
-template <int W> INLINE void times_rest_power(const D*, const RestPower&, D*) {}
+// Powers of doubles are computed by pow, without a table.
+template <int W> INLINE void multiply_fraction_power(const D*, const FractionPower&, D*) {}
 
 }  // namespace

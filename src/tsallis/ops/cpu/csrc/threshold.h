@@ -1,4 +1,4 @@
-// Thresholds: rows of scores in, thresholds and probabilities out.
+// Thresholds of blocks of rows: maxima, a lower bound, candidates, Newton's steps.
 
 #pragma once
 
@@ -7,64 +7,66 @@
 
 namespace {
 
-constexpr int64_t LONG = 64;  // vectors: an eighth of so many candidates already tells much
+constexpr int64_t MIN_SAMPLED_VECTORS =
+    64;  // vectors of candidates, from which first steps use an eighth of them
 
-// Newton's steps on the candidates of TWO, THREE_HALVES and WHOLE; leaves the threshold and the
-// mass there.
-template <Kind K, class T> INLINE void solve_whole(Rows<T>& s, uint32_t open) {
+// Take Newton's steps on the candidates of TWO, THREE_HALVES and INTEGER; set the threshold and the
+// mass at it.
+template <Kind K, class T> INLINE void solve_integer(Rows<T>& s, uint32_t open) {
     constexpr int N = LANES<T>;
-    if constexpr (K == WHOLE) {
+    if constexpr (K == INTEGER) {
         uint32_t rough = 0;
         for (int row = 0; row < s.rows; row++)
-            rough |= (uint32_t)(padded<T>(s.count[row]) >= LONG) << row;
+            rough |= (uint32_t)(num_vectors<T>(s.count[row]) >= MIN_SAMPLED_VECTORS) << row;
         rough &= open;
         for (int round = 0; rough && round < 3; round++) {
             for (uint32_t rest = rough; rest; rest &= rest - 1) {
                 const int row = __builtin_ctz(rest);
-                keep_sums(s, row,
-                          add_roughly(s.x + row * s.stride, padded<T>(s.count[row]) / 8 * 8, 8,
-                                      s.t[row], s.family[row]),
-                          (T)8);
+                set_sums(s, row,
+                         approx_sums(s.x + row * s.stride, num_vectors<T>(s.count[row]) / 8 * 8, 8,
+                                     s.t[row], s.params[row]),
+                         (T)8);
             }
-            rough = step_roughly<K>(s, rough, (T)0.1);
+            rough = approx_step<K>(s, rough, (T)0.1);
         }
     }
     for (int round = 0; open && round < 40; round++) {
         for (uint32_t rest = open; rest; rest &= rest - 1) {
             const int row = __builtin_ctz(rest);
             const T* x = s.x + row * s.stride;
-            keep_sums(s, row,
-                      add_all<K, T, false>(x, padded<T>(s.count[row]), threshold(s, row),
-                                           s.family[row], nullptr));
+            set_sums(s, row,
+                     candidate_sums<K, T, false>(x, num_vectors<T>(s.count[row]), threshold(s, row),
+                                                 s.params[row], nullptr));
         }
         uint32_t left = 0;
         for (int first = 0; first < s.rows; first += N) {
-            const Ints<T> live = lanes_of(open, first, (T)0);
+            const Ints<T> active = row_lanes(open, first, (T)0);
             const State<T> now = state(s, first);
-            store(s.mass + first, live ? now.mass : load(s.mass + first));
-            const Ints<T> more = live & (absolute(now.excess) > Limits<T>::ENOUGH);
-            move(s, first, more, newton_step<K, T>(now, load(s.eps + first), load(s.b + first)));
+            store(s.mass + first, active ? now.mass : load(s.mass + first));
+            const Ints<T> more = active & (absolute(now.excess) > Limits<T>::TOLERANCE);
+            move_threshold(s, first, more,
+                           newton_step<K, T>(now, load(s.eps + first), load(s.b + first)));
             left |= bits(more) << first;
         }
         open = left;
     }
 }
 
-// p (1 - delta/u)^b, to third order: the candidates' probabilities delta further on; returns their
-// sum.
+// Move the threshold by delta: multiply the candidates' probabilities by (1 - delta/u)^b to third
+// order, and return their sum.
 template <class T> INLINE T shift_probabilities(Rows<T>& s, int row, T delta) {
     constexpr int N = LANES<T>;
     const T b = s.b[row], c2 = b * (b - 1) / 2, c3 = c2 * (b - 2) / 3;
     const Threshold<T> at = threshold(s, row);
     double total = 0;
-    int64_t n = padded<T>(s.count[row]);
+    int64_t n = num_vectors<T>(s.count[row]);
     for (int64_t first = 0; first < n; first += BLOCK) {
         Vec<T> part = {};
-        for (int64_t i = first; i < smaller(n, first + BLOCK); i++) {
-            Vec<T> u = larger(at.over(load(s.x + row * s.stride + i * N)), fill((T)1e-6));
-            Vec<T> r = smaller(delta * inverse(u), fill((T)1));
-            Vec<T> p =
-                load(s.p + row * s.stride + i * N) * positive((T)1 - r * (b - r * (c2 - r * c3)));
+        for (int64_t i = first; i < min(n, first + BLOCK); i++) {
+            Vec<T> u = max(at.base(load(s.x + row * s.stride + i * N)), fill((T)1e-6));
+            Vec<T> r = min(delta * reciprocal(u), fill((T)1));
+            Vec<T> p = load(s.p + row * s.stride + i * N) *
+                       positive_part((T)1 - r * (b - r * (c2 - r * c3)));
             store(s.p + row * s.stride + i * N, p);
             part += p;
         }
@@ -74,58 +76,60 @@ template <class T> INLINE T shift_probabilities(Rows<T>& s, int row, T delta) {
     return (T)total;
 }
 
-// ANY: rough steps first (float only), then sums with every digit, and a series instead of the last
-// of them.
-template <class T> INLINE void solve_any(Rows<T>& s, uint32_t open) {
+// Solve rows of GENERAL: steps with approximate powers (float only), then exact sums, and a series
+// instead of the last exact step.
+template <class T> INLINE void solve_general(Rows<T>& s, uint32_t open) {
     constexpr bool FAST = sizeof(T) == 4;
-    constexpr T NEAR = (T)0.2;  // from here one more step is as good as the series needs
+    constexpr T NEAR =
+        (T)0.2;  // from this excess of mass on, one more step is near enough for the series
     auto each = [&](uint32_t some, auto&& visit) {
         for (; some; some &= some - 1) {
             int row = __builtin_ctz(some);
-            visit(row, s.x + row * s.stride, padded<T>(s.count[row]), s.family[row]);
+            visit(row, s.x + row * s.stride, num_vectors<T>(s.count[row]), s.params[row]);
         }
     };
     if (FAST) {
         uint32_t rough = 0;
-        each(open, [&](int row, const T*, int64_t n, const Family<T>&) {
-            rough |= (uint32_t)(n >= LONG) << row;
+        each(open, [&](int row, const T*, int64_t n, const AlphaParams<T>&) {
+            rough |= (uint32_t)(n >= MIN_SAMPLED_VECTORS) << row;
         });
         for (int round = 0; rough && round < 3; round++) {
-            each(rough, [&](int row, const T* x, int64_t n, const Family<T>& f) {
-                keep_sums(s, row, add_roughly(x, n / 8 * 8, 8, s.t[row], f), (T)8);
+            each(rough, [&](int row, const T* x, int64_t n, const AlphaParams<T>& f) {
+                set_sums(s, row, approx_sums(x, n / 8 * 8, 8, s.t[row], f), (T)8);
             });
-            rough = step_roughly<ANY>(s, rough, NEAR);
+            rough = approx_step<GENERAL>(s, rough, NEAR);
         }
         rough = open;
         for (int round = 0; rough && round < 12; round++) {
-            each(rough, [&](int row, const T* x, int64_t n, const Family<T>& f) {
-                keep_sums(s, row, add_roughly(x, n, 1, s.t[row], f));
+            each(rough, [&](int row, const T* x, int64_t n, const AlphaParams<T>& f) {
+                set_sums(s, row, approx_sums(x, n, 1, s.t[row], f));
             });
-            rough = step_roughly<ANY>(s, rough, NEAR);
+            rough = approx_step<GENERAL>(s, rough, NEAR);
         }
     }
-    alignas(64) T delta[MOST];
+    alignas(64) T delta[MAX_ROWS];
     uint32_t shifted = 0;
     for (int round = 0; open && round < 40; round++) {
-        each(open, [&](int row, const T* x, int64_t n, const Family<T>& f) {
-            Sums<T> sums = add_all<ANY, T, true>(x, n, threshold(s, row), f, s.p + row * s.stride);
-            keep_sums(s, row, sums);
+        each(open, [&](int row, const T* x, int64_t n, const AlphaParams<T>& f) {
+            Sums<T> sums =
+                candidate_sums<GENERAL, T, true>(x, n, threshold(s, row), f, s.p + row * s.stride);
+            set_sums(s, row, sums);
             s.sums[3][row] = sums.w;
         });
         uint32_t left = 0;
         for (int first = 0; first < s.rows; first += LANES<T>) {
-            const Ints<T> live = lanes_of(open, first, (T)0);
+            const Ints<T> active = row_lanes(open, first, (T)0);
             const State<T> now = state(s, first);
             const Vec<T> t = load(s.t + first), b = load(s.b + first), low = load(s.low + first),
                          high = load(s.high + first);
-            store(s.mass + first, live ? now.mass : load(s.mass + first));
-            store(s.low + first, live & (now.excess > 0) ? larger(low, t) : low);
-            store(s.high + first, live & (now.excess < 0) ? smaller(high, t) : high);
-            Ints<T> more = live & (absolute(now.excess) > Limits<T>::ENOUGH);
+            store(s.mass + first, active ? now.mass : load(s.mass + first));
+            store(s.low + first, active & (now.excess > 0) ? max(low, t) : low);
+            store(s.high + first, active & (now.excess < 0) ? min(high, t) : high);
+            Ints<T> more = active & (absolute(now.excess) > Limits<T>::TOLERANCE);
             if (FAST) {
-                const Vec<T> last = sums_of<T>(s.sums[3] + first),
-                             root = root_of_series(now, b, last);
-                // What it leaves out is nearly the next term:
+                const Vec<T> last = lane_sums<T>(s.sums[3] + first),
+                             root = series_root(now, b, last);
+                // The error is about the series' next term.
                 const Vec<T> square = root * root * last;
                 const Vec<T> next = b * (b - (T)1) * (b - (T)2) * (b - (T)3) * (T)(1.0 / 24) *
                                     square * square / now.r;
@@ -135,65 +139,66 @@ template <class T> INLINE void solve_any(Rows<T>& s, uint32_t open) {
                 shifted |= bits(near) << first;
                 more = more & ~near;
             }
-            move(s, first, more, newton_step<ANY, T>(now, load(s.eps + first), b));
+            move_threshold(s, first, more, newton_step<GENERAL, T>(now, load(s.eps + first), b));
             left |= bits(more) << first;
         }
         open = left;
     }
-    each(shifted, [&](int row, const T*, int64_t, const Family<T>&) {
+    each(shifted, [&](int row, const T*, int64_t, const AlphaParams<T>&) {
         s.mass[row] = shift_probabilities(s, row, delta[row]);
     });
 }
 
-// The maxima, thresholds, masses and candidates of rows of one kind.
+// Compute maxima, candidates, thresholds and masses of the rows of a block, which are of one kind.
 template <Kind K, class T> void solve(Rows<T>& s, const T* const* z) {
     constexpr int N = LANES<T>;
-    // Vectors of maxima, each of at least four entries of the row, that give a first bound.
+    // Vectors of lanes' maxima (of at least four entries each) that give a first bound; 0: none.
     const int bounds = s.d >= 4 * LANE_VECTORS * N ? LANE_VECTORS : s.d >= 4 * N ? 1 : 0;
-    for (int row = 0; row < MOST; row++) {
-        const Family<T>& f = s.family[row < s.rows ? row : 0];
+    for (int row = 0; row < MAX_ROWS; row++) {
+        const AlphaParams<T>& f = s.params[row < s.rows ? row : 0];
         s.t[row] = s.fine[row] = s.low[row] = 0;
         s.mass[row] = 1;
-        s.unpacked[row] = false;
-        s.high[row] = f.highest, s.eps[row] = f.eps, s.b[row] = f.b, s.reach[row] = f.reach;
+        s.dense[row] = false;
+        s.high[row] = f.max_threshold, s.eps[row] = f.eps, s.b[row] = f.b, s.reach[row] = f.reach;
         for (int k = 0; k < 4; k++) s.sums[k][row] = Vec<T>{};
     }
-    uint32_t left = 0;  // rows that are not level
+    uint32_t left = 0;  // rows that are not dense
     for (int row = 0; row < s.rows; row++) {
-        if constexpr (LEVEL<K, T>)
-            if (s.level && s.d >= LEVEL_FROM && s.b[row] >= 3 && solve_level<K>(s, row, z[row]))
+        if constexpr (DENSE_KIND<K, T>)
+            if (s.allow_dense && s.d >= MIN_DENSE_SIZE && s.b[row] >= 3 &&
+                solve_dense<K>(s, row, z[row]))
                 continue;
         left |= 1u << row;
         Vec<T> lanes[LANE_VECTORS];
         T top = row_maximum(z[row], s.d, lanes), shift = top == (T)-INFINITY ? 0 : top;
         s.top[row] = top, s.shift[row] = shift;
-        if (bounds == 1) lanes[0] = larger(larger(lanes[0], lanes[1]), larger(lanes[2], lanes[3]));
+        if (bounds == 1) lanes[0] = max(max(lanes[0], lanes[1]), max(lanes[2], lanes[3]));
         for (int k = 0; k < bounds; k++)
             store(s.x + row * s.stride + k * N,
-                  larger((lanes[k] - shift) * s.eps[row], fill(OUTSIDE<T>)));
+                  max((lanes[k] - shift) * s.eps[row], fill(OUTSIDE<T>)));
     }
     if (bounds) {
-        // The threshold of any subset of a row is at most the row's: the lanes' maxima give a first
+        // The threshold of a subset of a row is at most the row's: the lanes' maxima give a lower
         // bound.
         const int rounds = bounds == 1 ? 2 : 3;
         for (int round = 0; round < rounds; round++) {
             for (uint32_t rest = left; rest; rest &= rest - 1) {
                 const int row = __builtin_ctz(rest);
                 const T* x = s.x + row * s.stride;
-                const Family<T>& f = s.family[row];
-                // From wherever it starts, the last step lands on a bound.
-                if (K == ANY && sizeof(T) == 4 && round < rounds - 1)
-                    keep_sums(s, row, add_roughly(x, bounds, 1, s.t[row], f));
+                const AlphaParams<T>& f = s.params[row];
+                // The last step lands on a lower bound from wherever it starts.
+                if (K == GENERAL && sizeof(T) == 4 && round < rounds - 1)
+                    set_sums(s, row, approx_sums(x, bounds, 1, s.t[row], f));
                 else
-                    keep_sums(s, row,
-                              add_all<K, T, false>(x, bounds, threshold(s, row), f, nullptr));
+                    set_sums(s, row,
+                             candidate_sums<K, T, false>(x, bounds, threshold(s, row), f, nullptr));
             }
             for (int first = 0; first < s.rows; first += N) {
                 State<T> now = state(s, first);
                 Vec<T> t = load(s.t + first);
                 Vec<T> step = newton_step<K, T, true>(now, load(s.eps + first), load(s.b + first));
-                Vec<T> next = larger(smaller(t + step, load(s.high + first)), Vec<T>{});
-                store(s.t + first, lanes_of(left, first, (T)0) ? next : t);
+                Vec<T> next = max(min(t + step, load(s.high + first)), Vec<T>{});
+                store(s.t + first, row_lanes(left, first, (T)0) ? next : t);
             }
         }
         for (uint32_t rest = left; rest; rest &= rest - 1) {
@@ -207,14 +212,14 @@ template <Kind K, class T> void solve(Rows<T>& s, const T* const* z) {
         const int row = __builtin_ctz(rest);
         s.above[row] = (s.t[row] - 1) * s.b[row];
         const int64_t at = row * s.stride;
-        s.count[row] = pack_candidates(z[row], s.d, s.shift[row], s.eps[row], s.above[row],
-                                       s.x + at, s.where + at, s.places);
+        s.count[row] = compress_candidates(z[row], s.d, s.shift[row], s.eps[row], s.above[row],
+                                           s.x + at, s.where + at, s.index_room);
         open |= (uint32_t)(s.count[row] > 0) << row;
     }
-    if constexpr (K == ANY)
-        solve_any(s, open);
+    if constexpr (K == GENERAL)
+        solve_general(s, open);
     else
-        solve_whole<K>(s, open);
+        solve_integer<K>(s, open);
 }
 
 }  // namespace

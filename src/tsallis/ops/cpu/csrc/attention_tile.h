@@ -1,0 +1,282 @@
+// What forward and backward of attention share: tiles of queries, their scores, lists and dropout.
+//
+// Most weights are zero, and products with them need not be computed. Only the scores are a product
+// of whole matrices. A tile of them fits into the core's cache, where its rows become weights and
+// then lists of the keys in the support. Output and gradients are sums over these lists, at as few
+// instructions an entry as a dense product takes. Where the supports are large, dense products of
+// matrices are faster and are computed instead.
+
+#pragma once
+
+#include "dropout.h"
+#include "maps.h"
+#include "matmul.h"
+
+namespace {
+
+constexpr int MAX_TILE_ROWS = 64;
+constexpr int MIN_PANEL_QUERIES = 4;  // for fewer queries transposing the keys does not pay
+// The density of a tile's supports above which dense products are faster, forward and backward.
+constexpr double DENSE = 0.75, DENSE_BACKWARD = 0.4;
+
+template <class T> INLINE int64_t whole_vectors(int64_t n) { return num_vectors<T>(n) * LANES<T>; }
+
+template <class T> INLINE T* row_of(const Heads& x, int64_t batch, int64_t head, int64_t row) {
+    return (T*)x.memory + batch * x.batch + head * x.head + row * x.row;
+}
+
+// Copy rows of `size` entries times a factor into rows of `width` entries, with zeros behind.
+template <class T>
+INLINE void load_rows(const T* from, int64_t stride, int64_t rows, int64_t size, T factor,
+                      int64_t width, T* to) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < width; i += LANES<T>)
+            store(to + r * width + i, load_row(from + r * stride, i, size, (T)0) * factor);
+}
+
+// Copy the first `size` entries of rows of `width` times a factor into a tensor.
+template <class T>
+INLINE void store_rows(const T* from, int64_t width, int64_t rows, int64_t size, T factor, T* to,
+                       int64_t stride) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < size; i += LANES<T>)
+            store_row(to + r * stride, i, size, load(from + r * width + i) * factor);
+}
+
+// Buffers in one piece of scratch memory: `request` runs twice, first to add up their sizes, then
+// to set their addresses.
+class Arena {
+  public:
+    template <class T> void take(T*& buffer, int64_t count) {
+        buffer = (T*)(base + used);
+        used += (count * (int64_t)sizeof(T) + 63) / 64 * 64;
+    }
+    template <class Request> static void allocate(Request&& request) {
+        Arena arena;
+        request(arena);
+        arena.base = (char*)scratch_memory(arena.used, FOR_TILES);
+        arena.used = 0;
+        request(arena);
+    }
+
+  private:
+    char* base = nullptr;
+    int64_t used = 0;
+};
+
+// Which queries a tile has, and how many keys they may attend to.
+struct TileIndex {
+    int64_t batch = -1, head = -1, key_head = -1;
+    int64_t row_of_heads;     // of tensors [batch * heads, ...]
+    int64_t first_row, rows;  // queries
+    int64_t length;           // keys of the sequence
+    int64_t keys;             // keys that the tile may attend to: fewer if causal
+};
+
+template <class T> class AttentionTile {
+  protected:
+    static constexpr int N = LANES<T>;
+
+    const AttentionCall& call;
+    const int64_t heads, tiles;        // heads of queries; tiles of a head
+    const int64_t width, value_width;  // sizes of keys and values in whole vectors
+    const uint32_t keep_limit;         // an entry is kept whose draw is below it
+    const T keep_scale;
+    const bool drops, few_queries;
+
+    TileIndex tile;
+    double alpha;
+    bool has_key_panels, has_keys, has_values;
+    Table<T> keys, values;  // [keys, width] and [keys, value_width]
+    T *key_copy, *value_copy, *key_panels;
+    T *queries, *scores;
+    Prefetcher prefetcher;
+
+    explicit AttentionTile(const AttentionCall& call)
+        : call(call),
+          heads(call.heads * call.group),
+          tiles((call.queries + call.rows - 1) / call.rows),
+          width(whole_vectors<T>(call.size)),
+          value_width(whole_vectors<T>(call.value_size)),
+          keep_limit(keep_below(call.stays)),
+          keep_scale((T)(1 / call.stays)),
+          drops(call.stays != 1),
+          few_queries(call.queries < MIN_PANEL_QUERIES) {}
+
+    int64_t scores_size() const { return call.rows * call.keys + N; }
+
+    void allocate(Arena& arena) {
+        arena.take(key_copy, call.keys * width);
+        arena.take(value_copy, call.keys * value_width);
+        arena.take(key_panels, panels_size<T>(call.keys, call.size));
+        arena.take(queries, call.rows * width);
+        arena.take(scores, scores_size());
+    }
+
+    TileIndex tile_index(int64_t b, int64_t h, int64_t number) const {
+        const int64_t first = number * call.rows, rows = min(call.rows, call.queries - first);
+        const int64_t length = call.lengths ? call.lengths[b] : call.keys;
+        const int64_t keys = call.causal ? min(length, first + rows) : length;
+        return {b, h, h / call.group, b * heads + h, first, rows, length, keys};
+    }
+    bool has_same_keys(const TileIndex& other) const {
+        return other.batch == tile.batch && other.key_head == tile.key_head;
+    }
+    // Start work on a tile; return whether its keys are those of the tile before.
+    bool begin(const TileIndex& next) {
+        const bool same = has_same_keys(next);
+        if (!same) has_key_panels = has_keys = has_values = false;
+        tile = next;
+        const int64_t at = tile.batch * call.alpha_strides[0] + tile.head * call.alpha_strides[1];
+        alpha = call.alphas ? (double)((const T*)call.alphas)[at] : call.alpha;
+        prefetcher.clear();
+        return same;
+    }
+
+    // Keys and values as rows of whole vectors: in place, or copied.
+    Table<T> table(const Heads& x, T* copy, int64_t size, int64_t width) const {
+        const T* from = row_of<T>(x, tile.batch, tile.key_head, 0);
+        if (size == width && (few_queries || x.row == width)) return {from, x.row};
+        load_rows(from, x.row, tile.length, size, (T)1, width, copy);
+        return {copy, width};
+    }
+    void prepare_keys() {
+        if (!has_keys) keys = table(call.key, key_copy, call.size, width);
+        has_keys = true;
+    }
+    void prepare_values() {
+        if (!has_values) values = table(call.value, value_copy, call.value_size, value_width);
+        has_values = true;
+    }
+
+    // Whether a tensor's rows of values are whole vectors, one behind the other.
+    bool has_whole_vectors(const Heads& x) const {
+        return call.value_size == value_width && x.row == value_width;
+    }
+    // scale Q [rows, width]
+    void load_queries() {
+        load_rows(row_of<T>(call.query, tile.batch, tile.head, tile.first_row), call.query.row,
+                  tile.rows, call.size, (T)call.scale, width, queries);
+    }
+
+    // Compute the tile's scores [rows, keys] with masks added.
+    void compute_scores() {
+        const int64_t rows = tile.rows, n = tile.keys;
+        prefetcher.pace_over((few_queries ? 0 : product_units<T>(rows, n)) + rows);
+        if (few_queries) {
+            prepare_keys();
+            for (int64_t r = 0; r < rows; r++)
+                dots_of_rows(keys, n, queries + r * width, width, scores + r * n);
+        } else {
+            if (!has_key_panels)
+                pack_transposed(row_of<T>(call.key, tile.batch, tile.key_head, 0), call.key.row,
+                                tile.length, call.size, key_panels);
+            has_key_panels = true;
+            multiply_panels<T>({queries, width, 1}, key_panels, rows, call.size, scores, n, n,
+                               prefetcher);
+        }
+        if (call.mask)
+            for (int64_t r = 0; r < rows; r++) mask_row(scores + r * n, r);
+        if (call.causal)
+            for (int64_t r = 0; r < rows; r++)
+                for (int64_t j = tile.first_row + r + 1; j < n; j++)
+                    scores[r * n + j] = (T)-INFINITY;
+    }
+    void mask_row(T* row, int64_t r) const {
+        const int64_t *strides = call.mask_strides, n = tile.keys, step = strides[3];
+        const int64_t offset =
+            tile.batch * strides[0] + tile.head * strides[1] + (tile.first_row + r) * strides[2];
+        if (call.boolean) {
+            const uint8_t* takes_part = (const uint8_t*)call.mask + offset;
+            if (step == 1)
+                for (int64_t j = 0; j < n; j++) row[j] = takes_part[j] ? row[j] : (T)-INFINITY;
+            else
+                for (int64_t j = 0; j < n; j++)
+                    row[j] = takes_part[j * step] ? row[j] : (T)-INFINITY;
+        } else {
+            const T* summand = (const T*)call.mask + offset;
+            if (step == 1)
+                for (int64_t j = 0; j < n; j++) row[j] += summand[j];
+            else
+                for (int64_t j = 0; j < n; j++) row[j] += summand[j * step];
+        }
+    }
+
+    // The tile's scores as rows for the maps.
+    Layout layout() const {
+        return {sizeof(T) == 8 ? STORE_F64 : STORE_F32, tile.rows, tile.keys, 1, alpha, nullptr};
+    }
+    T* stats() const {
+        return (T*)call.stats + (tile.row_of_heads * call.queries + tile.first_row) * STATS;
+    }
+    int32_t* counts(const TileIndex& of) const {
+        return call.counts + of.row_of_heads * call.queries + of.first_row;
+    }
+
+    // Of a tile whose supports have so many entries, forward saves lists if they are short enough,
+    // else all weights if there are few keys, else nothing. A list's end is stored as a whole
+    // vector, which must not reach into the next tile's lists: hence - N.
+    int64_t saved_offset(const TileIndex& of) const {
+        return (of.row_of_heads * call.queries + of.first_row) * call.room;
+    }
+    static bool is_denser(const TileIndex& of, int64_t entries, double share) {
+        return (double)entries > share * (double)(of.rows * of.keys);
+    }
+    bool saves_weights(const TileIndex& of, int64_t entries) const {
+        return call.index && of.keys <= call.room && is_denser(of, entries, DENSE_BACKWARD);
+    }
+    bool saves_lists(const TileIndex& of, int64_t entries) const {
+        return call.index && entries <= of.rows * call.room - N && !saves_weights(of, entries);
+    }
+
+    // Compress a row of weights into a list, which has room for one more vector; return its length.
+    int64_t compress_row(const T* row, int32_t* index, T* weight) const {
+        int64_t n = 0;
+        for (int64_t j = 0; j < tile.keys; j += N) {
+            const Vec<T> p = load_row(row, j, tile.keys, (T)0);
+            // No branch on an empty mask: it could not be predicted.
+            const uint32_t support = not_le<T>(p, Vec<T>{});
+            compress_store(weight + n, p, support);
+            compress_lane_indices(index + n, (int32_t)j, support, T{});
+            n += __builtin_popcount(support);
+        }
+        return n;
+    }
+
+    // Dropout of a row of weights, and of a list.
+    uint64_t drop_seed(int64_t r) const {
+        return row_seed(call.seed, tile.row_of_heads * call.queries + tile.first_row + r);
+    }
+    void drop_row(const T* from, int64_t r, T* to) const {
+        const uint64_t seed = drop_seed(r);
+        for (int64_t j = 0; j < tile.keys; j++)
+            to[j] = draw(seed, (uint32_t)j) < keep_limit ? from[j] * keep_scale : (T)0;
+    }
+    void drop_list(const int32_t* index, const T* from, int64_t n, int64_t r, T* to) const {
+        const uint64_t seed = drop_seed(r);
+        for (int64_t k = 0; k < n; k++)
+            to[k] = draw(seed, (uint32_t)index[k]) < keep_limit ? from[k] * keep_scale : (T)0;
+    }
+
+    // Prefetch what a tile will read or write.
+    void prefetch_rows(const Heads& x, int64_t b, int64_t h, int64_t row, int64_t rows,
+                       int64_t size, bool to_write) {
+        prefetcher.add(row_of<T>(x, b, h, row), x.row * sizeof(T), rows, size * sizeof(T),
+                       to_write);
+    }
+    void prefetch_queries(const TileIndex& next) {
+        prefetch_rows(call.query, next.batch, next.head, next.first_row, next.rows, call.size,
+                      false);
+    }
+    // Keys and values only if there are so few that nothing else has read them before.
+    void prefetch_keys(const TileIndex& next) {
+        if (has_same_keys(next) || call.keys > MAX_TILE_ROWS) return;
+        prefetch_rows(call.key, next.batch, next.key_head, 0, call.keys, call.size, false);
+        prefetch_rows(call.value, next.batch, next.key_head, 0, call.keys, call.value_size, false);
+    }
+};
+
+// Bytes of scratch memory that a thread holds between calls; with very many keys it frees the rest.
+constexpr int64_t SCRATCH_LIMIT = 64 << 20;
+
+}  // namespace
