@@ -38,7 +38,7 @@ def tiling(dtype: torch.dtype) -> Tiling:
 
 @kernel()
 def _power(margin: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
-    """`margin^(1/eps)` of positive margins."""
+    """Return `margin^(1/eps)` of positive margins."""
     if MODE == TWO:
         result = margin
     elif MODE == THREE_HALVES:
@@ -49,7 +49,7 @@ def _power(margin: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
 
 
 @kernel("tokens", "classes", "capacity")
-def _append(
+def _append_positive(
     hidden: tl.tensor,  # [tokens, size]
     weight: tl.tensor,  # [classes, size]
     bias: tl.tensor,  # [classes]
@@ -80,16 +80,16 @@ def _append(
     number = tl.program_id(0)
     token_blocks, class_blocks = tl.cdiv(tokens, BLOCK_T), tl.cdiv(classes, BLOCK_C)
     first = number // (GROUP * class_blocks) * GROUP
-    together = tl.minimum(token_blocks - first, GROUP)
+    group_rows = tl.minimum(token_blocks - first, GROUP)
     within = number - first * class_blocks
-    start_token = (first + within % together) * BLOCK_T
-    start_class = within // together * BLOCK_C
+    start_token = (first + within % group_rows) * BLOCK_T
+    start_class = within // group_rows * BLOCK_C
 
     rows = start_token + tl.arange(0, BLOCK_T)
     lanes = tl.arange(0, BLOCK_C)
     columns = start_class + lanes
     dims = tl.arange(0, BLOCK_K)
-    # What lies outside is computed from the first row, and left out in the end.
+    # Rows and columns beyond the end read the first one, and are masked in the end.
     hidden += tl.where(rows < tokens, rows, 0).to(tl.int64)[:, None] * size + dims[None, :]
     weight += tl.where(columns < classes, columns, 0).to(tl.int64)[None, :] * size + dims[:, None]
     scores = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
@@ -110,30 +110,30 @@ def _append(
         scores += tl.load(bias + columns, mask=columns < classes, other=0.0).to(tl.float32)[None, :]
 
     y = tl.load(target + rows, mask=rows < tokens, other=-1)
-    here = (y >= start_class) & (y < start_class + BLOCK_C)
-    if tl.max(here.to(tl.int32)) > 0:
+    in_block = (y >= start_class) & (y < start_class + BLOCK_C)
+    if tl.max(in_block.to(tl.int32)) > 0:
         at_gold = columns[None, :] == y[:, None]
-        tl.store(gold + rows, tl.sum(tl.where(at_gold, scores, 0.0), 1), mask=here)
+        tl.store(gold + rows, tl.sum(tl.where(at_gold, scores, 0.0), 1), mask=in_block)
 
     margin = eps * scores - tau
     margin = tl.where((y >= 0)[:, None] & (columns < classes)[None, :], margin, 0.0)
     margin = tl.where(margin <= 0.0, 0.0, tl.where(margin == margin, margin, float("inf")))
     top, at = tl.max(margin, 1, return_indices=True)
-    most = tl.max(top)
-    if most == float("inf"):
+    largest = tl.max(top)
+    if largest == float("inf"):
         tl.store(state + 1, 1)
     # The largest of each row, then the next: hardly any tile has many.
-    going = most > 0.0
-    while going:
-        some = (top > 0.0).to(tl.int32)
-        taken = tl.atomic_add(state, tl.sum(some))
-        place = taken + tl.cumsum(some) - some
-        inside = (some > 0) & (place < capacity)
-        tl.store(key + place, rows.to(tl.int64) * classes + start_class + at, mask=inside)
-        tl.store(value + place, _power(tl.where(some > 0, top, 1.0), eps, MODE), mask=inside)
+    running = largest > 0.0
+    while running:
+        positive = (top > 0.0).to(tl.int32)
+        start = tl.atomic_add(state, tl.sum(positive))
+        slot = start + tl.cumsum(positive) - positive
+        inside = (positive > 0) & (slot < capacity)
+        tl.store(key + slot, rows.to(tl.int64) * classes + start_class + at, mask=inside)
+        tl.store(value + slot, _power(tl.where(positive > 0, top, 1.0), eps, MODE), mask=inside)
         margin = tl.where(lanes[None, :] == at[:, None], 0.0, margin)
         top, at = tl.max(margin, 1, return_indices=True)
-        going = (tl.max(top) > 0.0) & (taken <= capacity)
+        running = (tl.max(top) > 0.0) & (start <= capacity)
 
 
 @kernel()
@@ -162,8 +162,8 @@ def _losses(
             total += r * tl.sqrt(r)
         else:
             total += tl.where(r > 0.0, tl.exp((1.0 + eps) * tl.log(tl.where(r > 0.0, r, 1.0))), 0.0)
-    found = tl.sum(total, 0) / (1.0 + eps) + rest - tl.load(gold + token)
-    tl.store(loss + token, tl.where(tl.load(target + token) < 0, 0.0, found))
+    row_loss = tl.sum(total, 0) / (1.0 + eps) + rest - tl.load(gold + token)
+    tl.store(loss + token, tl.where(tl.load(target + token) < 0, 0.0, row_loss))
 
 
 def relu_lists(
@@ -183,7 +183,7 @@ def relu_lists(
     tile, eps = tiling(hidden.dtype), alpha - 1
     shared: dict[str, Any] = {"target": target, "gold": gold, "eps": eps, "MODE": mode(alpha)}
     run(
-        _append,
+        _append_positive,
         (-(-tokens // tile.tokens) * -(-classes // tile.classes),),
         hidden,
         **shared,

@@ -32,33 +32,33 @@ __all__ = [  # `tl` among them: no other file imports Triton
     "TINY_EPS",
     "TWO",
     "Alpha",
-    "advance",
+    "alpha_curvature",
+    "alpha_curvature_at",
     "available",
-    "bend_at",
-    "bend_of",
     "constant",
+    "entmax_weights",
+    "entropy_slope",
     "interpreted",
     "kernel",
     "log1p",
     "mode",
+    "newton_step",
     "plain",
     "precision",
-    "rise_of",
     "run",
     "tl",
-    "weigh",
 ]
 
 TINY_EPS = 1e-10  # stands for alpha - 1 = 0: log1p(TINY_EPS x) / TINY_EPS is x up to rounding
 
 
 def constant(value: Any) -> Any:
-    """A global that kernels may read."""
+    """Return a global that kernels may read."""
     return value if tl is None else tl.constexpr(value)
 
 
 def plain(number: Any) -> int:
-    """Such a global as Python's number."""
+    """Return such a global as a number of Python's."""
     return int(getattr(number, "value", number))
 
 
@@ -66,7 +66,7 @@ ANY_ALPHA, THREE_HALVES, TWO = constant(0), constant(1), constant(2)  # modes: t
 
 
 def kernel(*changing: str) -> Callable[[Callable[..., Any]], Any]:
-    """Compiled by Triton where there is one; compiled once for all values of the arguments that change call by call."""
+    """Return a decorator that has Triton compile a function, once for all values of the `changing` arguments."""
 
     def decorate(function: Callable[..., Any]) -> Any:
         if triton is None:
@@ -117,15 +117,15 @@ def precision(dtype: torch.dtype) -> str:
 
 @kernel()
 def log1p(y: tl.tensor) -> Any:
-    """`log(1 + y)`, also for small y: the rounding of 1 + y cancels in the quotient."""
+    """Return `log(1 + y)`, exact for small y too: the rounding of 1 + y cancels in the quotient."""
     u = 1.0 + y
     d = u - 1.0
     return tl.where(d == 0.0, y, tl.log(u) * (y / tl.where(d == 0.0, 1.0, d)))
 
 
 @kernel()
-def weigh(x: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
-    """Weights `p` of scores above their threshold, and `p^(2 - alpha)`, 0 off the support. NaN stays."""
+def entmax_weights(x: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
+    """Return weights `p` of scores relative to their threshold, and `p^(2 - alpha)`, 0 off the support; keep NaN."""
     y = eps * x
     off = y <= -1.0
     if MODE == TWO:
@@ -142,11 +142,11 @@ def weigh(x: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
 
 
 @kernel()
-def advance(threshold: tl.tensor, mass: tl.tensor, slope: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
-    """A norm-Newton step: from either side to a threshold that is at most the row's."""
-    some = mass > 0.0
-    F = tl.where(some, mass, 1.0)
-    G = tl.where(some, slope, 1.0)
+def newton_step(threshold: tl.tensor, mass: tl.tensor, slope: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
+    """Take a step of Newton on the norm: from either side to a threshold that is at most the row's."""
+    positive = mass > 0.0
+    F = tl.where(positive, mass, 1.0)
+    G = tl.where(positive, slope, 1.0)
     if MODE == TWO:
         step = (F - 1.0) / G
     elif MODE == THREE_HALVES:
@@ -157,33 +157,33 @@ def advance(threshold: tl.tensor, mass: tl.tensor, slope: tl.tensor, eps: tl.ten
         series = 1.0 - t * (0.5 - t * (1.0 / 6.0 - t * (1.0 / 24.0 - t / 120.0)))
         near = tl.abs(t) < 0.1
         step = F * log_mass * tl.where(near, series, (1.0 - tl.exp(-t)) / tl.where(near, 1.0, t)) / G
-    return tl.where(some, threshold + step, threshold)
+    return tl.where(positive, threshold + step, threshold)
 
 
 @kernel()
-def bend_of(x: tl.tensor, p: tl.tensor, w: tl.tensor, eps: tl.tensor) -> Any:
-    """`p psi` of the alpha gradient: psi = log^2 p phi(eps log p), phi(t) = (e^-t - 1 + t) / t^2; 0 off the support."""
-    return bend_at(log1p(tl.where(p == 0.0, 0.0, eps * x)), p, w, eps)
+def alpha_curvature(x: tl.tensor, p: tl.tensor, w: tl.tensor, eps: tl.tensor) -> Any:
+    """Return `p log^2 p phi(eps log p)`, phi(t) = (e^-t - 1 + t) / t^2: -dp/d alpha at a fixed threshold."""
+    return alpha_curvature_at(log1p(tl.where(p == 0.0, 0.0, eps * x)), p, w, eps)
 
 
 @kernel()
-def bend_at(t: tl.tensor, p: tl.tensor, w: tl.tensor, eps: tl.tensor) -> Any:
-    """Return `bend_of` from `t = eps log p`, which is 0 off the support."""
-    small = tl.abs(t) < 0.3
+def alpha_curvature_at(t: tl.tensor, p: tl.tensor, w: tl.tensor, eps: tl.tensor) -> Any:
+    """Return `alpha_curvature` from `t = eps log p`, which is 0 off the support."""
+    near_zero = tl.abs(t) < 0.3
     series = 1.0 / 120.0 - t * (1.0 / 720.0 - t * (1.0 / 5040.0 - t / 40320.0))
     series = 0.5 - t * (1.0 / 6.0 - t * (1.0 / 24.0 - t * series))
     # e^-t is 1 / (1 + y); p and the quotient together don't overflow, as w = p / (1 + y)
     far = (w - p + p * t) / (eps * eps)
-    return tl.where(small, p * (t / eps) * (t / eps) * series, far)
+    return tl.where(near_zero, p * (t / eps) * (t / eps) * series, far)
 
 
 @kernel()
-def rise_of(x: tl.tensor, p: tl.tensor, eps: tl.tensor) -> Any:
-    """`p log^2 p ((t - 1) e^t + 1) / t^2` with `t = eps log p`: how an entropy moves with alpha; 0 off the support."""
+def entropy_slope(x: tl.tensor, p: tl.tensor, eps: tl.tensor) -> Any:
+    """Return `p log^2 p ((t - 1) e^t + 1) / t^2`, `t = eps log p`: the slope of an entropy in alpha, entry by entry."""
     y = tl.where(p == 0.0, 0.0, eps * x)
     t = log1p(y)
-    small = tl.abs(t) < 0.3
+    near_zero = tl.abs(t) < 0.3
     series = 1.0 / 30.0 + t * (1.0 / 144.0 + t * (1.0 / 840.0 + t * (1.0 / 5760.0 + t / 45360.0)))
     series = 0.5 + t * (1.0 / 3.0 + t * (1.0 / 8.0 + t * series))
     far = p * (t + t * y - y) / (eps * eps)  # e^t is 1 + y
-    return tl.where(small, p * (t / eps) * (t / eps) * series, far)
+    return tl.where(near_zero, p * (t / eps) * (t / eps) * series, far)

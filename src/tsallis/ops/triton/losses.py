@@ -1,8 +1,8 @@
 """The losses on GPUs: forward reads the scores once and keeps four numbers a row, backward makes its gradient of them.
 
 No probabilities are written. A row's numbers are its largest score, its threshold relative to that, what its weights
-are multiplied with, and how many classes have any: `p = scale [1 + eps (score - top - c)]_+^{1/eps}`. A row that counts
-for nothing has scale 0. alpha-ReLU's threshold is a constant: its rows are written in the same way, with `top = 0`.
+are multiplied with, and how many classes have any: `p = scale [1 + eps (score - top - c)]_+^{1/eps}`. A row without a
+loss has scale 0. alpha-ReLU's threshold is a constant: its rows are written in the same way, with `top = 0`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.triton import maps
-from tsallis.ops.triton.language import ANY_ALPHA, kernel, plain, rise_of, run, tl, weigh
-from tsallis.ops.triton.maps import Short, alphas, padded, processors, scanned
-from tsallis.ops.triton.scan import gather_parts, scan, solve, start_of
-from tsallis.ops.triton.short_rows import NEWTON_LIMIT, eps_of, short_solve, short_start
+from tsallis.ops.triton.language import ANY_ALPHA, entmax_weights, entropy_slope, kernel, plain, run, tl
+from tsallis.ops.triton.maps import Short, alphas, padded, processors, scan_arguments
+from tsallis.ops.triton.scan import initial_threshold, merge_parts, scan_row, solve
+from tsallis.ops.triton.short_rows import NEWTON_LIMIT, block_eps, row_eps, short_solve
 
 STATS = 4  # numbers a row that a loss keeps: largest score, threshold, factor of the weights, support size
 TILE = 2048  # scores that a program of an elementwise kernel has
@@ -26,7 +26,7 @@ _kernel = kernel("rows")
 
 
 @_kernel
-def _settle(
+def _finish_loss(
     target: tl.tensor,
     gold: tl.tensor,
     empty: tl.tensor,
@@ -35,23 +35,23 @@ def _settle(
     eps: tl.tensor,
     F: tl.tensor,
     mean: tl.tensor,
-    rise: tl.tensor,
+    slope_sum: tl.tensor,
     size: tl.tensor,
 ) -> Any:
-    """Loss, derivative in alpha, factor and support size from sums over a row's weights."""
-    some = tl.where(F == 0.0, 1.0, F)
-    mean = mean / some
+    """Return loss, derivative in alpha, factor and support size from sums over a row's weights."""
+    safe_mass = tl.where(F == 0.0, 1.0, F)
+    mean = mean / safe_mass
     alpha = 1.0 + eps
     # sum p (z - z_y) + sum p (c - z) / alpha, both terms from the largest score: offsets cancel exactly.
     loss = tl.maximum((c - mean) / alpha + mean, 0.0) + (top - gold)
-    slope = (mean - c) / (alpha * alpha) - rise / some / alpha
-    broken = F != F
-    loss = tl.where(broken, float("nan"), loss)
-    slope = tl.where(broken, float("nan"), slope)
-    nothing = (target < 0) | empty
-    scale = tl.where(nothing, 0.0, 1.0 / some)
-    size = tl.where(nothing | broken, 0.0, size)
-    return tl.where(nothing, 0.0, loss), tl.where(nothing, 0.0, slope), scale, size
+    slope = (mean - c) / (alpha * alpha) - slope_sum / safe_mass / alpha
+    invalid = F != F
+    loss = tl.where(invalid, float("nan"), loss)
+    slope = tl.where(invalid, float("nan"), slope)
+    no_loss = (target < 0) | empty
+    scale = tl.where(no_loss, 0.0, 1.0 / safe_mass)
+    size = tl.where(no_loss | invalid, 0.0, size)
+    return tl.where(no_loss, 0.0, loss), tl.where(no_loss, 0.0, slope), scale, size
 
 
 @_kernel
@@ -62,7 +62,7 @@ def _short_loss(
     stats: tl.tensor,  # [rows, STATS]
     alpha_grad: tl.tensor,  # [rows]
     alpha: tl.tensor,
-    number: tl.tensor,
+    eps_scalar: tl.tensor,
     rows: tl.tensor,
     d: tl.tensor,
     ROWS: tl.constexpr,
@@ -78,7 +78,7 @@ def _short_loss(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     inside = (row < rows)[:, None] & (column < d)[None, :]
-    eps = short_start(row, alpha, number, rows, ROWS, ALPHAS, TINY)
+    eps = block_eps(row, alpha, eps_scalar, rows, ROWS, ALPHAS, TINY)
     x = tl.load(scores + row[:, None] * d + column[None, :], mask=inside, other=float("-inf")).to(tl.float32)
     y = tl.load(target + row, mask=row < rows, other=-1)
     gold = tl.load(scores + row * d + tl.maximum(y, 0), mask=row < rows, other=0.0).to(tl.float32)
@@ -87,15 +87,15 @@ def _short_loss(
     top = tl.where(empty, 0.0, top)
     x -= top[:, None]
     c = short_solve(x, eps, ROWS, WIDTH, LANES, MODE, LIMIT)
-    p, _w = weigh(x - c[:, None], eps[:, None], MODE)
+    p, _w = entmax_weights(x - c[:, None], eps[:, None], MODE)
     F = tl.sum(p, 1)
     mean = tl.sum(p * tl.where(p == 0.0, 0.0, x), 1)
-    rise = tl.zeros((ROWS,), tl.float32)
+    slope_sum = tl.zeros((ROWS,), tl.float32)
     if NEED_ALPHA:
-        rise = tl.sum(rise_of(x - c[:, None], p, eps[:, None]), 1)
+        slope_sum = tl.sum(entropy_slope(x - c[:, None], p, eps[:, None]), 1)
     size = tl.sum(tl.where(p > 0.0, 1.0, 0.0), 1)
-    each, slope, scale, size = _settle(y, gold, empty & (F == F), top, c, eps, F, mean, rise, size)
-    tl.store(loss + row, each, mask=row < rows)
+    row_loss, slope, scale, size = _finish_loss(y, gold, empty & (F == F), top, c, eps, F, mean, slope_sum, size)
+    tl.store(loss + row, row_loss, mask=row < rows)
     at = stats + row * STATS
     tl.store(at, top, mask=row < rows)
     tl.store(at + 1, c, mask=row < rows)
@@ -116,21 +116,21 @@ def _moments(
     MODE: tl.constexpr,
     NEED_ALPHA: tl.constexpr,
 ) -> Any:
-    """Sum what a loss needs over scores: weights, weighted scores, the entropy's slope in alpha, and the support."""
+    """Return sums over scores: weights, weighted scores, the entropy's slope in alpha, and the size of the support."""
     lanes = tl.arange(0, WIDTH)
     F = tl.zeros((WIDTH,), tl.float32)
     mean = tl.zeros((WIDTH,), tl.float32)
-    rise = tl.zeros((WIDTH,), tl.float32)
-    number = tl.zeros((WIDTH,), tl.float32)
+    slope_sum = tl.zeros((WIDTH,), tl.float32)
+    support = tl.zeros((WIDTH,), tl.float32)
     for start in range(0, size, WIDTH):
         x = tl.load(source + start + lanes, mask=start + lanes < size, other=float("-inf")).to(tl.float32) - top
-        p, _w = weigh(x - c, eps, MODE)
+        p, _w = entmax_weights(x - c, eps, MODE)
         F += p
         mean += p * tl.where(p == 0.0, 0.0, x)
-        number += tl.where(p > 0.0, 1.0, 0.0)
+        support += tl.where(p > 0.0, 1.0, 0.0)
         if NEED_ALPHA:
-            rise += rise_of(x - c, p, eps)
-    return tl.sum(F), tl.sum(mean), tl.sum(rise), tl.sum(number)
+            slope_sum += entropy_slope(x - c, p, eps)
+    return tl.sum(F), tl.sum(mean), tl.sum(slope_sum), tl.sum(support)
 
 
 @_kernel
@@ -141,16 +141,16 @@ def _long_loss(
     stats: tl.tensor,
     alpha_grad: tl.tensor,
     alpha: tl.tensor,
-    number: tl.tensor,
+    eps_scalar: tl.tensor,
     slots: tl.tensor,
-    places: tl.tensor,
-    listed: tl.tensor,
-    listed_at: tl.tensor,
+    slot_columns: tl.tensor,
+    candidates: tl.tensor,
+    candidate_columns: tl.tensor,
     tops: tl.tensor,
     lows: tl.tensor,
     sizes: tl.tensor,
-    part_lists: tl.tensor,
-    part_places: tl.tensor,
+    part_candidates: tl.tensor,
+    part_columns: tl.tensor,
     rows: tl.tensor,
     d: tl.tensor,
     STATS: tl.constexpr,
@@ -169,31 +169,43 @@ def _long_loss(
 ) -> None:
     program = tl.program_id(0)
     slots += program.to(tl.int64) * DEPTH * LANES
-    places += program.to(tl.int64) * DEPTH * LANES
-    listed += program.to(tl.int64) * ROOM
-    listed_at += program.to(tl.int64) * ROOM
+    slot_columns += program.to(tl.int64) * DEPTH * LANES
+    candidates += program.to(tl.int64) * ROOM
+    candidate_columns += program.to(tl.int64) * ROOM
     tiles = tl.cdiv(d, LANES)
     row = program.to(tl.int64)
     while row < rows:
         source = scores + row * d
-        eps = eps_of(alpha, number, row, ALPHAS, TINY)
+        eps = row_eps(alpha, eps_scalar, row, ALPHAS, TINY)
         y = tl.load(target + row)
         gold = tl.load(source + tl.maximum(y, 0)).to(tl.float32)
         if PARTS > 0:
-            top, low, size = gather_parts(
-                row, eps, tops, lows, sizes, part_lists, part_places, listed, listed_at, PARTS, LANES, PART_ROOM, ROOM
+            top, low, size = merge_parts(
+                row,
+                eps,
+                tops,
+                lows,
+                sizes,
+                part_candidates,
+                part_columns,
+                candidates,
+                candidate_columns,
+                PARTS,
+                LANES,
+                PART_ROOM,
+                ROOM,
             )
         else:
-            top, low, size = scan(
+            top, low, size = scan_row(
                 source,
                 0,
                 tiles,
                 d,
                 eps,
                 slots,
-                places,
-                listed,
-                listed_at,
+                slot_columns,
+                candidates,
+                candidate_columns,
                 source,
                 LANES,
                 DEPTH,
@@ -203,24 +215,24 @@ def _long_loss(
                 MODE,
             )
         empty = top == float("-inf")
-        top, c = start_of(top, low)
+        top, c = initial_threshold(top, low)
         if (size <= ROOM) & (top == top):
-            c = solve(listed, size, top, c, eps, WIDTH, MODE, LIMIT)
-            F, mean, rise, live = _moments(listed, size, top, c, eps, WIDTH, MODE, NEED_ALPHA)
+            c = solve(candidates, size, top, c, eps, WIDTH, MODE, LIMIT)
+            F, mean, slope_sum, support = _moments(candidates, size, top, c, eps, WIDTH, MODE, NEED_ALPHA)
         else:
             c = solve(source, d, top, c, eps, LANES, MODE, LIMIT)
-            F, mean, rise, live = _moments(source, d, top, c, eps, LANES, MODE, NEED_ALPHA)
-        each, slope, scale, live = _settle(y, gold, empty, top, c, eps, F, mean, rise, live)
-        tl.store(loss + row, each)
+            F, mean, slope_sum, support = _moments(source, d, top, c, eps, LANES, MODE, NEED_ALPHA)
+        row_loss, slope, scale, support = _finish_loss(y, gold, empty, top, c, eps, F, mean, slope_sum, support)
+        tl.store(loss + row, row_loss)
         at = stats + row * STATS
         tl.store(at, top)
         tl.store(at + 1, c)
         tl.store(at + 2, scale)
-        tl.store(at + 3, live)
+        tl.store(at + 3, support)
         if NEED_ALPHA:
             tl.store(alpha_grad + row, slope)
         row += tl.num_programs(0)
-        tl.debug_barrier()  # the lists are those of the next row now
+        tl.debug_barrier()  # the next row overwrites the lists
 
 
 @_kernel
@@ -231,7 +243,7 @@ def _loss_gradient(
     grad: tl.tensor,  # [rows]
     scores_grad: tl.tensor,  # [rows, d]; may be the scores
     alpha: tl.tensor,
-    number: tl.tensor,
+    eps_scalar: tl.tensor,
     rows: tl.tensor,
     d: tl.tensor,
     ROWS: tl.constexpr,
@@ -243,28 +255,28 @@ def _loss_gradient(
 ) -> None:
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    live = row < rows
-    inside = live[:, None] & (column < d)[None, :]
+    row_mask = row < rows
+    inside = row_mask[:, None] & (column < d)[None, :]
     at = row[:, None] * d + column[None, :]
-    eps = short_start(row, alpha, number, rows, ROWS, ALPHAS, TINY)[:, None]
-    top = tl.load(stats + row * STATS, mask=live, other=0.0)[:, None]
-    c = tl.load(stats + row * STATS + 1, mask=live, other=0.0)[:, None]
-    scale = tl.load(stats + row * STATS + 2, mask=live, other=0.0)
-    y = tl.load(target + row, mask=live, other=-1)
-    counted = (y >= 0) & (scale != 0.0)
-    weight = tl.where(counted, tl.load(grad + row, mask=live, other=0.0).to(tl.float32), 0.0)[:, None]
-    scale = tl.where(counted, scale, 0.0)[:, None]
+    eps = block_eps(row, alpha, eps_scalar, rows, ROWS, ALPHAS, TINY)[:, None]
+    top = tl.load(stats + row * STATS, mask=row_mask, other=0.0)[:, None]
+    c = tl.load(stats + row * STATS + 1, mask=row_mask, other=0.0)[:, None]
+    scale = tl.load(stats + row * STATS + 2, mask=row_mask, other=0.0)
+    y = tl.load(target + row, mask=row_mask, other=-1)
+    has_loss = (y >= 0) & (scale != 0.0)
+    weight = tl.where(has_loss, tl.load(grad + row, mask=row_mask, other=0.0).to(tl.float32), 0.0)[:, None]
+    scale = tl.where(has_loss, scale, 0.0)[:, None]
     x = tl.load(scores + at, mask=inside, other=float("-inf")).to(tl.float32) - top - c
-    gold = tl.where((column[None, :] == y[:, None]) & counted[:, None], 1.0, 0.0)
+    gold = tl.where((column[None, :] == y[:, None]) & has_loss[:, None], 1.0, 0.0)
     if MODE == ANY_ALPHA:  # most tiles have no support, and need no powers
         p = tl.zeros((ROWS, WIDTH), tl.float32)
         if tl.max(tl.where((eps * x <= -1.0) & (scale == scale), 0, 1)) > 0:
-            p, _w = weigh(x, eps, MODE)
+            p, _w = entmax_weights(x, eps, MODE)
             p = p * scale
     else:
-        p, _w = weigh(x, eps, MODE)
+        p, _w = entmax_weights(x, eps, MODE)
         p = p * scale
-    dz = tl.where(counted[:, None], (p - gold) * weight, 0.0)
+    dz = tl.where(has_loss[:, None], (p - gold) * weight, 0.0)
     tl.store(scores_grad + at, dz.to(scores_grad.dtype.element_ty), mask=inside)
 
 
@@ -286,32 +298,32 @@ def _relu_loss(
 ) -> None:
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, WIDTH)
-    live = row < rows
+    row_mask = row < rows
     total = tl.zeros((ROWS, WIDTH), tl.float32)
-    number = tl.zeros((ROWS, WIDTH), tl.float32)
+    support = tl.zeros((ROWS, WIDTH), tl.float32)
     for tile in range(0, tl.cdiv(d, WIDTH)):
         column = tile * WIDTH + lanes
-        inside = live[:, None] & (column < d)[None, :]
+        inside = row_mask[:, None] & (column < d)[None, :]
         at = scores + row[:, None] * d + column[None, :]
         x = tl.load(at, mask=inside, other=float("-inf")).to(tl.float32) - c
         if MODE == ANY_ALPHA:
             if tl.max(tl.where(eps * x <= -1.0, 0, 1)) > 0:
-                some_p, _some_w = weigh(x, eps, MODE)
-                total += some_p * tl.maximum(1.0 + eps * x, 0.0)
-                number += tl.where(some_p > 0.0, 1.0, 0.0)
+                tile_p, _tile_w = entmax_weights(x, eps, MODE)
+                total += tile_p * tl.maximum(1.0 + eps * x, 0.0)
+                support += tl.where(tile_p > 0.0, 1.0, 0.0)
         else:
-            p, _w = weigh(x, eps, MODE)
+            p, _w = entmax_weights(x, eps, MODE)
             total += p * tl.maximum(1.0 + eps * x, 0.0)
-            number += tl.where(p > 0.0, 1.0, 0.0)
-    y = tl.load(target + row, mask=live, other=-1)
-    gold = tl.load(scores + row * d + tl.maximum(y, 0), mask=live, other=0.0).to(tl.float32)
-    each = tl.sum(total, 1) / (1.0 + eps) + rest - gold
-    tl.store(loss + row, tl.where(y < 0, 0.0, each), mask=live)
+            support += tl.where(p > 0.0, 1.0, 0.0)
+    y = tl.load(target + row, mask=row_mask, other=-1)
+    gold = tl.load(scores + row * d + tl.maximum(y, 0), mask=row_mask, other=0.0).to(tl.float32)
+    row_loss = tl.sum(total, 1) / (1.0 + eps) + rest - gold
+    tl.store(loss + row, tl.where(y < 0, 0.0, row_loss), mask=row_mask)
     at = stats + row * STATS
-    tl.store(at, tl.zeros((ROWS,), tl.float32), mask=live)
-    tl.store(at + 1, tl.zeros((ROWS,), tl.float32) + c, mask=live)
-    tl.store(at + 2, tl.where(y < 0, 0.0, 1.0), mask=live)
-    tl.store(at + 3, tl.where(y < 0, 0.0, tl.sum(number, 1)), mask=live)
+    tl.store(at, tl.zeros((ROWS,), tl.float32), mask=row_mask)
+    tl.store(at + 1, tl.zeros((ROWS,), tl.float32) + c, mask=row_mask)
+    tl.store(at + 2, tl.where(y < 0, 0.0, 1.0), mask=row_mask)
+    tl.store(at + 3, tl.where(y < 0, 0.0, tl.sum(support, 1)), mask=row_mask)
 
 
 @_kernel
@@ -322,7 +334,7 @@ def _support(
     index: tl.tensor,
     value: tl.tensor,
     alpha: tl.tensor,
-    number: tl.tensor,
+    eps_scalar: tl.tensor,
     d: tl.tensor,
     WIDTH: tl.constexpr,
     STATS: tl.constexpr,
@@ -332,7 +344,7 @@ def _support(
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, WIDTH)
-    eps = eps_of(alpha, number, row, ALPHAS, TINY)
+    eps = row_eps(alpha, eps_scalar, row, ALPHAS, TINY)
     top = tl.load(stats + row * STATS)
     c = tl.load(stats + row * STATS + 1)
     scale = tl.load(stats + row * STATS + 2)
@@ -343,13 +355,13 @@ def _support(
         column = tile * WIDTH + lanes
         x = tl.load(scores + row * d + column, mask=column < d, other=float("-inf")).to(tl.float32) - top - c
         if tl.max(tl.where(eps * x <= -1.0, 0, 1)) > 0:
-            p, _w = weigh(x, eps, MODE)
-            keep = (p > 0.0).to(tl.int32)
-            at = slot + tl.cumsum(keep, 0) - 1
-            room = (keep > 0) & (at < end)
+            p, _w = entmax_weights(x, eps, MODE)
+            positive = (p > 0.0).to(tl.int32)
+            at = slot + tl.cumsum(positive, 0) - 1
+            room = (positive > 0) & (at < end)
             tl.store(index + at, column, mask=room)
             tl.store(value + at, p * scale, mask=room)
-            slot += tl.sum(keep)
+            slot += tl.sum(positive)
         tile += 1
 
 
@@ -370,7 +382,7 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool) 
     loss = scores.new_empty(rows, dtype=torch.float32)
     stats = scores.new_empty(rows, STATS, dtype=torch.float32)
     alpha_grad = scores.new_empty(rows, 1, dtype=torch.float32) if need_alpha else None
-    about = alphas(alpha, scores)
+    alpha_arguments = alphas(alpha, scores)
     own = {
         "scores": scores,
         "target": target,
@@ -380,13 +392,13 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool) 
         "STATS": STATS,
         "NEED_ALPHA": need_alpha,
     }
-    tiles = tiling(rows, d, about["MODE"], processors(scores))
+    tiles = tiling(rows, d, alpha_arguments["MODE"], processors(scores))
     if isinstance(tiles, Short):
         sizes = {"ROWS": tiles.rows, "WIDTH": tiles.width, "LANES": tiles.lanes, "LIMIT": NEWTON_LIMIT}
         grid = (-(-rows // tiles.rows),)
-        run(_short_loss, grid, scores, **own, rows=rows, d=d, **sizes, **about, num_warps=tiles.warps)
+        run(_short_loss, grid, scores, **own, rows=rows, d=d, **sizes, **alpha_arguments, num_warps=tiles.warps)
     else:
-        shared, programs = scanned(scores, tiles, about, None)
+        shared, programs = scan_arguments(scores, tiles, alpha_arguments, None)
         run(_long_loss, (programs,), scores, **own, **shared, num_warps=tiles.warps)
     return loss, stats, alpha_grad
 

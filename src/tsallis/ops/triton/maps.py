@@ -86,13 +86,13 @@ def powers_of(alpha: Alpha) -> int:
 
 def alphas(alpha: Alpha, like: Tensor) -> dict[str, Any]:
     """Return the kernels' arguments for alpha."""
-    many = isinstance(alpha, Tensor)
-    number = 0.0 if isinstance(alpha, Tensor) else max(alpha - 1, TINY_EPS)
+    per_row = isinstance(alpha, Tensor)
+    eps_scalar = 0.0 if isinstance(alpha, Tensor) else max(alpha - 1, TINY_EPS)
     return {
         "alpha": alpha.detach().contiguous() if isinstance(alpha, Tensor) else like,
-        "number": number,
+        "eps_scalar": eps_scalar,
         "MODE": powers_of(alpha),
-        "ALPHAS": many,
+        "ALPHAS": per_row,
         "TINY": TINY_EPS,
     }
 
@@ -102,37 +102,43 @@ def cut(tiling: Long) -> dict[str, int]:
     return {"LANES": tiling.lanes, "DEPTH": tiling.depth, "STAGES": tiling.stages}
 
 
-def lanes_of(programs: int, tiling: Long, where: Tensor) -> dict[str, Tensor]:
-    """Allocate room for what each lane puts aside."""
+def slot_buffers(programs: int, tiling: Long, where: Tensor) -> dict[str, Tensor]:
+    """Allocate the slots for the candidates of each lane."""
     shape = (programs, tiling.depth, tiling.lanes)
     return {
         "slots": where.new_empty(shape, dtype=torch.float32),
-        "places": where.new_empty(shape, dtype=torch.int32),
+        "slot_columns": where.new_empty(shape, dtype=torch.int32),
     }
 
 
-def lists_of(programs: int, room: int, where: Tensor) -> dict[str, Tensor]:
-    """Allocate room for a list of each program."""
+def candidate_buffers(programs: int, room: int, where: Tensor) -> dict[str, Tensor]:
+    """Allocate a list of candidates for each program."""
     return {
-        "listed": where.new_empty(programs, room, dtype=torch.float32),
-        "listed_at": where.new_empty(programs, room, dtype=torch.int32),
+        "candidates": where.new_empty(programs, room, dtype=torch.float32),
+        "candidate_columns": where.new_empty(programs, room, dtype=torch.int32),
     }
 
 
-def scanned(scores: Tensor, tiling: Long, about: dict[str, Any], probs: Tensor | None) -> tuple[dict[str, Any], int]:
+def scan_arguments(
+    scores: Tensor, tiling: Long, alpha_arguments: dict[str, Any], probs: Tensor | None
+) -> tuple[dict[str, Any], int]:
     """Return the arguments and number of programs of long-row kernels; rows of several parts are scanned here.
 
     Where there are probabilities they are set to zero on the way.
     """
     rows, d = scores.shape
     programs = min(rows, tiling.programs)
-    shared = {**cut(tiling), "rows": rows, "d": d, "WIDTH": tiling.width, "LIMIT": NEWTON_LIMIT, **about}
+    shared = {**cut(tiling), "rows": rows, "d": d, "WIDTH": tiling.width, "LIMIT": NEWTON_LIMIT, **alpha_arguments}
     parts = {}
     if tiling.parts == 1:
-        names = ("tops", "lows", "part_lists")
+        names = ("tops", "lows", "part_candidates")
         unused: dict[str, Any] = dict.fromkeys(names, lists := scores.new_empty(0, dtype=torch.float32))
-        unused |= dict.fromkeys(("sizes", "part_places"), lists.to(torch.int32))
-        shared |= {**lanes_of(programs, tiling, scores), **lists_of(programs, tiling.room, scores), **unused}
+        unused |= dict.fromkeys(("sizes", "part_columns"), lists.to(torch.int32))
+        shared |= {
+            **slot_buffers(programs, tiling, scores),
+            **candidate_buffers(programs, tiling.room, scores),
+            **unused,
+        }
         return {**shared, "PARTS": 0, "ROOM": tiling.room, "PART_ROOM": 1}, programs
     tiles = -(-d // tiling.lanes)
     stride = -(-tiles // tiling.parts)
@@ -141,9 +147,9 @@ def scanned(scores: Tensor, tiling: Long, about: dict[str, Any], probs: Tensor |
     numbers = (scores.new_empty(rows, count, dtype=torch.float32) for _ in range(2))
     parts = dict(zip(("tops", "lows"), numbers, strict=True))
     parts["sizes"] = scores.new_empty(rows, count, dtype=torch.int32)
-    own = lists_of(rows * count, room, scores)
-    parts |= {"part_lists": own["listed"], "part_places": own["listed_at"]}
-    lanes = lanes_of(rows * count, tiling, scores)
+    own = candidate_buffers(rows * count, room, scores)
+    parts |= {"part_candidates": own["candidates"], "part_columns": own["candidate_columns"]}
+    lanes = slot_buffers(rows * count, tiling, scores)
     run(
         long_rows.part_scan,
         (count, rows),
@@ -153,14 +159,14 @@ def scanned(scores: Tensor, tiling: Long, about: dict[str, Any], probs: Tensor |
         **lanes,
         **parts,
         d=d,
-        apart=stride,
+        tiles_per_part=stride,
         **cut(tiling),
         PART_ROOM=room,
         ZEROS=probs is not None,
-        **about,
+        **alpha_arguments,
         num_warps=tiling.warps,
     )
-    shared |= {**lanes, **lists_of(programs, room * count, scores), **parts}
+    shared |= {**lanes, **candidate_buffers(programs, room * count, scores), **parts}
     return {**shared, "PARTS": count, "ROOM": room * count, "PART_ROOM": room}, programs
 
 
@@ -169,10 +175,10 @@ def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
     if dim not in (-1, scores.dim() - 1):
         return entmax(scores.movedim(dim, -1).contiguous(), alpha).movedim(-1, dim)
     probs = torch.empty_like(scores)
-    about = alphas(alpha, scores)
+    alpha_arguments = alphas(alpha, scores)
     flat = scores.view(-1, scores.shape[-1])
     rows, d = flat.shape
-    tiles = tiling(rows, d, about["MODE"], processors(scores))
+    tiles = tiling(rows, d, alpha_arguments["MODE"], processors(scores))
     if isinstance(tiles, Short):
         run(
             short_map,
@@ -186,11 +192,11 @@ def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
             WIDTH=tiles.width,
             LANES=tiles.lanes,
             LIMIT=NEWTON_LIMIT,
-            **about,
+            **alpha_arguments,
             num_warps=tiles.warps,
         )
         return probs
-    shared, programs = scanned(flat, tiles, about, probs)
+    shared, programs = scan_arguments(flat, tiles, alpha_arguments, probs)
     run(long_rows.long_map, (programs,), scores, scores=flat, probs=probs, **shared, num_warps=tiles.warps)
     return probs
 
@@ -205,18 +211,18 @@ def entmax_gradient(
         dz = dz.movedim(-1, dim)
         return dz if out is None else out.copy_(dz), da
     scores_grad = torch.empty_like(probs) if out is None else out
-    about = {**alphas(alpha, probs), "NEED_ALPHA": need_alpha}
+    alpha_arguments = {**alphas(alpha, probs), "NEED_ALPHA": need_alpha}
     d = probs.shape[-1]
     rows = probs.numel() // d
     alpha_grad = probs.new_empty(rows, 1, dtype=torch.float32) if need_alpha else None
-    tiles = gradient_tiling(rows, d, about["MODE"], processors(probs))
+    tiles = gradient_tiling(rows, d, alpha_arguments["MODE"], processors(probs))
     shared = {
         "probs": probs,
         "grad": grad,
         "scores_grad": scores_grad,
         "alpha_grad": probs if alpha_grad is None else alpha_grad,
         "d": d,
-        **about,
+        **alpha_arguments,
     }
     if isinstance(tiles, Short):
         sizes = {"ROWS": tiles.rows, "WIDTH": tiles.width, "SKIP": d > 1024, "num_warps": tiles.warps}
@@ -230,8 +236,8 @@ def entmax_gradient(
             rows=rows,
             **shared,
             **cut(tiles),
-            **lanes_of(programs, tiles, probs),
-            **lists_of(programs, tiles.room, probs),
+            **slot_buffers(programs, tiles, probs),
+            **candidate_buffers(programs, tiles.room, probs),
             WIDTH=tiles.width,
             ROOM=tiles.room,
             IN_PLACE=out is not None and out.data_ptr() == probs.data_ptr(),
@@ -251,7 +257,13 @@ def _gradient_by_parts(shared: dict[str, Any], tiles: Long, rows: int, alpha_gra
     partial = probs.new_empty(2, rows, count, dtype=torch.float32)
     slopes = probs.new_empty(rows, count, dtype=torch.float32) if alpha_grad is not None else None
     shared = {**shared, "alpha_grad": partial if slopes is None else slopes}
-    sizes = {"apart": stride, "PARTS": count, "PADDED": padded(count), "LANES": tiles.lanes, "num_warps": tiles.warps}
+    sizes = {
+        "tiles_per_part": stride,
+        "PARTS": count,
+        "PADDED": padded(count),
+        "LANES": tiles.lanes,
+        "num_warps": tiles.warps,
+    }
     for write in (False, True):
         run(long_rows.part_gradient, (count, rows), probs, **shared, partial=partial, **sizes, WRITE=write)
     return None if slopes is None else slopes.sum(-1, keepdim=True)

@@ -1,71 +1,82 @@
-"""Rows on GPUs: what all share, and the maps of short rows, which stay on the chip while Newton's steps are taken."""
+"""Rows on GPUs: what all kernels share, and the maps of short rows, which stay in registers during Newton's steps."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tsallis.ops.triton.language import ANY_ALPHA, THREE_HALVES, TWO, advance, bend_at, constant, kernel, tl, weigh
+from tsallis.ops.triton.language import (
+    ANY_ALPHA,
+    THREE_HALVES,
+    TWO,
+    alpha_curvature_at,
+    constant,
+    entmax_weights,
+    kernel,
+    newton_step,
+    tl,
+)
 
 NEWTON_LIMIT = 40
 STEPS = constant(3)  # Newton steps on the lanes' maxima each time a bound is renewed
-CLOSE = constant(1e-6)  # |sum of the weights - 1| after the last step
-STILL = constant(3e-7)  # a threshold that moves less than this is where it will be
-ROUGHLY = constant(1e-2)  # the same while powers are rough
+MASS_TOLERANCE = constant(1e-6)  # |sum of the weights - 1| after the last step
+STEP_TOLERANCE = constant(3e-7)  # a threshold that moves by less than this has converged
+APPROX_TOLERANCE = constant(1e-2)  # the same while powers are approximate
 
-_kernel = kernel("rows", "tiles", "apart")
+_kernel = kernel("rows", "tiles", "tiles_per_part")
 
 
 @_kernel
-def eps_of(alpha: tl.tensor, number: tl.tensor, row: tl.tensor, ALPHAS: tl.constexpr, TINY: tl.constexpr) -> Any:
-    """alpha - 1 of a row: a number for all, or one of `alpha` [rows]."""
-    eps = number
+def row_eps(alpha: tl.tensor, eps_scalar: tl.tensor, row: tl.tensor, ALPHAS: tl.constexpr, TINY: tl.constexpr) -> Any:
+    """Return alpha - 1 of a row: one number for all, or from `alpha` [rows]."""
+    eps = eps_scalar
     if ALPHAS:
         eps = tl.maximum(tl.load(alpha + row).to(tl.float32) - 1.0, TINY)
     return eps
 
 
 @_kernel
-def near(eps: tl.tensor) -> Any:
+def mass_tolerance(eps: tl.tensor) -> Any:
     """Return how far from 1 a row's sum may be before the last step, which squares the error of smooth weights."""
-    return tl.where(eps <= 0.5, 7e-5 / tl.sqrt(eps), CLOSE)
+    return tl.where(eps <= 0.5, 7e-5 / tl.sqrt(eps), MASS_TOLERANCE)
 
 
 @_kernel
-def unsettled(F: tl.tensor, before: tl.tensor, after: tl.tensor, eps: tl.tensor) -> Any:
+def needs_step(F: tl.tensor, before: tl.tensor, after: tl.tensor, eps: tl.tensor) -> Any:
     """Tell whether a row needs another step; a row with a NaN doesn't."""
-    return (F > 0.0) & (tl.abs(F - 1.0) > near(eps)) & (tl.abs(after - before) > (1.0 + tl.abs(after)) * STILL)
+    return (
+        (F > 0.0)
+        & (tl.abs(F - 1.0) > mass_tolerance(eps))
+        & (tl.abs(after - before) > (1.0 + tl.abs(after)) * STEP_TOLERANCE)
+    )
 
 
 @_kernel
-def roughly(x: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
-    """Compute `weigh` with powers to some six digits: enough for bounds and for first steps."""
+def approximate_weights(x: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
+    """Return `entmax_weights` with powers of about six digits: enough for bounds and for first steps."""
     if MODE == ANY_ALPHA:
         u = 1.0 + eps * x
         off = u <= 0.0
         u = tl.where(off, 1.0, u)
-        power = tl.where(eps < 1e-3, x * 1.4426950408889634, tl.log2(u) / eps)  # nearly softmax: u says too little
+        power = tl.where(eps < 1e-3, x * 1.4426950408889634, tl.log2(u) / eps)  # nearly softmax: u rounds too much
         p = tl.where(off, 0.0, tl.exp2(power))
         w = p / u
     else:
-        p, w = weigh(x, eps, MODE)
+        p, w = entmax_weights(x, eps, MODE)
     return p, w
 
 
-# Short rows
-
-
 @_kernel
-def short_start(
+def block_eps(
     row: tl.tensor,
     alpha: tl.tensor,
-    number: tl.tensor,
+    eps_scalar: tl.tensor,
     rows: tl.tensor,
     ROWS: tl.constexpr,
     ALPHAS: tl.constexpr,
     TINY: tl.constexpr,
 ) -> Any:
-    """alpha - 1 of each of a block of rows."""
-    eps = tl.zeros((ROWS,), tl.float32) + number
+    """Return alpha - 1 of each row of a block."""
+    eps = tl.zeros((ROWS,), tl.float32) + eps_scalar
     if ALPHAS:
         eps = tl.maximum(tl.load(alpha + row, mask=row < rows, other=1.5).to(tl.float32) - 1.0, TINY)
     return eps
@@ -81,34 +92,36 @@ def short_solve(
     MODE: tl.constexpr,
     LIMIT: tl.constexpr,
 ) -> Any:
-    """Thresholds of rows whose largest score is 0 [ROWS, WIDTH]. A NaN stays where it is: sums will find it."""
+    """Return the thresholds of rows [ROWS, WIDTH] whose largest score is 0. A NaN stays: sums show it later."""
     c = tl.zeros((ROWS,), tl.float32)
     if LANES < WIDTH:
-        largest = tl.max(tl.reshape(x, [ROWS, WIDTH // LANES, LANES]), 1)  # [ROWS, LANES]
+        lane_maxima = tl.max(tl.reshape(x, [ROWS, WIDTH // LANES, LANES]), 1)  # [ROWS, LANES]
         for _ in tl.static_range(STEPS):
-            lane_p, lane_w = roughly(largest - c[:, None], eps[:, None], MODE)
-            c = advance(c, tl.sum(lane_p, 1), tl.sum(lane_w, 1), eps, MODE)
+            lane_p, lane_w = approximate_weights(lane_maxima - c[:, None], eps[:, None], MODE)
+            c = newton_step(c, tl.sum(lane_p, 1), tl.sum(lane_w, 1), eps, MODE)
         c = tl.maximum(c, 0.0)
-    taken = 0
-    going = True
+    steps = 0
+    running = True
     if MODE == ANY_ALPHA:  # exact powers take three times as long
-        while going:
-            p, w = roughly(x - c[:, None], eps[:, None], MODE)
+        while running:
+            p, w = approximate_weights(x - c[:, None], eps[:, None], MODE)
             F = tl.sum(p, 1)
-            further = advance(c, F, tl.sum(w, 1), eps, MODE)
-            taken += 1
-            far = (tl.abs(F - 1.0) > ROUGHLY) & (tl.abs(further - c) > (1.0 + tl.abs(further)) * ROUGHLY)
-            going = (tl.max((far & (F > 0.0)).to(tl.int32)) > 0) & (taken < LIMIT)
-            c = further
-        taken = 0
-        going = True
-    while going:
-        p, w = weigh(x - c[:, None], eps[:, None], MODE)
+            next_c = newton_step(c, F, tl.sum(w, 1), eps, MODE)
+            steps += 1
+            far = (tl.abs(F - 1.0) > APPROX_TOLERANCE) & (
+                tl.abs(next_c - c) > (1.0 + tl.abs(next_c)) * APPROX_TOLERANCE
+            )
+            running = (tl.max((far & (F > 0.0)).to(tl.int32)) > 0) & (steps < LIMIT)
+            c = next_c
+        steps = 0
+        running = True
+    while running:
+        p, w = entmax_weights(x - c[:, None], eps[:, None], MODE)
         F = tl.sum(p, 1)
-        further = advance(c, F, tl.sum(w, 1), eps, MODE)
-        taken += 1
-        going = (tl.max(unsettled(F, c, further, eps).to(tl.int32)) > 0) & (taken < LIMIT)
-        c = further
+        next_c = newton_step(c, F, tl.sum(w, 1), eps, MODE)
+        steps += 1
+        running = (tl.max(needs_step(F, c, next_c, eps).to(tl.int32)) > 0) & (steps < LIMIT)
+        c = next_c
     return c
 
 
@@ -117,7 +130,7 @@ def short_map(
     scores: tl.tensor,  # [rows, d]
     probs: tl.tensor,  # [rows, d]
     alpha: tl.tensor,
-    number: tl.tensor,
+    eps_scalar: tl.tensor,
     rows: tl.tensor,
     d: tl.tensor,
     ROWS: tl.constexpr,
@@ -132,20 +145,20 @@ def short_map(
     column = tl.arange(0, WIDTH)
     inside = (row < rows)[:, None] & (column < d)[None, :]
     at = row[:, None] * d + column[None, :]
-    eps = short_start(row, alpha, number, rows, ROWS, ALPHAS, TINY)
+    eps = block_eps(row, alpha, eps_scalar, rows, ROWS, ALPHAS, TINY)
     x = tl.load(scores + at, mask=inside, other=float("-inf")).to(tl.float32)
     top = tl.max(x, 1)
     x -= tl.where(top == float("-inf"), 0.0, top)[:, None]
     c = short_solve(x, eps, ROWS, WIDTH, LANES, MODE, LIMIT)
-    p, _w = weigh(x - c[:, None], eps[:, None], MODE)
+    p, _w = entmax_weights(x - c[:, None], eps[:, None], MODE)
     F = tl.sum(p, 1)
     p *= (1.0 / tl.where(F == 0.0, 1.0, F))[:, None]
     tl.store(probs + at, p.to(probs.dtype.element_ty), mask=inside)
 
 
 @_kernel
-def slope_of(p: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
-    """`p^(2 - alpha)`, 0 off the support, and `eps log p` (0 there). NaN stays."""
+def probability_slope(p: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
+    """Return `p^(2 - alpha)` and `eps log p`, both 0 off the support; keep NaN."""
     off = p == 0.0
     t = tl.where(off, 0.0, eps * tl.log(tl.where(off, 1.0, p)))
     if MODE == TWO:
@@ -164,7 +177,7 @@ def short_gradient(
     scores_grad: tl.tensor,  # [rows, d]
     alpha_grad: tl.tensor,  # [rows]
     alpha: tl.tensor,
-    number: tl.tensor,
+    eps_scalar: tl.tensor,
     rows: tl.tensor,
     d: tl.tensor,
     ROWS: tl.constexpr,
@@ -173,26 +186,23 @@ def short_gradient(
     ALPHAS: tl.constexpr,
     TINY: tl.constexpr,
     NEED_ALPHA: tl.constexpr,
-    SKIP: tl.constexpr,  # read of the gradient only what meets a probability
+    SKIP: tl.constexpr,  # read the gradient only where there is a probability
 ) -> None:
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     inside = (row < rows)[:, None] & (column < d)[None, :]
     at = row[:, None] * d + column[None, :]
-    eps = short_start(row, alpha, number, rows, ROWS, ALPHAS, TINY)[:, None]
+    eps = block_eps(row, alpha, eps_scalar, rows, ROWS, ALPHAS, TINY)[:, None]
     p = tl.load(probs + at, mask=inside, other=0.0).to(tl.float32)
-    wanted = inside
+    needed = inside
     if SKIP:
-        wanted = inside & (p != 0.0)
-    g = tl.load(grad + at, mask=wanted, other=0.0).to(tl.float32)
-    g = tl.where(p == 0.0, 0.0, g)  # a gradient off the support, of any kind, is nobody's
-    w, t = slope_of(p, eps, MODE)
+        needed = inside & (p != 0.0)
+    g = tl.load(grad + at, mask=needed, other=0.0).to(tl.float32)
+    g = tl.where(p == 0.0, 0.0, g)  # even an infinite gradient off the support has no effect
+    w, t = probability_slope(p, eps, MODE)
     S = tl.sum(w, 1)
     g -= (tl.sum(w * g, 1) / tl.where(S == 0.0, 1.0, S))[:, None]
     tl.store(scores_grad + at, (w * g).to(scores_grad.dtype.element_ty), mask=inside)
     if NEED_ALPHA:
-        da = -tl.sum(bend_at(t, p, w, eps) * g, 1)
+        da = -tl.sum(alpha_curvature_at(t, p, w, eps) * g, 1)
         tl.store(alpha_grad + row, da, mask=row < rows)
-
-
-# Long rows

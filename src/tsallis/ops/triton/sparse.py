@@ -34,18 +34,18 @@ def _weighted_rows(
     ENTRIES: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> Any:
-    """`sum_k value[k] table[column[k]]` of `count` entries, and the sum of the values themselves."""
+    """Return `sum_k value[k] table[column[k]]` over `count` entries, and the sum of the values themselves."""
     lanes = tl.arange(0, ENTRIES)
     total = tl.zeros((ENTRIES, COLUMNS), tl.float32)
     values = tl.zeros((ENTRIES,), tl.float32)
     for k in range(0, count, ENTRIES):
-        there = k + lanes < count
-        place = tl.load(column + k + lanes, mask=there, other=0).to(tl.int64)
-        share = tl.load(value + k + lanes, mask=there, other=0.0)
-        inside = there[:, None] & (columns < size)[None, :]
-        row = tl.load(table + place[:, None] * size + columns[None, :], mask=inside, other=0.0)
-        total += share[:, None] * row.to(tl.float32)
-        values += share
+        valid = k + lanes < count
+        table_row = tl.load(column + k + lanes, mask=valid, other=0).to(tl.int64)
+        weight = tl.load(value + k + lanes, mask=valid, other=0.0)
+        inside = valid[:, None] & (columns < size)[None, :]
+        row = tl.load(table + table_row[:, None] * size + columns[None, :], mask=inside, other=0.0)
+        total += weight[:, None] * row.to(tl.float32)
+        values += weight
     return tl.sum(total, 0), tl.sum(values, 0)
 
 
@@ -54,7 +54,7 @@ def _gather_pieces(
     offsets: tl.tensor,  # [rows + 1]
     column: tl.tensor,
     value: tl.tensor,
-    owner: tl.tensor,  # [pieces]: the row a piece is of; `rows`: of none
+    piece_row: tl.tensor,  # [pieces]: the row of a piece; `rows`: no piece
     first: tl.tensor,  # [rows]: the first piece of a row
     table: tl.tensor,  # [., size]
     partial: tl.tensor,  # [pieces, size]
@@ -67,12 +67,12 @@ def _gather_pieces(
 ) -> None:
     number = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    row = tl.load(owner + number)
+    row = tl.load(piece_row + number)
     if row < rows:
         begin = tl.load(offsets + row) + (number - tl.load(first + row)) * piece
         count = tl.minimum(tl.load(offsets + row + 1) - begin, piece).to(tl.int32)
-        found, values = _weighted_rows(column + begin, value + begin, count, table, size, columns, ENTRIES, COLUMNS)
-        tl.store(partial + number * size + columns, found, mask=columns < size)
+        row_sum, values = _weighted_rows(column + begin, value + begin, count, table, size, columns, ENTRIES, COLUMNS)
+        tl.store(partial + number * size + columns, row_sum, mask=columns < size)
         if tl.program_id(1) == 0:
             tl.store(partial_total + number, values)
 
@@ -96,7 +96,7 @@ def _gather_rows(
     SCALE: tl.constexpr,
     MINUS: tl.constexpr,
     TOTAL: tl.constexpr,
-    ONTO: tl.constexpr,  # whether `factor` times what is there is added
+    ONTO: tl.constexpr,  # whether `factor` times the present content is added
     CUT: tl.constexpr,  # whether any list may be in pieces
     ENTRIES: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -109,7 +109,7 @@ def _gather_rows(
     whole = count
     if CUT:
         whole = tl.where(count > piece, 0, count)
-    found, values = _weighted_rows(column + begin, value + begin, whole, table, size, columns, ENTRIES, COLUMNS)
+    row_sum, values = _weighted_rows(column + begin, value + begin, whole, table, size, columns, ENTRIES, COLUMNS)
     if CUT:  # noqa: SIM102 - decided by the compiler, the other by each program
         if count > piece:
             number = tl.load(first + row)
@@ -117,24 +117,24 @@ def _gather_rows(
             pieces = tl.cdiv(count, piece)
             sums = tl.zeros((ENTRIES, COLUMNS), tl.float32)
             for k in range(0, pieces, ENTRIES):
-                there = k + lanes < pieces
-                place = (number + k + lanes)[:, None] * size + columns[None, :]
-                sums += tl.load(partial + place, mask=there[:, None] & inside[None, :], other=0.0)
-                values += tl.sum(tl.load(partial_total + number + k + lanes, mask=there, other=0.0), 0)
-            found += tl.sum(sums, 0)
+                valid = k + lanes < pieces
+                offset = (number + k + lanes)[:, None] * size + columns[None, :]
+                sums += tl.load(partial + offset, mask=valid[:, None] & inside[None, :], other=0.0)
+                values += tl.sum(tl.load(partial_total + number + k + lanes, mask=valid, other=0.0), 0)
+            row_sum += tl.sum(sums, 0)
     if MINUS:
-        less = tl.load(minus + row).to(tl.int64)
-        if less >= 0:
-            found -= tl.load(table + less * size + columns, mask=inside, other=0.0).to(tl.float32)
+        minus_row = tl.load(minus + row).to(tl.int64)
+        if minus_row >= 0:
+            row_sum -= tl.load(table + minus_row * size + columns, mask=inside, other=0.0).to(tl.float32)
             values -= 1.0
     if SCALE:
         weight = tl.load(scale + row)
-        found *= weight
+        row_sum *= weight
         values *= weight
-    place = out + row * size + columns
+    target = out + row * size + columns
     if ONTO:
-        found += tl.load(factor) * tl.load(place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(place, found.to(out.dtype.element_ty), mask=inside)
+        row_sum += tl.load(factor) * tl.load(target, mask=inside, other=0.0).to(tl.float32)
+    tl.store(target, row_sum.to(out.dtype.element_ty), mask=inside)
     if TOTAL:  # noqa: SIM102
         if tl.program_id(1) == 0:
             tl.store(total + row, values)
@@ -174,10 +174,10 @@ def gather(
     cut = len(lists.column) > piece
     partial = partial_total = first = lists.value
     if cut:
-        owner, first = _pieces(lists.offsets, piece, 2 * len(lists.column) // piece)
-        partial, partial_total = (lists.value.new_empty(len(owner), *n) for n in ((size,), ()))
+        piece_row, first = _pieces(lists.offsets, piece, 2 * len(lists.column) // piece)
+        partial, partial_total = (lists.value.new_empty(len(piece_row), *n) for n in ((size,), ()))
         shared |= {"first": first, "partial": partial, "partial_total": partial_total}
-        run(_gather_pieces, (len(owner), blocks), table, **shared, owner=owner, rows=rows)
+        run(_gather_pieces, (len(piece_row), blocks), table, **shared, piece_row=piece_row, rows=rows)
     shared |= {"first": first, "partial": partial, "partial_total": partial_total}
     run(
         _gather_rows,
@@ -210,8 +210,8 @@ def _pieces(offsets: Tensor, piece: int, most: int) -> tuple[Tensor, Tensor]:
     lengths = offsets.diff()
     count = torch.where(lengths > piece, (lengths + (piece - 1)).div(piece, rounding_mode="floor"), 0)
     ends = count.cumsum(0)
-    owner = torch.searchsorted(ends, torch.arange(most, device=ends.device), right=True)
-    return owner, ends - count
+    piece_row = torch.searchsorted(ends, torch.arange(most, device=ends.device), right=True)
+    return piece_row, ends - count
 
 
 def transpose(lists: Lists, classes: int, weight: Tensor, target: Tensor) -> Lists:

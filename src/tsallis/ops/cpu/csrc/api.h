@@ -123,34 +123,34 @@ struct Heads {
 };
 
 // Attention, forward and backward, in tiles of queries of one head. Forward saves the supports of a
-// tile as lists if they have a little less than `room` entries a row on average; backward then
+// tile as lists if they have a little less than `capacity` entries a row on average; backward then
 // computes no scores.
 struct AttentionCall {
     int32_t storage;  // float or double
     int32_t causal;
-    int64_t batch, heads, group;  // `heads` of keys, each read by a `group` of heads of queries
+    int64_t batch, key_heads, group;  // each head of keys is read by a `group` of heads of queries
     int64_t queries, keys, size, value_size;
-    int64_t rows;  // of a tile
-    int64_t room;
+    int64_t tile_rows;
+    int64_t capacity;
     int64_t splits;  // backward: how many parts the tiles of a head are divided into
     double scale;
-    double stays;  // of the weights, in dropout; 1: all of them
+    double keep_prob;  // of the weights, in dropout; 1: all of them
     uint64_t seed;
     double alpha;
-    const void* alphas;  // [batch, heads * group], of any strides; or null: all `alpha`
+    const void* alphas;  // [batch, key_heads * group], of any strides; or null: all `alpha`
     int64_t alpha_strides[2];
     const int64_t* lengths;  // [batch], of the keys that take part; or null: all
     Heads query, key, value, out;
-    const void* mask;  // or null
-    int32_t boolean;
+    const void* mask;      // or null
+    int32_t boolean_mask;  // whether it holds bytes that are true or false
     int64_t mask_strides[4];
-    int32_t* counts;  // [batch, heads * group, queries], of the supports
-    void* stats;      // the same, [..., STATS]
-    int32_t* index;   // [batch, heads * group, queries, room], or null: no lists are saved
+    int32_t* support;  // [batch, key_heads * group, queries]: how many keys a query attends to
+    void* stats;       // the same, [..., STATS]
+    int32_t* columns;  // [batch, key_heads * group, queries, capacity], or null: no lists are saved
     void* weight;
     // Gradients of keys and values are [splits * batch, ...].
     Heads grad, query_grad, key_grad, value_grad;
-    void* alpha_grad;              // [batch, heads * group, queries] or null
+    void* alpha_grad;              // [batch, key_heads * group, queries] or null
     void* mask_grad;               // of an additive mask, to be added to; or null
     int64_t mask_grad_strides[5];  // of splits, batch, heads, queries and keys; 0: one for all
 };
@@ -161,7 +161,7 @@ struct MaskSharing {
     int64_t batch, heads;
     explicit MaskSharing(const AttentionCall& call)
         : batch(call.mask_grad && !call.mask_grad_strides[1] ? call.batch : 1),
-          heads(call.mask_grad && !call.mask_grad_strides[2] ? call.heads : 1) {}
+          heads(call.mask_grad && !call.mask_grad_strides[2] ? call.key_heads : 1) {}
 };
 
 // The kernels for one instruction set and one storage.

@@ -67,15 +67,15 @@ template <class T> class AttentionBackward : AttentionTile<T> {
     uint16_t* marks;  // [keys / MARKS][MAX_TILE_ROWS]: a bit for each entry of the supports
 
     int64_t lists_size() const {
-        const int64_t computed = (int64_t)(DENSE_BACKWARD * (double)(call.rows * call.keys));
-        return max(computed, call.rows * call.room) + call.keys + N;
+        const int64_t computed = (int64_t)(DENSE_BACKWARD * (double)(call.tile_rows * call.keys));
+        return max(computed, call.tile_rows * call.capacity) + call.keys + N;
     }
     void allocate(Arena& arena) {
         Base::allocate(arena);
         arena.take(value_panels, panels_size<T>(call.keys, call.value_size));
         arena.take(weight_grads, this->scores_size());
-        arena.take(upstream_copy, call.rows * value_width);
-        arena.take(query_grads, call.rows * width);
+        arena.take(upstream_copy, call.tile_rows * value_width);
+        arena.take(query_grads, call.tile_rows * width);
         arena.take(key_grads, call.keys * width);
         arena.take(value_grads, call.keys * value_width);
         arena.take(marks, (call.keys + MARKS - 1) / MARKS * MAX_TILE_ROWS);
@@ -95,7 +95,7 @@ template <class T> class AttentionBackward : AttentionTile<T> {
     };
     Part part_of(int64_t number) const {
         const int64_t group = sharing.batch * sharing.heads, own = number / group / call.splits;
-        const int64_t within = number % group, head_groups = call.heads / sharing.heads;
+        const int64_t within = number % group, head_groups = call.key_heads / sharing.heads;
         return {number / group % call.splits, own / head_groups + within / sharing.heads,
                 own % head_groups + within % sharing.heads};
     }
@@ -113,7 +113,7 @@ template <class T> class AttentionBackward : AttentionTile<T> {
             this->prefetch_rows(call.key_grad, to, now.head, 0, call.keys, call.size, true);
             this->prefetch_rows(call.value_grad, to, now.head, 0, call.keys, call.value_size, true);
         }
-        if (number + 1 >= call.batch * call.heads * call.splits) return;
+        if (number + 1 >= call.batch * call.key_heads * call.splits) return;
         const Part next = part_of(number + 1);
         prefetch_tile(this->tile_index(next.batch, next.head * call.group, next.number));
     }
@@ -133,7 +133,7 @@ template <class T> class AttentionBackward : AttentionTile<T> {
                            false);
         } else if (this->saves_lists(next, entries)) {
             prefetcher.add((T*)call.weight + from, 0, 1, entries * (int64_t)sizeof(T), false);
-            prefetcher.add(call.index + from, 0, 1, entries * (int64_t)sizeof(int32_t), false);
+            prefetcher.add(call.columns + from, 0, 1, entries * (int64_t)sizeof(int32_t), false);
         }
     }
 
@@ -164,11 +164,11 @@ template <class T> class AttentionBackward : AttentionTile<T> {
         for (int64_t r = 0; r < rows; r++) starts[r + 1] = starts[r] + counts(tile)[r];
         total = starts[rows];
         this->prepare_keys();
-        const T* saved = (const T*)call.weight + (call.index ? saved_offset(tile) : 0);
+        const T* saved = (const T*)call.weight + (call.columns ? saved_offset(tile) : 0);
         if (this->saves_weights(tile, total)) {
             backward_dense(saved, alpha_grad, part);
         } else if (this->saves_lists(tile, total)) {
-            backward_sparse(call.index + saved_offset(tile), saved, alpha_grad, part);
+            backward_sparse(call.columns + saved_offset(tile), saved, alpha_grad, part);
         } else {
             this->compute_scores();
             const AlphaParams<T> f = alpha_params<T>(alpha, tile.keys, MAPS);

@@ -19,7 +19,7 @@ template <class T> class AttentionForward : AttentionTile<T> {
     void run(int64_t first, int64_t last) {
         Arena::allocate([&](Arena& arena) {
             Base::allocate(arena);
-            arena.take(output_copy, call.rows * value_width);
+            arena.take(output_copy, call.tile_rows * value_width);
             arena.take(index, call.keys + N);
             arena.take(weight, call.keys + N);
         });
@@ -84,7 +84,7 @@ template <class T> class AttentionForward : AttentionTile<T> {
     void sum_lists(bool save, bool dense, T* output) {
         int64_t at = saved_offset(tile);
         for (int64_t r = 0; r < tile.rows; r++) {
-            int32_t* to_index = save ? call.index + at : index;
+            int32_t* to_index = save ? call.columns + at : index;
             T* to_weight = save ? (T*)call.weight + at : weight;
             const int64_t n = this->compress_row(scores + r * tile.keys, to_index, to_weight);
             at += n;

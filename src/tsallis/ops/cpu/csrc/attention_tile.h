@@ -94,27 +94,28 @@ template <class T> class AttentionTile {
 
     explicit AttentionTile(const AttentionCall& call)
         : call(call),
-          heads(call.heads * call.group),
-          tiles((call.queries + call.rows - 1) / call.rows),
+          heads(call.key_heads * call.group),
+          tiles((call.queries + call.tile_rows - 1) / call.tile_rows),
           width(whole_vectors<T>(call.size)),
           value_width(whole_vectors<T>(call.value_size)),
-          keep_limit(keep_below(call.stays)),
-          keep_scale((T)(1 / call.stays)),
-          drops(call.stays != 1),
+          keep_limit(keep_below(call.keep_prob)),
+          keep_scale((T)(1 / call.keep_prob)),
+          drops(call.keep_prob != 1),
           few_queries(call.queries < MIN_PANEL_QUERIES) {}
 
-    int64_t scores_size() const { return call.rows * call.keys + N; }
+    int64_t scores_size() const { return call.tile_rows * call.keys + N; }
 
     void allocate(Arena& arena) {
         arena.take(key_copy, call.keys * width);
         arena.take(value_copy, call.keys * value_width);
         arena.take(key_panels, panels_size<T>(call.keys, call.size));
-        arena.take(queries, call.rows * width);
+        arena.take(queries, call.tile_rows * width);
         arena.take(scores, scores_size());
     }
 
     TileIndex tile_index(int64_t b, int64_t h, int64_t number) const {
-        const int64_t first = number * call.rows, rows = min(call.rows, call.queries - first);
+        const int64_t first = number * call.tile_rows,
+                      rows = min(call.tile_rows, call.queries - first);
         const int64_t length = call.lengths ? call.lengths[b] : call.keys;
         const int64_t keys = call.causal ? min(length, first + rows) : length;
         return {b, h, h / call.group, b * heads + h, first, rows, length, keys};
@@ -186,7 +187,7 @@ template <class T> class AttentionTile {
         const int64_t *strides = call.mask_strides, n = tile.keys, step = strides[3];
         const int64_t offset =
             tile.batch * strides[0] + tile.head * strides[1] + (tile.first_row + r) * strides[2];
-        if (call.boolean) {
+        if (call.boolean_mask) {
             const uint8_t* takes_part = (const uint8_t*)call.mask + offset;
             if (step == 1)
                 for (int64_t j = 0; j < n; j++) row[j] = takes_part[j] ? row[j] : (T)-INFINITY;
@@ -210,23 +211,24 @@ template <class T> class AttentionTile {
         return (T*)call.stats + (tile.row_of_heads * call.queries + tile.first_row) * STATS;
     }
     int32_t* counts(const TileIndex& of) const {
-        return call.counts + of.row_of_heads * call.queries + of.first_row;
+        return call.support + of.row_of_heads * call.queries + of.first_row;
     }
 
     // Of a tile whose supports have so many entries, forward saves lists if they are short enough,
     // else all weights if there are few keys, else nothing. A list's end is stored as a whole
     // vector, which must not reach into the next tile's lists: hence - N.
     int64_t saved_offset(const TileIndex& of) const {
-        return (of.row_of_heads * call.queries + of.first_row) * call.room;
+        return (of.row_of_heads * call.queries + of.first_row) * call.capacity;
     }
     static bool is_denser(const TileIndex& of, int64_t entries, double share) {
         return (double)entries > share * (double)(of.rows * of.keys);
     }
     bool saves_weights(const TileIndex& of, int64_t entries) const {
-        return call.index && of.keys <= call.room && is_denser(of, entries, DENSE_BACKWARD);
+        return call.columns && of.keys <= call.capacity && is_denser(of, entries, DENSE_BACKWARD);
     }
     bool saves_lists(const TileIndex& of, int64_t entries) const {
-        return call.index && entries <= of.rows * call.room - N && !saves_weights(of, entries);
+        return call.columns && entries <= of.rows * call.capacity - N &&
+               !saves_weights(of, entries);
     }
 
     // Compress a row of weights into a list, which has room for one more vector; return its length.

@@ -268,16 +268,17 @@ EXPORT void tsallis_gather(const GatherCall* call, int threads) {
 
 EXPORT void tsallis_attention(const AttentionCall* call, int threads) {
     const int64_t bytes = call->storage == STORE_F64 ? 8 : 4;
-    request_huge_pages(call->out.memory, call->batch * call->heads * call->group * call->queries *
-                                             call->value_size * bytes);
-    const int64_t tiles = (call->queries + call->rows - 1) / call->rows;
+    request_huge_pages(call->out.memory, call->batch * call->key_heads * call->group *
+                                             call->queries * call->value_size * bytes);
+    const int64_t tiles = (call->queries + call->tile_rows - 1) / call->tile_rows;
     run_rows(kernels_of(call->storage).attention, call,
-             call->batch * call->heads * call->group * tiles, call->rows * call->keys, 1, threads);
+             call->batch * call->key_heads * call->group * tiles, call->tile_rows * call->keys, 1,
+             threads);
 }
 EXPORT void tsallis_attention_gradient(const AttentionCall* call, int threads) {
-    const int64_t parts = call->batch * call->heads * call->splits,
+    const int64_t parts = call->batch * call->key_heads * call->splits,
                   bytes = call->storage == STORE_F64 ? 8 : 4;
-    request_huge_pages(call->query_grad.memory, call->batch * call->heads * call->group *
+    request_huge_pages(call->query_grad.memory, call->batch * call->key_heads * call->group *
                                                     call->queries * call->size * bytes);
     request_huge_pages(call->key_grad.memory, parts * call->keys * call->size * bytes);
     request_huge_pages(call->value_grad.memory, parts * call->keys * call->value_size * bytes);

@@ -21,7 +21,7 @@ from tsallis.ops.triton.attention.tiles import (
     recompute_tile,
     store,
 )
-from tsallis.ops.triton.language import bend_of, tl
+from tsallis.ops.triton.language import alpha_curvature, tl
 
 
 @attention_kernel
@@ -124,7 +124,7 @@ def backward_query(
         sum_w_dp_k += dot(w_dp.to(k.dtype), k, PRECISION, WIDEN)
         sum_w_k += dot(w.to(k.dtype), k, PRECISION, WIDEN)
         if NEED_ALPHA:
-            psi = bend_of(x, p, w, eps)
+            psi = alpha_curvature(x, p, w, eps)
             sum_psi += tl.sum(psi, 1)
             sum_psi_dp += tl.sum(psi * dp, 1)
     mean_dp = sum_w_dp / tl.where(sum_w > 0.0, sum_w, 1.0)

@@ -22,7 +22,7 @@ from tsallis.ops.triton.attention.tiles import (
     raise_lower_bound,
     score,
 )
-from tsallis.ops.triton.language import advance, tl, weigh
+from tsallis.ops.triton.language import entmax_weights, newton_step, tl
 
 
 @attention_kernel
@@ -178,14 +178,14 @@ def decode_thresholds(
         for first in range(0, count, LANES):
             at = first + lanes
             x = tl.load(candidates + at, mask=at < count, other=float("-inf"))
-            p, w = weigh(x - threshold, eps, MODE)
+            p, w = entmax_weights(x - threshold, eps, MODE)
             F += p
             G += w
             support_size += tl.where(p > 0.0, 1, 0)
         mass = tl.sum(F)
         unfinished = last == 0
         last = ((tl.abs(mass - 1.0) <= tolerance_before_step) | (sweeps >= LIMIT)).to(tl.int32)
-        threshold = tl.where(unfinished, advance(threshold, mass, tl.sum(G), eps, MODE), threshold)
+        threshold = tl.where(unfinished, newton_step(threshold, mass, tl.sum(G), eps, MODE), threshold)
         sweeps += 1
     at = stats + row_index
     tl.store(at, top)
@@ -240,7 +240,7 @@ def decode_output(
         s = tl.load(
             scores + row_index[:, None] * keys + columns, mask=valid[:, None] & (columns < last), other=float("-inf")
         )
-        p, _ = weigh(s - top - threshold, eps[:, None], MODE)
+        p, _ = entmax_weights(s - top - threshold, eps[:, None], MODE)
         if tl.max(tl.where(p == 0.0, 0, 1)) > 0:  # NaN counts
             v = load(value, start, value_strides[2], key_end, BLOCK_K, VALUE_SIZE, VALUE_PADDED)
             out += dot(p.to(v.dtype), v, PRECISION, WIDEN)

@@ -18,7 +18,7 @@ from tsallis.ops.triton.attention.tiles import (
     start_thresholds,
     store,
 )
-from tsallis.ops.triton.language import advance, tl, weigh
+from tsallis.ops.triton.language import entmax_weights, newton_step, tl
 
 
 @attention_kernel
@@ -122,7 +122,7 @@ def forward(
             columns = (j * BLOCK_K + lanes)[None, :]
             s = score(q, k, rows[:, None], columns, queries, key_end, scale, mask_view, MASK, CAUSAL, PRECISION, WIDEN)
             x = s - top[:, None]
-            p, w = weigh(x - threshold[:, None], eps, MODE)
+            p, w = entmax_weights(x - threshold[:, None], eps, MODE)
             F += tl.sum(p, 1)
             G += tl.sum(w, 1)
             # Written after a reduction by all threads: none of them still has to read what is overwritten.
@@ -131,7 +131,7 @@ def forward(
             remaining += has_support
         count = remaining
         error = tl.max(tl.where(F > 0.0, tl.abs(F - 1.0), 0.0))
-        threshold = advance(threshold, F, G, eps, MODE)
+        threshold = newton_step(threshold, F, G, eps, MODE)
         sweeps += 1
         unfinished = (error > tolerance_before_step) & (sweeps < LIMIT)
 
@@ -148,7 +148,7 @@ def forward(
         v = load(value, j * BLOCK_K, value_strides[2], key_end, BLOCK_K, VALUE_SIZE, VALUE_PADDED)
         columns = (j * BLOCK_K + lanes)[None, :]
         s = score(q, k, rows[:, None], columns, queries, key_end, scale, mask_view, MASK, CAUSAL, PRECISION, WIDEN)
-        p, w = weigh(s - top[:, None] - threshold[:, None], eps, MODE)
+        p, w = entmax_weights(s - top[:, None] - threshold[:, None], eps, MODE)
         F += tl.sum(p, 1)
         G += tl.sum(w, 1)
         support_size += tl.sum(tl.where(p > 0.0, 1, 0), 1)
@@ -165,7 +165,7 @@ def forward(
     at = head_index * queries + rows
     tl.store(stats + at, top, mask=rows < queries)
     stats_stride = tl.num_programs(2).to(tl.int64) * heads
-    tl.store(stats + stats_stride * queries + at, advance(threshold, F, G, eps, MODE), mask=rows < queries)
+    tl.store(stats + stats_stride * queries + at, newton_step(threshold, F, G, eps, MODE), mask=rows < queries)
     tl.store(support + at, support_size, mask=rows < queries)
     at = counts + head_index * blocks + block
     tl.store(at, remaining)

@@ -19,7 +19,7 @@ from tsallis.ops.triton.attention.tiles import (
     start_thresholds,
     store,
 )
-from tsallis.ops.triton.language import advance, tl, weigh
+from tsallis.ops.triton.language import entmax_weights, newton_step, tl
 
 
 @attention_kernel
@@ -101,11 +101,11 @@ def forward_short(
         F = tl.zeros((BLOCK_Q,), tl.float32)
         G = tl.zeros((BLOCK_Q,), tl.float32)
         for part in tl.static_range(PARTS):
-            p, w = weigh(shifted[part] - threshold[:, None], eps, MODE)
+            p, w = entmax_weights(shifted[part] - threshold[:, None], eps, MODE)
             F += tl.sum(p, 1)
             G += tl.sum(w, 1)
         error = tl.max(tl.where(F > 0.0, tl.abs(F - 1.0), 0.0))
-        threshold = advance(threshold, F, G, eps, MODE)
+        threshold = newton_step(threshold, F, G, eps, MODE)
         sweeps += 1
         unfinished = (error > tolerance_before_step) & (sweeps < LIMIT)
 
@@ -117,7 +117,7 @@ def forward_short(
     for part in tl.static_range(PARTS):
         first = zero + part * BLOCK_K
         v = load(value, first, value_strides[2], end, BLOCK_K, VALUE_SIZE, VALUE_PADDED)
-        p, w = weigh(shifted[part] - threshold[:, None], eps, MODE)
+        p, w = entmax_weights(shifted[part] - threshold[:, None], eps, MODE)
         F += tl.sum(p, 1)
         G += tl.sum(w, 1)
         support_size += tl.sum(tl.where(p > 0.0, 1, 0), 1)
@@ -130,5 +130,5 @@ def forward_short(
     at = head_index * queries + rows
     stats_stride = tl.num_programs(2).to(tl.int64) * tl.num_programs(1) * queries
     tl.store(stats + at, top, mask=rows < queries)
-    tl.store(stats + stats_stride + at, advance(threshold, F, G, eps, MODE), mask=rows < queries)
+    tl.store(stats + stats_stride + at, newton_step(threshold, F, G, eps, MODE), mask=rows < queries)
     tl.store(support + at, support_size, mask=rows < queries)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tsallis.ops.triton.language import advance, constant, kernel, tl, weigh
+from tsallis.ops.triton.language import constant, entmax_weights, kernel, newton_step, tl
 
 NO_MASK, BOOLEAN, ADDITIVE = constant(0), constant(1), constant(2)
 STEPS = constant(4)  # Newton steps on the maxima each time the bound is raised
@@ -235,7 +235,7 @@ def recompute_tile(
     """
     s = score(a, b, rows, columns, queries, key_end, scale, mask, MASK, CAUSAL, PRECISION, WIDEN)
     x = s - top - threshold
-    p, w = weigh(x, eps, MODE)
+    p, w = entmax_weights(x, eps, MODE)
     dp = dot(c, tl.trans(d), PRECISION, WIDEN)
     dropped = p
     if DROPOUT:
@@ -262,9 +262,9 @@ def raise_lower_bound(
     low = tl.maximum(low, tl.max(largest, 1))
     base = tl.where(low == float("-inf"), 0.0, low)
     for _ in range(0, STEPS):
-        p, w = weigh(largest - base[:, None], eps_tile, MODE)
+        p, w = entmax_weights(largest - base[:, None], eps_tile, MODE)
         F, G = tl.sum(p, 1), tl.sum(w, 1)
-        base = tl.where(F > 1.0, advance(base, F, G, eps, MODE), base)
+        base = tl.where(F > 1.0, newton_step(base, F, G, eps, MODE), base)
     low = tl.where(low == float("-inf"), low, base)
     return tl.where(find_non_finite(largest), float("nan"), low)
 
