@@ -65,7 +65,7 @@ sanitize: $(VENV)/.dev
 	LD_PRELOAD="$(call RUNTIME,libasan.so) $(call RUNTIME,libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
 	TSALLIS_KERNEL_PATH=$(abspath build/sanitize/_kernel.so) OMP_NUM_THREADS=$(THREADS) \
-	$(BIN)/python -m pytest -q --capture=sys -p no:cacheprovider tests/unit/test_cpu_kernel.py tests/unit/test_cpu_attention.py
+	$(BIN)/python -m pytest -q --capture=sys -p no:cacheprovider tests/unit/ops/test_cpu_kernel.py tests/unit/ops/test_cpu_attention.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -92,7 +92,7 @@ bench: $(VENV)/.bench
 
 # In the environment whose PyTorch and Triton use the GPU: nothing is installed.
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -q -p no:cacheprovider tests/unit/test_gpu_*.py
+	PYTHONPATH=src $(PYTHON) -m pytest -q -p no:cacheprovider tests/unit/ops/triton
 
 bench-gpu:
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu_maps.py --out benchmarks/results/gpu-maps.csv \

@@ -82,7 +82,7 @@ def test_what_may_not_be_skipped_fails(tmp_path: Path, allowed: str | None, work
 
 def test_triton_may_be_imported_by_any_test() -> None:
     """Its tests run after one that imports its kernels without their leave."""
-    files = ["test_doctests.py::test_examples[tsallis.ops.triton]", "test_gpu_maps.py::test_any_dimension"]
+    files = ["test_doctests.py::test_examples[tsallis.ops.triton]", "ops/triton/test_maps.py::test_any_dimension"]
     command = [
         sys.executable,
         "-m",

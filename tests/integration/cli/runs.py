@@ -1,0 +1,60 @@
+"""Configurations of tiny trainings, and what a run folder holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from integration.cli.conftest import write_examples
+from tsallis.tasks.inflection import english_verbs
+
+INFLECTION = """\
+version: 1
+data: {{folder: {folder}, train: train.tsv, dev: dev.tsv}}
+model: {{d_model: 4, layers: 1}}
+training: {{epochs: 2, batch_size: 8, checkpoint_every: 2, learning_rate: 0.01, keep: 2}}
+"""
+TRANSLATION = """\
+version: 1
+data:
+  {{task: translation, folder: {folder}, train: train, dev: dev, cache: {folder}/cache,
+    subwords: {{size: 90, sample: 0.2}}}}
+model: {{architecture: transformer, d_model: 4, heads: 2, encoder_layers: 1, decoder_layers: 1, d_ff: 4,
+  attention: learned}}
+training: {{epochs: 2, max_tokens: 400, checkpoint_every: 3, learning_rate: 0.01}}
+"""
+
+
+def inflection(folder: Path, lines: int = 32) -> Path:
+    """A configuration with its data."""
+    folder.mkdir(exist_ok=True)
+    verbs = english_verbs()
+    write_examples(folder / "train.tsv", verbs["train"][:lines])
+    write_examples(folder / "dev.tsv", verbs["dev"][:6])
+    return _written(folder, INFLECTION)
+
+
+def translation(folder: Path) -> Path:
+    """A configuration with its data; text is segmented at random."""
+    from tsallis.datasets.number_names import german_english_numbers
+
+    folder.mkdir(exist_ok=True)
+    for split, count in (("train", 120), ("dev", 6)):
+        pairs = german_english_numbers()[split][:count]
+        for side, name in enumerate(("de", "en")):
+            (folder / f"{split}.{name}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
+    return _written(folder, TRANSLATION)
+
+
+def _written(folder: Path, text: str) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(text.format(folder=folder))
+    return path
+
+
+def contents(run: Path) -> dict[str, object]:
+    """Every file of a run; of `timing.jsonl` all but the seconds."""
+    found: dict[str, object] = {str(p.relative_to(run)): p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    times = [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]
+    found["timing.jsonl"] = [{key: value for key, value in event.items() if key != "seconds"} for event in times]
+    return {**found, **{str(p.relative_to(run)): None for p in run.rglob("*") if p.is_dir()}}

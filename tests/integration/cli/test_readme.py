@@ -1,0 +1,149 @@
+"""Every command and example of the README is run, and every command of the pages on training and measurements."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from integration.cli.conftest import environment, write_examples
+from tsallis.datasets.number_names import german_english_numbers
+from tsallis.tasks.inflection import english_verbs
+
+ROOT = Path(__file__).parents[3]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+OTHERS = ("training", "translation", "continuous-models")
+PAGES = [README, *((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in OTHERS)]
+CONSOLE = [
+    line.removeprefix("$ ")
+    for page in PAGES
+    for block in re.findall(r"```console\n(.*?)```", page, re.S)
+    for line in block.splitlines()
+    if line.startswith("$ ")
+]
+# A Transformer that trains in a second.
+MINUTE = (
+    " training.updates=3 training.warmup=2 training.validate_updates=3 training.validation_rows=5"
+    " data.subwords.size=150 model.d_model=8 model.heads=2 model.encoder_layers=1 model.decoder_layers=1 model.d_ff=8"
+)
+# Quick versions of what takes minutes as it stands; everything else is run to the letter.
+SMALLER = {
+    "tsallis train recipes/tiny/translation": MINUTE,
+    "torchrun --nproc-per-node 2 -m tsallis train recipes/tiny/translation": MINUTE,
+    "tsallis train recipes/multi30k": MINUTE,
+    "tsallis train recipes/tiny/inflection": " training.epochs=1 model.d_model=16",
+    "tsallis train recipes/sigmorphon2018": " training.epochs=1 model.d_model=8 model.layers=1",
+    "tsallis train recipes/easy-vqa": " training.epochs=1 training.updates=3 training.warmup=2 model.d_model=8",
+    "tsallis train recipes/martins2020/imdb": " training.epochs=1 model.d_model=8 model.num_basis=8",
+    "python examples/classify.py": " --epochs 1 --d-model 8 --num-basis 8",
+    "python examples/visual.py": " --epochs 1 --d-model 8",
+    "python examples/timeseries.py": " --epochs 1 --num-basis 4",
+}
+ELSEWHERE = {
+    "make demo": "tests/integration/cli/test_commands.py runs `tsallis demo`",
+    "make test": "runs this test",
+    "tsallis demo": "tests/integration/cli/test_commands.py",
+    "pip install": "what `make` does; see the Makefile",
+}
+
+
+def test_the_python_example_runs() -> None:
+    for block in re.findall(r"```python\n(.*?)```", README, re.S):
+        exec(compile(block, "README.md", "exec"), {})
+
+
+def test_commands_run_elsewhere_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for command in CONSOLE:
+        if command.startswith("make "):
+            assert re.search(rf"^{command.split()[1]}:", makefile, re.M), command
+        if command.startswith("pip "):
+            assert "-c constraints.txt" in command and "PIP_CONSTRAINT" in makefile
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as a user has it: the recipes, and data that stands in for the real one."""
+    folder = tmp_path_factory.mktemp("user")
+    for name in ("recipes", "examples"):
+        shutil.copytree(ROOT / name, folder / name)
+    data = folder / "data" / "sigmorphon2018"
+    data.mkdir(parents=True)
+    for split in ("train-high", "dev", "test"):
+        write_examples(data / f"spanish-{split}", english_verbs()["dev"][:60])
+    captions = folder / "data" / "multi30k"
+    captions.mkdir()
+    for split, name in (("train", "train"), ("dev", "val"), ("test", "test_2016_flickr")):
+        pairs = german_english_numbers()[split][: 200 if split == "train" else 8]
+        for i, side in enumerate(("de", "en")):
+            (captions / f"{name}.{side}").write_text("".join(f"{pair[i]}\n" for pair in pairs), encoding="utf-8")
+    write_others(folder)
+    scripts = folder / "bin"
+    scripts.mkdir()
+    launcher = f"torch.distributed.run --master-addr 127.0.0.1 --master-port {free_port()}"
+    for name, module in (("tsallis", "-m tsallis"), ("torchrun", f"-m {launcher}"), ("python", "")):
+        script = scripts / name
+        script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {module} "$@"\n')
+        script.chmod(0o755)
+    return folder
+
+
+def write_others(folder: Path) -> None:
+    """Reviews, questions about drawings and photographs, and stays in hospital."""
+    images = pytest.importorskip("PIL.Image")
+    reviews, easy, daquar, stays = (folder / "data" / n for n in ("imdb", "easy-vqa", "daquar", "physionet2012"))
+    for place in (reviews, easy, daquar, stays):
+        place.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 16, 16, 3)).astype(np.uint8)
+    with tarfile.open(daquar / "images.tar", "w") as tar:
+        for i, picture in enumerate(pixels):
+            images.fromarray(picture).save(folder / "image.png")
+            tar.add(folder / "image.png", f"image{i + 1}.png")
+    for split in ("train", "test"):
+        text = "".join(f"{i % 2}\t9\t{i}\tA {'fine' if i % 2 else 'dull'} film, {i}.\n" for i in range(60))
+        (reviews / f"{split}.tsv").write_text(text)
+        np.save(easy / f"{split}_images.npy", pixels)
+        asked = [(i, "what color is the shape?", "red" if i % 2 else "blue") for i in range(30)]
+        head = "image\tquestion\tanswer\n"
+        (easy / f"{split}_questions.tsv").write_text(head + "".join(f"{i}\t{q}\t{a}\n" for i, q, a in asked))
+        (daquar / f"{split}.tsv").write_text(head + "".join(f"image{i + 1}\t{q}\t{a}\n" for i, q, a in asked))
+    for name in "ab":
+        lines = [f"{i},{60 * k},HR,{70 + i % 2 * 20 + k}\n" for i in range(40) for k in range(3)]
+        (stays / f"set-{name}.csv").write_text("RecordID,minute,parameter,value\n" + "".join(lines))
+        died = [f"{i},{i % 2}\n" for i in range(40)]
+        (stays / f"Outcomes-{name}.csv").write_text("RecordID,In-hospital_death\n" + "".join(died))
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.mark.slow
+def test_the_commands_run_in_their_order(workplace: Path) -> None:
+    for command in CONSOLE:
+        bare = command.split("#")[0].strip()
+        if any(bare.startswith(known) for known in ELSEWHERE):
+            continue
+        smaller = next((extra for start, extra in SMALLER.items() if bare.startswith(start)), "")
+        path = f"{workplace / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            ["/bin/sh", "-c", bare + smaller], cwd=workplace, env={**environment(), "PATH": path}, capture_output=True
+        )
+        if bare.startswith("tsallis data get"):
+            # No network here: the stand-in is found, and refused because it is not the known file.
+            refused = b"is not the known file" in done.stderr or b"remove it to fetch it again" in done.stderr
+            assert done.returncode == 2 and refused, done.stderr.decode()
+        else:
+            assert done.returncode == 0, f"{bare}: {done.stderr.decode()}"
+            assert done.stdout

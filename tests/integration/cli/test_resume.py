@@ -1,0 +1,222 @@
+"""A training that is stopped at any moment loses nothing: started again, it ends as one that never was."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from forked import ALLOCATING, Child, Ended, Faults, command, forked
+from integration.cli.conftest import command as process_command
+from integration.cli.conftest import environment
+from integration.cli.runs import contents, inflection, translation
+from tsallis.training.lock import locked
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs fork: processes are forked and killed")
+
+
+Whole = tuple[Path, dict[str, object]]
+Call = tuple[str, str]  # its name, and the file, whose numbers are left out
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """A configuration, and what its training ends with if nothing comes between."""
+    folder = tmp_path_factory.mktemp("inflection")
+    config = inflection(folder)
+    return config, trained(config, folder / "whole")
+
+
+@pytest.fixture(scope="module")
+def averaged(whole: Whole) -> Whole:
+    """A trained run, and what it is with an average."""
+    run = whole[0].parent / "whole"
+    after = Path(shutil.copytree(run, run.with_name("averaged")))
+    assert forked(command("average", after)).status == 0
+    return run, contents(after)
+
+
+def trained(config: Path, run: Path) -> dict[str, object]:
+    done = forked(command("train", config, "--run-dir", run))
+    assert done.status == 0, done.text
+    return contents(run)
+
+
+def faulty(run: Path, at: int | None, kind: str, *arguments: object) -> Callable[[], None]:
+    """A command in which one call goes wrong."""
+    whole_command = command(*arguments)
+
+    def work() -> None:
+        faults = Faults(run, at, kind)
+        faults.install()
+        try:
+            whole_command()
+        finally:
+            calls = list(zip(faults.names, faults.files, strict=True))
+            (run.parent / f"{run.name}.calls").write_text(json.dumps(calls))
+
+    return work
+
+
+def calls_of(run: Path, *arguments: object) -> list[Call]:
+    """The calls by which a command changes files, in their order."""
+    done = forked(faulty(run, None, "kill", *arguments))
+    assert done.status == 0, done.text
+    return [(name, file) for name, file in json.loads((run.parent / f"{run.name}.calls").read_text())]
+
+
+@pytest.fixture(scope="module")
+def calls(whole: Whole, tmp_path_factory: pytest.TempPathFactory) -> list[Call]:
+    """Those of a whole training."""
+    run = tmp_path_factory.mktemp("calls") / "run"
+    found = calls_of(run, "train", whole[0], "--run-dir", run)
+    assert contents(run) == whole[1] and len(found) > 100
+    return found
+
+
+def said(done: Ended) -> str:
+    """The one line of a command that could not do what it should."""
+    lines = [line for line in done.text.splitlines() if not line.startswith(("Training in", "Going on in", "epoch "))]
+    assert done.status == 2 and len(lines) == 1 and lines[0].startswith("tsallis: "), done.text
+    return lines[0]
+
+
+def goes_wrong(run: Path, at: int, kind: str, *arguments: object) -> None:
+    """One call of a command goes wrong: it says so, or is killed there."""
+    done = forked(faulty(run, at, kind, *arguments))
+    if kind == "kill":
+        assert done.status == -signal.SIGKILL, done.text
+        return
+    assert "can't be written: " in said(done) or "can't be used as a run folder: " in said(done)
+    left = [p for p in run.rglob("*") if p.name.endswith(".tmp")]
+    assert not left, f"{kind} at call {at} leaves {left}"
+
+
+def check_training(whole: Whole, folder: Path, places: Iterable[int], kind: str) -> None:
+    config, expected = whole
+    for at in places:
+        run = folder / f"{kind}-{at}"
+        goes_wrong(run, at, kind, "train", config, "--run-dir", run)
+        assert trained(config, run) == expected, f"{kind} at call {at}"
+        shutil.rmtree(run)
+
+
+def check_average(averaged: Whole, folder: Path, places: Iterable[int], kind: str) -> None:
+    before, expected = averaged
+    for at in places:
+        run = Path(shutil.copytree(before, folder / f"{kind}-{at}"))
+        goes_wrong(run, at, kind, "average", run)
+        assert forked(command("average", run)).status == 0
+        assert contents(run) == expected, f"{kind} at call {at}"
+        shutil.rmtree(run)
+
+
+KINDS = ("kill", "full", "broken")
+
+
+def places_of(calls: list[Call], kind: str) -> list[int]:
+    """Which calls can go wrong so: a disk is full for those that need room, others are broken."""
+    return [i for i, (n, _) in enumerate(calls, start=1) if kind == "kill" or (n in ALLOCATING) == (kind == "full")]
+
+
+def first_and_last(calls: list[Call], places: list[int]) -> list[int]:
+    """Those places at which a file is called for so for the first time, or for the last."""
+    first = {calls[i - 1]: i for i in reversed(places)}
+    last = {calls[i - 1]: i for i in places}
+    return sorted({*first.values(), *last.values()})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_some_calls_go_wrong(whole: Whole, calls: list[Call], tmp_path: Path, kind: str) -> None:
+    """One of each sort, at one place of the training or another."""
+    chance, sorts = random.Random(kind), sorted({name for name, _ in calls})
+    assert {"open", "write", "fsync", "replace", "mkdir", "chmod", "unlink", "rmdir"} == set(sorts)
+    places = [[i for i in places_of(calls, kind) if calls[i - 1][0] == name] for name in sorts]
+    check_training(whole, tmp_path, [chance.choice(some) for some in places if some], kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_call_for_every_file_goes_wrong(whole: Whole, calls: list[Call], tmp_path: Path, kind: str) -> None:
+    check_training(whole, tmp_path, first_and_last(calls, places_of(calls, kind)), kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_call_of_an_average_goes_wrong(averaged: Whole, tmp_path: Path, kind: str) -> None:
+    run = Path(shutil.copytree(averaged[0], tmp_path / "calls"))
+    check_average(averaged, tmp_path, places_of(calls_of(run, "average", run), kind), kind)
+
+
+def test_a_fault_while_a_killed_training_is_taken_up(whole: Whole, calls: list[Call], tmp_path: Path) -> None:
+    """What is swept away and rewound then is part of no whole training."""
+    config, expected = whole
+    run, chance = tmp_path / "run", random.Random(3)
+    arguments = ("train", config, "--run-dir", run)
+    for kind in (*KINDS, *KINDS):
+        forked(faulty(run, chance.randrange(len(calls) // 2, len(calls)), "kill", *arguments))
+        done = forked(faulty(run, chance.randrange(1, 20), kind, *arguments))
+        assert done.status in (0, -signal.SIGKILL) or said(done), done.text
+    assert trained(config, run) == expected
+
+
+def killed_at_random(config: Path, folder: Path, expected: dict[str, object], kills: int, seed: int) -> None:
+    """So many kills at moments that know nothing of the code, each run taken up until it ends."""
+    chance, count, run = random.Random(seed), 0, folder / "run-0"
+    begun = time.monotonic()
+    trained(config, folder / "timed")
+    duration = time.monotonic() - begun
+    while count < kills:
+        child = Child(command("train", config, "--run-dir", run))
+        child.wait(chance.uniform(0, duration))
+        child.kill()
+        done = child.ended()
+        if done.status == 0:  # it was quicker
+            assert contents(run) == expected, f"after {count} kills"
+            run = folder / f"run-{count}"
+        else:
+            assert done.status == -signal.SIGKILL, done.text
+            count += 1
+    assert trained(config, run) == expected
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments(tmp_path: Path) -> None:
+    config = inflection(tmp_path / "data", lines=320)
+    killed_at_random(config, tmp_path, trained(config, tmp_path / "whole"), kills=20, seed=1)
+
+
+@pytest.mark.slow
+def test_kills_of_a_translation_with_sampled_subwords(tmp_path: Path) -> None:
+    config = translation(tmp_path / "data")
+    killed_at_random(config, tmp_path, trained(config, tmp_path / "whole"), kills=8, seed=2)
+
+
+def test_a_process_of_its_own_is_killed(whole: Whole, tmp_path: Path) -> None:
+    """As a user does it, once: no child of an interpreter that has imported everything."""
+    config, expected = whole
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        process_command("train", config, "--run-dir", run), env=environment(), stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not list(run.glob("checkpoints/step-*")) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert trained(config, run) == expected
+
+
+def test_two_processes_cannot_train_in_one_folder(whole: Whole, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with locked(run):
+        done = forked(command("train", whole[0], "--run-dir", run))
+        assert "another process is training in this folder" in said(done)
+    assert [p.name for p in run.iterdir()] == [".lock"]

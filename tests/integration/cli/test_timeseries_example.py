@@ -1,0 +1,185 @@
+"""The example of irregular series runs in a process of its own, and what it measures is what it says."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import lzma
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from integration.cli.conftest import environment
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "timeseries.py"
+STAYS = 120
+QUICK = ("--epochs", "4", "--batch-size", "32", "--num-basis", "5", "--d-model", "8")
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("timeseries_example", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def stay(identity: int, died: bool, chance: random.Random) -> list[tuple[int, int, str, float]]:
+    """Descriptors, and heart rates and temperatures at times of their own; who dies has a fast heart in the end."""
+    rows = [(identity, 0, "Age", chance.randint(20, 90)), (identity, 0, "Gender", chance.choice([0, 1, -1]))]
+    rows += [(identity, 0, "Height", -1.0), (identity, 0, "ICUType", chance.randint(1, 4))]
+    for minute in sorted(chance.randint(0, 2880) for _ in range(chance.randint(8, 20))):
+        rows.append((identity, minute, "HR", chance.gauss(80, 10) + 60 * died * (minute > 1440)))
+    for minute in sorted(chance.randint(0, 2880) for _ in range(chance.randint(0, 4))):
+        rows.append((identity, minute, "Temp", chance.gauss(37, 1)))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def challenge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("challenge")
+    chance = random.Random(0)
+    for name, first in (("a", 1000), ("b", 5000)):
+        outcomes = {first + i: i % 3 == 0 for i in range(STAYS)}
+        with (folder / f"Outcomes-{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("RecordID", "In-hospital_death"), *((i, int(d)) for i, d in outcomes.items())])
+        rows = [row for identity, died in outcomes.items() for row in stay(identity, died, chance)]
+        with lzma.open(folder / f"set-{name}.csv.xz", "wt", newline="") as packed:
+            csv.writer(packed).writerows([("RecordID", "minute", "parameter", "value"), *rows])
+    return folder
+
+
+Run = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def run(example: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The example's own process is started once, below: imports take longer than what is tested."""
+
+    def once(*arguments: object, status: int = 0) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "argv", ["timeseries.py", *map(str, arguments)])
+        assert example.main() == status
+        out, err = capsys.readouterr()
+        return out, err
+
+    return once
+
+
+def test_continuous_attention_finds_the_end_of_the_stay(challenge: Path, tmp_path: Path) -> None:
+    out = tmp_path / "results" / "one.json"
+    given = ["--data", challenge, *QUICK, "--learning-rate", "0.02", "--epochs", "12", "--out", out]
+    done = subprocess.run(
+        [sys.executable, EXAMPLE, *map(str, given)], env=environment(), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert json.loads(out.read_text()) == found and "epoch 1: loss" in done.stderr
+    assert found["auroc"] > 0.9 and found["auprc"] > 0.8
+    assert found["stays"] == {"train": 96, "dev": 24, "test": 120}
+    assert found["deaths"] == {"train": 32, "dev": 8, "test": 40}
+    assert found["options"]["model"] == "continuous" and found["options"]["transform"] == "sparsemax"
+    assert set(found["attention"]["channels"]) == {"HR", "Temp"}
+    heart = found["attention"]["channels"]["HR"]
+    for mean, lower, upper in zip(heart["mean"], heart["lower"], heart["upper"], strict=True):
+        assert 0 <= lower <= mean <= upper <= 48
+    assert 0 < found["attention"]["attended"] <= 1 and 0 < found["attention"]["observations_attended"] <= 1
+
+
+@pytest.mark.parametrize("model", ["discrete", "continuous"])
+@pytest.mark.parametrize("transform", ["softmax", "entmax", "sparsemax"])
+def test_every_model_and_map(challenge: Path, run: Run, model: str, transform: str) -> None:
+    given = ["--model", model, "--transform", transform, "--epochs", 2, "--seed", 3]
+    found = json.loads(run("--data", challenge, *QUICK, *given)[0])
+    assert 0 <= found["auroc"] <= 1 and 0 < found["auprc"] <= 1 and found["parameters"] > 0
+    assert len(found["epochs"]) == 2 and found["updates"] == 6
+    attention = found["attention"]
+    assert transform != "softmax" or attention["attended"] == 1
+    assert 0 < attention["mean"] < 48
+    if model == "discrete":
+        assert len(attention["mean_weights"]) == 48 and abs(sum(attention["mean_weights"]) - 1) < 0.01
+    else:
+        assert all(len(head) == 2 for channel in attention["channels"].values() for head in channel.values())
+
+
+def test_a_seed_decides_everything(challenge: Path, run: Run) -> None:
+    def once(seed: int) -> Any:
+        found = json.loads(run("--data", challenge, *QUICK, "--epochs", 2, "--seed", seed)[0])
+        return [found["loss"], found["auroc"], [epoch["loss"] for epoch in found["epochs"]]]
+
+    assert once(1) == once(1) != once(2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--train", "z"), "there is no set-z.csv, packed or not"),
+        (("--label", "died"), "no column 'died'"),
+        (("--label", "RecordID"), "must be 0 or 1, got"),
+        (("--model", "discrete", "--transform", "x"), "transform must be one of"),
+        (("--model", "continuous", "--transform", "x"), "density must be one of"),
+        (("--share", 2), "share must be between 0 and 1"),
+        (("--learning-rate", "inf", *QUICK), "the loss of the dev split was never a number"),
+    ],
+)
+def test_what_is_refused(challenge: Path, run: Run, arguments: tuple[object, ...], message: str) -> None:
+    out, err = run("--data", challenge, *arguments, status=2)
+    last = err.splitlines()[-1]  # after what was done before
+    assert not out and last.startswith("timeseries: ") and message in last
+
+
+Rows = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 1)), min_size=2, max_size=40).filter(
+    lambda rows: len({label for _, label in rows}) == 2
+)
+
+
+def tensors(rows: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    scores, labels = zip(*rows, strict=True)
+    return torch.tensor(scores).float(), torch.tensor(labels).float()
+
+
+@given(rows=Rows)
+def test_auroc_is_the_share_of_pairs_in_order(example: ModuleType, rows: list[tuple[int, int]]) -> None:
+    pairs = [(a, b) for a, x in rows if x for b, y in rows if not y]
+    share = sum((a > b) + 0.5 * (a == b) for a, b in pairs) / len(pairs)
+    assert example.auroc(*tensors(rows)) == pytest.approx(share, abs=1e-12)
+
+
+@given(rows=Rows)
+def test_auprc_is_precision_by_recall(example: ModuleType, rows: list[tuple[int, int]]) -> None:
+    positive = sum(label for _, label in rows)
+    area, before = 0.0, 0
+    for threshold in sorted({score for score, _ in rows}, reverse=True):
+        chosen = [label for score, label in rows if score >= threshold]
+        area += sum(chosen) / len(chosen) * (sum(chosen) - before) / positive
+        before = sum(chosen)
+    assert example.auprc(*tensors(rows)) == pytest.approx(area, abs=1e-12)
+
+
+def test_areas_of_known_scores(example: ModuleType) -> None:
+    labels = torch.tensor([0.0, 0.0, 1.0, 1.0])
+    scores = torch.tensor([0.1, 0.4, 0.35, 0.8])
+    assert example.auroc(scores, labels) == 0.75 and example.auprc(scores, labels) == pytest.approx(5 / 6)
+    assert example.auroc(labels, labels) == example.auprc(labels, labels) == 1
+
+
+def test_the_challenge_of_2012(shared_data: Path, run: Run) -> None:
+    """After eight epochs over some stays it is already better than chance, by a wide margin."""
+    folder = shared_data / "physionet2012"
+    if not folder.is_dir():
+        pytest.skip(f"needs data: {folder}")
+    found = json.loads(run("--data", folder, "--epochs", 8, "--rows", 1000, "--learning-rate", 0.01)[0])
+    assert found["stays"] == {"train": 1000, "dev": 800, "test": 4000} and found["deaths"]["test"] == 568
+    assert len(found["attention"]["channels"]) == 37
+    assert found["auroc"] > 0.75 and found["auprc"] > 0.35

@@ -1,0 +1,123 @@
+"""The example on questions about images runs, learns, and says what it looked at."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from integration.cli.conftest import environment
+
+ROOT = Path(__file__).parents[3]
+COLOURS = ["red", "green", "blue"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A square of one of three colours on the left or on the right of each image."""
+    path = tmp_path_factory.mktemp("visual")
+    chance = np.random.default_rng(0)
+    for name, count in (("train", 60), ("test", 20)):
+        images = np.zeros((count, 16, 32, 3), np.uint8)
+        lines = ["image\tquestion\tanswer"]
+        for i in range(count):
+            colour, left = int(chance.integers(3)), bool(chance.integers(2))
+            images[i, 4:12, slice(4, 12) if left else slice(20, 28), colour] = 255
+            lines.append(f"{i}\twhat color is the square?\t{COLOURS[colour]}")
+            lines.append(f"{i}\tis the square on the left?\t{'yes' if left else 'no'}")
+        np.save(path / f"{name}.npy", images)
+        (path / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def example(folder: Path, *options: object, status: int = 0) -> subprocess.CompletedProcess[str]:
+    splits = [f"--{name}-{part}" for name in ("train", "test") for part in ("questions", "images")]
+    files = ["train.tsv", "train.npy", "test.tsv", "test.npy"]
+    given = [x for pair in zip(splits, files, strict=True) for x in pair]
+    small = ["--d-model", "16", "--warmup", "5", "--batch-size", "16", "--learning-rate", "0.005"]
+    command = [sys.executable, ROOT / "examples" / "visual.py", "--data", folder, *given, *small, *options]
+    done = subprocess.run(
+        [str(x) for x in command], env=environment(), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == status, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def result(folder: Path) -> dict[str, Any]:
+    out = folder / "new" / "result.json"
+    done = example(
+        folder, "--attention", "continuous", "--density", "2", "--num-basis", "16", "--epochs", "12", "--looks", "3",
+        "--out", out,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == json.loads(out.read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_it_learns(result: dict[str, Any]) -> None:
+    assert result["accuracy"] > 0.9 and result["dev_accuracy"] > 0.9
+    assert result["questions"] == {"train": 108, "dev": 12, "test": 40} and result["known_answers"] == 1
+    assert {kind: row["questions"] for kind, row in result["kinds"].items()} == {"yes/no": 20, "other": 20}
+    mean = sum(row["questions"] * row["accuracy"] for row in result["kinds"].values()) / 40
+    assert mean == pytest.approx(result["accuracy"]) and 0 < result["attended"] <= 1
+    assert len(result["epochs"]) == 12 and result["model"]["density"] == 2 and result["options"]["seed"] == 1
+
+
+def test_what_it_looked_at(result: dict[str, Any], folder: Path) -> None:
+    assert len(result["looks"]) == 3
+    lines = (folder / "test.tsv").read_text(encoding="utf-8").split("\n")
+    for look in result["looks"]:
+        assert "\t".join((look["image"], look["question"], look["answer"])) in lines
+        assert look["answered"] in (*COLOURS, "yes", "no")
+        weights, masses = np.array(look["weights"]), np.array(look["masses"])
+        assert weights.shape == masses.shape == (2, 4) and weights.sum() == pytest.approx(1, abs=1e-5)
+        assert masses.min() >= 0 and masses.sum() <= 1 + 1e-5
+        y, x = np.meshgrid((np.arange(2) + 0.5) / 2, (np.arange(4) + 0.5) / 4, indexing="ij")
+        mean = np.array([(weights * x).sum(), (weights * y).sum()])
+        assert look["mean"] == pytest.approx(mean.tolist(), abs=1e-5)
+        assert look["outline"] == "support" and np.array(look["covariance"]).shape == (2, 2)
+        edge = np.array(look["boundary"]) - mean
+        assert edge.shape == (64, 2)
+        # A paraboloid's covariance is a sixth of what its support's ellipse has as radii squared.
+        squared = np.einsum("pi,ij,pj->p", edge, np.linalg.inv(look["covariance"]), edge)
+        assert squared == pytest.approx(np.full(64, 6.0), rel=1e-2)
+
+
+def test_discrete_attention_has_no_density(folder: Path) -> None:
+    found = json.loads(example(folder, "--epochs", "1", "--updates", "2", "--looks", "1").stdout)
+    look = found["looks"][0]
+    assert look["weights"] == look["masses"] and "mean" not in look and found["attended"] == 1
+
+
+def test_a_density_without_an_end_has_an_outline(folder: Path) -> None:
+    found = json.loads(
+        example(folder, "--attention", "continuous", "--updates", "1", "--looks", "1", "--num-basis", "4").stdout
+    )
+    look = found["looks"][0]
+    edge = np.array(look["boundary"]) - np.array(look["mean"])
+    squared = np.einsum("pi,ij,pj->p", edge, np.linalg.inv(look["covariance"]), edge)
+    assert look["outline"] == "2 standard deviations" and squared == pytest.approx(np.full(64, 4.0), rel=1e-2)
+
+
+def test_questions_alone(folder: Path) -> None:
+    found = json.loads(example(folder, "--blind", "--epochs", "2").stdout)
+    assert found["accuracy"] < 0.75  # one half of either kind is chance
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--test-images", "train.tsv"), "train.tsv: expected .npy"),
+        (("--density", "2"), "discrete attention has no density"),
+    ],
+)
+def test_what_cannot_be_run(folder: Path, options: tuple[str, ...], message: str) -> None:
+    done = example(folder, *options, status=2)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("visual: ") and message in last and "Traceback" not in done.stderr

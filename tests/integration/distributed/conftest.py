@@ -1,0 +1,55 @@
+"""Two processes as `torchrun` starts them, on CPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[2]
+PATIENCE = 120  # seconds; a launch takes some 10
+
+Launch = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def launch() -> Launch:
+    """Run `-m module ...` or a script on two processes; a launch that hangs is ended and fails."""
+
+    def run(*arguments: object, status: int | None = 0) -> subprocess.CompletedProcess[str]:
+        place = ("--nproc-per-node", 2, "--master-addr", "127.0.0.1", "--master-port", free_port())
+        command = [sys.executable, "-m", "torch.distributed.run", *map(str, place), *map(str, arguments)]
+        path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "COLUMNS": "200"}
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        try:
+            out, err = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            out, err = process.communicate()
+            pytest.fail(f"hangs: {out}\n{err}")
+        assert status is None or process.returncode == status, f"{out}\n{err}"
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    return run
+
+
+def ours(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """What the processes themselves say on standard error, without what torchrun adds."""
+    return [line for line in done.stderr.split("\n") if line.startswith(("tsallis: ", "tsallis ("))]

@@ -1,0 +1,81 @@
+"""The command `train` on two processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from integration.distributed.conftest import Launch, ours
+
+CONFIG = """\
+version: 1
+data: {embedded: english-verbs}
+model: {d_model: 8, layers: 1}
+training: {batch_size: 8, updates: 3, validation_rows: 8, strategy: fsdp}
+"""
+
+
+def test_training(launch: Launch, tmp_path: Path) -> None:
+    config, run = tmp_path / "config.yaml", tmp_path / "run"
+    config.write_text(CONFIG)
+    done = launch("-m", "tsallis", "train", config, "--run-dir", run, "--device", "cpu")
+    assert done.stdout.count(f"Training in {run}") == 1 and done.stdout.count("dev loss") == 1
+    _, event = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert event["step"] == 3 and event["loss"] > 0
+    from tsallis.training import load_run
+
+    assert load_run(run).facts["step"] == 3
+
+
+VISUAL = """\
+version: 1
+data: {task: visual, folder: FOLDER, train: train.tsv, images: images.npy}
+model: {architecture: answerer, d_model: 8, heads: 2, layers: 1, stages: 2, num_basis: 9, density: 2}
+training: {batch_size: 8, updates: 3, strategy: fsdp}
+"""
+
+
+@pytest.mark.slow
+def test_training_with_images(launch: Launch, tmp_path: Path) -> None:
+    """Images are no parameters: every process has its own way to them, and so has the copy that is validated."""
+    np.save(tmp_path / "images.npy", np.zeros((20, 8, 8, 3), np.uint8))
+    rows = [f"{i}\tis it {word}?\t{word}\n" for i in range(20) for word in ("red", "blue")]
+    (tmp_path / "train.tsv").write_text("".join(rows))
+    config, run = tmp_path / "config.yaml", tmp_path / "run"
+    config.write_text(VISUAL.replace("FOLDER", str(tmp_path)))
+    done = launch("-m", "tsallis", "train", config, "--run-dir", run, "--device", "cpu")
+    assert done.stdout.count("dev accuracy") == 1
+    from tsallis.training import load_run
+
+    assert load_run(run).facts["step"] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("model.d_modle=9", "config.yaml: model.d_modle: unknown key (did you mean d_model?)"),
+        ("training.max_tokens=2", "more than max_tokens: 2"),
+    ],
+)
+def test_a_mistake_is_one_line(launch: Launch, tmp_path: Path, change: str, words: str) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG)
+    done = launch("-m", "tsallis", "train", config, change, "--run-dir", tmp_path / "run", "--device", "cpu", status=1)
+    (line,) = ours(done)
+    assert line.startswith("tsallis: ") and words in line
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+def test_a_mistake_of_the_first_process_alone_is_one_line(launch: Launch, tmp_path: Path) -> None:
+    """Only the first one writes: the others learn from it that there is nothing to wait for."""
+    config, run = tmp_path / "config.yaml", tmp_path / "run"
+    config.write_text(CONFIG)
+    run.mkdir()
+    (run / "thesis.txt").write_text("words")
+    done = launch("-m", "tsallis", "train", config, "--run-dir", run, "--device", "cpu", status=1)
+    (line,) = ours(done)
+    assert line.startswith("tsallis: ") and "the folder is not empty and holds no run" in line

@@ -1,0 +1,187 @@
+"""Trainings of two processes: killed, gone on with, handed from one to two processes and back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from integration.distributed.conftest import Launch
+from integration.distributed.parts import SETTINGS
+from integration.distributed.runs import trainer
+from tsallis.training import Checkpoints
+from tsallis.training.distributed import World
+
+HERE = Path(__file__).parent
+KILL_AT = 5  # in the middle of the second epoch of three updates; the last checkpoint is of step 4
+
+
+class Ended(BaseException):
+    """As a kill: no handler of the code under test catches it."""
+
+
+def asked(folder: Path, strategy: str, **more: Any) -> dict[str, Any]:
+    return {"folder": str(folder), "strategy": strategy, **more}
+
+
+def run(launch: Launch, place: Path, *wanted: dict[str, Any], status: int | None = 0) -> Any:
+    place.write_text(json.dumps(wanted), encoding="utf-8")
+    return launch(HERE / "runs.py", place, status=status)
+
+
+def alone(folder: Path, stop: int | None = None) -> None:
+    """One process, up to a step."""
+    made = trainer(asked(folder, "ddp"), World())
+
+    def watch(progress: Any) -> None:
+        if progress.position.step == stop:
+            raise Ended
+
+    made.watch = watch
+    if stop is None:
+        made.run()
+    else:
+        with pytest.raises(Ended):
+            made.run()
+
+
+@pytest.fixture(scope="module")
+def folders(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All trainings of these tests: killed ones first, then those that are never, and those that go on."""
+    base = tmp_path_factory.mktemp("runs")
+    alone(base / "one")
+    alone(base / "one to ddp", KILL_AT)
+    shutil.copytree(base / "one to ddp", base / "one to fsdp")
+    first = asked(base / "killed", "ddp", dropout=0.2, kill={"rank": 1, "step": KILL_AT})
+    second = asked(base / "fsdp to one", "fsdp", kill={"rank": 0, "step": KILL_AT})
+    for name, wanted in (("first", first), ("second", second)):
+        done = run(launch, base / name, wanted, status=1)
+        (base / f"{name}.err").write_text(done.stderr)
+    shutil.copytree(base / "fsdp to one", base / "fsdp")
+    run(
+        launch,
+        base / "others",
+        asked(base / "whole", "ddp", dropout=0.2),
+        asked(base / "killed", "ddp", dropout=0.2),  # the same command again
+        asked(base / "fsdp", "fsdp"),
+        asked(base / "one to ddp", "ddp"),
+        asked(base / "one to fsdp", "fsdp"),
+    )
+    alone(base / "fsdp to one")
+    return base
+
+
+def checkpoints(folder: Path) -> Checkpoints:
+    return Checkpoints(folder / "checkpoints")
+
+
+def last(folder: Path) -> dict[str, torch.Tensor]:
+    return checkpoints(folder).load_model("last")
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    """After the start."""
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()][1:]
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_bit(folders: Path) -> None:
+    whole, killed = folders / "whole", folders / "killed"
+    index = checkpoints(whole).index()
+    assert index.finished and index == checkpoints(killed).index()
+    assert len(index.kept) == 2
+    assert (whole / "log.jsonl").read_bytes() == (killed / "log.jsonl").read_bytes()
+    assert [e["step"] for e in events(whole)] == [3, 6, 9, 12]
+    for name in {index.last, index.best, *index.kept}:
+        one, other = (folder / "checkpoints" / name / "model.safetensors" for folder in (whole, killed))
+        assert one.read_bytes() == other.read_bytes(), name
+    states = [checkpoints(folder).load_training("last") for folder in (whole, killed)]
+    for name, moments in states[0]["optimizer"]["state"].items():
+        for kind, value in moments.items():
+            assert value.equal(states[1]["optimizer"]["state"][name][kind]), name
+    assert states[0]["position"] == states[1]["position"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "lost"), [("first", 1), ("second", 0)])
+def test_the_process_that_is_left_says_so(folders: Path, name: str, lost: int) -> None:
+    """Either by itself, or torchrun was quicker to end it; which process was killed stands below in any case."""
+    text = (folders / f"{name}.err").read_text()
+    message = f"tsallis (process {1 - lost}): another process of this run has ended; the same command goes on"
+    said = [line for line in text.splitlines() if line.startswith("tsallis (")]
+    assert all(line.startswith(message) for line in said) and len(said) <= 1, text
+    assert "SIGKILL" in text or said, text
+    assert "[rank" not in text, text  # as uncaught errors begin
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["one to ddp", "one to fsdp", "fsdp to one", "fsdp"])
+def test_runs_change_hands(folders: Path, name: str) -> None:
+    """One process makes batches of its own four times as often: its updates are others, its checkpoints are not."""
+    found = folders / name
+    index = checkpoints(found).index()
+    assert index.finished
+    assert last(found).keys() == last(folders / "one").keys()
+    state, expected = (checkpoints(folder).load_training("last") for folder in (found, folders / "one"))
+    assert state.keys() == expected.keys()
+    assert state["optimizer"]["state"].keys() == expected["optimizer"]["state"].keys()
+    assert events(found)[-1]["epoch"] == SETTINGS.epochs
+    assert events(found)[-1]["loss"] < events(found)[0]["loss"]
+    assert all(value.isfinite().all() for value in last(found).values())
+
+
+@pytest.mark.slow
+def test_two_strategies_go_on_alike(folders: Path) -> None:
+    one, other = last(folders / "one to ddp"), last(folders / "one to fsdp")
+    for name, value in one.items():
+        torch.testing.assert_close(other[name], value, atol=1e-8, rtol=1e-7, msg=name)
+    for a, b in zip(events(folders / "one to ddp"), events(folders / "one to fsdp"), strict=True):
+        assert a.keys() == b.keys()
+        for name, value in a.items():
+            if name.startswith(("alpha_", "density_")):
+                torch.testing.assert_close(torch.tensor(b[name]), torch.tensor(value))
+            else:
+                assert b[name] == (value if name == "event" else pytest.approx(value, rel=1e-7)), name
+
+
+@pytest.fixture(scope="module")
+def hindered(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """Trainings of which some stop, and what is said of them."""
+    base = tmp_path_factory.mktemp("hindered")
+    stops = {"stops": True, "dropout": 0.2}
+    other = {"folders": {"1": str(base / "elsewhere")}}
+    done = run(
+        launch,
+        base / "wanted",
+        asked(base / "fresh", "ddp", **stops, **other),
+        asked(base / "run", "ddp", **stops, full={"rank": 0, "step": KILL_AT}),
+        asked(base / "run", "ddp", **stops, **other),
+        asked(base / "run", "ddp", dropout=0.2),
+        asked(base / "whole", "ddp", dropout=0.2),
+    )
+    return base, [line for line in done.stderr.splitlines() if line.startswith("tsallis (")]
+
+
+def test_a_process_that_does_not_see_the_folder(hindered: tuple[Path, list[str]]) -> None:
+    """At a fresh start, and when a run is taken up; it makes no folder of its own."""
+    base, said = hindered
+    for line, name in ((said[0], "fresh"), (said[2], "run")):
+        assert line.startswith(f"tsallis (process 0): {base / name}: process 1 on ")
+        assert line.endswith("does not see this run folder; every process must see the same one")
+    assert not (base / "elsewhere").exists() and len(said) == 3
+    assert not (base / "fresh" / "log.jsonl").exists()
+
+
+def test_a_full_disk_is_said_once_and_loses_nothing(hindered: tuple[Path, list[str]]) -> None:
+    base, said = hindered
+    assert said[1].endswith("can't be written: No space left on device; once that is mended, the same command goes on")
+    one, other = (
+        {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+        for folder in (base / "run", base / "whole")
+    )
+    assert one.keys() == other.keys()
+    assert not [name for name in one if name != "timing.jsonl" and one[name] != other[name]]

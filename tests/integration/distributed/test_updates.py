@@ -1,0 +1,104 @@
+"""Two processes make the updates of one, however they share the model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from integration.distributed.conftest import Launch
+from integration.distributed.parts import DEV, KINDS, SETTINGS, model, plain
+from integration.distributed.updates import updated
+from tsallis.evaluation.metrics import teacher_forced_scores
+from tsallis.training.distributed import World
+from tsallis.training.engine import Engine
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+every_strategy = pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    """What one process does, and does after that."""
+    found: dict[str, Any] = {}
+    for kind in KINDS:
+        engine = Engine(model(kind), SETTINGS.of_engine(), World())
+        sums = updated(engine, World())
+        parameters, optimizer = plain(engine.state()[0]), plain(engine.state()[1])
+        metrics = asdict(teacher_forced_scores(engine.plain(), DEV, 4))
+        updated(engine, World())
+        result = {"sums": sums, "model": parameters, "optimizer": optimizer, "forced": metrics}
+        found[kind] = {**result, "later": plain(engine.state()[0])}
+    return found
+
+
+@pytest.fixture(scope="module")
+def together(alone: dict[str, Any], launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("updates")
+    stored, out, asked = folder / "stored.pt", folder / "out.pt", folder / "asked.json"
+    torch.save({kind: {name: found[name] for name in ("model", "optimizer")} for kind, found in alone.items()}, stored)
+    asked.write_text(json.dumps({"stored": str(stored), "out": str(out)}))
+    launch(Path(__file__).with_name("updates.py"), asked)
+    found: dict[str, Any] = torch.load(out, weights_only=True)
+    return found
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, atol=1e-8, rtol=1e-7, msg=name)
+
+
+@every_kind
+@every_strategy
+def test_parameters_and_losses_are_those_of_one_process(
+    alone: dict[str, Any], together: dict[str, Any], kind: str, strategy: str
+) -> None:
+    found, expected = together[f"{kind}, {strategy}"], alone[kind]
+    for (symbols, loss), (expected_symbols, expected_loss) in zip(found["sums"], expected["sums"], strict=True):
+        assert symbols == expected_symbols and loss == pytest.approx(expected_loss, rel=1e-8)
+    assert_same(found["model"], expected["model"])
+
+
+@every_kind
+@every_strategy
+def test_the_optimizers_state_is_that_of_one_process(
+    alone: dict[str, Any], together: dict[str, Any], kind: str, strategy: str
+) -> None:
+    found, expected = together[f"{kind}, {strategy}"]["optimizer"], alone[kind]["optimizer"]
+    assert found["state"].keys() == expected["state"].keys() and found["param_groups"] == expected["param_groups"]
+    for name, moments in expected["state"].items():
+        assert_same(found["state"][name], moments)
+
+
+@every_kind
+@every_strategy
+def test_metrics_of_shares_are_those_of_the_whole(
+    alone: dict[str, Any], together: dict[str, Any], kind: str, strategy: str
+) -> None:
+    assert together[f"{kind}, {strategy}"]["forced"] == pytest.approx(alone[kind]["forced"], rel=1e-6)
+
+
+@every_kind
+@every_strategy
+def test_what_one_process_stored_goes_on_with_two(
+    alone: dict[str, Any], together: dict[str, Any], kind: str, strategy: str
+) -> None:
+    assert_same(together[f"{kind}, {strategy}, from one"]["model"], alone[kind]["later"])
+
+
+@every_kind
+@every_strategy
+def test_what_two_processes_stored_goes_on_with_one(
+    alone: dict[str, Any], together: dict[str, Any], kind: str, strategy: str
+) -> None:
+    engine = Engine(model(kind), SETTINGS.of_engine(), World())
+    found = together[f"{kind}, {strategy}"]
+    engine.load(found["model"], found["optimizer"])
+    updated(engine, World())
+    assert_same(engine.state()[0], alone[kind]["later"])

@@ -1,0 +1,264 @@
+"""Run cases in forked children of one interpreter, with limits of time and memory, and say which ones fail.
+
+python -m integration.fuzz.runner COUNT | TARGET:SEED ... [--from SEED] [--only PREFIX] [--folder SAMPLES]
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import hashlib
+import io
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import defaultdict
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from integration.fuzz.samples import TASKS, write_samples
+from integration.fuzz.targets import TARGETS, Case
+
+SECONDS = 20  # of the processor
+CLOCK = 60  # seconds, on a busy machine
+MEMORY = 3 << 30  # bytes of addresses beside those of the parent
+BATCH = 40  # cases of one child
+LONGEST = 2000  # characters of a message
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def choose(count: int, first: int = 0, only: str = "") -> list[tuple[str, int]]:
+    """So many cases of all targets by their shares, at least one of each; the same every time."""
+    targets = {name: target.share for name, target in TARGETS.items() if name.startswith(only)}
+    total = sum(targets.values())
+    sizes = {name: max(1, round(count * share / total)) for name, share in targets.items()}
+    cases = [(name, first + seed) for name, size in sizes.items() for seed in range(size)]
+    Random(first).shuffle(cases)
+    return cases[:count] if count < len(targets) else cases
+
+
+def prepare(folder: Path) -> None:
+    """Write the samples, train the runs, and import what commands import, once for all children."""
+    import tsallis.report.views
+    import tsallis.tasks
+    import tsallis.training  # noqa: F401
+    from tsallis.cli import main
+
+    if (folder / "runs").exists():
+        return
+    write_samples(folder)
+    for task in TASKS:
+        config = folder / "config" / f"{task}.yaml"
+        sys.argv = ["tsallis", "train", str(config), "--run-dir", str(folder / "runs" / task)]
+        try:
+            main()
+        except SystemExit as leave:
+            assert not leave.code, task
+
+
+def run(cases: list[tuple[str, int]], folder: Path, report: Any = None) -> list[dict[str, Any]]:
+    """The failures of some cases."""
+    failures = []
+    waiting = list(cases)
+    while waiting:
+        batch, waiting = waiting[:BATCH], waiting[BATCH:]
+        done, results = run_batch(batch, folder)
+        if done < len(batch):  # the child did not outlive this one, which may be due to those before it
+            if done:
+                _, alone = run_batch([batch[done]], folder)
+            else:
+                alone = results[done:]
+            results = [*results[:done], *alone]
+            waiting = [*batch[done + 1 :], *waiting]
+        if report is not None:
+            report(results)
+        failures += [result for result in results if result["fault"]]
+    return failures
+
+
+def run_batch(batch: list[tuple[str, int]], folder: Path) -> tuple[int, list[dict[str, Any]]]:
+    """Cases in one child: how many it lived through, and the results, of the one that ended it too."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as work:
+        place = Path(work)
+        started = time.monotonic()
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                _limit_memory()
+                for number, (name, seed) in enumerate(batch):
+                    result = run_case(name, seed, folder, place / str(number))
+                    (place / f"{number}.json").write_text(json.dumps(result))
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        results = []
+        for number in range(len(batch)):
+            path = place / f"{number}.json"
+            if not path.exists():
+                break
+            results.append(json.loads(path.read_text()))
+        done = len(results)
+        if done < len(batch):
+            killer = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+            words = {signal.SIGPROF: "takes too long", signal.SIGALRM: "hangs"}.get(killer, f"ended by signal {killer}")
+            name, seed = batch[done]
+            errors = place / str(done) / "stderr"
+            text = errors.read_text(errors="backslashreplace") if errors.exists() else ""
+            seconds = time.monotonic() - started
+            results.append({"case": f"{name}:{seed}", "fault": words, "stderr": text[-3000:], "seconds": seconds})
+        return done, results
+
+
+def _limit_memory() -> None:
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+
+def run_case(name: str, seed: int, folder: Path, own: Path) -> dict[str, Any]:
+    """One case in this process."""
+    own.mkdir()
+    (own / "work").mkdir()
+    case = TARGETS[name].make(Random(f"{name}:{seed}"), folder, own / "work")
+    (own / "stdin").write_bytes(case.stdin)
+    before = _snapshot(case.watched)
+    started = time.monotonic()
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signal.alarm(CLOCK)
+    status, trace = _run(case, own)
+    signal.alarm(0)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    seconds = time.monotonic() - started
+    texts = {
+        part: (own / part).read_bytes()[: 1 << 20].decode("utf-8", "backslashreplace") for part in ("stdout", "stderr")
+    }
+    fault = "traceback" if trace else judge(status, **texts)
+    if not fault and _snapshot(case.watched) != before:
+        fault = "changed what it should only read"
+    shutil.rmtree(own / "work")
+    described = [a[:200] for a in case.arguments] if case.call is None else str(case.call)[:400]
+    return {
+        "case": f"{name}:{seed}",
+        "fault": fault,
+        "status": status,
+        "seconds": seconds,
+        "command": described,
+        "stdout": texts["stdout"][-500:],
+        "stderr": (trace or texts["stderr"])[-3000:],
+    }
+
+
+def judge(status: object, stdout: str, stderr: str) -> str:
+    """What is wrong with the end of a command; nothing if it is right."""
+    if status not in (0, 2, None):
+        return f"exit status {status}"
+    if CONTROL.search(stderr) or CONTROL.search(stdout):
+        return "control characters in what is printed"
+    if status == 2:
+        lines = stderr.split("\n")
+        if len(lines) != 2 or lines[1] or not lines[0].startswith("tsallis"):
+            return "not one line on standard error"
+        if len(lines[0]) > LONGEST:
+            return f"a message of {len(lines[0])} characters"
+    return "a traceback in what is printed" if "Traceback" in stderr else ""
+
+
+def _run(case: Case, own: Path) -> tuple[object, str]:
+    """The exit status, and a traceback if there is one; what is printed goes to files."""
+    from tsallis.cli import app, main
+
+    os.chdir(own / "work")  # paths of a case may be relative
+    kept = [os.dup(number) for number in range(3)]
+    streams = sys.stdin, sys.stdout, sys.stderr
+    for number, part in enumerate(("stdin", "stdout", "stderr")):
+        flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        opened = os.open(own / part, flags, 0o600)
+        os.dup2(opened, number)
+        os.close(opened)
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8")
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(io.BufferedWriter(io.FileIO(n, "w", closefd=False)), encoding="utf-8") for n in (1, 2)
+    )
+    sys.stderr.reconfigure(errors="backslashreplace")
+    sys.argv = ["tsallis", *case.arguments]
+    status: object = 0
+    trace = ""
+    try:
+        main(app if case.call is None else case.call)
+    except SystemExit as leave:
+        status = leave.code
+    except BaseException:
+        trace = traceback.format_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.chdir("/")
+        sys.stdin, sys.stdout, sys.stderr = streams
+        for number, copy in enumerate(kept):
+            os.dup2(copy, number)
+            os.close(copy)
+    return status, trace
+
+
+def _snapshot(watched: list[Path]) -> dict[str, str]:
+    """What the files are, by their paths."""
+    files = [p for path in watched for p in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in files if p.is_file()}
+
+
+def main() -> None:
+    """As the module says."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cases", nargs="+", help="a number of cases, or TARGET:SEED")
+    parser.add_argument("--from", dest="first", type=int, default=0, help="seeds begin here")
+    parser.add_argument("--only", default="", help="targets whose names begin so")
+    parser.add_argument("--folder", type=Path, help="samples made before, or to be made")
+    parser.add_argument("--out", type=Path, help="failures as JSON")
+    given = parser.parse_args()
+    faulthandler.disable()  # a case that is too slow needs no stack
+    os.environ["COLUMNS"] = "200"
+    with tempfile.TemporaryDirectory(prefix="fuzz-samples-") as own:
+        folder = (given.folder or Path(own) / "samples").resolve()
+        prepare(folder)
+        alone = not given.cases[0].isdecimal()
+        split = [case.rpartition(":") for case in given.cases]
+        cases = (
+            [(n, int(seed)) for n, _, seed in split] if alone else choose(int(given.cases[0]), given.first, given.only)
+        )
+        started = time.monotonic()
+        spent: dict[str, float] = defaultdict(float)
+
+        def add(results: list[dict[str, Any]]) -> None:
+            for result in results:
+                spent[result["case"].rpartition(":")[0]] += result["seconds"]
+                if result["fault"]:
+                    print(json.dumps(result, indent=1) if alone else f"{result['case']}: {result['fault']}", flush=True)
+
+        failures = run(cases, folder, add)
+        seconds = time.monotonic() - started
+    if alone and not failures:
+        print("no fault")
+    if given.out:
+        given.out.write_text(json.dumps(failures, indent=1))
+    slowest = sorted(spent, key=lambda name: -spent[name])[:8]
+    print(", ".join(f"{name} {spent[name]:.1f} s" for name in slowest))
+    print(f"{len(cases)} cases in {seconds:.0f} s, {len(failures)} failed")
+    raise SystemExit(bool(failures))
+
+
+if __name__ == "__main__":
+    main()

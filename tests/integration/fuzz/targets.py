@@ -1,0 +1,442 @@
+"""What reads input. A new reader or command is one entry in `TARGETS`, at the end."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import lzma
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import yaml
+
+from integration.fuzz.mutations import WORDS, spoil, spoil_tree, wrong_value
+from integration.fuzz.samples import LINES, TASKS, configuration
+
+
+@dataclass
+class Case:
+    """One input and what reads it: a command's arguments, or a function."""
+
+    arguments: list[str] = field(default_factory=list)
+    call: Callable[[], object] | None = None
+    stdin: bytes = b""
+    watched: list[Path] = field(default_factory=list)  # files and folders that must stay as they are
+
+
+Make = Callable[[Random, Path, Path], Case]  # from chance, the samples' folder and a folder of the case's own
+
+
+@dataclass(frozen=True)
+class Target:
+    """One kind of case; of many cases, `share` of the sum of all shares are its."""
+
+    make: Make
+    share: float = 1.0
+
+
+def file_of(sample: str, read: Callable[[Path], object]) -> Make:
+    """A function that reads one file, which is a spoilt copy of a sample."""
+
+    def make(chance: Random, base: Path, own: Path) -> Case:
+        source = base / "data" / sample
+        path = own / source.name
+        path.write_bytes(spoil(source.read_bytes(), chance))
+        return Case(call=partial(read, path), watched=[path])
+
+    return make
+
+
+def read_parallel(path: Path) -> None:
+    from tsallis.data.corpus_cache import read_parallel
+
+    list(read_parallel(path, path))
+
+
+def read_events(path: Path) -> None:
+    from tsallis.tasks.timeseries import IrregularSeries, read_events
+
+    events = read_events(path)
+    IrregularSeries(events, events.names)
+
+
+def read_labels(path: Path) -> None:
+    from tsallis.tasks.timeseries import read_labels
+
+    read_labels(path, "label")
+
+
+def read_text(path: Path) -> None:
+    from tsallis.data.reading import stream_lines
+
+    for _ in stream_lines(path):
+        pass
+
+
+def read_inflection(path: Path) -> None:
+    from tsallis.tasks.inflection import read_inflection
+
+    read_inflection(path)
+
+
+def read_labelled(path: Path) -> None:
+    from tsallis.tasks.classification import read_labelled
+
+    read_labelled(path)
+
+
+def read_questions(path: Path) -> None:
+    from tsallis.tasks.vqa import read_questions
+
+    read_questions(path)
+
+
+def read_images(path: Path) -> None:
+    from tsallis.data.images import open_pictures
+
+    pictures = open_pictures(path)
+    names = [name for name in ("0", "1", "photos/0", "photos/1") if name in pictures]
+    if names:
+        pictures.batch(names)
+
+
+def unpack(packing: Any, path: Path) -> None:
+    from tsallis.datasets.archive import fetch_text
+    from tsallis.datasets.download import Part, SourceFile
+
+    member = "text" if packing in ("zip", "tar") else None
+    form: Any = "questions" if path.suffix == ".json" else "lines"
+    file = SourceFile("out", parts=(Part(SourceFile(path.name), packing, member, form),))
+    packed = path.parent / "packed"
+    packed.mkdir()
+    shutil.copy(path, packed)
+    fetch_text(file, path.parent / "out", packed)
+
+
+def forged_array(chance: Random, base: Path, own: Path) -> Case:
+    """An array file whose header says something else than what follows it."""
+    shape = [chance.choice((0, -1, 1, 2, 6, 1 << 31, 1 << 40, 1 << 63, 10**30)) for _ in range(chance.randint(0, 5))]
+    kind = chance.choice(("|u1", "<f4", "|O", "<i8", "|S100000000", "<U4", "|V8", "<c16", "x", "(1000000,)u1"))
+    header = f"{{'descr': '{kind}', 'fortran_order': {chance.choice((True, False, 3))}, 'shape': {tuple(shape)}, }}"
+    if chance.random() < 0.2:
+        header = chance.choice(
+            ("(" * 500, "{" * 3000, "{'descr': " + "[" * 90, "\0", "{'shape': 1}", header[:-9], "'" * 9)
+        )
+    version = chance.choice((1, 1, 2, 3, 9))
+    length = chance.choice((len(header), len(header), len(header), 5, 1 << 15, (1 << 32) - 1))
+    width = "<H" if version == 1 else "<I"
+    blob = b"\x93NUMPY" + bytes([version, 0]) + struct.pack(width, length & (0xFFFF if version == 1 else 0xFFFFFFFF))
+    blob += header.encode("latin-1") + chance.randbytes(chance.choice((0, 100, 432)))
+    path = own / chance.choice(("a.npy", "a.npy.xz"))
+    path.write_bytes(lzma.compress(blob, preset=0) if path.suffix == ".xz" else blob)
+    return Case(call=partial(read_images, path), watched=[path])
+
+
+def bomb(chance: Random, base: Path, own: Path) -> Case:
+    """A small file that unpacks to a large one."""
+    import gzip
+
+    count = chance.choice((1 << 20, 80 << 20))
+    kind = chance.choice(("a.gz", "a.xz", "a.npy.xz"))
+    header = b""
+    if kind == "a.npy.xz":
+        text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({count}, 100, 64, 3), }}"
+        header = b"\x93NUMPY\x01\0" + struct.pack("<H", len(text)) + text.encode()
+    content = header + chance.choice((b"\n", b"\0", b"a\n")) * count
+    path = own / kind
+    path.write_bytes(gzip.compress(content, 1) if kind == "a.gz" else lzma.compress(content, preset=0))
+    read = read_images if kind == "a.npy.xz" else chance.choice((read_text, read_labelled, read_inflection))
+    return Case(call=partial(read, path), watched=[path])
+
+
+def special_file(chance: Random, base: Path, own: Path) -> Case:
+    """A pipe, a device, a folder or nothing at all where a file should be."""
+    kind = chance.choice(("pipe", "zero", "folder", "nothing", "null byte", "long", "full"))
+    path = own / "a"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind in ("zero", "full"):
+        path = Path("/dev") / kind
+    elif kind in ("null byte", "long"):
+        path = own / {"null byte": "a\0b", "long": "a" * 300}[kind]
+    read = chance.choice((read_text, read_inflection, read_labelled, read_images, load_config, load_vocabulary))
+    if chance.random() < 0.5:
+        return Case(call=partial(read, path))
+    task = chance.choice(TASKS)
+    return Case(["translate", str(base / "runs" / task), str(path)])
+
+
+def load_vocabulary(path: Path) -> None:
+    from tsallis.data import Vocabulary
+
+    Vocabulary.load(path)
+
+
+def load_config(path: Path, *overrides: str) -> None:
+    from tsallis.tasks.registry import load_config
+
+    load_config(path, overrides).text()
+
+
+def spoilt_config(chance: Random, base: Path, own: Path) -> Case:
+    """Mutated text of a configuration."""
+    source = base / "config" / f"{chance.choice(TASKS)}.yaml"
+    path = own / "config.yaml"
+    path.write_bytes(spoil(source.read_bytes(), chance))
+    return Case(call=partial(load_config, path), watched=[path])
+
+
+def wrong_config(chance: Random, base: Path, own: Path) -> Case:
+    """Well-formed values that are wrong, trained on if they are accepted."""
+    task = chance.choice(TASKS)
+    path = own / "config.yaml"
+    tree = configuration(base, task)
+    if chance.random() < 0.5:
+        tree = spoil_tree(tree, chance)
+    else:
+        section = chance.choice(("data", "model", "training"))
+        name, value = chance.choice(SETTINGS[section])
+        tree[section] = {**tree[section], name: value if chance.random() < 0.5 else wrong_value(chance)}
+    try:
+        path.write_text(yaml.safe_dump(tree, allow_unicode=True), encoding="utf-8")
+    except (UnicodeEncodeError, yaml.YAMLError):
+        path.write_text(json.dumps(tree), encoding="utf-8")
+    return train(path, base, own)
+
+
+# Settings beside those of the samples, with values that may be right.
+SETTINGS: dict[str, list[tuple[str, Any]]] = {
+    "data": [
+        ("max_length", 3),
+        ("size", [5, 7]),
+        ("size", [1, 1]),
+        ("answers", 1),
+        ("languages", ["x"]),
+        ("dev", "dev"),
+    ],
+    "model": [
+        ("output", "softmax"),
+        ("output", "alpha_relu"),
+        ("output_alpha", 1e300),
+        ("attention", "continuous"),
+        ("density", 1.7),
+        ("num_basis", 3),
+        ("dropout", 0.999),
+        ("ridge", 1e-300),
+        ("tau", 1e300),
+        ("share", "all"),
+        ("heads", 3),
+    ],
+    "training": [
+        ("learning_rate", 1e300),
+        ("clip", 1e-300),
+        ("max_tokens", 1),
+        ("batch_size", 2**31 - 1),
+        ("schedule", "linear"),
+        ("precision", "bfloat16"),
+        ("label_smoothing", 0.99),
+        ("accumulate", 10_000),
+        ("validation_beam", 50),
+        ("keep", 3),
+        ("seed", 2**63 - 1),
+    ],
+}
+
+
+def train(config: Path, base: Path, own: Path, *overrides: str) -> Case:
+    """A training of two updates in a new folder."""
+    return Case(
+        ["train", str(config), "--run-dir", str(own / "run"), "training.updates=2", "training.epochs=1", *overrides],
+        watched=[config, base / "data"],
+    )
+
+
+def overrides(chance: Random, base: Path, own: Path) -> Case:
+    """Overrides on the command line."""
+    path = base / "config" / f"{chance.choice(TASKS)}.yaml"
+    given = []
+    for _ in range(chance.choice((1, 1, 3))):
+        key = chance.choice(
+            ("data.train", "data.folder", "model.d_model", "training.epochs", "version", "x.y.z", "data")
+        )
+        value = wrong_value(chance)
+        text = value if isinstance(value, str) else json.dumps(value)
+        if chance.random() < 0.3:
+            key, text = chance.choice(
+                ((chance.choice(WORDS), text), (key + "." * 500, text), (key, "!!float x"), (key, "&a [*a]"))
+            )
+        given.append(f"{key}={text}".replace("\0", "\\0")[:100_000])
+    if chance.random() < 0.5:
+        return Case(call=partial(load_config, path, *given), watched=[path])
+    return Case(
+        ["train", str(path), "--run-dir", str(own / "run"), *given, "training.updates=1"], watched=[base / "data"]
+    )
+
+
+def spoilt_data(task: str) -> Make:
+    """A training on spoilt data."""
+
+    def make(chance: Random, base: Path, own: Path) -> Case:
+        folder = own / "data"
+        shutil.copytree(base / "data" / task, folder)
+        for path in chance.sample(sorted(folder.iterdir()), chance.choice((1, 1, 2))):
+            path.write_bytes(spoil(path.read_bytes(), chance))
+        tree = configuration(base, task)
+        tree["data"] |= {"folder": str(folder)} | ({"cache": str(own / "cache")} if task == "translation" else {})
+        path = own / "config.yaml"
+        path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+        case = train(path, base, own)
+        case.watched.append(folder)
+        return case
+
+    return make
+
+
+def stdin(task: str, command: str) -> Make:
+    """Lines for a command, on standard input or in a file."""
+
+    def make(chance: Random, base: Path, own: Path) -> Case:
+        line = LINES[task][command in ("score", "evaluate")].encode() + b"\n"
+        count = chance.choice((1, 2)) if command == "look" else chance.choice((1, 3, 70))  # a figure takes its time
+        blob = spoil(line * count, chance)
+        arguments = [command, str(base / "runs" / task)]
+        if command == "look":
+            arguments += ["--out", str(own / "looks"), "--format", "svg"]
+        if command in ("translate", "score") and chance.random() < 0.3:
+            arguments.append("--json")
+        watched = [base / "runs" / task]
+        if command == "evaluate" or chance.random() < 0.3:
+            (own / "in").write_bytes(blob)
+            return Case([*arguments, str(own / "in")], watched=[*watched, own / "in"])
+        return Case(arguments, stdin=blob, watched=watched)
+
+    return make
+
+
+def options(chance: Random, base: Path, own: Path) -> Case:
+    """Values of options and arguments."""
+    task = chance.choice(TASKS)
+    run = str(base / "runs" / task)
+    commands: list[tuple[list[str], list[str]]] = [
+        (["translate", run], ["--nbest", "--beam", "--budget", "--language", "--images", "--checkpoint", "--all"]),
+        (["score", run], ["--language", "--images", "--checkpoint"]),
+        (["evaluate", run], ["--split", "--beam", "--checkpoint", "--images"]),
+        (["average", str(own / "run")], ["--last"]),
+        (["train", str(base / "config" / f"{task}.yaml"), "--run-dir", str(own / "run")], ["--device", "--run-dir"]),
+        (["data", "get"], ["--folder", "--languages"]),
+        ([], ["--help", "--version", "translate", "dat", "info"]),
+    ]
+    arguments, names = chance.choice(commands)
+    if arguments[:1] == ["average"]:
+        shutil.copytree(run, own / "run")
+    for _ in range(chance.choice((1, 1, 2))):
+        value = chance.choice((*WORDS, "0", "1", "-1", "3", "1e9", "9" * 30, "x" * 50_000, "average", "last", "--"))
+        name = chance.choice(names)
+        arguments = [*arguments, name, *([] if name in ("--all", "--help") else [value.replace("\0", "")])]
+    return Case(arguments, stdin=LINES[task][arguments[:1] == ["score"]].encode() + b"\n", watched=[base / "runs"])
+
+
+FILES = ("config.yaml", "model.json", "task.json", "src", "tgt", "index.json", "manifest.json", "log.jsonl")
+FILES = (*FILES, "timing.jsonl", "model.safetensors", "training.pt")
+READERS = (["translate"], ["translate", "--checkpoint", "last"], ["score"], ["evaluate"], ["average"], ["train"])
+
+
+def run_file(task: str, name: str) -> Make:
+    """A run folder with one spoilt file."""
+
+    def make(chance: Random, base: Path, own: Path) -> Case:
+        folder = own / "run"
+        shutil.copytree(base / "runs" / task, folder)
+        path = _path_in(folder, name)
+        if chance.random() < 0.5 and path.suffix in (".json", ".yaml", ".pt"):
+            _spoil_content(path, chance)
+        else:
+            path.write_bytes(spoil(path.read_bytes(), chance))
+        if path.parent.name.startswith("step-") and chance.random() < 0.7:
+            _sign(path)
+        command, *options = chance.choice(READERS)
+        gold = command in ("score", "evaluate")
+        if command == "train":
+            arguments = ["train", str(base / "config" / f"{task}.yaml"), "--run-dir", str(folder)]
+            return Case(arguments, watched=[base / "data", base / "config"])
+        if command == "average":
+            return Case(["average", str(folder)], watched=[base / "data"])
+        return Case([command, str(folder), *options], stdin=f"{LINES[task][gold]}\n".encode(), watched=[folder])
+
+    return make
+
+
+def _path_in(folder: Path, name: str) -> Path:
+    """The file of a run folder that goes by a name: of symbols there are two kinds, of checkpoints the last counts."""
+    if name in ("src", "tgt"):
+        return next(folder.glob(f"{name}.*"))
+    if name == "index.json":
+        return folder / "checkpoints" / name
+    if name in ("manifest.json", "model.safetensors", "training.pt"):
+        return sorted(folder.glob(f"checkpoints/step-*/{name}"))[-1]
+    return folder / name
+
+
+def _spoil_content(path: Path, chance: Random) -> None:
+    """Values that are well-formed but wrong."""
+    if path.suffix == ".json":
+        path.write_text(json.dumps(spoil_tree(json.loads(path.read_text(encoding="utf-8")), chance)))
+    elif path.suffix == ".yaml":
+        path.write_text(json.dumps(spoil_tree(yaml.safe_load(path.read_text(encoding="utf-8")), chance)))
+    else:
+        import torch
+
+        stream = io.BytesIO()
+        torch.save(spoil_tree(torch.load(path, weights_only=True), chance), stream)
+        path.write_bytes(stream.getvalue())
+
+
+def _sign(path: Path) -> None:
+    """Make the manifest beside a file vouch for what it holds now."""
+    if path.name == "manifest.json":
+        return
+    manifest = path.with_name("manifest.json")
+    content = json.loads(manifest.read_text())
+    blob = path.read_bytes()
+    content["files"][path.name] = {"bytes": len(blob), "sha256": hashlib.sha256(blob).hexdigest()}
+    manifest.write_text(json.dumps(content))
+
+
+TARGETS: dict[str, Target] = {
+    "inflection-file": Target(file_of("inflection/train", read_inflection), 2),
+    "parallel-file": Target(file_of("translation/train.de", read_parallel)),
+    "labelled-file": Target(file_of("classification/train", read_labelled), 2),
+    "questions-file": Target(file_of("visual/train", read_questions), 2),
+    "events-file": Target(file_of("events.csv", read_events), 2),
+    "labels-file": Target(file_of("labels.csv", read_labels)),
+    "gz-file": Target(file_of("text.gz", read_text)),
+    "xz-file": Target(file_of("text.xz", read_text)),
+    "npy-file": Target(file_of("images.npy", read_images), 2),
+    "npy-xz-file": Target(file_of("images.npy.xz", read_images)),
+    "npz-file": Target(file_of("images.npz", read_images), 0.5),
+    "tar-file": Target(file_of("images.tar", read_images), 3),
+    "forged-array": Target(forged_array, 4),
+    "bomb": Target(bomb, 0.2),
+    "special-file": Target(special_file, 1),
+    **{f"unpack-{p}": Target(file_of(f"text.{p}", partial(unpack, p)), 1) for p in ("gz", "xz", "zip", "tar")},
+    "unpack-questions": Target(file_of("questions.json", partial(unpack, "plain")), 0.5),
+    "yaml-config": Target(spoilt_config, 6),
+    "wrong-config": Target(wrong_config, 8),
+    "overrides": Target(overrides, 6),
+    "options": Target(options, 5),
+    **{f"train-{task}": Target(spoilt_data(task), 2) for task in TASKS},
+    **{f"{command}-{task}": Target(stdin(task, command), 2) for command in ("translate", "score") for task in TASKS},
+    **{f"evaluate-{task}": Target(stdin(task, "evaluate"), 1) for task in TASKS},
+    **{f"look-{task}": Target(stdin(task, "look"), 0.25) for task in TASKS},
+    **{f"run-{task}-{name}": Target(run_file(task, name), 0.7) for task in TASKS for name in FILES},
+}

@@ -1,0 +1,110 @@
+"""Bad input of every kind ends with results or with one clear line: no traceback, no hang, nothing changed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("yaml")
+pytest.importorskip("PIL")
+
+from integration.fuzz.runner import choose, judge
+from integration.fuzz.targets import TARGETS
+
+TESTS = Path(__file__).resolve().parents[2]
+
+
+def fuzz(*arguments: object) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    command = [sys.executable, "-m", "integration.fuzz.runner", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+@pytest.fixture(scope="session")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz") / "samples"
+
+
+def test_some_cases(samples: Path) -> None:
+    """A failing case is printed as TARGET:SEED; `python -m integration.fuzz.runner TARGET:SEED` runs it alone."""
+    done = fuzz(150, "--folder", samples)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_many_cases() -> None:
+    done = fuzz(2000)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_cases_are_always_the_same_and_miss_no_target() -> None:
+    cases = choose(5000)
+    assert cases == choose(5000) and abs(len(cases) - 5000) < len(TARGETS)
+    assert {name for name, _ in cases} == set(TARGETS) and len(set(cases)) == len(cases)
+
+
+@pytest.mark.parametrize(
+    ("status", "stdout", "stderr", "fault"),
+    [
+        (0, "walked\n", "", ""),
+        (2, "walked\n", "tsallis: in:2: one column\n", ""),
+        (1, "", "tsallis: no\n", "exit status 1"),
+        (2, "", "tsallis: in\nwrong\n", "not one line"),
+        (2, "", "Warning: x\ntsallis: in\n", "not one line"),
+        (2, "", "", "not one line"),
+        (2, "", f"tsallis: {'x' * 2000}\n", "2009 characters"),
+        (2, "", "tsallis: key \x1b[2J\n", "control characters"),
+        (0, "a\x9bb\n", "", "control characters"),
+        (0, "", "Traceback (most recent call last):\n", "a traceback"),
+    ],
+)
+def test_what_counts_as_a_fault(status: int, stdout: str, stderr: str, fault: str) -> None:
+    found = judge(status, stdout, stderr)
+    assert fault in found and bool(found) == bool(fault)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "fault"),
+    [
+        ("raise KeyError('x')", "traceback"),
+        ("while True: pass", "takes too long"),
+        ("time.sleep(99)", "hangs"),
+        ("os.kill(os.getpid(), 11)", "ended by signal 11"),
+        ("(path.parent / 'a').write_text('x')", "changed what it should only read"),
+        ("print('\\x1b[2J')", "control characters in what is printed"),
+        ("bytearray(8 << 30)", ""),  # an error that says so
+        ("pass", ""),
+    ],
+)
+def test_faults_are_noticed_and_put_down_to_their_case(behaviour: str, fault: str, samples: Path) -> None:
+    """One of five cases behaves badly: it alone is reported, whatever it does to the process."""
+    code = f"""
+import os, sys, time
+from pathlib import Path
+from random import Random
+from integration.fuzz import runner, targets
+
+def make(chance, base, own):
+    (own / "a").write_text("a")
+    bad = chance.random() == Random("x:3").random()
+    def call(path=own / "b"):
+        if bad:
+            {behaviour}
+    return targets.Case(call=call, watched=[own])
+
+targets.TARGETS.clear()
+targets.TARGETS["x"] = targets.Target(make)
+runner.SECONDS, runner.CLOCK, runner.MEMORY = 1, {2 if "sleep" in behaviour else 60}, 1 << 30
+for failure in runner.run([("x", seed) for seed in range(5)], Path(".")):
+    print(failure["case"], failure["fault"], sep="|")
+"""
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert done.stdout == (f"x:3|{fault}\n" if fault else ""), done.stderr

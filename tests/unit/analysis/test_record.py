@@ -1,0 +1,391 @@
+"""What is recorded is what the model attends to: beside weights computed anew, in batches, through files."""
+
+from __future__ import annotations
+
+import json
+import re
+import tracemalloc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from analysed import LAYERS, SRC, TGT, corpus, lstm, random_sentences, recording_of, transformer
+from tsallis.analysis import (
+    AttentionLayer,
+    Density,
+    Diversity,
+    Recording,
+    Roles,
+    Sentence,
+    SparseWeights,
+    Text,
+    capture_weights,
+    collect,
+    load_recording,
+    read_model,
+    record,
+    save_recording,
+)
+from tsallis.analysis.contrasts import Contrasts
+from tsallis.analysis.record import transformer_attentions
+from tsallis.analysis.statistics import Statistic
+from tsallis.data.corpus import Corpus
+from tsallis.errors import InputError
+from tsallis.models import TransformerSeq2Seq
+from tsallis.nn import MultiheadAttention
+from tsallis.ops import reference
+
+
+def weights_by_hand(attention: MultiheadAttention, query: Tensor, key: Tensor, causal: bool) -> Tensor:
+    """Weights [heads, queries, keys] of one sentence, from what its heads read, in the reference's float64."""
+    weight_q, weight_k, _ = attention.in_proj_weight.chunk(3)
+    bias_q, bias_k, _ = attention.in_proj_bias.chunk(3)
+    q = (query @ weight_q.T + bias_q).unflatten(-1, (attention.num_heads, -1)).transpose(0, 1)
+    k = (key @ weight_k.T + bias_k).unflatten(-1, (attention.num_heads, -1)).transpose(0, 1)
+    scores = q @ k.mT / attention.head_dim**0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[1:]).triu(1).bool(), -torch.inf)
+    return reference.entmax(scores, attention.alphas()[:, None, None])
+
+
+@torch.no_grad()
+def compute_weights(model: TransformerSeq2Seq, data: Corpus, row: int) -> list[Tensor]:
+    """The weights of every attention on one sentence alone."""
+    model.eval()
+    by_module: dict[nn.Module, Tensor] = {}
+    attentions = transformer_attentions(model)
+
+    def keep(module: nn.Module, args: Any) -> None:
+        causal = module in attentions["decoder"]
+        by_module[module] = weights_by_hand(module, args[0][0], args[1][0], causal)  # type: ignore[arg-type]
+
+    modules = [module for kind in attentions.values() for module in kind]
+    handles = [module.register_forward_pre_hook(keep) for module in modules]
+    batch = data.batch([row])
+    model(batch.src, batch.src_lengths, batch.tgt_in)
+    for handle in handles:
+        handle.remove()
+    return [by_module[module] for module in modules]
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_weights_are_those_of_every_head(norm: str) -> None:
+    data = corpus(3)
+    model = transformer(norm=norm, encoder_layers=3)
+    recording = recording_of(model, data)
+    assert [layer.name for layer in recording.layers] == [
+        "encoder layer 1",
+        "encoder layer 2",
+        "encoder layer 3",
+        "decoder layer 1",
+        "decoder layer 2",
+        "cross layer 1",
+        "cross layer 2",
+    ]
+    alphas = [alpha for layer in recording.layers for alpha in layer.alphas]
+    assert alphas == torch.cat([a.flatten() for a in model.alphas().values()]).tolist()
+    assert [layer.causal for layer in recording.layers] == [False] * 3 + [True] * 2 + [False] * 2
+    zeros = 0
+    rows = set()
+    for sentence in recording:
+        row = sentence.text.index
+        rows.add(row)
+        assert sentence.text.source == tuple(map(SRC.name, data.src[row]))
+        assert sentence.text.target == ("<s>", *map(TGT.name, data.tgt[row]))
+        for weights, by_hand in zip(sentence.weights, compute_weights(model, data, row), strict=True):
+            np.testing.assert_allclose(weights.dense(), by_hand.numpy(), atol=1e-6)
+            assert (weights.support == (by_hand > 0).sum(-1).numpy()).all()
+            zeros += int((by_hand == 0).sum())
+    assert rows == set(range(len(data)))
+    assert zeros > 30  # there was something to leave out
+
+
+@pytest.mark.parametrize("make", [transformer, lstm])
+def test_a_sentence_alone_is_the_same_as_in_a_batch(make: Any) -> None:
+    model, data = make(), corpus(9)
+    alone = {s.text.index: s for s in recording_of(model, data, 1)}
+    together = {s.text.index: s for s in recording_of(model, data, 9)}
+    assert alone.keys() == together.keys() == set(range(9))
+    for index, sentence in alone.items():
+        assert sentence.text == together[index].text
+        for one, other in zip(sentence.weights, together[index].weights, strict=True):
+            np.testing.assert_allclose(one.dense(), other.dense(), atol=1e-6)
+            assert (one.support == other.support).all()
+
+
+def test_the_attention_of_an_lstm_is_one_head() -> None:
+    model, data = lstm(attention="sparsemax"), corpus()
+    recording = recording_of(model, data)
+    assert recording.layers == (AttentionLayer("cross", 0, (2.0,)),)
+    model.eval()
+    for sentence in recording:
+        batch = data.batch([sentence.text.index])
+        decoded = model(batch.src, batch.src_lengths, batch.tgt_in)
+        np.testing.assert_allclose(sentence.weights[0].dense(), decoded.attention.detach().numpy(), atol=1e-6)
+
+
+def test_recording_leaves_the_model_as_it_was() -> None:
+    model, data = transformer(), corpus()
+    model.decoder.layers[1].train(False)
+    before = [module.training for module in model.modules()]
+    recording = iter(recording_of(model, data))
+    next(recording)  # and the others are never asked for
+    assert [module.training for module in model.modules()] == before
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("module", [MultiheadAttention, nn.MultiheadAttention])
+def test_what_a_module_returns_stays_the_same(module: Any, batch_first: bool) -> None:
+    attention = module(8, 2, batch_first=batch_first).eval()
+    x = torch.randn(3, 4, 8)
+    captured: list[Tensor] = []
+    calls: list[tuple[Any, Any]] = [
+        ((x, x, x), {"need_weights": False}),
+        ((x, x, x), {}),
+        ((x, x, x, None, True), {"average_attn_weights": False}),
+    ]
+    with capture_weights([attention], lambda number, weights: captured.append(weights)):
+        inside = [attention(*args, **kwargs) for args, kwargs in calls]
+    outside = [attention(*args, **kwargs) for args, kwargs in calls]
+    for (out, weights), (same, as_before) in zip(inside, outside, strict=True):
+        torch.testing.assert_close(out, same)
+        assert (weights is None) == (as_before is None)
+        torch.testing.assert_close(weights, as_before)
+    assert outside[0][1] is None and len(captured) == 3
+    for weights in captured:
+        torch.testing.assert_close(weights, outside[2][1])
+
+
+def test_an_error_in_a_pass_removes_the_hooks() -> None:
+    attention = MultiheadAttention(8, 2)
+    with pytest.raises(ValueError, match="size 8"), capture_weights([attention], lambda number, weights: None):
+        attention(torch.randn(1, 3), torch.randn(1, 3), torch.randn(1, 3))
+    assert not attention._forward_hooks and not attention._forward_pre_hooks
+
+
+class Described:
+    """An adapter of a model that is not there: it hands over given weights."""
+
+    def __init__(self, weights: dict[int, Tensor], layers: tuple[AttentionLayer, ...]) -> None:
+        self.weights, self.layers = weights, layers
+
+    def texts(self, batch: Any) -> list[Text]:
+        return [Text(0, ("▁a", "▁b"), ()), Text(1, ("▁a",), ())]
+
+    def run(self, batch: Any, receive: Any) -> None:
+        for number, weights in self.weights.items():
+            receive(number, weights)
+
+
+LAYER = AttentionLayer("encoder", 0, (1.5,))
+
+
+def test_another_model_needs_an_adapter_of_three_methods() -> None:
+    weights = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]], [[[1.0, 0.0], [0.5, 0.5]]]])
+    one, other = record(Described({0: weights}, (LAYER,)), [None])
+    assert one.weights[0].dense().tolist() == [[[1, 0], [0, 1]]]
+    assert other.weights[0].dense().tolist() == [[[1]]]
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 2), (2, 2, 2, 2), (2, 1, 1, 2), (2, 1, 2, 1), (1, 1, 2, 2)])
+def test_weights_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"encoder layer 1 must have shape \(2, 1, 2, 2\)"):
+        list(record(Described({0: torch.ones(shape)}, (LAYER,)), [None]))
+
+
+def test_a_layer_without_weights_is_named() -> None:
+    layers = (LAYER, AttentionLayer("encoder", 1, (1.5,)))
+    with pytest.raises(ValueError, match="no weights of encoder layer 2"):
+        list(record(Described({0: torch.ones(2, 1, 2, 2)}, layers), [None]))
+
+
+def test_models_without_such_attention_are_refused() -> None:
+    with pytest.raises(ValueError, match="got Linear"):
+        read_model(nn.Linear(1, 1), SRC, TGT)
+    with pytest.raises(ValueError, match="discrete attention, got RNNSeq2Seq"):
+        read_model(lstm(density="gaussian"), SRC, TGT)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("self", 0, (1.5,)), "encoder, decoder, cross, got 'self'"),
+        (("encoder", -1, (1.5,)), "from 0 on"),
+        (("encoder", 0, ()), "heads"),
+        (("cross", 0, (1.5,), True), "cannot be causal"),
+    ],
+)
+def test_bad_layers(arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AttentionLayer(*arguments)
+
+
+def test_sparse_weights_keep_everything() -> None:
+    dense = next(iter(random_sentences(1, LAYERS, seed=3))).weights[1].dense()
+    weights = SparseWeights.of(dense)
+    np.testing.assert_array_equal(weights.dense(), dense)
+    for head in range(3):
+        np.testing.assert_array_equal(weights.head(head).dense(), dense[head : head + 1])
+    empty = SparseWeights.of(np.zeros((2, 0, 3)))
+    assert empty.dense().shape == (2, 0, 3) and empty.support.shape == (2, 0)
+
+
+def same(one: Sentence, other: Sentence) -> bool:
+    arrays = [(a, b) for a, b in zip(one.weights, other.weights, strict=True)]
+    return one.text == other.text and all(
+        a.shape == b.shape
+        and a.offsets.tolist() == b.offsets.tolist()
+        and a.columns.tolist() == b.columns.tolist()
+        and a.values.tolist() == b.values.tolist()
+        for a, b in arrays
+    )
+
+
+@pytest.mark.parametrize("part", [1, 4, 4096])
+def test_a_saved_recording_comes_back(tmp_path: Path, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tsallis.analysis.store.SENTENCES", part)
+    sentences = list(random_sentences(11, LAYERS))
+    save_recording(Recording(LAYERS, sentences), tmp_path / "deep" / "recording")
+    copy = load_recording(tmp_path / "deep" / "recording")
+    assert copy.layers == LAYERS
+    for _ in range(2):  # it can be read again
+        assert all(same(a, b) for a, b in zip(copy, sentences, strict=True))
+    files = sorted(path.name for path in (tmp_path / "deep" / "recording").iterdir())
+    assert len(files) == -(-11 // part) + 1
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["recording"]  # nothing is left beside it
+
+
+def test_a_model_recorded_and_copy_is_the_same(tmp_path: Path) -> None:
+    recording = recording_of(transformer(), corpus())
+    save_recording(recording, tmp_path / "r")
+    assert all(same(a, b) for a, b in zip(load_recording(tmp_path / "r"), recording, strict=True))
+
+
+def test_nothing_is_there_after_a_failed_save(tmp_path: Path) -> None:
+    class Failing:
+        def __iter__(self) -> Any:
+            yield from random_sentences(3, LAYERS)
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        save_recording(Recording(LAYERS, Failing()), tmp_path / "r")
+    with pytest.raises(InputError, match="no sentences to save"):
+        save_recording(Recording(LAYERS, []), tmp_path / "r")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "r").mkdir()
+    with pytest.raises(InputError, match="there already"):
+        save_recording(Recording(LAYERS, random_sentences(3, LAYERS)), tmp_path / "r")
+
+
+def save(folder: Path) -> Path:
+    save_recording(Recording(LAYERS, random_sentences(3, LAYERS)), folder)
+    return folder
+
+
+def test_damage_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"manifest\.json: can't be read"):
+        load_recording(tmp_path)
+    folder = save(tmp_path / "cut")
+    part = folder / "part-00000.safetensors"
+    blob = part.read_bytes()
+    for damaged in (blob[:-1], blob[:100] + b"x" + blob[101:], b""):
+        part.write_bytes(damaged)
+        with pytest.raises(InputError, match=r"part-00000\.safetensors: not the file the manifest describes"):
+            list(load_recording(folder))
+    part.unlink()
+    with pytest.raises(InputError, match="can't be read"):
+        list(load_recording(folder))
+    manifest = folder / "manifest.json"
+    for content, message in (
+        ({"format": 2}, "format 2, this program reads 1"),
+        ({"format": 1}, "not the manifest of a recording"),
+        ({"format": 1, "layers": [{"kind": "x"}], "parts": []}, "not the manifest of a recording"),
+        ({"format": 1, "layers": 3, "parts": []}, "not the manifest of a recording"),
+    ):
+        manifest.write_text(json.dumps(content))
+        with pytest.raises(InputError, match=message):
+            load_recording(folder)
+
+
+def test_parts_that_do_not_fit_the_layers_are_reported(tmp_path: Path) -> None:
+    folder = save(tmp_path / "r")
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["layers"][0]
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="not a part of a recording"):
+        list(load_recording(folder))
+
+
+def statistics() -> list[Statistic[Any]]:
+    return [Density(LAYERS), Diversity(LAYERS), Roles(LAYERS), Contrasts(LAYERS)]
+
+
+def test_an_empty_recording_has_no_statistics() -> None:
+    for statistic in statistics():
+        with pytest.raises(InputError, match="no sentences to describe"):
+            collect(Recording(LAYERS, []), statistic)
+    once = iter(list(random_sentences(2, LAYERS)))
+    collect(Recording(LAYERS, once), *statistics())
+    with pytest.raises(InputError, match="already iterated over"):
+        collect(Recording(LAYERS, once), *statistics())
+
+
+def test_statistics_of_parts_add_up() -> None:
+    sentences = list(random_sentences(40, LAYERS))
+    whole = collect(Recording(LAYERS, sentences), *statistics())
+    parts = [statistics() for _ in range(3)]
+    for number, sentence in enumerate(sentences):
+        for statistic in parts[number % 3]:
+            statistic.update(sentence)
+    for first, second, third, result in zip(*parts, whole, strict=True):
+        first.merge(second)
+        first.merge(third)
+        assert plain(first.result()) == plain(result)
+    other = Density(LAYERS[:1])
+    with pytest.raises(ValueError, match="same attention layers"):
+        parts[0][0].merge(other)
+
+
+def plain(result: Any) -> Any:
+    """A result as JSON has it, its numbers rounded."""
+    rows = [record.to_dict() for record in (result if isinstance(result, tuple) else (result,))]
+    return json.loads(json.dumps(rows), parse_float=lambda text: round(float(text), 9))
+
+
+def peak(sentences: int) -> int:
+    layers = LAYERS[:1]
+    tracemalloc.start()
+    all_four = (Density(layers), Diversity(layers), Roles(layers), Contrasts(layers))
+    collect(Recording(layers, random_sentences(sentences, layers)), *all_four)
+    size = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return size
+
+
+def test_memory_does_not_grow_with_the_corpus() -> None:
+    peak(20)  # what is made once
+    few, many = peak(60), peak(480)
+    assert many < 2 * few
+
+
+def test_a_recording_holds_one_batch() -> None:
+    references = []
+    for sentence in recording_of(transformer(), corpus(20), size=2):
+        references.append(weakref.ref(sentence))
+        assert sum(one() is not None for one in references) <= 2 + 2  # of this batch, and of the one before
+    assert len(references) == 20
+
+
+def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).resolve().parents[3] / "docs" / "analysis.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    for block in blocks:
+        exec(block, {})
+    assert blocks and len(capsys.readouterr().out.splitlines()) == 12  # a card for each head

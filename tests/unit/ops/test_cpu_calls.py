@@ -1,0 +1,96 @@
+"""The structures of Python and those of C++ are the same, and a library that has others is not called."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from ctypes import c_double, c_int32, c_int64, c_uint64, c_void_p
+from pathlib import Path
+
+import pytest
+import torch
+
+from tsallis.ops import cpu
+from tsallis.ops.cpu import build, structs
+from unit.ops.test_backend import TRY, python
+
+FOLDER = Path(cpu.__file__).parent
+HEADER = re.sub(r"//[^\n]*", "", (FOLDER / "csrc" / "api.h").read_text(encoding="utf-8"))
+NUMBERS = {"int32_t": c_int32, "int64_t": c_int64, "uint64_t": c_uint64, "double": c_double}
+# The structure of the header that each of Python's stands for.
+STRUCTURES = {"Layout": structs.Layout, "Heads": structs.Heads} | {
+    "".join(word.capitalize() for word in name.removesuffix("_gradient" * name.startswith("attention")).split("_"))
+    + "Call": call
+    for name, call in structs.CALLS.items()
+}
+
+
+def fields(structure: str) -> list[tuple[str, type]]:
+    """Return names and types of a structure's fields, as the header declares them."""
+    (body,) = re.findall(rf"struct {structure} {{(.*?)}};", HEADER, re.DOTALL)
+    found: list[tuple[str, type]] = []
+    for declaration in filter(None, map(str.strip, body.split(";"))):
+        kind, names = re.fullmatch(r"(?:const )?(\w+)(.*)", declaration, re.DOTALL).groups()  # type: ignore[union-attr]
+        for name, length in re.findall(r"(\w+)(?:\[(\d+)\])?", names):
+            own = {**NUMBERS, "Layout": structs.Layout, "Heads": structs.Heads}.get(kind)
+            one = c_void_p if "*" in declaration else own
+            assert one is not None, declaration
+            found.append((name, one * int(length) if length else one))
+    return found
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_a_structure_has_the_fields_of_the_header(structure: str) -> None:
+    ours = [(name, kind) for name, kind, *_ in STRUCTURES[structure]._fields_]
+    assert ours == fields(structure)
+
+
+def test_constants_are_those_of_the_header() -> None:
+    assert re.search(r"constexpr int STATS = (\d+);", HEADER)[1] == str(structs.STATS)  # type: ignore[index]
+    names = re.search(r"enum Storage {(.*?)}", HEADER)[1].replace(" ", "").split(",")  # type: ignore[index]
+    dtypes = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}
+    assert {dtypes[name.removeprefix("STORE_")]: number for number, name in enumerate(names)} == cpu.STORAGE
+
+
+def test_every_size_is_compared() -> None:
+    assert set(structs.sizes()) == {"layout", "heads", "stats", *structs.CALLS}
+    if not cpu.status().available:
+        pytest.skip(f"needs kernel: {cpu.status().reason}")
+    library = ctypes.CDLL(cpu.status().path)
+    library.tsallis_size.restype = c_int64
+    assert {name: library.tsallis_size(name.encode()) for name in structs.sizes()} == structs.sizes()
+    assert library.tsallis_size(b"another") == 0
+
+
+LIBRARY = """
+#include <cstdint>
+#include <cstring>
+extern "C" const char* tsallis_source() { return "SOURCE"; }
+extern "C" const char* tsallis_isa() { return "fake"; }
+extern "C" int64_t tsallis_size(const char* name) {
+    struct { const char* name; int64_t size; } sizes[] = {SIZES};
+    for (auto& one : sizes) if (!std::strcmp(one.name, name)) return one.size;
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize(("name", "size"), [("attention", 8), ("stats", -1), ("drop", None)])
+def test_a_library_of_other_sizes_is_not_used(tmp_path: Path, name: str, size: int | None) -> None:
+    """All of it is right but for one number, or one that it does not know."""
+    try:
+        compiler = build.find_compiler()
+    except build.BuildError as reason:
+        pytest.skip(f"needs compiler: {reason}")
+    sizes = structs.sizes()
+    theirs = 0 if size is None else sizes[name] + size
+    rows = ", ".join(f'{{"{key}", {theirs if key == name else value}}}' for key, value in sizes.items())
+    source, out = tmp_path / "fake.cpp", tmp_path / "fake.so"
+    source.write_text(LIBRARY.replace("SOURCE", build.source_hash()).replace("SIZES", rows))
+    subprocess.run([*compiler.command, "-shared", "-fPIC", "-std=c++17", str(source), "-o", str(out)], check=True)
+    done = python(TRY, TSALLIS_KERNEL_PATH=str(out))
+    available, values, explained = done.stdout.splitlines()
+    assert available == "False" and values == "[0.75, 0.25, 0.0]", done.stderr
+    said = f"fake.so has {theirs} for the size of '{name}', this package {sizes[name]}: install again"
+    assert explained == f"eager ({said})"
