@@ -38,6 +38,9 @@ def part(path: Path) -> str:
     return path.relative_to(ROOT).with_suffix("").parts[0]
 
 
+every_part = pytest.mark.parametrize("own", sorted({part(path) for path in FILES}))
+
+
 def imports(path: Path) -> Iterator[tuple[int, str]]:
     """Line and dotted name of everything of this package that a file imports, inside functions too."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -59,38 +62,36 @@ def test_every_part_has_a_layer() -> None:
     assert {part(path) for path in FILES} - FRONT <= set(HEIGHT)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_come_from_below(path: Path) -> None:
-    own = part(path)
+@every_part
+def test_imports_come_from_below(own: str) -> None:
+    lines = [(f"{path}:{line}", name) for path in FILES if part(path) == own for line, name in imports(path)]
     if own in FRONT:
         allowed = {"compat", "continuous", "distributions", "functional", "nn"} if own == "__init__" else {"cli"}
-        assert {name.split(".")[1] for _, name in imports(path)} <= allowed
+        assert {name.split(".")[1] for _, name in lines} <= allowed
         return
-    for line, name in imports(path):
+    for line, name in lines:
         if name == "tsallis":
-            assert own == "cli", f"{path}:{line}: imports the package's front"
+            assert own == "cli", f"{line}: imports the package's front"
             continue
         other = name.split(".")[1]
-        assert other in HEIGHT, f"{path}:{line}: {name} belongs to no layer"
-        assert other == own or HEIGHT[other] < HEIGHT[own], f"{path}:{line}: {own} may not import {name}"
+        assert other in HEIGHT, f"{line}: {name} belongs to no layer"
+        assert other == own or HEIGHT[other] < HEIGHT[own], f"{line}: {own} may not import {name}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_only_the_top_knows_configurations(path: Path) -> None:
-    if part(path) in ("config", "tasks", "cli") or path.relative_to(ROOT).as_posix() == "training/schema.py":
-        return  # the last one reads the files of a run folder, which are settings of another kind
-    top = {
-        name.split(".")[0]
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        for name in (
-            [a.name for a in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-    }
-    assert not top & {"pydantic", "typer"}
+@every_part
+def test_only_the_top_knows_configurations(own: str) -> None:
+    """Beside it `training/schema.py` reads the files of a run folder, which are settings of another kind."""
+    for path in FILES:
+        if part(path) == own and own not in ("config", "tasks", "cli") and path != ROOT / "training" / "schema.py":
+            assert not packages(path) & {"pydantic", "typer"}, path
+
+
+def packages(path: Path) -> set[str]:
+    """Return the first words of everything that a file imports."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.split(".")[0] for name in names}
 
 
 @pytest.mark.parametrize("layer", ["ops", "functional", "continuous", "nn", "distributions", "compat"])
