@@ -1,4 +1,4 @@
-"""Figures: what attention looks at in texts, images and translations, drawn with matplotlib."""
+"""Figures of attention to texts, images and translations, drawn with matplotlib."""
 
 from tsallis.report.alpha_figure import learned_alphas
 from tsallis.report.heatmap import attention_matrix, matrix_panels

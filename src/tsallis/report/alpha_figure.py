@@ -22,14 +22,17 @@ PREFIX = "alpha_"
 
 
 def learned_alphas(log: Path | str, *, width: float = WIDTH) -> Figure:
-    """The alpha of each head over the updates of a training, a panel for each kind of attention.
+    """Draw the alpha of each head over the updates of a training, a panel for each kind of attention.
 
-    They begin with those before the first update. The heads of the first layer are light, those of the last dark. An
-    alpha of 1 is softmax, one of 2 sparsemax; alphas that are not learned are level lines.
+    The first values are those before the first update. The heads of the first layer are light, those of the last dark.
+    An alpha of 1 is softmax, one of 2 sparsemax; alphas that are not learned are level lines.
 
     Args:
         log: `log.jsonl` of a run, or the run's folder.
         width: in inches.
+
+    Returns:
+        The figure.
 
     Raises:
         InputError: a file that can't be read, or the log of a model whose heads have no alphas.

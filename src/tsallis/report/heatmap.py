@@ -33,7 +33,7 @@ def attention_matrix(
     largest: float | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Weights of source words (columns) at each target word (rows), the darker the larger; blank where exactly zero.
+    """Draw weights of source words (columns) at each target word (rows), darker where larger, blank where exactly zero.
 
     With a density for each row its mean is drawn as a line from row to row and its support as a bracket in each row; if
     there are no weights, the cells show the density's mass in each word.
@@ -43,10 +43,13 @@ def attention_matrix(
         src: source words.
         tgt: target words.
         density: on the line from 0 to 1, the last dimension of its batch shape being tgt.
-        index: which one of the batch dimensions before that.
+        index: which density along the batch dimensions before that.
         title: above, at the left.
-        largest: the weight that is darkest; by default the largest there is.
+        largest: the weight that is darkest; by default the largest of all.
         ax: to draw in; by default a figure of its own, as large as the words need.
+
+    Returns:
+        The axes.
 
     Raises:
         ValueError: weights or densities that are not as many as the words, or negative.
@@ -74,7 +77,7 @@ def matrix_panels(
     columns: int | None = None,
     width: float = WIDTH,
 ) -> Figure:
-    """Several attentions of one pair of sentences beside each other, on one scale of colours.
+    """Draw several attentions of one pair of sentences beside each other, on one scale of colours.
 
     Args:
         views: with weights [tgt, src], a density whose batch shape ends in tgt, or both.
@@ -82,6 +85,9 @@ def matrix_panels(
         tgt: target words.
         columns: in a row; by default as many as are readable.
         width: in inches.
+
+    Returns:
+        The figure.
 
     Raises:
         ValueError: as for :func:`attention_matrix`, or no views.

@@ -38,22 +38,25 @@ def image_attention(
     title: str = "",
     ax: Axes | None = None,
 ) -> Axes:
-    """An image with discrete weights as a heat map of cells, or a density as contours and the ellipse of its support.
+    """Draw an image with weights as a heat map of cells, or a density as contours and the ellipse of its support.
 
     The colours run from zero to the largest value, over the image in grey. Cells with a weight of exactly zero stay
-    uncovered, and a line goes round the others; outside the support of a density nothing is covered. A density without
-    an end, the Gaussian, has broken ellipses of one and two standard deviations instead; the legend says how much of
-    the mass an ellipse holds. Without weights and density the image is shown as it is. Axes are in units of the image,
-    from 0 to 1, with y downwards.
+    uncovered, and a line goes round the others; outside the support of a density nothing is covered. A density whose
+    support is unbounded, such as the Gaussian, has dashed ellipses of one and two standard deviations instead; the
+    legend says how much of the mass an ellipse holds. Without weights and density the image is drawn as it is. Axes
+    are in units of the image, from 0 to 1, with y downwards.
 
     Args:
         image: [height, width, 3], [height, width, 4] or [height, width]; uint8, or floating point from 0 to 1.
         weights: [rows, columns], or [rows * columns] with `grid`.
         density: in the unit square, such as :class:`tsallis.continuous.TruncatedParaboloid`; mixtures too.
         grid: (rows, columns) of the cells.
-        index: which one of a batch of densities.
+        index: which density of a batch.
         title: above, at the left.
         ax: to draw in; by default a figure of its own.
+
+    Returns:
+        The axes.
 
     Raises:
         ValueError: an image or weights that don't have such a shape or such values, a density that is not in the plane.
@@ -85,7 +88,7 @@ def image_panels(
     columns: int = 4,
     width: float = WIDTH,
 ) -> Figure:
-    """The image itself, and beside it what each of several models looks at in it, with a question and their answers.
+    """Draw an image, and beside it the attention of each of several models to it, with a question and their answers.
 
     Args:
         image: as for :func:`image_attention`.
@@ -95,6 +98,9 @@ def image_panels(
         answers: one for each view, below it.
         columns: panels in a row, the image among them.
         width: in inches.
+
+    Returns:
+        The figure.
 
     Raises:
         ValueError: as for :func:`image_attention`, or answers that are not as many as views.

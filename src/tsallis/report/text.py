@@ -34,22 +34,22 @@ def text_attention(
     layout: str = "auto",
     ax: Axes | None = None,
 ) -> Axes:
-    r"""Words along the line from 0 to 1 with discrete weights as bars, a density as a curve, or both.
+    r"""Draw words along the line from 0 to 1 with discrete weights as bars, a density as a curve, or both.
 
     Each of n words has a cell of width 1/n, over which the curve shows :math:`p(t)/n`: attention a word, on the scale
-    of the weights. A thick line under the axis marks what is above zero: the words with a weight, the support of the
-    density, with its ends; a density without an end, like the Gaussian, has a dashed one. Words that get nothing at all
-    are grey. With `layout` "page" the cells are as wide as their words and run on in lines, with a step for the
+    of the weights. A thick line under the axis marks the words with a weight above zero, or the support of the density
+    with its ends; it is dashed where the support is unbounded, as that of the Gaussian. Words without any weight or
+    mass are grey. With `layout` "page" the cells are as wide as their words and run on in lines, with a step for the
     density's mass in each.
 
     Args:
         words: of the text; long ones are shortened.
         weights: [words]
         density: on the line from 0 to 1, such as :class:`tsallis.continuous.TruncatedParabola`; mixtures too.
-        index: which one of a batch of densities.
+        index: which density of a batch.
         title: above, at the left.
-        layout: "line", "page" or "auto": a page for 48 words or more. On a line too short for all words those that get
-            most are named.
+        layout: "line", "page" or "auto": a page for 48 words or more. On a line too short for all words, only those of
+            the largest weights are written.
         ax: to draw in; by default a figure of its own, 8 inches wide.
 
     Returns:
@@ -91,15 +91,18 @@ def text_panels(
     same_scale: bool | None = None,
     width: float = WIDTH,
 ) -> Figure:
-    """Several ways of looking at the same words, one above the other over one row of words.
+    """Draw several attentions to the same words, one above the other over one row of words.
 
     Args:
         words: of the text.
         views: discrete softmax, continuous sparsemax, and so on.
         columns: panels beside each other; by default one, of pages two.
         layout: "line", or "page" for texts to be read, see :func:`text_attention`.
-        same_scale: of all panels; by default where the largest values are less than five times apart.
+        same_scale: one scale for all panels; by default where the largest values are less than five times apart.
         width: in inches.
+
+    Returns:
+        The figure.
 
     Raises:
         ValueError: as for :func:`text_attention`, or no views.

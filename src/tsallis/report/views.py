@@ -20,13 +20,13 @@ FINE, COARSE = 201, 401  # points of a curve: around each part, and along the li
 
 @dataclass(frozen=True)
 class View:
-    """One way of looking at words or at an image: discrete weights, a density, or both.
+    """The attention of one model to words or to an image: discrete weights, a density, or both.
 
     Args:
-        title: in one's own words.
+        title: above its panel.
         weights: [words] or [height, width], at least zero; a tensor, an array or a list.
         density: on the line from 0 to 1, or in the unit square, with y downwards.
-        index: which one of a batch of densities.
+        index: which density of a batch.
 
     Example:
         >>> from tsallis.continuous import TruncatedParabola
@@ -42,13 +42,13 @@ class View:
 
     @classmethod
     def of(cls, attention: Any, row: int = 0, size: int | None = None, title: str = "") -> View:
-        """Return the view of one row of a batch, from what a model's method `attention` returned.
+        """Return the view of one row of a batch, from the result of a model's method `attention`.
 
         Args:
             attention: with `weights` and `density`, either of which may be None.
             row: of the batch.
             size: how many words the row has: the weights behind them belong to padding.
-            title: in one's own words.
+            title: above its panel.
         """
         weights = None if attention.weights is None else numbers(attention.weights)[row]
         if weights is not None and size is not None:
