@@ -32,8 +32,15 @@ PUBLIC = {
     "tsallis.data": """
         Batch BatchPlan Vocabulary make_batch
     """,
+    "tsallis.datasets": """
+        SOURCES Source get
+    """,
     "tsallis.distributions": """
         EntmaxCategorical Support kl_divergence
+    """,
+    "tsallis.evaluation": """
+        CorpusScore Evaluation TeacherForcedScores accuracy evaluate exact_match form_scores levenshtein search_corpus
+        teacher_forced_scores translation_scores
     """,
     "tsallis.functional": """
         alpha_relu alpha_relu_loss backend budgeted_entmax entmax entmax15 entmax_attention entmax_loss escort

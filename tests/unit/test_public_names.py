@@ -12,7 +12,7 @@ import tsallis
 from public_names import PUBLIC_NAMES
 
 ROOT = Path(tsallis.__file__).parent
-TOOLKIT = ("analysis", "data", "models", "report", "search", "tasks", "training")
+TOOLKIT = ("analysis", "data", "datasets", "evaluation", "models", "report", "search", "tasks", "training")
 
 
 def names_of(path: Path) -> list[str] | None:

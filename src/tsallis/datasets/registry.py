@@ -262,13 +262,21 @@ def get(
 ) -> list[Path]:
     """Fetch a data set into a folder, all of it or some languages; files that are there already are checked alone.
 
-    Where a data set has no languages, its files stand for them.
+    Args:
+        name: of one of :data:`SOURCES`.
+        folder: which is made if it is missing.
+        languages: of the files; file names, where a data set has no languages; None: all.
+        report: called with the address and the size of an archive before it is transferred.
 
-    `report` is called with the address and the size of what is about to be transferred for unpacking.
+    Returns:
+        The paths of the files.
 
     Raises:
         InputError: an unknown name or language, no connection, content that is not the known one, or sides of a
             parallel corpus with different numbers of lines.
+
+    Example:
+        >>> get("multi30k", "data/multi30k", ["de", "en"])  # doctest: +SKIP
     """
     if name not in SOURCES:
         raise InputError(f"unknown data set {name!r}, known: {', '.join(SOURCES)}")

@@ -11,18 +11,32 @@ from tsallis.datasets.download import Part, SourceFile
 
 @dataclass(frozen=True)
 class Source:
-    """A data set."""
+    """A data set that can be fetched.
+
+    Args:
+        name: by which :func:`get` knows it.
+        title: one line about its contents.
+        licence: of the data.
+        citation: the publication to cite.
+        files: with their addresses and digests.
+        parallel: whether the files are named `<split>.<language>`, with equal numbers of lines in each split.
+
+    Example:
+        >>> from tsallis.datasets import SOURCES
+        >>> SOURCES["multi30k"].languages()
+        ['cs', 'de', 'en', 'fr']
+    """
 
     name: str
     title: str
     licence: str
     citation: str
     files: tuple[SourceFile, ...]
-    parallel: bool = False  # files <split>.<language>, with equal numbers of lines in each split
+    parallel: bool = False
 
     @property
     def size(self) -> int:
-        """Bytes of its files, or of what they are unpacked from, as far as they are known."""
+        """The bytes of its files, or of the archives that they are unpacked from, as far as they are known."""
         return sum(file.size or 0 for file in self._weighed())
 
     def _weighed(self) -> set[SourceFile]:
@@ -34,10 +48,11 @@ class Source:
         return sorted({self.language_of(file.name) for file in self.files})
 
     def language_of(self, name: str) -> str:
+        """Return the language of one of its files."""
         return name.rpartition(".")[2] if self.parallel else language_of(name)
 
     def describe(self) -> list[str]:
-        """Lines for a reader: what it is, what it weighs, how it is checked, whose it is."""
+        """Return lines for a reader: title, files, size, licence and citation."""
         size = f"{self.size / 1e6:.1f} MB"
         if any(file.size is None for file in self._weighed()):
             size = "size not known" if not self.size else f"more than {size}"
@@ -57,7 +72,8 @@ def _vouched_for(file: SourceFile) -> bool:
 
 
 def language_of(name: str) -> str:
-    """
+    """Return the language in the name of a file of the shared task.
+
     >>> language_of("norwegian-bokmal-train-high"), language_of("spanish-dev")
     ('norwegian-bokmal', 'spanish')
     """

@@ -23,8 +23,16 @@ AT_ONCE = 1 << 24  # scores computed together
 def levenshtein(a: Sequence[Any], b: Sequence[Any]) -> int:
     """Count the insertions, deletions and replacements that turn one sequence into the other.
 
-    >>> levenshtein("drawed", "drew")
-    3
+    Args:
+        a: a text, or a sequence of symbols.
+        b: the other one.
+
+    Returns:
+        The least number of them.
+
+    Example:
+        >>> levenshtein("drawed", "drew")
+        3
     """
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, start=1):
@@ -37,17 +45,33 @@ def levenshtein(a: Sequence[Any], b: Sequence[Any]) -> int:
 def exact_match(texts: Sequence[str], references: Sequence[str]) -> float:
     """Return the share of texts that are the reference.
 
-    >>> exact_match(["drew", "drawed"], ["drew", "drew"])
-    0.5
+    Args:
+        texts: outputs of a model.
+        references: one for each.
+
+    Returns:
+        The share, from 0 to 1; 0 of no texts.
+
+    Example:
+        >>> exact_match(["drew", "drawed"], ["drew", "drew"])
+        0.5
     """
     return sum(a == b for a, b in zip(texts, references, strict=True)) / max(len(texts), 1)
 
 
 def form_scores(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Return the share of texts that are the reference, and mean distance to it.
+    """Return the share of texts that are the reference, and the mean distance to it.
 
-    >>> form_scores(["drew", "drawed"], ["drew", "drew"])
-    {'accuracy': 0.5, 'levenshtein': 1.5}
+    Args:
+        texts: inflected forms.
+        references: one for each.
+
+    Returns:
+        "accuracy", and "levenshtein", the mean of :func:`levenshtein`.
+
+    Example:
+        >>> form_scores(["drew", "drawed"], ["drew", "drew"])
+        {'accuracy': 0.5, 'levenshtein': 1.5}
     """
     distances = [levenshtein(a, b) for a, b in zip(texts, references, strict=True)]
     return {"accuracy": exact_match(texts, references), "levenshtein": sum(distances) / max(len(texts), 1)}
@@ -55,7 +79,13 @@ def form_scores(texts: Sequence[str], references: Sequence[str]) -> dict[str, fl
 
 @dataclass(frozen=True)
 class CorpusScore:
-    """A score of a whole corpus with the signature that makes it comparable."""
+    """A score of a whole corpus with the signature that makes it comparable.
+
+    Args:
+        name: such as "bleu".
+        value: in the metric's own units: BLEU and chrF from 0 to 100, TER in percent.
+        signature: sacrebleu's.
+    """
 
     name: str
     value: float
@@ -76,8 +106,12 @@ def translation_scores(
         tgt_lang: "ja", "ko" or "zh" for a tokeniser that knows their words; all others have sacrebleu's default, 13a.
         names: which of "bleu", "chrf" and "ter".
 
-    >>> [round(s.value, 1) for s in translation_scores(["the cat sat on the mat"], ["the cat sat on a mat"])]
-    [53.7, 72.1, 16.7]
+    Returns:
+        One score for each name.
+
+    Example:
+        >>> [round(s.value, 1) for s in translation_scores(["the cat sat on the mat"], ["the cat sat on a mat"])]
+        [53.7, 72.1, 16.7]
     """
     from sacrebleu.metrics import BLEU, CHRF, TER
 
@@ -92,52 +126,108 @@ def translation_scores(
 
 @dataclass(frozen=True)
 class TeacherForcedScores:
-    """Loss and sparsity of a model with teacher forcing, symbols that its vocabulary lacks left out."""
+    """Loss and sparsity of a model with teacher forcing, symbols that its vocabulary lacks left out.
 
-    loss: float  # the map's own loss, a symbol
-    gold_in_support: float  # share of symbols with a probability
-    symbol_accuracy: float  # share of symbols that are the most probable
-    output_support: float  # symbols with a probability, mean over steps
-    output_sum: float  # of a step's probabilities: 1 but for alpha-ReLU
-    logit_norm: float  # mean over steps
-    attention_support: float  # positions with a weight, mean over steps (and heads)
+    Args:
+        loss: the map's own loss, a symbol.
+        gold_in_support: share of symbols with a probability.
+        symbol_accuracy: share of symbols that are the most probable.
+        output_support: symbols with a probability, mean over steps.
+        output_sum: sum of a step's probabilities, mean over steps: 1 but for alpha-ReLU.
+        logit_norm: Euclidean norm of the scores, mean over steps.
+        attention_support: positions with a weight, mean over steps (and heads).
+
+    Example:
+        >>> scores = TeacherForcedScores.of([1.0, 2.0, 2.0, 6.0, 2.0, 4.0, 3.0, 2.0])  # sums, of two symbols
+        >>> scores.loss, scores.output_support
+        (0.5, 3.0)
+    """
+
+    loss: float
+    gold_in_support: float
+    symbol_accuracy: float
+    output_support: float
+    output_sum: float
+    logit_norm: float
+    attention_support: float
 
     @classmethod
     def of(cls, sums: Sequence[float]) -> TeacherForcedScores:
-        """Divide what :func:`teacher_forced_sums` gives, added up over batches and processes, by its symbols."""
+        """Return the means of sums by :func:`teacher_forced_sums`, which may be added up over batches and processes."""
         *totals, symbols = sums
         return cls(*(total / max(symbols, 1) for total in totals))
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A model and a search on a test set, whatever the task."""
+    """A model and a search on a test set, whatever the task.
+
+    Args:
+        samples: their number.
+        loss: mean a symbol, with teacher forcing.
+        gold_in_support: share of symbols with a probability, with teacher forcing.
+        symbol_accuracy: share of symbols that are the most probable, with teacher forcing.
+        gold_possible: share of samples whose gold output is among the hypotheses.
+        single: share of samples whose whole mass is on one hypothesis.
+        complete, optimal, bounded, none: shares of the kinds of certificates.
+        output_support: symbols with a probability, mean over the best hypotheses' steps.
+        output_sum: sum of a step's probabilities, mean over steps, with teacher forcing.
+        attention_support: positions with a weight, mean over the best hypotheses' steps.
+        attention_support_teacher_forced: the same, with teacher forcing; mean over heads.
+        empty: number of samples without a hypothesis.
+        empty_rate: share of samples for which the empty output is more probable than the best hypothesis.
+        seconds: of the search.
+        speed: symbols of the best hypotheses a second.
+
+    Example:
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> model, corpus = RNNSeq2Seq(6, 6, d_model=8), Corpus([[4, 5], [5]], [[5], [4]])
+        >>> evaluation = evaluate(model, corpus, search_corpus(model, corpus, beam_size=2), seconds=1.0)
+        >>> evaluation.as_dict()["samples"]
+        2
+    """
 
     samples: int
     loss: float
     gold_in_support: float
-    symbol_accuracy: float  # with the gold output given
-    gold_possible: float  # share of samples whose gold output has a probability, as far as the search knows
-    single: float  # share of samples whose whole mass is on one hypothesis
-    complete: float  # shares of certificates
+    symbol_accuracy: float
+    gold_possible: float
+    single: float
+    complete: float
     optimal: float
     bounded: float
     none: float
-    output_support: float  # of the best hypotheses' steps
+    output_support: float
     output_sum: float
     attention_support: float
-    attention_support_teacher_forced: float  # with the gold output given; mean over heads
-    empty: int  # samples for which nothing was finished
-    empty_rate: float  # share of samples for which the empty output is more probable than the best hypothesis
-    seconds: float  # of the search
-    speed: float  # symbols of the best hypotheses a second
+    attention_support_teacher_forced: float
+    empty: int
+    empty_rate: float
+    seconds: float
+    speed: float
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the values by their names."""
         return asdict(self)
 
 
 def teacher_forced_scores(model: Any, corpus: Corpus, batch_size: int = 128) -> TeacherForcedScores:
-    """Compute loss and sparsity with teacher forcing."""
+    """Compute loss and sparsity with teacher forcing.
+
+    Args:
+        model: an encoder-decoder of this package, or an ensemble of such.
+        corpus: with targets.
+        batch_size: rows computed together.
+
+    Returns:
+        Means over all symbols.
+
+    Example:
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> scores = teacher_forced_scores(RNNSeq2Seq(6, 6, d_model=8), Corpus([[4, 5]], [[5]]))
+        >>> round(scores.output_sum, 4)
+        1.0
+    """
     return TeacherForcedScores.of(teacher_forced_sums(model, corpus.batches(batch_size)))
 
 
@@ -199,13 +289,42 @@ def search_batches(model: Any, batches: Iterable[Batch], beam_size: int) -> dict
 
 
 def search_corpus(model: Any, corpus: Corpus, beam_size: int, batch_size: int = 128) -> list[Result]:
-    """Return the results of a beam search in the corpus's order."""
+    """Compute the results of a beam search for every row of a corpus.
+
+    Args:
+        model: with the decoder protocol.
+        corpus: the sources.
+        beam_size: prefixes kept a source.
+        batch_size: rows searched together.
+
+    Returns:
+        One result a row, in the corpus's order.
+
+    Example:
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> len(search_corpus(RNNSeq2Seq(6, 6, d_model=8), Corpus([[4, 5], [5]], [[5], [4]]), beam_size=2))
+        2
+    """
     by_row = search_batches(model, corpus.batches(batch_size), beam_size)
     return [by_row[i] for i in range(len(corpus))]
 
 
 def accuracy(results: Sequence[Result], corpus: Corpus) -> float:
-    """Return the share of results whose best hypothesis is the target of the row."""
+    """Return the share of results whose best hypothesis is the target of the row.
+
+    Args:
+        results: of a search, in the corpus's order.
+        corpus: with targets.
+
+    Returns:
+        The share, from 0 to 1; 0 of no results.
+
+    Example:
+        >>> from tsallis.search import Certificate, Hypothesis
+        >>> result = Result((Hypothesis((5,), -0.1, (1, 1), (1, 1)),), Certificate("complete", float("-inf")))
+        >>> accuracy([result, result], Corpus([[4], [4]], [[5], [4]]))
+        0.5
+    """
     right = sum(r.best is not None and list(r.best.tokens) == list(corpus.tgt[i]) for i, r in enumerate(results))
     return right / max(len(results), 1)
 
@@ -225,7 +344,20 @@ def empty_log_probs(model: Any, corpus: Corpus, batch_size: int = 128) -> Tensor
 def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: float) -> Evaluation:
     """Compute loss, certificates and sparsity of a model, and of a search's results on a corpus with targets.
 
-    `seconds` is the time that the search took.
+    Args:
+        model: an encoder-decoder of this package, or an ensemble of such.
+        corpus: with targets.
+        results: of a search, in the corpus's order.
+        seconds: the time that the search took.
+
+    Returns:
+        Means and shares over the corpus.
+
+    Example:
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> model, corpus = RNNSeq2Seq(6, 6, d_model=8, output="softmax"), Corpus([[4, 5]], [[5]])
+        >>> evaluate(model, corpus, search_corpus(model, corpus, beam_size=2), seconds=1.0).gold_in_support
+        1.0
     """
     scores = teacher_forced_scores(model, corpus)
     count = len(corpus)
