@@ -178,8 +178,7 @@ def compare_models(first: Recording, second: Recording, kind: str, count: int = 
     """Find the words about which the heads of two models agree and differ most, both having read the same sentences.
 
     At each query the heads of all layers of a kind are pooled: heads of two models have no common order. Queries that
-        can
-    attend to one key only are left out. The divergence is that of Correia et al. 2019, eq. 11.
+    can attend to one key only are left out. The divergence is that of Correia et al. 2019, eq. 11.
 
     Args:
         first, second: recordings of the same corpus in the same order, as by the same vocabulary.
