@@ -51,6 +51,7 @@ def test_derivatives_of_both_orders_and_modes(alpha: float) -> None:
     assert gradgradcheck(loss, (z,), check_fwd_over_rev=True)
 
 
+@pytest.mark.by_reference(False)
 def test_derivatives_in_alpha_weights_and_soft_targets() -> None:
     z, y = problem(3, 5)
     z.requires_grad_()
@@ -119,8 +120,7 @@ def test_the_margin_makes_it_exactly_zero(alpha: float) -> None:
     assert tsallis.entmax_loss(z, torch.tensor([1]), alpha).item() > 1
 
 
-@pytest.mark.parametrize("alpha", [1.0, 1.1, 1.5, 2.0, 3.0])
-@pytest.mark.parametrize("offset", [1e6, -1e6, 1e20])
+@every_pair(indirect=["computed_by"], alpha=[1.0, 1.1, 1.5, 2.0, 3.0], offset=[1e6, -1e6, 1e20], computed_by=EVERY)
 def test_offsets_never_make_it_negative(alpha: float, offset: float) -> None:
     z, y = problem(64, 300, torch.float32)
     shifted = z + offset
