@@ -40,7 +40,13 @@ def print_fields(*fields: str) -> None:
 
 
 def score_table(report: dict[str, Any]) -> str:
-    lines = [f"{title:<28}{format(report[key], how):>10}" for key, (title, how) in ROWS.items() if key in report]
+    """Return a table of an evaluation: numbers of `ROWS` under their titles, after scores that have none there."""
+    from tsallis.evaluation.metrics import Evaluation
+
+    known = {*ROWS, *Evaluation.__dataclass_fields__}
+    others = {key: value for key, value in report.items() if isinstance(value, float) and key not in known}
+    lines = [f"{key:<28}{value:>10.4f}" for key, value in others.items()]
+    lines += [f"{title:<28}{format(report[key], how):>10}" for key, (title, how) in ROWS.items() if key in report]
     lines += [f"{name}: {text}" for name, text in report.get("signatures", {}).items()]
     if "languages" in report:
         lines += ["", f"{'language':<28}{'samples':>10}{'accuracy':>10}{'Levenshtein':>13}"]

@@ -29,7 +29,8 @@ def train(
     from tsallis.training.distributed import init_distributed
 
     with init_distributed(device) as world:
-        loaded = world.run_on_all(lambda: load_config(config, overrides or []))
+        with world.share_mistakes():
+            loaded = load_config(config, overrides or [])
         run_training(loaded, run_dir or (Path(loaded.run_dir) if loaded.run_dir else Path("runs") / config.stem), world)
 
 

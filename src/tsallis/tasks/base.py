@@ -24,8 +24,8 @@ from tsallis.data.image_store import ImageStore
 from tsallis.errors import InputError, describe, memory_for
 from tsallis.evaluation.metrics import CorpusScore, evaluate, timed_search
 from tsallis.search import Result, beam_search
-from tsallis.training.run_folder import TASK, Run, build_model, stored_description
-from tsallis.training.schema import TaskRecord, explain, read_record
+from tsallis.training.run_folder import TASK, Run, build_model, read_stored
+from tsallis.training.schema import explain
 from tsallis.training.trainer import Measure, Settings
 
 if TYPE_CHECKING:
@@ -216,17 +216,18 @@ class Task(ABC):
             InputError: settings of the model that don't go together, and what reading the data finds.
         """
         described = config.model.model_dump(mode="json", exclude={"architecture", "tau"})
-        description = None if folder is None else stored_description(folder, config.text(), described)
-        if description is None or folder is None:
+        stored = None if folder is None else read_stored(folder, config.text(), described)
+        if stored is None or folder is None:
             config.model.check()
         else:
-            cls.restore(read_record(folder / TASK, TaskRecord).model_dump(), folder / TASK)
+            cls.restore(stored.task, folder / TASK)
         task, data = cls.load(config.data)
         settings = Settings(**config.training.model_dump())
         _check_rows(settings, data)
-        if description is None:
-            description = {"class": config.model.architecture, "arguments": config.model.arguments(data, settings)}
-        return Prepared(task, data, description, settings)
+        if stored is not None:
+            return Prepared(task, data, stored.description, settings)
+        arguments = config.model.arguments(data, settings)
+        return Prepared(task, data, {"class": config.model.architecture, "arguments": arguments}, settings)
 
     @classmethod
     def read_split(cls, config: Any, split: str, **options: Any) -> list[Any]:

@@ -74,17 +74,28 @@ class World:
         Raises:
             CommonError: on all processes, if one of them found a mistake: the first such one's.
         """
-        if self.size == 1:
-            return work()
-        result, mistake = None, None
-        try:
+        with self.share_mistakes():
             result = work()
+        return result
+
+    @contextlib.contextmanager
+    def share_mistakes(self) -> Iterator[None]:
+        """Make a mistake that one process finds in a block, which all of them run, a mistake of all of them.
+
+        Raises:
+            CommonError: on all processes, if one of them found a mistake: the first such one's.
+        """
+        if self.size == 1:
+            yield
+            return
+        mistake = None
+        try:
+            yield
         except InputError as error:
             mistake = error
         mistakes = [text for text in self.gather(None if mistake is None else str(mistake)) if text is not None]
         if mistakes:
             raise CommonError(mistakes[0]) from mistake
-        return result  # type: ignore[return-value]
 
     def on_main(self, work: Callable[[], object]) -> None:
         """Let the first process do what it alone may do; the others wait until it is done.

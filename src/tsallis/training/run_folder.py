@@ -17,7 +17,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,7 +91,7 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
     folder = Path(folder)
     if not os.path.lexists(folder / MODEL):
         raise InputError(f"{folder}: not a run folder (it has no {MODEL})")
-    record, task = read_record(folder / MODEL, ModelRecord), read_record(folder / TASK, TaskRecord)
+    record, task = _read_records(folder)
     if os.path.lexists(folder / CONFIG):
         check_file(folder / CONFIG)  # who reads it need not wait for a fifo
     vocabularies = _vocabularies(folder, record)
@@ -182,8 +182,15 @@ def build_model(description: dict[str, Any], path: Path | str = MODEL) -> Any:
         raise InputError(f"{path}: arguments the class does not take: {detail}") from error
 
 
-def stored_description(folder: Path, config: str, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the class and arguments of the model of a run that was started with this configuration; None of another.
+class StoredRun(NamedTuple):
+    """The model and the task of a run that was started before, as its folder describes them."""
+
+    description: dict[str, Any]  # class and arguments of the model
+    task: dict[str, Any]
+
+
+def read_stored(folder: Path, config: str, arguments: Mapping[str, Any]) -> StoredRun | None:
+    """Read how a run was started with this configuration; None where there is none, or one of another configuration.
 
     What is estimated, the threshold of alpha-ReLU, is estimated once: another machine would find a slightly other one.
 
@@ -197,12 +204,18 @@ def stored_description(folder: Path, config: str, arguments: Mapping[str, Any]) 
     """
     if not (folder / CONFIG).exists() or read_file(folder / CONFIG) != config.encode():
         return None
-    path = folder / MODEL
-    record = read_record(path, ModelRecord)
+    record, task = _read_records(folder)
     for key, value in arguments.items():
         if record.arguments.get(key, value) != value:  # it would be built before anything else is compared
-            raise InputError(f"{path}: {key} is {record.arguments[key]!r}, {value!r} by {CONFIG}; restore the file")
-    return {"class": record.name, "arguments": dict(record.arguments)}
+            difference = f"{key} is {record.arguments[key]!r}, {value!r} by {CONFIG}"
+            raise InputError(f"{folder / MODEL}: {difference}; restore the file")
+    return StoredRun({"class": record.name, "arguments": dict(record.arguments)}, task.model_dump())
+
+
+def _read_records(folder: Path) -> tuple[ModelRecord, TaskRecord]:
+    kinds: list[tuple[str, Any]] = [(MODEL, ModelRecord), (TASK, TaskRecord)]
+    model, task = (read_record(folder / name, kind) for name, kind in kinds)
+    return model, task
 
 
 def start_run(
@@ -261,8 +274,7 @@ def _check_same(
         check_file(file)
         if type(symbols).load(file) != symbols:
             raise InputError(f"{file}: the training data has changed since the run was started")
-    records: list[tuple[str, type[Any]]] = [(MODEL, ModelRecord), (TASK, TaskRecord)]
-    saved, saved_task = (read_record(folder / name, kind) for name, kind in records)
+    saved, saved_task = _read_records(folder)
     for key in sorted((saved.arguments.keys() & record.arguments.keys()).difference(ESTIMATED)):
         if saved.arguments[key] != record.arguments[key]:
             raise InputError(
