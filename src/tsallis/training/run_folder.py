@@ -202,9 +202,11 @@ def read_stored(folder: Path, config: str, arguments: Mapping[str, Any]) -> Stor
     Raises:
         InputError: a description with other arguments.
     """
-    if not (folder / CONFIG).exists() or read_file(folder / CONFIG) != config.encode():
+    if not (folder / CONFIG).exists():
         return None
     record, task = _read_records(folder)
+    if read_file(folder / CONFIG) != config.encode():
+        return None
     for key, value in arguments.items():
         if record.arguments.get(key, value) != value:  # it would be built before anything else is compared
             difference = f"{key} is {record.arguments[key]!r}, {value!r} by {CONFIG}"

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from task_runs import encode, evaluate, read_lines
+from task_runs import encode, evaluate, prepare, read_lines
 from tsallis.cli.input import line_blocks
+from tsallis.cli.output import score_table
 from tsallis.data import Vocabulary
 from tsallis.data.corpus import Corpus
 from tsallis.data.subwords import Subwords
@@ -16,9 +17,10 @@ from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq
 from tsallis.tasks.base import Lines, language_scores, score_values
 from tsallis.tasks.inflection import Inflection, InflectionExample
-from tsallis.tasks.registry import task_of
+from tsallis.tasks.registry import TASKS, check_config, task_of
 from tsallis.tasks.translation import Translation
 from tsallis.training import Run
+from tsallis.training.run_folder import start_run
 
 TEXT = ["das Haus ist rot", "the house is red", "ein Hut", "a hat"]
 
@@ -203,3 +205,37 @@ def test_lines_on_which_a_search_would_not_end(task: dict[str, Any], lines: list
     given = run(task)
     with pytest.raises(InputError, match=words):
         read_lines(given, lines, "in", gold=False, first=64)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"task": "inflection", "languages": ["eo"], "max_length": 9},
+        {"task": "translation", "src": "de", "tgt": "en", "max_length": None},
+        {"task": "classification", "max_length": 3},
+        {"task": "visual", "images": "a.npy", "size": [4, 5], "max_length": None},
+    ],
+    ids=lambda facts: facts["task"],
+)
+def test_a_task_is_restored_from_its_facts(facts: dict[str, Any]) -> None:
+    task = task_of(facts)
+    assert task.facts() == facts and type(task) is TASKS[facts["task"]] and next(iter(task.facts())) == "task"
+    with pytest.raises(InputError, match=r"r/task\.json: expected the task \w+, found 'parsing'; restore the file"):
+        task.restore({"task": "parsing"}, "r/task.json")
+
+
+def test_a_run_whose_task_was_changed_does_not_go_on(tmp_path: Path) -> None:
+    config = check_config({"version": 1, "data": {"embedded": "english-verbs"}, "model": {"d_model": 4}}, "test")
+    prepared = prepare(config)
+    symbols = prepared.data.vocabularies
+    (tmp_path / "run").mkdir()
+    start_run(tmp_path / "run", config.text(), prepared.description, prepared.task.facts(), symbols.src, symbols.tgt)
+    assert prepare(config, tmp_path / "run").task == prepared.task
+    (tmp_path / "run" / "task.json").write_text('{"task": "inflection", "langauges": null}')
+    with pytest.raises(InputError, match=r"task\.json: langauges: unknown key"):
+        prepare(config, tmp_path / "run")
+
+
+def test_scores_without_a_title_are_printed_under_their_names() -> None:
+    table = score_table({"f1": 0.25, "loss": 1.5, "seconds": 3.0, "signatures": {"f1": "v1"}})
+    assert table.split("\n") == [f"{'f1':<28}{'0.2500':>10}", f"{'loss a symbol':<28}{'1.5000':>10}", "f1: v1"]

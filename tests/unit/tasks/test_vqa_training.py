@@ -12,8 +12,6 @@ import torch
 
 from task_runs import encode, evaluate, prepare, read_lines, read_split
 from tsallis.config import Config
-from tsallis.data.image_store import ImageStore
-from tsallis.data.images import ArrayPictures
 from tsallis.errors import InputError
 from tsallis.tasks.registry import check_config
 from tsallis.training import Trainer, load_run
@@ -163,15 +161,3 @@ def test_answers_that_are_rare_cannot_be_given(folder: Path) -> None:
     data = prepare(config(folder, {"answers": 2})).data
     assert data.vocabularies.tgt.symbols == ("no", "yes") or data.vocabularies.tgt.symbols == ("yes", "no")
     assert any(row == [3] for row in data.train.tgt)  # unknown: has no loss
-
-
-def test_images_of_one_size_hang_together() -> None:
-    small, large = (ArrayPictures(np.full((3, n, 4, 3), n, np.uint8)) for n in (4, 5))
-    other = ArrayPictures(np.full((3, 4, 4, 3), 9, np.uint8))
-    store = ImageStore()
-    asked = [(small, "0"), (other, "1"), (other, "0")]
-    assert store.add(asked) == [0, 1, 2] and store.add(asked[1:]) == [1, 2] and len(store) == 3
-    found = store(torch.tensor([1, 0, 2, 0]))
-    assert found[:, 0, 0, 0].tolist() == [9, 4, 9, 4]
-    with pytest.raises(InputError, match="image '2' is 5 x 4 x 3, the others are 4 x 4 x 3"):
-        store.add([(large, "2")])
