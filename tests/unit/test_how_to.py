@@ -38,7 +38,8 @@ def test_the_task_of_the_page(reversal: Any, tmp_path: Path) -> None:
     path = tmp_path / "reversal.yaml"
     path.write_text(
         "version: 1\ndata: {task: reversal, train: train.tsv, dev: dev.tsv}\n"
-        "model: {d_model: 32, layers: 1, dropout: 0.0}\ntraining: {epochs: 150, learning_rate: 0.01, validate_every: 50}\n",
+        "model: {d_model: 32, layers: 1, dropout: 0.0}\n"
+        "training: {epochs: 150, learning_rate: 0.01, validate_every: 50}\n",
         encoding="utf-8",
     )
     config = registry.load_config(path, [f"data.folder={tmp_path}"])
