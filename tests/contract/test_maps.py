@@ -49,6 +49,20 @@ def test_sizes_that_are_no_powers_of_two(m: Map, d: int) -> None:
             torch.testing.assert_close(m.ours(z).double(), expected, atol=tolerance, rtol=0)
 
 
+@pytest.mark.parametrize("d", [1025, 9001])
+def test_an_entry_just_above_the_threshold_counts(d: int) -> None:
+    """Where a bound of the threshold chooses the entries to look at, it leaves room for rounding."""
+    for above in (1e-12, 4e-6, 1e-3):
+        z = torch.full((2, d), -5.0, dtype=torch.float64)
+        z[0, 0] = z[1, d - 1] = 0
+        z[:, d // 2] = above - 1
+        p = tsallis.sparsemax(z)
+        torch.testing.assert_close(
+            p[:, d // 2], torch.full((2,), above / 2, dtype=torch.float64), atol=1e-15, rtol=1e-3
+        )
+        torch.testing.assert_close(p, reference.entmax(z, 2.0), atol=1e-10, rtol=0)
+
+
 @functools.cache
 def slopes(m: Map, d: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Scores, weights of the probabilities, and the reference's gradient of their sum; once for all backends."""
