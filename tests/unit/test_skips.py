@@ -14,13 +14,13 @@ import pytest
 import tsallis
 from skips import VARIABLE, missing
 
+pytestmark = pytest.mark.process
+
 TESTS = Path(__file__).parents[1]
 FILES = {
     "conftest.py": "from skips import pytest_make_collect_report, pytest_runtest_makereport",
     "test_calls.py": """
 import pytest
-
-pytestmark = pytest.mark.process
 
 @pytest.fixture
 def lexicon():
