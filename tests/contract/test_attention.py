@@ -141,6 +141,7 @@ CASES = [
     Case("added to all", 7, 9, 1.25, mask=(3, 4, 7, 9)),
     Case("added to queries", 7, 9, OF_ALL, mask=(4, 7, 1)),
     Case("causal", alpha=OF_ALL, causal=True),
+    Case("causal with two queries in the last tile", 10, 10, OF_ALL, causal=True),
     Case("causal and long", 129, 129, OF_HEADS, causal=True),
     Case("causal with more keys", 7, 129, OF_ALL, causal=True),
     Case("causal with more queries", 129, 7, OF_HEADS, causal=True),
