@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsallis.data.vocabulary import EOS
 from tsallis.functional import alpha_relu, entmax
 from tsallis.models.protocol import Step
+from tsallis.special_symbols import EOS
 
 A, B, C = SYMBOLS = (4, 5, 6)
 VOCAB = 7

@@ -11,9 +11,9 @@ import torch
 from contract.tables import random_table
 from contract.tables import sources as table_sources
 from tsallis.data.batching import make_batch
-from tsallis.data.vocabulary import EOS
 from tsallis.models import RNNSeq2Seq
 from tsallis.search import Ensemble, beam_search, exhaustive, sample, score
+from tsallis.special_symbols import EOS
 
 SYMBOLS = 3
 LONGEST = 4

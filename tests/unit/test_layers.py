@@ -13,7 +13,7 @@ import tsallis
 ROOT = Path(tsallis.__file__).parent
 # From the bottom up; parts on one line know nothing of each other.
 LAYERS = [
-    {"errors"},
+    {"errors", "special_symbols"},
     {"files"},
     {"ops"},
     {"functional"},

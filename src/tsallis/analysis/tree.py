@@ -12,11 +12,11 @@ from torch import Tensor
 
 from tsallis.analysis.record import Symbols
 from tsallis.analysis.tables import Record
-from tsallis.data.vocabulary import BOS, EOS
 from tsallis.models.protocol import Decoder
 from tsallis.search import Result
 from tsallis.search.certificate import Kind
 from tsallis.search.step import advance, evaluating
+from tsallis.special_symbols import BOS, EOS
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class _Known:
     """Centres and covariances of a basis, and matrices made of them, as long as its tensors are what they were."""
 
     def __init__(self, basis: Basis, versions: list[tuple[Tensor, int]], like: Tensor) -> None:
-        self.seen = versions
+        self.versions = versions
         with torch.inference_mode(False), torch.no_grad():
             gaussians = basis.gaussians(torch.zeros((), dtype=torch.float64, device=like.device))
             self.centres, self.covs = cast(tuple[Tensor, Tensor], gaussians)
@@ -130,11 +130,11 @@ def _knowledge(basis: Basis, like: Tensor) -> _Known:
         return _Known(basis, [], like)
     versions = [(b, b._version) for b in buffers]
     entry = _known.get(basis)
-    same = entry is not None and entry.centres.device == like.device and len(versions) == len(entry.seen)
+    same = entry is not None and entry.centres.device == like.device and len(versions) == len(entry.versions)
     if (
         entry is None
         or not same
-        or any(a is not b or v != w for (a, v), (b, w) in zip(versions, entry.seen, strict=True))
+        or any(a is not b or v != w for (a, v), (b, w) in zip(versions, entry.versions, strict=True))
     ):
         entry = _known[basis] = _Known(basis, versions, like)
     return entry
@@ -204,8 +204,8 @@ def wave_expectation(basis: Basis, mean: Tensor, factor: Tensor, order: float) -
         expectations = cast(Tensor, _Waves.apply(centre - waves.origin, spread.index_select(0, some), waves))
         elsewhere = ((centre.detach().unsqueeze(-2) - waves.centres).abs() > waves.half).any(-1)  # there images are
         values.append(expectations * (~elsewhere).to(expectations))
-    together = torch.cat(values).index_select(0, by_size.argsort())
-    return together.view(*mean.shape[:-1], -1)
+    whole = torch.cat(values).index_select(0, by_size.argsort())
+    return whole.view(*mean.shape[:-1], -1)
 
 
 class _Waves(Function):

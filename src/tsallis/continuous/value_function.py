@@ -227,7 +227,7 @@ class ValueFunction(nn.Module):
         if not (math.isfinite(ridge) and ridge > 0):
             raise ValueError(f"ridge must be positive and finite, got {ridge:g}")
         self.basis, self.ridge = basis, float(ridge)
-        self._kept: OrderedDict[object, Tensor] = OrderedDict()
+        self._solvers: OrderedDict[object, Tensor] = OrderedDict()
 
     def forward(
         self,
@@ -320,16 +320,16 @@ class ValueFunction(nn.Module):
         dtype = widen(like).dtype
         versions = tuple((b.data_ptr(), b._version) for b in self.basis.buffers())
         key = (layout, like.device, dtype, self.ridge, versions)
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key]
+        if key in self._solvers:
+            self._solvers.move_to_end(key)
+            return self._solvers[key]
         _, *numbers = layout
         with torch.inference_mode(False), torch.no_grad():
             t = cell_centres(*numbers) if layout[0] == "line" else grid_centres(*numbers)  # type: ignore[arg-type]
             solver = ridge_regression(self.basis(t.to(like.device)), self.ridge).to(dtype)
-        self._kept[key] = solver
-        while len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
+        self._solvers[key] = solver
+        while len(self._solvers) > KEPT:
+            self._solvers.popitem(last=False)
         return solver
 
     def _at_positions(self, values: Tensor, positions: Tensor, keep: Tensor | None) -> Tensor:

@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from tsallis.data.ragged import Ragged, Rows
-from tsallis.data.vocabulary import BOS, EOS, PAD, UNK
 from tsallis.errors import InputError
+from tsallis.special_symbols import BOS, EOS, PAD, UNK
 
 IGNORED = -100
 

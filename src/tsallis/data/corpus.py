@@ -27,7 +27,7 @@ class Counts:
     """The numbers of pairs of a parallel text that were read, kept and left out."""
 
     read: int
-    kept: int
+    rows: int
     empty: int  # left out: a side without text
     long: int  # left out: a side of too many subwords
 

@@ -25,7 +25,7 @@ from tsallis.files import write_atomic
 
 CORPUS = "corpus.json"  # written last: with it a folder is a corpus
 SIDES = ("src", "tgt")
-FORMAT = 1
+FORMAT = 2
 CHUNK = 8192  # pairs encoded in one go
 
 
@@ -84,7 +84,7 @@ def encode_pairs(
     if max_length is not None and max_length < 1:
         raise ValueError(f"max_length must be at least 1, got {max_length}")
     folder = Path(folder)
-    pairs_read = kept = empty = 0
+    pairs_read = rows_count = empty = 0
     with contextlib.ExitStack() as stack:
         sides = [_Side(stack, folder, name, model, keep_text) for name, model in zip(SIDES, (src, tgt), strict=True)]
         stream = iter(pairs)
@@ -96,14 +96,16 @@ def encode_pairs(
             fits = filled if max_length is None else filled & (lengths <= max_length).all(0)
             for side, part, lines in zip(sides, rows, texts, strict=True):
                 side.extend(part, lines, np.flatnonzero(fits).tolist())
-            pairs_read, kept, empty = pairs_read + len(chunk), kept + int(fits.sum()), empty + int((~filled).sum())
-        if not kept:
+            pairs_read += len(chunk)
+            rows_count += int(fits.sum())
+            empty += int((~filled).sum())
+        if not rows_count:
             raise InputError(
                 f"{folder}: none of {pairs_read} pairs is left: {empty} have an empty side, the others are too long"
             )
         for side in sides:
             side.finish()
-    counts = Counts(pairs_read, kept, empty, pairs_read - kept - empty)
+    counts = Counts(pairs_read, rows_count, empty, pairs_read - rows_count - empty)
     content = {"format": FORMAT, "counts": asdict(counts), "max_length": max_length, "made_from": made_from}
     write_atomic(folder / CORPUS, json.dumps(content, indent=1, ensure_ascii=False))
     return open_corpus(folder)
@@ -146,8 +148,8 @@ def open_corpus(folder: Path | str) -> Corpus:
     except (KeyError, TypeError) as error:
         raise InputError(f"{folder / CORPUS}: not the description of a corpus (format, counts)") from error
     src, tgt = Ragged.open(folder / "src"), Ragged.open(folder / "tgt")
-    if not len(src) == len(tgt) == counts.kept:
-        raise InputError(f"{folder}: expected {counts.kept} pairs, found {len(src)} sources and {len(tgt)} targets")
+    if not len(src) == len(tgt) == counts.rows:
+        raise InputError(f"{folder}: expected {counts.rows} pairs, found {len(src)} sources and {len(tgt)} targets")
     return Corpus(src, tgt, counts)
 
 

@@ -95,7 +95,7 @@ class ArrayPictures:
 
     Args:
         array: [images, height, width, channels], uint8 or floating point.
-        place: where it is from, for errors.
+        source: where it is from, for errors.
         size: height and width that it should have.
 
     Raises:
@@ -106,18 +106,22 @@ class ArrayPictures:
     (torch.Size([2, 4, 5, 3]), False)
     """
 
-    def __init__(self, array: NDArray[Any], place: str = "images", size: tuple[int, int] | None = None) -> None:
+    def __init__(self, array: NDArray[Any], source: str = "images", size: tuple[int, int] | None = None) -> None:
         if array.ndim != 4 or not array.size:
-            raise InputError(f"{place}: expected an array [images, height, width, channels], found {list(array.shape)}")
+            raise InputError(
+                f"{source}: expected an array [images, height, width, channels], found {list(array.shape)}"
+            )
         pictures = array.dtype == np.uint8
         if not pictures and array.dtype.kind != "f":
-            raise InputError(f"{place}: expected pictures of uint8, or features in floating point, found {array.dtype}")
+            raise InputError(
+                f"{source}: expected pictures of uint8, or features in floating point, found {array.dtype}"
+            )
         if pictures and array.shape[-1] != 3:
-            raise InputError(f"{place}: expected pictures with 3 channels, found {array.shape[-1]}")
+            raise InputError(f"{source}: expected pictures with 3 channels, found {array.shape[-1]}")
         height, width, channels = array.shape[1:]
         if size is not None and tuple(size) != (height, width):
-            raise InputError(f"{place}: images of {height} x {width} stay so, {size[0]} x {size[1]} was asked for")
-        self.array, self.place, self.shape = array, place, (height, width, channels)
+            raise InputError(f"{source}: images of {height} x {width} stay so, {size[0]} x {size[1]} was asked for")
+        self.array, self.source, self.shape = array, source, (height, width, channels)
 
     def __len__(self) -> int:
         return len(self.array)
@@ -137,7 +141,7 @@ class ArrayPictures:
             row = self._row(name)
             if row is None:
                 last = len(self) - 1
-                raise InputError(f"{self.place}: images are numbered from 0 to {last}, there is no {describe(name)}")
+                raise InputError(f"{self.source}: images are numbered from 0 to {last}, there is no {describe(name)}")
             rows.append(row)
         images = self.array[rows]  # a copy, also of what is mapped
         return torch.from_numpy(images if images.dtype == np.uint8 else images.astype(np.float32, copy=False))
@@ -148,23 +152,23 @@ class Photos:
 
     Args:
         files: what each path gives when it is read.
-        place: where they are from, for errors.
+        source: where they are from, for errors.
         size: height and width; by default the first one's, which all must have.
 
     Raises:
         InputError: no images, or a first one that can't be read.
     """
 
-    def __init__(self, files: dict[str, Load], place: str, size: tuple[int, int] | None = None) -> None:
+    def __init__(self, files: dict[str, Load], source: str, size: tuple[int, int] | None = None) -> None:
         if not files:
-            raise InputError(f"{place}: no images in it, expected {', '.join(PHOTOS)}")
-        self.place, self.size = place, size
+            raise InputError(f"{source}: no images in it, expected {', '.join(PHOTOS)}")
+        self.source, self.size = source, size
         self._files = files
         self._paths: dict[str, list[str]] = {}
         for path in files:
             for name in {path, str(PurePosixPath(path).with_suffix(""))}:
                 self._paths.setdefault(name, []).append(path)
-        self._kept: dict[str, NDArray[np.uint8]] = {}
+        self._images: dict[str, NDArray[np.uint8]] = {}
         first = size or self._read(next(iter(files))).shape[:2]
         self.shape: tuple[int, int, int] = (first[0], first[1], 3)
 
@@ -181,45 +185,47 @@ class Photos:
     def _picture(self, name: str) -> NDArray[np.uint8]:
         paths = self._paths.get(name)
         if paths is None:
-            raise InputError(f"{self.place}: there is no image {describe(name)}")
+            raise InputError(f"{self.source}: there is no image {describe(name)}")
         if len(paths) > 1:
-            raise InputError(f"{self.place}: image {describe(name)} may be any of {', '.join(sorted(paths)[:4])}")
-        if paths[0] not in self._kept:
-            self._kept[paths[0]] = self._read(paths[0])
-        image = self._kept[paths[0]]
+            raise InputError(f"{self.source}: image {describe(name)} may be any of {', '.join(sorted(paths)[:4])}")
+        if paths[0] not in self._images:
+            self._images[paths[0]] = self._read(paths[0])
+        image = self._images[paths[0]]
         if image.shape != self.shape:
             size = f"{self.shape[0]} x {self.shape[1]}"
             raise InputError(
-                f"{self.place}: {paths[0]} has {image.shape[0]} x {image.shape[1]} pixels and not {size} as the "
+                f"{self.source}: {paths[0]} has {image.shape[0]} x {image.shape[1]} pixels and not {size} as the "
                 f"first one; give a size"
             )
         return image
 
     def _read(self, path: str) -> NDArray[np.uint8]:
-        return decode_picture(self._files[path](), f"{self.place}: {path}", self.size)
+        return decode_picture(self._files[path](), f"{self.source}: {path}", self.size)
 
 
-def decode_picture(content: bytes, place: str, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
+def decode_picture(content: bytes, source: str, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
     """Return the pixels [height, width, 3] of a JPEG or PNG file, brought to a size if one is given.
 
     Raises:
-        BadPicture: not such a file, or a damaged one; `place` is what it is called.
+        BadPicture: not such a file, or a damaged one; `source` is what it is called.
         InputError: without Pillow.
     """
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
-        raise InputError(f"{place}: JPEG and PNG files need Pillow: pip install 'tsallis[vision]'") from error
+        raise InputError(f"{source}: JPEG and PNG files need Pillow: pip install 'tsallis[vision]'") from error
     bad = (OSError, MemoryError, *BAD_HEADER, Image.DecompressionBombError)
     try:
         with Image.open(BytesIO(content), formats=("JPEG", "PNG")) as opened:
             if math.prod(opened.size) > MOST_PIXELS:
-                raise BadPicture(f"{place} has {opened.width} x {opened.height} pixels, {MOST_PIXELS} are read at most")
+                raise BadPicture(
+                    f"{source} has {opened.width} x {opened.height} pixels, {MOST_PIXELS} are read at most"
+                )
             image = ImageOps.exif_transpose(opened).convert("RGB")
     except BadPicture:
         raise
     except bad as error:
-        raise BadPicture(f"{place} can't be read as an image: {error}") from error
+        raise BadPicture(f"{source} can't be read as an image: {error}") from error
     if size is not None and image.size != size[::-1]:
         image = image.resize(size[::-1], Image.Resampling.BICUBIC)
     return np.array(image, np.uint8)

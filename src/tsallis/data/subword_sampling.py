@@ -16,7 +16,7 @@ from itertools import accumulate
 from random import Random
 from typing import NamedTuple
 
-from tsallis.data.vocabulary import UNK
+from tsallis.special_symbols import UNK
 
 NORMAL, USER_DEFINED, BYTE = 1, 4, 6  # types of pieces, as the model file numbers them
 UNKNOWN_PENALTY = 10.0  # below the worst piece, as in sentencepiece

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from tsallis.data.reading import read_bytes
 from tsallis.data.subword_sampling import NORMAL, LatticeSampler, MergeSampler, Piece, Sampler
-from tsallis.data.vocabulary import BOS, EOS, PAD, SPECIALS, UNK
 from tsallis.errors import InputError
 from tsallis.files import write_atomic
+from tsallis.special_symbols import BOS, EOS, PAD, SPECIALS, UNK
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,7 +31,7 @@ class Subwords:
 
     Args:
         model: the content of a sentencepiece `.model` file.
-        place: what an error calls it.
+        source: what an error calls it.
 
     Raises:
         InputError: anything that is no such model, or one that numbers the four otherwise.
@@ -41,18 +41,18 @@ class Subwords:
     ([6], '▁low', 'lower slow')
     """
 
-    def __init__(self, model: bytes, place: str = "subwords") -> None:
+    def __init__(self, model: bytes, source: str = "subwords") -> None:
         self.model = bytes(model)
-        self.kind = _kind(self.model, place)
+        self.kind = _kind(self.model, source)
         self._processor = _sentencepiece().SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(self.model)
         except (RuntimeError, ValueError) as error:
-            raise InputError(f"{place}: not a sentencepiece model") from error
+            raise InputError(f"{source}: not a sentencepiece model") from error
         special = tuple(getattr(self._processor, f"{name}_id")() for name in ("pad", "bos", "eos", "unk"))
         if special != (PAD, BOS, EOS, UNK):
             raise InputError(
-                f"{place}: expected padding, start, end and unknown to be 0, 1, 2, 3, "
+                f"{source}: expected padding, start, end and unknown to be 0, 1, 2, 3, "
                 f"found {', '.join(map(str, special))} "
                 "(spm_train --pad_id=0 --bos_id=1 --eos_id=2 --unk_id=3)"
             )

@@ -11,9 +11,8 @@ from pathlib import Path
 from tsallis.data.reading import read_bytes
 from tsallis.errors import InputError, describe
 from tsallis.files import write_atomic
+from tsallis.special_symbols import BOS, EOS, PAD, SPECIALS, UNK
 
-PAD, BOS, EOS, UNK = 0, 1, 2, 3
-SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 FORMAT = 1
 
 
@@ -104,23 +103,23 @@ class Vocabulary:
         return json.dumps(content, ensure_ascii=False, indent=0)
 
     @classmethod
-    def from_json(cls, text: str, place: str = "vocabulary") -> Vocabulary:
-        """Parse what :meth:`to_json` wrote; anything else is an :class:`~tsallis.errors.InputError` at `place`."""
+    def from_json(cls, text: str, source: str = "vocabulary") -> Vocabulary:
+        """Parse what :meth:`to_json` wrote; anything else is an :class:`~tsallis.errors.InputError` at `source`."""
         try:
             content = json.loads(text)
             symbols, fingerprint, version = content["symbols"], content["fingerprint"], content["format"]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise InputError(f"{place}: not a vocabulary file (JSON with format, fingerprint and symbols)") from error
+            raise InputError(f"{source}: not a vocabulary file (JSON with format, fingerprint and symbols)") from error
         if version != FORMAT:
-            raise InputError(f"{place}: vocabulary format {describe(version)}, this program reads {FORMAT}")
+            raise InputError(f"{source}: vocabulary format {describe(version)}, this program reads {FORMAT}")
         if not isinstance(symbols, list) or not all(isinstance(s, str) for s in symbols):
-            raise InputError(f"{place}: symbols must be a list of strings")
+            raise InputError(f"{source}: symbols must be a list of strings")
         try:
             vocabulary = cls(symbols)
         except InputError as error:
-            raise InputError(f"{place}: {error}") from error
+            raise InputError(f"{source}: {error}") from error
         if vocabulary.fingerprint() != fingerprint:
-            raise InputError(f"{place}: symbols and fingerprint don't belong together: the file was changed or cut")
+            raise InputError(f"{source}: symbols and fingerprint don't belong together: the file was changed or cut")
         return vocabulary
 
     def save(self, path: Path | str) -> None:

@@ -127,7 +127,7 @@ def read_part(part: Part, path: Path) -> Iterator[bytes]:
     where = f"{path.name}: {part.member}" if part.member else path.name
     with _blame(part, where):
         step = abs(part.every)
-        for number, line in enumerate(_wanted(part, path, where), start=1):
+        for number, line in enumerate(_member_lines(part, path, where), start=1):
             if not step or (number % step == 0) == (part.every > 0):
                 yield line
 
@@ -142,11 +142,11 @@ def _blame(part: Part, where: str) -> Iterator[None]:
         raise NotIt(f"{where}: can't be unpacked: {error or type(error).__name__}") from error
 
 
-def _wanted(part: Part, path: Path, where: str) -> Iterator[bytes]:
+def _member_lines(part: Part, path: Path, where: str) -> Iterator[bytes]:
     if part.packing == "tar-folder":
         yield from read_folder(part, path, {"patients": converters.patients, "reviews": converters.reviews}[part.form])
         return
-    with _opened(part, path) as stream:
+    with _open_part(part, path) as stream:
         if part.form == "questions":
             yield from converters.questions(_whole(stream, where), where)
             return
@@ -166,7 +166,7 @@ def _wanted(part: Part, path: Path, where: str) -> Iterator[bytes]:
 
 
 @contextmanager
-def _opened(part: Part, path: Path) -> Iterator[Stream]:
+def _open_part(part: Part, path: Path) -> Iterator[Stream]:
     if part.packing == "plain":
         with path.open("rb") as stream:
             yield stream

@@ -109,14 +109,14 @@ def known(file: SourceFile, path: Path) -> str:
     return f"the file that {record_of(path).name} describes" if recorded else "the known file"
 
 
-def same_digest(file: SourceFile, found: Path, path: Path) -> bool:
-    """Tell whether `found` has the digest of the file at `path`; True where none is published or recorded."""
+def same_digest(file: SourceFile, candidate: Path, path: Path) -> bool:
+    """Tell whether `candidate` has the digest of the file at `path`; True where none is published or recorded."""
     if file.sha256 is not None:
-        return _digest(found) == file.sha256
+        return _digest(candidate) == file.sha256
     if file.md5 is not None:
-        return _digest(found, "md5") == file.md5
+        return _digest(candidate, "md5") == file.md5
     record = record_of(path)
-    return not record.exists() or _digest(found) == record.read_text(encoding="utf-8").split(" ")[0]
+    return not record.exists() or _digest(candidate) == record.read_text(encoding="utf-8").split(" ")[0]
 
 
 def record_of(path: Path) -> Path:

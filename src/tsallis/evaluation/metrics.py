@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tsallis.data.batching import Batch, counted
 from tsallis.data.corpus import Corpus
-from tsallis.data.vocabulary import BOS, EOS
 from tsallis.search import Result, beam_search, score
 from tsallis.search.step import evaluating
+from tsallis.special_symbols import BOS, EOS
 
 WHOLE = 1 - 1e-6  # a hypothesis with at least this much probability has all of it, up to rounding
 AT_ONCE = 1 << 24  # scores computed together

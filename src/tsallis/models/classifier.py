@@ -86,13 +86,13 @@ class BiLSTM(nn.Module):
             position <= last, last - position, position
         )  # [batch, src]; turning twice changes nothing
         ahead, _ = self.forwards(x)
-        back, _ = self.backwards(_taken(x, reverse))
-        back = _taken(back, reverse)
+        back, _ = self.backwards(_gather_rows(x, reverse))
+        back = _gather_rows(back, reverse)
         states = torch.cat([ahead, back], -1)
-        return states, torch.cat([_taken(ahead, last).squeeze(1), back[:, 0]], -1)
+        return states, torch.cat([_gather_rows(ahead, last).squeeze(1), back[:, 0]], -1)
 
 
-def _taken(x: Tensor, index: Tensor) -> Tensor:
+def _gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """Gather the rows [batch, places] of each [batch, src, size]."""
     return x.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 

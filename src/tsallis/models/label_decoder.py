@@ -18,9 +18,7 @@ from tsallis.models.protocol import Decoded, Memory, Step
 from tsallis.models.vqa import GridAttention, VisualAnswerer
 from tsallis.nn import OutputLayer
 from tsallis.ops.autograd.rows import traced
-
-BOS, EOS = 1, 2
-FIRST = 4  # the first label's number: those before it are padding, start, end and unknown
+from tsallis.special_symbols import BOS, EOS, FIRST
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from tsallis.models.sharing import SHARES, share_embeddings, shared_parameters
 from tsallis.nn import ContinuousGlobalAttention, GlobalAttention, OutputLayer
 from tsallis.nn.dropout import dropout_mask
 from tsallis.nn.output import transform_alpha
+from tsallis.special_symbols import BOS, PAD, UNK
 
 PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # of a layer of nn.LSTM
 INITIAL = 0.1  # parameters start uniform in [-0.1, 0.1], as in OpenNMT's LSTM models
@@ -109,7 +110,7 @@ class RNNSeq2Seq(nn.Module):
         output_alpha: float = 1.5,
         tau: float = 0.0,
         input_feeding: bool = True,
-        forbidden: Sequence[int] = (0, 1, 3),
+        forbidden: Sequence[int] = (PAD, BOS, UNK),
         share: str = "none",
         density: str | float | None = None,
         combine: bool = True,

@@ -35,12 +35,12 @@ class SinusoidalPositions(nn.Module):
         """Return the encodings [count, d_model] from `first` on, or [batch, 1, d_model] of a `first` [batch]."""
         if isinstance(first, Tensor):
             last = int(first.max()) + 1 if len(first) else 1
-            return self._kept(last, like)[first].unsqueeze(1)
-        return (
-            self._computed(first, count, like) if traced() else self._kept(first + count, like)[first : first + count]
-        )
+            return self._table_for(last, like)[first].unsqueeze(1)
+        if traced():
+            return self._computed(first, count, like)
+        return self._table_for(first + count, like)[first : first + count]
 
-    def _kept(self, count: int, like: Tensor) -> Tensor:
+    def _table_for(self, count: int, like: Tensor) -> Tensor:
         table = self._table
         if table is None or len(table) < count or table.dtype != like.dtype or table.device != like.device:
             with torch.inference_mode(False):  # serves any mode afterwards

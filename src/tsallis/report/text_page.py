@@ -143,14 +143,14 @@ def _fill(strip: Axes, view: View, line: Line, count: int) -> None:
         if upper <= bounds[0] or lower >= bounds[1]:
             continue
         inside = torch.tensor([max(lower, bounds[0]), min(upper, bounds[1])], dtype=torch.float64)
-        a, b = place(inside, line, count).tolist()
+        a, b = to_line(inside, line, count).tolist()
         underline(strip, [(a, b)], drop, DENSITY, dashed=spans is None, label="support")
         for end, x_end in ((lower, a), (upper, b)):
             if spans is not None and bounds[0] <= end <= bounds[1]:
                 strip.axvline(x_end, color=DENSITY, linewidth=0.8, linestyle=(0, (2, 2)), label="end of the support")
 
 
-def place(t: Tensor, line: Line, count: int) -> Tensor:
+def to_line(t: Tensor, line: Line, count: int) -> Tensor:
     """Map positions in the text, from 0 to 1, to points along a line, in proportion within each word."""
     words = t * count - line.first
     cell = words.floor().clamp(0, len(line.edges) - 2).long()

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tsallis.data.vocabulary import BOS
 from tsallis.models.protocol import Decoder
 from tsallis.search.certificate import Result
 from tsallis.search.step import Expansion, Prefix, Search, advance, at_least_one, evaluating, nth_best, step_limit
+from tsallis.special_symbols import BOS
 
 SORTED = 4096  # of more symbols only the largest are found: ties among vocabularies of words do not matter
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tsallis.data.vocabulary import BOS, EOS
 from tsallis.models.protocol import Decoder
 from tsallis.search.step import advance, at_least_one, evaluating, step_limit
+from tsallis.special_symbols import BOS, EOS
 
 
 @torch.no_grad()

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsallis.data.vocabulary import BOS, EOS
 from tsallis.models.protocol import Decoder
 from tsallis.search.certificate import Hypothesis, Result, certify
+from tsallis.special_symbols import BOS, EOS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

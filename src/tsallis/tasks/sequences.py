@@ -11,7 +11,7 @@ from pydantic import Field
 from tsallis.config import Alpha, Basis, Density, Depth, Map, Size
 from tsallis.data.batching import Batch, counted
 from tsallis.data.corpus import Corpus, SampledCorpus
-from tsallis.data.vocabulary import BOS
+from tsallis.special_symbols import BOS
 from tsallis.errors import InputError
 from tsallis.functional import estimate_tau, estimate_tau_from_scores
 from tsallis.report import attention_matrix

@@ -134,7 +134,7 @@ class Checkpoints:
             before = self._write(
                 index, name, {MODEL: safetensors.torch.save(_once(model)), TRAINING: stream.getvalue()}, facts
             )
-            history = (*index.kept, name) if validated else index.kept
+            history = (*index.validated, name) if validated else index.validated
             changes = {
                 "last": name,
                 "best": name if best or index.best is None else index.best,
@@ -179,7 +179,7 @@ class Checkpoints:
             InputError: fewer checkpoints than asked for, damaged ones, or ones of different models.
         """
         with writing(self.folder, self.lock):
-            if not (candidates := self.index().kept):
+            if not (candidates := self.index().validated):
                 raise InputError(f"{self.folder}: no validated checkpoint was kept yet")
             if last is not None and not 1 <= last <= len(candidates):
                 raise InputError(

@@ -55,7 +55,7 @@ class TrainingDisplay:
 
     def _print_counts(self, counts: Counts | None) -> None:
         """Say how much of the training data is left out."""
-        if counts is not None and counts.kept < counts.read:
+        if counts is not None and counts.rows < counts.read:
             self.console.print(
                 f"Left out of {counts.read} examples: {counts.long} longer than data.max_length, "
                 f"{counts.empty} with an empty side",

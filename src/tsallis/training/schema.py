@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -18,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from tsallis.errors import InputError
+from tsallis.errors import InputError, describe
 from tsallis.files import read_file
 
 LARGEST = 1 << 26  # bytes of a JSON file; those of runs have some kB
@@ -52,18 +51,20 @@ R = TypeVar("R", bound=BaseModel)
 class Index(Record):
     """`checkpoints/index.json`: what the folders beside it are."""
 
+    model_config = ConfigDict(populate_by_name=True)
+
     last: Step | None = None
     best: Step | None = None
-    kept: tuple[Step, ...] = ()  # validated ones, to be averaged
+    validated: tuple[Step, ...] = Field((), alias="kept")  # the last ones, to be averaged
     average: Average | None = None
     finished: bool
     discard: tuple[Step | Average, ...] = ()  # superseded, or not yet whole: the only ones that may be removed
 
     @model_validator(mode="after")
     def _in_order(self) -> Index:
-        if (self.last is None) != (self.best is None) or (self.last is None and (self.kept or self.average)):
+        if (self.last is None) != (self.best is None) or (self.last is None and (self.validated or self.average)):
             raise ValueError("last and best must both name a checkpoint, or none may be named at all")
-        if len(set(self.kept)) != len(self.kept):
+        if len(set(self.validated)) != len(self.validated):
             raise ValueError("kept names a checkpoint twice")
         if both := self.names & set(self.discard):
             raise ValueError(f"{min(both)} stands both among the checkpoints and in discard")
@@ -72,7 +73,7 @@ class Index(Record):
     @property
     def names(self) -> set[str]:
         """Every folder that must be there."""
-        return {name for name in (self.last, self.best, self.average, *self.kept) if name is not None}
+        return {name for name in (self.last, self.best, self.average, *self.validated) if name is not None}
 
 
 class Sum(Record):
@@ -114,7 +115,7 @@ class ModelRecord(Record):
             if key in RENAMED:
                 raise ValueError(f"{key} is now called {RENAMED[key]}: rename it in this file and in config.yaml")
             if key in COUNTED and type(value) is not int:
-                raise ValueError(f"{key} must be a whole number, found {reprlib.repr(value)}")
+                raise ValueError(f"{key} must be a whole number, found {describe(value)}")
             for part in value if isinstance(value, list) else [value]:
                 _check_argument(key, part)
         for key in ("src_vocab", "tgt_vocab"):
@@ -131,7 +132,7 @@ def _check_argument(key: str, value: Any) -> None:
         raise ValueError(f"{key} must be finite, found {value}")
     largest = 10_000 if key in COUNTED else 2**31 - 1
     if isinstance(value, (int, float)) and not -(2**31) <= value <= largest:
-        raise ValueError(f"{key} must be at most {largest}, found {reprlib.repr(value)}")
+        raise ValueError(f"{key} must be at most {largest}, found {describe(value)}")
 
 
 class TaskRecord(Record):
@@ -196,20 +197,20 @@ def read_record(path: Path, kind: type[R]) -> R:
     return parse_record(read_file(path, LARGEST), kind, str(path))
 
 
-def parse_record(blob: bytes, kind: type[R], place: str) -> R:
-    """Return what JSON stands for; errors begin with `place`."""
+def parse_record(blob: bytes, kind: type[R], name: str) -> R:
+    """Return what JSON stands for; errors begin with `name`."""
     try:
         return kind.model_validate_json(blob)
     except ValidationError as error:
-        raise InputError(f"{place}: {explain(error)}") from error
+        raise InputError(f"{name}: {explain(error)}") from error
 
 
-def check_record(content: Any, kind: type[R], place: str) -> R:
-    """Return values as a record; errors begin with `place`."""
+def check_record(content: Any, kind: type[R], name: str) -> R:
+    """Return values as a record; errors begin with `name`."""
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        raise InputError(f"{place}: {explain(error)}") from error
+        raise InputError(f"{name}: {explain(error)}") from error
 
 
 def as_json(record: BaseModel) -> dict[str, Any]:
@@ -229,7 +230,7 @@ def explain(error: ValidationError) -> str:
 
 def _mistake(detail: Mapping[str, Any]) -> str:
     path, message = _path(detail["loc"]), detail["msg"].removeprefix("Value error, ")
-    kind, value = detail["type"], reprlib.repr(detail["input"])
+    kind, value = detail["type"], describe(detail["input"])
     if kind == "missing":
         return f"{path}: missing"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):

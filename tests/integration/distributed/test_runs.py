@@ -93,10 +93,10 @@ def test_a_killed_run_goes_on_to_the_bit(folders: Path) -> None:
     whole, killed = folders / "whole", folders / "killed"
     index = checkpoints(whole).index()
     assert index.finished and index == checkpoints(killed).index()
-    assert len(index.kept) == 2
+    assert len(index.validated) == 2
     assert (whole / "log.jsonl").read_bytes() == (killed / "log.jsonl").read_bytes()
     assert [e["step"] for e in events(whole)] == [3, 6, 9, 12]
-    for name in {index.last, index.best, *index.kept}:
+    for name in {index.last, index.best, *index.validated}:
         one, other = (folder / "checkpoints" / name / "model.safetensors" for folder in (whole, killed))
         assert one.read_bytes() == other.read_bytes(), name
     states = [checkpoints(folder).load_training("last") for folder in (whole, killed)]

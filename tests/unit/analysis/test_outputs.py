@@ -24,12 +24,12 @@ from tsallis.analysis import (
 from tsallis.analysis.record import transformer_attentions
 from tsallis.data.batching import counted
 from tsallis.data.corpus import Corpus
-from tsallis.data.vocabulary import BOS, EOS
 from tsallis.errors import InputError
 from tsallis.evaluation.metrics import empty_log_probs, teacher_forced_scores
 from tsallis.nn import MultiheadAttention, OutputLayer
 from tsallis.ops import reference
 from tsallis.search import Certificate, Hypothesis, Result, beam_search, exhaustive
+from tsallis.special_symbols import BOS, EOS
 
 OUTPUTS: list[dict[str, Any]] = [
     {"output": "softmax"},

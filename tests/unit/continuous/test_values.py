@@ -164,7 +164,7 @@ def test_regressions_are_remembered_until_something_moves(monkeypatch: pytest.Mo
     assert len(solved) == 5
     for length in range(1, module.KEPT + 20):
         fit(torch.randn(length, 1))
-    assert len(fit._kept) == module.KEPT
+    assert len(fit._solvers) == module.KEPT
     assert "basis.centres" in fit.state_dict()
 
 

@@ -15,7 +15,7 @@ from tsallis.data import BatchPlan, Vocabulary, make_batch
 from tsallis.data.batching import IGNORED
 from tsallis.data.corpus import Corpus
 from tsallis.data.ragged import Ragged
-from tsallis.data.vocabulary import BOS, EOS, PAD
+from tsallis.special_symbols import BOS, EOS, PAD
 from tsallis.errors import InputError
 from tsallis.tasks.inflection import InflectionExample, encode_examples
 

@@ -128,7 +128,7 @@ def test_what_is_encoded_and_what_is_left_out(tmp_path: Path, monkeypatch: pytes
     limit = max(len(m.encode(t)) for m, texts in ((SRC, GERMAN), (TGT, ENGLISH)) for t in texts)
     corpus = encode_pairs(iter(pairs), tmp_path / "c", SRC, TGT, limit, keep_text=True, made_from={"a": 1})
     assert corpus.src == SRC.encode_many(GERMAN) and corpus.tgt == TGT.encode_many(ENGLISH)
-    assert corpus.counts == Counts(read=9, kept=5, empty=3, long=1)
+    assert corpus.counts == Counts(read=9, rows=5, empty=3, long=1)
     assert corpus.digest() == Corpus(SRC.encode_many(GERMAN), TGT.encode_many(ENGLISH)).digest()
     assert [bytes(r).decode() for r in Ragged.open(tmp_path / "c" / "src.text")] == GERMAN
     assert [bytes(r).decode() for r in Ragged.open(tmp_path / "c" / "tgt.text")] == ENGLISH

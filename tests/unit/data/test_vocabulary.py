@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsallis.data import Vocabulary
-from tsallis.data.vocabulary import BOS, EOS, PAD, SPECIALS, UNK
 from tsallis.errors import InputError
+from tsallis.special_symbols import BOS, EOS, PAD, SPECIALS, UNK
 
 # JSON as UTF-8 can't hold half a surrogate pair, and no file that was read has one.
 SYMBOLS = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)

@@ -8,7 +8,7 @@ import torch
 from contract.tables import trie
 from tsallis.data import Vocabulary
 from tsallis.data.corpus import Corpus
-from tsallis.data.vocabulary import EOS
+from tsallis.special_symbols import EOS
 from tsallis.evaluation.metrics import (
     WHOLE,
     Evaluation,

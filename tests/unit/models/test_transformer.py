@@ -329,8 +329,8 @@ def test_sources_without_rows_are_no_longer_computed() -> None:
         state, rows = step.state.select(torch.tensor(keep)), rows[keep]
         history = torch.cat([history[keep], torch.randint(4, 11, (len(rows), 1))], 1)
     assert seen == [8, 8, 3, 3, 1]  # compacted when half of them have no row
-    assert state.live is not None and state.live[1].tolist() == rows[:1].tolist()
-    assert found.step(state, history[:, -1]).state.live[0] is state.live[0]  # once, not at every step
+    assert state.active is not None and state.active[1].tolist() == rows[:1].tolist()
+    assert found.step(state, history[:, -1]).state.active[0] is state.active[0]  # once, not at every step
 
 
 @torch.no_grad()
@@ -367,7 +367,7 @@ def test_rows_find_their_places_and_come_back(source: list[int]) -> None:
     for number in range(3):
         rows = x[[i for i, s in enumerate(source) if s == number], 0]
         assert grouped[number, : len(rows)].equal(rows) and (grouped[number, len(rows) :] == 0).all()
-    assert (places.place is None) == (source in ([0, 1, 2], [0, 0, 1, 1, 2, 2]))
+    assert (places.slot is None) == (source in ([0, 1, 2], [0, 0, 1, 1, 2, 2]))
 
 
 def test_states_of_different_sources_go_on_together() -> None:

@@ -230,7 +230,7 @@ def test_a_page_has_each_word_once_and_what_it_gets_above_it() -> None:
 def test_places_in_a_line_go_by_the_share_of_a_word() -> None:
     line = text_page.Line(2, torch.tensor([0.0, 10.0, 40.0], dtype=torch.float64))
     t = torch.tensor([0.5, 0.625, 0.875, 1.0], dtype=torch.float64)
-    assert text_page.place(t, line, 4).tolist() == [0.0, 5.0, 25.0, 40.0]
+    assert text_page.to_line(t, line, 4).tolist() == [0.0, 5.0, 25.0, 40.0]
 
 
 def test_several_pages_and_axes_of_ones_own() -> None:

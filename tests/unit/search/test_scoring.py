@@ -10,9 +10,9 @@ from torch import nn
 
 from contract.tables import EOS, A, B, random_table, sources, trie
 from tsallis.data.batching import make_batch
-from tsallis.data.vocabulary import BOS
 from tsallis.models import RNNSeq2Seq
 from tsallis.search import Certificate, Ensemble, Hypothesis, Result, beam_search, exhaustive, sample, score
+from tsallis.special_symbols import BOS
 
 ROWS = {(): {A: 0.75, B: 0.25}, (A,): {EOS: 1.0}, (B,): {A: 0.5, EOS: 0.5}, (B, A): {EOS: 1.0}}
 

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsallis.data.ragged import Ragged
-from tsallis.data.vocabulary import UNK, Vocabulary
+from tsallis.data.vocabulary import Vocabulary
+from tsallis.special_symbols import UNK
 from tsallis.errors import InputError
 from tsallis.tasks.base import Vocabularies
 from tsallis.tasks.classification import (

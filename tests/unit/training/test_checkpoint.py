@@ -74,7 +74,7 @@ def test_the_last_validated_ones_are_kept(tmp_path: Path) -> None:
     for step, validated in ((1, True), (2, False), (3, True), (4, False), (5, True), (6, False)):
         save(checkpoints, step, best=step == 1, validated=validated)
     index = checkpoints.index()
-    assert index.kept == ("step-00000003", "step-00000005")
+    assert index.validated == ("step-00000003", "step-00000005")
     assert (index.best, index.last) == ("step-00000001", "step-00000006")
     assert names(tmp_path) == {"index.json", *(f"step-0000000{i}" for i in (1, 3, 5, 6))}
 

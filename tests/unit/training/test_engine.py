@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from tsallis.data.batching import IGNORED, Batch, make_batch
-from tsallis.data.vocabulary import UNK
 from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.nn import PerHeadAlpha
+from tsallis.special_symbols import UNK
 from tsallis.training.distributed import World
 from tsallis.training.engine import Engine, EngineSettings, Objective, counted
 

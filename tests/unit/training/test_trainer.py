@@ -229,7 +229,7 @@ def test_validation_after_so_many_updates(tmp_path: Path) -> None:
         ("epoch", 8),
     ]
     assert ["dev_loss" in e for e in events] == [True, False, True, True]
-    kept = Checkpoints(tmp_path / "whole" / "checkpoints").index().kept
+    kept = Checkpoints(tmp_path / "whole" / "checkpoints").index().validated
     assert kept == tuple(f"step-0000000{i}" for i in (3, 6, 8))
     with pytest.raises(Killed):
         trainer(tmp_path / "killed", settings, kill_after(7)).run()

@@ -322,7 +322,7 @@ class Elliptical(Density):
     def _expect(self, function: Function, points: Points) -> Tensor:
         if not isinstance(function, Basis):
             rule = self._rule(UNKNOWN, points if points is not None else 128 if self.dims == 1 else (32, 64))
-            values = function(self._place(rule))
+            values = function(self._to_points(rule))
             axis = len(self.batch_shape)
             weights = rule.weights.expand(*self.batch_shape, -1)
             return (weights.reshape(weights.shape + (1,) * (values.dim() - axis - 1)) * values).sum(axis)
@@ -332,12 +332,12 @@ class Elliptical(Density):
         if closed is not None:
             return closed
         if points is None:
-            found = self._by_waves(function)
-            if found is not None:
-                return found
+            expectation = self._by_waves(function)
+            if expectation is not None:
+                return expectation
         rule = self._rule(self._growth(function, points), points)
         if self.dims == 1:
-            return function.weighted_sum(rule.weights, self._place(rule))
+            return function.weighted_sum(rule.weights, self._to_points(rule))
         u, v = rule.nodes.unbind(-1)
         factor, mean = self._factor.unsqueeze(-3), self._mean.unsqueeze(-2)
         x = mean[..., 0] + factor[..., 0, 0] * u  # [..., points]
@@ -360,7 +360,7 @@ class Elliptical(Density):
         widest = self._widest() or math.nan
         return Growth(basis.frequency * widest, widest / basis.width, basis.degree)
 
-    def _place(self, rule: Rule) -> Tensor:
+    def _to_points(self, rule: Rule) -> Tensor:
         """Map the nodes of a standardised rule to this density's points [..., points] or [..., points, n]."""
         if self.dims == 1:
             return self._mean.unsqueeze(-1) + self._factor.unsqueeze(-1) * rule.nodes

@@ -84,9 +84,9 @@ class Mixture(Density):
         return values[0] if self.stacked else torch.stack(list(values), values[0].dim() - trailing)
 
     def _mix(self, values: Sequence[Tensor], trailing: int) -> Tensor:
-        together = self._gather(values, trailing)
+        stacked = self._gather(values, trailing)
         weights = self.weights.reshape(self.weights.shape + (1,) * trailing)
-        return (weights * together).sum(-1 - trailing)
+        return (weights * stacked).sum(-1 - trailing)
 
     def _spread_out(self, t: Tensor) -> Tensor:
         """Give points the dimension of the components, where these are stacked."""

@@ -61,12 +61,12 @@ class Past:
 class Places:
     """Rows of one source as several queries of one batch element, so that no source is copied for its rows.
 
-    `place` says where each row stands among `sources * width` of them; None, where rows and places are the same.
+    `slot` says where each row stands among `sources * width` of them; None, where rows and places are the same.
     """
 
     sources: int
     width: int
-    place: Tensor | None  # [rows]
+    slot: Tensor | None  # [rows]
 
     @classmethod
     def of(cls, source: Tensor, sources: int) -> Places:
@@ -81,14 +81,14 @@ class Places:
 
     def gather(self, x: Tensor) -> Tensor:
         """Map [rows, 1, size] to [sources, width, size], zeros where no row is."""
-        if self.place is not None:
-            x = x.new_zeros(self.sources * self.width, x.shape[2]).index_copy(0, self.place, x.squeeze(1))
+        if self.slot is not None:
+            x = x.new_zeros(self.sources * self.width, x.shape[2]).index_copy(0, self.slot, x.squeeze(1))
         return x.reshape(self.sources, self.width, -1)
 
     def scatter(self, x: Tensor) -> Tensor:
         """Map [sources, width, size] to [rows, 1, size]."""
         x = x.flatten(0, 1).unsqueeze(1)
-        return x if self.place is None else x.index_select(0, self.place)
+        return x if self.slot is None else x.index_select(0, self.slot)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class TransformerState:
     past: Past
     steps: int  # tokens read, by the row that has read most
     read: Tensor | None = None  # [rows], where not all have read as many
-    live: tuple[Sources, Tensor] | None = None  # some sources, among them all that rows attend to; their indices
+    active: tuple[Sources, Tensor] | None = None  # some sources, among them all that rows attend to; their indices
 
     def select(self, index: Tensor) -> TransformerState:
         rows = len(self.source)
@@ -112,7 +112,7 @@ class TransformerState:
             steps = int(counts.max())
             counts = None if bool((counts == steps).all()) else counts
         past = self.past.select(index, steps)
-        return TransformerState(self.sources, self.source[index], past, steps, counts, self.live)
+        return TransformerState(self.sources, self.source[index], past, steps, counts, self.active)
 
     @staticmethod
     def join(states: Sequence[TransformerState]) -> TransformerState:
@@ -132,7 +132,7 @@ class TransformerState:
 
     def looked_at(self) -> tuple[Sources, Tensor]:
         """Return the sources to compute, at most twice as many as rows look at, and which of all they are, in order."""
-        sources, which = self.live or (self.sources, torch.arange(len(self.sources), device=self.source.device))
+        sources, which = self.active or (self.sources, torch.arange(len(self.sources), device=self.source.device))
         index = self.source.unique()
         return (self.sources.select(index), index) if 2 * len(index) <= len(sources) else (sources, which)
 
@@ -179,10 +179,10 @@ class Reading:
             self.buffers.append(self._added(have, new))
         return self.read()
 
-    def following(self, state: TransformerState, live: tuple[Sources, Tensor] | None) -> TransformerState:
+    def following(self, state: TransformerState, active: tuple[Sources, Tensor] | None) -> TransformerState:
         """Return the state after the step, when all layers have added."""
         past = self.past if self.in_place else Past(tuple(self.buffers), self.steps + 1)
-        return TransformerState(state.sources, state.source, past, self.steps + 1, self.lengths, live)
+        return TransformerState(state.sources, state.source, past, self.steps + 1, self.lengths, active)
 
     def _added(self, have: Tensor, new: Tensor) -> Tensor:
         if self.in_place:

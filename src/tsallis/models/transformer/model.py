@@ -26,6 +26,7 @@ from tsallis.nn import (
 from tsallis.nn.dropout import Dropout
 from tsallis.nn.positions import SinusoidalPositions
 from tsallis.ops.autograd.rows import traced
+from tsallis.special_symbols import BOS, PAD, UNK
 
 KINDS = ("encoder", "decoder", "cross")
 ATTENTIONS = ("softmax", "sparsemax", "entmax", "learned")
@@ -121,7 +122,7 @@ class TransformerSeq2Seq(nn.Module):
         output_alpha: float = 1.5,
         tau: float = 0.0,
         share: str = "none",
-        forbidden: Sequence[int] = (0, 1, 3),
+        forbidden: Sequence[int] = (PAD, BOS, UNK),
         encoder_layers: int | None = None,
         decoder_layers: int | None = None,
         checkpoint_activations: bool = False,

@@ -200,7 +200,7 @@ class ContinuousAttention(nn.Module):
         if query is None:
             raise ValueError(f"moments={self.moments!r} needs a query")
         if self.moments == "scores":
-            scores = self._given(query, values)
+            scores = self._expand_scores(query, values)
         else:
             if query.dim() not in (2, 3) or query.shape[-1] != self.d_query or len(query) != len(values):
                 raise ValueError(
@@ -225,7 +225,7 @@ class ContinuousAttention(nn.Module):
         assert self.mix is not None
         return self.mix
 
-    def _given(self, scores: Tensor, values: Tensor) -> Tensor:
+    def _expand_scores(self, scores: Tensor, values: Tensor) -> Tensor:
         """Expand scores [batch, length] or [batch, queries, length] to [batch, heads, queries, length]."""
         check_floating(scores, "scores")
         shape = (values.shape[0], values.shape[1])

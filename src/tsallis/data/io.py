@@ -1,0 +1,300 @@
+"""Files: written in one step, read whole or line by line; an error names the file and what is wrong with it."""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import gzip
+import json
+import lzma
+import os
+import re
+import stat
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Protocol, cast
+
+from tsallis.errors import InputError, memory_for
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of a file system without any
+# Not there on every system: a fifo opened without it waits for whoever writes into it.
+NONBLOCK = getattr(os, "O_NONBLOCK", 0)
+PACKED = ("", ".xz", ".gz")  # what the name of a text file may have behind it
+LONGEST = 1 << 24  # bytes of a line
+PLAUSIBLE = 1 << 26  # bytes that anything may unpack to
+RATIO = 200  # times its size that a longer text may unpack to
+DAMAGED = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
+OPEN_ALREADY = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # names of what the process was started with
+
+
+class TooLarge(InputError):
+    """A packed file that outgrows what text can be packed to."""
+
+
+class Stream(Protocol):
+    """Anything that can be read to its end."""
+
+    def read(self, size: int = ..., /) -> bytes: ...
+
+    def readline(self, size: int = ..., /) -> bytes: ...
+
+
+def write_atomic(path: Path | str, data: bytes | str) -> None:
+    """Put `data` at `path` in one step: readers see the old file or the new one, never a part of it.
+
+    Text is written as UTF-8. The temporary file lies beside the target (a rename is atomic only inside one file
+    system) and is flushed to the disk before it takes the target's name. The folder must be there.
+
+    Raises:
+        OSError: whatever the system says; what was at `path` is then still there, and nothing beside it.
+
+    >>> import tempfile, pathlib
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> write_atomic(folder / "a.txt", "whole")
+    >>> (folder / "a.txt").read_text()
+    'whole'
+    """
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        try:
+            write_all(handle, data.encode("utf-8") if isinstance(data, str) else data)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        # mkstemp makes files private; a run folder is shared like any other file of its user.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+    sync_folder(path.parent)
+
+
+def write_all(handle: int, blob: bytes) -> None:
+    """Write all of `blob`; the system may take it in parts."""
+    rest = memoryview(blob)
+    while rest:
+        rest = rest[os.write(handle, rest) :]
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the names in a folder to the disk, where the system can: what comes after happens after it."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # as of all folders on Windows
+        return
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(handle)
+
+
+def is_leftover(path: Path, names: Iterable[str]) -> bool:
+    """Return whether `path` is what :func:`write_atomic` leaves when it is killed while it writes one of `names`."""
+    match = re.fullmatch(r"\.(.+)\.[a-z0-9_]{8}\.tmp", path.name)
+    return match is not None and match[1] in names and is_regular(path)
+
+
+def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
+    """Remove what killed writes of files of those names left in a folder."""
+    for path in list(folder.iterdir()):
+        if is_leftover(path, names):
+            path.unlink()
+
+
+def is_regular(path: Path) -> bool:
+    """Return whether there is a file of this very name: no link, folder, fifo or device."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether there is a folder of this very name, not a link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def lock_file(handle: int, wait: bool) -> bool:
+    """Lock an open file for this process alone; return False where there are no locks.
+
+    The lock goes with the process, however it ends.
+
+    Raises:
+        BlockingIOError: another process holds it, and `wait` is not set.
+        OSError: anything else that went wrong.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            return False
+        raise
+    return True
+
+
+def find_packed(path: Path | str, endings: Sequence[str] = PACKED) -> Path | None:
+    """Return the file of that name, or that name with one of the endings behind it."""
+    path = Path(path)
+    return next((candidate for ending in endings if (candidate := path.with_name(path.name + ending)).is_file()), None)
+
+
+def check_file(path: Path | str) -> None:
+    """Refuse what has no end or would be waited for, such as a fifo or a device.
+
+    Raises:
+        InputError: nothing at `path`, or something other than a file or a link to one.
+    """
+    try:
+        mode = os.stat(path).st_mode  # a pipe without a writer would block once it is opened
+    except OSError as error:
+        raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
+    except ValueError as error:  # a null byte or a lone surrogate
+        raise InputError(f"{path}: can't be read: no file has such a name") from error
+    if stat.S_ISDIR(mode):
+        raise InputError(f"{path}: can't be read: {os.strerror(errno.EISDIR)}")
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{path}: can't be read: expected a file, found a pipe or a device")
+
+
+def open_file(path: Path | str) -> IO[bytes]:
+    """Open a file for reading; a pipe or device in its place, which might block or never end, is refused.
+
+    Raises:
+        InputError: what can't be read, or is no file.
+    """
+    try:
+        if str(path).startswith(OPEN_ALREADY):
+            return Path(path).open("rb")
+        check_file(path)
+        return os.fdopen(os.open(path, os.O_RDONLY | NONBLOCK | getattr(os, "O_BINARY", 0)), "rb")
+    except OSError as error:
+        raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
+
+
+@contextmanager
+def input_errors(path: Path | str) -> Iterator[None]:
+    """Make what goes wrong while a file is read and unpacked an :class:`~tsallis.errors.InputError`."""
+    try:
+        with memory_for(f"{path}: its content"):
+            yield
+    except DAMAGED as error:
+        raise InputError(f"{path}: can't be unpacked as {Path(path).suffix}: {error}") from error
+    except OSError as error:
+        raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
+
+
+def read_bytes(path: Path | str, limit: int | None = None) -> bytes:
+    """Return the content of a file, of at most `limit` bytes; one that can't be read is an InputError."""
+    with open_file(path) as stream, input_errors(path):
+        content = stream.read(-1 if limit is None else limit + 1)
+    if limit is not None and len(content) > limit:
+        raise InputError(f"{path}: expected at most {limit} bytes, found more")
+    return content
+
+
+def read_json(path: Path | str) -> dict[str, Any]:
+    """Return the JSON object in a file; anything else is an :class:`~tsallis.errors.InputError`."""
+    blob = read_bytes(path)
+    try:
+        content = json.loads(blob.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not a JSON file") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected a JSON object")
+    return content
+
+
+def stream_lines(path: Path | str, expected: str = "text") -> Iterator[str]:
+    """Yield the lines of a UTF-8 file, plain, `.gz` or `.xz`, as :func:`decode_lines`.
+
+    Raises:
+        InputError: as :func:`decode_lines`, or a file that can't be read or is not what its ending says.
+    """
+    with open_file(path) as stream, input_errors(path):
+        yield from decode_lines(decompress(stream, Path(path)), str(path), expected)
+
+
+def decode_lines(stream: Stream, name: str, expected: str = "text") -> Iterator[str]:
+    """Yield the lines of UTF-8 bytes, split at line feeds alone: fields may hold any other separator.
+
+    Args:
+        stream: read one line after the other.
+        name: what an error calls it.
+        expected: what the lines should hold.
+
+    Raises:
+        InputError: no line at all, a byte order mark, a line that is not UTF-8 or of more than 16 MiB.
+    """
+    number = 0
+    while line := stream.readline(LONGEST + 1):
+        number += 1
+        if len(line) > LONGEST:
+            raise InputError(f"{name}:{number}: expected {expected}, found a line of more than {LONGEST} bytes")
+        if number == 1 and line.startswith(codecs.BOM_UTF8):
+            # It would become the first character of the first field.
+            raise InputError(f"{name}:1: expected UTF-8 without a byte order mark, found one")
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            culprit = f"byte 0x{line[error.start]:02x} at byte {error.start} of the line"
+            raise InputError(f"{name}:{number}: expected UTF-8 text, found {culprit}") from error
+        yield text.removesuffix("\n")
+    if number == 0:
+        raise InputError(f"{name}: the file is empty, expected lines of {expected}")
+
+
+def decompress(stream: IO[bytes], path: Path, packing: str | None = None) -> Stream:
+    """Decompress a stream of "gz" or "xz"; return any other one as it is.
+
+    Args:
+        stream: an open file.
+        path: its name.
+        packing: the format; the path's ending by default.
+    """
+    packing = path.suffix[1:] if packing is None else packing
+    if packing == "gz":
+        return BoundedStream(cast("Stream", gzip.open(stream)), stream, path)
+    return BoundedStream(cast("Stream", lzma.open(stream)), stream, path) if packing == "xz" else stream
+
+
+class BoundedStream:
+    """A text while it is unpacked; one that outgrows what text can be packed to is no text.
+
+    Args:
+        stream: what is read.
+        packed: the file it comes from.
+        path: its name.
+    """
+
+    def __init__(self, stream: Stream, packed: IO[bytes], path: Path) -> None:
+        self.stream, self.path, self.size = stream, path, 0
+        self.limit = max(PLAUSIBLE, RATIO * os.fstat(packed.fileno()).st_size)
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read up to `size` bytes, and count them."""
+        return self._count(self.stream.read(size))
+
+    def readline(self, size: int = -1, /) -> bytes:
+        """Read a line of up to `size` bytes, and count them."""
+        return self._count(self.stream.readline(size))
+
+    def _count(self, content: bytes) -> bytes:
+        self.size += len(content)
+        if self.size > self.limit:
+            raise TooLarge(f"{self.path}: unpacks to more than {RATIO} times its size, as no text does")
+        return content
