@@ -69,7 +69,7 @@ def test_the_architecture_names_files_that_are_there() -> None:
         "__init__.py",
         "__main__.py",
         "errors.py",
-        "files.py",
+        "special_symbols.py",
         "recipes",
     }
 
