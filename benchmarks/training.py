@@ -31,7 +31,7 @@ from torch import nn
 from tsallis.data.batching import Batch, BatchPlan
 from tsallis.data.corpus import Corpus
 from tsallis.data.corpus_cache import cached_corpus, cached_subwords
-from tsallis.data.reading import find_packed
+from tsallis.data.io import find_packed
 from tsallis.models import TransformerSeq2Seq
 from tsallis.search import beam_search
 from tsallis.training.distributed import World

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import tsallis
 from tsallis.continuous import ValueFunction, gaussian_grid
-from tsallis.data.reading import find_packed
+from tsallis.data.io import find_packed
 from tsallis.errors import InputError
 from tsallis.models.timeseries import GridClassifier, SignalClassifier, fitted
 from tsallis.tasks.timeseries import (

@@ -33,7 +33,7 @@ from tsallis.data.batching import Batch, BatchPlan
 from tsallis.data.corpus import Corpus
 from tsallis.data.image_store import ImageStore
 from tsallis.data.images import open_pictures
-from tsallis.data.reading import find_packed
+from tsallis.data.io import find_packed
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
 from tsallis.models.vqa import VisualAnswerer

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from tsallis.data.reading import read_bytes
+from tsallis.data.io import read_bytes
 from tsallis.errors import InputError, describe
 from tsallis.training.schema import RENAMED
 

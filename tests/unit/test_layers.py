@@ -14,7 +14,6 @@ ROOT = Path(tsallis.__file__).parent
 # From the bottom up; parts on one line know nothing of each other.
 LAYERS = [
     {"errors", "special_symbols"},
-    {"files"},
     {"ops"},
     {"functional"},
     {"continuous"},

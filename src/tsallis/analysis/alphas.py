@@ -12,7 +12,7 @@ import numpy as np
 
 from tsallis.analysis.tables import Histogram, Record
 from tsallis.analysis.weights import Floats
-from tsallis.data.reading import read_bytes
+from tsallis.data.io import read_bytes
 from tsallis.errors import InputError
 
 LOG = "log.jsonl"

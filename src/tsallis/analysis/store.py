@@ -28,9 +28,8 @@ from numpy.typing import NDArray
 
 from tsallis.analysis.record import Recording
 from tsallis.analysis.weights import AttentionLayer, Sentence, SparseWeights, Text
-from tsallis.data.reading import read_bytes, read_json
+from tsallis.data.io import read_bytes, read_json, write_atomic
 from tsallis.errors import InputError
-from tsallis.files import write_atomic
 
 FORMAT, MANIFEST = 1, "manifest.json"
 NON_ZEROS = 1 << 20  # of a part, from which on the next sentence goes to a new one

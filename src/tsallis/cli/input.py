@@ -37,7 +37,7 @@ def beam_size_of(run: Run) -> int:
 
 def read_all(run: Run, task: Task, file: Path | None, gold: bool, **options: Any) -> Lines:
     """Read all lines of a file, or of standard input."""
-    with _opened(task, file, gold) as (lines, name):
+    with _open_lines(task, file, gold) as (lines, name):
         return task.read(list(lines), name, run, gold, **task.check_options(run, options))
 
 
@@ -46,7 +46,7 @@ def line_blocks(run: Run, task: Task, file: Path | None, gold: bool, **options: 
 
     Yields the number of a block's first line, from 0, and the block.
     """
-    with _opened(task, file, gold) as (lines, name):
+    with _open_lines(task, file, gold) as (lines, name):
         values, first = task.check_options(run, options), 0
         while block := list(islice(lines, BLOCK)):
             yield first, task.read(block, name, run, gold, first, **values)
@@ -60,16 +60,16 @@ def one_batch(corpus: Corpus) -> Iterator[Batch]:
 
 
 @contextlib.contextmanager
-def _opened(task: Task, file: Path | None, gold: bool) -> Iterator[tuple[Iterator[str], str]]:
+def _open_lines(task: Task, file: Path | None, gold: bool) -> Iterator[tuple[Iterator[str], str]]:
     """Open a file, or standard input: its lines and the name that messages give it."""
-    from tsallis.data import reading
+    from tsallis.data.io import decode_lines, input_errors, open_file
     from tsallis.errors import InputError
 
     expected = task.columns[gold]
     if file is not None:
-        with reading.open_file(file) as stream, reading.reading(file):
-            yield reading.decode_lines(stream, str(file), expected), str(file)
+        with open_file(file) as stream, input_errors(file):
+            yield decode_lines(stream, str(file), expected), str(file)
     elif sys.stdin is None:
         raise InputError("standard input is closed")
     else:
-        yield reading.decode_lines(sys.stdin.buffer, "standard input", expected), "standard input"
+        yield decode_lines(sys.stdin.buffer, "standard input", expected), "standard input"

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tsallis.data.reading import read_json
+from tsallis.data.io import lock_file, read_json, write_atomic
 from tsallis.errors import InputError
-from tsallis.files import lock_file, write_atomic
 
 SETTLED = 2.0  # seconds after which a file's times tell a change: some file systems count in whole seconds
 

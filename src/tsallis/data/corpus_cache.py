@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from tsallis.data.cache import fingerprint, key_of, locked
 from tsallis.data.corpus import Corpus, Counts, SampledCorpus
+from tsallis.data.io import read_json, stream_lines, write_atomic
 from tsallis.data.ragged import Ragged, RaggedWriter, type_for
-from tsallis.data.reading import read_json, stream_lines
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError, describe
-from tsallis.files import write_atomic
 
 CORPUS = "corpus.json"  # written last: with it a folder is a corpus
 SIDES = ("src", "tgt")

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tsallis.data.reading import PLAUSIBLE, open_file, read_bytes, reading
+from tsallis.data.io import PLAUSIBLE, input_errors, open_file, read_bytes
 from tsallis.errors import InputError, describe
 
 ARRAYS = (".npy", ".npy.xz")
@@ -271,7 +271,7 @@ def _in_tar(path: Path) -> dict[str, Load]:
 def _array(path: Path) -> NDArray[Any]:
     """Mapped into memory where it is not packed; never objects."""
     packed = path.suffix == ".xz"
-    with open_file(path) as stream, reading(path):
+    with open_file(path) as stream, input_errors(path):
         size = os.fstat(stream.fileno()).st_size
         source: Any = lzma.LZMAFile(stream) if packed else stream  # noqa: SIM115
         shape, fortran, dtype = _header(source, path)

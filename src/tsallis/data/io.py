@@ -219,7 +219,7 @@ def read_json(path: Path | str) -> dict[str, Any]:
     return content
 
 
-def stream_lines(path: Path | str, expected: str = "text") -> Iterator[str]:
+def read_lines(path: Path | str, expected: str = "text") -> Iterator[str]:
     """Yield the lines of a UTF-8 file, plain, `.gz` or `.xz`, as :func:`decode_lines`.
 
     Raises:
@@ -227,6 +227,11 @@ def stream_lines(path: Path | str, expected: str = "text") -> Iterator[str]:
     """
     with open_file(path) as stream, input_errors(path):
         yield from decode_lines(decompress(stream, Path(path)), str(path), expected)
+
+
+def stream_lines(path: Path | str, expected: str = "text") -> Iterator[str]:
+    """Yield the lines of a UTF-8 text as :func:`read_lines`, white space around them removed."""
+    return map(str.strip, read_lines(path, expected))
 
 
 def decode_lines(stream: Stream, name: str, expected: str = "text") -> Iterator[str]:

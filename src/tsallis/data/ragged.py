@@ -18,9 +18,8 @@ from typing import Any, BinaryIO, overload
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from tsallis.data.reading import read_json
+from tsallis.data.io import read_json, write_atomic
 from tsallis.errors import InputError, describe
-from tsallis.files import write_atomic
 
 MANIFEST, TOKENS, OFFSETS = "manifest.json", "tokens.bin", "offsets.bin"
 FORMAT = 1

@@ -10,10 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tsallis.data.reading import read_bytes
+from tsallis.data.io import read_bytes, write_atomic
 from tsallis.data.subword_sampling import NORMAL, LatticeSampler, MergeSampler, Piece, Sampler
 from tsallis.errors import InputError
-from tsallis.files import write_atomic
 from tsallis.special_symbols import BOS, EOS, PAD, SPECIALS, UNK
 
 if TYPE_CHECKING:

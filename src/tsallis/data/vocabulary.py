@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tsallis.data.reading import read_bytes
+from tsallis.data.io import read_bytes, write_atomic
 from tsallis.errors import InputError, describe
-from tsallis.files import write_atomic
 from tsallis.special_symbols import BOS, EOS, PAD, SPECIALS, UNK
 
 FORMAT = 1

@@ -10,9 +10,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
 
-from tsallis.data.reading import Stream, TooLarge, Unpacked
+from tsallis.data.io import BoundedStream, Stream, TooLarge, decompress
 from tsallis.datasets import converters
 from tsallis.datasets.archive_folders import LONGEST, read_folder, write_files, write_images
 from tsallis.datasets.converters import NotIt
@@ -167,28 +166,22 @@ def _member_lines(part: Part, path: Path, where: str) -> Iterator[bytes]:
 
 @contextmanager
 def _open_part(part: Part, path: Path) -> Iterator[Stream]:
-    if part.packing == "plain":
-        with path.open("rb") as stream:
-            yield stream
-        return
     with path.open("rb") as packed:
-        if part.packing == "gz":
-            yield Unpacked(cast("Stream", gzip.GzipFile(fileobj=packed)), packed, path)
-        elif part.packing == "xz":
-            yield Unpacked(lzma.LZMAFile(packed), packed, path)  # noqa: SIM115
+        if part.packing in ("plain", "gz", "xz"):
+            yield decompress(packed, path, part.packing)
         elif part.packing == "zip":
             with zipfile.ZipFile(packed) as archive:
                 if part.member not in archive.namelist():
                     raise NotIt(f"{path.name}: holds no {part.member}")
                 with archive.open(part.member) as stream:
-                    yield Unpacked(stream, packed, path)
+                    yield BoundedStream(stream, packed, path)
         else:
             with tarfile.open(fileobj=packed, mode="r|*") as tar:
                 for member in tar:
                     # A link or a device of that name is not it.
                     content = tar.extractfile(member) if member.name == part.member and member.isreg() else None
                     if content is not None:
-                        yield Unpacked(content, packed, path)
+                        yield BoundedStream(content, packed, path)
                         return
                 raise NotIt(f"{path.name}: holds no {part.member}")
 

@@ -12,8 +12,8 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Literal
 
+from tsallis.data.io import write_atomic
 from tsallis.errors import InputError
-from tsallis.files import write_atomic
 
 CHUNK = 1 << 16
 MOST = 1 << 33  # bytes of a file of unknown size

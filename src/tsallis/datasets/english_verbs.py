@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
-from tsallis.files import write_atomic
+from tsallis.data.io import write_atomic
 
 CELLS = ("V;3;SG;PRS", "V;PST", "V;V.PTCP;PST", "V;V.PTCP;PRS")
 SPLITS = ("train", "dev", "test")

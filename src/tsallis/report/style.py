@@ -10,8 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tsallis.data.io import write_atomic
 from tsallis.errors import InputError
-from tsallis.files import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

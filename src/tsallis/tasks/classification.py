@@ -13,8 +13,8 @@ from pydantic import Field
 from tsallis.config import Alpha, Basis, Count, Density, Depth, FileName, Section, Size
 from tsallis.data.batching import Batch
 from tsallis.data.corpus import Corpus
+from tsallis.data.io import find_packed, stream_lines
 from tsallis.data.ragged import Ragged, type_for
-from tsallis.data.reading import find_packed, stream_lines
 from tsallis.data.splits import hold_out
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError, shorten

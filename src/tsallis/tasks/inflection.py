@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from tsallis.config import Count, FileName, Section
 from tsallis.data.corpus import Corpus, Counts
-from tsallis.data.reading import read_lines
+from tsallis.data.io import read_lines
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.datasets.english_verbs import verb_forms
 from tsallis.errors import InputError, describe, shorten

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tsallis.config import Alpha, Map
 from tsallis.data.batching import IGNORED, Batch
-from tsallis.special_symbols import SPECIALS
 from tsallis.evaluation.metrics import CorpusScore, exact_match
 from tsallis.search import Result
+from tsallis.special_symbols import SPECIALS
 from tsallis.tasks.base import ModelSection, Task
 from tsallis.training.run_folder import Run
 

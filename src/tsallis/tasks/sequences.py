@@ -11,11 +11,11 @@ from pydantic import Field
 from tsallis.config import Alpha, Basis, Density, Depth, Map, Size
 from tsallis.data.batching import Batch, counted
 from tsallis.data.corpus import Corpus, SampledCorpus
-from tsallis.special_symbols import BOS
 from tsallis.errors import InputError
 from tsallis.functional import estimate_tau, estimate_tau_from_scores
 from tsallis.report import attention_matrix
 from tsallis.search import Result
+from tsallis.special_symbols import BOS
 from tsallis.tasks.base import Data, ModelSection, Task
 from tsallis.training.run_folder import Run, build_model
 from tsallis.training.trainer import Settings

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from tsallis.data.reading import stream_lines
+from tsallis.data.io import stream_lines
 from tsallis.errors import InputError, describe, shorten
 
 EXPECTED = "series,time,channel,value"

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from tsallis.config import Count, FileName, Section
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.corpus_cache import cached_corpus, cached_sampled_corpus, cached_subwords, read_parallel
-from tsallis.data.reading import find_packed
+from tsallis.data.io import find_packed
 from tsallis.data.subwords import Subwords
 from tsallis.datasets.number_names import german_english_numbers
 from tsallis.errors import InputError

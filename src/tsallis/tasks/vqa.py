@@ -18,8 +18,8 @@ from tsallis.data.batching import Batch
 from tsallis.data.corpus import Corpus
 from tsallis.data.image_store import ImageStore
 from tsallis.data.images import Pictures, open_pictures
+from tsallis.data.io import find_packed, stream_lines
 from tsallis.data.ragged import Ragged, type_for
-from tsallis.data.reading import find_packed, stream_lines
 from tsallis.data.splits import hold_out
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError, describe, shorten

@@ -28,8 +28,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from tsallis.data.io import is_folder, is_leftover, is_regular, read_bytes, remove_leftovers, write_atomic
 from tsallis.errors import InputError
-from tsallis.files import is_folder, is_leftover, is_regular, read_file, remove_leftovers, write_atomic
 from tsallis.training.lock import Lock, writing
 from tsallis.training.schema import Index, Manifest, as_json, check_record, read_record
 
@@ -328,7 +328,7 @@ class Checkpoints:
         if not sums:
             raise InputError(f"{path.parent / MANIFEST}: says nothing of {file}")
         (expected,) = sums.values()
-        blob = read_file(path, expected.bytes)
+        blob = read_bytes(path, expected.bytes)
         if len(blob) != expected.bytes:
             raise InputError(f"{path}: truncated or changed: {len(blob)} bytes, expected {expected.bytes}")
         if hashlib.sha256(blob).hexdigest() != expected.sha256:

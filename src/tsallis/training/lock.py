@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tsallis.data.io import NONBLOCK, check_file, lock_file
 from tsallis.errors import InputError
-from tsallis.files import NONBLOCK, check_file, lock_file
 
 LOCK = ".lock"
 

@@ -8,8 +8,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from tsallis.data.io import NONBLOCK, read_bytes, sync_folder, write_all
 from tsallis.errors import InputError
-from tsallis.files import NONBLOCK, read_file, sync_folder, write_all
 from tsallis.training.lock import Lock, writing
 from tsallis.training.schema import Event, parse_record
 
@@ -126,7 +126,7 @@ class Log:
 
     def _lines(self, position: int | None = None) -> list[tuple[bytes, Event]]:
         """Return lines with their events, up to a position; an unfinished last line is left out."""
-        blob = read_file(self.path)[:position]
+        blob = read_bytes(self.path)[:position]
         lines = [line + b"\n" for line in blob.split(b"\n")[:-1]]
         if position is not None and sum(map(len, lines)) != position:
             raise InputError(f"{self.path}: no line ends at byte {position}, where the last checkpoint was written")

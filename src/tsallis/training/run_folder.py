@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tsallis.data.io import check_file, is_leftover, is_regular, read_bytes, remove_leftovers, write_atomic
 from tsallis.data.subwords import Subwords
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError, describe
-from tsallis.files import check_file, is_leftover, is_regular, read_file, remove_leftovers, write_atomic
 from tsallis.models.registry import MODELS
 from tsallis.training.checkpoint import MODEL as PARAMETERS
 from tsallis.training.checkpoint import Checkpoints
@@ -266,7 +266,7 @@ def _check_same(
     """See that a folder holds the run of these arguments, whole."""
     path = folder / CONFIG
     try:
-        before = read_file(path).decode("utf-8")
+        before = read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x}") from error
     if before != config:

@@ -17,8 +17,8 @@ from pydantic import (
     model_validator,
 )
 
+from tsallis.data.io import read_bytes
 from tsallis.errors import InputError, describe
-from tsallis.files import read_file
 
 LARGEST = 1 << 26  # bytes of a JSON file; those of runs have some kB
 SHOWN = 3  # mistakes of one file that an error lists
@@ -194,7 +194,7 @@ def read_record(path: Path, kind: type[R]) -> R:
     Raises:
         InputError: a file that can't be read, or that holds anything else, with each mistake.
     """
-    return parse_record(read_file(path, LARGEST), kind, str(path))
+    return parse_record(read_bytes(path, LARGEST), kind, str(path))
 
 
 def parse_record(blob: bytes, kind: type[R], name: str) -> R:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from tsallis.data.batching import BatchPlan
 from tsallis.data.corpus import Corpus, SampledCorpus
+from tsallis.data.io import remove_leftovers
 from tsallis.errors import InputError
 from tsallis.evaluation.metrics import TeacherForcedScores, accuracy, search_batches, teacher_forced_sums
-from tsallis.files import remove_leftovers
 from tsallis.search import Result
 from tsallis.training.checkpoint import INDEX, TRAINING, Checkpoints, not_finite
 from tsallis.training.distributed import CommonError, World

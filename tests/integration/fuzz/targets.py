@@ -75,7 +75,7 @@ def read_labels(path: Path) -> None:
 
 
 def read_text(path: Path) -> None:
-    from tsallis.data.reading import stream_lines
+    from tsallis.data.io import stream_lines
 
     for _ in stream_lines(path):
         pass

@@ -15,8 +15,8 @@ from tsallis.data import BatchPlan, Vocabulary, make_batch
 from tsallis.data.batching import IGNORED
 from tsallis.data.corpus import Corpus
 from tsallis.data.ragged import Ragged
-from tsallis.special_symbols import BOS, EOS, PAD
 from tsallis.errors import InputError
+from tsallis.special_symbols import BOS, EOS, PAD
 from tsallis.tasks.inflection import InflectionExample, encode_examples
 
 ORDERS = [[[2], [1, 0], [4], [5], [3]], [[4], [2], [1, 0], [3], [5]]]

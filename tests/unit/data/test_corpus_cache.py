@@ -30,8 +30,8 @@ from tsallis.data.corpus_cache import (
     open_corpus,
     read_parallel,
 )
+from tsallis.data.io import stream_lines
 from tsallis.data.ragged import Ragged
-from tsallis.data.reading import stream_lines
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
 

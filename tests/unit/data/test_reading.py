@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tsallis.data import Vocabulary, reading
+from tsallis.data import Vocabulary
+from tsallis.data import io as file_io
 from tsallis.data.images import open_pictures
-from tsallis.data.reading import decode_lines, read_bytes, read_json, read_lines, stream_lines
+from tsallis.data.io import decode_lines, read_bytes, read_json, read_lines, stream_lines
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
 from tsallis.tasks.classification import read_labelled
@@ -92,7 +93,7 @@ def test_lines_come_before_the_next_are_read() -> None:
 def test_small_files_that_unpack_without_end(
     ending: str, content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "PLAUSIBLE", 1 << 20)
+    monkeypatch.setattr(file_io, "PLAUSIBLE", 1 << 20)
     path = tmp_path / f"a{ending}"
     blob = content * (1 << 22)
     path.write_bytes(gzip.compress(blob, 1) if ending == ".gz" else lzma.compress(blob, preset=0))

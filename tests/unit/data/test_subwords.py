@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sentencepiece")
 
-from tsallis.data.reading import read_bytes
+from tsallis.data.io import read_bytes
 from tsallis.data.subword_sampling import LatticeSampler, MergeSampler, Piece
 from tsallis.data.subwords import Subwords, _fields
 from tsallis.errors import InputError

@@ -492,7 +492,7 @@ def test_archives_that_unpack_without_end(
     server: Server, tmp_path: Path, packing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where no number of lines is known."""
-    monkeypatch.setattr("tsallis.data.reading.PLAUSIBLE", 1 << 16)
+    monkeypatch.setattr("tsallis.data.io.PLAUSIBLE", 1 << 16)
     lines = b"\n" * (1 << 22)
     content = {
         "gz": lambda: gzip.compress(lines),

@@ -8,7 +8,6 @@ import torch
 from contract.tables import trie
 from tsallis.data import Vocabulary
 from tsallis.data.corpus import Corpus
-from tsallis.special_symbols import EOS
 from tsallis.evaluation.metrics import (
     WHOLE,
     Evaluation,
@@ -27,6 +26,7 @@ from tsallis.evaluation.metrics import (
 )
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.search import Certificate, Ensemble, Hypothesis, Result, beam_search, score
+from tsallis.special_symbols import EOS
 from tsallis.tasks.inflection import encode_examples, english_verbs
 
 EXAMPLES = english_verbs()["dev"][:12]

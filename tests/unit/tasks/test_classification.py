@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tsallis.data.ragged import Ragged
 from tsallis.data.vocabulary import Vocabulary
-from tsallis.special_symbols import UNK
 from tsallis.errors import InputError
+from tsallis.special_symbols import UNK
 from tsallis.tasks.base import Vocabularies
 from tsallis.tasks.classification import (
     Classification,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tsallis.data import Vocabulary
-from tsallis.data.reading import decode_lines
+from tsallis.data.io import decode_lines
 from tsallis.errors import InputError
 from tsallis.tasks.inflection import COLUMNS, InflectionExample, parse_line, read_inflection, read_languages
 

@@ -17,6 +17,7 @@ from tsallis.data.image_store import ImageStore
 from tsallis.data.images import ArrayPictures, open_pictures
 from tsallis.data.vocabulary import UNK, Vocabulary
 from tsallis.errors import InputError
+from tsallis.special_symbols import UNK
 from tsallis.tasks.base import Vocabularies
 from tsallis.tasks.labels import label_numbers
 from tsallis.tasks.vqa import (

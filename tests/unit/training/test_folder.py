@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-import tsallis.files as files_module
+import tsallis.data.io as file_io
 from forked import forked
 from small_run import (
     DESCRIPTION,
@@ -34,8 +34,8 @@ from small_run import (
     train,
 )
 from tsallis.data.cache import locked as cache_locked
+from tsallis.data.io import write_atomic
 from tsallis.errors import InputError
-from tsallis.files import write_atomic
 from tsallis.training import Checkpoints, Trainer, load_run
 from tsallis.training.lock import locked
 from tsallis.training.run_folder import build_model
@@ -366,7 +366,7 @@ def test_writing_flushes_the_folder_too(tmp_path: Path, monkeypatch: pytest.Monk
     calls: list[str] = []
     for name in ("fsync", "replace"):
         real = getattr(os, name)
-        monkeypatch.setattr(files_module.os, name, lambda *a, n=name, r=real: (calls.append(n), r(*a))[1])
+        monkeypatch.setattr(file_io.os, name, lambda *a, n=name, r=real: (calls.append(n), r(*a))[1])
     write_atomic(tmp_path / "file", "text")
     assert calls == ["fsync", "replace", "fsync"]
     with pytest.raises(FileNotFoundError):

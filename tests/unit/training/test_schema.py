@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load, save
 
 from small_run import Killed, at, change_json, change_state, checkpoint_of, contents, index_of, kill, replace, train
+from tsallis.data.io import read_bytes
 from tsallis.errors import InputError
-from tsallis.files import read_file
 from tsallis.tasks.registry import task_of
 from tsallis.training import Checkpoints, Log, load_run
 from tsallis.training.run_folder import build_model
@@ -338,7 +338,7 @@ def test_files_of_absurd_sizes(run: Path) -> None:
     with pytest.raises(InputError, match=r"task\.json: has more than 67108864 bytes"):
         load_run(run)
     with pytest.raises(InputError, match="has more than 3 bytes"):
-        read_file(run / "config.yaml", 3)
+        read_bytes(run / "config.yaml", 3)
     model = checkpoint_of(run) / "model.safetensors"
     with model.open("r+b") as stream:
         stream.truncate(1 << 40)  # takes no room, and would take a terabyte of memory

@@ -12,9 +12,9 @@ import yaml
 
 from task_runs import prepare
 from tsallis.data.corpus import Corpus
+from tsallis.data.io import write_atomic
 from tsallis.errors import InputError
 from tsallis.evaluation.metrics import levenshtein, teacher_forced_scores
-from tsallis.files import write_atomic
 from tsallis.models import RNNSeq2Seq
 from tsallis.tasks.registry import check_config, load_config
 from tsallis.training import Checkpoints, Log, Trainer
