@@ -28,6 +28,7 @@ from torch import Tensor
 import tsallis
 from tsallis.data.batching import Batch, BatchPlan
 from tsallis.data.corpus import Corpus
+from tsallis.data.splits import hold_out
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
 from tsallis.models import BiLSTMClassifier
@@ -38,7 +39,6 @@ from tsallis.tasks.classification import (
     find_split,
     label_names,
     read_labelled,
-    split_off,
     words,
 )
 from tsallis.tasks.labels import label_numbers
@@ -72,7 +72,9 @@ def load(options: argparse.Namespace) -> Data:
     if train is None or test is None:
         raise InputError(f"{options.data}: needs the splits {options.train} and {options.test}")
     if dev is None:
-        train, dev = split_off(train, options.share, options.split_seed)
+        train, dev = hold_out(
+            train, options.share, options.split_seed, group=lambda e: e.text, stratify=lambda e: e.label
+        )
         if not train or not dev:
             raise InputError(
                 f"{options.data}: too few documents to take {options.share:g} of them out of {options.train}"

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 import tsallis
 from tsallis.continuous import ValueFunction, gaussian_grid
 from tsallis.data.io import find_packed
+from tsallis.data.splits import hold_out
 from tsallis.errors import InputError
 from tsallis.models.timeseries import GridClassifier, SignalClassifier, fitted
 from tsallis.tasks.timeseries import (
@@ -42,7 +43,6 @@ from tsallis.tasks.timeseries import (
     descriptors,
     read_events,
     read_labels,
-    take_out,
 )
 
 MINUTES = 2880  # of the first 48 hours
@@ -80,17 +80,17 @@ class Scores(NamedTuple):
 def load(options: argparse.Namespace) -> dict[str, Split]:
     """The splits of a folder."""
     first, labels = read_set(options.data, options.train, options.label)
-    stays, taken = take_out(labels, options.share, options.split_seed)
+    rest, dev = hold_out(sorted(labels), options.share, options.split_seed, stratify=labels.__getitem__)
     if options.rows is not None:
-        stays = stays[:: max(1, len(stays) // options.rows)][: options.rows]
+        rest = rest[:: max(1, len(rest) // options.rows)][: options.rows]
     others, test_labels = read_set(options.data, options.test, options.label)
     channels = [name for name in first.names if name not in (*MEASURED_ONCE, UNIT)]
-    scaling = IrregularSeries(first, channels, stays).scaling()
-    describe = Descriptions(first, stays)
+    scaling = IrregularSeries(first, channels, rest).scaling()
+    describe = Descriptions(first, rest)
     splits = {}
     for name, events, found, ids in (
-        ("train", first, labels, stays),
-        ("dev", first, labels, taken),
+        ("train", first, labels, rest),
+        ("dev", first, labels, dev),
         ("test", others, test_labels, sorted(test_labels)),
     ):
         wanted = torch.tensor([float(found[i]) for i in ids])

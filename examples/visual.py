@@ -34,6 +34,7 @@ from tsallis.data.corpus import Corpus
 from tsallis.data.image_store import ImageStore
 from tsallis.data.images import open_pictures
 from tsallis.data.io import find_packed
+from tsallis.data.splits import hold_out
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
 from tsallis.models.vqa import VisualAnswerer
@@ -47,7 +48,6 @@ from tsallis.tasks.vqa import (
     answer_names,
     question_words,
     read_questions,
-    split_by_image,
 )
 
 TESTED = 128  # questions of a batch without gradients
@@ -79,7 +79,9 @@ def load(options: argparse.Namespace) -> Data:
     size = None if options.size is None else tuple(options.size)
     pictures = {name: open_pictures(found(options, f"{name}_images"), size) for name in ("train", "test")}
     texts = {name: read_questions(found(options, f"{name}_questions"), pictures[name]) for name in pictures}
-    texts["train"], texts["dev"] = split_by_image(texts["train"], options.share, options.split_seed)
+    texts["train"], texts["dev"] = hold_out(
+        texts["train"], options.share, options.split_seed, group=lambda question: question.image
+    )
     if not texts["train"] or not texts["dev"]:
         raise InputError(f"{options.train_questions}: too few images to take {options.share:g} of them out")
     if options.rows is not None:

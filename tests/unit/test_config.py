@@ -13,16 +13,17 @@ import yaml
 
 from task_runs import prepare, read_split
 from tsallis.config import Config, SearchConfig, TrainingConfig
+from tsallis.data.splits import hold_out
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.models.registry import MODELS
 from tsallis.search import beam_search
-from tsallis.tasks.classification import ClassificationData, split_off
+from tsallis.tasks.classification import ClassificationData
 from tsallis.tasks.registry import TASKS, load_config, schema
 from tsallis.tasks.sequences import RNNConfig, TransformerConfig
 from tsallis.tasks.translation import SubwordsConfig
-from tsallis.tasks.vqa import VisualData, split_by_image
+from tsallis.tasks.vqa import VisualData
 from tsallis.training import Settings
 from tsallis.training.run_folder import build_model
 
@@ -228,8 +229,8 @@ def test_settings_of_searches_and_data_have_one_default() -> None:
     assert TrainingConfig().validation_beam == Settings().validation_beam
     for name in ("kind", "coverage", "split_digits"):
         assert getattr(SubwordsConfig(), name) == default(Subwords.train, name)
-    for section, function in ((ClassificationData, split_off), (VisualData, split_by_image)):
-        assert section.model_fields["held_out"].default == default(function, "share")
+    for section in (ClassificationData, VisualData):
+        assert section.model_fields["held_out"].default == default(hold_out, "share")
     assert {*SECTIONS} == {*MODELS}
 
 

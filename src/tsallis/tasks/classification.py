@@ -95,7 +95,10 @@ class Classification(LabelTask):
             origin = Path(config.folder) / name
             raise InputError(f"{origin}: there is no such file (nor one that ends in .tsv, .xz or .gz)")
         texts = read_labelled(path)
-        return split_off(texts, config.held_out)[split == "dev"] if held_out else texts
+        if not held_out:
+            return texts
+        sides = hold_out(texts, config.held_out, group=lambda e: e.text, stratify=lambda e: e.label)
+        return sides[split == "dev"]
 
     def parse(self, line: str, origin: str, gold: bool) -> LabelledText:
         return parse_labelled(line, origin) if gold else LabelledText("", line)
@@ -161,25 +164,6 @@ def words(text: str) -> list[str]:
     ["it's", 'great', '!', '10', '/', '10']
     """
     return WORD.findall(BREAK.sub(" ", text).lower())
-
-
-def split_off(
-    examples: Sequence[LabelledText], share: float = 0.1, seed: int = 0
-) -> tuple[list[LabelledText], list[LabelledText]]:
-    """A share of the documents of each class taken out of the rest: what stays, and what was taken.
-
-    Which ones depends on their texts and the seed alone, not on their order or on other documents, and one text is
-    never on both sides.
-
-    Raises:
-        ValueError: a share that is not between 0 and 1.
-
-    >>> examples = [LabelledText("ab"[i % 2], f"text {i}") for i in range(20)]
-    >>> rest, taken = split_off(examples, 0.2)
-    >>> len(rest), [example.label for example in taken].count("a")
-    (16, 2)
-    """
-    return hold_out(examples, lambda e: e.text, share, seed, lambda e: e.label)
 
 
 def label_names(examples: Iterable[LabelledText]) -> list[str]:

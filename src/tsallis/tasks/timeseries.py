@@ -6,7 +6,7 @@ A file of observations has one a line, after a header: `series,time,channel,valu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -293,23 +293,3 @@ def descriptors(events: Events, names: Sequence[str], series: Sequence[int]) -> 
     begins = _changes(observations.rows, observations.channels)[:-1]
     first[observations.rows[begins], observations.channels[begins]] = observations.values[begins]
     return first
-
-
-def take_out(labels: Mapping[int, int], share: float, seed: int = 0) -> tuple[list[int], list[int]]:
-    """Which series stay and which are taken out, a share of each class, in ascending order.
-
-    Raises:
-        ValueError: a share that is not between 0 and 1.
-
-    >>> stays, taken = take_out({i: i % 2 for i in range(20)}, 0.2)
-    >>> len(stays), sum(i % 2 for i in taken)
-    (16, 2)
-    """
-    if not 0 < share < 1:
-        raise ValueError(f"share must be between 0 and 1, got {share:g}")
-    chance = np.random.default_rng(seed)
-    taken: set[int] = set()
-    for label in sorted(set(labels.values())):
-        own = np.array(sorted(i for i, other in labels.items() if other == label))
-        taken.update(chance.permutation(own)[: round(share * len(own))].tolist())
-    return [i for i in sorted(labels) if i not in taken], sorted(taken)

@@ -144,7 +144,7 @@ class Visual(LabelTask):
         pictures = open_pictures(source, config.size)
         questions = read_questions(path, pictures)
         if held_out:
-            questions = split_by_image(questions, config.held_out)[split == "dev"]
+            questions = hold_out(questions, config.held_out, group=lambda q: q.image)[split == "dev"]
         return [ImageQuestion(question, pictures) for question in questions]
 
     def vocabularies(self, run: Run) -> Vocabularies:
@@ -320,21 +320,3 @@ def answer_names(questions: Iterable[Question], most: int | None = None) -> list
         raise ValueError(f"most must be at least 1, got {most}")
     counts = Counter(question.answer for question in questions)
     return sorted(counts, key=lambda answer: (-counts[answer], answer))[:most]
-
-
-def split_by_image(
-    questions: Sequence[Question], share: float = 0.1, seed: int = 0
-) -> tuple[list[Question], list[Question]]:
-    """The questions about a share of the images taken out of the rest: what stays, and what was taken.
-
-    Which images depends on their names and the seed alone, and no image is on both sides.
-
-    Raises:
-        ValueError: a share that is not between 0 and 1.
-
-    >>> questions = [Question(str(i // 2), "what is it?", "a box") for i in range(20)]
-    >>> rest, taken = split_by_image(questions, 0.2)
-    >>> len(rest), len({question.image for question in taken})
-    (16, 2)
-    """
-    return hold_out(questions, lambda q: q.image, share, seed)

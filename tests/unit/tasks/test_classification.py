@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import gzip
 import lzma
-import random
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tsallis.data.ragged import Ragged
+from tsallis.data.splits import hold_out
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
 from tsallis.special_symbols import UNK
@@ -23,13 +21,11 @@ from tsallis.tasks.classification import (
     find_split,
     label_names,
     read_labelled,
-    split_off,
     words,
 )
 from tsallis.tasks.labels import label_numbers
 
 LINES = "1\t8\tpos/3_8\tA fine film .\n0\t2\tneg/4_2\tIt hurts\u0085 truly .\n"
-TAKEN = ["text 3", "text 9", "text 10"]
 EXAMPLES = [LabelledText("1", "A fine film ."), LabelledText("0", "It hurts\u0085 truly .")]
 
 
@@ -72,33 +68,6 @@ def test_words() -> None:
     assert words(" \t ") == []
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.text("xyz", min_size=1, max_size=3)), max_size=60), st.randoms())
-def test_a_split_of_ones_own(pairs: list[tuple[str, str]], chance: random.Random) -> None:
-    examples = [LabelledText(*pair) for pair in pairs]
-    rest, taken = split_off(examples, 0.25, seed=4)
-    assert sorted(rest + taken) == sorted(examples)
-    assert not {e.text for e in rest} & {e.text for e in taken}
-    shuffled = chance.sample(examples, len(examples))
-    assert [sorted(side) for side in split_off(shuffled, 0.25, seed=4)] == [sorted(rest), sorted(taken)]
-
-
-def test_a_split_has_its_share_of_each_class() -> None:
-    examples = [LabelledText("ab"[i % 4 == 0], f"text {i}") for i in range(400)]
-    rest, taken = split_off(examples, 0.1)
-    assert [sum(e.label == label for e in taken) for label in "ab"] == [30, 10] and len(rest) == 360
-    assert split_off(examples, 0.1) == (rest, taken) != split_off(examples, 0.1, seed=1)
-    assert [e for e in examples if e in set(rest)] == rest
-    for share in (0.0, 1.0, float("nan")):
-        with pytest.raises(ValueError, match="share must be between 0 and 1"):
-            split_off(examples, share)
-
-
-def test_the_split_stays_what_it_was() -> None:
-    """Accuracies are compared across machines and versions: another dev set would be another number."""
-    examples = [LabelledText("a", f"text {i}") for i in range(12)]
-    assert [e.text for e in split_off(examples, 0.25)[1]] == TAKEN
-
-
 def test_documents_in_numbers() -> None:
     examples = [LabelledText("pos", "good good film"), LabelledText("neg", "bad"), LabelledText("pos", "\u200b")]
     vocab = Vocabulary.build(words(e.text) for e in examples[:2])
@@ -123,5 +92,5 @@ def test_real_reviews(shared_data: Path) -> None:
         pytest.skip("needs data: the sentence sets")
     examples = read_labelled(path)
     assert len(examples) == 872 and label_names(examples) == ["0", "1"]
-    rest, taken = split_off(examples, 0.1)
-    assert len(taken) == 87 and len(rest) == 785
+    rest, dev = hold_out(examples, 0.1, group=lambda e: e.text, stratify=lambda e: e.label)
+    assert len(dev) == 87 and len(rest) == 785

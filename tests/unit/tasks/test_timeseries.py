@@ -20,7 +20,6 @@ from tsallis.tasks.timeseries import (
     descriptors,
     read_events,
     read_labels,
-    take_out,
 )
 
 HEADER = "RecordID,minute,parameter,value\n"
@@ -203,18 +202,6 @@ def test_scaling_is_that_of_the_series_it_was_made_from() -> None:
 def test_descriptors_are_the_first_values() -> None:
     found = descriptors(events((1, 3, "w", 9), (1, 0, "w", 8), (2, 1, "h", 7)), ["h", "w"], [2, 1, 5])
     assert np.array_equal(found, [[7, np.nan], [np.nan, 8], [np.nan, np.nan]], equal_nan=True)
-
-
-def test_a_share_of_each_class_is_taken_out() -> None:
-    labels = {i * 3: int(i < 20) for i in range(100)}
-    stays, taken = take_out(labels, 0.25)
-    assert sorted(stays + taken) == sorted(labels) and stays == sorted(stays) and taken == sorted(taken)
-    assert sum(labels[i] for i in taken) == 5 and len(taken) == 25
-    again = take_out(dict(reversed(labels.items())), 0.25)
-    assert again == (stays, taken) and take_out(labels, 0.25, seed=1) != again
-    for share in (0, 1, -0.5):
-        with pytest.raises(ValueError, match="share must be between 0 and 1"):
-            take_out(labels, share)
 
 
 def test_the_challenge_of_2012(shared_data: Path) -> None:

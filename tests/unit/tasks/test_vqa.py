@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tsallis.data.image_store import ImageStore
 from tsallis.data.images import ArrayPictures, open_pictures
@@ -29,7 +27,6 @@ from tsallis.tasks.vqa import (
     parse_question,
     question_words,
     read_questions,
-    split_by_image,
 )
 
 LINES = "0\tWhat is it?\tbook, pen\nimg/2.jpg\tHow  many\u0085 pens\t11\n"
@@ -98,25 +95,6 @@ def test_answers() -> None:
     assert [answer_kind(a) for a in ("yes", "No", "0", "12", "yes, no", "two")] == [
         "yes/no", "yes/no", "number", "number", "other", "other",
     ]  # fmt: skip
-
-
-@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.text("xyz", min_size=1, max_size=2))), st.randoms())
-def test_a_split_by_image(pairs: list[tuple[str, str]], chance: random.Random) -> None:
-    asked = [Question(image, text, "a") for image, text in pairs]
-    rest, taken = split_by_image(asked, 0.25, seed=4)
-    assert sorted(rest + taken) == sorted(asked)
-    images = [{q.image for q in part} for part in (rest, taken)]
-    assert not images[0] & images[1] and len(images[1]) == round(0.25 * len(images[0] | images[1]))
-    shuffled = split_by_image(chance.sample(asked, len(asked)), 0.25, seed=4)
-    assert sorted(shuffled[1]) == sorted(taken)
-
-
-def test_a_split_by_a_seed() -> None:
-    asked = [Question(str(i), "?", "a") for i in range(50)]
-    parts = [split_by_image(asked, 0.2, seed)[1] for seed in (0, 0, 1)]
-    assert parts[0] == parts[1] != parts[2] and len(parts[2]) == 10
-    with pytest.raises(ValueError, match="between 0 and 1, got 1"):
-        split_by_image(asked, 1.0)
 
 
 def test_questions_in_numbers() -> None:
