@@ -138,7 +138,7 @@ class Checkpoints:
             changes = {
                 "last": name,
                 "best": name if best or index.best is None else index.best,
-                "kept": history[-self.keep :],
+                "validated": history[-self.keep :],
                 "finished": finished,
             }
             self._replace(before, before.model_copy(update=changes))

@@ -162,10 +162,10 @@ def test_an_interrupted_encoding_is_no_corpus(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"format": 2}, "a corpus of format 2, this program reads 1"),
-        ({"format": 1}, "not the description of a corpus"),
-        ({"format": 1, "counts": {"read": 5}}, "not the description of a corpus"),
-        ({"format": 1, "counts": {"read": 5, "kept": 4, "empty": 1, "long": 0}}, "expected 4 pairs, found 5 sources"),
+        ({"format": 1}, "a corpus of format 1, this program reads 2"),
+        ({"format": 2}, "not the description of a corpus"),
+        ({"format": 2, "counts": {"read": 5}}, "not the description of a corpus"),
+        ({"format": 2, "counts": {"read": 5, "rows": 4, "empty": 1, "long": 0}}, "expected 4 pairs, found 5 sources"),
     ],
 )
 def test_changed_descriptions(tmp_path: Path, content: dict[str, object], message: str) -> None:
@@ -247,9 +247,10 @@ def test_text_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     remembered = sorted(cache.glob("*.stamp.json"))
     assert len(remembered) == 2
     opened: list[Path] = []
-    whole = Path.open
+    by_path, by_system = Path.open, os.open
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", lambda self, *a, **k: (opened.append(self), whole(self, *a, **k))[1])
+        patch.setattr(Path, "open", lambda self, *a, **k: (opened.append(self), by_path(self, *a, **k))[1])
+        patch.setattr(os, "open", lambda path, *a, **k: (opened.append(Path(path)), by_system(path, *a, **k))[1])
         assert cached_corpus(cache, *paths, SRC, TGT) == expected
     assert opened and not set(opened) & set(paths)
     for damaged in (b"", b"[]", b"{}", json.dumps({"stamp": cache_module._stamp(paths[0]), "sha256": 5}).encode()):
