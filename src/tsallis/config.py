@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from tsallis.data.io import read_bytes
-from tsallis.errors import InputError, describe
+from tsallis.errors import InputError, describe, truncate
 from tsallis.training.schema import RENAMED
 
 
@@ -245,11 +245,9 @@ def _explain(error: ValidationError, schema: type[Section]) -> str:
         message = message[:1].lower() + message[1:]
         others = expected.setdefault(key, [])
         others.append(message.removeprefix("input should be ") if others else message)
-    return "; ".join(f"{_cut(key)}: {' or '.join(texts)}{inputs.get(key, '')}" for key, texts in expected.items())
-
-
-def _cut(key: str) -> str:
-    return key if len(key) <= LONGEST_KEY else key[: LONGEST_KEY - 3] + "..."
+    return "; ".join(
+        f"{truncate(key, LONGEST_KEY)}: {' or '.join(texts)}{inputs.get(key, '')}" for key, texts in expected.items()
+    )
 
 
 def _find_section(loc: Sequence[int | str], section: type[Section]) -> tuple[str, type[Section]]:

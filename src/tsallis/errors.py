@@ -36,7 +36,7 @@ def one_line(message: str) -> str:
     """
     # Nothing of what is cut away anyway is looked at.
     text = "".join(map(_visible, " ".join(message[: 8 * LONGEST_MESSAGE].split("\n"))))
-    return text if len(text) <= LONGEST_MESSAGE else text[: LONGEST_MESSAGE - 3] + "..."
+    return truncate(text, LONGEST_MESSAGE)
 
 
 def _visible(character: str) -> str:
@@ -54,13 +54,22 @@ def without_controls(text: str) -> str:
     return "".join(repr(c)[1:-1] if unicodedata.category(c) in ("Cc", "Cs") else c for c in text)
 
 
+def truncate(text: str, longest: int) -> str:
+    """Return a text as it is, or the beginning of one that is longer, with three dots for the rest.
+
+    >>> truncate("a lovely film", 8)
+    'a lov...'
+    """
+    return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
 def shorten(line: str) -> str:
     """Return a line of input as a message repeats it: quoted, and its beginning alone if it is long.
 
     >>> shorten("a lovely film"), shorten("a" * 50)
     ("'a lovely film'", "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa...'")
     """
-    return repr(line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 3] + "...")
+    return repr(truncate(line, LONGEST_LINE))
 
 
 def describe(value: Any) -> str:
@@ -69,8 +78,7 @@ def describe(value: Any) -> str:
     >>> describe("none"), describe(1 << 5000), describe([[[0]] * 1000] * 1000)
     ("'none'", 'an integer of 5001 bits', '[[[...], [...], [...], [...], ...], [[...], [...], [...],...')
     """
-    text = _describe(value, 3)
-    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "..."
+    return truncate(_describe(value, 3), LONGEST_VALUE)
 
 
 def _describe(value: Any, levels: int) -> str:

@@ -18,10 +18,11 @@ from pydantic import (
 )
 
 from tsallis.data.io import read_bytes
-from tsallis.errors import InputError, describe
+from tsallis.errors import InputError, describe, truncate
 
 LARGEST = 1 << 26  # bytes of a JSON file; those of runs have some kB
 SHOWN = 3  # mistakes of one file that an error lists
+LONGEST_KEY = 80  # characters of a key in a message
 COUNTED = ("layers", "encoder_layers", "decoder_layers", "stages", "num_basis")
 LAYERS = COUNTED[:3]
 # Settings of runs that were saved under earlier names; their new names.
@@ -243,5 +244,5 @@ def _mistake(detail: Mapping[str, Any]) -> str:
 
 def _path(loc: Sequence[int | str]) -> str:
     """Return the path of a mistake in its file; what can't be printed is escaped, and long keys are cut."""
-    text = ".".join(str(part) if len(str(part)) <= 80 else f"{str(part)[:80]}..." for part in loc)
+    text = ".".join(truncate(str(part), LONGEST_KEY) for part in loc)
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) or "the file"
