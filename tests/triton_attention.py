@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from interpreted import DEVICE
-from interpreted import attention as gpu_attention
+from triton_interpreter import DEVICE
+from triton_interpreter import attention as gpu_attention
 from tsallis.ops.arguments import AttentionArgs
 from tsallis.ops.autograd.attention import Attention, dense_attention
 from tsallis.ops.triton.attention import launch as launching

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from forked import command as forked_command
-from forked import forked
+from process_fork import command as forked_command
+from process_fork import run_forked
 from tsallis.tasks.inflection import InflectionExample, english_verbs
 
 CONFIG = """\
@@ -41,7 +41,9 @@ def tsallis() -> Run:
     """Run a command in a fork of this process, which has imported everything already."""
 
     def run(*arguments: object, stdin: str | bytes = "", status: int = 0) -> subprocess.CompletedProcess[str]:
-        ended = forked(forked_command(*arguments), stdin if isinstance(stdin, bytes) else stdin.encode(), seconds=300)
+        ended = run_forked(
+            forked_command(*arguments), stdin if isinstance(stdin, bytes) else stdin.encode(), seconds=300
+        )
         assert ended.status == status, ended.errors or ended.text
         return subprocess.CompletedProcess(list(arguments), ended.status, ended.text, ended.errors)
 

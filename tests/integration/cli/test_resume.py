@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from forked import ALLOCATING, Child, Ended, Faults, command, forked
 from integration.cli.conftest import command as process_command
 from integration.cli.conftest import environment
 from integration.cli.runs import contents, inflection, translation
+from process_fork import ALLOCATING, Child, Ended, Faults, command, run_forked
 from tsallis.training.lock import locked
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs fork: processes are forked and killed")
@@ -39,12 +39,12 @@ def averaged(whole: Whole) -> Whole:
     """A trained run, and what it is with an average."""
     run = whole[0].parent / "whole"
     after = Path(shutil.copytree(run, run.with_name("averaged")))
-    assert forked(command("average", after)).status == 0
+    assert run_forked(command("average", after)).status == 0
     return run, contents(after)
 
 
 def trained(config: Path, run: Path) -> dict[str, object]:
-    done = forked(command("train", config, "--run-dir", run))
+    done = run_forked(command("train", config, "--run-dir", run))
     assert done.status == 0, done.text
     return contents(run)
 
@@ -67,7 +67,7 @@ def faulty(run: Path, at: int | None, kind: str, *arguments: object) -> Callable
 
 def calls_of(run: Path, *arguments: object) -> list[Call]:
     """The calls by which a command changes files, in their order."""
-    done = forked(faulty(run, None, "kill", *arguments))
+    done = run_forked(faulty(run, None, "kill", *arguments))
     assert done.status == 0, done.text
     return [(name, file) for name, file in json.loads((run.parent / f"{run.name}.calls").read_text())]
 
@@ -90,7 +90,7 @@ def said(done: Ended) -> str:
 
 def goes_wrong(run: Path, at: int, kind: str, *arguments: object) -> None:
     """One call of a command goes wrong: it says so, or is killed there."""
-    done = forked(faulty(run, at, kind, *arguments))
+    done = run_forked(faulty(run, at, kind, *arguments))
     if kind == "kill":
         assert done.status == -signal.SIGKILL, done.text
         return
@@ -113,7 +113,7 @@ def check_average(averaged: Whole, folder: Path, places: Iterable[int], kind: st
     for at in places:
         run = Path(shutil.copytree(before, folder / f"{kind}-{at}"))
         goes_wrong(run, at, kind, "average", run)
-        assert forked(command("average", run)).status == 0
+        assert run_forked(command("average", run)).status == 0
         assert contents(run) == expected, f"{kind} at call {at}"
         shutil.rmtree(run)
 
@@ -161,8 +161,8 @@ def test_a_fault_while_a_killed_training_is_taken_up(whole: Whole, calls: list[C
     run, chance = tmp_path / "run", random.Random(3)
     arguments = ("train", config, "--run-dir", run)
     for kind in (*KINDS, *KINDS):
-        forked(faulty(run, chance.randrange(len(calls) // 2, len(calls)), "kill", *arguments))
-        done = forked(faulty(run, chance.randrange(1, 20), kind, *arguments))
+        run_forked(faulty(run, chance.randrange(len(calls) // 2, len(calls)), "kill", *arguments))
+        done = run_forked(faulty(run, chance.randrange(1, 20), kind, *arguments))
         assert done.status in (0, -signal.SIGKILL) or said(done), done.text
     assert trained(config, run) == expected
 
@@ -217,6 +217,6 @@ def test_a_process_of_its_own_is_killed(whole: Whole, tmp_path: Path) -> None:
 def test_two_processes_cannot_train_in_one_folder(whole: Whole, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with locked(run):
-        done = forked(command("train", whole[0], "--run-dir", run))
+        done = run_forked(command("train", whole[0], "--run-dir", run))
         assert "another process is training in this folder" in said(done)
     assert [p.name for p in run.iterdir()] == [".lock"]

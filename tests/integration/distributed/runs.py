@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from forked import CALLS, Faults
 from integration.distributed.parts import DEV, SETTINGS, TRAIN, arguments, model
+from process_fork import CALLS, Faults
 from tsallis.errors import InputError
 from tsallis.training import Trainer
 from tsallis.training.distributed import CommonError, World, init_distributed

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from analysed import LAYERS, corpus, encoder, random_sentences, recording_of, transformer
+from analysis_samples import LAYERS, corpus, encoder, random_sentences, recording_of, transformer
 from tsallis.analysis import (
     INTERROGATIVES,
     ROLES,

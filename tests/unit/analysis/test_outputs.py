@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from analysed import TGT, corpus, lstm, transformer
+from analysis_samples import TGT, corpus, lstm, transformer
 from tsallis import alpha_relu, entmax
 from tsallis.analysis import (
     beam_tree,

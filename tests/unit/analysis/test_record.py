@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from analysed import LAYERS, SRC, TGT, corpus, lstm, random_sentences, recording_of, transformer
+from analysis_samples import LAYERS, SRC, TGT, corpus, lstm, random_sentences, recording_of, transformer
 from tsallis.analysis import (
     AttentionLayer,
     Density,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from serving import CONTENT, Server, packed_in, serve, tar, zipped
+from http_server import CONTENT, Server, packed_in, serve, tar, zipped
 from tsallis.datasets import download, registry
 from tsallis.datasets.archive import LONGEST, fetch_text
 from tsallis.datasets.download import Part, SourceFile, fetch

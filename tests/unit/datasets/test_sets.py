@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving import Server, packed_in, serve, tar
+from http_server import Server, packed_in, serve, tar
 from tsallis.datasets import registry
 from tsallis.datasets.archive import fetch_text
 from tsallis.datasets.archive_folders import LONGEST

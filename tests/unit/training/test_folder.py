@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save
 
 import tsallis.data.io as file_io
-from forked import forked
+from process_fork import run_forked
 from small_run import (
     DESCRIPTION,
     DEV,
@@ -353,7 +353,7 @@ def test_a_read_only_folder(run: Path) -> None:
                 except InputError as error:
                     print(error)
 
-        done = forked(work)
+        done = run_forked(work)
         assert contents(folder) == before
     assert done.status == 0, done.text
     first, second = done.text.splitlines()

@@ -11,10 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from interpreted import (
-    compile_for_a_gpu,
-    language,
-)
 from triton_attention import (
     attend,
     check,
@@ -25,6 +21,10 @@ from triton_attention import (
     launching,
     small_blocks,
     tensors,
+)
+from triton_interpreter import (
+    compile_for_a_gpu,
+    language,
 )
 
 EVERY_ALPHA = [1.0, 1.001, 1.25, 1.5, 1.9, 2.0]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import tsallis
-from interpreted import DEVICE
 from triton_attention import arguments, check, close, gpu_attention, launching, small_blocks, tensors
+from triton_interpreter import DEVICE
 from tsallis.functional.attention import attend
 from tsallis.ops.triton.attention import decode as attention_decode
 

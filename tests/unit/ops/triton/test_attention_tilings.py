@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import tsallis
-from interpreted import compile_for_a_gpu
 from triton_attention import arguments, gpu_attention, launching, tensors
+from triton_interpreter import compile_for_a_gpu
 from tsallis.ops.backend import choose_attention
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import tsallis
 from contract.operations import OPERATIONS, Operation
 from contract.test_derivatives import RELATIONS, assert_near, derivatives, gradients, right
-from interpreted import DEVICE
+from triton_interpreter import DEVICE
 
 NAMES = (
     "entmax alpha[] dim=-1",

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tsallis
-from interpreted import (
+from pairs import every_pair
+from triton_interpreter import (
     DEVICE,
     compile_for_a_gpu,
 )
-from pairs import every_pair
 from tsallis.ops import reference
 from tsallis.ops.autograd import linear_chunks
 from tsallis.ops.autograd.linear_chunks import Layer

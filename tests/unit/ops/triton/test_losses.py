@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tsallis
-from interpreted import DEVICE, gpu, losses
-from swept import ALPHAS, PATHS, PATHS_AND_ALPHAS, tiling
+from sweep import ALPHAS, PATHS, PATHS_AND_ALPHAS, tiling
+from triton_interpreter import DEVICE, gpu, losses
 from tsallis.ops import backend, eager, reference
 
 ERROR, GRADIENT = 2e-6, 5e-6  # relative to the largest, or to 1

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import tsallis
-from interpreted import DEVICE, compile_for_a_gpu, gpu, maps
-from swept import ALPHAS, LISTS, PATHS, PATHS_AND_ALPHAS, tiling
+from sweep import ALPHAS, LISTS, PATHS, PATHS_AND_ALPHAS, tiling
+from triton_interpreter import DEVICE, compile_for_a_gpu, gpu, maps
 from tsallis.ops import backend, reference
 
 ERROR = 1e-6  # of probabilities and of sums

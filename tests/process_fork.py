@@ -103,7 +103,7 @@ def _text(file: IO[bytes]) -> str:
         return stream.read().decode()
 
 
-def forked(work: Callable[[], object], stdin: bytes | None = None, seconds: float = PATIENCE) -> Ended:
+def run_forked(work: Callable[[], object], stdin: bytes | None = None, seconds: float = PATIENCE) -> Ended:
     """Do something in a child, to its end, which comes within so many seconds."""
     return Child(work, stdin).ended(seconds)
 
