@@ -154,7 +154,7 @@ def test_values_that_cannot_be(run: Path, name: str, changes: dict[str, Any], wo
         ({"d_model": 10**9}, "Storage size calculation overflowed"),
         ({"d_model": 10**6}, r"does not fit model\.json"),  # more than any memory
         ({"d_model": 2**31 - 2}, "overflowed"),
-        ({"d_model": 10**30}, "d_model must be at most 2147483647, found an integer of 1329 bits"),
+        ({"d_model": 10**30}, "d_model must be at most 2147483647, found 1000"),
         ({"d_model": 10**400}, "d_model must be at most 2147483647, found an integer of 1329 bits"),
         ({"d_model": 1e999}, "d_model must be finite, found inf"),
         ({"d_model": "8"}, "does not take"),
@@ -335,7 +335,7 @@ def test_files_of_absurd_sizes(run: Path) -> None:
     path = run / "task.json"
     with path.open("wb") as stream:
         stream.truncate(LARGEST + 1)
-    with pytest.raises(InputError, match=r"task\.json: has more than 67108864 bytes"):
+    with pytest.raises(InputError, match=r"task\.json: expected at most 67108864 bytes"):
         load_run(run)
     with pytest.raises(InputError, match="has more than 3 bytes"):
         read_bytes(run / "config.yaml", 3)
