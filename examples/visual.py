@@ -164,8 +164,8 @@ def test(model: VisualAnswerer, data: Data, split: str, options: argparse.Namesp
     corpus: Corpus = getattr(data, split)
     for batch in corpus.batches(TESTED):
         images, src, lengths, labels = ready(batch, data.images, options)
-        hidden, look = model.read(images, src, lengths)
-        attended += float((look.masses > 0).double().mean((1, 2)).sum())
+        hidden, attention = model.read(images, src, lengths)
+        attended += float((attention.masses > 0).double().mean((1, 2)).sum())
         for i, hit in zip(batch.index, (model.output(hidden).argmax(-1) == labels).tolist(), strict=True):
             right.setdefault(answer_kind(data.texts[split][i].answer), []).append(hit)
     kinds = {kind: {"questions": len(hits), "accuracy": sum(hits) / len(hits)} for kind, hits in sorted(right.items())}

@@ -205,7 +205,7 @@ def read_stored(folder: Path, config: str, arguments: Mapping[str, Any]) -> Stor
     if not (folder / CONFIG).exists():
         return None
     record, task = _read_records(folder)
-    if read_file(folder / CONFIG) != config.encode():
+    if read_bytes(folder / CONFIG) != config.encode():
         return None
     for key, value in arguments.items():
         if record.arguments.get(key, value) != value:  # it would be built before anything else is compared

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import lzma
-import random
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 
 from tsallis.data.image_store import ImageStore
 from tsallis.data.images import ArrayPictures, open_pictures
-from tsallis.data.vocabulary import UNK, Vocabulary
+from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
 from tsallis.special_symbols import UNK
 from tsallis.tasks.base import Vocabularies
