@@ -337,7 +337,7 @@ def test_files_of_absurd_sizes(run: Path) -> None:
         stream.truncate(LARGEST + 1)
     with pytest.raises(InputError, match=r"task\.json: expected at most 67108864 bytes"):
         load_run(run)
-    with pytest.raises(InputError, match="has more than 3 bytes"):
+    with pytest.raises(InputError, match="expected at most 3 bytes, found more"):
         read_bytes(run / "config.yaml", 3)
     model = checkpoint_of(run) / "model.safetensors"
     with model.open("r+b") as stream:
