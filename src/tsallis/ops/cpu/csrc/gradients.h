@@ -42,7 +42,7 @@ INLINE void slope_and_curvature(Vec<T> p, const AlphaParams<T>& f, Vec<T>& s, Ve
 }
 
 // Prefetch entries into the second-level cache: where a gradient is written, and the next row's
-// input. Of longer rows the machine itself has learned by then how they go on.
+// input. In longer rows the processor's own prefetcher suffices.
 constexpr int64_t MAX_PREFETCH_SIZE = 4096;
 template <class S> INLINE void prefetch_entries(const S* p, int entries, int64_t by = 0) {
     for (int i = 0; i < entries; i += 64 / (int)sizeof(S)) __builtin_prefetch(p + by + i, 0, 2);

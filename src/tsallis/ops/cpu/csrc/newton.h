@@ -395,9 +395,10 @@ template <class T> INLINE State<T> state(const Rows<T>& s, int first) {
     return {mass, lane_sums<T>(s.sums[1] + first), lane_sums<T>(s.sums[2] + first), mass - (T)1};
 }
 
-// The step in t from sums at t. Newton on the b-norm of u, which is convex and nearly linear: from
-// either side it lands on a lower bound. For 1.5 the root of the current support's quadratic; for
-// large b corrected to third order. With BOUND it never leaves that bound.
+// The step in t from sums at t: Newton's on the b-norm of u, which is convex and nearly linear, so
+// that from either side it lands on a lower bound. For 1.5 the root of the current support's
+// quadratic; for large b a step corrected to third order. With BOUND always Newton's own, for
+// callers that need the lower bound.
 template <Kind K, class T, bool BOUND = false>
 INLINE Vec<T> newton_step(const State<T>& s, Vec<T> eps, Vec<T> b) {
     if constexpr (K == TWO) return s.excess / s.q;
