@@ -201,6 +201,31 @@ def test_tiles_and_lists_of_any_length(rows: int, listed: int, monkeypatch: pyte
         assert_near(found, expected, torch.float64)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_nothing_is_written_behind_the_last_list(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a list is stored as a whole vector: of a tile in which there is no room for it, no list is saved."""
+    around, memory, allocate = 64, [], attention.allocate
+
+    def guarded(*arguments: Any) -> attention.SavedForBackward:
+        saved = allocate(*arguments)
+        assert saved.columns is not None and saved.weight is not None
+        memory[:] = [x.new_full((x.numel() + 2 * around,), 77) for x in saved[2:]]
+        columns, weight = (whole[around:-around].view(saved.columns.shape) for whole in memory)
+        return saved._replace(columns=columns, weight=weight)
+
+    monkeypatch.setattr(attention, "allocate", guarded)
+    monkeypatch.setattr(attention, "MOST_LISTED", 6)
+    query = torch.zeros(1, 1, 8, 4, dtype=dtype, requires_grad=True)  # all keys that take part have one weight
+    key, value = torch.randn(2, 1, 1, 40, 4).to(dtype)
+    for entries in range(24, 49):
+        mask = torch.zeros(8, 40, dtype=torch.bool)
+        mask[:, :6] = (torch.arange(48) < entries).view(8, 6)
+        entmax_attention(query, key, value, alpha=1.5, attn_mask=mask)
+        assert all((whole[:around] == 77).all() and (whole[-around:] == 77).all() for whole in memory)
+        if entries <= 48 - 16:  # no vector is longer
+            assert all((whole[around:][:entries] != 77).all() for whole in memory)
+
+
 @pytest.mark.parametrize("threads", [2, 5])
 def test_a_head_is_divided_among_threads(threads: int) -> None:
     case = Case("", 330, 90, (1.3,), key_heads=1, batch=1)
@@ -262,17 +287,18 @@ def test_backward_runs_as_often_as_it_is_asked_to() -> None:
         assert torch.equal(one, other)
 
 
-def test_what_is_not_finite_stays_where_it_is() -> None:
+@pytest.mark.parametrize("head", [2, 7])  # whose supports are large, and small ones, which are lists
+def test_what_is_not_finite_stays_where_it_is(head: int) -> None:
     query, key, value, alpha = Case("", 70, 90, MIXED, key_heads=8).tensors(torch.float32)
     expected = entmax_attention(query, key, value, alpha)
-    query[1, 2, 30] = torch.nan
+    query[1, head, 30] = torch.nan
     broken = entmax_attention(query.requires_grad_(), key, value, alpha)
-    assert broken[1, 2, 30].isnan().all()
+    assert broken[1, head, 30].isnan().all()
     broken.sum().backward()
-    assert query.grad is not None and query.grad[1, 2, 30].isnan().all()
+    assert query.grad is not None and query.grad[1, head, 30].isnan().all()
     lines = torch.ones(70, dtype=torch.bool)
     lines[30] = False
-    assert torch.equal(broken[1, 2, lines], expected[1, 2, lines]) and query.grad[1, 2, lines].isfinite().all()
+    assert torch.equal(broken[1, head, lines], expected[1, head, lines]) and query.grad[1, head, lines].isfinite().all()
 
 
 def test_what_is_dropped_is_the_same_with_all_weights() -> None:

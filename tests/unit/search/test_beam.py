@@ -85,6 +85,16 @@ def test_prefixes_that_cannot_win_leave_a_beam_that_lost_completeness() -> None:
     assert result.best.tokens == (A, B) and result.certificate.kind == "optimal"
 
 
+def test_prefixes_leave_that_cannot_be_among_the_best_two() -> None:
+    rows = {(): {EOS: 0.3, A: 0.4, B: 0.2, C: 0.1}, (A,): {A: 0.6, B: 0.4}, (B,): {A: 0.9, B: 0.1}}
+    rows |= {(C,): {EOS: 1.0}, (A, A): {EOS: 1.0}, (A, B): {C: 1.0}, (B, A): {C: 1.0}}
+    model = trie(rows)
+    result = search(model, beam_size=3, n_best=2)
+    assert [(h.tokens, round(h.prob, 12)) for h in result.hypotheses] == [((), 0.3), ((A, A), 0.24)]
+    assert model.rows_a_step == [1, 3, 3]  # 0.24 displaces the 0.1 of C as the second best, and no prefix has more
+    assert result.proven == result.hypotheses and math.exp(result.certificate.bound) == pytest.approx(0.18)
+
+
 def test_completeness_is_worth_going_on() -> None:
     rows = {(A,) * n: {A: 0.1, EOS: 0.9} for n in range(6)} | {(A,) * 6: {EOS: 1.0}}
     result = search(trie(rows), beam_size=1, max_length=10)
