@@ -9,13 +9,14 @@ PUBLIC = {
         linear_entmax_loss nn normmax sparsemax tsallis_entropy
     """,
     "tsallis.analysis": """
-        AttentionLayer AttentionReader BeamTree Contrasts Densities Density DensityContrast Diversities Diversity Edge
-        EmptyOutput EmptyRate Example HeadCard HeadDensity HeadHistory HeadImportance HeadLoss HeadRole HeadRoles
-        Histogram INTERROGATIVES LayerDiversity ModelContrast OutputStatistics ROLES Record Recording Roles Sentence
-        SparseWeights Statistic TeacherForcedStep Text WordContrast alpha_histograms alpha_history beam_tree
-        capture_weights collect compare_models count_pieces density density_contrasts density_history diversity
-        empty_rate head_cards head_importance head_roles jensen_shannon load_recording mask_head output_statistics
-        output_steps read_model record save_recording sentence_density teacher_forced_supports to_pandas word_clusters
+        AttentionLayer AttentionReader BeamTree Contrasts Densities Density DensityContrast Diversities
+        Diversity Edge EmptyOutput EmptyRate Example HeadCard HeadDensity HeadHistory HeadImportance HeadLoss
+        HeadRole HeadRoles Histogram INTERROGATIVES LayerDiversity ModelContrast Options OutputStatistics ROLES
+        Record Recording Roles RunSummary Sentence SparseWeights Statistic TeacherForcedStep Text WordContrast
+        alpha_histograms alpha_history beam_tree capture_weights collect compare_models count_pieces density
+        density_contrasts density_history diversity empty_rate head_cards head_importance head_roles
+        jensen_shannon load_recording mask_head output_statistics output_steps read_model record save_recording
+        sentence_density summarize teacher_forced_supports to_pandas word_clusters
     """,
     "tsallis.compat": """
         BudgetBisect Entmax15 Entmax15Loss EntmaxBisect EntmaxBisectLoss NormmaxBisect NormmaxBisectLoss Sparsemax

@@ -31,6 +31,7 @@ from tsallis.analysis.outputs import (
 from tsallis.analysis.record import AttentionReader, Recording, capture_weights, read_model, record
 from tsallis.analysis.statistics import Statistic, collect
 from tsallis.analysis.store import load_recording, save_recording
+from tsallis.analysis.summary import Options, RunSummary, summarize
 from tsallis.analysis.tables import Histogram, Record, to_pandas
 from tsallis.analysis.tree import BeamTree, Edge, beam_tree
 from tsallis.analysis.weights import AttentionLayer, Sentence, SparseWeights, Text
@@ -62,10 +63,12 @@ __all__ = [
     "Histogram",
     "LayerDiversity",
     "ModelContrast",
+    "Options",
     "OutputStatistics",
     "Record",
     "Recording",
     "Roles",
+    "RunSummary",
     "Sentence",
     "SparseWeights",
     "Statistic",
@@ -96,6 +99,7 @@ __all__ = [
     "record",
     "save_recording",
     "sentence_density",
+    "summarize",
     "teacher_forced_supports",
     "to_pandas",
     "word_clusters",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tsallis.analysis.density import Density, HeadDensity
@@ -73,8 +73,13 @@ def head_cards(
     """
     statistics = Roles(recording.layers, counts, interrogatives, examples), Density(recording.layers)
     roles, densities = collect(recording, *statistics)
-    cards = [_card(role, density) for role, density in zip(roles.heads, densities.heads, strict=True)]
+    cards = describe_heads(roles.heads, densities.heads)
     return tuple(sorted(cards, key=lambda card: (card.role is None, -(card.confidence or 0), card.density)))
+
+
+def describe_heads(roles: Sequence[HeadRole], densities: Sequence[HeadDensity]) -> list[HeadCard]:
+    """Return the card of each head, in the order of the heads, which is that of both arguments."""
+    return [_card(role, density) for role, density in zip(roles, densities, strict=True)]
 
 
 def _card(role: HeadRole, density: HeadDensity) -> HeadCard:
