@@ -23,7 +23,8 @@ LAYERS = [
     {"search"},
     {"evaluation"},
     {"training"},
-    {"analysis", "report", "config", "recipes"},
+    {"analysis"},
+    {"report", "config", "recipes"},
     {"tasks"},
     {"cli"},
 ]

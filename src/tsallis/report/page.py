@@ -1,0 +1,162 @@
+"""The offline page of a report: one HTML file with its styles, its program and its data, non-zeros only."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tsallis.analysis.head_roles import ROLES
+from tsallis.analysis.summary import HeadSummary, RunSummary, SentenceSummary
+from tsallis.analysis.weights import SIDES, SparseWeights
+from tsallis.errors import InputError
+
+UNITS = 1000  # of a weight on the page; the smallest above zero is one unit
+SCRIPTS = ("dom.js", "data.js", "charts.js", "overview.js", "heads.js", "sentences.js", "training.js", "outputs.js")
+MAIN = "main.js"
+
+
+def build_page(runs: Sequence[RunSummary], title: str = "", note: str = "") -> str:
+    """Return the HTML of a report on runs, which needs no other file and no network.
+
+    Args:
+        runs: summaries of the same sentences.
+        title: of the page; by default the names of the runs.
+        note: at the end of the page: what made it, say.
+
+    Returns:
+        The whole text of the file.
+
+    Raises:
+        InputError: if Jinja2 is missing.
+        ValueError: no runs.
+    """
+    if not runs:
+        raise ValueError("a report needs at least one run")
+    try:
+        import jinja2
+    except ImportError as error:
+        raise InputError("reports need Jinja2: pip install 'tsallis[toolkit]'") from error
+    folder = resources.files("tsallis.report").joinpath("static")
+    script = "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in (*SCRIPTS, MAIN))
+    template = folder.joinpath("page.html.jinja").read_text(encoding="utf-8")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    program = f"'use strict';\n(() => {{\n{script}\n}})();\n"
+    return environment.from_string(template).render(
+        title=title or ", ".join(run.name for run in runs) + ": attention and outputs",
+        note=note,
+        style=folder.joinpath("page.css").read_text(encoding="utf-8"),
+        script=program,
+        script_hash=_digest(program),
+        data=embed_json({"units": UNITS, **_tables(), "runs": [_run(run) for run in runs]}),
+        weights=[
+            (f"weights-{number}-{row}", encode_weights(sentence.weights))
+            for number, run in enumerate(runs)
+            for row, sentence in enumerate(run.sentences)
+        ],
+    )
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _tables() -> dict[str, Any]:
+    """Return what the page has to know of kinds and roles."""
+    roles = {name: {"threshold": role.threshold, "phrase": role.phrase} for name, role in ROLES.items()}
+    return {"sides": SIDES, "roles": roles}
+
+
+def encode_weights(weights: Sequence[SparseWeights]) -> str:
+    """Return the non-zeros of several attentions as text: base64 of deflated bytes.
+
+    Three arrays of 16 bits follow each other, of each first all low bytes and then all high ones: the number of
+    non-zeros of each row; the keys that are left out before each non-zero; its weight in thousandths, at least one.
+
+    Example:
+        >>> len(encode_weights([SparseWeights.of(np.eye(50)[None])])) < 200
+        True
+    """
+    support = np.concatenate([np.diff(part.offsets) for part in weights] or [np.zeros(0, np.int64)])
+    columns = np.concatenate([part.columns for part in weights] or [np.zeros(0, np.int32)]).astype(np.int64)
+    values = np.concatenate([part.values for part in weights] or [np.zeros(0, np.float32)])
+    firsts = np.cumsum(support) - support
+    gaps = np.diff(columns, prepend=-1) - 1
+    starts = firsts[support > 0]
+    gaps[starts] = columns[starts]
+    units = np.maximum(np.rint(values.astype(np.float64) * UNITS), 1)
+    blob = b"".join(_planes(array) for array in (support, gaps, units))
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return base64.b64encode(deflate.compress(blob) + deflate.flush()).decode("ascii")
+
+
+def _planes(numbers: NDArray[Any]) -> bytes:
+    whole = numbers.astype("<u2")
+    return (whole & 255).astype(np.uint8).tobytes() + (whole >> 8).astype(np.uint8).tobytes()
+
+
+def embed_json(value: Any) -> str:
+    r"""Return JSON that may stand inside a script element: whatever the data holds cannot end it.
+
+    Example:
+        >>> embed_json({"text": "</script>", "log_prob": -math.inf, "third": 1 / 3})
+        '{"text":"\\u003c/script>","log_prob":null,"third":0.333333333}'
+    """
+    text = json.dumps(_compact(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    # Halves of surrogate pairs are no text that can be written.
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _compact(value: Any) -> Any:
+    """Round numbers to nine digits; a number that is not finite is none in JSON."""
+    if isinstance(value, float):
+        return float(f"{value:.9g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _compact(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_compact(part) for part in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return _compact(value.tolist())
+    return _compact(value.to_dict()) if hasattr(value, "to_dict") else value
+
+
+def _run(run: RunSummary) -> dict[str, Any]:
+    fields = {name: getattr(run, name) for name in ("name", "task", "model", "arguments", "parameters", "step")}
+    fields |= {name: getattr(run, name) for name in ("metrics", "corpus", "diversity", "alphas", "densities")}
+    layers = [{"kind": layer.kind, "layer": layer.layer, "heads": layer.heads} for layer in run.layers]
+    return {
+        **fields,
+        "importance": run.importance,
+        "layers": layers,
+        "outputs": {**run.outputs.to_dict(), "sparsity": run.outputs.sparsity},
+        "heads": [_head(head) for head in run.heads],
+        "sentences": [_sentence(sentence) for sentence in run.sentences],
+    }
+
+
+def _head(head: HeadSummary) -> dict[str, Any]:
+    examples = [
+        {**vars(example.text), "score": example.score, "weights": encode_weights([example.weights])}
+        for example in head.examples
+    ]
+    return {**vars(head), "histogram": head.histogram.counts, "examples": examples}
+
+
+def _sentence(sentence: SentenceSummary) -> dict[str, Any]:
+    edges = [[e.parent, e.node, e.symbol, e.log_prob, e.total, e.end] for e in sentence.tree.edges]
+    tree = {name: getattr(sentence.tree, name) for name in ("mass", "certificate", "bound")}
+    return {
+        **vars(sentence.text),
+        "steps": [[step.gold, step.prob, step.support, step.words] for step in sentence.steps],
+        "answer": sentence.answer,
+        "tree": {**tree, "edges": edges},
+    }

@@ -1,0 +1,227 @@
+// Small figures: lines over updates, histograms, maps of heads, and the attention of one head.
+
+function ticks(low, high, count) {
+  const raw = (high - low) / Math.max(count, 1) || 1;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((value) => value >= raw * 0.999);
+  const marks = [];
+  for (let mark = Math.ceil(low / step - 1e-9) * step; mark <= high + step * 1e-6; mark += step) {
+    marks.push(Math.abs(mark) < step * 1e-6 ? 0 : mark);
+  }
+  return marks;
+}
+
+function label(value) {
+  if (Math.abs(value) >= 10000) return `${+(value / 1000).toPrecision(3)}k`;
+  return String(+value.toPrecision(4));
+}
+
+// Axes of a chart: x and y are [low, high]; returns the drawing and the maps from values to points.
+function axes({ width = 340, height = 190, x, y, xName = "", yName = "", xTicks = 4, yTicks = 4, left = 44 }) {
+  const [top, right, bottom] = [10, 10, 38];
+  const toX = (value) => left + ((value - x[0]) / (x[1] - x[0] || 1)) * (width - left - right);
+  const toY = (value) => height - bottom - ((value - y[0]) / (y[1] - y[0] || 1)) * (height - top - bottom);
+  const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", style: { maxWidth: `${width * 1.25}px` } });
+  for (const mark of ticks(y[0], y[1], yTicks)) {
+    svg.append(s("line", { class: "grid", x1: left, x2: width - right, y1: toY(mark), y2: toY(mark) }),
+      s("text", { class: "tick", x: left - 6, y: toY(mark) + 3.5, "text-anchor": "end" }, label(mark)));
+  }
+  for (const mark of ticks(x[0], x[1], xTicks)) {
+    svg.append(s("text", { class: "tick", x: toX(mark), y: height - bottom + 15, "text-anchor": "middle" }, label(mark)));
+  }
+  svg.append(s("line", { class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom }));
+  if (xName) svg.append(s("text", { class: "name", x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" },
+    xName));
+  if (yName) svg.append(s("text", { class: "name", x: -(height - bottom + top) / 2, y: 11, transform: "rotate(-90)",
+    "text-anchor": "middle" }, yName));
+  return { svg, toX, toY, width, height, left, right, bottom, top };
+}
+
+function shade(index, count) {
+  return `var(--shade-${count > 1 ? Math.round((7 * index) / (count - 1)) : 4})`;
+}
+
+// Lines [{name, values, colour, href}] over steps, nulls left out.
+function lineChart(steps, lines, options) {
+  const low = options.low ?? Math.min(...lines.flatMap((line) => line.values));
+  const high = options.high ?? Math.max(...lines.flatMap((line) => line.values));
+  const chart = axes({ ...options, x: [steps[0], steps[steps.length - 1]], y: [low, high] });
+  for (const line of lines) {
+    const points = steps.map((step, i) => `${chart.toX(step).toFixed(1)},${chart.toY(line.values[i]).toFixed(1)}`);
+    const shape = points.length > 1
+      ? s("polyline", { points: points.join(" "), class: "line", style: { stroke: line.colour } })
+      : s("circle", { cx: chart.toX(steps[0]), cy: chart.toY(line.values[0]), r: 2.5, style: { fill: line.colour } });
+    shape.append(s("title", null, `${line.name}: ${plain(line.values[line.values.length - 1])}`));
+    chart.svg.append(shape);
+  }
+  return chart.svg;
+}
+
+// Bars of counts between edges, of one width.
+function barChart(edges, counts, options) {
+  const chart = axes({ ...options, x: [edges[0], edges[edges.length - 1]], y: [0, Math.max(...counts, 1)] });
+  counts.forEach((count, i) => {
+    if (!count) return;
+    const [from, to] = [chart.toX(edges[i]), chart.toX(edges[i + 1])];
+    const range = `${label(edges[i])} to ${label(edges[i + 1])}`;
+    chart.svg.append(s("rect", {
+      x: from + 0.5, y: chart.toY(count), width: Math.max(to - from - 1, 0.5), height: chart.toY(0) - chart.toY(count),
+      style: { fill: options.colour || "var(--accent)" },
+    }, s("title", null, `${options.inBin ? options.inBin(i) : range}: ${whole(count)}`)));
+  });
+  return chart.svg;
+}
+
+// The colour of a value between bounds, as a share of the accent; none for nothing.
+function tone(measure, value, high) {
+  if (value === null || value === undefined) return 0;
+  const top = measure.high ?? high ?? 1;
+  return clamp((value - measure.low) / (top - measure.low || 1), 0, 1);
+}
+
+// Heads of a run, a block for each kind: rows are layers, columns heads; each one is a link to its card.
+function headMap(run, measure) {
+  const [size, gap, left, top] = [34, 44, 56, 38];
+  const kinds = kindsOf(run);
+  const blocks = kinds.map((kind) => layersOf(run, kind));
+  const widths = blocks.map((layers) => Math.max(...layers.map((layer) => layer.heads)) * size);
+  const rows = Math.max(...blocks.map((layers) => layers.length));
+  const width = left + widths.reduce((sum, w) => sum + w, 0) + gap * (blocks.length - 1) + 6;
+  const height = top + rows * size + 8;
+  const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, class: "map", role: "group",
+    style: { maxWidth: `${width * 1.15}px`, minWidth: `${Math.min(width, 420)}px` } });
+  const high = Math.max(...run.heads.map((head) => measure.value(head) ?? 0), 1e-9);
+  let x = left;
+  kinds.forEach((kind, block) => {
+    svg.append(s("text", { class: "kind", x, y: 14 }, KIND_NAMES[kind]));
+    blocks[block].forEach((layer, row) => {
+      const y = top + row * size;
+      if (block === 0) {
+        svg.append(s("text", { class: "tick", x: left - 8, y: y + size / 2 + 4, "text-anchor": "end" }, `layer ${row + 1}`));
+      }
+      for (let head = 0; head < layer.heads; head += 1) {
+        if (row === 0) {
+          svg.append(s("text", { class: "tick", x: x + (head + 0.5) * size - 1, y: top - 6, "text-anchor": "middle" },
+            head + 1));
+        }
+        svg.append(headCell(HEADS.get(`${run.number}/${kind}/${layer.layer}/${head}`), measure, high, x + head * size, y,
+          size - 2));
+      }
+    });
+    x += widths[block] + gap;
+  });
+  return svg;
+}
+
+function headCell(head, measure, high, x, y, size) {
+  const share = tone(measure, measure.value(head), high);
+  const text = `${head.name}: ${measure.name.toLowerCase()} ${measure.show(measure.value(head))}; ${roleOf(head)}`;
+  return s("a", { href: `#head/${head.id}`, "aria-label": text, class: share > 0.55 ? "cell dark" : "cell" },
+    s("title", null, text),
+    s("rect", { class: "paper", x, y, width: size, height: size, rx: 3 }),
+    s("rect", { class: "tone", x, y, width: size, height: size, rx: 3, style: { fillOpacity: share } }),
+    head.role ? s("text", { x: x + size / 2, y: y + size / 2 + 4.5, "text-anchor": "middle" }, ROLE_LETTERS[head.role])
+      : null);
+}
+
+function roleLegend(run) {
+  const roles = Object.keys(DATA.roles).filter((role) => run.heads.some((head) => head.role === role));
+  if (!roles.length) return null;
+  return h("p", { class: "legend" }, roles.map((role) => h("span", null, h("b", null, ROLE_LETTERS[role]), " ",
+    DATA.roles[role].phrase)));
+}
+
+function scale(measure, heads) {
+  const high = measure.high ?? Math.max(...heads.map((head) => measure.value(head) ?? 0));
+  return h("p", { class: "scale" }, h("span", null, measure.show(measure.low)), h("span", { class: "ramp" }),
+    h("span", null, measure.show(high)));
+}
+
+// A weight's share of the colour: the smallest above zero can be seen, a zero has none.
+function opacity(value) {
+  return (0.14 + 0.86 * Math.sqrt(Math.min(value, 1))).toFixed(3);
+}
+
+// The width of text in points, about: letters of the East are wide.
+function measureText(text) {
+  return [...text].reduce((sum, letter) => sum + (letter.codePointAt(0) > 0x2e7f ? 13 : 7.4), 0);
+}
+
+function widest(pieces) {
+  return Math.max(20, ...pieces.map((piece) => measureText(wordLabel(piece))));
+}
+
+function wordLabel(piece) {
+  return short(spell(piece), 14);
+}
+
+// The weights of one head as cells: rows are queries, columns keys; what is exactly zero is blank.
+function matrix(weights, queries, keys, selected) {
+  const cell = keys.length > 40 || queries.length > 40 ? 13 : 17;
+  const left = widest(queries) + 10;
+  const top = widest(keys) + 8;
+  const width = left + keys.length * cell + 4;
+  const height = top + queries.length * cell + 4;
+  const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "matrix" });
+  svg.append(s("rect", { class: "field", x: left, y: top, width: keys.length * cell, height: queries.length * cell }));
+  keys.forEach((key, j) => svg.append(s("text", {
+    class: "word", x: 0, y: 0, transform: `translate(${left + (j + 0.5) * cell + 3.5} ${top - 5}) rotate(-90)`,
+  }, wordLabel(key))));
+  queries.forEach((query, i) => {
+    const row = s("g", { class: "row", "data-query": i });
+    row.append(s("rect", { class: "band", x: 0, y: top + i * cell, width, height: cell }),
+      s("text", { class: "word", x: left - 6, y: top + (i + 0.5) * cell + 3.8, "text-anchor": "end" }, wordLabel(query)));
+    for (const [key, value] of weights.rows[i]) {
+      row.append(s("rect", {
+        class: "tone", x: left + key * cell + 0.5, y: top + i * cell + 0.5, width: cell - 1, height: cell - 1,
+        style: { fillOpacity: opacity(value) },
+      }, s("title", null, `${spell(query)} → ${spell(keys[key])}: ${weight(value)}`)));
+    }
+    svg.append(row);
+  });
+  select(svg, selected);
+  return svg;
+}
+
+// The same as lines from each query, at the left, to its keys, at the right.
+function lines(weights, queries, keys, selected) {
+  const [step, gap] = [19, 120];
+  const left = widest(queries) + 8;
+  const right = widest(keys) + 8;
+  const width = left + gap + right;
+  const height = Math.max(queries.length, keys.length) * step + 8;
+  const middle = (i) => (i + 0.5) * step + 4;
+  const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "lines" });
+  keys.forEach((key, j) => svg.append(s("text", { class: "word", "data-key": j, x: left + gap + 6, y: middle(j) + 4 },
+    wordLabel(key))));
+  queries.forEach((query, i) => {
+    const row = s("g", { class: "row", "data-query": i });
+    row.append(s("rect", { class: "band", x: 0, y: i * step + 4, width: left, height: step }),
+      s("text", { class: "word", x: left - 6, y: middle(i) + 4, "text-anchor": "end" }, wordLabel(query)));
+    for (const [key, value] of weights.rows[i]) {
+      const [y1, y2] = [middle(i), middle(key)];
+      row.append(s("path", {
+        class: "thread", d: `M${left} ${y1}C${left + gap * 0.45} ${y1} ${left + gap * 0.55} ${y2} ${left + gap} ${y2}`,
+        style: { strokeOpacity: opacity(value), strokeWidth: (0.7 + 2.6 * Math.min(value, 1)).toFixed(2) },
+      }, s("title", null, `${spell(query)} → ${spell(keys[key])}: ${weight(value)}`)));
+    }
+    svg.append(row);
+  });
+  select(svg, selected);
+  return svg;
+}
+
+// Set one query off from the others, or none.
+function select(svg, query) {
+  svg.classList.toggle("chosen", query !== null && query !== undefined);
+  for (const row of svg.querySelectorAll(".row")) {
+    row.classList.toggle("on", query !== null && Number(row.dataset.query) === query);
+  }
+}
+
+function describeRow(weights, queries, keys, query) {
+  const cells = [...weights.rows[query]].sort((one, other) => other[1] - one[1]);
+  const named = cells.slice(0, 6).map(([key, value]) => `${spell(keys[key])} ${weight(value)}`).join(", ");
+  const rest = cells.length > 6 ? ` and ${cells.length - 6} more` : "";
+  return `${spell(queries[query])}: ${cells.length} of ${keys.length} keys: ${named || "none"}${rest}`;
+}

@@ -1,0 +1,109 @@
+// The data of the report. Weights of a sentence are unpacked when they are first looked at.
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const RUNS = DATA.runs;
+const KINDS = Object.keys(DATA.sides).filter((kind) => RUNS.some((run) => run.layers.some((l) => l.kind === kind)));
+const KIND_NAMES = { encoder: "Encoder", decoder: "Decoder", cross: "Cross-attention" };
+const KIND_NOTES = {
+  encoder: "source to source",
+  decoder: "target to the target so far",
+  cross: "each target word, as it is predicted, to the source",
+};
+const ROLE_LETTERS = {
+  previous: "←", self: "•", next: "→", merging: "m", question: "?", punctuation: ".", rare: "r", start: "|", end: "$",
+};
+
+RUNS.forEach((run, number) => {
+  run.number = number;
+  run.heads.forEach((head) => {
+    head.run = run;
+    head.id = `${number}/${head.kind}/${head.layer}/${head.head}`;
+    head.name = `${head.kind} layer ${head.layer + 1} head ${head.head + 1}`;
+    head.short = `${head.layer + 1}.${head.head + 1}`;
+  });
+});
+const HEADS = new Map(RUNS.flatMap((run) => run.heads.map((head) => [head.id, head])));
+
+function kindsOf(run) {
+  return KINDS.filter((kind) => run.layers.some((layer) => layer.kind === kind));
+}
+
+function layersOf(run, kind) {
+  return run.layers.filter((layer) => layer.kind === kind);
+}
+
+// The words of queries and keys. Attention to the source belongs to the word that is predicted, not to the one read.
+function sides(kind, text) {
+  const [queries, keys] = DATA.sides[kind];
+  return [kind === "cross" ? [...text.target.slice(1), "</s>"] : text[queries], text[keys]];
+}
+
+function roleOf(head) {
+  return head.role ? DATA.roles[head.role].phrase : "no role";
+}
+
+async function unpack(text, shapes) {
+  const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
+  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  const rows = shapes.reduce((sum, [heads, queries]) => sum + heads * queries, 0);
+  let at = 0;
+  const planes = (count) => {
+    const numbers = new Uint16Array(count);
+    for (let i = 0; i < count; i += 1) numbers[i] = bytes[at + i] | (bytes[at + count + i] << 8);
+    at += 2 * count;
+    return numbers;
+  };
+  const support = planes(rows);
+  const count = support.reduce((sum, number) => sum + number, 0);
+  const [gaps, units] = [planes(count), planes(count)];
+  let row = 0;
+  let cell = 0;
+  return shapes.map(([heads, queries, keys]) => Array.from({ length: heads }, () => {
+    const head = { queries, keys, rows: [] };
+    for (let query = 0; query < queries; query += 1, row += 1) {
+      const cells = [];
+      let key = -1;
+      for (const end = cell + support[row]; cell < end; cell += 1) {
+        key += gaps[cell] + 1;
+        cells.push([key, units[cell] / DATA.units]);
+      }
+      head.rows.push(cells);
+    }
+    return head;
+  }));
+}
+
+const unpacked = new Map();
+
+// The weights of a head on a sentence of the selection: rows of [key, weight], one for each query.
+async function weightsOf(head, position) {
+  const name = `weights-${head.run.number}-${position}`;
+  if (!unpacked.has(name)) {
+    const text = head.run.sentences[position];
+    const shapes = head.run.layers.map((layer) => [layer.heads, ...sides(layer.kind, text).map((side) => side.length)]);
+    unpacked.set(name, unpack(document.getElementById(name).textContent, shapes));
+  }
+  const layers = await unpacked.get(name);
+  const number = head.run.layers.findIndex((layer) => layer.kind === head.kind && layer.layer === head.layer);
+  return layers[number][head.head];
+}
+
+async function exampleWeights(head, example) {
+  const shape = [1, ...sides(head.kind, example).map((side) => side.length)];
+  return (await unpack(example.weights, [shape]))[0][0];
+}
+
+// What heads can be sorted and coloured by.
+const MEASURES = [
+  { key: "density", name: "Density", value: (head) => head.density, show: (v) => percent(v), low: 0, high: 1 },
+  { key: "alpha", name: "Alpha", value: (head) => head.alpha, show: (v) => plain(v), low: 1, high: 2 },
+  { key: "confidence", name: "Confidence in the role", value: (head) => head.confidence, show: (v) => plain(v),
+    low: 0, high: 1 },
+  { key: "increase", name: "Loss without it", value: (head) => head.increase, show: (v) => (v === null ? "–"
+    : (v < 0 ? "−" : "+") + Math.abs(v).toFixed(3)), low: 0, high: null },
+  ...Object.keys((RUNS[0].heads[0] || { scores: {} }).scores).map((name) => ({
+    key: name, name: { clusters: "Clusters", within_word: "Within words" }[name] || name[0].toUpperCase() + name.slice(1),
+    value: (head) => head.scores[name], show: (v) => plain(v), low: 0, high: 1, score: true,
+  })),
+].filter((measure) => RUNS.some((run) => run.heads.some((head) => measure.value(head) !== null)));

@@ -1,0 +1,158 @@
+// Elements of the page, and figures that can be saved.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "style") Object.assign(node.style, value);
+    else if (name === "value") node.value = value;
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  for (const child of children.flat(Infinity)) {
+    if (child === null || child === undefined || child === false) continue;
+    node.append(child instanceof Node ? child : String(child));
+  }
+  return node;
+}
+
+function h(tag, attributes, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+function s(tag, attributes, ...children) {
+  return fill(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function say(text) {
+  document.getElementById("say").textContent = text;
+}
+
+function clamp(value, low, high) {
+  return Math.min(Math.max(value, low), high);
+}
+
+// Numbers as people read them.
+
+function plain(value, digits = 2) {
+  return value === null || value === undefined ? "–" : value.toFixed(digits);
+}
+
+function percent(value, digits = 0) {
+  if (value === null || value === undefined) return "–";
+  const text = (100 * value).toFixed(digits);
+  return (value > 0 && Number(text) === 0 ? "<" + (10 ** -digits).toFixed(digits) : text) + " %";
+}
+
+function weight(value) {
+  if (value === 0) return "0";
+  return value < 1.5 / DATA.units ? "<.002" : value.toFixed(3).replace(/^0/, "");
+}
+
+function probability(value) {
+  if (value === null) return "–";
+  if (value === 0) return "0";
+  if (value >= 0.9995) return value > 1.0005 ? value.toFixed(3) : value >= 0.999995 ? "1" : ">.999";
+  return value < 0.001 ? value.toExponential(0).replace(/e-(\d+)/, (_, power) => `·10⁻${[...power].map((d) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[d]).join("")}`) : value.toFixed(3).replace(/^0/, "");
+}
+
+function whole(value) {
+  return value.toLocaleString("en");
+}
+
+function capital(text) {
+  return text[0].toUpperCase() + text.slice(1);
+}
+
+// What a figure of a run is called: the run is named where there are several.
+function titleOf(run, text) {
+  return RUNS.length > 1 ? `${run.name}: ${text}` : capital(text);
+}
+
+// Pieces of a sentence, without the mark of a word's beginning.
+
+function spell(piece) {
+  const text = piece.startsWith("▁") ? piece.slice(1) : piece;
+  return text === "" ? "▁" : text;
+}
+
+function sentenceText(pieces) {
+  const words = pieces.some((piece) => piece.startsWith("▁"));
+  return pieces.filter((piece) => piece !== "<s>" && piece !== "</s>")
+    .map((piece) => (words ? piece.replace("▁", " ") : piece.length > 1 ? ` ${piece} ` : piece)).join("").trim();
+}
+
+function short(text, longest) {
+  const letters = [...text];
+  return letters.length > longest ? letters.slice(0, longest - 1).join("") + "…" : text;
+}
+
+// Figures.
+
+let figureNumber = 0;
+
+function figure(title, drawing, options = {}) {
+  const number = `figure-${(figureNumber += 1)}`;
+  drawing.setAttribute("aria-labelledby", number);
+  if (!drawing.hasAttribute("role")) drawing.setAttribute("role", "img");
+  const save = h("button", {
+    type: "button", class: "save", "aria-label": `Save as SVG: ${title}`, onclick: () => saveSvg(drawing, title),
+  }, "SVG");
+  return h("figure", { class: options.class },
+    h("figcaption", null, h("span", { id: number }, options.short
+      ? [options.short, h("span", { class: "unseen" }, title.slice(options.short.length))] : title), options.note ? h("small", null, options.note) : null, save),
+    options.legend || null,
+    h("div", { class: "scroll", tabindex: options.scroll ? "0" : null, role: options.scroll ? "group" : null,
+      "aria-labelledby": options.scroll ? number : null }, drawing),
+    options.after || null);
+}
+
+const STYLES = ["fill", "fill-opacity", "stroke", "stroke-opacity", "stroke-width", "stroke-dasharray", "opacity",
+  "font-family", "font-size", "font-weight", "text-anchor", "dominant-baseline"];
+
+function saveSvg(drawing, title) {
+  const copy = drawing.cloneNode(true);
+  const originals = [drawing, ...drawing.querySelectorAll("*")];
+  [copy, ...copy.querySelectorAll("*")].forEach((node, i) => {
+    const style = getComputedStyle(originals[i]);
+    for (const name of STYLES) node.setAttribute(name, style.getPropertyValue(name));
+    node.removeAttribute("class");
+    node.removeAttribute("style");
+  });
+  copy.setAttribute("xmlns", SVG);
+  const box = drawing.viewBox.baseVal;
+  copy.setAttribute("width", box.width);
+  copy.setAttribute("height", box.height);
+  const paper = s("rect", { x: box.x, y: box.y, width: box.width, height: box.height,
+    fill: getComputedStyle(document.body).backgroundColor });
+  copy.prepend(paper);
+  const text = new XMLSerializer().serializeToString(copy);
+  const url = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
+  const name = title.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "");
+  h("a", { href: url, download: `${name}.svg` }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+  say(`Saved ${name}.svg`);
+}
+
+// Controls.
+
+function choice(label, options, value, change) {
+  const select = h("select", { onchange: () => change(select.value) },
+    options.map((option) => (option.group
+      ? h("optgroup", { label: option.group }, option.options.map(optionOf))
+      : optionOf(option))));
+  select.value = value;
+  return h("label", { class: "choice" }, h("span", null, label), select);
+}
+
+function optionOf([value, text]) {
+  return h("option", { value }, text);
+}
+
+function segments(label, options, value, change) {
+  const name = `segments-${(figureNumber += 1)}`;
+  return h("fieldset", { class: "segments" }, h("legend", null, label),
+    options.map(([key, text]) => h("label", null,
+      h("input", { type: "radio", name, checked: key === value, onchange: () => change(key) }), h("span", null, text))));
+}

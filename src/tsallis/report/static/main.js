@@ -1,0 +1,54 @@
+// Which view is shown, by the address; and the theme.
+
+const VIEWS = [
+  ["overview", "Overview", viewOverview],
+  ["heads", "Heads", viewHeads],
+  ["sentence", "Sentences", viewSentence],
+  ["training", "Training", viewTraining],
+  ["outputs", "Outputs", viewOutputs],
+];
+
+function show(focus) {
+  const [name, ...rest] = decodeURIComponent(location.hash.slice(1)).split("/");
+  const main = document.getElementById("view");
+  const current = name === "head" ? "heads" : (VIEWS.find(([key]) => key === name) || VIEWS[0])[0];
+  let parts;
+  if (name === "head") parts = viewHead(rest.join("/"));
+  else if (name === "sentence") parts = viewSentence(rest[0], rest.slice(1).join("/"));
+  else if (name === "outputs") parts = viewOutputs(rest[0]);
+  else parts = VIEWS.find(([key]) => key === current)[2]();
+  main.dataset.view = name === "head" ? "head" : current;
+  main.replaceChildren(...parts.filter(Boolean));
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.hash === `#${current}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  if (focus) {
+    window.scrollTo(0, 0);
+    main.querySelector("h1").focus({ preventScroll: true });
+  }
+}
+
+function dark() {
+  return document.documentElement.dataset.theme
+    ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+function nameTheme() {
+  document.getElementById("theme").textContent = dark() ? "Light" : "Dark";
+  document.getElementById("theme").setAttribute("aria-label", dark() ? "Light colours" : "Dark colours");
+}
+
+document.querySelector("nav").append(...VIEWS.map(([key, text]) => h("a", { href: `#${key}` }, text)));
+document.getElementById("theme").addEventListener("click", () => {
+  document.documentElement.dataset.theme = dark() ? "light" : "dark";
+  nameTheme();
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", nameTheme);
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  document.getElementById("view").focus();
+});
+window.addEventListener("hashchange", () => show(true));
+nameTheme();
+show(false);

@@ -1,0 +1,170 @@
+// What the output layer holds possible: over the corpus, at each step of a reference, and in the beam.
+
+let outputSentence = 0;
+
+const CERTIFICATES = {
+  complete: "complete: no other output has a probability above zero",
+  optimal: "optimal: no other output is more probable than the best one",
+  bounded: "bounded: no missing output is more probable than the bound",
+  none: "no certificate: the search proves nothing",
+};
+
+function viewOutputs(number) {
+  if (number !== undefined && RUNS[0].sentences[number]) outputSentence = Number(number);
+  const place = h("div");
+  const draw = () => place.replaceChildren(...RUNS.map((run) => h("section", null,
+    h("h2", null, RUNS.length > 1 ? run.name : `Sentence ${run.sentences[outputSentence].index + 1}`),
+    ...outputsOf(run))));
+  draw();
+  return [
+    h("h1", { tabindex: "-1" }, "Outputs"),
+    h("p", { class: "lead" }, "At each step of the reference: which symbols the model holds possible. What is not listed "
+      + "has a probability of exactly zero where the output is sparse."),
+    h("div", { class: "controls" }, choice("Sentence", RUNS[0].sentences.map((sentence, i) => [String(i),
+      `${sentence.index + 1}: ${short(sentenceText(sentence.source), 60)}`]), String(outputSentence), (value) => {
+      outputSentence = Number(value);
+      draw();
+    })),
+    place,
+    h("section", null, h("h2", null, "Over all sentences"), ...RUNS.map(outputFigures)),
+  ];
+}
+
+function outputsOf(run) {
+  const sentence = run.sentences[outputSentence];
+  const excluded = sentence.steps.filter(([, prob]) => prob === 0).length;
+  return [
+    h("p", { class: "text" }, h("b", null, "Source "), h("span", { dir: "auto" }, sentenceText(sentence.source))),
+    h("h3", null, "The reference, step by step"),
+    h("p", { class: "hint" }, excluded ? `${excluded} of ${sentence.steps.length} steps exclude the reference’s symbol.`
+      : `No step excludes the reference’s symbol. ${sentence.steps.length} steps.`),
+    stepTable(run, sentence),
+    h("h3", null, "Outputs that the search found"),
+    treePart(run, sentence),
+  ];
+}
+
+function stepTable(run, sentence) {
+  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Steps of the reference" },
+    h("table", { class: "steps" },
+      h("thead", null, h("tr", null, ["Step", "Reference", "Probability", "Possible", "Excluded", "Symbols and shares"]
+        .map((text) => h("th", { scope: "col" }, text)))),
+      h("tbody", null, sentence.steps.map(([gold, prob, support, words], i) => h("tr", { class: prob === 0 ? "out" : null },
+        h("td", { class: "number" }, i + 1),
+        h("th", { scope: "row" }, spell(gold)),
+        h("td", { class: "number" }, prob === 0 ? "impossible" : probability(prob)),
+        h("td", { class: "number" }, whole(support)),
+        h("td", { class: "number" }, whole(run.outputs.symbols - support)),
+        h("td", null, shares(words, gold, support)))))));
+}
+
+function shares(words, gold, support) {
+  const total = Math.max(1, words.reduce((sum, [, prob]) => sum + prob, 0));
+  return h("div", { class: "shares" },
+    h("div", { class: "stack", "aria-hidden": "true" }, words.map(([word, prob]) => h("span", {
+      class: word === gold ? "gold" : null, style: { width: `${(100 * prob) / total}%` } }))),
+    h("div", { class: "words" }, words.slice(0, 6).map(([word, prob]) => h("span", { class: word === gold ? "gold" : null },
+      `${spell(word)} `, h("small", null, probability(prob)))), support > 6 ? h("small", null, `and ${whole(support - 6)} more`)
+      : null));
+}
+
+function treePart(run, sentence) {
+  const { tree } = sentence;
+  if (!tree.edges.length) return h("p", { class: "hint" }, "The search found no output.");
+  const bound = tree.bound === null ? "" : ` Bound: ${probability(Math.exp(tree.bound))}.`;
+  return figure(titleOf(run, `tree of outputs, sentence ${sentence.index + 1}`), treeDrawing(tree.edges), {
+    scroll: true,
+    note: `probability of each branch; all outputs together ${probability(tree.mass)}`,
+    after: h("p", { class: `certificate ${tree.certificate}` }, `Certificate ${CERTIFICATES[tree.certificate]}.${bound}`),
+  });
+}
+
+// Runs of symbols without a branch are one label; branches go down, the most probable first.
+function treeDrawing(edges) {
+  const children = new Map();
+  for (const [parent, node, symbol, logProb, total, end] of edges) {
+    if (!children.has(parent)) children.set(parent, []);
+    children.get(parent).push({ node, symbol, logProb, total, end });
+  }
+  for (const list of children.values()) list.sort((one, other) => other.logProb - one.logProb);
+  const [line, gap] = [34, 26];
+  const svg = s("svg", { class: "tree" });
+  let rows = 0;
+  let right = 0;
+  const draw = (edge, x, parent) => {
+    const chain = [edge];
+    let next = children.get(edge.node) || [];
+    while (next.length === 1 && chain[chain.length - 1].end === false) {
+      chain.push(next[0]);
+      next = children.get(next[0].node) || [];
+    }
+    const last = chain[chain.length - 1];
+    const branch = chain.length > 1 || last.end ? chain.map((e) => (e.end ? "" : spellTree(e.symbol))).join("")
+      : spellTree(edge.symbol);
+    const text = branch.trim() || (last.end ? "(end)" : "␣");
+    const share = chain.reduce((sum, e) => sum + e.logProb, 0);
+    const probText = probability(Math.exp(share));
+    const width = Math.max(measureText(text), measureText(probText)) + 10;
+    const branches = last.end ? [] : next;
+    let y;
+    if (branches.length) {
+      const ys = branches.map((child) => draw(child, x + gap + width, null));
+      y = (ys[0] + ys[ys.length - 1]) / 2;
+      for (const to of ys) svg.prepend(curve(x + gap + width - 4, y, x + 2 * gap + width - 4, to));
+    } else {
+      y = rows * line + 28;
+      rows += 1;
+      if (last.end) {
+        svg.append(s("text", { class: "value", x: x + gap + width + 6, y: y + 4 }, `= ${probability(Math.exp(last.total))}`));
+        right = Math.max(right, x + gap + width + 70);
+      }
+    }
+    svg.append(s("text", { class: "word", x: x + gap, y: y + 4 }, text),
+      s("text", { class: "prob", x: x + gap, y: y - 9 }, probText));
+    right = Math.max(right, x + gap + width);
+    return y;
+  };
+  const ys = (children.get(0) || []).map((edge) => draw(edge, 6, 0));
+  const middle = (ys[0] + ys[ys.length - 1]) / 2;
+  for (const y of ys) svg.prepend(curve(6, middle, 6 + gap - 4, y));
+  svg.append(s("circle", { class: "root", cx: 6, cy: middle, r: 3 }));
+  svg.setAttribute("viewBox", `0 0 ${right + 8} ${rows * line + 24}`);
+  svg.setAttribute("width", right + 8);
+  svg.setAttribute("height", rows * line + 24);
+  return svg;
+}
+
+function spellTree(symbol) {
+  return symbol.startsWith("▁") ? ` ${symbol.slice(1)}` : symbol;
+}
+
+function curve(x1, y1, x2, y2) {
+  const middle = (x1 + x2) / 2;
+  return s("path", { class: "branch", d: `M${x1} ${y1}C${middle} ${y1} ${middle} ${y2} ${x2} ${y2}` });
+}
+
+function outputFigures(run) {
+  const { outputs } = run;
+  const counts = outputs.support_counts.length > 40 ? binned(outputs.support_counts) : {
+    edges: outputs.support_counts.map((_, i) => i - 0.5).concat(outputs.support_counts.length - 0.5),
+    counts: outputs.support_counts,
+  };
+  const figures = [
+    figure(titleOf(run, "possible symbols a step"), barChart(counts.edges, counts.counts, { xName: "symbols above zero",
+      yName: "steps", left: 56, height: 170 }), { note: `mean ${plain(outputs.support)}; ${percent(outputs.sparsity, 1)} zeros` }),
+    ...[["total", "sum of the values"], ["norm", "norm of the scores"], ["threshold", "threshold τ(z)"]]
+      .filter(([key]) => outputs[key] && outputs[key].histogram.counts.length > 1)
+      .map(([key, text]) => figure(titleOf(run, text), barChart(outputs[key].histogram.edges, outputs[key].histogram.counts,
+        { xName: text, yName: "steps", left: 56, height: 170 }), { note: `mean ${plain(outputs[key].mean, 3)}` })),
+  ];
+  return h("div", { class: "columns" }, figures);
+}
+
+function binned(counts) {
+  const size = Math.ceil(counts.length / 40);
+  const bins = Math.ceil(counts.length / size);
+  return {
+    edges: Array.from({ length: bins + 1 }, (_, i) => i * size - 0.5),
+    counts: Array.from({ length: bins }, (_, i) => counts.slice(i * size, (i + 1) * size).reduce((a, b) => a + b, 0)),
+  };
+}

@@ -1,0 +1,116 @@
+// The first view: what was analysed, and all heads at a glance.
+
+let measureOfMap = "density";
+
+function mapMeasure() {
+  return MEASURES.find((measure) => measure.key === measureOfMap) || MEASURES[0];
+}
+
+function mean(values) {
+  const numbers = values.filter((value) => value !== null && value !== undefined);
+  return numbers.length ? numbers.reduce((sum, value) => sum + value, 0) / numbers.length : null;
+}
+
+function mapOf(run) {
+  const given = run.arguments.output || "";
+  return given === "entmax" ? `${run.arguments.output_alpha ?? 1.5}-entmax` : given;
+}
+
+const METRICS = {
+  dev_bleu: ["BLEU", (v) => plain(v)], dev_exact: ["Exactly the reference", (v) => percent(v, 1)],
+  dev_macro_accuracy: ["Accuracy, mean of languages", (v) => percent(v, 1)],
+  dev_accuracy: ["Accuracy", (v) => percent(v, 1)], dev_loss: ["Loss a symbol", (v) => plain(v, 3)],
+};
+
+function factRows() {
+  const rows = [
+    ["Model", (run) => `${run.model}, ${whole(run.parameters)} parameters`],
+    ["Trained for", (run) => `${whole(run.step)} updates`],
+    ...Object.entries(METRICS).map(([key, [name, show]]) => [`${name}, development set`, (run) => (key in run.metrics
+      ? show(run.metrics[key]) : null)]),
+    ["Attention map", (run) => attentionMap(run)],
+    ...KINDS.map((kind) => [`Alpha, ${kind}`, (run) => range(run, kind, (head) => head.alpha, plain)]),
+    ...KINDS.map((kind) => [`Density, ${kind}`, (run) => range(run, kind, (head) => head.density, percent)]),
+    ["Heads with a role", (run) => `${run.heads.filter((head) => head.role).length} of ${run.heads.length}`],
+    ["Output map", mapOf],
+    ["Symbols possible a step", (run) => `${plain(run.outputs.support)} of ${whole(run.outputs.symbols)}`],
+  ];
+  return rows.map(([name, value]) => [name, RUNS.map(value)]).filter(([, values]) => values.some((value) => value));
+}
+
+function attentionMap(run) {
+  const names = KINDS.map((kind) => run.arguments[`${kind}_attention`] || run.arguments.attention || "");
+  return [...new Set(names)].map((name) => (name === "entmax" ? `${run.arguments.attention_alpha ?? 1.5}-entmax` : name))
+    .join(", ");
+}
+
+function range(run, kind, value, show) {
+  const values = run.heads.filter((head) => head.kind === kind).map(value);
+  if (!values.length) return null;
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  return show(low) === show(high) ? show(low) : `${show(mean(values))} (${show(low)} to ${show(high)})`;
+}
+
+// Heads with a role first, the most confident before the others; then the sparsest.
+function rankedHeads(run) {
+  return [...run.heads].sort((one, other) => (one.role === null) - (other.role === null)
+    || (other.confidence ?? 0) - (one.confidence ?? 0) || one.density - other.density);
+}
+
+function headItem(head) {
+  return h("li", null, h("a", { href: `#head/${head.id}` }, head.name), head.title.slice(head.name.length));
+}
+
+function legendOf(run, measure) {
+  return h("div", { class: "legends" }, scale(measure, run.heads), roleLegend(run));
+}
+
+function mapFigure(run, measure) {
+  return figure(titleOf(run, `${measure.name.toLowerCase()} of every head`), headMap(run, measure), { legend: legendOf(run, measure), scroll: true });
+}
+
+function measureChoice(change) {
+  return choice("Colour by", MEASURES.map((measure) => [measure.key, measure.name]), measureOfMap, (key) => {
+    measureOfMap = key;
+    change();
+  });
+}
+
+function viewOverview() {
+  const corpus = RUNS[0].corpus;
+  const count = corpus.sentences === corpus.available ? whole(corpus.sentences)
+    : `the first ${whole(corpus.sentences)} of ${whole(corpus.available)}`;
+  const maps = h("div", { class: "maps" });
+  const draw = () => maps.replaceChildren(...RUNS.map((run) => mapFigure(run, mapMeasure())));
+  draw();
+  return [
+    h("h1", { tabindex: "-1" }, "Overview"),
+    h("p", { class: "lead" }, `Measured on ${count} sentences of ${corpus.name}, with ${whole(corpus.src_symbols)} source `
+      + `and ${whole(corpus.tgt_symbols)} target symbols`, corpus.unknown ? `, of which ${whole(corpus.unknown)} are `
+      + "unknown to the vocabularies" : "", "."),
+    h("section", null,
+      h("div", { class: "head" }, h("h2", null, "Heads"), measureChoice(draw)),
+      h("p", { class: "hint" }, "Each square is a head; the darker, the higher. A sign marks a role. Choose one for its card."),
+      maps),
+    h("section", null, h("h2", null, RUNS.length > 1 ? "Runs" : "The run"), factTable()),
+    ...RUNS.map((run) => standouts(run)),
+  ];
+}
+
+function factTable() {
+  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Facts" },
+    h("table", { class: "facts" },
+      h("thead", null, h("tr", null, h("th", { scope: "col" }, h("span", { class: "unseen" }, "Fact")),
+        RUNS.map((run) => h("th", { scope: "col" }, run.name)))),
+      h("tbody", null, factRows().map(([name, values]) => h("tr", null, h("th", { scope: "row" }, name),
+        values.map((value) => h("td", null, value || "–")))))));
+}
+
+function standouts(run) {
+  const heads = rankedHeads(run);
+  return h("section", null,
+    h("h2", null, RUNS.length > 1 ? `Heads of ${run.name} that stand out` : "Heads that stand out"),
+    h("p", { class: "hint" }, run.heads.some((head) => head.role) ? "The most confident first, then the sparsest."
+      : "No head reaches the threshold of any role: the sparsest first."),
+    h("ol", { class: "cards" }, heads.slice(0, 6).map(headItem)));
+}

@@ -1,0 +1,121 @@
+// How alphas and densities moved, and how they are spread at the end.
+
+function viewTraining() {
+  const parts = RUNS.flatMap((run) => {
+    return [
+      h("h2", null, RUNS.length > 1 ? run.name : "Over the updates"),
+      history(run, run.alphas, "Alpha", { low: 1, high: 2 }),
+      histograms(run),
+      history(run, run.densities, "Density", { low: 0, high: 1 }),
+    ];
+  });
+  return [
+    h("h1", { tabindex: "-1" }, "Training"),
+    h("p", { class: "lead" }, "The alpha of each head over the updates: 1 is softmax, 2 sparsemax. Heads of the first layer "
+      + "are light, those of the last dark; densities are those of the development set."),
+    ...parts, spread(),
+  ];
+}
+
+function history(run, record, title, bounds) {
+  if (!record) return title === "Alpha" ? h("p", { class: "hint" }, `The log of ${run.name} has no alphas.`) : null;
+  const kinds = KINDS.filter((kind) => record.values[kind]);
+  const all = kinds.flatMap((kind) => record.values[kind].flat(2));
+  const high = Math.max(bounds.high, ...all);
+  return h("section", null, h("h3", null, `${title} of each head`),
+    h("div", { class: "columns" }, kinds.map((kind) => {
+      const layers = record.values[kind][0].length;
+      const lines = record.values[kind][0].flatMap((heads, layer) => heads.map((_, head) => ({
+        name: `layer ${layer + 1} head ${head + 1}`, colour: shade(layer, layers),
+        values: record.values[kind].map((event) => event[layer][head]),
+      })));
+      return figure(titleOf(run, `${title.toLowerCase()}, ${kind}`), lineChart(record.steps, lines, {
+        low: bounds.low, high, xName: "update", yName: title.toLowerCase() }), { legend: layerLegend(layers) });
+    })));
+}
+
+function layerLegend(layers) {
+  if (layers < 2) return null;
+  return h("p", { class: "legend" }, Array.from({ length: layers }, (_, layer) => h("span", null,
+    h("i", { class: "swatch", style: { background: shade(layer, layers) } }), ` layer ${layer + 1}`)));
+}
+
+function countIn(values, low, high, bins) {
+  const counts = Array(bins).fill(0);
+  for (const value of values) counts[clamp(Math.floor(((value - low) / (high - low)) * bins), 0, bins - 1)] += 1;
+  return counts;
+}
+
+function histograms(run) {
+  const high = Math.max(2, ...run.heads.map((head) => head.alpha));
+  const edges = Array.from({ length: 21 }, (_, i) => 1 + (i / 20) * (high - 1));
+  return h("section", null, h("h3", null, "Alphas of the analysed model"),
+    h("div", { class: "columns" }, kindsOf(run).map((kind) => {
+      const alphas = run.heads.filter((head) => head.kind === kind).map((head) => head.alpha);
+      return figure(titleOf(run, `alphas, ${kind}`), barChart(edges, countIn(alphas, 1, high, 20), { xName: "alpha",
+        yName: "heads", colour: `var(--${kind})`, height: 160 }), { note: `mean ${plain(mean(alphas))}` });
+    })));
+}
+
+// Densities and diversity by layer, all runs on one page.
+function spread() {
+  const rows = RUNS.flatMap((run) => kindsOf(run).map((kind) => [run, kind]));
+  const title = (run, kind, what) => titleOf(run, `${what}, ${kind}`);
+  return h("section", null, h("h2", null, "On the analysed sentences"),
+    h("h3", null, "Densities of heads and sentences"),
+    h("div", { class: "columns" }, rows.map(([run, kind]) => {
+      const heads = run.heads.filter((head) => head.kind === kind);
+      const counts = heads[0].histogram.map((_, i) => heads.reduce((sum, head) => sum + head.histogram[i], 0));
+      const edges = counts.map((_, i) => i / counts.length).concat(1);
+      return figure(title(run, kind, "densities"), barChart(edges, counts, { xName: "share of keys above zero",
+        yName: "heads × sentences", left: 56, colour: `var(--${kind})`, height: 160 }));
+    })),
+    h("h3", null, "Density of each layer’s heads, sorted"),
+    h("div", { class: "columns" }, rows.map(([run, kind]) => figure(title(run, kind, "density by layer"),
+      densityByLayer(run, kind)))),
+    h("h3", null, "Jensen–Shannon diversity of each layer’s heads"),
+    h("div", { class: "columns" }, RUNS.map((run) => figure(titleOf(run, "diversity"),
+      diversityByLayer(run), { legend: kindLegend(run) }))));
+}
+
+function kindLegend(run) {
+  return h("p", { class: "legend" }, kindsOf(run).map((kind) => h("span", null,
+    h("i", { class: "swatch", style: { background: `var(--${kind})` } }), ` ${KIND_NAMES[kind]}`)));
+}
+
+function densityByLayer(run, kind) {
+  const layers = layersOf(run, kind);
+  const chart = axes({ x: [0.5, layers.length + 0.5], y: [0, 1], xName: "layer", yName: "density", xTicks: layers.length,
+    height: 180 });
+  layers.forEach((layer, i) => {
+    const heads = run.heads.filter((head) => head.kind === kind && head.layer === layer.layer)
+      .sort((one, other) => one.density - other.density);
+    const step = ((chart.toX(2) - chart.toX(1)) * 0.8) / heads.length;
+    heads.forEach((head, j) => {
+      const x = chart.toX(i + 0.6) + j * step;
+      chart.svg.append(s("rect", { x, y: chart.toY(head.density), width: Math.max(step - 1, 1),
+        height: chart.toY(0) - chart.toY(head.density), style: { fill: `var(--${kind})` } },
+      s("title", null, `${head.name}: ${percent(head.density)}`)));
+    });
+  });
+  return chart.svg;
+}
+
+function diversityByLayer(run) {
+  const layers = Math.max(...run.layers.map((layer) => layer.layer + 1));
+  const high = Math.max(...run.diversity.map((layer) => layer.divergence ?? 0), 0.1);
+  const chart = axes({ x: [0.8, layers + 0.2], y: [0, Math.min(1, high * 1.1)], xName: "layer", yName: "divergence",
+    xTicks: layers, height: 180 });
+  for (const kind of kindsOf(run)) {
+    const points = run.diversity.filter((layer) => layer.kind === kind && layer.divergence !== null);
+    const place = (layer) => [chart.toX(layer.layer + 1), chart.toY(layer.divergence)];
+    chart.svg.append(s("polyline", { class: "line", points: points.map((p) => place(p).join(",")).join(" "),
+      style: { stroke: `var(--${kind})` } }));
+    for (const point of points) {
+      const [x, y] = place(point);
+      chart.svg.append(s("circle", { cx: x, cy: y, r: 3, style: { fill: `var(--${kind})` } },
+        s("title", null, `${kind} layer ${point.layer + 1}: ${plain(point.divergence, 3)}`)));
+    }
+  }
+  return chart.svg;
+}

@@ -1,0 +1,121 @@
+"""The page of a report: weights are packed and unpacked, data cannot break out, its size stays within bounds."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tsallis.analysis.weights import SparseWeights
+from tsallis.report.page import build_page, embed_json, encode_weights
+
+
+def unpack(text: str, shapes: list[tuple[int, int, int]]) -> list[np.ndarray]:
+    """Read what `encode_weights` wrote, as its docstring describes it."""
+    blob = np.frombuffer(zlib.decompress(base64.b64decode(text), -zlib.MAX_WBITS), np.uint8).astype(np.int64)
+    rows = sum(heads * queries for heads, queries, _ in shapes)
+    support, blob = blob[:rows] + 256 * blob[rows : 2 * rows], blob[2 * rows :]
+    count = int(support.sum())
+    gaps, units = (blob[i : i + count] + 256 * blob[i + count : i + 2 * count] for i in (0, 2 * count))
+    assert len(blob) == 4 * count
+    dense, row, cell = [], 0, 0
+    for heads, queries, keys in shapes:
+        weights = np.zeros((heads * queries, keys))
+        for own in weights:
+            key = -1
+            for _ in range(support[row]):
+                key += gaps[cell] + 1
+                own[key] = units[cell] / 1000
+                cell += 1
+            row += 1
+        dense.append(weights.reshape(heads, queries, keys))
+    return dense
+
+
+def sparse(shape: tuple[int, int, int], density: float, seed: int) -> np.ndarray:
+    """Rows that sum to one, with so many non-zeros."""
+    random = np.random.default_rng(seed)
+    weights = random.random(shape) ** 3 * (random.random(shape) < density)
+    sums = weights.sum(2, keepdims=True)
+    return np.divide(weights, sums, out=np.zeros(shape), where=sums > 0)
+
+
+@pytest.mark.parametrize("density", [0.05, 0.5, 1.0])
+def test_weights_are_packed_to_a_thousandth_and_zeros_stay_zeros(density: float) -> None:
+    shapes = [(2, 3, 4), (1, 5, 300), (3, 1, 1)]
+    dense = [sparse(shape, density, seed) for seed, shape in enumerate(shapes)]
+    unpacked = unpack(encode_weights([SparseWeights.of(weights) for weights in dense]), shapes)
+    for before, after in zip(dense, unpacked, strict=True):
+        assert ((before > 0) == (after > 0)).all()
+        assert np.abs(before - after).max() <= 0.001
+
+
+def test_the_smallest_weight_is_no_zero() -> None:
+    (weights,) = unpack(encode_weights([SparseWeights.of(np.array([[[1e-12, 1.0]]]))]), [(1, 1, 2)])
+    assert weights.tolist() == [[[0.001, 1.0]]]
+
+
+def test_no_weights_at_all_are_packed() -> None:
+    assert unpack(encode_weights([]), []) == []
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 3.0])
+def test_a_long_sentence_of_many_dense_heads_stays_below_half_a_megabyte(scale: float) -> None:
+    """Softmax over 60 tokens, 6 layers of 8 heads of each kind: the worst there is."""
+    random = np.random.default_rng(0)
+    weights = []
+    for kind in range(3):
+        scores = scale * random.normal(size=(6, 8, 60, 60))
+        if kind == 1:
+            scores[..., np.triu(np.ones((60, 60), bool), 1)] = -np.inf
+        exp = np.exp(scores - scores.max(-1, keepdims=True))
+        weights += [SparseWeights.of(layer) for layer in exp / exp.sum(-1, keepdims=True)]
+    assert len(encode_weights(weights)) < 500_000
+
+
+@pytest.mark.parametrize(
+    "text", ["</script><script>alert(1)</script>", "<!--", "\u2028", "\ud800", 'quote " and \\', "مرحبا 世界 ▁"]
+)
+def test_data_cannot_end_the_element_that_holds_it(text: str) -> None:
+    embedded = embed_json({"text": [text]})
+    assert "<" not in embedded and embedded.encode("utf-8")
+    assert json.loads(embedded) == {"text": [text]}
+
+
+def test_numbers_are_short_and_finite() -> None:
+    values = {
+        "a": 1 / 3,
+        "b": math.inf,
+        "c": math.nan,
+        "d": np.float64(2 / 3),
+        "e": np.arange(2),
+        "f": 10**9,
+    }
+    assert json.loads(embed_json(values)) == {
+        "a": 0.333333333,
+        "b": None,
+        "c": None,
+        "d": 0.666666667,
+        "e": [0, 1],
+        "f": 10**9,
+    }
+
+
+def test_a_page_needs_runs() -> None:
+    with pytest.raises(ValueError, match="at least one run"):
+        build_page([])
+
+
+def test_nothing_on_the_page_comes_from_elsewhere() -> None:
+    import tsallis.report
+
+    for path in (Path(tsallis.report.__file__).parent / "static").iterdir():
+        addresses = re.findall(r"(?:https?:)?//[\w.]+\.\w+[^\s\"']*", path.read_text(encoding="utf-8"))
+        assert set(addresses) <= {"http://www.w3.org/2000/svg"}, path
+        assert "innerHTML" not in path.read_text(encoding="utf-8")
