@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +23,15 @@ POINTS = 72.0  # an inch
 SIZE, SMALL = 9.0, 7.5  # of letters, in points
 INK, GREY, FAINT = "#1a1a1a", "#6e6e6e", "#c9c9c9"
 WEIGHTS, DENSITY = "#3a76b0", "#b8430f"  # told apart in grey by their shapes: bars and a curve
+# Of kinds of attention: dark enough on white, told apart with every kind of colour vision.
+KINDS = {"encoder": "#0068a8", "decoder": "#b45309", "cross": "#0b7d62"}
 ENDINGS = ("png", "svg", "pdf")
 LONGEST = 18  # columns of a word that are shown
 BOX = "\N{WHITE SQUARE}"  # for a character that no font has
 LAST_RESORT = "Last Resort High-Efficiency"  # comes with newer matplotlibs, has a box for every character
-# Of fonts with Chinese, Japanese and Korean characters, those that systems bring along or people install.
-EASTERN = (
+# Fonts of other scripts, those that systems bring along or people install: Chinese, Japanese and Korean, then Arabic
+# and Devanagari; Cyrillic letters are in DejaVu Sans, which comes with matplotlib.
+FALLBACKS = (
     "Noto Sans CJK JP",
     "Noto Sans JP",
     "Source Han Sans JP",
@@ -48,6 +51,20 @@ EASTERN = (
     "Malgun Gothic",
     "Arial Unicode MS",
     "Droid Sans Fallback",
+    "Noto Sans Arabic",
+    "Noto Naskh Arabic",
+    "Amiri",
+    "Geeza Pro",
+    "Noto Sans Devanagari",
+    "Noto Serif Devanagari",
+    "Lohit Devanagari",
+    "Kohinoor Devanagari",
+    "Devanagari MT",
+    "Nirmala UI",
+    "Mangal",
+    "Segoe UI",
+    "FreeSans",
+    "FreeSerif",
     "Unifont",
 )
 
@@ -98,11 +115,16 @@ def save(figure: Figure | Axes, path: Path | str, dpi: float = 200) -> None:
     if ending not in ENDINGS:
         endings = ", ".join(f".{e}" for e in ENDINGS)
         raise InputError(f"{path}: a figure's file must end in one of {endings}")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, render(figure, ending, dpi))
+
+
+def render(figure: Figure | Axes, ending: str, dpi: float = 200) -> bytes:
+    """Return a figure as PNG, SVG or PDF, without a date."""
     stream = io.BytesIO()
     undated: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
     whole(figure).savefig(stream, format=ending, dpi=dpi, metadata=undated[ending])
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, stream.getvalue())
+    return stream.getvalue()
 
 
 def whole(figure: Figure | SubFigure | Axes) -> Figure:
@@ -122,7 +144,7 @@ def _installed(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def families() -> list[str]:
-    """Fonts to take characters from, in this order: the user's settings, then those of the East.
+    """Fonts to take characters from, in this order: the user's settings, then those of other scripts.
 
     A name that isn't installed would be warned about at every text.
     """
@@ -132,7 +154,7 @@ def families() -> list[str]:
     own: list[str] = []
     for name in settings["font.family"]:
         own += settings[f"font.{name}"] if name in ("serif", "sans-serif", "monospace") else [name]
-    return [*_installed((*dict.fromkeys((*own, "DejaVu Sans", *EASTERN)), LAST_RESORT))]
+    return [*_installed((*dict.fromkeys((*own, "DejaVu Sans", *FALLBACKS)), LAST_RESORT))]
 
 
 @lru_cache(maxsize=16)
@@ -259,3 +281,20 @@ def shades(name: str, low: float, high: float) -> ListedColormap:
 
     steps = 256
     return ListedColormap([colormaps[name](low + (high - low) * i / (steps - 1)) for i in range(steps)], name=name)
+
+
+def layer_shades(layers: int) -> list[Any]:
+    """Return a colour for each layer, the first light and the last dark."""
+    colours = shades("viridis_r", 0.25, 1.0)
+    return [colours(layer / max(layers - 1, 1)) for layer in range(layers)]
+
+
+def name_lines(ax: Axes, names: Sequence[tuple[str, Any]]) -> None:
+    """Set a legend of names and their colours at the right of axes."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=color, linewidth=2, label=name) for name, color in names]
+    letters = {"family": families(), "size": SMALL}
+    ax.legend(
+        handles=handles, prop=letters, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=1.2
+    )

@@ -470,12 +470,12 @@ def test_alphas_of_a_trained_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"step": 1}\n', "no alphas"),
+        ('{"step": 1}\n', "no values of alpha"),
         ("{broken\n", "one JSON object a line"),
         ('{"alpha_encoder": [[1.5]]}\n', "step"),
         ('{"step": 1, "alpha_encoder": [1.5]}\n', r"\[layers, heads\]"),
         ('{"step": 1, "alpha_encoder": [[1.5]]}\n{"step": 2, "alpha_encoder": [[1.5], [2.0, 1.0]]}\n', "numbers"),
-        ("[1]\n", "no alphas"),
+        ("[1]\n", "no values of alpha"),
     ],
 )
 def test_a_log_without_alphas(tmp_path: Path, text: str, words: str) -> None:

@@ -1,0 +1,217 @@
+"""Figures of a report at the width of a paper's column: what runs' heads and outputs do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tsallis.analysis.alphas import HeadHistory, alpha_histograms
+from tsallis.analysis.head_roles import ROLES
+from tsallis.analysis.summary import HeadSummary, RunSummary
+from tsallis.analysis.tables import Histogram
+from tsallis.report import style
+from tsallis.report.style import GREY, KINDS, SMALL
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLUMN, PAGE = 3.3, 6.8  # inches: one column of a paper, and both
+ENDINGS = ("pdf", "svg", "png")
+HEIGHT = 1.7  # inches of a row of panels
+Panel = tuple[str, Callable[["Axes"], None]]  # its title, and what draws it in axes
+
+
+def draw_figures(runs: Sequence[RunSummary]) -> Iterator[tuple[str, bytes]]:
+    """Yield the figures of a report, each as PDF, SVG and PNG: the name of a file, and its content.
+
+    Raises:
+        InputError: if matplotlib is missing.
+    """
+    style.require()
+    for name, figure in _figures(runs):
+        for ending in ENDINGS:
+            yield f"{name}.{ending}", style.render(figure, ending)
+
+
+def _figures(runs: Sequence[RunSummary]) -> Iterator[tuple[str, Figure]]:
+    names = _file_names(runs)
+    for run, name in zip(runs, names, strict=True):
+        for title, history in (("alpha", run.alphas), ("density", run.densities)):
+            if history is not None:
+                yield f"{title}-over-training{name}", _rows(_histories(history, title), COLUMN)
+        if run.heads:
+            yield f"alpha-histograms{name}", _row(_alpha_histograms(run))
+            yield f"density-histograms{name}", _row(_density_histograms(run))
+            yield f"density-by-layer{name}", _row(_densities_by_layer(run))
+            yield f"diversity{name}", _row([("", partial(_diversity, run))], COLUMN)
+            yield f"head-roles{name}", _row([("", partial(_head_roles, run))], COLUMN, 2.6)
+        yield f"output-support{name}", _row([("", partial(_support, run))], COLUMN)
+        yield f"outputs{name}", _row(_output_histograms(run))
+
+
+def _file_names(runs: Sequence[RunSummary]) -> list[str]:
+    """Return what file names of each run end in: nothing, for one run alone."""
+    if len(runs) == 1:
+        return [""]
+    names = ["".join(c if c.isalnum() or c in "-_." else "-" for c in run.name) for run in runs]
+    return [f"-{name}" if names.count(name) == 1 else f"-{name}-{i + 1}" for i, name in enumerate(names)]
+
+
+def _row(panels: Sequence[Panel], width: float | None = None, height: float = HEIGHT) -> Figure:
+    """Draw panels beside each other."""
+    figure = style.blank(width or (COLUMN if len(panels) == 1 else PAGE), height)
+    for number, (title, draw) in enumerate(panels):
+        _draw_panel(figure.add_subplot(1, len(panels), number + 1), title, draw)
+    return figure
+
+
+def _rows(panels: Sequence[Panel], width: float) -> Figure:
+    """Draw panels below each other."""
+    figure = style.blank(width, HEIGHT * len(panels))
+    for number, (title, draw) in enumerate(panels):
+        _draw_panel(figure.add_subplot(len(panels), 1, number + 1), title, draw)
+    return figure
+
+
+def _draw_panel(ax: Axes, title: str, draw: Callable[[Axes], None]) -> None:
+    style.quiet(ax, ("left", "bottom"))
+    draw(ax)
+    if title:
+        style.heading(ax, title)
+
+
+def _label(ax: Axes, x: str, y: str) -> None:
+    ax.set_xlabel(x, **style.lettering(SMALL, GREY))
+    ax.set_ylabel(y, **style.lettering(SMALL, GREY))
+
+
+def _kinds(run: RunSummary) -> list[str]:
+    return list(dict.fromkeys(layer.kind for layer in run.layers))
+
+
+def _of_kind(run: RunSummary, kind: str) -> list[HeadSummary]:
+    return [head for head in run.heads if head.kind == kind]
+
+
+def _histories(history: HeadHistory, name: str) -> list[Panel]:
+    """Return the lines of each head over the updates, by kind (Correia et al. 2019, fig. 2)."""
+
+    def draw(values: Any, ax: Axes) -> None:
+        layers = values.shape[1]
+        shade = style.layer_shades(layers)
+        for layer in range(layers):
+            ax.plot(history.steps, values[:, layer], color=shade[layer], linewidth=0.9)
+        low, high = (1.0, 2.0) if name == "alpha" else (0.0, 1.0)
+        ax.set_ylim(low - 0.02, max(high, float(values.max())) + 0.02)
+        _label(ax, "update", name)
+        if layers > 1:
+            style.name_lines(ax, [(f"layer {i + 1}", shade[i]) for i in range(layers)])
+
+    return [(kind, partial(draw, values)) for kind, values in history.values.items()]
+
+
+def _bars(histogram: Histogram, color: str, x: str, y: str, ax: Axes) -> None:
+    edges = np.array(histogram.edges)
+    ax.bar(edges[:-1], histogram.counts, np.diff(edges), align="edge", color=color, edgecolor="white", linewidth=0.4)
+    _label(ax, x, y)
+
+
+def _alpha_histograms(run: RunSummary) -> list[Panel]:
+    """Return histograms of the final alphas by kind (Correia et al. 2019, fig. 3 and 11)."""
+    counts = alpha_histograms({kind: [head.alpha for head in _of_kind(run, kind)] for kind in _kinds(run)})
+    return [(kind, partial(_bars, own, KINDS[kind], "alpha", "heads")) for kind, own in counts.items()]
+
+
+def _density_histograms(run: RunSummary) -> list[Panel]:
+    """Return histograms of densities over heads and sentences by kind (Correia et al. 2019, fig. 4 and 12)."""
+    panels: list[Panel] = []
+    for kind in _kinds(run):
+        heads = _of_kind(run, kind)
+        counts = tuple(map(sum, zip(*(head.histogram.counts for head in heads), strict=True)))
+        histogram = Histogram(heads[0].histogram.edges, counts)
+        panels.append((kind, partial(_bars, histogram, KINDS[kind], "density", "heads × sentences")))
+    return panels
+
+
+def _densities_by_layer(run: RunSummary) -> list[Panel]:
+    """Return the sorted densities of each layer's heads by kind (Correia et al. 2019, fig. 5 and 14)."""
+
+    def draw(kind: str, ax: Axes) -> None:
+        heads = _of_kind(run, kind)
+        layers = sorted({head.layer for head in heads})
+        for layer in layers:
+            densities = sorted(head.density for head in heads if head.layer == layer)
+            width = 0.8 / len(densities)
+            lefts = layer + 0.6 + width * np.arange(len(densities))
+            ax.bar(lefts, densities, width * 0.9, align="edge", color=KINDS[kind])
+        ax.set_xticks([layer + 1 for layer in layers])
+        ax.set_ylim(0, 1)
+        _label(ax, "layer", "density")
+
+    return [(kind, partial(draw, kind)) for kind in _kinds(run)]
+
+
+def _diversity(run: RunSummary, ax: Axes) -> None:
+    """Draw the Jensen-Shannon divergence of each layer's heads (Correia et al. 2019, fig. 6 and 13)."""
+    markers = dict(zip(KINDS, "osD", strict=True))
+    for kind in _kinds(run):
+        points = [(layer.layer + 1, layer.divergence) for layer in run.diversity if layer.kind == kind]
+        drawn = [(x, y) for x, y in points if y is not None]
+        xs, ys = [x for x, _ in drawn], [y for _, y in drawn]
+        ax.plot(xs, ys, color=KINDS[kind], marker=markers[kind], markersize=3.5, linewidth=1.1)
+    ax.set_xticks(sorted({layer.layer + 1 for layer in run.layers}))
+    ax.set_ylim(bottom=0)
+    _label(ax, "layer", "divergence of heads")
+    style.name_lines(ax, [(kind, KINDS[kind]) for kind in _kinds(run)])
+
+
+def _head_roles(run: RunSummary, ax: Axes) -> None:
+    """Draw the score of every head for each role, with the role's threshold (Correia et al. 2019, fig. 7, 8 and 9)."""
+    names = [name for name in ROLES if any(head.scores[name] is not None for head in run.heads)]
+    shifts = {kind: (number - 1) * 0.22 for number, kind in enumerate(KINDS)}
+    for kind in _kinds(run):
+        points = [
+            (score, row + shifts[kind])
+            for row, name in enumerate(names)
+            for head in _of_kind(run, kind)
+            if (score := head.scores[name]) is not None
+        ]
+        xs, ys = [x for x, _ in points], [y for _, y in points]
+        ax.scatter(xs, ys, s=9, color=KINDS[kind], alpha=0.75, linewidths=0)
+    for row, name in enumerate(names):
+        ax.plot([ROLES[name].threshold] * 2, [row - 0.4, row + 0.4], color=GREY, linewidth=0.9)
+    ax.set_yticks(range(len(names)), labels=names, **style.lettering(SMALL))
+    ax.set(xlim=(-0.02, 1.02), ylim=(max(len(names), 1) - 0.5, -0.5))
+    _label(ax, "mean weight (lines: thresholds)", "")
+    style.name_lines(ax, [(kind, KINDS[kind]) for kind in _kinds(run)])
+
+
+def _support(run: RunSummary, ax: Axes) -> None:
+    """Draw how many symbols are possible at a step (Tezekbayev et al. 2022, fig. 5 and 6)."""
+    counts = run.outputs.support_counts
+    edges = [number - 0.5 for number in range(len(counts) + 1)]
+    ax.stairs(counts, edges, fill=True, color=style.WEIGHTS, baseline=0.5)
+    ax.set_yscale("log")
+    ax.set_ylim(bottom=0.5)
+    if len(counts) > 50:
+        ax.set_xscale("symlog", linthresh=10)
+    ax.set_xlim(left=0)
+    _label(ax, f"symbols above zero, of {run.outputs.symbols:,}", "steps")
+
+
+def _output_histograms(run: RunSummary) -> list[Panel]:
+    """Return histograms of sums, norms and thresholds of the output (Tezekbayev et al. 2022, fig. 7 and 9)."""
+    named = (
+        ("sum of the values", run.outputs.total),
+        ("norm of the scores", run.outputs.norm),
+        ("threshold", run.outputs.threshold),
+    )
+    return [
+        (f"mean {values.mean:.3g}", partial(_bars, values.histogram, style.WEIGHTS, name, "steps"))
+        for name, values in named
+        if values is not None and len(values.histogram.counts) > 1
+    ]
