@@ -36,3 +36,7 @@ def evaluate(run: Run, lines: Lines, beam_size: int) -> dict[str, Any]:
 
 def figures(run: Run, lines: Lines, beam_size: int = 1) -> Iterator[tuple[int, Any]]:
     return task_of(run.task).figures(run, lines, beam_size)
+
+
+def head_figures(run: Run, lines: Lines, heads: str, beam_size: int = 1) -> Iterator[tuple[int, Any, Any]]:
+    return task_of(run.task).head_figures(run, lines, heads, beam_size)

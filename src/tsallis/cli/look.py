@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -11,25 +11,42 @@ from tsallis.cli.input import beam_size_of, line_blocks, open_run
 from tsallis.cli.options import Beam, FileArgument, Images, Language, RunArgument, Which
 from tsallis.cli.output import print_fields
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from matplotlib.figure import Figure
+
 
 def look(
     run: RunArgument,
     file: FileArgument = None,
     out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("looks"),
     kind: Annotated[Literal["png", "svg", "pdf"], typer.Option("--format", help="Of the figures.")] = "png",
+    heads: Annotated[
+        str | None,
+        typer.Option(help="all, or heads such as encoder.1.2,cross.3.1; default: one figure of the last layer's."),
+    ] = None,
     beam: Beam = None,
     language: Language = None,
     images: Images = None,
     checkpoint: Which = "best",
 ) -> None:
-    """Figures of what the model attends to, one for each line of input: weights, densities and their supports."""
+    """Figures of what the model attends to, one for each line of input: weights, densities and their supports.
+
+    With --heads each head is a panel of its own; heads of several kinds of attention are a figure for each kind.
+    """
     from tsallis.report import save
 
     loaded, task = open_run(run, checkpoint)
     size = beam or beam_size_of(loaded)
     out.mkdir(parents=True, exist_ok=True)
     for first, lines in line_blocks(loaded, task, file, gold=False, language=language, images=images):
-        for number, figure in task.figures(loaded, lines, size):
-            path = out / f"{first + number + 1}.{kind}"
+        drawn: Iterator[tuple[int, str | None, Figure]]
+        if heads is None:
+            drawn = ((number, None, figure) for number, figure in task.figures(loaded, lines, size))
+        else:
+            drawn = task.head_figures(loaded, lines, heads, size)
+        for number, part, figure in drawn:
+            path = out / f"{first + number + 1}{f'-{part}' if part else ''}.{kind}"
             save(figure, path)
             print_fields(str(path))

@@ -283,14 +283,46 @@ class Task(ABC):
         Raises:
             InputError: if matplotlib is missing.
         """
-        for row, number in enumerate(lines.numbers):
-            if not lines.titles[row].strip():
-                continue  # an empty line holds nothing to look at
-            batch = lines.corpus.batch([row])
-            (result,) = beam_search(run.model, batch.src, batch.src_lengths, beam_size=beam_size)
-            if result.best is not None:
-                with torch.no_grad():
-                    yield number, self.plot(run, batch, result, lines.titles[row])
+        for row, batch, result in _answers(run, lines, beam_size):
+            with torch.no_grad():
+                yield lines.numbers[row], self.plot(run, batch, result, lines.titles[row])
+
+    def head_figures(
+        self, run: Run, lines: Lines, heads: str, beam_size: int = 1
+    ) -> Iterator[tuple[int, str | None, Figure]]:
+        """Yield figures of single heads on each line that has an output, a figure for each kind of attention.
+
+        Args:
+            run: of an encoder-decoder with discrete attention.
+            lines: that it reads.
+            heads: "all", or names such as "encoder.1.2,cross.3.1": kind, layer and head, counted from 1.
+            beam_size: of the search for outputs.
+
+        Yields:
+            The line's number from 0; the kind of attention, where there are several; and the figure.
+
+        Raises:
+            InputError: heads that the model does not have, or if matplotlib is missing.
+        """
+        from tsallis.report.head_panels import choose_heads, head_panels
+
+        chosen = choose_heads(run, heads)
+        several = len({layer.kind for layer, _ in chosen}) > 1
+        for row, _, result in _answers(run, lines, beam_size):
+            assert result.best is not None
+            for kind, figure in head_panels(run, lines.corpus.src[row], result.best.tokens, chosen):
+                yield lines.numbers[row], kind if several else None, figure
+
+
+def _answers(run: Run, lines: Lines, beam_size: int) -> Iterator[tuple[int, Batch, Result]]:
+    """Yield each row that has an output, as a batch, with the result of the search."""
+    for row in range(len(lines.numbers)):
+        if not lines.titles[row].strip():
+            continue  # an empty line holds nothing to look at
+        batch = lines.corpus.batch([row])
+        (result,) = beam_search(run.model, batch.src, batch.src_lengths, beam_size=beam_size)
+        if result.best is not None:
+            yield row, batch, result
 
 
 @dataclass(frozen=True)
