@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -83,3 +85,32 @@ def trained(small_data: Path, tmp_path_factory: pytest.TempPathFactory, tsallis:
     folder = tmp_path_factory.mktemp("runs") / "small"
     tsallis("train", small_data / "config.yaml", "--run-dir", folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Transformer with a learned alpha for each head, trained on German numbers."""
+    from integration.cli.runs import translation
+
+    folder = tmp_path_factory.mktemp("translator")
+    config = translation(folder / "data", dev=12)
+    sizes = ["model.d_model=16", "model.d_ff=16", "model.encoder_layers=2", "model.decoder_layers=2"]
+    return train_here(config, folder / "run", *sizes, "training.epochs=8")
+
+
+@pytest.fixture(scope="session")
+def inflector(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny LSTM, trained on English verbs."""
+    from integration.cli.runs import inflection
+
+    folder = tmp_path_factory.mktemp("inflector")
+    return train_here(inflection(folder / "data"), folder / "run")
+
+
+def train_here(config: Path, run: Path, *overrides: str) -> Path:
+    """Train in this process, and return the run folder."""
+    import tsallis.cli as cli
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        cli.app(["train", str(config), *overrides, "--run-dir", str(run), "--device", "cpu"], standalone_mode=False)
+    return run

@@ -34,12 +34,12 @@ def inflection(folder: Path, lines: int = 32) -> Path:
     return _written(folder, INFLECTION)
 
 
-def translation(folder: Path) -> Path:
+def translation(folder: Path, dev: int = 6) -> Path:
     """A configuration with its data; text is segmented at random."""
     from tsallis.datasets.number_names import german_english_numbers
 
     folder.mkdir(exist_ok=True)
-    for split, count in (("train", 120), ("dev", 6)):
+    for split, count in (("train", 120), ("dev", dev)):
         pairs = german_english_numbers()[split][:count]
         for side, name in enumerate(("de", "en")):
             (folder / f"{split}.{name}").write_text("".join(f"{pair[side]}\n" for pair in pairs))

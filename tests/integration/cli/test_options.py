@@ -36,11 +36,15 @@ COMMANDS: dict[str, dict[str, str | None]] = {
     },
     "evaluate": {FILE: "{known}", "--split": "train", "--beam": "1", "--json": None, **USE},
     "score": {FILE: "{known}", "--json": None, **USE},
-    "look": {FILE: "{asked}", "--out": "{out}", "--format": "svg", "--beam": "1", **USE},
+    "look": {FILE: "{asked}", "--out": "{out}", "--format": "svg", "--heads": "cross.1.1", "--beam": "1", **USE},
 }
 # Commands whose options have nothing to do with each other; other tests use them.
 SINGLE = {
     "info": set(),
+    "analyze": {
+        *("--out", "--split", "--text", "--figures", "--json", "--limit", "--sentences", "--importance"),
+        *("--beam", "--language", "--checkpoint"),
+    },
     "train": {"--run-dir", "--device"},
     "average": {"--last"},
     "demo": {"--run-dir", "--epochs"},
@@ -50,6 +54,7 @@ SINGLE = {
 REFUSED = {
     "translate": {("--beam", ALL), ("--beam", "--budget")},
     "evaluate": {(FILE, "--split")},
+    "look": {("--heads", "--images")},
 }
 NEEDS = {("translate", "--budget"): ALL}
 # Of one label that is sure to be the best a wider beam can say no more.
@@ -171,6 +176,7 @@ def say(
     """Call a command with some options on a run that takes them: of `about`, too, which are not used."""
     pytest.importorskip("matplotlib")
     import tsallis.report as report
+    from tsallis.report import head_panels
     from tsallis.tasks import base, sequences, vqa
 
     searched: list[Any] = []
@@ -190,6 +196,7 @@ def say(
         (base, "beam_search", search),
         (sequences, "attention_matrix", draw),
         (vqa, "image_panels", draw),
+        (head_panels, "matrix_panels", draw),
         (report, "save", save),
         (translate, "BUDGET", 150),
     ):

@@ -1,0 +1,127 @@
+"""`tsallis analyze`: what it writes, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+
+import tsallis.cli as cli
+from tsallis.analysis import density, output_statistics, read_model, record
+from tsallis.errors import InputError
+from tsallis.tasks.registry import load_config, task_of
+from tsallis.training import load_run
+
+
+def analyze(*arguments: object) -> Any:
+    return cli.app(["analyze", *map(str, arguments)], standalone_mode=False)
+
+
+def data_of(page: Path) -> dict[str, Any]:
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+    assert match
+    return dict(json.loads(match[1]))
+
+
+def test_page_and_records_hold_what_the_functions_return(translator: Path, tmp_path: Path) -> None:
+    analyze(translator, "-o", tmp_path / "page.html", "--json", tmp_path / "all.json", "--importance", 2)
+    run = load_run(translator)
+    corpus = task_of(run.task).split(run, load_config(translator / "config.yaml").data, "dev").corpus
+    recording = record(read_model(run.model, run.src_vocab, run.tgt_vocab), corpus.batches(32))
+    exact = density(recording).heads
+    outputs = output_statistics(run.model, corpus.batches(32))
+    (summary,) = json.loads((tmp_path / "all.json").read_text())["runs"]
+    (shown,) = data_of(tmp_path / "page.html")["runs"]
+    assert [head["density"] for head in summary["heads"]] == pytest.approx([head.density for head in exact], abs=1e-12)
+    assert [head["density"] for head in shown["heads"]] == pytest.approx([head.density for head in exact], abs=1e-8)
+    assert summary["outputs"]["support"] == outputs.support
+    assert summary["corpus"]["sentences"] == len(corpus) == len(summary["sentences"])
+    assert summary["importance"][0] > 0 and all(head["increase"] is not None for head in summary["heads"])
+    dense = {sentence.text.index: sentence for sentence in recording}
+    for sentence in summary["sentences"]:
+        for weights, own in zip(sentence["weights"], dense[sentence["text"]["index"]].weights, strict=True):
+            assert weights["columns"] == own.columns.tolist()
+            assert np.allclose(weights["values"], own.values, atol=1e-6)
+        assert len(sentence["steps"]) == len(sentence["text"]["target"])
+
+
+def test_several_runs_show_the_same_sentences(translator: Path, tmp_path: Path) -> None:
+    analyze(translator, translator, "-o", tmp_path / "page.html", "--sentences", 2, "--limit", 5)
+    one, other = data_of(tmp_path / "page.html")["runs"]
+    rows = [[sentence["index"] for sentence in run["sentences"]] for run in (one, other)]
+    assert rows[0] == rows[1] and len(rows[0]) == 2 and one["corpus"]["sentences"] == 5
+
+
+def test_figures_are_drawn_in_three_formats(translator: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    analyze(translator, "-o", tmp_path / "page.html", "--figures", tmp_path / "figures")
+    names = {path.stem for path in (tmp_path / "figures").iterdir()}
+    assert {"alpha-over-training", "density-histograms", "head-roles", "diversity", "output-support"} <= names
+    assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".pdf", ".svg", ".png"}
+
+
+def test_text_without_outputs_takes_the_runs_own_answers(translator: Path, tmp_path: Path, capsys: Any) -> None:
+    text = tmp_path / "text"
+    text.write_text("zweiundzwanzig\n\nelf §\n", encoding="utf-8")
+    analyze(translator, "-o", tmp_path / "page.html", "--text", text)
+    (run,) = data_of(tmp_path / "page.html")["runs"]
+    assert run["corpus"]["name"] == f"{text} (the run's own answers)" and run["corpus"]["sentences"] == 2
+    warning = capsys.readouterr().err
+    assert re.fullmatch(rf"tsallis: .*: \d+ symbols are unknown to {translator} and stand as <unk>\n", warning)
+
+
+def test_a_recurrent_run_has_context_attention_alone(inflector: Path, tmp_path: Path) -> None:
+    analyze(inflector, "-o", tmp_path / "page.html", "--figures", tmp_path / "figures")
+    (run,) = data_of(tmp_path / "page.html")["runs"]
+    assert {head["kind"] for head in run["heads"]} == {"cross"} and run["importance"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{run}", "--split", "dev", "--text", "{run}/config.yaml"], "--split is for the config's own data"),
+        (["{run}", "--split", "other"], "split must be train, dev or test, got 'other'"),
+        (["{run}", "-o", "{run}"], "expected a file to write, found a folder"),
+        (["{run}", "-o", "{run}/config.yaml/page.html"], "config.yaml: expected a folder, found a file"),
+        (["{run}", "--figures", "{run}/config.yaml"], "config.yaml: expected a folder, found a file"),
+        (["{run}/none"], "not a run folder"),
+        (["{run}", "--text", "{run}/none"], "can't be read"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(
+    translator: Path, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    if "-o" not in arguments:
+        arguments = [*arguments, "-o", str(tmp_path / "page.html")]
+    before = {path: path.stat().st_mtime_ns for path in translator.rglob("*")}
+    with pytest.raises(InputError, match=re.escape(words)) as error:
+        analyze(*(argument.format(run=translator) for argument in arguments))
+    assert "\n" not in str(error.value) and list(tmp_path.iterdir()) == []
+    assert {path: path.stat().st_mtime_ns for path in translator.rglob("*")} == before
+
+
+def test_an_interrupted_analysis_leaves_what_was_there(
+    translator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    import tsallis.report.page as page
+
+    def interrupt(*_: Any, **__: Any) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(page, "build_page", interrupt)
+    (tmp_path / "page.html").write_text("before")
+    result = analyze(translator, "-o", tmp_path / "page.html", "--json", tmp_path / "all.json")
+    assert result == 130 and capsys.readouterr().err == "tsallis: interrupted, nothing was written\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"] and (
+        tmp_path / "page.html"
+    ).read_text() == "before"
+
+
+def test_options_have_help() -> None:
+    command = typer.main.get_command(cli.app).commands["analyze"]  # type: ignore[attr-defined]
+    assert all(getattr(parameter, "help", "-") for parameter in command.params)

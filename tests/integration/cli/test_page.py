@@ -1,0 +1,202 @@
+"""The page in a browser: no errors, no requests, the numbers of the functions, no fault of accessibility."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tsallis.cli as cli
+
+pytest.importorskip("playwright")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+
+VIEWS = ("overview", "heads", "sentence", "training", "outputs")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip("needs chromium: no browser of that name is on the PATH")
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def report(translator: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """A page on two runs, and the records that it shows."""
+    folder = tmp_path_factory.mktemp("report")
+    arguments = [translator, translator, "-o", folder / "page.html", "--json", folder / "all.json", "--importance", 2]
+    cli.app(["analyze", *map(str, arguments)], standalone_mode=False)
+    return folder / "page.html", json.loads((folder / "all.json").read_text())["runs"]
+
+
+class Visit:
+    """A page in a browser, and what went wrong there."""
+
+    def __init__(self, browser: Any, path: Path, **options: Any) -> None:
+        self.context = browser.new_context(**options)
+        self.tab, self.path, self.faults = self.context.new_page(), path, []
+        self.tab.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.tab.on("console", lambda message: self.faults.append(message.text))
+        self.tab.on("request", lambda request: self.faults.append(request.url) if self.is_foreign(request.url) else 0)
+
+    def is_foreign(self, url: str) -> bool:
+        return not url.startswith(("data:", "blob:", self.path.as_uri()))
+
+    def open(self, view: str) -> Any:
+        self.tab.goto(f"{self.path.as_uri()}#{view}")
+        self.tab.wait_for_selector("h1")
+        return self.tab
+
+
+@pytest.fixture
+def visit(browser: Any, report: tuple[Path, Any], request: pytest.FixtureRequest) -> Iterator[Visit]:
+    visit = Visit(browser, report[0], **getattr(request, "param", {}))
+    yield visit
+    visit.context.close()
+    assert visit.faults == []
+
+
+def test_every_view_opens_by_its_link(visit: Visit) -> None:
+    tab = visit.open("outputs")
+    for view in VIEWS:
+        tab.click(f'nav a[href="#{view}"]')
+        tab.wait_for_selector(f'main[data-view="{view}"] h1')
+        assert tab.get_attribute(f'nav a[href="#{view}"]', "aria-current") == "page"
+        assert tab.evaluate("document.activeElement.tagName") == "H1"
+
+
+def test_the_table_holds_the_numbers_of_the_records_in_order(visit: Visit, report: tuple[Path, Any]) -> None:
+    tab = visit.open("heads")
+    tab.click('[data-key="density"]')
+    for ascending in (False, True):
+        if ascending:
+            tab.click('[data-key="density"]')
+        shown = tab.eval_on_selector_all(
+            "tbody tr", "rows => rows.map(r => [r.cells[0].innerText, r.cells[2].innerText])"
+        )
+        heads = [head for run in report[1] for head in run["heads"]]
+        expected = sorted((head["density"] for head in heads), reverse=not ascending)
+        for (_, density), exact in zip(shown, expected, strict=True):
+            assert abs(float(density.removesuffix(" %").removeprefix("<")) - 100 * exact) <= 0.5 + 1e-9
+    assert tab.get_attribute("th[aria-sort]", "aria-sort") == "ascending"
+    tab.select_option("main select >> nth=0", "cross")
+    assert len(tab.query_selector_all("tbody tr")) == sum(head["kind"] == "cross" for head in heads)
+
+
+def test_a_card_says_what_the_record_says(visit: Visit, report: tuple[Path, Any]) -> None:
+    head = report[1][0]["heads"][3]
+    tab = visit.open(f"head/0/{head['kind']}/{head['layer']}/{head['head']}")
+    text = tab.inner_text("main")
+    assert f"{head['alpha']:.2f}" in text and head["title"].split(" head ", 1)[1][2:] in text[:500].lower()
+    tab.wait_for_selector(".example svg")
+    assert len(tab.query_selector_all("figure")) >= 3
+
+
+def test_weights_of_the_explorer_are_those_of_the_records(visit: Visit, report: tuple[Path, Any]) -> None:
+    """As a table, as cells and as lines; zeros are nowhere."""
+    run = report[1][0]
+    tab = visit.open("sentence/1/0/cross/1/0")
+    tab.wait_for_selector(".panel .matrix .tone")
+    number = next(i for i, layer in enumerate(run["layers"]) if (layer["kind"], layer["layer"]) == ("cross", 1))
+    weights = run["sentences"][1]["weights"][number]
+    heads, queries, keys = weights["shape"]
+    dense = np.zeros((heads * queries, keys))
+    rows = np.repeat(np.arange(heads * queries), np.diff(weights["offsets"]))
+    dense[rows, weights["columns"]] = weights["values"]
+    first = dense[:queries]
+    for drawing in (".matrix .tone", ".lines .thread"):
+        assert len(tab.query_selector_all(f".panel:first-child {drawing}")) == (first > 0).sum()
+    tab.click(".panel:first-child summary")
+    shown = tab.eval_on_selector_all(
+        ".panel:first-child tbody tr", "rows => rows.map(r => [r.cells[1].innerText, r.cells[2].innerText])"
+    )
+    for (count, listed), row in zip(shown, first, strict=True):
+        assert count == f"{(row > 0).sum()} of {keys}"
+        values = [float(part.rpartition(" ")[2].removeprefix("<")) for part in listed.split(", ")]
+        assert values == pytest.approx(row[row > 0].tolist(), abs=0.0015 + 1e-9)
+
+
+def test_the_explorer_follows_keys_and_controls(visit: Visit) -> None:
+    tab = visit.open("sentence")
+    tab.wait_for_selector(".panel svg.lines")
+    panels = len(tab.query_selector_all(".panel"))
+    tab.focus(".panel svg.lines")
+    tab.keyboard.press("ArrowDown")
+    assert " keys: " in tab.inner_text(".rowtext") and tab.query_selector(".row.on")
+    tab.click("text=Add a head")
+    assert len(tab.query_selector_all(".panel")) == panels + 1
+    tab.click("text=Remove >> nth=0")
+    assert len(tab.query_selector_all(".panel")) == panels
+    tab.check("input[type=radio] >> nth=2", force=True)
+    tab.wait_for_selector(".panel svg.matrix")
+    assert tab.query_selector(".panel svg.lines") is None
+    tab.wait_for_selector(".thumb")
+    tab.click(".thumb >> nth=2")
+    tab.wait_for_selector(".panel svg.matrix")
+
+
+def test_steps_and_trees_are_those_of_the_records(visit: Visit, report: tuple[Path, Any]) -> None:
+    tab = visit.open("outputs/2")
+    sentence = report[1][0]["sentences"][2]
+    cells = tab.eval_on_selector_all(
+        "section:nth-of-type(1) .steps tbody tr", "rows => rows.map(r => [r.cells[2].innerText, r.cells[3].innerText])"
+    )[: len(sentence["steps"])]
+    for (prob, support), step in zip(cells, sentence["steps"], strict=True):
+        assert support == str(step["support"])
+        assert (prob == "impossible") == (step["prob"] == 0)
+        if prob[0] == ".":
+            assert float(prob) == pytest.approx(step["prob"], abs=5e-4)
+    assert f"Certificate {sentence['tree']['certificate']}" in tab.inner_text(".certificate >> nth=0")
+    ends = sum(edge["end"] for edge in sentence["tree"]["edges"])
+    assert len(tab.query_selector_all("section:nth-of-type(1) .tree .value")) >= ends > 0
+
+
+def test_a_figure_is_saved_as_svg(visit: Visit, tmp_path: Path) -> None:
+    import xml.etree.ElementTree
+
+    tab = visit.open("training")
+    with tab.expect_download() as download:
+        tab.click(".save >> nth=0")
+    download.value.save_as(tmp_path / "figure.svg")
+    root = xml.etree.ElementTree.parse(tmp_path / "figure.svg").getroot()
+    lines = root.findall(".//{http://www.w3.org/2000/svg}polyline")
+    assert lines and all(line.get("stroke", "").startswith("rgb") for line in lines)
+
+
+@pytest.mark.parametrize(
+    "visit",
+    [
+        {"color_scheme": scheme, "viewport": {"width": width, "height": 800}}
+        for scheme, width in (("light", 1280), ("dark", 1280), ("light", 390))
+    ],
+    indirect=True,
+)
+@pytest.mark.parametrize("view", [*VIEWS, "head/0/encoder/0/0"])
+def test_no_view_has_a_fault_of_accessibility(visit: Visit, view: str) -> None:
+    tab = visit.open(view)
+    tab.wait_for_timeout(150)
+    found = axe.Axe().run(tab).response["violations"]
+    serious = [(v["id"], v["nodes"][0]["html"][:200]) for v in found if v["impact"] in ("serious", "critical")]
+    assert serious == []
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_theme_is_switched_by_its_button(visit: Visit) -> None:
+    tab = visit.open("overview")
+    colour = "getComputedStyle(document.body).backgroundColor"
+    before = tab.evaluate(colour)
+    tab.click("#theme")
+    assert tab.evaluate(colour) != before
