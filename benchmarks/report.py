@@ -1,0 +1,76 @@
+"""How long a report takes and how large it is, of an untrained Transformer with 6 layers of 8 heads of each kind.
+
+python benchmarks/report.py [--sentences 1000] [--length 60] [--attention entmax] [--page report.html]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tsallis.analysis import Options, summarize
+from tsallis.analysis.summary import RunSummary
+from tsallis.data.corpus import Corpus
+from tsallis.data.vocabulary import Vocabulary
+from tsallis.models import TransformerSeq2Seq
+from tsallis.report.page import build_page, encode_weights
+from tsallis.training import Run
+
+SYMBOLS = 8000
+SHARPNESS = 3.0  # of the projections to queries and keys, so that heads are as sparse as trained ones
+
+
+def untrained_run(folder: Path, attention: str) -> Run:
+    arguments = {"d_model": 512, "heads": 8, "layers": 6, "d_ff": 2048, "attention": attention}
+    symbols = Vocabulary([f"▁{number}" for number in range(SYMBOLS - 4)])
+    torch.manual_seed(0)
+    model = TransformerSeq2Seq(SYMBOLS, SYMBOLS, **arguments).eval()  # type: ignore[arg-type]
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("in_proj_weight"):
+                parameter[: 2 * 512].mul_(SHARPNESS)
+    record = {"class": "transformer", "arguments": {"src_vocab": SYMBOLS, "tgt_vocab": SYMBOLS, **arguments}}
+    (folder / "model.json").write_text(json.dumps(record))
+    return Run(folder, model, symbols, symbols, {"task": "translation"}, {})
+
+
+def measure(sentences: int, length: int, attention: str) -> tuple[RunSummary, float]:
+    random = np.random.default_rng(0)
+    rows = [random.integers(4, SYMBOLS, length).tolist() for _ in range(2 * sentences)]
+    with tempfile.TemporaryDirectory() as folder:
+        run = untrained_run(Path(folder), attention)
+        start = time.perf_counter()
+        corpus = Corpus(rows[:sentences], [row[:-1] for row in rows[sentences:]])
+        summary = summarize(run, corpus, "random symbols", Options(limit=sentences))
+    return summary, time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sentences", type=int, default=1000)
+    parser.add_argument("--length", type=int, default=60)
+    parser.add_argument("--attention", default="entmax")
+    parser.add_argument("--page", type=Path)
+    options = parser.parse_args()
+    summary, seconds = measure(options.sentences, options.length, options.attention)
+    start = time.perf_counter()
+    page = build_page([summary])
+    largest = max(len(encode_weights(sentence.weights)) for sentence in summary.sentences)
+    density = sum(head.density for head in summary.heads) / len(summary.heads)
+    print(
+        f"{options.sentences} sentences of {options.length} symbols, {options.attention}, density {density:.0%}: "
+        f"{seconds:.1f} s, page {time.perf_counter() - start:.1f} s, {len(page) / 1e6:.1f} MB, "
+        f"weights of a sentence at most {largest / 1e6:.3f} MB"
+    )
+    if options.page:
+        options.page.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
