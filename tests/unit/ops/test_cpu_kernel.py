@@ -135,6 +135,19 @@ def test_what_is_dropped_is_a_function_of_the_seed(stays: float, dtype: torch.dt
         assert abs(both - stays**2) <= 8 * error / n**0.5, name
 
 
+@pytest.mark.parametrize("dtype", DTYPES[2:], ids=str)
+def test_halves_are_rounded_to_the_nearest_even_and_nan_stays_nan(dtype: torch.dtype) -> None:
+    z = torch.full((64, 17), -1.0)
+    z[:, 0], z[:, 1] = torch.arange(64) * ROUNDING[dtype], 0
+    p = cpu.entmax(z, 2.0)
+    assert torch.equal(p[:, 0], 0.5 + z[:, 0] / 2)  # every second one lies between two halves
+    assert torch.equal(cpu.entmax(z.to(dtype), 2.0), p.to(dtype))
+    target = torch.zeros(64, dtype=torch.long)
+    _, stats, _ = cpu.entmax_loss(z.to(dtype), target, 2.0, False)
+    all_ones = torch.full((64,), -1, dtype=torch.int32).view(torch.float32)  # a NaN that would round up to zero
+    assert cpu.entmax_loss_gradient(z.to(dtype), target, 2.0, stats, all_ones)[:, 0].isnan().all()
+
+
 @every_dtype
 @by_size(SIZES)
 def test_gradients_of_maps(d: int, dtype: torch.dtype) -> None:
