@@ -269,6 +269,25 @@ def test_characters_that_no_font_has(monkeypatch: pytest.MonkeyPatch, caplog: py
     assert len(caplog.records) == 1 and "CJK" in caplog.text
 
 
+@pytest.mark.parametrize(("text", "script"), [("Привет", None), ("مرحبا", None), ("नमते", "DEVANAGARI")])
+def test_scripts_are_drawn_or_warned_about(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str, script: str | None
+) -> None:
+    """The font of matplotlib has Cyrillic and Arabic letters; for Devanagari another one must be installed."""
+    monkeypatch.setattr(style, "families", lambda: ["DejaVu Sans"])
+    style._say_missing.cache_clear()
+    with caplog.at_level("WARNING"):
+        drawn = style.clean(text)
+    assert drawn == text if script is None else set(style.BOX) <= set(drawn)
+    assert [script in record.getMessage() for record in caplog.records] == ([] if script is None else [True])
+
+
+def test_fonts_of_other_scripts_stand_in_where_they_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fonts = ("Noto Sans Devanagari", "Amiri", "Noto Sans CJK JP")
+    monkeypatch.setattr(style, "_installed", lambda names: tuple(name for name in names if name in fonts))
+    assert set(style.families()) == set(fonts)
+
+
 def picture(height: int = 30, width: int = 40) -> Tensor:
     return torch.randint(0, 256, (height, width, 3), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
 
