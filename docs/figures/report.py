@@ -16,7 +16,7 @@ SIZE = {"width": 1240, "height": 820}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
-def main(page: str, picture: str, view: str = "sentence/3") -> None:
+def main(page: str, picture: str, view: str = "sentence/3/0/cross/1/3") -> None:
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
         raise SystemExit("there is no chromium on the PATH")

@@ -109,7 +109,7 @@ def test_weights_of_the_explorer_are_those_of_the_records(visit: Visit, report: 
     """As a table, as cells and as lines; zeros are nowhere."""
     run = report[1][0]
     tab = visit.open("sentence/1/0/cross/1/0")
-    tab.wait_for_selector(".panel .matrix .tone")
+    tab.wait_for_selector(".panel:first-child .matrix .tone")
     number = next(i for i, layer in enumerate(run["layers"]) if (layer["kind"], layer["layer"]) == ("cross", 1))
     weights = run["sentences"][1]["weights"][number]
     heads, queries, keys = weights["shape"]

@@ -18,7 +18,7 @@ function firstHeads() {
 function viewSentence(number, id) {
   if (number !== undefined && RUNS[0].sentences[number]) shownSentence = Number(number);
   if (id && HEADS.get(id)) {
-    shownHeads = [HEADS.get(id), ...(shownHeads || []).filter((head) => head.id !== id)].slice(0, 2);
+    shownHeads = [HEADS.get(id), ...(shownHeads || firstHeads()).filter((head) => head.id !== id)].slice(0, 2);
   }
   shownHeads = shownHeads || firstHeads();
   shownQuery = null;
@@ -70,7 +70,7 @@ function headChoice(head, change) {
   const groups = kindsOf(head.run).map((kind) => ({
     group: KIND_NAMES[kind],
     options: head.run.heads.filter((other) => other.kind === kind).map((other) => [other.id,
-      `layer ${other.layer + 1} head ${other.head + 1}${other.role ? ` · ${DATA.roles[other.role].phrase}` : ""}`]),
+      `${other.name}${other.role ? ` · ${DATA.roles[other.role].phrase}` : ""}`]),
   }));
   return choice("Head", groups, head.id, (id) => change(HEADS.get(id)));
 }
