@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from tsallis.data.io import read_bytes
+from tsallis.data.io import read_text
 from tsallis.errors import InputError, describe, truncate
 from tsallis.training.schema import RENAMED
 
@@ -145,11 +145,7 @@ def read_config(path: Path | str, overrides: Sequence[str], choose_schema: Choos
     Raises:
         InputError: with every mistake of the file in one message, each with its path.
     """
-    try:
-        text = read_bytes(path, LARGEST_FILE).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x}") from error
-    content = parse_yaml(text, str(path))
+    content = parse_yaml(read_text(path, LARGEST_FILE), str(path))
     if content is None:
         raise InputError(f"{path}: the file is empty, expected a configuration (version: 1, data: ...)")
     if not isinstance(content, dict):

@@ -207,6 +207,14 @@ def read_bytes(path: Path | str, limit: int | None = None) -> bytes:
     return content
 
 
+def read_text(path: Path | str, limit: int | None = None) -> str:
+    """Return the content of a UTF-8 file as :func:`read_bytes` does; other bytes are an InputError."""
+    try:
+        return read_bytes(path, limit).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x}") from error
+
+
 def read_json(path: Path | str) -> dict[str, Any]:
     """Return the JSON object in a file; anything else is an :class:`~tsallis.errors.InputError`."""
     blob = read_bytes(path)

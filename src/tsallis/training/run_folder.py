@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tsallis.data.io import check_file, is_leftover, is_regular, read_bytes, remove_leftovers, write_atomic
+from tsallis.data.io import check_file, is_leftover, is_regular, read_bytes, read_text, remove_leftovers, write_atomic
 from tsallis.data.subwords import Subwords
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError, describe
@@ -265,10 +265,7 @@ def _check_same(
 ) -> None:
     """See that a folder holds the run of these arguments, whole."""
     path = folder / CONFIG
-    try:
-        before = read_bytes(path).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x}") from error
+    before = read_text(path)
     if before != config:
         changed = _difference(before, config)
         raise InputError(f"{folder}: holds a run of another configuration ({changed}); choose another folder")
