@@ -14,7 +14,7 @@ from pathlib import Path
 from tsallis.data.io import BoundedStream, Stream, TooLarge, decompress
 from tsallis.datasets import converters
 from tsallis.datasets.archive_folders import LONGEST, read_folder, write_files, write_images
-from tsallis.datasets.converters import NotIt
+from tsallis.datasets.converters import CorruptDownloadError
 from tsallis.datasets.download import Part, SourceFile, check, fetch, known, record_of, same_digest, take_name
 from tsallis.errors import InputError
 
@@ -54,8 +54,8 @@ def fetch_text(file: SourceFile, path: Path, packed: Path, report: Report | None
         try:
             _write(file, beside, packed)
             if not same_digest(file, beside, path):
-                raise NotIt(f"{path}: what arrived is not {known(file, path)} (its digest differs)")
-        except NotIt as error:
+                raise CorruptDownloadError(f"{path}: what arrived is not {known(file, path)} (its digest differs)")
+        except CorruptDownloadError as error:
             beside.unlink(missing_ok=True)
             _throw_away(file, packed, error.culprit)
             raise InputError(f"{error}; it was thrown away") from error
@@ -102,7 +102,7 @@ def _write(file: SourceFile, path: Path, packed: Path) -> None:
         with _blame(part, part.archive.name):
             write_images(part, path, packed / part.archive.name)
     if file.size not in (None, size := path.stat().st_size):
-        raise NotIt(f"{path.stem}: expected {file.size} bytes, found {size}")
+        raise CorruptDownloadError(f"{path.stem}: expected {file.size} bytes, found {size}")
 
 
 def _write_lines(file: SourceFile, path: Path, packed: Path) -> None:
@@ -115,10 +115,10 @@ def _write_lines(file: SourceFile, path: Path, packed: Path) -> None:
             for line in read_part(part, packed / part.archive.name):
                 lines += 1
                 if file.lines is not None and lines > file.lines:
-                    raise NotIt(f"{path.stem}: expected {file.lines} lines, found more")
+                    raise CorruptDownloadError(f"{path.stem}: expected {file.lines} lines, found more")
                 stream.write(line + b"\n")
     if file.lines not in (None, lines):
-        raise NotIt(f"{path.stem}: expected {file.lines} lines, found {lines}")
+        raise CorruptDownloadError(f"{path.stem}: expected {file.lines} lines, found {lines}")
 
 
 def read_part(part: Part, path: Path) -> Iterator[bytes]:
@@ -136,9 +136,9 @@ def _blame(part: Part, where: str) -> Iterator[None]:
     try:
         yield
     except TooLarge as error:
-        raise NotIt(str(error)) from error
+        raise CorruptDownloadError(str(error)) from error
     except DAMAGED as error:
-        raise NotIt(f"{where}: can't be unpacked: {error or type(error).__name__}") from error
+        raise CorruptDownloadError(f"{where}: can't be unpacked: {error or type(error).__name__}") from error
 
 
 def _member_lines(part: Part, path: Path, where: str) -> Iterator[bytes]:
@@ -172,7 +172,7 @@ def _open_part(part: Part, path: Path) -> Iterator[Stream]:
         elif part.packing == "zip":
             with zipfile.ZipFile(packed) as archive:
                 if part.member not in archive.namelist():
-                    raise NotIt(f"{path.name}: holds no {part.member}")
+                    raise CorruptDownloadError(f"{path.name}: holds no {part.member}")
                 with archive.open(part.member) as stream:
                     yield BoundedStream(stream, packed, path)
         else:
@@ -183,18 +183,18 @@ def _open_part(part: Part, path: Path) -> Iterator[Stream]:
                     if content is not None:
                         yield BoundedStream(content, packed, path)
                         return
-                raise NotIt(f"{path.name}: holds no {part.member}")
+                raise CorruptDownloadError(f"{path.name}: holds no {part.member}")
 
 
 def _lines(stream: Stream, where: str) -> Iterator[bytes]:
     while line := stream.readline(LONGEST + 1):
         if len(line) > LONGEST:
-            raise NotIt(f"{where}: expected text, found a line of more than {LONGEST} bytes")
+            raise CorruptDownloadError(f"{where}: expected text, found a line of more than {LONGEST} bytes")
         yield line.removesuffix(b"\n")
 
 
 def _whole(stream: Stream, where: str) -> bytes:
     content = stream.read(LARGEST + 1)
     if len(content) > LARGEST:
-        raise NotIt(f"{where}: expected at most {LARGEST} bytes, found more")
+        raise CorruptDownloadError(f"{where}: expected at most {LARGEST} bytes, found more")
     return content

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, cast
 
-from tsallis.datasets.converters import NotIt
+from tsallis.datasets.converters import CorruptDownloadError
 from tsallis.datasets.download import Part, SourceFile
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -43,16 +43,16 @@ def _members(part: Part, path: Path) -> Iterator[tuple[tuple[int | str, ...], re
             where = f"{path.name}: {member.name}"
             key = tuple(int(group) if group.isdecimal() else group for group in name.groups())
             if key in keys:
-                raise NotIt(f"{where}: is there twice")
+                raise CorruptDownloadError(f"{where}: is there twice")
             if member.size > LONGEST:
-                raise NotIt(f"{where}: expected at most {LONGEST} bytes, found {member.size}")
+                raise CorruptDownloadError(f"{where}: expected at most {LONGEST} bytes, found {member.size}")
             keys.add(key)
             yield key, name, content.read(), where
         # What follows the last member is a checksum: tarfile stops without a word where an archive breaks off.
         while stream.read(LONGEST):
             pass
     if part.count not in (None, len(keys)):
-        raise NotIt(f"{path.name}: expected {part.count} files {part.member}, found {len(keys)}")
+        raise CorruptDownloadError(f"{path.name}: expected {part.count} files {part.member}, found {len(keys)}")
 
 
 def _uncompressed(path: Path) -> IO[bytes]:
@@ -75,11 +75,11 @@ def write_images(part: Part, path: Path, archive: Path) -> None:
         try:
             images[key] = decode_picture(content, where)
         except BadPicture as error:
-            raise NotIt(str(error)) from error
+            raise CorruptDownloadError(str(error)) from error
     if sorted(images) != [(number,) for number in range(len(images))]:
-        raise NotIt(f"{archive.name}: expected images numbered from 0 to {len(images) - 1}")
+        raise CorruptDownloadError(f"{archive.name}: expected images numbered from 0 to {len(images) - 1}")
     if len(shapes := {image.shape for image in images.values()}) != 1:
-        raise NotIt(f"{archive.name}: expected images of one size, found {sorted(shapes)[:3]}")
+        raise CorruptDownloadError(f"{archive.name}: expected images of one size, found {sorted(shapes)[:3]}")
     with path.open("wb") as stream:
         np.save(stream, np.stack([images[key] for key in sorted(images)]))
 
@@ -91,7 +91,7 @@ def write_files(file: SourceFile, path: Path, packed: Path) -> None:
             source = packed / part.archive.name
             with source.open("rb") as stream:
                 if stream.read(len(SIGNATURE)) != SIGNATURE:
-                    raise NotIt(f"{part.archive.urls[0]}: is not a PNG file", part.archive)
+                    raise CorruptDownloadError(f"{part.archive.urls[0]}: is not a PNG file", part.archive)
                 stream.seek(0)
                 member = tarfile.TarInfo(part.archive.name)
                 member.size = source.stat().st_size

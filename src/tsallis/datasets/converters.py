@@ -17,7 +17,7 @@ CONTROLS = bytes.maketrans(b"\t\r\n", b"   ")
 LABELS = {"neg": "0", "pos": "1"}
 
 
-class NotIt(Exception):
+class CorruptDownloadError(Exception):
     """An error in the content of a transferred file; `culprit` is the file, where one is known."""
 
     def __init__(self, message: str, culprit: SourceFile | None = None) -> None:
@@ -30,7 +30,9 @@ def decode(line: bytes, where: str) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise NotIt(f"{where}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x}") from error
+        raise CorruptDownloadError(
+            f"{where}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x}"
+        ) from error
 
 
 def segments(lines: Iterator[bytes], where: str) -> Iterator[bytes]:
@@ -40,7 +42,9 @@ def segments(lines: Iterator[bytes], where: str) -> Iterator[bytes]:
             continue
         match = re.fullmatch(r"\s*<seg[^>]*>(.*)</seg>\s*", decode(line, where))
         if not match:
-            raise NotIt(f"{where}: expected <seg>...</seg> in one line, found {decode(line, where)[:50]!r}")
+            raise CorruptDownloadError(
+                f"{where}: expected <seg>...</seg> in one line, found {decode(line, where)[:50]!r}"
+            )
         yield " ".join(match[1].split()).encode()
 
 
@@ -57,7 +61,7 @@ def clusters(lines: Iterator[bytes], where: str, part: Part) -> Iterator[bytes]:
     for line in lines:
         columns = decode(line, where).split("\t")
         if len(columns) < 2:
-            raise NotIt(f"{where}: expected two columns, found {columns[0][:50]!r}")
+            raise CorruptDownloadError(f"{where}: expected two columns, found {columns[0][:50]!r}")
         pairs.append((columns[0], columns[1]))
     for pair in split_pairs(pairs)[part.split]:
         yield pair[part.column].encode()
@@ -68,7 +72,7 @@ def labelled(lines: Iterator[bytes], where: str) -> Iterator[bytes]:
     for line in lines:
         match = LABELLED.fullmatch(line.translate(CONTROLS).rstrip())
         if not match:
-            raise NotIt(f"{where}: expected a number and a text, found {line[:50]!r}")
+            raise CorruptDownloadError(f"{where}: expected a number and a text, found {line[:50]!r}")
         try:
             text = match[2].decode("utf-8")
         except UnicodeDecodeError:
@@ -91,7 +95,7 @@ def pairs(lines: Iterator[bytes], names: Iterable[bytes], where: str) -> Iterato
         if not match or not answer:
             missing = "answer" if match else "image"
             expected = "expected a question about an image and its answer"
-            raise NotIt(f"{where}: {expected}, found no {missing}: {shorten(question)}")
+            raise CorruptDownloadError(f"{where}: {expected}, found no {missing}: {shorten(question)}")
         if (image := f"image{match[1]}") in images:
             yield row(image, question[: match.start()], answer)
 
@@ -101,15 +105,15 @@ def questions(content: bytes, where: str) -> Iterator[bytes]:
     try:
         entries = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise NotIt(f"{where}: not JSON: {error}") from error
+        raise CorruptDownloadError(f"{where}: not JSON: {error}") from error
     if not isinstance(entries, list):
-        raise NotIt(f"{where}: expected a list of questions")
+        raise CorruptDownloadError(f"{where}: expected a list of questions")
     for entry in entries:
         match entry:
             case [str(question), str(answer), int(image)]:
                 yield row(str(image), question, answer)
             case _:
-                raise NotIt(f"{where}: expected [question, answer, image], found {str(entry)[:50]}")
+                raise CorruptDownloadError(f"{where}: expected [question, answer, image], found {str(entry)[:50]}")
 
 
 def row(*columns: str) -> bytes:
@@ -129,14 +133,14 @@ def patients(name: re.Match[str], content: bytes, where: str) -> Iterator[bytes]
     """`RecordID,minute,parameter,value` from a patient's file with `hh:mm,parameter,value`."""
     first, *lines = decode(content, where).splitlines() or [""]
     if first.strip() != "Time,Parameter,Value":
-        raise NotIt(f"{where}: expected Time,Parameter,Value in its first line, found {first[:50]!r}")
+        raise CorruptDownloadError(f"{where}: expected Time,Parameter,Value in its first line, found {first[:50]!r}")
     for line in lines:
         columns = line.strip().split(",")
         clock = CLOCK.fullmatch(columns[0])
         if clock is None or len(columns) != 3 or not all(columns):
-            raise NotIt(f"{where}: expected hh:mm,parameter,value, found {line[:50]!r}")
+            raise CorruptDownloadError(f"{where}: expected hh:mm,parameter,value, found {line[:50]!r}")
         if columns[1] == "RecordID":
             if columns[2] != name[1]:
-                raise NotIt(f"{where}: is about the patient {columns[2][:50]}")
+                raise CorruptDownloadError(f"{where}: is about the patient {columns[2][:50]}")
             continue
         yield f"{name[1]},{int(clock[1]) * 60 + int(clock[2])},{columns[1]},{columns[2]}".encode()
