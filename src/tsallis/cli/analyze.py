@@ -47,7 +47,7 @@ def analyze(
     language: SplitLanguage = None,
     checkpoint: Which = "best",
 ) -> None:
-    """A page that shows what the heads and outputs of runs do: one HTML file, which needs no network."""
+    """Return a page that shows what the heads and outputs of runs do: one HTML file, which needs no network."""
     from tsallis.analysis import Options
     from tsallis.errors import InputError
 

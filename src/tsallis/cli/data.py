@@ -15,7 +15,7 @@ app = typer.Typer(help="Known data sets: list them, fetch them.", no_args_is_hel
 
 @app.command("list")
 def data_list() -> None:
-    """The data sets that can be fetched."""
+    """Return the data sets that can be fetched."""
     from tsallis.datasets.registry import SOURCES
 
     for source in SOURCES.values():

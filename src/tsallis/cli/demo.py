@@ -44,7 +44,7 @@ def demo(
 
 
 def _show_answers(run: Run, lines: Lines) -> None:
-    """The words the model is least decided about, with all it holds possible for them."""
+    """Return the words the model is least decided about, with all it holds possible for them."""
     from tsallis.evaluation.metrics import search_corpus
     from tsallis.search import exhaustive
 

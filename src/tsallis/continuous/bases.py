@@ -374,7 +374,7 @@ class FourierBasis(Basis):
         return 2 * self.frequencies + 1
 
     def angular(self, like: Tensor) -> Tensor:
-        """The angular frequencies [frequencies]."""
+        """Return the angular frequencies [frequencies]."""
         k = torch.arange(1, self.frequencies + 1, dtype=like.dtype, device=like.device)
         return k * (2 * math.pi / self.period)
 

@@ -74,7 +74,7 @@ def table(order: float, end: float, dtype: torch.dtype, device: torch.device) ->
 
 
 def characteristic(squared: Tensor, order: float, end: float) -> Tensor:
-    r""":math:`{}_0F_1(; b; -x/4)`, differentiable to every order: the characteristic function of a beta-Gaussian.
+    r"""Return :math:`{}_0F_1(; b; -x/4)`, differentiable to any order: the characteristic function of a beta-Gaussian.
 
     Of the density :math:`\propto (1 - |u|^2)_+^{b-1-n/2}` in n dimensions at frequencies k with :math:`x = |k|^2`.
 

@@ -53,7 +53,7 @@ class Extent(NamedTuple):
 
 
 def largest(factor: Tensor) -> Tensor:
-    """The larger eigenvalue of `factor @ factor.mT` for lower triangular factors [..., 2, 2]; no other size will do.
+    """Return the larger eigenvalue of `factor @ factor.mT` for lower triangular factors [..., 2, 2] alone.
 
     >>> largest(torch.tensor([[2.0, 0.0], [0.0, 3.0]]))
     tensor(9.)
@@ -90,7 +90,7 @@ class _Known:
         self.matrices: dict[tuple[object, ...], Waves] = {}
 
     def waves(self, reach: float, spacing: float, order: float, end: float, dtype: torch.dtype) -> Waves:
-        """The lattice of this spacing up to this frequency."""
+        """Return the lattice of this spacing up to this frequency."""
         key = (reach, spacing, order, end, dtype)
         if key not in self.matrices:
             with torch.inference_mode(False), torch.no_grad():
@@ -156,7 +156,7 @@ def _cutoff(order: float, narrow: float, dtype: torch.dtype) -> float:
 
 
 def _waves_for(entry: _Known, factor: Tensor, order: float) -> Waves | None:
-    """The lattice for these densities on ellipses `factor @ u`, |u| <= 1, unless it were too large."""
+    """Return the lattice for these densities on ellipses `factor @ u`, |u| <= 1, unless it were too large."""
     half, longest, shortest = extent(factor)
     if not 0 < shortest < math.inf:
         return None
@@ -243,7 +243,7 @@ def _chunks(mean: Tensor, waves: Waves) -> list[slice]:
 
 
 def _stretched(factor: Tensor, waves: Waves) -> tuple[Tensor, Tensor, Tensor]:
-    """The frequencies as the factor stretches them, and their square, each [rows, waves]."""
+    """Return the frequencies as the factor stretches them, and their square, each [rows, waves]."""
     first = factor[:, :, 0] @ waves.k
     second = factor[:, 1, 1:] * waves.k[1]
     return first, second, torch.addcmul(first.square(), second, second)

@@ -25,7 +25,7 @@ class Bells(NamedTuple):
     precision: Tensor  # [functions]
 
     def z(self, t: Tensor) -> Tensor:
-        """[..., functions]"""
+        """Return the integrals [..., functions]."""
         return torch.addcmul(-self.shift, t.unsqueeze(-1), self.precision)
 
 
@@ -35,7 +35,7 @@ def bells(centres: Tensor, variance: Tensor) -> Bells:
 
 
 def peaks(variance: Tensor) -> Tensor:
-    """The largest values of normal densities."""
+    """Return the largest values of normal densities."""
     return (2 * math.pi * variance).rsqrt()
 
 

@@ -104,7 +104,7 @@ def _marginal_masses(family: BetaGaussian, low: Tensor, high: Tensor) -> Tensor:
 def _crossed(
     family: BetaGaussian, start: Tensor, end: Tensor, edges: Tensor, b: Tensor, c: Tensor, reach: Tensor
 ) -> Tensor:
-    """The mass below edges where they cross the density, u from `start` to `end`, all [cells]."""
+    """Return the mass below edges where they cross the density, u from `start` to `end`, all [cells]."""
     points = POINTS
     if family.number == 1 and start.numel():  # smooth at the ends: as many as the bound for the widest panel
         steepness = float(((end - start) / 2 * (1 + (b / c).square()).sqrt()).amax())
@@ -122,7 +122,7 @@ def _crossed(
 
 
 def _below(family: BetaGaussian, u: Tensor, v: Tensor, half: Tensor) -> Tensor:
-    """The standardised density at u, integrated from the end of its chord up to v."""
+    """Return the standardised density at u, integrated from the end of its chord up to v."""
     if family.number == 1:
         mass: Tensor = torch.exp(-u.square() / 2) / math.sqrt(2 * math.pi) * torch.special.ndtr(v)
         return mass

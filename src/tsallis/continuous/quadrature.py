@@ -126,7 +126,7 @@ def _mirrored(rule: Rule) -> Rule:
 
 
 def squared_reach(alpha: float, dims: int) -> float:
-    r"""The squared half-axis of the support of a beta-Gaussian with unit covariance, :math:`n + 2\alpha/(\alpha-1)`."""
+    r"""Return the squared half-axis of a beta-Gaussian's support at unit covariance, :math:`n + 2\alpha/(\alpha-1)`."""
     return math.inf if alpha == 1 else dims + 2 * alpha / (alpha - 1)
 
 
@@ -280,7 +280,7 @@ def sine_disk(radial: int, angular: int, alpha: Tensor) -> Rule:
 
 
 def _sines(x: Tensor, alpha: Tensor, dims: int) -> tuple[Tensor, Tensor]:
-    r"""`c sin f` and `cos(f)^(2/(alpha-1)+1)` at `f = x f_max`, without a singularity at alpha = 1.
+    r"""Return `c sin f` and `cos(f)^(2/(alpha-1)+1)` at `f = x f_max`, without a singularity at alpha = 1.
 
     With h = (alpha-1)/(alpha+1) and s = f/sqrt(h), `c sin f` and the logarithm of the weight are smooth in h. What
     moves with h is f: not where the rule ends at the edge of the support, f_max = pi/2; where it ends in the tail,
@@ -298,7 +298,7 @@ def _sines(x: Tensor, alpha: Tensor, dims: int) -> tuple[Tensor, Tensor]:
 
 
 def _smooth(x: Tensor, small: float, series: tuple[float, ...], direct: Callable[[Tensor], Tensor]) -> Tensor:
-    """A function with a removable singularity at 0: its Taylor series around there."""
+    """Return a function with a removable singularity at 0, by its Taylor series near 0."""
     near = x.abs() < small
     inner = torch.where(near, x, 0)
     value = torch.full_like(inner, series[-1])
@@ -308,7 +308,7 @@ def _smooth(x: Tensor, small: float, series: tuple[float, ...], direct: Callable
 
 
 def sine_ratio(y: Tensor) -> Tensor:
-    r""":math:`\sin\sqrt y / \sqrt y`, smooth at 0.
+    r"""Return :math:`\sin\sqrt y / \sqrt y`, smooth at 0.
 
     >>> sine_ratio(torch.tensor([0.0, 1.0]))
     tensor([1.0000, 0.8415])
@@ -318,7 +318,7 @@ def sine_ratio(y: Tensor) -> Tensor:
 
 
 def log_cosine_ratio(y: Tensor) -> Tensor:
-    r""":math:`-2 \log\cos\sqrt y / y`, smooth at 0, for y below :math:`\pi^2/4`.
+    r"""Return :math:`-2 \log\cos\sqrt y / y`, smooth at 0, for y below :math:`\pi^2/4`.
 
     >>> log_cosine_ratio(torch.tensor([0.0, 1.0]))
     tensor([1.0000, 1.2313])
@@ -328,7 +328,7 @@ def log_cosine_ratio(y: Tensor) -> Tensor:
 
 
 def log1p_ratio(x: Tensor) -> Tensor:
-    r""":math:`\log(1 + x) / x`, smooth at 0.
+    r"""Return :math:`\log(1 + x) / x`, smooth at 0.
 
     >>> log1p_ratio(torch.tensor([0.0, 1.0]))
     tensor([1.0000, 0.6931])
@@ -338,7 +338,7 @@ def log1p_ratio(x: Tensor) -> Tensor:
 
 
 def expm1_ratio(x: Tensor) -> Tensor:
-    r""":math:`(e^x - 1) / x`, smooth at 0.
+    r"""Return :math:`(e^x - 1) / x`, smooth at 0.
 
     >>> expm1_ratio(torch.tensor([0.0, 1.0]))
     tensor([1.0000, 1.7183])
@@ -348,7 +348,7 @@ def expm1_ratio(x: Tensor) -> Tensor:
 
 
 def gaussian_overlap(mean: Tensor, cov: Tensor, centres: Tensor, covs: Tensor) -> Tensor:
-    r"""The integral of the product of two normal densities, :math:`N(\mu; \mu_j, \Sigma + \Sigma_j)`.
+    r"""Return the integral of the product of two normal densities, :math:`N(\mu; \mu_j, \Sigma + \Sigma_j)`.
 
     The expectation of a Gaussian basis function under a Gaussian (Martins et al. 2020, eq. 46), in closed form.
 
@@ -380,7 +380,7 @@ def gaussian_overlap(mean: Tensor, cov: Tensor, centres: Tensor, covs: Tensor) -
 
 
 def tril_2x2(cov: Tensor) -> Tensor:
-    """The Cholesky factor of symmetric matrices [..., 2, 2] by its formula; NaN where one is not positive definite.
+    """Return the Cholesky factor of symmetric matrices [..., 2, 2] by its formula; NaN where it has none.
 
     >>> tril_2x2(torch.tensor([[4.0, 2.0], [2.0, 5.0]]))
     tensor([[2., 0.],
@@ -393,7 +393,7 @@ def tril_2x2(cov: Tensor) -> Tensor:
 
 
 def ridge_regression(features: Tensor, ridge: float, mask: Tensor | None = None) -> Tensor:
-    r"""The matrix that turns observations into coefficients of basis functions, :math:`B^\top = G^\top H^\top`.
+    r"""Return the matrix that turns observations into coefficients of basis functions, :math:`B^\top = G^\top H^\top`.
 
     .. math:: \min_B \lVert B F - H \rVert_F^2 + \lambda \lVert B \rVert_F^2, \qquad
               G = M F^\top (F M F^\top + \lambda I)^{-1}

@@ -152,7 +152,7 @@ class Signal:
         return self.coefficients.shape[:-2]
 
     def _combined(self, expectations: Tensor) -> Tensor:
-        """[batch..., any, functions] to [batch..., any, d]."""
+        """Turn [batch..., any, functions] into [batch..., any, d]."""
         context: Tensor = expectations.to(self.coefficients.dtype) @ self.coefficients
         return context
 
@@ -192,7 +192,7 @@ class _Fitted(Signal):
 
 
 def _parts(x: Tensor, count: int) -> Tensor:
-    """[..., rows, d] to [..., count, rows, d / count]."""
+    """Turn [..., rows, d] into [..., count, rows, d / count]."""
     if count < 1 or x.shape[-1] % count:
         raise ValueError(f"{x.shape[-1]} values can't be dealt out to {count} heads")
     parts: Tensor = x.unflatten(-1, (count, x.shape[-1] // count))
@@ -316,7 +316,7 @@ class ValueFunction(nn.Module):
         return nn.functional.pad(self._fixed(("line", length), like), (0, 0, 0, size - length))
 
     def _fixed(self, layout: tuple[object, ...], like: Tensor) -> Tensor:
-        """The solver [length, functions] of a regular place, remembered as long as the basis stays what it is."""
+        """Return the solver [length, functions] of equal cells, remembered as long as the basis stays what it is."""
         dtype = widen(like).dtype
         versions = tuple((b.data_ptr(), b._version) for b in self.basis.buffers())
         key = (layout, like.device, dtype, self.ridge, versions)

@@ -56,7 +56,7 @@ class Batch:
 
 
 def counted(tgt_out: Tensor) -> Tensor:
-    """Which target symbols have a loss: a symbol that the vocabulary lacks is never predicted, its own is infinite."""
+    """Tell which target symbols have a loss; one that the vocabulary lacks has none, it would be infinite."""
     return (tgt_out != IGNORED) & (tgt_out != UNK)
 
 
@@ -107,7 +107,7 @@ def _flat(data: Rows, rows: list[int]) -> tuple[NDArray[Any], Ints]:
 
 
 def _padded(flat: NDArray[Any], lengths: Ints, fill: int, start: int | None = None, end: int | None = None) -> Ints:
-    """[rows, width] rows of the given lengths, each with the start before it or the end after it if there is one."""
+    """Return rows [rows, width] of these lengths, each with the start before it or the end after it, if any."""
     before = int(start is not None)
     padded = np.full((len(lengths), int(lengths.max()) + before + int(end is not None)), fill, np.int64)
     if start is not None:

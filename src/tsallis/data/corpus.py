@@ -51,7 +51,7 @@ class Corpus:
         return len(self.src)
 
     def lengths(self) -> Tensor:
-        """[rows, 2] symbols of source and target, as int32."""
+        """Return [rows, 2] symbols of source and target, as int32."""
         return torch.stack([_lengths(self.src), _lengths(self.tgt)], 1)
 
     def batch(self, index: Sequence[int], epoch: int = 0) -> Batch:
@@ -149,7 +149,7 @@ class SampledCorpus:
         return len(self.best)
 
     def lengths(self) -> Tensor:
-        """[rows, 2] limits of source and target, as int32: no batch has longer rows."""
+        """Return [rows, 2] limits of source and target, as int32: no batch has longer rows."""
         return torch.from_numpy(self._limits)
 
     def batch(self, index: Sequence[int], epoch: int = 0) -> Batch:

@@ -210,7 +210,7 @@ def cached_sampled_corpus(
     alpha: float = 0.1,
     seed: int = 0,
 ) -> SampledCorpus:
-    """:func:`cached_corpus` with the text beside it, segmented anew in every epoch.
+    """Return :func:`cached_corpus` with the text beside it, segmented anew in every epoch.
 
     See :class:`~tsallis.data.corpus.SampledCorpus` for `alpha` and `seed`; another one needs no encoding.
     """

@@ -46,7 +46,7 @@ class Pictures(Protocol):
     def __contains__(self, name: object) -> bool: ...
 
     def batch(self, names: Sequence[str]) -> Tensor:
-        """[batch, height, width, channels]: pictures as uint8, features as float32.
+        """Return [batch, height, width, channels]: pictures as uint8, features as float32.
 
         Raises:
             InputError: a name that is unknown, or an image that can't be read.
@@ -135,7 +135,7 @@ class ArrayPictures:
         return row if (row := int(name)) < len(self.array) else None
 
     def batch(self, names: Sequence[str]) -> Tensor:
-        """[batch, height, width, channels], as uint8 or float32."""
+        """Return [batch, height, width, channels], as uint8 or float32."""
         rows = []
         for name in names:
             row = self._row(name)
@@ -179,7 +179,7 @@ class Photos:
         return name in self._paths
 
     def batch(self, names: Sequence[str]) -> Tensor:
-        """[batch, height, width, 3] as uint8."""
+        """Return [batch, height, width, 3] as uint8."""
         return torch.from_numpy(np.stack([self._picture(name) for name in names]))
 
     def _picture(self, name: str) -> NDArray[np.uint8]:

@@ -129,12 +129,12 @@ class Subwords:
         return tokens
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """:meth:`encode` of every text, several times faster than one by one."""
+        """Return :meth:`encode` of every text, several times faster than one by one."""
         tokens: list[list[int]] = self._processor.encode(list(texts), num_threads=_threads())
         return tokens
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """:meth:`encode_many` as arrays, for more text than lists have room for."""
+        """Return :meth:`encode_many` as arrays, for more text than lists have room for."""
         arrays: list[NDArray[np.int32]] = self._processor.encode(
             list(texts), num_threads=_threads(), return_type="numpy"
         )
@@ -155,7 +155,7 @@ class Subwords:
         return self.sample_many([text], alpha, [seed])[0]
 
     def sample_many(self, texts: Sequence[str], alpha: float, seeds: Sequence[int]) -> list[list[int]]:
-        """:meth:`sample` of every text with a seed of its own; the others don't matter."""
+        """Return :meth:`sample` of every text with a seed of its own; the others don't matter."""
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha must be from 0 to 1, got {alpha}")
         if any(seed < 0 for seed in seeds):
@@ -270,7 +270,7 @@ def _explain(message: str, size: int) -> str:
 
 
 def _kind(model: bytes, label: str) -> str:
-    """The kind of a model; one that was cut may still look like a model to sentencepiece, but has lost its end."""
+    """Return the kind of a model; one that was cut may still look whole to sentencepiece, but lacks its end."""
     try:
         fields = dict(_fields(model))
         # Pieces come first, then how they were learned, then the normaliser (sentencepiece_model.proto).
@@ -290,7 +290,7 @@ def _piece(message: bytes) -> Piece:
 
 
 def _fields(blob: Any) -> Iterator[tuple[int, Any]]:
-    """Numbers and contents of the fields of a protocol buffer message; nested ones as bytes."""
+    """Yield numbers and contents of the fields of a protocol buffer message; nested ones as bytes."""
     at = 0
     while at < len(blob):
         tag, at = _varint(blob, at)

@@ -26,7 +26,7 @@ class CorruptDownloadError(Exception):
 
 
 def decode(line: bytes, where: str) -> str:
-    """UTF-8 text, and nothing else."""
+    """Return bytes as text; what is not UTF-8 is an error."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -36,7 +36,7 @@ def decode(line: bytes, where: str) -> str:
 
 
 def segments(lines: Iterator[bytes], where: str) -> Iterator[bytes]:
-    """The sentences of a test set in SGML; white space as sacrebleu leaves it, so that references are the same."""
+    """Yield the sentences of a test set in SGML, with sacrebleu's white space, so that references are equal."""
     for line in lines:
         if not line.lstrip().startswith(b"<seg"):
             continue
@@ -56,7 +56,7 @@ def talks(lines: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def clusters(lines: Iterator[bytes], where: str, part: Part) -> Iterator[bytes]:
-    """One side of one split of tab-separated pairs."""
+    """Yield one side of one split of tab-separated pairs."""
     pairs = []
     for line in lines:
         columns = decode(line, where).split("\t")
@@ -68,7 +68,7 @@ def clusters(lines: Iterator[bytes], where: str, part: Part) -> Iterator[bytes]:
 
 
 def labelled(lines: Iterator[bytes], where: str) -> Iterator[bytes]:
-    """`label<TAB>text` from a number, a blank and a text in UTF-8 or Latin-1: such collections mix the two."""
+    """Yield `label<TAB>text` from a number, a blank and a text in UTF-8 or Latin-1: such collections mix the two."""
     for line in lines:
         match = LABELLED.fullmatch(line.translate(CONTROLS).rstrip())
         if not match:
@@ -81,7 +81,7 @@ def labelled(lines: Iterator[bytes], where: str) -> Iterator[bytes]:
 
 
 def pairs(lines: Iterator[bytes], names: Iterable[bytes], where: str) -> Iterator[bytes]:
-    """`image<TAB>question<TAB>answer` from lines with questions, an answer below each, of the images that are listed.
+    """Yield `image<TAB>question<TAB>answer` from lines with questions, an answer below each, of listed images.
 
     The image is named at the end of a question: "... in the image7 ?". That end is left out.
     """
@@ -101,7 +101,7 @@ def pairs(lines: Iterator[bytes], names: Iterable[bytes], where: str) -> Iterato
 
 
 def questions(content: bytes, where: str) -> Iterator[bytes]:
-    """`image<TAB>question<TAB>answer` from a JSON list of [question, answer, number of the image]."""
+    """Yield `image<TAB>question<TAB>answer` from a JSON list of [question, answer, number of the image]."""
     try:
         entries = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -122,7 +122,7 @@ def row(*columns: str) -> bytes:
 
 
 def reviews(name: re.Match[str], content: bytes, where: str) -> Iterator[bytes]:
-    """`label<TAB>rating<TAB>class/id_rating<TAB>text`, label 0 for `neg` and 1 for `pos`: one line a file."""
+    """Yield `label<TAB>rating<TAB>class/id_rating<TAB>text`, label 0 for `neg` and 1 for `pos`: one line a file."""
     text = content.translate(CONTROLS).strip()
     decode(text, where)
     folder, number, rating = name.groups()
@@ -130,7 +130,7 @@ def reviews(name: re.Match[str], content: bytes, where: str) -> Iterator[bytes]:
 
 
 def patients(name: re.Match[str], content: bytes, where: str) -> Iterator[bytes]:
-    """`RecordID,minute,parameter,value` from a patient's file with `hh:mm,parameter,value`."""
+    """Yield `RecordID,minute,parameter,value` from a patient's file with `hh:mm,parameter,value`."""
     first, *lines = decode(content, where).splitlines() or [""]
     if first.strip() != "Time,Parameter,Value":
         raise CorruptDownloadError(f"{where}: expected Time,Parameter,Value in its first line, found {first[:50]!r}")

@@ -62,7 +62,7 @@ class Part:
 
 
 def fetch(file: SourceFile, path: Path) -> Path:
-    """One file: there already, gone on with, or fetched whole; it takes its name when its content is right.
+    """Get one file: there already, gone on with, or fetched whole; it takes its name when its content is right.
 
     What an interrupted transfer left lies beside it as `<name>.part`.
 
@@ -87,7 +87,7 @@ def fetch(file: SourceFile, path: Path) -> Path:
 
 
 def check(file: SourceFile, path: Path) -> None:
-    """A file that is there already: compared with its digest, known or recorded, and its number of lines."""
+    """Take a file that is there already, compared with its digest, known or recorded, and its number of lines."""
     if not same_digest(file, path, path):
         raise InputError(f"{path}: is not {known(file, path)} (its digest differs); remove it to fetch it again")
     if file.sha256 is None and file.md5 is None and not record_of(path).exists():

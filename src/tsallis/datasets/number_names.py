@@ -77,7 +77,7 @@ DEEDS = (("gekauft", "bought"), ("verkauft", "sold"), ("gezählt", "counted"), (
 
 
 def german_english_numbers() -> dict[str, list[Pair]]:
-    """The corpus as splits "train", "dev" and "test" of (German, English) pairs, which share no German text.
+    """Return the corpus as splits "train", "dev" and "test" of (German, English) pairs, which share no German text.
 
     It is the same on every machine and in every version of Python: 16,000, 500 and 500 pairs of up to a dozen words.
 
@@ -109,7 +109,7 @@ class Random:
         self.state = seed
 
     def below(self, limit: int) -> int:
-        """A number from 0 to `limit - 1`."""
+        """Return a number from 0 to `limit - 1`."""
         mask = (1 << 64) - 1
         self.state = (self.state + 0x9E3779B97F4A7C15) & mask
         z = self.state
@@ -118,7 +118,7 @@ class Random:
         return ((z ^ (z >> 31)) * limit) >> 64
 
     def between(self, low: int, high: int) -> int:
-        """A number from `low` to `high`, both included."""
+        """Return a number from `low` to `high`, both included."""
         return low + self.below(high - low + 1)
 
     def choice(self, items: Sequence[T]) -> T:
@@ -131,7 +131,7 @@ class Random:
 
 
 def german_cardinal(n: int) -> str:
-    """A number from 0 to 9999 in one word.
+    """Return a number from 0 to 9999 in one word.
 
     >>> german_cardinal(21), german_cardinal(101), german_cardinal(2347)
     ('einundzwanzig', 'hunderteins', 'zweitausenddreihundertsiebenundvierzig')
@@ -157,7 +157,7 @@ def _german_rest(n: int) -> str:
 
 
 def german_ordinal(n: int, ending: str = "e") -> str:
-    """A rank from 1 to 9999 with its ending, which the article decides: der erste, am ersten, erster Mai.
+    """Return a rank from 1 to 9999 with its ending, which the article decides: der erste, am ersten, erster Mai.
 
     >>> german_ordinal(1, "er"), german_ordinal(3), german_ordinal(7, "en"), german_ordinal(23, "er")
     ('erster', 'dritte', 'siebten', 'dreiundzwanzigster')
@@ -183,7 +183,7 @@ def german_year(year: int) -> str:
 
 
 def english_cardinal(n: int) -> str:
-    """A number from 0 to 9999 in words.
+    """Return a number from 0 to 9999 in words.
 
     >>> english_cardinal(21), english_cardinal(101), english_cardinal(2347)
     ('twenty-one', 'one hundred one', 'two thousand three hundred forty-seven')
@@ -203,7 +203,7 @@ def _english_rest(n: int) -> str:
 
 
 def english_ordinal(n: int) -> str:
-    """A rank from 1 to 9999.
+    """Return a rank from 1 to 9999.
 
     >>> [english_ordinal(n) for n in (1, 12, 20, 23, 100)]
     ['first', 'twelfth', 'twentieth', 'twenty-third', 'one hundredth']
@@ -236,7 +236,7 @@ def _check(n: int, low: int, high: int) -> None:
 
 
 def clock(hour: int, minute: int) -> Pair:
-    """A time of day as it is spoken; hours from 1 to 12, minutes in steps of five.
+    """Return a time of day as it is spoken; hours from 1 to 12, minutes in steps of five.
 
     >>> clock(3, 15), clock(3, 30), clock(12, 35)
     (('Viertel nach drei', 'a quarter past three'), ('halb vier', 'half past three'), ('fünf nach halb eins', 'twenty-five to one'))
@@ -283,7 +283,7 @@ def _number(random: Random, limits: Sequence[int] = (99, 999, 9999)) -> int:
 
 
 def _on(random: Random) -> Pair:
-    """A day with am and on, in digits or in words, with or without its year."""
+    """Return a day with am and on, in digits or in words, with or without its year."""
     return random.choice((_day_in_words, _day_in_digits))(random)
 
 

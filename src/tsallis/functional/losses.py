@@ -92,7 +92,7 @@ def reduce(loss: Tensor, total: Tensor | int, reduction: str) -> Tensor:
 
 
 def check_reduction(name: str) -> str:
-    """A known reduction, or a ValueError that names those there are."""
+    """Return a known reduction; any other one is a ValueError that names them."""
     if name not in REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {name!r}")
     return name

@@ -45,7 +45,7 @@ def as_rows(scores: Tensor, dim: int, mask: Tensor | None, halves: bool = False)
 
 
 def masked(scores: Tensor, mask: Tensor) -> Tensor:
-    """-inf where a boolean mask is False."""
+    """Return -inf where a boolean mask is False."""
     if mask.dtype != torch.bool:
         raise TypeError(f"mask must be boolean (True takes part), got {mask.dtype}")
     try:

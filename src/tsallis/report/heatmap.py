@@ -134,7 +134,7 @@ def _rows(density: Density, index: int | tuple[int, ...], count: int) -> list[De
 
 
 def _cells(weights: Any, rows: list[Density] | None, tgt: int, src: int) -> Tensor:
-    """[tgt, src]"""
+    """Return the weights [tgt, src]."""
     if weights is not None:
         matrix = numbers(weights)
         if tuple(matrix.shape) != (tgt, src):
@@ -194,7 +194,7 @@ def _draw(
 
 
 def _draw_rows(ax: Axes, rows: Sequence[Density], src: int) -> None:
-    """The mean as a line from row to row, the support as a bracket in each row."""
+    """Draw the mean as a line from row to row, the support as a bracket in each row."""
     from matplotlib.collections import LineCollection
 
     means = [float(row.mean) * src - 0.5 for row in rows]

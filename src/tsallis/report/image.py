@@ -168,7 +168,7 @@ class _Plan:
 
 
 def _picture(image: Any) -> Tensor:
-    """[height, width, 3], from 0 to 1."""
+    """Return the picture [height, width, 3], from 0 to 1."""
     if not isinstance(image, Tensor):
         import numpy as np
 
@@ -189,7 +189,7 @@ def _picture(image: Any) -> Tensor:
 
 
 def _cells(weights: Any, grid: tuple[int, int] | None) -> Tensor:
-    """[rows, columns]"""
+    """Return the weights [rows, columns]."""
     cells = numbers(weights)
     if grid is not None:
         if cells.numel() != grid[0] * grid[1]:
@@ -262,7 +262,7 @@ def _draw_cells(ax: Axes, cells: Tensor) -> list[Any]:
 
 
 def _border(there: Tensor) -> list[list[tuple[float, float]]]:
-    """Lines between cells that are there and cells that are not."""
+    """Draw lines between cells that are there and cells that are not."""
     rows, columns = there.shape
     across = (there[:, 1:] != there[:, :-1]).nonzero().tolist()
     down = (there[1:] != there[:-1]).nonzero().tolist()
@@ -319,7 +319,7 @@ def _meaning(density: Density, sigmas: int | None) -> str:
 
 
 def _bar(figure: Figure, plan: _Plan) -> None:
-    """A scale of the colours, the same for all panels."""
+    """Draw a scale of the colours, the same for all panels."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 

@@ -80,7 +80,7 @@ def require() -> None:
 
 
 def blank(width: float = WIDTH, height: float = 3.0, constrained: bool = True) -> Figure:
-    """A figure of its own, on a canvas that needs no window; sizes in inches."""
+    """Return a figure of its own, on a canvas that needs no window; sizes in inches."""
     require()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -128,7 +128,7 @@ def render(figure: Figure | Axes, ending: str, dpi: float = 200) -> bytes:
 
 
 def whole(figure: Figure | SubFigure | Axes) -> Figure:
-    """The figure that something is part of."""
+    """Return the figure that something is part of."""
     root = figure.get_figure(root=True)
     assert root is not None
     return root

@@ -177,7 +177,7 @@ def _panel(ax: Axes, count: int, view: View, top: float | None = None) -> None:
 
 
 def _draw_weights(ax: Axes, weights: Tensor) -> None:
-    """A bar, and a mark under the axis however small it is, for each word with a weight; none for a zero."""
+    """Draw a bar, and a mark under the axis however small it is, for each word with a weight; none for a zero."""
     count = len(weights)
     there = weights.nonzero().flatten()
     if not len(there):
@@ -230,7 +230,7 @@ def _draw_density(ax: Axes, density: Density, count: int, drop: float) -> None:
 
 
 def _inside_of(t: Tensor, spans: Sequence[tuple[float, float]]) -> Tensor:
-    """Which places are in one of some closed intervals."""
+    """Tell which positions are in one of some closed intervals."""
     inside = torch.zeros_like(t, dtype=torch.bool)
     for lower, upper in spans:
         inside |= (t >= lower) & (t <= upper)

@@ -48,7 +48,7 @@ def flow(words: Sequence[str], width: float) -> list[Line]:
 
 
 def draw(words: Sequence[str], view: View, ax: Axes | None) -> Axes:
-    """One page, in axes or in a figure of its own."""
+    """Draw one page, in axes or in a figure of its own."""
     if ax is None:
         return draw_all(words, [view], 1, WIDTH).axes[0]
     lines = flow(words, style.points_wide(ax))

@@ -57,7 +57,7 @@ class View:
 
 
 def numbers(values: Any) -> Tensor:
-    """Numbers of any kind as a tensor in float64 on the CPU."""
+    """Return numbers of any kind as a tensor in float64 on the CPU."""
     tensor = values if isinstance(values, Tensor) else torch.as_tensor(values)
     return tensor.detach().to("cpu", torch.float64)
 
@@ -83,7 +83,7 @@ def check_words(words: Sequence[str]) -> list[str]:
 
 
 def one_of(density: Density, index: Index, dims: int) -> Density:
-    """One density of a batch, in float64 on the CPU.
+    """Return one density of a batch, in float64 on the CPU.
 
     Raises:
         ValueError: another number of dimensions, or an index that doesn't say which.

@@ -126,7 +126,7 @@ class LabelledText(NamedTuple):
 
 
 def read_labelled(path: Path | str) -> list[LabelledText]:
-    """The documents of a UTF-8 file, plain, `.gz` or `.xz`: the first column is the label, the last one the text.
+    """Return the documents of a UTF-8 file, plain, `.gz` or `.xz`: the first column is the label, the last the text.
 
     Columns between the two are left out.
 
@@ -138,7 +138,7 @@ def read_labelled(path: Path | str) -> list[LabelledText]:
 
 
 def parse_labelled(line: str, origin: str) -> LabelledText:
-    """One line.
+    """Return the label and the text of a line.
 
     >>> parse_labelled("pos\\tA fine film.", "reviews.tsv:1")
     LabelledText(label='pos', text='A fine film.')

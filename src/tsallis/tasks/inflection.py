@@ -264,7 +264,7 @@ def read_languages(pattern: str, languages: Sequence[str], need_form: bool = Tru
 
 
 def parse_line(line: str, origin: str, language: str | None = None, need_form: bool = True) -> InflectionExample:
-    """One line; without `need_form` also `lemma<TAB>tags`."""
+    """Return the example on a line; without `need_form` that may be `lemma<TAB>tags`, too."""
     fields = line.split("\t")
     expected = COLUMNS if need_form else f"lemma<TAB>tags or {COLUMNS}"
     if len(fields) not in ((3,) if need_form else (2, 3)):

@@ -129,7 +129,7 @@ class SequenceTask(Task):
 
 @torch.no_grad()
 def _first_threshold(description: dict[str, Any], corpus: Corpus | SampledCorpus, settings: Settings) -> float:
-    """The mean entmax threshold of the first batch through the untrained network (Tezekbayev et al. 2022, sec. 3)."""
+    """Return the first batch's mean entmax threshold in the untrained network (Tezekbayev et al. 2022, sec. 3)."""
     torch.manual_seed(settings.seed)
     model = build_model(description).eval()
     batch = corpus.batch(range(min(settings.batch_size, len(corpus))))

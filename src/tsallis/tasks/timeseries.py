@@ -82,7 +82,7 @@ def _first_bad(path: Path | str, rows: Sequence[str]) -> InputError:
 
 
 def read_labels(path: Path | str, column: str, series: str | None = None) -> dict[int, int]:
-    """One column of whole numbers of a table with a header, by the column `series`, by default the first one.
+    """Return one column of whole numbers of a table with a header, by the column `series`, by default the first one.
 
     Raises:
         InputError: a file that is missing, empty or damaged, a column it lacks, a malformed line, or a series twice.

@@ -226,7 +226,7 @@ class Question(NamedTuple):
 
 
 def read_questions(path: Path | str, pictures: Pictures | None = None, gold: bool = True) -> list[Question]:
-    """The questions of a UTF-8 file, plain, `.gz` or `.xz`, one a line, below a header `image question answer` or none.
+    """Return the questions of a UTF-8 file, plain, `.gz` or `.xz`, one a line, below a header or none.
 
     Args:
         path: of the file.
@@ -269,7 +269,7 @@ def parse_questions(
 
 
 def parse_question(line: str, origin: str, gold: bool = True) -> Question:
-    """One line.
+    """Return the question on a line.
 
     >>> parse_question("image3\\twhat is on the desk\\tbook, scissor", "train.tsv:4")
     Question(image='image3', question='what is on the desk', answer='book, scissor')

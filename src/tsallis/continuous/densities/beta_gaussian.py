@@ -37,7 +37,7 @@ class Constants(NamedTuple):
 
 
 def _half_step(alpha: Tensor, eps: Tensor) -> Tensor:
-    r""":math:`\log\Gamma(x + 1/2) - \log\Gamma(x) - \frac12 \log(x / \alpha)` at x = alpha / eps.
+    r"""Return :math:`\log\Gamma(x + 1/2) - \log\Gamma(x) - \frac12 \log(x / \alpha)` at x = alpha / eps.
 
     Where x is large by its asymptotic series.
     """

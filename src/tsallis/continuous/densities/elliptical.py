@@ -151,7 +151,7 @@ class Elliptical(Density):
 
     @classmethod
     def _family(cls, **shape: Any) -> Family:
-        """The family of a class, from the arguments that shape it."""
+        """Return the family of a class, from the arguments that shape it."""
         raise NotImplementedError
 
     @classmethod
@@ -172,7 +172,7 @@ class Elliptical(Density):
     def _rooted(
         cls, mean: Tensor | float, cov: Tensor | float, family: Family, validate_args: bool | None
     ) -> tuple[Tensor, Tensor]:
-        """The mean, and the factor of a variance or covariance."""
+        """Return the mean, and the factor of a variance or covariance."""
         mean, cov = tensors(mean, cov)
         factor = cholesky(widen(cov), family.dims)
         cls._check_symmetric(cov, family, validate_args)

@@ -62,13 +62,13 @@ class Laplace:
 
 
 def _root(x: Tensor) -> Tensor:
-    """A square root with a gradient of zero at zero."""
+    """Return a square root with a gradient of zero at zero."""
     zero = x == 0
     return torch.where(zero, 0, torch.where(zero, 1, x).sqrt())
 
 
 def _slope(g: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """g', differentiable where x is."""
+    """Return g', differentiable where x is."""
     graph = x.requires_grad and torch.is_grad_enabled()
     with torch.enable_grad():
         x = x if graph else x.detach().requires_grad_()
@@ -101,7 +101,7 @@ def _end(g: Callable[[Tensor], Tensor]) -> float:
 
 
 def _profile(g: Callable[[Tensor], Tensor], end: float, x: Tensor) -> Tensor:
-    """The density at scale 1, at distances up to `end`."""
+    """Return the density at scale 1, at distances up to `end`."""
     top = float(_slope(g, torch.tensor(end, dtype=torch.float64, device="cpu")))
     return (top - _slope(g, x)).clamp(min=0)
 

@@ -128,7 +128,7 @@ class Mixture(Density):
         return self._mix([part.pdf(points) for part in self.parts], 0)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """The logarithm of the density; -inf, with gradient zero, outside the support."""
+        """Return the logarithm of the density; -inf, with gradient zero, outside the support."""
         points = self._spread_out(value)
         logs = self._gather([part.log_prob(points) for part in self.parts], 0)
         weights = self.weights
@@ -153,7 +153,7 @@ class Mixture(Density):
         return drawn.gather(-1 - event, index).squeeze(-1 - event)
 
     def tsallis_entropy(self, alpha: float | None = None) -> Tensor:
-        r"""The Tsallis entropy :math:`(1 - \int p^\alpha) / (\alpha(\alpha-1))` [...]; on the line only.
+        r"""Return the Tsallis entropy :math:`(1 - \int p^\alpha) / (\alpha(\alpha-1))` [...]; on the line only.
 
         By quadrature between all the places where a component is not smooth.
 

@@ -68,7 +68,7 @@ def map_alpha(transform: str | float) -> float:
 
 
 def basis_of(basis: str | int | Basis, dims: int) -> Basis:
-    """A basis by its name, by its size (that of :func:`text_basis`, or the side of :func:`image_basis`), or itself."""
+    """Return a basis by its name, by its size (of :func:`text_basis`; the side of :func:`image_basis`), or itself."""
     if isinstance(basis, str):
         if basis not in BASES[dims]:
             raise ValueError(f"basis must be one of {', '.join(BASES[dims])}, a size or a Basis, got {basis!r}")
@@ -259,7 +259,7 @@ class ContinuousAttention(nn.Module):
 
 
 def cell_edges(mask: Tensor) -> Tensor:
-    """The ends of equal cells of [0, 1], one for each place that takes part; the others have empty ones.
+    """Return the ends of equal cells of [0, 1], one for each position that takes part; the others have empty ones.
 
     Args:
         mask: boolean [..., length].

@@ -35,8 +35,7 @@ UNIFORM = math.sqrt(1 / 12)  # the standard deviation of the uniform density on 
 
 
 def linear(features: Tensor, layer: nn.Linear) -> Tensor:
-    """A linear layer in float32 at least, also under autocast: places and widths need more digits than half precision
-    has."""
+    """Apply a linear layer in float32 at least, also under autocast: centres and widths need its digits."""
     with torch.autocast(features.device.type, enabled=False):
         dtype = torch.promote_types(widen(features).dtype, widen(layer.weight).dtype)
         bias = None if layer.bias is None else layer.bias.to(dtype)
@@ -171,7 +170,7 @@ class DensityHead(nn.Module):
             bias[..., 3] = inverse
 
     def forward(self, features: Tensor, kind: DensityKind) -> Density:
-        """[batch, queries, d_features] to densities of batch shape [batch, heads, queries]."""
+        """Turn [batch, queries, d_features] into densities of batch shape [batch, heads, queries]."""
         numbers = linear(features, self.linear).unflatten(-1, (self.heads, self.components, self.numbers))
         numbers = numbers.transpose(1, 2)  # [batch, heads, queries, components, numbers]
         weights = numbers[..., -1].softmax(-1) if self.components > 1 else None
@@ -209,7 +208,7 @@ class PooledFeatures(nn.Module):
         self.convolution = nn.Conv1d(d_values, filters, width, padding=width // 2)
 
     def forward(self, values: Tensor, keep: Tensor | None) -> Tensor:
-        """[batch, length, d_values], zero where `keep` [batch, length] is False, to [batch, filters]."""
+        """Turn [batch, length, d_values], zero where `keep` [batch, length] is False, into [batch, filters]."""
         features = torch.relu(self.convolution(values.transpose(1, 2)))  # [batch, filters, length]
         if keep is not None:
             features = torch.where(keep.unsqueeze(1), features, 0)
