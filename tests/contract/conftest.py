@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import tsallis
-from tsallis.ops import cpu, eager, reference
+from tsallis.ops import cpu, reference
+from tsallis.ops.eager import losses, maps
 
 EVERY = ("reference", "eager", "cpu")
 BACKENDS = {"test_maps": EVERY, "test_losses": EVERY, "test_attention": ("eager", "cpu")}
@@ -59,13 +60,13 @@ def _finite(scores: Tensor) -> Tensor:
 
 
 def reference_entmax(scores: Tensor, alpha: float | Tensor) -> tuple[Tensor, None]:
-    """What `eager.entmax` gives, from the reference."""
+    """What `eager.maps.solve` gives, from the reference."""
     with torch.no_grad():
         return _whole_rows(reference.entmax(_finite(scores), alpha), scores), None
 
 
 def reference_loss(scores: Tensor, target: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor, None]:
-    """What `eager.entmax_loss` gives, from the reference: targets below 0 and empty rows count nothing."""
+    """What `eager.losses.solve_loss` gives, from the reference: targets below 0 and empty rows count nothing."""
     with torch.no_grad():
         probs, _ = reference_entmax(scores, alpha)
         loss = reference.entmax_loss(_finite(scores), target.clamp(min=0), alpha)
@@ -76,7 +77,7 @@ def reference_loss(scores: Tensor, target: Tensor, alpha: float | Tensor) -> tup
 
 
 def reference_budgeted_entmax(scores: Tensor, alpha: float | Tensor, budget: float) -> Tensor:
-    """What `eager.budgeted_entmax` gives, from the reference: -inf takes no part, a full row is all 1."""
+    """What `eager.maps.budgeted_entmax` gives, from the reference: -inf takes no part, a full row is all 1."""
     with torch.no_grad():
         live = scores > -torch.inf
         filled = live.sum(-1, keepdim=True) <= budget
@@ -100,8 +101,8 @@ def computed_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if name == "cpu" and not cpu.status().available:
         pytest.skip(f"needs kernel: {cpu.status().reason}")
     if name == "reference":
-        monkeypatch.setattr(eager, "entmax", reference_entmax)
-        monkeypatch.setattr(eager, "entmax_loss", reference_loss)
-        monkeypatch.setattr(eager, "budgeted_entmax", reference_budgeted_entmax)
+        monkeypatch.setattr(maps, "solve", reference_entmax)
+        monkeypatch.setattr(losses, "solve_loss", reference_loss)
+        monkeypatch.setattr(maps, "budgeted_entmax", reference_budgeted_entmax)
     with tsallis.backend("cpu" if name == "cpu" else "eager"):
         yield name

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tsallis.continuous.densities.base import check_symmetric
 from tsallis.continuous.gaussian_products import bells, peaks, plane_sum
-from tsallis.ops.autograd.rows import traced
+from tsallis.ops.transforms import traced
 
 
 class Basis(nn.Module):

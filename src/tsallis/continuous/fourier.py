@@ -21,7 +21,7 @@ from torch.autograd import Function
 
 from tsallis.continuous.bases import Basis
 from tsallis.continuous.characteristic_function import characteristic, table_end
-from tsallis.ops.autograd.rows import differentiable
+from tsallis.ops.transforms import differentiable
 
 # Numbers that one intermediate result may have: as many as stay in a core's cache, and as fill a GPU.
 CHUNK, DEVICE_CHUNK = 1 << 17, 1 << 24

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from tsallis.ops.autograd.rows import differentiable
+from tsallis.ops.transforms import differentiable
 
 # Numbers that one intermediate result may have: as many as stay in a core's cache.
 CHUNK = 1 << 17

@@ -17,7 +17,7 @@ from tsallis.continuous.densities.mixture import Mixture
 from tsallis.continuous.quadrature import gauss_legendre
 from tsallis.continuous.quadrature_sizes import SPAN
 from tsallis.functional.rows import check_floating
-from tsallis.ops.autograd.rows import widen
+from tsallis.ops.dtypes import upcast
 
 POINTS = 40  # of the rule in each interval, where there is no closed form
 FEW = 32  # where the support is short
@@ -61,7 +61,7 @@ def cell_masses(density: Density, edges: Tensor) -> Tensor:
             f"edges of shape {tuple(edges.shape)} don't fit a density of batch shape {tuple(density.batch_shape)}"
         ) from error
     with torch.autocast(edges.device.type, enabled=False):
-        return _masses(density, widen(edges))
+        return _masses(density, upcast(edges))
 
 
 def _masses(density: Density, edges: Tensor) -> Tensor:

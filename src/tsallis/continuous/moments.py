@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tsallis.continuous.densities.elliptical import Elliptical
 from tsallis.functional.rows import check_floating
-from tsallis.ops.autograd.rows import widen
+from tsallis.ops.dtypes import upcast
 
 Kind = TypeVar("Kind", bound=Elliptical)
 Matching = Literal["covariance", "scale"]
@@ -40,7 +40,7 @@ def moments(weights: Tensor, positions: Tensor, dims: int = 1) -> tuple[Tensor, 
         (tensor(0.5000), tensor(0.2500))
     """
     check_floating(weights, "weights")
-    w = widen(weights)
+    w = upcast(weights)
     t = positions.to(w)
     event = () if dims == 1 else (dims,)
     if t.shape[t.dim() - len(event) :] != event or t.shape[: t.dim() - len(event)][-1:] != w.shape[-1:]:

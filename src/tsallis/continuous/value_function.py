@@ -14,7 +14,8 @@ from tsallis.continuous.bases import Basis
 from tsallis.continuous.densities.elliptical import Density, Points
 from tsallis.continuous.quadrature import ridge_regression
 from tsallis.functional.rows import check_floating, result_dtype
-from tsallis.ops.autograd.rows import traced, widen
+from tsallis.ops.dtypes import upcast
+from tsallis.ops.transforms import traced
 
 KEPT = 128  # regressions a value function remembers
 
@@ -121,7 +122,7 @@ class Signal:
 
     def __call__(self, t: Tensor) -> Tensor:
         """Return values [batch..., points, d] at points [batch..., points] ([batch..., points, 2] in the plane)."""
-        values: Tensor = (self.basis(widen(t)).to(self.coefficients.dtype)) @ self.coefficients
+        values: Tensor = (self.basis(upcast(t)).to(self.coefficients.dtype)) @ self.coefficients
         return values
 
     def expect(self, density: Density, points: Points = None) -> Tensor:
@@ -260,7 +261,7 @@ class ValueFunction(nn.Module):
             raise ValueError(f"values must be [..., length, d], got shape {tuple(values.shape)}")
         keep = self._mask(values, lengths, mask, positions)
         solver = self._solver(values, lengths, keep, positions, grid)  # [..., length, functions]
-        h = widen(values)
+        h = upcast(values)
         if keep is not None:
             h = torch.where(keep.unsqueeze(-1), h, 0)
         return _Fitted(self.basis, solver.to(h.dtype), h, result_dtype(values))
@@ -317,7 +318,7 @@ class ValueFunction(nn.Module):
 
     def _fixed(self, layout: tuple[object, ...], like: Tensor) -> Tensor:
         """Return the solver [length, functions] of equal cells, remembered as long as the basis stays what it is."""
-        dtype = widen(like).dtype
+        dtype = upcast(like).dtype
         versions = tuple((b.data_ptr(), b._version) for b in self.basis.buffers())
         key = (layout, like.device, dtype, self.ridge, versions)
         if key in self._solvers:

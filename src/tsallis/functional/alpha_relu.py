@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from tsallis.functional.losses import check_reduction, class_rows, reduce
-from tsallis.functional.rows import alpha_number, as_rows, check_floating, kernels_for, result_dtype
-from tsallis.ops import eager
-from tsallis.ops.autograd import rows as autograd
-from tsallis.ops.transforms import consecutive, differentiable, traced, widen
+from tsallis.functional.rows import alpha_number, as_rows, check_floating, result_dtype
+from tsallis.ops.autograd import alpha_relu as autograd
+from tsallis.ops.autograd.maps import entmax
+from tsallis.ops.dtypes import upcast
+from tsallis.ops.eager import alpha_relu as eager
+from tsallis.ops.transforms import traced
 
 
 def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) -> Tensor:
@@ -45,7 +44,7 @@ def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) ->
     """
     eps = _eps(alpha)
     check_floating(scores)
-    return eager.alpha_relu(widen(scores), eps, tau).to(result_dtype(scores))
+    return eager.alpha_relu(upcast(scores), eps, tau).to(result_dtype(scores))
 
 
 def alpha_relu_loss(
@@ -88,15 +87,15 @@ def alpha_relu_loss(
     if scores.dim() == 0:
         raise ValueError("scores must be [..., classes], got a tensor without dimensions")
     fused = not (isinstance(tau, Tensor) or traced())
-    rows = as_rows(scores, -1, None, fused and kernels_for(scores, 1 + eps) is not None)
+    rows = as_rows(scores, 1 + eps, direct=fused)
     classes = class_rows(scores.shape, scores.device, target, ignore_index)
     if isinstance(tau, Tensor) and (tau.numel() != 1 or tau.dim() > 1):
         raise ValueError(f"tau must be one number, got a tensor of shape {tuple(tau.shape)}")
-    loss = (
-        _Loss.apply(rows.scores, classes, eps, tau, kernels_for(rows.scores, 1 + eps))[0]
-        if fused
-        else eager.alpha_relu_loss(rows.scores, classes, eps, tau)[0]
-    )
+    z = rows.scores.reshape(-1, scores.shape[-1])  # [rows, classes]
+    if isinstance(tau, Tensor) or not fused:
+        loss = eager.loss(z, classes, eps, tau)
+    else:
+        loss = autograd.alpha_relu_loss(z, classes, 1 + eps, tau, rows.backend)
     loss = loss.reshape(scores.shape[:-1])
     return reduce(loss, (classes >= 0).sum(), reduction).to(rows.dtype)
 
@@ -184,12 +183,12 @@ def estimate_tau_from_scores(scores: Tensor, alpha: float = 1.5) -> float:
         -0.5
     """
     eps = _eps(alpha)
-    rows = as_rows(scores.detach(), -1, None).scores.double()
+    rows = as_rows(scores.detach(), 1 + eps).scores.double()
     top = rows.amax(-1)
     finite = top.abs() < torch.inf
     if not finite.any():
         raise ValueError(f"scores of shape {tuple(scores.shape)} hold no row with finite scores")
-    probs = autograd.entmax(rows[finite], eps + 1)
+    probs = entmax(rows[finite], eps + 1)
     return float((eps * top[finite] - probs.amax(-1) ** eps).mean())
 
 
@@ -198,46 +197,3 @@ def _eps(alpha: float) -> float:
     if alpha == 1:
         raise ValueError("alpha of alpha-ReLU must be above 1, got 1")
     return alpha - 1
-
-
-class _Loss(Function):
-    """The loss in two passes; a second derivative goes through the differentiable form."""
-
-    @staticmethod
-    def forward(
-        scores: Tensor, target: Tensor, eps: float, tau: float, kernels: ModuleType | None
-    ) -> tuple[Tensor, Tensor | None]:
-        if kernels is not None:
-            loss, stats = kernels.alpha_relu_loss(consecutive(scores), target, 1 + eps, tau)
-            return loss, stats
-        return eager.alpha_relu_loss(scores, target, eps, tau)[0], None
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None]) -> None:
-        scores, target, ctx.eps, ctx.tau, ctx.kernels = inputs
-        if output[1] is not None:
-            ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(scores, target, output[1])
-        ctx.save_for_forward(scores, target)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None, None, None]:
-        scores, target, stats = ctx.saved_tensors
-        if stats is not None and not differentiable(grad):
-            plain, slopes = consecutive(scores), consecutive(grad)
-            dz = ctx.kernels.alpha_relu_loss_gradient(plain, target, 1 + ctx.eps, stats, slopes)
-            return dz, None, None, None, None
-        return _gradient(widen(scores), target, ctx.eps, ctx.tau, grad).to(scores.dtype), None, None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> tuple[Tensor, None]:
-        scores, target = (widen(x) if x.is_floating_point() else x for x in ctx.saved_tensors[:2])
-        slope = _gradient(scores, target, ctx.eps, ctx.tau, torch.ones_like(scores[:, 0]))
-        return (slope * widen(tangent)).sum(-1), None
-
-
-def _gradient(scores: Tensor, target: Tensor, eps: float, tau: float, grad: Tensor) -> Tensor:
-    values = eager.alpha_relu(scores, eps, tau)
-    gold = target.clamp(min=0).unsqueeze(-1)
-    values = values.scatter_add(-1, gold, torch.full_like(gold, -1, dtype=values.dtype))
-    return torch.where((target >= 0).unsqueeze(-1), values * grad.unsqueeze(-1), 0)

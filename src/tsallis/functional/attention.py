@@ -15,7 +15,8 @@ from tsallis.ops.alphas import Alpha, bounds
 from tsallis.ops.arguments import AttentionArgs
 from tsallis.ops.autograd import attention
 from tsallis.ops.backend import capabilities, choose_attention
-from tsallis.ops.transforms import forward_mode, traced, transforms_active, widen, without_numbers
+from tsallis.ops.dtypes import upcast
+from tsallis.ops.transforms import forward_mode, traced, transforms_active, without_numbers
 
 
 class AttentionOutput(NamedTuple):
@@ -124,7 +125,7 @@ def attend(
     backend = choose_attention(q, k, v, limits)
     can, dense = capabilities(backend), need_weights or transforms_active() or forward_mode()
     if dense or q.dtype not in can.attention_dtypes:
-        q, k, v = (widen(x) for x in (q, k, v))
+        q, k, v = (upcast(x) for x in (q, k, v))
     args = AttentionArgs(
         query=q,
         key=k,

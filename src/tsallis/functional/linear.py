@@ -7,9 +7,8 @@ from torch import Tensor
 
 from tsallis.functional.losses import check_reduction, class_rows, reduce
 from tsallis.functional.rows import (
-    Rows,
+    alpha_along,
     alpha_number,
-    alpha_rows,
     autocast_enabled,
     check_floating,
     number,
@@ -67,8 +66,8 @@ def linear_entmax_loss(
                 [ 0.0000,  0.0000]])
     """
     hidden, weight, bias = _checked(hidden, weight, bias, reduction)
-    rows = Rows(hidden.reshape(-1, hidden.shape[-1]), hidden.shape, -1, hidden.dtype)
-    return _reduced(rows, weight, bias, target, alpha_rows(alpha, rows, hidden.dim()), None, ignore_index, reduction)
+    alpha = alpha_along(alpha, hidden, hidden.shape, -1, hidden.dim())
+    return _reduced(hidden, weight, bias, target, alpha, None, ignore_index, reduction)
 
 
 def linear_alpha_relu_loss(
@@ -115,8 +114,7 @@ def linear_alpha_relu_loss(
     if alpha == 1:
         raise ValueError("alpha of alpha-ReLU must be above 1, got 1")
     hidden, weight, bias = _checked(hidden, weight, bias, reduction)
-    rows = Rows(hidden.reshape(-1, hidden.shape[-1]), hidden.shape, -1, hidden.dtype)
-    return _reduced(rows, weight, bias, target, alpha, number("tau", tau), ignore_index, reduction)
+    return _reduced(hidden, weight, bias, target, alpha, number("tau", tau), ignore_index, reduction)
 
 
 def _checked(
@@ -140,7 +138,7 @@ def _checked(
 
 
 def _reduced(
-    rows: Rows,
+    hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
@@ -149,15 +147,16 @@ def _reduced(
     ignore_index: int,
     reduction: str,
 ) -> Tensor:
-    leading = rows.shape[:-1]
+    leading = hidden.shape[:-1]
+    rows = hidden.reshape(-1, hidden.shape[-1])
     classes = class_rows((*leading, len(weight)), weight.device, target, ignore_index)
-    layer = Layer(rows.scores, weight, bias, classes, alpha, tau)
-    if rows.scores.shape[0] == 0:
-        loss = (rows.scores.sum(-1) + weight.sum() * 0).float()
+    layer = Layer(rows, weight, bias, classes, alpha, tau)
+    if rows.shape[0] == 0:
+        loss = (rows.sum(-1) + weight.sum() * 0).float()
     elif reduction == "none":
         loss = linear_loss(layer)
     else:
         loss = linear_loss(layer, total=True)
     if reduction == "none":
         loss = loss.reshape(leading)
-    return reduce(loss, (classes >= 0).sum(), reduction).to(result_dtype(rows.scores))
+    return reduce(loss, (classes >= 0).sum(), reduction).to(result_dtype(rows))

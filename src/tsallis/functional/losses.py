@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from tsallis.functional.rows import Rows, alpha_rows, as_rows, kernels_for
-from tsallis.ops import eager
+from tsallis.functional.rows import as_rows
 from tsallis.ops.alphas import Alpha
-from tsallis.ops.autograd import rows as autograd
+from tsallis.ops.autograd import losses as autograd
+from tsallis.ops.backend import Backend
+from tsallis.ops.eager.entropy import entropy
 from tsallis.ops.transforms import traced, without_numbers
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -66,20 +66,20 @@ def entmax_loss(
     """
     _check(scores, reduction, label_smoothing)
     plain = weight is None and label_smoothing == 0 and not target.is_floating_point()
-    kernels = kernels_for(scores, alpha) if plain else None
-    rows = as_rows(scores, -1, None, kernels is not None)
     if isinstance(alpha, Tensor) and weight is None and alpha.shape == scores.shape[-1:] != (1,):
         raise ValueError(f"alpha must have last size 1, got shape {tuple(alpha.shape)}; did you mean weight=?")
-    alpha = alpha_rows(alpha, rows, scores.dim())
+    rows = as_rows(scores, alpha, direct=plain)
+    z = rows.scores.reshape(-1, scores.shape[-1])  # [rows, classes]
     if weight is not None:
         if weight.shape != scores.shape[-1:]:
             raise ValueError(f"weight must have shape ({scores.shape[-1]},), got {tuple(weight.shape)}")
-        weight = weight.to(device=scores.device, dtype=rows.scores.dtype)
+        weight = weight.to(device=scores.device, dtype=z.dtype)
     if target.is_floating_point():
-        loss = _soft(rows, target, alpha, weight, label_smoothing)
+        loss = _soft(z, scores.shape, target, rows.alpha, weight, label_smoothing)
         total: Tensor | int = loss.numel()
     else:
-        loss, total = _hard(rows, target, alpha, weight, ignore_index, label_smoothing, kernels)
+        classes = class_rows(scores.shape, scores.device, target, ignore_index)
+        loss, total = _hard(z, classes, rows.alpha, weight, label_smoothing, rows.backend)
     loss = loss.reshape(scores.shape[:-1])
     return reduce(loss, total, reduction).to(rows.dtype)
 
@@ -133,18 +133,10 @@ def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignor
 
 
 def _hard(
-    rows: Rows,
-    target: Tensor,
-    alpha: Alpha,
-    weight: Tensor | None,
-    ignore_index: int,
-    smoothing: float,
-    kernels: ModuleType | None,
+    scores: Tensor, classes: Tensor, alpha: Alpha, weight: Tensor | None, smoothing: float, backend: Backend | None
 ) -> tuple[Tensor, Tensor]:
-    scores = rows.scores
-    classes = class_rows(rows.shape, scores.device, target, ignore_index)
     counted = classes >= 0
-    each = autograd.entmax_loss(scores, classes, alpha, kernels)  # [rows]
+    each = autograd.entmax_loss(scores, classes, alpha, backend)  # [rows]
     index = classes.clamp(min=0)
     share = counted.to(each.dtype) if weight is None else torch.where(counted, weight[index], 0)
     loss = each if weight is None else each * share
@@ -160,12 +152,11 @@ def _hard(
     return loss, share.sum()
 
 
-def _soft(rows: Rows, target: Tensor, alpha: Alpha, weight: Tensor | None, smoothing: float) -> Tensor:
-    if target.shape != rows.shape:
-        raise ValueError(
-            f"probability targets must have the scores' shape {tuple(rows.shape)}, got {tuple(target.shape)}"
-        )
-    scores = rows.scores
+def _soft(
+    scores: Tensor, shape: torch.Size, target: Tensor, alpha: Alpha, weight: Tensor | None, smoothing: float
+) -> Tensor:
+    if target.shape != shape:
+        raise ValueError(f"probability targets must have the scores' shape {tuple(shape)}, got {tuple(target.shape)}")
     y = target.to(device=scores.device, dtype=scores.dtype).reshape(scores.shape)
     active = scores > -torch.inf
     if smoothing > 0:
@@ -177,4 +168,4 @@ def _soft(rows: Rows, target: Tensor, alpha: Alpha, weight: Tensor | None, smoot
     gaps = torch.where(y > 0, scores.gather(-1, best.unsqueeze(-1)) - scores, 0)  # 0 * inf would be NaN
     loss = autograd.entmax_loss(scores, best, alpha) * mass.squeeze(-1) + (y * gaps).sum(-1)
     share = y / torch.where(mass > 0, mass, 1)
-    return loss - mass.squeeze(-1) * eager.entropy(share, alpha).squeeze(-1)
+    return loss - mass.squeeze(-1) * entropy(share, alpha).squeeze(-1)

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import math
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from tsallis.functional.rows import (
-    alpha_along,
-    alpha_number,
-    alpha_rows,
-    as_rows,
-    check_floating,
-    kernels_for,
-    masked,
-    number,
-    result_dtype,
-)
-from tsallis.ops import cpu, eager
+from tsallis.functional.rows import alpha_number, as_rows, check_floating, number, result_dtype
 from tsallis.ops.alphas import Alpha
-from tsallis.ops.autograd import rows as autograd
-from tsallis.ops.transforms import widen
+from tsallis.ops.autograd import maps as autograd
+from tsallis.ops.dtypes import upcast
+from tsallis.ops.eager.entropy import entropy
 
 
 def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
@@ -57,36 +46,10 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | 
         >>> entmax(torch.zeros(2, 3, 4), per_head).shape
         torch.Size([2, 3, 4])
     """
-    kernels = kernels_for(scores, alpha)
-    if kernels is not None:
-        return _entmax_by_kernels(kernels, scores, alpha, dim, mask)
-    rows = as_rows(scores, dim, mask)
-    alpha = alpha_rows(alpha, rows, scores.dim())
+    rows = as_rows(scores, alpha, dim, mask, direct=True)
     if scores.numel() == 0:
         return scores.clone()
-    return rows.restore(autograd.entmax(rows.scores, alpha))
-
-
-def _entmax_by_kernels(kernels: ModuleType, scores: Tensor, alpha: Alpha, dim: int, mask: Tensor | None) -> Tensor:
-    """Kernels take any dtype; the compiled ones rows along any dimension of contiguous scores, without a copy."""
-    scores = scores.resolve_neg()
-    if mask is not None:
-        scores = masked(scores, mask)
-    if scores.dtype != result_dtype(scores):
-        scores = widen(scores)
-    last = scores.dim() - 1
-    axis = dim if dim >= 0 else last + 1 + dim
-    if not 0 <= axis <= last:
-        scores.size(dim)  # raises PyTorch's IndexError
-    if isinstance(alpha, Tensor):
-        shape = scores.shape
-        alpha = alpha_along(alpha, scores, [*shape[:axis], *shape[axis + 1 :], shape[axis]], axis, last + 1)
-    else:
-        alpha = float(alpha)
-    if axis == last or (kernels is cpu and scores.is_contiguous()):
-        return autograd.entmax_by(kernels, scores.contiguous(), alpha, -1 if axis == last else axis)
-    rows = scores.movedim(axis, -1).contiguous()
-    return autograd.entmax_by(kernels, rows, alpha, -1).movedim(-1, axis)
+    return rows.restore(autograd.entmax(rows.scores, rows.alpha, rows.dim, rows.backend))
 
 
 def sparsemax(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
@@ -171,7 +134,7 @@ def normmax(scores: Tensor, alpha: float = 2.0, dim: int = -1) -> Tensor:
     if alpha == 1:
         raise ValueError("alpha of normmax must be above 1, got 1")
     check_floating(scores)
-    wide = widen(scores)
+    wide = upcast(scores)
     if scores.numel() and scores.dim():
         top = wide.detach().amax(dim, keepdim=True)
         wide = wide - torch.where(top == -torch.inf, 0, top)  # before the factor, which would round an offset
@@ -207,11 +170,10 @@ def budgeted_entmax(scores: Tensor, alpha: Alpha = 1.5, budget: float = 2, dim: 
     budget = number("budget", budget)
     if not (math.isfinite(budget) and budget > 0):
         raise ValueError(f"budget must be positive and finite, got {budget:g}")
-    rows = as_rows(scores, dim, None)
-    alpha = alpha_rows(alpha, rows, scores.dim())
+    rows = as_rows(scores, alpha, dim)
     if scores.numel() == 0:
         return scores.clone()
-    return rows.restore(autograd.entmax(rows.scores, alpha, budget))
+    return rows.restore(autograd.budgeted_entmax(rows.scores, rows.alpha, budget))
 
 
 def tsallis_entropy(probs: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
@@ -239,12 +201,12 @@ def tsallis_entropy(probs: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
         >>> tsallis_entropy(torch.tensor([0.5, 0.5, 0.0]), alpha=2.0)
         tensor(0.2500)
     """
-    rows = as_rows(probs, dim, None)
-    alpha = alpha_rows(alpha, rows, probs.dim())
+    rows = as_rows(probs, alpha, dim)
+    assert rows.shape is not None
     shape = rows.shape[:-1]
     if probs.numel() == 0:
         return probs.new_zeros(shape)
-    return eager.entropy(rows.scores, alpha).reshape(shape).to(rows.dtype)
+    return entropy(rows.scores, rows.alpha).reshape(shape).to(rows.dtype)
 
 
 def escort(probs: Tensor, beta: float, dim: int = -1) -> Tensor:
@@ -274,7 +236,7 @@ def escort(probs: Tensor, beta: float, dim: int = -1) -> Tensor:
     check_floating(probs)
     if not math.isfinite(beta):
         raise ValueError(f"beta must be finite, got {beta}")
-    wide = widen(probs)
+    wide = upcast(probs)
     outside = wide == 0  # and not `> 0`: a NaN must stay one
     dim = dim if wide.dim() else 0
     # By the largest first: a power of a tiny probability alone could leave the range of the numbers.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any, NamedTuple
@@ -10,38 +9,84 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tsallis.ops import backend, cpu
-from tsallis.ops.alphas import Alpha
-from tsallis.ops.transforms import forward_mode, traced, widen, without_numbers
+from tsallis.ops.alphas import Alpha, check_alpha
+from tsallis.ops.backend import Backend, choose_direct
+from tsallis.ops.dtypes import compute_dtype, contiguous, upcast
+from tsallis.ops.transforms import forward_mode, traced, without_numbers
 
 _NUMBERS = (Real, torch.SymFloat, torch.SymInt)  # numpy's are among the real ones, and a tracer's are not
 
+_WIDE = (torch.float32, torch.float64)
+
 
 class Rows(NamedTuple):
-    """Scores as rows in the dtype of the computation, and the way back to the caller's layout."""
+    """Scores as a backend takes them, and the way back to the caller's layout."""
 
-    scores: Tensor  # [rows, d], float32 or float64; for kernels also half
-    shape: torch.Size  # of the caller's tensor with `dim` moved last
-    dim: int
+    scores: Tensor  # contiguous, in a dtype of the backend's; without a backend [rows, d] in float32 or float64
+    alpha: Alpha  # a number, or [rows, 1]
+    dim: int  # of the rows in `scores`: -1, or one from 0
+    backend: Backend | None
+    shape: torch.Size | None  # of the caller's tensor with its dimension moved last, where `scores` has another
+    moved: int  # the caller's dimension, if it was moved last; else -1
     dtype: torch.dtype  # of the result
 
-    def restore(self, rows: Tensor) -> Tensor:
-        return rows.reshape(self.shape).movedim(-1, self.dim).to(self.dtype)
+    def restore(self, result: Tensor) -> Tensor:
+        """Return a result of the shape of `scores` in the caller's shape and dtype."""
+        if self.shape is not None:
+            result = result.reshape(self.shape)
+        if self.moved != -1:
+            result = result.movedim(-1, self.moved)
+        return result if result.dtype == self.dtype else result.to(self.dtype)
 
 
-def as_rows(scores: Tensor, dim: int, mask: Tensor | None, halves: bool = False) -> Rows:
-    """Return rows of `scores` along `dim`; entries that `mask` leaves out are -inf. Kernels take halves as they are."""
-    check_floating(scores)
+def as_rows(scores: Tensor, alpha: Alpha, dim: int = -1, mask: Tensor | None = None, direct: bool = False) -> Rows:
+    """Return checked rows of `scores` along `dim`, and their alphas; entries that `mask` leaves out are -inf.
+
+    With `direct` there is a backend, unless PyTorch follows the operations; it takes the scores with few steps on the
+    way, or none, because those are most of the time of small tensors.
+    """
+    if not (isinstance(scores, Tensor) and scores.is_floating_point()):
+        check_floating(scores)
     if mask is not None:
         scores = masked(scores, mask)
-    if scores.dim() == 0:
+    dtype = scores.dtype
+    if dtype not in _WIDE:
+        dtype = result_dtype(scores)
+    last = scores.dim() - 1
+    axis = dim if dim >= 0 else last + 1 + dim
+    if last < 0:
         if dim not in (-1, 0):
             raise IndexError(f"dim must be -1 or 0 for a tensor without dimensions, got {dim}")
-        return Rows(widen(scores.reshape(1, 1)), scores.shape, 0, result_dtype(scores))
-    moved = scores.resolve_neg().movedim(dim, -1)
+    elif not 0 <= axis <= last:
+        scores.size(dim)  # raises PyTorch's IndexError
+    if isinstance(alpha, Tensor):
+        shape = scores.shape if axis == last else [*scores.shape[:axis], *scores.shape[axis + 1 :], scores.shape[axis]]
+        alpha = alpha_along(alpha, scores, shape, dim, last + 1)
+    elif type(alpha) is not float:
+        alpha = number("alpha", alpha)
+    if scores.dtype is not dtype:
+        scores = upcast(scores)
+    backend = choose_direct(alpha, scores) if direct and last >= 0 else None
+    if backend is None:
+        if isinstance(alpha, float):
+            check_alpha(alpha)
+        return _plain_rows(scores, alpha, axis, dtype)
+    can = backend.CAPABILITIES
+    if scores.dtype not in can.dtypes:
+        scores = upcast(scores)
+    if axis == last:
+        return Rows(contiguous(scores), alpha, -1, backend, None, -1, dtype)
+    if can.any_dim and scores.is_contiguous():
+        return Rows(scores.resolve_neg(), alpha, axis, backend, None, -1, dtype)
+    return Rows(contiguous(scores.movedim(axis, -1)), alpha, -1, backend, None, axis, dtype)
+
+
+def _plain_rows(scores: Tensor, alpha: Alpha, axis: int, dtype: torch.dtype) -> Rows:
+    if scores.dim() == 0:
+        return Rows(upcast(scores.reshape(1, 1)), alpha, -1, None, scores.shape, -1, dtype)
+    moved = scores.resolve_neg().movedim(axis, -1)
     rows = moved.reshape(-1, moved.shape[-1]) if moved.numel() else moved.reshape(0, max(moved.shape[-1], 1))
-    dtype = result_dtype(scores)
-    return Rows(rows if halves and dtype == rows.dtype else widen(rows), moved.shape, dim, dtype)
+    return Rows(upcast(rows), alpha, -1, None, moved.shape, axis, dtype)
 
 
 def masked(scores: Tensor, mask: Tensor) -> Tensor:
@@ -54,18 +99,6 @@ def masked(scores: Tensor, mask: Tensor) -> Tensor:
         raise ValueError(
             f"mask of shape {tuple(mask.shape)} can't be broadcast to scores of shape {tuple(scores.shape)}"
         ) from error
-
-
-def kernels_for(scores: Tensor, alpha: Alpha) -> Any:
-    """Return the kernels that these scores go to as they are: none where torch compiles, transforms or records."""
-    # `transforms_active` and `modes_active`, the latter in `dispatch`: of small tensors every call counts.
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return None
-    if not isinstance(scores, Tensor) or scores.dim() == 0:
-        return None
-    if isinstance(alpha, Tensor):
-        return backend.kernels(scores, alpha) if alpha.numel() and alpha.is_floating_point() else None
-    return backend.kernels(scores, alpha if type(alpha) is float else number("alpha", alpha))
 
 
 def check_floating(scores: Tensor, name: str = "scores") -> None:
@@ -103,18 +136,15 @@ def number(name: str, value: Any) -> float:
 def alpha_number(alpha: float) -> float:
     """Return an alpha that is a number, checked."""
     alpha = number("alpha", alpha)
-    if not 1 <= alpha < math.inf:  # a tracer follows comparisons alone
-        raise ValueError(f"alpha must be finite and at least 1, got {alpha:g}")
+    check_alpha(alpha)
     return alpha
 
 
-def alpha_rows(alpha: Alpha, rows: Rows, ndim: int) -> Alpha:
-    """Return alpha as a checked float, or as a tensor [rows, 1]; `ndim` is the number of dimensions of the scores."""
-    return alpha_along(alpha, rows.scores, rows.shape, rows.dim, ndim)
-
-
 def alpha_along(alpha: Alpha, scores: Tensor, shape: Sequence[int], dim: int, ndim: int) -> Alpha:
-    """Return alpha as :func:`alpha_rows` does, for scores whose shape with `dim` moved last is `shape`."""
+    """Return alpha as a checked float, or as a tensor [rows, 1], for scores of `shape` with `dim` moved last.
+
+    `ndim` is the number of dimensions of the scores. The numbers of a tensor are checked where a backend is chosen.
+    """
     if not isinstance(alpha, Tensor):
         return alpha_number(alpha)
     argument = alpha
@@ -124,7 +154,7 @@ def alpha_along(alpha: Alpha, scores: Tensor, shape: Sequence[int], dim: int, nd
         return alpha_number(alpha.item())
     if alpha.dim() > ndim:
         raise ValueError(f"alpha of shape {tuple(alpha.shape)} has more dimensions than the scores, which have {ndim}")
-    alpha = alpha.to(device=scores.device, dtype=cpu.computed_in(scores.dtype))
+    alpha = alpha.to(device=scores.device, dtype=compute_dtype(scores.dtype))
     if ndim == 0:
         return alpha.reshape(1, 1)
     if alpha.dim() < ndim:

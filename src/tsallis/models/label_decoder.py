@@ -17,7 +17,7 @@ from tsallis.models.classifier import BiLSTMClassifier
 from tsallis.models.protocol import Decoded, Memory, Step
 from tsallis.models.vqa import GridAttention, VisualAnswerer
 from tsallis.nn import OutputLayer
-from tsallis.ops.autograd.rows import traced
+from tsallis.ops.transforms import traced
 from tsallis.special_symbols import BOS, EOS, FIRST
 
 

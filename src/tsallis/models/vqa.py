@@ -18,7 +18,7 @@ from tsallis.models.image_encoder import ImageGrid
 from tsallis.nn import ContinuousAttention2d, OutputLayer, TransformerDecoderLayer, TransformerEncoderLayer
 from tsallis.nn.continuous_attention.core import map_alpha
 from tsallis.nn.dropout import Dropout
-from tsallis.ops.autograd.rows import widen
+from tsallis.ops.dtypes import upcast
 
 VARIANCES = {"image": 0.01, "image-paper": 0.001}  # of the basis functions
 # Martins et al. 2020, table 5 and sec. 4; the penalty, and no positions, are from the authors' program.
@@ -295,12 +295,12 @@ class VisualAnswerer(nn.Module):
             context, density, weights = self.continuous.attend(scores, cells, grid=size)
             assert weights is not None
             return context, density, weights.squeeze((1, 2))
-        weights = functional.entmax(widen(scores), self.alpha)
+        weights = functional.entmax(upcast(scores), self.alpha)
         return (weights.to(cells.dtype).unsqueeze(1) @ cells).squeeze(1), None, weights
 
     def _fused(self, words: Tensor, lengths: Tensor, context: Tensor) -> Tensor:
         mask = torch.arange(words.shape[1], device=words.device) < lengths.unsqueeze(1)
-        weights = functional.entmax(widen(self.question_flat.scores(words)), 1.0, mask=mask)
+        weights = functional.entmax(upcast(self.question_flat.scores(words)), 1.0, mask=mask)
         summary = (weights.to(words.dtype).unsqueeze(1) @ torch.where(mask.unsqueeze(-1), words, 0)).squeeze(1)
         fused: Tensor = self.norm(self.question_flat(summary) + self.image_flat(context))
         return fused

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from tsallis.ops import backend, cpu
-from tsallis.ops.autograd.rows import differentiable, traced
+from tsallis.ops import cpu
+from tsallis.ops.backend import choose_direct
+from tsallis.ops.transforms import differentiable, traced
 
 EXACT = (torch.float32, torch.float64)
 
@@ -43,28 +44,29 @@ def dropout_mask(shape: Sequence[int], p: float, like: Tensor) -> Tensor:
 
 def _kernels(x: Tensor) -> bool:
     eligible = x.dtype in EXACT and not traced() and torch.autograd.forward_ad._current_level < 0
-    return eligible and backend.compiled(1.0, x.detach())
+    backend = choose_direct(1.0, x.detach()) if eligible else None
+    return backend is not None and backend.CAPABILITIES.seeded_dropout
 
 
 def _seed() -> int:
     return int(torch.randint(1 << 62, ()))
 
 
-def _mask(ones: Tensor, stays: float, seed: int) -> Tensor:
-    return cpu.drop(ones, stays, seed, ones) if ones.numel() else ones
+def _mask(ones: Tensor, keep_prob: float, seed: int) -> Tensor:
+    return cpu.drop(ones, keep_prob, seed, ones) if ones.numel() else ones
 
 
 class _Drop(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, stays: float, seed: int) -> Tensor:
-        ctx.drop, ctx.shape = (stays, seed), x.shape
+    def forward(ctx: Any, x: Tensor, keep_prob: float, seed: int) -> Tensor:
+        ctx.drop, ctx.shape = (keep_prob, seed), x.shape
         x = x.contiguous()
-        return cpu.drop(x, stays, seed, torch.empty_like(x))
+        return cpu.drop(x, keep_prob, seed, torch.empty_like(x))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        stays, seed = ctx.drop
+        keep_prob, seed = ctx.drop
         if differentiable(grad):
-            return grad * _mask(torch.ones(ctx.shape, dtype=grad.dtype), stays, seed), None, None
+            return grad * _mask(torch.ones(ctx.shape, dtype=grad.dtype), keep_prob, seed), None, None
         grad = grad.contiguous()
-        return cpu.drop(grad, stays, seed, torch.empty_like(grad)), None, None
+        return cpu.drop(grad, keep_prob, seed, torch.empty_like(grad)), None, None

@@ -12,8 +12,8 @@ from tsallis.functional.attention import attend
 from tsallis.functional.rows import alpha_number
 from tsallis.nn.alpha import PerHeadAlpha
 from tsallis.nn.kv_cache import Cache
-from tsallis.ops.autograd.rows import traced
-from tsallis.ops.eager_attention import TILE, future_mask, length_mask
+from tsallis.ops.eager.attention import TILE, future_mask, length_mask
+from tsallis.ops.transforms import traced
 
 Alpha = float | Tensor | Literal["learned"]
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from tsallis.ops.autograd.rows import traced
+from tsallis.ops.transforms import traced
 
 
 class SinusoidalPositions(nn.Module):

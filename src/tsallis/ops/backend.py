@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tsallis.ops.alphas import Alpha, check_alpha, extremes
 from tsallis.ops.arguments import AttentionArgs, AttentionGradients
+from tsallis.ops.sparse_rows import CsrRows
 from tsallis.ops.tracing import constant
 from tsallis.ops.transforms import operators_only
 
@@ -32,6 +33,7 @@ class Capabilities(NamedTuple):
     dtypes: tuple[torch.dtype, ...]
     largest_alpha: float  # the smallest is 1
     any_dim: bool = False  # maps take rows along any dimension of contiguous scores; else along the last alone
+    row_statistics: bool = True  # what a loss saves for its gradient is a few numbers a row; else whole rows
     asynchronous: bool = False  # results are there before they are computed, and reading a number waits for it
     seeded_dropout: bool = False  # there is `drop`
     attention_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)  # others are upcast before
@@ -62,6 +64,84 @@ class Backend(Protocol):
 
     def on_device(self, kind: str) -> bool:
         """Tell whether tensors on a type of devices can be computed; asked before the tensors are looked at."""
+
+    # Maps: scores are contiguous, in one of the dtypes; alpha is a number, or [rows, 1] in float64 for float64 scores
+    # and float32 for all others.
+
+    def entmax(self, scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
+        """Return probabilities along a dimension, -1 or one from 0, of scores of any shape."""
+
+    def entmax_gradient(
+        self, probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, dim: int = -1
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return gradients of the scores, and of alpha [rows, 1] if it is needed."""
+
+    # Losses: scores [rows, classes], target [rows] with classes, negative for none. Statistics are a tensor, or a tuple
+    # of tensors and numbers, for the backend alone to read.
+
+    def entmax_loss(
+        self, scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, listed: bool = False
+    ) -> tuple[Tensor, Any, Tensor | None]:
+        """Return losses [rows], statistics, and dL/d alpha [rows, 1]; `listed`: for the gradient alone."""
+
+    def entmax_loss_gradient(
+        self, scores: Tensor, target: Tensor, alpha: Alpha, stats: Any, grad: Tensor, out: Tensor | None = None
+    ) -> Tensor:
+        """Return the gradient of the scores for one of the losses [rows]; `out` may be the scores, and be ignored."""
+
+    def alpha_relu_loss(self, scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, Any]:
+        """Return losses [rows] of alpha-ReLU with a constant threshold, and statistics."""
+
+    def alpha_relu_loss_gradient(
+        self, scores: Tensor, target: Tensor, alpha: float, stats: Any, grad: Tensor, out: Tensor | None = None
+    ) -> Tensor:
+        """Return the gradient of the scores of alpha-ReLU's loss."""
+
+    # The output layer and its loss in one: supports as sparse rows, and sums over them.
+
+    def support_sizes(self, scores: Tensor, alpha: Alpha, stats: Any, target: Tensor) -> Tensor:
+        """Return the size of each row's support [rows], int64; 0 where there is no target."""
+
+    def support(
+        self, scores: Tensor, alpha: Alpha, stats: Any, offsets: Tensor, size: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return classes (int32) and probabilities of each row's support; `size` is the last offset, if known."""
+
+    def alpha_relu_support(
+        self, scores: Tensor, alpha: float, stats: Any, offsets: Tensor, size: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the same for the values of alpha-ReLU."""
+
+    def relu_lists(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        alpha: float,
+        tau: float,
+        share: float,
+    ) -> tuple[Tensor, CsrRows] | None:
+        """Return losses and supports of alpha-ReLU in one pass without any buffer of scores; None where it can't."""
+
+    def gather(
+        self,
+        lists: CsrRows,
+        table: Tensor,
+        *,
+        scale: Tensor | None = None,
+        minus: Tensor | None = None,
+        need_total: bool = False,
+        onto: Tensor | None = None,
+        factor: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`, and sums of the values.
+
+        A negative `minus` names no row. With `onto`, which is changed, `factor[0] onto + out`.
+        """
+
+    def transpose(self, lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
+        """Return the rows' lists by class, each value times its row's weight, with -weight where the target is."""
 
 
 class AttentionKernels(Protocol):
@@ -159,8 +239,6 @@ def load(name: str) -> Backend:
 @functools.cache
 def load_attention(name: str) -> AttentionKernels:
     """Return a backend's attention by the backend's name."""
-    if name == "eager":
-        return cast(AttentionKernels, importlib.import_module("tsallis.ops.eager_attention"))
     return cast(AttentionKernels, importlib.import_module(f"{BACKENDS[name].module}.attention"))
 
 
@@ -180,9 +258,10 @@ def choose(alpha: Alpha, *tensors: Tensor) -> Backend:
         RuntimeError: the backend that was asked for by name does not compute on such devices.
     """
     name, kind = request(), tensors[0].device.type
-    for candidate in _AUTO.get(kind, ()) if name == "auto" else (name,):
+    auto = name == "auto"
+    for candidate in _AUTO.get(kind, ()) if auto else (name,):
         choice = load(candidate)
-        if choice.on_device(kind) and _suits(choice.CAPABILITIES, alpha, tensors) and choice.usable():
+        if (auto or choice.on_device(kind)) and _suits(choice.CAPABILITIES, alpha, tensors) and choice.usable():
             return choice
     check_alpha(alpha)
     return load("eager")
@@ -192,8 +271,8 @@ def _suits(capabilities: Capabilities, alpha: Alpha, tensors: tuple[Tensor, ...]
     for x in tensors:
         if type(x) not in _PLAIN or x.dtype not in capabilities.dtypes or x.numel() == 0:
             return False
-        if x is not tensors[0] and x.device != tensors[0].device:
-            return False
+    if len(tensors) > 1 and any(x.device != tensors[0].device for x in tensors):
+        return False
     if isinstance(alpha, float):
         return 1 <= alpha <= capabilities.largest_alpha
     least, most = extremes(alpha)
@@ -286,22 +365,3 @@ def _explain(kind: str) -> str:
             return f"none ({error})"
         reason = status.reason if not status.available else f"{name} was asked for"
     return f"eager ({reason})"
-
-
-def compiled(alpha: Alpha, *tensors: Tensor) -> bool:
-    """Tell whether the compiled CPU kernels compute these; an alpha that they accept needs no other check."""
-    if torch._C._len_torch_dispatch_stack() or not _suits(load("cpu").CAPABILITIES, alpha, tensors):
-        return False
-    return request() in ("auto", "cpu") and tensors[0].device.type == "cpu" and load("cpu").usable()
-
-
-def kernels(x: Tensor, alpha: Alpha) -> Any:
-    """Return the kernels that compute this, or None: PyTorch's operations."""
-    if torch._C._len_torch_dispatch_stack():
-        return None
-    choice = choose(alpha, x)
-    return None if choice is load("eager") else choice
-
-
-def triton_kernels() -> Any:
-    return load("triton")

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
+from tsallis.ops.alphas import Alpha
 from tsallis.ops.tracing import constant
 
 _MODES = torch._C._TorchDispatchModeKey
@@ -92,6 +93,14 @@ def forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
+def differentiated(x: Tensor, alpha: Alpha) -> bool:
+    """Tell whether derivatives in a tensor or in alpha may be asked for: if not, no Function is needed."""
+    if forward_ad._current_level >= 0:
+        return True
+    requires_grad = x.requires_grad or (type(alpha) is not float and isinstance(alpha, Tensor) and alpha.requires_grad)
+    return requires_grad and torch.is_grad_enabled()
+
+
 def differentiable(grad: Tensor, pointers: bool = True) -> bool:
     """Tell whether a backward pass must be made of operations that can be differentiated and batched once more.
 
@@ -106,16 +115,6 @@ def differentiable(grad: Tensor, pointers: bool = True) -> bool:
         or without_numbers(grad)
         or torch._C._functorch.is_legacy_batchedtensor(grad)
     )
-
-
-def widen(x: Tensor) -> Tensor:
-    """Return it in the dtype of the computation: half precision is computed in float32."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
-
-
-def consecutive(x: Tensor) -> Tensor:
-    """Return it as a kernel reads it by its pointer: one number after the other, with the signs they stand for."""
-    return x.resolve_neg().contiguous()
 
 
 def recomputed_gradients(

@@ -389,7 +389,7 @@ def test_gradients() -> None:
 def tiny_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without weights asked for, all is computed in tiles of a few queries."""
     for name, size in (("TILE", 6), ("LEAST_ROWS", 2), ("CAUSAL_ROWS", 2)):
-        monkeypatch.setattr(f"tsallis.ops.eager_attention.{name}", size)
+        monkeypatch.setattr(f"tsallis.ops.eager.attention.{name}", size)
 
 
 @every_pair(alpha=[1.5, 3.0, "learned"], padding=paddings(), mask=masks(), causal=[False, True])

@@ -15,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import tsallis
 from tsallis.ops import alphas, backend, cpu, eager, reference
+from tsallis.ops.eager import maps
 
 pytestmark = pytest.mark.process
 
@@ -158,8 +159,8 @@ def test_backward_is_by_what_forward_was_by(monkeypatch: pytest.MonkeyPatch) -> 
         patch.setattr(cpu, "run", refuse)
         by_eager[1].backward()
     with monkeypatch.context() as patch, tsallis.backend("eager"):
-        patch.setattr(eager, "pullback", refuse)
-        patch.setattr(eager, "pullback_in_place", refuse)
+        patch.setattr(maps, "pullback", refuse)
+        patch.setattr(maps, "pullback_in_place", refuse)
         by_kernel[1].backward()
     torch.testing.assert_close(by_eager[0].grad, by_kernel[0].grad)
 
@@ -182,6 +183,7 @@ def test_triton_computes_on_the_cpu_where_its_interpreter_does() -> None:
     code = """
 import sys, torch, tsallis
 from tsallis.ops import backend as dispatch, cpu, eager
+from tsallis.ops.eager import maps
 z, y = torch.randn(2, 9, requires_grad=True), torch.tensor([1, 2])
 alpha = torch.tensor([[1.2], [2.0]], requires_grad=True)
 with tsallis.backend("eager"):
@@ -189,12 +191,12 @@ with tsallis.backend("eager"):
     grads = [torch.autograd.grad(x.square().sum(), z) for x in right]
 def refuse(*_, **__): raise AssertionError("another backend was called")
 assert "tsallis.ops.triton" not in sys.modules
-cpu.run = eager.entmax = eager.entmax_loss = eager.pullback = eager.pullback_in_place = refuse
+cpu.run = eager.entmax = eager.entmax_loss = maps.pullback = maps.pullback_in_place = refuse
 with tsallis.backend("triton"):
     assert dispatch.explain() == "triton (Triton's interpreter)", dispatch.explain()
     found = tsallis.entmax(z, 1.5), tsallis.entmax(z, alpha, -1), tsallis.entmax_loss(z, y)
-    assert not dispatch.compiled(1.5, z)
-    assert dispatch.kernels(z.double(), 1.5) is None and dispatch.kernels(z, 2.5) is None
+    assert dispatch.choose(1.5, z) is dispatch.load("triton")
+    assert dispatch.choose(1.5, z.double()) is eager and dispatch.choose(2.5, z) is eager
 for a, b, grad in zip(found, right, grads):
     torch.testing.assert_close(a, b)
     torch.testing.assert_close(torch.autograd.grad(a.square().sum(), z), grad)

@@ -16,6 +16,10 @@ from torch import Tensor
 
 from instruction_sets import by_size, in_pairs, instructions
 from tsallis.ops import cpu, eager, reference
+from tsallis.ops.dtypes import compute_dtype
+from tsallis.ops.eager.entropy import entropy_alpha_gradient
+from tsallis.ops.eager.maps import pullback
+from tsallis.ops.sparse_rows import CsrRows
 
 __all__ = ["instructions"]
 
@@ -50,7 +54,7 @@ class Problem(NamedTuple):
     weights: Tensor  # [rows, d]
 
     def alphas(self, dtype: torch.dtype) -> Tensor:
-        return self.alpha.to(cpu.computed_in(dtype))
+        return self.alpha.to(compute_dtype(dtype))
 
 
 def exact(scores: Tensor, alpha: float | Tensor) -> Tensor:
@@ -73,7 +77,7 @@ def problem(d: int, half: bool) -> Problem:
     gold = torch.nn.functional.one_hot(target.clamp(min=0), d)
     loss = ((probs - gold) * scores).sum(-1) + reference.tsallis_entropy(probs, alpha)
     counted = target >= 0
-    slope = torch.where(counted.unsqueeze(-1), eager.entropy_alpha_gradient(probs, alpha), 0)
+    slope = torch.where(counted.unsqueeze(-1), entropy_alpha_gradient(probs, alpha), 0)
     weights = torch.randn(rows, d, generator=generator).bfloat16().double()
     return Problem(scores, alpha, target, probs, torch.where(counted, loss, 0), slope, weights)
 
@@ -109,9 +113,9 @@ def test_one_number_for_all_rows_is_that_number_in_each(alpha: float, dtype: tor
         x = problem(d, True)
         scores = x.scores.to(dtype)
         p = cpu.entmax(scores, alpha)
-        close(p, eager.entmax(x.scores, alpha)[0], dtype)
-        many = torch.full((len(scores), 1), alpha, dtype=cpu.computed_in(dtype))
-        close(cpu.entmax(scores, many), eager.entmax(x.scores, many.double())[0], dtype)
+        close(p, eager.entmax(x.scores, alpha), dtype)
+        many = torch.full((len(scores), 1), alpha, dtype=compute_dtype(dtype))
+        close(cpu.entmax(scores, many), eager.entmax(x.scores, many.double()), dtype)
         found = cpu.entmax_loss(scores, x.target, alpha, True)
         for one, each in zip(found, cpu.entmax_loss(scores, x.target, many, True), strict=True):
             assert one is not None and each is not None
@@ -157,7 +161,7 @@ def test_gradients_of_maps(d: int, dtype: torch.dtype) -> None:
     x = problem(d, dtype.itemsize == 2)
     p, g, alpha = x.probs.to(dtype), x.weights.to(dtype), x.alphas(dtype)
     # From the same rounded probabilities: near the edge of the support the slope takes up their every digit.
-    expected, expected_alpha = eager.pullback(p.double(), g.double(), alpha.double(), True)
+    expected, expected_alpha = pullback(p.double(), g.double(), alpha.double(), True)
     assert expected_alpha is not None
     for need_alpha in (False, True):
         found, found_alpha = cpu.entmax_gradient(p, g, alpha, need_alpha)
@@ -165,14 +169,14 @@ def test_gradients_of_maps(d: int, dtype: torch.dtype) -> None:
         close(found, expected, dtype, 4)
         assert (found_alpha is not None) is need_alpha
         if found_alpha is not None:
-            close(found_alpha, expected_alpha, cpu.computed_in(dtype), 20)
+            close(found_alpha, expected_alpha, compute_dtype(dtype), 20)
 
 
 @every_dtype
 @by_size(SIZES)
 def test_losses_and_their_gradients(d: int, dtype: torch.dtype) -> None:
     x = problem(d, dtype.itemsize == 2)
-    z, alpha, wide = x.scores.to(dtype), x.alphas(dtype), cpu.computed_in(dtype)
+    z, alpha, wide = x.scores.to(dtype), x.alphas(dtype), compute_dtype(dtype)
     loss, stats, slope = cpu.entmax_loss(z, x.target, alpha, True)
     assert loss.dtype == stats.dtype == wide and slope is not None
     close(loss, x.loss, wide, 3)
@@ -214,7 +218,7 @@ def test_gradients_of_listed_supports_need_no_scores(d: int, dtype: torch.dtype)
     z[7, ::3], z[8] = -torch.inf, -torch.inf
     target = torch.randint(d, (9,), generator=generator)
     target[2] = -1
-    weights = torch.linspace(-1, 2, 9, dtype=cpu.computed_in(dtype))
+    weights = torch.linspace(-1, 2, 9, dtype=compute_dtype(dtype))
     for alpha in (1.0, 1.05, 1.25, 1.3, 1.5, 2.0):
         expected_loss, short, _ = cpu.entmax_loss(z, target, alpha, False)
         expected = cpu.entmax_loss_gradient(z, target, alpha, short, weights)
@@ -302,7 +306,7 @@ def test_alpha_relu_losses(alpha: float, dtype: torch.dtype) -> None:
         z = (x.scores / 4).to(dtype)
         loss, stats = cpu.alpha_relu_loss(z, x.target, alpha, tau)
         expected = reference.alpha_relu_loss(z.double(), x.target.clamp(min=0), alpha, tau)
-        close(loss, torch.where(x.target >= 0, expected, 0), cpu.computed_in(dtype), 5)
+        close(loss, torch.where(x.target >= 0, expected, 0), compute_dtype(dtype), 5)
         r = reference.alpha_relu(z.double(), alpha, tau)
         off = (stats[:, -1] - (r > 0).sum(-1)).abs()
         assert (off <= (r < 1e-12).logical_and(r > 0).sum(-1)).all()  # values too small to be counted for sure
@@ -325,7 +329,7 @@ def test_alpha_relu_beyond_one(alpha: float) -> None:
         grad[range(6), target] += 1
         torch.testing.assert_close(grad.double(), truth, rtol=2e-5, atol=2e-5)
         offsets = torch.nn.functional.pad(stats[:, -1].long().cumsum(0), (1, 0))
-        lists = cpu.Lists(offsets, *cpu.alpha_relu_support(z, alpha, stats, offsets))
+        lists = CsrRows(offsets, *cpu.alpha_relu_support(z, alpha, stats, offsets))
         torch.testing.assert_close(dense(lists, d), truth, rtol=2e-5, atol=2e-5)
 
 
@@ -342,15 +346,15 @@ def test_what_losses_spread_is_a_distribution(alpha: float) -> None:
         assert grad.sum(-1).abs().max() <= SUM
 
 
-def lists_of(z: Tensor, target: Tensor, alpha: float | Tensor) -> tuple[cpu.Lists, Tensor]:
+def lists_of(z: Tensor, target: Tensor, alpha: float | Tensor) -> tuple[CsrRows, Tensor]:
     """The supports of rows, and the statistics of their losses."""
     _, stats, _ = cpu.entmax_loss(z, target, alpha, False)
     offsets = torch.zeros(len(z) + 1, dtype=torch.long)
     offsets[1:] = stats[:, -1].long().cumsum(0)
-    return cpu.Lists(offsets, *cpu.support(z, alpha, stats, offsets)), stats
+    return CsrRows(offsets, *cpu.support(z, alpha, stats, offsets)), stats
 
 
-def dense(lists: cpu.Lists, columns: int) -> Tensor:
+def dense(lists: CsrRows, columns: int) -> Tensor:
     """Lists as float64 rows; entries of one column add up."""
     count = lists.offsets.diff()
     row = torch.arange(len(count)).repeat_interleave(count)
@@ -364,7 +368,7 @@ def test_lists_hold_the_support(d: int, dtype: torch.dtype) -> None:
     x = problem(d, dtype.itemsize == 2)
     lists, stats = lists_of(x.scores.to(dtype), x.target, x.alphas(dtype))
     counted = (x.target >= 0).unsqueeze(-1)
-    close(dense(lists, d), torch.where(counted, x.probs, 0), cpu.computed_in(dtype))
+    close(dense(lists, d), torch.where(counted, x.probs, 0), compute_dtype(dtype))
     for r in range(len(x.target)):
         column = lists.column[lists.offsets[r] : lists.offsets[r + 1]].long()
         assert (column.diff() > 0).all() and (len(column) == 0) == (x.target[r] < 0)
@@ -389,7 +393,7 @@ def test_lists_by_class_are_the_transpose_less_the_targets(d: int, dtype: torch.
 def test_sums_of_table_rows(m: int, dtype: torch.dtype) -> None:
     x = problem(65, dtype.itemsize == 2)
     lists, _ = lists_of(x.scores.to(dtype), x.target, x.alphas(dtype))
-    wide, rows = cpu.computed_in(dtype), len(x.target)
+    wide, rows = compute_dtype(dtype), len(x.target)
     table = torch.randn(65, m, generator=torch.Generator().manual_seed(m)).to(dtype)
     scale = torch.linspace(-1, 2, rows, dtype=wide)
     for minus in (None, x.target):
@@ -410,7 +414,7 @@ def test_rows_along_the_middle_are_the_same_rows(d: int, inner: int, dtype: torc
     generator = torch.Generator().manual_seed(d)
     x, g = (torch.randn(3, d, inner, generator=generator).to(dtype) for _ in range(2))
     rows = 3 * inner
-    alpha = torch.tensor([ALPHAS[(7 * r) % 11] for r in range(rows)], dtype=cpu.computed_in(dtype)).unsqueeze(-1)
+    alpha = torch.tensor([ALPHAS[(7 * r) % 11] for r in range(rows)], dtype=compute_dtype(dtype)).unsqueeze(-1)
 
     def flat(y: Tensor) -> Tensor:
         return y.transpose(1, 2).reshape(rows, d).contiguous()
@@ -490,7 +494,7 @@ def test_broken_and_empty_rows(d: int, dtype: torch.dtype, strided: bool) -> Non
     every = (torch.arange(len(kinds) * len(ALPHAS)) % len(kinds)).tolist()
     z = torch.randn(len(every), d, generator=torch.Generator().manual_seed(d)).to(dtype)
     alpha = torch.tensor([ALPHAS[r // len(kinds)] for r in range(len(every))]).unsqueeze(-1)
-    alpha = alpha.to(cpu.computed_in(dtype))
+    alpha = alpha.to(compute_dtype(dtype))
     for r, kind in enumerate(every):
         name = kinds[kind]
         if name == "nan":
@@ -539,8 +543,8 @@ def test_broken_and_empty_rows(d: int, dtype: torch.dtype, strided: bool) -> Non
     assert loss[good].isfinite().all() and grad[good].isfinite().all() and slope[good].isfinite().all()
     offsets = torch.zeros(len(z) + 1, dtype=torch.long)
     offsets[1:] = torch.where(good, stats[:, -1], 0).long().cumsum(0)
-    lists = cpu.Lists(offsets, *cpu.support(z, alpha, stats, offsets))
-    close(dense(lists, d)[good], exact(z[good], alpha[good]), cpu.computed_in(dtype))
+    lists = CsrRows(offsets, *cpu.support(z, alpha, stats, offsets))
+    close(dense(lists, d)[good], exact(z[good], alpha[good]), compute_dtype(dtype))
 
 
 def test_a_target_that_takes_no_part_costs_infinitely_much() -> None:
@@ -577,7 +581,7 @@ class Fenced:
 @in_pairs(d=[1, 7, 17, 65, 257, 1025], dtype=DTYPES)
 def test_nothing_is_read_or_written_behind_the_end(d: int, dtype: torch.dtype) -> None:
     x = problem(d, True)
-    wide = cpu.computed_in(dtype)
+    wide = compute_dtype(dtype)
 
     def fenced(like: Tensor) -> Tensor:
         return Fenced(like.numel() * like.element_size()).at_the_end(like)
@@ -627,7 +631,7 @@ def test_memory_around_the_results_is_left_alone(shape: tuple[int, ...], dtype: 
     size, around = torch.Size(shape).numel(), 64
     rows, d = size // shape[1], shape[1]
     z = torch.randn(shape, generator=torch.Generator().manual_seed(d)).to(dtype)
-    wide = cpu.computed_in(dtype)
+    wide = compute_dtype(dtype)
 
     def guarded(count: int, of: torch.dtype) -> tuple[Tensor, Tensor]:
         memory = torch.full((count + 2 * around,), 77, dtype=of)
@@ -722,7 +726,7 @@ def test_float32_is_accurate_where_one_entry_leads_a_crowd(alpha: float) -> None
     z = torch.randn(160, 3000, generator=generator) * 1e-3
     z[:, 0] += 1
     z *= 0.2 + torch.rand(160, 1, generator=generator)
-    accurate(z, alpha, eager.entmax(z.double(), alpha)[0])
+    accurate(z, alpha, eager.entmax(z.double(), alpha))
 
 
 @functools.cache
@@ -730,7 +734,7 @@ def sweep(alpha: float) -> tuple[Tensor, Tensor]:
     """Many short rows of all scales, and their probabilities in float64."""
     generator = torch.Generator().manual_seed(5)
     z = torch.randn(20_000, 37, generator=generator) * 10 ** (torch.rand(20_000, 1, generator=generator) * 4 - 2)
-    return z, eager.entmax(z.double(), alpha)[0]  # that this is the reference, is in its contract
+    return z, eager.entmax(z.double(), alpha)  # that this is the reference, is in its contract
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
@@ -752,4 +756,4 @@ def test_float32_is_accurate_whatever_the_rows(
 ) -> None:
     z = torch.randn(rows, d, generator=torch.Generator().manual_seed(seed)) * scale + offset
     alpha = torch.tensor(alphas).repeat(rows)[:rows].unsqueeze(-1)
-    accurate(z, alpha, eager.entmax(z.double(), alpha.double())[0])
+    accurate(z, alpha, eager.entmax(z.double(), alpha.double()))

@@ -16,7 +16,7 @@ from tsallis.continuous.characteristic_function import characteristic_of_rows
 from tsallis.continuous.densities.base import Shape, cholesky, log_det, one_number
 from tsallis.continuous.quadrature import Rule, expm1_ratio, log1p_ratio
 from tsallis.continuous.quadrature_sizes import Growth
-from tsallis.ops.autograd.rows import traced
+from tsallis.ops.transforms import traced
 
 
 def _over_matrix(x: Tensor, dims: int) -> Tensor:

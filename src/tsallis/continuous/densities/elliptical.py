@@ -19,7 +19,8 @@ from tsallis.continuous.quadrature import Rule
 from tsallis.continuous.quadrature_sizes import Growth
 from tsallis.continuous.supports import Ellipse, Interval, WholeSpace
 from tsallis.functional.rows import check_floating, result_dtype
-from tsallis.ops.autograd.rows import traced, widen
+from tsallis.ops.dtypes import upcast
+from tsallis.ops.transforms import traced
 
 Points = int | tuple[int, int] | None
 Function = Basis | Callable[[Tensor], Tensor]
@@ -100,7 +101,7 @@ class Elliptical(Density):
         check_floating(factor, "factor")
         n = self.dims = family.dims
         self.family = family
-        dtype = torch.promote_types(widen(mean).dtype, widen(factor).dtype)
+        dtype = torch.promote_types(upcast(mean).dtype, upcast(factor).dtype)
         self.dtype = result_dtype(mean) if mean.dtype in (torch.float16, torch.bfloat16) else dtype
         mean, factor = mean.to(dtype), factor.to(dtype)
         if n > 1 and (mean.shape[-1:] != (n,) or factor.shape[-2:] != (n, n)):
@@ -174,7 +175,7 @@ class Elliptical(Density):
     ) -> tuple[Tensor, Tensor]:
         """Return the mean, and the factor of a variance or covariance."""
         mean, cov = tensors(mean, cov)
-        factor = cholesky(widen(cov), family.dims)
+        factor = cholesky(upcast(cov), family.dims)
         cls._check_symmetric(cov, family, validate_args)
         return mean, factor
 
@@ -203,7 +204,7 @@ class Elliptical(Density):
         """Return the density of a mean and a scale as the paper writes the density."""
         family = cls._family(**shape)
         mean, scale = tensors(mean, scale)
-        factor = family.factor(widen(scale))
+        factor = family.factor(upcast(scale))
         cls._check_symmetric(scale, family, validate_args)
         return cls._made(mean, factor, family, validate_args)
 

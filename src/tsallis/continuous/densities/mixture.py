@@ -14,7 +14,7 @@ from tsallis.continuous.densities.elliptical import Density, Elliptical, Functio
 from tsallis.continuous.quadrature import expm1_ratio, gauss_legendre
 from tsallis.continuous.supports import Interval, Union
 from tsallis.functional.rows import check_floating
-from tsallis.ops.autograd.rows import widen
+from tsallis.ops.dtypes import upcast
 
 PANEL = 48  # points of the rule between two places where some density of a mixture is not smooth
 MARKS = (2.0, 4.0, 8.0, 40.0)  # standard deviations; beyond the last nothing is left of a density
@@ -63,7 +63,7 @@ class Mixture(Density):
             actual = f"the batch shape {tuple(batch)}" if self.stacked else f"{len(self.parts)} components"
             raise ValueError(f"weights of shape {tuple(weights.shape)} don't fit {actual}")
         batch = torch.broadcast_shapes(weights.shape[:-1], batch[:-1] if self.stacked else batch)
-        self.weights = widen(weights).expand(*batch, count)
+        self.weights = upcast(weights).expand(*batch, count)
         self.parts = [part.expand((*batch, count) if self.stacked else batch) for part in self.parts]
         if torch.compiler.is_compiling():
             validate_args = False

@@ -13,7 +13,7 @@ from tsallis.continuous.densities.base import Family, cholesky, tensors
 from tsallis.continuous.densities.elliptical import Elliptical
 from tsallis.functional.rows import alpha_number
 from tsallis.ops.alphas import Alpha
-from tsallis.ops.autograd.rows import widen
+from tsallis.ops.dtypes import upcast
 
 Self = TypeVar("Self", bound="Quadratic")
 Distance = TypeVar("Distance", bound="_Absolute")
@@ -44,7 +44,7 @@ class Quadratic(Elliptical):
         n = family.dims
         if theta.dim() == 0 or theta.shape[-1] != n + n * n:
             raise ValueError(f"theta must be [..., {n + n * n}] in {n} dimensions, got shape {tuple(theta.shape)}")
-        wide = widen(theta)
+        wide = upcast(theta)
         if n == 1:
             scale = -0.5 / wide[..., 1]
             mean = wide[..., 0] * scale
@@ -230,7 +230,7 @@ class _Absolute(Elliptical):
             ValueError: a parameter that is not finite or not negative.
         """
         mean, theta = tensors(mean, theta)
-        return cls.from_scale(mean, -1 / widen(theta), validate_args=validate_args)
+        return cls.from_scale(mean, -1 / upcast(theta), validate_args=validate_args)
 
     @property
     def theta(self) -> Tensor:

@@ -25,7 +25,7 @@ from tsallis.nn import (
 )
 from tsallis.nn.dropout import Dropout
 from tsallis.nn.positions import SinusoidalPositions
-from tsallis.ops.autograd.rows import traced
+from tsallis.ops.transforms import traced
 from tsallis.special_symbols import BOS, PAD, UNK
 
 KINDS = ("encoder", "decoder", "cross")

@@ -26,7 +26,7 @@ from tsallis.continuous.moments import Matching
 from tsallis.functional.rows import alpha_number, check_floating
 from tsallis.nn.continuous_attention.density_head import DensityHead, DensityKind, PooledFeatures, linear
 from tsallis.nn.output import transform_alpha
-from tsallis.ops.autograd.rows import widen
+from tsallis.ops.dtypes import upcast
 from tsallis.ops.tracing import untraced
 
 # By name, by dimensions; "text-..." and "translation" are Martins et al. 2020, sec. 4, as "image-paper" is.
@@ -212,7 +212,7 @@ class ContinuousAttention(nn.Module):
                 return self.head(query, self.kind), None
             scores = self._scores(query, values)
         mask = None if keep is None else keep.reshape(keep.shape[0], *[1] * (scores.dim() - 2), keep.shape[1])
-        weights = functional.entmax(widen(scores), self.alpha, mask=mask)
+        weights = functional.entmax(upcast(scores), self.alpha, mask=mask)
         if positions.dim() > self.dims:
             positions = positions.reshape(len(positions), *[1] * (scores.dim() - 2), *positions.shape[1:])
         parts = self.kind.matched(weights, positions, self.components)

@@ -24,7 +24,7 @@ from tsallis.continuous import (
 from tsallis.continuous.moments import Matching
 from tsallis.functional.rows import alpha_number
 from tsallis.nn.alpha import PerHeadAlpha
-from tsallis.ops.autograd.rows import widen
+from tsallis.ops.dtypes import upcast
 
 KINDS: dict[int, dict[str, type[Elliptical]]] = {
     1: {"gaussian": Gaussian, "truncated_parabola": TruncatedParabola, "laplace": Laplace, "triangular": Triangular},
@@ -37,7 +37,7 @@ UNIFORM = math.sqrt(1 / 12)  # the standard deviation of the uniform density on 
 def linear(features: Tensor, layer: nn.Linear) -> Tensor:
     """Apply a linear layer in float32 at least, also under autocast: centres and widths need its digits."""
     with torch.autocast(features.device.type, enabled=False):
-        dtype = torch.promote_types(widen(features).dtype, widen(layer.weight).dtype)
+        dtype = torch.promote_types(upcast(features).dtype, upcast(layer.weight).dtype)
         bias = None if layer.bias is None else layer.bias.to(dtype)
         return F.linear(features.to(dtype), layer.weight.to(dtype), bias)
 
@@ -91,7 +91,7 @@ class DensityKind(nn.Module):
         shape: dict[str, Any] = {"validate_args": False}
         if isinstance(self.alpha, nn.Module):
             alpha: Tensor = self.alpha()
-            shape["alpha"] = widen(alpha).reshape(-1, *[1] * (1 + (components > 1)))
+            shape["alpha"] = upcast(alpha).reshape(-1, *[1] * (1 + (components > 1)))
         elif self.alpha is not None:
             shape["alpha"] = self.alpha
         if self.kind.any_dims:

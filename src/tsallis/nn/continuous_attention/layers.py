@@ -13,7 +13,8 @@ from tsallis.continuous.densities.elliptical import Points
 from tsallis.continuous.moments import Matching
 from tsallis.nn.continuous_attention.core import ContinuousAttention, ContinuousContext, Defaults, Places, cell_edges
 from tsallis.nn.global_attention import BilinearAttention
-from tsallis.ops.autograd.rows import traced, widen
+from tsallis.ops.dtypes import upcast
+from tsallis.ops.transforms import traced
 
 
 class ContinuousAttention1d(ContinuousAttention):
@@ -118,7 +119,7 @@ class ContinuousAttention1d(ContinuousAttention):
         lengths: Tensor | Sequence[int] | None,
         positions: Tensor | None,
     ) -> Places:
-        size, like = values.shape[1], widen(values)
+        size, like = values.shape[1], upcast(values)
         if mask is not None and lengths is not None:
             raise ValueError("give lengths or a mask, not both")
         if mask is not None and (mask.dtype != torch.bool or mask.shape != values.shape[:2]):
@@ -222,7 +223,7 @@ class ContinuousAttention2d(ContinuousAttention):
         if grid is not None:
             if grid[0] * grid[1] != values.shape[1]:
                 raise ValueError(f"a grid of {grid[0]} times {grid[1]} doesn't hold {values.shape[1]} values")
-            positions = grid_centres(*grid).to(widen(values))
+            positions = grid_centres(*grid).to(upcast(values))
         assert positions is not None
         return self._attend(query, values, Places(mask, positions, fit))
 
@@ -288,7 +289,7 @@ class ContinuousGlobalAttention(BilinearAttention):
     def attend(self, scores: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the context [batch, tgt, d_memory] and masses [batch, tgt, src] of scores [batch, tgt, src]."""
         result = self.attention.attend(scores, memory, mask)
-        edges = cell_edges(mask).to(widen(memory))[:, None, None]  # [batch, 1, 1, src + 1]
+        edges = cell_edges(mask).to(upcast(memory))[:, None, None]  # [batch, 1, 1, src + 1]
         return result.context, cell_masses(result.density, edges).squeeze(1)
 
     def density(self, query: Tensor, memory: Tensor, mask: Tensor, keys: Tensor | None = None) -> Density:

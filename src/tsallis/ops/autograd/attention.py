@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from tsallis.ops import eager_attention
 from tsallis.ops.arguments import AttentionArgs, AttentionGradients, schema, tensor_count
-from tsallis.ops.autograd import rows as autograd
+from tsallis.ops.autograd import maps as autograd
 from tsallis.ops.backend import load_attention
-from tsallis.ops.eager_attention import future_mask, length_mask
+from tsallis.ops.dtypes import upcast
+from tsallis.ops.eager import attention as eager_attention
+from tsallis.ops.eager.attention import future_mask, length_mask
 from tsallis.ops.transforms import (
     compiling,
     differentiable,
@@ -25,7 +26,6 @@ from tsallis.ops.transforms import (
     operators_only,
     recomputed_gradients,
     traced,
-    widen,
     without_numbers,
 )
 
@@ -120,13 +120,13 @@ def differentiable_gradient(ctx: Any, args: AttentionArgs, grad: Tensor) -> Sequ
     """Return gradients that have gradients, or come in batches, through all weights."""
 
     def compute(query: Tensor, key: Tensor, value: Tensor, alphas: Tensor | None, mask: Tensor | None) -> Tensor:
-        query, key, value = (widen(x) for x in (query, key, value))
+        query, key, value = (upcast(x) for x in (query, key, value))
         alphas = None if alphas is None else alphas.to(query.dtype)
         mask = mask if mask is None or mask.dtype == torch.bool else mask.to(query.dtype)
         wide = args._replace(query=query, key=key, value=value, alphas=alphas, mask=mask)
         return dense_attention(wide, ctx.backend)[0]
 
-    return recomputed_gradients(ctx, compute, args.differentiable, widen(grad))
+    return recomputed_gradients(ctx, compute, args.differentiable, upcast(grad))
 
 
 # For tracers and dispatch modes: an operator, whose arguments are those of the container.

@@ -6,7 +6,6 @@ modes that is an opaque operator. Second derivatives, forward mode and `torch.fu
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -14,11 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from tsallis.ops import cpu, eager
 from tsallis.ops.alphas import Alpha, check_alpha
-from tsallis.ops.autograd import rows
 from tsallis.ops.autograd.linear_chunks import Kept, Layer, gradients, losses
-from tsallis.ops.cpu import Lists
+from tsallis.ops.autograd.losses import entmax_loss
+from tsallis.ops.dtypes import compute_dtype
+from tsallis.ops.eager import alpha_relu as eager
+from tsallis.ops.sparse_rows import CsrRows
+from tsallis.ops.tracing import operator, split_alpha
 from tsallis.ops.transforms import (
     compiling,
     differentiable,
@@ -34,13 +35,13 @@ __all__ = ["Layer", "linear_loss"]
 def materialised(layer: Layer) -> Tensor:
     """Compute the losses from all scores, by operations that can be differentiated twice, transformed and batched."""
     scores = F.linear(layer.hidden, layer.weight, layer.bias)
-    scores = scores.to(cpu.computed_in(scores.dtype))
+    scores = scores.to(compute_dtype(scores.dtype))
     if layer.tau is None:
-        return rows.entmax_loss(scores, layer.target, layer.alpha)
-    return eager.alpha_relu_loss(scores, layer.target, cast(float, layer.alpha) - 1, layer.tau)[0]
+        return entmax_loss(scores, layer.target, layer.alpha)
+    return eager.loss(scores, layer.target, cast(float, layer.alpha) - 1, layer.tau)
 
 
-class _LinearLoss(Function):
+class LinearLoss(Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -59,7 +60,7 @@ class _LinearLoss(Function):
         ctx.tau, ctx.alpha = tau, None if isinstance(alpha, Tensor) else alpha
         ctx.total = total
         if saved is not None:
-            ctx.kernels, ctx.dense, ctx.made = saved.kernels, saved.dense, saved.made
+            ctx.backend, ctx.dense, ctx.made = saved.backend, saved.dense, saved.made
             many = alpha if isinstance(alpha, Tensor) else None
             ctx.save_for_backward(hidden, weight, bias, target, many, alpha_grad, *saved.lists)
         return loss.sum() if total else loss
@@ -78,7 +79,7 @@ class _LinearLoss(Function):
             return *recomputed_gradients(ctx, compute, layer[:5], grad), None, None
         grad = grad.expand(len(hidden))
         made, ctx.made = ctx.made, None
-        saved = Kept(ctx.kernels, Lists(*lists), ctx.dense, made)
+        saved = Kept(ctx.backend, CsrRows(*lists), ctx.dense, made)
         dh, dw, db = gradients(layer.plain(), saved, grad, ctx.needs_input_grad[:3])
         da = alpha_grad * grad.unsqueeze(-1) if ctx.needs_input_grad[4] else None
         return dh, dw, db, None, da, None, None
@@ -92,12 +93,9 @@ def linear_loss(layer: Layer, total: bool = False) -> Tensor:
     if transforms_active() or forward_mode():
         loss = materialised(layer)
     elif compiling() or operators_only(layer.hidden):
-        arguments = (*layer[:4], *rows.split(layer.alpha), layer.tau)
-        learns = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments)
-        # The compiler fails on a Function that needs no gradient.
-        loss = cast(Tensor, _CompiledLinearLoss.apply(*arguments) if learns else _linear_loss_op(*arguments))
+        loss = cast(Tensor, _operator(*layer[:4], *split_alpha(layer.alpha), layer.tau))
     else:
-        return cast(Tensor, _LinearLoss.apply(*layer, total))
+        return cast(Tensor, LinearLoss.apply(*layer, total))
     return loss.sum() if total else loss
 
 
@@ -116,24 +114,18 @@ def _layer(
     return Layer(hidden, weight, bias, target, alpha if alphas is None else alphas, tau).plain()
 
 
-@torch.library.custom_op("tsallis::linear_loss", mutates_args=(), schema=f"({_ARGUMENTS}) -> Tensor")
-def _linear_loss_op(*arguments: Any) -> Tensor:
+def _compute(*arguments: Any) -> Tensor:
     layer = _layer(*arguments)
     check_alpha(layer.alpha)
     return losses(layer, keep=False)[0]
 
 
-@_linear_loss_op.register_fake
-def _(hidden: Tensor, *_: Any) -> Tensor:
-    return hidden.new_empty(hidden.shape[0], dtype=cpu.computed_in(hidden.dtype))
+def _fake(hidden: Tensor, *_: Any) -> Tensor:
+    return hidden.new_empty(hidden.shape[0], dtype=compute_dtype(hidden.dtype))
 
 
-@torch.library.custom_op(
-    "tsallis::linear_loss_backward",
-    mutates_args=(),
-    schema=f"(Tensor grad, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)",
-)
-def _linear_loss_backward_op(grad: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _compute_backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return all gradients; lists whose lengths the numbers decide can't be kept by a tracer, and are made again."""
     layer = _layer(*arguments)
     _, alpha_grad, saved = losses(layer, keep=True)
     assert saved is not None
@@ -143,49 +135,49 @@ def _linear_loss_backward_op(grad: Tensor, *arguments: Any) -> tuple[Tensor, Ten
     return dh, dw, db, da
 
 
-@_linear_loss_backward_op.register_fake
-def _(
+def _fake_backward(
     grad: Tensor, hidden: Tensor, weight: Tensor, bias: Any, target: Any, alpha: Any, alphas: Tensor | None, _: Any
 ) -> Any:
     da = grad.new_empty(0, 1) if alphas is None else torch.empty_like(alphas)
     return torch.empty_like(hidden), torch.empty_like(weight), weight.new_empty(weight.shape[0]), da
 
 
-def _materialised_with(tau: float | None) -> Callable[..., Tensor]:
-    """Return the losses of an operator's arguments but the last; no closure of a context, which a compiler refuses."""
-
-    def compute(
-        hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, alpha: float, alphas: Tensor | None
-    ) -> Tensor:
-        return materialised(_layer(hidden, weight, bias, target, alpha, alphas, tau))
-
-    return compute
+_backward_operator = operator(
+    "linear_loss_backward",
+    f"(Tensor grad, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    _compute_backward,
+    _fake_backward,
+)
 
 
-class _CompiledLinearLoss(Function):
-    """Two opaque operators, for tracers and dispatch modes.
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    hidden, weight, bias, target, ctx.alpha, alphas, ctx.tau = inputs
+    ctx.biased, ctx.many = bias is not None, alphas is not None
+    ctx.save_for_backward(hidden, weight, target, *(x for x in (bias, alphas) if x is not None))
 
-    They can't keep lists whose lengths the numbers decide, so those are made again.
-    """
 
-    @staticmethod
-    def forward(*arguments: Any) -> Tensor:
-        result: Tensor = _linear_loss_op(*arguments)
-        return result
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    hidden, weight, target, *rest = ctx.saved_tensors
+    bias = rest[0] if ctx.biased else None
+    alphas = rest[-1] if ctx.many else None
+    inputs = (hidden, weight, bias, target, ctx.alpha, alphas)
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        hidden, weight, bias, target, ctx.alpha, alphas, ctx.tau = inputs
-        ctx.biased, ctx.many = bias is not None, alphas is not None
-        ctx.save_for_backward(hidden, weight, target, *(x for x in (bias, alphas) if x is not None))
+        def compute(*inputs: Any) -> Tensor:
+            return materialised(_layer(*inputs, ctx.tau))
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        hidden, weight, target, *rest = ctx.saved_tensors
-        bias = rest[0] if ctx.biased else None
-        alphas = rest[-1] if ctx.many else None
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            inputs = (hidden, weight, bias, target, ctx.alpha, alphas)
-            return *recomputed_gradients(ctx, _materialised_with(ctx.tau), inputs, grad), None
-        dh, dw, db, da = _linear_loss_backward_op(grad, hidden, weight, bias, target, ctx.alpha, alphas, ctx.tau)
-        return dh, dw, db if ctx.biased else None, None, None, da if ctx.many else None, None
+        return *recomputed_gradients(ctx, compute, inputs, grad), None
+    dh, dw, db, da = _backward_operator(grad, *inputs, ctx.tau)
+    needs = ctx.needs_input_grad
+    return (
+        dh if needs[0] else None,
+        dw if needs[1] else None,
+        db if needs[2] else None,
+        None,
+        None,
+        da if needs[5] else None,
+        None,
+    )
+
+
+_operator = operator("linear_loss", f"({_ARGUMENTS}) -> Tensor", _compute, _fake, _setup, _backward)

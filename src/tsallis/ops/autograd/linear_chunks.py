@@ -15,17 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tsallis.ops import backend, cpu, eager
 from tsallis.ops.alphas import Alpha
-from tsallis.ops.cpu import Lists
-from tsallis.ops.transforms import consecutive
+from tsallis.ops.backend import Backend, choose
+from tsallis.ops.dtypes import compute_dtype, contiguous, contiguous_alpha
+from tsallis.ops.sparse_rows import CsrRows
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of hidden, weight and bias
 Needed = tuple[bool, bool, bool]
@@ -59,14 +58,9 @@ class Layer(NamedTuple):
 
     def plain(self) -> Layer:
         """With everything the kernels read as consecutive numbers."""
-        alpha = consecutive(self.alpha) if isinstance(self.alpha, Tensor) else self.alpha
-        bias = None if self.bias is None else consecutive(self.bias)
-        return self._replace(hidden=consecutive(self.hidden), weight=consecutive(self.weight), bias=bias, alpha=alpha)
-
-    def kernels(self) -> ModuleType | None:
-        """Return the kernels that compute the layer, None for PyTorch's operations."""
-        kernels = backend.kernels(self.hidden, self.alpha)
-        return kernels if kernels is backend.kernels(self.weight, 1.0) else None
+        alpha = contiguous_alpha(self.alpha)
+        bias = None if self.bias is None else contiguous(self.bias)
+        return self._replace(hidden=contiguous(self.hidden), weight=contiguous(self.weight), bias=bias, alpha=alpha)
 
     def rows(self, part: slice) -> Layer:
         """Return the layer restricted to some of the rows."""
@@ -80,9 +74,9 @@ class Layer(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The kernels and chunks that compute a layer. PyTorch's operations get the sizes of the CPU on every device."""
+    """The backend and chunks that compute a layer."""
 
-    kernels: ModuleType | None
+    backend: Backend
     sizes: Sizes
     chunks: list[slice]
     few: bool  # all scores may be there at once, and stay
@@ -90,24 +84,24 @@ class Plan(NamedTuple):
     @property
     def ahead(self) -> bool:
         """True if the next chunk's scores are launched before this chunk is settled."""
-        return self.sizes is GPU and len(self.chunks) > 1
+        return self.backend.CAPABILITIES.asynchronous and len(self.chunks) > 1
 
     @property
     def at_once(self) -> bool:
         """True if, for a loss that is one sum, a chunk without lists multiplies its gradients in the forward pass."""
-        return self.sizes is GPU
+        return self.backend.CAPABILITIES.asynchronous
 
 
 def plan(layer: Layer) -> Plan:
-    kernels = layer.kernels()
-    sizes = CPU if kernels in (None, cpu) else GPU
+    backend = choose(layer.alpha, layer.hidden, layer.weight)
+    sizes = GPU if backend.CAPABILITIES.asynchronous else CPU
     tokens, classes = len(layer.hidden), len(layer.weight)
     few = tokens * classes <= sizes.whole
     rows = tokens if few else max(1, sizes.chunk // classes)
     if not few and sizes.chunks is not None:
         step = sizes.tokens
         rows = max(rows // step, -(-tokens // (sizes.chunks * step)), 1) * step
-    return Plan(kernels, sizes, [slice(i, min(i + rows, tokens)) for i in range(0, tokens, rows)], few)
+    return Plan(backend, sizes, [slice(i, min(i + rows, tokens)) for i in range(0, tokens, rows)], few)
 
 
 @dataclass
@@ -115,7 +109,7 @@ class Dense:
     """A chunk whose rows have no lists."""
 
     rows: slice
-    stats: Tensor | None  # the kernels' statistics of the rows
+    stats: Any  # the backend's statistics of the rows; None where these would be whole rows: they are made again
     scores: Tensor | None = None  # where they were kept; gone once the gradient has taken their place
 
 
@@ -141,8 +135,8 @@ class Sums:
 class Kept:
     """The supports of all rows as lists; rows of dense chunks have none, and are listed by chunk."""
 
-    kernels: ModuleType | None  # that found them
-    lists: Lists
+    backend: Backend  # that computed them
+    lists: CsrRows
     dense: list[Dense]
     made: Sums | None = None  # products of the dense chunks for losses of weight 1; gone once they are used
 
@@ -153,7 +147,7 @@ class Solved(NamedTuple):
     loss: Tensor  # [rows]
     slope: Tensor | None  # its derivative in alpha [rows, 1]
     counts: Tensor | None  # [rows], int64: sizes of the supports; None: nothing is kept
-    stats: Tensor | None
+    stats: Any
     entries: Callable[[int], tuple[Tensor, Tensor]] | None  # classes and values, of so many
 
 
@@ -178,7 +172,7 @@ class Losses:
     def __init__(self, layer: Layer, plan: Plan, keep: bool, at_once: Needed | None) -> None:
         self.layer, self.plan, self.keep = layer, plan, keep
         self.at_once = at_once if plan.at_once and layer.hidden.dtype != torch.float16 else None
-        self.wide = cpu.computed_in(layer.hidden.dtype)
+        self.wide = compute_dtype(layer.hidden.dtype)
         self.each: list[Tensor] = []
         self.slopes: list[Tensor] = []
         self.counts: list[Tensor] = []
@@ -202,11 +196,7 @@ class Losses:
 
     def begin(self, part: slice, scores: Tensor) -> None:
         """Find the losses of a chunk, and ask how long its lists are."""
-        chunk = self.layer.rows(part)
-        if self.plan.kernels is None:
-            solved = _solve_eagerly(chunk, scores, self.keep)
-        else:
-            solved = _solve(chunk, scores, self.plan.kernels, self.keep)
+        solved = _solve(self.layer.rows(part), scores, self.plan.backend, self.keep)
         self.each.append(solved.loss)
         if solved.slope is not None:
             self.slopes.append(solved.slope)
@@ -228,7 +218,8 @@ class Losses:
             self.values.append(value)
             return
         self.counts.append(torch.zeros_like(solved.counts))
-        dense = Dense(part, solved.stats, scores if self.plan.few or self.at_once else None)
+        stats = solved.stats if self.plan.backend.CAPABILITIES.row_statistics else None
+        dense = Dense(part, stats, scores if self.plan.few or self.at_once else None)
         self.dense.append(dense)
         if self.at_once is not None:
             self.multiply(dense, self.at_once)
@@ -239,16 +230,16 @@ class Losses:
             self.made = sums_of(self.layer, needed, self.wide)
         chunk = self.layer.rows(dense.rows)
         one = torch.ones(len(chunk.hidden), dtype=self.wide, device=chunk.hidden.device)
-        self.made.add(chunk, dense.rows, score_gradient(chunk, dense, one, self.plan.kernels))
+        self.made.add(chunk, dense.rows, score_gradient(chunk, dense, one, self.plan.backend))
 
     def kept(self) -> Kept:
         nothing = self.layer.hidden.new_empty(0)
-        lists = Lists(
+        lists = CsrRows(
             F.pad(torch.cat(self.counts).cumsum(0), (1, 0)),
             torch.cat([*self.columns, nothing.to(torch.int32)]),
             torch.cat([*self.values, nothing.to(self.wide)]),
         )
-        return Kept(self.plan.kernels, lists, self.dense, self.made)
+        return Kept(self.plan.backend, lists, self.dense, self.made)
 
 
 def sums_of(layer: Layer, needed: Needed, wide: torch.dtype) -> Sums:
@@ -263,64 +254,37 @@ def losses(layer: Layer, keep: bool, at_once: Needed | None = None) -> tuple[Ten
     Where the loss is one sum, `at_once` says of what it needs gradients (hidden, weight, bias).
     """
     plan_ = plan(layer)
-    if layer.tau is not None and ONE_PASS and hasattr(plan_.kernels, "relu_lists"):
-        kernels = cast(Any, plan_.kernels)
-        result = kernels.relu_lists(*layer[:4], layer.alpha, layer.tau, plan_.sizes.share)
+    if layer.tau is not None and ONE_PASS:
+        arguments = (*layer[:4], cast(float, layer.alpha), layer.tau, plan_.sizes.share)
+        result = plan_.backend.relu_lists(*arguments)
         if result is not None:
-            return result[0], None, Kept(kernels, result[1], []) if keep else None
+            return result[0], None, Kept(plan_.backend, result[1], []) if keep else None
     chunks = Losses(layer, plan_, keep, at_once)
     chunks.run()
     slope = torch.cat(chunks.slopes) if isinstance(layer.alpha, Tensor) else None
     return torch.cat(chunks.each), slope, chunks.kept() if keep else None
 
 
-def _solve(chunk: Layer, scores: Tensor, kernels: ModuleType, keep: bool) -> Solved:
-    slope = None
-    if chunk.tau is None:
-        loss, stats, slope = kernels.entmax_loss(scores, chunk.target, chunk.alpha, isinstance(chunk.alpha, Tensor))
-    else:
-        loss, stats = kernels.alpha_relu_loss(scores, chunk.target, cast(float, chunk.alpha), chunk.tau)
-        stats[:, -1].masked_fill_(chunk.target < 0, 0)
+def _solve(chunk: Layer, scores: Tensor, backend: Backend, keep: bool) -> Solved:
+    loss, stats, slope = _loss(chunk, scores, backend)
     if not keep:
         return Solved(loss, slope, None, None, None)
-    counts = stats[:, -1].long()
+    counts = backend.support_sizes(scores, chunk.alpha, stats, chunk.target)
 
     def entries(size: int) -> tuple[Tensor, Tensor]:
         offsets = F.pad(counts.cumsum(0), (1, 0))
-        options = {} if kernels is cpu else {"size": size}  # a GPU's last offset is not at hand
-        support = kernels.support if chunk.tau is None else kernels.alpha_relu_support
-        result: tuple[Tensor, Tensor] = support(scores, chunk.alpha, stats, offsets, **options)
-        return result
+        if chunk.tau is None:
+            return backend.support(scores, chunk.alpha, stats, offsets, size)
+        return backend.alpha_relu_support(scores, cast(float, chunk.alpha), stats, offsets, size)
 
     return Solved(loss, slope, counts, stats, entries)
 
 
-def _solve_eagerly(chunk: Layer, scores: Tensor, keep: bool) -> Solved:
-    loss, probs = _eager_probs(chunk, scores.to(cpu.computed_in(scores.dtype)))
-    slope = None
-    if isinstance(chunk.alpha, Tensor):
-        slope = eager.entropy_alpha_gradient(probs, chunk.alpha)
-        slope = torch.where((chunk.target < 0).unsqueeze(-1), 0, slope)
-    if not keep:
-        return Solved(loss, slope, None, None, None)
-    support = (probs != 0) & (chunk.target >= 0).unsqueeze(-1)
-
-    def entries(_: int) -> tuple[Tensor, Tensor]:
-        row, column = support.nonzero(as_tuple=True)
-        return column.to(torch.int32), probs[row, column]
-
-    return Solved(loss, slope, support.sum(-1), None, entries)
-
-
-def _eager_probs(chunk: Layer, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses [rows] and all probabilities (alpha-ReLU: values) of scores; a row that counts for nothing has zeros."""
-    if chunk.tau is not None:
-        return eager.alpha_relu_loss(scores, chunk.target, cast(float, chunk.alpha) - 1, chunk.tau)
-    loss, probs, packed = eager.entmax_loss(scores, chunk.target, chunk.alpha)
-    if packed is not None:
-        probs = packed.scatter(probs, scores)
-        probs = probs.masked_fill_(loss.isnan().unsqueeze(-1), torch.nan)
-    return loss, torch.where((scores.amax(-1, keepdim=True) == -torch.inf), 0, probs)
+def _loss(chunk: Layer, scores: Tensor, backend: Backend) -> tuple[Tensor, Any, Tensor | None]:
+    """Return losses [rows], statistics, and the losses' derivatives in alpha [rows, 1] where it is a tensor."""
+    if chunk.tau is None:
+        return backend.entmax_loss(scores, chunk.target, chunk.alpha, isinstance(chunk.alpha, Tensor))
+    return *backend.alpha_relu_loss(scores, chunk.target, cast(float, chunk.alpha), chunk.tau), None
 
 
 def gradients(layer: Layer, kept: Kept, weights: Tensor, needed: Needed) -> Gradients:
@@ -328,21 +292,25 @@ def gradients(layer: Layer, kept: Kept, weights: Tensor, needed: Needed) -> Grad
 
     Products that were made in the forward pass are for weights that are one number: that of the first row.
     """
-    kernels, made = kept.kernels, kept.made or Sums()
+    backend, made = kept.backend, kept.made or Sums()
     dense = kept.dense if kept.made is None else []
     kept.made = None
-    wide = consecutive(weights.to(kept.lists.value.dtype))  # the kernels read it: a sum's is one number, seen often
+    wide = contiguous(weights.to(kept.lists.value.dtype))  # the kernels read it: a sum's is one number, seen often
     target = _listed(layer, kept)
     sums = Sums()
-    if needed[0]:
-        sums.hidden = _by_row(layer, kept.lists, wide, target, kernels, made)
-    if needed[1] or needed[2]:
-        sums.weight, sums.bias = _by_class(layer, kept.lists, wide, target, kernels, made)
-        if not needed[1]:
-            sums.weight = None
+    if needed[0]:  # dH[r] = w_r (sum_c p_rc W[c] - W[y_r]), and what was made before
+        onto = _onto(made.hidden, wide)
+        sums.hidden, _ = backend.gather(kept.lists, layer.weight, scale=wide, minus=target, **onto)
+    if needed[1] or needed[2]:  # dW[c] = sum_r w_r (p_rc - [y_r = c]) H[r], and the same without H for the bias
+        transposed = backend.transpose(kept.lists, len(layer.weight), wide, target)
+        onto = _onto(made.weight, wide)
+        weight_grad, total = backend.gather(transposed, layer.hidden, need_total=True, **onto)
+        assert total is not None
+        sums.weight = weight_grad if needed[1] else None
+        sums.bias = total if made.bias is None else total.add_(made.bias * wide[0])
     for chunk in dense:
         part = layer.rows(chunk.rows)
-        sums.add(part, chunk.rows, score_gradient(part, chunk, wide[chunk.rows], kernels))
+        sums.add(part, chunk.rows, score_gradient(part, chunk, wide[chunk.rows], backend))
     bias = sums.bias.to(layer.hidden.dtype) if needed[2] and sums.bias is not None else None
     return sums.hidden, sums.weight, bias
 
@@ -360,72 +328,20 @@ def _listed(layer: Layer, saved: Kept) -> Tensor:
     return target
 
 
-def _by_row(layer: Layer, lists: Lists, weights: Tensor, target: Tensor, kernels: Any, made: Sums) -> Tensor:
-    """`dH[r] = w_r (sum_c p_rc W[c] - W[y_r])`, zero where there is no target; and what was made before."""
-    if kernels is not None:
-        result: Tensor = kernels.gather(
-            lists, layer.weight, scale=weights, minus=target, **_onto(made.hidden, weights)
-        )[0]
-        return result
-    counted = (target >= 0).unsqueeze(-1)
-    table = layer.weight.to(lists.value.dtype)
-    grad = _sparse(lists, len(table)) @ table - torch.where(counted, table[target.clamp(min=0)], 0)
-    grad = torch.where(counted, grad * weights.unsqueeze(-1), 0)
-    return _added(grad, made.hidden, weights).to(layer.hidden.dtype)
-
-
-def _by_class(
-    layer: Layer, lists: Lists, weights: Tensor, target: Tensor, kernels: Any, made: Sums
-) -> tuple[Tensor, Tensor]:
-    """`dW[c] = sum_r w_r (p_rc - [y_r = c]) H[r]`, and the same sums without H for the bias; and what was made."""
-    classes = len(layer.weight)
-    if kernels is not None:
-        transposed = kernels.transpose(lists, classes, weights, target)
-        onto = _onto(made.weight, weights)
-        weight_grad, total = kernels.gather(transposed, layer.hidden, need_total=True, **onto)
-        assert total is not None
-        return weight_grad, _added(total, made.bias, weights)
-    rows = torch.arange(len(target), device=target.device)
-    counted = target >= 0
-    row = torch.cat([rows.repeat_interleave(lists.offsets.diff()), rows[counted]])
-    column = torch.cat([lists.column.long(), target[counted]])
-    value = torch.cat([lists.value, lists.value.new_full((int(counted.sum()),), -1.0)]) * weights[row]
-    order = column.argsort(stable=True)
-    offsets = F.pad(torch.bincount(column, minlength=classes).cumsum(0), (1, 0))
-    transposed = Lists(offsets, row[order].to(torch.int32), value[order])
-    table = layer.hidden.to(value.dtype)
-    weight_grad = _added(_sparse(transposed, len(table)) @ table, made.weight, weights)
-    total = value.new_zeros(classes).index_add_(0, column, value)
-    return weight_grad.to(layer.hidden.dtype), _added(total, made.bias, weights)
-
-
 def _onto(made: Tensor | None, weights: Tensor) -> dict[str, Tensor]:
     """Return the arguments by which a sum over lists is added to `made` in place, none without one."""
     return {} if made is None else {"onto": made, "factor": weights}
 
 
-def _added(total: Tensor, made: Tensor | None, weights: Tensor) -> Tensor:
-    return total if made is None else total.add_(made * weights[0])
+def score_gradient(chunk: Layer, dense: Dense, weights: Tensor, backend: Backend) -> Tensor:
+    """Return the gradient of a dense chunk's scores [rows, classes], in their place if the backend can.
 
-
-def _sparse(lists: Lists, width: int) -> Tensor:
-    rows = torch.arange(len(lists.offsets) - 1, device=lists.offsets.device)
-    indices = torch.stack([rows.repeat_interleave(lists.offsets.diff()), lists.column.long()])
-    size = (len(rows), width)
-    return torch.sparse_coo_tensor(indices, lists.value, size, is_coalesced=True, check_invariants=False)
-
-
-def score_gradient(chunk: Layer, kept: Dense, weights: Tensor, kernels: Any) -> Tensor:
-    """The gradient of a dense chunk's scores [rows, classes] in their place; if they were not kept, they come again."""
-    scores = chunk.scores() if kept.scores is None else kept.scores
-    kept.scores = None
-    if kept.stats is not None:
-        gradient = kernels.entmax_loss_gradient if chunk.tau is None else kernels.alpha_relu_loss_gradient
-        result: Tensor = gradient(scores, chunk.target, chunk.alpha, kept.stats, weights, out=scores)
-        return result
-    wide = scores.to(weights.dtype)
-    loss, probs = _eager_probs(chunk, wide)
-    counted = (chunk.target >= 0) & ((wide.amax(-1) != -torch.inf) | loss.isnan())
-    gold = chunk.target.clamp(min=0).unsqueeze(-1)
-    dz = probs.scatter_add(-1, gold, torch.full_like(gold, -1, dtype=probs.dtype)) * weights.unsqueeze(-1)
-    return torch.where(counted.unsqueeze(-1), dz, 0).to(scores.dtype)
+    Scores that were not kept come again, as do statistics.
+    """
+    scores = chunk.scores() if dense.scores is None else dense.scores
+    dense.scores = None
+    stats = _loss(chunk, scores, backend)[1] if dense.stats is None else dense.stats
+    if chunk.tau is None:
+        return backend.entmax_loss_gradient(scores, chunk.target, chunk.alpha, stats, weights, out=scores)
+    alpha = cast(float, chunk.alpha)
+    return backend.alpha_relu_loss_gradient(scores, chunk.target, alpha, stats, weights, out=scores)

@@ -27,6 +27,8 @@ from tsallis.ops.backend import Capabilities
 from tsallis.ops.cpu.build import LEFT_OUT, NO_KERNEL, source_hash
 from tsallis.ops.cpu.structs import CALLS, Layout, sizes
 from tsallis.ops.cpu.structs import STATS as STATS
+from tsallis.ops.dtypes import compute_dtype
+from tsallis.ops.sparse_rows import CsrRows
 
 DROP_ROW = 4096  # numbers that a thread drops at a time
 LISTED = 1024  # classes from which on a loss keeps small supports
@@ -44,11 +46,6 @@ class Status(NamedTuple):
     instructions: str = ""
     path: str = ""
     left_out: bool = False  # whoever installed the package wanted it so
-
-
-def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of what is kept for each row: float64 for float64, float32 for all others."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @functools.cache
@@ -120,8 +117,10 @@ def status() -> Status:
 
 def usable() -> bool:
     """Tell whether the compiled kernels can be used; a process is warned once where they are missing."""
-    warn_of_absence()
-    return status().available
+    available = status().available
+    if not available:
+        warn_of_absence()
+    return available
 
 
 def on_device(kind: str) -> bool:
@@ -165,7 +164,7 @@ def entmax_gradient(
     """Return gradients of the scores, and of alpha [rows, 1]."""
     scores_grad = torch.empty_like(probs)
     layout = _layout(probs, alpha, dim)
-    alpha_grad = torch.empty(layout.rows, 1, dtype=computed_in(probs.dtype)) if need_alpha else None
+    alpha_grad = torch.empty(layout.rows, 1, dtype=compute_dtype(probs.dtype)) if need_alpha else None
     run(
         "map_gradient",
         layout,
@@ -184,7 +183,7 @@ def entmax_loss(
 
     `listed`: the statistics may hold small supports too, for :func:`entmax_loss_gradient` to read them, not the scores.
     """
-    wide = computed_in(scores.dtype)
+    wide = compute_dtype(scores.dtype)
     rows = len(scores)
     width = STATS + (_support_width(scores) if listed else 0)
     loss, stats = torch.empty(rows, dtype=wide), torch.empty(rows, width, dtype=wide)
@@ -205,7 +204,7 @@ def entmax_loss(
 def _support_width(scores: Tensor) -> int:
     """Numbers that a row's support takes if a 64th of its classes or fewer are in it: about a 32nd of the scores'."""
     room = 16 + scores.shape[-1] // 64 // 16 * 16 if scores.shape[-1] >= LISTED else 0
-    return 1 + room + room * 4 // computed_in(scores.dtype).itemsize if room else 0
+    return 1 + room + room * 4 // compute_dtype(scores.dtype).itemsize if room else 0
 
 
 def entmax_loss_gradient(
@@ -242,7 +241,7 @@ def _loss_gradient(
 
 def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, Tensor]:
     """Return losses [rows] of alpha-ReLU with a constant threshold, and statistics [rows, STATS] as those of entmax."""
-    wide = computed_in(scores.dtype)
+    wide = compute_dtype(scores.dtype)
     loss, stats = torch.empty(len(scores), dtype=wide), torch.empty(len(scores), STATS, dtype=wide)
     run(
         "relu_loss",
@@ -256,18 +255,29 @@ def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) ->
     return loss, stats
 
 
-def support(scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+def support_sizes(scores: Tensor, alpha: Alpha, stats: Tensor, target: Tensor) -> Tensor:
+    """Return the size of each row's support [rows]; none where there is no target, which statistics then say too."""
+    return stats[:, -1].masked_fill_(target < 0, 0).long()
+
+
+def support(
+    scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, size: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Return classes (int32) and probabilities of each row's support, row r's from offsets[r] to offsets[r + 1]."""
-    return _support(scores, alpha, stats, offsets, relu=False)
+    return _support(scores, alpha, stats, offsets, size, relu=False)
 
 
-def alpha_relu_support(scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+def alpha_relu_support(
+    scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, size: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Return :func:`support` for the values of :func:`alpha_relu_loss`."""
-    return _support(scores, alpha, stats, offsets, relu=True)
+    return _support(scores, alpha, stats, offsets, size, relu=True)
 
 
-def _support(scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, relu: bool) -> tuple[Tensor, Tensor]:
-    size = int(offsets[-1])
+def _support(
+    scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, size: int | None, relu: bool
+) -> tuple[Tensor, Tensor]:
+    size = int(offsets[-1]) if size is None else size
     index, value = torch.empty(size, dtype=torch.int32), torch.empty(size, dtype=stats.dtype)
     run(
         "support",
@@ -282,16 +292,15 @@ def _support(scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, relu:
     return index, value
 
 
-class Lists(NamedTuple):
-    """Sparse rows: entries [offsets[r], offsets[r + 1]) are row r's columns and values."""
+def relu_lists(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, alpha: float, tau: float, share: float
+) -> tuple[Tensor, CsrRows] | None:
+    """Return None: there is no way past the scores."""
+    return None
 
-    offsets: Tensor  # [rows + 1], int64
-    column: Tensor  # int32
-    value: Tensor
 
-
-def transpose(lists: Lists, classes: int, weight: Tensor, target: Tensor) -> Lists:
-    """The rows' lists by class, each value times its row's weight [rows], with -weight where the target [rows] is.
+def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
+    """Return the rows' lists by class, each value times its row's weight, with -weight where the target [rows] is.
 
     Rows with a negative target are left out.
     """
@@ -312,16 +321,18 @@ def transpose(lists: Lists, classes: int, weight: Tensor, target: Tensor) -> Lis
         index.data_ptr(),
         value.data_ptr(),
     )
-    return Lists(offsets, index, value)
+    return CsrRows(offsets, index, value)
 
 
 def gather(
-    lists: Lists,
+    lists: CsrRows,
     table: Tensor,
     *,
     scale: Tensor | None = None,
     minus: Tensor | None = None,
     need_total: bool = False,
+    onto: Tensor | None = None,
+    factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """`out[r] = scale[r] (sum_k value[k] table[index[k]] - table[minus[r]])`; and the sums of the values themselves."""
     rows, m = len(lists.offsets) - 1, table.shape[1]
@@ -341,13 +352,15 @@ def gather(
         out.data_ptr(),
         None if total is None else total.data_ptr(),
     )
+    if onto is not None and factor is not None:
+        return onto.mul_(factor[0]).add_(out), total
     return out, total
 
 
-def drop(x: Tensor, stays: float, seed: int, out: Tensor, d: int = DROP_ROW) -> Tensor:
+def drop(x: Tensor, keep_prob: float, seed: int, out: Tensor, d: int = DROP_ROW) -> Tensor:
     """Dropout of float32 or float64 by a seed below 2**64: the same whenever it is asked for; `out` may be `x`.
 
     What is dropped depends on the row and the column where numbers lie in rows of `d`.
     """
-    run("drop", STORAGE[x.dtype], x.numel(), d, seed, stays, x.data_ptr(), out.data_ptr())
+    run("drop", STORAGE[x.dtype], x.numel(), d, seed, keep_prob, x.data_ptr(), out.data_ptr())
     return out

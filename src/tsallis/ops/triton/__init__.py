@@ -11,7 +11,9 @@ import functools
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
+from tsallis.ops.alphas import Alpha
 from tsallis.ops.backend import Capabilities
 from tsallis.ops.triton.alpha_relu import relu_lists
 from tsallis.ops.triton.language import available
@@ -25,7 +27,7 @@ from tsallis.ops.triton.losses import (
     support,
 )
 from tsallis.ops.triton.maps import entmax, entmax_gradient
-from tsallis.ops.triton.sparse import Lists, gather, transpose
+from tsallis.ops.triton.sparse import gather, transpose
 
 STORAGE = (torch.float32, torch.bfloat16, torch.float16)
 CAPABILITIES = Capabilities(
@@ -36,12 +38,10 @@ __all__ = [
     "CAPABILITIES",
     "STATS",
     "STORAGE",
-    "Lists",
     "alpha_relu_loss",
     "alpha_relu_loss_gradient",
     "alpha_relu_support",
     "available",
-    "computed_in",
     "entmax",
     "entmax_gradient",
     "entmax_loss",
@@ -51,6 +51,7 @@ __all__ = [
     "relu_lists",
     "status",
     "support",
+    "support_sizes",
     "transpose",
     "usable",
 ]
@@ -85,6 +86,6 @@ def on_device(kind: str) -> bool:
     return kind in ("cuda", "cpu")
 
 
-def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of what is kept for each row: float32 for all of them."""
-    return torch.float32
+def support_sizes(scores: Tensor, alpha: Alpha, stats: Tensor, target: Tensor) -> Tensor:
+    """Return the size of each row's support [rows]; none where there is no target, which statistics then say too."""
+    return stats[:, -1].masked_fill_(target < 0, 0).long()

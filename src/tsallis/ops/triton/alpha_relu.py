@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tsallis.ops.cpu import Lists
+from tsallis.ops.sparse_rows import CsrRows
 from tsallis.ops.triton.language import THREE_HALVES, TWO, interpreted, kernel, mode, precision, run, tl
 
 LEAST = 1 << 10  # entries there is room for at least
@@ -168,7 +168,7 @@ def _losses(
 
 def relu_lists(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, alpha: float, tau: float, share: float
-) -> tuple[Tensor, Lists] | None:
+) -> tuple[Tensor, CsrRows] | None:
     """Return losses [tokens], and the values above zero as lists; None where they are more than a share of all scores.
 
     Also None where a score is NaN or infinite. Everything consecutive in memory, of one dtype that is not float64;
@@ -217,4 +217,4 @@ def relu_lists(
     offsets = torch.searchsorted(ordered, torch.arange(tokens + 1, device=hidden.device) * classes)
     rest = 1 / (alpha * eps) + tau / eps
     run(_losses, (tokens,), hidden, **shared, offsets=offsets, value=value, loss=loss, rest=rest, ENTRIES=ENTRIES)
-    return loss, Lists(offsets, (ordered % classes).to(torch.int32), value)
+    return loss, CsrRows(offsets, (ordered % classes).to(torch.int32), value)

@@ -376,8 +376,10 @@ def block(d: int) -> tuple[int, int]:
     return TILE // width, width
 
 
-def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Losses [rows] against classes [rows] (negative: none), statistics [rows, STATS], and dL/d alpha [rows, 1]."""
+def entmax_loss(
+    scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, listed: bool = False
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return losses [rows] against classes [rows] (negative: none), statistics [rows, STATS], and dL/d alpha."""
     rows, d = scores.shape
     loss = scores.new_empty(rows, dtype=torch.float32)
     stats = scores.new_empty(rows, STATS, dtype=torch.float32)

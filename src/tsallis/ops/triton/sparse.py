@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsallis.ops.cpu import Lists
+from tsallis.ops.sparse_rows import CsrRows
 from tsallis.ops.triton.language import kernel, run, tl
-
-__all__ = ["Lists", "gather", "transpose"]
 
 PIECE = 256  # a list with more entries is cut
 PIECES = 1024  # about so many at the most: pieces are longer where there are more entries
@@ -141,7 +139,7 @@ def _gather_rows(
 
 
 def gather(
-    lists: Lists,
+    lists: CsrRows,
     table: Tensor,
     *,
     scale: Tensor | None = None,
@@ -214,7 +212,7 @@ def _pieces(offsets: Tensor, piece: int, most: int) -> tuple[Tensor, Tensor]:
     return piece_row, ends - count
 
 
-def transpose(lists: Lists, classes: int, weight: Tensor, target: Tensor) -> Lists:
+def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
     """The rows' lists by class, each value times its row's weight [rows], with -weight where the target [rows] is.
 
     Rows with a negative target have no such entry; what stands for it comes after the last class's list.
@@ -226,4 +224,4 @@ def transpose(lists: Lists, classes: int, weight: Tensor, target: Tensor) -> Lis
     offsets = torch.searchsorted(column, torch.arange(classes + 1, device=column.device, dtype=torch.int32))
     row = row[order]
     value = torch.cat([lists.value, lists.value.new_full((len(target),), -1.0)])[order]
-    return Lists(offsets, row, value.mul_(weight[row]))
+    return CsrRows(offsets, row, value.mul_(weight[row]))

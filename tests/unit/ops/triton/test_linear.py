@@ -20,7 +20,7 @@ from triton_interpreter import (
 from tsallis.ops import reference
 from tsallis.ops.autograd import linear_chunks
 from tsallis.ops.autograd.linear_chunks import Layer
-from tsallis.ops.cpu import Lists
+from tsallis.ops.sparse_rows import CsrRows
 from tsallis.ops.triton import alpha_relu as gpu_relu
 from tsallis.ops.triton import sparse as gpu_lists
 
@@ -57,7 +57,7 @@ def triton() -> Iterator[None]:
         yield
 
 
-def some_lists(rows: int, columns: int, counts: list[int], seed: int = 0) -> tuple[Lists, Tensor]:
+def some_lists(rows: int, columns: int, counts: list[int], seed: int = 0) -> tuple[CsrRows, Tensor]:
     """Random lists of given lengths, a column at most once in each; and the same as a matrix in float64."""
     generator = torch.Generator().manual_seed(seed)
     matrix = torch.zeros(rows, columns, dtype=torch.float64)
@@ -68,7 +68,7 @@ def some_lists(rows: int, columns: int, counts: list[int], seed: int = 0) -> tup
     row = torch.arange(rows).repeat_interleave(torch.tensor(counts))
     matrix[row, column] = value.double()
     offsets = F.pad(torch.tensor(counts).cumsum(0), (1, 0))
-    return Lists(offsets.to(DEVICE), column.int().to(DEVICE), value.to(DEVICE)), matrix
+    return CsrRows(offsets.to(DEVICE), column.int().to(DEVICE), value.to(DEVICE)), matrix
 
 
 COUNTS = [0, 3, 40, 8, 9, 1, 0, 17, 33]  # pieces are of 16 entries here
@@ -446,7 +446,8 @@ for dtype in (torch.bfloat16, torch.float32):
         hidden, weight = torch.zeros(tokens, 64, dtype=dtype), torch.zeros(classes, 64, dtype=dtype)
         target, scale = torch.zeros(tokens, dtype=torch.long), torch.zeros(tokens)
         relu.relu_lists(hidden, weight, weight[:, 0].contiguous(), target, 1.25, 0.5, 1 / 128)
-        some = lists.Lists(torch.zeros(tokens + 1, dtype=torch.long), torch.zeros(entries).int(), torch.zeros(entries))
+        zeros = torch.zeros(tokens + 1, dtype=torch.long), torch.zeros(entries).int(), torch.zeros(entries)
+        some = lists.CsrRows(*zeros)
         lists.gather(some, weight, scale=scale, minus=target, need_total=True, onto=hidden, factor=scale)
     print(dtype, {name: len(found) for name, found in compiled.items()})
     assert set(compiled) == {"_append_positive", "_losses", "_gather_pieces", "_gather_rows"}

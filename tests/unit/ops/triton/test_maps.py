@@ -194,7 +194,6 @@ def test_how_rows_are_cut() -> None:
 
 @pytest.fixture
 def public(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "triton_status", lambda: (True, "for this test"))
 
 
 @pytest.mark.usefixtures("public")

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tsallis.ops import eager
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.arguments import AttentionArgs, AttentionGradients
+from tsallis.ops.eager import maps
 
 TILE = 1 << 20  # weights at a time
 LEAST_ROWS = 128  # of a head in a tile, for the sake of the matrix products
@@ -244,13 +244,13 @@ class _TiledAttention:
     def solve(self, scores: Tensor, tile: Tile) -> Tensor:
         """Turn scores into weights, in place."""
         flat = scores.view(-1, scores.shape[-1])
-        flat.copy_(eager.entmax(flat, self._alphas(tile))[0])
+        flat.copy_(maps.solve(flat, self._alphas(tile))[0])
         return scores
 
     def pull(self, weights: Tensor, grad: Tensor, tile: Tile, need_alphas: bool) -> tuple[Tensor, Tensor | None]:
         """Return gradients of the scores, and of alpha [rows, 1]."""
         p, g = (x.view(-1, x.shape[-1]) for x in (weights, grad))
-        ds, slope = eager.pullback(p, g, self._alphas(tile), need_alphas, False)
+        ds, slope = maps.pullback(p, g, self._alphas(tile), need_alphas, False)
         return ds.view(weights.shape), slope
 
     def drop(self, weights: Tensor, number: int, copy: bool = False) -> Tensor:

@@ -1,0 +1,192 @@
+"""The maps under autograd: gradients of every order, forward mode, vmap, and operators for tracers.
+
+A map is a :class:`MapRule`, of which :func:`apply_map` makes something that PyTorch differentiates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from tsallis.ops.alphas import Alpha, check_alpha
+from tsallis.ops.backend import Backend, choose, choose_direct
+from tsallis.ops.dtypes import contiguous, contiguous_alpha
+from tsallis.ops.eager import maps as eager
+from tsallis.ops.tracing import Operation, join_alpha, operator, save, saved, split_alpha, vmap_rows
+from tsallis.ops.transforms import compiling, differentiable, differentiated, functionalized, operators_only
+
+Gradients = tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True)
+class MapRule:
+    """How a map of rows is computed and differentiated; its parameters are numbers or tensors that have rows first.
+
+    `solve(scores, alpha, *parameters)` returns probabilities [rows, d]. The others start from these, and are made of
+    operations that can be differentiated again: `pullback(probs, grad, needs, alpha, *parameters)` returns gradients
+    of the scores, of alpha [rows, 1] and of each parameter, None where `needs` is False or there is none; and
+    `pushforward(probs, tangents, alpha, *parameters)` the derivative along tangents of the same inputs, of which those
+    that are None have none.
+    """
+
+    solve: Callable[..., Tensor]
+    pullback: Callable[..., Gradients]
+    pushforward: Callable[..., Tensor]
+    operator: Callable[..., Tensor]
+
+
+def map_rule(
+    name: str,
+    solve: Callable[..., Tensor],
+    pullback: Callable[..., Gradients],
+    pushforward: Callable[..., Tensor],
+    parameters: str = "",
+) -> MapRule:
+    """Return the rule of a map, and register `tsallis::name` for tracers.
+
+    `parameters` declares those that follow scores and alpha, as in a schema: `"float budget, Tensor cap"`.
+    """
+
+    def compute(scores: Tensor, number: float, alphas: Tensor | None, *rest: Any) -> Tensor:
+        return solve(scores, join_alpha(number, alphas), *rest).contiguous()
+
+    def fake(scores: Tensor, *_: Any) -> Tensor:
+        return torch.empty_like(scores, memory_format=torch.contiguous_format)
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, number, alphas, *rest = inputs
+        tensors = [x for x in (alphas, *rest) if isinstance(x, Tensor)]
+        ctx.values = [None if isinstance(x, Tensor) else x for x in (number if alphas is None else alphas, *rest)]
+        ctx.save_for_backward(output, *tensors)
+
+    def backward(ctx: Any, grad: Tensor) -> Gradients:
+        probs, *tensors = ctx.saved_tensors
+        later = iter(tensors)
+        alpha, *rest = [next(later) if value is None else value for value in ctx.values]
+        scores_need, _, alpha_needs, *needs = ctx.needs_input_grad
+        dz, da, *others = pullback(probs, grad, (scores_need, alpha_needs, *needs), alpha, *rest)
+        return dz, None, da, *others
+
+    schema = f"(Tensor scores, float alpha, Tensor? alphas{', ' * bool(parameters)}{parameters}) -> Tensor"
+    registered = operator(name, schema, compute, fake, setup, backward, rows=True)
+    return MapRule(solve, pullback, pushforward, registered)
+
+
+class Map(Operation):
+    """A map of scores: rows [rows, d]; by a backend's own functions, contiguous scores of any shape along `dim`."""
+
+    @staticmethod
+    def forward(
+        scores: Tensor, alpha: Alpha, dim: int, backend: Backend | None, rule: MapRule, *parameters: Any
+    ) -> Tensor:
+        if backend is not None:
+            return backend.entmax(scores, contiguous_alpha(alpha), dim)
+        if operators_only(scores):
+            return rule.operator(scores, *split_alpha(alpha), *parameters)
+        return rule.solve(scores, alpha, *parameters)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, alpha, ctx.dim, ctx.backend, ctx.rule = inputs[:5]
+        if type(alpha) is float and len(inputs) == 5:  # of small tensors every call counts
+            ctx.alpha = alpha
+            ctx.save_for_backward(output)
+            ctx.save_for_forward(output)
+            return
+        # The alpha that came in: one made contiguous would have no history, and second derivatives not all terms.
+        ctx.alpha = None
+        save(ctx, output, alpha, *inputs[5:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Gradients:
+        if grad is None:
+            return (None,) * len(ctx.needs_input_grad)
+        probs, alpha, *parameters = Map._saved(ctx)
+        scores_need, alpha_needs, _, _, _, *needs = ctx.needs_input_grad
+        if ctx.backend is None or differentiable(grad):
+            p, g = eager.to_rows(probs, ctx.dim), eager.to_rows(grad, ctx.dim)
+            dz, da, *others = ctx.rule.pullback(p, g, (scores_need, alpha_needs, *needs), alpha, *parameters)
+            return eager.from_rows(dz, probs, ctx.dim), da, None, None, None, *others
+        slopes = contiguous(grad if grad.dtype == probs.dtype else grad.to(probs.dtype))
+        alphas = contiguous_alpha(alpha)
+        dz, da = ctx.backend.entmax_gradient(probs, slopes, alphas, alpha_needs, ctx.dim)
+        return dz, da, None, None, None
+
+    @staticmethod
+    def jvp(
+        ctx: Any, tangent: Tensor | None, alpha_tangent: Tensor | None, _: Any, __: Any, ___: Any, *others: Any
+    ) -> Tensor:
+        probs, alpha, *parameters = Map._saved(ctx)
+        rows = None if tangent is None else eager.to_rows(tangent, ctx.dim)
+        p = eager.to_rows(probs, ctx.dim)
+        return eager.from_rows(
+            ctx.rule.pushforward(p, (rows, alpha_tangent, *others), alpha, *parameters), probs, ctx.dim
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
+        return vmap_rows(Map.apply, info, in_dims, inputs)
+
+    @staticmethod
+    def _saved(ctx: Any) -> Sequence[Any]:
+        return saved(ctx) if ctx.alpha is None else (*ctx.saved_tensors, ctx.alpha)
+
+
+def apply_map(rule: MapRule, scores: Tensor, alpha: Alpha, *parameters: Any) -> Tensor:
+    """Return a map's probabilities of rows [rows, d], differentiable, for tracers its operator."""
+    if compiling() or functionalized():
+        return rule.operator(scores, *split_alpha(alpha), *parameters)
+    return cast(Tensor, Map.apply(scores, alpha, -1, None, rule, *parameters))
+
+
+def entmax(scores: Tensor, alpha: Alpha, dim: int = -1, backend: Backend | None = None) -> Tensor:
+    """Return probabilities of rows [rows, d], `alpha` a float or [rows, 1]; by a backend along `dim` of any shape."""
+    if backend is None:
+        if compiling() or functionalized():
+            return ENTMAX.operator(scores, *split_alpha(alpha))
+        backend = choose_direct(alpha, scores)
+        scores = scores if backend is None else contiguous(scores)
+    if backend is not None and not differentiated(scores, alpha):  # half the time of a small tensor
+        return backend.entmax(scores, contiguous_alpha(alpha), dim)
+    return cast(Tensor, Map.apply(scores, alpha, dim, backend, ENTMAX))
+
+
+def _solve_entmax(scores: Tensor, alpha: Alpha) -> Tensor:
+    alphas = contiguous_alpha(alpha)
+    return choose(alpha, scores).entmax(contiguous(scores), alphas)
+
+
+def _pull_entmax(probs: Tensor, grad: Tensor, needs: Sequence[bool], alpha: Alpha) -> Gradients:
+    return eager.pullback(probs, grad, alpha, needs[1])
+
+
+def _push_entmax(probs: Tensor, tangents: Sequence[Tensor | None], alpha: Alpha) -> Tensor:
+    return eager.pushforward(probs, tangents[0], alpha, tangents[1])
+
+
+ENTMAX = map_rule("entmax", _solve_entmax, _pull_entmax, _push_entmax)
+
+
+def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
+    """Return marginals of rows [rows, d], which sum to the budget, each at most 1."""
+    return apply_map(BUDGETED_ENTMAX, scores, alpha, budget)
+
+
+def _solve_budgeted(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
+    check_alpha(alpha)
+    return eager.budgeted_entmax(scores, alpha, budget)
+
+
+def _pull_budgeted(probs: Tensor, grad: Tensor, needs: Sequence[bool], alpha: Alpha, budget: float) -> Gradients:
+    return *eager.pullback(probs, grad, alpha, needs[1], saturates=True), None
+
+
+def _push_budgeted(probs: Tensor, tangents: Sequence[Tensor | None], alpha: Alpha, budget: float) -> Tensor:
+    return eager.pushforward(probs, tangents[0], alpha, tangents[1], saturates=True)
+
+
+BUDGETED_ENTMAX = map_rule("budgeted_entmax", _solve_budgeted, _pull_budgeted, _push_budgeted, "float budget")

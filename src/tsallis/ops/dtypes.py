@@ -1,0 +1,28 @@
+"""The dtypes of the computation, and tensors as kernels read them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tsallis.ops.alphas import Alpha
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which a tensor is computed: float64 for float64, float32 for all others."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def upcast(x: Tensor) -> Tensor:
+    """Return a tensor in the dtype of the computation: half precision is computed in float32."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def contiguous(x: Tensor) -> Tensor:
+    """Return a tensor as a kernel reads it by its pointer: its numbers in order, with the signs they stand for."""
+    return x.resolve_neg().contiguous()
+
+
+def contiguous_alpha(alpha: Alpha) -> Alpha:
+    """Return alphas as a kernel reads them."""
+    return contiguous(alpha) if isinstance(alpha, Tensor) else alpha

@@ -1,0 +1,58 @@
+"""alpha-ReLU and its loss in plain PyTorch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tsallis.ops.dtypes import upcast
+
+
+class ReluStats(NamedTuple):
+    """The threshold: values are cheap to compute again."""
+
+    tau: float
+
+
+def alpha_relu(scores: Tensor, eps: float, tau: float | Tensor) -> Tensor:
+    """Return `[eps z - tau]_+^{1/eps}` of every score; NaN stays."""
+    return _relu_power(_relu_margin(scores, eps, tau), eps)
+
+
+def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, ReluStats]:
+    """Return losses [rows] against classes [rows] (negative: none) with a constant threshold, and statistics."""
+    return loss(upcast(scores), target, alpha - 1, tau), ReluStats(tau)
+
+
+def alpha_relu_loss_gradient(
+    scores: Tensor, target: Tensor, alpha: float, stats: ReluStats, grad: Tensor, out: Tensor | None = None
+) -> Tensor:
+    """Return the gradient of the scores, (r - e_y) times the gradient [rows] of each loss, itself differentiable."""
+    values = alpha_relu(upcast(scores), alpha - 1, ReluStats(*stats).tau)
+    gold = target.clamp(min=0).unsqueeze(-1)
+    values = values.scatter_add(-1, gold, torch.full_like(gold, -1, dtype=values.dtype))
+    return torch.where((target >= 0).unsqueeze(-1), values * grad.unsqueeze(-1), 0).to(scores.dtype)
+
+
+def loss(scores: Tensor, target: Tensor, eps: float, tau: float | Tensor) -> Tensor:
+    """Return `sum r u / alpha + 1/(alpha eps) + tau/eps - z_y` [rows], without a difference of large numbers."""
+    u = _relu_margin(scores, eps, tau)
+    total = (_relu_power(u, eps) * u.clamp(min=0)).sum(-1) / (1 + eps) + 1 / ((1 + eps) * eps)
+    shift = (tau.to(scores).squeeze() if isinstance(tau, Tensor) else tau) / eps
+    gold = scores.gather(-1, target.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    return torch.where(target >= 0, total + shift - gold, 0)
+
+
+def _relu_margin(scores: Tensor, eps: float, tau: float | Tensor) -> Tensor:
+    return eps * scores - (tau.to(scores) if isinstance(tau, Tensor) else tau)
+
+
+def _relu_power(u: Tensor, eps: float) -> Tensor:
+    if eps == 0.5:
+        return u.relu().square()
+    if eps == 1.0:
+        return u.relu()
+    outside = u <= 0  # a NaN stays inside, and NaN
+    return torch.where(outside, 0, torch.where(outside, 1, u) ** (1 / eps))

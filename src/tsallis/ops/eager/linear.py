@@ -1,0 +1,97 @@
+"""Supports of the losses as sparse rows, and sums over them, in plain PyTorch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tsallis.ops.alphas import Alpha
+from tsallis.ops.dtypes import upcast
+from tsallis.ops.eager.alpha_relu import ReluStats, alpha_relu
+from tsallis.ops.eager.losses import LossStats
+from tsallis.ops.sparse_rows import CsrRows
+
+
+def support_sizes(scores: Tensor, alpha: Alpha, stats: LossStats | ReluStats, target: Tensor) -> Tensor:
+    """Return how many entries each row's support has [rows]; none where there is no target."""
+    return torch.where(target < 0, 0, (_values(scores, alpha, stats) != 0).sum(-1))
+
+
+def support(
+    scores: Tensor, alpha: Alpha, stats: LossStats | ReluStats, offsets: Tensor, size: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return classes (int32) and probabilities of each row's support, row r's from offsets[r] to offsets[r + 1]."""
+    values = _values(scores, alpha, stats)
+    row, column = ((values != 0) & (offsets.diff() > 0).unsqueeze(-1)).nonzero(as_tuple=True)
+    return column.to(torch.int32), values[row, column]
+
+
+def alpha_relu_support(
+    scores: Tensor, alpha: float, stats: ReluStats, offsets: Tensor, size: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return :func:`support` for the values of alpha-ReLU."""
+    return support(scores, alpha, stats, offsets, size)
+
+
+def _values(scores: Tensor, alpha: Alpha, stats: LossStats | ReluStats) -> Tensor:
+    wide = upcast(scores)
+    if isinstance(stats, ReluStats):
+        assert isinstance(alpha, float)
+        return alpha_relu(wide, alpha - 1, stats.tau)
+    return stats.rows(wide)
+
+
+def relu_lists(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, alpha: float, tau: float, share: float
+) -> tuple[Tensor, CsrRows] | None:
+    """Return None: there is no way past the scores."""
+    return None
+
+
+def gather(
+    lists: CsrRows,
+    table: Tensor,
+    *,
+    scale: Tensor | None = None,
+    minus: Tensor | None = None,
+    need_total: bool = False,
+    onto: Tensor | None = None,
+    factor: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """`out[r] = scale[r] (sum_k value[k] table[index[k]] - table[minus[r]])`; and the sums of the values themselves."""
+    wide = table.to(lists.value.dtype)
+    out = _sparse(lists, len(table)) @ wide
+    total = lists.value.new_zeros(len(out)).index_add_(0, _row_numbers(lists), lists.value) if need_total else None
+    if minus is not None:
+        named = minus >= 0
+        out -= torch.where(named.unsqueeze(-1), wide[minus.clamp(min=0)], 0)
+        total = None if total is None else total - named.to(total.dtype)
+    if scale is not None:
+        out, total = out * scale.unsqueeze(-1), None if total is None else total * scale
+    if onto is not None and factor is not None:
+        return onto.mul_(factor[0]).add_(out), total
+    return out.to(table.dtype), total
+
+
+def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
+    """Return the rows' lists by class, each value times its row's weight, with -weight where the target [rows] is."""
+    rows = torch.arange(len(target), device=target.device)
+    counted = target >= 0
+    row = torch.cat([_row_numbers(lists), rows[counted]])
+    column = torch.cat([lists.column.long(), target[counted]])
+    value = torch.cat([lists.value, lists.value.new_full((int(counted.sum()),), -1.0)]) * weight[row]
+    order = column.argsort(stable=True)
+    offsets = F.pad(torch.bincount(column, minlength=classes).cumsum(0), (1, 0))
+    return CsrRows(offsets, row[order].to(torch.int32), value[order])
+
+
+def _row_numbers(lists: CsrRows) -> Tensor:
+    rows = torch.arange(len(lists.offsets) - 1, device=lists.offsets.device)
+    return rows.repeat_interleave(lists.offsets.diff())
+
+
+def _sparse(lists: CsrRows, width: int) -> Tensor:
+    indices = torch.stack([_row_numbers(lists), lists.column.long()])
+    size = (len(lists.offsets) - 1, width)
+    return torch.sparse_coo_tensor(indices, lists.value, size, is_coalesced=True, check_invariants=False)

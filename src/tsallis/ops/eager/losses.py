@@ -1,0 +1,103 @@
+"""The losses of the maps in plain PyTorch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tsallis.ops.alphas import Alpha
+from tsallis.ops.dtypes import upcast
+from tsallis.ops.eager.entropy import entropy_alpha_gradient
+from tsallis.ops.eager.maps import Packed, candidates, solve, steep
+from tsallis.ops.eager.thresholds import threshold
+
+
+class LossStats(NamedTuple):
+    """Probabilities [rows, d], or those of the candidates [rows, width] and where these lie (see `Packed`)."""
+
+    probs: Tensor
+    position: Tensor | None
+    slot: Tensor | None
+    width: int
+
+    def rows(self, like: Tensor) -> Tensor:
+        """Return all probabilities [rows, d]; a row with a NaN is all NaN."""
+        if self.position is None or self.slot is None:
+            return self.probs
+        return Packed(self.position, self.slot, self.width).scatter(self.probs, like)
+
+
+def entmax_loss(
+    scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, listed: bool = False
+) -> tuple[Tensor, LossStats, Tensor | None]:
+    """Return losses [rows] against classes [rows] (negative: none), statistics, and dL/d alpha [rows, 1]."""
+    loss, probs, packed = solve_loss(upcast(scores), target, alpha)
+    stats = LossStats(probs, None, None, 0) if packed is None else LossStats(probs, *packed)
+    if not need_alpha:
+        return loss, stats, None
+    return loss, stats, torch.where((target < 0).unsqueeze(-1), 0, entropy_alpha_gradient(probs, alpha))
+
+
+def entmax_loss_gradient(
+    scores: Tensor, target: Tensor, alpha: Alpha, stats: LossStats, grad: Tensor, out: Tensor | None = None
+) -> Tensor:
+    """Return the gradient of the scores, (p - e_y) times the gradient [rows] of each loss."""
+    stats = LossStats(*stats)
+    counted = _counted(scores, target).unsqueeze(-1)
+    weight = torch.where(counted, grad.unsqueeze(-1), 0)
+    dz = LossStats(stats.probs * weight, *stats[1:]).rows(upcast(scores))
+    broken = stats.probs[:, :1].isnan()  # all of such a row is NaN
+    if broken.any():
+        dz.masked_fill_(broken & counted, torch.nan).masked_fill_(broken & ~counted, 0)
+    return dz.scatter_add_(-1, target.clamp(min=0).unsqueeze(-1), -weight).to(scores.dtype)
+
+
+def _counted(scores: Tensor, target: Tensor) -> Tensor:
+    """Mark rows that have a loss: with a target, and with something that takes part; most are not read for it."""
+    counted = target >= 0
+    lost = (scores.gather(-1, target.clamp(min=0).unsqueeze(-1)) == -torch.inf).squeeze(-1)
+    if lost.any():
+        counted &= scores.amax(-1) != -torch.inf
+    return counted
+
+
+def pullback(
+    scores: Tensor, target: Tensor, alpha: Alpha, probs: Tensor, grad: Tensor, need_alpha: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return gradients of the scores [rows, d] and of alpha [rows, 1], differentiable where `probs` is."""
+    counted = ((target >= 0) & (scores.detach().amax(-1) != -torch.inf)).unsqueeze(-1)
+    gold = torch.zeros_like(probs).scatter(-1, target.clamp(min=0).unsqueeze(-1), 1.0)
+    weight = grad.unsqueeze(-1)
+    dz = torch.where(counted, (probs - gold) * weight, 0)
+    if not need_alpha:
+        return dz, None
+    return dz, torch.where(counted, entropy_alpha_gradient(probs, alpha) * weight, 0)
+
+
+def solve_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor, Packed | None]:
+    """Compute the Fenchel-Young loss of each row against a class [rows] (negative: none), and the probabilities.
+
+    Where the rows were compacted the probabilities are the table [rows, width] that `Packed` places; a row with a NaN
+    is all NaN in it.
+    """
+    if scores.dtype == torch.float32 and steep(alpha):
+        loss, probs, packed = solve_loss(scores.double(), target, alpha)
+        return loss.float(), probs.float(), packed
+    if isinstance(alpha, float) and alpha == 1.0:
+        top, packed = scores.amax(-1, keepdim=True), None
+        values = scores - torch.where(top == -torch.inf, 0, top)
+        probs, c = solve(scores, alpha)[0], values.logsumexp(-1, keepdim=True)
+    else:
+        values, top, packed, start = candidates(scores, alpha)
+        probs, c = threshold(values, alpha, start)
+    # L = sum p (z - z_y) + sum p (c - z) / alpha, both terms taken from the row's maximum: offsets cancel exactly.
+    mean = (probs * values.clamp_(min=torch.finfo(values.dtype).min)).sum(-1, keepdim=True)  # 0 * -inf would be NaN
+    gold = scores.gather(-1, target.clamp(min=0).unsqueeze(-1))
+    loss = ((c - mean) / alpha + mean).clamp(min=0) + (top - gold)
+    loss = torch.where((top == -torch.inf) | (target < 0).unsqueeze(-1), 0, loss)
+    broken = ~(top < torch.inf)
+    if packed is not None and broken.any():
+        probs.masked_fill_(broken, torch.nan)
+    return loss.masked_fill_(broken & (target >= 0).unsqueeze(-1), torch.nan).squeeze(-1), probs, packed

@@ -1,0 +1,248 @@
+"""The maps in plain PyTorch: any device, any alpha from 1, fast by algorithm.
+
+Functions below :func:`entmax` and its gradient take rows: `scores` is [rows, d] in float32 or float64, `alpha` a float
+or a [rows, 1] tensor. Scores that take no part are -inf.
+
+Most of a long row can't be in the support. The threshold of any subset of a row is at most the row's own, so the
+threshold of a few hundred lane maxima bounds it from below: what lies under the bound is never looked at again.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tsallis.ops.alphas import Alpha
+from tsallis.ops.dtypes import upcast
+from tsallis.ops.eager.entropy import SERIES_BELOW, series
+from tsallis.ops.eager.thresholds import TINY_EPS, threshold
+
+LONG = 256  # shorter rows are solved whole: compaction would cost more than it saves
+DENSE_SHARE = 4  # rows are compacted when at most one entry in this many is a candidate
+NEARLY_DENSE = 1.1  # below this alpha nearly every score has a probability
+
+
+class Packed(NamedTuple):
+    """The positions of the candidates of compacted rows: the rest of each row has probability zero."""
+
+    position: Tensor  # [n] flat positions in [rows, d]
+    slot: Tensor  # [n] flat positions in the table [rows, width]
+    width: int
+
+    def gather(self, rows: Tensor, fill: float = 0.0) -> Tensor:
+        table = rows.new_full((rows.shape[0], self.width), fill)  # [rows, width]
+        table.view(-1)[self.slot] = rows.reshape(-1)[self.position]
+        return table
+
+    def scatter(self, table: Tensor, like: Tensor) -> Tensor:
+        rows = torch.zeros_like(like, memory_format=torch.contiguous_format)  # [rows, d]
+        rows.view(-1)[self.position] = table.reshape(-1)[self.slot]
+        return rows
+
+
+def compact(active: Tensor) -> Packed | None:
+    """Return the positions of the True entries of rows [rows, d]; None where there are too many for it to pay."""
+    rows, d = active.shape
+    count = active.view(torch.int8).sum(-1, dtype=torch.int32).long()
+    width = max(int(count.amax()), 1)
+    if width * DENSE_SHARE > d:
+        return None
+    position = active.view(-1).nonzero().squeeze(-1)
+    row = torch.arange(rows, device=active.device).repeat_interleave(count, output_size=position.numel())
+    first = count.cumsum(0) - count
+    slot = row * width + torch.arange(position.numel(), device=active.device) - first[row]
+    return Packed(position, slot, width)
+
+
+def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
+    """Return probabilities along a dimension of scores of any shape."""
+    return from_rows(solve(to_rows(scores, dim), alpha)[0], scores, dim)
+
+
+def entmax_gradient(
+    probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, dim: int = -1
+) -> tuple[Tensor, Tensor | None]:
+    """Return gradients of the scores, and of alpha [rows, 1]."""
+    p, g = to_rows(probs, dim), to_rows(grad, dim)
+    long = p.shape[-1] >= LONG and len(p) > 0 and not (isinstance(alpha, float) and alpha < NEARLY_DENSE)
+    packed = compact(p != 0) if long else None  # a row with a NaN is all NaN: then nothing is compacted
+    if packed is not None:
+        p, g = packed.gather(p), packed.gather(g)
+    dz, da = pullback(p, g, alpha, True) if need_alpha else (pullback_in_place(p, g, alpha), None)
+    return from_rows(dz if packed is None else packed.scatter(dz, to_rows(probs, dim)), probs, dim), da
+
+
+def to_rows(x: Tensor, dim: int) -> Tensor:
+    """Return a tensor as rows [rows, d] along `dim`, in the dtype of the computation."""
+    moved = x.movedim(dim, -1)
+    return upcast(moved.reshape(-1, moved.shape[-1]))
+
+
+def from_rows(rows: Tensor, like: Tensor, dim: int) -> Tensor:
+    """Return rows in the shape and dtype of the tensor that :func:`to_rows` took."""
+    return rows.reshape(like.movedim(dim, -1).shape).movedim(-1, dim).to(like.dtype)
+
+
+def solve(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Packed | None]:
+    """Return probabilities [rows, d], and where the candidates lie if the rows were compacted."""
+    if isinstance(alpha, float) and alpha == 1.0:
+        return torch.softmax(scores, -1).masked_fill_(scores.amax(-1, keepdim=True) == -torch.inf, 0), None
+    if scores.dtype == torch.float32 and steep(alpha):
+        probs, packed = solve(scores.double(), alpha)
+        return probs.float(), packed
+    values, top, packed, start = candidates(scores, alpha)
+    probs = threshold(values, alpha, start)[0]
+    if packed is None:
+        return _exactly_softmax_at_one(probs, scores, alpha), None
+    probs = packed.scatter(probs, scores)
+    broken = ~(top < torch.inf)
+    return (probs.masked_fill_(broken, torch.nan) if broken.any() else probs), packed
+
+
+def pullback(
+    probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, saturates: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    r"""Return gradients of the scores and of alpha [rows, 1]: `s (g - delta)` and `-sum p psi (g - delta)`.
+
+    `s = p^{2-alpha}` on the support, `delta = (s.g) / sum s`. Made of differentiable operations: its own derivatives
+    of every order are right. Under a budget an entry at 1 saturates: it stays there whatever its score does.
+    """
+    inside = _interior(probs, saturates)
+    s = slope(probs, inside, alpha)
+    total = s.sum(-1, keepdim=True)
+    some = total > 0
+    delta = (s * grad).sum(-1, keepdim=True) / torch.where(some, total, 1)
+    centred = grad - delta
+    if not need_alpha:
+        return s * centred, None
+    return s * centred, -(curvature(probs, inside, alpha) * centred).sum(-1, keepdim=True)
+
+
+def pullback_in_place(probs: Tensor, grad: Tensor, alpha: Alpha) -> Tensor:
+    """Return the gradient of the scores alone, for the common alphas, in fewer passes than `pullback`."""
+    if isinstance(alpha, float) and alpha == 1.0:
+        weighted = probs * grad
+        return weighted.addcmul_(probs, weighted.sum(-1, keepdim=True), value=-1)
+    if isinstance(alpha, float) and alpha in (1.5, 2.0):
+        s = probs.sqrt() if alpha == 1.5 else probs.ceil()
+        total = s.sum(-1, keepdim=True).clamp_(min=torch.finfo(s.dtype).tiny)
+        return s.mul_(grad - (s * grad).sum(-1, keepdim=True).div_(total))
+    return pullback(probs, grad, alpha, False)[0]
+
+
+def pushforward(
+    probs: Tensor, tangent: Tensor | None, alpha: Alpha, alpha_tangent: Tensor | None, saturates: bool = False
+) -> Tensor:
+    """Return the derivative of the probabilities along a tangent of the scores and one of alpha [rows, 1]."""
+    inside = _interior(probs, saturates)
+    s = slope(probs, inside, alpha)
+    total = s.sum(-1, keepdim=True)
+    share = s / torch.where(total > 0, total, 1)
+    result = torch.zeros_like(probs)
+    if tangent is not None:
+        result = result + s * (tangent - (share * tangent).sum(-1, keepdim=True))
+    if alpha_tangent is not None:
+        bend = curvature(probs, inside, alpha)
+        result = result + (share * bend.sum(-1, keepdim=True) - bend) * alpha_tangent
+    return result
+
+
+def _interior(probs: Tensor, saturates: bool) -> Tensor:
+    """Return a mask of the probabilities that move with their scores; NaN is among them, to reach the gradients."""
+    return (probs != 0) & (probs != 1) if saturates else probs != 0
+
+
+def slope(probs: Tensor, inside: Tensor, alpha: Alpha) -> Tensor:
+    r"""`p^{2-alpha}` on the support and 0 off it: the inverse curvature of the entropy."""
+    if isinstance(alpha, float) and alpha == 2.0:
+        return torch.where(inside, probs.ceil(), 0)
+    safe = torch.where(inside, probs, 1)
+    power = safe.sqrt() if isinstance(alpha, float) and alpha == 1.5 else safe ** (2 - alpha)
+    return torch.where(inside, power, 0)
+
+
+def curvature(probs: Tensor, inside: Tensor, alpha: Alpha) -> Tensor:
+    r"""`p log^2 p phi(eps log p)` with `phi(x) = (e^-x - 1 + x) / x^2`: minus dp/d alpha at a fixed threshold."""
+    eps = alpha - 1
+    log_p = torch.where(inside, probs, 1).log()
+    x = eps * log_p
+    near_zero = x.abs() < SERIES_BELOW
+    small = probs * log_p * log_p * series(torch.where(near_zero, x, 0), lambda n: (-1) ** n / math.factorial(n + 2))
+    # p phi(x) written with p e^-x = p^{2-alpha}, which doesn't overflow where p is tiny.
+    large = (torch.exp(torch.where(near_zero, 0, log_p - x)) - probs + probs * x) / torch.where(near_zero, 1, eps * eps)
+    return torch.where(inside, torch.where(near_zero, small, large), 0)
+
+
+def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
+    r"""`min(1, exp_alpha(z - c))` with `c` such that each row sums to `budget`, or all 1 where fewer scores take part.
+
+    The mass is not convex in the threshold. The k-th largest score, k = ceil(budget), brackets it: at
+    `1 + eps (z_k - c) = 1` at least k entries are full, at `0` fewer than k are positive.
+    """
+    exact = scores.double()  # bisection on a steep function: float32 scores deserve float64 thresholds
+    count = min(math.ceil(budget), scores.shape[-1])
+    pivot = exact.topk(count, -1).values[..., -1:]
+    filled = pivot == -torch.inf  # no more scores take part than the budget fills
+    values = exact - torch.where(filled, 0, pivot)
+    eps = torch.as_tensor(alpha, dtype=exact.dtype, device=exact.device).sub(1).clamp(min=TINY_EPS)
+    # exp_alpha(u) <= exp(u): at log(d / (budget - k + 1)) the d - k + 1 entries below the k-th can't make up the rest.
+    far = math.log(scores.shape[-1]) - math.log(budget - count + 1) if budget < scores.shape[-1] else 1.0
+    low = torch.zeros_like(pivot)
+    high = (1 / eps).clamp(max=far).expand_as(low)
+    for _ in range(64):
+        middle = (low + high) / 2
+        above = _exp_alpha(values - middle, eps).clamp_(max=1).sum(-1, keepdim=True) > budget
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    probs = _exp_alpha(values - (low + high) / 2, eps).clamp_(max=1)
+    probs = torch.where(filled, (scores > -torch.inf).to(probs.dtype), probs)
+    return probs.masked_fill(scores.isnan().any(-1, keepdim=True), torch.nan).to(scores.dtype)
+
+
+def _exp_alpha(u: Tensor, eps: Tensor) -> Tensor:
+    return (u * eps).clamp_(min=-1).log1p_().div_(eps).exp_()
+
+
+def candidates(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor, Packed | None, Tensor | None]:
+    """Scores less their row's maximum: of whole rows, or of the entries that may be in the support.
+
+    With them the maxima, where the entries lie, and a lower bound of the threshold to start from.
+    """
+    rows, d = scores.shape
+    least = alpha if isinstance(alpha, float) else (float(alpha.amin()) if d >= LONG else 1.0)
+    if d < LONG or least < NEARLY_DENSE or rows == 0:
+        return _whole(scores, scores.amax(-1, keepdim=True), None)
+    lanes = 256 if d >= 8192 else 64
+    blocks = d // lanes
+    maxima = scores[:, : blocks * lanes].unflatten(-1, (blocks, lanes)).amax(1)  # [rows, lanes]
+    if blocks * lanes < d:
+        maxima = torch.cat([maxima, scores[:, blocks * lanes :].amax(-1, keepdim=True)], -1)
+    top = maxima.amax(-1, keepdim=True)
+    start = threshold(maxima - torch.where(top == -torch.inf, 0, top), alpha)[1]
+    bound = start - 1 / (alpha - 1)
+    # Rounding: of the bound itself, and of its sum with a maximum that may be large.
+    slack = 1e-5 + 4 * torch.finfo(scores.dtype).eps * top.abs()
+    keep = scores > top + bound - slack
+    packed = compact(keep)
+    if packed is None:
+        return _whole(scores, top, start)
+    return packed.gather(scores, -torch.inf) - torch.where(top == -torch.inf, 0, top), top, packed, start
+
+
+def _whole(scores: Tensor, top: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor, None, Tensor | None]:
+    return scores - torch.where(top == -torch.inf, 0, top), top, None, start
+
+
+def steep(alpha: Alpha) -> bool:
+    """Above 2 the map is so steep near zero probabilities that the rounding of float32 differences shows."""
+    return alpha > 2 if isinstance(alpha, float) else bool((alpha > 2).any())
+
+
+def _exactly_softmax_at_one(probs: Tensor, scores: Tensor, alpha: Alpha) -> Tensor:
+    if isinstance(alpha, Tensor):
+        ones = (alpha == 1).squeeze(-1)
+        if ones.any():
+            probs[ones] = solve(scores[ones], 1.0)[0]
+    return probs

@@ -1,0 +1,141 @@
+"""Thresholds in plain PyTorch: probabilities of rows whose largest score is 0, by Newton steps or by sorting.
+
+A row is written as `p = exp_alpha(v - c)` with `v = scores - max(scores)` and `exp_alpha(u) = [1 + eps u]_+^{1/eps}`,
+`eps = alpha - 1`, so that alpha = 1 is no special case of the threshold `c`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from tsallis.ops.alphas import Alpha
+
+SMALL = 8192  # fewer entries than this: sorting takes fewer operations than Newton steps, and operations are what costs
+NEWTON_LIMIT = 60
+TINY_EPS = 1e-10  # stands for alpha - 1 = 0: log1p(TINY_EPS u) / TINY_EPS is u up to rounding
+
+
+def threshold(values: Tensor, alpha: Alpha, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return probabilities of scores whose maximum is 0, and the threshold c [rows, 1]. Rows of -inf give zeros.
+
+    `start` is a lower bound of c, if one is known.
+    """
+    start = torch.zeros_like(values[:, :1]) if start is None else start
+    if isinstance(alpha, float):
+        if alpha == 2.0:
+            return _solve_two(values, start)
+        if alpha == 1.5:
+            return _solve_three_halves(values, start)
+        return _solve_convex(values, alpha, start) if alpha <= 2 else _solve_bracketed(values, alpha)
+    steep = (alpha > 2).squeeze(-1)
+    probs, c = _solve_convex(values, alpha.clamp(max=2), start)
+    if steep.any():
+        probs[steep], c[steep] = _solve_bracketed(values[steep], alpha[steep])
+    return probs, c
+
+
+def _tolerance(values: Tensor, quadratic: bool) -> float:
+    """Return how far a row's sum may be from 1 before the last Newton step, which squares it where all is smooth."""
+    eps = torch.finfo(values.dtype).eps
+    return math.sqrt(eps) / 4 if quadratic else 8 * eps
+
+
+def _normalised(probs: Tensor, mass: Tensor) -> Tensor:
+    return probs.div_(mass.clamp_(min=0.5))  # a row that takes no part has mass 0 and stays 0
+
+
+def _solve_two(x: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    if x.numel() < SMALL:
+        # The thresholds of the largest k, k = 1, 2, ...: they rise up to the row's own and fall from there.
+        best = x.clamp(min=-1).sort(-1, descending=True).values
+        tau = best.cumsum(-1).sub_(1).div_(_counting(best)).amax(-1, keepdim=True)
+        u = (x - tau).clamp_(min=0)
+        return _normalised(u, u.sum(-1, keepdim=True)), 1 + tau
+    tau = start - 1
+    tolerance = _tolerance(x, quadratic=False)
+    for _ in range(NEWTON_LIMIT):
+        u = (x - tau).clamp_(min=0)
+        size = (u > 0).to(x.dtype).sum(-1, keepdim=True).clamp_(min=1)
+        excess = u.sum(-1, keepdim=True) - 1
+        # The threshold of the current set, exactly; entries only leave it, so it ends.
+        tau = tau + excess.clamp(min=-0.5) / size
+        if not bool((excess > tolerance).any()):
+            break
+    u = (x - tau).clamp_(min=0)
+    return _normalised(u, u.sum(-1, keepdim=True)), 1 + tau
+
+
+def _solve_three_halves(values: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    x = values * 0.5
+    if x.numel() < SMALL:
+        return _solve_three_halves_sorted(x)
+    tau = start / 2 - 1
+    tolerance = _tolerance(x, quadratic=True)
+    for _ in range(NEWTON_LIMIT):
+        u = (x - tau).clamp_(min=0)
+        total = u.sum(-1, keepdim=True)
+        norm = u.square_().sum(-1, keepdim=True).sqrt_()
+        # Newton on the 2-norm of u, which is convex and nearly linear in tau.
+        tau = tau + norm * (norm - 1) / total.clamp(min=torch.finfo(x.dtype).tiny)
+        if not bool((((norm - 1).abs() > tolerance) & (total > 0)).any()):
+            break
+    p = (x - tau).clamp_(min=0).square_()
+    return _normalised(p, p.sum(-1, keepdim=True)), 2 * (1 + tau)
+
+
+def _solve_three_halves_sorted(x: Tensor) -> tuple[Tensor, Tensor]:
+    best = x.clamp(min=-1).sort(-1, descending=True).values
+    k = _counting(best)
+    mean = best.cumsum(-1).div_(k)
+    spread = best.square().cumsum_(-1).addcmul_(k * mean, mean, value=-1)
+    taus = mean.sub_(((1 - spread) / k).clamp_(min=0).sqrt_())
+    size = (taus < best).sum(-1, keepdim=True).clamp_(min=1)
+    tau = taus.gather(-1, size - 1)
+    u = (x - tau).clamp_(min=0)
+    norm = u.square().sum(-1, keepdim=True).sqrt_()
+    # A spread is a difference of sums: one Newton step takes its rounding back.
+    tau = tau + norm * (norm - 1) / u.sum(-1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny)
+    p = (x - tau).clamp_(min=0).square_()
+    return _normalised(p, p.sum(-1, keepdim=True)), 2 * (1 + tau)
+
+
+def _counting(rows: Tensor) -> Tensor:
+    return torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype, device=rows.device)
+
+
+def _solve_convex(values: Tensor, alpha: Alpha, start: Tensor) -> tuple[Tensor, Tensor]:
+    eps: Alpha = max(alpha - 1, TINY_EPS) if isinstance(alpha, float) else (alpha - 1).clamp(min=TINY_EPS)
+    smooth = alpha <= 1.5 if isinstance(alpha, float) else bool((alpha <= 1.5).all())
+    tolerance = _tolerance(values, smooth)
+    tiny = torch.finfo(values.dtype).tiny
+    c = start
+    for _ in range(NEWTON_LIMIT):
+        u = ((values - c) * eps).clamp_(min=-1)
+        p = u.log1p().div_(eps).exp_()
+        mass = p.sum(-1, keepdim=True)
+        weight = p.div_(u.add_(1).clamp_(min=tiny)).sum(-1, keepdim=True)
+        log_mass = mass.clamp(min=tiny).log()
+        # norm-Newton: F (1 - F^-eps) / (eps G), which is log F at alpha = 1
+        c = c - mass * torch.expm1(-eps * log_mass) / (eps * weight.clamp(min=tiny))
+        if not bool(((log_mass.abs() > tolerance) & (mass > 0)).any()):
+            break
+    p = ((values - c) * eps).clamp_(min=-1).log1p_().div_(eps).exp_()
+    return _normalised(p, p.sum(-1, keepdim=True)), c
+
+
+def _solve_bracketed(values: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
+    """alpha > 2: the mass is not convex in the threshold, but falls with -log of the largest probability."""
+    eps = alpha - 1
+    low = torch.zeros_like(values[:, :1])
+    high = torch.full_like(low, math.log(values.shape[-1]))
+    scaled = values * eps
+    for _ in range(60 if values.dtype == torch.float64 else 32):
+        middle = (low + high) / 2
+        mass = (scaled + torch.exp(-eps * middle)).clamp_(min=0).pow_(1 / eps).sum(-1, keepdim=True)
+        above = mass > 1
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    p = (scaled + torch.exp(-eps * low)).clamp_(min=0).pow_(1 / eps)
+    return _normalised(p, p.sum(-1, keepdim=True)), -torch.expm1(-eps * low) / eps
