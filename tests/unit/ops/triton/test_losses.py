@@ -140,7 +140,7 @@ def test_alpha_relu(alpha: float, tau: float, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("name", ["entmax", "learned", "alpha-relu"])
-def test_public_losses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_public_losses(name: str) -> None:
     z = torch.randn(2, 3, 33, device=DEVICE, requires_grad=True)
     y = torch.randint(33, (2, 3), device=DEVICE)
     y[0, 0] = -100
@@ -164,7 +164,7 @@ def test_public_losses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         close(x, right, GRADIENT)
 
 
-def test_public_losses_have_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_public_losses_have_second_derivatives() -> None:
     y = torch.tensor([1, 4], device=DEVICE)
     z = torch.randn(2, 9, device=DEVICE, requires_grad=True)
     exact = z.detach().double().requires_grad_()

@@ -11,7 +11,7 @@ from torch import Tensor
 import tsallis
 from sweep import ALPHAS, LISTS, PATHS, PATHS_AND_ALPHAS, tiling
 from triton_interpreter import DEVICE, compile_for_a_gpu, gpu, maps
-from tsallis.ops import backend, reference
+from tsallis.ops import reference
 
 ERROR = 1e-6  # of probabilities and of sums
 GRADIENT = 5e-6  # relative to the largest, or to 1
@@ -192,11 +192,6 @@ def test_how_rows_are_cut() -> None:
 # The public functions, forward and backward by these kernels
 
 
-@pytest.fixture
-def public(monkeypatch: pytest.MonkeyPatch) -> None:
-
-
-@pytest.mark.usefixtures("public")
 @pytest.mark.parametrize("name", ["entmax15", "sparsemax"])
 def test_public_maps(name: str) -> None:
     z = torch.randn(2, 3, 33, device=DEVICE, requires_grad=True)
@@ -210,7 +205,6 @@ def test_public_maps(name: str) -> None:
     close(*(torch.autograd.grad(p, x, g.to(p))[0] for p, x in ((found, z), (expected, exact))), GRADIENT)  # type: ignore[misc]
 
 
-@pytest.mark.usefixtures("public")
 @pytest.mark.parametrize("dim", [-1, 1, 0])
 def test_public_learned_alphas_along_any_dimension(dim: int) -> None:
     z = torch.randn(4, 5, 6, device=DEVICE).transpose(0, 2).requires_grad_()
@@ -230,7 +224,6 @@ def test_public_learned_alphas_along_any_dimension(dim: int) -> None:
         close(x, right, GRADIENT)
 
 
-@pytest.mark.usefixtures("public")
 def test_public_second_derivatives_transforms_and_alphas_above_two() -> None:
     z = torch.randn(2, 9, device=DEVICE, requires_grad=True)
     with tsallis.backend("triton"):
