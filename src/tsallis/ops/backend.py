@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Sequence
 from contextvars import ContextVar, Token
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -365,3 +365,9 @@ def _explain(kind: str) -> str:
             return f"none ({error})"
         reason = status.reason if not status.available else f"{name} was asked for"
     return f"eager ({reason})"
+
+
+if TYPE_CHECKING:  # that every backend fulfils the protocol
+    from tsallis.ops import cpu, eager, triton
+
+    _BACKENDS: tuple[Backend, ...] = (eager, cpu, triton)

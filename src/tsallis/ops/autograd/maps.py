@@ -181,12 +181,17 @@ def _solve_budgeted(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
     return eager.budgeted_entmax(scores, alpha, budget)
 
 
+def _unsaturated(probs: Tensor) -> Tensor:
+    """Mark entries that move with their scores: one at 1 stays there whatever its score does."""
+    return (probs != 0) & (probs != 1)
+
+
 def _pull_budgeted(probs: Tensor, grad: Tensor, needs: Sequence[bool], alpha: Alpha, budget: float) -> Gradients:
-    return *eager.pullback(probs, grad, alpha, needs[1], saturates=True), None
+    return *eager.pullback(probs, grad, alpha, needs[1], _unsaturated(probs)), None
 
 
 def _push_budgeted(probs: Tensor, tangents: Sequence[Tensor | None], alpha: Alpha, budget: float) -> Tensor:
-    return eager.pushforward(probs, tangents[0], alpha, tangents[1], saturates=True)
+    return eager.pushforward(probs, tangents[0], alpha, tangents[1], _unsaturated(probs))
 
 
 BUDGETED_ENTMAX = map_rule("budgeted_entmax", _solve_budgeted, _pull_budgeted, _push_budgeted, "float budget")

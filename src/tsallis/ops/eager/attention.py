@@ -250,7 +250,7 @@ class _TiledAttention:
     def pull(self, weights: Tensor, grad: Tensor, tile: Tile, need_alphas: bool) -> tuple[Tensor, Tensor | None]:
         """Return gradients of the scores, and of alpha [rows, 1]."""
         p, g = (x.view(-1, x.shape[-1]) for x in (weights, grad))
-        ds, slope = maps.pullback(p, g, self._alphas(tile), need_alphas, False)
+        ds, slope = maps.pullback(p, g, self._alphas(tile), need_alphas)
         return ds.view(weights.shape), slope
 
     def drop(self, weights: Tensor, number: int, copy: bool = False) -> Tensor:

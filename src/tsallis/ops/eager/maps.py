@@ -103,14 +103,15 @@ def solve(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Packed | None]:
 
 
 def pullback(
-    probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, saturates: bool = False
+    probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, inside: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     r"""Return gradients of the scores and of alpha [rows, 1]: `s (g - delta)` and `-sum p psi (g - delta)`.
 
     `s = p^{2-alpha}` on the support, `delta = (s.g) / sum s`. Made of differentiable operations: its own derivatives
-    of every order are right. Under a budget an entry at 1 saturates: it stays there whatever its score does.
+    of every order are right. `inside` marks the entries that move with their scores, if not all of the support do; a NaN
+    is among them, to reach the gradients.
     """
-    inside = _interior(probs, saturates)
+    inside = probs != 0 if inside is None else inside
     s = slope(probs, inside, alpha)
     total = s.sum(-1, keepdim=True)
     some = total > 0
@@ -134,10 +135,10 @@ def pullback_in_place(probs: Tensor, grad: Tensor, alpha: Alpha) -> Tensor:
 
 
 def pushforward(
-    probs: Tensor, tangent: Tensor | None, alpha: Alpha, alpha_tangent: Tensor | None, saturates: bool = False
+    probs: Tensor, tangent: Tensor | None, alpha: Alpha, alpha_tangent: Tensor | None, inside: Tensor | None = None
 ) -> Tensor:
     """Return the derivative of the probabilities along a tangent of the scores and one of alpha [rows, 1]."""
-    inside = _interior(probs, saturates)
+    inside = probs != 0 if inside is None else inside
     s = slope(probs, inside, alpha)
     total = s.sum(-1, keepdim=True)
     share = s / torch.where(total > 0, total, 1)
@@ -148,11 +149,6 @@ def pushforward(
         bend = curvature(probs, inside, alpha)
         result = result + (share * bend.sum(-1, keepdim=True) - bend) * alpha_tangent
     return result
-
-
-def _interior(probs: Tensor, saturates: bool) -> Tensor:
-    """Return a mask of the probabilities that move with their scores; NaN is among them, to reach the gradients."""
-    return (probs != 0) & (probs != 1) if saturates else probs != 0
 
 
 def slope(probs: Tensor, inside: Tensor, alpha: Alpha) -> Tensor:
