@@ -36,7 +36,10 @@ class Capabilities(NamedTuple):
     row_statistics: bool = True  # what a loss saves for its gradient is a few numbers a row; else whole rows
     asynchronous: bool = False  # results are there before they are computed, and reading a number waits for it
     seeded_dropout: bool = False  # there is `drop`
-    attention_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)  # others are upcast before
+    attention_dtypes: tuple[torch.dtype, ...] = (
+        torch.float32,
+        torch.float64,
+    )  # others are upcast before; none: no attention
     largest_head: float = math.inf  # the most numbers that a query, key or value of attention may have
     largest_batch: float = math.inf  # the most batch elements and the most heads of attention
 
@@ -307,7 +310,8 @@ def choose_attention(query: Tensor, key: Tensor, value: Tensor, bounds: tuple[fl
     head, batch = max(query.shape[-1], value.shape[-1]), max(query.shape[0], query.shape[1])
     for name in _candidates(query.device.type):
         can = capabilities(name)
-        fits = query.dtype in can.dtypes and head <= can.largest_head and batch <= can.largest_batch
+        fits = bool(can.attention_dtypes) and query.dtype in can.dtypes
+        fits = fits and head <= can.largest_head and batch <= can.largest_batch
         if fits and (bounds is None or bounds[1] <= can.largest_alpha) and _usable(name):
             return name
     return "eager"

@@ -108,8 +108,8 @@ def pullback(
     r"""Return gradients of the scores and of alpha [rows, 1]: `s (g - delta)` and `-sum p psi (g - delta)`.
 
     `s = p^{2-alpha}` on the support, `delta = (s.g) / sum s`. Made of differentiable operations: its own derivatives
-    of every order are right. `inside` marks the entries that move with their scores, if not all of the support do; a NaN
-    is among them, to reach the gradients.
+    of every order are right. `inside` marks the entries that move with their scores, if that is not all of the support;
+    a NaN is among them, to reach the gradients.
     """
     inside = probs != 0 if inside is None else inside
     s = slope(probs, inside, alpha)
