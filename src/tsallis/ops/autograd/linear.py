@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from tsallis.ops.alphas import Alpha, check_alpha
-from tsallis.ops.autograd.linear_chunks import Kept, Layer, gradients, losses
+from tsallis.ops.autograd.linear_chunks import SavedForBackward, Layer, gradients, losses
 from tsallis.ops.autograd.losses import entmax_loss
 from tsallis.ops.dtypes import compute_dtype
 from tsallis.ops.eager import alpha_relu as eager
@@ -79,7 +79,7 @@ class LinearLoss(Function):
             return *recomputed_gradients(ctx, compute, layer[:5], grad), None, None
         grad = grad.expand(len(hidden))
         made, ctx.made = ctx.made, None
-        saved = Kept(ctx.backend, CsrRows(*lists), ctx.dense, made)
+        saved = SavedForBackward(ctx.backend, CsrRows(*lists), ctx.dense, made)
         dh, dw, db = gradients(layer.plain(), saved, grad, ctx.needs_input_grad[:3])
         da = alpha_grad * grad.unsqueeze(-1) if ctx.needs_input_grad[4] else None
         return dh, dw, db, None, da, None, None

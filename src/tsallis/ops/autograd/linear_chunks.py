@@ -132,7 +132,7 @@ class Sums:
 
 
 @dataclass
-class Kept:
+class SavedForBackward:
     """The supports of all rows as lists; rows of dense chunks have none, and are listed by chunk."""
 
     backend: Backend  # that computed them
@@ -232,14 +232,14 @@ class Losses:
         one = torch.ones(len(chunk.hidden), dtype=self.wide, device=chunk.hidden.device)
         self.made.add(chunk, dense.rows, score_gradient(chunk, dense, one, self.plan.backend))
 
-    def kept(self) -> Kept:
+    def saved(self) -> SavedForBackward:
         nothing = self.layer.hidden.new_empty(0)
         lists = CsrRows(
             F.pad(torch.cat(self.counts).cumsum(0), (1, 0)),
             torch.cat([*self.columns, nothing.to(torch.int32)]),
             torch.cat([*self.values, nothing.to(self.wide)]),
         )
-        return Kept(self.plan.backend, lists, self.dense, self.made)
+        return SavedForBackward(self.plan.backend, lists, self.dense, self.made)
 
 
 def sums_of(layer: Layer, needed: Needed, wide: torch.dtype) -> Sums:
@@ -248,7 +248,9 @@ def sums_of(layer: Layer, needed: Needed, wide: torch.dtype) -> Sums:
     return Sums(*(torch.zeros_like(x, dtype=t) if n else None for (x, t), n in zip(kinds, needed, strict=True)))
 
 
-def losses(layer: Layer, keep: bool, at_once: Needed | None = None) -> tuple[Tensor, Tensor | None, Kept | None]:
+def losses(
+    layer: Layer, keep: bool, at_once: Needed | None = None
+) -> tuple[Tensor, Tensor | None, SavedForBackward | None]:
     """Return losses [rows], their derivatives in alpha [rows, 1] where alpha is a tensor, and what the backward needs.
 
     Where the loss is one sum, `at_once` says of what it needs gradients (hidden, weight, bias).
@@ -258,11 +260,11 @@ def losses(layer: Layer, keep: bool, at_once: Needed | None = None) -> tuple[Ten
         arguments = (*layer[:4], cast(float, layer.alpha), layer.tau, plan_.sizes.share)
         result = plan_.backend.relu_lists(*arguments)
         if result is not None:
-            return result[0], None, Kept(plan_.backend, result[1], []) if keep else None
+            return result[0], None, SavedForBackward(plan_.backend, result[1], []) if keep else None
     chunks = Losses(layer, plan_, keep, at_once)
     chunks.run()
     slope = torch.cat(chunks.slopes) if isinstance(layer.alpha, Tensor) else None
-    return torch.cat(chunks.each), slope, chunks.kept() if keep else None
+    return torch.cat(chunks.each), slope, chunks.saved() if keep else None
 
 
 def _solve(chunk: Layer, scores: Tensor, backend: Backend, keep: bool) -> Solved:
@@ -287,22 +289,22 @@ def _loss(chunk: Layer, scores: Tensor, backend: Backend) -> tuple[Tensor, Any, 
     return *backend.alpha_relu_loss(scores, chunk.target, cast(float, chunk.alpha), chunk.tau), None
 
 
-def gradients(layer: Layer, kept: Kept, weights: Tensor, needed: Needed) -> Gradients:
+def gradients(layer: Layer, saved: SavedForBackward, weights: Tensor, needed: Needed) -> Gradients:
     """Return gradients of hidden, weight and bias, of losses weighted by `weights` [rows].
 
     Products that were made in the forward pass are for weights that are one number: that of the first row.
     """
-    backend, made = kept.backend, kept.made or Sums()
-    dense = kept.dense if kept.made is None else []
-    kept.made = None
-    wide = contiguous(weights.to(kept.lists.value.dtype))  # the kernels read it: a sum's is one number, seen often
-    target = _listed(layer, kept)
+    backend, made = saved.backend, saved.made or Sums()
+    dense = saved.dense if saved.made is None else []
+    saved.made = None
+    wide = contiguous(weights.to(saved.lists.value.dtype))  # the kernels read it: a sum's is one number, seen often
+    target = _listed(layer, saved)
     sums = Sums()
     if needed[0]:  # dH[r] = w_r (sum_c p_rc W[c] - W[y_r]), and what was made before
         onto = _onto(made.hidden, wide)
-        sums.hidden, _ = backend.gather(kept.lists, layer.weight, scale=wide, minus=target, **onto)
+        sums.hidden, _ = backend.gather(saved.lists, layer.weight, scale=wide, minus=target, **onto)
     if needed[1] or needed[2]:  # dW[c] = sum_r w_r (p_rc - [y_r = c]) H[r], and the same without H for the bias
-        transposed = backend.transpose(kept.lists, len(layer.weight), wide, target)
+        transposed = backend.transpose(saved.lists, len(layer.weight), wide, target)
         onto = _onto(made.weight, wide)
         weight_grad, total = backend.gather(transposed, layer.hidden, need_total=True, **onto)
         assert total is not None
@@ -315,7 +317,7 @@ def gradients(layer: Layer, kept: Kept, weights: Tensor, needed: Needed) -> Grad
     return sums.hidden, sums.weight, bias
 
 
-def _listed(layer: Layer, saved: Kept) -> Tensor:
+def _listed(layer: Layer, saved: SavedForBackward) -> Tensor:
     """Return targets of the rows that have lists: without one, a row takes no part in sums over lists.
 
     A row of entmax without support is none: no class takes part in it, or its chunk is dense.
