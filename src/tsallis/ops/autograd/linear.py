@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from tsallis.ops.alphas import Alpha, check_alpha
-from tsallis.ops.autograd.linear_chunks import SavedForBackward, Layer, gradients, losses
+from tsallis.ops.autograd.linear_chunks import Layer, SavedForBackward, gradients, losses
 from tsallis.ops.autograd.losses import entmax_loss
 from tsallis.ops.dtypes import compute_dtype
 from tsallis.ops.eager import alpha_relu as eager
