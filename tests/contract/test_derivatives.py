@@ -22,8 +22,9 @@ from torch.utils.checkpoint import checkpoint
 import tsallis
 from contract.operations import OPERATIONS, Compute, Operation
 from pairs import every_pair
-from tsallis.ops import cpu, eager_attention
+from tsallis.ops import cpu
 from tsallis.ops.autograd import linear_chunks
+from tsallis.ops.eager import attention as eager_attention
 
 BACKENDS = ("cpu", "eager")
 TILES = "eager in tiles"
