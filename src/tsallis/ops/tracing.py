@@ -67,7 +67,8 @@ class Operation(Function):
         if torch._C._are_functorch_transforms_active():
             return super().apply(*inputs)
         # What `Function.apply` does: a tensor that outlived a transformation is unwrapped.
-        return super(Function, cls).apply(*[unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in inputs])
+        plain = [unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in inputs]
+        return super(Function, cls).apply(*plain)  # type: ignore[misc]
 
 
 def save(ctx: Any, *values: Any) -> None:

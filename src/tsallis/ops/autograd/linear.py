@@ -163,8 +163,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     inputs = (hidden, weight, bias, target, ctx.alpha, alphas)
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
 
-        def compute(*inputs: Any) -> Tensor:
-            return materialised(_layer(*inputs, ctx.tau))
+        def compute(*tensors: Any) -> Tensor:
+            arguments = (*tensors, ctx.tau)
+            return materialised(_layer(*arguments))
 
         return *recomputed_gradients(ctx, compute, inputs, grad), None
     dh, dw, db, da = _backward_operator(grad, *inputs, ctx.tau)

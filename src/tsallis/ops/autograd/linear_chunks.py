@@ -330,7 +330,7 @@ def _listed(layer: Layer, saved: SavedForBackward) -> Tensor:
     return target
 
 
-def _onto(made: Tensor | None, weights: Tensor) -> dict[str, Tensor]:
+def _onto(made: Tensor | None, weights: Tensor) -> dict[str, Any]:
     """Return the arguments by which a sum over lists is added to `made` in place, none without one."""
     return {} if made is None else {"onto": made, "factor": weights}
 
