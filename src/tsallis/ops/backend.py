@@ -21,7 +21,7 @@ from tsallis.ops.alphas import Alpha, check_alpha, extremes
 from tsallis.ops.arguments import AttentionArgs, AttentionGradients
 from tsallis.ops.sparse_rows import CsrRows
 from tsallis.ops.tracing import constant
-from tsallis.ops.transforms import operators_only
+from tsallis.ops.transforms import operators_only, without_numbers
 
 VARIABLE = "TSALLIS_BACKEND"
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -285,12 +285,16 @@ def _suits(capabilities: Capabilities, alpha: Alpha, tensors: tuple[Tensor, ...]
 def choose_direct(alpha: Alpha, *tensors: Tensor) -> Backend | None:
     """Return the backend to call at once; None where a compiler, a mode or a transformation follows the operations.
 
-    There an operator has to be called, whose body asks :func:`choose` when it runs.
+    There, and for a tensor that has a shape alone, an operator has to be called, whose body asks :func:`choose` when it
+    runs.
     """
     # Each of these is one call: of small tensors every one counts.
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return None
-    return None if torch._C._len_torch_dispatch_stack() else choose(alpha, *tensors)
+    x = tensors[0]
+    if torch._C._len_torch_dispatch_stack() or x.is_meta or (type(x) not in _PLAIN and without_numbers(x)):
+        return None
+    return choose(alpha, *tensors)
 
 
 def choose_attention(query: Tensor, key: Tensor, value: Tensor, bounds: tuple[float, float] | None) -> str:

@@ -18,6 +18,7 @@ from triton_interpreter import (
     compile_for_a_gpu,
 )
 from tsallis.ops import reference
+from tsallis.ops import triton as gpu
 from tsallis.ops.autograd import linear_chunks
 from tsallis.ops.autograd.linear_chunks import Layer
 from tsallis.ops.sparse_rows import CsrRows
@@ -391,7 +392,7 @@ def test_flat_chunks_round_the_weight_gradient_a_few_times_only(
 
 
 def test_chunks_fit_the_buffer_and_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Layer, "kernels", lambda self: SimpleNamespace())
+    monkeypatch.setattr(linear_chunks, "choose", lambda *_: SimpleNamespace(CAPABILITIES=gpu.CAPABILITIES))
     weight = torch.empty(128_000, 0)
     for tokens, rows in ((8192, 1024), (16_384, 1024), (65_536, 4096), (1025, 1024), (512, 512), (17_000, 1152)):
         made = linear_chunks.plan(Layer(torch.empty(tokens, 0), weight, None, torch.empty(0), 1.5, None))
