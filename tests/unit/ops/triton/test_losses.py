@@ -10,7 +10,7 @@ from torch import Tensor
 import tsallis
 from sweep import ALPHAS, PATHS, PATHS_AND_ALPHAS, tiling
 from triton_interpreter import DEVICE, gpu, losses
-from tsallis.ops import backend, reference
+from tsallis.ops import reference
 from tsallis.ops.eager.entropy import entropy_alpha_gradient
 
 ERROR, GRADIENT = 2e-6, 5e-6  # relative to the largest, or to 1
