@@ -92,6 +92,7 @@ class Map(Operation):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _, alpha, ctx.dim, ctx.backend, ctx.rule = inputs[:5]
+        ctx.packed = getattr(output, "packed", None)  # a saved tensor comes back without its attributes
         if type(alpha) is float and len(inputs) == 5:  # of small tensors every call counts
             ctx.alpha = alpha
             ctx.save_for_backward(output)
@@ -113,6 +114,8 @@ class Map(Operation):
             return eager.from_rows(dz, probs, ctx.dim), da, None, None, None, *others
         slopes = contiguous(grad if grad.dtype == probs.dtype else grad.to(probs.dtype))
         alphas = contiguous_alpha(alpha)
+        if ctx.packed is not None:
+            probs.packed = ctx.packed
         dz, da = ctx.backend.entmax_gradient(probs, slopes, alphas, alpha_needs, ctx.dim)
         return dz, da, None, None, None
 

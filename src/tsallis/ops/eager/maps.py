@@ -58,8 +58,16 @@ def compact(active: Tensor) -> Packed | None:
 
 
 def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
-    """Return probabilities along a dimension of scores of any shape."""
-    return from_rows(solve(to_rows(scores, dim), alpha)[0], scores, dim)
+    """Return probabilities along a dimension of scores of any shape.
+
+    Where the candidates of compacted rows lie goes with them as their attribute `packed`: a gradient that has it back
+    need not look through the rows again.
+    """
+    rows, packed = solve(to_rows(scores, dim), alpha)
+    probs = from_rows(rows, scores, dim)
+    if packed is not None:
+        probs.packed = packed  # type: ignore[attr-defined]
+    return probs
 
 
 def entmax_gradient(
@@ -67,8 +75,7 @@ def entmax_gradient(
 ) -> tuple[Tensor, Tensor | None]:
     """Return gradients of the scores, and of alpha [rows, 1]."""
     p, g = to_rows(probs, dim), to_rows(grad, dim)
-    long = p.shape[-1] >= LONG and len(p) > 0 and not (isinstance(alpha, float) and alpha < NEARLY_DENSE)
-    packed = compact(p != 0) if long else None  # a row with a NaN is all NaN: then nothing is compacted
+    packed = getattr(probs, "packed", None)
     if packed is not None:
         p, g = packed.gather(p), packed.gather(g)
     dz, da = pullback(p, g, alpha, True) if need_alpha else (pullback_in_place(p, g, alpha), None)
@@ -99,7 +106,9 @@ def solve(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Packed | None]:
         return _exactly_softmax_at_one(probs, scores, alpha), None
     probs = packed.scatter(probs, scores)
     broken = ~(top < torch.inf)
-    return (probs.masked_fill_(broken, torch.nan) if broken.any() else probs), packed
+    if broken.any():  # a NaN is all over its row, and over that row's gradients
+        return probs.masked_fill_(broken, torch.nan), None
+    return probs, packed
 
 
 def pullback(
