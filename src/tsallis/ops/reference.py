@@ -23,7 +23,7 @@ def _columns(scores: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
 
 
 def exp_alpha(u: Tensor, alpha: Tensor) -> Tensor:
-    r"""`[1 + (alpha-1) u]_+^{1/(alpha-1)}`, and `exp(u)` at alpha = 1, with derivatives of every order."""
+    r"""Return `[1 + (alpha-1) u]_+^{1/(alpha-1)}`, and `exp(u)` at alpha = 1, with derivatives of every order."""
     eps = alpha - 1
     inside = 1 + eps * u > 0
     u = torch.where(inside, u, torch.zeros_like(u))
@@ -39,7 +39,7 @@ def exp_alpha(u: Tensor, alpha: Tensor) -> Tensor:
 
 
 def entmax(scores: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
-    r"""`argmax_p p.z + H_alpha(p)` over the last dimension, in float64, differentiable to every order.
+    r"""Return `argmax_p p.z + H_alpha(p)` over the last dimension, in float64, differentiable to every order.
 
     -inf takes no part; a row with nothing left is all zeros.
     """
@@ -83,7 +83,7 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
 
 
 def tsallis_entropy(probs: Tensor, alpha: float | Tensor) -> Tensor:
-    r"""`(1 - sum p^alpha) / (alpha (alpha-1))`, Shannon's `-sum p log p` at alpha = 1."""
+    r"""Return `(1 - sum p^alpha) / (alpha (alpha-1))`, Shannon's `-sum p log p` at alpha = 1."""
     probs, alpha = _columns(probs, alpha)
     inside = probs > 0
     log_p = torch.where(inside, torch.where(inside, probs, torch.ones_like(probs)).log(), torch.zeros_like(probs))
@@ -109,14 +109,14 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 1.5) -> 
 
 
 def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) -> Tensor:
-    r"""`[(alpha-1) z - tau]_+^{1/(alpha-1)}`, entry by entry."""
+    r"""Return `[(alpha-1) z - tau]_+^{1/(alpha-1)}`, entry by entry."""
     u = (alpha - 1) * scores.double() - tau
     inside = u > 0
     return torch.where(inside, torch.where(inside, u, torch.ones_like(u)) ** (1 / (alpha - 1)), torch.zeros_like(u))
 
 
 def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) -> Tensor:
-    r"""`(r - e_y).(z - tau/(alpha-1)) + (1 - sum r^alpha)/(alpha (alpha-1))` of each row."""
+    r"""Return `(r - e_y).(z - tau/(alpha-1)) + (1 - sum r^alpha)/(alpha (alpha-1))` of each row."""
     scores = scores.double()
     r = alpha_relu(scores, alpha, tau)
     y = torch.nn.functional.one_hot(target, scores.shape[-1]).double()
@@ -127,7 +127,7 @@ def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float = 1.5, tau: flo
 
 
 def normmax(scores: Tensor, alpha: float = 2.0) -> Tensor:
-    r"""`argmax_p p.z - ||p||_alpha`: the threshold by bisection on `sum [z - tau]_+^{alpha/(alpha-1)} = 1`."""
+    r"""Return `argmax_p p.z - ||p||_alpha`: the threshold by bisection on `sum [z - tau]_+^{alpha/(alpha-1)} = 1`."""
     z = scores.double()
     top = z.amax(-1, keepdim=True).detach()
     z = z - top
@@ -153,7 +153,7 @@ def normmax(scores: Tensor, alpha: float = 2.0) -> Tensor:
 
 
 def budgeted_entmax(scores: Tensor, alpha: float | Tensor = 1.5, budget: float = 2) -> Tensor:
-    r"""`argmax p.z + H_alpha(p)` over `0 <= p <= 1, sum p = budget`."""
+    r"""Return `argmax p.z + H_alpha(p)` over `0 <= p <= 1, sum p = budget`."""
     z, alpha = _columns(scores, alpha)
     eps = (alpha - 1).clamp(min=1e-12)
     z = z - z.amax(-1, keepdim=True).detach()

@@ -202,7 +202,7 @@ def entmax_loss(
 
 
 def _support_width(scores: Tensor) -> int:
-    """Numbers that a row's support takes if a 64th of its classes or fewer are in it: about a 32nd of the scores'."""
+    """Return the numbers that a row's support takes if a 64th of its classes are in it: a 32nd of the scores'."""
     room = 16 + scores.shape[-1] // 64 // 16 * 16 if scores.shape[-1] >= LISTED else 0
     return 1 + room + room * 4 // compute_dtype(scores.dtype).itemsize if room else 0
 
@@ -334,7 +334,7 @@ def gather(
     onto: Tensor | None = None,
     factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """`out[r] = scale[r] (sum_k value[k] table[index[k]] - table[minus[r]])`; and the sums of the values themselves."""
+    """Return `out[r] = scale[r] (sum_k value[k] table[index[k]] - table[minus[r]])`; and the values' sums."""
     rows, m = len(lists.offsets) - 1, table.shape[1]
     out = torch.empty(rows, m, dtype=table.dtype)
     total = torch.empty(rows, dtype=lists.value.dtype) if need_total else None

@@ -58,7 +58,7 @@ def sources(folder: Path = SOURCES) -> list[Path]:
 
 
 def source_hash(folder: Path = SOURCES) -> str:
-    """16 hex digits that change with any name or content among the sources."""
+    """Return 16 hex digits that change with any name or content among the sources."""
     digest = hashlib.sha256()
     for path in sources(folder):
         content = path.read_bytes()

@@ -25,7 +25,7 @@ def entropy(probs: Tensor, alpha: Alpha) -> Tensor:
 
 
 def entropy_alpha_gradient(probs: Tensor, alpha: Alpha) -> Tensor:
-    r"""`dH_alpha(p)/d alpha` at fixed p [rows, 1], without a singularity at alpha = 1."""
+    r"""Return `dH_alpha(p)/d alpha` at fixed p [rows, 1], without a singularity at alpha = 1."""
     inside = probs != 0
     log_p = torch.where(inside, probs, 1).log()
     x = (alpha - 1) * log_p
@@ -51,7 +51,7 @@ def series(x: Tensor, coefficient: Callable[[int], float]) -> Tensor:
 
 
 def _expm1_over(x: Tensor) -> Tensor:
-    """`(e^x - 1) / x`, 1 at 0, differentiable there."""
+    """Return `(e^x - 1) / x`, 1 at 0, differentiable there."""
     near_zero = x.abs() < SERIES_BELOW
     far = torch.where(near_zero, 1, x)
     return torch.where(

@@ -59,7 +59,7 @@ def gather(
     onto: Tensor | None = None,
     factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """`out[r] = scale[r] (sum_k value[k] table[index[k]] - table[minus[r]])`; and the sums of the values themselves."""
+    """Return `out[r] = scale[r] (sum_k value[k] table[index[k]] - table[minus[r]])`; and the values' sums."""
     wide = table.to(lists.value.dtype)
     out = _sparse(lists, len(table)) @ wide
     total = lists.value.new_zeros(len(out)).index_add_(0, _row_numbers(lists), lists.value) if need_total else None

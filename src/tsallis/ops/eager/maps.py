@@ -161,7 +161,7 @@ def pushforward(
 
 
 def slope(probs: Tensor, inside: Tensor, alpha: Alpha) -> Tensor:
-    r"""`p^{2-alpha}` on the support and 0 off it: the inverse curvature of the entropy."""
+    r"""Return `p^{2-alpha}` on the support and 0 off it: the inverse curvature of the entropy."""
     if isinstance(alpha, float) and alpha == 2.0:
         return torch.where(inside, probs.ceil(), 0)
     safe = torch.where(inside, probs, 1)
@@ -170,7 +170,7 @@ def slope(probs: Tensor, inside: Tensor, alpha: Alpha) -> Tensor:
 
 
 def curvature(probs: Tensor, inside: Tensor, alpha: Alpha) -> Tensor:
-    r"""`p log^2 p phi(eps log p)` with `phi(x) = (e^-x - 1 + x) / x^2`: minus dp/d alpha at a fixed threshold."""
+    r"""Return `p log^2 p phi(eps log p)` with `phi(x) = (e^-x - 1 + x) / x^2`: -dp/d alpha at a fixed threshold."""
     eps = alpha - 1
     log_p = torch.where(inside, probs, 1).log()
     x = eps * log_p
@@ -182,7 +182,7 @@ def curvature(probs: Tensor, inside: Tensor, alpha: Alpha) -> Tensor:
 
 
 def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
-    r"""`min(1, exp_alpha(z - c))` with `c` such that each row sums to `budget`, or all 1 where fewer scores take part.
+    r"""Return `min(1, exp_alpha(z - c))` with `c` such that rows sum to `budget`; all 1 where fewer scores take part.
 
     The mass is not convex in the threshold. The k-th largest score, k = ceil(budget), brackets it: at
     `1 + eps (z_k - c) = 1` at least k entries are full, at `0` fewer than k are positive.

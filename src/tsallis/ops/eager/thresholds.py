@@ -127,7 +127,7 @@ def _solve_convex(values: Tensor, alpha: Alpha, start: Tensor) -> tuple[Tensor, 
 
 
 def _solve_bracketed(values: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
-    """alpha > 2: the mass is not convex in the threshold, but falls with -log of the largest probability."""
+    """Find thresholds for alpha > 2, where the mass is not convex, but falls with -log of the largest probability."""
     eps = alpha - 1
     low = torch.zeros_like(values[:, :1])
     high = torch.full_like(low, math.log(values.shape[-1]))

@@ -47,7 +47,7 @@ def gradient_tiling(rows: int, d: int, powers: int, processors: int) -> Short | 
 
 
 def short(d: int) -> Short:
-    """Some thirty scores a thread, and a warp for each row where that is enough."""
+    """Choose some thirty scores a thread, and a warp for each row where that is enough."""
     width = padded(d)
     rows = max(1, min(64, 1024 // width))
     return Short(rows, width, width // 4 if width >= 256 else width, max(1, rows * width // 1024))

@@ -148,7 +148,7 @@ def gather(
     onto: Tensor | None = None,
     factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """`out[r] = scale[r] (sum_k value[k] table[index[k]] - table[minus[r]])`; and the sums of the values themselves.
+    """Return `out[r] = scale[r] (sum_k value[k] table[index[k]] - table[minus[r]])`; and the values' sums.
 
     A negative `minus` names no row. With `onto` [rows, size] that takes the place of `factor` (one number in a tensor)
     times what is there, plus `out`. Sums are float32, `table` and `out` of one dtype; values beyond the last offset
@@ -213,7 +213,7 @@ def _pieces(offsets: Tensor, piece: int, most: int) -> tuple[Tensor, Tensor]:
 
 
 def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
-    """The rows' lists by class, each value times its row's weight [rows], with -weight where the target [rows] is.
+    """Return the rows' lists by class, values times their row's weight [rows], -weight where the target [rows] is.
 
     Rows with a negative target have no such entry; what stands for it comes after the last class's list.
     """
