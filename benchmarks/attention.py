@@ -73,18 +73,20 @@ def attentions(shape: tuple[int, ...], causal: bool, peer: bool, seed: int, lear
     def learned(*leaves: Tensor) -> Tensor:
         return ours(*leaves[:-1], alpha=leaves[-1])
 
-    given: dict[str, Any] = {"upstream": upstream, "dense": "sdpa"}
-    found = [
-        Candidate("sdpa", "torch", softmax, leaves, **given),
-        Candidate("entmax-1.0", "tsallis", partial(ours, alpha=1.0), leaves, **given),
-        Candidate("entmax-1.5", "tsallis", ours, leaves, **given),
-        Candidate("entmax-learned", "tsallis", learned, (*leaves, alpha), **given),
+    inputs: dict[str, Any] = {"upstream": upstream, "dense": "sdpa"}
+    result = [
+        Candidate("sdpa", "torch", softmax, leaves, **inputs),
+        Candidate("entmax-1.0", "tsallis", partial(ours, alpha=1.0), leaves, **inputs),
+        Candidate("entmax-1.5", "tsallis", ours, leaves, **inputs),
+        Candidate("entmax-learned", "tsallis", learned, (*leaves, alpha), **inputs),
     ]
     if peer and not learned_bias:
-        found.append(
-            Candidate("entmax-learned", "entmax", partial(bisected, causal=causal), (q, k, v, alpha), few=True, **given)
+        result.append(
+            Candidate(
+                "entmax-learned", "entmax", partial(bisected, causal=causal), (q, k, v, alpha), few=True, **inputs
+            )
         )
-    return found
+    return result
 
 
 class Bisected(nn.Module):
@@ -116,22 +118,22 @@ def layers(shape: tuple[int, ...], dropout: float, peer: bool, seed: int) -> lis
     def trained(module: nn.Module) -> Callable[[Tensor], Tensor]:
         def run(x: Tensor) -> Tensor:
             module.zero_grad(set_to_none=True)
-            found: Tensor = module(x)
-            return found
+            result: Tensor = module(x)
+            return result
 
         return run
 
-    given: dict[str, Any] = {"leaves": (x,), "upstream": upstream, "dense": "layer-softmax"}
-    found = [
-        Candidate("layer-softmax", "torch", trained(torchs), **given),
-        Candidate("layer-1.5", "tsallis", trained(layer(1.5)), **given),
-        Candidate("layer-learned", "tsallis", trained(layer("learned")), **given),
+    inputs: dict[str, Any] = {"leaves": (x,), "upstream": upstream, "dense": "layer-softmax"}
+    result = [
+        Candidate("layer-softmax", "torch", trained(torchs), **inputs),
+        Candidate("layer-1.5", "tsallis", trained(layer(1.5)), **inputs),
+        Candidate("layer-learned", "tsallis", trained(layer("learned")), **inputs),
     ]
     if peer and not dropout:
         slow = layer("learned")
         slow.self_attn = Bisected(slow.self_attn)  # type: ignore[arg-type]
-        found.append(Candidate("layer-learned", "entmax", trained(slow), few=True, **given))
-    return found
+        result.append(Candidate("layer-learned", "entmax", trained(slow), few=True, **inputs))
+    return result
 
 
 def build(group: str, shape: tuple[int, ...], causal: bool, dropout: float, peer: bool, seed: int) -> list[Candidate]:
@@ -165,14 +167,14 @@ def count(group: str, shape: str, setting: tuple[bool, float], arguments: Any) -
     return len(build(group, tiny, *setting, not arguments.no_peer, arguments.seed))
 
 
-def rows(place: Row, found: list[Candidate], bytes_: list[int]) -> list[Row]:
-    dense_time, dense_bytes = found[0].medians()[1], bytes_[0]
+def rows(location: Row, result: list[Candidate], bytes_: list[int]) -> list[Row]:
+    dense_time, dense_bytes = result[0].medians()[1], bytes_[0]
     measured = []
-    for candidate, extra_bytes in zip(found, bytes_, strict=True):
+    for candidate, extra_bytes in zip(result, bytes_, strict=True):
         forward, both = candidate.medians()
         measured.append(
             {
-                **place,
+                **location,
                 "operation": candidate.operation,
                 "owner": candidate.owner,
                 "forward_ms": forward * 1e3,
@@ -199,7 +201,7 @@ def verdicts(measured: list[Row]) -> list[str]:
 
     def beside(operation: str) -> dict[str, float]:
         ours, theirs = pick(operation, "tsallis", "both_ms"), pick(operation, "entmax", "both_ms")
-        return {place: theirs[place] / ours[place] for place in theirs if place in ours}
+        return {location: theirs[location] / ours[location] for location in theirs if location in ours}
 
     return [
         *verdict(
@@ -252,20 +254,20 @@ def main() -> None:
     # First of all: a process's peak starts with what the one that started it holds. Two at a time: nothing is timed.
     with ThreadPoolExecutor(2) as pool:
         started = [
-            [pool.submit(extra_of_a_process, n, *place, arguments) for n in range(count(*place, arguments))]
-            for place in places
+            [pool.submit(extra_of_a_process, n, *location, arguments) for n in range(count(*location, arguments))]
+            for location in places
         ]
         memory = [[one.result() for one in some] for some in started]
     measured: list[Row] = []
     for (group, shape, (causal, dropout)), bytes_ in zip(places, memory, strict=True):
         print(group, shape, f"causal={causal} dropout={dropout}", file=sys.stderr)
         sizes = tuple(int(n) for n in shape.split("x"))
-        found = build(group, sizes, causal, dropout, not arguments.no_peer, arguments.seed)
+        result = build(group, sizes, causal, dropout, not arguments.no_peer, arguments.seed)
         batch, heads, length = (sizes[0], HEADS, sizes[1]) if group == "layers" else sizes[:3]
         few = PEER_ROUNDS[batch * heads * length**2 <= SHORT]
-        interleave(found, arguments.rounds, min(few, arguments.rounds), arguments.seed)
-        place: Row = {"group": group, "shape": shape, "causal": causal, "dropout": dropout}
-        measured += rows(place, found, bytes_)
+        interleave(result, arguments.rounds, min(few, arguments.rounds), arguments.seed)
+        location: Row = {"group": group, "shape": shape, "causal": causal, "dropout": dropout}
+        measured += rows(location, result, bytes_)
         write(arguments.out, measured)
     print(table(measured, COLUMNS))
     print("", *verdicts(measured), sep="\n")

@@ -153,10 +153,10 @@ def verdict(name: str, bound: float, values: dict[str, float], at_least: bool = 
     """Whether all values (by place) keep to the bound: one line, and one for every value that doesn't."""
     if not values:
         return []
-    missed = [place for place, value in values.items() if not (value >= bound if at_least else value <= bound)]
-    worst = (min if at_least else max)(values, key=lambda place: values[place])
+    missed = [location for location, value in values.items() if not (value >= bound if at_least else value <= bound)]
+    worst = (min if at_least else max)(values, key=lambda location: values[location])
     lines = [
         f"{'MISSED' if missed else 'met':6}  {name}: {'at least' if at_least else 'at most'} {bound:.3g}, "
         f"worst {values[worst]:.3f} ({worst}), kept in {len(values) - len(missed)} of {len(values)}"
     ]
-    return lines + [f"          {values[place]:.3f}  {place}" for place in missed]
+    return lines + [f"          {values[location]:.3f}  {location}" for location in missed]

@@ -59,10 +59,10 @@ class PolarLoop(torch.autograd.Function):
         v, u = (1 - r0) / std, -r0 / std
         mass = (torch.erf(v / math.sqrt(2)) - torch.erf(u / math.sqrt(2))) / 2
         at_v, at_u = (torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi) for z in (v, u))
-        found = [mass, r0 * mass + std * (at_u - at_v)]
+        result = [mass, r0 * mass + std * (at_u - at_v)]
         for k in range(2, top + 1):
-            found.append(r0 * found[-1] + (k - 1) * std.square() * found[-2] - std * at_v)
-        return direction, [weight * m for m in found]
+            result.append(r0 * result[-1] + (k - 1) * std.square() * result[-2] - std * at_v)
+        return direction, [weight * m for m in result]
 
     @staticmethod
     def forward(ctx: Any, theta: Tensor, centres: Tensor, variance: float) -> Tensor:
@@ -142,14 +142,14 @@ def measure(shape: str, variance: float, arguments: Any) -> list[Row]:
     upstream = torch.randn(queries, len(centres), generator=torch.Generator().manual_seed(arguments.seed))
 
     def loop(theta: Tensor) -> Tensor:
-        found: Tensor = PolarLoop.apply(theta, centres, variance)
-        return found
+        result: Tensor = PolarLoop.apply(theta, centres, variance)
+        return result
 
-    given: dict[str, Any] = {"leaves": (theta,), "upstream": upstream, "alpha": 2.0}
+    inputs: dict[str, Any] = {"leaves": (theta,), "upstream": upstream, "alpha": 2.0}
     candidates = [
-        Candidate("polar loop", "paper", loop, few=True, **given),
-        Candidate("grid", "tsallis", ours(grid), **given),
-        Candidate("scattered", "tsallis", ours(scattered), **given),
+        Candidate("polar loop", "paper", loop, few=True, **inputs),
+        Candidate("grid", "tsallis", ours(grid), **inputs),
+        Candidate("scattered", "tsallis", ours(scattered), **inputs),
     ]
     interleave(candidates, arguments.rounds, min(arguments.few, arguments.rounds), arguments.seed)
     value, grad = exact(theta, grid, upstream)
@@ -157,8 +157,8 @@ def measure(shape: str, variance: float, arguments: Any) -> list[Row]:
     rows = []
     for candidate in candidates:
         leaf = theta.clone().requires_grad_()
-        found = candidate.call(leaf)
-        (to_theta,) = torch.autograd.grad(found, leaf, upstream)
+        result = candidate.call(leaf)
+        (to_theta,) = torch.autograd.grad(result, leaf, upstream)
         forward, both = candidate.medians()
         rows.append(
             {
@@ -170,7 +170,7 @@ def measure(shape: str, variance: float, arguments: Any) -> list[Row]:
                 "forward_ms": forward * 1e3,
                 "both_ms": both * 1e3,
                 "loop_ratio": candidates[0].medians()[1] / both,
-                "error": float((found.detach() - value).abs().max()) / peak,
+                "error": float((result.detach() - value).abs().max()) / peak,
                 "grad_error": float((to_theta - grad).abs().max() / grad.abs().max()),
                 "rounds": len(candidate.both),
                 "backend": "torch" if candidate.owner == "tsallis" else "",

@@ -74,8 +74,8 @@ def interleaved(cases: Sequence[Case], rounds: int = 30, warm: int = 3) -> dict[
         torch.cuda.synchronize()
     finally:
         gc.enable()
-    found = {case.name: events[case.name] for case in going if not case.error}
-    return {name: [start.elapsed_time(end) for start, end in pairs] for name, pairs in found.items()}
+    result = {case.name: events[case.name] for case in going if not case.error}
+    return {name: [start.elapsed_time(end) for start, end in pairs] for name, pairs in result.items()}
 
 
 def _try(case: Case, call: Callable[[], object]) -> bool:
@@ -161,6 +161,6 @@ def machine() -> Row:
     }
 
 
-def error_of(found: Tensor, exact: Tensor) -> float:
+def error_of(result: Tensor, exact: Tensor) -> float:
     """The largest difference."""
-    return float((found.double() - exact).abs().max())
+    return float((result.double() - exact).abs().max())

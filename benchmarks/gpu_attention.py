@@ -55,7 +55,7 @@ class Setting:
         heads = f"{self.heads}" if self.heads == self.key_heads else f"{self.heads}/{self.key_heads}"
         return f"{self.batch}x{heads}x{self.queries}x{self.keys}x{self.size}"
 
-    def place(self) -> str:
+    def label(self) -> str:
         return f"{self.group} {self.shape()} {self.empty:g} empty"
 
 
@@ -91,7 +91,7 @@ def inputs(setting: Setting, seed: int, device: str = "cuda") -> tuple[Tensor, T
     """Queries, keys, values: scores deviate by about 1 within a topic, and those of other topics are far below."""
     noise, order = torch.Generator(device).manual_seed(seed), torch.Generator().manual_seed(seed)
     batch, size, key_heads = setting.batch, setting.size, setting.key_heads
-    found = []
+    result = []
     for heads, length in ((setting.heads, setting.queries), (key_heads, setting.keys)):
         x = torch.randn(batch, heads, length, size, generator=noise, device=device)
         if setting.empty:
@@ -100,9 +100,9 @@ def inputs(setting: Setting, seed: int, device: str = "cuda") -> tuple[Tensor, T
             own = own.view(batch, key_heads, blocks).repeat_interleave(heads // key_heads, 1)
             one_hot = F.one_hot(own.repeat_interleave(BLOCK, -1)[..., :length].to(device))
             x[..., : one_hot.shape[-1]] = one_hot * math.sqrt(MARGIN * math.sqrt(size))
-        found.append(x.to(setting.dtype))
+        result.append(x.to(setting.dtype))
     value = torch.randn(batch, key_heads, setting.keys, size, generator=noise, device=device)
-    return found[0], found[1], value.to(setting.dtype)
+    return result[0], result[1], value.to(setting.dtype)
 
 
 def empty_share(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> float:
@@ -148,9 +148,9 @@ def flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 def ours(q: Tensor, k: Tensor, v: Tensor, alpha: Any, causal: bool, long: bool = False) -> Tensor:
     with long_kernels() if long else contextlib.nullcontext():
-        found = tsallis.entmax_attention(q, k, v, alpha, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
-    assert isinstance(found, Tensor)
-    return found
+        result = tsallis.entmax_attention(q, k, v, alpha, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+    assert isinstance(result, Tensor)
+    return result
 
 
 def spread(heads: int) -> Tensor:
@@ -163,30 +163,30 @@ def contenders(setting: Setting) -> list[Contender]:
     alphas = spread(setting.heads)
     learned = alphas.clone().requires_grad_()
     own = partial(ours, causal=causal)
-    found = [Contender("tsallis", "1.5", partial(own, alpha=1.5))]
+    result = [Contender("tsallis", "1.5", partial(own, alpha=1.5))]
     if group == "powers":
-        found = [Contender("tsallis", f"{a}", partial(own, alpha=a)) for a in (1.25, 1.75)]
+        result = [Contender("tsallis", f"{a}", partial(own, alpha=a)) for a in (1.25, 1.75)]
     elif group == "decode":
-        found.append(Contender("tsallis", "mixed", partial(own, alpha=alphas)))
+        result.append(Contender("tsallis", "mixed", partial(own, alpha=alphas)))
     elif group != "accuracy":
-        found.append(Contender("tsallis", "mixed", partial(own, alpha=alphas)))
-        found.append(Contender("tsallis", "learned", partial(own, alpha=learned), learned))
+        result.append(Contender("tsallis", "mixed", partial(own, alpha=alphas)))
+        result.append(Contender("tsallis", "learned", partial(own, alpha=learned), learned))
     if group == "accuracy":
-        found += [Contender("tsallis", f"{a}", partial(own, alpha=a)) for a in (1.0, 1.25, 1.75, 2.0)]
-        found += [Contender("tsallis long kernels", f"{a}", partial(own, alpha=a, long=True)) for a in (1.25, 1.5)]
-        found.append(Contender("flex_attention", "1.5", partial(flex, causal=causal), causes_gradient=False))
+        result += [Contender("tsallis", f"{a}", partial(own, alpha=a)) for a in (1.0, 1.25, 1.75, 2.0)]
+        result += [Contender("tsallis long kernels", f"{a}", partial(own, alpha=a, long=True)) for a in (1.25, 1.5)]
+        result.append(Contender("flex_attention", "1.5", partial(flex, causal=causal), causes_gradient=False))
     else:
-        found.append(Contender("sdpa", "1", partial(flash, causal=causal)))
+        result.append(Contender("sdpa", "1", partial(flash, causal=causal)))
     if group == "short":
-        found += [Contender("tsallis long kernels", "1.5", partial(own, alpha=1.5, long=True))]
-        found += [Contender("tsallis long kernels", "mixed", partial(own, alpha=alphas, long=True))]
+        result += [Contender("tsallis long kernels", "1.5", partial(own, alpha=1.5, long=True))]
+        result += [Contender("tsallis long kernels", "mixed", partial(own, alpha=alphas, long=True))]
     adasplash = peer_once("adasplash") if group in ("accuracy", "long", "powers") else None
     if adasplash is not None:
         if causal and group != "powers":
-            found.append(Contender("adasplash 2", "1.5", adasplash.adasplash_v2))
+            result.append(Contender("adasplash 2", "1.5", adasplash.adasplash_v2))
         for a in {"powers": (1.25, 1.75), "accuracy": (1.25, 1.5, 1.75)}.get(group, ()):
-            found.append(Contender("adasplash 1", f"{a}", partial(adasplash.adasplash_v1, alpha=a, is_causal=causal)))
-    return found
+            result.append(Contender("adasplash 1", f"{a}", partial(adasplash.adasplash_v1, alpha=a, is_causal=causal)))
+    return result
 
 
 @cache
@@ -205,12 +205,12 @@ def flex(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
     def modified(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         x = 0.5 * (score - shift[b, h, i])
-        seen = (x > -1) & ((j <= i) | (not causal))
-        return torch.where(seen, 2 * torch.log1p(torch.where(seen, x, 0.0)), -float("inf"))
+        visible = (x > -1) & ((j <= i) | (not causal))
+        return torch.where(visible, 2 * torch.log1p(torch.where(visible, x, 0.0)), -float("inf"))
 
-    found = torch.compile(flex_attention)(q, k, v, score_mod=modified)
-    assert isinstance(found, Tensor)
-    return found
+    result = torch.compile(flex_attention)(q, k, v, score_mod=modified)
+    assert isinstance(result, Tensor)
+    return result
 
 
 def settings(groups: Sequence[str], lengths: Sequence[int], quick: bool) -> Iterator[Setting]:
@@ -243,8 +243,8 @@ def passes(contender: Contender, leaves: Sequence[Tensor], upstream: Tensor) -> 
         return contender.call(*leaves)  # type: ignore[call-arg, arg-type]
 
     def both() -> tuple[Tensor, ...]:
-        wanted = [*leaves, *([contender.learned] if contender.learned is not None else [])]
-        return torch.autograd.grad(contender.call(*leaves), wanted, upstream)  # type: ignore[call-arg, arg-type]
+        expected = [*leaves, *([contender.learned] if contender.learned is not None else [])]
+        return torch.autograd.grad(contender.call(*leaves), expected, upstream)  # type: ignore[call-arg, arg-type]
 
     return forward, both
 
@@ -305,8 +305,8 @@ def accuracy(setting: Setting, seed: int) -> list[Row]:
     for contender in contenders(setting):
         exact = exactly([x.detach() for x in leaves], upstream, float(contender.alpha), setting.causal)
         try:
-            found = contender.call(*leaves)  # type: ignore[call-arg]
-            grads = torch.autograd.grad(found, leaves, upstream) if contender.causes_gradient else ()
+            result = contender.call(*leaves)  # type: ignore[call-arg]
+            grads = torch.autograd.grad(result, leaves, upstream) if contender.causes_gradient else ()
         except Exception as error:  # of whatever kind: the others are still to be compared
             print(
                 f"left out: {contender.name()} ({setting.dtype}): {type(error).__name__}: {error}"[:300],
@@ -314,7 +314,7 @@ def accuracy(setting: Setting, seed: int) -> list[Row]:
             )
             continue
         errors = [
-            error_of(x, right) / float(right.abs().max()) for x, right in zip((found, *grads), exact, strict=False)
+            error_of(x, right) / float(right.abs().max()) for x, right in zip((result, *grads), exact, strict=False)
         ]
         errors += [math.nan] * (4 - len(errors))
         rows.append(row(setting, contender, math.nan, (math.nan, math.nan), math.nan, *errors))
@@ -335,13 +335,13 @@ def exactly(leaves: Sequence[Tensor], upstream: Tensor, alpha: float, causal: bo
 
 def ratios(rows: list[Row], of: tuple[str, str], to: tuple[str, str], column: str, *groups: str) -> dict[str, float]:
     """A column of one contender (owner, alpha) over that of another, by setting."""
-    found: dict[str, dict[tuple[str, str], float]] = {}
+    result: dict[str, dict[tuple[str, str], float]] = {}
     for each in rows:
         if each["group"] in groups:
-            place = f"{each['group']} {each['shape']} {each['empty']:g} empty"
-            found.setdefault(place, {})[each["owner"], each["alpha"]] = each[column]
-    pairs = {place: (by.get(of, math.nan), by.get(to, math.nan)) for place, by in found.items()}
-    return {place: a / b for place, (a, b) in pairs.items() if not math.isnan(a / b)}
+            columns = f"{each['group']} {each['shape']} {each['empty']:g} empty"
+            result.setdefault(columns, {})[each["owner"], each["alpha"]] = each[column]
+    pairs = {columns: (by.get(of, math.nan), by.get(to, math.nan)) for columns, by in result.items()}
+    return {columns: a / b for columns, (a, b) in pairs.items() if not math.isnan(a / b)}
 
 
 def verdicts(rows: list[Row]) -> list[str]:
@@ -352,8 +352,8 @@ def verdicts(rows: list[Row]) -> list[str]:
     sparse = {p: x for p, x in beside.items() if empties[p] == 0.7 and lengths[p] >= 16384}
     dense = {p: x for p, x in beside.items() if empties[p] == 0}
 
-    def filled(found: dict[str, float]) -> dict[str, float]:
-        return {p: x for p, x in found.items() if empties[p] > 0}
+    def filled(result: dict[str, float]) -> dict[str, float]:
+        return {p: x for p, x in result.items() if empties[p] > 0}
 
     lines = verdict("forward, AdaSplash 2 / ours", 2.0, filled(ratios(rows, two, fixed, "forward_ms", "long")), True)
     lines += verdict("both, AdaSplash 2 / ours", 1.5, filled(ratios(rows, two, fixed, "both_ms", "long")), True)
@@ -389,10 +389,10 @@ def main() -> None:
             else:
                 rows += measure(setting, 3 if arguments.quick else arguments.rounds, arguments.seed)
         except Exception as error:  # of whatever kind: the other settings are still to be measured
-            print(f"left out: {setting.place()}: {type(error).__name__}: {error}"[:400], file=sys.stderr)
+            print(f"left out: {setting.label()}: {type(error).__name__}: {error}"[:400], file=sys.stderr)
         torch.cuda.empty_cache()
         write(arguments.out, rows)
-        print(f"done: {setting.place()}", file=sys.stderr, flush=True)
+        print(f"done: {setting.label()}", file=sys.stderr, flush=True)
     print(table(rows, COLUMNS))
     print("\n".join(verdicts(rows)))
 

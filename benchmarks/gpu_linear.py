@@ -49,9 +49,9 @@ def tensors(name: str, tokens: int, d: int, classes: int, device: str = "cuda") 
 
 
 @contextmanager
-def one_pass(wanted: bool) -> Iterator[None]:
+def one_pass(enabled: bool) -> Iterator[None]:
     """Let alpha-ReLU try to do without a buffer of scores, or not."""
-    before, linear_chunks.ONE_PASS = linear_chunks.ONE_PASS, wanted
+    before, linear_chunks.ONE_PASS = linear_chunks.ONE_PASS, enabled
     try:
         yield
     finally:
@@ -64,9 +64,9 @@ def losses(target: Tensor, tau: float) -> dict[str, tuple[str, Loss]]:
     def both(loss: Callable[..., Tensor]) -> Loss:
         return lambda h, w: loss(F.linear(h, w), target)
 
-    def relu(wanted: bool) -> Loss:
+    def relu(expected: bool) -> Loss:
         def loss(h: Tensor, w: Tensor) -> Tensor:
-            with one_pass(wanted):
+            with one_pass(expected):
                 return tsallis.linear_alpha_relu_loss(h, w, target, 1.5, tau)
 
         return loss
@@ -74,7 +74,7 @@ def losses(target: Tensor, tau: float) -> dict[str, tuple[str, Loss]]:
     def fused(h: Tensor, w: Tensor, alpha: float) -> Tensor:
         return tsallis.linear_entmax_loss(h, w, target, alpha)
 
-    found: dict[str, tuple[str, Loss]] = {
+    result: dict[str, tuple[str, Loss]] = {
         DENSE: ("torch", both(F.cross_entropy)),
         "cross-entropy-compiled": ("torch", lambda h, w: _compiled()(h, w, target)),
         "entmax-loss-1.5": ("tsallis", both(partial(tsallis.entmax_loss, alpha=1.5))),
@@ -85,8 +85,8 @@ def losses(target: Tensor, tau: float) -> dict[str, tuple[str, Loss]]:
     liger = peer("liger_kernel.ops.fused_linear_cross_entropy")
     if liger is not None:
         function = liger.LigerFusedLinearCrossEntropyFunction
-        found["fused-cross-entropy"] = ("liger-kernel", lambda h, w: _first(function.apply(h, w, target)))
-    return found
+        result["fused-cross-entropy"] = ("liger-kernel", lambda h, w: _first(function.apply(h, w, target)))
+    return result
 
 
 @cache
@@ -120,7 +120,7 @@ def measure(shape: str, name: str, rounds: int) -> list[Row]:
     hidden, weight, target = tensors(name, tokens, d, classes)
     with torch.no_grad():
         tau = tsallis.estimate_tau_from_scores(F.linear(hidden[:16], weight))
-    kept = sum(x.numel() * x.element_size() for x in (hidden, weight))  # of the gradients
+    saved = sum(x.numel() * x.element_size() for x in (hidden, weight))  # of the gradients
 
     def run(loss: Loss) -> tuple[Tensor, ...]:
         return torch.autograd.grad(loss(hidden, weight), (hidden, weight))
@@ -131,7 +131,7 @@ def measure(shape: str, name: str, rounds: int) -> list[Row]:
     for case in cases:
         if case.name not in times:
             continue
-        each, extra = times[case.name], peak(case.run) - kept
+        each, extra = times[case.name], peak(case.run) - saved
         rows.append(
             {
                 "shape": shape,
@@ -142,7 +142,7 @@ def measure(shape: str, name: str, rounds: int) -> list[Row]:
                 "fastest_ms": min(each),
                 "slowest_ms": max(each),
                 "time_ratio": "",
-                "peak_mb": (extra + kept) / 1e6,
+                "peak_mb": (extra + saved) / 1e6,
                 "extra_mb": extra / 1e6,
                 "memory_ratio": "",
                 "tau": tau if "relu" in case.name else "",

@@ -62,7 +62,7 @@ def map_calls(scores: Tensor, adasplash: ModuleType | None) -> Calls:
     rows = len(scores)
     alphas = torch.linspace(1.05, 1.95, rows, device="cuda").view(-1, 1).requires_grad_()
     one = (scores,)
-    found: Calls = {
+    result: Calls = {
         ("softmax", "torch"): (softmax, one, 1.0),
         ("entmax15", "tsallis"): (tsallis.entmax15, one, 1.5),
         ("sparsemax", "tsallis"): (tsallis.sparsemax, one, 2.0),
@@ -71,23 +71,23 @@ def map_calls(scores: Tensor, adasplash: ModuleType | None) -> Calls:
         ("entmax-learned", "tsallis"): (tsallis.entmax, (scores, alphas), alphas),
     }
     if adasplash is not None:
-        found[("entmax15", "adasplash")] = (partial(adasplash.triton_entmax, alpha=1.5), one, 1.5)
-    return found
+        result[("entmax15", "adasplash")] = (partial(adasplash.triton_entmax, alpha=1.5), one, 1.5)
+    return result
 
 
 def loss_calls(scores: Tensor, target: Tensor) -> Calls:
     one = (scores,)
-    found: Calls = {("cross-entropy", "torch"): (partial(F.cross_entropy, target=target), one, 1.0)}
+    result: Calls = {("cross-entropy", "torch"): (partial(F.cross_entropy, target=target), one, 1.0)}
     for alpha in (1.25, 1.5, 2.0):
         ours = partial(tsallis.entmax_loss, target=target, alpha=alpha)
-        found[(f"entmax-loss-{alpha}", "tsallis")] = (ours, one, alpha)
+        result[(f"entmax-loss-{alpha}", "tsallis")] = (ours, one, alpha)
     tau = tsallis.estimate_tau_from_scores(scores.detach()[:64].float())
     relu = partial(tsallis.alpha_relu_loss, target=target, tau=tau)
-    found[("alpha-relu-loss", "tsallis")] = (relu, one, 1.5)
-    return found
+    result[("alpha-relu-loss", "tsallis")] = (relu, one, 1.5)
+    return result
 
 
-def measured(place: Row, calls: Calls, upstream: Tensor | None, moved: int, copy: float, rounds: int) -> list[Row]:
+def measured(location: Row, calls: Calls, upstream: Tensor | None, moved: int, copy: float, rounds: int) -> list[Row]:
     """A row of each case; `moved` are the bytes that have to be read and written at the least."""
     cases = {key: Case(" ".join(key), key[1], both(call, leaves, upstream)) for key, (call, leaves, _) in calls.items()}
     times = medians(interleaved(list(cases.values()), rounds))
@@ -99,7 +99,7 @@ def measured(place: Row, calls: Calls, upstream: Tensor | None, moved: int, copy
         speed = "" if ms is None else moved / (ms * 1e-3)
         rows.append(
             {
-                **place,
+                **location,
                 "operation": operation,
                 "owner": owner,
                 "ms": "" if ms is None else ms,
@@ -118,20 +118,20 @@ def measured(place: Row, calls: Calls, upstream: Tensor | None, moved: int, copy
 
 
 @torch.no_grad()
-def accuracy(place: Row, calls: Calls) -> list[Row]:
+def accuracy(columns: Row, calls: Calls) -> list[Row]:
     """The largest errors of probabilities and of their sums against float64, over some rows."""
     rows = []
     for (operation, owner), (call, leaves, alpha) in calls.items():
         some = max(1, CHECKED // leaves[0].shape[-1])
-        given = [x[:some] for x in leaves]
+        inputs = [x[:some] for x in leaves]
         try:
-            found = call(*given).double()
+            result = call(*inputs).double()
         except Exception as error:  # the peer's: said where it was timed
             print(f"no accuracy of {operation} ({owner}): {type(error).__name__}", file=sys.stderr)
             continue
-        exact = reference.entmax(given[0], alpha[:some] if isinstance(alpha, Tensor) else alpha)
-        errors = {"error": (found - exact).abs().max().item(), "sum_error": (found.sum(-1) - 1).abs().max().item()}
-        rows.append({**place, "operation": operation, "owner": owner, "rows": some, **errors, **machine()})
+        exact = reference.entmax(inputs[0], alpha[:some] if isinstance(alpha, Tensor) else alpha)
+        errors = {"error": (result - exact).abs().max().item(), "sum_error": (result.sum(-1) - 1).abs().max().item()}
+        rows.append({**columns, "operation": operation, "owner": owner, "rows": some, **errors, **machine()})
     return rows
 
 
@@ -177,27 +177,27 @@ def main() -> None:
     for dtype in arguments.dtypes:
         for d in arguments.sizes:
             for name in arguments.inputs:
-                place: Row = {"group": "maps", "dtype": dtype, "d": d, "rows": arguments.scores // d, "input": name}
-                print(*place.values(), file=sys.stderr)
-                scores = scores_of(place["rows"], d, name, DTYPES[dtype])
+                columns: Row = {"group": "maps", "dtype": dtype, "d": d, "rows": arguments.scores // d, "input": name}
+                print(*columns.values(), file=sys.stderr)
+                scores = scores_of(columns["rows"], d, name, DTYPES[dtype])
                 calls = map_calls(scores, adasplash if d in arguments.peer_sizes else None)
                 upstream = torch.randn(scores.shape, device="cuda", dtype=scores.dtype)
-                rows += measured(place, calls, upstream, 5 * scores.nbytes, copy, arguments.rounds)
+                rows += measured(columns, calls, upstream, 5 * scores.nbytes, copy, arguments.rounds)
                 write(arguments.out, rows)
                 if arguments.accuracy:
-                    errors += accuracy({k: v for k, v in place.items() if k != "rows"}, calls)
+                    errors += accuracy({k: v for k, v in columns.items() if k != "rows"}, calls)
                     write(arguments.accuracy, errors)
                 del scores, calls, upstream
     for d in arguments.classes:
         for name in arguments.inputs:
-            place = {"group": "losses", "dtype": "bfloat16", "d": d, "rows": arguments.scores // d, "input": name}
-            print(*place.values(), file=sys.stderr)
-            scores = scores_of(place["rows"], d, name, torch.bfloat16)
-            target = torch.randint(d, (place["rows"],), device="cuda")
+            columns = {"group": "losses", "dtype": "bfloat16", "d": d, "rows": arguments.scores // d, "input": name}
+            print(*columns.values(), file=sys.stderr)
+            scores = scores_of(columns["rows"], d, name, torch.bfloat16)
+            target = torch.randint(d, (columns["rows"],), device="cuda")
             if name == "peaked":
                 target = scores.detach().argmax(-1)
             calls = loss_calls(scores, target)
-            rows += measured(place, calls, None, 3 * scores.nbytes, copy, arguments.rounds)
+            rows += measured(columns, calls, None, 3 * scores.nbytes, copy, arguments.rounds)
             write(arguments.out, rows)
             del scores, calls, target
     print(table(rows, COLUMNS))

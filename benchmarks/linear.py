@@ -124,17 +124,17 @@ def measure(name: str, sizes: tuple[int, int, int], memory: dict[str, int], roun
     """Rows of the candidates whose memory is known."""
     *leaves, target = tensors(name, *sizes, seed)
     hidden, weight, bias = leaves
-    kept = sum(x.numel() * x.element_size() for x in leaves)  # of the gradients
-    found = [
+    saved = sum(x.numel() * x.element_size() for x in leaves)  # of the gradients
+    result = [
         Candidate(operation, owner, loss, (hidden, weight, bias))
         for operation, (owner, loss) in losses(hidden, weight, bias, target).items()
         if operation in memory
     ]
-    interleave(found, rounds, rounds, seed)
+    interleave(result, rounds, rounds, seed)
     formula, data = thresholds(hidden, weight, bias)
-    dense_time, dense_memory = found[0].medians(), memory["cross-entropy"]
+    dense_time, dense_memory = result[0].medians(), memory["cross-entropy"]
     rows = []
-    for candidate in found:
+    for candidate in result:
         forward, both = candidate.medians()
         bytes_ = memory[candidate.operation]
         tau = data if candidate.operation.endswith("data") else formula
@@ -150,8 +150,8 @@ def measure(name: str, sizes: tuple[int, int, int], memory: dict[str, int], roun
                 "time_ratio": both / dense_time[1],
                 "extra_mb": bytes_ / 1e6,
                 "extra_ratio": dense_memory / max(bytes_, 1),
-                "extra_without_gradients_mb": (bytes_ - kept) / 1e6,
-                "extra_without_gradients_ratio": (dense_memory - kept) / max(bytes_ - kept, 1),
+                "extra_without_gradients_mb": (bytes_ - saved) / 1e6,
+                "extra_without_gradients_ratio": (dense_memory - saved) / max(bytes_ - saved, 1),
                 "support": support(candidate.operation, hidden, weight, bias),
                 "rounds": len(candidate.both),
                 "backend": candidate.backend(),

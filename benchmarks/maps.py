@@ -51,44 +51,44 @@ def fewer(x: Tensor, limit: int) -> Tensor:
 
 
 def maps(scores: Tensor, upstream: Tensor, peer: Any) -> list[Candidate]:
-    given: dict[str, Any] = {"leaves": (scores,), "upstream": upstream}
+    inputs: dict[str, Any] = {"leaves": (scores,), "upstream": upstream}
     half: dict[str, Any] = {"leaves": (scores.bfloat16(),), "upstream": upstream.bfloat16(), "dense": "softmax-bf16"}
-    found = [
-        Candidate("softmax", "torch", softmax, **given),
+    result = [
+        Candidate("softmax", "torch", softmax, **inputs),
         Candidate("softmax-bf16", "torch", softmax, **half),
-        Candidate("entmax15", "tsallis", tsallis.entmax15, alpha=1.5, **given),
+        Candidate("entmax15", "tsallis", tsallis.entmax15, alpha=1.5, **inputs),
         Candidate("entmax15-bf16", "tsallis", tsallis.entmax15, alpha=1.5, **half),
-        Candidate("sparsemax", "tsallis", tsallis.sparsemax, alpha=2.0, **given),
-        *(Candidate(f"entmax-{a}", "tsallis", partial(tsallis.entmax, alpha=a), alpha=a, **given) for a in ALPHAS),
-        Candidate("entmax15", "tsallis eager", eager15, alpha=1.5, few=True, **given),
+        Candidate("sparsemax", "tsallis", tsallis.sparsemax, alpha=2.0, **inputs),
+        *(Candidate(f"entmax-{a}", "tsallis", partial(tsallis.entmax, alpha=a), alpha=a, **inputs) for a in ALPHAS),
+        Candidate("entmax15", "tsallis eager", eager15, alpha=1.5, few=True, **inputs),
     ]
     if peer:
         for name, alpha in (("entmax15", 1.5), ("sparsemax", 2.0)):
             call = getattr(peer, name)
-            found.append(slow(Candidate(name, "entmax", partial(call, dim=-1), alpha=alpha, **given), SORTED))
+            result.append(slow(Candidate(name, "entmax", partial(call, dim=-1), alpha=alpha, **inputs), SORTED))
             if scores.shape[-1] > 100:
-                top = Candidate(name, "entmax k=100", partial(call, dim=-1, k=100), alpha=alpha, few=True, **given)
-                found.append(top)
+                top = Candidate(name, "entmax k=100", partial(call, dim=-1, k=100), alpha=alpha, few=True, **inputs)
+                result.append(top)
         bisect = partial(peer.entmax_bisect, alpha=1.25)
-        found.append(slow(Candidate("entmax-1.25", "entmax", bisect, alpha=1.25, **given), BISECTED))
-    return found
+        result.append(slow(Candidate("entmax-1.25", "entmax", bisect, alpha=1.25, **inputs), BISECTED))
+    return result
 
 
 def learned(scores: Tensor, upstream: Tensor, peer: Any) -> list[Candidate]:
     """Attention's scores [batch, heads, queries, keys], with an alpha for every head that gets a gradient."""
     alpha = torch.linspace(1.05, 1.95, scores.shape[1]).view(1, -1, 1, 1)
-    given: dict[str, Any] = {"leaves": (scores, alpha), "upstream": upstream, "alpha": alpha}
-    found = [
+    inputs: dict[str, Any] = {"leaves": (scores, alpha), "upstream": upstream, "alpha": alpha}
+    result = [
         Candidate("softmax", "torch", softmax, (scores,), upstream),
-        Candidate("entmax-learned", "tsallis", tsallis.entmax, **given),
+        Candidate("entmax-learned", "tsallis", tsallis.entmax, **inputs),
     ]
     if peer:
-        found.append(slow(Candidate("entmax-learned", "entmax", peer.entmax_bisect, **given), BISECTED))
-    return found
+        result.append(slow(Candidate("entmax-learned", "entmax", peer.entmax_bisect, **inputs), BISECTED))
+    return result
 
 
 def losses(scores: Tensor, target: Tensor, peer: Any) -> list[Candidate]:
-    def given(alpha: float, limit: int | None = None) -> dict[str, Any]:
+    def inputs(alpha: float, limit: int | None = None) -> dict[str, Any]:
         some = scores if limit is None else fewer(scores, limit)
         return {"leaves": (some,), "alpha": alpha, "dense": "cross-entropy", "scaled": len(scores) / len(some)}
 
@@ -96,21 +96,21 @@ def losses(scores: Tensor, target: Tensor, peer: Any) -> list[Candidate]:
         each, some = getattr(peer, name), target[:rows].clone()
         return lambda z: each(z, some, *arguments).mean()
 
-    found = [Candidate("cross-entropy", "torch", partial(F.cross_entropy, target=target), **given(1.0))]
+    result = [Candidate("cross-entropy", "torch", partial(F.cross_entropy, target=target), **inputs(1.0))]
     for a in LOSS_ALPHAS:
         ours = partial(tsallis.entmax_loss, target=target, alpha=a)
-        found.append(Candidate(f"entmax-loss-{a}", "tsallis", ours, **given(a)))
+        result.append(Candidate(f"entmax-loss-{a}", "tsallis", ours, **inputs(a)))
     if peer:
         for a, name in ((1.5, "entmax15_loss"), (2.0, "sparsemax_loss")):
-            sort = given(a, SORTED)
+            sort = inputs(a, SORTED)
             rows = len(sort["leaves"][0])
-            found.append(Candidate(f"entmax-loss-{a}", "entmax", mean(name, rows), few=True, **sort))
+            result.append(Candidate(f"entmax-loss-{a}", "entmax", mean(name, rows), few=True, **sort))
             top = mean(name, len(scores), 100)
-            found.append(Candidate(f"entmax-loss-{a}", "entmax k=100", top, few=True, **given(a)))
-        bisect = given(1.25, BISECTED)
+            result.append(Candidate(f"entmax-loss-{a}", "entmax k=100", top, few=True, **inputs(a)))
+        bisect = inputs(1.25, BISECTED)
         call = mean("entmax_bisect_loss", len(bisect["leaves"][0]), 1.25)
-        found.append(Candidate("entmax-loss-1.25", "entmax", call, few=True, **bisect))
-    return found
+        result.append(Candidate("entmax-loss-1.25", "entmax", call, few=True, **bisect))
+    return result
 
 
 def slow(candidate: Candidate, limit: int) -> Candidate:
@@ -133,16 +133,16 @@ def build(group: str, shape: tuple[int, ...], name: str, peer: Any, seed: int) -
     return (maps if group == "maps" else learned)(scores, upstream, peer)
 
 
-def rows(place: Row, found: list[Candidate]) -> list[Row]:
+def rows(location: Row, actual: list[Candidate]) -> list[Row]:
     result = []
-    for candidate in found:
+    for candidate in actual:
         forward, both = candidate.medians()
-        dense = next(c for c in found if c.operation == candidate.dense).medians()
-        ours = [c for c in found if c.operation == candidate.operation and c.owner == "tsallis"]
+        dense = next(c for c in actual if c.operation == candidate.dense).medians()
+        ours = [c for c in actual if c.operation == candidate.operation and c.owner == "tsallis"]
         compared = ours and candidate.owner.startswith("entmax")
         result.append(
             {
-                **place,
+                **location,
                 "operation": candidate.operation,
                 "owner": candidate.owner,
                 "forward_ms": forward * 1e3,
@@ -161,11 +161,11 @@ def rows(place: Row, found: list[Candidate]) -> list[Row]:
 
 
 @torch.no_grad()
-def accuracy(place: Row, found: list[Candidate]) -> list[Row]:
+def accuracy(columns: Row, candidates: list[Candidate]) -> list[Row]:
     """The largest errors of probabilities: of each, against the float64 reference for the same scores, and of sums."""
     exact: dict[tuple[torch.dtype, str], Tensor] = {}
     result = []
-    for candidate in found:
+    for candidate in candidates:
         scores, *others = candidate.leaves
         scores = fewer(scores, CHECKED)
         key = scores.dtype, str(candidate.alpha)
@@ -174,7 +174,7 @@ def accuracy(place: Row, found: list[Candidate]) -> list[Row]:
         probs = candidate.call(scores, *others).double()
         result.append(
             {
-                **place,
+                **columns,
                 "operation": candidate.operation,
                 "owner": candidate.owner,
                 "rows": scores.numel() // scores.shape[-1],
@@ -212,8 +212,8 @@ def verdicts(measured: list[Row]) -> list[str]:
             ("512 <= d < 2048", 1.15, 512, 2048),
             ("d < 512", 1.3, 0, 512),
         ):
-            found = values("both_to_dense", ours(operation), low, high)
-            lines += verdict(f"{operation} / softmax, {name}", bound, found)
+            result = values("both_to_dense", ours(operation), low, high)
+            lines += verdict(f"{operation} / softmax, {name}", bound, result)
     dense, to_ours = partial(values, "both_to_dense"), partial(values, "both_to_ours")
     lines += verdict("other alphas / softmax, d >= 2048", 1.5, dense(ours(*others), 2048))
     lines += verdict("other alphas / softmax, d < 2048", 3, dense(ours(*others), 0, 2048))
@@ -255,13 +255,19 @@ def main() -> None:
             sizes = tuple(int(n) for n in shape.split("x"))
             for name in arguments.inputs:
                 print(group, shape, name, file=sys.stderr)
-                place: Row = {"group": group, "shape": shape, "d": sizes[-1], "input": name, "memory": arguments.memory}
-                found = build(group, sizes, name, peer, arguments.seed)
-                interleave(found, arguments.rounds, min(arguments.few, arguments.rounds), arguments.seed)
-                measured += rows(place, found)
+                location: Row = {
+                    "group": group,
+                    "shape": shape,
+                    "d": sizes[-1],
+                    "input": name,
+                    "memory": arguments.memory,
+                }
+                result = build(group, sizes, name, peer, arguments.seed)
+                interleave(result, arguments.rounds, min(arguments.few, arguments.rounds), arguments.seed)
+                measured += rows(location, result)
                 write(arguments.out, measured)
                 if arguments.accuracy and group != "losses":
-                    errors += accuracy(place, found)
+                    errors += accuracy(location, result)
                     write(arguments.accuracy, errors)
     print(table([r for r in measured if r["owner"] != "torch"], COLUMNS))
     print("", *verdicts(measured), sep="\n")

@@ -59,13 +59,13 @@ class Candidate:
     owner: str
     act: Callable[[Batch], Tokens | None]
     seconds: list[float] = field(default_factory=list)
-    found: list[Tokens] = field(default_factory=list)  # translations, by batch
+    outputs: list[Tokens] = field(default_factory=list)  # translations, by batch
 
     def run(self, batch: Batch) -> None:
         began = time.perf_counter()
-        found = self.act(batch)
+        result = self.act(batch)
         self.seconds.append(time.perf_counter() - began)
-        self.found.append(found or [])
+        self.outputs.append(result or [])
 
 
 def ours(name: str, vocab: int, sizes: argparse.Namespace) -> Candidate:
@@ -95,14 +95,14 @@ def ours(name: str, vocab: int, sizes: argparse.Namespace) -> Candidate:
 def our_run(folder: Path, beam: int) -> tuple[Candidate, Run]:
     """A trained model that translates."""
     run = load_run(folder)
-    given = run.model.arguments
-    kinds = dict.fromkeys(given[f"{kind}_attention"] for kind in ("encoder", "decoder", "cross"))
+    inputs = run.model.arguments
+    kinds = dict.fromkeys(inputs[f"{kind}_attention"] for kind in ("encoder", "decoder", "cross"))
 
     def translate(batch: Batch) -> Tokens:
         results = beam_search(run.model, batch.src, batch.src_lengths, beam_size=beam, n_best=1)
         return [r.best.tokens if r.best else () for r in results]
 
-    return Candidate(f"{'/'.join(kinds)} attention, {given['output']} output", "tsallis", translate), run
+    return Candidate(f"{'/'.join(kinds)} attention, {inputs['output']} output", "tsallis", translate), run
 
 
 class Joey:
@@ -158,8 +158,8 @@ class Joey:
                 for kind in ("weight", "bias"):
                     for n, its in enumerate(norms[side], start=1):
                         table[f"{theirs}{its}.{kind}"] = state[f"{ours}norm{n}.{kind}"]
-                    for n, place in ((1, 0), (2, 3)):
-                        table[f"{theirs}feed_forward.pwff_layer.{place}.{kind}"] = state[f"{ours}linear{n}.{kind}"]
+                    for n, location in ((1, 0), (2, 3)):
+                        table[f"{theirs}feed_forward.pwff_layer.{location}.{kind}"] = state[f"{ours}linear{n}.{kind}"]
             for kind in ("weight", "bias"):
                 table[f"{side}.layer_norm.{kind}"] = state[f"{side}.norm.{kind}"]
         missing, unexpected = model.load_state_dict(table, strict=False)
@@ -176,15 +176,15 @@ class Joey:
         trg = torch.full((len(rows), batch.tgt_in.shape[1] + 1), 1)
         trg[:, :-1] = self.order[batch.tgt_in]
         trg[rows, (batch.tgt_out != -100).sum(1)] = 3
-        given = trg if gold else None
+        inputs = trg if gold else None
         src = self.order[batch.src]
-        return JoeyBatch(src, batch.src_lengths, None, given, None, rows, torch.device("cpu"), 1, 3, gold)
+        return JoeyBatch(src, batch.src_lengths, None, inputs, None, rows, torch.device("cpu"), 1, 3, gold)
 
     def update(self, batch: Batch) -> None:
         self.model.train()
-        found = self.batch(batch, True)
-        loss, _, _, _ = self.model(return_type="loss", **vars(found))
-        found.normalize(loss, "tokens").backward()
+        result = self.batch(batch, True)
+        loss, _, _, _ = self.model(return_type="loss", **vars(result))
+        result.normalize(loss, "tokens").backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.model.zero_grad()
@@ -197,41 +197,41 @@ class Joey:
         limit = 2 * int(batch.src_lengths.max()) + 20
         rows, _, _ = search(self.model, self.batch(batch, False), limit, beam, -1, n_best=1, generate_unk=False)
         back = self.order.argsort().tolist()
-        found = []
+        result = []
         for row in rows.tolist():
-            kept = row[: row.index(3)] if 3 in row else row
-            found.append(tuple(back[t] for t in kept if t != 1))
-        return found
+            saved = row[: row.index(3)] if 3 in row else row
+            result.append(tuple(back[t] for t in saved if t != 1))
+        return result
 
 
-def paths(given: argparse.Namespace, split: str) -> list[Path]:
+def paths(inputs: argparse.Namespace, split: str) -> list[Path]:
     """The two sides of a split, packed or not."""
-    names = [Path(given.folder) / f"{split}.{side}" for side in (given.src, given.tgt)]
+    names = [Path(inputs.folder) / f"{split}.{side}" for side in (inputs.src, inputs.tgt)]
     return [find_packed(name) or name for name in names]
 
 
-def corpus(given: argparse.Namespace) -> tuple[Corpus, int]:
+def corpus(inputs: argparse.Namespace) -> tuple[Corpus, int]:
     """Training data, and the size of its vocabulary."""
-    files = paths(given, given.train)
-    subwords = cached_subwords(given.cache, files, given.vocab)
-    return cached_corpus(given.cache, *files, subwords, subwords, 100), len(subwords)
+    files = paths(inputs, inputs.train)
+    subwords = cached_subwords(inputs.cache, files, inputs.vocab)
+    return cached_corpus(inputs.cache, *files, subwords, subwords, 100), len(subwords)
 
 
 def measure(candidates: list[Candidate], batches: list[Batch], seed: int) -> None:
     """Every batch once by every candidate, in another order each time; the first is to warm up."""
     order = random.Random(seed)
     turn = list(candidates)
-    for place, batch in enumerate(batches):
+    for location, batch in enumerate(batches):
         order.shuffle(turn)
         for candidate in turn:
             candidate.run(batch)
-        if place == 0:
+        if location == 0:
             for candidate in candidates:
                 candidate.seconds.clear()
-                candidate.found.clear()
+                candidate.outputs.clear()
 
 
-def rows(operation: str, candidates: list[Candidate], symbols: int, place: Row) -> list[Row]:
+def rows(operation: str, candidates: list[Candidate], symbols: int, location: Row) -> list[Row]:
     """One row a candidate; `symbols` are those of the targets of all batches."""
     peer = next((c for c in candidates if c.owner == "joeynmt"), None)
     first = next(c for c in candidates if c.owner == "tsallis")  # softmax everywhere
@@ -244,7 +244,9 @@ def rows(operation: str, candidates: list[Candidate], symbols: int, place: Row) 
 
     def agree(candidate: Candidate) -> float | str:
         """Share of translations that are our first model's."""
-        pairs = [p for one, two in zip(candidate.found, first.found, strict=True) for p in zip(one, two, strict=True)]
+        pairs = [
+            p for one, two in zip(candidate.outputs, first.outputs, strict=True) for p in zip(one, two, strict=True)
+        ]
         return sum(a == b for a, b in pairs) / len(pairs) if pairs else ""
 
     return [
@@ -257,7 +259,7 @@ def rows(operation: str, candidates: list[Candidate], symbols: int, place: Row) 
             "to_softmax": ratio(first, c),
             "agree": agree(c),
             "rounds": len(c.seconds),
-            **place,
+            **location,
             **machine(),
             "joeynmt": _joey_version() if peer else "",
         }
@@ -265,42 +267,42 @@ def rows(operation: str, candidates: list[Candidate], symbols: int, place: Row) 
     ]
 
 
-def training(given: argparse.Namespace) -> list[Row]:
-    train, vocab = corpus(given)
-    candidates = [ours(name, vocab, given) for name in given.only or OURS]
-    sizes = {"d_model": given.d_model, "d_ff": given.d_ff, "heads": given.heads, "dropout": given.dropout}
-    layers = {"encoder_layers": given.layers, "decoder_layers": given.layers, "norm": "post"}
-    if peer_is_there(given):
-        joey = Joey(vocab, {**sizes, **layers}, given.label_smoothing, given.seed)
+def training(inputs: argparse.Namespace) -> list[Row]:
+    train, vocab = corpus(inputs)
+    candidates = [ours(name, vocab, inputs) for name in inputs.only or OURS]
+    sizes = {"d_model": inputs.d_model, "d_ff": inputs.d_ff, "heads": inputs.heads, "dropout": inputs.dropout}
+    layers = {"encoder_layers": inputs.layers, "decoder_layers": inputs.layers, "norm": "post"}
+    if peer_is_there(inputs):
+        joey = Joey(vocab, {**sizes, **layers}, inputs.label_smoothing, inputs.seed)
         candidates.insert(0, Candidate("softmax", "joeynmt", joey.update))
-    plan = BatchPlan(train.lengths(), max_tokens=given.max_tokens, seed=given.seed).epoch(0)
-    batches = [train.batch(plan[i]) for i in range(given.updates + 1)]
-    measure(candidates, batches, given.seed)
-    shape = f"d {given.d_model}, ff {given.d_ff}, {given.heads} heads, {given.layers} + {given.layers} layers"
-    place = {"model": shape, "batch": f"{given.max_tokens} tokens"}
-    return rows("training", candidates, sum(b.tokens for b in batches[1:]), place)
+    plan = BatchPlan(train.lengths(), max_tokens=inputs.max_tokens, seed=inputs.seed).epoch(0)
+    batches = [train.batch(plan[i]) for i in range(inputs.updates + 1)]
+    measure(candidates, batches, inputs.seed)
+    shape = f"d {inputs.d_model}, ff {inputs.d_ff}, {inputs.heads} heads, {inputs.layers} + {inputs.layers} layers"
+    columns = {"model": shape, "batch": f"{inputs.max_tokens} tokens"}
+    return rows("training", candidates, sum(b.tokens for b in batches[1:]), columns)
 
 
-def translation(given: argparse.Namespace) -> list[Row]:
-    candidates, runs = (list(x) for x in zip(*(our_run(f, given.beam) for f in given.run), strict=True))
+def translation(inputs: argparse.Namespace) -> list[Row]:
+    candidates, runs = (list(x) for x in zip(*(our_run(f, inputs.beam) for f in inputs.run), strict=True))
     subwords: Any = runs[0].src_vocab
-    dev = cached_corpus(given.cache, *paths(given, given.dev), subwords, runs[0].tgt_vocab, 100)
+    dev = cached_corpus(inputs.cache, *paths(inputs, inputs.dev), subwords, runs[0].tgt_vocab, 100)
     arguments = runs[0].model.arguments
-    if peer_is_there(given):
-        joey = Joey(len(subwords), arguments, 0.0, given.seed)
+    if peer_is_there(inputs):
+        joey = Joey(len(subwords), arguments, 0.0, inputs.seed)
         joey.take(runs[0].model.state_dict())
-        candidates.append(Candidate("softmax", "joeynmt", lambda batch: joey.translate(batch, given.beam)))
-    batches = [dev.batch(range(i * given.rows, (i + 1) * given.rows)) for i in range(given.translations + 1)]
-    measure(candidates, batches, given.seed)
+        candidates.append(Candidate("softmax", "joeynmt", lambda batch: joey.translate(batch, inputs.beam)))
+    batches = [dev.batch(range(i * inputs.rows, (i + 1) * inputs.rows)) for i in range(inputs.translations + 1)]
+    measure(candidates, batches, inputs.seed)
     layers = f"{arguments['encoder_layers']} + {arguments['decoder_layers']} layers"
     shape = f"d {arguments['d_model']}, ff {arguments['d_ff']}, {arguments['heads']} heads, {layers}"
-    place = {"model": shape, "batch": f"{given.rows} rows, beam {given.beam}"}
-    symbols = sum(len(tokens) + 1 for found in candidates[0].found for tokens in found)
-    return rows("translation", candidates, symbols, place)
+    columns = {"model": shape, "batch": f"{inputs.rows} rows, beam {inputs.beam}"}
+    symbols = sum(len(tokens) + 1 for result in candidates[0].outputs for tokens in result)
+    return rows("translation", candidates, symbols, columns)
 
 
-def peer_is_there(given: argparse.Namespace) -> bool:
-    if given.no_peer:
+def peer_is_there(inputs: argparse.Namespace) -> bool:
+    if inputs.no_peer:
         return False
     try:
         import joeynmt.search  # noqa: F401
@@ -360,15 +362,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument("--no-peer", action="store_true", help="without Joey NMT")
     parser.add_argument("--out", type=Path, help="CSV file")
-    given = parser.parse_args()
-    given.cache = Path(given.cache or tempfile.mkdtemp())
-    torch.set_num_threads(given.threads)
+    inputs = parser.parse_args()
+    inputs.cache = Path(inputs.cache or tempfile.mkdtemp())
+    torch.set_num_threads(inputs.threads)
     announce()
-    measured: list[Row] = training(given) if given.updates else []
-    write(given.out, measured)
-    if given.run:
-        measured += translation(given)
-        write(given.out, measured)
+    measured: list[Row] = training(inputs) if inputs.updates else []
+    write(inputs.out, measured)
+    if inputs.run:
+        measured += translation(inputs)
+        write(inputs.out, measured)
     print(table(measured, COLUMNS))
     print("", *verdicts(measured), sep="\n")
 

@@ -62,7 +62,7 @@ class Scores(NamedTuple):
 
     accuracy: float
     loss: float
-    attended: float  # share of a document's words with a weight above zero, mean over some documents
+    density: float  # share of a document's words with a weight above zero, mean over some documents
 
 
 def load(options: argparse.Namespace) -> Data:
@@ -107,7 +107,7 @@ def train(model: BiLSTMClassifier, data: Data, options: argparse.Namespace) -> l
     best: tuple[float, dict[str, Tensor]] = (-1.0, {})
     step = 0
     for epoch in range(options.epochs):
-        total, seen, began = 0.0, 0, time.perf_counter()
+        total, count, began = 0.0, 0, time.perf_counter()
         model.train()
         for rows in plan.epoch(epoch):
             if step == updates:
@@ -120,18 +120,18 @@ def train(model: BiLSTMClassifier, data: Data, options: argparse.Namespace) -> l
             optimizer.step()
             schedule.step()
             step += 1
-            total, seen = total + loss.item() * len(rows), seen + len(rows)
+            total, count = total + loss.item() * len(rows), count + len(rows)
             if step % 50 == 0:
-                pace = (time.perf_counter() - began) / seen * 1e3
-                print(f"update {step}/{updates}: loss {total / seen:.4f}, {pace:.2f} ms a document", file=sys.stderr)
-        if not seen:
+                pace = (time.perf_counter() - began) / count * 1e3
+                print(f"update {step}/{updates}: loss {total / count:.4f}, {pace:.2f} ms a document", file=sys.stderr)
+        if not count:
             break
-        found = test(model, data.dev.batches(TESTED), device)
+        result = test(model, data.dev.batches(TESTED), device)
         seconds = time.perf_counter() - began
-        history.append({"epoch": epoch + 1, "loss": total / seen, "seconds": seconds, "dev": found._asdict()})
-        print(f"epoch {epoch + 1}: dev accuracy {found.accuracy:.4f}, {seconds:.0f} s", file=sys.stderr)
-        if found.accuracy > best[0]:
-            best = found.accuracy, copy.deepcopy(model.state_dict())
+        history.append({"epoch": epoch + 1, "loss": total / count, "seconds": seconds, "dev": result._asdict()})
+        print(f"epoch {epoch + 1}: dev accuracy {result.accuracy:.4f}, {seconds:.0f} s", file=sys.stderr)
+        if result.accuracy > best[0]:
+            best = result.accuracy, copy.deepcopy(model.state_dict())
     model.load_state_dict(best[1])
     return history
 
@@ -140,7 +140,7 @@ def train(model: BiLSTMClassifier, data: Data, options: argparse.Namespace) -> l
 def test(model: BiLSTMClassifier, batches: Iterable[Batch], device: torch.device) -> Scores:
     """Accuracy, loss and sparsity."""
     model.eval()
-    right = loss = attended = looked = count = 0.0
+    right = loss = num_attended = attention = count = 0.0
     for number, batch in enumerate(batches):
         src, lengths, labels = batch.src.to(device), batch.src_lengths.to(device), label_numbers(batch).to(device)
         scores = model(src, lengths)
@@ -148,9 +148,9 @@ def test(model: BiLSTMClassifier, batches: Iterable[Batch], device: torch.device
         loss += float(model.output.loss_of_scores(scores, labels, reduction="sum"))
         count += len(labels)
         if number % LOOKED == 0:
-            attended += float(((model.attention(src, lengths).masses > 0).sum(-1) / lengths).sum())
-            looked += len(labels)
-    return Scores(right / count, loss / count, attended / looked)
+            num_attended += float(((model.attention(src, lengths).masses > 0).sum(-1) / lengths).sum())
+            attention += len(labels)
+    return Scores(right / count, loss / count, num_attended / attention)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -173,14 +173,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         d_embedding=options.d_embedding,
     ).to(options.device)
     history = train(model, data, options)
-    found = test(model, data.test.batches(TESTED), torch.device(options.device))
+    result = test(model, data.test.batches(TESTED), torch.device(options.device))
     outside = {name for name, _ in model.embedding.named_parameters(prefix="embedding")}
     sizes = {name: p.numel() for name, p in model.named_parameters()}
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+    inputs = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
     return {
-        "accuracy": found.accuracy,
-        "loss": found.loss,
-        "attended": found.attended,
+        "accuracy": result.accuracy,
+        "loss": result.loss,
+        "attended": result.density,
         "dev_accuracy": max(epoch["dev"]["accuracy"] for epoch in history),
         "documents": {name: len(getattr(data, name)) for name in ("train", "dev", "test")},
         "parameters": sum(sizes.values()),
@@ -188,7 +188,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "seconds": time.perf_counter() - began,
         "epochs": history,
         "model": model.arguments,
-        "options": given,
+        "options": inputs,
         "versions": {"torch": torch.__version__, "tsallis": tsallis.__version__},
     }
 
@@ -235,14 +235,14 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     options = arguments()
     try:
-        found = json.dumps(run(options), indent=1)
+        result = json.dumps(run(options), indent=1)
     except (InputError, ValueError) as error:
         print(f"classify: {error}", file=sys.stderr)
         return 2
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(found + "\n", encoding="utf-8")
-    print(found)
+        options.out.write_text(result + "\n", encoding="utf-8")
+    print(result)
     return 0
 
 

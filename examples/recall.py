@@ -61,11 +61,11 @@ Row = dict[str, Any]
 class Batch(NamedTuple):
     keys: Tensor  # [batch, pairs], none twice in a sequence
     values: Tensor  # [batch, pairs]
-    asked: Tensor  # [batch, queries]: which pair
+    queries: Tensor  # [batch, queries]: which pair
 
     @property
     def answers(self) -> Tensor:
-        return self.values.gather(1, self.asked)
+        return self.values.gather(1, self.queries)
 
 
 class Run(NamedTuple):
@@ -95,7 +95,7 @@ class Recall(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Scores of the values [batch, queries, values]."""
         pairs = self.key(batch.keys) + self.value(batch.values)
-        queries = self.key(batch.keys.gather(1, batch.asked)) + self.value.weight[VALUES]
+        queries = self.key(batch.keys.gather(1, batch.queries)) + self.value.weight[VALUES]
         x = torch.cat([pairs, queries], 1)
         for layer in self.layers:
             x = layer(x, is_causal=True)
@@ -110,20 +110,20 @@ class Recall(nn.Module):
 
     def weights(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Scores, and what each query's attention puts on each token [batch, layers * heads, queries, tokens]."""
-        found: list[Tensor] = []
+        result: list[Tensor] = []
 
         def ask(module: nn.Module, args: Any, kwargs: Any) -> Any:
             return args, {**kwargs, "need_weights": True, "average_attn_weights": False}
 
         def keep(module: nn.Module, args: Any, output: Any) -> None:
-            found.append(output[1][:, :, -QUERIES:])
+            result.append(output[1][:, :, -QUERIES:])
 
         hooks = [attention.register_forward_pre_hook(ask, with_kwargs=True) for attention in self.attention]
         hooks += [attention.register_forward_hook(keep) for attention in self.attention]
         scores: Tensor = self(batch)
         for hook in hooks:
             hook.remove()
-        return scores, torch.cat(found, 1)
+        return scores, torch.cat(result, 1)
 
 
 def draw(count: int, pairs: int, generator: torch.Generator) -> Batch:
@@ -168,7 +168,7 @@ def test(model: Recall, pairs: int, sequences: int) -> tuple[float, list[float],
     for _ in range(0, sequences, 8):
         batch = draw(8, pairs, data)
         scores, weights = model.weights(batch)
-        index = batch.asked[:, None, :, None].expand(*weights.shape[:3], 1)
+        index = batch.queries[:, None, :, None].expand(*weights.shape[:3], 1)
         right.append((scores.argmax(-1) == batch.answers).double().mean())
         masses.append(weights.gather(3, index).double().mean((0, 2, 3)))
         densities.append(torch.tensor(model.density(), dtype=torch.float64))
@@ -197,8 +197,8 @@ def measure(steps: int, seeds: int, sequences: int) -> tuple[list[Row], dict[tup
                 accuracy, mass, density = test(run.model, times * LONGEST, sequences)
                 row: Row = {"variant": variant, "seed": seed, "steps": steps, "pairs": times * LONGEST}
                 row |= {"accuracy": f"{accuracy:.5f}"}
-                for kind, found in (("mass", mass), ("density", density), ("alpha", run.alphas[-1])):
-                    row |= {f"{kind}_{name}": f"{x:.5f}" for name, x in zip(NAMES, found, strict=True)}
+                for kind, result in (("mass", mass), ("density", density), ("alpha", run.alphas[-1])):
+                    row |= {f"{kind}_{name}": f"{x:.5f}" for name, x in zip(NAMES, result, strict=True)}
                 row |= {f"start_{name}": f"{x:.5f}" for name, x in zip(NAMES, run.alphas[0], strict=True)}
                 rows.append(row | versions)
             shown = " ".join(row["accuracy"][:5] for row in rows[-len(TIMES) :])
@@ -242,11 +242,11 @@ def draw_figures(rows: list[Row], runs: dict[tuple[str, int], Run], out: Path) -
     for variant in MAIN:
         own = [row for row in rows if row["variant"] == variant]
         for axes, value in ((left, accuracy_of), (right, best_mass)):
-            found = [[value(row) for row in own if row["pairs"] == pairs] for pairs in lengths]
+            result = [[value(row) for row in own if row["pairs"] == pairs] for pairs in lengths]
             look = {"color": COLOURS[variant], "marker": MARKERS[variant], "markersize": 4, "label": variant}
-            axes.plot(lengths, [statistics.mean(x) for x in found], **look)
+            axes.plot(lengths, [statistics.mean(x) for x in result], **look)
             axes.fill_between(
-                lengths, [min(x) for x in found], [max(x) for x in found], color=COLOURS[variant], alpha=0.2, lw=0
+                lengths, [min(x) for x in result], [max(x) for x in result], color=COLOURS[variant], alpha=0.2, lw=0
             )
     for axes, title in ((left, "accuracy"), (right, "weight on the right pair, best head")):
         axes.set(xscale="log", xlabel="pairs (trained with 8 to 16)", title=title, xticks=lengths, xticklabels=lengths)
@@ -280,17 +280,17 @@ def draw_figures(rows: list[Row], runs: dict[tuple[str, int], Run], out: Path) -
 
     figure, both = pyplot.subplots(2, 1, figsize=(7.4, 3.3), sharex=True)
     example = draw(1, EXAMPLE, torch.Generator().manual_seed(0))
-    asked = example.asked[0].tolist()
+    pairs = example.queries[0].tolist()
     for axes, variant in zip(both, ("softmax", "learned"), strict=True):
         (row,) = (r for r in rows if (r["variant"], r["seed"], r["pairs"]) == (variant, 0, EXAMPLE))
         head = max(range(len(NAMES)), key=lambda i: float(row[f"mass_{NAMES[i]}"]))
         with torch.no_grad():
             weights = runs[variant, 0].model.weights(example)[1][0, head]
-        mass = float(weights[range(QUERIES), asked].mean())
+        mass = float(weights[range(QUERIES), pairs].mean())
         shades = LinearSegmentedColormap.from_list("shades", [(*to_rgb(COLOURS[variant]), 0), COLOURS[variant]])
         shown = weights.clamp(min=1e-4).log10().tolist()
         axes.imshow(shown, cmap=shades, vmin=-4, vmax=0, aspect="auto", interpolation="nearest")
-        axes.scatter(asked, range(QUERIES), s=22, lw=0.7, facecolors="none", edgecolors=GREY)
+        axes.scatter(pairs, range(QUERIES), s=22, lw=0.7, facecolors="none", edgecolors=GREY)
         above = float((weights > 0).sum(-1).double().mean())
         axes.set_title(f"{variant}: {above:.1f} weights above zero a query, {mass:.2f} on the right pair")
         axes.set(ylabel="query", yticks=[])

@@ -88,15 +88,15 @@ def load(options: argparse.Namespace) -> dict[str, Split]:
     scaling = IrregularSeries(first, channels, rest).scaling()
     describe = Descriptions(first, rest)
     splits = {}
-    for name, events, found, ids in (
+    for name, events, result, ids in (
         ("train", first, labels, rest),
         ("dev", first, labels, dev),
         ("test", others, test_labels, sorted(test_labels)),
     ):
-        wanted = torch.tensor([float(found[i]) for i in ids])
-        if not 0 < float(wanted.mean()) < 1:
+        expected = torch.tensor([float(result[i]) for i in ids])
+        if not 0 < float(expected.mean()) < 1:
             raise InputError(f"{options.data}: {options.label} must be 0 for some and 1 for others of the {name} split")
-        splits[name] = Split(IrregularSeries(events, channels, ids).scaled(scaling), describe(events, ids), wanted)
+        splits[name] = Split(IrregularSeries(events, channels, ids).scaled(scaling), describe(events, ids), expected)
     return splits
 
 
@@ -126,10 +126,10 @@ class Descriptions:
 
     def __call__(self, events: Events, ids: list[int]) -> Tensor:
         """[rows, descriptors]: scaled, whether unknown, and one column for each unit."""
-        found = descriptors(events, MEASURED_ONCE, ids)
-        unknown = np.isnan(found)
-        columns = np.broadcast_to(np.arange(found.shape[1]), found.shape)
-        scaled = np.where(unknown, 0, self.scaling(np.where(unknown, 1, found), columns))
+        result = descriptors(events, MEASURED_ONCE, ids)
+        unknown = np.isnan(result)
+        columns = np.broadcast_to(np.arange(result.shape[1]), result.shape)
+        scaled = np.where(unknown, 0, self.scaling(np.where(unknown, 1, result), columns))
         unit = descriptors(events, [UNIT], ids) == self.units
         return torch.from_numpy(np.concatenate([scaled, unknown, unit], 1)).float()
 
@@ -145,12 +145,12 @@ def as_signals(split: Split, fit: ValueFunction) -> Inputs:
 
     What is too low and what is too high may both be bad, which no sum of values tells.
     """
-    found = []
+    result = []
     for channel in range(len(split.series.names)):
         times, values, mask = split.series.channel(channel)
         observed = torch.stack([torch.ones_like(values), values, values.square() - 1], -1)  # [rows, length, 3]
-        found.append(fitted(fit, observed, times / MINUTES, mask))
-    return Inputs(torch.stack(found, 1), split.static, split.labels)
+        result.append(fitted(fit, observed, times / MINUTES, mask))
+    return Inputs(torch.stack(result, 1), split.static, split.labels)
 
 
 def build(splits: dict[str, Split], options: argparse.Namespace) -> tuple[nn.Module, dict[str, Inputs]]:
@@ -198,16 +198,16 @@ def train(model: nn.Module, inputs: dict[str, Inputs], options: argparse.Namespa
             schedule.step()
             total += loss.item() * len(rows)
         seconds = time.process_time() - began
-        found = test(model, inputs["dev"])
+        result = test(model, inputs["dev"])
         mean = total / len(data.labels)
-        history.append({"epoch": epoch, "loss": mean, "seconds": seconds, "dev": found._asdict()})
+        history.append({"epoch": epoch, "loss": mean, "seconds": seconds, "dev": result._asdict()})
         pace = seconds / batches * 1e3
         print(
-            f"epoch {epoch}: loss {mean:.4f}, dev {found.loss:.4f}, AUROC {found.auroc:.4f}, {pace:.1f} ms an update",
+            f"epoch {epoch}: loss {mean:.4f}, dev {result.loss:.4f}, AUROC {result.auroc:.4f}, {pace:.1f} ms an update",
             file=sys.stderr,
         )
-        if found.loss < best[0]:
-            best = found.loss, epoch, copy.deepcopy(model.state_dict())
+        if result.loss < best[0]:
+            best = result.loss, epoch, copy.deepcopy(model.state_dict())
         elif epoch - best[1] >= options.patience:
             break
     if not best[2]:
@@ -231,8 +231,8 @@ def auroc(scores: Tensor, labels: Tensor) -> float:
 
     By the sum of ranks (Mann and Whitney), for scores and labels of 0 and 1, both [rows].
     """
-    _, place, counts = scores.unique(return_inverse=True, return_counts=True)
-    ranks = (counts.cumsum(0).double() - (counts.double() - 1) / 2)[place]  # of equal scores their mean
+    _, location, counts = scores.unique(return_inverse=True, return_counts=True)
+    ranks = (counts.cumsum(0).double() - (counts.double() - 1) / 2)[location]  # of equal scores their mean
     positive = labels > 0
     ones, zeros = int(positive.sum()), int((~positive).sum())
     return float((ranks[positive].sum() - ones * (ones + 1) / 2) / (ones * zeros))
@@ -240,9 +240,9 @@ def auroc(scores: Tensor, labels: Tensor) -> float:
 
 def auprc(scores: Tensor, labels: Tensor) -> float:
     """Average precision: that at each threshold, weighted by the recall it adds. Equal scores are one threshold."""
-    thresholds, place = (-scores).unique(return_inverse=True)
-    right = torch.zeros(len(thresholds), dtype=torch.float64).index_add_(0, place, (labels > 0).double())
-    chosen = torch.zeros_like(right).index_add_(0, place, torch.ones_like(labels, dtype=torch.float64))
+    thresholds, index = (-scores).unique(return_inverse=True)
+    right = torch.zeros(len(thresholds), dtype=torch.float64).index_add_(0, index, (labels > 0).double())
+    chosen = torch.zeros_like(right).index_add_(0, index, torch.ones_like(labels, dtype=torch.float64))
     precision = right.cumsum(0) / chosen.cumsum(0)
     return float((precision * right).sum() / right.sum())
 
@@ -256,21 +256,21 @@ def look(model: nn.Module, inputs: Inputs, series: IrregularSeries) -> dict[str,
         weights = torch.cat([model.read(x)[1] for x in inputs.x.split(TESTED)])  # [rows, steps]
         middle = (torch.arange(weights.shape[1]) + 0.5) * (hours / weights.shape[1])
         shares = [round(w, 4) for w in weights.mean(0).tolist()]
-        attended = float((weights > 0).float().mean())
-        return {"attended": attended, "mean": float((weights @ middle).mean()), "mean_weights": shares}
+        num_attended = float((weights > 0).float().mean())
+        return {"attended": num_attended, "mean": float((weights @ middle).mean()), "mean_weights": shares}
     assert isinstance(model, SignalClassifier)
     reach = [x.T * hours for x in model.reach()]  # [channels, heads] each
     mean, std, lower, upper = reach[0], reach[1], reach[2].clamp(0, hours), reach[3].clamp(0, hours)
     times = torch.from_numpy(series.times)[:, None] / 60  # [observations, 1]
     own = torch.from_numpy(series.channels)
-    seen = float(((times >= lower[own]) & (times <= upper[own])).float().mean())
-    found = {"mean": mean, "std": std, "lower": lower, "upper": upper}
+    observed = float(((times >= lower[own]) & (times <= upper[own])).float().mean())
+    result = {"mean": mean, "std": std, "lower": lower, "upper": upper}
     channels = {
-        name: {what: [round(number, 2) for number in x[i].tolist()] for what, x in found.items()}
+        name: {what: [round(number, 2) for number in x[i].tolist()] for what, x in result.items()}
         for i, name in enumerate(series.names)
     }
     share = float(((upper - lower) / hours).mean())
-    return {"attended": share, "observations_attended": seen, "mean": float(mean.mean()), "channels": channels}
+    return {"attended": share, "observations_attended": observed, "mean": float(mean.mean()), "channels": channels}
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -285,11 +285,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     print(f"{sizes} stays, {read - began:.1f} s to read, {built - read:.1f} s to prepare", file=sys.stderr)
     history = train(model, inputs, options)
     trained = time.process_time()
-    dev, found = test(model, inputs["dev"]), test(model, inputs["test"])
+    dev, result = test(model, inputs["dev"]), test(model, inputs["test"])
     updates = len(history) * math.ceil(sizes["train"] / options.batch_size)
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+    example = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
     return {
-        **found._asdict(),
+        **result._asdict(),
         "dev": dev._asdict(),
         "parameters": sum(p.numel() for p in model.parameters()),
         "attention": look(model, inputs["test"], splits["test"].series),
@@ -303,7 +303,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             "update": sum(epoch["seconds"] for epoch in history) / updates,
         },
         "epochs": history,
-        "options": given,
+        "options": example,
         "versions": {"torch": torch.__version__, "tsallis": tsallis.__version__},
     }
 
@@ -349,14 +349,14 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     options = arguments()
     try:
-        found = json.dumps(run(options), indent=1)
+        result = json.dumps(run(options), indent=1)
     except (InputError, ValueError) as error:
         print(f"timeseries: {error}", file=sys.stderr)
         return 2
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(found + "\n", encoding="utf-8")
-    print(found)
+        options.out.write_text(result + "\n", encoding="utf-8")
+    print(result)
     return 0
 
 

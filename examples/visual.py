@@ -71,14 +71,14 @@ class Scores(NamedTuple):
 
     accuracy: float  # of all questions: an answer that training never saw can't be right
     kinds: dict[str, dict[str, float]]  # by kind of answer: how many questions, and accuracy
-    attended: float  # share of the grid's cells with a weight or a mass above zero, mean over the questions
+    density: float  # share of the grid's cells with a weight or a mass above zero, mean over the questions
 
 
 def load(options: argparse.Namespace) -> Data:
     """The splits."""
     size = None if options.size is None else tuple(options.size)
-    pictures = {name: open_pictures(found(options, f"{name}_images"), size) for name in ("train", "test")}
-    texts = {name: read_questions(found(options, f"{name}_questions"), pictures[name]) for name in pictures}
+    pictures = {name: open_pictures(find_path(options, f"{name}_images"), size) for name in ("train", "test")}
+    texts = {name: read_questions(find_path(options, f"{name}_questions"), pictures[name]) for name in pictures}
     texts["train"], texts["dev"] = hold_out(
         texts["train"], options.share, options.split_seed, group=lambda question: question.image
     )
@@ -95,10 +95,10 @@ def load(options: argparse.Namespace) -> Data:
     return Data(*parts, store, texts, vocab, answers)
 
 
-def found(options: argparse.Namespace, name: str) -> Path:
+def find_path(options: argparse.Namespace, name: str) -> Path:
     """The file or folder an option names, packed or not; the test's images are by default those of train."""
-    given = getattr(options, name) or options.train_images
-    path = options.data / given
+    file = getattr(options, name) or options.train_images
+    path = options.data / file
     return path if path.is_dir() else find_packed(path) or path
 
 
@@ -124,7 +124,7 @@ def train(model: VisualAnswerer, data: Data, options: argparse.Namespace) -> lis
     best: tuple[float, dict[str, Tensor]] = (-1.0, {})
     step = 0
     for epoch in range(options.epochs):
-        total, seen, began = 0.0, 0, time.perf_counter()
+        total, count, began = 0.0, 0, time.perf_counter()
         model.train()
         for rows in plan.epoch(epoch):
             if step == updates:
@@ -139,15 +139,15 @@ def train(model: VisualAnswerer, data: Data, options: argparse.Namespace) -> lis
             optimizer.step()
             schedule.step()
             step += 1
-            total, seen = total + loss.item() * len(rows), seen + len(rows)
+            total, count = total + loss.item() * len(rows), count + len(rows)
             if step % 50 == 0:
-                pace = (time.perf_counter() - began) / seen * 1e3
-                print(f"update {step}/{updates}: loss {total / seen:.4f}, {pace:.2f} ms a question", file=sys.stderr)
-        if not seen:
+                pace = (time.perf_counter() - began) / count * 1e3
+                print(f"update {step}/{updates}: loss {total / count:.4f}, {pace:.2f} ms a question", file=sys.stderr)
+        if not count:
             break
         scores = test(model, data, "dev", options)
         seconds = time.perf_counter() - began
-        history.append({"epoch": epoch + 1, "loss": total / seen, "seconds": seconds, "dev": scores._asdict()})
+        history.append({"epoch": epoch + 1, "loss": total / count, "seconds": seconds, "dev": scores._asdict()})
         print(f"epoch {epoch + 1}: dev accuracy {scores.accuracy:.4f}, {seconds:.0f} s", file=sys.stderr)
         if scores.accuracy > best[0]:
             best = scores.accuracy, copy.deepcopy(model.state_dict())
@@ -160,17 +160,17 @@ def test(model: VisualAnswerer, data: Data, split: str, options: argparse.Namesp
     """Accuracy, also by kind of answer, and sparsity."""
     model.eval()
     right: dict[str, list[bool]] = {}
-    attended = 0.0
+    num_attended = 0.0
     corpus: Corpus = getattr(data, split)
     for batch in corpus.batches(TESTED):
         images, src, lengths, labels = ready(batch, data.images, options)
         hidden, attention = model.read(images, src, lengths)
-        attended += float((attention.masses > 0).double().mean((1, 2)).sum())
+        num_attended += float((attention.masses > 0).double().mean((1, 2)).sum())
         for i, hit in zip(batch.index, (model.output(hidden).argmax(-1) == labels).tolist(), strict=True):
             right.setdefault(answer_kind(data.texts[split][i].answer), []).append(hit)
     kinds = {kind: {"questions": len(hits), "accuracy": sum(hits) / len(hits)} for kind, hits in sorted(right.items())}
     every = [hit for hits in right.values() for hit in hits]
-    return Scores(sum(every) / len(every), kinds, attended / len(every))
+    return Scores(sum(every) / len(every), kinds, num_attended / len(every))
 
 
 @torch.no_grad()
@@ -213,11 +213,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     model = build(options, data).to(options.device)
     history = train(model, data, options)
     scores = test(model, data, "test", options)
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+    inputs = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
     return {
         "accuracy": scores.accuracy,
         "kinds": scores.kinds,
-        "attended": scores.attended,
+        "attended": scores.density,
         "dev_accuracy": max(epoch["dev"]["accuracy"] for epoch in history),
         "known_answers": sum(q.answer in set(data.answers) for q in data.texts["test"]) / counts["test"],
         "questions": counts,
@@ -226,7 +226,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "epochs": history,
         "looks": list(looks(model, data, options)),
         "model": model.arguments,
-        "options": given,
+        "options": inputs,
         "versions": {"torch": torch.__version__, "tsallis": tsallis.__version__},
     }
 

@@ -29,7 +29,7 @@ class Server:
     status: int | None = None
     length: bool = True  # says how long the answer is
     shift: int = 0  # how far a range begins from where it was asked for
-    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    requests: list[tuple[str, str | None]] = field(default_factory=list)
 
     def file(self, *paths: str, content: bytes = CONTENT) -> SourceFile:
         urls = tuple(self.address + path for path in paths or ("/file",))
@@ -43,15 +43,15 @@ def serve() -> Iterator[Server]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked = self.headers.get("Range")
-            behaviour.asked.append((self.path, asked))
+            position = self.headers.get("Range")
+            behaviour.requests.append((self.path, position))
             content = behaviour.files.get(self.path)
             if behaviour.status or content is None:
                 self.send_error(behaviour.status or 404)
                 return
             start = 0
-            if asked and behaviour.ranges:
-                start = int(re.fullmatch(r"bytes=(\d+)-", asked)[1]) + behaviour.shift
+            if position and behaviour.ranges:
+                start = int(re.fullmatch(r"bytes=(\d+)-", position)[1]) + behaviour.shift
                 if start >= len(content):
                     self.send_error(416)
                     return

@@ -163,10 +163,10 @@ class Faults:
                     os.kill(os.getpid(), signal.SIGKILL)
                 number = errno.ENOSPC if name in ALLOCATING else errno.EIO
                 raise OSError(number, os.strerror(number))
-            found = call(target, *arguments, **options)
+            result = call(target, *arguments, **options)
             if name == "open":
-                self.handles[found] = self._file(target)
-            return found
+                self.handles[result] = self._file(target)
+            return result
 
         return faulty
 

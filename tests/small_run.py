@@ -105,4 +105,4 @@ def age(run: Path) -> None:
     del content["discard"]
     path.write_text(json.dumps(content, indent=1))
     for state in run.glob("checkpoints/step-*/training.pt"):
-        change_state(state, lambda found: found.update(timing=(run / "timing.jsonl").stat().st_size))
+        change_state(state, lambda result: result.update(timing=(run / "timing.jsonl").stat().st_size))

@@ -124,10 +124,10 @@ def check(
     if compute is not None:
         return
     direction = torch.randn(actual.shape, dtype=actual.dtype, device=DEVICE)
-    wanted = [x for x in leaves if x.requires_grad]
-    gradients = torch.autograd.grad(actual, wanted, direction)
+    target = [x for x in leaves if x.requires_grad]
+    gradients = torch.autograd.grad(actual, target, direction)
     exactly = torch.autograd.grad(expected, [x for x in exact if x.requires_grad], direction.double())
-    for x, grad, right in zip(wanted, gradients, exactly, strict=True):
+    for x, grad, right in zip(target, gradients, exactly, strict=True):
         assert grad.dtype == x.dtype
         close(grad, right, gradient)
 

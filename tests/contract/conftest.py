@@ -80,14 +80,14 @@ def reference_loss(scores: Tensor, target: Tensor, alpha: float | Tensor) -> tup
 def reference_budgeted_entmax(scores: Tensor, alpha: float | Tensor, budget: float) -> Tensor:
     """What `eager.maps.budgeted_entmax` gives, from the reference: -inf takes no part, a full row is all 1."""
     with torch.no_grad():
-        live = scores > -torch.inf
-        filled = live.sum(-1, keepdim=True) <= budget
-        low = torch.where(live, _finite(scores), torch.inf).amin(-1, keepdim=True)
-        apart = torch.where(live, _finite(scores), torch.where(filled, 0, low))
+        active = scores > -torch.inf
+        filled = active.sum(-1, keepdim=True) <= budget
+        low = torch.where(active, _finite(scores), torch.inf).amin(-1, keepdim=True)
+        apart = torch.where(active, _finite(scores), torch.where(filled, 0, low))
         # An entry this far below all others has no probability, and leaves the bracket of the bisection finite.
-        apart = torch.where(live, apart, apart - 200)
+        apart = torch.where(active, apart, apart - 200)
         probs = reference.budgeted_entmax(apart, alpha, min(budget, scores.shape[-1]))
-        probs = torch.where(filled, live.double(), probs.masked_fill(~live, 0))
+        probs = torch.where(filled, active.double(), probs.masked_fill(~active, 0))
         return _whole_rows(probs, scores)
 
 

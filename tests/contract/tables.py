@@ -74,15 +74,15 @@ class TableModel:
 
     def enumerate(self, source: int, longest: int) -> dict[Tokens, float]:
         """Every output of at most `longest` tokens that is possible, with its log-probability."""
-        found: dict[Tokens, float] = {}
+        result: dict[Tokens, float] = {}
         open_prefixes: list[tuple[Tokens, float]] = [((), 0.0)]
         for prefix, total in open_prefixes:
             for token, prob in self.row(source, prefix).items():
                 if prob > 0 and token == EOS:
-                    found[prefix] = total + math.log(prob)
+                    result[prefix] = total + math.log(prob)
                 elif prob > 0 and len(prefix) < longest:
                     open_prefixes.append(((*prefix, token), total + math.log(prob)))
-        return found
+        return result
 
 
 def trie(rows: Mapping[Tokens, Row], normalized: bool = True) -> TableModel:

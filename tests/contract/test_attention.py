@@ -100,18 +100,18 @@ class Case:
         def noise(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator).double()
 
-        found = {
+        result = {
             "query": noise(BATCH, HEADS, self.queries, SIZE) * 2,
             "key": noise(BATCH, self.key_heads, self.keys, SIZE),
             "value": noise(BATCH, self.key_heads, self.keys, VALUE_SIZE),
         }
         if isinstance(self.alpha, Tensor):
-            found["alpha"] = self.alpha.double()
+            result["alpha"] = self.alpha.double()
         if self.mask is not None:
             bias = noise(*self.mask)
             out = torch.rand(self.mask, generator=generator) < 0.25
-            found["attn_mask"] = ~out if self.boolean else bias.masked_fill(out, -torch.inf)
-        return found
+            result["attn_mask"] = ~out if self.boolean else bias.masked_fill(out, -torch.inf)
+        return result
 
 
 CASES = [
@@ -199,19 +199,21 @@ def exact(
     return weights @ value, weights
 
 
-def derivatives(call: Callable[..., Any], given: Results, *of: Tensor, **options: Any) -> Results:
+def derivatives(call: Callable[..., Any], inputs: Results, *of: Tensor, **options: Any) -> Results:
     """The results weighted with `of`, and the gradient of each argument under its name."""
-    leaves = {name: x.clone().requires_grad_(x.is_floating_point()) for name, x in given.items()}
-    found = call(**leaves, **options)
-    results = dict(zip(("output", "weights"), found if isinstance(found, tuple) else (found,), strict=False))
-    wanted = {name: x for name, x in leaves.items() if x.requires_grad}
-    grads = torch.autograd.grad([results[name] for name, _ in zip(results, of, strict=False)], [*wanted.values()], of)
-    return {**{name: x.detach() for name, x in results.items()}, **dict(zip(wanted, grads, strict=True))}
+    leaves = {name: x.clone().requires_grad_(x.is_floating_point()) for name, x in inputs.items()}
+    result = call(**leaves, **options)
+    results = dict(zip(("output", "weights"), result if isinstance(result, tuple) else (result,), strict=False))
+    variables = {name: x for name, x in leaves.items() if x.requires_grad}
+    grads = torch.autograd.grad(
+        [results[name] for name, _ in zip(results, of, strict=False)], [*variables.values()], of
+    )
+    return {**{name: x.detach() for name, x in results.items()}, **dict(zip(variables, grads, strict=True))}
 
 
-def assert_near(found: Results, expected: Results, values: float, gradients: float) -> None:
+def assert_near(result: Results, expected: Results, values: float, gradients: float) -> None:
     """As near as a share of the largest entry."""
-    for name, x in found.items():
+    for name, x in result.items():
         share = values if name in ("output", "weights") else gradients
         torch.testing.assert_close(
             x.double(),
@@ -222,8 +224,8 @@ def assert_near(found: Results, expected: Results, values: float, gradients: flo
         )
 
 
-def to(given: Results, dtype: torch.dtype) -> Results:
-    return {name: x.to(dtype) if x.is_floating_point() else x for name, x in given.items()}
+def to(inputs: Results, dtype: torch.dtype) -> Results:
+    return {name: x.to(dtype) if x.is_floating_point() else x for name, x in inputs.items()}
 
 
 @functools.cache
@@ -231,35 +233,35 @@ def answers(
     case: Case, of_weights: bool = False, dtype: torch.dtype = torch.float32
 ) -> tuple[Results, tuple[Tensor, ...], Results]:
     """Arguments that a dtype holds, weights of the results, and what is right; once for all ways and backends."""
-    given = to(to(case.tensors(), dtype), torch.float64)
+    inputs = to(to(case.tensors(), dtype), torch.float64)
     generator = torch.Generator().manual_seed(5)
     shapes = [(BATCH, HEADS, case.queries, size) for size in (VALUE_SIZE, case.keys)]
     of = tuple(torch.randn(shape, generator=generator).to(dtype).double() for shape in shapes[: 1 + of_weights])
-    return given, of, derivatives(exact, given, *of, **case.options())
+    return inputs, of, derivatives(exact, inputs, *of, **case.options())
 
 
 @every_pair(indirect=["way", "computed_by"], case=CASES, way=WAYS, computed_by=BACKENDS["test_attention"])
 def test_output_and_gradients_are_the_formulas(case: Case, way: Way) -> None:
     way(case.queries, case.keys)
-    given, of, expected = answers(case)
-    assert_near(derivatives(entmax_attention, given, *of, **case.options()), expected, 1e-12, 1e-10)
+    inputs, of, expected = answers(case)
+    assert_near(derivatives(entmax_attention, inputs, *of, **case.options()), expected, 1e-12, 1e-10)
     if not case.steep:
-        single = derivatives(entmax_attention, to(given, torch.float32), of[0].float(), **case.options())
+        single = derivatives(entmax_attention, to(inputs, torch.float32), of[0].float(), **case.options())
         assert all(x.dtype == torch.float32 for x in single.values())
         assert_near(single, expected, 2e-6, 5e-5)
 
 
 @some_cases
 def test_weights_are_the_formulas(case: Case) -> None:
-    given, of, expected = answers(case, of_weights=True)
-    found = derivatives(entmax_attention, given, *of, return_weights=True, **case.options())
-    assert_near(found, expected, 1e-12, 1e-10)
-    seen = expected["weights"].sum(-1) > 0
-    torch.testing.assert_close(found["weights"].sum(-1), seen.double(), atol=1e-12, rtol=0)
-    assert (found["weights"][expected["weights"] == 0] == 0).all()
-    single = to(given, torch.float32)
+    inputs, of, expected = answers(case, of_weights=True)
+    result = derivatives(entmax_attention, inputs, *of, return_weights=True, **case.options())
+    assert_near(result, expected, 1e-12, 1e-10)
+    nonempty = expected["weights"].sum(-1) > 0
+    torch.testing.assert_close(result["weights"].sum(-1), nonempty.double(), atol=1e-12, rtol=0)
+    assert (result["weights"][expected["weights"] == 0] == 0).all()
+    single = to(inputs, torch.float32)
     output, weights = entmax_attention(**single, return_weights=True, **case.options())
-    torch.testing.assert_close(weights.sum(-1), seen.float(), atol=2e-6, rtol=0)
+    torch.testing.assert_close(weights.sum(-1), nonempty.float(), atol=2e-6, rtol=0)
     without = entmax_attention(**single, **case.options())
     assert_near({"output": output}, {"output": without}, 4e-6, 0)
 
@@ -267,35 +269,35 @@ def test_weights_are_the_formulas(case: Case) -> None:
 @some_cases
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_is_computed_in_float32(case: Case, dtype: torch.dtype, either: None) -> None:
-    given, of, expected = answers(case, dtype=dtype)
-    given = to(given, dtype)
-    found = derivatives(entmax_attention, given, of[0].to(dtype), **case.options())
-    for name, x in found.items():
+    inputs, of, expected = answers(case, dtype=dtype)
+    inputs = to(inputs, dtype)
+    result = derivatives(entmax_attention, inputs, of[0].to(dtype), **case.options())
+    for name, x in result.items():
         assert x.dtype == dtype
         # Half a unit in the last place is rounded away, and float32 errs by a little.
         near = (2e-6 if name == "output" else 1e-4) * expected[name].abs().max().item()
         torch.testing.assert_close(x.double(), expected[name], atol=near, rtol=torch.finfo(dtype).eps / 2)
-    _, weights = entmax_attention(**given, return_weights=True, **case.options())
+    _, weights = entmax_attention(**inputs, return_weights=True, **case.options())
     assert weights.dtype == dtype
 
 
 def test_half_precision_is_computed_in_float32_under_autocast_too(either: None) -> None:
     case = NAMED["an alpha for each head of each element"]
-    given = to(case.tensors(), torch.bfloat16)
+    inputs = to(case.tensors(), torch.bfloat16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = entmax_attention(**given)
-    torch.testing.assert_close(found.double(), exact(**to(given, torch.float64))[0], atol=2e-6, rtol=2**-8)
+        result = entmax_attention(**inputs)
+    torch.testing.assert_close(result.double(), exact(**to(inputs, torch.float64))[0], atol=2e-6, rtol=2**-8)
 
 
 def test_a_learned_alpha_keeps_its_dtype(either: None) -> None:
-    given, of, expected = answers(NAMED["an alpha for each head of each element"])
-    alpha = given["alpha"].clone().requires_grad_()
-    out = entmax_attention(**{**to(given, torch.float32), "alpha": alpha})
-    (found,) = torch.autograd.grad(out, alpha, of[0].float())
-    assert out.dtype == torch.float32 and found.dtype == torch.float64
-    assert_near({"alpha": found}, expected, 0, 5e-5)
-    whole = entmax_attention(**{**given, "alpha": torch.tensor(2.0)})
-    torch.testing.assert_close(whole, entmax_attention(**{**given, "alpha": 2}))
+    inputs, of, expected = answers(NAMED["an alpha for each head of each element"])
+    alpha = inputs["alpha"].clone().requires_grad_()
+    out = entmax_attention(**{**to(inputs, torch.float32), "alpha": alpha})
+    (result,) = torch.autograd.grad(out, alpha, of[0].float())
+    assert out.dtype == torch.float32 and result.dtype == torch.float64
+    assert_near({"alpha": result}, expected, 0, 5e-5)
+    whole = entmax_attention(**{**inputs, "alpha": torch.tensor(2.0)})
+    torch.testing.assert_close(whole, entmax_attention(**{**inputs, "alpha": 2}))
 
 
 @pytest.mark.parametrize(
@@ -313,12 +315,12 @@ def test_a_learned_alpha_keeps_its_dtype(either: None) -> None:
     ids=str,
 )
 def test_alpha_one_is_scaled_dot_product_attention(case: Case, either: None) -> None:
-    given, of, _ = answers(case)
+    inputs, of, _ = answers(case)
     options = {name: x for name, x in case.options().items() if name not in ("key_lengths", "alpha")}
-    expected = derivatives(scaled_dot_product_attention, given, *of, **options)
+    expected = derivatives(scaled_dot_product_attention, inputs, *of, **options)
     for alpha in (1.0, torch.ones(HEADS)):
-        found = derivatives(entmax_attention, given, *of, alpha=alpha, **options)
-        assert_near(found, expected, 1e-12, 1e-11)
+        result = derivatives(entmax_attention, inputs, *of, alpha=alpha, **options)
+        assert_near(result, expected, 1e-12, 1e-11)
 
 
 @every_pair(
@@ -330,32 +332,32 @@ def test_alpha_one_is_scaled_dot_product_attention(case: Case, either: None) -> 
 )
 def test_queries_that_see_no_key_give_zeros(alpha: Tensor, boolean: bool, way: Way) -> None:
     way(9, 9)
-    given = Case("", 9, 9, alpha, (HEADS, 9, 9), boolean).tensors()
+    inputs = Case("", 9, 9, alpha, (HEADS, 9, 9), boolean).tensors()
     of = torch.randn(BATCH, HEADS, 9, VALUE_SIZE, dtype=torch.float64)
     blind = torch.zeros(HEADS, 9, dtype=torch.bool)
     blind[:, 2:7] = blind[2] = True
     out: Any = False if boolean else -torch.inf
-    given["attn_mask"] = given["attn_mask"].masked_fill(blind.unsqueeze(-1), out)
+    inputs["attn_mask"] = inputs["attn_mask"].masked_fill(blind.unsqueeze(-1), out)
     for causal in (False, True):
-        found = derivatives(entmax_attention, given, of, is_causal=causal)
-        assert (found["output"][:, blind] == 0).all() and (found["query"][:, blind] == 0).all()
-        assert all((found[name][:, 2] == 0).all() for name in ("key", "value")) and found["alpha"][2] == 0
-        assert all(x.isfinite().all() for x in found.values())
-        assert boolean or (found["attn_mask"][blind] == 0).all()
-    given["attn_mask"] = torch.full_like(given["attn_mask"], out)
-    assert all((x == 0).all() for x in derivatives(entmax_attention, given, of).values())
+        result = derivatives(entmax_attention, inputs, of, is_causal=causal)
+        assert (result["output"][:, blind] == 0).all() and (result["query"][:, blind] == 0).all()
+        assert all((result[name][:, 2] == 0).all() for name in ("key", "value")) and result["alpha"][2] == 0
+        assert all(x.isfinite().all() for x in result.values())
+        assert boolean or (result["attn_mask"][blind] == 0).all()
+    inputs["attn_mask"] = torch.full_like(inputs["attn_mask"], out)
+    assert all((x == 0).all() for x in derivatives(entmax_attention, inputs, of).values())
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_nan_stays_with_its_query(causal: bool, way: Way) -> None:
     way(7, 7)
-    given = NAMED["an alpha for each head of each element"].tensors()
-    expected = entmax_attention(**given, is_causal=causal)
-    given["query"][1, 2, 3, 0] = torch.nan
-    found = entmax_attention(**given, is_causal=causal)
-    assert found[1, 2, 3].isnan().all()
-    found[1, 2, 3] = expected[1, 2, 3]
-    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    inputs = NAMED["an alpha for each head of each element"].tensors()
+    expected = entmax_attention(**inputs, is_causal=causal)
+    inputs["query"][1, 2, 3, 0] = torch.nan
+    result = entmax_attention(**inputs, is_causal=causal)
+    assert result[1, 2, 3].isnan().all()
+    result[1, 2, 3] = expected[1, 2, 3]
+    torch.testing.assert_close(result, expected, atol=1e-12, rtol=0)
 
 
 @every_pair(
@@ -369,39 +371,39 @@ def test_a_nan_stays_with_its_query(causal: bool, way: Way) -> None:
 )
 def test_what_lies_behind_the_key_lengths_is_not_read(filler: float, case: Case, way: Way) -> None:
     way(case.queries, case.keys)
-    given, of, expected = answers(case)
+    inputs, of, expected = answers(case)
     padding = (torch.arange(9) >= torch.tensor(case.lengths).unsqueeze(-1)).view(BATCH, 1, 9, 1)
-    padded = {n: x.masked_fill(padding, filler) if n in ("key", "value") else x for n, x in given.items()}
-    found = derivatives(entmax_attention, padded, *of, **case.options())
-    assert_near(found, expected, 1e-12, 1e-10)
+    padded = {n: x.masked_fill(padding, filler) if n in ("key", "value") else x for n, x in inputs.items()}
+    result = derivatives(entmax_attention, padded, *of, **case.options())
+    assert_near(result, expected, 1e-12, 1e-10)
     for name in ("key", "value"):
-        assert (found[name].masked_select(padding) == 0).all()
+        assert (result[name].masked_select(padding) == 0).all()
 
 
 @pytest.mark.parametrize("lengths", [[1, 9, 4], torch.tensor([1, 9, 4]), torch.tensor([1, 9, 4], dtype=torch.int32)])
 def test_lengths_are_a_list_or_a_tensor(lengths: Any, either: None) -> None:
-    given = Case("", 7, 9).tensors()
-    expected, _ = exact(**given, key_lengths=[1, 9, 4])
-    torch.testing.assert_close(entmax_attention(**given, key_lengths=lengths), expected, atol=1e-12, rtol=0)
+    inputs = Case("", 7, 9).tensors()
+    expected, _ = exact(**inputs, key_lengths=[1, 9, 4])
+    torch.testing.assert_close(entmax_attention(**inputs, key_lengths=lengths), expected, atol=1e-12, rtol=0)
 
 
 def test_inputs_of_any_layout(either: None) -> None:
     case = NAMED["everything"]
-    given, of, expected = answers(case)
+    inputs, of, expected = answers(case)
 
     def transposed(x: Tensor) -> Tensor:
         return x.transpose(1, 2).contiguous().transpose(1, 2) if x.dim() == 4 else x.mT.contiguous().mT
 
-    apart = {name: transposed(x) if x.dim() > 2 else x for name, x in given.items()}
+    apart = {name: transposed(x) if x.dim() > 2 else x for name, x in inputs.items()}
     assert not apart["query"].is_contiguous() and not apart["attn_mask"].is_contiguous()
     assert_near(derivatives(entmax_attention, apart, transposed(of[0]), **case.options()), expected, 1e-12, 1e-10)
     case = NAMED["one head of keys"]
-    given, of, expected = answers(case)
+    inputs, of, expected = answers(case)
 
     def spread(key: Tensor, value: Tensor, **others: Any) -> Any:
         return entmax_attention(key=key.expand(-1, HEADS, -1, -1), value=value.expand(-1, HEADS, -1, -1), **others)
 
-    assert_near(derivatives(spread, given, *of), expected, 1e-12, 1e-10)
+    assert_near(derivatives(spread, inputs, *of), expected, 1e-12, 1e-10)
 
 
 def test_any_number_of_dimensions(either: None) -> None:
@@ -412,18 +414,18 @@ def test_any_number_of_dimensions(either: None) -> None:
         torch.randn(shape, dtype=torch.float64) for shape in ((9,), (7, 1), (4, 7, 9), (3, 1, 1, 9), (2, 1, 4, 7, 9))
     ]
     for mask in masks:
-        found = entmax_attention(query, key, value, alpha, attn_mask=mask, key_lengths=lengths)
+        result = entmax_attention(query, key, value, alpha, attn_mask=mask, key_lengths=lengths)
         for b, c in [(0, 1), (1, 2)]:
             of_one = mask.expand(2, 3, 4, 7, 9)[b, c]
             options: dict[str, Any] = {"attn_mask": of_one, "key_lengths": lengths[b, c]}
             three = entmax_attention(query[b, c], key[b, c], value[b, c], alpha[b, c], **options)
             torch.testing.assert_close(
-                found[b, c], exact(query[b, c], key[b, c], value[b, c], alpha[b, c], **options)[0]
+                result[b, c], exact(query[b, c], key[b, c], value[b, c], alpha[b, c], **options)[0]
             )
-            torch.testing.assert_close(three, found[b, c])
+            torch.testing.assert_close(three, result[b, c])
             options["attn_mask"] = of_one[2]
             two = entmax_attention(query[b, c, 2], key[b, c, 2], value[b, c, 2], alpha[b, c, 2], **options)
-            torch.testing.assert_close(two, found[b, c, 2])
+            torch.testing.assert_close(two, result[b, c, 2])
 
 
 @pytest.mark.parametrize(
@@ -431,37 +433,37 @@ def test_any_number_of_dimensions(either: None) -> None:
 )
 def test_nothing_to_attend_with_or_to(batch: int, queries: int, keys: int) -> None:
     shapes = ((queries, SIZE), (keys, SIZE), (keys, VALUE_SIZE))
-    given = [torch.randn(batch, HEADS, *shape, requires_grad=True) for shape in shapes]
-    output, weights = entmax_attention(*given, is_causal=True, return_weights=True)
+    inputs = [torch.randn(batch, HEADS, *shape, requires_grad=True) for shape in shapes]
+    output, weights = entmax_attention(*inputs, is_causal=True, return_weights=True)
     assert weights.shape == (batch, HEADS, queries, keys)
     assert output.shape == (batch, HEADS, queries, VALUE_SIZE) and (output == 0).all()
-    output = entmax_attention(*given, is_causal=True)
+    output = entmax_attention(*inputs, is_causal=True)
     assert output.shape == (batch, HEADS, queries, VALUE_SIZE) and (output == 0).all()
     output.sum().backward()
-    assert all(x.grad is not None and x.grad.shape == x.shape and (x.grad == 0).all() for x in given)
+    assert all(x.grad is not None and x.grad.shape == x.shape and (x.grad == 0).all() for x in inputs)
 
 
 def test_inputs_are_left_alone_and_backward_runs_twice(way: Way) -> None:
     case = NAMED["everything"]
     way(case.queries, case.keys)
-    given, of, _ = answers(case)
-    leaves = {name: x.clone().requires_grad_() for name, x in given.items()}
+    inputs, of, _ = answers(case)
+    leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
     out = entmax_attention(**leaves, dropout_p=0.3, **case.options())
-    kept, grad = out.detach().clone(), of[0].clone()
+    saved, grad = out.detach().clone(), of[0].clone()
     first = torch.autograd.grad(out, [*leaves.values()], grad, retain_graph=True)
     second = torch.autograd.grad(out, [*leaves.values()], grad)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    assert torch.equal(out, kept) and torch.equal(grad, of[0])
-    assert all(torch.equal(x, given[name]) for name, x in leaves.items())
+    assert torch.equal(out, saved) and torch.equal(grad, of[0])
+    assert all(torch.equal(x, inputs[name]) for name, x in leaves.items())
 
 
-@pytest.mark.parametrize("wanted", ["query", "key", "value", "alpha", "attn_mask"])
-def test_one_gradient_is_found_without_the_others(wanted: str, either: None) -> None:
+@pytest.mark.parametrize("variable", ["query", "key", "value", "alpha", "attn_mask"])
+def test_one_gradient_is_found_without_the_others(variable: str, either: None) -> None:
     case = NAMED["everything"]
-    given, of, expected = answers(case)
-    x = given[wanted].clone().requires_grad_()
-    (found,) = torch.autograd.grad(entmax_attention(**{**given, wanted: x}, **case.options()), x, of[0])
-    assert_near({wanted: found}, expected, 0, 1e-10)
+    inputs, of, expected = answers(case)
+    x = inputs[variable].clone().requires_grad_()
+    (result,) = torch.autograd.grad(entmax_attention(**{**inputs, variable: x}, **case.options()), x, of[0])
+    assert_near({variable: result}, expected, 0, 1e-10)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
@@ -471,10 +473,10 @@ def test_threads_may_change_before_backward(
 ) -> None:
     cut(monkeypatch, 1)
     case = NAMED["two heads of keys, causal"]
-    given, of, expected = answers(case)
+    inputs, of, expected = answers(case)
     results = []
     for threads in (forward, backward):
-        leaves = {name: x.clone().requires_grad_() for name, x in given.items()}
+        leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
         torch.manual_seed(3)
         monkeypatch.setattr(torch, "get_num_threads", lambda: forward)
         out = entmax_attention(**leaves, dropout_p=dropout, **case.options())
@@ -489,18 +491,18 @@ def test_threads_may_change_before_backward(
 )
 def test_one_seed_drops_the_same_weights_in_tiles_and_at_once(case: Case, way: Way) -> None:
     way(case.queries, case.keys)
-    given, of, _ = answers(case)
+    inputs, of, _ = answers(case)
     results = []
     for at_once in (False, True):
         torch.manual_seed(7)
         options = {**case.options(), "dropout_p": 0.4, "return_weights": at_once}
-        found = derivatives(entmax_attention, given, *of, **options)
+        result = derivatives(entmax_attention, inputs, *of, **options)
         if at_once:
-            _, weights = exact(**given, **case.options())
-            torch.testing.assert_close(found.pop("weights"), weights, atol=1e-12, rtol=0)  # those before dropout
-        results.append(found)
+            _, weights = exact(**inputs, **case.options())
+            torch.testing.assert_close(result.pop("weights"), weights, atol=1e-12, rtol=0)  # those before dropout
+        results.append(result)
     assert_near(results[0], results[1], 1e-12, 1e-10)
-    assert not torch.equal(results[0]["output"], derivatives(entmax_attention, given, *of, **case.options())["output"])
+    assert not torch.equal(results[0]["output"], derivatives(entmax_attention, inputs, *of, **case.options())["output"])
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.5, 0.9])
@@ -526,21 +528,21 @@ def test_dropout_takes_a_share_of_the_weights_and_makes_up_for_it(
 
 def test_dropout_changes_nothing_in_expectation(monkeypatch: pytest.MonkeyPatch) -> None:
     cut(monkeypatch, 5000)
-    given = Case("", 5, 9, OF_HEADS).tensors()
-    many = {name: x if name == "alpha" else x[:1].expand(1000, -1, -1, -1) for name, x in given.items()}
-    found, (expected, _) = entmax_attention(**many, dropout_p=0.5), exact(**given)
-    error = (found.mean(0) - expected[0]).abs()
-    assert (error < 5 * found.std(0) / math.sqrt(1000) + 1e-12).all()
+    inputs = Case("", 5, 9, OF_HEADS).tensors()
+    many = {name: x if name == "alpha" else x[:1].expand(1000, -1, -1, -1) for name, x in inputs.items()}
+    result, (expected, _) = entmax_attention(**many, dropout_p=0.5), exact(**inputs)
+    error = (result.mean(0) - expected[0]).abs()
+    assert (error < 5 * result.std(0) / math.sqrt(1000) + 1e-12).all()
 
 
 def test_dropout_of_everything_gives_zeros(way: Way) -> None:
     way(33, 33)
-    given, of, _ = answers(NAMED["causal and added"])
-    for found in (
-        derivatives(entmax_attention, given, *of, dropout_p=1.0, is_causal=True),
-        derivatives(entmax_attention, to(given, torch.float32), of[0].float(), dropout_p=1),
+    inputs, of, _ = answers(NAMED["causal and added"])
+    for result in (
+        derivatives(entmax_attention, inputs, *of, dropout_p=1.0, is_causal=True),
+        derivatives(entmax_attention, to(inputs, torch.float32), of[0].float(), dropout_p=1),
     ):
-        assert all((x == 0).all() for x in found.values())
+        assert all((x == 0).all() for x in result.values())
 
 
 def small() -> list[Tensor]:
@@ -596,8 +598,8 @@ def test_a_batched_gradient_is_the_gradients_one_by_one() -> None:
     many = torch.randn(3, *out.shape, dtype=torch.float64)
     batched = torch.autograd.grad(out, leaves, many, is_grads_batched=True, retain_graph=True)
     for number, grad in enumerate(many):
-        for found, expected in zip(batched, torch.autograd.grad(out, leaves, grad, retain_graph=True), strict=True):
-            torch.testing.assert_close(found[number], expected)
+        for result, expected in zip(batched, torch.autograd.grad(out, leaves, grad, retain_graph=True), strict=True):
+            torch.testing.assert_close(result[number], expected)
 
 
 @pytest.mark.usefixtures("tiled")
@@ -605,29 +607,29 @@ def test_torch_func() -> None:
     query, key, value, alpha, _ = (x.detach() for x in small())
     of = torch.randn(2, 2, 3, 1, dtype=torch.float64)
 
-    def attended(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor) -> Any:
+    def num_attended(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor) -> Any:
         return entmax_attention(query, key, value, alpha, is_causal=True, enable_gqa=True)
 
     def total(*x: Tensor) -> Tensor:
-        return (attended(*x[:4]) * x[4]).sum()
+        return (num_attended(*x[:4]) * x[4]).sum()
 
-    given = (query, key, value, alpha)
-    leaves = [x.clone().requires_grad_() for x in given]
+    inputs = (query, key, value, alpha)
+    leaves = [x.clone().requires_grad_() for x in inputs]
     expected = torch.autograd.grad(total(*leaves, of), leaves)
     every = (0, 1, 2, 3)
-    for found in (
-        torch.func.grad(total, every)(*given, of),
-        torch.vmap(torch.func.grad(total, every))(*given, of),
-        torch.func.vjp(attended, *given)[1](of),
+    for result in (
+        torch.func.grad(total, every)(*inputs, of),
+        torch.vmap(torch.func.grad(total, every))(*inputs, of),
+        torch.func.vjp(num_attended, *inputs)[1](of),
     ):
-        for x, y in zip(found, expected, strict=True):
+        for x, y in zip(result, expected, strict=True):
             torch.testing.assert_close(x, y)
-    torch.testing.assert_close(torch.vmap(attended)(*given), attended(*given))
+    torch.testing.assert_close(torch.vmap(num_attended)(*inputs), num_attended(*inputs))
     torch.testing.assert_close(
-        torch.vmap(attended, (0, 0, 0, None))(*given[:3], alpha[0]), attended(*given[:3], alpha[0])
+        torch.vmap(num_attended, (0, 0, 0, None))(*inputs[:3], alpha[0]), num_attended(*inputs[:3], alpha[0])
     )
-    tangents = tuple(torch.randn_like(x) for x in given)
-    pushed = torch.func.jvp(attended, given, tangents)[1]
+    tangents = tuple(torch.randn_like(x) for x in inputs)
+    pushed = torch.func.jvp(num_attended, inputs, tangents)[1]
     pulled = sum((grad * tangent).sum() for grad, tangent in zip(expected, tangents, strict=True))
     torch.testing.assert_close((pushed * of).sum(), pulled)
 
@@ -658,11 +660,11 @@ def test_dropout_under_vmap() -> None:
 @pytest.mark.usefixtures("tiled")
 def test_compiled_in_one_graph(options: dict[str, Any]) -> None:
     torch._dynamo.reset()
-    given = to(Case("", 7, 9, OF_HEADS, key_heads=2 if "enable_gqa" in options else HEADS).tensors(), torch.float32)
+    inputs = to(Case("", 7, 9, OF_HEADS, key_heads=2 if "enable_gqa" in options else HEADS).tensors(), torch.float32)
     compiled = torch.compile(entmax_attention, fullgraph=True, backend="aot_eager")
     of = [torch.randn(BATCH, HEADS, 7, n) for n in (VALUE_SIZE, 9)][: 1 + ("return_weights" in options)]
-    expected = derivatives(entmax_attention, given, *of, **options)
-    assert_near(derivatives(compiled, given, *of, **options), expected, 1e-6, 1e-5)
+    expected = derivatives(entmax_attention, inputs, *of, **options)
+    assert_near(derivatives(compiled, inputs, *of, **options), expected, 1e-6, 1e-5)
 
 
 class Allocated(TorchDispatchMode):
@@ -671,10 +673,10 @@ class Allocated(TorchDispatchMode):
     largest = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        sizes = [x.untyped_storage().nbytes() // 4 for x in tree_leaves(found) if isinstance(x, Tensor)]
+        result = func(*args, **(kwargs or {}))
+        sizes = [x.untyped_storage().nbytes() // 4 for x in tree_leaves(result) if isinstance(x, Tensor)]
         self.largest = max(self.largest, *sizes, 0)
-        return found
+        return result
 
 
 @pytest.mark.parametrize("alpha", [1.5, torch.tensor([1.3, 2.0])], ids=str)
@@ -688,10 +690,10 @@ def test_memory_grows_with_the_length_and_not_with_its_square(
         query, key, value = (torch.randn(2, 2, length, 4, requires_grad=True) for _ in range(3))
         bias = torch.randn(length, requires_grad=True)
         numbers = alpha.clone().requires_grad_() if isinstance(alpha, Tensor) else alpha
-        kept: list[int] = []
+        sizes: list[int] = []
 
-        def keep(x: Tensor, kept: list[int] = kept) -> Tensor:
-            kept.append(x.untyped_storage().nbytes() // 4)
+        def keep(x: Tensor, sizes: list[int] = sizes) -> Tensor:
+            sizes.append(x.untyped_storage().nbytes() // 4)
             return x
 
         with Allocated() as allocated, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
@@ -699,7 +701,7 @@ def test_memory_grows_with_the_length_and_not_with_its_square(
             entmax_attention(query, key, value, numbers, **options).sum().backward()
         assert query.grad is not None and bias.grad is not None
         largest.append(allocated.largest)
-        saved.append(sum(kept))
+        saved.append(sum(sizes))
     for before, after in (largest, saved):
         assert 0 < after <= 4.1 * before and after < 2 * 2 * 128 * 128 / 4
 

@@ -71,13 +71,13 @@ def test_the_context_is_the_expectation_of_the_signal(dims: int, density: Any, m
     if dims == 2:  # one row of one query: the plane has many points
         values, query = values[:1], None if query is None else query[:1, :1]
     with torch.no_grad():
-        context, found = module(query, values, need_density=True, **where(dims))
+        context, result = module(query, values, need_density=True, **where(dims))
         t = cell_centres(LENGTH) if dims == 1 else grid_centres(*GRID)
         f = module.fit.basis(t)  # [length, functions]
         coefficients = torch.linalg.solve(f.T @ f + 0.3 * torch.eye(f.shape[1]).double(), f.T @ values)
         coefficients = coefficients.unflatten(-1, (HEADS, -1))  # [batch, functions, heads, d]
-        expected = integral(found, lambda t: torch.einsum("pn,bnhd->pbhd", module.fit.basis(t), coefficients))
-    assert found.batch_shape == (len(values), HEADS, 1 if query is None else query.shape[1])
+        expected = integral(result, lambda t: torch.einsum("pn,bnhd->pbhd", module.fit.basis(t), coefficients))
+    assert result.batch_shape == (len(values), HEADS, 1 if query is None else query.shape[1])
     expected = expected.transpose(1, 2).flatten(2)
     expected = expected.squeeze(1) if moments == "pooled" else expected
     accuracy = {"laplace": 2e-5}.get(density, 1e-6) if dims == 1 else 2e-4  # of the trapezoidal rule
@@ -92,10 +92,10 @@ def test_gradients_reach_everything(dims: int, density: Any, moments: str) -> No
     names = [name for name, _ in module.named_parameters()]
 
     def context(*tensors: Tensor) -> Tensor:
-        given, asked = tensors[0], tensors[1] if query is not None else None
+        arguments, request = tensors[0], tensors[1] if query is not None else None
         parameters = dict(zip(names, tensors[len(leaves) :], strict=True))
-        found: Tensor = torch.func.functional_call(module, parameters, (asked, given), where(dims))[0]
-        return found
+        result: Tensor = torch.func.functional_call(module, parameters, (request, arguments), where(dims))[0]
+        return result
 
     parameters = [p.detach().clone().requires_grad_() for p in module.parameters()]
     assert torch.autograd.gradcheck(context, (*leaves, *parameters), fast_mode=True)
@@ -114,15 +114,15 @@ def test_padding_changes_nothing(dims: int, density: Any, moments: str) -> None:
     more = 4
     padded = torch.cat([values.masked_fill(~mask.unsqueeze(-1), torch.nan), torch.full((3, more, SIZE), torch.inf)], 1)
     longer = torch.cat([mask, torch.zeros(3, more, dtype=torch.bool)], 1)
-    asked = torch.cat([query, torch.full((3, QUERIES, more), torch.nan)], -1) if moments == "scores" else query
+    request = torch.cat([query, torch.full((3, QUERIES, more), torch.nan)], -1) if moments == "scores" else query
     if dims == 1:
         one = module(query, values, lengths=lengths)[0]
-        others = [module(query, values, mask=mask)[0], module(asked, padded, lengths=lengths)[0]]
+        others = [module(query, values, mask=mask)[0], module(request, padded, lengths=lengths)[0]]
     else:
         t = torch.rand(3, LENGTH, 2)
         one = module(query, values, mask=mask, positions=t)[0]
         t = torch.cat([t.masked_fill(~mask.unsqueeze(-1), torch.nan), torch.full((3, more, 2), torch.nan)], 1)
-        others = [module(asked, padded, mask=longer, positions=t)[0]]
+        others = [module(request, padded, mask=longer, positions=t)[0]]
     assert one.isfinite().all()
     for other in others:
         torch.testing.assert_close(other, one, atol=1e-6, rtol=1e-6)
@@ -176,9 +176,9 @@ def test_two_calls_before_a_backward(dims: int, density: Any, moments: str) -> N
             loss.backward()
         return [p.grad.clone() for p in module.parameters()]
 
-    together = grads([module(*call, **where(dims))[0].square().sum() for call in calls])
+    whole = grads([module(*call, **where(dims))[0].square().sum() for call in calls])
     apart = [grads([module(*call, **where(dims))[0].square().sum()]) for call in calls]
-    for both_grads, *each in zip(together, *apart, strict=True):
+    for both_grads, *each in zip(whole, *apart, strict=True):
         torch.testing.assert_close(both_grads, each[0] + each[1])
 
 
@@ -188,8 +188,8 @@ def test_rows_and_queries_know_nothing_of_each_other(dims: int, density: Any, mo
     query, values = inputs(moments)
     context = module(query, values, **where(dims))[0]
     for row in range(3):
-        asked = None if query is None else query[row : row + 1]
-        alone = module(asked, values[row : row + 1], **where(dims))[0]
+        request = None if query is None else query[row : row + 1]
+        alone = module(request, values[row : row + 1], **where(dims))[0]
         torch.testing.assert_close(context[row : row + 1], alone)
     if query is not None:
         for i in range(QUERIES):
@@ -198,9 +198,9 @@ def test_rows_and_queries_know_nothing_of_each_other(dims: int, density: Any, mo
             torch.testing.assert_close(module(single, values, **where(dims))[0], context[:, i])
         spoilt = query.clone()
         spoilt[1] = torch.nan
-        found = module(spoilt, values, **where(dims))[0]
-        assert found[1].isnan().all()
-        torch.testing.assert_close(found[[0, 2]], context[[0, 2]])
+        result = module(spoilt, values, **where(dims))[0]
+        assert result[1].isnan().all()
+        torch.testing.assert_close(result[[0, 2]], context[[0, 2]])
 
 
 @every_kind
@@ -211,10 +211,10 @@ def test_float32_is_near_float64(dims: int, density: Any, moments: str) -> None:
     expected.square().sum().backward()
     grads = [p.grad.clone() for p in double.parameters()]
     single = make(dims, density, moments).float()
-    found = single(None if query is None else query.float(), values.float(), **where(dims))[0]
-    found.square().sum().backward()
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-4)
+    result = single(None if query is None else query.float(), values.float(), **where(dims))[0]
+    result.square().sum().backward()
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=1e-4)
     largest = max(float(grad.abs().max()) for grad in grads)
     for parameter, grad in zip(single.parameters(), grads, strict=True):
         assert (parameter.grad.double() - grad).abs().max() < 1e-4 * largest
@@ -230,13 +230,13 @@ def test_half_precision(dims: int, density: Any, moments: str) -> None:
     expected = module(*wide, **where(dims))[0]
     largest = expected.detach().abs().max()
     with torch.autocast("cpu", torch.bfloat16):
-        context, found = module(*wide, need_density=True, **where(dims))
+        context, result = module(*wide, need_density=True, **where(dims))
         context.square().sum().backward()
-    assert found.mean.dtype == torch.float32
+    assert result.mean.dtype == torch.float32
     assert (context.float() - expected).abs().max() < 0.03 * largest
     assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters())
-    context, found = half(query, values, need_density=True, **where(dims))
-    assert context.dtype == torch.bfloat16 and found.mean.dtype == torch.float32
+    context, result = half(query, values, need_density=True, **where(dims))
+    assert context.dtype == torch.bfloat16 and result.mean.dtype == torch.float32
     assert (context.float() - expected).abs().max() < 0.03 * largest
 
 
@@ -263,9 +263,9 @@ def test_it_compiles(dims: int, moments: str) -> None:
     query, values = inputs(moments, dtype=torch.float32)
     torch._dynamo.reset()
     compiled = torch.compile(module, backend="aot_eager")
-    expected, found = (f(query, values, **where(dims))[0] for f in (module, compiled))
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-    grads = [torch.autograd.grad(x.sum(), list(module.parameters())) for x in (expected, found)]
+    expected, result = (f(query, values, **where(dims))[0] for f in (module, compiled))
+    torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
+    grads = [torch.autograd.grad(x.sum(), list(module.parameters())) for x in (expected, result)]
     for grad, compiled_grad in zip(*grads, strict=True):
         torch.testing.assert_close(compiled_grad, grad, atol=1e-4, rtol=1e-4)
 
@@ -276,13 +276,13 @@ def test_mixtures(dims: int, moments: str) -> None:
     """A mixture's context is that of its components, weighed."""
     module = make(dims, 1.4, moments, components=2, combine=False, project=False)
     query, values = inputs(moments)
-    context, found = module(query, values, need_density=True, **where(dims))
-    assert found.batch_shape == (3, HEADS, 1 if query is None else QUERIES) and found.weights.shape[-1] == 2
-    (parts,) = found.parts
+    context, result = module(query, values, need_density=True, **where(dims))
+    assert result.batch_shape == (3, HEADS, 1 if query is None else QUERIES) and result.weights.shape[-1] == 2
+    (parts,) = result.parts
     signal = module.fit(values, **where(dims)).heads(HEADS)
     each = signal.expect(parts)  # [batch, heads, queries, components, d]
-    expected = (found.weights.unsqueeze(-1) * each).sum(-2).transpose(1, 2).flatten(2)
+    expected = (result.weights.unsqueeze(-1) * each).sum(-2).transpose(1, 2).flatten(2)
     torch.testing.assert_close(context, expected.squeeze(1) if query is None else expected)
-    assert not torch.allclose(parts.mean[..., 0] if dims == 1 else parts.mean[..., 0, :], found.mean)
+    assert not torch.allclose(parts.mean[..., 0] if dims == 1 else parts.mean[..., 0, :], result.mean)
     context.square().sum().backward()
     assert all((p.grad != 0).any() for name, p in module.named_parameters() if name != "key_proj.bias")

@@ -278,19 +278,19 @@ def test_batches_are_rows_that_know_nothing_of_each_other(name: str) -> None:
     d = build(name)
     basis = scattered_basis(d.dims)
     points = 48 if d.dims == 1 else (16, 32)
-    together, t = d.expect(basis, points), torch.rand(4, 2, 3, *d.event_shape, dtype=torch.float64)
-    assert together.shape == (2, 3, 7) and d.pdf(t).shape == (4, 2, 3)
+    whole, t = d.expect(basis, points), torch.rand(4, 2, 3, *d.event_shape, dtype=torch.float64)
+    assert whole.shape == (2, 3, 7) and d.pdf(t).shape == (4, 2, 3)
     if not isinstance(d.alpha, Tensor):
         mean, cov = moments_for(name)
         for i in range(2):
             for j in range(3):
                 alone = (LINE | PLANE)[name](mean[i, j], cov[i, j])
                 assert alone.batch_shape == () and alone.expect(basis, points).shape == (7,)
-                torch.testing.assert_close(alone.expect(basis, points), together[i, j])
+                torch.testing.assert_close(alone.expect(basis, points), whole[i, j])
                 torch.testing.assert_close(alone.pdf(t[:, i, j]), d.pdf(t)[:, i, j])
     wide = d.expand((5, 2, 3))
     assert type(wide) is type(d) and wide.batch_shape == (5, 2, 3)
-    torch.testing.assert_close(wide.expect(basis, points)[4], together)
+    torch.testing.assert_close(wide.expect(basis, points)[4], whole)
     assert wide.sample((2,)).shape == (2, 5, 2, 3, *d.event_shape)
     assert wide.entropy().shape == wide.tsallis_entropy().shape == (5, 2, 3)
 
@@ -301,8 +301,8 @@ def test_a_bad_row_spoils_no_other(name: str) -> None:
     expected = (LINE | PLANE)[name](mean, cov).expect(scattered_basis(dims_of(name)))
     cov[1, 1] = torch.nan
     Distribution.set_default_validate_args(False)
-    found = (LINE | PLANE)[name](mean, cov)
-    values = found.expect(scattered_basis(dims_of(name)))
+    result = (LINE | PLANE)[name](mean, cov)
+    values = result.expect(scattered_basis(dims_of(name)))
     assert values[1, 1].isnan().all()
     keep = torch.ones(2, 3, dtype=torch.bool)
     keep[1, 1] = False
@@ -326,15 +326,15 @@ def test_float32_gives_the_gradients_of_float64(name: str, scale: float) -> None
     """Down to variances of 1e-6: .0004 to .01 times `scale`."""
     dims = dims_of(name)
     upstream = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    found = {}
+    result = {}
     for dtype in (torch.float32, torch.float64):
         mean, cov = moments_for(name, torch.float32, scale)
         mean, cov = (x.to(dtype).requires_grad_() for x in (mean, cov))
         value = (LINE | PLANE)[name](mean, cov).expect(scattered_basis(dims, torch.float32))
         assert value.dtype == dtype
         grads = torch.autograd.grad((value * upstream.to(value.dtype)).sum(), (mean, cov))
-        found[dtype] = [value.double(), *(g.double() for g in grads)]
-    for single, double in zip(found[torch.float32], found[torch.float64], strict=True):
+        result[dtype] = [value.double(), *(g.double() for g in grads)]
+    for single, double in zip(result[torch.float32], result[torch.float64], strict=True):
         assert (single - double).abs().amax() <= 1e-3 * double.abs().amax()
         if single.dim() > 2 or dims == 1:
             row = double.abs().flatten(2).amax(-1) if double.dim() > 2 else double.abs()
@@ -363,10 +363,10 @@ def test_two_expectations_before_a_backward(name: str) -> None:
     mean, cov = (x.requires_grad_() for x in moments_for(name))
     first, second = scattered_basis(dims_of(name)), scattered_basis(dims_of(name), variance=0.05)
     d = (LINE | PLANE)[name](mean, cov)
-    together = torch.autograd.grad(d.expect(first).sum() + d.expect(second).sum(), (mean, cov))
+    whole = torch.autograd.grad(d.expect(first).sum() + d.expect(second).sum(), (mean, cov))
     alone = [torch.autograd.grad((LINE | PLANE)[name](mean, cov).expect(b).sum(), (mean, cov)) for b in (first, second)]
     for i in range(2):
-        torch.testing.assert_close(together[i], alone[0][i] + alone[1][i])
+        torch.testing.assert_close(whole[i], alone[0][i] + alone[1][i])
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -422,8 +422,8 @@ def test_mixtures(name: str) -> None:
             p = part.pdf(t)
             return p.reshape(p.shape + (1,) * (values.dim() - p.dim())) * values
 
-        found = [over(part, lambda t, part=part: weighted(part, t)) for part in d.parts]
-        values = found[0] if d.stacked else torch.stack(found, 1)
+        result = [over(part, lambda t, part=part: weighted(part, t)) for part in d.parts]
+        values = result[0] if d.stacked else torch.stack(result, 1)
         return (d.weights.reshape(d.weights.shape + (1,) * (values.dim() - 2)) * values).sum(1)
 
     basis = scattered_basis(d.dims)

@@ -291,8 +291,8 @@ def test_forward_over_reverse(operation: Operation, way: str) -> None:
         with forward_ad.dual_level():
             leaves = [x.requires_grad_() for x in operation.inputs()]
             duals = [forward_ad.make_dual(x, t) for x, t in zip(leaves, tangents(leaves), strict=True)]
-            found = torch.autograd.grad(weighted(function(*duals)), duals, create_graph=create_graph)
-            unpacked = [forward_ad.unpack_dual(g).tangent for g in found]
+            result = torch.autograd.grad(weighted(function(*duals)), duals, create_graph=create_graph)
+            unpacked = [forward_ad.unpack_dual(g).tangent for g in result]
             return [torch.zeros_like(x) if t is None else t.detach() for x, t in zip(leaves, unpacked, strict=True)]
 
     leaves = [x.requires_grad_() for x in operation.inputs()]
@@ -316,8 +316,8 @@ def test_vmap(operation: Operation, way: str) -> None:
             stacked = [torch.stack(p, where) if i in batched else p[0] for i, p in enumerate(pairs)]
             assert_near([torch.vmap(operation.ours, in_dims)(*stacked)], [values], 1e-9)
             slopes = torch.func.grad(lambda *x: weighted(operation.ours(*x)), tuple(range(len(inputs))))
-            found = torch.vmap(slopes, in_dims)(*stacked)
-            assert_near(found, [torch.stack(g) for g in zip(*expected, strict=True)], 1e-9)
+            result = torch.vmap(slopes, in_dims)(*stacked)
+            assert_near(result, [torch.stack(g) for g in zip(*expected, strict=True)], 1e-9)
 
 
 @distinct

@@ -81,8 +81,8 @@ def test_losses_and_gradients_are_those_of_the_scores(
     torch.testing.assert_close(loss.double(), expected, atol=tolerance, rtol=1e-5)
     if alpha == 2.5 and dtype == torch.float32:
         return  # rounded scores have other probabilities there: the map is steep at the edge of the support
-    for found, right in zip(gradients(loss, *leaves), gradients(expected, *leaves), strict=True):
-        torch.testing.assert_close(found, right.to(dtype), atol=10 * tolerance, rtol=1e-4)
+    for result, right in zip(gradients(loss, *leaves), gradients(expected, *leaves), strict=True):
+        torch.testing.assert_close(result, right.to(dtype), atol=10 * tolerance, rtol=1e-4)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -94,8 +94,8 @@ def test_lists_and_dense_chunks_give_the_same(monkeypatch: pytest.MonkeyPatch, s
     leaves = (hidden, weight, bias)
     loss = tsallis.linear_entmax_loss(hidden, weight, target, 1.5, bias=bias, reduction="none")
     expected = exact(hidden, weight, bias, target, 1.5)
-    for found, right in zip(gradients(loss, *leaves), gradients(expected, *leaves), strict=True):
-        torch.testing.assert_close(found, right, atol=1e-9, rtol=1e-9)
+    for result, right in zip(gradients(loss, *leaves), gradients(expected, *leaves), strict=True):
+        torch.testing.assert_close(result, right, atol=1e-9, rtol=1e-9)
 
 
 @every_pair(
@@ -116,8 +116,8 @@ def test_alpha_relu_is_that_of_the_scores(
     scores = F.linear(hidden, weight, bias)
     expected = torch.where(target >= 0, reference.alpha_relu_loss(scores, target.clamp(min=0), alpha, tau), 0)
     torch.testing.assert_close(loss, expected, atol=1e-9, rtol=1e-9)
-    for found, right in zip(gradients(loss, *leaves), gradients(expected, *leaves), strict=True):
-        torch.testing.assert_close(found, right, atol=1e-9, rtol=1e-9)
+    for result, right in zip(gradients(loss, *leaves), gradients(expected, *leaves), strict=True):
+        torch.testing.assert_close(result, right, atol=1e-9, rtol=1e-9)
 
 
 def test_reductions_and_dtypes() -> None:
@@ -154,8 +154,8 @@ def test_derivatives_of_both_orders_and_in_alpha() -> None:
     everything = (hidden, weight, alpha.clamp(min=1.1).detach().requires_grad_(), bias)
     assert gradcheck(loss, everything, check_batched_grad=True)
     assert gradgradcheck(loss, everything)
-    (found,) = torch.autograd.grad(loss(hidden, weight, alpha, bias).sum(), alpha)
-    assert found.shape == alpha.shape and found.isfinite().all() and found[3] == 0  # the last target is ignored
+    (result,) = torch.autograd.grad(loss(hidden, weight, alpha, bias).sum(), alpha)
+    assert result.shape == alpha.shape and result.isfinite().all() and result[3] == 0  # the last target is ignored
 
 
 def test_alpha_relu_has_derivatives_of_both_orders() -> None:
@@ -176,8 +176,8 @@ def test_rows_that_are_broken_or_empty_stay_alone() -> None:
     hidden.requires_grad_()
     loss = tsallis.linear_entmax_loss(hidden, weight, target, bias=bias, reduction="none")
     assert loss[0, 0].isnan() and loss[0, 1:].isfinite().all() and loss[1].isfinite().all()
-    (found,) = torch.autograd.grad(loss.sum(), hidden)
-    assert found[0, 0].isnan().all() and found[0, 1:].isfinite().all() and found[1].isfinite().all()
+    (result,) = torch.autograd.grad(loss.sum(), hidden)
+    assert result[0, 0].isnan().all() and result[0, 1:].isfinite().all() and result[1].isfinite().all()
     nothing = tsallis.linear_entmax_loss(hidden[:, :0], weight, target[:, :0], reduction="sum")
     assert nothing == 0
     everything_ignored = tsallis.linear_entmax_loss(hidden[1], weight, torch.full((10,), -100), reduction="sum")
@@ -233,24 +233,24 @@ def test_an_alpha_tensor_is_compiled_with_its_gradient() -> None:
         return tsallis.linear_entmax_loss(hidden, weight, target, a, reduction="sum")
 
     (expected,) = torch.autograd.grad(loss(alpha), alpha)
-    (found,) = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(alpha), alpha)
+    (result,) = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(alpha), alpha)
     assert expected.isfinite()
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
 
 
 def test_no_matrix_of_scores_is_kept() -> None:
     hidden = torch.randn(600, 8, requires_grad=True)
     weight = torch.randn(20_000, 8, requires_grad=True)
-    kept = 0
+    saved = 0
 
     def count(x: Tensor) -> Tensor:
-        nonlocal kept
-        kept += 0 if x is hidden or x is weight else x.numel() * x.element_size()
+        nonlocal saved
+        saved += 0 if x is hidden or x is weight else x.numel() * x.element_size()
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
         loss = tsallis.linear_entmax_loss(hidden * 3, weight, torch.randint(20_000, (600,)))
-    assert kept < 600 * 20_000 * 4 / 30
+    assert saved < 600 * 20_000 * 4 / 30
     loss.backward()
 
 
@@ -284,5 +284,5 @@ def test_gradients_of_one_number_are_those_of_the_scores(
     leaves = [x.requires_grad_() for x in (hidden, weight, bias)]
     loss = tsallis.linear_entmax_loss(hidden, weight, target, alpha, bias=bias, reduction=reduction)
     expected = exact(hidden, weight, bias, target, alpha).sum() / (1 if reduction == "sum" else (target >= 0).sum())
-    for found, right in zip(*(torch.autograd.grad(x, leaves) for x in (loss, expected)), strict=True):
-        torch.testing.assert_close(found, right, atol=1e-8, rtol=1e-6)
+    for result, right in zip(*(torch.autograd.grad(x, leaves) for x in (loss, expected)), strict=True):
+        torch.testing.assert_close(result, right, atol=1e-8, rtol=1e-6)

@@ -79,8 +79,8 @@ def test_the_gradient_in_alpha_at_one() -> None:
         up, down = (reference.entmax_loss(z, y, exact + s * step) for s in (2, 0))
         middle = reference.entmax_loss(z, y, exact + step)
         expected = (-3 * down + 4 * middle - up) / (2 * step)  # one-sided: alpha can't go below 1
-        (found,) = torch.autograd.grad(tsallis.entmax_loss(z.to(dtype), y, alpha, reduction="sum"), alpha)
-        torch.testing.assert_close(found.squeeze(-1).double(), expected, atol=1e-3, rtol=1e-3)
+        (result,) = torch.autograd.grad(tsallis.entmax_loss(z.to(dtype), y, alpha, reduction="sum"), alpha)
+        torch.testing.assert_close(result.squeeze(-1).double(), expected, atol=1e-3, rtol=1e-3)
 
 
 @every_pair(

@@ -79,10 +79,10 @@ def test_gradients_are_the_references(m: Map, computed_by: str) -> None:
         z, weights, expected = slopes(m, d)
         for dtype, tolerance in ((torch.float64, 1e-7), (torch.float32, 1e-4)):
             scores = z.to(dtype).requires_grad_()
-            (found,) = torch.autograd.grad((m.ours(scores) * weights.to(dtype)).sum(), scores)
+            (result,) = torch.autograd.grad((m.ours(scores) * weights.to(dtype)).sum(), scores)
             if m.name == "entmax-2.5" and dtype == torch.float32:
                 continue  # the slope is unbounded at the edge of the support: rounding the scores changes it
-            torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+            torch.testing.assert_close(result.double(), expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.by_reference(m=("entmax-1.0", "entmax-1.25", "entmax-2.5", "budget-2"))  # others: the same backward code
@@ -111,10 +111,10 @@ def test_the_alpha_gradient_is_right_near_one_in_float32(alpha: float) -> None:
     z, weights = torch.randn(6, 33), torch.randn(6, 33)
     ours = torch.full((6, 1), alpha, requires_grad=True)
     exact = ours.detach().double().requires_grad_()
-    (found,) = torch.autograd.grad((tsallis.entmax(z, ours) * weights).sum(), ours)
+    (result,) = torch.autograd.grad((tsallis.entmax(z, ours) * weights).sum(), ours)
     (expected,) = torch.autograd.grad((reference.entmax(z, exact) * weights).sum(), exact)
     scale = expected.abs().amax()
-    assert ((found - expected).abs() / scale).max() < 1e-3 if alpha > 1.0001 else 5e-3
+    assert ((result - expected).abs() / scale).max() < 1e-3 if alpha > 1.0001 else 5e-3
 
 
 def test_alpha_one_is_softmax_exactly_in_numbers_and_in_tensors() -> None:
@@ -154,10 +154,10 @@ def test_any_dim_and_any_layout(m: Map) -> None:
 @every_map
 def test_input_is_left_alone(m: Map) -> None:
     z = torch.randn(3, 2000)
-    kept = z.clone()
+    saved = z.clone()
     p = m.ours(z.requires_grad_())
     p.sum().backward()
-    assert torch.equal(z, kept)
+    assert torch.equal(z, saved)
 
 
 @every_map
@@ -204,9 +204,9 @@ def test_half_precision_is_computed_in_float32(m: Map, dtype: torch.dtype) -> No
     exact = m.ours(wide)
     assert torch.equal(p, exact.to(dtype))
     weights = torch.randn(4, 1000)
-    (found,) = torch.autograd.grad((p.float() * weights).sum(), z)
+    (result,) = torch.autograd.grad((p.float() * weights).sum(), z)
     (expected,) = torch.autograd.grad((exact * weights).sum(), wide)
-    torch.testing.assert_close(found.float(), expected, atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(result.float(), expected, atol=1e-2, rtol=1e-2)
 
 
 @every_map
@@ -259,10 +259,10 @@ def test_compiled_in_one_graph(m: Map) -> None:
     z = torch.randn(4, 7)
     plain, traced = z.clone().requires_grad_(), z.clone().requires_grad_()
     compiled = torch.compile(m.ours, fullgraph=True, backend="aot_eager")
-    expected, found = m.ours(plain), compiled(traced)
-    torch.testing.assert_close(found, expected)
+    expected, result = m.ours(plain), compiled(traced)
+    torch.testing.assert_close(result, expected)
     expected.square().sum().backward()
-    found.square().sum().backward()
+    result.square().sum().backward()
     torch.testing.assert_close(traced.grad, plain.grad)
 
 
@@ -272,8 +272,8 @@ def test_compiled_with_a_learned_alpha() -> None:
     alpha = torch.tensor([[1.0], [1.3], [1.5], [2.0]], requires_grad=True)
     (expected,) = torch.autograd.grad(tsallis.entmax(z, alpha)[:, 0].sum(), alpha)
     compiled = torch.compile(tsallis.entmax, fullgraph=True, backend="aot_eager")
-    (found,) = torch.autograd.grad(compiled(z, alpha)[:, 0].sum(), alpha)
-    torch.testing.assert_close(found, expected)
+    (result,) = torch.autograd.grad(compiled(z, alpha)[:, 0].sum(), alpha)
+    torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -304,8 +304,8 @@ def test_a_batched_gradient_is_the_gradients_one_by_one() -> None:
     p = tsallis.entmax15(z)
     many = torch.randn(4, 3, 5, dtype=torch.float64)
     (batched,) = torch.autograd.grad(p, z, many, is_grads_batched=True, retain_graph=True)
-    for grad, found in zip(many, batched, strict=True):
-        torch.testing.assert_close(found, torch.autograd.grad(p, z, grad, retain_graph=True)[0])
+    for grad, result in zip(many, batched, strict=True):
+        torch.testing.assert_close(result, torch.autograd.grad(p, z, grad, retain_graph=True)[0])
 
 
 @pytest.mark.any_backend

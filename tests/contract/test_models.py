@@ -58,8 +58,8 @@ def transformer_with_learned_alphas(**arguments: Any) -> TransformerSeq2Seq:
 
 
 def transformer_with_one_matrix_for_all_embeddings(**arguments: Any) -> TransformerSeq2Seq:
-    given = {"d_model": 8, "heads": 2, "encoder_layers": 1, "decoder_layers": 2, "d_ff": 12, "dropout": 0.3}
-    return TransformerSeq2Seq(TGT, TGT, **{**given, "share": "all", "forbidden": FORBIDDEN, **arguments})
+    inputs = {"d_model": 8, "heads": 2, "encoder_layers": 1, "decoder_layers": 2, "d_ff": 12, "dropout": 0.3}
+    return TransformerSeq2Seq(TGT, TGT, **{**inputs, "share": "all", "forbidden": FORBIDDEN, **arguments})
 
 
 RNNS: list[Build] = [
@@ -191,10 +191,10 @@ def test_gradients_are_those_of_the_steps(build: Build) -> None:
     decoded = model(src, lengths, tgt, need_attention=True)
     scores, weights = model.output.scores(decoded.hidden)[..., 4:], decoded.attention
     by_scores, by_weights = torch.randn_like(scores), torch.randn_like(weights)
-    found = torch.autograd.grad((scores * by_scores).sum() + (weights * by_weights).sum(), parameters)
+    result = torch.autograd.grad((scores * by_scores).sum() + (weights * by_weights).sum(), parameters)
     scores, weights = walk(model, src, lengths, tgt)
     expected = torch.autograd.grad((scores[..., 4:] * by_scores).sum() + (weights * by_weights).sum(), parameters)
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(result, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-7)
 
 
@@ -295,14 +295,14 @@ def test_rows_that_have_read_differently_many_tokens_go_on_together(build: Build
             state = join([states[steps].select(torch.tensor([row])) for steps, row in rows])
             for _ in range(2):
                 token = torch.tensor([5, 6, 7, 8, 9])
-                found = model.step(state, token)
+                result = model.step(state, token)
                 for i in range(5):
                     alone = model.step(state.select(torch.tensor([i])), token[i : i + 1])
-                    torch.testing.assert_close(found.scores[i], alone.scores[0])
-                    torch.testing.assert_close(found.attention[i], alone.attention[0])
+                    torch.testing.assert_close(result.scores[i], alone.scores[0])
+                    torch.testing.assert_close(result.attention[i], alone.attention[0])
                 index = torch.tensor([4, 0, 1, 1, 3])
-                again = join([found.state.select(index[:2]), found.state.select(index[2:])])
-                expected = model.step(found.state, token).scores[index]
+                again = join([result.state.select(index[:2]), result.state.select(index[2:])])
+                expected = model.step(result.state, token).scores[index]
                 torch.testing.assert_close(model.step(again, token[index]).scores, expected)
                 state = again
     steps, row = rows[0]
@@ -338,11 +338,11 @@ def test_a_wide_beam_finds_what_exhaustive_search_finds(build: Build, output: An
     src, lengths = sources()
     options = {"max_length": 2}
     wide = beam_search(model, src, lengths, beam_size=100, **options)
-    for found, all_of_them in zip(wide, exhaustive(model, src, lengths, **options), strict=True):
-        assert found.certificate.kind == all_of_them.certificate.kind
-        assert {h.tokens for h in found.hypotheses} == {h.tokens for h in all_of_them.hypotheses}
+    for result, all_of_them in zip(wide, exhaustive(model, src, lengths, **options), strict=True):
+        assert result.certificate.kind == all_of_them.certificate.kind
+        assert {h.tokens for h in result.hypotheses} == {h.tokens for h in all_of_them.hypotheses}
         probs = {h.tokens: h.log_prob for h in all_of_them.hypotheses}
-        for hypothesis in found.hypotheses:
+        for hypothesis in result.hypotheses:
             assert hypothesis.log_prob == pytest.approx(probs[hypothesis.tokens], abs=1e-9)
 
 
@@ -351,11 +351,11 @@ def test_attended_positions_are_counted(build: Build) -> None:
     model = sharp(build)
     src, lengths = sources()
     decoded = model(src, lengths, targets(), need_attention=True)
-    attended = model.num_attended(decoded)
-    assert attended.shape == (4, 5) and (attended[2] == 1).all()
-    assert (attended >= 1).all() and (attended <= lengths.unsqueeze(1)).all() and attended.max() > 1
+    num_attended = model.num_attended(decoded)
+    assert num_attended.shape == (4, 5) and (num_attended[2] == 1).all()
+    assert (num_attended >= 1).all() and (num_attended <= lengths.unsqueeze(1)).all() and num_attended.max() > 1
     if isinstance(model, RNNSeq2Seq):
-        assert attended.equal((decoded.attention > 0).sum(-1).float())
+        assert num_attended.equal((decoded.attention > 0).sum(-1).float())
 
 
 @every_model
@@ -363,11 +363,11 @@ def test_shared_parameters_can_be_left_out_of_a_file(build: Build) -> None:
     model, again = build(), build()
     shared = model.shared_parameters()
     state = model.state_dict()
-    kept = {name: value for name, value in state.items() if name not in shared}
-    assert len({value.data_ptr() for value in kept.values()}) == len(kept)
-    assert all(state[alias].data_ptr() == kept[name].data_ptr() for alias, name in shared.items())
+    saved = {name: value for name, value in state.items() if name not in shared}
+    assert len({value.data_ptr() for value in saved.values()}) == len(saved)
+    assert all(state[alias].data_ptr() == saved[name].data_ptr() for alias, name in shared.items())
     assert bool(shared) == ("one_matrix" in build.__name__)
-    again.load_state_dict(kept | {alias: kept[name] for alias, name in shared.items()})
+    again.load_state_dict(saved | {alias: saved[name] for alias, name in shared.items()})
     assert all(value.equal(state[name]) for name, value in again.state_dict().items())
 
 
@@ -388,10 +388,10 @@ def test_arguments_rebuild_the_model(build: Build) -> None:
     again = type(model)(**json.loads(json.dumps(model.arguments)))
     again.load_state_dict(model.state_dict())
     src, lengths = sources()
-    given, rebuilt = (m.eval()(src, lengths, targets(), need_attention=True) for m in (model, again))
-    assert rebuilt.hidden.equal(given.hidden) and rebuilt.attention.equal(given.attention)
+    inputs, rebuilt = (m.eval()(src, lengths, targets(), need_attention=True) for m in (model, again))
+    assert rebuilt.hidden.equal(inputs.hidden) and rebuilt.attention.equal(inputs.attention)
     assert again.arguments == model.arguments
-    scores = model.output(given.hidden)
+    scores = model.output(inputs.hidden)
     assert again.output.probs(again.output(rebuilt.hidden)).equal(model.output.probs(scores))
 
 

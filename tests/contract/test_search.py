@@ -39,13 +39,13 @@ def sources(seed: int, count: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
 def enumerate_all(model, src: torch.Tensor, lengths: torch.Tensor) -> list[dict[tuple[int, ...], float]]:
     """Every output of at most LONGEST symbols with its log-probability, by scoring all of them."""
     outputs = [o for n in range(LONGEST + 1) for o in itertools.product(range(4, 4 + SYMBOLS), repeat=n)]
-    found = []
+    result = []
     for i in range(src.shape[0]):
         count = int(lengths[i])
         batch = make_batch([src[i, :count].tolist()] * len(outputs), outputs, range(len(outputs)))
         scores = score(model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out).tolist()
-        found.append({o: s for o, s in zip(outputs, scores, strict=True) if s > -math.inf})
-    return found
+        result.append({o: s for o, s in zip(outputs, scores, strict=True) if s > -math.inf})
+    return result
 
 
 def check(result, truth: dict[tuple[int, ...], float], normalized: bool) -> None:
@@ -102,12 +102,12 @@ def test_no_certificate_is_refuted_by_a_written_table(transform: str, alpha: flo
         model = random_table(transform, alpha, seed)
         truth = [model.enumerate(source, limit) for source in range(3)]
         for size, n_best in ((1, None), (2, 1), (3, None), (4, 2), (5, 5)):
-            found = beam_search(model, src, lengths, beam_size=size, n_best=n_best, max_length=limit)
-            for result, known in zip(found, truth, strict=True):
+            actual = beam_search(model, src, lengths, beam_size=size, n_best=n_best, max_length=limit)
+            for result, known in zip(actual, truth, strict=True):
                 check(result, known, model.output.normalized)
         for budget, n_best in ((1, None), (7, None), (40, 2), (40, None), (10_000, None), (10_000, 3)):
-            found = exhaustive(model, src, lengths, budget=budget, n_best=n_best, max_length=limit)
-            for result, known in zip(found, truth, strict=True):
+            actual = exhaustive(model, src, lengths, budget=budget, n_best=n_best, max_length=limit)
+            for result, known in zip(actual, truth, strict=True):
                 check(result, known, model.output.normalized)
 
 
@@ -127,8 +127,8 @@ def test_certificates_of_every_kind_are_met() -> None:
 def test_a_batch_is_its_sources_one_by_one(transform: str, alpha: float) -> None:
     model = random_model(transform, alpha, 5)
     src, lengths = sources(5, 6)
-    together = beam_search(model, src, lengths, max_length=LONGEST, beam_size=3)
-    for i, result in enumerate(together):
+    whole = beam_search(model, src, lengths, max_length=LONGEST, beam_size=3)
+    for i, result in enumerate(whole):
         (alone,) = beam_search(model, src[i : i + 1, : lengths[i]], lengths[i : i + 1], max_length=LONGEST, beam_size=3)
         assert [h.tokens for h in alone.hypotheses] == [h.tokens for h in result.hypotheses]
         assert alone.certificate.kind == result.certificate.kind
@@ -150,8 +150,8 @@ def test_attention_is_kept_on_request() -> None:
     src, lengths = sources(1)
     for search in (beam_search, exhaustive):
         plain = search(model, src, lengths, max_length=LONGEST)
-        kept = search(model, src, lengths, max_length=LONGEST, keep_attention=True)
-        for a, b, length in zip(plain, kept, lengths.tolist(), strict=True):
+        saved = search(model, src, lengths, max_length=LONGEST, keep_attention=True)
+        for a, b, length in zip(plain, saved, lengths.tolist(), strict=True):
             assert a == b
             for x, y in zip(a.hypotheses, b.hypotheses, strict=True):
                 assert x.attention is None and y.attention is not None
@@ -168,11 +168,11 @@ def test_samples_come_from_the_answer_set_in_proportion() -> None:
         sample(model, src, lengths, 4000, max_length=12, generator=generator), results, strict=True
     ):
         known = {h.tokens: h.prob for h in result.hypotheses}
-        kept = [d for d in drawn if d is not None]
+        saved = [d for d in drawn if d is not None]
         if result.certificate.kind == "complete":
-            assert len(kept) == len(drawn) and set(kept) <= set(known)
+            assert len(saved) == len(drawn) and set(saved) <= set(known)
         for tokens, prob in known.items():
-            assert kept.count(tokens) / len(drawn) == pytest.approx(prob, abs=0.04)
+            assert saved.count(tokens) / len(drawn) == pytest.approx(prob, abs=0.04)
 
 
 def test_an_ensemble_averages_probabilities_and_unites_supports() -> None:
@@ -185,8 +185,8 @@ def test_an_ensemble_averages_probabilities_and_unites_supports() -> None:
     states = [m.start(m.encode(src, lengths)) for m in models]
     token = torch.ones(len(lengths), dtype=torch.long)
     each = [m.output.probs(m.step(s, token).scores) for m, s in zip(models, states, strict=True)]
-    together = ensemble.step(ensemble.start(ensemble.encode(src, lengths)), token).scores.exp()
-    torch.testing.assert_close(together, (each[0] + each[1]) / 2)
+    whole = ensemble.step(ensemble.start(ensemble.encode(src, lengths)), token).scores.exp()
+    torch.testing.assert_close(whole, (each[0] + each[1]) / 2)
     with pytest.raises(ValueError, match="at least one"):
         Ensemble([])
 

@@ -246,11 +246,11 @@ def test_derivatives_in_alpha(dims: int) -> None:
     assert torch.autograd.gradgradcheck(expect, alpha)
     for i, number_ in enumerate(alpha.tolist()):
         fixed = BetaGaussian(mean, cov, number_, dims)
-        found = BetaGaussian(mean, cov, alpha[i], dims)
+        result = BetaGaussian(mean, cov, alpha[i], dims)
         for ours, theirs in (
-            (found.expect(basis), fixed.expect(basis)),
-            (found.scale, fixed.scale),
-            (found.entropy(), fixed.entropy()),
+            (result.expect(basis), fixed.expect(basis)),
+            (result.scale, fixed.scale),
+            (result.entropy(), fixed.entropy()),
         ):
             torch.testing.assert_close(ours, theirs, **CLOSE)
 
@@ -376,9 +376,9 @@ def test_equations_53_to_60_by_waves_and_by_a_disk() -> None:
 
     def waves(mean: Tensor, cov: Tensor) -> Tensor:
         factor = TruncatedParaboloid(mean, (cov + cov.mT) / 2).factor * math.sqrt(6)
-        found = wave_expectation(basis, mean, factor, 3.0)
-        assert found is not None
-        return found
+        result = wave_expectation(basis, mean, factor, 3.0)
+        assert result is not None
+        return result
 
     by_disk = TruncatedParaboloid(mean, cov).expect(basis, (96, 192))
     torch.testing.assert_close(waves(mean, cov), by_disk, **CLOSE)
@@ -429,6 +429,6 @@ def test_the_bases_of_the_experiments() -> None:
 
 def test_a_mean_of_powers_is_a_moment() -> None:
     d = TruncatedParabola(number(0.3), number(0.02))
-    found = d.expect(PowerBasis(4))
+    result = d.expect(PowerBasis(4))
     expected = [1, 0.3, 0.3**2 + 0.02, 0.3**3 + 3 * 0.3 * 0.02, 0.3**4 + 6 * 0.3**2 * 0.02 + 0.02**2 * 15 / 7]
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=D))
+    torch.testing.assert_close(result, torch.tensor(expected, dtype=D))

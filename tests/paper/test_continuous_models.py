@@ -28,19 +28,19 @@ def table(first: str) -> dict[str, list[str]]:
 def test_reviews() -> None:
     """Martins et al. 2020, table 1: no variant more than 1.5 points below discrete softmax, which has at least 86 %."""
     rows = results("imdb-cpu.csv")
-    found = {(r["attention"], r["transform"], r["num_basis"]): 100 * float(r["accuracy"]) for r in rows}
-    assert len(found) == 14
+    result = {(r["attention"], r["transform"], r["num_basis"]): 100 * float(r["accuracy"]) for r in rows}
+    assert len(result) == 14
     page = table("| attention | N = 32")
     names = {"continuous": "continuous {}", "combined": "discrete + continuous {}"}
-    for (attention, transform, functions), accuracy in found.items():
+    for (attention, transform, functions), accuracy in result.items():
         if attention == "discrete":
             cells = page[f"discrete {transform} (no functions)"]
             assert cells == ["", f"{accuracy:.1f}", ""]
         else:
             cells = page[names[attention].format(transform)]
             assert cells[("32", "64", "128").index(functions)] == f"{accuracy:.1f}"
-    softmax = found["discrete", "softmax", ""]
-    assert softmax >= 86 and min(found.values()) > softmax - 1.5
+    softmax = result["discrete", "softmax", ""]
+    assert softmax >= 86 and min(result.values()) > softmax - 1.5
     sizes = {r["attention"]: r["parameters"] for r in rows}
     assert sizes["combined"] == sizes["discrete"]
 
@@ -58,8 +58,8 @@ def test_questions(name: str, attention: str, density: str) -> None:
     (easy,) = (r for r in rows if r["program"].startswith("tsallis train"))
     (photos,) = (r for r in rows if r["images"] == "photographs")
     cells = [f(r) for r in (easy, photos) for f in (lambda r: 100 * float(r["accuracy"]), lambda r: r["attended"])]
-    accuracy, attended, other, shares = cells
-    expected = [f"{accuracy:.1f}", f"{100 * float(attended):.0f} %", f"{other:.1f}", f"{100 * float(shares):.0f} %"]
+    accuracy, num_attended, other, shares = cells
+    expected = [f"{accuracy:.1f}", f"{100 * float(num_attended):.0f} %", f"{other:.1f}", f"{100 * float(shares):.0f} %"]
     assert table("| attention | easy-VQA")[name] == expected
 
 

@@ -61,5 +61,5 @@ def test_thresholds_from_data_are_those_of_the_formula(d_vocab: int) -> None:
     src, tgt = torch.randint(4, 100, (4, 20)), torch.randint(4, d_vocab, (4, 16))
     with torch.no_grad():
         hidden = model(src, torch.full((4,), 20), tgt).hidden
-        found = tsallis.estimate_tau_from_scores(model.output.scores(hidden), 1.5)
-    assert abs(found - tsallis.estimate_tau(512, d_vocab)) < 0.01
+        result = tsallis.estimate_tau_from_scores(model.output.scores(hidden), 1.5)
+    assert abs(result - tsallis.estimate_tau(512, d_vocab)) < 0.01

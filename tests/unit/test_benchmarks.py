@@ -41,18 +41,18 @@ def test_maps(tmp_path: Path) -> None:
     files = ["--out", times, "--accuracy", errors]
     printed = run("maps.py", *shapes, *files, "--rounds", 3, "--few", 2, *([] if peer else ["--no-peer"]))
     rows = read(times)
-    place = ["group", "shape", "d", "input", "memory", "operation", "owner"]
+    columns = ["group", "shape", "d", "input", "memory", "operation", "owner"]
     measured = ["forward_ms", "both_ms", "forward_to_dense", "both_to_dense", "forward_to_ours", "both_to_ours"]
-    assert list(rows[0]) == [*place, *measured, "scaled", "rounds", *MACHINE]
+    assert list(rows[0]) == [*columns, *measured, "scaled", "rounds", *MACHINE]
     assert {r["group"] for r in rows} == {"maps", "learned", "losses"}
-    found = {(r["operation"], r["owner"]) for r in rows}
+    result = {(r["operation"], r["owner"]) for r in rows}
     alphas = (1.05, 1.1, 1.25, 1.3, 1.4, 1.75)
     names = ["entmax15", "entmax15-bf16", "sparsemax", "entmax-learned", *(f"entmax-{a}" for a in alphas)]
     names += [f"entmax-loss-{a}" for a in (1.0, 1.05, 1.25, 1.5, 1.75, 2.0)]
-    assert found >= {(name, "tsallis") for name in names} | {("entmax15", "tsallis eager")}
+    assert result >= {(name, "tsallis") for name in names} | {("entmax15", "tsallis eager")}
     if peer:
         sorted_ = ("entmax15", "sparsemax", "entmax-loss-1.5", "entmax-loss-2.0", "entmax-1.25", "entmax-learned")
-        assert found >= {(name, "entmax") for name in sorted_} | {("sparsemax", "entmax k=100")}
+        assert result >= {(name, "entmax") for name in sorted_} | {("sparsemax", "entmax k=100")}
     for row in rows:
         dense = row["owner"] == "torch"
         assert float(row["both_ms"]) >= float(row["forward_ms"]) > 0
@@ -61,7 +61,7 @@ def test_maps(tmp_path: Path) -> None:
         assert (row["both_to_ours"] != "") == row["owner"].startswith("entmax")
         assert (row["backend"] != "") == row["owner"].startswith("tsallis")
     checked = read(errors)
-    assert list(checked[0]) == [*place, "rows", "error", "sum_error", *MACHINE]
+    assert list(checked[0]) == [*columns, "rows", "error", "sum_error", *MACHINE]
     assert {r["group"] for r in checked} == {"maps", "learned"}
     for row in checked:
         tolerance = 1e-2 if row["operation"].endswith("bf16") else 1e-5
@@ -86,8 +86,8 @@ def test_linear(tmp_path: Path) -> None:
     rows = read(out)
     time = ["forward_seconds", "seconds", "time_ratio"]
     memory = ["extra_mb", "extra_ratio", "extra_without_gradients_mb", "extra_without_gradients_ratio"]
-    place = ["tokens", "d", "classes", "input", "operation", "owner", "tau"]
-    assert list(rows[0]) == [*place, *time, *memory, "support", "rounds", *MACHINE]
+    columns = ["tokens", "d", "classes", "input", "operation", "owner", "tau"]
+    assert list(rows[0]) == [*columns, *time, *memory, "support", "rounds", *MACHINE]
     assert [r["operation"] for r in rows] == ["cross-entropy", *operations]
     assert float(rows[0]["time_ratio"]) == 1 and float(rows[0]["support"]) == 64
     assert 1 <= float(rows[1]["support"]) < 64
@@ -101,16 +101,16 @@ def test_attention(tmp_path: Path) -> None:
     sizes = ["--attention", "1x2x9x4", "--bias", "1x2x9x4", "--layers", "1x5", "--dropouts", 0, 0.5, "--rounds", 2]
     printed = run("attention.py", *sizes, "--out", out, *([] if peer else ["--no-peer"]))
     rows = read(out)
-    place = ["group", "shape", "causal", "dropout", "operation", "owner"]
+    columns = ["group", "shape", "causal", "dropout", "operation", "owner"]
     measured = ["forward_ms", "both_ms", "time_ratio", "tokens_ratio", "extra_mb", "extra_ratio", "rounds"]
-    assert list(rows[0]) == [*place, *measured, *MACHINE]
-    found = {(r["group"], r["causal"], r["dropout"], r["operation"], r["owner"]) for r in rows}
+    assert list(rows[0]) == [*columns, *measured, *MACHINE]
+    result = {(r["group"], r["causal"], r["dropout"], r["operation"], r["owner"]) for r in rows}
     alphas = ("1.0", "1.5", "learned")
     ours = [("attention", causal, "0", f"entmax-{a}") for causal in ("False", "True") for a in alphas]
     ours += [("bias", "False", "0", f"entmax-{a}") for a in alphas]
     ours += [("layers", "False", dropout, f"layer-{a}") for dropout in ("0", "0.5") for a in ("1.5", "learned")]
-    assert found >= {(*each, "tsallis") for each in ours}
-    assert not peer or ("attention", "False", "0", "entmax-learned", "entmax") in found
+    assert result >= {(*each, "tsallis") for each in ours}
+    assert not peer or ("attention", "False", "0", "entmax-learned", "entmax") in result
     for row in rows:
         assert float(row["both_ms"]) >= float(row["forward_ms"]) > 0
         assert abs(float(row["time_ratio"]) * float(row["tokens_ratio"]) - 1) < 1e-2

@@ -65,8 +65,8 @@ def problem(rows: int = 6, d: int = 9, dtype: torch.dtype = torch.float64) -> tu
 
 
 def parameters(function: Callable[..., object]) -> list[tuple[str, object]]:
-    found = inspect.signature(function).parameters.values()
-    return [(p.name, ... if p.default is p.empty else p.default) for p in found if p.name != "self"]
+    result = inspect.signature(function).parameters.values()
+    return [(p.name, ... if p.default is p.empty else p.default) for p in result if p.name != "self"]
 
 
 @pytest.mark.parametrize("name", [*FUNCTIONS, *CLASSES])
@@ -74,10 +74,10 @@ def test_signatures_are_the_packages(name: str) -> None:
     """The same names in the same order with the same defaults; ours may only add some at the end."""
     recorded = FUNCTIONS.get(name) or CLASSES[name]
     thing = getattr(compat, name)
-    found = parameters(thing.__init__ if name in CLASSES else thing)
-    assert found[: len(recorded)] == list(recorded.items())
+    result = parameters(thing.__init__ if name in CLASSES else thing)
+    assert result[: len(recorded)] == list(recorded.items())
     assert name in compat.__all__
-    assert all(default is not ... for _, default in found[len(recorded) :])
+    assert all(default is not ... for _, default in result[len(recorded) :])
 
 
 def test_nothing_is_missing() -> None:
@@ -213,13 +213,13 @@ def test_loss_modules_reduce_and_ignore(name: str, ignore_index: int) -> None:
     each = getattr(compat, function)(z, y)
     target = y.clone()
     target[2] = ignore_index
-    kept = torch.cat([each[:2], torch.zeros_like(each[:1]), each[3:]])
+    saved = torch.cat([each[:2], torch.zeros_like(each[:1]), each[3:]])
     module = getattr(compat, name)
-    torch.testing.assert_close(module(ignore_index=ignore_index, reduction="none")(z, target), kept)
-    torch.testing.assert_close(module(ignore_index=ignore_index, reduction="sum")(z, target), kept.sum())
-    torch.testing.assert_close(module(ignore_index=ignore_index)(z, target), kept.sum() / (len(y) - 1))
+    torch.testing.assert_close(module(ignore_index=ignore_index, reduction="none")(z, target), saved)
+    torch.testing.assert_close(module(ignore_index=ignore_index, reduction="sum")(z, target), saved.sum())
+    torch.testing.assert_close(module(ignore_index=ignore_index)(z, target), saved.sum() / (len(y) - 1))
     torch.testing.assert_close(
-        module(ignore_index=ignore_index, reduction="mean")(z, target), kept.sum() / (len(y) - 1)
+        module(ignore_index=ignore_index, reduction="mean")(z, target), saved.sum() / (len(y) - 1)
     )
     torch.testing.assert_close(module()(z, y), each.mean())
     scores = z.clone().requires_grad_()

@@ -210,15 +210,15 @@ IMAGES = {"kind": "questions", "image": "features", "d_image": 5}  # what the da
 def test_a_model_without_settings_is_that_of_the_configuration(architecture: str, more: dict[str, Any]) -> None:
     """Whatever its class is called by: every setting has one default."""
     section = SECTIONS[architecture]
-    given = section(architecture=architecture).model_dump(exclude={"architecture"})
-    if "tau" in given:
-        assert given.pop("tau") == "auto"  # a way to find the number, which no class can do without data
-    plain, set_ = (MODELS[architecture](20, 20, **more, **settings) for settings in ({}, given))
+    inputs = section(architecture=architecture).model_dump(exclude={"architecture"})
+    if "tau" in inputs:
+        assert inputs.pop("tau") == "auto"  # a way to find the number, which no class can do without data
+    plain, set_ = (MODELS[architecture](20, 20, **more, **settings) for settings in ({}, inputs))
     arguments = [
         getattr(getattr(model, "classifier", model), "answerer", getattr(model, "classifier", model)).arguments
         for model in (plain, set_)
     ]
-    assert arguments[0] == arguments[1] and len(arguments[0]) >= len(given)
+    assert arguments[0] == arguments[1] and len(arguments[0]) >= len(inputs)
 
 
 def test_settings_of_searches_and_data_have_one_default() -> None:
@@ -259,8 +259,8 @@ def test_tau_is_estimated_from_the_first_batch(tmp_path: Path) -> None:
     change = ("model.output=alpha_relu", "model.d_model=8", "model.layers=1")
     first, second = (prepare(config(tmp_path, BASE, *change)).description["arguments"]["tau"] for _ in range(2))
     assert first == second and isinstance(first, float) and first != 0
-    given = prepare(config(tmp_path, BASE, *change, "model.tau=0.25"))
-    assert given.description["arguments"]["tau"] == 0.25
+    inputs = prepare(config(tmp_path, BASE, *change, "model.tau=0.25"))
+    assert inputs.description["arguments"]["tau"] == 0.25
 
 
 def test_splits_that_are_not_there(tmp_path: Path) -> None:
@@ -363,15 +363,15 @@ def test_sizes_that_no_machine_has_room_for(tmp_path: Path, key: str, value: int
 
 def integers_without_an_end() -> list[str]:
     """Settings of every section, also one alone of a union, whose schema knows no largest value."""
-    found = []
+    result = []
     definitions = {k: v for task in TASKS.values() for k, v in schema(task).model_json_schema()["$defs"].items()}
     for name, section in definitions.items():
         for key, content in section["properties"].items():
             kinds = [content, *content.get("anyOf", []), *content.get("prefixItems", [])]
             kinds += [item for kind in kinds for item in kind.get("prefixItems", [])]
             if any(k.get("type") == "integer" and not {"maximum", "exclusiveMaximum", "const"} & set(k) for k in kinds):
-                found.append(f"{name}.{key}")
-    return found
+                result.append(f"{name}.{key}")
+    return result
 
 
 def test_every_integer_of_the_schema_has_an_end() -> None:

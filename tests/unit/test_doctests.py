@@ -28,10 +28,10 @@ def test_examples(name: str) -> None:
         for package in TOOLKIT:
             pytest.importorskip(package)
     module = importlib.import_module(name)
-    found = doctest.DocTestFinder().find(module, extraglobs={"torch": torch, "tsallis": tsallis})
+    result = doctest.DocTestFinder().find(module, extraglobs={"torch": torch, "tsallis": tsallis})
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE)
     report: list[str] = []
-    for example in found:
+    for example in result:
         runner.run(example, out=report.append)
     assert runner.failures == 0, "".join(report)
 

@@ -66,8 +66,8 @@ def test_every_dependency_is_pinned(project: dict) -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {_normal(line.split("==")[0]) for line in lines if "==" in line}
     extras = project["project"]["optional-dependencies"].values()
-    wanted = {_normal(re.split(r"[\[><=]", d)[0]) for extra in extras for d in extra} - {"tsallis"}
-    assert wanted | {"torch"} <= pinned
+    expected = {_normal(re.split(r"[\[><=]", d)[0]) for extra in extras for d in extra} - {"tsallis"}
+    assert expected | {"torch"} <= pinned
 
 
 def test_the_citation_names_the_four_papers() -> None:

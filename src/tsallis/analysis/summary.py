@@ -308,14 +308,14 @@ def _example_weights(
     reader: AttentionReader, corpus: Corpus, heads: Sequence[HeadRole]
 ) -> dict[tuple[HeadKey, int], SparseWeights]:
     """Record the examples of all heads again, and return by head and sentence the weights of that head alone."""
-    wanted: dict[int, list[HeadKey]] = {}
+    keys_by_sentence: dict[int, list[HeadKey]] = {}
     for head in heads:
         for example in head.examples:
-            wanted.setdefault(example.text.index, []).append((head.kind, head.layer, head.head))
+            keys_by_sentence.setdefault(example.text.index, []).append((head.kind, head.layer, head.head))
     numbers = {(layer.kind, layer.layer): number for number, layer in enumerate(reader.layers)}
     weights = {}
-    for sentence in _record_rows(reader, corpus, sorted(wanted)):
-        for key in wanted[sentence.text.index]:
+    for sentence in _record_rows(reader, corpus, sorted(keys_by_sentence)):
+        for key in keys_by_sentence[sentence.text.index]:
             weights[key, sentence.text.index] = sentence.weights[numbers[key[:2]]].head(key[2])
     return weights
 

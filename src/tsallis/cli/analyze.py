@@ -141,11 +141,11 @@ def _read_text(run: Run, task: Task, path: Path, language: str | None, options: 
     from tsallis.evaluation.metrics import search_corpus
 
     lines = list(io.read_lines(path))
-    asked, known = (columns.count("<TAB>") for columns in task.columns)
+    plain, with_outputs = (columns.count("<TAB>") for columns in task.columns)
     fields = next((line for line in lines if line.strip()), "").count("\t")
     values = task.check_options(run, {"language": language})
-    read = task.read(lines[: options.limit], str(path), run, fields == known, **values)
-    if fields == known or known == asked:
+    read = task.read(lines[: options.limit], str(path), run, fields == with_outputs, **values)
+    if fields == with_outputs or with_outputs == plain:
         return read.corpus, str(path)
     results = search_corpus(run.model, read.corpus, options.beam_size)
     answers = [list(result.best.tokens) if result.best else [] for result in results]

@@ -54,7 +54,7 @@ def _written(folder: Path, text: str) -> Path:
 
 def contents(run: Path) -> dict[str, object]:
     """Every file of a run; of `timing.jsonl` all but the seconds."""
-    found: dict[str, object] = {str(p.relative_to(run)): p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    result: dict[str, object] = {str(p.relative_to(run)): p.read_bytes() for p in run.rglob("*") if p.is_file()}
     times = [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]
-    found["timing.jsonl"] = [{key: value for key, value in event.items() if key != "seconds"} for event in times]
-    return {**found, **{str(p.relative_to(run)): None for p in run.rglob("*") if p.is_dir()}}
+    result["timing.jsonl"] = [{key: value for key, value in event.items() if key != "seconds"} for event in times]
+    return {**result, **{str(p.relative_to(run)): None for p in run.rglob("*") if p.is_dir()}}

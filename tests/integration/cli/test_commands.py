@@ -29,8 +29,8 @@ def test_a_run_folder_holds_what_its_description_says(trained: Path) -> None:
     assert {"config.yaml", "model.json", "task.json", "src.vocab.json", "tgt.vocab.json", "log.jsonl"} <= names
     index = json.loads((trained / "checkpoints" / "index.json").read_text())
     assert index["finished"] is True
-    kept = {p.name for p in (trained / "checkpoints").glob("step-*")}
-    assert kept == {index["last"], index["best"]}
+    saved = {p.name for p in (trained / "checkpoints").glob("step-*")}
+    assert saved == {index["last"], index["best"]}
     _, *events = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
     assert [e["epoch"] for e in events] == [1, 2, 3, 4]
     assert events[-1]["loss"] < events[0]["loss"]
@@ -44,15 +44,15 @@ def test_training_a_finished_run_again_changes_nothing(tsallis, trained: Path, s
 
 def test_translate_score_and_evaluate_agree(tsallis, trained: Path, small_data: Path) -> None:
     lines = (small_data / "dev.tsv").read_text().splitlines()
-    asked = "".join(f"{line.split(chr(9))[0]}\t{line.split(chr(9))[2]}\n" for line in lines)
-    forms = tsallis("translate", trained, stdin=asked).stdout.split("\n")[:-1]
+    request = "".join(f"{line.split(chr(9))[0]}\t{line.split(chr(9))[2]}\n" for line in lines)
+    forms = tsallis("translate", trained, stdin=request).stdout.split("\n")[:-1]
     assert len(forms) == len(lines)
-    listed = [json.loads(x) for x in tsallis("translate", trained, "--json", stdin=asked).stdout.splitlines()]
+    listed = [json.loads(x) for x in tsallis("translate", trained, "--json", stdin=request).stdout.splitlines()]
     assert [x["hypotheses"][0]["form"] if x["hypotheses"] else "" for x in listed] == forms
-    found = [(line, x["hypotheses"][0]) for line, x in zip(lines, listed, strict=True) if x["hypotheses"]]
-    answers = "".join(f"{a.split(chr(9))[0]}\t{h['form']}\t{a.split(chr(9))[2]}\n" for a, h in found)
+    result = [(line, x["hypotheses"][0]) for line, x in zip(lines, listed, strict=True) if x["hypotheses"]]
+    answers = "".join(f"{a.split(chr(9))[0]}\t{h['form']}\t{a.split(chr(9))[2]}\n" for a, h in result)
     scores = [float(x) for x in tsallis("score", trained, stdin=answers).stdout.split()]
-    for (_, hypothesis), score in zip(found, scores, strict=True):
+    for (_, hypothesis), score in zip(result, scores, strict=True):
         assert score == pytest.approx(hypothesis["log_prob"], abs=1e-4)
     report = json.loads(tsallis("evaluate", trained, "--json").stdout)
     right = sum(form == line.split("\t")[1] for form, line in zip(forms, lines, strict=True))
@@ -63,9 +63,9 @@ def test_translate_score_and_evaluate_agree(tsallis, trained: Path, small_data: 
 
 
 def test_all_lists_complete_answer_sets(tsallis, trained: Path, small_data: Path) -> None:
-    asked = "walk\tV;PST\nbake\tV;V.PTCP;PRS\n"
+    request = "walk\tV;PST\nbake\tV;V.PTCP;PRS\n"
     source = small_data / "asked.tsv"
-    source.write_text(asked)
+    source.write_text(request)
     output = tsallis("translate", trained, source, "--all", "--budget", 500, "--json").stdout
     for result in map(json.loads, output.splitlines()):
         probs = [h["prob"] for h in result["hypotheses"]]

@@ -224,17 +224,17 @@ def refused(name: str, one: str, other: str) -> bool:
 
 
 def test_every_option_is_in_the_table() -> None:
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
 
     def collect(command: Any, *names: str) -> None:
         for name, part in getattr(command, "commands", {}).items():
             collect(part, *names, name)
         if not hasattr(command, "commands"):
             options = {p.opts[0] for p in command.params if p.param_type_name == "option"}
-            found[" ".join(names)] = options | ({FILE} if any(p.name == "file" for p in command.params) else set())
+            result[" ".join(names)] = options | ({FILE} if any(p.name == "file" for p in command.params) else set())
 
     collect(typer.main.get_command(cli.app))
-    assert found == SINGLE | {name: set(options) for name, options in COMMANDS.items()}
+    assert result == SINGLE | {name: set(options) for name, options in COMMANDS.items()}
 
 
 @pytest.mark.parametrize(
@@ -274,10 +274,10 @@ def test_the_best_of_all_are_the_first_of_all_and_certified(say: Callable[..., A
     assert len(alone) == len(some) > 1
     for every, best in zip(alone, some, strict=True):
         assert len(best["hypotheses"]) == 2 < len(every["hypotheses"]) and best["certificate"] == "optimal"
-        found, rest = ([h["log_prob"] for h in part] for part in (best["hypotheses"], every["hypotheses"][2:]))
+        result, rest = ([h["log_prob"] for h in part] for part in (best["hypotheses"], every["hypotheses"][2:]))
         first = [h["log_prob"] for h in every["hypotheses"][:2]]
-        assert found == pytest.approx(first, abs=1e-5)
-        assert found[-1] >= best["bound"] - 1e-6 and best["bound"] >= max(rest) - 1e-6
+        assert result == pytest.approx(first, abs=1e-5)
+        assert result[-1] >= best["bound"] - 1e-6 and best["bound"] >= max(rest) - 1e-6
 
 
 @pytest.mark.parametrize("name", ["translate", "evaluate", "score", "look"])
@@ -295,8 +295,8 @@ def test_one_language_of_a_split_is_evaluated(forms: Path) -> None:
     """As if its lines were in a file."""
 
     def report(*options: object) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(called("evaluate", forms, "--json", *options))
-        return found
+        result: dict[str, Any] = json.loads(called("evaluate", forms, "--json", *options))
+        return result
 
     both, each = report(), [report("--language", name) for name in ("aa", "bb")]
     assert [r["samples"] for r in (both, *each)] == [12, 6, 6] and each[1]["language"] == "bb"

@@ -188,8 +188,8 @@ def test_a_figure_is_saved_as_svg(visit: Visit, tmp_path: Path) -> None:
 def test_no_view_has_a_fault_of_accessibility(visit: Visit, view: str) -> None:
     tab = visit.open(view)
     tab.wait_for_timeout(150)
-    found = axe.Axe().run(tab).response["violations"]
-    serious = [(v["id"], v["nodes"][0]["html"][:200]) for v in found if v["impact"] in ("serious", "critical")]
+    result = axe.Axe().run(tab).response["violations"]
+    serious = [(v["id"], v["nodes"][0]["html"][:200]) for v in result if v["impact"] in ("serious", "critical")]
     assert serious == []
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 

@@ -101,8 +101,8 @@ def write_others(folder: Path) -> None:
     """Reviews, questions about drawings and photographs, and stays in hospital."""
     images = pytest.importorskip("PIL.Image")
     reviews, easy, daquar, stays = (folder / "data" / n for n in ("imdb", "easy-vqa", "daquar", "physionet2012"))
-    for place in (reviews, easy, daquar, stays):
-        place.mkdir()
+    for location in (reviews, easy, daquar, stays):
+        location.mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (30, 16, 16, 3)).astype(np.uint8)
     with tarfile.open(daquar / "images.tar", "w") as tar:
         for i, picture in enumerate(pixels):
@@ -112,10 +112,10 @@ def write_others(folder: Path) -> None:
         text = "".join(f"{i % 2}\t9\t{i}\tA {'fine' if i % 2 else 'dull'} film, {i}.\n" for i in range(60))
         (reviews / f"{split}.tsv").write_text(text)
         np.save(easy / f"{split}_images.npy", pixels)
-        asked = [(i, "what color is the shape?", "red" if i % 2 else "blue") for i in range(30)]
+        request = [(i, "what color is the shape?", "red" if i % 2 else "blue") for i in range(30)]
         head = "image\tquestion\tanswer\n"
-        (easy / f"{split}_questions.tsv").write_text(head + "".join(f"{i}\t{q}\t{a}\n" for i, q, a in asked))
-        (daquar / f"{split}.tsv").write_text(head + "".join(f"image{i + 1}\t{q}\t{a}\n" for i, q, a in asked))
+        (easy / f"{split}_questions.tsv").write_text(head + "".join(f"{i}\t{q}\t{a}\n" for i, q, a in request))
+        (daquar / f"{split}.tsv").write_text(head + "".join(f"image{i + 1}\t{q}\t{a}\n" for i, q, a in request))
     for name in "ab":
         lines = [f"{i},{60 * k},HR,{70 + i % 2 * 20 + k}\n" for i in range(40) for k in range(3)]
         (stays / f"set-{name}.csv").write_text("RecordID,minute,parameter,value\n" + "".join(lines))

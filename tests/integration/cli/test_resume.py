@@ -76,9 +76,9 @@ def calls_of(run: Path, *arguments: object) -> list[Call]:
 def calls(whole: Whole, tmp_path_factory: pytest.TempPathFactory) -> list[Call]:
     """Those of a whole training."""
     run = tmp_path_factory.mktemp("calls") / "run"
-    found = calls_of(run, "train", whole[0], "--run-dir", run)
-    assert contents(run) == whole[1] and len(found) > 100
-    return found
+    result = calls_of(run, "train", whole[0], "--run-dir", run)
+    assert contents(run) == whole[1] and len(result) > 100
+    return result
 
 
 def said(done: Ended) -> str:

@@ -79,32 +79,32 @@ def run(example: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 def test_continuous_attention_finds_the_end_of_the_stay(challenge: Path, tmp_path: Path) -> None:
     out = tmp_path / "results" / "one.json"
-    given = ["--data", challenge, *QUICK, "--learning-rate", "0.02", "--epochs", "12", "--out", out]
+    inputs = ["--data", challenge, *QUICK, "--learning-rate", "0.02", "--epochs", "12", "--out", out]
     done = subprocess.run(
-        [sys.executable, EXAMPLE, *map(str, given)], env=environment(), capture_output=True, text=True, timeout=300
+        [sys.executable, EXAMPLE, *map(str, inputs)], env=environment(), capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert json.loads(out.read_text()) == found and "epoch 1: loss" in done.stderr
-    assert found["auroc"] > 0.9 and found["auprc"] > 0.8
-    assert found["stays"] == {"train": 96, "dev": 24, "test": 120}
-    assert found["deaths"] == {"train": 32, "dev": 8, "test": 40}
-    assert found["options"]["model"] == "continuous" and found["options"]["transform"] == "sparsemax"
-    assert set(found["attention"]["channels"]) == {"HR", "Temp"}
-    heart = found["attention"]["channels"]["HR"]
+    result = json.loads(done.stdout)
+    assert json.loads(out.read_text()) == result and "epoch 1: loss" in done.stderr
+    assert result["auroc"] > 0.9 and result["auprc"] > 0.8
+    assert result["stays"] == {"train": 96, "dev": 24, "test": 120}
+    assert result["deaths"] == {"train": 32, "dev": 8, "test": 40}
+    assert result["options"]["model"] == "continuous" and result["options"]["transform"] == "sparsemax"
+    assert set(result["attention"]["channels"]) == {"HR", "Temp"}
+    heart = result["attention"]["channels"]["HR"]
     for mean, lower, upper in zip(heart["mean"], heart["lower"], heart["upper"], strict=True):
         assert 0 <= lower <= mean <= upper <= 48
-    assert 0 < found["attention"]["attended"] <= 1 and 0 < found["attention"]["observations_attended"] <= 1
+    assert 0 < result["attention"]["attended"] <= 1 and 0 < result["attention"]["observations_attended"] <= 1
 
 
 @pytest.mark.parametrize("model", ["discrete", "continuous"])
 @pytest.mark.parametrize("transform", ["softmax", "entmax", "sparsemax"])
 def test_every_model_and_map(challenge: Path, run: Run, model: str, transform: str) -> None:
-    given = ["--model", model, "--transform", transform, "--epochs", 2, "--seed", 3]
-    found = json.loads(run("--data", challenge, *QUICK, *given)[0])
-    assert 0 <= found["auroc"] <= 1 and 0 < found["auprc"] <= 1 and found["parameters"] > 0
-    assert len(found["epochs"]) == 2 and found["updates"] == 6
-    attention = found["attention"]
+    inputs = ["--model", model, "--transform", transform, "--epochs", 2, "--seed", 3]
+    result = json.loads(run("--data", challenge, *QUICK, *inputs)[0])
+    assert 0 <= result["auroc"] <= 1 and 0 < result["auprc"] <= 1 and result["parameters"] > 0
+    assert len(result["epochs"]) == 2 and result["updates"] == 6
+    attention = result["attention"]
     assert transform != "softmax" or attention["attended"] == 1
     assert 0 < attention["mean"] < 48
     if model == "discrete":
@@ -115,8 +115,8 @@ def test_every_model_and_map(challenge: Path, run: Run, model: str, transform: s
 
 def test_a_seed_decides_everything(challenge: Path, run: Run) -> None:
     def once(seed: int) -> Any:
-        found = json.loads(run("--data", challenge, *QUICK, "--epochs", 2, "--seed", seed)[0])
-        return [found["loss"], found["auroc"], [epoch["loss"] for epoch in found["epochs"]]]
+        result = json.loads(run("--data", challenge, *QUICK, "--epochs", 2, "--seed", seed)[0])
+        return [result["loss"], result["auroc"], [epoch["loss"] for epoch in result["epochs"]]]
 
     assert once(1) == once(1) != once(2)
 
@@ -179,7 +179,7 @@ def test_the_challenge_of_2012(shared_data: Path, run: Run) -> None:
     folder = shared_data / "physionet2012"
     if not folder.is_dir():
         pytest.skip(f"needs data: {folder}")
-    found = json.loads(run("--data", folder, "--epochs", 8, "--rows", 1000, "--learning-rate", 0.01)[0])
-    assert found["stays"] == {"train": 1000, "dev": 800, "test": 4000} and found["deaths"]["test"] == 568
-    assert len(found["attention"]["channels"]) == 37
-    assert found["auroc"] > 0.75 and found["auprc"] > 0.35
+    result = json.loads(run("--data", folder, "--epochs", 8, "--rows", 1000, "--learning-rate", 0.01)[0])
+    assert result["stays"] == {"train": 1000, "dev": 800, "test": 4000} and result["deaths"]["test"] == 568
+    assert len(result["attention"]["channels"]) == 37
+    assert result["auroc"] > 0.75 and result["auprc"] > 0.35

@@ -61,8 +61,8 @@ def test_the_run_folder(trained: Path) -> None:
     _, *events = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
     assert [(e["event"], e["step"]) for e in events] == [("validation", step) for step in (8, 16, 20)]
     assert events[-1]["loss"] < events[0]["loss"]
-    kept = json.loads((trained / "checkpoints" / "index.json").read_text())["kept"]
-    assert kept == ["step-00000016", "step-00000020"]
+    saved = json.loads((trained / "checkpoints" / "index.json").read_text())["kept"]
+    assert saved == ["step-00000016", "step-00000020"]
 
 
 def test_empty_lines_keep_their_place(tsallis, trained: Path) -> None:
@@ -80,14 +80,16 @@ def test_empty_lines_keep_their_place(tsallis, trained: Path) -> None:
 def test_scores_are_those_of_the_search(tsallis, trained: Path) -> None:
     source = "".join(f"{line}\n" for line, _ in DEV)
     shown = tsallis("translate", trained, "--json", "--nbest", 8, stdin=source).stdout
-    found = zip(DEV, map(json.loads, shown.splitlines()), strict=True)
-    told = [(line, h) for (line, _), result in found for h in result["hypotheses"] if h["translation"]]
-    assert len(told) > 10
-    pairs = "".join(f"{line}\t{h['translation']}\n" for line, h in told)
+    actual = zip(DEV, map(json.loads, shown.splitlines()), strict=True)
+    message = [(line, h) for (line, _), result in actual for h in result["hypotheses"] if h["translation"]]
+    assert len(message) > 10
+    pairs = "".join(f"{line}\t{h['translation']}\n" for line, h in message)
     scores = [json.loads(x) for x in tsallis("score", trained, "--json", stdin=pairs).stdout.splitlines()]
-    assert [s["line"] for s in scores] == list(range(1, len(told) + 1))
+    assert [s["line"] for s in scores] == list(range(1, len(message) + 1))
     # The same text may be spelt by other subwords than the search chose: then its score is another one.
-    assert any(s["log_prob"] == pytest.approx(h["log_prob"], abs=1e-5) for s, (_, h) in zip(scores, told, strict=True))
+    assert any(
+        s["log_prob"] == pytest.approx(h["log_prob"], abs=1e-5) for s, (_, h) in zip(scores, message, strict=True)
+    )
     assert all(s["log_prob"] is None or s["log_prob"] <= 0 for s in scores)
 
 

@@ -38,9 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def example(folder: Path, *options: object, status: int = 0) -> subprocess.CompletedProcess[str]:
     splits = [f"--{name}-{part}" for name in ("train", "test") for part in ("questions", "images")]
     files = ["train.tsv", "train.npy", "test.tsv", "test.npy"]
-    given = [x for pair in zip(splits, files, strict=True) for x in pair]
+    inputs = [x for pair in zip(splits, files, strict=True) for x in pair]
     small = ["--d-model", "16", "--warmup", "5", "--batch-size", "16", "--learning-rate", "0.005"]
-    command = [sys.executable, ROOT / "examples" / "visual.py", "--data", folder, *given, *small, *options]
+    command = [sys.executable, ROOT / "examples" / "visual.py", "--data", folder, *inputs, *small, *options]
     done = subprocess.run(
         [str(x) for x in command], env=environment(), capture_output=True, text=True, timeout=300, check=False
     )
@@ -56,8 +56,8 @@ def result(folder: Path) -> dict[str, Any]:
         "--out", out,
     )  # fmt: skip
     assert json.loads(done.stdout) == json.loads(out.read_text(encoding="utf-8"))
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    actual: dict[str, Any] = json.loads(done.stdout)
+    return actual
 
 
 def test_it_learns(result: dict[str, Any]) -> None:
@@ -90,24 +90,24 @@ def test_what_it_looked_at(result: dict[str, Any], folder: Path) -> None:
 
 
 def test_discrete_attention_has_no_density(folder: Path) -> None:
-    found = json.loads(example(folder, "--epochs", "1", "--updates", "2", "--looks", "1").stdout)
-    look = found["looks"][0]
-    assert look["weights"] == look["masses"] and "mean" not in look and found["attended"] == 1
+    actual = json.loads(example(folder, "--epochs", "1", "--updates", "2", "--looks", "1").stdout)
+    look = actual["looks"][0]
+    assert look["weights"] == look["masses"] and "mean" not in look and actual["attended"] == 1
 
 
 def test_a_density_without_an_end_has_an_outline(folder: Path) -> None:
-    found = json.loads(
+    actual = json.loads(
         example(folder, "--attention", "continuous", "--updates", "1", "--looks", "1", "--num-basis", "4").stdout
     )
-    look = found["looks"][0]
+    look = actual["looks"][0]
     edge = np.array(look["boundary"]) - np.array(look["mean"])
     squared = np.einsum("pi,ij,pj->p", edge, np.linalg.inv(look["covariance"]), edge)
     assert look["outline"] == "2 standard deviations" and squared == pytest.approx(np.full(64, 4.0), rel=1e-2)
 
 
 def test_questions_alone(folder: Path) -> None:
-    found = json.loads(example(folder, "--blind", "--epochs", "2").stdout)
-    assert found["accuracy"] < 0.75  # one half of either kind is chance
+    actual = json.loads(example(folder, "--blind", "--epochs", "2").stdout)
+    assert actual["accuracy"] < 0.75  # one half of either kind is chance
 
 
 @pytest.mark.parametrize(

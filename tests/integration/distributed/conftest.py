@@ -20,9 +20,9 @@ Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as result:
+        result.bind(("127.0.0.1", 0))
+        return int(result.getsockname()[1])
 
 
 @pytest.fixture(scope="session")
@@ -30,8 +30,8 @@ def launch() -> Launch:
     """Run `-m module ...` or a script on two processes; a launch that hangs is ended and fails."""
 
     def run(*arguments: object, status: int | None = 0) -> subprocess.CompletedProcess[str]:
-        place = ("--nproc-per-node", 2, "--master-addr", "127.0.0.1", "--master-port", free_port())
-        command = [sys.executable, "-m", "torch.distributed.run", *map(str, place), *map(str, arguments)]
+        options = ("--nproc-per-node", 2, "--master-addr", "127.0.0.1", "--master-port", free_port())
+        command = [sys.executable, "-m", "torch.distributed.run", *map(str, options), *map(str, arguments)]
         path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "COLUMNS": "200"}
         process = subprocess.Popen(

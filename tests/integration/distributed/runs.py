@@ -32,12 +32,12 @@ class Stopped(Trainer):
         super()._update(window)
 
 
-def trainer(asked: dict[str, Any], world: World) -> Trainer:
-    settings = replace(SETTINGS, strategy=asked["strategy"])
-    stop = next(((how, asked[how]) for how in ("kill", "full") if how in asked), None)
+def trainer(request: dict[str, Any], world: World) -> Trainer:
+    settings = replace(SETTINGS, strategy=request["strategy"])
+    stop = next(((how, request[how]) for how in ("kill", "full") if how in request), None)
     kind = Stopped if stop and stop[1]["rank"] == world.rank else Trainer
-    net = model(dropout=asked.get("dropout", 0.0))
-    folder = Path(asked.get("folders", {}).get(str(world.rank), asked["folder"]))
+    net = model(dropout=request.get("dropout", 0.0))
+    folder = Path(request.get("folders", {}).get(str(world.rank), request["folder"]))
     made = kind(net, TRAIN, DEV, folder, settings, lambda _: None, world=world)
     if isinstance(made, Stopped) and stop:
         made.how, made.at = stop[0], stop[1]["step"]
@@ -55,11 +55,11 @@ def main() -> None:
     calls = {name: getattr(os, name) for name in (*CALLS, "close")}
     try:
         with init_distributed("cpu") as world:
-            for asked in arguments():
+            for request in arguments():
                 try:
-                    trainer(asked, world).run()
+                    trainer(request, world).run()
                 except CommonError as error:
-                    if not asked.get("stops"):
+                    if not request.get("stops"):
                         raise
                     say(error)
                     for name, call in calls.items():  # there is room again

@@ -24,18 +24,18 @@ class Ended(BaseException):
     """As a kill: no handler of the code under test catches it."""
 
 
-def asked(folder: Path, strategy: str, **more: Any) -> dict[str, Any]:
+def settings(folder: Path, strategy: str, **more: Any) -> dict[str, Any]:
     return {"folder": str(folder), "strategy": strategy, **more}
 
 
-def run(launch: Launch, place: Path, *wanted: dict[str, Any], status: int | None = 0) -> Any:
-    place.write_text(json.dumps(wanted), encoding="utf-8")
-    return launch(HERE / "runs.py", place, status=status)
+def run(launch: Launch, location: Path, *requests: dict[str, Any], status: int | None = 0) -> Any:
+    location.write_text(json.dumps(requests), encoding="utf-8")
+    return launch(HERE / "runs.py", location, status=status)
 
 
 def alone(folder: Path, stop: int | None = None) -> None:
     """One process, up to a step."""
-    made = trainer(asked(folder, "ddp"), World())
+    made = trainer(settings(folder, "ddp"), World())
 
     def watch(progress: Any) -> None:
         if progress.position.step == stop:
@@ -56,20 +56,20 @@ def folders(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     alone(base / "one")
     alone(base / "one to ddp", KILL_AT)
     shutil.copytree(base / "one to ddp", base / "one to fsdp")
-    first = asked(base / "killed", "ddp", dropout=0.2, kill={"rank": 1, "step": KILL_AT})
-    second = asked(base / "fsdp to one", "fsdp", kill={"rank": 0, "step": KILL_AT})
-    for name, wanted in (("first", first), ("second", second)):
-        done = run(launch, base / name, wanted, status=1)
+    first = settings(base / "killed", "ddp", dropout=0.2, kill={"rank": 1, "step": KILL_AT})
+    second = settings(base / "fsdp to one", "fsdp", kill={"rank": 0, "step": KILL_AT})
+    for name, expected in (("first", first), ("second", second)):
+        done = run(launch, base / name, expected, status=1)
         (base / f"{name}.err").write_text(done.stderr)
     shutil.copytree(base / "fsdp to one", base / "fsdp")
     run(
         launch,
         base / "others",
-        asked(base / "whole", "ddp", dropout=0.2),
-        asked(base / "killed", "ddp", dropout=0.2),  # the same command again
-        asked(base / "fsdp", "fsdp"),
-        asked(base / "one to ddp", "ddp"),
-        asked(base / "one to fsdp", "fsdp"),
+        settings(base / "whole", "ddp", dropout=0.2),
+        settings(base / "killed", "ddp", dropout=0.2),  # the same command again
+        settings(base / "fsdp", "fsdp"),
+        settings(base / "one to ddp", "ddp"),
+        settings(base / "one to fsdp", "fsdp"),
     )
     alone(base / "fsdp to one")
     return base
@@ -122,16 +122,16 @@ def test_the_process_that_is_left_says_so(folders: Path, name: str, lost: int) -
 @pytest.mark.parametrize("name", ["one to ddp", "one to fsdp", "fsdp to one", "fsdp"])
 def test_runs_change_hands(folders: Path, name: str) -> None:
     """One process makes batches of its own four times as often: its updates are others, its checkpoints are not."""
-    found = folders / name
-    index = checkpoints(found).index()
+    result = folders / name
+    index = checkpoints(result).index()
     assert index.finished
-    assert last(found).keys() == last(folders / "one").keys()
-    state, expected = (checkpoints(folder).load_training("last") for folder in (found, folders / "one"))
+    assert last(result).keys() == last(folders / "one").keys()
+    state, expected = (checkpoints(folder).load_training("last") for folder in (result, folders / "one"))
     assert state.keys() == expected.keys()
     assert state["optimizer"]["state"].keys() == expected["optimizer"]["state"].keys()
-    assert events(found)[-1]["epoch"] == SETTINGS.epochs
-    assert events(found)[-1]["loss"] < events(found)[0]["loss"]
-    assert all(value.isfinite().all() for value in last(found).values())
+    assert events(result)[-1]["epoch"] == SETTINGS.epochs
+    assert events(result)[-1]["loss"] < events(result)[0]["loss"]
+    assert all(value.isfinite().all() for value in last(result).values())
 
 
 @pytest.mark.slow
@@ -157,11 +157,11 @@ def hindered(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     done = run(
         launch,
         base / "wanted",
-        asked(base / "fresh", "ddp", **stops, **other),
-        asked(base / "run", "ddp", **stops, full={"rank": 0, "step": KILL_AT}),
-        asked(base / "run", "ddp", **stops, **other),
-        asked(base / "run", "ddp", dropout=0.2),
-        asked(base / "whole", "ddp", dropout=0.2),
+        settings(base / "fresh", "ddp", **stops, **other),
+        settings(base / "run", "ddp", **stops, full={"rank": 0, "step": KILL_AT}),
+        settings(base / "run", "ddp", **stops, **other),
+        settings(base / "run", "ddp", dropout=0.2),
+        settings(base / "whole", "ddp", dropout=0.2),
     )
     return base, [line for line in done.stderr.splitlines() if line.startswith("tsallis (")]
 

@@ -25,7 +25,7 @@ every_strategy = pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
     """What one process does, and does after that."""
-    found: dict[str, Any] = {}
+    actual: dict[str, Any] = {}
     for kind in KINDS:
         engine = Engine(model(kind), SETTINGS.of_engine(), World())
         sums = updated(engine, World())
@@ -33,72 +33,74 @@ def alone() -> dict[str, Any]:
         metrics = asdict(teacher_forced_scores(engine.plain(), DEV, 4))
         updated(engine, World())
         result = {"sums": sums, "model": parameters, "optimizer": optimizer, "forced": metrics}
-        found[kind] = {**result, "later": plain(engine.state()[0])}
-    return found
+        actual[kind] = {**result, "later": plain(engine.state()[0])}
+    return actual
 
 
 @pytest.fixture(scope="module")
-def together(alone: dict[str, Any], launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def two_processes(alone: dict[str, Any], launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("updates")
-    stored, out, asked = folder / "stored.pt", folder / "out.pt", folder / "asked.json"
-    torch.save({kind: {name: found[name] for name in ("model", "optimizer")} for kind, found in alone.items()}, stored)
-    asked.write_text(json.dumps({"stored": str(stored), "out": str(out)}))
-    launch(Path(__file__).with_name("updates.py"), asked)
-    found: dict[str, Any] = torch.load(out, weights_only=True)
-    return found
+    stored, out, request = folder / "stored.pt", folder / "out.pt", folder / "asked.json"
+    torch.save(
+        {kind: {name: result[name] for name in ("model", "optimizer")} for kind, result in alone.items()}, stored
+    )
+    request.write_text(json.dumps({"stored": str(stored), "out": str(out)}))
+    launch(Path(__file__).with_name("updates.py"), request)
+    result: dict[str, Any] = torch.load(out, weights_only=True)
+    return result
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert list(found) == list(expected)
+def assert_same(result: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert list(result) == list(expected)
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, atol=1e-8, rtol=1e-7, msg=name)
+        torch.testing.assert_close(result[name], value, atol=1e-8, rtol=1e-7, msg=name)
 
 
 @every_kind
 @every_strategy
 def test_parameters_and_losses_are_those_of_one_process(
-    alone: dict[str, Any], together: dict[str, Any], kind: str, strategy: str
+    alone: dict[str, Any], two_processes: dict[str, Any], kind: str, strategy: str
 ) -> None:
-    found, expected = together[f"{kind}, {strategy}"], alone[kind]
-    for (symbols, loss), (expected_symbols, expected_loss) in zip(found["sums"], expected["sums"], strict=True):
+    result, expected = two_processes[f"{kind}, {strategy}"], alone[kind]
+    for (symbols, loss), (expected_symbols, expected_loss) in zip(result["sums"], expected["sums"], strict=True):
         assert symbols == expected_symbols and loss == pytest.approx(expected_loss, rel=1e-8)
-    assert_same(found["model"], expected["model"])
+    assert_same(result["model"], expected["model"])
 
 
 @every_kind
 @every_strategy
 def test_the_optimizers_state_is_that_of_one_process(
-    alone: dict[str, Any], together: dict[str, Any], kind: str, strategy: str
+    alone: dict[str, Any], two_processes: dict[str, Any], kind: str, strategy: str
 ) -> None:
-    found, expected = together[f"{kind}, {strategy}"]["optimizer"], alone[kind]["optimizer"]
-    assert found["state"].keys() == expected["state"].keys() and found["param_groups"] == expected["param_groups"]
+    result, expected = two_processes[f"{kind}, {strategy}"]["optimizer"], alone[kind]["optimizer"]
+    assert result["state"].keys() == expected["state"].keys() and result["param_groups"] == expected["param_groups"]
     for name, moments in expected["state"].items():
-        assert_same(found["state"][name], moments)
+        assert_same(result["state"][name], moments)
 
 
 @every_kind
 @every_strategy
 def test_metrics_of_shares_are_those_of_the_whole(
-    alone: dict[str, Any], together: dict[str, Any], kind: str, strategy: str
+    alone: dict[str, Any], two_processes: dict[str, Any], kind: str, strategy: str
 ) -> None:
-    assert together[f"{kind}, {strategy}"]["forced"] == pytest.approx(alone[kind]["forced"], rel=1e-6)
+    assert two_processes[f"{kind}, {strategy}"]["forced"] == pytest.approx(alone[kind]["forced"], rel=1e-6)
 
 
 @every_kind
 @every_strategy
 def test_what_one_process_stored_goes_on_with_two(
-    alone: dict[str, Any], together: dict[str, Any], kind: str, strategy: str
+    alone: dict[str, Any], two_processes: dict[str, Any], kind: str, strategy: str
 ) -> None:
-    assert_same(together[f"{kind}, {strategy}, from one"]["model"], alone[kind]["later"])
+    assert_same(two_processes[f"{kind}, {strategy}, from one"]["model"], alone[kind]["later"])
 
 
 @every_kind
 @every_strategy
 def test_what_two_processes_stored_goes_on_with_one(
-    alone: dict[str, Any], together: dict[str, Any], kind: str, strategy: str
+    alone: dict[str, Any], two_processes: dict[str, Any], kind: str, strategy: str
 ) -> None:
     engine = Engine(model(kind), SETTINGS.of_engine(), World())
-    found = together[f"{kind}, {strategy}"]
-    engine.load(found["model"], found["optimizer"])
+    result = two_processes[f"{kind}, {strategy}"]
+    engine.load(result["model"], result["optimizer"])
     updated(engine, World())
     assert_same(engine.state()[0], alone[kind]["later"])

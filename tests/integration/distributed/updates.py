@@ -15,19 +15,19 @@ from tsallis.training.engine import Engine
 
 def updated(engine: Engine, world: World) -> list[Any]:
     """The sums of updates, the batches dealt out to the processes in turn."""
-    seen = []
+    calls = []
     for batches in windows():
         mine = batches[world.rank :: world.size]
         count = -(-len(batches) // world.size)
         symbols, loss = engine.update(mine or batches[:1], len(mine), count, 0.01)
-        seen.append([symbols, world.sum(loss.item())[0]])
-    return seen
+        calls.append([symbols, world.sum(loss.item())[0]])
+    return calls
 
 
 def main() -> None:
-    asked = arguments()
+    request = arguments()
     torch.set_num_threads(1)
-    found: dict[str, Any] = {}
+    actual: dict[str, Any] = {}
     with init_distributed("cpu") as world:
         for kind in KINDS:
             for strategy in ("ddp", "fsdp"):
@@ -37,16 +37,16 @@ def main() -> None:
                 batches = DEV.batches(4)[world.rank :: world.size]
                 scores = TeacherForcedScores.of(world.sum(*teacher_forced_sums(engine.plain(), batches)))
                 result = {"sums": sums, "model": parameters, "optimizer": optimizer, "forced": asdict(scores)}
-                found[f"{kind}, {strategy}"] = plain(result)
+                actual[f"{kind}, {strategy}"] = plain(result)
             # What one process stored goes on with several.
             for strategy in ("ddp", "fsdp"):
-                start = torch.load(asked["stored"], weights_only=True)[kind]
+                start = torch.load(request["stored"], weights_only=True)[kind]
                 engine = Engine(model(kind), replace(SETTINGS, strategy=strategy).of_engine(), world)
                 engine.load(start["model"], start["optimizer"])
                 updated(engine, world)
-                found[f"{kind}, {strategy}, from one"] = plain({"model": engine.state()[0]})
+                actual[f"{kind}, {strategy}, from one"] = plain({"model": engine.state()[0]})
         if world.main:
-            torch.save(found, asked["out"])
+            torch.save(actual, request["out"])
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def run(cases: list[tuple[str, int]], folder: Path, report: Any = None) -> list[
 def run_batch(batch: list[tuple[str, int]], folder: Path) -> tuple[int, list[dict[str, Any]]]:
     """Cases in one child: how many it lived through, and the results, of the one that ended it too."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as work:
-        place = Path(work)
+        scratch = Path(work)
         started = time.monotonic()
         child = os.fork()
         if child == 0:
@@ -95,8 +95,8 @@ def run_batch(batch: list[tuple[str, int]], folder: Path) -> tuple[int, list[dic
             try:
                 _limit_memory()
                 for number, (name, seed) in enumerate(batch):
-                    result = run_case(name, seed, folder, place / str(number))
-                    (place / f"{number}.json").write_text(json.dumps(result))
+                    result = run_case(name, seed, folder, scratch / str(number))
+                    (scratch / f"{number}.json").write_text(json.dumps(result))
                 status = 0
             except BaseException:
                 traceback.print_exc()
@@ -105,7 +105,7 @@ def run_batch(batch: list[tuple[str, int]], folder: Path) -> tuple[int, list[dic
         _, status = os.waitpid(child, 0)
         results = []
         for number in range(len(batch)):
-            path = place / f"{number}.json"
+            path = scratch / f"{number}.json"
             if not path.exists():
                 break
             results.append(json.loads(path.read_text()))
@@ -114,7 +114,7 @@ def run_batch(batch: list[tuple[str, int]], folder: Path) -> tuple[int, list[dic
             killer = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
             words = {signal.SIGPROF: "takes too long", signal.SIGALRM: "hangs"}.get(killer, f"ended by signal {killer}")
             name, seed = batch[done]
-            errors = place / str(done) / "stderr"
+            errors = scratch / str(done) / "stderr"
             text = errors.read_text(errors="backslashreplace") if errors.exists() else ""
             seconds = time.monotonic() - started
             results.append({"case": f"{name}:{seed}", "fault": words, "stderr": text[-3000:], "seconds": seconds})
@@ -182,7 +182,7 @@ def _run(case: Case, own: Path) -> tuple[object, str]:
     from tsallis.cli import app, main
 
     os.chdir(own / "work")  # paths of a case may be relative
-    kept = [os.dup(number) for number in range(3)]
+    saved = [os.dup(number) for number in range(3)]
     streams = sys.stdin, sys.stdout, sys.stderr
     for number, part in enumerate(("stdin", "stdout", "stderr")):
         flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -208,7 +208,7 @@ def _run(case: Case, own: Path) -> tuple[object, str]:
             stream.flush()
         os.chdir("/")
         sys.stdin, sys.stdout, sys.stderr = streams
-        for number, copy in enumerate(kept):
+        for number, copy in enumerate(saved):
             os.dup2(copy, number)
             os.close(copy)
     return status, trace
@@ -228,16 +228,18 @@ def main() -> None:
     parser.add_argument("--only", default="", help="targets whose names begin so")
     parser.add_argument("--folder", type=Path, help="samples made before, or to be made")
     parser.add_argument("--out", type=Path, help="failures as JSON")
-    given = parser.parse_args()
+    inputs = parser.parse_args()
     faulthandler.disable()  # a case that is too slow needs no stack
     os.environ["COLUMNS"] = "200"
     with tempfile.TemporaryDirectory(prefix="fuzz-samples-") as own:
-        folder = (given.folder or Path(own) / "samples").resolve()
+        folder = (inputs.folder or Path(own) / "samples").resolve()
         prepare(folder)
-        alone = not given.cases[0].isdecimal()
-        split = [case.rpartition(":") for case in given.cases]
+        alone = not inputs.cases[0].isdecimal()
+        split = [case.rpartition(":") for case in inputs.cases]
         cases = (
-            [(n, int(seed)) for n, _, seed in split] if alone else choose(int(given.cases[0]), given.first, given.only)
+            [(n, int(seed)) for n, _, seed in split]
+            if alone
+            else choose(int(inputs.cases[0]), inputs.first, inputs.only)
         )
         started = time.monotonic()
         spent: dict[str, float] = defaultdict(float)
@@ -252,8 +254,8 @@ def main() -> None:
         seconds = time.monotonic() - started
     if alone and not failures:
         print("no fault")
-    if given.out:
-        given.out.write_text(json.dumps(failures, indent=1))
+    if inputs.out:
+        inputs.out.write_text(json.dumps(failures, indent=1))
     slowest = sorted(spent, key=lambda name: -spent[name])[:8]
     print(", ".join(f"{name} {spent[name]:.1f} s" for name in slowest))
     print(f"{len(cases)} cases in {seconds:.0f} s, {len(failures)} failed")

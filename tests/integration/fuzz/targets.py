@@ -264,7 +264,7 @@ def train(config: Path, base: Path, own: Path, *overrides: str) -> Case:
 def overrides(chance: Random, base: Path, own: Path) -> Case:
     """Overrides on the command line."""
     path = base / "config" / f"{chance.choice(TASKS)}.yaml"
-    given = []
+    inputs = []
     for _ in range(chance.choice((1, 1, 3))):
         key = chance.choice(
             ("data.train", "data.folder", "model.d_model", "training.epochs", "version", "x.y.z", "data")
@@ -275,11 +275,11 @@ def overrides(chance: Random, base: Path, own: Path) -> Case:
             key, text = chance.choice(
                 ((chance.choice(WORDS), text), (key + "." * 500, text), (key, "!!float x"), (key, "&a [*a]"))
             )
-        given.append(f"{key}={text}".replace("\0", "\\0")[:100_000])
+        inputs.append(f"{key}={text}".replace("\0", "\\0")[:100_000])
     if chance.random() < 0.5:
-        return Case(call=partial(load_config, path, *given), watched=[path])
+        return Case(call=partial(load_config, path, *inputs), watched=[path])
     return Case(
-        ["train", str(path), "--run-dir", str(own / "run"), *given, "training.updates=1"], watched=[base / "data"]
+        ["train", str(path), "--run-dir", str(own / "run"), *inputs, "training.updates=1"], watched=[base / "data"]
     )
 
 

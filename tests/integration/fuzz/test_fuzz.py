@@ -64,8 +64,8 @@ def test_cases_are_always_the_same_and_miss_no_target() -> None:
     ],
 )
 def test_what_counts_as_a_fault(status: int, stdout: str, stderr: str, fault: str) -> None:
-    found = judge(status, stdout, stderr)
-    assert fault in found and bool(found) == bool(fault)
+    result = judge(status, stdout, stderr)
+    assert fault in result and bool(result) == bool(fault)
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,8 @@ def uniform(size: int) -> Array:
 @pytest.fixture(scope="module")
 def model_recording() -> Recording:
     """A model's attention, held."""
-    live = recording_of(transformer(), corpus(12))
-    return Recording(live.layers, list(live))
+    active = recording_of(transformer(), corpus(12))
+    return Recording(active.layers, list(active))
 
 
 def dense(recording: Recording) -> Any:
@@ -459,9 +459,9 @@ def test_histograms_count_everything() -> None:
     one.add(values[:50])
     other.add(values[50:])
     one.merge(other)
-    together = Bins(0.1)
-    together.add(values)
-    assert one.histogram() == together.histogram() and sum(one.histogram().counts) == 101
+    whole = Bins(0.1)
+    whole.add(values)
+    assert one.histogram() == whole.histogram() and sum(one.histogram().counts) == 101
     assert Bins(1).histogram() == Histogram((), ())
 
 

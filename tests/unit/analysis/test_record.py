@@ -109,11 +109,11 @@ def test_weights_are_those_of_every_head(norm: str) -> None:
 def test_a_sentence_alone_is_the_same_as_in_a_batch(make: Any) -> None:
     model, data = make(), corpus(9)
     alone = {s.text.index: s for s in recording_of(model, data, 1)}
-    together = {s.text.index: s for s in recording_of(model, data, 9)}
-    assert alone.keys() == together.keys() == set(range(9))
+    whole = {s.text.index: s for s in recording_of(model, data, 9)}
+    assert alone.keys() == whole.keys() == set(range(9))
     for index, sentence in alone.items():
-        assert sentence.text == together[index].text
-        for one, other in zip(sentence.weights, together[index].weights, strict=True):
+        assert sentence.text == whole[index].text
+        for one, other in zip(sentence.weights, whole[index].weights, strict=True):
             np.testing.assert_allclose(one.dense(), other.dense(), atol=1e-6)
             assert (one.support == other.support).all()
 

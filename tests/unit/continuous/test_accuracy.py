@@ -107,13 +107,13 @@ def test_products_of_fourier_functions(dtype: torch.dtype) -> None:
         phases = [a * mean[0].item() + s * b * mean[1].item() for s in (1, -1)]
         sizes = [wave(a, b), wave(a, -b)]
         exact = (math.cos(phases[1]) * sizes[1] - math.cos(phases[0]) * sizes[0]) / 2
-        for given in (alpha, torch.tensor(alpha, dtype=dtype)):
+        for inputs in (alpha, torch.tensor(alpha, dtype=dtype)):
             m = mean.to(dtype).requires_grad_()
-            value = BetaGaussian(m, cov.to(dtype), given, 2).expect(basis)[i * 5 + j]
-            case = (frequencies, variance, rho, alpha, type(given).__name__)
+            value = BetaGaussian(m, cov.to(dtype), inputs, 2).expect(basis)[i * 5 + j]
+            case = (frequencies, variance, rho, alpha, type(inputs).__name__)
             rounding = 40 * torch.finfo(dtype).eps * (1 + a * 1.5)  # of the phase at places up to 2
             # A learned alpha above 2 keeps to 1e-6 alone.
-            bound = 1e-6 if isinstance(given, Tensor) and alpha > 2 else TOLERANCE[dtype]
+            bound = 1e-6 if isinstance(inputs, Tensor) and alpha > 2 else TOLERANCE[dtype]
             assert abs(value.item() - exact) < bound + rounding, case
             (slope,) = torch.autograd.grad(value, m)
             expected = a * (math.sin(phases[0]) * sizes[0] - math.sin(phases[1]) * sizes[1]) / 2
@@ -199,13 +199,13 @@ def test_what_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_masses_sum_to_one_and_split_evenly(alpha: float) -> None:
     """Of one wide cell and of halves; in the plane also for correlations next to 1."""
     edges = torch.tensor([0.0, 0.5, 1.0], dtype=D)
-    for given in (alpha, torch.tensor(alpha, dtype=D)):
-        density = BetaGaussian(torch.tensor(0.5, dtype=D), torch.tensor(0.0025, dtype=D), given)
+    for inputs in (alpha, torch.tensor(alpha, dtype=D)):
+        density = BetaGaussian(torch.tensor(0.5, dtype=D), torch.tensor(0.0025, dtype=D), inputs)
         torch.testing.assert_close(cell_masses(density, edges[::2]), torch.ones(1, dtype=D), atol=1e-12, rtol=0)
         torch.testing.assert_close(cell_masses(density, edges), torch.full((2,), 0.5, dtype=D), atol=1e-12, rtol=0)
         for rho in (0.0, 0.9, 0.999, -0.9999):
             cov = 4e-4 * torch.tensor([[1, 2 * rho], [2 * rho, 4]], dtype=D)
-            plane = BetaGaussian(torch.tensor([0.475, 0.5], dtype=D), cov, given, 2)
+            plane = BetaGaussian(torch.tensor([0.475, 0.5], dtype=D), cov, inputs, 2)
             masses = grid_masses(plane, 4, 5)
             bound = 1e-11 if alpha <= 2 else 2e-10
             assert abs(masses.sum().item() - 1) < bound and abs(masses[:2].sum().item() - 0.5) < bound

@@ -33,9 +33,9 @@ def summed(density: Any, height: int, width: int, fine: int) -> Tensor:
 def test_masses_of_cells(family: Any) -> None:
     mean = torch.tensor([0.6, 0.35]).double()
     density = family(mean, torch.tensor(COV).double())
-    found = grid_masses(density, 5, 7)
-    assert found.shape == (5, 7) and found.dtype == torch.float64 and (found >= 0).all()
-    torch.testing.assert_close(found, summed(density, 5, 7, 200), atol=3e-5, rtol=1e-4)
+    result = grid_masses(density, 5, 7)
+    assert result.shape == (5, 7) and result.dtype == torch.float64 and (result >= 0).all()
+    torch.testing.assert_close(result, summed(density, 5, 7, 200), atol=3e-5, rtol=1e-4)
     small = family(mean, torch.tensor(COV).double() / 1e4)  # in one cell, whose centre it misses
     only = torch.zeros(5, 7).double()
     only[1, 4] = 1
@@ -44,23 +44,23 @@ def test_masses_of_cells(family: Any) -> None:
 
 def test_cells_outside_an_ellipse_have_no_mass() -> None:
     density = TruncatedParaboloid.from_mean_cov(torch.tensor([0.4, 0.5]), torch.tensor(COV) / 8)
-    found = grid_masses(density, 20, 20)
+    result = grid_masses(density, 20, 20)
     inside = density.support.check(grid_centres(400, 400)).reshape(20, 20, 20, 20).any(3).any(1)
-    assert ((found > 0) == inside).float().mean() > 0.99  # but for cells that the ellipse hardly touches
-    assert (found[~inside] < 1e-6).all() and 0 < inside.sum() < 200
-    torch.testing.assert_close(found.sum(), torch.tensor(1.0), atol=1e-4, rtol=0)
+    assert ((result > 0) == inside).float().mean() > 0.99  # but for cells that the ellipse hardly touches
+    assert (result[~inside] < 1e-6).all() and 0 < inside.sum() < 200
+    torch.testing.assert_close(result.sum(), torch.tensor(1.0), atol=1e-4, rtol=0)
 
 
 def test_masses_of_a_batch() -> None:
     mean, cov = torch.rand(2, 3, 2), torch.tensor(COV) * torch.rand(2, 3, 1, 1)
     alpha = torch.tensor([1.0, 1.5, 2.0])
     density = BetaGaussian.from_mean_cov(mean, cov, alpha=alpha, dims=2)
-    found = grid_masses(density, 2, 3)
-    assert found.shape == (2, 3, 2, 3)
+    result = grid_masses(density, 2, 3)
+    assert result.shape == (2, 3, 2, 3)
     for i in range(2):
         for j in range(3):
             alone = BetaGaussian.from_mean_cov(mean[i, j], cov[i, j], alpha=float(alpha[j]), dims=2)
-            torch.testing.assert_close(found[i, j], grid_masses(alone, 2, 3), atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(result[i, j], grid_masses(alone, 2, 3), atol=1e-4, rtol=1e-4)
 
 
 def test_masses_of_what_has_no_grid() -> None:

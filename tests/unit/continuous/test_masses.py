@@ -44,11 +44,11 @@ def make(name: str) -> Density:
 def integrated(density: Density, edges: Tensor) -> Tensor:
     """By the midpoint rule, each interval in 20,000 parts."""
     parts = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
-    found = []
+    result = []
     for low, high in itertools.pairwise(edges):
         t = low + (high - low) * parts
-        found.append(density.pdf(t.reshape(-1, *[1] * len(density.batch_shape))).mean(0) * (high - low))
-    return torch.stack(found, -1)
+        result.append(density.pdf(t.reshape(-1, *[1] * len(density.batch_shape))).mean(0) * (high - low))
+    return torch.stack(result, -1)
 
 
 @every_kind
@@ -72,8 +72,8 @@ def test_float32_sums_to_one_and_nothing_lies_outside(name: str) -> None:
         lower, upper = density.support.lower.unsqueeze(-1), density.support.upper.unsqueeze(-1)
         outside = (edges[1:] < lower - 1e-6) | (edges[:-1] > upper + 1e-6)
         apart = torch.maximum((edges[1:] - MEAN.unsqueeze(-1)).abs(), (edges[:-1] - MEAN.unsqueeze(-1)).abs())
-        seen = apart < 6 * VARIANCE.sqrt().unsqueeze(-1)  # beyond, the mass of an alpha near 1 is too small a number
-        inside = (edges[:-1] > lower + 1e-6) & (edges[1:] < upper - 1e-6) & seen
+        reached = apart < 6 * VARIANCE.sqrt().unsqueeze(-1)  # beyond, the mass of an alpha near 1 is too small a number
+        inside = (edges[:-1] > lower + 1e-6) & (edges[1:] < upper - 1e-6) & reached
         bounded = lower.isfinite()
         assert (masses[outside & bounded] == 0).all() and (masses[inside & bounded] > 0).all()
         assert outside.any() and inside.any()

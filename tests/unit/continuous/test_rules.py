@@ -93,8 +93,8 @@ def test_functions_with_a_removable_singularity(small: float) -> None:
         value = ours(x)
         (slope,) = torch.autograd.grad(value, x, create_graph=True)
         (bend,) = torch.autograd.grad(slope, x)
-        for order, found in enumerate((value, slope, bend)):
-            assert found.item() == pytest.approx(float(mp.diff(exact, mp.mpf(small), order)), rel=1e-9)
+        for order, result in enumerate((value, slope, bend)):
+            assert result.item() == pytest.approx(float(mp.diff(exact, mp.mpf(small), order)), rel=1e-9)
 
 
 def test_points_follow_the_width_of_the_functions() -> None:

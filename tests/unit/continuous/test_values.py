@@ -54,14 +54,14 @@ def test_padding_changes_nothing(longest: int) -> None:
     for row, length in enumerate(lengths.tolist()):
         padded[row, length:] = torch.nan
     longer = torch.cat([padded, torch.full((4, 7, 6), torch.inf)], 1)
-    attended = density(4)
-    contexts = [fit(x, lengths=lengths).expect(attended) for x in (values, padded, longer)]
+    num_attended = density(4)
+    contexts = [fit(x, lengths=lengths).expect(num_attended) for x in (values, padded, longer)]
     assert contexts[0].shape == (4, 2, 3, 6)
     for other in contexts[1:]:
         torch.testing.assert_close(other, contexts[0], atol=1e-12, rtol=0)
     for row, length in enumerate(lengths.tolist()):
         alone = fit(values[row : row + 1, :length]).expect(
-            TruncatedParabola(attended.mean[row : row + 1], attended.variance[row : row + 1])
+            TruncatedParabola(num_attended.mean[row : row + 1], num_attended.variance[row : row + 1])
         )
         torch.testing.assert_close(contexts[0][row : row + 1], alone, atol=1e-6, rtol=0)
 
@@ -212,9 +212,9 @@ def test_masked_regression_is_that_of_the_rows_that_count() -> None:
     mask = torch.tensor([True, False, True, True, True, False, True, True])
     f[1] = torch.nan
     for ridge in (0.0, 0.2):
-        found = ridge_regression(f, ridge, mask)
-        assert (found[~mask] == 0).all()
-        torch.testing.assert_close(found[mask], ridge_regression(f[mask], ridge))
+        result = ridge_regression(f, ridge, mask)
+        assert (result[~mask] == 0).all()
+        torch.testing.assert_close(result[mask], ridge_regression(f[mask], ridge))
 
 
 def test_moments_of_weights() -> None:

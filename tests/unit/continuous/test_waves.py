@@ -47,8 +47,8 @@ def bessel(n: int, z: Tensor) -> Tensor:
 def test_characteristic_functions_are_those_of_bessel(dtype: torch.dtype, tolerance: float) -> None:
     z = torch.linspace(0.5, 88, 5001, dtype=D).to(dtype).double()
     for order, expected in ((2.0, 2 * bessel(1, z) / z), (3.0, 8 * bessel(2, z) / z**2)):
-        found = characteristic(z.to(dtype).square(), order, 88.0).double()
-        assert (found - expected).abs().max() < tolerance
+        result = characteristic(z.to(dtype).square(), order, 88.0).double()
+        assert (result - expected).abs().max() < tolerance
     assert characteristic(torch.zeros(1, dtype=dtype), 2.7, 8.0).item() == pytest.approx(1, abs=tolerance)
     assert characteristic(torch.full((1,), 1e8, dtype=dtype), 2.7, 8.0).isfinite().all()
 
@@ -66,15 +66,15 @@ def test_they_are_what_nodes_give(alpha: float, sizes: tuple[float, float]) -> N
     mean, cov = ellipses(12, *sizes)
     upstream = torch.randn(12, 9, generator=torch.Generator().manual_seed(1), dtype=D)
     for basis in (scattered(0.02), scattered(torch.linspace(0.01, 0.09, 9, dtype=D))):
-        found = {}
+        result = {}
         for name, dtype, points in (("nodes", D, NODES), ("double", D, None), ("single", torch.float32, None)):
             m, f = mean.to(dtype).requires_grad_(), torch.linalg.cholesky(cov).to(dtype).requires_grad_()
             value = BetaGaussian.from_factor(m, f, alpha=alpha, dims=2).expect(basis, points)
             grads = torch.autograd.grad(value, (m, f), upstream.to(dtype))
-            found[name] = [value.double(), grads[0].double(), grads[1].double().tril()]
+            result[name] = [value.double(), grads[0].double(), grads[1].double().tril()]
         peak = 1 / (2 * math.pi * 0.01)
         for name, error, grad_error in (("double", 1e-11, 1e-10), ("single", 2e-6, 1e-4)):
-            (value, *grads), (exact, *exact_grads) = found[name], found["nodes"]
+            (value, *grads), (exact, *exact_grads) = result[name], result["nodes"]
             assert (value - exact).abs().max() < error * peak
             for grad, exact_grad in zip(grads, exact_grads, strict=True):
                 assert (grad - exact_grad).abs().max() < grad_error * exact_grad.abs().max()
@@ -107,9 +107,9 @@ def test_rows_come_back_in_their_order(chunk: int, monkeypatch: pytest.MonkeyPat
     mean, cov = ellipses(24, 0.03, 0.3)
     mean, cov = mean.view(2, 12, 2).requires_grad_(), cov.view(2, 12, 2, 2)
     basis = scattered()
-    found, exact = (TruncatedParaboloid(mean, cov).expect(basis, points) for points in (None, NODES))
-    torch.testing.assert_close(found, exact, atol=1e-9, rtol=0)
-    to_found, to_exact = (torch.autograd.grad(value[..., 2].sum(), mean)[0] for value in (found, exact))
+    result, exact = (TruncatedParaboloid(mean, cov).expect(basis, points) for points in (None, NODES))
+    torch.testing.assert_close(result, exact, atol=1e-9, rtol=0)
+    to_found, to_exact = (torch.autograd.grad(value[..., 2].sum(), mean)[0] for value in (result, exact))
     torch.testing.assert_close(to_found, to_exact, atol=1e-8, rtol=0)
 
 

@@ -53,9 +53,9 @@ def written(folder: Path, src: list[str] = GERMAN, tgt: list[str] = ENGLISH, end
 def test_pairs_of_lines(tmp_path: Path, ending: str) -> None:
     src = ["eins", "", "  zwei\t", "drei\x85vier\u2028fünf\x0b sechs\r", " "]
     paths = written(tmp_path, src, ["one", "zero", "two", "three four five six", "x"], ending)
-    found = list(read_parallel(*map(str, paths)))
-    assert [s for s, _ in found] == ["eins", "", "zwei", "drei\x85vier\u2028fünf\x0b sechs", ""]
-    assert [t for _, t in found] == ["one", "zero", "two", "three four five six", "x"]
+    result = list(read_parallel(*map(str, paths)))
+    assert [s for s, _ in result] == ["eins", "", "zwei", "drei\x85vier\u2028fünf\x0b sechs", ""]
+    assert [t for _, t in result] == ["one", "zero", "two", "three four five six", "x"]
 
 
 def test_a_last_line_without_its_end(tmp_path: Path) -> None:
@@ -324,11 +324,11 @@ def test_processes_that_start_at_once(tmp_path: Path, monkeypatch: pytest.Monkey
     processes = [context.Process(target=ask, args=(barrier, results, cache, paths, 2500)) for _ in range(4)]
     for process in processes:
         process.start()
-    found = [results.get(timeout=60) for _ in processes]
+    result = [results.get(timeout=60) for _ in processes]
     for process in processes:
         process.join()
     expected = Corpus(SRC.encode_many(GERMAN * 500), TGT.encode_many(ENGLISH * 500)).digest()
-    assert found == [(expected, expected, True)] * 4
+    assert result == [(expected, expected, True)] * 4
     assert len(entries(cache)) == 1
 
 
@@ -422,12 +422,12 @@ def test_a_run_over_a_real_text(shared_data: Path, tmp_path: Path) -> None:
     model = Subwords.train((line for pair in pairs for line in pair), 2000)
     corpus = cached_corpus(tmp_path / "cache", *paths, model, model, 100)
     assert len(corpus) == 1014 and corpus.counts == Counts(1014, 1014, 0, 0)
-    seen = []
+    calls = []
     for rows in BatchPlan(corpus.lengths(), max_tokens=1500).epoch(0):
         batch = corpus.batch(rows)
         for row, src, tgt in zip(batch.index, batch.src.tolist(), batch.tgt_in.tolist(), strict=True):
             assert (model.text(src), model.text(tgt)) == tuple(" ".join(t.split()) for t in pairs[row])
-        seen += batch.index
-    assert sorted(seen) == list(range(1014))
+        calls += batch.index
+    assert sorted(calls) == list(range(1014))
     for src, _ in pairs[:200]:
         assert model.sample(src, 0.0, 0) == model.encode(src)

@@ -44,16 +44,16 @@ def test_arrays_plain_or_packed(tmp_path: Path) -> None:
             assert name not in pictures
             with pytest.raises(InputError, match=r"numbered from 0 to 2, there is no "):
                 pictures.batch(["0", name])
-    kept = plain.batch(["0"])
-    kept.zero_()  # what comes out is nobody else's
+    saved = plain.batch(["0"])
+    saved.zero_()  # what comes out is nobody else's
     assert (plain.batch(["0"]).numpy() == PIXELS[[0]]).all()
 
 
 def test_arrays_of_features(tmp_path: Path) -> None:
     features = np.random.default_rng(1).normal(size=(2, 3, 3, 7)).astype(np.float16)
     np.save(tmp_path / "a.npy", np.asfortranarray(features))
-    found = open_pictures(tmp_path / "a.npy").batch(["1"])
-    assert found.dtype == torch.float32 and (found[0].numpy() == features[1].astype(np.float32)).all()
+    result = open_pictures(tmp_path / "a.npy").batch(["1"])
+    assert result.dtype == torch.float32 and (result[0].numpy() == features[1].astype(np.float32)).all()
 
 
 @pytest.mark.parametrize(
@@ -229,10 +229,10 @@ def test_photographs_in_a_folder_or_an_archive(tmp_path: Path) -> None:
         for name in ("a", "a.png", "sub/b", "sub/b.JPG", "grey", "clear"):
             assert name in pictures
         assert "b" not in pictures and "notes" not in pictures and "link" not in pictures
-        found = pictures.batch(["sub/b", "a.png", "grey", "clear", "a"])
-        assert found.shape == (5, 4, 6, 3) and found.dtype == torch.uint8
+        result = pictures.batch(["sub/b", "a.png", "grey", "clear", "a"])
+        assert result.shape == (5, 4, 6, 3) and result.dtype == torch.uint8
         expected = torch.tensor([[200, 100, 0], [10, 20, 30], [77, 77, 77], [1, 2, 3], [10, 20, 30]])
-        assert (found.long() - expected[:, None, None]).abs().max() <= 2
+        assert (result.long() - expected[:, None, None]).abs().max() <= 2
         with pytest.raises(InputError, match=r"there is no image '../f.tar'"):
             pictures.batch(["../f.tar"])
 
@@ -278,9 +278,9 @@ def test_a_store_holds_images_of_one_size() -> None:
     small, large = (ArrayPictures(np.full((3, n, 4, 3), n, np.uint8)) for n in (4, 5))
     other = ArrayPictures(np.full((3, 4, 4, 3), 9, np.uint8))
     store = ImageStore()
-    asked = [(small, "0"), (other, "1"), (other, "0")]
-    assert store.add(asked) == [0, 1, 2] and store.add(asked[1:]) == [1, 2] and len(store) == 3
-    found = store(torch.tensor([1, 0, 2, 0]))
-    assert found[:, 0, 0, 0].tolist() == [9, 4, 9, 4]
+    request = [(small, "0"), (other, "1"), (other, "0")]
+    assert store.add(request) == [0, 1, 2] and store.add(request[1:]) == [1, 2] and len(store) == 3
+    result = store(torch.tensor([1, 0, 2, 0]))
+    assert result[:, 0, 0, 0].tolist() == [9, 4, 9, 4]
     with pytest.raises(InputError, match="image '2' is 5 x 4 x 3, the others are 4 x 4 x 3"):
         store.add([(large, "2")])

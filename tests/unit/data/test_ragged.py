@@ -41,8 +41,8 @@ def test_rows_come_back(
         form.verify()
         index = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=9)) if rows else []
         flat, lengths = form.rows(index)
-        assert flat.tolist() == [i for place in index for i in rows[place]]
-        assert lengths.tolist() == [len(rows[place]) for place in index]
+        assert flat.tolist() == [i for location in index for i in rows[location]]
+        assert lengths.tolist() == [len(rows[location]) for location in index]
     assert ragged.tokens.dtype == np.dtype(dtype)
 
 

@@ -218,10 +218,10 @@ def test_how_often_merges_are_left_out() -> None:
     pieces = [Piece(t, 0.0, 2) for t in ("<pad>", "<s>", "</s>", "<unk>")]
     pieces += [Piece(t, -float(i), 1) for i, t in enumerate(["ab", "abc", "a", "b", "c"])]
     sampler = MergeSampler(pieces)
-    found = Counter(tuple(sampler.draw("abc", 0.3, seed)) for seed in range(20_000))
-    assert found.keys() == {(5,), (4, 8), (6, 7, 8)}
+    result = Counter(tuple(sampler.draw("abc", 0.3, seed)) for seed in range(20_000))
+    assert result.keys() == {(5,), (4, 8), (6, 7, 8)}
     for tokens, share in (((5,), 0.49), ((4, 8), 0.21), ((6, 7, 8), 0.3)):
-        assert abs(found[tokens] / 20_000 - share) < 4 * math.sqrt(share * (1 - share) / 20_000)
+        assert abs(result[tokens] / 20_000 - share) < 4 * math.sqrt(share * (1 - share) / 20_000)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
@@ -242,12 +242,12 @@ def test_how_often_unigram_segmentations_are_drawn(alpha: float) -> None:
 
     text, count = "ababba", 20_000
     weights = {tuple(s): math.exp(alpha * sum(scores[p] for p in s)) for s in segmentations(text)}
-    found = Counter(tuple(sampler.draw(text, alpha, seed)) for seed in range(count))
-    assert found.keys() <= {tuple(numbers[p] for p in s) for s in weights} and len(weights) > 10
+    result = Counter(tuple(sampler.draw(text, alpha, seed)) for seed in range(count))
+    assert result.keys() <= {tuple(numbers[p] for p in s) for s in weights} and len(weights) > 10
     for parts, weight in weights.items():
         share = weight / sum(weights.values())
-        given = found[tuple(numbers[p] for p in parts)] / count
-        assert abs(given - share) < 4.5 * math.sqrt(share * (1 - share) / count)
+        inputs = result[tuple(numbers[p] for p in parts)] / count
+        assert abs(inputs - share) < 4.5 * math.sqrt(share * (1 - share) / count)
     assert sampler.draw("a☃☃a", alpha, 1) == [4, 3, 4]
 
 
@@ -278,17 +278,17 @@ def test_symbols_that_are_never_taken_apart(tmp_path: Path) -> None:
 
 def test_segmentations_drawn_in_several_threads_and_processes(model: Subwords) -> None:
     expected = [model.sample(line, 0.2, i) for i, line in enumerate(LINES)]
-    found: dict[int, list[list[int]]] = {}
+    result: dict[int, list[list[int]]] = {}
 
     def draw(thread: int) -> None:
-        found[thread] = [model.sample(line, 0.2, i) for i, line in enumerate(LINES)]
+        result[thread] = [model.sample(line, 0.2, i) for i, line in enumerate(LINES)]
 
     threads = [threading.Thread(target=draw, args=(n,)) for n in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [found[n] for n in range(4)] == [expected] * 4
+    assert [result[n] for n in range(4)] == [expected] * 4
     code = "import pickle, sys\nmodel, line = pickle.load(sys.stdin.buffer)\nprint(model.sample(line, 0.2, 3))"
     import tsallis
 

@@ -32,20 +32,20 @@ def test_a_file_is_fetched_once(server: Server, tmp_path: Path) -> None:
     assert fetch(server.file(), path) == path
     assert path.read_bytes() == CONTENT
     assert fetch(server.file(), path) == path
-    assert server.asked == [("/file", None)]
+    assert server.requests == [("/file", None)]
     assert [p.name for p in path.parent.iterdir()] == ["file"]
 
 
 def test_a_transfer_that_breaks_off_is_gone_on_with(server: Server, tmp_path: Path) -> None:
     path, part = tmp_path / "file", tmp_path / "file.part"
     server.cut = 100_000
-    for kept in (100_000, 200_000):
-        with pytest.raises(InputError, match=rf"/file: .*; {kept} of 256000 bytes are kept, the same command goes on"):
+    for saved in (100_000, 200_000):
+        with pytest.raises(InputError, match=rf"/file: .*; {saved} of 256000 bytes are kept, the same command goes on"):
             fetch(server.file(), path)
-        assert not path.exists() and part.read_bytes() == CONTENT[:kept]
+        assert not path.exists() and part.read_bytes() == CONTENT[:saved]
     fetch(server.file(), path)
     assert path.read_bytes() == CONTENT and not part.exists()
-    assert [asked for _, asked in server.asked] == [None, "bytes=100000-", "bytes=200000-"]
+    assert [request for _, request in server.requests] == [None, "bytes=100000-", "bytes=200000-"]
 
 
 def test_an_answer_of_unknown_length_that_breaks_off(server: Server, tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_server_that_ignores_ranges_sends_all_again(server: Server, tmp_path: 
     (tmp_path / "file.part").write_bytes(CONTENT[:5000])
     server.ranges = False
     assert fetch(server.file(), tmp_path / "file").read_bytes() == CONTENT
-    assert server.asked == [("/file", "bytes=5000-")]
+    assert server.requests == [("/file", "bytes=5000-")]
 
 
 def test_a_server_that_sends_another_range(server: Server, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_server_that_sends_another_range(server: Server, tmp_path: Path) -> No
 def test_a_whole_part_needs_no_server(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.part").write_bytes(CONTENT)
     assert fetch(server.file(), tmp_path / "file").read_bytes() == CONTENT
-    assert server.asked == []
+    assert server.requests == []
 
 
 @pytest.mark.parametrize("part", [b"x" * 5000, b"x" * len(CONTENT), CONTENT + b"x"], ids=["begun", "whole", "long"])
@@ -83,7 +83,7 @@ def test_a_part_of_something_else_is_fetched_anew(server: Server, tmp_path: Path
     assert fetch(server.file(), tmp_path / "file").read_bytes() == CONTENT
     # Only what could still become the file is gone on with.
     begun = [("/file", "bytes=5000-")] if len(part) < len(CONTENT) else []
-    assert server.asked == [*begun, ("/file", None)]
+    assert server.requests == [*begun, ("/file", None)]
 
 
 def test_wrong_content_never_takes_the_name(server: Server, tmp_path: Path) -> None:
@@ -115,12 +115,12 @@ def test_a_changed_file_of_the_user_is_left_alone(server: Server, tmp_path: Path
     (tmp_path / "file").write_bytes(b"mine")
     with pytest.raises(InputError, match="is not the known file"):
         fetch(server.file(), tmp_path / "file")
-    assert (tmp_path / "file").read_bytes() == b"mine" and server.asked == []
+    assert (tmp_path / "file").read_bytes() == b"mine" and server.requests == []
 
 
 def test_the_second_address_where_the_first_has_nothing(server: Server, tmp_path: Path) -> None:
     assert fetch(server.file("/gone", "/file"), tmp_path / "file").read_bytes() == CONTENT
-    assert [path for path, _ in server.asked] == ["/gone", "/file"]
+    assert [path for path, _ in server.requests] == ["/gone", "/file"]
     with pytest.raises(InputError, match=r"/gone and .*/lost: not found on the server"):
         fetch(server.file("/gone", "/lost"), tmp_path / "other")
 
@@ -131,7 +131,7 @@ def test_a_server_that_refuses(server: Server, tmp_path: Path, status: int) -> N
     server.status = status
     with pytest.raises(InputError, match=f"the server answered {status}"):
         fetch(server.file("/file", "/file"), tmp_path / "file")
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
     server.status = None
     assert fetch(server.file(), tmp_path / "file").read_bytes() == CONTENT
 
@@ -148,7 +148,7 @@ def test_places_that_can_not_be_written(server: Server, tmp_path: Path) -> None:
         fetch(server.file(), tmp_path / "file" / "below")
     with pytest.raises(InputError, match=r"can't be written: .*Is a directory"):
         fetch(server.file(), tmp_path)
-    assert server.asked == []
+    assert server.requests == []
 
 
 def test_languages_of_a_data_set(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_languages_of_a_data_set(server: Server, tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(registry.SOURCES, "tiny", Source("tiny", "", "", "", files))
     assert get("tiny", tmp_path, ["irish"]) == [tmp_path / "irish-dev"]
     assert [p.name for p in get("tiny", str(tmp_path))] == names
-    assert [path for path, _ in server.asked] == ["/irish-dev", "/old-irish-dev", "/irish-gaelic-dev"]
+    assert [path for path, _ in server.requests] == ["/irish-dev", "/old-irish-dev", "/irish-gaelic-dev"]
     assert all((tmp_path / name).read_text() == name for name in names)
     with pytest.raises(
         InputError, match=r"tiny has no language 'welsh', 'Irish'; it has irish, irish-gaelic, old-irish"
@@ -178,7 +178,7 @@ def test_the_first_transfer_of_an_unknown_file_is_recorded(server: Server, tmp_p
     fetch(file, path)
     assert path.read_bytes() == CONTENT and record.read_text() == f"{DIGEST}  file\n"
     fetch(file, path)
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
     path.write_bytes(b"mine")
     with pytest.raises(InputError, match=r"/file: is not the file that file\.sha256 describes .* remove it"):
         fetch(file, path)
@@ -199,7 +199,7 @@ def test_an_unknown_file_of_the_user_is_recorded_as_it_is(server: Server, tmp_pa
     (tmp_path / "other").write_bytes(b"a\nb\n")
     with pytest.raises(InputError, match="other: expected 3 lines, found 2"):
         fetch(SourceFile("other", (f"{server.address}/file",), lines=3), tmp_path / "other")
-    assert server.asked == [] and not (tmp_path / "other.sha256").exists()
+    assert server.requests == [] and not (tmp_path / "other.sha256").exists()
 
 
 @pytest.mark.parametrize("length", [True, False], ids=["length", "no length"])
@@ -210,13 +210,13 @@ def test_an_unknown_file_that_breaks_off_is_gone_on_with(server: Server, tmp_pat
         fetch(file, path)
     server.cut, server.length = None, length
     assert fetch(file, path).read_bytes() == CONTENT
-    assert [asked for _, asked in server.asked] == [None, "bytes=100000-"]
+    assert [request for _, request in server.requests] == [None, "bytes=100000-"]
 
 
 def test_a_whole_part_of_an_unknown_file_is_fetched_anew(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.part").write_bytes(b"x" * len(CONTENT))
     assert fetch(SourceFile("file", (f"{server.address}/file",)), tmp_path / "file").read_bytes() == CONTENT
-    assert server.asked == [("/file", "bytes=256000-"), ("/file", None)]
+    assert server.requests == [("/file", "bytes=256000-"), ("/file", None)]
 
 
 def test_an_unknown_file_and_a_wrong_range(server: Server, tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_text_is_unpacked_and_checked(server: Server, tmp_path: Path, packing:
     assert path.read_bytes() == TEXT
     assert said == [f"{server.address}/archive1, of unknown size"]
     assert fetch_text(file, path, packed, said.append) == path
-    assert len(server.asked) == 1 and len(said) == 1
+    assert len(server.requests) == 1 and len(said) == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["packed", "text"]
     path.write_bytes(b"mine")
     with pytest.raises(InputError, match="text: is not the known file"):
@@ -353,8 +353,8 @@ def test_an_unknown_text_is_recorded(server: Server, tmp_path: Path) -> None:
     fetch_text(file, path, tmp_path / "packed")
     assert (tmp_path / "text.sha256").read_text() == f"{hashlib.sha256(TEXT).hexdigest()}  text\n"
     path.unlink()
-    for kept in (tmp_path / "packed").iterdir():
-        kept.unlink()
+    for saved in (tmp_path / "packed").iterdir():
+        saved.unlink()
     server.files["/archive1"] = gzip.compress(TEXT.upper())
     with pytest.raises(InputError, match=r"what arrived is not the file that text\.sha256 describes"):
         fetch_text(file, path, tmp_path / "packed")
@@ -426,9 +426,9 @@ def test_a_parallel_corpus(server: Server, tmp_path: Path, corpus: Source) -> No
     assert len(said) == 1
     names = ["dev.de", "dev.de.sha256", "dev.en", "dev.en.sha256", "test.de"]
     assert sorted(p.name for p in tmp_path.iterdir()) == names
-    assert [path for path, _ in server.asked] == ["/archive1", "/file"]
+    assert [path for path, _ in server.requests] == ["/archive1", "/file"]
     get("corpus", tmp_path)
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
     with pytest.raises(InputError, match="corpus has no language 'fr'; it has de, en"):
         get("corpus", tmp_path, ["fr"])
 
@@ -458,7 +458,7 @@ def test_a_transfer_that_breaks_off_keeps_what_is_there(server: Server, tmp_path
         get("corpus", tmp_path)
     server.cut = None
     assert len(get("corpus", tmp_path)) == 3
-    assert [asked for path, asked in server.asked if path == "/archive1"] == [None, "bytes=100-"]
+    assert [request for path, request in server.requests if path == "/archive1"] == [None, "bytes=100-"]
 
 
 def test_what_a_reader_is_told(corpus: Source) -> None:

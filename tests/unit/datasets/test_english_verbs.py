@@ -134,10 +134,10 @@ def test_what_no_rule_predicts_is_in_train(verbs: dict[str, list[InflectionExamp
 
 
 def test_training_shows_every_letter_and_tag_of_the_others(verbs: dict[str, list[InflectionExample]]) -> None:
-    def seen(split: str) -> set[str]:
+    def record(split: str) -> set[str]:
         return {t for e in verbs[split] for t in (*e.src_tokens(), *e.tgt_tokens())}
 
-    assert seen("dev") | seen("test") <= seen("train")
+    assert record("dev") | record("test") <= record("train")
 
 
 def test_the_list_names_no_verb_twice() -> None:

@@ -229,10 +229,10 @@ def test_the_splits_share_no_source() -> None:
 
 
 def test_a_source_has_one_translation() -> None:
-    random, found = Random(7), dict(ALL)
+    random, result = Random(7), dict(ALL)
     for i in range(50_000):
         german, english = TEMPLATES[i % len(TEMPLATES)](random)
-        assert found.setdefault(german, english) == english, german
+        assert result.setdefault(german, english) == english, german
 
 
 def test_the_corpus_is_the_same_everywhere() -> None:
@@ -275,15 +275,15 @@ def test_sentences_are_written_as_sentences() -> None:
 def test_dates_exist_and_fall_on_their_weekdays() -> None:
     months, weekdays = dict(number_names.MONTHS), dict(number_names.WEEKDAYS)
     order, names = list(months), list(weekdays)
-    found = 0
+    result = 0
     for german, english in ALL:
         full = re.fullmatch(r"am (\w+), dem (\d+)\. (\w+) (\d{4})", german)
         if full:
-            found += 1
+            result += 1
             day = date(int(full[4]), order.index(full[3]) + 1, int(full[2]))
             assert names[day.weekday()] == full[1]
             assert english == f"on {weekdays[full[1]]}, {months[full[3]]} {full[2]}, {full[4]}"
-    assert found > 300
+    assert result > 300
 
 
 def test_words_and_digits_agree_across_the_languages() -> None:
@@ -306,7 +306,7 @@ def test_words_and_digits_agree_across_the_languages() -> None:
 def test_every_part_of_the_templates_is_in_the_training_split() -> None:
     """What the test split asks for can be learned: no word of it is new."""
     for side in (0, 1):
-        seen = {word for pair in CORPUS["train"] for word in re.findall(r"[A-Za-zäöüÄÖÜß']+", pair[side])}
+        vocabulary = {word for pair in CORPUS["train"] for word in re.findall(r"[A-Za-zäöüÄÖÜß']+", pair[side])}
         tables = (
             number_names.MONTHS,
             number_names.WEEKDAYS,
@@ -314,7 +314,7 @@ def test_every_part_of_the_templates_is_in_the_training_split() -> None:
             number_names.UNITS,
             number_names.ADJECTIVES,
         )
-        assert {pair[side] for table in tables for pair in table} <= seen
+        assert {pair[side] for table in tables for pair in table} <= vocabulary
     # English words are few; German number words are many, and new ones are the point.
     new = {w for _, e in CORPUS["test"] for w in re.findall("[a-z']+", e.lower())}
     assert new <= {w for _, e in CORPUS["train"] for w in re.findall("[a-z']+", e.lower())}

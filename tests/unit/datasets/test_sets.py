@@ -89,11 +89,11 @@ def test_reviews_become_lines(server: Server, tmp_path: Path, monkeypatch: pytes
     assert train.read_text(encoding="utf-8") == TRAIN
     assert test.read_bytes() == "0\t3\tneg/2_3\tno\n1\t7\tpos/10_7\tOl\u00e9\u0085!\n".encode()
     assert [tuple(example) for example in read_labelled(train)][:2] == [("0", "dull"), ("0", "a b")]
-    assert len(server.asked) == len(said) == 1
+    assert len(server.requests) == len(said) == 1
     names = {"train.tsv", "train.tsv.sha256", "test.tsv", "test.tsv.sha256"}
     assert {path.name for path in tmp_path.iterdir()} == names
     get("imdb", tmp_path)
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 def test_the_order_in_the_archive_decides_nothing(
@@ -113,7 +113,7 @@ def test_an_archive_of_reviews_is_gone_on_with(server: Server, tmp_path: Path, m
     assert not (tmp_path / "train.tsv").exists()
     server.cut = None
     assert get("imdb", tmp_path)[0].read_text(encoding="utf-8") == TRAIN
-    assert [asked for _, asked in server.asked] == [None, "bytes=100-"]
+    assert [request for _, request in server.requests] == [None, "bytes=100-"]
 
 
 def test_a_published_archive_must_be_whole(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ def test_a_fold_is_held_out(server: Server, tmp_path: Path, monkeypatch: pytest.
     train, test = get("subj", tmp_path)
     assert [e.text for e in read_labelled(test)] == ["line 10", "line 20", "line 30", "line 40"]
     assert len(read_labelled(train)) == 36
-    assert [path for path, _ in server.asked] == ["/subj.all"]
+    assert [path for path, _ in server.requests] == ["/subj.all"]
 
 
 # Questions.
@@ -295,7 +295,7 @@ def test_questions_and_answers_below_them(server: Server, tmp_path: Path) -> Non
         "image3\thow many in this\t2",
         "image3\twhat is on the side of\tbed",
     ]
-    assert sorted(path for path, _ in server.asked) == ["/archive1", "/archive2"]
+    assert sorted(path for path, _ in server.requests) == ["/archive1", "/archive2"]
     for wrong, missing in (("what is it ?\nbed\n", "image"), ("what in the image3 ?\n", "answer")):
         with pytest.raises(InputError, match=f"and its answer, found no {missing}: 'what"):
             lines_of(asked_and_listed(server, wrong, "image3\n"), tmp_path)
@@ -352,15 +352,15 @@ def photos(server: Server, count: int) -> SourceFile:
 
 def test_photographs_one_by_one(server: Server, tmp_path: Path) -> None:
     file, said = photos(server, 30), list[str]()
-    server.files["/image20.png"], kept = b"<html>log in</html>", server.files["/image20.png"]
+    server.files["/image20.png"], saved = b"<html>log in</html>", server.files["/image20.png"]
     with pytest.raises(InputError, match=r"/image20\.png: is not a PNG file; it was thrown away"):
         fetch_text(file, tmp_path / "images.tar", tmp_path / "packed", said.append)
     assert said == [f"{server.address}/image1.png and 29 more files, of unknown size"]
     # Only what is wrong goes; with it right, nothing else is fetched again.
     assert len(list((tmp_path / "packed").glob("*.png"))) == 29 and not list(tmp_path.glob("images.tar*"))
-    server.files["/image20.png"], server.asked = kept, []
+    server.files["/image20.png"], server.requests = saved, []
     path = fetch_text(file, tmp_path / "images.tar", tmp_path / "packed")
-    assert [asked for asked, _ in server.asked] == ["/image20.png"]
+    assert [request for request, _ in server.requests] == ["/image20.png"]
     with tarfile.open(path, "r:") as archive:
         assert archive.getnames() == [f"image{number}.png" for number in range(1, 31)]
         for member in archive:
@@ -376,9 +376,9 @@ def test_photographs_after_a_break(server: Server, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"image4\.png: not found on the server"):
         fetch_text(file, tmp_path / "images.tar", tmp_path / "packed")
     assert not (tmp_path / "images.tar").exists()
-    server.files["/image4.png"], server.asked = gone, []
+    server.files["/image4.png"], server.requests = gone, []
     fetch_text(file, tmp_path / "images.tar", tmp_path / "packed")
-    assert [asked for asked, _ in server.asked] == ["/image4.png", "/image5.png"]
+    assert [request for request, _ in server.requests] == ["/image4.png", "/image5.png"]
 
 
 def test_files_stand_for_languages(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,7 +477,7 @@ def test_questions_about_drawings_of_the_copy(
     for file in source.files:
         if file.name.endswith("_questions.tsv"):
             rows = unpacked(shared_data / "easy_vqa" / f"{file.name}.xz").decode().split("\n")[1:-1]
-            entries = [[asked, answer, int(image)] for image, asked, answer in (row.split("\t") for row in rows)]
+            entries = [[request, answer, int(image)] for image, request, answer in (row.split("\t") for row in rows)]
             members[file.parts[0].member] = json.dumps(entries).encode()
     server.files["/easy-VQA.tar.gz"] = tar(members)
     server.files["/answers.txt"] = (shared_data / "easy_vqa" / "answers.txt").read_bytes()

@@ -106,14 +106,14 @@ def test_the_registry_is_right_about_every_published_file(shared_data: Path) -> 
     archive = shared_data / "sigmorphon2018_task1" / "task1.tar.xz"
     if not archive.is_file():
         pytest.skip(f"needs data: {archive}")
-    found = {}
+    result = {}
     with tarfile.open(archive) as tar:
         for member in tar:
             stream = tar.extractfile(member)
             if stream is not None and not member.name.endswith("-covered-test"):
                 data = stream.read()
-                found[Path(member.name).name] = (len(data), hashlib.sha256(data).hexdigest())
-    assert {f.name: (f.size, f.sha256) for f in SOURCES["sigmorphon2018"].files} == found
+                result[Path(member.name).name] = (len(data), hashlib.sha256(data).hexdigest())
+    assert {f.name: (f.size, f.sha256) for f in SOURCES["sigmorphon2018"].files} == result
 
 
 def unpacked(path: Path) -> bytes:
@@ -168,9 +168,9 @@ def test_splits_of_paraphrases_share_no_sentence() -> None:
     assert {s: set(p) for s, p in split_pairs(pairs[::-1], held_out=5).items()} == {
         s: set(p) for s, p in splits.items()
     }
-    place = {pair: i for i, pair in enumerate(dict.fromkeys((" ".join(e.split()), g) for e, g in pairs))}
+    index = {pair: i for i, pair in enumerate(dict.fromkeys((" ".join(e.split()), g) for e, g in pairs))}
     for split in splits.values():
-        assert [place[pair] for pair in split] == sorted(place[pair] for pair in split)
+        assert [index[pair] for pair in split] == sorted(index[pair] for pair in split)
 
 
 def test_splits_of_tatoeba_share_no_sentence(shared_data: Path) -> None:

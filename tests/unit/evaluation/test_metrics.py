@@ -38,12 +38,12 @@ NOTHING = Certificate("none", -torch.inf)
 
 def model(output: str = "entmax", spread: float = 3.0) -> RNNSeq2Seq:
     torch.manual_seed(2)
-    found = RNNSeq2Seq(len(SRC), len(TGT), d_model=8, layers=1, dropout=0.5, output=output)
+    result = RNNSeq2Seq(len(SRC), len(TGT), d_model=8, layers=1, dropout=0.5, output=output)
     with torch.no_grad():  # scores far enough apart for sparse supports
-        found.output.projection.weight.mul_(10 * spread)
-        found.attention.bilinear.weight.mul_(100)
-        found.output.projection.bias[EOS] += 0.5
-    return found
+        result.output.projection.weight.mul_(10 * spread)
+        result.attention.bilinear.weight.mul_(100)
+        result.output.projection.bias[EOS] += 0.5
+    return result
 
 
 def transformer() -> TransformerSeq2Seq:
@@ -54,7 +54,7 @@ def transformer() -> TransformerSeq2Seq:
 @pytest.mark.parametrize("output", ["softmax", "sparsemax", "entmax"])
 def test_forced_is_what_single_rows_add_up_to(output: str) -> None:
     net = model(output).eval()
-    loss = correct = possible = supported = attended = steps = 0.0
+    loss = correct = possible = supported = num_attended = steps = 0.0
     for i in range(len(CORPUS)):
         batch = CORPUS.batch([i])
         with torch.no_grad():
@@ -67,14 +67,14 @@ def test_forced_is_what_single_rows_add_up_to(output: str) -> None:
         correct += int((probs.argmax(-1) == gold).sum())
         possible += int((probs[range(len(gold)), gold] > 0).sum())
         supported += int((probs > 0).sum())
-        attended += int((decoded.attention > 0).sum())
+        num_attended += int((decoded.attention > 0).sum())
         steps += len(gold)
-    found = teacher_forced_scores(net, CORPUS, batch_size=5)
-    assert found.loss == pytest.approx(loss / steps, rel=1e-5)
-    assert found.symbol_accuracy == pytest.approx(correct / steps)
-    assert found.gold_in_support == pytest.approx(possible / steps)
-    assert found.output_support == pytest.approx(supported / steps)
-    assert found.attention_support == pytest.approx(attended / steps)
+    result = teacher_forced_scores(net, CORPUS, batch_size=5)
+    assert result.loss == pytest.approx(loss / steps, rel=1e-5)
+    assert result.symbol_accuracy == pytest.approx(correct / steps)
+    assert result.gold_in_support == pytest.approx(possible / steps)
+    assert result.output_support == pytest.approx(supported / steps)
+    assert result.attention_support == pytest.approx(num_attended / steps)
 
 
 def test_measuring_leaves_the_model_in_training() -> None:
@@ -103,28 +103,28 @@ def evaluated(net: RNNSeq2Seq | Ensemble) -> Evaluation:
 @pytest.mark.parametrize("output", ["softmax", "sparsemax", "entmax", "alpha_relu"])
 def test_evaluation_is_what_its_results_say(output: str) -> None:
     net = model(output).eval()
-    found = evaluated(net)
+    result = evaluated(net)
     results = search_corpus(net, CORPUS, 3)
     count = len(CORPUS)
-    assert found.samples == count and found.empty == sum(r.best is None for r in results)
-    shares = found.complete + found.optimal + found.bounded + found.none
+    assert result.samples == count and result.empty == sum(r.best is None for r in results)
+    shares = result.complete + result.optimal + result.bounded + result.none
     assert shares == pytest.approx(1)
-    assert found.complete == sum(r.certificate.kind == "complete" for r in results) / count
-    assert found.as_dict()["loss"] == teacher_forced_scores(net, CORPUS).loss
+    assert result.complete == sum(r.certificate.kind == "complete" for r in results) / count
+    assert result.as_dict()["loss"] == teacher_forced_scores(net, CORPUS).loss
     if output == "alpha_relu":
-        assert found.single == 0  # its values are no probabilities
-        assert found.output_sum != pytest.approx(1, abs=1e-3)
+        assert result.single == 0  # its values are no probabilities
+        assert result.output_sum != pytest.approx(1, abs=1e-3)
     else:
-        assert found.single == sum(bool(r.best and r.best.prob >= WHOLE) for r in results) / count
-        assert found.output_sum == pytest.approx(1, abs=1e-5)
+        assert result.single == sum(bool(r.best and r.best.prob >= WHOLE) for r in results) / count
+        assert result.output_sum == pytest.approx(1, abs=1e-5)
     steps = [n for r in results if r.best for n in r.best.support]
     looks = [n for r in results if r.best for n in r.best.num_attended]
-    assert found.output_support == pytest.approx(sum(steps) / max(len(steps), 1))
-    assert found.attention_support == pytest.approx(sum(looks) / max(len(looks), 1))
-    assert found.attention_support_teacher_forced == teacher_forced_scores(net, CORPUS).attention_support
-    assert found.speed == pytest.approx(len(steps) / found.seconds)
+    assert result.output_support == pytest.approx(sum(steps) / max(len(steps), 1))
+    assert result.attention_support == pytest.approx(sum(looks) / max(len(looks), 1))
+    assert result.attention_support_teacher_forced == teacher_forced_scores(net, CORPUS).attention_support
+    assert result.speed == pytest.approx(len(steps) / result.seconds)
     if output == "softmax":
-        assert found.complete == 0 and found.gold_in_support == 1
+        assert result.complete == 0 and result.gold_in_support == 1
 
 
 @pytest.mark.parametrize("output", ["softmax", "entmax"])
@@ -137,11 +137,11 @@ def test_the_empty_output(output: str) -> None:
         with torch.no_grad():
             hidden = net(batch.src, batch.src_lengths, batch.tgt_in[:, :1]).hidden
         first.append(net.output.log_probs(net.output.scores(hidden))[0, 0, EOS])
-    found = empty_log_probs(net, CORPUS, batch_size=5)
-    torch.testing.assert_close(found, torch.stack(first), atol=1e-5, rtol=1e-5)
+    result = empty_log_probs(net, CORPUS, batch_size=5)
+    torch.testing.assert_close(result, torch.stack(first), atol=1e-5, rtol=1e-5)
     results = search_corpus(net, CORPUS, 3)
     better = 0
-    for e, r in zip(found.tolist(), results, strict=True):
+    for e, r in zip(result.tolist(), results, strict=True):
         better += e > -torch.inf if r.best is None else r.best.tokens != () and e > r.best.log_prob
     assert evaluated(net).empty_rate == better / len(CORPUS)
 
@@ -158,8 +158,8 @@ def test_the_empty_output_is_no_more_probable_than_itself() -> None:
 def test_a_gold_output_that_was_found_is_possible() -> None:
     net = model("softmax").eval()
     results = search_corpus(net, CORPUS, 3)
-    told = Corpus(CORPUS.src, [list(r.hypotheses[-1].tokens) for r in results])  # the search's own finds as the gold
-    assert evaluate(net, told, results, 1.0).gold_possible == 1
+    message = Corpus(CORPUS.src, [list(r.hypotheses[-1].tokens) for r in results])  # the search's own finds as the gold
+    assert evaluate(net, message, results, 1.0).gold_possible == 1
     assert evaluate(net, CORPUS, results, 1.0).gold_possible == 0
     best = Corpus(CORPUS.src, [list(r.best.tokens) if r.best else [] for r in results])
     assert accuracy(results, best) == 1 and accuracy(results, CORPUS) == 0
@@ -173,8 +173,8 @@ def test_parts_add_up_to_the_whole() -> None:
     for name, value in vars(teacher_forced_scores(net, CORPUS, 5)).items():
         assert getattr(whole, name) == pytest.approx(value, rel=1e-12)
     assert teacher_forced_sums(net, []) == [0.0] * 8
-    found = [search_batches(net, batches[rank::2], 2) for rank in range(2)]
-    assert {**found[0], **found[1]} == dict(enumerate(search_corpus(net, CORPUS, 2, batch_size=5)))
+    result = [search_batches(net, batches[rank::2], 2) for rank in range(2)]
+    assert {**result[0], **result[1]} == dict(enumerate(search_corpus(net, CORPUS, 2, batch_size=5)))
 
 
 def test_forms_are_compared_as_text() -> None:
@@ -199,8 +199,8 @@ def test_translations_are_scored_by_sacrebleu() -> None:
 
 
 def test_a_sure_model_has_its_mass_on_one_hypothesis() -> None:
-    found = evaluated(model("sparsemax", spread=300.0).eval())
-    assert found.single + found.empty / found.samples > 0.9 and found.output_support < 1.1
+    result = evaluated(model("sparsemax", spread=300.0).eval())
+    assert result.single + result.empty / result.samples > 0.9 and result.output_support < 1.1
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -208,21 +208,21 @@ def test_an_ensemble_is_evaluated_as_one_model(nested: bool) -> None:
     """Of equal models the numbers are the model's; of others supports unite and losses are averaged."""
     net = model("entmax").eval()
     twice = Ensemble([Ensemble([net, net]), net] if nested else [net, net])
-    expected, found = evaluated(net).as_dict(), evaluated(twice).as_dict()
+    expected, result = evaluated(net).as_dict(), evaluated(twice).as_dict()
     for name in expected.keys() - {"seconds", "speed"}:
-        assert found[name] == pytest.approx(expected[name], abs=1e-6), name
+        assert result[name] == pytest.approx(expected[name], abs=1e-6), name
 
 
 def test_an_ensemble_of_different_models() -> None:
     parts = [model("sparsemax").eval(), model("softmax", 1.0).eval(), transformer().eval()]
     both = Ensemble(parts)
-    found, each = (
+    result, each = (
         teacher_forced_scores(both, CORPUS, batch_size=5),
         [teacher_forced_scores(part, CORPUS) for part in parts],
     )
     for name in ("loss", "attention_support"):
-        assert getattr(found, name) == pytest.approx(sum(getattr(f, name) for f in each) / 3, rel=1e-5)
-    assert found.gold_in_support == 1 and found.output_sum == pytest.approx(1, abs=1e-5)
+        assert getattr(result, name) == pytest.approx(sum(getattr(f, name) for f in each) / 3, rel=1e-5)
+    assert result.gold_in_support == 1 and result.output_sum == pytest.approx(1, abs=1e-5)
     batch = CORPUS.batch(range(len(CORPUS)))
     with torch.no_grad():
         hidden = both(batch.src, batch.src_lengths, batch.tgt_in).hidden
@@ -231,7 +231,7 @@ def test_an_ensemble_of_different_models() -> None:
         mean = sum(part.output.probs(part.output.scores(h)) for part, h in zip(parts, own, strict=True)) / 3
     torch.testing.assert_close(probs.float(), mean, atol=1e-6, rtol=1e-5)
     counts = batch.tgt_out != -100
-    assert found.output_support == pytest.approx((mean > 0).sum(-1)[counts].float().mean().item())
+    assert result.output_support == pytest.approx((mean > 0).sum(-1)[counts].float().mean().item())
     # What forced decoding gives is what the search's steps give.
     totals = (
         probs.log().gather(-1, batch.tgt_out.clamp(min=0).unsqueeze(-1)).squeeze(-1).masked_fill(~counts, 0).sum(-1)

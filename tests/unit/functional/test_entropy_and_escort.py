@@ -34,10 +34,10 @@ def test_entropy_derivatives() -> None:
     assert gradcheck(tsallis.tsallis_entropy, (p, alpha), check_forward_ad=True)
     assert gradgradcheck(tsallis.tsallis_entropy, (p, alpha))
     ones = torch.ones(3, 1, dtype=torch.float64, requires_grad=True)
-    (found,) = torch.autograd.grad(tsallis.tsallis_entropy(p, ones).sum(), ones)
+    (result,) = torch.autograd.grad(tsallis.tsallis_entropy(p, ones).sum(), ones)
     step = 1e-6
     up, middle, down = (reference.tsallis_entropy(p.detach(), 1 + s * step) for s in (2, 1, 0))
-    torch.testing.assert_close(found.squeeze(-1), (-3 * down + 4 * middle - up) / (2 * step), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(result.squeeze(-1), (-3 * down + 4 * middle - up) / (2 * step), atol=1e-4, rtol=1e-4)
 
 
 def test_entropy_along_any_dim() -> None:

@@ -81,11 +81,11 @@ def test_an_update_after_two_passes() -> None:
     src, lengths = documents()
     losses = [model.loss(src, lengths, torch.tensor(labels)) for labels in ([0, 1, 2], [1, 1, 1])]
     (losses[0] + losses[1]).backward()
-    together = [p.grad.clone() for p in model.parameters()]
+    whole = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     for labels in ([0, 1, 2], [1, 1, 1]):
         model.loss(src, lengths, torch.tensor(labels)).backward()
-    for one, other in zip(together, model.parameters(), strict=True):
+    for one, other in zip(whole, model.parameters(), strict=True):
         torch.testing.assert_close(one, other.grad)
 
 
@@ -95,34 +95,34 @@ def test_discrete_attention_is_the_formula(transform: Any, alpha: float) -> None
     with torch.no_grad():
         model.score.weight.mul_(40)
     src, lengths = documents()
-    looked = model.attention(src, lengths)
+    attention = model.attention(src, lengths)
     states, last = model._states(src, lengths)
     for row, length in enumerate(lengths.tolist()):
-        seen = states[row, :length]
-        z = torch.tanh(seen @ model.keys.weight.T + model.keys.bias + model.query.weight @ last[row])
+        own = states[row, :length]
+        z = torch.tanh(own @ model.keys.weight.T + model.keys.bias + model.query.weight @ last[row])
         p = tsallis.entmax(z @ model.score.weight[0], alpha)
-        torch.testing.assert_close(looked.weights[row, :length], p)
-        torch.testing.assert_close(model(src, lengths)[row], model.output.scores(p @ seen))
-    assert looked.masses is looked.weights and looked.density is None and looked.lower is None
-    assert (looked.weights[torch.arange(7) >= lengths.unsqueeze(1)] == 0).all()
+        torch.testing.assert_close(attention.weights[row, :length], p)
+        torch.testing.assert_close(model(src, lengths)[row], model.output.scores(p @ own))
+    assert attention.masses is attention.weights and attention.density is None and attention.lower is None
+    assert (attention.weights[torch.arange(7) >= lengths.unsqueeze(1)] == 0).all()
 
 
 @pytest.mark.parametrize(("transform", "kind"), [("softmax", Gaussian), ("sparsemax", TruncatedParabola)])
 def test_combined_attention_has_the_discrete_ones_moments(transform: str, kind: Any) -> None:
     model = make("combined", transform).eval()
     src, lengths = documents()
-    looked = model.attention(src, lengths)
+    attention = model.attention(src, lengths)
     discrete = make("discrete", transform).eval()
     shared = {name: value for name, value in model.state_dict().items() if not name.startswith("continuous.")}
     discrete.load_state_dict(shared)
-    torch.testing.assert_close(looked.weights, discrete.attention(src, lengths).weights)
+    torch.testing.assert_close(attention.weights, discrete.attention(src, lengths).weights)
     parameters = [sum(p.numel() for p in m.parameters()) for m in (model, discrete)]
     assert parameters[0] == parameters[1]
     for row, length in enumerate(lengths.tolist()):
-        mean, variance = moments(looked.weights[row, :length], cell_centres(length))
+        mean, variance = moments(attention.weights[row, :length], cell_centres(length))
         density = kind.from_scale(mean, variance + 1e-6)  # the paper's: the variance is the scale
-        torch.testing.assert_close(looked.density.mean[row], density.mean)
-        torch.testing.assert_close(looked.density.variance[row], density.variance, atol=1e-7, rtol=1e-4)
+        torch.testing.assert_close(attention.density.mean[row], density.mean)
+        torch.testing.assert_close(attention.density.variance[row], density.variance, atol=1e-7, rtol=1e-4)
     matched = make("combined", transform, matching="covariance").eval()
     matched.load_state_dict(model.state_dict())
     other = matched.attention(src, lengths)
@@ -133,13 +133,13 @@ def test_combined_attention_has_the_discrete_ones_moments(transform: str, kind: 
 @pytest.mark.parametrize("attention", ["continuous", "combined"])
 def test_what_it_looks_at(attention: str) -> None:
     src, lengths = documents()
-    looked = make(attention, "sparsemax").eval().attention(src, lengths)
-    assert looked.density.batch_shape == (3,) and (looked.weights is None) == (attention == "continuous")
+    attention_map = make(attention, "sparsemax").eval().attention(src, lengths)
+    assert attention_map.density.batch_shape == (3,) and (attention_map.weights is None) == (attention == "continuous")
     cells = torch.arange(8) / lengths.unsqueeze(1)
-    touched = (cells[:, 1:] > looked.lower.unsqueeze(1)) & (cells[:, :-1] < looked.upper.unsqueeze(1))
+    touched = (cells[:, 1:] > attention_map.lower.unsqueeze(1)) & (cells[:, :-1] < attention_map.upper.unsqueeze(1))
     there = torch.arange(7) < lengths.unsqueeze(1)
-    assert ((looked.masses > 0) == (touched & there)).all()
-    assert (looked.masses.sum(-1) <= 1 + 1e-6).all() and not looked.masses.requires_grad
+    assert ((attention_map.masses > 0) == (touched & there)).all()
+    assert (attention_map.masses.sum(-1) <= 1 + 1e-6).all() and not attention_map.masses.requires_grad
     wide = make(attention, "softmax").eval().attention(src, lengths)
     assert (wide.lower == -torch.inf).all() and (wide.upper == torch.inf).all() and (wide.masses[there] > 0).all()
     for density in ("laplace", "triangular", 1.25):
@@ -173,8 +173,8 @@ def test_it_learns_where_a_word_stands(attention: str, transform: Any) -> None:
     torch.manual_seed(1)
     src, lengths = torch.randint(10, 30, (60, 20)), torch.randint(5, 21, (60,))
     labels = torch.arange(60) % 3
-    place = (torch.rand(60) * lengths).long()
-    src[torch.arange(60), place] = 4 + labels
+    position = (torch.rand(60) * lengths).long()
+    src[torch.arange(60), position] = 4 + labels
     model = make(attention, transform, d_model=16)
     optimizer = torch.optim.Adam(model.parameters(), 0.02)
     for _ in range(60):

@@ -30,8 +30,8 @@ def test_search_gives_the_classes_and_their_probabilities(output: str) -> None:
         model.classifier.output.weight.mul_(8)
     src, lengths = inputs()
     probs = model.classifier.probs(src, lengths)
-    for found in (beam_search(model, src, lengths, beam_size=3, n_best=3), exhaustive(model, src, lengths)):
-        for row, result in enumerate(found):
+    for actual in (beam_search(model, src, lengths, beam_size=3, n_best=3), exhaustive(model, src, lengths)):
+        for row, result in enumerate(actual):
             assert result.certificate.kind == "complete"
             listed = {h.tokens[0] - 4: h.prob for h in result.hypotheses}
             expected = {i: p for i, p in enumerate(probs[row].tolist()) if p > 0}
@@ -56,8 +56,8 @@ def test_the_loss_is_the_classifiers() -> None:
     scores = model.output.scores(decoded.hidden)
     torch.testing.assert_close(model.output.loss_of_scores(scores, batch.tgt_out, reduction="sum"), expected)
     smooth = nn.functional.cross_entropy(model.classifier(src, lengths), labels, reduction="sum", label_smoothing=0.1)
-    found = model.output.loss(decoded.hidden, batch.tgt_out, reduction="sum", label_smoothing=0.1)
-    torch.testing.assert_close(found, smooth)
+    result = model.output.loss(decoded.hidden, batch.tgt_out, reduction="sum", label_smoothing=0.1)
+    torch.testing.assert_close(result, smooth)
     unknown = model.output.loss(decoded.hidden, batch.tgt_out.masked_fill(batch.tgt_out > 3, 3), reduction="sum")
     assert unknown == 0
 
@@ -75,9 +75,9 @@ def test_the_engine_trains_it(attention: str) -> None:
     assert symbols == 60 and loss.item() < 3 and engine.batch_stats.accuracy.item() >= 54
     results = search_corpus(model, corpus, beam_size=1)
     right = sum(r.best.tokens[0] - 4 == label for r, label in zip(results, labels, strict=True))
-    found = evaluate(model, corpus, results, 1.0)
-    assert right >= 27 and found.complete == pytest.approx(1, abs=0.5) and found.empty == 0
-    assert found.loss == pytest.approx(teacher_forced_scores(model, corpus).loss) and found.empty_rate == 0
+    result = evaluate(model, corpus, results, 1.0)
+    assert right >= 27 and result.complete == pytest.approx(1, abs=0.5) and result.empty == 0
+    assert result.loss == pytest.approx(teacher_forced_scores(model, corpus).loss) and result.empty_rate == 0
     other = LabelDecoder(**model.arguments).eval()
     other.load_state_dict(model.state_dict())
     assert other.output.loss(other(*inputs(), torch.ones(4, 1).long()).hidden, torch.full((4, 1), 4)).isfinite()

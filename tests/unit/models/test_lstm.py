@@ -34,18 +34,18 @@ def test_a_step_is_lstm_cells_attention_and_a_mixture() -> None:
     src, lengths = torch.tensor([[5, 6, 7], [9, 4, 0]]), torch.tensor([3, 2])
     state = rnn.step(rnn.start(rnn.encode(src, lengths)), torch.tensor([1, 1])).state
     token = torch.tensor([7, 8])
-    found = rnn.step(state, token)
+    result = rnn.step(state, token)
     x = torch.cat([rnn.tgt_embedding(token), state.feed], 1)
     for i in range(2):
         weights = [getattr(rnn.decoder, f"{name}_l{i}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
         x, c = torch.lstm_cell(x, (state.hidden[i], state.cell[i]), *weights)
-        torch.testing.assert_close(found.state.hidden[i], x)
-        torch.testing.assert_close(found.state.cell[i], c)
+        torch.testing.assert_close(result.state.hidden[i], x)
+        torch.testing.assert_close(result.state.cell[i], c)
     context, attention = rnn.attention(x, state.memory.states, state.memory.mask)
     mixed = torch.tanh(rnn.combine(torch.cat([context, x], 1)))
-    torch.testing.assert_close(found.attention, attention)
-    torch.testing.assert_close(found.state.feed, mixed)
-    torch.testing.assert_close(found.scores, rnn.output(mixed))
+    torch.testing.assert_close(result.attention, attention)
+    torch.testing.assert_close(result.state.feed, mixed)
+    torch.testing.assert_close(result.scores, rnn.output(mixed))
 
 
 @pytest.mark.parametrize("input_feeding", [True, False])

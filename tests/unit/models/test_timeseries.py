@@ -22,18 +22,18 @@ def observations(rows: int, length: int, d: int = 2) -> tuple[Tensor, Tensor, Te
 def test_fitted_is_the_value_function_whatever_stands_together() -> None:
     fit = ValueFunction(gaussian_grid(6, (0.1, 0.3)), 0.5)
     values, positions, mask = observations(2 * AT_ONCE + 3, 9)
-    found = fitted(fit, values, positions, mask)
+    result = fitted(fit, values, positions, mask)
     expected = fit(values, positions=positions, mask=mask).coefficients
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
-    assert not found[~mask.any(1)].any() and found[mask.any(1)].flatten(1).any(1).all()
+    torch.testing.assert_close(result, expected, atol=1e-6, rtol=1e-5)
+    assert not result[~mask.any(1)].any() and result[mask.any(1)].flatten(1).any(1).all()
     values[~mask], positions[~mask] = math.nan, math.nan
-    assert torch.equal(fitted(fit, values, positions, mask), found)
+    assert torch.equal(fitted(fit, values, positions, mask), result)
 
 
 def test_fitted_takes_rows_without_any_place() -> None:
     fit = ValueFunction(gaussian_grid(4, 0.3))
-    found = fitted(fit, torch.ones(3, 0, 2), torch.ones(3, 0), torch.ones(3, 0, dtype=torch.bool))
-    assert found.shape == (3, 4, 2) and not found.any()
+    result = fitted(fit, torch.ones(3, 0, 2), torch.ones(3, 0), torch.ones(3, 0, dtype=torch.bool))
+    assert result.shape == (3, 4, 2) and not result.any()
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,12 @@ def model(**arguments: Any) -> TransformerSeq2Seq:
 
 def sharp(**arguments: Any) -> TransformerSeq2Seq:
     """In float64 and without dropout, with scores far enough apart for zeros."""
-    found = model(**{"dropout": 0.0, **arguments}).double()
+    result = model(**{"dropout": 0.0, **arguments}).double()
     with torch.no_grad():
-        for name, parameter in found.named_parameters():
+        for name, parameter in result.named_parameters():
             if name.endswith("in_proj_weight"):
                 parameter.mul_(8)
-    return found
+    return result
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor]:
@@ -42,8 +42,8 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
     return src, LENGTHS, torch.randint(4, 11, (3, 4), generator=generator)
 
 
-def attentions(found: TransformerSeq2Seq) -> dict[str, list[Any]]:
-    encoder, decoder = found.encoder.layers, found.decoder.layers
+def attentions(result: TransformerSeq2Seq) -> dict[str, list[Any]]:
+    encoder, decoder = result.encoder.layers, result.decoder.layers
     return {
         "encoder": [layer.self_attn for layer in encoder],
         "decoder": [layer.self_attn for layer in decoder],
@@ -74,13 +74,13 @@ def test_with_softmax_it_is_pytorchs(norm: str, activation: str) -> None:
     masks = {"src_key_padding_mask": pad, "memory_key_padding_mask": pad}
     masks["tgt_mask"] = torch.ones(4, 4, dtype=torch.bool).triu(1)
     expected = theirs(*embedded, **masks)
-    found = ours(src, lengths, tgt).hidden
-    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+    result = ours(src, lengths, tgt).hidden
+    torch.testing.assert_close(result, expected, atol=1e-10, rtol=0)
     names, mine = zip(*((n, p) for n, p in ours.named_parameters() if n in parts), strict=True)
-    given = dict(theirs.named_parameters())
-    weight = torch.randn_like(found)
-    ours_grads = torch.autograd.grad((found * weight).sum(), mine)
-    their_grads = torch.autograd.grad((expected * weight).sum(), [given[n] for n in names])
+    inputs = dict(theirs.named_parameters())
+    weight = torch.randn_like(result)
+    ours_grads = torch.autograd.grad((result * weight).sum(), mine)
+    their_grads = torch.autograd.grad((expected * weight).sum(), [inputs[n] for n in names])
     for name, one, other in zip(names, ours_grads, their_grads, strict=True):
         torch.testing.assert_close(one, other, atol=1e-10, rtol=0, msg=name)
 
@@ -99,9 +99,9 @@ def test_positions_have_no_limit() -> None:
 
 
 def test_each_kind_has_the_attention_it_is_given() -> None:
-    given = {"encoder_attention": "softmax", "decoder_attention": "sparsemax", "cross_attention": "entmax"}
-    found = model(**given, attention_alpha=1.3)
-    assert {kind: x.tolist() for kind, x in found.alphas().items()} == {
+    inputs = {"encoder_attention": "softmax", "decoder_attention": "sparsemax", "cross_attention": "entmax"}
+    result = model(**inputs, attention_alpha=1.3)
+    assert {kind: x.tolist() for kind, x in result.alphas().items()} == {
         "encoder": [[1, 1], [1, 1]],
         "decoder": [[2, 2], [2, 2]],
         "cross": [[pytest.approx(1.3)] * 2] * 2,
@@ -120,10 +120,10 @@ def test_each_kind_has_the_attention_it_is_given() -> None:
     ("tie", "parameters"), [("none", [2] * 6), ("layer", [1] * 6), ("kind", [1] * 3), ("global", [1])]
 )
 def test_learned_alphas_are_tied(tie: str, parameters: list[int]) -> None:
-    found = sharp(attention="learned", tie_alphas=tie)
-    own = [module for module in found.modules() if isinstance(module, PerHeadAlpha)]
+    result = sharp(attention="learned", tie_alphas=tie)
+    own = [module for module in result.modules() if isinstance(module, PerHeadAlpha)]
     assert [len(module.bias) for module in own] == parameters
-    alphas = torch.stack(list(found.alphas().values()))  # [kinds, layers, heads]
+    alphas = torch.stack(list(result.alphas().values()))  # [kinds, layers, heads]
     assert alphas.shape == (3, 2, 2) and ((alphas > 1) & (alphas < 2)).all()
     expected = {"none": 12, "layer": 6, "kind": 3, "global": 1}[tie]
     assert alphas.unique().numel() == expected
@@ -133,40 +133,40 @@ def test_learned_alphas_are_tied(tie: str, parameters: list[int]) -> None:
     soft(src, lengths, tgt).hidden.square().sum().backward()
     grads = [p.grad for n, p in soft.named_parameters() if "alpha" in n]
     assert len(grads) == len(parameters) and all((g != 0).all() for g in grads)
-    again = copy.deepcopy(found)
-    again.load_state_dict({n: x for n, x in found.state_dict().items() if n not in found.shared_parameters()})
+    again = copy.deepcopy(result)
+    again.load_state_dict({n: x for n, x in result.state_dict().items() if n not in result.shared_parameters()})
     assert torch.stack(list(again.alphas().values())).equal(alphas)
 
 
 def test_a_tied_alpha_is_that_of_every_attention() -> None:
-    found = sharp(attention="learned", tie_alphas="global").eval()
+    result = sharp(attention="learned", tie_alphas="global").eval()
     with torch.no_grad():
-        found.encoder.layers[0].self_attn.alpha.bias.fill_(0.0)
+        result.encoder.layers[0].self_attn.alpha.bias.fill_(0.0)
     plain = sharp(attention="entmax").eval()
-    plain.load_state_dict({n: x for n, x in found.state_dict().items() if "alpha" not in n})
-    torch.testing.assert_close(plain(*batch()).hidden, found(*batch()).hidden)
+    plain.load_state_dict({n: x for n, x in result.state_dict().items() if "alpha" not in n})
+    torch.testing.assert_close(plain(*batch()).hidden, result(*batch()).hidden)
 
 
 @pytest.mark.parametrize("share", ["none", "target", "all"])
 def test_matrices_are_shared(share: str) -> None:
-    found = TransformerSeq2Seq(11, 11, **SIZES, share=share)
-    ids = [id(found.src_embedding.weight), id(found.tgt_embedding.weight), id(found.output.weight)]
+    result = TransformerSeq2Seq(11, 11, **SIZES, share=share)
+    ids = [id(result.src_embedding.weight), id(result.tgt_embedding.weight), id(result.output.weight)]
     assert len(set(ids)) == {"none": 3, "target": 2, "all": 1}[share]
     aliases = {"none": [], "target": ["output.projection.weight"]}
     aliases["all"] = ["tgt_embedding.weight", "output.projection.weight"]
     first = "src_embedding.weight" if share == "all" else "tgt_embedding.weight"
-    assert found.shared_parameters() == dict.fromkeys(aliases[share], first)
-    moved = copy.deepcopy(found).double()
-    assert moved.shared_parameters() == found.shared_parameters() and moved.output.weight.dtype == torch.float64
-    before = found.output.weight.detach().clone()
-    optimiser = torch.optim.SGD(found.parameters(), 0.1)
+    assert result.shared_parameters() == dict.fromkeys(aliases[share], first)
+    moved = copy.deepcopy(result).double()
+    assert moved.shared_parameters() == result.shared_parameters() and moved.output.weight.dtype == torch.float64
+    before = result.output.weight.detach().clone()
+    optimiser = torch.optim.SGD(result.parameters(), 0.1)
     src, lengths, tgt = batch()
-    found.output.loss(found(src, lengths, tgt).hidden, tgt).backward()
+    result.output.loss(result(src, lengths, tgt).hidden, tgt).backward()
     optimiser.step()
-    assert not found.output.weight.equal(before)
-    assert found.output.weight.equal(found.tgt_embedding.weight) == (share != "none")
-    assert found.src_embedding.weight.equal(found.tgt_embedding.weight) == (share == "all")
-    assert (found.src_embedding.weight[0] == 0).all() and (found.tgt_embedding.weight[0] == 0).all()
+    assert not result.output.weight.equal(before)
+    assert result.output.weight.equal(result.tgt_embedding.weight) == (share != "none")
+    assert result.src_embedding.weight.equal(result.tgt_embedding.weight) == (share == "all")
+    assert (result.src_embedding.weight[0] == 0).all() and (result.tgt_embedding.weight[0] == 0).all()
 
 
 def test_an_output_is_tied_to_a_matrix_of_its_shape() -> None:
@@ -183,7 +183,7 @@ def test_layers_computed_again_change_nothing(arguments: dict[str, Any], need_at
     plain = model(dropout=0.3, **arguments).double()
     again = model(dropout=0.3, checkpoint_activations=True, **arguments).double()
     again.load_state_dict(plain.state_dict())
-    calls, found = [], []
+    calls, result = [], []
     for layer in (*again.encoder.layers, *again.decoder.layers):
         layer.linear1.register_forward_hook(lambda *_: calls.append(1))
     src, lengths, tgt = batch()
@@ -192,9 +192,9 @@ def test_layers_computed_again_change_nothing(arguments: dict[str, Any], need_at
         decoded = one(src, lengths, tgt, need_attention=need_attention)
         assert (decoded.attention is None) != need_attention
         number = decoded.hidden.square().sum() + (0 if decoded.attention is None else decoded.attention.square().sum())
-        found.append([decoded.hidden, *torch.autograd.grad(number, list(one.parameters()), allow_unused=True)])
+        result.append([decoded.hidden, *torch.autograd.grad(number, list(one.parameters()), allow_unused=True)])
     assert len(calls) == 8
-    for one, other in zip(*found, strict=True):
+    for one, other in zip(*result, strict=True):
         assert (one is None and other is None) or one.equal(other)
     with torch.no_grad():
         again(src, lengths, tgt)
@@ -202,16 +202,16 @@ def test_layers_computed_again_change_nothing(arguments: dict[str, Any], need_at
 
 
 def test_attention_is_held_only_when_it_is_asked_for() -> None:
-    found = sharp().eval()
+    result = sharp().eval()
     src, lengths, tgt = batch()
-    without, given = found(src, lengths, tgt), found(src, lengths, tgt, need_attention=True)
-    assert without.attention is None and given.attention is not None
+    without, inputs = result(src, lengths, tgt), result(src, lengths, tgt, need_attention=True)
+    assert without.attention is None and inputs.attention is not None
     # Added up in another order where all weights are held.
-    torch.testing.assert_close(without.hidden, given.hidden, atol=1e-13, rtol=0)
-    assert given.attention.shape == (3, 4, 5)
-    torch.testing.assert_close(given.attention.sum(-1), torch.ones(3, 4, dtype=torch.float64))
+    torch.testing.assert_close(without.hidden, inputs.hidden, atol=1e-13, rtol=0)
+    assert inputs.attention.shape == (3, 4, 5)
+    torch.testing.assert_close(inputs.attention.sum(-1), torch.ones(3, 4, dtype=torch.float64))
     weights = []
-    layer = found.decoder.layers[-1].multihead_attn
+    layer = result.decoder.layers[-1].multihead_attn
 
     def ask(_: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         return args, {**kwargs, "need_weights": True, "average_attn_weights": False}
@@ -220,131 +220,131 @@ def test_attention_is_held_only_when_it_is_asked_for() -> None:
         layer.register_forward_pre_hook(ask, with_kwargs=True),
         layer.register_forward_hook(lambda _, __, out: weights.append(out[1])),
     ]
-    found(src, lengths, tgt)
+    result(src, lengths, tgt)
     for handle in handles:
         handle.remove()
-    torch.testing.assert_close(weights[0].mean(1), given.attention)
+    torch.testing.assert_close(weights[0].mean(1), inputs.attention)
 
 
 def test_attended_positions_and_statistics_are_those_of_the_weights() -> None:
-    found = sharp(attention="learned").eval()
+    result = sharp(attention="learned").eval()
     src, lengths, tgt = batch()
-    kept: list[tuple[Any, Tensor]] = []
+    saved: list[tuple[Any, Tensor]] = []
     hooks = []
-    for attention in (a for kind in KINDS for a in attentions(found)[kind]):
+    for attention in (a for kind in KINDS for a in attentions(result)[kind]):
         hooks += [
             attention.register_forward_pre_hook(
                 lambda _, a, k: (a, {**k, "need_weights": True, "average_attn_weights": False}), with_kwargs=True
             ),
-            attention.register_forward_hook(lambda module, _, out: kept.append((module, out[1]))),
+            attention.register_forward_hook(lambda module, _, out: saved.append((module, out[1]))),
         ]
-    found(src, lengths, tgt)
+    result(src, lengths, tgt)
     for hook in hooks:
         hook.remove()
-    weights = {id(module): w for module, w in kept}
-    decoded = found(src, lengths, tgt)
-    context = [(weights[id(a)] > 0).sum(-1).float() for a in attentions(found)["cross"]]
-    torch.testing.assert_close(found.num_attended(decoded), torch.stack(context).mean((0, 2)))
-    assert found.num_attended(decoded).lt(lengths.unsqueeze(1)).any()
-    stats = found.attention_stats()
+    weights = {id(module): w for module, w in saved}
+    decoded = result(src, lengths, tgt)
+    context = [(weights[id(a)] > 0).sum(-1).float() for a in attentions(result)["cross"]]
+    torch.testing.assert_close(result.num_attended(decoded), torch.stack(context).mean((0, 2)))
+    assert result.num_attended(decoded).lt(lengths.unsqueeze(1)).any()
+    stats = result.attention_stats()
     assert tuple(stats) == KINDS
     real = torch.arange(5) < lengths.unsqueeze(1)
     totals = {"encoder": lengths.square().sum(), "decoder": torch.tensor(3 * 10), "cross": 4 * lengths.sum()}
     queries = {"encoder": lengths.sum(), "decoder": 12, "cross": 12}
     for kind in KINDS:
-        for layer, of_layer, alphas in zip(attentions(found)[kind], stats[kind], found.alphas()[kind], strict=True):
-            seen = weights[id(layer)] > 0  # [batch, heads, queries, keys]
+        for layer, of_layer, alphas in zip(attentions(result)[kind], stats[kind], result.alphas()[kind], strict=True):
+            visible = weights[id(layer)] > 0  # [batch, heads, queries, keys]
             if kind == "encoder":
-                seen = seen & real[:, None, :, None]
-            chosen = seen.sum((0, 2, 3))
+                visible = visible & real[:, None, :, None]
+            chosen = visible.sum((0, 2, 3))
             torch.testing.assert_close(of_layer.density, (chosen / totals[kind]).float())
             torch.testing.assert_close(of_layer.support, (chosen / queries[kind]).float())
             assert of_layer.alpha.equal(alphas)
 
 
 def test_attended_positions_are_those_of_the_last_pass() -> None:
-    found = sharp()
+    result = sharp()
     src, lengths, tgt = batch()
-    decoded = found(src, lengths, tgt)
+    decoded = result(src, lengths, tgt)
     fresh = sharp()
     with pytest.raises(RuntimeError, match="recorded by passes that are not compiled, and there was none"):
         fresh.num_attended(decoded)
     with pytest.raises(RuntimeError, match="no forward pass"):
         fresh.attention_stats()
-    found(src[:2], lengths[:2], tgt[:2, :3])
+    result(src[:2], lengths[:2], tgt[:2, :3])
     with pytest.raises(RuntimeError, match="last pass, of 2 rows and 3 steps; asked for one of 3 and 4"):
-        found.num_attended(decoded)
+        result.num_attended(decoded)
 
 
 def test_compiled_it_is_the_same_and_records_nothing() -> None:
-    found = sharp(attention="learned")
+    result = sharp(attention="learned")
     src, lengths, tgt = batch()
-    expected = found(src, lengths, tgt)
-    attended = found.num_attended(expected)
-    assert attended.shape == (3, 4)
+    expected = result(src, lengths, tgt)
+    num_attended = result.num_attended(expected)
+    assert num_attended.shape == (3, 4)
     torch._dynamo.reset()
-    compiled = torch.compile(found, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(result, backend="aot_eager", fullgraph=True)
     decoded = compiled(src, lengths, tgt)
     torch.testing.assert_close(decoded.hidden, expected.hidden)
-    parameters = [p for n, p in found.named_parameters() if not n.startswith("output")]
+    parameters = [p for n, p in result.named_parameters() if not n.startswith("output")]
     one, other = (torch.autograd.grad(x.hidden.square().sum(), parameters) for x in (decoded, expected))
     torch.testing.assert_close(one, other)
     with pytest.raises(RuntimeError, match="not compiled"):
-        found.num_attended(decoded)
-    again = found(src, lengths, tgt)
-    assert found.num_attended(again).equal(attended)
+        result.num_attended(decoded)
+    again = result(src, lengths, tgt)
+    assert result.num_attended(again).equal(num_attended)
 
 
 def test_a_source_is_projected_once_and_never_copied_for_its_rows() -> None:
-    found = sharp().eval()
+    result = sharp().eval()
     src, lengths, _ = batch()
     calls: list[int] = []
-    for attention in attentions(found)["cross"]:
+    for attention in attentions(result)["cross"]:
         project = attention.keys_and_values
         attention.keys_and_values = lambda memory, project=project: (calls.append(1), project(memory))[1]
     with torch.no_grad():
-        state = found.start(found.encode(src, lengths))
+        state = result.start(result.encode(src, lengths))
         beams = state.select(torch.tensor([0, 0, 0, 1, 2, 2]))
         assert beams.sources is state.sources and beams.source.tolist() == [0, 0, 0, 1, 2, 2]
-        state = found.step(beams, torch.full((6,), 1)).state
+        state = result.step(beams, torch.full((6,), 1)).state
         state = join([state.select(torch.tensor([1])), state.select(torch.tensor([0, 4]))])
         assert state.sources is beams.sources and state.source.tolist() == [0, 0, 2]
-        found.step(state, torch.full((3,), 5))
+        result.step(state, torch.full((3,), 5))
     assert len(calls) == 2
 
 
 @torch.no_grad()
 def test_sources_without_rows_are_no_longer_computed() -> None:
-    found = sharp().eval()
+    result = sharp().eval()
     src, lengths = torch.randint(4, 11, (8, 5)), torch.tensor([5, 4, 3, 2, 1, 5, 5, 5])
-    state = found.start(found.encode(src, lengths))
-    seen: list[int] = []
-    one = attentions(found)["cross"][0]
-    one.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])) if module is one else None)
+    state = result.start(result.encode(src, lengths))
+    record: list[int] = []
+    one = attentions(result)["cross"][0]
+    one.register_forward_pre_hook(lambda module, args: record.append(len(args[0])) if module is one else None)
     history, rows = torch.full((8, 1), 1), torch.arange(8)
     for keep in ([0, 2, 3, 5, 6, 7], [0, 0, 5, 1], [1, 2, 3], [2], [0, 0]):
-        step = found.step(state, history[:, -1])
-        hidden = copy.deepcopy(found)(src[rows], lengths[rows], history).hidden[:, -1]
-        torch.testing.assert_close(step.scores, found.output.scores(hidden))
+        step = result.step(state, history[:, -1])
+        hidden = copy.deepcopy(result)(src[rows], lengths[rows], history).hidden[:, -1]
+        torch.testing.assert_close(step.scores, result.output.scores(hidden))
         state, rows = step.state.select(torch.tensor(keep)), rows[keep]
         history = torch.cat([history[keep], torch.randint(4, 11, (len(rows), 1))], 1)
-    assert seen == [8, 8, 3, 3, 1]  # compacted when half of them have no row
+    assert record == [8, 8, 3, 3, 1]  # compacted when half of them have no row
     assert state.active is not None and state.active[1].tolist() == rows[:1].tolist()
-    assert found.step(state, history[:, -1]).state.active[0] is state.active[0]  # once, not at every step
+    assert result.step(state, history[:, -1]).state.active[0] is state.active[0]  # once, not at every step
 
 
 @torch.no_grad()
 def test_long_outputs_are_those_of_all_steps_at_once() -> None:
     """Longer than the room a past has at first, with rows that change their places."""
-    found = sharp().eval()
+    result = sharp().eval()
     src, lengths, _ = batch()
     generator = torch.Generator().manual_seed(1)
-    state, order = found.start(found.encode(src, lengths)), torch.arange(3)
+    state, order = result.start(result.encode(src, lengths)), torch.arange(3)
     history = torch.empty(3, 0, dtype=torch.long)
     for t in range(40):
         token = torch.randint(4, 11, (len(order),), generator=generator)
         history = torch.cat([history, token.unsqueeze(1)], 1)
-        step = found.step(state, token)
+        step = result.step(state, token)
         state = step.state
         if t % 3 == 1:
             index = torch.randint(len(order), (4,), generator=generator)
@@ -353,8 +353,8 @@ def test_long_outputs_are_those_of_all_steps_at_once() -> None:
         else:
             scores = step.scores
         if t in (0, 7, 8, 9, 39):
-            hidden = found(src[order], lengths[order], history).hidden[:, -1]
-            torch.testing.assert_close(scores, found.output.scores(hidden))
+            hidden = result(src[order], lengths[order], history).hidden[:, -1]
+            torch.testing.assert_close(scores, result.output.scores(hidden))
 
 
 @pytest.mark.parametrize("source", [[0, 1, 2], [2, 0, 2, 1, 2], [1, 1], [0, 0, 1, 1, 2, 2], [2]], ids=str)
@@ -371,22 +371,22 @@ def test_rows_find_their_places_and_come_back(source: list[int]) -> None:
 
 
 def test_states_of_different_sources_go_on_together() -> None:
-    found = sharp().eval()
+    result = sharp().eval()
     src, lengths, _ = batch()
-    one, two = (found.start(found.encode(src[rows], lengths[rows])) for rows in (slice(0, 2), slice(2, 3)))
-    two = found.step(two, torch.tensor([1])).state
+    one, two = (result.start(result.encode(src[rows], lengths[rows])) for rows in (slice(0, 2), slice(2, 3)))
+    two = result.step(two, torch.tensor([1])).state
     both = join([one, two, one.select(torch.tensor([1]))])
     token = torch.tensor([5, 6, 7, 8])
-    scores = found.step(both, token).scores
-    torch.testing.assert_close(scores[:2], found.step(one, token[:2]).scores)
-    torch.testing.assert_close(scores[2:3], found.step(two, token[2:3]).scores)
-    torch.testing.assert_close(scores[3], found.step(one, torch.tensor([5, 8])).scores[1])
+    scores = result.step(both, token).scores
+    torch.testing.assert_close(scores[:2], result.step(one, token[:2]).scores)
+    torch.testing.assert_close(scores[2:3], result.step(two, token[2:3]).scores)
+    torch.testing.assert_close(scores[3], result.step(one, torch.tensor([5, 8])).scores[1])
 
 
 def test_parameters_begin_as_usual() -> None:
-    found = model(d_model=64, heads=4, d_ff=128)
-    assert found.src_embedding.weight[1:].std().item() == pytest.approx(1 / 8, rel=0.1)
-    for name, parameter in found.named_parameters():
+    result = model(d_model=64, heads=4, d_ff=128)
+    assert result.src_embedding.weight[1:].std().item() == pytest.approx(1 / 8, rel=0.1)
+    for name, parameter in result.named_parameters():
         if parameter.dim() == 2 and "embedding" not in name:
             bound = math.sqrt(6 / sum(parameter.shape))
             assert parameter.abs().max().item() == pytest.approx(bound, rel=0.05), name
@@ -395,10 +395,10 @@ def test_parameters_begin_as_usual() -> None:
 
 
 def test_dropout_is_where_it_should_be() -> None:
-    found = model(dropout=0.4, attention_dropout=0.1)
-    assert {a.dropout for kind in KINDS for a in attentions(found)[kind]} == {0.1}
-    rates = {module.p for module in found.modules() if isinstance(module, nn.Dropout)}
-    assert rates == {0.4} and found.dropout.p == 0.4
+    result = model(dropout=0.4, attention_dropout=0.1)
+    assert {a.dropout for kind in KINDS for a in attentions(result)[kind]} == {0.1}
+    rates = {module.p for module in result.modules() if isinstance(module, nn.Dropout)}
+    assert rates == {0.4} and result.dropout.p == 0.4
     assert {a.dropout for a in attentions(model(dropout=0.4, attention_dropout=None))["cross"]} == {0.4}
     assert {a.dropout for a in attentions(model(dropout=0.4))["cross"]} == {0.0}
     embedded = model(dropout=0.4)._embed(nn.Embedding.from_pretrained(torch.ones(3, 8)), torch.ones(90, 90).long(), 0)
@@ -406,14 +406,14 @@ def test_dropout_is_where_it_should_be() -> None:
 
 
 def test_it_reads_in_both_precisions() -> None:
-    found = model(dropout=0.0)
+    result = model(dropout=0.0)
     src, lengths, tgt = batch()
-    exact = copy.deepcopy(found).double()(src, lengths, tgt).hidden
-    torch.testing.assert_close(found(src, lengths, tgt).hidden.double(), exact, atol=1e-5, rtol=0)
+    exact = copy.deepcopy(result).double()(src, lengths, tgt).hidden
+    torch.testing.assert_close(result(src, lengths, tgt).hidden.double(), exact, atol=1e-5, rtol=0)
     with torch.autocast("cpu", torch.bfloat16):
-        state = found.start(found.encode(src, lengths))
-        assert found.step(state, tgt[:, 0]).scores.shape == (3, 11)
-        rough = found(src, lengths, tgt).hidden
+        state = result.start(result.encode(src, lengths))
+        assert result.step(state, tgt[:, 0]).scores.shape == (3, 11)
+        rough = result(src, lengths, tgt).hidden
     torch.testing.assert_close(rough.double(), exact, atol=0.1, rtol=0)
 
 
@@ -458,5 +458,5 @@ def test_several_learned_attentions_compile_with_dynamic_shapes() -> None:
 
     expected = torch.autograd.grad(loss(), list(model.parameters()))
     compiled = torch.compile(loss, backend="aot_eager", dynamic=True)
-    for found, right in zip(torch.autograd.grad(compiled(), list(model.parameters())), expected, strict=True):
-        torch.testing.assert_close(found, right, atol=1e-5, rtol=1e-4)
+    for result, right in zip(torch.autograd.grad(compiled(), list(model.parameters())), expected, strict=True):
+        torch.testing.assert_close(result, right, atol=1e-5, rtol=1e-4)

@@ -34,7 +34,7 @@ def make(attention: str = "combined", transform: Any = "softmax", density: Any =
     return VisualAnswerer(30, 3, attention=attention, transform=transform, density=density, **options)
 
 
-def asked(width: int = 6) -> tuple[Tensor, Tensor, Tensor]:
+def questions(width: int = 6) -> tuple[Tensor, Tensor, Tensor]:
     """Pictures of 12 by 16 pixels, whose grid is 3 by 4, and questions."""
     lengths = torch.tensor([6, 3, 1])
     src = torch.randint(4, 30, (3, width)).masked_fill(torch.arange(width) >= lengths.unsqueeze(1), 0)
@@ -85,7 +85,7 @@ def test_images_that_are_none(options: dict[str, Any], images: Tensor | None, me
 @every_kind
 def test_padding_changes_nothing(attention: str, transform: Any, density: Any) -> None:
     model = make(attention, transform, density, layers=2).eval()
-    images, src, lengths = asked()
+    images, src, lengths = questions()
     scores = model(images, src, lengths)
     assert scores.shape == (3, 3) and scores.isfinite().all()
     wider = torch.cat([src, torch.zeros(3, 5, dtype=torch.long)], 1)
@@ -99,7 +99,7 @@ def test_padding_changes_nothing(attention: str, transform: Any, density: Any) -
 @every_kind
 def test_gradients_reach_everything(attention: str, transform: Any, density: Any) -> None:
     model = make(attention, transform, density, layers=2)
-    images, src, lengths = asked()
+    images, src, lengths = questions()
     labels = torch.tensor([0, -100, 1])
     loss = model.loss(images, src, lengths, labels)
     scores = model(images, src, lengths)
@@ -120,7 +120,7 @@ def test_discrete_attention_is_the_formula(transform: Any, alpha: float) -> None
     model = make("discrete", transform).eval()
     with torch.no_grad():
         model.image_flat.score.weight.mul_(4)
-    images, src, lengths = asked()
+    images, src, lengths = questions()
     look = model.attention(images, src, lengths)
     words, _, grid = model._states(images, src, lengths)
     for i, length in enumerate(lengths.tolist()):
@@ -145,7 +145,7 @@ def test_continuous_attention_has_the_discrete_ones_moments(attention: str, tran
     shared = {name: value for name, value in model.state_dict().items() if not name.startswith("continuous.")}
     discrete.load_state_dict(shared)
     assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in discrete.parameters())
-    images, src, lengths = asked()
+    images, src, lengths = questions()
     look, other = model.attention(images, src, lengths), discrete.attention(images, src, lengths)
     torch.testing.assert_close(look.weights, other.weights)
     mean, cov = moments(look.weights.flatten(1), grid_centres(3, 4), dims=2)
@@ -154,9 +154,9 @@ def test_continuous_attention_has_the_discrete_ones_moments(attention: str, tran
     assert float(look.density.alpha) == (1.0 if density is None and transform == "softmax" else 2.0)
     grid = model._states(images, src, lengths)[2]
     signal = model.continuous.fit(grid.flatten(1, 2), grid=(3, 4))
-    seen = [type(look.density).from_factor(look.density.mean[i], look.density.factor[i],
+    rows_alone = [type(look.density).from_factor(look.density.mean[i], look.density.factor[i],
             alpha=float(look.density.alpha), dims=2) for i in range(3)]  # fmt: skip
-    context = torch.stack([density.expect(model.continuous.fit.basis) for density in seen])
+    context = torch.stack([density.expect(model.continuous.fit.basis) for density in rows_alone])
     context = (context.unsqueeze(1) @ signal.coefficients).squeeze(1)
     if attention == "combined":
         context = context + (look.weights.flatten(1).unsqueeze(1) @ grid.flatten(1, 2)).squeeze(1)
@@ -165,7 +165,7 @@ def test_continuous_attention_has_the_discrete_ones_moments(attention: str, tran
 
 @every_kind
 def test_what_it_looks_at(attention: str, transform: Any, density: Any) -> None:
-    images, src, lengths = asked()
+    images, src, lengths = questions()
     model = make(attention, transform, density).eval()
     with torch.no_grad():
         model.image_flat.score.weight.mul_(8)
@@ -190,23 +190,23 @@ def test_arguments_and_state_make_the_same_model(attention: str, transform: Any,
     assert set(model.arguments) >= {"vocab", "answers", "attention", "ridge"} and model.arguments["d_fused"] == 12
     torch.manual_seed(99)
     other = VisualAnswerer(**model.arguments).eval()
-    assert not torch.allclose(other(*asked()), model(*asked()))
+    assert not torch.allclose(other(*questions()), model(*questions()))
     other.load_state_dict(model.state_dict())
-    given = asked()
-    assert other(*given).equal(model(*given))
+    inputs = questions()
+    assert other(*inputs).equal(model(*inputs))
     assert model.output.alpha == 1.5
 
 
 def test_dropout_is_for_training() -> None:
-    model, given = make("continuous", dropout=0.5), asked()
-    assert not torch.allclose(model(*given), model(*given))
+    model, inputs = make("continuous", dropout=0.5), questions()
+    assert not torch.allclose(model(*inputs), model(*inputs))
     model.eval()
-    assert model(*given).equal(model(*given))
+    assert model(*inputs).equal(model(*inputs))
 
 
 def test_features_in_place_of_pictures() -> None:
     model = make("continuous", image="features", d_image=5, positions=False).eval()
-    _, src, lengths = asked()
+    _, src, lengths = questions()
     features = torch.randn(3, 2, 5, 5)
     assert model.attention(features, src, lengths).masses.shape == (3, 2, 5)
     moved = model(features.half().float(), src, lengths)
@@ -217,7 +217,7 @@ def test_features_in_place_of_pictures() -> None:
 @every_kind
 def test_half_precision(attention: str, transform: Any, density: Any) -> None:
     model = make(attention, transform, density).eval()
-    images, src, lengths = asked()
+    images, src, lengths = questions()
     scores = model(images, src, lengths)
     with torch.autocast("cpu", torch.bfloat16):
         loss = model.loss(images, src, lengths, torch.tensor([0, 1, 2]))
@@ -270,7 +270,7 @@ def test_settings_that_do_not_fit(options: dict[str, Any], message: str) -> None
 
 def test_input_that_does_not_fit() -> None:
     model = make()
-    images, src, lengths = asked()
+    images, src, lengths = questions()
     with pytest.raises(ValueError, match=r"from 1 to 6, the width of src, got \[6, 0, 1\]"):
         model(images, src, torch.tensor([6, 0, 1]))
     with pytest.raises(ValueError, match=r"got \[7, 3, 1\]"):

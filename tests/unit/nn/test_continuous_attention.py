@@ -54,8 +54,8 @@ def test_the_density_has_the_moments_of_the_discrete_weights(transform: Any, alp
         assert (weights[row, 0, :, length:] == 0).all()
         mean, variance = moments(expected, cell_centres(length))
         torch.testing.assert_close(density.mean[row, 0], mean)
-        found = density.variance if matching == "covariance" else density.scale
-        torch.testing.assert_close(found[row, 0], variance + 1e-6, atol=1e-7, rtol=1e-4)
+        result = density.variance if matching == "covariance" else density.scale
+        torch.testing.assert_close(result[row, 0], variance + 1e-6, atol=1e-7, rtol=1e-4)
 
 
 def test_discrete_attention_is_scaled_dot_products_of_heads() -> None:
@@ -126,10 +126,10 @@ def test_a_mask_with_holes_closes_them() -> None:
         attention = ContinuousAttention1d(SIZE, 2, moments=how, combine=how == "discrete")
         context, weights = attention(query, values, mask=mask)
         for row in range(2):
-            alone, seen = attention(query[row : row + 1], values[row : row + 1, mask[row]])
+            alone, attended_alone = attention(query[row : row + 1], values[row : row + 1, mask[row]])
             torch.testing.assert_close(context[row], alone[0], atol=1e-5, rtol=1e-4)
             if weights is not None:
-                torch.testing.assert_close(weights[row][..., mask[row]], seen[0])
+                torch.testing.assert_close(weights[row][..., mask[row]], attended_alone[0])
                 assert (weights[row][..., ~mask[row]] == 0).all()
     assert cell_edges(mask)[0].tolist() == [0, 0.25, 0.25, 0.5, 0.75, 0.75, 1, 1]
     assert cell_edges(torch.zeros(2, dtype=torch.bool)).tolist() == [0, 0, 0]
@@ -192,8 +192,8 @@ def test_few_queries_and_many_see_the_same_signal() -> None:
     with_all = signal.heads(4).expect(TruncatedParabola(mean, torch.tensor(0.01).double()))
     for count in (1, 2):
         few = fit(values, lengths=[20, 11]).heads(4)
-        found = few.expect(TruncatedParabola(mean[:, :, :count], torch.tensor(0.01).double()))
-        torch.testing.assert_close(found, with_all[:, :, :count])
+        result = few.expect(TruncatedParabola(mean[:, :, :count], torch.tensor(0.01).double()))
+        torch.testing.assert_close(result, with_all[:, :, :count])
         assert "coefficients" not in few.__dict__
     assert "coefficients" in signal.__dict__ or signal.coefficients.shape == (2, 32, SIZE)
     parts = signal.heads(4).coefficients
@@ -204,10 +204,10 @@ def test_few_queries_and_many_see_the_same_signal() -> None:
 
 def test_a_given_number_of_points() -> None:
     query, values = torch.randn(3, SIZE), torch.randn(3, 9, SIZE)
-    looked = ContinuousAttention1d(SIZE)
-    told = ContinuousAttention1d(SIZE, points=60)
-    told.load_state_dict(looked.state_dict())
-    torch.testing.assert_close(told(query, values)[0], looked(query, values)[0])
+    attention = ContinuousAttention1d(SIZE)
+    message = ContinuousAttention1d(SIZE, points=60)
+    message.load_state_dict(attention.state_dict())
+    torch.testing.assert_close(message(query, values)[0], attention(query, values)[0])
 
 
 def test_alphas_of_heads_are_learned() -> None:
@@ -250,13 +250,13 @@ def test_it_takes_the_place_of_global_attention(transform: Any, density: Any) ->
     # By hand, row by row: both contexts, and the masses of the cells.
     discrete = {"softmax": 1.0, "sparsemax": 2.0}.get(transform, transform)
     for row in range(3):
-        seen = memory[row : row + 1, mask[row]]
-        z = query[row] @ attention.bilinear.weight @ seen[0].T
+        own = memory[row : row + 1, mask[row]]
+        z = query[row] @ attention.bilinear.weight @ own[0].T
         p = tsallis.entmax(z, discrete)
         count = int(mask[row].sum())
         fitted = attention.attention.kind.matched(p.reshape(1, 1, -1), cell_centres(count))
-        signal = ValueFunction(attention.attention.fit.basis)(seen)
-        torch.testing.assert_close(context[row], signal.expect(fitted)[0, 0] + p @ seen[0])
+        signal = ValueFunction(attention.attention.fit.basis)(own)
+        torch.testing.assert_close(context[row], signal.expect(fitted)[0, 0] + p @ own[0])
         middles = cell_centres(count * 500)
         mass = fitted.pdf(middles.reshape(-1, 1, 1))[:, 0, 0].reshape(count, 500).mean(1) / count
         # A narrow density falls between the midpoints.
@@ -372,9 +372,9 @@ def test_bad_inputs() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             attention(*arguments)
-    given = ContinuousAttention1d(SIZE, moments="scores")
+    inputs = ContinuousAttention1d(SIZE, moments="scores")
     with pytest.raises(ValueError, match=r"scores must be \[2, queries, 5\]"):
-        given(torch.randn(2, 3, 4), values)
+        inputs(torch.randn(2, 3, 4), values)
     with pytest.raises(ValueError, match="query must be None"):
         ContinuousAttention1d(SIZE, moments="pooled")(query, values)
     plane = ContinuousAttention2d(SIZE)

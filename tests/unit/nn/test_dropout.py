@@ -16,9 +16,9 @@ BACKENDS = ["auto", "eager"]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_it_keeps_the_mean_and_drops_its_share(backend: str, dtype: torch.dtype) -> None:
     with tsallis.backend(backend):
-        for found in (Dropout(0.3)(torch.ones(200, 500, dtype=dtype)), dropout_mask((200, 500), 0.3, torch.ones(1))):
-            assert found.unique().tolist() == pytest.approx([0, 1 / 0.7])
-            assert (found == 0).double().mean().item() == pytest.approx(0.3, abs=0.01)
+        for result in (Dropout(0.3)(torch.ones(200, 500, dtype=dtype)), dropout_mask((200, 500), 0.3, torch.ones(1))):
+            assert result.unique().tolist() == pytest.approx([0, 1 / 0.7])
+            assert (result == 0).double().mean().item() == pytest.approx(0.3, abs=0.01)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

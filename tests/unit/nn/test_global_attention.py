@@ -29,11 +29,11 @@ def test_row_by_row_it_is_the_formula(transform: str, alpha: float) -> None:
     context, weights = attention(query, memory, mask)
     assert context.shape == (3, 6) and weights.shape == (3, 7)
     for row in range(3):
-        seen = memory[row, mask[row]]
-        scores = torch.stack([query[row] @ attention.bilinear.weight @ h for h in seen])
+        own = memory[row, mask[row]]
+        scores = torch.stack([query[row] @ attention.bilinear.weight @ h for h in own])
         expected = tsallis.entmax(scores, alpha)
         torch.testing.assert_close(weights[row, mask[row]], expected)
-        torch.testing.assert_close(context[row], expected @ seen)
+        torch.testing.assert_close(context[row], expected @ own)
     assert (weights[~mask] == 0).all()
 
 
@@ -55,8 +55,8 @@ def test_keys_are_computed_once_for_all_steps() -> None:
     query, memory, mask = inputs()
     keys = attention.keys(memory)
     assert keys.shape == (3, 7, 4)
-    for given, computed in zip(attention(query, memory, mask, keys), attention(query, memory, mask), strict=True):
-        assert given.equal(computed)
+    for arguments, computed in zip(attention(query, memory, mask, keys), attention(query, memory, mask), strict=True):
+        assert arguments.equal(computed)
     called = []
     attention.bilinear.register_forward_hook(lambda *_: called.append(1))
     attention(query, memory, mask, keys)

@@ -73,15 +73,15 @@ def pair(**options: Any) -> tuple[MultiheadAttention, nn.MultiheadAttention]:
 
 def inputs(variant: dict[str, Any], queries: int = QUERIES, keys: int = KEYS) -> list[Tensor]:
     sizes = (EMBED, variant.get("kdim", EMBED), variant.get("vdim", EMBED))
-    given = [
+    arguments = [
         torch.randn(BATCH, n, size, dtype=torch.float64) for n, size in zip((queries, keys, keys), sizes, strict=True)
     ]
-    return given if variant.get("batch_first") else [x.transpose(0, 1) for x in given]
+    return arguments if variant.get("batch_first") else [x.transpose(0, 1) for x in arguments]
 
 
-def results(module: nn.Module, given: Sequence[Tensor], **options: Any) -> dict[str, Tensor | None]:
+def results(module: nn.Module, arguments: Sequence[Tensor], **options: Any) -> dict[str, Tensor | None]:
     """Output, weights, and the gradients of a number made of both; one input is query, key and value."""
-    leaves = [x.detach().clone().requires_grad_() for x in given]
+    leaves = [x.detach().clone().requires_grad_() for x in arguments]
     out, weights = module(*(leaves * 3 if len(leaves) == 1 else leaves), **options)
     number = out.square().sum() + (0 if weights is None else weights.square().sum())
     names, parameters = zip(*module.named_parameters(), strict=True)
@@ -108,13 +108,13 @@ def steps(length: int = KEYS) -> Tensor:
 def test_at_alpha_1_it_is_pytorchs(variant: dict[str, Any], padding: str, mask: str) -> None:
     options = {"key_padding_mask": paddings()[padding], "attn_mask": masks()[mask]}
     ours, theirs = pair(**variant)
-    given = inputs(variant)
-    found = results(ours, given, average_attn_weights=False, **options)
-    torch.testing.assert_close(found, results(theirs, given, average_attn_weights=False, **options))
-    torch.testing.assert_close(ours(*given, **options)[1], theirs(*given, **options)[1])
-    without = results(ours, given, need_weights=False, **options)
+    arguments = inputs(variant)
+    result = results(ours, arguments, average_attn_weights=False, **options)
+    torch.testing.assert_close(result, results(theirs, arguments, average_attn_weights=False, **options))
+    torch.testing.assert_close(ours(*arguments, **options)[1], theirs(*arguments, **options)[1])
+    without = results(ours, arguments, need_weights=False, **options)
     assert without["weights"] is None
-    torch.testing.assert_close(without, results(theirs, given, need_weights=False, **options))
+    torch.testing.assert_close(without, results(theirs, arguments, need_weights=False, **options))
 
 
 @mixed_masks
@@ -122,27 +122,29 @@ def test_at_alpha_1_it_is_pytorchs(variant: dict[str, Any], padding: str, mask: 
 @pytest.mark.parametrize("padding", paddings())
 def test_self_attention_is_pytorchs_and_causal_needs_no_mask(variant: dict[str, Any], padding: str) -> None:
     ours, theirs = pair(**variant)
-    given, pad = inputs(variant, KEYS)[:1], paddings()[padding]
-    torch.testing.assert_close(results(ours, given, key_padding_mask=pad), results(theirs, given, key_padding_mask=pad))
+    arguments, pad = inputs(variant, KEYS)[:1], paddings()[padding]
+    torch.testing.assert_close(
+        results(ours, arguments, key_padding_mask=pad), results(theirs, arguments, key_padding_mask=pad)
+    )
     ahead = torch.ones(KEYS, KEYS, dtype=torch.bool).triu(1)
-    expected = results(theirs, given, key_padding_mask=pad, attn_mask=ahead)
+    expected = results(theirs, arguments, key_padding_mask=pad, attn_mask=ahead)
     for options in ({}, {"attn_mask": ahead}, {"attn_mask": torch.zeros(KEYS, KEYS).masked_fill(ahead, -torch.inf)}):
-        torch.testing.assert_close(results(ours, given, key_padding_mask=pad, is_causal=True, **options), expected)
+        torch.testing.assert_close(results(ours, arguments, key_padding_mask=pad, is_causal=True, **options), expected)
 
 
 @every_variant
 def test_without_a_batch_it_is_pytorchs(variant: dict[str, Any]) -> None:
     ours, theirs = pair(**variant)
-    given = [x[0] if variant.get("batch_first") else x[:, 0] for x in inputs(variant)]
+    arguments = [x[0] if variant.get("batch_first") else x[:, 0] for x in inputs(variant)]
     pad, of_heads = paddings()["end"][1], masks()["float of heads"][:HEADS]
     for options in (
         {},
         {"key_padding_mask": pad, "average_attn_weights": False},
         {"attn_mask": of_heads, "need_weights": False},
     ):
-        found = results(ours, given, **options)
-        assert found["output"].shape == (QUERIES, EMBED)
-        torch.testing.assert_close(found, results(theirs, given, **options))
+        result = results(ours, arguments, **options)
+        assert result["output"].shape == (QUERIES, EMBED)
+        torch.testing.assert_close(result, results(theirs, arguments, **options))
 
 
 @every_variant
@@ -188,9 +190,9 @@ def test_dropout_is_for_training_alone() -> None:
     again = attention(x, x, x)[0]
     torch.manual_seed(1)
     assert attention(x, x, x)[0].equal(again)
-    kept = copy.deepcopy(attention)
-    kept.dropout = 0.0
-    assert attention.eval()(x, x, x)[0].equal(kept(x, x, x)[0])
+    saved = copy.deepcopy(attention)
+    saved.dropout = 0.0
+    assert attention.eval()(x, x, x)[0].equal(saved(x, x, x)[0])
     attention.train().dropout = 1.0
     torch.testing.assert_close(attention(x, x, x)[0], attention.out_proj.bias.expand_as(x))
 
@@ -230,8 +232,8 @@ def test_alpha_is_learned_kept_or_given() -> None:
         torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-5)  # these alphas were float32 first
         torch.testing.assert_close(attention.stats().alpha, torch.tensor([1.2, 1.8]), check_dtype=False)
         assert "alpha=" not in repr(attention).splitlines()[0]
-    kept = small(torch.tensor([1.2, 1.8]))
-    assert kept.alpha.dtype == torch.float64 and "alpha" not in dict(kept.named_parameters())
+    saved = small(torch.tensor([1.2, 1.8]))
+    assert saved.alpha.dtype == torch.float64 and "alpha" not in dict(saved.named_parameters())
     learned = small("learned")
     assert set(learned.state_dict()) - names == {"alpha.bias"} and isinstance(learned.alpha, PerHeadAlpha)
     for attention, alpha in ((learned, learned.alpha.bias), (small(own), own)):
@@ -331,10 +333,10 @@ def test_learned_alphas_start_where_they_are_told_to() -> None:
     assert one.bias.equal(other.bias) and one().unique().numel() == 50
     other.reset_parameters()
     assert not one.bias.equal(other.bias)
-    told = PerHeadAlpha(3, initial=1.5)
-    nn.init.normal_(told.bias)
-    told.reset_parameters()
-    assert told().tolist() == [1.5] * 3
+    message = PerHeadAlpha(3, initial=1.5)
+    nn.init.normal_(message.bias)
+    message.reset_parameters()
+    assert message().tolist() == [1.5] * 3
     assert repr(PerHeadAlpha(3, 1.0, 2.5)) == "PerHeadAlpha(3, low=1, high=2.5)"
 
 
@@ -360,7 +362,7 @@ def test_training_moves_the_alphas_to_where_the_loss_is_less() -> None:
     attention, x = small("learned"), steps()
     with torch.no_grad():
         target = attention(x, x, x)[0]
-        wanted = attention.alphas().clone()
+        expected = attention.alphas().clone()
         attention.alpha.bias.fill_(0.0)
     optimiser = torch.optim.SGD([attention.alpha.bias], lr=1.0)
     losses = []
@@ -371,7 +373,7 @@ def test_training_moves_the_alphas_to_where_the_loss_is_less() -> None:
         optimiser.step()
         losses.append(loss.item())
     assert losses[-1] < 0.1 * losses[0]
-    assert ((attention.alphas() - wanted).abs() < (1.5 - wanted).abs()).all()
+    assert ((attention.alphas() - expected).abs() < (1.5 - expected).abs()).all()
 
 
 def test_gradients() -> None:
@@ -396,35 +398,35 @@ def tiny_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tiles_give_the_same(alpha: Any, padding: str, mask: str, causal: bool, tiny_tiles: None) -> None:
     attention, x = small(alpha), steps().requires_grad_()
     options = {"key_padding_mask": paddings()[padding], "attn_mask": masks(KEYS)[mask], "is_causal": causal}
-    found = []
+    result = []
     for need in (False, True):
         out, weights = attention(x, x, x, need_weights=need, **options)
         assert (weights is None) != need
         gradients = torch.autograd.grad(out.square().sum(), [x, *attention.parameters()])
-        found.append((out, *gradients, *attention.stats()))
-    torch.testing.assert_close(*found)
+        result.append((out, *gradients, *attention.stats()))
+    torch.testing.assert_close(*result)
 
 
 def test_tiles_drop_the_same(tiny_tiles: None) -> None:
     attention, x = small("learned", dropout=0.5), steps()
-    found = []
+    result = []
     for need in (False, True):
         torch.manual_seed(2)
         out, _ = attention(x, x, x, need_weights=need)
-        found.append((out, *torch.autograd.grad(out.square().sum(), list(attention.parameters()))))
-    torch.testing.assert_close(*found)
+        result.append((out, *torch.autograd.grad(out.square().sum(), list(attention.parameters()))))
+    torch.testing.assert_close(*result)
 
 
 def test_tiles_give_a_learned_mask_its_gradient(tiny_tiles: None) -> None:
     attention, x = small(), steps()
     for shape in ((KEYS, KEYS), (BATCH * HEADS, KEYS, KEYS)):
         mask = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-        found = [
+        result = [
             torch.autograd.grad(attention(x, x, x, attn_mask=mask, need_weights=need)[0].square().sum(), mask)
             for need in (False, True)
         ]
-        assert (found[0][0] != 0).any()
-        torch.testing.assert_close(*found)
+        assert (result[0][0] != 0).any()
+        torch.testing.assert_close(*result)
 
 
 def blocked(queries: int, keys: int, padding: Tensor | None, mask: Tensor | None, causal: bool) -> Tensor:
@@ -433,8 +435,8 @@ def blocked(queries: int, keys: int, padding: Tensor | None, mask: Tensor | None
     if padding is not None:
         hidden |= (padding if padding.dtype == torch.bool else padding == -torch.inf).view(BATCH, 1, 1, keys)
     if mask is not None:
-        found = mask if mask.dtype == torch.bool else mask == -torch.inf
-        hidden |= found.view(BATCH, HEADS, queries, keys) if mask.dim() == 3 else found
+        result = mask if mask.dtype == torch.bool else mask == -torch.inf
+        hidden |= result.view(BATCH, HEADS, queries, keys) if mask.dim() == 3 else result
     return hidden | torch.ones(queries, keys, dtype=torch.bool).triu(1) if causal else hidden
 
 
@@ -520,8 +522,10 @@ def test_steps_with_a_cache_are_the_causal_pass(alpha: Any, chunks: Sequence[int
             first, done = done, done + some.shape[1]
             assert len(cache) == done
             torch.testing.assert_close(out, full[:, first:done])
-            seen = torch.cat([full_weights[:, first:done, :done], full_weights[:, first:done, 7 : 7 + extra]], -1)
-            torch.testing.assert_close(weights, seen)
+            expected_weights = torch.cat(
+                [full_weights[:, first:done, :done], full_weights[:, first:done, 7 : 7 + extra]], -1
+            )
+            torch.testing.assert_close(weights, expected_weights)
 
 
 @pytest.mark.parametrize("chunks", CHUNKS, ids=str)
@@ -531,12 +535,12 @@ def test_padding_with_a_cache_is_that_of_all_keys(chunks: Sequence[int], left: b
     pad = torch.arange(7) >= torch.tensor([[7], [4], [2]])
     pad = pad.flip(1) if left else pad
     full, _ = attention(x, x, x, key_padding_mask=pad, is_causal=True)
-    cache, found = KeyValueCache(), []
+    cache, result = KeyValueCache(), []
     with torch.no_grad():
         for some in x.split(chunks, 1):
             known = len(cache) + some.shape[1]
-            found.append(attention(some, some, some, pad[:, :known], False, is_causal=True, cache=cache)[0])
-    torch.testing.assert_close(torch.cat(found, 1), full)
+            result.append(attention(some, some, some, pad[:, :known], False, is_causal=True, cache=cache)[0])
+    torch.testing.assert_close(torch.cat(result, 1), full)
 
 
 @every_alpha
@@ -548,14 +552,14 @@ def test_a_memory_is_projected_once(alpha: Any, variant: dict[str, Any]) -> None
     query, key, value = inputs({**variant, "batch_first": True}, 7)
     pad = paddings()["middle"]
     full, weights = attention(query, key, value, pad)
-    cache, found = KeyValueCache(), []
+    cache, result = KeyValueCache(), []
     with torch.no_grad():
         for number, step in enumerate(query.split(1, 1)):
             memory = () if number else (key, value)
-            found.append(attention(step, *memory, key_padding_mask=pad, cache=cache))
+            result.append(attention(step, *memory, key_padding_mask=pad, cache=cache))
             assert len(cache) == KEYS
-    torch.testing.assert_close(torch.cat([out for out, _ in found], 1), full)
-    torch.testing.assert_close(torch.cat([w for _, w in found], 1), weights)
+    torch.testing.assert_close(torch.cat([out for out, _ in result], 1), full)
+    torch.testing.assert_close(torch.cat([w for _, w in result], 1), weights)
 
 
 def test_the_last_query_is_aligned_with_the_last_cached_key() -> None:
@@ -584,10 +588,10 @@ def test_a_cache_grows_in_place_and_keeps_what_it_holds() -> None:
     cache, keys, values = KeyValueCache(), torch.randn(2, 3, 20, 4), torch.randn(2, 3, 20, 6)
     before, places = keys.clone(), set()
     for i0, i1 in ((0, 2), (2, 3), (3, 4), (4, 10), *((i, i + 1) for i in range(10, 20))):
-        found = cache.append(keys[:, :, i0:i1], values[:, :, i0:i1])
-        assert len(cache) == i1 and found[0].equal(keys[:, :, :i1]) and found[1].equal(values[:, :, :i1])
-        assert all(a.equal(b) for a, b in zip(cache.read(), found, strict=True))
-        places.add(found[0].data_ptr())
+        result = cache.append(keys[:, :, i0:i1], values[:, :, i0:i1])
+        assert len(cache) == i1 and result[0].equal(keys[:, :, :i1]) and result[1].equal(values[:, :, :i1])
+        assert all(a.equal(b) for a, b in zip(cache.read(), result, strict=True))
+        places.add(result[0].data_ptr())
     assert len(places) == 4 and keys.equal(before)
 
 
@@ -598,8 +602,8 @@ def test_a_cache_passes_gradients_on() -> None:
     expected = torch.autograd.grad(full.square().sum(), leaves)
     cache = KeyValueCache()
     outs = [attention(s, s, s, is_causal=True, cache=cache, need_weights=False)[0] for s in x.split((1, 2, 1, 2), 1)]
-    found = torch.autograd.grad(torch.cat(outs, 1).square().sum(), leaves)
-    torch.testing.assert_close(found, expected)
+    result = torch.autograd.grad(torch.cat(outs, 1).square().sum(), leaves)
+    torch.testing.assert_close(result, expected)
 
 
 def test_a_cache_filled_without_gradients_serves_steps_with_them() -> None:
@@ -649,21 +653,21 @@ def test_an_empty_cache_needs_a_key() -> None:
 
 @pytest.mark.parametrize("alpha", [1.5, "learned"])
 def test_compiled_it_is_the_same(alpha: Any) -> None:
-    attention, given = small(alpha, add_bias_kv=alpha == 1.5), [steps()]
+    attention, arguments = small(alpha, add_bias_kv=alpha == 1.5), [steps()]
     options = {"is_causal": True, "need_weights": False}
     if alpha == 1.5:
         options = {"key_padding_mask": paddings()["end"], "attn_mask": masks(KEYS)["bool"]}
     torch._dynamo.reset()
     compiled = torch.compile(attention, backend="aot_eager", fullgraph=True)
-    found = {name.removeprefix("_orig_mod."): x for name, x in results(compiled, given, **options).items()}
-    torch.testing.assert_close(found, results(attention, given, **options))
+    result = {name.removeprefix("_orig_mod."): x for name, x in results(compiled, arguments, **options).items()}
+    torch.testing.assert_close(result, results(attention, arguments, **options))
 
 
 def test_under_vmap_it_is_the_same() -> None:
     attention, x = small("learned"), torch.randn(2, BATCH, KEYS, EMBED, dtype=torch.float64)
     pad = paddings()["end"].repeat(2, 1, 1)
-    found = torch.func.vmap(lambda x, pad: attention(x, x, x, pad, False)[0])(x, pad)
-    torch.testing.assert_close(found, torch.stack([attention(y, y, y, pad[0], False)[0] for y in x]))
+    result = torch.func.vmap(lambda x, pad: attention(x, x, x, pad, False)[0])(x, pad)
+    torch.testing.assert_close(result, torch.stack([attention(y, y, y, pad[0], False)[0] for y in x]))
 
 
 @pytest.mark.parametrize("alpha", [1.5, "learned", torch.tensor([1.0, 1.75])], ids=str)
@@ -692,13 +696,13 @@ def test_dtypes(dtype: torch.dtype, alpha: Any) -> None:
     attention = small(alpha)
     x = steps()
     expected, weights = attention(x, x, x)
-    attention, given = attention.to(dtype), x.to(dtype)
-    found = attention(given, given, given, is_causal=False)
-    assert found[0].dtype == found[1].dtype == dtype
+    attention, arguments = attention.to(dtype), x.to(dtype)
+    result = attention(arguments, arguments, arguments, is_causal=False)
+    assert result[0].dtype == result[1].dtype == dtype
     tolerance = {"atol": 0.5, "rtol": 0.1} if dtype == torch.bfloat16 else {"atol": 1e-5, "rtol": 1e-4}
-    torch.testing.assert_close(found[0].double(), expected, **tolerance)
-    torch.testing.assert_close(found[1].double(), weights, atol=tolerance["atol"] / 5, rtol=0.1)
-    found[0].square().sum().backward()
+    torch.testing.assert_close(result[0].double(), expected, **tolerance)
+    torch.testing.assert_close(result[1].double(), weights, atol=tolerance["atol"] / 5, rtol=0.1)
+    result[0].square().sum().backward()
     assert all(p.grad.isfinite().all() and p.grad.dtype == dtype for p in attention.parameters())
 
 
@@ -717,8 +721,8 @@ def test_it_is_built_without_memory(alpha: Any) -> None:
     assert {x.device.type for x in attention.state_dict().values()} == {"meta"}
     other = MultiheadAttention(EMBED, HEADS, kdim=6, add_bias_kv=True, alpha=alpha)
     attention.load_state_dict(other.state_dict(), assign=True)
-    given = [torch.randn(2, 3, size) for size in (EMBED, 6, EMBED)]
-    assert attention(*given)[0].equal(other(*given)[0])
+    arguments = [torch.randn(2, 3, size) for size in (EMBED, 6, EMBED)]
+    assert attention(*arguments)[0].equal(other(*arguments)[0])
 
 
 @pytest.mark.parametrize("initial", [None, 1.5])

@@ -94,9 +94,9 @@ def test_forbidden_symbols_have_no_probability_and_no_gradient(transform: str, a
 def test_forbidden_symbols_are_as_if_they_were_not_there() -> None:
     output = layer("entmax", 1.5, forbidden=(0, 4))
     hidden = torch.randn(3, 6, dtype=torch.float64)
-    kept = [1, 2, 3, 5, 6, 7, 8]
-    alone = hidden @ output.weight[kept].t() + output.bias[kept]
-    torch.testing.assert_close(output.probs(output(hidden))[:, kept], tsallis.entmax15(alone))
+    saved = [1, 2, 3, 5, 6, 7, 8]
+    alone = hidden @ output.weight[saved].t() + output.bias[saved]
+    torch.testing.assert_close(output.probs(output(hidden))[:, saved], tsallis.entmax15(alone))
 
 
 @every_kind
@@ -164,10 +164,10 @@ def test_alpha_and_tau_are_learned_kept_or_given() -> None:
     tau = nn.Parameter(torch.tensor(0.1))
     AlphaReLULoss(tau=tau)(scores, target).backward()
     assert tau.grad is not None and tau.grad != 0
-    kept = Entmax(torch.tensor([[1.0], [1.5], [2.0]]))
-    assert list(kept.parameters()) == [] and "alpha" in kept.state_dict()
-    assert kept.double().alpha.dtype == torch.float64
-    torch.testing.assert_close(kept(scores.double())[0], scores[0].double().softmax(-1))
+    saved = Entmax(torch.tensor([[1.0], [1.5], [2.0]]))
+    assert list(saved.parameters()) == [] and "alpha" in saved.state_dict()
+    assert saved.double().alpha.dtype == torch.float64
+    torch.testing.assert_close(saved(scores.double())[0], scores[0].double().softmax(-1))
     assert "tau" in AlphaReLULoss(tau=torch.tensor(0.1)).state_dict()
     assert repr(Entmax(1.5)) == "Entmax(alpha=1.5, dim=-1)" and repr(EntmaxLoss(2.0)) == "EntmaxLoss(alpha=2)"
 
@@ -229,9 +229,9 @@ def test_smoothed_labels(
     each = smoothed(output, output(hidden), target, 0.2)
     assert each[1, 1] == 0
     for reduction, expected in (("none", each), ("sum", each.sum()), ("mean", each.sum() / 5)):
-        found = output.loss(hidden, target, reduction=reduction, label_smoothing=0.2)
-        torch.testing.assert_close(found, expected)
-        pairs = [torch.autograd.grad(x.sum(), leaves, retain_graph=True) for x in (found, expected)]
+        result = output.loss(hidden, target, reduction=reduction, label_smoothing=0.2)
+        torch.testing.assert_close(result, expected)
+        pairs = [torch.autograd.grad(x.sum(), leaves, retain_graph=True) for x in (result, expected)]
         for one, other in zip(*pairs, strict=True):
             assert one.isfinite().all()
             torch.testing.assert_close(one, other)

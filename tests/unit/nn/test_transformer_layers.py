@@ -51,8 +51,8 @@ MASKS: dict[str, list[dict[str, Any]]] = {
 
 def inputs(kind: str, batch_first: bool = True) -> list[Tensor]:
     lengths = (SOURCE,) if kind == "encoder" else (TARGET, SOURCE)
-    given = [torch.randn(BATCH, n, MODEL, dtype=torch.float64) for n in lengths]
-    return given if batch_first else [x.transpose(0, 1) for x in given]
+    arguments = [torch.randn(BATCH, n, MODEL, dtype=torch.float64) for n in lengths]
+    return arguments if batch_first else [x.transpose(0, 1) for x in arguments]
 
 
 def sharp(layer: nn.Module) -> Any:
@@ -63,13 +63,13 @@ def sharp(layer: nn.Module) -> Any:
     return layer
 
 
-def results(layer: nn.Module, given: list[Tensor], **options: Any) -> dict[str, Tensor]:
+def results(layer: nn.Module, arguments: list[Tensor], **options: Any) -> dict[str, Tensor]:
     """Output, and the gradients of a number made of it."""
-    leaves = [x.detach().clone().requires_grad_() for x in given]
+    leaves = [x.detach().clone().requires_grad_() for x in arguments]
     out = layer(*leaves, **options)
     names, parameters = zip(*layer.named_parameters(), strict=True)
-    found = torch.autograd.grad(out.square().sum(), [*leaves, *parameters])
-    return {"output": out} | dict(zip((*(f"input {i}" for i in range(len(leaves))), *names), found, strict=True))
+    result = torch.autograd.grad(out.square().sum(), [*leaves, *parameters])
+    return {"output": out} | dict(zip((*(f"input {i}" for i in range(len(leaves))), *names), result, strict=True))
 
 
 @mixed_masks
@@ -83,24 +83,24 @@ def test_at_alpha_1_it_is_pytorchs(kind: str, variant: dict[str, Any], train: bo
     assert layer.state_dict().keys() == expected.state_dict().keys()
     layer.load_state_dict(expected.state_dict())
     expected.load_state_dict(layer.state_dict())
-    given = inputs(kind, variant.get("batch_first", False))
+    arguments = inputs(kind, variant.get("batch_first", False))
     for masks in MASKS[kind]:
-        torch.testing.assert_close(results(layer, given, **masks), results(expected, given, **masks))
+        torch.testing.assert_close(results(layer, arguments, **masks), results(expected, arguments, **masks))
     for masks in MASKS[kind][:3]:  # PyTorch's fast path gives NaN for masks of two dtypes
         with torch.no_grad():
-            torch.testing.assert_close(layer(*given, **masks), expected(*given, **masks))
-    single = [x[0] if variant.get("batch_first") else x[:, 0] for x in given]
+            torch.testing.assert_close(layer(*arguments, **masks), expected(*arguments, **masks))
+    single = [x[0] if variant.get("batch_first") else x[:, 0] for x in arguments]
     torch.testing.assert_close(results(layer, single), results(expected, single))
 
 
 @every_kind
 def test_causal_needs_no_mask(kind: str) -> None:
-    layer, given = sharp(KINDS[kind][0](**SIZES, batch_first=True, alpha=1.7)), inputs(kind)
+    layer, arguments = sharp(KINDS[kind][0](**SIZES, batch_first=True, alpha=1.7)), inputs(kind)
     name, flag = ("src_mask", "is_causal") if kind == "encoder" else ("tgt_mask", "tgt_is_causal")
-    ahead = torch.ones(given[0].shape[1], given[0].shape[1], dtype=torch.bool).triu(1)
-    masked = results(layer, given, **{name: ahead})
-    torch.testing.assert_close(results(layer, given, **{flag: True}), masked)
-    torch.testing.assert_close(results(layer, given, **{flag: True, name: ahead}), masked)
+    ahead = torch.ones(arguments[0].shape[1], arguments[0].shape[1], dtype=torch.bool).triu(1)
+    masked = results(layer, arguments, **{name: ahead})
+    torch.testing.assert_close(results(layer, arguments, **{flag: True}), masked)
+    torch.testing.assert_close(results(layer, arguments, **{flag: True, name: ahead}), masked)
 
 
 @every_kind
@@ -117,11 +117,11 @@ def test_pytorchs_state_dict_leaves_learned_alphas_alone(kind: str) -> None:
 
 @every_kind
 def test_dropout_is_for_training_alone(kind: str) -> None:
-    layer, given = KINDS[kind][0](**{**SIZES, "dropout": 0.5}, batch_first=True), inputs(kind)
+    layer, arguments = KINDS[kind][0](**{**SIZES, "dropout": 0.5}, batch_first=True), inputs(kind)
     plain = KINDS[kind][0](**SIZES, batch_first=True)
     plain.load_state_dict(layer.state_dict())
-    assert not layer(*given).equal(layer(*given))
-    assert layer.eval()(*given).equal(plain(*given))
+    assert not layer(*arguments).equal(layer(*arguments))
+    assert layer.eval()(*arguments).equal(plain(*arguments))
 
 
 @every_kind
@@ -204,8 +204,8 @@ def test_at_alpha_1_pytorchs_encoder_and_decoder_are_as_with_its_layers() -> Non
         options = {"norm": nn.LayerNorm(MODEL).double(), "enable_nested_tensor": False} if kind == "encoder" else {}
         theirs = stack(KINDS[kind][1](**SIZES, batch_first=True), 2, **options)
         theirs.load_state_dict(ours.state_dict(), strict=True)
-        given = inputs(kind)
-        torch.testing.assert_close(results(ours, given), results(theirs, given))
+        arguments = inputs(kind)
+        torch.testing.assert_close(results(ours, arguments), results(theirs, arguments))
 
 
 def transformer(alpha: Any) -> nn.Transformer:
@@ -256,15 +256,15 @@ def test_a_decoder_goes_step_by_step(alpha: Any, chunks: tuple[int, ...], norm_f
     full = model(target, memory, tgt_is_causal=True, memory_key_padding_mask=PADDING)
     expected = torch.autograd.grad(full.square().sum(), list(model.parameters()))
     for graded in (False, True):
-        caches, found = [(KeyValueCache(), KeyValueCache()) for _ in model.layers], []
+        caches, result = [(KeyValueCache(), KeyValueCache()) for _ in model.layers], []
         with torch.set_grad_enabled(graded):
             for x in target.split(chunks, 1):
                 for layer, own in zip(model.layers, caches, strict=True):
                     x = layer(x, memory, tgt_is_causal=True, memory_key_padding_mask=PADDING, caches=own)
-                found.append(x)
+                result.append(x)
         assert [(len(own), len(other)) for own, other in caches] == [(6, SOURCE)] * 2
-        torch.testing.assert_close(torch.cat(found, 1), full)
-    gradients = torch.autograd.grad(torch.cat(found, 1).square().sum(), list(model.parameters()))
+        torch.testing.assert_close(torch.cat(result, 1), full)
+    gradients = torch.autograd.grad(torch.cat(result, 1).square().sum(), list(model.parameters()))
     torch.testing.assert_close(gradients, expected)
 
 
@@ -273,9 +273,9 @@ def test_the_memory_is_read_at_the_first_step_alone() -> None:
     caches = (KeyValueCache(), KeyValueCache())
     with torch.no_grad():
         full = layer(target, memory, tgt_is_causal=True)
-        found = [layer(target[:, :1], memory, caches=caches)]
-        found += [layer(x, torch.full_like(memory, torch.nan), caches=caches) for x in target[:, 1:].split(1, 1)]
-    torch.testing.assert_close(torch.cat(found, 1), full)
+        result = [layer(target[:, :1], memory, caches=caches)]
+        result += [layer(x, torch.full_like(memory, torch.nan), caches=caches) for x in target[:, 1:].split(1, 1)]
+    torch.testing.assert_close(torch.cat(result, 1), full)
 
 
 def test_a_beam_reorders_the_caches_of_a_decoder() -> None:
@@ -283,26 +283,26 @@ def test_a_beam_reorders_the_caches_of_a_decoder() -> None:
     caches, index = [(KeyValueCache(), KeyValueCache()) for _ in model.layers], torch.tensor([1, 1, 2, 0])
     target = torch.randn(BATCH, 2, MODEL, dtype=torch.float64)
     chosen = torch.cat([target[index], torch.randn(4, 2, MODEL, dtype=torch.float64)], 1)
-    found = []
+    result = []
     with torch.no_grad():
         for x in (*target.split(1, 1), *chosen[:, 2:].split(1, 1)):
             for layer, own in zip(model.layers, caches, strict=True):
                 x = layer(x, memory, caches=own)
-            found.append(x)
-            if len(found) == 2:
+            result.append(x)
+            if len(result) == 2:
                 for cache in (cache for own in caches for cache in own):
                     cache.reorder(index)
         full = model(chosen, memory[index], tgt_is_causal=True)
-    torch.testing.assert_close(torch.cat(found[2:], 1), full[:, 2:])
+    torch.testing.assert_close(torch.cat(result[2:], 1), full[:, 2:])
 
 
 @every_kind
 def test_compiled_it_is_the_same(kind: str) -> None:
-    layer, given = sharp(KINDS[kind][0](**SIZES, batch_first=True, alpha="learned")), inputs(kind)
+    layer, arguments = sharp(KINDS[kind][0](**SIZES, batch_first=True, alpha="learned")), inputs(kind)
     torch._dynamo.reset()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    found = {name.removeprefix("_orig_mod."): x for name, x in results(compiled, given, **MASKS[kind][1]).items()}
-    torch.testing.assert_close(found, results(layer, given, **MASKS[kind][1]))
+    result = {name.removeprefix("_orig_mod."): x for name, x in results(compiled, arguments, **MASKS[kind][1]).items()}
+    torch.testing.assert_close(result, results(layer, arguments, **MASKS[kind][1]))
 
 
 @every_kind
@@ -310,32 +310,35 @@ def test_it_is_built_in_half_precision_and_without_memory(kind: str) -> None:
     options = {**SIZES, "dtype": torch.bfloat16, "batch_first": True, "alpha": "learned"}
     layer = KINDS[kind][0](**options)
     assert {x.dtype for x in layer.state_dict().values()} == {torch.bfloat16}
-    given = [x.bfloat16() for x in inputs(kind)]
-    out = layer(*given)
+    arguments = [x.bfloat16() for x in inputs(kind)]
+    out = layer(*arguments)
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(
-        out.double(), copy.deepcopy(layer).double()(*(x.double() for x in given)), atol=0.1, rtol=0.1
+        out.double(), copy.deepcopy(layer).double()(*(x.double() for x in arguments)), atol=0.1, rtol=0.1
     )
     empty = KINDS[kind][0](**options, device="meta")
     assert all(x.is_meta for x in empty.state_dict().values())
     empty.load_state_dict(layer.state_dict(), assign=True)
-    assert empty(*given).equal(out)
+    assert empty(*arguments).equal(out)
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_lengths_are_padding(norm_first: bool) -> None:
     lengths = torch.tensor([SOURCE, 2, 4])
     for kind, name in (("encoder", "src"), ("decoder", "memory")):
-        layer, given = sharp(KINDS[kind][0](**SIZES, batch_first=True, norm_first=norm_first)), inputs(kind)
-        found = results(layer, given, **{f"{name}_key_lengths": lengths})
-        torch.testing.assert_close(found, results(layer, given, **{f"{name}_key_padding_mask": PADDING}))
+        layer, arguments = sharp(KINDS[kind][0](**SIZES, batch_first=True, norm_first=norm_first)), inputs(kind)
+        result = results(layer, arguments, **{f"{name}_key_lengths": lengths})
+        torch.testing.assert_close(result, results(layer, arguments, **{f"{name}_key_padding_mask": PADDING}))
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_the_weights_of_the_memory_can_be_asked_for(norm_first: bool) -> None:
-    layer, given = sharp(TransformerDecoderLayer(**SIZES, batch_first=True, norm_first=norm_first)), inputs("decoder")
-    out, weights = layer(*given, memory_key_padding_mask=PADDING, need_weights=True)
-    torch.testing.assert_close(out, layer(*given, memory_key_padding_mask=PADDING))
+    layer, arguments = (
+        sharp(TransformerDecoderLayer(**SIZES, batch_first=True, norm_first=norm_first)),
+        inputs("decoder"),
+    )
+    out, weights = layer(*arguments, memory_key_padding_mask=PADDING, need_weights=True)
+    torch.testing.assert_close(out, layer(*arguments, memory_key_padding_mask=PADDING))
     assert weights.shape == (BATCH, TARGET, SOURCE) and (weights[PADDING.unsqueeze(1).expand_as(weights)] == 0).all()
     torch.testing.assert_close(weights.sum(-1), torch.ones(BATCH, TARGET, dtype=torch.float64))
     support = (weights > 0).sum(-1)

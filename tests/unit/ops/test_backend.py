@@ -30,9 +30,9 @@ def nothing_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def python(code: str, root: Path = PACKAGE.parent, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run statements in a fresh interpreter that imports the package from a folder."""
-    kept = {k: v for k, v in os.environ.items() if k not in (backend.VARIABLE, "TSALLIS_KERNEL_PATH")}
-    kept = {**kept, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=kept)
+    saved = {k: v for k, v in os.environ.items() if k not in (backend.VARIABLE, "TSALLIS_KERNEL_PATH")}
+    saved = {**saved, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=saved)
 
 
 def refuse(*_: object, **__: object) -> None:
@@ -141,8 +141,8 @@ def test_alphas_above_two_are_left_to_eager(monkeypatch: pytest.MonkeyPatch, alp
     torch.testing.assert_close(p, expected, atol=1e-9, rtol=0)
     torch.testing.assert_close(loss, expected_loss, atol=1e-9, rtol=0)
     for ours, theirs in ((p[:, 0].sum(), expected[:, 0].sum()), (loss.sum(), expected_loss.sum())):
-        (found,), (truth,) = torch.autograd.grad(ours, z), torch.autograd.grad(theirs, exact)
-        torch.testing.assert_close(found, truth, atol=1e-7, rtol=1e-7)
+        (result,), (truth,) = torch.autograd.grad(ours, z), torch.autograd.grad(theirs, exact)
+        torch.testing.assert_close(result, truth, atol=1e-7, rtol=1e-7)
 
 
 @needs_kernel
@@ -281,15 +281,15 @@ def test_a_kernel_of_other_sources_is_not_used(tmp_path: Path) -> None:
 
 def kept_by(compute: object) -> list[Tensor]:
     """The tensors that autograd keeps for backward, one of each storage."""
-    kept: dict[int, Tensor] = {}
+    saved: dict[int, Tensor] = {}
 
     def pack(x: Tensor) -> Tensor:
-        kept[x.data_ptr()] = x
+        saved[x.data_ptr()] = x
         return x
 
     with saved_tensors_hooks(pack, lambda x: x):
         compute()  # type: ignore[operator]
-    return list(kept.values())
+    return list(saved.values())
 
 
 @needs_kernel
@@ -299,8 +299,8 @@ def test_a_map_keeps_its_output_and_no_more(dtype: torch.dtype, dim: int) -> Non
     z = torch.randn(40, 500).to(dtype).requires_grad_()
     rows = 500 if dim == 0 else 40
     with tsallis.backend("cpu"):
-        (kept,) = kept_by(lambda: tsallis.entmax(z, 1.3, dim))
-        assert kept.dtype == dtype and kept.numel() == z.numel()
+        (saved,) = kept_by(lambda: tsallis.entmax(z, 1.3, dim))
+        assert saved.dtype == dtype and saved.numel() == z.numel()
         alpha = torch.full((1, 500) if dim == 0 else (40, 1), 1.3, requires_grad=True)
         many = kept_by(lambda: tsallis.entmax(z, alpha, dim))
     assert sum(x.nbytes for x in many) == z.nbytes + 4 * rows
@@ -312,9 +312,9 @@ def test_a_loss_keeps_the_scores_themselves_and_a_few_numbers_a_row(dtype: torch
     z = torch.randn(40, 500).to(dtype).requires_grad_()
     y = torch.arange(40)
     with tsallis.backend("cpu"):
-        kept = kept_by(lambda: tsallis.entmax_loss(z, y, 1.3, reduction="sum"))
-    assert any(x.data_ptr() == z.data_ptr() for x in kept)
-    rest = sum(x.nbytes for x in kept if x.data_ptr() != z.data_ptr())
+        saved = kept_by(lambda: tsallis.entmax_loss(z, y, 1.3, reduction="sum"))
+    assert any(x.data_ptr() == z.data_ptr() for x in saved)
+    rest = sum(x.nbytes for x in saved if x.data_ptr() != z.data_ptr())
     assert rest == 40 * (8 + 4 * cpu.STATS)  # the target and the statistics
 
 

@@ -119,9 +119,9 @@ CASES = [
 
 
 def results(call: Any, leaves: list[Tensor], upstream: Tensor) -> list[Tensor]:
-    given = [x.clone().requires_grad_() for x in leaves]
-    out = call(*given)
-    return [out.detach(), *torch.autograd.grad(out, given, upstream.to(out.dtype))]
+    inputs = [x.clone().requires_grad_() for x in leaves]
+    out = call(*inputs)
+    return [out.detach(), *torch.autograd.grad(out, inputs, upstream.to(out.dtype))]
 
 
 def exact(case: Case, seed: int, mask: Tensor | None) -> Any:
@@ -145,9 +145,9 @@ def drawn() -> int:
     return seed
 
 
-def assert_near(found: list[Tensor], expected: list[Tensor], dtype: torch.dtype) -> None:
-    names = ("output", "query", "key", "value", "alpha", "mask")[: len(found)]
-    for name, one, other in zip(names, found, expected, strict=True):
+def assert_near(result: list[Tensor], expected: list[Tensor], dtype: torch.dtype) -> None:
+    names = ("output", "query", "key", "value", "alpha", "mask")[: len(result)]
+    for name, one, other in zip(names, result, expected, strict=True):
         share = NEAR[dtype][name != "output"]
         near = share * max(other.abs().max().item(), 0.1)
         torch.testing.assert_close(one.double(), other, atol=near, rtol=0, msg=f"{name}: {{}}".format)
@@ -155,22 +155,22 @@ def assert_near(found: list[Tensor], expected: list[Tensor], dtype: torch.dtype)
 
 @in_pairs(case=CASES, dtype=DTYPES)
 def test_output_and_gradients(case: Case, dtype: torch.dtype) -> None:
-    given = case.tensors(dtype)
-    wide = [x.double() for x in given]
+    inputs = case.tensors(dtype)
+    wide = [x.double() for x in inputs]
     mask = case.of_mask(dtype)
     upstream = torch.randn(case.batch, len(case.alphas), case.queries, case.value_size)
     seed = drawn()
     whole = exact(case, seed, mask if mask is None or mask.dtype == torch.bool else mask.double())
     expected = results(whole, wide, upstream)
-    found = results(lambda *x: entmax_attention(*x, **case.options(dtype)), given, upstream)
-    assert all(x.dtype == dtype for x in found)
-    assert_near(found, expected, dtype)
+    result = results(lambda *x: entmax_attention(*x, **case.options(dtype)), inputs, upstream)
+    assert all(x.dtype == dtype for x in result)
+    assert_near(result, expected, dtype)
     # And as it is where nothing is learned.
     torch.random.manual_seed(0)
     with torch.no_grad():
-        again = entmax_attention(*given, **case.options(dtype))
+        again = entmax_attention(*inputs, **case.options(dtype))
     if not case.dropout:
-        torch.testing.assert_close(again, found[0], atol=0, rtol=0)
+        torch.testing.assert_close(again, result[0], atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("keys", [3, 40])
@@ -194,11 +194,11 @@ def test_tiles_and_lists_of_any_length(rows: int, listed: int, monkeypatch: pyte
         Case("", 37, 90, MIXED, spread=5, causal=True),
         Case("", 37, 40, MIXED, lengths=(40, 11), dropout=0.2),
     ):
-        given = case.tensors(torch.float64)
+        inputs = case.tensors(torch.float64)
         upstream = torch.randn(case.batch, len(case.alphas), case.queries, case.value_size)
-        expected = results(exact(case, drawn(), None), given, upstream)
-        found = results(lambda *x: entmax_attention(*x, **case.options(torch.float64)), given, upstream)  # noqa: B023
-        assert_near(found, expected, torch.float64)
+        expected = results(exact(case, drawn(), None), inputs, upstream)
+        result = results(lambda *x: entmax_attention(*x, **case.options(torch.float64)), inputs, upstream)  # noqa: B023
+        assert_near(result, expected, torch.float64)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -229,23 +229,23 @@ def test_nothing_is_written_behind_the_last_list(dtype: torch.dtype, monkeypatch
 @pytest.mark.parametrize("threads", [2, 5])
 def test_a_head_is_divided_among_threads(threads: int) -> None:
     case = Case("", 330, 90, (1.3,), key_heads=1, batch=1)
-    given = case.tensors(torch.float64)
+    inputs = case.tensors(torch.float64)
     upstream = torch.randn(1, 1, 330, 16)
-    expected = results(exact(case, 0, None), given, upstream)
+    expected = results(exact(case, 0, None), inputs, upstream)
     torch.set_num_threads(threads)
     try:
-        found = results(lambda *x: entmax_attention(*x), given, upstream)
+        result = results(lambda *x: entmax_attention(*x), inputs, upstream)
     finally:
         torch.set_num_threads(1)
-    assert_near(found, expected, torch.float64)
+    assert_near(result, expected, torch.float64)
 
 
 def test_heads_side_by_side_stay_so() -> None:
     """A layer's projections have heads side by side; what comes back needs no copy to be projected again."""
     case = Case("", 70, 50, MIXED, key_heads=8)
-    given = [x.transpose(1, 2).contiguous().transpose(1, 2) if x.dim() > 1 else x for x in case.tensors(torch.float64)]
+    inputs = [x.transpose(1, 2).contiguous().transpose(1, 2) if x.dim() > 1 else x for x in case.tensors(torch.float64)]
     upstream = torch.randn(2, 70, 8, 16, dtype=torch.float64).transpose(1, 2)
-    leaves = [x.requires_grad_() for x in given]
+    leaves = [x.requires_grad_() for x in inputs]
     out = entmax_attention(*leaves)
     grads = torch.autograd.grad(out, leaves, upstream)
     assert out.transpose(1, 2).is_contiguous() and all(x.transpose(1, 2).is_contiguous() for x in grads[:3])
@@ -258,20 +258,20 @@ def test_heads_side_by_side_stay_so() -> None:
 def test_parts_of_wider_tensors(queries: int, wide: int) -> None:
     """What lies between the rows is not read."""
     case = Case("", queries, 50, MIXED, 37, 37, key_heads=8)
-    given = case.tensors(torch.float32)
+    inputs = case.tensors(torch.float32)
     upstream = torch.randn(2, 8, queries, 37)
-    parts = [torch.full((*x.shape[:-1], wide), torch.nan)[..., :37].copy_(x) for x in given[:3]]
-    expected = results(entmax_attention, given, upstream)
-    leaves = [x.requires_grad_() for x in (*parts, given[3])]
+    parts = [torch.full((*x.shape[:-1], wide), torch.nan)[..., :37].copy_(x) for x in inputs[:3]]
+    expected = results(entmax_attention, inputs, upstream)
+    leaves = [x.requires_grad_() for x in (*parts, inputs[3])]
     out = entmax_attention(*leaves)
-    found = [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
-    for one, other in zip(found, expected, strict=True):
+    result = [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
+    for one, other in zip(result, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
 def test_a_gradient_that_is_one_number_everywhere() -> None:
-    given = Case("", 70, 90, MIXED).tensors(torch.float32)
-    leaves = [x.requires_grad_() for x in given]
+    inputs = Case("", 70, 90, MIXED).tensors(torch.float32)
+    leaves = [x.requires_grad_() for x in inputs]
     out = entmax_attention(*leaves, enable_gqa=True)
     expected = torch.autograd.grad(out, leaves, torch.ones_like(out), retain_graph=True)
     for one, other in zip(torch.autograd.grad(out.sum(), leaves), expected, strict=True):
@@ -279,11 +279,11 @@ def test_a_gradient_that_is_one_number_everywhere() -> None:
 
 
 def test_backward_runs_as_often_as_it_is_asked_to() -> None:
-    given = [x.requires_grad_() for x in Case("", 70, 90, MIXED).tensors(torch.float32)]
-    out = entmax_attention(*given, enable_gqa=True)
+    inputs = [x.requires_grad_() for x in Case("", 70, 90, MIXED).tensors(torch.float32)]
+    out = entmax_attention(*inputs, enable_gqa=True)
     upstream = torch.randn_like(out)
-    first = torch.autograd.grad(out, given, upstream, retain_graph=True)
-    for one, other in zip(first, torch.autograd.grad(out, given, upstream), strict=True):
+    first = torch.autograd.grad(out, inputs, upstream, retain_graph=True)
+    for one, other in zip(first, torch.autograd.grad(out, inputs, upstream), strict=True):
         assert torch.equal(one, other)
 
 
@@ -302,11 +302,11 @@ def test_what_is_not_finite_stays_where_it_is(head: int) -> None:
 
 
 def test_what_is_dropped_is_the_same_with_all_weights() -> None:
-    given = Case("", 70, 90, MIXED).tensors(torch.float32)
+    inputs = Case("", 70, 90, MIXED).tensors(torch.float32)
     torch.manual_seed(7)
-    fused = entmax_attention(*given, dropout_p=0.4, enable_gqa=True)
+    fused = entmax_attention(*inputs, dropout_p=0.4, enable_gqa=True)
     torch.manual_seed(7)
-    whole, weights = entmax_attention(*given, dropout_p=0.4, enable_gqa=True, return_weights=True)
+    whole, weights = entmax_attention(*inputs, dropout_p=0.4, enable_gqa=True, return_weights=True)
     torch.testing.assert_close(fused, whole, atol=5e-6, rtol=0)
     assert (weights.sum(-1) - 1).abs().max() < 2e-6
 
@@ -323,14 +323,14 @@ def test_what_is_dropped_is_the_same_with_all_weights() -> None:
     dtype=DTYPES,
 )
 def test_an_added_mask_that_learns_gets_its_gradient(case: Case, shape: str, dtype: torch.dtype) -> None:
-    given = case.tensors(dtype)
+    inputs = case.tensors(dtype)
     sizes = {"b": case.batch, "h": len(case.alphas), "q": case.queries, "k": case.keys, "1": 1}
     mask = torch.randn([sizes[name] for name in shape]).to(dtype)
     upstream = torch.randn(case.batch, len(case.alphas), case.queries, case.value_size)
     seed, state = drawn(), torch.get_rng_state()
     expected = results(
         lambda *x: exact(case, seed, x[4].reshape((1,) * (4 - mask.dim()) + mask.shape))(*x[:4]),
-        [x.double() for x in (*given, mask)],
+        [x.double() for x in (*inputs, mask)],
         upstream,
     )
     options = case.options(dtype)
@@ -339,7 +339,7 @@ def test_an_added_mask_that_learns_gets_its_gradient(case: Case, shape: str, dty
         torch.set_num_threads(threads)
         torch.set_rng_state(state)
         try:
-            found = results(lambda *x: entmax_attention(*x[:4], attn_mask=x[4], **options), [*given, mask], upstream)
+            result = results(lambda *x: entmax_attention(*x[:4], attn_mask=x[4], **options), [*inputs, mask], upstream)
         finally:
             torch.set_num_threads(1)
-        assert_near(found, expected, dtype)
+        assert_near(result, expected, dtype)

@@ -29,15 +29,15 @@ STRUCTURES = {"Layout": structs.Layout, "Heads": structs.Heads} | {
 def fields(structure: str) -> list[tuple[str, type]]:
     """Return names and types of a structure's fields, as the header declares them."""
     (body,) = re.findall(rf"struct {structure} {{(.*?)}};", HEADER, re.DOTALL)
-    found: list[tuple[str, type]] = []
+    result: list[tuple[str, type]] = []
     for declaration in filter(None, map(str.strip, body.split(";"))):
         kind, names = re.fullmatch(r"(?:const )?(\w+)(.*)", declaration, re.DOTALL).groups()  # type: ignore[union-attr]
         for name, length in re.findall(r"(\w+)(?:\[(\d+)\])?", names):
             own = {**NUMBERS, "Layout": structs.Layout, "Heads": structs.Heads}.get(kind)
             one = c_void_p if "*" in declaration else own
             assert one is not None, declaration
-            found.append((name, one * int(length) if length else one))
-    return found
+            result.append((name, one * int(length) if length else one))
+    return result
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)

@@ -82,12 +82,12 @@ def problem(d: int, half: bool) -> Problem:
     return Problem(scores, alpha, target, probs, torch.where(counted, loss, 0), slope, weights)
 
 
-def close(found: Tensor, expected: Tensor, dtype: torch.dtype, times: float = 1.0) -> None:
+def close(result: Tensor, expected: Tensor, dtype: torch.dtype, times: float = 1.0) -> None:
     """Equal up to what the dtype rounds away, and `times` what computing in it costs."""
     rounding = ROUNDING[dtype]
     size = max(1.0, float(expected.abs().nan_to_num(0.0).amax()))
     torch.testing.assert_close(
-        found.double(), expected, atol=times * COMPUTING[dtype] * size + rounding * 1e-3, rtol=rounding, equal_nan=True
+        result.double(), expected, atol=times * COMPUTING[dtype] * size + rounding * 1e-3, rtol=rounding, equal_nan=True
     )
 
 
@@ -116,8 +116,8 @@ def test_one_number_for_all_rows_is_that_number_in_each(alpha: float, dtype: tor
         close(p, eager.entmax(x.scores, alpha), dtype)
         many = torch.full((len(scores), 1), alpha, dtype=compute_dtype(dtype))
         close(cpu.entmax(scores, many), eager.entmax(x.scores, many.double()), dtype)
-        found = cpu.entmax_loss(scores, x.target, alpha, True)
-        for one, each in zip(found, cpu.entmax_loss(scores, x.target, many, True), strict=True):
+        result = cpu.entmax_loss(scores, x.target, alpha, True)
+        for one, each in zip(result, cpu.entmax_loss(scores, x.target, many, True), strict=True):
             assert one is not None and each is not None
             close(one, each.double(), one.dtype, 20)
 
@@ -125,11 +125,11 @@ def test_one_number_for_all_rows_is_that_number_in_each(alpha: float, dtype: tor
 @in_pairs(stays=[0.1, 0.5, 0.9, 1.0], dtype=[torch.float32, torch.float64])
 def test_what_is_dropped_is_a_function_of_the_seed(stays: float, dtype: torch.dtype) -> None:
     x = torch.randn(300, 1001, generator=torch.Generator().manual_seed(0)).to(dtype) + 10
-    kept = cpu.drop(x, stays, 2**63 + 5, torch.empty_like(x))
+    saved = cpu.drop(x, stays, 2**63 + 5, torch.empty_like(x))
     over = x.clone()
-    assert cpu.drop(over, stays, 2**63 + 5, over) is over and torch.equal(over, kept)
-    stayed = kept != 0
-    torch.testing.assert_close(kept[stayed], x[stayed] / stays)
+    assert cpu.drop(over, stays, 2**63 + 5, over) is over and torch.equal(over, saved)
+    stayed = saved != 0
+    torch.testing.assert_close(saved[stayed], x[stayed] / stays)
     n, error = x.numel(), (stays * (1 - stays)) ** 0.5
     assert abs(stayed.double().mean() - stays) <= 5 * error / n**0.5
     other = cpu.drop(x, stays, 2**63 + 6, torch.empty_like(x)) != 0
@@ -164,9 +164,9 @@ def test_gradients_of_maps(d: int, dtype: torch.dtype) -> None:
     expected, expected_alpha = pullback(p.double(), g.double(), alpha.double(), True)
     assert expected_alpha is not None
     for need_alpha in (False, True):
-        found, found_alpha = cpu.entmax_gradient(p, g, alpha, need_alpha)
-        assert found.dtype == dtype
-        close(found, expected, dtype, 4)
+        result, found_alpha = cpu.entmax_gradient(p, g, alpha, need_alpha)
+        assert result.dtype == dtype
+        close(result, expected, dtype, 4)
         assert (found_alpha is not None) is need_alpha
         if found_alpha is not None:
             close(found_alpha, expected_alpha, compute_dtype(dtype), 20)
@@ -231,11 +231,11 @@ def test_gradients_of_listed_supports_need_no_scores(d: int, dtype: torch.dtype)
         assert known[5] or alpha <= 1.3, "a small support"
         assert not known[0] or alpha == 2.0, "a large one"
         gone = torch.where(known.unsqueeze(-1), torch.nan, z)
-        found = cpu.entmax_loss_gradient(gone, target, alpha, stats, weights)
+        result = cpu.entmax_loss_gradient(gone, target, alpha, stats, weights)
         if alpha == 1.3:  # the only powers here that are packed with the list
-            close(found, expected.double(), dtype)
+            close(result, expected.double(), dtype)
         else:
-            assert torch.equal(found, expected)
+            assert torch.equal(result, expected)
 
 
 LEVEL = (1.001, 1.05, 1.06, 1.1, 1.125, 1.2, 1.25, 1.3, 4 / 3)  # of alphas so low, long rows are all support
@@ -280,10 +280,10 @@ def test_losses_of_level_rows(d: int, alpha: float, dtype: torch.dtype) -> None:
     grad = cpu.entmax_loss_gradient(z, target, alpha, stats, torch.ones(len(z)))
     close(grad, probs - gold, dtype)
     lists, _ = lists_of(z, target, alpha)
-    found = dense(lists, d)
-    close(found, probs, torch.float32)
-    assert (found.sum(-1) - 1).abs().max() <= SUM
-    assert (stats[:, 4] >= (found > 0).sum(-1)).all() and (stats[:, 4] <= d).all()
+    result = dense(lists, d)
+    close(result, probs, torch.float32)
+    assert (result.sum(-1) - 1).abs().max() <= SUM
+    assert (stats[:, 4] >= (result > 0).sum(-1)).all() and (stats[:, 4] <= d).all()
     for r in range(len(z)):
         alone, its, _ = cpu.entmax_loss(z[r : r + 1], target[r : r + 1], alpha, False)
         assert torch.equal(alone[0], loss[r]) and torch.equal(its[0], stats[r])
@@ -423,9 +423,9 @@ def test_rows_along_the_middle_are_the_same_rows(d: int, inner: int, dtype: torc
     assert p.shape == x.shape and torch.equal(flat(p), cpu.entmax(flat(x), alpha))
     assert torch.equal(flat(cpu.entmax(x, 1.5, 1)), cpu.entmax(flat(x), 1.5))
     for need_alpha in (False, True):
-        found, found_alpha = cpu.entmax_gradient(p, g, alpha, need_alpha, 1)
+        result, found_alpha = cpu.entmax_gradient(p, g, alpha, need_alpha, 1)
         expected, expected_alpha = cpu.entmax_gradient(flat(p), flat(g), alpha, need_alpha)
-        assert torch.equal(flat(found), expected)
+        assert torch.equal(flat(result), expected)
         if found_alpha is not None and expected_alpha is not None:
             assert torch.equal(found_alpha, expected_alpha)
 
@@ -466,9 +466,9 @@ def test_threads_change_no_bit(shape: tuple[int, ...], own_threads: bool) -> Non
         p = cpu.entmax(z, alpha, 1)
         results = [p, *cpu.entmax_gradient(p, g, alpha, True, 1), cpu.drop(z, 0.7, 5, torch.empty_like(z))]
         if z.dim() == 2:
-            found = cpu.entmax_loss(z, target, alpha, True)
+            result = cpu.entmax_loss(z, target, alpha, True)
             lists, stats = lists_of(z, target, alpha)
-            results += [*found, cpu.entmax_loss_gradient(z, target, alpha, stats, upstream)]
+            results += [*result, cpu.entmax_loss_gradient(z, target, alpha, stats, upstream)]
             results += [*cpu.alpha_relu_loss(z, target, 1.3, 0.1), *lists, *cpu.gather(lists, z.T.contiguous()[:, :33])]
         return results
 
@@ -480,11 +480,11 @@ def test_threads_change_no_bit(shape: tuple[int, ...], own_threads: bool) -> Non
         if own_threads:  # as on a machine whose torch has no OpenMP runtime by the expected name
             library.tsallis_set_parallel(None, None)
         torch.set_num_threads(2)
-        together = everything()
+        whole = everything()
     finally:
         torch.set_num_threads(before)
         cpu._share_threads(library)
-    for one, two in zip(alone, together, strict=True):
+    for one, two in zip(alone, whole, strict=True):
         assert (one is None and two is None) or (one is not None and two is not None and same(one, two))
 
 
@@ -587,8 +587,8 @@ def test_nothing_is_read_or_written_behind_the_end(d: int, dtype: torch.dtype) -
         return Fenced(like.numel() * like.element_size()).at_the_end(like)
 
     def call(name: str, alpha: Tensor, first: Tensor, *others: Tensor | float) -> None:
-        given = [o if isinstance(o, float) else o.data_ptr() for o in others]
-        cpu.run(name, cpu._layout(first, alpha, 1), first.data_ptr(), *given)
+        inputs = [o if isinstance(o, float) else o.data_ptr() for o in others]
+        cpu.run(name, cpu._layout(first, alpha, 1), first.data_ptr(), *inputs)
 
     z, g = fenced(x.scores.to(dtype)), fenced(x.weights.to(dtype))
     alpha, target = fenced(x.alphas(dtype)), fenced(x.target)

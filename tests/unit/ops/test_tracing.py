@@ -42,12 +42,12 @@ def test_a_constant_is_called_while_tracing_and_not_traced() -> None:
 
 
 def test_what_is_untraced_runs_each_time_and_breaks_a_graph() -> None:
-    seen: list[bool] = []
+    record: list[bool] = []
 
     @tracing.untraced
     def look(x: Tensor) -> Tensor:
         """Look at a number."""
-        seen.append(torch.compiler.is_compiling())
+        record.append(torch.compiler.is_compiling())
         return x * 2 if float(x.sum()) > 0 else x * 3
 
     def function(x: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def test_what_is_untraced_runs_each_time_and_breaks_a_graph() -> None:
     compiled = torch.compile(function, backend="eager")
     for x in (torch.ones(3), -2 * torch.ones(3), torch.ones(3)):
         torch.testing.assert_close(compiled(x), function(x))
-    assert seen == [False] * 6
+    assert record == [False] * 6
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported):
         torch.compile(function, fullgraph=True, backend="eager")(torch.ones(3))

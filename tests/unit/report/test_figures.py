@@ -136,9 +136,9 @@ def test_a_density_without_an_end_says_so(density: Any) -> None:
 def test_a_mixture_has_the_union_of_the_supports_of_what_it_mixes() -> None:
     half = math.sqrt(5e-3)
     ax = report.text_attention(WORDS, density=MIXTURE)
-    wanted = [(0.2 - half, 0.2 + half), (0.8 - half, 0.8 + half)]  # the third has weight zero
-    for found, expected in zip(spans(ax, "support"), wanted, strict=True):
-        assert found == pytest.approx(expected, abs=1e-6)
+    target = [(0.2 - half, 0.2 + half), (0.8 - half, 0.8 + half)]  # the third has weight zero
+    for result, expected in zip(spans(ax, "support"), target, strict=True):
+        assert result == pytest.approx(expected, abs=1e-6)
     (line,) = lines(ax, "density")
     between = [y for t, y in zip(line.get_xdata(), line.get_ydata(), strict=True) if 0.4 < t < 0.6]
     assert between and all(math.isnan(y) for y in between)
@@ -209,15 +209,15 @@ def test_a_page_has_each_word_once_and_what_it_gets_above_it() -> None:
         [0.1, 0.2, 0.3, 0.4]
     )
     masses = cell_masses(PARABOLA, torch.linspace(0, 1, 121)).tolist()
-    place = 0
+    offset = 0
     for strip in strips:
         size = len(strip.texts)
-        own = masses[place : place + size]
+        own = masses[offset : offset + size]
         steps = [patch for patch in strip.patches if patch.get_label() == "masses"]
         assert len(steps) == any(own)
         if steps:
             assert steps[0].get_data().values.tolist() == pytest.approx(own, abs=1e-6)
-        place += size
+        offset += size
     # The supports of all lines together: as many words as have a mass.
     ends = [line.get_xdata()[0] for strip in strips for line in lines(strip, "end of the support")]
     assert len(ends) == 2
@@ -245,10 +245,10 @@ def test_several_pages_and_axes_of_ones_own() -> None:
 def test_words_are_drawn_as_they_are() -> None:
     words = ["$x^2$", "a_b", "two\nlines", "Donaudampfschifffahrtsgesellschaft", " ", "bell\a", "Съешь", "日本語"]
     ax = report.text_attention(words, torch.ones(8) / 8, title="$5 or $6")
-    found = words_of(ax)
-    assert found[:3] == ["$x^2$", "a_b", "two lines"]
-    assert found[3] == "Donaudampfschifff…" and found[4] == "␣" and found[5] == "bell\N{REPLACEMENT CHARACTER}"
-    assert found[6] == "Съешь" and len(found[7]) == 3
+    result = words_of(ax)
+    assert result[:3] == ["$x^2$", "a_b", "two lines"]
+    assert result[3] == "Donaudampfschifff…" and result[4] == "␣" and result[5] == "bell\N{REPLACEMENT CHARACTER}"
+    assert result[6] == "Съешь" and len(result[7]) == 3
     texts = [*ax.texts, ax.title, ax._left_title, ax._right_title]
     drawn = [text for text in texts if text.get_text()]
     assert not any(text.get_parse_math() or text.get_usetex() for text in drawn)
@@ -339,8 +339,8 @@ def test_the_ellipse_is_the_edge_of_the_support() -> None:
     ((label, points),) = ellipses(ax)
     assert label == "support holds 100 %"
     # In the plane the support of alpha 2 reaches to sqrt(6) standard deviations.
-    found = distance(points, torch.tensor([0.6, 0.4]).double())
-    torch.testing.assert_close(found, torch.full_like(found, 6.0), rtol=1e-5, atol=0)
+    result = distance(points, torch.tensor([0.6, 0.4]).double())
+    torch.testing.assert_close(result, torch.full_like(result, 6.0), rtol=1e-5, atol=0)
 
 
 def test_contours_cover_the_support_and_nothing_else() -> None:
@@ -359,22 +359,24 @@ def test_contours_cover_the_support_and_nothing_else() -> None:
 
 def test_a_gaussian_has_broken_ellipses_and_no_end() -> None:
     ax = report.image_attention(picture(), density=Gaussian(torch.tensor([0.6, 0.4]), COV, dims=2))
-    found = ellipses(ax)
-    assert [label for label, _ in found] == ["1σ holds 39 %, no end", "2σ holds 86 %, no end"]
-    for (_, points), sigmas in zip(found, (1, 2), strict=True):
+    result = ellipses(ax)
+    assert [label for label, _ in result] == ["1σ holds 39 %, no end", "2σ holds 86 %, no end"]
+    for (_, points), sigmas in zip(result, (1, 2), strict=True):
         apart = distance(points, torch.tensor([0.6, 0.4]).double())
         torch.testing.assert_close(apart, torch.full_like(apart, sigmas**2), rtol=1e-5, atol=0)
     assert all(patch.get_linestyle() not in ("-", "solid") for patch in ax.patches if isinstance(patch, Polygon))
     assert [round(100 * (1 - math.exp(-(k**2) / 2))) for k in (1, 2)] == [39, 86]
     legend = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert legend == [label for label, _ in found]
+    assert legend == [label for label, _ in result]
 
 
 def test_each_part_of_a_mixture_has_its_ellipse() -> None:
     means = torch.tensor([[0.3, 0.3], [0.7, 0.6]])
     parts = TruncatedParaboloid(means, COV / 10)
-    found = ellipses(report.image_attention(picture(), density=Mixture(torch.tensor([0.5, 0.5]), parts)))
-    assert [points[:-1].mean(0).tolist() for _, points in found] == [pytest.approx(m, abs=1e-5) for m in means.tolist()]
+    result = ellipses(report.image_attention(picture(), density=Mixture(torch.tensor([0.5, 0.5]), parts)))
+    assert [points[:-1].mean(0).tolist() for _, points in result] == [
+        pytest.approx(m, abs=1e-5) for m in means.tolist()
+    ]
 
 
 def test_panels_beside_the_image() -> None:
@@ -461,9 +463,9 @@ def test_alphas_of_a_log(tmp_path: Path) -> None:
     write_log(tmp_path, events)
     axes = report.learned_alphas(tmp_path).axes
     assert [ax.get_title("left") for ax in axes] == ["encoder", "cross"]
-    found = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes[0].lines}
-    assert found["layer 1, head 1"] == ([10, 20], [1.5, 1.6]) and found["layer 2, head 2"] == ([10, 20], [1.2, 1.1])
-    assert len(found) == 4
+    result = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes[0].lines}
+    assert result["layer 1, head 1"] == ([10, 20], [1.5, 1.6]) and result["layer 2, head 2"] == ([10, 20], [1.2, 1.1])
+    assert len(result) == 4
 
 
 def test_alphas_of_a_trained_run(tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ def test_a_larger_budget_lists_more_and_bounds_better() -> None:
 
 def test_a_spent_budget_depends_on_no_other_source() -> None:
     src, lengths = sources(*range(20))
-    together = exhaustive(random_table("softmax", 1.0, 4), src, lengths, budget=50, max_length=LONG)
-    for i, result in enumerate(together):
+    whole = exhaustive(random_table("softmax", 1.0, 4), src, lengths, budget=50, max_length=LONG)
+    for i, result in enumerate(whole):
         (alone,) = exhaustive(random_table("softmax", 1.0, 4), *sources(i), budget=50, max_length=LONG)
         assert alone == result
 

@@ -24,10 +24,10 @@ def targets(*outputs: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_scores_are_sums_of_the_given_tokens_alone() -> None:
     tgt_in, tgt_out = targets((A,), (B, A), (B,), (A, A), (), (A, B, A))
-    found = score(trie(ROWS), *sources(*[0] * 6), tgt_in, tgt_out)
-    assert found.dtype == torch.float64
-    assert found.exp().tolist() == pytest.approx([0.75, 0.125, 0.125, 0, 0, 0])
-    assert found[3:].tolist() == [-math.inf] * 3
+    result = score(trie(ROWS), *sources(*[0] * 6), tgt_in, tgt_out)
+    assert result.dtype == torch.float64
+    assert result.exp().tolist() == pytest.approx([0.75, 0.125, 0.125, 0, 0, 0])
+    assert result[3:].tolist() == [-math.inf] * 3
 
 
 @pytest.mark.parametrize("search", [beam_search, exhaustive])
@@ -81,8 +81,8 @@ def test_supports_of_an_ensemble_unite() -> None:
     ensemble = Ensemble([trie(ROWS), trie(other)])
     (result,) = beam_search(ensemble, *sources(0))
     # (A,) is a dead end of the second model: half of the mass of the first is left of it.
-    found = {h.tokens: h.prob for h in result.hypotheses}
-    assert found == pytest.approx({(A,): 0.375 * 0.5, (B,): 0.375 * 0.75, (): 0.25, (B, A): 0.375 * 0.25 * 0.5})
+    actual = {h.tokens: h.prob for h in result.hypotheses}
+    assert actual == pytest.approx({(A,): 0.375 * 0.5, (B,): 0.375 * 0.75, (): 0.25, (B, A): 0.375 * 0.25 * 0.5})
     step = ensemble.step(ensemble.start(ensemble.encode(*sources(0))), torch.tensor([BOS]))
     torch.testing.assert_close(ensemble.output.probs(step.scores), ensemble.output.log_probs(step.scores).exp())
     assert Ensemble([trie(ROWS), trie(ROWS, normalized=False)]).output.normalized is False
@@ -121,13 +121,13 @@ def test_every_part_of_a_model_gets_its_mode_back() -> None:
     before = [[m.training for m in model.modules()] for model in models]
     assert {True, False} == set(before[0])
     src, lengths = torch.full((1, 2), 4), torch.tensor([2])
-    seen: list[bool] = []
-    models[0].combine.register_forward_hook(lambda module, *_: seen.append(module.training))
+    record: list[bool] = []
+    models[0].combine.register_forward_hook(lambda module, *_: record.append(module.training))
     with pytest.raises(RuntimeError, match="stop"):
         nn.Module.register_forward_hook(models[1].combine, stop_second())
         beam_search(Ensemble(models), src, lengths)
     assert [[m.training for m in model.modules()] for model in models] == before
-    assert seen and not any(seen)
+    assert record and not any(record)
 
 
 def stop_second():
@@ -144,8 +144,8 @@ def stop_second():
 
 def test_hypotheses_with_attention_compare_and_hash() -> None:
     plain = Hypothesis((4,), -0.5, (1, 1), (1, 1))
-    kept = Hypothesis((4,), -0.5, (1, 1), (1, 1), torch.ones(2, 3))
-    assert plain == kept and len({plain, kept}) == 1
+    saved = Hypothesis((4,), -0.5, (1, 1), (1, 1), torch.ones(2, 3))
+    assert plain == saved and len({plain, saved}) == 1
 
 
 def test_a_cut_list_keeps_its_bound_honest() -> None:

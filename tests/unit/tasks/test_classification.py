@@ -38,8 +38,8 @@ def test_lines_plain_or_packed(tmp_path: Path) -> None:
     assert read_labelled(tmp_path / "plain.tsv") == read_labelled(tmp_path / "train.tsv.xz") == EXAMPLES
     assert find_split(tmp_path, "train") == tmp_path / "train.tsv.xz"
     assert find_split(tmp_path, "plain.tsv") == tmp_path / "plain.tsv"
-    found = find_split(tmp_path, "dev")
-    assert found is not None and read_labelled(found) == [LabelledText("pos", "good")]
+    result = find_split(tmp_path, "dev")
+    assert result is not None and read_labelled(result) == [LabelledText("pos", "good")]
     assert find_split(tmp_path, "test") is None and find_split(tmp_path / "nowhere", "train") is None
 
 

@@ -48,8 +48,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("attention", ["discrete", "continuous", "combined"])
 def test_from_files_to_labels(folder: Path, attention: str) -> None:
-    given = config(folder, attention=attention, transform="sparsemax", output="sparsemax")
-    prepared = prepare(given)
+    inputs = config(folder, attention=attention, transform="sparsemax", output="sparsemax")
+    prepared = prepare(inputs)
     data, run_folder = prepared.data, folder / "run"
     assert len(data.train) == 180 and len(data.dev.corpus) == len(data.dev.references) == 20
     assert data.vocabularies.tgt.symbols == ("bad", "good") and prepared.task.facts() == {
@@ -59,7 +59,7 @@ def test_from_files_to_labels(folder: Path, attention: str) -> None:
     run_folder.mkdir()
     start_run(
         run_folder,
-        given.text(),
+        inputs.text(),
         prepared.description,
         prepared.task.facts(),
         data.vocabularies.src,
@@ -69,16 +69,16 @@ def test_from_files_to_labels(folder: Path, attention: str) -> None:
     arguments = (data.train, data.dev.corpus, run_folder, prepared.settings, lambda progress: None, prepared.measure())
     Trainer(model, *arguments).run()
     run = load_run(run_folder)
-    lines = encode(run, read_split(given.data, "test"))
+    lines = encode(run, read_split(inputs.data, "test"))
     report = evaluate(run, lines, 2)
     assert report["accuracy"] > 0.9 and report["complete"] > 0.9 and report["samples"] == 40
-    asked = task_of(run.task).read(["a lovely film", "", "dull"], "lines", run, gold=False)
-    assert len(asked.corpus) == asked.count == 3 and asked.corpus.src[1].tolist() == [3]
+    request = task_of(run.task).read(["a lovely film", "", "dull"], "lines", run, gold=False)
+    assert len(request.corpus) == request.count == 3 and request.corpus.src[1].tolist() == [3]
 
 
 def test_a_split_is_held_out_where_there_is_none(folder: Path) -> None:
-    given = config(folder).data
-    train, dev, test = (read_split(given, name) for name in ("train", "dev", "test"))
+    inputs = config(folder).data
+    train, dev, test = (read_split(inputs, name) for name in ("train", "dev", "test"))
     assert (len(train), len(dev), len(test)) == (180, 20, 40) and not set(train) & set(dev)
     write(folder / "own.tsv", 10)
     assert len(read_split(config(folder, {"dev": "own"}).data, "dev")) == 10

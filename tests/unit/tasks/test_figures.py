@@ -46,16 +46,16 @@ def test_documents(tmp_path: Path, attention: str) -> None:
         f"{label}\tA {word} film number {i}.\n" for i in range(40) for label, word in (("0", "dull"), ("1", "fine"))
     ]
     (tmp_path / "train.tsv").write_text("".join(lines), encoding="utf-8")
-    given = {"task": "classification", "train": "train", "min_count": 1}
+    inputs = {"task": "classification", "train": "train", "min_count": 1}
     sizes = {"architecture": "classifier", "d_model": 8, "num_basis": 8}
-    run = run_of(tmp_path, given, {**sizes, "attention": attention, "transform": "sparsemax"})
+    run = run_of(tmp_path, inputs, {**sizes, "attention": attention, "transform": "sparsemax"})
     read = read_lines(run, ["A fine, fine film.", " ".join(["long"] * 40)], "in", gold=False)
     drawn = dict(figures(run, read))
     assert [*drawn] == [0, 1]
     assert {"a", "fine", ",", "film", "."} <= texts(drawn[0])
     assert any(text.startswith(("0 (0.", "1 (0.")) for text in texts(drawn[0]))
-    for place, figure in drawn.items():
-        save(figure, tmp_path / f"{place}.png")
+    for location, figure in drawn.items():
+        save(figure, tmp_path / f"{location}.png")
 
 
 def test_images(tmp_path: Path) -> None:
@@ -67,9 +67,9 @@ def test_images(tmp_path: Path) -> None:
     for name in ("images.npy", "features.npy"):  # of both the grid is 2 x 3
         run = run_of(tmp_path, {"task": "visual", "train": "train.tsv", "images": name}, model)
         read = read_lines(run, ["image\tquestion", "3\twhat is it?"], "in", gold=False, images=tmp_path / name)
-        ((place, figure),) = figures(run, read)
+        ((location, figure),) = figures(run, read)
         written = texts(figure)
-        assert place == 1 and any("what is it?" in text for text in written)
+        assert location == 1 and any("what is it?" in text for text in written)
         assert any("box (0." in text or "ball (0." in text for text in written)
         batch = read.corpus.batch([0])
         assert run.model(batch.src, batch.src_lengths, batch.tgt_in, need_attention=True).attention.shape[-1] == 6
@@ -86,8 +86,8 @@ def test_pairs(tmp_path: Path, task: str) -> None:
     run = Run(tmp_path, model, symbols, symbols, {"task": task}, {})
     lines = ["abc\tN"] if task == "inflection" else ["", "ein Hut"]
     read = read_lines(run, lines, "in", gold=False)
-    ((place, figure),) = figures(run, read, beam_size=3)
-    assert place == len(lines) - 1 and "(end)" in texts(figure)
+    ((location, figure),) = figures(run, read, beam_size=3)
+    assert location == len(lines) - 1 and "(end)" in texts(figure)
     assert ({"a", "b", "c"} if task == "inflection" else {"ein", "▁Hut"}) <= texts(figure)
     save(figure, tmp_path / "figure.pdf")
 
@@ -113,15 +113,15 @@ def test_densities_of_recurrent_translators(tmp_path: Path, density: Any, feedin
     rows = len(means.get_ydata())
     (result,) = beam_search(model, batch.src, batch.src_lengths, beam_size=2)
     tgt_in = torch.tensor([[1, *result.best.tokens]])
-    found = model.densities(batch.src, batch.src_lengths, tgt_in)
-    assert found.batch_shape == (1, 1, rows) and rows == tgt_in.shape[1]
-    mean = found.mean[0, 0].flatten()
+    actual = model.densities(batch.src, batch.src_lengths, tgt_in)
+    assert actual.batch_shape == (1, 1, rows) and rows == tgt_in.shape[1]
+    mean = actual.mean[0, 0].flatten()
     assert list(means.get_xdata()) == pytest.approx((mean * 7 - 0.5).tolist(), abs=1e-5)  # symbols of the source
     assert len(supports.get_segments()) == (0 if density == "gaussian" else rows)
     # The density drawn is that of the step whose masses are drawn.
     weights = model(batch.src, batch.src_lengths, tgt_in).attention[0]
     edges = torch.linspace(0, 1, 8)
-    torch.testing.assert_close(cell_masses(found, edges.expand(1, 1, rows, 8))[0, 0], weights, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(cell_masses(actual, edges.expand(1, 1, rows, 8))[0, 0], weights, atol=1e-5, rtol=1e-4)
     assert RNNSeq2Seq(9, 9, d_model=8, layers=1).densities(batch.src, batch.src_lengths, tgt_in) is None
 
 
@@ -168,13 +168,13 @@ def test_single_heads_are_drawn_with_their_own_weights(tmp_path: Path) -> None:
     (result,) = beam_search(run.model, batch.src, batch.src_lengths, beam_size=1)
     tgt_in = torch.tensor([[1, *result.best.tokens]])
     attention = run.model.decoder.layers[0].multihead_attn
-    with torch.no_grad(), capture_weights([attention], lambda _, weights: seen.append(weights[0, 1])):
-        seen: list[torch.Tensor] = []
+    with torch.no_grad(), capture_weights([attention], lambda _, weights: record.append(weights[0, 1])):
+        record: list[torch.Tensor] = []
         run.model(batch.src, batch.src_lengths, tgt_in)
     ax = drawn["cross"].axes[0]
     alpha = attention.alphas()[1].item()
     assert ax.get_title("left") == f"cross layer 1 head 2, alpha {alpha:.2f}"
-    assert np.ma.filled(ax.images[0].get_array(), 0) == pytest.approx(seen[0].numpy(), abs=1e-6)
+    assert np.ma.filled(ax.images[0].get_array(), 0) == pytest.approx(record[0].numpy(), abs=1e-6)
     assert ax.get_yticklabels()[-1].get_text() == "(end)"
 
 

@@ -42,22 +42,22 @@ def test_tasks_are_known_by_their_names() -> None:
 
 
 def test_sentences() -> None:
-    given = run({"task": "translation"})
-    task = task_of(given.task)
-    lines = task.read([" ein Hut ", "das Haus"], "in.de", given, gold=False)
-    assert [list(row) for row in lines.corpus.src] == [given.src_vocab.encode(x) for x in ("ein Hut", "das Haus")]
+    inputs = run({"task": "translation"})
+    task = task_of(inputs.task)
+    lines = task.read([" ein Hut ", "das Haus"], "in.de", inputs, gold=False)
+    assert [list(row) for row in lines.corpus.src] == [inputs.src_vocab.encode(x) for x in ("ein Hut", "das Haus")]
     assert lines.numbers == [0, 1] and lines.count == 2 and [list(row) for row in lines.corpus.tgt] == [[], []]
-    known = task.read(["ein Hut\ta hat"], "in.tsv", given, gold=True)
-    assert list(known.corpus.tgt[0]) == given.tgt_vocab.encode("a hat") and known.references == ["a hat"]
-    assert task.read(["a\tb"], "in.de", given, gold=False).titles == ["a\tb"]  # a sentence with a tab
+    known = task.read(["ein Hut\ta hat"], "in.tsv", inputs, gold=True)
+    assert list(known.corpus.tgt[0]) == inputs.tgt_vocab.encode("a hat") and known.references == ["a hat"]
+    assert task.read(["a\tb"], "in.de", inputs, gold=False).titles == ["a\tb"]  # a sentence with a tab
 
 
 def test_lines_without_symbols_keep_their_place() -> None:
-    given = run({"task": "translation"})
-    found = task_of(given.task).read(["", "ein Hut", "  ", "\u200b", "das Haus", ""], "in.de", given, False)
-    assert found.numbers == [1, 4] and found.count == 6 and len(found.corpus) == 2
-    assert found.titles == ["ein Hut", "das Haus"]
-    nothing = task_of(given.task).read(["", ""], "in.de", given, False)
+    inputs = run({"task": "translation"})
+    result = task_of(inputs.task).read(["", "ein Hut", "  ", "\u200b", "das Haus", ""], "in.de", inputs, False)
+    assert result.numbers == [1, 4] and result.count == 6 and len(result.corpus) == 2
+    assert result.titles == ["ein Hut", "das Haus"]
+    nothing = task_of(inputs.task).read(["", ""], "in.de", inputs, False)
     assert nothing.numbers == [] and nothing.count == 2 and len(nothing.corpus) == 0
 
 
@@ -74,35 +74,35 @@ def test_lines_without_symbols_keep_their_place() -> None:
     ],
 )
 def test_known_translations_that_are_none(lines: list[str], words: str) -> None:
-    given = run({"task": "translation"})
+    inputs = run({"task": "translation"})
     with pytest.raises(InputError, match=words):
-        task_of(given.task).read(lines, "in.tsv", given, gold=True)
+        task_of(inputs.task).read(lines, "in.tsv", inputs, gold=True)
 
 
 def test_languages() -> None:
     several = run({"task": "inflection", "languages": ["eo", "fi"]})
     one, none = run({"task": "inflection", "languages": ["eo"]}), run({"task": "inflection"})
     translation = run({"task": "translation"})
-    for given, language, words in (
+    for inputs, language, words in (
         (several, None, r"knows the languages eo, fi; none was given \(--language\)"),
         (several, "sv", "eo, fi; 'sv' is not among them"),
         (none, "eo", "knows no languages, 'eo' was given"),
         (translation, "de", "takes no --language, 'de' was given"),
     ):
         with pytest.raises(InputError, match=words):
-            read_lines(given, ["a\tN"], "in", gold=False, language=language)
-    for given, language in ((several, "fi"), (one, None), (one, "eo"), (none, None)):
-        assert len(read_lines(given, ["a\tN"], "in", gold=False, language=language).corpus) == 1
+            read_lines(inputs, ["a\tN"], "in", gold=False, language=language)
+    for inputs, language in ((several, "fi"), (one, None), (one, "eo"), (none, None)):
+        assert len(read_lines(inputs, ["a\tN"], "in", gold=False, language=language).corpus) == 1
 
 
 def test_forms() -> None:
-    given = run({"task": "inflection"})
-    task = task_of(given.task)
-    lines = task.read(["a\tb\tN;V", "c\td\tN"], "in.tsv", given, gold=True)
+    inputs = run({"task": "inflection"})
+    task = task_of(inputs.task)
+    lines = task.read(["a\tb\tN;V", "c\td\tN"], "in.tsv", inputs, gold=True)
     assert lines.references == ["b", "d"] and lines.titles == ["a + N;V", "c + N"]
     assert lines.numbers == [0, 1] and lines.count == 2
     with pytest.raises(InputError, match=r"in\.tsv:2: "):
-        task.read(["a\tb\tN", "c"], "in.tsv", given, gold=True)
+        task.read(["a\tb\tN", "c"], "in.tsv", inputs, gold=True)
     assert [s.name for s in task.score(["b"], ["b"])] == ["accuracy", "levenshtein"]
 
 
@@ -137,26 +137,26 @@ def test_several_languages_count_the_same() -> None:
 
 
 def test_an_evaluation_of_several_languages() -> None:
-    given = run({"task": "inflection", "languages": ["eo", "fi"]})
+    inputs = run({"task": "inflection", "languages": ["eo", "fi"]})
     examples = [InflectionExample("abc", ("N",), "b", "fi"), InflectionExample("ab", ("V",), "c", "eo")]
-    lines = encode(given, [*examples, *examples[:1]])
+    lines = encode(inputs, [*examples, *examples[:1]])
     assert lines.languages == ["fi", "eo", "fi"]
-    report = evaluate(given, lines, beam_size=2)
+    report = evaluate(inputs, lines, beam_size=2)
     assert {name: row["samples"] for name, row in report["languages"].items()} == {"eo": 1, "fi": 2}
     for name in ("accuracy", "levenshtein"):
         eo, fi = (report["languages"][language][name] for language in ("eo", "fi"))
         assert report[f"macro_{name}"] == pytest.approx((eo + fi) / 2)
         assert report[name] == pytest.approx((eo + 2 * fi) / 3)
-    alone = evaluate(given, encode(given, examples[:1]), beam_size=2)
+    alone = evaluate(inputs, encode(inputs, examples[:1]), beam_size=2)
     assert "languages" not in alone and "macro_accuracy" not in alone
     assert 0 <= alone["symbol_accuracy"] <= 1
 
 
 @pytest.mark.parametrize("name", ["inflection", "translation"])
 def test_an_evaluation_has_everything(name: str) -> None:
-    given = run({"task": name})
+    inputs = run({"task": name})
     line = {"inflection": "a\tb\tN", "translation": "ein Hut\ta hat"}[name]
-    report = evaluate(given, task_of(given.task).read([line] * 3, "in", given, True), beam_size=2)
+    report = evaluate(inputs, task_of(inputs.task).read([line] * 3, "in", inputs, True), beam_size=2)
     first = {"inflection": "accuracy", "translation": "bleu"}[name]
     assert next(iter(report)) == first and report["samples"] == 3
     assert ("signatures" in report) == (name == "translation")
@@ -175,18 +175,18 @@ EXPECTED = {
 @pytest.mark.parametrize("gold", [False, True])
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_empty_input_is_told_of_the_task_at_hand(name: str, gold: bool, tmp_path: Path) -> None:
-    given = Run(Path("runs/x"), None, Vocabulary([]), Vocabulary([]), {"task": name}, {})
+    inputs = Run(Path("runs/x"), None, Vocabulary([]), Vocabulary([]), {"task": name}, {})
     (tmp_path / "in").write_bytes(b"")
     with pytest.raises(InputError, match=f"in: the file is empty, expected lines of {EXPECTED[name][gold]}$"):
-        list(line_blocks(given, task_of(given.task), tmp_path / "in", gold))
+        list(line_blocks(inputs, task_of(inputs.task), tmp_path / "in", gold))
 
 
 @pytest.mark.parametrize("name", ["inflection", "translation"])
 def test_parts_of_a_file_are_read_as_the_whole(name: str, tmp_path: Path) -> None:
-    given = run({"task": name})
+    inputs = run({"task": name})
     line = {"inflection": "a\tb\tN", "translation": "ein Hut\ta hat"}[name]
     (tmp_path / "in").write_text(f"{line}\n" * 130 + "\n", encoding="utf-8")
-    blocks = line_blocks(given, task_of(given.task), tmp_path / "in", gold=True)
+    blocks = line_blocks(inputs, task_of(inputs.task), tmp_path / "in", gold=True)
     parts = [next(blocks), next(blocks)]
     assert [(first, len(lines.corpus), lines.count) for first, lines in parts] == [(0, 64, 64), (64, 64, 64)]
     with pytest.raises(InputError, match="in:131: expected"):
@@ -202,9 +202,9 @@ def test_parts_of_a_file_are_read_as_the_whole(name: str, tmp_path: Path) -> Non
     ],
 )
 def test_lines_on_which_a_search_would_not_end(task: dict[str, Any], lines: list[str], words: str) -> None:
-    given = run(task)
+    inputs = run(task)
     with pytest.raises(InputError, match=words):
-        read_lines(given, lines, "in", gold=False, first=64)
+        read_lines(inputs, lines, "in", gold=False, first=64)
 
 
 @pytest.mark.parametrize(

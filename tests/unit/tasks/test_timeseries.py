@@ -51,12 +51,12 @@ def test_observations_plain_or_packed(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "s.csv.gz", "wt") as stream:
         stream.write(HEADER + LINES)
     for name in ("plain.csv", "s.csv.xz", "s.csv.gz"):
-        found = read_events(tmp_path / name)
-        assert found.names == ["Age", "HR", "pH"] and found.channels.tolist() == [0, 1, 1, 2]
-        assert found.series.tolist() == [7, 7, 7, 9] and found.times.tolist() == [0, 7, 37, 2]
-        assert found.values.tolist() == [54, 73, 77.5, -1]
-    kept = found.only(found.values != -1)
-    assert kept.series.tolist() == [7, 7, 7] and kept.names == found.names
+        result = read_events(tmp_path / name)
+        assert result.names == ["Age", "HR", "pH"] and result.channels.tolist() == [0, 1, 1, 2]
+        assert result.series.tolist() == [7, 7, 7, 9] and result.times.tolist() == [0, 7, 37, 2]
+        assert result.values.tolist() == [54, 73, 77.5, -1]
+    saved = result.only(result.values != -1)
+    assert saved.series.tolist() == [7, 7, 7] and saved.names == result.names
 
 
 @pytest.mark.parametrize(
@@ -106,31 +106,31 @@ def test_malformed_labels(tmp_path: Path, content: str, message: str) -> None:
 
 
 def test_channels_hold_each_series_observations_in_time() -> None:
-    found = events((9, 5, "b", 1), (7, 3, "a", 2), (7, 1, "a", 3), (7, 2, "c", 4), (8, 0, "a", 5))
-    series = IrregularSeries(found, ["a", "b"], [9, 7, 6])
+    result = events((9, 5, "b", 1), (7, 3, "a", 2), (7, 1, "a", 3), (7, 2, "c", 4), (8, 0, "a", 5))
+    series = IrregularSeries(result, ["a", "b"], [9, 7, 6])
     assert len(series) == 3 and series.counts.tolist() == [[0, 1], [2, 0], [0, 0]]
     times, values, mask = series.channel(0)
     assert times.dtype == torch.float64 and values.dtype == torch.float32
     assert mask.tolist() == [[False, False], [True, True], [False, False]]
     assert times[1].tolist() == [1, 3] and values[1].tolist() == [3, 2]
     assert series.channel(1).values[0].tolist() == [1]
-    absent = IrregularSeries(found, ["z"], [7])
+    absent = IrregularSeries(result, ["z"], [7])
     assert absent.channel(0).values.shape == (1, 0) and not absent.counts.any()
-    assert IrregularSeries(found, ["a"]).ids.tolist() == [7, 8, 9]
+    assert IrregularSeries(result, ["a"]).ids.tolist() == [7, 8, 9]
 
 
 @given(st.integers(0, 10_000))
 def test_no_observation_is_lost_or_mixed_up(seed: int) -> None:
-    found = some(seed)
+    result = some(seed)
     order = np.random.default_rng(seed).permutation(7)  # one of them has no observation
-    series = IrregularSeries(found, ["c", "a"], order.tolist())
-    assert series.counts.sum() == (found.channels != 1).sum()
+    series = IrregularSeries(result, ["c", "a"], order.tolist())
+    assert series.counts.sum() == (result.channels != 1).sum()
     for number, channel in enumerate((2, 0)):
         times, values, mask = series.channel(number)
         for row, name in enumerate(order):
-            own = (found.series == name) & (found.channels == channel)
+            own = (result.series == name) & (result.channels == channel)
             expected = sorted(
-                zip(found.times[own].tolist(), found.values[own].astype(np.float32).tolist(), strict=True)
+                zip(result.times[own].tolist(), result.values[own].astype(np.float32).tolist(), strict=True)
             )
             keep = mask[row]
             assert sorted(zip(times[row, keep].tolist(), values[row, keep].tolist(), strict=True)) == expected
@@ -200,8 +200,8 @@ def test_scaling_is_that_of_the_series_it_was_made_from() -> None:
 
 
 def test_descriptors_are_the_first_values() -> None:
-    found = descriptors(events((1, 3, "w", 9), (1, 0, "w", 8), (2, 1, "h", 7)), ["h", "w"], [2, 1, 5])
-    assert np.array_equal(found, [[7, np.nan], [np.nan, 8], [np.nan, np.nan]], equal_nan=True)
+    result = descriptors(events((1, 3, "w", 9), (1, 0, "w", 8), (2, 1, "h", 7)), ["h", "w"], [2, 1, 5])
+    assert np.array_equal(result, [[7, np.nan], [np.nan, 8], [np.nan, np.nan]], equal_nan=True)
 
 
 def test_the_challenge_of_2012(shared_data: Path) -> None:
@@ -210,10 +210,10 @@ def test_the_challenge_of_2012(shared_data: Path) -> None:
         pytest.skip(f"needs data: {folder}")
     labels = read_labels(folder / "Outcomes-a.csv", "In-hospital_death")
     assert len(labels) == 4000 and sum(labels.values()) == 554
-    found = read_events(folder / "set-a.csv.xz")
-    assert len(found.names) == 41 and len(np.unique(found.series)) == 4000 and found.times.max() <= 2880
-    series = IrregularSeries(found.only(found.values != -1), ["HR", "Temp"], sorted(labels))
+    result = read_events(folder / "set-a.csv.xz")
+    assert len(result.names) == 41 and len(np.unique(result.series)) == 4000 and result.times.max() <= 2880
+    series = IrregularSeries(result.only(result.values != -1), ["HR", "Temp"], sorted(labels))
     times, _values, mask = series.channel(0)
-    first = found.series[0]
+    first = result.series[0]
     assert times[sorted(labels).index(int(first))][:3].tolist() == [7, 37, 97]
     assert mask.sum() == series.counts[:, 0].sum() == 228538

@@ -43,9 +43,9 @@ def corpus(folder: Path, packing: str = "", dev: list[tuple[str, str]] = DEV) ->
 
 def config(folder: Path, data: dict[str, Any] | None = None, **sections: Any) -> Config:
     subwords = {"size": 90, **(data or {}).pop("subwords", {})}
-    given = {"task": "translation", "folder": str(folder), "train": "train", "dev": "dev", "cache": str(folder / "c")}
+    inputs = {"task": "translation", "folder": str(folder), "train": "train", "dev": "dev", "cache": str(folder / "c")}
     small = {"architecture": "transformer", "d_model": 8, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
-    content = {"version": 1, "data": {**given, **(data or {}), "subwords": subwords}, "model": small}
+    content = {"version": 1, "data": {**inputs, **(data or {}), "subwords": subwords}, "model": small}
     content["model"] |= sections.pop("model", {})
     return check_config({**content, **sections}, "test")
 
@@ -53,8 +53,8 @@ def config(folder: Path, data: dict[str, Any] | None = None, **sections: Any) ->
 @pytest.mark.parametrize("packing", ["", ".gz", ".xz"])
 def test_a_parallel_corpus_in_every_packing(tmp_path: Path, packing: str) -> None:
     corpus(tmp_path, packing)
-    given = config(tmp_path)
-    prepared = prepare(given)
+    inputs = config(tmp_path)
+    prepared = prepare(inputs)
     data = prepared.data
     assert (
         isinstance(data.vocabularies.src, Subwords)
@@ -67,8 +67,8 @@ def test_a_parallel_corpus_in_every_packing(tmp_path: Path, packing: str) -> Non
         assert list(data.train.tgt[i]) == data.vocabularies.tgt.encode(target)
     assert data.dev.references == [target for _, target in DEV]
     assert prepared.task.facts() == {"task": "translation", "src": "de", "tgt": "en", "max_length": 256}
-    assert find_sides(given.data, "dev") == tuple(tmp_path / f"dev.{x}{packing}" for x in ("de", "en"))
-    assert read_split(given.data, "dev") == DEV
+    assert find_sides(inputs.data, "dev") == tuple(tmp_path / f"dev.{x}{packing}" for x in ("de", "en"))
+    assert read_split(inputs.data, "dev") == DEV
     model = build_model(prepared.description)
     assert prepared.description["class"] == "transformer" and model.arguments["src_vocab"] == 90
     batch = data.train.batch([0, 1])
@@ -165,8 +165,8 @@ def test_tau(tmp_path: Path) -> None:
     corpus(tmp_path)
 
     def arguments(**model: Any) -> dict[str, Any]:
-        found = prepare(config(tmp_path, model={"output": "alpha_relu", **model})).description["arguments"]
-        return dict(found)
+        result = prepare(config(tmp_path, model={"output": "alpha_relu", **model})).description["arguments"]
+        return dict(result)
 
     assert arguments(tau=0.25)["tau"] == 0.25
     assert arguments(tau="formula")["tau"] == estimate_tau(8, 90)
@@ -183,7 +183,7 @@ def test_tau(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "found"),
+    ("model", "settings"),
     [
         ({"share": "all"}, "share: all"),
         ({"share": "target"}, "share: target"),
@@ -193,25 +193,25 @@ def test_tau(tmp_path: Path) -> None:
         ({"architecture": "rnn", "share": "target", "output_alpha": 2.0}, "architecture rnn, share: target, .* 2"),
     ],
 )
-def test_the_formula_of_tau_is_refused_where_it_does_not_hold(model: dict[str, Any], found: str) -> None:
+def test_the_formula_of_tau_is_refused_where_it_does_not_hold(model: dict[str, Any], settings: str) -> None:
     content = {"architecture": "transformer", "output": "alpha_relu", "tau": "formula", **model}
     data = {"task": "translation", "folder": "/nowhere", "train": "train", "dev": "dev"}  # before any file is read
-    with pytest.raises(InputError, match=f"model.tau: formula is for .*, found {found}; use tau: auto"):
+    with pytest.raises(InputError, match=f"model.tau: formula is for .*, found {settings}; use tau: auto"):
         prepare(check_config({"version": 1, "data": data, "model": content}, "test"))
 
 
 def test_a_run_that_was_started_keeps_its_threshold(tmp_path: Path) -> None:
     corpus(tmp_path)
-    given = config(tmp_path, model={"output": "alpha_relu"})
-    first = prepare(given, tmp_path / "run")
+    inputs = config(tmp_path, model={"output": "alpha_relu"})
+    first = prepare(inputs, tmp_path / "run")
     (tmp_path / "run").mkdir()
     changed = {**first.description, "arguments": {**first.description["arguments"], "tau": 0.123}}
     symbols = first.data.vocabularies.src, first.data.vocabularies.tgt
-    assert not start_run(tmp_path / "run", given.text(), changed, first.task.facts(), *symbols)
-    again = prepare(given, tmp_path / "run")
+    assert not start_run(tmp_path / "run", inputs.text(), changed, first.task.facts(), *symbols)
+    again = prepare(inputs, tmp_path / "run")
     assert again.description == changed and again.build().output.tau == 0.123
     other = config(tmp_path, model={"output": "alpha_relu", "d_model": 16})
-    for prepared in (prepare(given), prepare(given, tmp_path / "none"), prepare(other, tmp_path / "run")):
+    for prepared in (prepare(inputs), prepare(inputs, tmp_path / "none"), prepare(other, tmp_path / "run")):
         assert prepared.description["arguments"]["tau"] != 0.123
 
 
@@ -241,8 +241,8 @@ def test_outputs_of_alpha_relu_sum_to_about_one_before_training(
 ) -> None:
     corpus(tmp_path)
     sizes = {"transformer": {"heads": 2, "encoder_layers": 1, "decoder_layers": 1}, "rnn": {"layers": 1}}
-    given = {"d_model": 64, "output": "alpha_relu", "output_alpha": alpha, "tau": "auto"}
-    content = config(tmp_path).model_dump() | {"model": {**sizes[model["architecture"]], **given, **model}}
+    inputs = {"d_model": 64, "output": "alpha_relu", "output_alpha": alpha, "tau": "auto"}
+    content = config(tmp_path).model_dump() | {"model": {**sizes[model["architecture"]], **inputs, **model}}
     assert 0.75 < outputs_sum(prepare(check_config(content, "test"))) < 1.35
 
 
@@ -275,15 +275,15 @@ def test_what_outputs_are_worth(tmp_path: Path) -> None:
     prepared = prepare(config(tmp_path))
     nothing = Certificate("none", 0.0)
     right = [Result((Hypothesis(tuple(row), -1.0, (), ()),), nothing) for row in prepared.data.dev.corpus.tgt[:3]]
-    found = prepared.measure()([*right, Result((), nothing)])  # of the first rows alone
-    assert list(found) == ["bleu", "exact"] and found["exact"] == 0.75 and 0 < found["bleu"] < 100
+    result = prepared.measure()([*right, Result((), nothing)])  # of the first rows alone
+    assert list(result) == ["bleu", "exact"] and result["exact"] == 0.75 and 0 < result["bleu"] < 100
 
 
 def inflection(folder: Path, train: list[str], dev: list[str], **data: Any) -> Config:
     write(folder / "train", train)
     write(folder / "dev", dev)
-    given = {"folder": str(folder), "train": "train", "dev": "dev", **data}
-    return check_config({"version": 1, "data": given, "model": {"d_model": 8, "layers": 1}}, "test")
+    inputs = {"folder": str(folder), "train": "train", "dev": "dev", **data}
+    return check_config({"version": 1, "data": inputs, "model": {"d_model": 8, "layers": 1}}, "test")
 
 
 def test_examples_too_long_to_train_on_are_left_out(tmp_path: Path) -> None:
@@ -332,9 +332,9 @@ def test_the_rows_that_are_searched_are_evenly_of_all_languages(tmp_path: Path, 
     assert sorted(data.dev.references) == sorted(f"{x}{name}" for name, n in SIZES.items() for x in "abcdefgh"[:n])
     assert [reference[1:] for reference in data.dev.references] == data.dev.languages
     assert [data.vocabularies.tgt.text(row) for row in data.dev.corpus.tgt] == data.dev.references
-    found = {name: data.dev.languages[:rows].count(name) for name in SIZES}
-    most = max(found.values())
-    assert all(found[name] in (most, most - 1) or found[name] == SIZES[name] for name in SIZES), found
+    result = {name: data.dev.languages[:rows].count(name) for name in SIZES}
+    most = max(result.values())
+    assert all(result[name] in (most, most - 1) or result[name] == SIZES[name] for name in SIZES), result
     assert (
         prepare(languages_config(tmp_path, validation_rows=rows)).data.dev.corpus.digest() == data.dev.corpus.digest()
     )
@@ -354,8 +354,8 @@ def test_languages_choose_the_best_checkpoint_alike(tmp_path: Path) -> None:
     def score(*right: str) -> tuple[str, float]:
         rows = zip(data.dev.corpus.tgt, data.dev.languages or (), strict=True)
         outputs = [tuple(row) if language in right else () for row, language in rows]
-        found = measure([Result((Hypothesis(output, -1.0, (), ()),), Certificate("none", 0.0)) for output in outputs])
-        return next(iter(found.items()))
+        result = measure([Result((Hypothesis(output, -1.0, (), ()),), Certificate("none", 0.0)) for output in outputs])
+        return next(iter(result.items()))
 
     assert score("aa") == ("macro_accuracy", pytest.approx(1 / 3))
     assert score("bb", "cc") == ("macro_accuracy", pytest.approx(2 / 3))

@@ -45,8 +45,8 @@ def test_lines_plain_or_packed_with_a_header_or_without(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "dev.tsv.gz", "wt", encoding="utf-8", newline="\n") as stream:
         stream.write("Image\tQuestion\n0\twhat is it\n1\twhat is it\ta box\n")
     assert read_questions(plain) == read_questions(tmp_path / "train.tsv.xz") == ASKED
-    found = read_questions(tmp_path / "dev.tsv.gz", gold=False)
-    assert found == [Question("0", "what is it", ""), Question("1", "what is it", "")]
+    result = read_questions(tmp_path / "dev.tsv.gz", gold=False)
+    assert result == [Question("0", "what is it", ""), Question("1", "what is it", "")]
     below = write(tmp_path / "below.tsv", LINES + "image\tquestion\tanswer\n")
     assert read_questions(below)[2] == Question("image", "question", "answer")  # a header stands above alone
 
@@ -87,10 +87,10 @@ def test_words() -> None:
 
 
 def test_answers() -> None:
-    asked = [Question("0", "?", a) for a in ("b", "a", "c", "c", "b, a")]
-    assert answer_names(asked) == ["c", "a", "b", "b, a"] and answer_names(asked, 2) == ["c", "a"]
+    request = [Question("0", "?", a) for a in ("b", "a", "c", "c", "b, a")]
+    assert answer_names(request) == ["c", "a", "b", "b, a"] and answer_names(request, 2) == ["c", "a"]
     with pytest.raises(ValueError, match="most must be at least 1, got 0"):
-        answer_names(asked, 0)
+        answer_names(request, 0)
     assert [answer_kind(a) for a in ("yes", "No", "0", "12", "yes, no", "two")] == [
         "yes/no", "yes/no", "number", "number", "other", "other",
     ]  # fmt: skip
@@ -98,9 +98,9 @@ def test_answers() -> None:
 
 def test_questions_in_numbers() -> None:
     pictures = ArrayPictures(PIXELS)
-    asked = [Question(str(i % 3), "what " * (1 + i % 4), "abc"[i % 3]) for i in range(7)]
+    request = [Question(str(i % 3), "what " * (1 + i % 4), "abc"[i % 3]) for i in range(7)]
     vocabularies = Vocabularies(Vocabulary(["what"]), Vocabulary(["b", "a"]), ImageStore())
-    lines = Visual(max_length=3).encode([ImageQuestion(q, pictures) for q in asked], vocabularies)
+    lines = Visual(max_length=3).encode([ImageQuestion(q, pictures) for q in request], vocabularies)
     batch = lines.corpus.batch([4, 1, 2])
     assert batch.src.tolist() == [[1, 4, 0, 0], [1, 4, 4, 0], [2, 4, 4, 4]]  # the image's number, then the words
     assert batch.src_lengths.tolist() == [2, 3, 4] and label_numbers(batch).tolist() == [0, 0, -100]
@@ -117,10 +117,10 @@ def test_easy_vqa(shared_data: Path) -> None:
     if not folder.is_dir():
         pytest.skip("needs data: easy-VQA")
     pictures = open_pictures(folder / "test_images.npy.xz")
-    asked = read_questions(folder / "test_questions.tsv.xz", pictures)
-    assert len(asked) == 9673 and pictures.shape == (64, 64, 3) and len(pictures) == 1000
-    assert len(answer_names(asked)) == 13
-    assert asked[-1].image in pictures and pictures.batch([asked[-1].image]).float().std() > 1
+    request = read_questions(folder / "test_questions.tsv.xz", pictures)
+    assert len(request) == 9673 and pictures.shape == (64, 64, 3) and len(pictures) == 1000
+    assert len(answer_names(request)) == 13
+    assert request[-1].image in pictures and pictures.batch([request[-1].image]).float().std() > 1
 
 
 def test_daquar(shared_data: Path) -> None:
@@ -129,8 +129,8 @@ def test_daquar(shared_data: Path) -> None:
     if not folder.is_dir():
         pytest.skip("needs data: DAQUAR")
     pictures = open_pictures(folder / "images_240x180_q85.tar")
-    asked = {name: read_questions(folder / f"{name}.tsv.xz", pictures) for name in ("train", "test")}
-    assert [len(part) for part in asked.values()] == [6795, 5673] and pictures.shape == (180, 240, 3)
-    known = set(answer_names(asked["train"]))
-    assert round(100 * sum(q.answer not in known for q in asked["test"]) / 5673, 1) == 9.7
-    assert pictures.batch([asked["test"][0].image]).shape == (1, 180, 240, 3)
+    request = {name: read_questions(folder / f"{name}.tsv.xz", pictures) for name in ("train", "test")}
+    assert [len(part) for part in request.values()] == [6795, 5673] and pictures.shape == (180, 240, 3)
+    known = set(answer_names(request["train"]))
+    assert round(100 * sum(q.answer not in known for q in request["test"]) / 5673, 1) == 9.7
+    assert pictures.batch([request["test"][0].image]).shape == (1, 180, 240, 3)

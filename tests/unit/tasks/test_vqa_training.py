@@ -36,10 +36,10 @@ def write(folder: Path, name: str, count: int) -> None:
 
 def config(folder: Path, data: dict[str, Any] | None = None, **model: Any) -> Config:
     sizes = {"d_model": 16, "heads": 2, "layers": 1, "stages": 2, "num_basis": 16, "dropout": 0.0}
-    given = {"task": "visual", "folder": str(folder), "train": "train.tsv", "test": "test.tsv"}
+    inputs = {"task": "visual", "folder": str(folder), "train": "train.tsv", "test": "test.tsv"}
     content = {
         "version": 1,
-        "data": {**given, "images": {"train": "train.npy", "test": "test.npy"}, **(data or {})},
+        "data": {**inputs, "images": {"train": "train.npy", "test": "test.npy"}, **(data or {})},
         "model": {"architecture": "answerer", **sizes, **model},
         "training": {"epochs": 9, "batch_size": 8, "learning_rate": 0.005, "schedule": "constant"},
     }
@@ -48,16 +48,16 @@ def config(folder: Path, data: dict[str, Any] | None = None, **model: Any) -> Co
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("visual")
-    write(found, "train", 120)
-    write(found, "test", 20)
-    return found
+    result = tmp_path_factory.mktemp("visual")
+    write(result, "train", 120)
+    write(result, "test", 20)
+    return result
 
 
 @pytest.mark.parametrize(("attention", "density"), [("discrete", None), ("continuous", 2.0)])
 def test_from_images_to_answers(folder: Path, tmp_path: Path, attention: str, density: float | None) -> None:
-    given = config(folder, attention=attention, density=density, output="sparsemax")
-    prepared = prepare(given)
+    inputs = config(folder, attention=attention, density=density, output="sparsemax")
+    prepared = prepare(inputs)
     data = prepared.data
     assert (
         len(data.train) == 216
@@ -69,7 +69,7 @@ def test_from_images_to_answers(folder: Path, tmp_path: Path, attention: str, de
     assert prepared.task.facts()["images"] == str(folder / "test.npy")
     start_run(
         tmp_path,
-        given.text(),
+        inputs.text(),
         prepared.description,
         prepared.task.facts(),
         data.vocabularies.src,
@@ -78,7 +78,7 @@ def test_from_images_to_answers(folder: Path, tmp_path: Path, attention: str, de
     parts = (data.train, data.dev.corpus, tmp_path, prepared.settings, lambda progress: None, prepared.measure())
     Trainer(prepared.build(), *parts).run()
     run = load_run(tmp_path)
-    lines = encode(run, read_split(given.data, "test"))
+    lines = encode(run, read_split(inputs.data, "test"))
     report = evaluate(run, lines, 2)
     assert report["accuracy"] > 0.9 and report["samples"] == 40 and report["complete"] > 0.8
     assert 0 < report["attention_support"] <= 16
@@ -87,9 +87,9 @@ def test_from_images_to_answers(folder: Path, tmp_path: Path, attention: str, de
 
 
 def test_lines_name_images(folder: Path, tmp_path: Path) -> None:
-    given = config(folder)
-    prepared = prepare(given)
-    start_run(tmp_path, given.text(), prepared.description, prepared.task.facts(), *_vocabularies(prepared))
+    inputs = config(folder)
+    prepared = prepare(inputs)
+    start_run(tmp_path, inputs.text(), prepared.description, prepared.task.facts(), *_vocabularies(prepared))
     run_of = _Untrained(tmp_path, prepared)
     lines = read_lines(run_of, ["image\tquestion", "3\tis it red?", "0\twhat colour?"], "in", gold=False)
     assert lines.numbers == [1, 2] and lines.count == 3 and lines.titles == ["3: is it red?", "0: what colour?"]
@@ -141,15 +141,15 @@ class _Untrained:
 )
 def test_bad_settings(folder: Path, data: dict[str, Any], model: dict[str, Any], message: str) -> None:
     with pytest.raises((InputError, ValueError), match=message):
-        given = config(folder, data, **model)
-        read_split(given.data, "test")
-        prepare(given).build()
+        inputs = config(folder, data, **model)
+        read_split(inputs.data, "test")
+        prepare(inputs).build()
 
 
 def test_features_of_another_network(folder: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "features.npy", np.random.default_rng(0).normal(size=(120, 3, 5, 7)).astype(np.float16))
-    given = config(folder, {"images": str(tmp_path / "features.npy")})
-    prepared = prepare(given)
+    inputs = config(folder, {"images": str(tmp_path / "features.npy")})
+    prepared = prepare(inputs)
     arguments = prepared.description["arguments"]
     assert arguments["image"] == "features" and arguments["d_image"] == 7
     batch = prepared.data.train.batch(range(4))

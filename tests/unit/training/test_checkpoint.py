@@ -91,10 +91,10 @@ def test_the_average_is_the_mean(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no averaged checkpoint; `tsallis average` makes one"):
         checkpoints.load_model("average")
     assert checkpoints.average() == [f"step-0000000{i}" for i in (2, 3, 4)]
-    found = checkpoints.load_model("average")
-    assert found["w"].dtype == torch.float32 and found["half"].dtype == torch.bfloat16
-    assert found["w"].equal(values[1:].double().mean(0).float())
-    assert found["half"].equal(values[1:].bfloat16().double().mean(0).bfloat16())
+    result = checkpoints.load_model("average")
+    assert result["w"].dtype == torch.float32 and result["half"].dtype == torch.bfloat16
+    assert result["w"].equal(values[1:].double().mean(0).float())
+    assert result["half"].equal(values[1:].bfloat16().double().mean(0).bfloat16())
     facts = checkpoints.facts("average")
     assert facts["of"] == [f"step-0000000{i}" for i in (2, 3, 4)] and facts["metrics"] == {} and facts["step"] == 4
     assert checkpoints.average(1) == ["step-00000004"]
@@ -127,5 +127,5 @@ def test_a_parameter_in_two_places_is_stored_once(tmp_path: Path) -> None:
         def shared_parameters(self) -> dict[str, str]:
             return {"second": "first"}
 
-    found = checkpoints.load_model("best", Sharing())
-    assert found["second"] is found["first"] and found["first"].equal(shared)
+    restored = checkpoints.load_model("best", Sharing())
+    assert restored["second"] is restored["first"] and restored["first"].equal(shared)

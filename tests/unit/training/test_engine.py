@@ -66,12 +66,12 @@ def test_accumulated_batches_have_the_gradient_of_one(kind: str, smoothing: floa
 
 def test_the_gradient_is_that_of_the_mean_loss() -> None:
     net = model().double()
-    found = engine(net)
-    given = batch()
-    decoded = net(given.src, given.src_lengths, given.tgt_in)
-    net.output.loss(decoded.hidden, given.tgt_out).backward()
+    result = engine(net)
+    inputs = batch()
+    decoded = net(inputs.src, inputs.src_lengths, inputs.tgt_in)
+    net.output.loss(decoded.hidden, inputs.tgt_out).backward()
     expected = gradients(net)
-    found.update([given], 1, 1, 0.0)
+    result.update([inputs], 1, 1, 0.0)
     for name, grad in gradients(net).items():
         torch.testing.assert_close(grad, expected[name], atol=1e-12, rtol=1e-12)
 
@@ -92,12 +92,12 @@ def test_passes_that_do_not_count_change_nothing() -> None:
 def test_a_symbol_that_the_vocabulary_lacks_has_no_loss() -> None:
     """It has no probability in any model: its loss would be infinite."""
     net = model().double()
-    found = engine(net)
+    result = engine(net)
     unknown = make_batch(SRC, [[4, UNK], *TGT[1:]], range(len(SRC)))
-    symbols, loss = found.update([unknown], 1, 1, 0.01, collect_stats=True)
+    symbols, loss = result.update([unknown], 1, 1, 0.01, collect_stats=True)
     assert symbols == unknown.tokens - 1 and loss.isfinite()
     assert all(grad.isfinite().all() for grad in gradients(net).values())
-    assert found.batch_stats is not None and found.batch_stats.symbols == symbols
+    assert result.batch_stats is not None and result.batch_stats.symbols == symbols
     assert counted(torch.tensor([2, UNK, IGNORED, 4])).tolist() == [True, False, False, True]
 
 
@@ -111,14 +111,14 @@ def test_the_gradient_is_clipped_to_a_norm() -> None:
 
 def test_the_update_is_adams() -> None:
     net, twin = model().double(), model().double()
-    found = engine(net, replace(SETTINGS, betas=(0.5, 0.7)))
+    result = engine(net, replace(SETTINGS, betas=(0.5, 0.7)))
     adam = torch.optim.Adam(twin.parameters(), lr=0.01, betas=(0.5, 0.7))
     for _ in range(3):
-        found.update([batch()], 1, 1, 0.01)
+        result.update([batch()], 1, 1, 0.01)
         adam.zero_grad()
-        given = batch()
-        decoded = twin(given.src, given.src_lengths, given.tgt_in)
-        twin.output.loss(decoded.hidden, given.tgt_out).backward()
+        inputs = batch()
+        decoded = twin(inputs.src, inputs.src_lengths, inputs.tgt_in)
+        twin.output.loss(decoded.hidden, inputs.tgt_out).backward()
         adam.step()
     for a, b in zip(net.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
@@ -127,10 +127,10 @@ def test_the_update_is_adams() -> None:
 def test_learned_alphas_follow_a_rate_of_their_own() -> None:
     def moved(alpha_lr_scale: float) -> tuple[list[float], list[Tensor]]:
         net = model("transformer").double()
-        found = engine(net, replace(SETTINGS, alpha_lr_scale=alpha_lr_scale))
+        result = engine(net, replace(SETTINGS, alpha_lr_scale=alpha_lr_scale))
         alphas = [m.bias for m in net.modules() if isinstance(m, PerHeadAlpha)]
         before = [alpha.detach().clone() for alpha in alphas]
-        found.update([batch()], 1, 1, 0.01)
+        result.update([batch()], 1, 1, 0.01)
         own = {id(alpha) for alpha in alphas}
         rest = [p.detach() for p in net.parameters() if id(p) not in own]
         return [float((a - b).detach().abs().max()) for a, b in zip(alphas, before, strict=True)], rest
@@ -146,30 +146,30 @@ def test_learned_alphas_follow_a_rate_of_their_own() -> None:
 @pytest.mark.parametrize("kind", ["rnn", "transformer"])
 def test_half_precision_trains_close_to_full(kind: str) -> None:
     half, full = (engine(model(kind), replace(SETTINGS, precision=p)) for p in ("bfloat16", "float32"))
-    seen = [[each.update([batch()], 1, 1, 0.03)[1].item() for _ in range(15)] for each in (half, full)]
-    assert all(map(torch.isfinite, map(torch.tensor, seen[0])))
-    assert seen[0][0] == pytest.approx(seen[1][0], rel=0.02) and seen[0][0] != seen[1][0]
-    assert seen[0][-1] < 0.8 * seen[0][0] and seen[0][-1] == pytest.approx(seen[1][-1], rel=0.15)
+    curves = [[each.update([batch()], 1, 1, 0.03)[1].item() for _ in range(15)] for each in (half, full)]
+    assert all(map(torch.isfinite, map(torch.tensor, curves[0])))
+    assert curves[0][0] == pytest.approx(curves[1][0], rel=0.02) and curves[0][0] != curves[1][0]
+    assert curves[0][-1] < 0.8 * curves[0][0] and curves[0][-1] == pytest.approx(curves[1][-1], rel=0.15)
     assert all(p.dtype == torch.float32 for p in half.model.parameters())
 
 
 def test_what_is_looked_at() -> None:
     net = model("transformer")
-    found = engine(net)
-    assert found.batch_stats is None
-    found.update([batch(0, 1), batch(2)], 2, 2, 0.0)
-    assert found.batch_stats is None
-    found.update([batch(0, 1), batch(2)], 2, 2, 0.0, collect_stats=True)
-    given, stats = batch(0, 1), found.batch_stats
+    result = engine(net)
+    assert result.batch_stats is None
+    result.update([batch(0, 1), batch(2)], 2, 2, 0.0)
+    assert result.batch_stats is None
+    result.update([batch(0, 1), batch(2)], 2, 2, 0.0, collect_stats=True)
+    inputs, stats = batch(0, 1), result.batch_stats
     with torch.no_grad():
-        decoded = net(given.src, given.src_lengths, given.tgt_in)
-        known = given.tgt_out != IGNORED
+        decoded = net(inputs.src, inputs.src_lengths, inputs.tgt_in)
+        known = inputs.tgt_out != IGNORED
         scores = net.output.scores(decoded.hidden)[known]
         probs = net.output.probs(scores)
-        attended = net.num_attended(decoded)[known].sum()
+        num_attended = net.num_attended(decoded)[known].sum()
     assert stats is not None and stats.symbols == known.sum() == 7
-    assert stats.accuracy == (probs.argmax(-1) == given.tgt_out[known]).sum()
-    assert stats.supported == (probs > 0).sum() and stats.num_attended == attended
+    assert stats.accuracy == (probs.argmax(-1) == inputs.tgt_out[known]).sum()
+    assert stats.supported == (probs > 0).sum() and stats.num_attended == num_attended
     norms = scores.masked_fill(scores == -torch.inf, 0).norm(dim=-1)
     assert stats.logit_norm.item() == pytest.approx(norms.sum().item(), rel=1e-5)
 
@@ -216,17 +216,17 @@ def test_the_objective_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = engine(model(**options), replace(SETTINGS, compile=True))
     for rows, collects in (((0, 1), False), ((0, 1), True)):
         expected = plain.update([batch(*rows)], 1, 1, 0.01)
-        found = compiled.update([batch(*rows)], 1, 1, 0.01, collects)
-        assert found[0] == expected[0] and found[1].item() == pytest.approx(expected[1].item(), rel=1e-5)
+        result = compiled.update([batch(*rows)], 1, 1, 0.01, collects)
+        assert result[0] == expected[0] and result[1].item() == pytest.approx(expected[1].item(), rel=1e-5)
     assert calls and compiled.batch_stats is not None  # collecting needs a pass that is not compiled
     assert compiled.state()[0].keys() == plain.state()[0].keys()
 
 
 def test_the_objective_sums_over_symbols() -> None:
     net = model().double()
-    given = batch()
-    fields = (given.src, given.src_lengths, given.tgt_in, given.tgt_out)
+    inputs = batch()
+    fields = (inputs.src, inputs.src_lengths, inputs.tgt_in, inputs.tgt_out)
     hidden = net(*fields[:3]).hidden
     for smoothing in (0.0, 0.3):
-        expected = net.output.loss(hidden, given.tgt_out, reduction="sum", label_smoothing=smoothing)
+        expected = net.output.loss(hidden, inputs.tgt_out, reduction="sum", label_smoothing=smoothing)
         torch.testing.assert_close(Objective(net, smoothing)(*fields), expected)

@@ -109,9 +109,9 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
 def test_folders_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+    for location in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(InputError, match="can't be used as a run folder"):
-            start(place)
+            start(location)
 
 
 def test_vocabularies_that_are_not_the_models(finished: Path) -> None:

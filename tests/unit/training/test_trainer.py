@@ -52,14 +52,14 @@ def trainer(
 def outcome(folder: Path) -> dict[str, object]:
     """Everything a run ends with but times: its log, its index, and the content of its last and best checkpoint."""
     checkpoints = Checkpoints(folder / "checkpoints")
-    found: dict[str, object] = {"log": (folder / "log.jsonl").read_bytes(), "index": checkpoints.index()}
+    result: dict[str, object] = {"log": (folder / "log.jsonl").read_bytes(), "index": checkpoints.index()}
     for which in ("last", "best"):
-        found[which] = leaves(checkpoints.load_model(which)), leaves(checkpoints.load_training(which))
-        found[f"metrics of {which}"] = checkpoints.facts(which)["metrics"]
+        result[which] = leaves(checkpoints.load_model(which)), leaves(checkpoints.load_training(which))
+        result[f"metrics of {which}"] = checkpoints.facts(which)["metrics"]
     timing = [json.loads(line) for line in (folder / "timing.jsonl").read_text().splitlines()]
-    found["timing"] = [{key: value for key, value in event.items() if key != "seconds"} for event in timing]
-    found["files"] = sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
-    return found
+    result["timing"] = [{key: value for key, value in event.items() if key != "seconds"} for event in timing]
+    result["files"] = sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
+    return result
 
 
 def leaves(value: object) -> object:
@@ -199,11 +199,11 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_what_a_display_is_told(tmp_path: Path) -> None:
-    seen: list[tuple[int, Progress]] = []
-    trainer(tmp_path, watch=lambda p: seen.append((p.position.step, p))).run()
-    assert [step for step, p in seen if p.validation is None] == list(range(1, 13))
-    assert [step for step, p in seen if p.validation is not None] == [4, 8, 12]
-    first = seen[0][1]
+    record: list[tuple[int, Progress]] = []
+    trainer(tmp_path, watch=lambda p: record.append((p.position.step, p))).run()
+    assert [step for step, p in record if p.validation is None] == list(range(1, 13))
+    assert [step for step, p in record if p.validation is not None] == [4, 8, 12]
+    first = record[0][1]
     assert first.updates == 4 and first.loss > 0
     assert first.supported is not None and 1 <= first.supported <= len(TGT)
     assert first.num_attended is not None and 1 <= first.num_attended <= max(map(len, TRAIN.src))
@@ -229,8 +229,8 @@ def test_validation_after_so_many_updates(tmp_path: Path) -> None:
         ("epoch", 8),
     ]
     assert ["dev_loss" in e for e in events] == [True, False, True, True]
-    kept = Checkpoints(tmp_path / "whole" / "checkpoints").index().validated
-    assert kept == tuple(f"step-0000000{i}" for i in (3, 6, 8))
+    saved = Checkpoints(tmp_path / "whole" / "checkpoints").index().validated
+    assert saved == tuple(f"step-0000000{i}" for i in (3, 6, 8))
     with pytest.raises(Killed):
         trainer(tmp_path / "killed", settings, kill_after(7)).run()
     trainer(tmp_path / "killed", settings).run()
@@ -249,16 +249,16 @@ def test_a_limit_of_updates(tmp_path: Path, updates: int, events: list[int]) -> 
 
 
 def test_a_search_of_the_first_rows_and_a_measure_of_ones_own(tmp_path: Path) -> None:
-    seen: list[int] = []
+    record: list[int] = []
 
     def measure(results: Sequence[Result]) -> dict[str, float]:
-        seen.append(len(results))
-        return {"score": -float(len(seen)), "other": 7.0}
+        record.append(len(results))
+        return {"score": -float(len(record)), "other": 7.0}
 
     settings = replace(SETTINGS, validation_rows=5, validation_beam=2)
     made = Trainer(model(), TRAIN, DEV, tmp_path, settings, lambda _: None, measure)
     made.run()
-    assert seen == [5, 5, 5]
+    assert record == [5, 5, 5]
     events = logged(tmp_path)
     assert [e["dev_score"] for e in events] == [-1, -2, -3] and events[0]["dev_other"] == 7
     index = Checkpoints(tmp_path / "checkpoints").index()

@@ -61,5 +61,5 @@ def test_negative_views_and_graphs(operation: Operation) -> None:
     def ours(*inputs: torch.Tensor) -> torch.Tensor:
         return operation.ours(*inputs)
 
-    found = make_fx(ours)(*inputs)(*other)
-    assert_near([found.cpu()], [operation.exact(*operation.inputs(1))], 1e-4)
+    result = make_fx(ours)(*inputs)(*other)
+    assert_near([result.cpu()], [operation.exact(*operation.inputs(1))], 1e-4)

@@ -75,11 +75,11 @@ def some_lists(rows: int, columns: int, counts: list[int], seed: int = 0) -> tup
 COUNTS = [0, 3, 40, 8, 9, 1, 0, 17, 33]  # pieces are of 16 entries here
 
 
-def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
-    assert found.shape == expected.shape
+def close(result: Tensor, expected: Tensor, tolerance: float) -> None:
+    assert result.shape == expected.shape
     if expected.numel():
-        found, expected = found.double().cpu(), expected.double().cpu()
-        assert (found - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1)
+        result, expected = result.double().cpu(), expected.double().cpu()
+        assert (result - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1)
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
@@ -91,15 +91,15 @@ def tolerance_of(dtype: torch.dtype) -> float:
 def test_rows_of_a_table_are_added_up(size: int, dtype: torch.dtype) -> None:
     lists, matrix = some_lists(9, 41, COUNTS)
     table = torch.randn(41, size).to(DEVICE, dtype)
-    found, total = gpu_lists.gather(lists, table, need_total=True)
-    assert found.dtype == dtype and total is not None
-    close(found, matrix @ table.double().cpu(), tolerance_of(dtype))
+    result, total = gpu_lists.gather(lists, table, need_total=True)
+    assert result.dtype == dtype and total is not None
+    close(result, matrix @ table.double().cpu(), tolerance_of(dtype))
     close(total, matrix.sum(-1), 2e-6)
     scale, minus = torch.rand(9).to(DEVICE), torch.tensor([3, -1, 2, 5, -1, 0, -1, 7, 40]).to(DEVICE)
-    found, total = gpu_lists.gather(lists, table, scale=scale, minus=minus, need_total=True)
+    result, total = gpu_lists.gather(lists, table, scale=scale, minus=minus, need_total=True)
     gold = F.one_hot(minus.cpu().clamp(min=0), 41) * (minus.cpu() >= 0)[:, None]
     expected = (matrix - gold) * scale.double().cpu()[:, None]
-    close(found, expected @ table.double().cpu(), tolerance_of(dtype))
+    close(result, expected @ table.double().cpu(), tolerance_of(dtype))
     close(total, expected.sum(-1), 2e-6)
 
 
@@ -107,9 +107,9 @@ def test_sums_go_onto_what_is_there() -> None:
     lists, matrix = some_lists(9, 41, COUNTS)
     table, there, factor = torch.randn(41, 19).to(DEVICE), torch.randn(9, 19).to(DEVICE), torch.rand(3).to(DEVICE)
     expected = factor[0].double().cpu() * there.double().cpu() + matrix @ table.double().cpu()
-    found, total = gpu_lists.gather(lists, table, onto=there, factor=factor)
-    assert found is there and total is None
-    close(found, expected, 2e-6)
+    result, total = gpu_lists.gather(lists, table, onto=there, factor=factor)
+    assert result is there and total is None
+    close(result, expected, 2e-6)
 
 
 @pytest.mark.parametrize("counts", [[0] * 9, [41] * 9, [1] * 9], ids=["none", "all", "one each"])
@@ -125,9 +125,9 @@ def test_a_long_list_is_cut_and_the_rest_is_not(monkeypatch: pytest.MonkeyPatch,
     launched: list[tuple[int, ...]] = []
     run = gpu_lists.run
 
-    def watched(kernel: Any, grid: tuple[int, ...], *arguments: Any, **given: Any) -> None:
-        launched.append((*grid, given["piece"]))
-        run(kernel, grid, *arguments, **given)
+    def watched(kernel: Any, grid: tuple[int, ...], *arguments: Any, **inputs: Any) -> None:
+        launched.append((*grid, inputs["piece"]))
+        run(kernel, grid, *arguments, **inputs)
 
     monkeypatch.setattr(gpu_lists, "run", watched)
     lists, matrix = some_lists(3, 300, [3, 300, 2])
@@ -142,12 +142,12 @@ def test_lists_by_class() -> None:
     weight, target = torch.rand(9).to(DEVICE), torch.tensor([3, -1, 2, 5, -1, 0, -1, 40, 40]).to(DEVICE)
     turned = gpu_lists.transpose(lists, 41, weight, target)
     assert turned.offsets.dtype == torch.int64 and turned.column.dtype == torch.int32
-    found = torch.zeros(41, 9, dtype=torch.float64)
+    result = torch.zeros(41, 9, dtype=torch.float64)
     for c in range(41):
         here = slice(int(turned.offsets[c]), int(turned.offsets[c + 1]))
-        found[c].index_add_(0, turned.column[here].long().cpu(), turned.value[here].double().cpu())
+        result[c].index_add_(0, turned.column[here].long().cpu(), turned.value[here].double().cpu())
     gold = F.one_hot(target.cpu().clamp(min=0), 41) * (target.cpu() >= 0)[:, None]
-    torch.testing.assert_close(found, ((matrix - gold) * weight.double().cpu()[:, None]).T, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(result, ((matrix - gold) * weight.double().cpu()[:, None]).T, rtol=1e-6, atol=1e-7)
     assert int(turned.offsets[-1]) == sum(COUNTS) + 6
 
 
@@ -194,7 +194,7 @@ def check(
     """Loss and gradients against float64's; errors relative to the largest value or to 1."""
     *leaves, target = inputs
     leaves = [x.detach().requires_grad_() for x in leaves]
-    given = [*leaves, alpha.requires_grad_()] if isinstance(alpha, Tensor) else leaves
+    arguments = [*leaves, alpha.requires_grad_()] if isinstance(alpha, Tensor) else leaves
     hidden, weight, bias = leaves
     if tau is None:
         loss = tsallis.linear_entmax_loss(
@@ -210,10 +210,10 @@ def check(
         expected = expected.sum() / (1 if reduction == "sum" else (target >= 0).sum())
     close(loss.detach(), expected.detach(), tolerance)
     upstream = torch.linspace(0.5, 1.5, loss.numel()).reshape(loss.shape).to(loss) + 0.5
-    given = [x for x in given if biased or x is not bias]
-    found = torch.autograd.grad(loss, given, upstream)
+    arguments = [x for x in arguments if biased or x is not bias]
+    result = torch.autograd.grad(loss, arguments, upstream)
     for x, grad, right in zip(
-        given, found, torch.autograd.grad(expected, given, upstream.double(), retain_graph=True), strict=True
+        arguments, result, torch.autograd.grad(expected, arguments, upstream.double(), retain_graph=True), strict=True
     ):
         assert grad.dtype == x.dtype and grad.shape == x.shape
         close(grad, right, 4 * tolerance)
@@ -290,9 +290,9 @@ def test_values_above_zero_in_one_pass(monkeypatch: pytest.MonkeyPatch, tokens: 
     hidden, weight, bias, target = layer(tokens=tokens, d=33, classes=45)
     bias[3] = -torch.inf
     target = torch.where(target == 3, 4, target)
-    found = gpu_relu.relu_lists(hidden, weight, bias, target, alpha, 0.7, 1.0)
-    assert found is not None
-    loss, lists = found
+    result = gpu_relu.relu_lists(hidden, weight, bias, target, alpha, 0.7, 1.0)
+    assert result is not None
+    loss, lists = result
     close(loss, exact(hidden, weight, bias, target, alpha, 0.7), 2e-6)
     scores = F.linear(hidden.double(), weight.double(), bias.double())
     values = ((alpha - 1) * scores - 0.7).clamp(min=0) ** (1 / (alpha - 1))
@@ -331,12 +331,12 @@ def test_classes_that_take_no_part_and_rows_that_are_broken(tau: float | None) -
             return tsallis.linear_entmax_loss(x[0], x[1], target, bias=x[2], reduction="none")
         return tsallis.linear_alpha_relu_loss(x[0], x[1], target, tau=tau, bias=x[2], reduction="none")
 
-    found = loss(*leaves)
+    result = loss(*leaves)
     others = torch.arange(TOKENS, device=DEVICE) != 8
     expected = exact(hidden, weight, clean, target, 1.5, tau)
-    assert found[8].isnan()
-    close(found[others].detach(), expected[others].detach(), 2e-5)
-    (grad,) = torch.autograd.grad(found.sum(), hidden)
+    assert result[8].isnan()
+    close(result[others].detach(), expected[others].detach(), 2e-5)
+    (grad,) = torch.autograd.grad(result.sum(), hidden)
     (right,) = torch.autograd.grad(expected[others].sum(), hidden)
     assert grad[8].isnan().all()
     close(grad[others], right[others], 1e-4)
@@ -384,10 +384,10 @@ def test_flat_chunks_round_the_weight_gradient_a_few_times_only(
     leaves = [x.requires_grad_() for x in (hidden, weight, bias)]
     assert len(linear_chunks.plan(Layer(*leaves, target, 1.5, None)).chunks) == 16
     loss = tsallis.linear_entmax_loss(hidden, weight, target, bias=bias, reduction=reduction).sum()
-    (found,) = torch.autograd.grad(loss, weight)
+    (result,) = torch.autograd.grad(loss, weight)
     wide = weight.detach().double().requires_grad_()
     (right,) = torch.autograd.grad(exact(hidden, wide, bias, target, 1.5).sum(), wide)
-    error, once = ((x.double() - right).square().mean().sqrt() for x in (found, right.to(torch.bfloat16)))
+    error, once = ((x.double() - right).square().mean().sqrt() for x in (result, right.to(torch.bfloat16)))
     assert error < 5 * once
 
 
@@ -410,9 +410,9 @@ def test_memory_stays_bounded(scale: float, tau: float | None) -> None:
     """An eighth of scores, log-probabilities and their gradient, which a layer and cross-entropy have at once."""
     tokens, d, classes = 16_384, 64, 64_000
     generator = torch.Generator(DEVICE).manual_seed(0)
-    given: dict[str, Any] = {"generator": generator, "device": DEVICE, "dtype": torch.bfloat16}
-    hidden = torch.randn(tokens, d, **given).mul_(scale).requires_grad_()
-    weight = torch.randn(classes, d, **given).requires_grad_()
+    inputs: dict[str, Any] = {"generator": generator, "device": DEVICE, "dtype": torch.bfloat16}
+    hidden = torch.randn(tokens, d, **inputs).mul_(scale).requires_grad_()
+    weight = torch.randn(classes, d, **inputs).requires_grad_()
     target = torch.randint(classes, (tokens,), generator=generator, device=DEVICE)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

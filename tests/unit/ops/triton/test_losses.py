@@ -24,9 +24,9 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
-def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
-    assert found.shape == expected.shape
-    assert (found.double() - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1)
+def close(result: Tensor, expected: Tensor, tolerance: float) -> None:
+    assert result.shape == expected.shape
+    assert (result.double() - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1)
 
 
 def dense(index: Tensor, value: Tensor, counts: Tensor, d: int) -> Tensor:
@@ -38,22 +38,22 @@ def dense(index: Tensor, value: Tensor, counts: Tensor, d: int) -> Tensor:
 def check(scores: Tensor, alpha: float | Tensor, target: Tensor | None = None) -> None:
     scores = scores.to(DEVICE)
     rows, d = scores.shape
-    given = alpha.to(DEVICE) if isinstance(alpha, Tensor) else alpha
+    inputs = alpha.to(DEVICE) if isinstance(alpha, Tensor) else alpha
     target = torch.randint(d, (rows,), device=DEVICE) if target is None else target.to(DEVICE)
     exact = scores.double().requires_grad_()
     alphas = torch.as_tensor(alpha, dtype=torch.float64, device=DEVICE).expand(rows, 1)
     expected = reference.entmax_loss(exact, target, alphas)
     probs = reference.entmax(exact, alphas).detach()
-    loss, stats, slope = gpu.entmax_loss(scores, target, given, True)
+    loss, stats, slope = gpu.entmax_loss(scores, target, inputs, True)
     close(loss, expected, ERROR)
     close(slope, entropy_alpha_gradient(probs, alphas), 5 * ERROR)
     grad = torch.randn(rows, device=DEVICE)
     (right,) = torch.autograd.grad(expected, exact, grad.double())
-    close(gpu.entmax_loss_gradient(scores, target, given, stats, grad), right, GRADIENT)
+    close(gpu.entmax_loss_gradient(scores, target, inputs, stats, grad), right, GRADIENT)
     counts = stats[:, -1].long()
     certain = ((probs == 0) | (probs > 1e-7)).all(-1)
     assert torch.equal(counts[certain], (probs > 0).sum(-1)[certain])
-    index, value = gpu.support(scores, given, stats, F.pad(counts.cumsum(0), (1, 0)))
+    index, value = gpu.support(scores, inputs, stats, F.pad(counts.cumsum(0), (1, 0)))
     close(dense(index, value, counts, d), probs, ERROR)
 
 
@@ -98,8 +98,8 @@ def test_rows_without_a_loss_and_broken_ones(path: str, alpha: float) -> None:
     dz = gpu.entmax_loss_gradient(z, target, alpha, stats, torch.ones_like(loss))
     torch.testing.assert_close(dz.double(), right, equal_nan=True, atol=1e-6, rtol=1e-6)
     assert (stats[[0, 4, 5], -1] == 0).all()
-    taken = gpu.entmax_loss_gradient(z, target, alpha, stats, torch.ones_like(loss), out=z)
-    assert taken is z
+    choice = gpu.entmax_loss_gradient(z, target, alpha, stats, torch.ones_like(loss), out=z)
+    assert choice is z
     assert torch.equal(z.isnan(), dz.isnan()) and torch.equal(z.nan_to_num(), dz.nan_to_num())
 
 
@@ -148,18 +148,18 @@ def test_public_losses(name: str) -> None:
     counted = y >= 0
     with tsallis.backend("triton"):
         if name == "alpha-relu":
-            found = tsallis.alpha_relu_loss(z, y, 1.5, 0.2)
+            result = tsallis.alpha_relu_loss(z, y, 1.5, 0.2)
             expected = reference.alpha_relu_loss(exact, y.clamp(min=0), 1.5, 0.2)[counted].mean()
             extra, alphas = (), ()
         else:
             alpha = torch.linspace(1.1, 2, 6, device=DEVICE).view(2, 3, 1)
             alpha = alpha.requires_grad_() if name == "learned" else torch.full_like(alpha, 1.5)
-            found = tsallis.entmax_loss(z, y, alpha if name == "learned" else 1.5)
+            result = tsallis.entmax_loss(z, y, alpha if name == "learned" else 1.5)
             wide = alpha.detach().double().requires_grad_()
             expected = reference.entmax_loss(exact, y.clamp(min=0), wide)[counted].mean()
             extra, alphas = ((alpha,), (wide,)) if name == "learned" else ((), ())
-        ours = torch.autograd.grad(found, (z, *extra))
-    close(found, expected, ERROR)
+        ours = torch.autograd.grad(result, (z, *extra))
+    close(result, expected, ERROR)
     for x, right in zip(ours, torch.autograd.grad(expected, (exact, *alphas)), strict=True):
         close(x, right, GRADIENT)
 

@@ -30,29 +30,29 @@ def check(scores: Tensor, alpha: float | Tensor, error: float = ERROR, gradient:
     scores = scores.to(DEVICE)
     rows = len(scores)
     exact = scores.double().requires_grad_()
-    given = alpha.to(DEVICE) if isinstance(alpha, Tensor) else alpha
+    inputs = alpha.to(DEVICE) if isinstance(alpha, Tensor) else alpha
     alphas = torch.as_tensor(alpha, dtype=torch.float64, device=DEVICE).expand(rows, 1).clone().requires_grad_()
     expected = reference.entmax(exact, alphas)
-    found = gpu.entmax(scores, given)
-    assert (found.double() - expected).abs().max() <= error
-    assert (found.double().sum(-1) - expected.sum(-1)).abs().max() <= error
+    result = gpu.entmax(scores, inputs)
+    assert (result.double() - expected).abs().max() <= error
+    assert (result.double().sum(-1) - expected.sum(-1)).abs().max() <= error
     direction = torch.randn(scores.shape, device=DEVICE)
-    wanted = torch.autograd.grad(expected, (exact, alphas), direction.double())
+    target = torch.autograd.grad(expected, (exact, alphas), direction.double())
     # Of probabilities that are not quite those of the reference the kernels' gradients are not quite its either.
-    certain = ((found > 0) == (expected > 0)).all(-1)
-    dz, da = gpu.entmax_gradient(found, direction, given, True)
+    certain = ((result > 0) == (expected > 0)).all(-1)
+    dz, da = gpu.entmax_gradient(result, direction, inputs, True)
     assert da is not None and da.shape == (rows, 1) and da.dtype == torch.float32
-    for ours, right in ((dz, wanted[0]), (da, wanted[1])):
+    for ours, right in ((dz, target[0]), (da, target[1])):
         close(ours[certain], right[certain], gradient)
-    alone, none = gpu.entmax_gradient(found.clone(), direction, given, False)
+    alone, none = gpu.entmax_gradient(result.clone(), direction, inputs, False)
     assert none is None
     torch.testing.assert_close(alone, dz, atol=1e-6, rtol=1e-6)
-    return found
+    return result
 
 
-def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
-    if found.numel():
-        assert (found.double() - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1)
+def close(result: Tensor, expected: Tensor, tolerance: float) -> None:
+    if result.numel():
+        assert (result.double() - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1)
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.25, 1.5, 2.0])
@@ -153,9 +153,9 @@ def test_gradients_may_take_the_place_of_the_probabilities(path: str) -> None:
     for alpha in (1.05, 1.5):
         p = gpu.entmax(z, alpha)
         expected, _ = gpu.entmax_gradient(p, g, alpha, False)
-        found, _ = gpu.entmax_gradient(p, g, alpha, False, out=p)
-        assert found is p
-        assert torch.equal(found, expected)
+        result, _ = gpu.entmax_gradient(p, g, alpha, False, out=p)
+        assert result is p
+        assert torch.equal(result, expected)
 
 
 def test_a_gradient_off_the_support_is_nobodys(path: str) -> None:
@@ -198,11 +198,11 @@ def test_public_maps(name: str) -> None:
     exact = z.detach().double().requires_grad_()
     mask = torch.rand(2, 1, 33, device=DEVICE) > 0.3
     with tsallis.backend("triton"):
-        found = getattr(tsallis, name)(z, mask=mask)
+        result = getattr(tsallis, name)(z, mask=mask)
     expected = reference.entmax(exact.masked_fill(~mask, -torch.inf), 1.5 if name == "entmax15" else 2.0)
-    close(found, expected, ERROR)
+    close(result, expected, ERROR)
     g = torch.randn_like(z)
-    close(*(torch.autograd.grad(p, x, g.to(p))[0] for p, x in ((found, z), (expected, exact))), GRADIENT)  # type: ignore[misc]
+    close(*(torch.autograd.grad(p, x, g.to(p))[0] for p, x in ((result, z), (expected, exact))), GRADIENT)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("dim", [-1, 1, 0])
@@ -213,13 +213,13 @@ def test_public_learned_alphas_along_any_dimension(dim: int) -> None:
         shape[0] = 6
     alpha = torch.linspace(1, 2, shape[0], device=DEVICE).view(shape).requires_grad_()
     with tsallis.backend("triton"):
-        found = tsallis.entmax(z, alpha, dim)
+        result = tsallis.entmax(z, alpha, dim)
     exact, alphas = z.detach().double().requires_grad_(), alpha.detach().double().requires_grad_()
     moved = torch.movedim(alphas.expand(*[n if i != dim % 3 else 1 for i, n in enumerate(z.shape)]), dim, -1)
     expected = reference.entmax(exact.movedim(dim, -1), moved).movedim(-1, dim)
-    close(found, expected, ERROR)
-    g = torch.randn(found.shape, device=DEVICE)
-    ours = torch.autograd.grad(found, (z, alpha), g)
+    close(result, expected, ERROR)
+    g = torch.randn(result.shape, device=DEVICE)
+    ours = torch.autograd.grad(result, (z, alpha), g)
     for x, right in zip(ours, torch.autograd.grad(expected, (exact, alphas), g.double()), strict=True):
         close(x, right, GRADIENT)
 
