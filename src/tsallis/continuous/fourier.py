@@ -25,18 +25,18 @@ from tsallis.ops.transforms import differentiable
 
 # Numbers that one intermediate result may have: as many as stay in a core's cache, and as fill a GPU.
 CHUNK, DEVICE_CHUNK = 1 << 17, 1 << 24
-LARGEST = 1 << 23  # numbers of a matrix of waves and functions
+LARGEST = 1 << 23  # numbers of a matrix of frequencies and functions
 KEPT = 1 << 25  # numbers of all matrices of a basis that are remembered
 GROUPS, GROUP = 4, 64  # densities are sorted by size into so many groups, of so many at least
 STEPS = 16  # periods come in so many steps an octave, that few matrices are ever made
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-14}
 
 
-class Waves(NamedTuple):
+class FourierGrid(NamedTuple):
     """A lattice of frequencies, one of each pair of opposite ones, and what the functions have of them."""
 
-    k: Tensor  # [2, waves]
-    functions: Tensor  # [2 waves, functions], cosines and sines around the origin
+    k: Tensor  # [2, frequencies]
+    functions: Tensor  # [2 frequencies, functions], cosines and sines around the origin
     centres: Tensor  # [functions, 2]
     origin: Tensor  # [2]
     half: float  # the period's half
@@ -87,28 +87,28 @@ class _Known:
             self.centres, self.covs = cast(tuple[Tensor, Tensor], gaussians)
             spread = torch.linalg.eigvalsh(self.covs).clamp(min=0).sqrt()
             self.narrowest, self.widest = torch.stack([spread.amin(), spread.amax()]).tolist()
-        self.matrices: dict[tuple[object, ...], Waves] = {}
+        self.matrices: dict[tuple[object, ...], FourierGrid] = {}
 
-    def waves(self, reach: float, spacing: float, order: float, end: float, dtype: torch.dtype) -> Waves:
+    def grid(self, reach: float, spacing: float, order: float, end: float, dtype: torch.dtype) -> FourierGrid:
         """Return the lattice of this spacing up to this frequency."""
         key = (reach, spacing, order, end, dtype)
         if key not in self.matrices:
             with torch.inference_mode(False), torch.no_grad():
-                self.matrices[key] = self._made(reach, spacing, order, end, dtype)
-            while sum(waves.functions.numel() for waves in self.matrices.values()) > KEPT:
+                self.matrices[key] = self._make_grid(reach, spacing, order, end, dtype)
+            while sum(grid.functions.numel() for grid in self.matrices.values()) > KEPT:
                 del self.matrices[next(iter(self.matrices))]
         return self.matrices[key]
 
-    def _made(self, reach: float, spacing: float, order: float, end: float, dtype: torch.dtype) -> Waves:
-        k = _lattice(reach / spacing).to(self.centres) * spacing  # [2, waves]
+    def _make_grid(self, reach: float, spacing: float, order: float, end: float, dtype: torch.dtype) -> FourierGrid:
+        k = _lattice(reach / spacing).to(self.centres) * spacing  # [2, frequencies]
         origin = (self.centres.amin(0) + self.centres.amax(0)) / 2
-        phase = (self.centres - origin) @ k  # [functions, waves]
+        phase = (self.centres - origin) @ k  # [functions, frequencies]
         damping = torch.einsum("fij,ik,jk->fk", self.covs, k, k) / 2
         alone = (k == 0).all(0).to(k) / 2  # of the frequency that is its own opposite, half
         weight = (1 - alone) * (2 * (spacing / (2 * math.pi)) ** 2) * torch.exp(-damping)
         functions = torch.cat([weight * phase.cos(), weight * phase.sin()], -1).mT
         half = math.pi / spacing
-        return Waves(
+        return FourierGrid(
             k.to(dtype), functions.to(dtype).contiguous(), self.centres.to(dtype), origin.to(dtype), half, order, end
         )
 
@@ -155,7 +155,7 @@ def _cutoff(order: float, narrow: float, dtype: torch.dtype) -> float:
     return q
 
 
-def _waves_for(entry: _Known, factor: Tensor, order: float) -> Waves | None:
+def _grid_for(entry: _Known, factor: Tensor, order: float) -> FourierGrid | None:
     """Return the lattice for these densities on ellipses `factor @ u`, |u| <= 1, unless it were too large."""
     half, longest, shortest = extent(factor)
     if not 0 < shortest < math.inf:
@@ -166,7 +166,7 @@ def _waves_for(entry: _Known, factor: Tensor, order: float) -> Waves | None:
     spacing = 2 * math.pi / 2 ** (math.ceil(math.log2(period) * STEPS) / STEPS)
     if math.pi * (reach / spacing) ** 2 * len(entry.centres) > LARGEST:
         return None
-    return entry.waves(reach, spacing, order, table_end(reach * longest), factor.dtype)
+    return entry.grid(reach, spacing, order, table_end(reach * longest), factor.dtype)
 
 
 def wave_expectation(basis: Basis, mean: Tensor, factor: Tensor, order: float) -> Tensor | None:
@@ -197,32 +197,32 @@ def wave_expectation(basis: Basis, mean: Tensor, factor: Tensor, order: float) -
     by_size = _half(spread.detach()).argsort()
     values = []
     for some in by_size.tensor_split(groups):
-        waves = _waves_for(entry, spread.detach()[some], order)
-        if waves is None:
+        grid = _grid_for(entry, spread.detach()[some], order)
+        if grid is None:
             return None
         centre = apart.index_select(0, some)
-        expectations = cast(Tensor, _Waves.apply(centre - waves.origin, spread.index_select(0, some), waves))
-        elsewhere = ((centre.detach().unsqueeze(-2) - waves.centres).abs() > waves.half).any(-1)  # there images are
+        expectations = cast(Tensor, _Expectation.apply(centre - grid.origin, spread.index_select(0, some), grid))
+        elsewhere = ((centre.detach().unsqueeze(-2) - grid.centres).abs() > grid.half).any(-1)  # there images are
         values.append(expectations * (~elsewhere).to(expectations))
     whole = torch.cat(values).index_select(0, by_size.argsort())
     return whole.view(*mean.shape[:-1], -1)
 
 
-class _Waves(Function):
+class _Expectation(Function):
     """Keeps mean and factor alone, of each density eight numbers."""
 
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, factor: Tensor, waves: Waves) -> Tensor:
+    def forward(ctx: Any, mean: Tensor, factor: Tensor, grid: FourierGrid) -> Tensor:
         ctx.save_for_backward(mean, factor)
-        ctx.waves = waves
-        values = mean.new_empty(len(mean), waves.functions.shape[1])
-        for rows in _chunks(mean, waves):
-            profile = characteristic(_stretched(factor[rows], waves)[-1], waves.order, waves.end)
-            phase = mean[rows] @ waves.k
+        ctx.grid = grid
+        values = mean.new_empty(len(mean), grid.functions.shape[1])
+        for rows in _chunks(mean, grid):
+            profile = characteristic(_stretched(factor[rows], grid)[-1], grid.order, grid.end)
+            phase = mean[rows] @ grid.k
             both = mean.new_empty(len(phase), 2, phase.shape[1])
             torch.cos(phase, out=both[:, 0])
             torch.sin(phase, out=both[:, 1])
-            torch.mm(both.mul_(profile.unsqueeze(1)).flatten(1), waves.functions, out=values[rows])
+            torch.mm(both.mul_(profile.unsqueeze(1)).flatten(1), grid.functions, out=values[rows])
         return values
 
     @staticmethod
@@ -230,36 +230,36 @@ class _Waves(Function):
         mean, factor = ctx.saved_tensors
         (grad,) = grads
         if differentiable(grad):
-            return (*_pullback(grad, mean, factor, ctx.waves), None)
+            return (*_pullback(grad, mean, factor, ctx.grid), None)
         to_mean, to_factor = torch.empty_like(mean), torch.empty_like(factor)
-        for rows in _chunks(mean, ctx.waves):
-            to_mean[rows], to_factor[rows] = _pullback(grad[rows], mean[rows], factor[rows], ctx.waves)
+        for rows in _chunks(mean, ctx.grid):
+            to_mean[rows], to_factor[rows] = _pullback(grad[rows], mean[rows], factor[rows], ctx.grid)
         return to_mean, to_factor, None
 
 
-def _chunks(mean: Tensor, waves: Waves) -> list[slice]:
-    rows = max(1, (CHUNK if mean.device.type == "cpu" else DEVICE_CHUNK) // waves.k.shape[1])
+def _chunks(mean: Tensor, grid: FourierGrid) -> list[slice]:
+    rows = max(1, (CHUNK if mean.device.type == "cpu" else DEVICE_CHUNK) // grid.k.shape[1])
     return [slice(start, start + rows) for start in range(0, len(mean), rows)]
 
 
-def _stretched(factor: Tensor, waves: Waves) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the frequencies as the factor stretches them, and their square, each [rows, waves]."""
-    first = factor[:, :, 0] @ waves.k
-    second = factor[:, 1, 1:] * waves.k[1]
+def _stretched(factor: Tensor, grid: FourierGrid) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the frequencies as the factor stretches them, and their square, each [rows, frequencies]."""
+    first = factor[:, :, 0] @ grid.k
+    second = factor[:, 1, 1:] * grid.k[1]
     return first, second, torch.addcmul(first.square(), second, second)
 
 
-def _pullback(grad: Tensor, mean: Tensor, factor: Tensor, waves: Waves) -> tuple[Tensor, Tensor]:
+def _pullback(grad: Tensor, mean: Tensor, factor: Tensor, grid: FourierGrid) -> tuple[Tensor, Tensor]:
     """Gradients in mean and factor; of differentiable operations."""
-    phase = mean @ waves.k
+    phase = mean @ grid.k
     cosine, sine = phase.cos(), phase.sin()
-    first, second, squared = _stretched(factor, waves)
-    profile = characteristic(squared, waves.order, waves.end)
-    to_cosine, to_sine = (grad @ waves.functions.mT).chunk(2, -1)  # [rows, waves]
-    to_mean = (profile * (cosine * to_sine - sine * to_cosine)) @ waves.k.mT
-    slope = characteristic(squared, waves.order + 1, waves.end) * (cosine * to_cosine + sine * to_sine)
-    to_first = (slope * first) @ waves.k.mT  # [rows, 2]
-    to_second = (slope * second) @ waves.k[1]  # [rows]
+    first, second, squared = _stretched(factor, grid)
+    profile = characteristic(squared, grid.order, grid.end)
+    to_cosine, to_sine = (grad @ grid.functions.mT).chunk(2, -1)  # [rows, frequencies]
+    to_mean = (profile * (cosine * to_sine - sine * to_cosine)) @ grid.k.mT
+    slope = characteristic(squared, grid.order + 1, grid.end) * (cosine * to_cosine + sine * to_sine)
+    to_first = (slope * first) @ grid.k.mT  # [rows, 2]
+    to_second = (slope * second) @ grid.k[1]  # [rows]
     zero = torch.zeros_like(to_second)
     rows = [torch.stack([to_first[:, 0], zero], -1), torch.stack([to_first[:, 1], to_second], -1)]
-    return to_mean, torch.stack(rows, -2) * (-0.5 / waves.order)  # twice the derivative -1 / (4 order)
+    return to_mean, torch.stack(rows, -2) * (-0.5 / grid.order)  # twice the derivative -1 / (4 order)

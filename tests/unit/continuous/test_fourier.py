@@ -125,7 +125,7 @@ def test_a_lattice_that_would_be_too_large_is_left_to_nodes(monkeypatch: pytest.
     density, basis = TruncatedParaboloid(*ellipses(3, 0.05, 0.2)), scattered()
     exact = density.expect(basis)
     monkeypatch.setattr(fourier, "LARGEST", 1)
-    monkeypatch.setattr(fourier._Waves, "apply", None)
+    monkeypatch.setattr(fourier._Expectation, "apply", None)
     torch.testing.assert_close(density.expect(basis), exact, atol=1e-9, rtol=0)
 
 
@@ -153,5 +153,5 @@ def test_what_is_remembered_follows_the_basis() -> None:
         assert density.expect(scattered()).shape == (3, 9)
     known = fourier._known[basis]
     for size in range(1, 40):
-        known.waves(30.0, 60.0 / size, 3.0, 8.0, D)
+        known.grid(30.0, 60.0 / size, 3.0, 8.0, D)
     assert sum(each.functions.numel() for each in known.matrices.values()) <= fourier.KEPT
