@@ -39,6 +39,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dropped = [item for item in items if isinstance(item, pytest.Function) and not _worth_it(item)]
     config.hook.pytest_deselected(items=dropped)
     items[:] = [item for item in items if item not in set(dropped)]
+    for item in items:
+        # Finite differences of the reference's own bisections take ten times as long as those of any backend.
+        if "both_orders" in item.name and item.callspec.params.get("computed_by") == "reference":
+            item.add_marker(pytest.mark.slow)
 
 
 def _worth_it(item: pytest.Function) -> bool:

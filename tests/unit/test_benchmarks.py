@@ -15,7 +15,7 @@ import torch
 
 import tsallis
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.slow
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MACHINE = ["backend", "threads", "cpu", "cores", "torch", "tsallis", "entmax", "python", "date"]

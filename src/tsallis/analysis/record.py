@@ -221,7 +221,7 @@ def read_model(model: Any, src_vocab: Symbols, tgt_vocab: Symbols) -> AttentionR
         >>> symbols = Vocabulary(["▁a", "▁b"])
         >>> reader = read_model(RNNSeq2Seq(6, 6, d_model=8), symbols, symbols)
         >>> reader.layers
-        (AttentionLayer(kind='context', layer=0, alphas=(1.5,), causal=False),)
+        (AttentionLayer(kind='cross', layer=0, alphas=(1.5,), causal=False),)
     """
     if isinstance(model, TransformerSeq2Seq):
         return TransformerReader(model, src_vocab, tgt_vocab)

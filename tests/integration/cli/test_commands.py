@@ -105,6 +105,7 @@ def test_languages_are_told_apart(tsallis, small_data: Path, tmp_path: Path) -> 
     assert "angles, english" in refused.stderr
 
 
+@pytest.mark.slow
 def test_demo_shows_complete_answers(tsallis, tmp_path: Path) -> None:
     text = tsallis("demo", "--run-dir", tmp_path / "demo", "--epochs", 1).stdout
     assert "certificate complete" in text and "attended positions" in text

@@ -14,6 +14,8 @@ import pytest
 
 from integration.cli.conftest import environment
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "learned-alpha.md"
 RESULTS = ROOT / "docs" / "figures" / "recall.csv"

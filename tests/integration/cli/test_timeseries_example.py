@@ -22,6 +22,8 @@ from torch import Tensor
 
 from integration.cli.conftest import environment
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "timeseries.py"
 STAYS = 120
 QUICK = ("--epochs", "4", "--batch-size", "32", "--num-basis", "5", "--d-model", "8")

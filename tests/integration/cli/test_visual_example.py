@@ -13,6 +13,8 @@ import pytest
 
 from integration.cli.conftest import environment
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 COLOURS = ["red", "green", "blue"]
 

@@ -10,6 +10,8 @@ import pytest
 
 from integration.distributed.conftest import Launch, ours
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """\
 version: 1
 data: {embedded: english-verbs}

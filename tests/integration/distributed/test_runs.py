@@ -16,6 +16,8 @@ from integration.distributed.runs import trainer
 from tsallis.training import Checkpoints
 from tsallis.training.distributed import World
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 KILL_AT = 5  # in the middle of the second epoch of three updates; the last checkpoint is of step 4
 

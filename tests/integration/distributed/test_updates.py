@@ -18,6 +18,8 @@ from tsallis.evaluation.metrics import teacher_forced_scores
 from tsallis.training.distributed import World
 from tsallis.training.engine import Engine
 
+pytestmark = pytest.mark.slow
+
 every_kind = pytest.mark.parametrize("kind", KINDS)
 every_strategy = pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 
