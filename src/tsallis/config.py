@@ -84,6 +84,7 @@ class TrainingConfig(Section):
     validate_updates: Count | None = None
     validation_beam: Beam = 1
     validation_rows: Count | None = None
+    select: str | None = Field(None, min_length=1, max_length=100)
     patience: Count | None = None
     checkpoint_every: Count = 500
     keep: Count = 1

@@ -50,6 +50,7 @@ def test_recipes_of_all_languages_have_the_papers_values(setting: str) -> None:
     assert (loaded.training.learning_rate, loaded.training.schedule) == (1e-3, "halve-on-worse")
     assert (loaded.training.batch_size, loaded.search.beam_size) == (64, 5)
     assert loaded.training.validate_every == (1 if setting == "high" else 10)
+    assert loaded.training.select == "macro_accuracy" and loaded.training.validation_rows == 9400
     assert loaded.data.languages == "all" and loaded.data.train == f"{{language}}-train-{setting}"
 
 

@@ -47,7 +47,7 @@ def run_training(loaded: Config, folder: Path, world: World) -> None:
             prepared = task_type(loaded).prepare(loaded, folder)
             model, symbols = prepared.build(), prepared.data.vocabularies
             arguments = (prepared.description, prepared.task.facts(), symbols.src, symbols.tgt)
-            return prepared, model, lock, world.main and start_run(folder, loaded.text(), *arguments, lock)
+            return prepared, model, lock, world.main and start_run(folder, prepared.text, *arguments, lock)
 
         prepared, model, lock, resumed = world.run_on_all(start)
         data, settings = prepared.data, prepared.settings

@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from tsallis.config import LARGEST_FILE, Section, parse_yaml
 from tsallis.config import Config as RunConfig
-from tsallis.config import Section
 from tsallis.data.batching import Batch, BatchPlan
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.image_store import ImageStore
+from tsallis.data.io import read_text
 from tsallis.errors import InputError, describe, memory_for
-from tsallis.evaluation.metrics import CorpusScore, evaluate, timed_search
+from tsallis.evaluation.metrics import TEACHER_FORCED, CorpusScore, evaluate, timed_search
 from tsallis.search import Result, beam_search
-from tsallis.training.run_folder import TASK, Run, build_model, read_stored
+from tsallis.training.run_folder import CONFIG, TASK, Run, build_model, read_stored
 from tsallis.training.schema import explain
 from tsallis.training.trainer import Measure, Settings
 
@@ -110,6 +111,8 @@ class Task(ABC):
         models: the sections that `model` may be, by their `architecture`; the first is the default.
         noun: what an output is called.
         columns: the columns of a line of input: without the right output, and with it.
+        scores: names of what `score` returns.
+        costly_scores: those of them that `score` leaves out if it is to be quick.
         options: what may be said beside the lines, such as `language`: keywords of `read` and `examples`.
     """
 
@@ -118,6 +121,8 @@ class Task(ABC):
     models: ClassVar[Mapping[str, type[ModelSection]]]
     noun: ClassVar[str]
     columns: ClassVar[tuple[str, str]]
+    scores: ClassVar[tuple[str, ...]]
+    costly_scores: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
@@ -216,7 +221,8 @@ class Task(ABC):
             InputError: settings of the model that don't go together, and what reading the data finds.
         """
         described = config.model.model_dump(mode="json", exclude={"architecture", "tau"})
-        stored = None if folder is None else read_stored(folder, config.text(), described)
+        text = config.text() if folder is None else _text_of_run(config, folder)
+        stored = None if folder is None else read_stored(folder, text, described)
         if stored is None or folder is None:
             config.model.check()
         else:
@@ -224,10 +230,11 @@ class Task(ABC):
         task, data = cls.load(config.data)
         settings = Settings(**config.training.model_dump())
         _check_rows(settings, data)
+        _check_select(settings.select, task, data)
         if stored is not None:
-            return Prepared(task, data, stored.description, settings)
+            return Prepared(task, data, stored.description, settings, text)
         arguments = config.model.arguments(data, settings)
-        return Prepared(task, data, {"class": config.model.architecture, "arguments": arguments}, settings)
+        return Prepared(task, data, {"class": config.model.architecture, "arguments": arguments}, settings, text)
 
     @classmethod
     def read_split(cls, config: Any, split: str, **options: Any) -> list[Any]:
@@ -333,6 +340,7 @@ class Prepared:
     data: Data
     description: dict[str, Any]  # class and arguments of the model
     settings: Settings
+    text: str  # of the configuration, as it stands in the run folder
 
     def build(self) -> Any:
         """Return the model, as the seed makes it."""
@@ -344,15 +352,32 @@ class Prepared:
         return model
 
     def measure(self) -> Measure:
-        """Return a function that scores a search on the development set, without the costly scores."""
+        """Return a function that scores a search on the development set, without costly scores that decide nothing."""
         task, data = self.task, self.data
+        quick = (self.settings.select or "").removeprefix("macro_") not in task.costly_scores
 
         def measure(results: Any) -> dict[str, float]:
             texts = best_texts(results, data.vocabularies.tgt)
-            scores = task.score(texts, data.dev.references[: len(texts)], quick=True)
-            return score_values(scores, language_scores(task, texts, data.dev, quick=True))
+            scores = task.score(texts, data.dev.references[: len(texts)], quick)
+            return score_values(scores, language_scores(task, texts, data.dev, quick))
 
         return measure
+
+
+def _text_of_run(config: RunConfig, folder: Path) -> str:
+    """Return the configuration as YAML; if the folder holds a run of the same one, as it stands there.
+
+    A run that an earlier version started lacks settings that came later: with their defaults it goes on as before.
+    """
+    text = config.text()
+    if not (folder / CONFIG).exists():
+        return text
+    stored = read_text(folder / CONFIG, LARGEST_FILE)
+    try:
+        same = type(config).model_validate(parse_yaml(stored, CONFIG)).text() == text
+    except (InputError, ValidationError):
+        return text
+    return stored if same else text
 
 
 def _check_rows(settings: Settings, data: Data) -> None:
@@ -364,6 +389,15 @@ def _check_rows(settings: Settings, data: Data) -> None:
             f"expected at least {count}"
         )
     BatchPlan(data.train.lengths(), settings.batch_size, settings.max_tokens)
+
+
+def _check_select(select: str | None, task: Task, data: Data) -> None:
+    """Refuse a score that the development set does not have."""
+    several = len(set(data.dev.languages or ())) > 1
+    macro = [f"macro_{name}" for name in task.scores] if several else []
+    names = (*macro, *task.scores, *TEACHER_FORCED)
+    if select is not None and select not in names:
+        raise InputError(f"training.select: expected one of {', '.join(names)}, found {describe(select)}")
 
 
 def split_name(config: Any, split: str) -> str:

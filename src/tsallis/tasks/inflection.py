@@ -59,6 +59,7 @@ class Inflection(SequenceTask):
     Config = InflectionData
     noun = "form"
     columns = ("lemma<TAB>tags", COLUMNS)
+    scores = ("accuracy", "levenshtein")
     options = ("language",)
 
     @classmethod

@@ -39,6 +39,8 @@ class LabelModel(ModelSection):
 class LabelTask(Task):
     """A task whose outputs are single labels, scored by how many are right."""
 
+    scores = ("accuracy",)
+
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
         return [CorpusScore("accuracy", exact_match(texts, references), "")]
 

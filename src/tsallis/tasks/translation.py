@@ -77,6 +77,8 @@ class Translation(SequenceTask):
     Config = TranslationData
     noun = "translation"
     columns = ("text", "source<TAB>target")
+    scores = ("bleu", "chrf", "ter", "exact")
+    costly_scores = ("ter",)
 
     @classmethod
     def load(cls, config: TranslationData) -> tuple[Task, Data]:
@@ -132,7 +134,7 @@ class Translation(SequenceTask):
         return lines.select(rows)
 
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
-        names = ("bleu",) if quick else ("bleu", "chrf", "ter")
+        names = ("bleu", "chrf") if quick else ("bleu", "chrf", "ter")
         return [
             *translation_scores(texts, references, self.tgt or "", names),
             CorpusScore("exact", exact_match(texts, references), ""),

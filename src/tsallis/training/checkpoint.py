@@ -30,6 +30,7 @@ from torch import Tensor
 
 from tsallis.data.io import is_folder, is_leftover, is_regular, read_bytes, remove_leftovers, write_atomic
 from tsallis.errors import InputError
+from tsallis.evaluation.metrics import rank_score
 from tsallis.training.lock import Lock, writing
 from tsallis.training.schema import Index, Manifest, as_json, check_record, read_record
 
@@ -346,10 +347,11 @@ def _step(name: str) -> int:
 
 
 def _worth(metrics: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the sort key of a checkpoint: the first score of the development set, then its negative loss."""
+    """Return the sort key of a checkpoint: the score that decides, or else the first one, then its negative loss."""
     numbers = {k: v for k, v in metrics.items() if k.startswith("dev_") and isinstance(v, (int, float))}
-    loss = numbers.pop("dev_loss", 0.0)
-    return next(iter(numbers.values()), float("-inf")), -loss
+    loss = numbers.get("dev_loss", 0.0)
+    select = metrics.get("select") or next((k.removeprefix("dev_") for k in numbers if k != "dev_loss"), "")
+    return rank_score(select, numbers.get(f"dev_{select}", float("-inf"))), -loss
 
 
 def _canonical(value: Any) -> Any:

@@ -77,8 +77,11 @@ class TrainingDisplay:
         self.progress.update(self.task, total=state.updates, completed=state.position.update, **fields)
         if state.validation is not None:
             v = state.validation
+            names = dict.fromkeys((*SCORES, v.get("select", "loss")))
             scores = "  ".join(
-                f"dev {n.replace('_', ' ')} {_shown(n, v[f'dev_{n}'])}" for n in SCORES if f"dev_{n}" in v
+                f"dev {n.replace('_', ' ')} {_shown(n, v[f'dev_{n}'])}"
+                for n in names
+                if f"dev_{n}" in v and n != "loss"
             )
             self.console.print(
                 f"epoch {state.position.epoch:>3}  step {state.position.step:>6}  loss {state.loss:.4f}  "
@@ -90,4 +93,6 @@ class TrainingDisplay:
 
 
 def _shown(name: str, value: float) -> str:
-    return f"{value:.2f}" if name == "bleu" else f"{value:.2%}"
+    if name.endswith("levenshtein"):
+        return f"{value:.3f}"
+    return f"{value:.2f}" if name in ("bleu", "chrf", "ter") else f"{value:.2%}"

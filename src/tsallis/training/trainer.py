@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,14 @@ from tsallis.data.batching import BatchPlan
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.io import remove_leftovers
 from tsallis.errors import InputError
-from tsallis.evaluation.metrics import TeacherForcedScores, accuracy, search_batches, teacher_forced_sums
+from tsallis.evaluation.metrics import (
+    TEACHER_FORCED,
+    TeacherForcedScores,
+    accuracy,
+    rank_score,
+    search_batches,
+    teacher_forced_sums,
+)
 from tsallis.search import Result
 from tsallis.training.checkpoint import INDEX, TRAINING, Checkpoints, not_finite
 from tsallis.training.distributed import CommonError, World
@@ -55,6 +62,8 @@ class Settings(EngineSettings):
         validate_updates: updates between validations, in place of epochs.
         validation_beam: size of the beam that validation searches with.
         validation_rows: rows of the development set that are searched, the first ones; None: all. The loss is of all.
+        select: the score of the development set that decides which checkpoint is best, by its name; None: the first
+            one that the measure returns.
         patience: validations without a better score before the run ends.
         checkpoint_every: updates between checkpoints; there is one at every validation, too.
         keep: validated checkpoints kept, to be averaged.
@@ -78,6 +87,7 @@ class Settings(EngineSettings):
     validate_updates: int | None = None
     validation_beam: int = 1
     validation_rows: int | None = None
+    select: str | None = None
     patience: int | None = None
     checkpoint_every: int = 500
     keep: int = 1
@@ -124,7 +134,7 @@ class Progress:
     accuracy: float | None = None
     supported: float | None = None
     num_attended: float | None = None
-    validation: dict[str, float] | None = None
+    validation: dict[str, Any] | None = None
 
 
 Watch = Callable[[Progress], None]
@@ -141,8 +151,9 @@ class Trainer:
         folder: of the run; every process must see it.
         settings: how to train.
         watch: called after every update and validation of the first process.
-        measure: computes scores from the results of a search on (the first rows of) `dev`, by their names; the first
-            tells which checkpoint is best. None: the share of outputs that are the target.
+        measure: computes scores from the results of a search on (the first rows of) `dev`, by their names; unless the
+            settings select another one, the first tells which checkpoint is best. None: the share of outputs that are
+            the target.
         world: this process among those that train.
         lock: on the folder, where the first process holds one: before every write it is seen to be the same folder.
 
@@ -257,12 +268,12 @@ class Trainer:
             raise InputError(f"{path}: not of this run: its schedule is another one than {self.settings.schedule}")
         return state, parameters
 
-    def _save(self, metrics: dict[str, float] | None = None) -> None:
+    def _save(self, metrics: dict[str, Any] | None = None) -> None:
         """Save a checkpoint; with metrics one that was validated."""
         model, optimizer = self.engine.state()
         self.world.on_main(lambda: self._write(model, optimizer, metrics))
 
-    def _write(self, model: dict[str, Tensor], optimizer: dict[str, Any], metrics: dict[str, float] | None) -> None:
+    def _write(self, model: dict[str, Tensor], optimizer: dict[str, Any], metrics: dict[str, Any] | None) -> None:
         if (name := not_finite(model)) is not None:  # it would take the place of one that is
             raise InputError(f"the weights {name} are not finite after update {self._diverged()}")
         training: dict[str, Any] = {
@@ -355,7 +366,7 @@ class Trainer:
     def _start_clock(self) -> None:
         self.began, self.seen = time.perf_counter(), 0
 
-    def _progress(self, updates: int, validation: dict[str, float] | None = None) -> Progress:
+    def _progress(self, updates: int, validation: dict[str, Any] | None = None) -> Progress:
         position, stats = self.position, self.batch_stats
         loss = position.loss / max(position.symbols, 1)
         names = ("accuracy", "supported", "num_attended")
@@ -393,7 +404,7 @@ class Trainer:
             self.watch(progress)
         self._start_clock()
 
-    def _validate(self) -> dict[str, float]:
+    def _validate(self) -> dict[str, Any]:
         """Compute loss and scores of the development set, shared among the processes; all of them return the same."""
         model: Any = self.engine.plain()
         world, settings = self.world, self.settings
@@ -410,12 +421,13 @@ class Trainer:
         parts = world.gather(search_batches(model, searched, settings.validation_beam))
         results = [result for _, result in sorted((i, r) for part in parts for i, r in part.items())]
         scores: dict[str, float] = world.broadcast(self.measure(results) if world.main else None)
-        self._judge(next(iter(scores.values())), teacher_forced.loss)
+        own = {name: getattr(teacher_forced, name) for name in TEACHER_FORCED}
+        select = settings.select or next(iter(scores))
+        self._judge(rank_score(select, _find_score(select, {**own, **scores})), teacher_forced.loss)
         return {
             "dev_loss": teacher_forced.loss,
-            **{f"dev_{name}": value for name, value in scores.items()},
-            "dev_gold_in_support": teacher_forced.gold_in_support,
-            "dev_symbol_accuracy": teacher_forced.symbol_accuracy,
+            **{f"dev_{name}": value for name, value in {**scores, **own}.items()},
+            "select": select,
             "output_support": teacher_forced.output_support,
             "attention_support": teacher_forced.attention_support,
             "logit_norm": teacher_forced.logit_norm,
@@ -424,6 +436,7 @@ class Trainer:
         }
 
     def _judge(self, score: float, loss: float) -> None:
+        """Compare a score, the larger the better, with the best one so far; of two equal ones the loss decides."""
         position = self.position
         self.schedule.after_validation(loss)
         if (score, -loss) > (position.best_score, -position.best_loss):
@@ -435,6 +448,12 @@ class Trainer:
 def _seed(seed: int, step: int, rank: int) -> int:
     """Derive a seed that differs widely for neighbouring steps and ranks."""
     return int.from_bytes(hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()[:8], "little") >> 1
+
+
+def _find_score(name: str, scores: Mapping[str, float]) -> float:
+    if name not in scores:
+        raise CommonError(f"select must be one of {', '.join(scores)}, got {name!r}")
+    return scores[name]
 
 
 def _share(stats: BatchStats, name: str) -> float:

@@ -15,6 +15,7 @@ from tsallis.data.corpus import Corpus
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq
+from tsallis.search import Certificate, Hypothesis, Result
 from tsallis.tasks.base import Lines, language_scores, score_values
 from tsallis.tasks.inflection import Inflection, InflectionExample
 from tsallis.tasks.registry import TASKS, check_config, task_of
@@ -112,7 +113,7 @@ def test_scores_of_translations() -> None:
     scores = {s.name: s for s in task.score(texts, ["a hat and a house and a door", "the red house"])}
     assert list(scores) == ["bleu", "chrf", "ter", "exact"] and scores["exact"].value == 0.5
     assert all(scores[name].signature for name in ("bleu", "chrf", "ter")) and not scores["exact"].signature
-    assert [s.name for s in task.score(texts, texts, quick=True)] == ["bleu", "exact"]
+    assert [s.name for s in task.score(texts, texts, quick=True)] == ["bleu", "chrf", "exact"]
     assert task.score(texts, texts, quick=True)[0].value == pytest.approx(100)
 
 
@@ -234,6 +235,44 @@ def test_a_run_whose_task_was_changed_does_not_go_on(tmp_path: Path) -> None:
     (tmp_path / "run" / "task.json").write_text('{"task": "inflection", "langauges": null}')
     with pytest.raises(InputError, match=r"task\.json: langauges: unknown key"):
         prepare(config, tmp_path / "run")
+
+
+def test_scores_are_those_that_a_task_names() -> None:
+    for name, task in TASKS.items():
+        scores = task_of({"task": name}).score(["a b c d"], ["a b c d"])
+        assert tuple(score.name for score in scores) == task.scores
+        quick = task_of({"task": name}).score(["a b c d"], ["a b c d"], quick=True)
+        assert [score.name for score in quick] == [x for x in task.scores if x not in task.costly_scores]
+
+
+def test_a_score_that_takes_long_is_computed_where_it_decides() -> None:
+    data = {"task": "translation", "embedded": "german-english-numbers", "subwords": {"size": 300}}
+    model = {"architecture": "rnn", "d_model": 4}
+    for select, names in (("chrf", ["bleu", "chrf", "exact"]), ("ter", ["bleu", "chrf", "ter", "exact"])):
+        config = {"version": 1, "data": data, "model": model, "training": {"select": select}}
+        prepared = prepare(check_config(config, "test"))
+        result = Result((Hypothesis((4,), -1.0, (), ()),), Certificate("none", 0.0))
+        assert [*prepared.measure()([result] * 3)] == names
+    config["training"] = {"select": "accuracy"}
+    with pytest.raises(InputError, match=r"training.select: expected one of bleu, .*, loss, .*, found 'accuracy'"):
+        prepare(check_config(config, "test"))
+
+
+def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    """Its configuration lacks settings that came later; it goes on where they have their defaults, and only there."""
+    content = {"version": 1, "data": {"embedded": "english-verbs"}, "model": {"d_model": 4}}
+    config = check_config(content, "test")
+    prepared = prepare(config)
+    old = config.text().replace("  select: null\n", "")
+    assert old != config.text()
+    symbols = (prepared.data.vocabularies.src, prepared.data.vocabularies.tgt)
+    start_run(tmp_path, old, prepared.description, prepared.task.facts(), *symbols)
+    again = prepare(config, tmp_path)
+    assert start_run(tmp_path, again.text, again.description, again.task.facts(), *symbols)
+    assert (tmp_path / "config.yaml").read_text() == old
+    other = prepare(check_config({**content, "training": {"select": "loss"}}, "test"), tmp_path)
+    with pytest.raises(InputError, match=r"another configuration \(now select: loss"):
+        start_run(tmp_path, other.text, other.description, other.task.facts(), *symbols)
 
 
 def test_scores_without_a_title_are_printed_under_their_names() -> None:

@@ -276,7 +276,7 @@ def test_what_outputs_are_worth(tmp_path: Path) -> None:
     nothing = Certificate("none", 0.0)
     right = [Result((Hypothesis(tuple(row), -1.0, (), ()),), nothing) for row in prepared.data.dev.corpus.tgt[:3]]
     result = prepared.measure()([*right, Result((), nothing)])  # of the first rows alone
-    assert list(result) == ["bleu", "exact"] and result["exact"] == 0.75 and 0 < result["bleu"] < 100
+    assert list(result) == ["bleu", "chrf", "exact"] and result["exact"] == 0.75 and 0 < result["bleu"] < 100
 
 
 def inflection(folder: Path, train: list[str], dev: list[str], **data: Any) -> Config:
@@ -314,6 +314,7 @@ def test_a_model_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         prepared.build()
 
 
+ONE_LANGUAGE = {"version": 1, "data": {"embedded": "english-verbs"}}
 SIZES = {"aa": 8, "bb": 1, "cc": 3}  # samples of the development set
 
 
@@ -343,6 +344,12 @@ def test_the_rows_that_are_searched_are_evenly_of_all_languages(tmp_path: Path, 
 def test_too_few_rows_for_all_languages_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"validation_rows: 2 rows can't stand for 3 languages: expected at least 3"):
         prepare(languages_config(tmp_path, validation_rows=2))
+
+
+def test_means_of_languages_decide_only_where_there_are_several(tmp_path: Path) -> None:
+    assert prepare(languages_config(tmp_path, select="macro_levenshtein")).settings.select == "macro_levenshtein"
+    with pytest.raises(InputError, match=r"training.select: expected one of accuracy, .*, found 'macro_accuracy'"):
+        prepare(check_config({**ONE_LANGUAGE, "training": {"select": "macro_accuracy"}}, "test"))
 
 
 def test_languages_choose_the_best_checkpoint_alike(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tsallis.training import Progress
 from tsallis.training.progress import TrainingDisplay
 from tsallis.training.trainer import Position
 
-SEEN = {"dev_loss": 0.5, "dev_accuracy": 0.25, "attention_support": 3.0, "output_support": 2.0}
+VALIDATION = {"dev_loss": 0.5, "dev_accuracy": 0.25, "attention_support": 3.0, "output_support": 2.0}
 
 
 def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +28,7 @@ def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatc
                 accuracy=0.9,
                 supported=1.5,
                 num_attended=2.0,
-                validation=SEEN,
+                validation=VALIDATION,
             )
         )
     lines = capsys.readouterr().out.split("\n")
@@ -44,3 +44,15 @@ def test_what_is_left_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
             pass
         first, *rest = capsys.readouterr().out.split("\n")
         assert first == "Training in [red]\\x1b[2J" and rest == [*words, ""]
+
+
+@pytest.mark.parametrize(
+    ("select", "words"),
+    [("levenshtein", "levenshtein 1.500"), ("chrf", "chrf 41.25"), ("symbol_accuracy", "symbol accuracy 50")],
+)
+def test_the_score_that_decides_is_shown(select: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    validation = {**VALIDATION, "dev_levenshtein": 1.5, "dev_chrf": 41.25, "dev_symbol_accuracy": 0.5, "select": select}
+    with TrainingDisplay(Path("run"), resumed=False, epochs=1) as display:
+        display.update(Progress(Position(epoch=1, step=9), 9, 1.0, 1.0, validation=validation))
+    line = capsys.readouterr().out.split("\n")[1]
+    assert f"dev {words}" in line and "dev accuracy 25.00%" in line

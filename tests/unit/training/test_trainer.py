@@ -321,3 +321,36 @@ def test_the_log_has_alphas_and_densities_of_every_head(tmp_path: Path) -> None:
         assert (before != after).all() and (after > 1).all() and (after < 2).all()
         assert (density > 0).all() and (density <= 1).all()
     assert end["alpha_cross"] == net.alphas()["cross"].tolist()
+
+
+@pytest.mark.parametrize(("select", "best"), [(None, 4), ("up", 12), ("levenshtein", 8), ("macro_levenshtein", 4)])
+def test_the_score_that_decides(tmp_path: Path, select: str | None, best: int) -> None:
+    scores = iter([(0.1, 3.0, 1.0), (0.2, 1.0, 2.0), (0.3, 2.0, 3.0)])
+
+    def measure(results: Sequence[Result]) -> dict[str, float]:
+        up, distance, macro = next(scores)
+        return {"down": -up, "up": up, "levenshtein": distance, "macro_levenshtein": macro}
+
+    settings = replace(SETTINGS, select=select)
+    Trainer(model(), TRAIN, DEV, tmp_path, settings, lambda _: None, measure).run()
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    assert checkpoints.index().best == f"step-{best:08d}"
+    assert {event["select"] for event in logged(tmp_path)} == {select or "down"}
+    (tmp_path / "checkpoints" / "index.json").unlink()
+    with pytest.raises(InputError, match=f'"best": "step-{best:08d}"'):  # what manifests tell
+        checkpoints.index()
+
+
+def test_the_least_loss_decides_and_ends_a_run(tmp_path: Path) -> None:
+    run = trainer(tmp_path, replace(SETTINGS, epochs=9, select="loss", patience=1, learning_rate=0.3))
+    run.run()
+    losses = [float(str(event["dev_loss"])) for event in logged(tmp_path)]
+    rises = [i for i in range(1, len(losses)) if losses[i] >= min(losses[:i])]
+    assert rises == [len(losses) - 1]
+    facts = Checkpoints(tmp_path / "checkpoints").facts("best")
+    assert facts["metrics"]["dev_loss"] == min(losses) and run.position.epoch < 9
+
+
+def test_a_score_that_there_is_not(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"select must be one of .*accuracy.*, got 'bleu'"):
+        trainer(tmp_path, replace(SETTINGS, select="bleu")).run()
