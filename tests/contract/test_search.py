@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
+from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 
-from contract.tables import random_table
+from contract.tables import TableModel, random_table
 from contract.tables import sources as table_sources
 from tsallis.data.batching import make_batch
 from tsallis.models import RNNSeq2Seq
@@ -48,18 +51,23 @@ def enumerate_all(model, src: torch.Tensor, lengths: torch.Tensor) -> list[dict[
     return result
 
 
-def check(result, truth: dict[tuple[int, ...], float], normalized: bool) -> None:
+def check(
+    result, truth: dict[tuple[int, ...], float], normalized: bool, whole: bool = True, penalty: float = 0
+) -> None:
+    """See that a result is no more than the truth: of a part of the distribution unless it is the `whole`."""
     for hypothesis in result.hypotheses:
         assert hypothesis.log_prob == pytest.approx(truth[hypothesis.tokens], abs=1e-9)
         assert len(hypothesis.support) == len(hypothesis.num_attended) == len(hypothesis.tokens) + 1
-    logs = [h.log_prob for h in result.hypotheses]
+        assert hypothesis.log_prob > -math.inf
+    truth = {tokens: log_prob / (len(tokens) + 1) ** penalty for tokens, log_prob in truth.items()}
+    logs = [h.score(penalty) for h in result.hypotheses]
     assert logs == sorted(logs, reverse=True)
     assert len({h.tokens for h in result.hypotheses}) == len(logs)
     best = max(truth.values(), default=-math.inf)
     kind, bound = result.certificate.kind, result.certificate.bound
     if kind == "complete":
         assert {h.tokens for h in result.hypotheses} == set(truth)
-        if normalized:
+        if normalized and whole:
             assert result.mass == pytest.approx(1, abs=1e-9)
     elif kind == "optimal":
         assert logs[0] == pytest.approx(best, abs=1e-9)
@@ -69,7 +77,7 @@ def check(result, truth: dict[tuple[int, ...], float], normalized: bool) -> None
         assert not normalized or not logs
     ranks = sorted(truth.values(), reverse=True)
     for hypothesis, rank in zip(result.proven, ranks, strict=False):
-        assert hypothesis.log_prob == pytest.approx(rank, abs=1e-9)
+        assert hypothesis.score(penalty) == pytest.approx(rank, abs=1e-9)
     if normalized:
         missing = [s for o, s in truth.items() if o not in {h.tokens for h in result.hypotheses}]
         assert max(missing, default=-math.inf) <= bound + 1e-9
@@ -109,6 +117,116 @@ def test_no_certificate_is_refuted_by_a_written_table(transform: str, alpha: flo
             actual = exhaustive(model, src, lengths, budget=budget, n_best=n_best, max_length=limit)
             for result, known in zip(actual, truth, strict=True):
                 check(result, known, model.output.normalized)
+
+
+class Case:
+    """A random model, or an ensemble of two, with random limits: and the outputs within them, by enumeration."""
+
+    def __init__(self, transform: str, alpha: float, seed: int) -> None:
+        chance = random.Random(seed)
+        tables = [random_table(transform, alpha, seed + 1000 * i) for i in range(chance.choice((1, 1, 2)))]
+        self.model = tables[0] if len(tables) == 1 else Ensemble(tables)
+        self.penalty = chance.choice((0.0, 0.0, 0.5, 1.0))
+        self.max_length = chance.choice((1, 3, 4))
+        self.min_length = chance.choice((0, 0, 1, self.max_length))
+        lengths = [chance.randrange(self.max_length + 1) for _ in range(2)]
+        self.prefixes = [[chance.choice((4, 5, 6)) for _ in range(n)] for n in chance.choice((lengths, [0, 0]))]
+        self.truth = [
+            {
+                tokens: log_prob
+                for tokens, log_prob in self.enumerate(tables, source).items()
+                if len(tokens) >= self.min_length and list(tokens[: len(prefix)]) == prefix
+            }
+            for source, prefix in enumerate(self.prefixes)
+        ]
+
+    def enumerate(self, tables, source: int) -> dict[tuple[int, ...], float]:
+        def row(_: int, prefix: tuple[int, ...]) -> dict[int, float]:
+            rows = [table.row(source, prefix) for table in tables]
+            return {token: sum(r[token] for r in rows) / len(rows) for token in rows[0]}
+
+        return TableModel(row).enumerate(source, self.max_length)
+
+    @property
+    def whole(self) -> bool:
+        return self.min_length == 0 and not any(self.prefixes)
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        return {
+            "prefixes": self.prefixes,
+            "min_length": self.min_length,
+            "max_length": self.max_length,
+            "length_penalty": self.penalty,
+        }
+
+
+@pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
+def test_no_certificate_within_limits_is_refuted(transform: str, alpha: float) -> None:
+    """Prefixes, lengths, penalties, ensembles and every budget, against enumeration."""
+    src, lengths = table_sources(0, 1)
+    reasons = set()
+    for seed in range(50):
+        case, chance = Case(transform, alpha, seed), random.Random(seed)
+        normalized = case.model.output.normalized
+        n_best = chance.choice((None, 1, 2))
+        mass = chance.choice((None, 0.2, 0.9)) if normalized else None
+        budget, seconds = chance.choice((1, 4, 20, 10_000)), chance.choice((None, None, 0.0))
+        beams = beam_search(case.model, src, lengths, beam_size=chance.choice((1, 2, 4)), n_best=n_best, **case.limits)
+        known = [r.hypotheses for r in beams] if chance.random() < 0.5 else None
+        options = {"n_best": n_best, "budget": budget, "mass": mass, "seconds": seconds, "known": known}
+        listed = exhaustive(case.model, src, lengths, **options, **case.limits)
+        for result, truth in zip([*beams, *listed], case.truth * 2, strict=True):
+            check(result, truth, normalized, case.whole, case.penalty)
+            assert n_best is None or len(result.hypotheses) <= n_best
+        for result in listed:
+            assert result.expanded <= budget
+            reasons.add(result.stopped_by)
+            wanted = result.certificate.kind == "complete" or len(result.proven) == n_best
+            assert (result.stopped_by is None) == wanted
+    assert {None, "budget", "time", "length"} <= reasons and ("mass" in reasons) == (transform != "alpha_relu")
+
+
+@pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
+def test_a_beam_of_one_is_greedy(transform: str, alpha: float) -> None:
+    """Symbol by symbol the most probable one that is not the end, until an output is better than what may follow."""
+    for seed in range(30):
+        table = random_table(transform, alpha, seed)
+        (result,) = beam_search(table, *table_sources(0), beam_size=1, max_length=LONGEST)
+        prefix: tuple[int, ...] = ()
+        greedy, total = {}, 0.0
+        for _ in range(LONGEST + 1):
+            row = table.row(0, prefix)
+            if row[EOS] > 0:
+                greedy[prefix] = total + math.log(row[EOS])
+            best = max((4, 5, 6), key=row.__getitem__)
+            if row[best] == 0:
+                break
+            prefix, total = (*prefix, best), total + math.log(row[best])
+        assert {h.tokens: h.log_prob for h in result.hypotheses}.items() <= {
+            tokens: pytest.approx(log_prob) for tokens, log_prob in greedy.items()
+        }.items()
+        expected = max(greedy, key=greedy.__getitem__, default=None)
+        assert (result.best.tokens if result.best else None) == expected
+
+
+def test_forced_beginnings_of_real_models_score_as_reported() -> None:
+    """As `score` does to 1e-9, a batch as its sources one by one."""
+    for seed, (transform, alpha) in enumerate(TRANSFORMS):
+        model = Ensemble([random_model(transform, alpha, seed), random_model(transform, alpha, seed + 50)])
+        src, lengths = sources(seed)
+        limits: dict[str, Any] = {"min_length": 2, "max_length": LONGEST, "length_penalty": 1.0}
+        prefixes = [[4 + i % SYMBOLS] for i in range(len(lengths))]
+        truth = enumerate_all(model, src, lengths)
+        for search in (beam_search, exhaustive):
+            whole = search(model, src, lengths, prefixes=prefixes, **limits)
+            for i, (result, (prefix,)) in enumerate(zip(whole, prefixes, strict=True)):
+                part = {t: p for t, p in truth[i].items() if len(t) >= 2 and t[0] == prefix}
+                check(result, part, model.output.normalized, whole=False, penalty=1.0)
+                one = src[i : i + 1, : lengths[i]], lengths[i : i + 1]
+                (alone,) = search(model, *one, prefixes=prefixes[i : i + 1], **limits)
+                assert [h.tokens for h in alone.hypotheses] == [h.tokens for h in result.hypotheses]
+                assert alone.certificate.kind == result.certificate.kind
 
 
 def test_certificates_of_every_kind_are_met() -> None:
@@ -159,20 +277,37 @@ def test_attention_is_kept_on_request() -> None:
                 assert (y.attention > 0).sum(-1).tolist() == list(y.num_attended)
 
 
-def test_samples_come_from_the_answer_set_in_proportion() -> None:
-    model = random_model("sparsemax", 2.0, 2)
-    src, lengths = sources(2, 2)
-    results = exhaustive(model, src, lengths, max_length=12)
-    generator = torch.Generator().manual_seed(0)
-    for drawn, result in zip(
-        sample(model, src, lengths, 4000, max_length=12, generator=generator), results, strict=True
-    ):
-        known = {h.tokens: h.prob for h in result.hypotheses}
-        saved = [d for d in drawn if d is not None]
-        if result.certificate.kind == "complete":
-            assert len(saved) == len(drawn) and set(saved) <= set(known)
-        for tokens, prob in known.items():
-            assert saved.count(tokens) / len(drawn) == pytest.approx(prob, abs=0.04)
+@pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS[:-1])
+def test_samples_follow_the_distribution(transform: str, alpha: float) -> None:
+    """By Pearson's chi-square, with a beginning and without: draws that are cut have a cell of their own."""
+    src, lengths = table_sources(0, 1)
+    table = random_table(transform, alpha, 5, sharpness=1.0)
+    prefixes = [[max((4, 5, 6), key=table.row(0, ()).__getitem__)], []]
+    draws = sample(table, src, lengths, 3000, max_length=3, prefixes=prefixes, seeds=[0, 1])
+    for source, (drawn, prefix) in enumerate(zip(draws, prefixes, strict=True)):
+        truth = table.enumerate(source, 3)
+        of_prefix = table.row(source, ())[prefix[0]] if prefix else 1.0
+        probs = {o: math.exp(p) / of_prefix for o, p in truth.items() if list(o[: len(prefix)]) == prefix}
+        outputs = Counter(h.tokens if h else None for h in drawn)
+        assert set(outputs) <= {*probs, None}
+        assert all(h.log_prob == pytest.approx(truth[h.tokens]) for h in drawn if h)
+        probs[None] = max(1 - math.fsum(probs.values()), 0.0)
+        cells = [(outputs[o], 3000 * p) for o, p in probs.items()]
+        small = [cell for cell in cells if cell[1] < 5]
+        cells = [cell for cell in cells if cell[1] >= 5] + [(sum(n for n, _ in small), sum(e for _, e in small))]
+        statistic = sum((n - e) ** 2 / max(e, 1) for n, e in cells)
+        freedom = len(cells) - 1
+        # Four standard deviations above the mean of a chi-square: 1 in some thousand, and the seeds are fixed.
+        assert statistic < freedom + 4 * math.sqrt(2 * max(freedom, 1))
+
+
+def test_draws_of_a_source_depend_on_no_other() -> None:
+    model = random_model("softmax", 1.0, 2)
+    src, lengths = sources(2, 3)
+    whole = sample(model, src, lengths, 5, max_length=6, seeds=[7, 8, 9])
+    for i in range(3):
+        (alone,) = sample(model, src[i : i + 1, : lengths[i]], lengths[i : i + 1], 5, max_length=6, seeds=[7 + i])
+        assert [h and h.tokens for h in alone] == [h and h.tokens for h in whole[i]]
 
 
 def test_an_ensemble_averages_probabilities_and_unites_supports() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tsallis.models.protocol import Decoder
 from tsallis.search.certificate import Result
-from tsallis.search.step import Expansion, Prefix, Search, advance, at_least_one, evaluating, nth_best, step_limit
+from tsallis.search.step import Expansion, Prefix, Search, advance, at_least_one, evaluating, make_limits
 from tsallis.special_symbols import BOS
 
 SORTED = 4096  # of more symbols only the largest are found: ties among vocabularies of words do not matter
@@ -33,7 +33,10 @@ def beam_search(
     *,
     beam_size: int = 5,
     n_best: int | None = None,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    min_length: int = 0,
     max_length: int | None = None,
+    length_penalty: float = 0.0,
     keep_attention: bool = False,
 ) -> list[Result]:
     r"""Find the most probable outputs of every source, with a certificate of what is proved about them.
@@ -53,14 +56,18 @@ def beam_search(
         src_lengths: [batch] their counts.
         beam_size: prefixes kept a source.
         n_best: outputs returned a source; None: all that were finished.
-        max_length: of an output, without its end; None: twice the source's length and 20.
+        prefixes: the tokens that all outputs of a source begin with.
+        min_length: of an output, without its end.
+        max_length: of an output, without its end; None: twice the source's length and 20 after its prefix.
+        length_penalty: outputs are ranked by their log-probabilities over this power of their lengths, the end counted
+            (Wu et al. 2016, eq. 14, in its simplest form); 0: by their probabilities, 1: by the mean of a symbol's.
         keep_attention: whether hypotheses carry their attention weights.
 
     Returns:
-        One :class:`Result` a source.
+        One :class:`Result` a source, whose certificate speaks of the outputs that begin so and are as long.
 
     Raises:
-        ValueError: sizes below 1; a model whose probabilities are NaN.
+        ValueError: sizes below 1, limits that no output keeps; a model whose probabilities are NaN.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -72,13 +79,15 @@ def beam_search(
         >>> results[0].certificate.kind in ("optimal", "bounded")  # softmax leaves no output impossible
         True
     """
-    at_least_one(beam_size=beam_size, n_best=n_best, max_length=max_length)
+    at_least_one(beam_size=beam_size, n_best=n_best)
+    lengths = src_lengths.tolist()
+    limits = make_limits(lengths, prefixes, min_length, max_length, length_penalty)
     if src.shape[0] == 0:
         return []
     normalized = model.output.normalized
     with evaluating(model):
         state = model.start(model.encode(src, src_lengths))
-        beams = [_Beam(src_length=n, limit=step_limit(n, max_length)) for n in src_lengths.tolist()]
+        beams = [_Beam(src_length=n, limits=of_source) for n, of_source in zip(lengths, limits, strict=True)]
         owners = list(range(len(beams)))  # of the rows of the state; those of one source stand together
         tokens = torch.full((len(beams),), BOS, device=src.device)
         while owners:
@@ -104,7 +113,8 @@ def _candidates(
     beams: list[_Beam], owners: list[int], expansion: Expansion, beam_size: int
 ) -> Iterator[tuple[int, int, list[Candidate]]]:
     """Finish what can end; then for every source its first row and its best prefixes of one token more, in order."""
-    totals, ends = expansion.totals([p for owner in dict.fromkeys(owners) for p in beams[owner].prefixes])
+    prefixes = [p for owner in dict.fromkeys(owners) for p in beams[owner].prefixes]
+    totals, ends = expansion.totals(prefixes, [beams[owner].limits for owner in owners])
     best, order = _top(totals, beam_size + 1)  # one more than fits gives the bound on what is dropped
     values, tokens = best.tolist(), order.tolist()  # [rows, beam_size + 1]
     row = 0
@@ -133,7 +143,7 @@ def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def _keep(beam: _Beam, row: int, candidates: list[Candidate], expansion: Expansion, beam_size: int) -> list[int]:
     """Make the best candidates the beam, give up the others, and return the rows that those kept come from."""
-    at_limit = beam.prefixes[0].length + 2 > beam.limit  # a prefix one token longer could not even end
+    at_limit = beam.prefixes[0].length + 2 > beam.limits.steps  # a prefix one token longer could not even end
     selection = [] if at_limit else candidates[:beam_size]
     if len(candidates) > len(selection):
         beam.give_up(-candidates[len(selection)][0])
@@ -146,8 +156,8 @@ def _keep(beam: _Beam, row: int, candidates: list[Candidate], expansion: Expansi
 def _shrink(beam: _Beam, n_best: int, normalized: bool) -> int:
     """Let prefixes go that can change neither the best outputs nor the certificate; return how many stay."""
     if beam.gave_up and normalized:
-        worst = nth_best(beam.finished, n_best)
-        survivors = [p for p in beam.prefixes if p.log_prob > worst]
+        worst = beam.nth_score(n_best)
+        survivors = [p for p in beam.prefixes if beam.limits.ceiling(p.log_prob) > worst]
         if len(survivors) < len(beam.prefixes):
             beam.give_up(beam.prefixes[len(survivors)].log_prob)
             beam.prefixes = survivors

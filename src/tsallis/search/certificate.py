@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torch import Tensor
 
 Kind = Literal["complete", "optimal", "bounded", "none"]
+Stop = Literal["budget", "time", "mass", "length"]
 ROUNDING = 1e-9  # of log-probabilities summed in float64 over as many steps as there may be
 
 
@@ -41,6 +42,10 @@ class Hypothesis:
         """The probability."""
         return math.exp(self.log_prob)
 
+    def score(self, length_penalty: float = 0.0) -> float:
+        r"""Return :math:`\log p(y \mid x) / n^a`, with n the symbols and the end, and a the length penalty."""
+        return self.log_prob / (len(self.tokens) + 1) ** length_penalty
+
 
 @dataclass(frozen=True)
 class Certificate:
@@ -56,9 +61,16 @@ class Certificate:
 
     .. math:: \mathrm{bound} = \max_{y \in D} \log p(y \mid x) \ge \max_{y \in D} \max_{y'} \log p(y y' \mid x)
 
+    All of this is said of the outputs that were searched for: with a prefix or a least length, of those that begin so
+    or are as long. With a length penalty "optimal" and "bounded" speak of scores in place of probabilities, of the
+    outputs within the greatest length; the bound is then the best score that any of those could have:
+
+    .. math:: \mathrm{bound} = \max_{y \in D} \log p(y \mid x) / n_{\max}^a
+
     Args:
         kind: "complete", "optimal", "bounded" or "none".
-        bound: the log-probability of the best prefix (or output) that was dropped, -inf if none was.
+        bound: the log-probability of the best prefix (or output) that was dropped, or with a length penalty the best
+            score that any of them could have; -inf if none was.
 
     Example:
         >>> Certificate("optimal", bound=-2.3).proves_best, Certificate("bounded", bound=-0.2).proves_best
@@ -81,6 +93,10 @@ class Result:
     Args:
         hypotheses: the best first.
         certificate: the proof about them.
+        length_penalty: the exponent of the length in the scores that rank them; 0: they are ranked by probability.
+        stopped_by: why a search ended that has not proved what it was asked for: "budget", "time", "mass" or "length";
+            None: it has, or it was no exhaustive one.
+        expanded: the prefixes that an exhaustive search expanded.
 
     Example:
         >>> drew = Hypothesis((7, 8), -0.105, (2, 1, 1), (1, 1, 1))
@@ -94,6 +110,9 @@ class Result:
 
     hypotheses: tuple[Hypothesis, ...]
     certificate: Certificate
+    length_penalty: float = 0.0
+    stopped_by: Stop | None = field(default=None, compare=False)
+    expanded: int = field(default=0, compare=False)
 
     @property
     def best(self) -> Hypothesis | None:
@@ -107,35 +126,39 @@ class Result:
 
     @property
     def proven(self) -> tuple[Hypothesis, ...]:
-        """The hypotheses whose rank is certain: no output that is missing is more probable than one of these."""
+        """The hypotheses whose rank is certain: no output that is missing would stand before one of these."""
         if self.certificate.kind == "none":
             return ()
-        return tuple(h for h in self.hypotheses if h.log_prob >= self.certificate.bound - ROUNDING)
+        least = self.certificate.bound - ROUNDING
+        return tuple(h for h in self.hypotheses if h.score(self.length_penalty) >= least)
 
     def truncated(self, n_best: int | None) -> Result:
         """Return the `n_best` best hypotheses (None: all) and their certificate: a list cut short is not complete."""
         if n_best is None or len(self.hypotheses) <= n_best:
             return self
-        bound = max(self.certificate.bound, self.hypotheses[n_best].log_prob)
+        bound = max(self.certificate.bound, self.hypotheses[n_best].score(self.length_penalty))
         kind: Kind = "optimal" if self.certificate.kind == "complete" else self.certificate.kind
-        return Result(self.hypotheses[:n_best], Certificate(kind, bound))
+        return replace(self, hypotheses=self.hypotheses[:n_best], certificate=Certificate(kind, bound))
 
 
-def certify(hypotheses: Sequence[Hypothesis], bound: float, gave_up: bool, normalized: bool) -> Result:
+def certify(
+    hypotheses: Sequence[Hypothesis], bound: float, gave_up: bool, normalized: bool, length_penalty: float = 0.0
+) -> Result:
     """Sort what was finished and state what is proved.
 
     Args:
         hypotheses: everything finished.
-        bound: log-probability of the best prefix dropped, cut or left open.
+        bound: log-probability of the best prefix dropped, cut or left open, or the best score it could lead to.
         gave_up: whether there was any such prefix.
         normalized: whether a longer hypothesis is never more probable.
+        length_penalty: of the scores that rank hypotheses.
     """
-    ranked = tuple(sorted(hypotheses, key=lambda h: (-h.log_prob, h.tokens)))
+    ranked = tuple(sorted(hypotheses, key=lambda h: (-h.score(length_penalty), h.tokens)))
     if not gave_up:
         kind: Kind = "complete"
     elif not ranked or not normalized:
         kind = "none"
     else:
         # Sums of the same logarithms differ by their rounding: a tie with a prefix is no doubt about the best.
-        kind = "optimal" if ranked[0].log_prob >= bound - ROUNDING else "bounded"
-    return Result(ranked, Certificate(kind, bound))
+        kind = "optimal" if ranked[0].score(length_penalty) >= bound - ROUNDING else "bounded"
+    return Result(ranked, Certificate(kind, bound), length_penalty)

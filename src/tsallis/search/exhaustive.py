@@ -5,18 +5,39 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tsallis.models.protocol import Decoder, join
-from tsallis.search.certificate import Result
-from tsallis.search.step import Expansion, Prefix, Search, advance, at_least_one, evaluating, nth_best, step_limit
+from tsallis.search.certificate import Hypothesis, Result, Stop
+from tsallis.search.step import Expansion, Limits, Prefix, Search, advance, at_least_one, evaluating, make_limits
 
 CHUNK = 16  # prefixes of a source expanded together; whatever the batch, so that results don't depend on it
 WINDOW = 16  # sources searched together: each may have to hold the states of `budget` prefixes
+
+
+@dataclass(frozen=True)
+class Goal:
+    """When the search of a source is over.
+
+    Args:
+        normalized: whether a longer hypothesis is never more probable.
+        budget: prefixes that may be expanded.
+        deadline: of the monotonic clock; None: no time is too long.
+        mass: the probability of all outputs together that is enough; None: none is.
+        n_best: outputs that are wanted; None: all.
+    """
+
+    normalized: bool
+    budget: int
+    deadline: float | None
+    mass: float | None
+    n_best: int | None
 
 
 class _Open(NamedTuple):
@@ -34,30 +55,66 @@ class _Queue(Search):
     """The search of one source."""
 
     source: int
+    goal: Goal
     budget: int  # expansions left
     heap: list[_Open]
+    known: set[tuple[int, ...]]  # the outputs that were finished before
+    mass: float  # of what is finished
+    reason: Stop = "length"  # why prefixes with a chance were given up last
 
     def result(self, normalized: bool, n_best: int | None) -> Result:
+        spent = self.goal.budget - self.budget
         if self.heap:
             self.give_up(-self.heap[0].cost)
-        return super().result(normalized, n_best)
+        result = super().result(normalized, n_best)
+        proven = len(result.proven) if n_best else 0
+        reached = result.certificate.kind == "complete" or (n_best is not None and proven == n_best)
+        return replace(result, stopped_by=None if reached else self.reason, expanded=spent)
 
-    def pop(self, n_best: int | None, normalized: bool) -> list[_Open]:
+    def threshold(self) -> float:
+        """Return the score that an output must exceed to be wanted."""
+        return self.nth_score(self.goal.n_best) if self.goal.n_best and self.goal.normalized else -math.inf
+
+    def stop(self) -> Stop | None:
+        """Return why nothing more is expanded, whatever is left in the queue."""
+        if not self.budget:
+            return "budget"
+        if self.goal.mass is not None and self.mass >= self.goal.mass:
+            return "mass"
+        return "time" if self.goal.deadline is not None and time.monotonic() >= self.goal.deadline else None
+
+    def pop(self) -> list[_Open]:
         """Remove and return the best prefixes, as many as are expanded at once; none if this search is over."""
-        threshold = nth_best(self.finished, n_best) if n_best and normalized else -math.inf
+        threshold = self.threshold()
+        if not self.heap or self.limits.ceiling(-self.heap[0].cost) <= threshold:
+            return []
+        if stop := self.stop():
+            self.reason = stop
+            return []
         chunk: list[_Open] = []
-        while self.heap and self.budget and len(chunk) < CHUNK and -self.heap[0].cost > threshold:
+        while self.heap and self.budget and len(chunk) < CHUNK:
+            if self.limits.ceiling(-self.heap[0].cost) <= threshold:
+                break
             chunk.append(heapq.heappop(self.heap))
             self.budget -= 1
         return chunk
+
+    def finish(self, hypothesis: Hypothesis) -> None:
+        if hypothesis.tokens not in self.known:
+            self.finished.append(hypothesis)
+            self.mass += hypothesis.prob if self.goal.normalized else 0  # other values may be too large to add up
 
     def push(self, item: _Open) -> None:
         heapq.heappush(self.heap, item)
         if len(self.heap) > 2 * (self.budget + CHUNK):
             # Those behind more others than can be expanded never will be.
             self.heap.sort()
-            self.give_up(-self.heap[self.budget].cost)
+            self.give_up_for_budget(-self.heap[self.budget].cost)
             del self.heap[self.budget :]
+
+    def give_up_for_budget(self, log_prob: float) -> None:
+        self.give_up(log_prob)
+        self.reason = "budget"
 
 
 @torch.no_grad()
@@ -67,15 +124,22 @@ def exhaustive(
     src_lengths: Tensor,
     *,
     budget: int = 10_000,
+    seconds: float | None = None,
+    mass: float | None = None,
     n_best: int | None = None,
+    known: Sequence[Sequence[Hypothesis]] | None = None,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    min_length: int = 0,
     max_length: int | None = None,
+    length_penalty: float = 0.0,
     keep_attention: bool = False,
 ) -> list[Result]:
     """Find every output with a probability, best first, by expanding the most probable prefixes again and again.
 
     It ends when no prefix is left (the result is `complete`, its probabilities sum to 1), when the `n_best` best are
-    proved, or when `budget` prefixes of a source have been expanded: then `bound` says how probable a missing output
-    could be, and :attr:`Result.proven` holds the outputs whose rank is certain all the same.
+    proved, or when a source has had its `budget`, its `seconds` or enough `mass`: then `bound` says how probable a
+    missing output could be, :attr:`Result.proven` holds the outputs whose rank is certain all the same, and
+    :attr:`Result.stopped_by` says why it ended.
 
     Memory grows with the states of the prefixes that are open, at most `budget` of each of 16 sources.
 
@@ -84,15 +148,24 @@ def exhaustive(
         src: [batch, src] symbols.
         src_lengths: [batch] their counts.
         budget: prefixes expanded a source, at most.
+        seconds: time a source, at most, looked at between expansions; sources are then searched one after the other.
+        mass: the probability of all outputs together that is enough, above 0 and below 1.
         n_best: outputs returned a source; None: all.
-        max_length: of an output, without its end; None: twice the source's length and 20.
+        known: outputs of each source that another search has found: they count as if they were found here, and with
+            `n_best` no prefix is followed that can't beat the best of them.
+        prefixes: the tokens that all outputs of a source begin with.
+        min_length: of an output, without its end.
+        max_length: of an output, without its end; None: twice the source's length and 20 after its prefix.
+        length_penalty: outputs are ranked by their log-probabilities over this power of their lengths, see
+            :func:`beam_search`.
         keep_attention: whether hypotheses carry their attention weights.
 
     Returns:
-        One :class:`Result` a source.
+        One :class:`Result` a source, whose certificate speaks of the outputs that begin so and are as long.
 
     Raises:
-        ValueError: a budget, length or number of outputs below 1; a model whose probabilities are NaN.
+        ValueError: a budget, time, mass, length or number of outputs that can't be; a mass, where outputs don't sum to
+            1; a model whose probabilities are NaN.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -104,32 +177,59 @@ def exhaustive(
         >>> len(result.proven), result.certificate.proves_best
         (3, True)
     """
-    at_least_one(budget=budget, n_best=n_best, max_length=max_length)
+    at_least_one(budget=budget, n_best=n_best)
+    normalized = model.output.normalized
+    check_goal(seconds, mass, normalized)
+    lengths = src_lengths.tolist()
+    limits = make_limits(lengths, prefixes, min_length, max_length, length_penalty)
+    width = WINDOW if seconds is None else 1
     with evaluating(model):
         queues: list[_Queue] = []
-        for first in range(0, src.shape[0], WINDOW):
-            window = slice(first, first + WINDOW)
+        for first in range(0, src.shape[0], width):
+            window = slice(first, first + width)
+            deadline = None if seconds is None else time.monotonic() + seconds
+            goal = Goal(normalized, budget, deadline, mass, n_best)
             start = model.start(model.encode(src[window], src_lengths[window]))
             opened = [
-                _Queue(
-                    source=first + i,
-                    src_length=n,
-                    limit=step_limit(n, max_length),
-                    budget=budget,
-                    heap=[_Open(0.0, 0, Prefix(), start, i)],
-                )
-                for i, n in enumerate(src_lengths[window].tolist())
+                _open_queue(goal, first + i, n, limits[first + i], start, i, known[first + i] if known else ())
+                for i, n in enumerate(lengths[window])
             ]
-            _search(model, opened, n_best, keep_attention, src.device)
+            _search(model, opened, keep_attention, src.device)
             queues += opened
-    return [queue.result(model.output.normalized, n_best) for queue in queues]
+    return [queue.result(normalized, n_best) for queue in queues]
 
 
-def _search(model: Decoder, queues: list[_Queue], n_best: int | None, keep: bool, device: torch.device) -> None:
+def check_goal(seconds: float | None, mass: float | None, normalized: bool) -> None:
+    """Refuse a time or a mass that can't be, or that the model's outputs can't have."""
+    if seconds is not None and not 0 <= seconds < math.inf:
+        raise ValueError(f"seconds must be at least 0 and finite, got {seconds}")
+    if mass is not None and not 0 < mass < 1:
+        raise ValueError(f"mass must be above 0 and below 1, got {mass}")
+    if mass is not None and not normalized:
+        raise ValueError("mass is for models whose outputs sum to 1, and alpha-ReLU's don't")
+
+
+def _open_queue(
+    goal: Goal, source: int, src_length: int, limits: Limits, start: Any, row: int, known: Sequence[Hypothesis]
+) -> _Queue:
+    return _Queue(
+        source=source,
+        src_length=src_length,
+        limits=limits,
+        goal=goal,
+        budget=goal.budget,
+        heap=[_Open(0.0, 0, Prefix(), start, row)],
+        finished=list(known),
+        known={hypothesis.tokens for hypothesis in known},
+        mass=math.fsum(hypothesis.prob for hypothesis in known) if goal.normalized else 0.0,
+    )
+
+
+def _search(model: Decoder, queues: list[_Queue], keep: bool, device: torch.device) -> None:
     """Expand the best prefixes of all sources together until every source is done."""
     numbers = itertools.count(1)
     while True:
-        chunks = [(queue, queue.pop(n_best, model.output.normalized)) for queue in queues]
+        chunks = [(queue, queue.pop()) for queue in queues]
         chunks = [(queue, _by_state(chunk)) for queue, chunk in chunks if chunk]
         if not chunks:
             return
@@ -139,13 +239,14 @@ def _search(model: Decoder, queues: list[_Queue], n_best: int | None, keep: bool
         sources = [queue.source for queue, chunk in chunks for _ in chunk]
         log_probs, attention, state = advance(model, state, tokens, sources)
         expansion = Expansion(attention, log_probs, keep)
-        totals, ends = expansion.totals([item.prefix for item in rows])
+        limits = [queue.limits for queue, chunk in chunks for _ in chunk]
+        totals, ends = expansion.totals([item.prefix for item in rows], limits)
         first = 0
         for queue, chunk in chunks:
             prefixes = [item.prefix for item in chunk]
             for row, prefix in enumerate(prefixes, start=first):
                 if ends[row] > -math.inf:
-                    queue.finished.append(expansion.finish(prefix, row, ends[row], queue.src_length))
+                    queue.finish(expansion.finish(prefix, row, ends[row], queue.src_length))
             _push(queue, prefixes, totals[first : first + len(chunk)], expansion, first, state, numbers)
             first += len(chunk)
 
@@ -161,14 +262,18 @@ def _push(
 ) -> None:
     """Queue the prefixes of one token more, with totals [prefixes, d_vocab] from row `first` of the expansion on."""
     for parent, prefix in enumerate(prefixes):
-        if prefix.length + 2 > queue.limit and totals[parent].max() > -math.inf:
+        if prefix.length + 2 > queue.limits.steps and totals[parent].max() > -math.inf:
             queue.give_up(float(totals[parent].max()))  # one token longer it could not even end
             totals[parent] = -torch.inf
     flat, width = totals.flatten(), totals.shape[-1]
-    index = (flat > -torch.inf).nonzero().squeeze(-1)
+    chance = queue.limits.ceiling(flat) > queue.threshold()
+    hopeless = float(flat.masked_fill(chance, -torch.inf).max())
+    if hopeless > -math.inf:
+        queue.give_up(hopeless)
+    index = chance.nonzero().squeeze(-1)
     if len(index) > queue.budget:  # more than can ever be expanded
         index = index[flat[index].sort(descending=True, stable=True).indices]
-        queue.give_up(float(flat[index[queue.budget]]))
+        queue.give_up_for_budget(float(flat[index[queue.budget]]))
         index = index[: queue.budget]
     children = list(zip(index.tolist(), flat[index].tolist(), strict=True))
     if not children:

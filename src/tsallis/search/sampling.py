@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from tsallis.models.protocol import Decoder
-from tsallis.search.step import advance, at_least_one, evaluating, step_limit
-from tsallis.special_symbols import BOS, EOS
+from tsallis.search.certificate import Hypothesis
+from tsallis.search.step import Expansion, Prefix, advance, at_least_one, evaluating, make_limits
+from tsallis.special_symbols import EOS
 
 
 @torch.no_grad()
@@ -17,9 +20,10 @@ def sample(
     src_lengths: Tensor,
     n: int = 1,
     *,
+    prefixes: Sequence[Sequence[int]] | None = None,
     max_length: int | None = None,
-    generator: torch.Generator | None = None,
-) -> list[list[tuple[int, ...] | None]]:
+    seeds: Sequence[int] | None = None,
+) -> list[list[Hypothesis | None]]:
     """Draw `n` outputs from the model for every source, token by token; an impossible token is never drawn.
 
     Values that don't sum to 1 (alpha-ReLU) are drawn in proportion at every step.
@@ -29,53 +33,77 @@ def sample(
         src: [batch, src] symbols.
         src_lengths: [batch] their counts.
         n: draws a source.
-        max_length: of an output, without its end; None: twice the source's length and 20.
-        generator: of the random numbers, on the device of `src`.
+        prefixes: the tokens that all outputs of a source begin with; what follows is drawn.
+        max_length: of an output, without its end; None: twice the source's length and 20 after its prefix.
+        seeds: of each source's random numbers, so that its draws depend on no other source, nor on the device;
+            None: others at every call.
 
     Returns:
-        `n` outputs a source, each without start and end. An output is None where a draw met a dead end or the length
-        limit, so that the frequencies of all others stay those of the model.
+        `n` outputs a source in the order of the draws. An output is None where a draw met a dead end or the length
+        limit, so that the frequencies of all others stay those of the model; where the prefix is impossible all are.
 
     Raises:
-        ValueError: sizes below 1; a model whose probabilities are NaN.
+        ValueError: sizes below 1; not one seed or prefix a source; a model whose probabilities are NaN.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
         >>> model = RNNSeq2Seq(20, 15, d_model=8)
-        >>> drawn = sample(model, torch.randint(4, 20, (2, 5)), torch.tensor([5, 3]), 4, max_length=10)
-        >>> [len(outputs) for outputs in drawn]
+        >>> draws = sample(model, torch.randint(4, 20, (2, 5)), torch.tensor([5, 3]), 4, max_length=10)
+        >>> [len(outputs) for outputs in draws]
         [4, 4]
     """
-    at_least_one(n=n, max_length=max_length)
-    batch = src.shape[0]
-    if batch == 0:
+    at_least_one(n=n)
+    lengths = src_lengths.tolist()
+    limits = [limit for limit in make_limits(lengths, prefixes, max_length=max_length) for _ in range(n)]
+    generators = _generators(len(lengths), seeds)
+    outputs: list[Hypothesis | None] = [None] * len(limits)
+    if not lengths:
         return []
-    outputs: list[tuple[int, ...] | None] = [None] * (batch * n)
-    prefixes: list[list[int]] = [[] for _ in outputs]
-    limits = [step_limit(length, max_length) for length in src_lengths.tolist()]
-    rows = list(range(len(outputs)))
+    rows, prefix_of = list(range(len(outputs))), [Prefix()] * len(outputs)
     with evaluating(model):
         state = model.start(model.encode(src, src_lengths))
-        state = state.select(torch.arange(batch, device=src.device).repeat_interleave(n))
-        tokens = torch.full((len(rows),), BOS, device=src.device)
+        state = state.select(torch.arange(len(lengths), device=src.device).repeat_interleave(n))
         while rows:
-            log_probs, _, state = advance(model, state, tokens, [row // n for row in rows])
-            draws, possible = _draw(log_probs, generator)
-            going = []
-            for i, (row, token, alive) in enumerate(zip(rows, draws.tolist(), possible.tolist(), strict=True)):
-                if alive and token == EOS:
-                    outputs[row] = tuple(prefixes[row])
-                elif alive and len(prefixes[row]) + 2 <= limits[row // n]:
-                    prefixes[row].append(token)
-                    going.append(i)
-            rows = [rows[i] for i in going]
-            index = torch.tensor(going, dtype=torch.long, device=src.device)
-            state, tokens = state.select(index), draws[index]
-    return [outputs[i * n : (i + 1) * n] for i in range(batch)]
+            tokens = torch.tensor([prefix_of[row].token for row in rows], device=src.device)
+            log_probs, attention, state = advance(model, state, tokens, [row // n for row in rows])
+            expansion = Expansion(attention, log_probs, keep=False)
+            for i, row in enumerate(rows):
+                limits[row].restrict(log_probs[i], prefix_of[row].length)
+            uniform = torch.cat([torch.rand(n, generator=g, dtype=torch.float64) for g in generators])
+            draws, log_prob = _draw(log_probs.cpu(), uniform[rows])  # a GPU sums in an order of its own
+            active = []
+            for i, (row, token, step) in enumerate(zip(rows, draws.tolist(), log_prob.tolist(), strict=True)):
+                prefix = prefix_of[row]
+                total = prefix.log_prob + step
+                if step > -torch.inf and token == EOS:
+                    outputs[row] = expansion.finish(prefix, i, total, lengths[row // n])
+                elif step > -torch.inf and prefix.length + 2 <= limits[row].steps:
+                    prefix_of[row] = expansion.extend(prefix, i, token, total)
+                    active.append(i)
+            rows = [rows[i] for i in active]
+            state = state.select(torch.tensor(active, dtype=torch.long, device=src.device))
+    return [outputs[i * n : (i + 1) * n] for i in range(len(lengths))]
 
 
-def _draw(log_probs: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Draw a token a row [rows], and tell of each row whether it had any that is possible."""
-    possible = (log_probs > -torch.inf).any(-1)
-    weights = torch.where(possible.unsqueeze(-1), log_probs, 0).softmax(-1)
-    return torch.multinomial(weights, 1, generator=generator).squeeze(-1), possible
+def _generators(sources: int, seeds: Sequence[int] | None) -> list[torch.Generator]:
+    """Return a source of random numbers for each source, on the CPU."""
+    if seeds is None:
+        seeds = torch.randint(2**62, (sources,)).tolist()
+    if len(seeds) != sources:
+        raise ValueError(f"there must be one seed a source, got {len(seeds)} for {sources} sources")
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def _draw(log_probs: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw a token a row from log-probabilities [rows, d_vocab] with numbers [rows] from 0 to 1, 1 excluded.
+
+    Returns:
+        The tokens [rows] and their log-probabilities [rows], -inf where no token is possible.
+    """
+    weights = (log_probs - log_probs.amax(-1, keepdim=True)).exp().nan_to_num(0)  # a row of -inf has no weight
+    sums = weights.cumsum(-1)  # [rows, d_vocab]
+    # The first sum above the number is that of a token with a weight: one without has the sum before it.
+    token = torch.searchsorted(sums, (uniform * sums[:, -1]).unsqueeze(-1), right=True)
+    last = log_probs.shape[-1] - 1 - (weights.flip(-1) > 0).int().argmax(-1, keepdim=True)
+    token = token.minimum(last)  # the product may round up to the whole sum
+    return token.squeeze(-1), log_probs.gather(-1, token).squeeze(-1)

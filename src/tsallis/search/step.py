@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from tsallis.models.protocol import Decoder
 from tsallis.search.certificate import Hypothesis, Result, certify
-from tsallis.special_symbols import BOS, EOS
+from tsallis.special_symbols import BOS, EOS, PAD
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,12 +39,48 @@ class Prefix:
         return chain[::-1]
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Which outputs of a source are searched for, and how they are ranked.
+
+    Args:
+        steps: of the longest output, its end included.
+        min_length: of the shortest output, without its end.
+        prefix: the tokens that every output begins with.
+        length_penalty: the exponent of the steps that a log-probability is divided by.
+    """
+
+    steps: int
+    min_length: int = 0
+    prefix: tuple[int, ...] = ()
+    length_penalty: float = 0.0
+
+    @property
+    def free_from(self) -> int:
+        """The length of the prefixes that may be followed by anything."""
+        return max(len(self.prefix), self.min_length)
+
+    def ceiling(self, log_prob: Any) -> Any:
+        """Return the best score of any output that begins with a prefix of this log-probability, as a normalised model
+        holds it: as long as there may be, and no less probable."""
+        return log_prob / self.steps**self.length_penalty
+
+    def restrict(self, totals: Tensor, length: int) -> None:
+        """Make what may not follow a prefix of a length impossible, but for the end: totals [d_vocab], in place."""
+        if length < len(self.prefix):
+            token = self.prefix[length]
+            if token >= len(totals):
+                raise ValueError(f"a prefix holds the symbol {token}, the model knows {len(totals)}")
+            log_prob = totals[token].clone()
+            totals.fill_(-torch.inf)[token] = log_prob
+
+
 @dataclass(kw_only=True)
 class Search:
     """The state of the search of one source: its finished outputs, and the bound on those given up."""
 
     src_length: int
-    limit: int  # steps, the end's step included
+    limits: Limits
     finished: list[Hypothesis] = field(default_factory=list)
     bound: float = -math.inf
     gave_up: bool = False
@@ -53,8 +90,15 @@ class Search:
         self.bound = max(self.bound, log_prob)
         self.gave_up = True
 
+    def nth_score(self, n: int) -> float:
+        """Return the score of the n-th best output so far, -inf where there are fewer."""
+        if len(self.finished) < n:
+            return -math.inf
+        return heapq.nlargest(n, (h.score(self.limits.length_penalty) for h in self.finished))[-1]
+
     def result(self, normalized: bool, n_best: int | None) -> Result:
-        return certify(self.finished, self.bound, self.gave_up, normalized).truncated(n_best)
+        bound, penalty = self.limits.ceiling(self.bound), self.limits.length_penalty
+        return certify(self.finished, bound, self.gave_up, normalized, penalty).truncated(n_best)
 
 
 class Expansion:
@@ -66,12 +110,19 @@ class Expansion:
         self.num_attended = (attention > 0).sum(-1).tolist()
         self.attention = attention if keep else None
 
-    def totals(self, prefixes: Sequence[Prefix]) -> tuple[Tensor, list[float]]:
-        """Return log-probabilities [rows, d_vocab] of prefixes and one more token, and of their ends, -inf there."""
+    def totals(self, prefixes: Sequence[Prefix], limits: Sequence[Limits]) -> tuple[Tensor, list[float]]:
+        """Return log-probabilities [rows, d_vocab] of prefixes and one more token, and of their ends, -inf there.
+
+        What a row's limits rule out is impossible, too.
+        """
         before = torch.tensor([p.log_prob for p in prefixes], dtype=torch.float64).to(self.log_probs.device)
         totals = before.unsqueeze(-1) + self.log_probs
         ends: list[float] = totals[:, EOS].tolist()
         totals[:, EOS] = -torch.inf
+        for row, (prefix, limit) in enumerate(zip(prefixes, limits, strict=True)):
+            if prefix.length < limit.free_from:
+                ends[row] = -math.inf
+                limit.restrict(totals[row], prefix.length)
         return totals, ends
 
     def extend(self, prefix: Prefix, row: int, token: int, log_prob: float) -> Prefix:
@@ -105,9 +156,37 @@ def advance(model: Decoder, state: Any, token: Tensor, sources: Sequence[int]) -
     return log_probs, step.attention, step.state
 
 
-def step_limit(src_length: int, max_length: int | None) -> int:
-    """Return the steps of the longest output allowed, its end included."""
-    return (2 * src_length + 20 if max_length is None else max_length) + 1
+def make_limits(
+    src_lengths: Sequence[int],
+    prefixes: Sequence[Sequence[int]] | None = None,
+    min_length: int = 0,
+    max_length: int | None = None,
+    length_penalty: float = 0.0,
+) -> list[Limits]:
+    """Return the limits of each source; the default of `max_length` is twice a source's length and 20 after its prefix.
+
+    Raises:
+        ValueError: numbers that can't be, or of which none is between them; not one prefix a source, and one that ends
+            or is too long.
+    """
+    at_least_one(max_length=max_length)
+    if min_length < 0 or (max_length is not None and min_length > max_length):
+        most = "" if max_length is None else f" and at most max_length {max_length}"
+        raise ValueError(f"min_length must be at least 0{most}, got {min_length}")
+    if not 0 <= length_penalty < math.inf:
+        raise ValueError(f"length_penalty must be at least 0 and finite, got {length_penalty}")
+    starts = [tuple(prefix) for prefix in prefixes] if prefixes is not None else [()] * len(src_lengths)
+    if len(starts) != len(src_lengths):
+        raise ValueError(f"there must be one prefix a source, got {len(starts)} for {len(src_lengths)} sources")
+    limits = []
+    for source, (length, start) in enumerate(zip(src_lengths, starts, strict=True)):
+        longest = max(2 * length + 20 + len(start), min_length) if max_length is None else max_length
+        if len(start) > longest:
+            raise ValueError(f"the prefix of source {source} has {len(start)} tokens, max_length is {max_length}")
+        if any(token in (PAD, BOS, EOS) for token in start):
+            raise ValueError(f"the prefix of source {source} holds padding, start or end: {list(start)}")
+        limits.append(Limits(longest + 1, min_length, start, length_penalty))
+    return limits
 
 
 def at_least_one(**sizes: int | None) -> None:
@@ -115,13 +194,6 @@ def at_least_one(**sizes: int | None) -> None:
     for name, value in sizes.items():
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-
-
-def nth_best(finished: Sequence[Hypothesis], n: int) -> float:
-    """Return the log-probability of the n-th best hypothesis, -inf where there are fewer."""
-    if len(finished) < n:
-        return -math.inf
-    return sorted((h.log_prob for h in finished), reverse=True)[n - 1]
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from contract.tables import EOS, A, B, random_table, sources, trie
 from tsallis.data.batching import make_batch
 from tsallis.models import RNNSeq2Seq
 from tsallis.search import Certificate, Ensemble, Hypothesis, Result, beam_search, exhaustive, sample, score
+from tsallis.search.sampling import _draw
 from tsallis.special_symbols import BOS
 
 ROWS = {(): {A: 0.75, B: 0.25}, (A,): {EOS: 1.0}, (B,): {A: 0.5, EOS: 0.5}, (B, A): {EOS: 1.0}}
@@ -54,26 +55,52 @@ def test_targets_of_wrong_shapes_are_refused() -> None:
             score(trie(ROWS), *sources(0, 0), *wrong)
 
 
-def test_samples_repeat_with_a_seed_and_follow_the_probabilities() -> None:
-    def draw(seed: int) -> list[list[tuple[int, ...] | None]]:
-        return sample(trie(ROWS), *sources(0, 1), 2000, generator=torch.Generator().manual_seed(seed))
+def outputs_of(draws) -> list[list[tuple[int, ...] | None]]:
+    return [[h.tokens if h else None for h in drawn] for drawn in draws]
 
-    first = draw(0)
-    assert first == draw(0) != draw(1)
+
+def test_samples_repeat_with_a_seed_and_follow_the_probabilities() -> None:
+    def draw(*seeds: int) -> list[list[tuple[int, ...] | None]]:
+        return outputs_of(sample(trie(ROWS), *sources(0, 1), 2000, seeds=seeds))
+
+    first = draw(0, 1)
+    assert first == draw(0, 1) != draw(1, 2) and first[1] == draw(3, 1)[1] != first[0]
     for drawn in first:
         assert set(drawn) == {(A,), (B,), (B, A)}
         for tokens, prob in {(A,): 0.75, (B,): 0.125, (B, A): 0.125}.items():
             assert drawn.count(tokens) / 2000 == pytest.approx(prob, abs=0.04)
 
 
+def test_samples_are_hypotheses() -> None:
+    (drawn,) = sample(trie(ROWS), *sources(0), 20, seeds=[0])
+    by_output = {h.tokens: h for h in drawn if h}
+    assert by_output[B, A].log_prob == pytest.approx(math.log(0.125))
+    assert by_output[B, A].support == (2, 2, 1) and by_output[A,].num_attended == (1, 1)
+
+
+def test_what_follows_a_prefix_is_drawn() -> None:
+    ((*drawn,), (*impossible,)) = sample(trie(ROWS), *sources(0, 0), 200, prefixes=[(B,), (A, A)], seeds=[0, 0])
+    assert {h.tokens for h in drawn} == {(B,), (B, A)} and set(impossible) == {None}
+    assert drawn[0].log_prob == pytest.approx(math.log(0.125))
+
+
 def test_draws_that_end_nowhere_are_none() -> None:
-    cut = sample(trie(ROWS), *sources(0), 400, max_length=1, generator=torch.Generator().manual_seed(0))[0]
+    cut = outputs_of(sample(trie(ROWS), *sources(0), 400, max_length=1, seeds=[0]))[0]
     assert set(cut) == {(A,), (B,), None} and 0.05 < cut.count(None) / 400 < 0.2
     dead = trie({(): {A: 0.5, B: 0.5}, (A,): {EOS: 1e-200}}, normalized=False)
-    assert set(sample(dead, *sources(0), 50, generator=torch.Generator().manual_seed(0))[0]) == {(A,), None}
+    assert set(outputs_of(sample(dead, *sources(0), 50, seeds=[0]))[0]) == {(A,), None}
     with pytest.raises(ValueError, match="n must be at least 1, got 0"):
         sample(trie(ROWS), *sources(0), 0)
+    with pytest.raises(ValueError, match="one seed a source, got 2 for 1"):
+        sample(trie(ROWS), *sources(0), seeds=[0, 1])
     assert sample(trie(ROWS), torch.zeros(0, 1).long(), torch.zeros(0).long()) == []
+
+
+def test_the_largest_number_draws_the_last_symbol_with_a_probability() -> None:
+    log_probs = torch.tensor([[-torch.inf, math.log(0.25), math.log(0.75), -torch.inf], [-torch.inf] * 4]).double()
+    for number, token in ((0.0, 1), (0.24, 1), (0.26, 2), (1.0, 2)):  # 1 stands for a product that was rounded up
+        draws, log_prob = _draw(log_probs, torch.full((2,), number, dtype=torch.float64))
+        assert draws[0] == token and log_prob[0] == log_probs[0, token] and log_prob[1] == -torch.inf
 
 
 def test_supports_of_an_ensemble_unite() -> None:

@@ -1,0 +1,138 @@
+"""Which outputs are searched for: beginnings, lengths and penalties, and what they do to certificates."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from contract.tables import EOS, A, B, C, sources, trie
+from tsallis.search import beam_search, exhaustive
+from tsallis.search.step import make_limits
+
+ROWS = {
+    (): {A: 0.6, B: 0.3, EOS: 0.1},
+    (A,): {EOS: 0.5, B: 0.5},
+    (A, B): {EOS: 1.0},
+    (B,): {C: 1.0},
+    (B, C): {EOS: 1.0},
+}
+SEARCHES = [beam_search, exhaustive]
+
+
+def outputs(result) -> dict[tuple[int, ...], float]:
+    return {h.tokens: round(h.prob, 12) for h in result.hypotheses}
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_a_beginning_is_forced_and_counted(search) -> None:
+    results = search(trie(ROWS), *sources(0, 0, 0), prefixes=[(A,), (B, C), ()])
+    assert [outputs(r) for r in results] == [
+        {(A,): 0.3, (A, B): 0.3},
+        {(B, C): 0.3},
+        {(A,): 0.3, (A, B): 0.3, (B, C): 0.3, (): 0.1},
+    ]
+    assert [r.certificate.kind for r in results] == ["complete"] * 3
+    assert results[0].best.support == (3, 2)  # of the model, whatever is forced
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_an_impossible_beginning_has_no_outputs_and_that_is_proved(search) -> None:
+    (result,) = search(trie(ROWS), *sources(0), prefixes=[(C,)])
+    assert result.hypotheses == () and result.certificate.kind == "complete"
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_outputs_that_are_too_short_are_no_answers(search) -> None:
+    (result,) = search(trie(ROWS), *sources(0), min_length=2)
+    assert outputs(result) == {(A, B): 0.3, (B, C): 0.3} and result.certificate.kind == "complete"
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_long_outputs_win_by_the_mean_of_their_symbols(search) -> None:
+    rows = {(): {A: 0.5, EOS: 0.5}, (A,): {A: 0.7, EOS: 0.3}, (A, A): {EOS: 1.0}}
+    by_probability, by_mean = (search(trie(rows), *sources(0), length_penalty=a)[0] for a in (0.0, 1.0))
+    assert [h.tokens for h in by_probability.hypotheses] == [(), (A, A), (A,)]
+    assert [h.tokens for h in by_mean.hypotheses] == [(A, A), (), (A,)]
+    assert by_mean.best.score(1.0) == pytest.approx(math.log(0.35) / 3)
+    assert by_mean.certificate.kind == "complete"
+
+
+def test_a_penalty_keeps_what_could_still_win() -> None:
+    """B has less than the finished output and is followed all the same: as long as it may be it could have more."""
+    rows = {(): {EOS: 0.5, B: 0.4, C: 0.1}, (C,): {EOS: 1.0}}
+    rows |= {(B,) * n: {B: 1.0} if n < 4 else {EOS: 1.0} for n in range(1, 5)}
+    model = trie(rows)
+    (plain,) = beam_search(model, *sources(0), beam_size=1, max_length=4)
+    assert plain.best.tokens == () and plain.certificate.kind == "optimal" and model.rows_a_step == [1]
+    (by_mean,) = beam_search(trie(rows), *sources(0), beam_size=1, max_length=4, length_penalty=1.0)
+    assert by_mean.best.tokens == (B,) * 4
+    # C has 0.1, and could have a mean of 0.1 ** (1 / 5) a symbol: less than that of the best.
+    assert by_mean.certificate.kind == "optimal" and by_mean.certificate.bound == pytest.approx(math.log(0.1) / 5)
+    assert len(by_mean.proven) == 1 and by_mean.truncated(1).proven == by_mean.proven
+
+
+def test_a_list_cut_short_by_scores_is_bounded_by_the_next_score() -> None:
+    (result,) = exhaustive(trie(ROWS), *sources(0), length_penalty=1.0)
+    cut = result.truncated(2)
+    assert cut.certificate.kind == "optimal" and cut.certificate.bound == result.hypotheses[2].score(1.0)
+    assert cut.length_penalty == 1.0
+
+
+def test_the_default_length_counts_from_the_end_of_the_prefix() -> None:
+    free, forced = make_limits([3, 3], [(), (A,) * 40])
+    assert free.steps == 27 and forced.steps == 67
+    assert make_limits([3], min_length=100)[0].steps == 101
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_length": -1}, "min_length must be at least 0, got -1"),
+        ({"min_length": 3, "max_length": 2}, "min_length must be at least 0 and at most max_length 2, got 3"),
+        ({"length_penalty": -1.0}, "length_penalty must be at least 0 and finite, got -1.0"),
+        ({"length_penalty": math.inf}, "length_penalty must be at least 0 and finite, got inf"),
+        ({"prefixes": [(A,), (B,)]}, "one prefix a source, got 2 for 1 sources"),
+        ({"prefixes": [(A, B)], "max_length": 1}, "the prefix of source 0 has 2 tokens, max_length is 1"),
+        ({"prefixes": [(A, EOS)]}, "the prefix of source 0 holds padding, start or end"),
+        ({"prefixes": [(99,)]}, "a prefix holds the symbol 99, the model knows 7"),
+    ],
+)
+@pytest.mark.parametrize("search", SEARCHES)
+def test_limits_that_no_output_keeps_are_refused(search, options, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        search(trie(ROWS), *sources(0), **options)
+
+
+def test_time_and_mass_end_a_listing() -> None:
+    model = trie({(A,) * n: {A: 0.5, EOS: 0.5} for n in range(60)})
+    (result,) = exhaustive(model, *sources(0), mass=0.9, max_length=50)
+    assert 0.9 <= result.mass < 1 - 1e-6 and result.stopped_by == "mass" and result.certificate.kind == "optimal"
+    (late,) = exhaustive(model, *sources(0), seconds=0.0)
+    assert late.stopped_by == "time" and late.hypotheses == () and late.certificate.bound == 0 and late.expanded == 0
+    (cut,) = exhaustive(model, *sources(0), max_length=3)
+    assert cut.stopped_by == "length" and cut.expanded == 4
+    for options, message in (
+        ({"mass": 1.0}, "mass must be above 0 and below 1, got 1.0"),
+        ({"seconds": math.nan}, "seconds must be at least 0 and finite, got nan"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            exhaustive(model, *sources(0), **options)
+    with pytest.raises(ValueError, match="mass is for models whose outputs sum to 1"):
+        exhaustive(trie(ROWS, normalized=False), *sources(0), mass=0.5)
+
+
+def test_known_outputs_need_not_be_found_again() -> None:
+    rows = {(): {A: 0.5, B: 0.3, C: 0.2}, (A,): {EOS: 0.9, A: 0.1}, (B,): {EOS: 1.0}, (C,): {EOS: 1.0}}
+    (beam,) = beam_search(trie(rows), *sources(0), beam_size=1)
+    model = trie(rows)
+    (result,) = exhaustive(model, *sources(0), n_best=1, known=[beam.hypotheses])
+    assert result.best.tokens == (A,) and result.certificate.kind == "optimal" and result.stopped_by is None
+    assert sum(model.rows_a_step) == 2  # the start and A: neither B nor C could beat .45
+    (every,) = exhaustive(trie(rows | {(A, A): {EOS: 1.0}}), *sources(0), known=[beam.hypotheses])
+    assert len(every.hypotheses) == 4 and every.certificate.kind == "complete" and every.mass == pytest.approx(1)
+
+
+def test_no_sources_need_no_limits() -> None:
+    assert make_limits([]) == [] and beam_search(trie(ROWS), torch.zeros(0, 1).long(), torch.zeros(0).long()) == []
