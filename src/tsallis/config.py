@@ -71,9 +71,14 @@ class TrainingConfig(Section):
     max_tokens: Count | None = None
     learning_rate: float = Field(1e-3, gt=0, allow_inf_nan=False)
     alpha_lr_scale: float = Field(1.0, ge=0, allow_inf_nan=False)
+    optimizer: Literal["adam", "adamw"] = "adam"
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
-    schedule: Literal["constant", "halve-on-worse", "inverse-square-root", "linear"] = "halve-on-worse"
+    schedule: Literal["constant", "halve-on-worse", "plateau", "inverse-square-root", "linear"] = "halve-on-worse"
     warmup: Count = 4000
+    plateau_patience: Count = 2
+    plateau_factor: float = Field(0.5, gt=0, lt=1)
+    lowest_learning_rate: float = Field(0.0, ge=0, allow_inf_nan=False)
     clip: float = Field(5.0, gt=0)
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     accumulate: Count = 1
@@ -88,10 +93,13 @@ class TrainingConfig(Section):
     patience: Count | None = None
     checkpoint_every: Count = 500
     keep: Count = 1
+    tensorboard: bool = False
     seed: int = Field(1, ge=0, lt=2**63)
 
     @model_validator(mode="after")
     def _known_end(self) -> TrainingConfig:
+        if self.lowest_learning_rate > self.learning_rate:
+            raise ValueError(f"lowest_learning_rate {self.lowest_learning_rate:g} is above {self.learning_rate:g}")
         if self.schedule == "linear" and (self.updates is None or self.warmup >= self.updates):
             raise ValueError("schedule linear needs updates, and more of them than of warmup")
         return self

@@ -27,7 +27,9 @@ from tsallis.evaluation.metrics import TEACHER_FORCED, CorpusScore, evaluate, ti
 from tsallis.search import Result, beam_search
 from tsallis.training.run_folder import CONFIG, TASK, Run, build_model, read_stored
 from tsallis.training.schema import explain
-from tsallis.training.trainer import Measure, Settings
+from tsallis.training.settings import Settings
+from tsallis.training.tensorboard import require_tensorboard
+from tsallis.training.trainer import Measure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -227,8 +229,10 @@ class Task(ABC):
             config.model.check()
         else:
             cls.restore(stored.task, folder / TASK)
-        task, data = cls.load(config.data)
         settings = Settings(**config.training.model_dump())
+        if settings.tensorboard:
+            require_tensorboard()
+        task, data = cls.load(config.data)
         _check_rows(settings, data)
         _check_select(settings.select, task, data)
         if stored is not None:

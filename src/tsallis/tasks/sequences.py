@@ -18,7 +18,7 @@ from tsallis.search import Result
 from tsallis.special_symbols import BOS
 from tsallis.tasks.base import Data, ModelSection, Task
 from tsallis.training.run_folder import Run, build_model
-from tsallis.training.trainer import Settings
+from tsallis.training.settings import Settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

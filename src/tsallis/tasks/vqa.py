@@ -28,7 +28,7 @@ from tsallis.search import Result
 from tsallis.tasks.base import Data, Lines, ModelSection, Task, Vocabularies, split_name
 from tsallis.tasks.labels import LabelModel, LabelTask, describe_answer
 from tsallis.training.run_folder import Run
-from tsallis.training.trainer import Settings
+from tsallis.training.settings import Settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -3,6 +3,7 @@
 from tsallis.training.checkpoint import Checkpoints
 from tsallis.training.log import Log
 from tsallis.training.run_folder import Run, load_run
-from tsallis.training.trainer import Progress, Settings, Trainer
+from tsallis.training.settings import Settings
+from tsallis.training.trainer import Progress, Trainer
 
 __all__ = ["Checkpoints", "Log", "Progress", "Run", "Settings", "Trainer", "load_run"]

@@ -28,6 +28,7 @@ from tsallis.nn import PerHeadAlpha
 from tsallis.training.distributed import World
 
 STRATEGIES = ("ddp", "fsdp")
+OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
 
 
@@ -37,7 +38,9 @@ class EngineSettings:
 
     clip: float = 5.0  # largest norm of the gradient
     label_smoothing: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)  # of Adam
+    optimizer: str = "adam"  # or "adamw"
+    betas: tuple[float, float] = (0.9, 0.999)  # of either
+    weight_decay: float = 0.0  # of matrices; by adam a part of the gradient, by adamw of the step
     alpha_lr_scale: float = 1.0  # learned alphas follow so many times the learning rate
     precision: str = "float32"
     strategy: str = "ddp"  # where there are several processes
@@ -107,14 +110,17 @@ class Engine:
             raise InputError(f"precision must be one of {', '.join(PRECISIONS)}, got {settings.precision!r}")
         if settings.strategy not in STRATEGIES:
             raise InputError(f"strategy must be one of {', '.join(STRATEGIES)}, got {settings.strategy!r}")
+        if settings.optimizer not in OPTIMIZERS:
+            raise InputError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {settings.optimizer!r}")
         self.world, self.settings = world, settings
         self.model = model.to(world.device)
         self.objective = Objective(self.model, settings.label_smoothing)
         self.sharded = world.size > 1 and settings.strategy == "fsdp"
         self.module: nn.Module = self._wrapped()
         self.step_module = torch.compile(self.module, dynamic=True) if settings.compile else self.module
-        self.optimizer = torch.optim.Adam(
-            self._groups(), lr=0.0, betas=settings.betas, fused=world.device.type in ("cpu", "cuda")
+        fused = world.device.type in ("cpu", "cuda")
+        self.optimizer = OPTIMIZERS[settings.optimizer](
+            self._groups(), lr=0.0, betas=settings.betas, weight_decay=0.0, fused=fused
         )
 
     def _wrapped(self) -> nn.Module:
@@ -139,11 +145,22 @@ class Engine:
         return cast(nn.Module, fully_shard(self.objective, mesh=mesh))
 
     def _groups(self) -> list[dict[str, Any]]:
+        """Return the parameters that are trained: matrices, which alone decay; vectors with them if none do; alphas.
+
+        Biases and the weights of norms are vectors.
+        """
+        decay, parameters = self.settings.weight_decay, [p for p in self.model.parameters() if p.requires_grad]
         alphas = {id(p) for m in self.model.modules() if isinstance(m, PerHeadAlpha) for p in m.parameters()}
-        own = [p for p in self.model.parameters() if id(p) in alphas]
-        rest = [p for p in self.model.parameters() if id(p) not in alphas]
-        groups = [{"params": rest, "factor": 1.0}]
-        return [*groups, {"params": own, "factor": self.settings.alpha_lr_scale}] if own else groups
+        own = [p for p in parameters if id(p) in alphas]
+        rest = [p for p in parameters if id(p) not in alphas]
+        vectors = [p for p in rest if p.dim() < 2] if decay else []
+        matrices = [p for p in rest if not decay or p.dim() >= 2]
+        groups: list[dict[str, Any]] = [
+            {"params": matrices, "factor": 1.0, "weight_decay": decay},
+            {"params": vectors, "factor": 1.0},
+            {"params": own, "factor": self.settings.alpha_lr_scale},
+        ]
+        return [group for group in groups if group["params"]]
 
     def update(
         self, batches: Sequence[Batch], own: int, count: int, rate: float, collect_stats: bool = False

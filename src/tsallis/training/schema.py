@@ -164,6 +164,7 @@ class OptimizerRecord(Record):
 class ScheduleRecord(Record):
     learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     previous: float | None = None
+    stale: Count = 0  # validations since the best one, or since the rate was lowered
 
 
 class PositionRecord(Record):

@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,74 +28,15 @@ from tsallis.evaluation.metrics import (
 from tsallis.search import Result
 from tsallis.training.checkpoint import INDEX, TRAINING, Checkpoints, not_finite
 from tsallis.training.distributed import CommonError, World
-from tsallis.training.engine import BatchStats, Engine, EngineSettings
+from tsallis.training.engine import BatchStats, Engine
 from tsallis.training.lock import LOCK, Lock, writing
 from tsallis.training.log import Log
-from tsallis.training.schedules import make_schedule
 from tsallis.training.schema import TrainingRecord, check_record
+from tsallis.training.settings import Settings
+from tsallis.training.tensorboard import BOARD, Board
 
 WATCH_EVERY = 25  # updates between two records of supports for the progress display
 VALIDATED = 128  # rows of a batch of the development set
-
-
-@dataclass(frozen=True)
-class Settings(EngineSettings):
-    """The settings of a training.
-
-    Args:
-        clip: largest norm of the gradient.
-        label_smoothing: share of the target spread over all symbols, from 0 to 1.
-        betas: of Adam.
-        alpha_lr_scale: factor of the learning rate for learned alphas.
-        precision: "float32" or "bfloat16".
-        strategy: "ddp" or "fsdp", where there are several processes.
-        compile: whether the model is compiled.
-        epochs: at most.
-        updates: at most; None: as many as `epochs` have.
-        batch_size: rows a batch.
-        max_tokens: padded symbols a batch, of the longer side; in place of `batch_size`.
-        learning_rate: the largest one.
-        schedule: of the learning rate, one of :mod:`tsallis.training.schedules`.
-        warmup: updates, for "inverse-square-root" and "linear".
-        accumulate: batches an update and process; the loss is divided once, by the symbols of all of them.
-        validate_every: epochs between validations.
-        validate_updates: updates between validations, in place of epochs.
-        validation_beam: size of the beam that validation searches with.
-        validation_rows: rows of the development set that are searched, the first ones; None: all. The loss is of all.
-        select: the score of the development set that decides which checkpoint is best, by its name; None: the first
-            one that the measure returns.
-        patience: validations without a better score before the run ends.
-        checkpoint_every: updates between checkpoints; there is one at every validation, too.
-        keep: validated checkpoints kept, to be averaged.
-        seed: of the order of batches and of dropout.
-
-    Example:
-        >>> settings = Settings(epochs=3, batch_size=8, clip=1.0)
-        >>> settings.of_engine().clip, settings.schedule
-        (1.0, 'halve-on-worse')
-    """
-
-    epochs: int = 20
-    updates: int | None = None
-    batch_size: int = 64
-    max_tokens: int | None = None
-    learning_rate: float = 1e-3
-    schedule: str = "halve-on-worse"
-    warmup: int = 4000
-    accumulate: int = 1
-    validate_every: int = 1
-    validate_updates: int | None = None
-    validation_beam: int = 1
-    validation_rows: int | None = None
-    select: str | None = None
-    patience: int | None = None
-    checkpoint_every: int = 500
-    keep: int = 1
-    seed: int = 1
-
-    def of_engine(self) -> EngineSettings:
-        """Return the settings of one update."""
-        return EngineSettings(**{f.name: getattr(self, f.name) for f in fields(EngineSettings)})
 
 
 @dataclass
@@ -185,11 +126,12 @@ class Trainer:
         self.world = world or World()
         self.engine = Engine(model, settings.of_engine(), self.world)
         self.plan = BatchPlan(train.lengths(), settings.batch_size, settings.max_tokens, settings.seed)
-        self.schedule = make_schedule(settings.schedule, settings.learning_rate, settings.warmup, settings.updates)
+        self.schedule = settings.make_schedule()
         self.measure = measure or (lambda results: {"accuracy": accuracy(results, dev)})
         self.folder, self.lock = folder, lock
         self.checkpoints = Checkpoints(folder / "checkpoints", settings.keep, lock)
         self.log, self.timing = Log(folder / "log.jsonl", lock), Log(folder / "timing.jsonl", lock)
+        self.board: Board | None = None  # of the first process, where the settings ask for one
         self.position = Position()
         self.data = f"{train.digest()} {dev.digest()}"
         self.batch_stats: BatchStats | None = None
@@ -205,8 +147,12 @@ class Trainer:
             InputError: a damaged checkpoint, one that was trained on other data, or a loss that is no number.
         """
         self._resume()
-        while not self._finished():
-            self._epoch()
+        try:
+            while not self._finished():
+                self._epoch()
+        finally:
+            if self.board is not None:
+                self.board.close()
 
     def _finished(self) -> bool:
         position, settings = self.position, self.settings
@@ -222,6 +168,7 @@ class Trainer:
         if self.world.broadcast(self.checkpoints.index().last if self.world.main else None) is None:
             start = _of_model(self.engine.plain())
             self.world.on_main(lambda: self._start_log(start))
+            self.world.on_main(self._open_board)
             return
         state, parameters = self.world.run_on_all(self._stored)
         self.engine.load(parameters, dict(state.optimizer))
@@ -230,6 +177,7 @@ class Trainer:
         # Other processes make other updates: go on at the first batch that may not have been seen.
         self.position.update = self.position.update * state.processes // self.world.size
         self.world.on_main(lambda: self._rewind(state.log))
+        self.world.on_main(self._open_board)
 
     def _open(self) -> None:
         """Make the folder ready to be written to."""
@@ -248,6 +196,10 @@ class Trainer:
         self.log.rewind(0)
         self.timing.rewind(0)
         self.log.write("start", parameters=sum(p.numel() for p in self.model.parameters()), **values)
+
+    def _open_board(self) -> None:
+        if self.settings.tensorboard and not self._finished():
+            self.board = Board(self.folder / BOARD, self.position.step)
 
     def _rewind(self, position: int) -> None:
         self.log.rewind(position)
@@ -306,7 +258,7 @@ class Trainer:
         while position.update < len(windows):
             self._update(windows[position.update])
             if self.world.main:
-                self.watch(self._progress(len(windows)))
+                self._show(self._progress(len(windows)))
             if position.update == len(windows):
                 self._end_of_epoch(len(windows))
                 return
@@ -317,6 +269,12 @@ class Trainer:
             elif position.step % settings.checkpoint_every == 0:
                 self._flush()
                 self._save()
+
+    def _show(self, progress: Progress) -> None:
+        self.watch(progress)
+        if self.board is not None and self.position.step % WATCH_EVERY == 1:  # statistics are of this update
+            values = {name: getattr(progress, name) for name in ("accuracy", "supported", "num_attended")}
+            self.board.write(self.position.step, {f"batch_{name}": value for name, value in values.items()})
 
     @staticmethod
     def _due(count: int, every: int | None) -> bool:
@@ -393,6 +351,9 @@ class Trainer:
 
         def log() -> None:
             self.log.write(event, **where, loss=loss, learning_rate=rate, **(metrics or {}))
+            if self.board is not None:
+                self.board.write(position.step, {"loss": loss, "learning_rate": rate, **(metrics or {})})
+                self.board.flush()
             self.timing.write(event, **where, seconds=elapsed, symbols=symbols)
 
         self.world.on_main(log)
@@ -438,8 +399,9 @@ class Trainer:
     def _judge(self, score: float, loss: float) -> None:
         """Compare a score, the larger the better, with the best one so far; of two equal ones the loss decides."""
         position = self.position
-        self.schedule.after_validation(loss)
-        if (score, -loss) > (position.best_score, -position.best_loss):
+        best = (score, -loss) > (position.best_score, -position.best_loss)
+        self.schedule.after_validation(loss, best)
+        if best:
             position.best_score, position.best_loss, position.stale = score, loss, 0
         else:
             position.stale += 1

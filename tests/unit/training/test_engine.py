@@ -230,3 +230,35 @@ def test_the_objective_sums_over_symbols() -> None:
     for smoothing in (0.0, 0.3):
         expected = net.output.loss(hidden, inputs.tgt_out, reduction="sum", label_smoothing=smoothing)
         torch.testing.assert_close(Objective(net, smoothing)(*fields), expected)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_matrices_alone_decay(optimizer: str) -> None:
+    """One update beside PyTorch's optimizer, a parameter at a time."""
+    decay, rate = 0.3, 0.05
+    settings = replace(SETTINGS, optimizer=optimizer, weight_decay=decay, betas=(0.8, 0.9), alpha_lr_scale=3.0)
+    net = model("transformer", share="target").double()
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    engine(net, settings).update([batch()], 1, 1, rate)
+    alphas = {f"{name}.bias" for name, module in net.named_modules() if isinstance(module, PerHeadAlpha)}
+    assert alphas
+    for name, p in net.named_parameters():
+        expected = nn.Parameter(before[name].clone())
+        expected.grad = p.grad
+        decays = decay if p.dim() >= 2 and name not in alphas else 0.0
+        assert (decays == 0) == ("bias" in name or "norm" in name), name
+        lr = rate * 3 if name in alphas else rate
+        kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimizer]
+        kind([expected], lr=lr, betas=(0.8, 0.9), weight_decay=decays).step()
+        torch.testing.assert_close(p, expected, atol=1e-12, rtol=1e-10, msg=name)
+
+
+def test_without_decay_the_optimizer_has_one_group_for_all_but_alphas() -> None:
+    """As runs of earlier versions have it, whose checkpoints are read."""
+    assert [len(group["params"]) for group in engine(model()).optimizer.param_groups] == [len([*model().parameters()])]
+    assert len(engine(model("transformer")).optimizer.param_groups) == 2
+
+
+def test_an_optimizer_that_there_is_not() -> None:
+    with pytest.raises(InputError, match="optimizer must be one of adam, adamw, got 'sgd'"):
+        engine(model(), replace(SETTINGS, optimizer="sgd"))

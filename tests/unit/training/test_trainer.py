@@ -105,9 +105,21 @@ def test_a_kill_at_any_write_changes_nothing(tmp_path: Path, monkeypatch: pytest
         assert outcome(folder) == expected, f"killed at write {moment}"
 
 
-@pytest.mark.parametrize("schedule", ["constant", "halve-on-worse", "inverse-square-root"])
-def test_a_kill_between_two_updates_changes_nothing(tmp_path: Path, schedule: str) -> None:
-    settings = replace(SETTINGS, schedule=schedule, warmup=5, accumulate=2, checkpoint_every=1, validate_every=2)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"schedule": "constant"},
+        {"schedule": "halve-on-worse"},
+        {"schedule": "inverse-square-root"},
+        {"schedule": "plateau", "plateau_patience": 1, "select": "loss", "validate_updates": 1, "learning_rate": 0.5},
+        {"optimizer": "adamw", "weight_decay": 0.5, "select": "symbol_accuracy"},
+        {"weight_decay": 0.01},
+    ],
+    ids=lambda more: "-".join(map(str, more.values())),
+)
+def test_a_kill_between_two_updates_changes_nothing(tmp_path: Path, more: dict[str, object]) -> None:
+    settings = replace(SETTINGS, warmup=5, accumulate=2, checkpoint_every=1, validate_every=2)
+    settings = replace(settings, **more)  # type: ignore[arg-type]
     trainer(tmp_path / "whole", settings).run()
 
     def kill(progress: Progress) -> None:
@@ -118,6 +130,8 @@ def test_a_kill_between_two_updates_changes_nothing(tmp_path: Path, schedule: st
         trainer(tmp_path / "killed", settings, kill).run()
     trainer(tmp_path / "killed", settings).run()
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+    rates = {event["learning_rate"] for event in logged(tmp_path / "whole")}
+    assert len(rates) > 1 or settings.schedule != "plateau"
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tsallis.evaluation.metrics import levenshtein, teacher_forced_scores
 from tsallis.models import RNNSeq2Seq
 from tsallis.tasks.registry import check_config, load_config
 from tsallis.training import Checkpoints, Log, Trainer
-from tsallis.training.schedules import Constant, HalveOnWorse, InverseSquareRoot, make_schedule
+from tsallis.training.schedules import Constant, HalveOnWorse, InverseSquareRoot, Plateau, make_schedule
 from tsallis.training.schema import Index
 
 ROOT = Path(__file__).parents[3]
@@ -61,12 +61,12 @@ def test_schedules() -> None:
     halve = HalveOnWorse(1.0)
     rates = []
     for loss in (3.0, 2.0, 2.5, 2.4, 2.4, 9.0):
-        halve.after_validation(loss)
+        halve.after_validation(loss, False)
         rates.append(halve.rate(0))
     assert rates == [1.0, 1.0, 0.5, 0.5, 0.5, 0.25]
     again = HalveOnWorse(1.0)
     again.restore(json.loads(json.dumps(halve.state())))
-    again.after_validation(10.0)
+    again.after_validation(10.0, False)
     assert again.rate(0) == 0.125
     assert Constant(0.1).rate(10**6) == 0.1
     root = InverseSquareRoot(1.0, 10)
@@ -75,6 +75,24 @@ def test_schedules() -> None:
         InverseSquareRoot(1.0, 0)
     with pytest.raises(ValueError, match="linear"):
         make_schedule("linear", 1.0)
+
+
+def test_a_plateau_lowers_the_rate_to_its_end() -> None:
+    schedule = Plateau(1.0, patience=2, factor=0.1, lowest=0.05)
+    rates = []
+    for best in (True, False, True, False, False, False, False, False, True):
+        schedule.after_validation(0.0, best)
+        rates.append(schedule.rate(7))
+    assert rates == [1.0] * 4 + [0.1] * 2 + [0.05] * 3
+    again = make_schedule("plateau", 1.0, plateau_patience=2, plateau_factor=0.1)
+    again.restore(json.loads(json.dumps({"learning_rate": 0.5, "stale": 1})))
+    again.after_validation(0.0, False)
+    assert again.state() == {"learning_rate": 0.05, "stale": 0}
+    for arguments, words in (((0, 0.5, 0.0), "patience"), ((1, 1.0, 0.0), "factor"), ((1, 0.5, 2.0), "lowest")):
+        with pytest.raises(ValueError, match=words):
+            Plateau(1.0, *arguments)
+    with pytest.raises(ValueError, match=r"schedule must be one of constant, .*, got 'cosine'"):
+        make_schedule("cosine", 1.0)
 
 
 def test_checkpoints_are_whole_or_refused(tmp_path: Path) -> None:

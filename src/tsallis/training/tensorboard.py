@@ -1,0 +1,77 @@
+"""What the log says, for TensorBoard (extra `tensorboard`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tsallis.errors import InputError
+
+BOARD = "tensorboard"  # folder in the run folder
+
+
+class Board:
+    """The files that TensorBoard reads, in a folder; of a run that is resumed, what came later is drawn no more.
+
+    Args:
+        folder: of the files.
+        step: updates so far.
+
+    Raises:
+        InputError: if the package tensorboard is missing, or the folder can't be written.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        writer = _writer()
+        try:
+            self.writer = writer(str(folder), purge_step=step + 1)
+        except OSError as error:
+            raise InputError(f"{folder}: can't be written: {error.strerror or error}") from error
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Write numbers, and lists [layers][heads] of them, by their names; anything else is left out."""
+        for tag, value in scalars(values):
+            self.writer.add_scalar(tag, value, step)
+
+    def flush(self) -> None:
+        """Make what is written visible."""
+        self.writer.flush()
+
+    def close(self) -> None:
+        """Write what is left, and end."""
+        self.writer.close()
+
+
+def scalars(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the numbers among the values of an event with the names that TensorBoard groups them by.
+
+    >>> list(scalars({"loss": 1.5, "dev_loss": 2.0, "alpha_cross": [[1.25, 1.75]], "select": "loss"}))
+    [('train/loss', 1.5), ('dev/loss', 2.0), ('alpha_cross/layer1_head1', 1.25), ('alpha_cross/layer1_head2', 1.75)]
+    """
+    for name, value in values.items():
+        if isinstance(value, (int, float)):
+            group, _, rest = name.partition("_")
+            yield (f"{group}/{rest}" if group in ("dev", "batch") else f"train/{name}"), float(value)
+        elif isinstance(value, list):
+            for layer, heads in enumerate(value, start=1):
+                yield from ((f"{name}/layer{layer}_head{head}", float(x)) for head, x in enumerate(heads, start=1))
+
+
+def require_tensorboard() -> None:
+    """Tell whether the package is there.
+
+    Raises:
+        InputError: if it is not.
+    """
+    _writer()
+
+
+def _writer() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise InputError(
+            "training.tensorboard needs the package tensorboard: pip install 'tsallis[toolkit,tensorboard]'"
+        ) from error
+    return SummaryWriter
