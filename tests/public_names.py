@@ -62,7 +62,8 @@ PUBLIC = {
         text_panels
     """,
     "tsallis.search": """
-        Certificate Ensemble Hypothesis Result beam_search exhaustive sample score
+        Certificate Choice Completions Ensemble Exclusion Hypothesis Result RiskChoice TokenScores beam_search complete
+        exact_search exhaustive minimum_risk sample score score_tokens
     """,
     "tsallis.tasks": """
         InflectionExample english_verbs load_config read_inflection read_languages

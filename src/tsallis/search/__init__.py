@@ -1,10 +1,31 @@
-"""Search with certificates: beam, exhaustive, scoring, sampling, ensembles."""
+"""Search with certificates: beam, exhaustive, exact; scoring, sampling, completion, least risk, ensembles."""
 
 from tsallis.search.beam import beam_search
 from tsallis.search.certificate import Certificate, Hypothesis, Result
+from tsallis.search.completion import Choice, Completions, complete
 from tsallis.search.ensemble import Ensemble
+from tsallis.search.exact import exact_search
 from tsallis.search.exhaustive import exhaustive
+from tsallis.search.risk import RiskChoice, minimum_risk
 from tsallis.search.sampling import sample
-from tsallis.search.scoring import score
+from tsallis.search.scoring import Exclusion, TokenScores, score, score_tokens
 
-__all__ = ["Certificate", "Ensemble", "Hypothesis", "Result", "beam_search", "exhaustive", "sample", "score"]
+__all__ = [
+    "Certificate",
+    "Choice",
+    "Completions",
+    "Ensemble",
+    "Exclusion",
+    "Hypothesis",
+    "Result",
+    "RiskChoice",
+    "TokenScores",
+    "beam_search",
+    "complete",
+    "exact_search",
+    "exhaustive",
+    "minimum_risk",
+    "sample",
+    "score",
+    "score_tokens",
+]

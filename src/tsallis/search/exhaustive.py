@@ -127,7 +127,7 @@ def exhaustive(
     seconds: float | None = None,
     mass: float | None = None,
     n_best: int | None = None,
-    known: Sequence[Sequence[Hypothesis]] | None = None,
+    known: Sequence[Result] | None = None,
     prefixes: Sequence[Sequence[int]] | None = None,
     min_length: int = 0,
     max_length: int | None = None,
@@ -151,8 +151,8 @@ def exhaustive(
         seconds: time a source, at most, looked at between expansions; sources are then searched one after the other.
         mass: the probability of all outputs together that is enough, above 0 and below 1.
         n_best: outputs returned a source; None: all.
-        known: outputs of each source that another search has found: they count as if they were found here, and with
-            `n_best` no prefix is followed that can't beat the best of them.
+        known: results of another search for the same outputs: theirs count as if they were found here, with `n_best` no
+            prefix is followed that can't beat the best of them, and no bound is above theirs.
         prefixes: the tokens that all outputs of a source begin with.
         min_length: of an output, without its end.
         max_length: of an output, without its end; None: twice the source's length and 20 after its prefix.
@@ -191,7 +191,7 @@ def exhaustive(
             goal = Goal(normalized, budget, deadline, mass, n_best)
             start = model.start(model.encode(src[window], src_lengths[window]))
             opened = [
-                _open_queue(goal, first + i, n, limits[first + i], start, i, known[first + i] if known else ())
+                _open_queue(goal, first + i, n, limits[first + i], start, i, known[first + i] if known else None)
                 for i, n in enumerate(lengths[window])
             ]
             _search(model, opened, keep_attention, src.device)
@@ -210,8 +210,9 @@ def check_goal(seconds: float | None, mass: float | None, normalized: bool) -> N
 
 
 def _open_queue(
-    goal: Goal, source: int, src_length: int, limits: Limits, start: Any, row: int, known: Sequence[Hypothesis]
+    goal: Goal, source: int, src_length: int, limits: Limits, start: Any, row: int, known: Result | None
 ) -> _Queue:
+    hypotheses = known.hypotheses if known else ()
     return _Queue(
         source=source,
         src_length=src_length,
@@ -219,9 +220,10 @@ def _open_queue(
         goal=goal,
         budget=goal.budget,
         heap=[_Open(0.0, 0, Prefix(), start, row)],
-        finished=list(known),
-        known={hypothesis.tokens for hypothesis in known},
-        mass=math.fsum(hypothesis.prob for hypothesis in known) if goal.normalized else 0.0,
+        finished=list(hypotheses),
+        known={hypothesis.tokens for hypothesis in hypotheses},
+        known_bound=known.certificate.bound if known and goal.normalized else math.inf,
+        mass=known.mass if known and goal.normalized else 0.0,
     )
 
 

@@ -83,6 +83,7 @@ class Search:
     limits: Limits
     finished: list[Hypothesis] = field(default_factory=list)
     bound: float = -math.inf
+    known_bound: float = math.inf  # that of another search, as a score
     gave_up: bool = False
 
     def give_up(self, log_prob: float) -> None:
@@ -97,7 +98,7 @@ class Search:
         return heapq.nlargest(n, (h.score(self.limits.length_penalty) for h in self.finished))[-1]
 
     def result(self, normalized: bool, n_best: int | None) -> Result:
-        bound, penalty = self.limits.ceiling(self.bound), self.limits.length_penalty
+        bound, penalty = min(self.limits.ceiling(self.bound), self.known_bound), self.limits.length_penalty
         return certify(self.finished, bound, self.gave_up, normalized, penalty).truncated(n_best)
 
 
@@ -145,15 +146,24 @@ def advance(model: Decoder, state: Any, token: Tensor, sources: Sequence[int]) -
     """Make one step: log-probabilities [rows, d_vocab] in float64, attention [rows, src] and the state after it.
 
     Raises:
-        ValueError: probabilities that are NaN. A search that took them for zeros would prove what is not so.
+        ValueError: probabilities that are NaN.
     """
     step = model.step(state, token)
-    log_probs = model.output.log_probs(step.scores)
+    return checked_log_probs(model, step.scores, sources), step.attention, step.state
+
+
+def checked_log_probs(model: Decoder, scores: Tensor, sources: Sequence[int]) -> Tensor:
+    """Return the log-probabilities of a step's scores [rows, d_vocab] in float64.
+
+    Raises:
+        ValueError: probabilities that are NaN. A search that took them for zeros would prove what is not so.
+    """
+    log_probs = model.output.log_probs(scores)
     has_nan = log_probs.isnan().any(-1)
     if has_nan.any():
         bad = sorted({source for source, nan in zip(sources, has_nan.tolist(), strict=True) if nan})
         raise ValueError(f"the model's probabilities are NaN for source {bad[0]} of the batch (counted from 0)")
-    return log_probs, step.attention, step.state
+    return log_probs
 
 
 def make_limits(

@@ -127,10 +127,10 @@ def test_known_outputs_need_not_be_found_again() -> None:
     rows = {(): {A: 0.5, B: 0.3, C: 0.2}, (A,): {EOS: 0.9, A: 0.1}, (B,): {EOS: 1.0}, (C,): {EOS: 1.0}}
     (beam,) = beam_search(trie(rows), *sources(0), beam_size=1)
     model = trie(rows)
-    (result,) = exhaustive(model, *sources(0), n_best=1, known=[beam.hypotheses])
+    (result,) = exhaustive(model, *sources(0), n_best=1, known=[beam])
     assert result.best.tokens == (A,) and result.certificate.kind == "optimal" and result.stopped_by is None
     assert sum(model.rows_a_step) == 2  # the start and A: neither B nor C could beat .45
-    (every,) = exhaustive(trie(rows | {(A, A): {EOS: 1.0}}), *sources(0), known=[beam.hypotheses])
+    (every,) = exhaustive(trie(rows | {(A, A): {EOS: 1.0}}), *sources(0), known=[beam])
     assert len(every.hypotheses) == 4 and every.certificate.kind == "complete" and every.mass == pytest.approx(1)
 
 

@@ -11,7 +11,18 @@ from torch import nn
 from contract.tables import EOS, A, B, random_table, sources, trie
 from tsallis.data.batching import make_batch
 from tsallis.models import RNNSeq2Seq
-from tsallis.search import Certificate, Ensemble, Hypothesis, Result, beam_search, exhaustive, sample, score
+from tsallis.search import (
+    Certificate,
+    Ensemble,
+    Exclusion,
+    Hypothesis,
+    Result,
+    beam_search,
+    exhaustive,
+    sample,
+    score,
+    score_tokens,
+)
 from tsallis.search.sampling import _draw
 from tsallis.special_symbols import BOS
 
@@ -184,3 +195,43 @@ def test_a_cut_list_keeps_its_bound_honest() -> None:
     assert bounded.truncated(2).certificate == Certificate("optimal", math.log(0.2))
     none = Result(hypotheses, Certificate("none", -1.0))
     assert none.proven == () and none.truncated(1).certificate.kind == "none"
+
+
+def test_tokens_add_up_to_the_whole_and_the_first_impossible_one_is_named() -> None:
+    outputs = [(A,), (B, A), (A, A, B), ()]
+    scores = score_tokens(trie(ROWS), *sources(0, 0, 0, 0), *targets(*outputs))
+    whole = score(trie(ROWS), *sources(0, 0, 0, 0), *targets(*outputs)).tolist()
+    assert [s.log_prob for s in scores] == whole
+    assert scores[1].tokens == (B, A, EOS) and scores[1].support == (2, 2, 1) and scores[1].exclusion is None
+    assert [math.exp(p) for p in scores[1].log_probs] == pytest.approx([0.25, 0.5, 1.0])
+    cut = scores[2]
+    assert cut.tokens == (A, A) and cut.log_probs == (math.log(0.75), -math.inf)
+    assert cut.exclusion == Exclusion(1, A, None, 1, ((EOS, 1.0),))
+    assert scores[3].exclusion is not None
+    assert [(t, pytest.approx(p)) for t, p in scores[3].exclusion.alternatives] == [(A, 0.75), (B, 0.25)]
+
+
+@pytest.mark.parametrize(("output", "alpha"), [("sparsemax", 2.0), ("entmax", 1.3), ("alpha_relu", 1.5)])
+def test_the_gap_is_what_lacks_to_be_possible(output: str, alpha: float) -> None:
+    """With so much more its score is the threshold: a little above it the token is possible, a little below not."""
+    torch.manual_seed(3)
+    model = RNNSeq2Seq(9, 12, 8, output=output, output_alpha=alpha, forbidden=(0, 1)).double()
+    with torch.no_grad():
+        model.output.projection.bias.normal_(0, 3)
+    src, lengths = torch.tensor([[4, 5, 6]]), torch.tensor([3])
+    gaps = {}
+    for token in range(4, 12):
+        (scores,) = score_tokens(model, src, lengths, *targets((token,)))
+        if scores.exclusion and scores.exclusion.step == 0:
+            gaps[token] = scores.exclusion.gap
+            assert scores.exclusion.support == len(scores.exclusion.alternatives) < 8
+    assert len(gaps) > 1 and all(gap is not None and gap > 0 for gap in gaps.values())
+    for token, gap in gaps.items():
+        for change, possible in ((-1e-6, False), (1e-6, True)):
+            with torch.no_grad():
+                model.output.projection.bias[token] += gap + change
+                (scores,) = score_tokens(model, src, lengths, *targets((token,)))
+                model.output.projection.bias[token] -= gap + change
+            assert (scores.log_probs[0] > -math.inf) == possible
+    (never,) = score_tokens(model, src, lengths, *targets((1,)))
+    assert never.exclusion is not None and never.exclusion.gap == math.inf

@@ -1,0 +1,197 @@
+"""The symbols that may follow what is typed, with their probabilities: as many as the model holds possible."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tsallis.models.protocol import Decoder, join
+from tsallis.search.step import advance, at_least_one, evaluating
+from tsallis.special_symbols import BOS, EOS
+
+BUDGET = 256  # ways to spell what is typed of a symbol that are followed
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of the continuations.
+
+    Args:
+        tokens: the symbol that is chosen, after those that spell what is typed of it, and those that then follow for
+            certain; without the end.
+        prob: the probability of the choice, given the symbols before it.
+        ends: whether the output is over after the tokens.
+
+    Example:
+        >>> Choice(tokens=(7, 8), prob=0.5, ends=False).ends
+        False
+    """
+
+    tokens: tuple[int, ...]
+    prob: float
+    ends: bool
+
+
+@dataclass(frozen=True)
+class Completions:
+    """What may follow the beginning of an output.
+
+    Args:
+        log_prob: of the beginning's whole symbols; -inf where the model holds them impossible.
+        certain: the tokens that follow because no others are possible, without the end.
+        choices: continuations after those, the most probable first; one alone that ends at once is the end.
+        support: the number of all choices.
+        mass: their probability, listed or not: 1 where no part of a symbol is typed, and the model is normalised.
+        missing: the probability of choices that were not looked for, because a part of a symbol can be spelt in too
+            many ways; 0 otherwise.
+
+    Example:
+        >>> completions = Completions(-0.5, (7,), (Choice((8,), 0.9, False), Choice((), 0.1, True)), 2, 1.0, 0.0)
+        >>> completions.possible
+        True
+    """
+
+    log_prob: float
+    certain: tuple[int, ...]
+    choices: tuple[Choice, ...]
+    support: int
+    mass: float
+    missing: float
+
+    @property
+    def possible(self) -> bool:
+        """Whether any output begins so."""
+        return bool(self.choices)
+
+
+class _Node(NamedTuple):
+    """A beginning; nodes are ordered by their first two fields alone."""
+
+    cost: float  # the negative log-probability since the last certain token
+    number: int
+    tokens: tuple[int, ...]  # since then
+    rest: str  # of what is typed
+    state: Any  # before the last token is read
+    last: int
+
+
+@torch.no_grad()
+def complete(
+    model: Decoder,
+    src: Tensor,
+    src_lengths: Tensor,
+    names: Sequence[str],
+    tokens: Sequence[int] = (),
+    rest: str = "",
+    *,
+    n_best: int = 10,
+    longest: int = 100,
+) -> Completions:
+    """List the symbols that may follow the beginning of an output, and run ahead while there is only one.
+
+    A sparse model leaves few, often a single one: then the next is certain, too, and so on up to the next choice
+    (Peters et al. 2019, fig. 2). Every choice is followed by what is certain after it.
+
+    Args:
+        model: anything with the decoder protocol.
+        src: [1, src] symbols.
+        src_lengths: [1] their count.
+        names: the spelling of each symbol.
+        tokens: the whole symbols that are typed.
+        rest: what is typed of the next symbol; the symbols that follow spell it, and more, or end there.
+        n_best: choices that are listed.
+        longest: tokens that are certain, at most.
+
+    Returns:
+        The completions.
+
+    Raises:
+        ValueError: several sources, numbers below 1; a model whose probabilities are NaN.
+
+    Example:
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> model = RNNSeq2Seq(20, 6, d_model=8, output="softmax", forbidden=(0, 1, 3))
+        >>> names = ["<pad>", "<s>", "</s>", "<unk>", "a", "b"]
+        >>> completions = complete(model, torch.tensor([[4, 5]]), torch.tensor([2]), names, tokens=[4])
+        >>> completions.support, round(completions.mass, 6)  # a, b and the end
+        (3, 1.0)
+    """
+    at_least_one(n_best=n_best, longest=longest)
+    if len(src) != 1:
+        raise ValueError(f"completions are of one source, got {len(src)}")
+    numbers = itertools.count()
+    with evaluating(model):
+        state, last, log_prob = model.start(model.encode(src, src_lengths)), BOS, 0.0
+        for token in tokens:
+            each, state = _step(model, state, [last], src.device)
+            log_prob, last = log_prob + float(each[0, token]), token
+            if log_prob == -math.inf:
+                return Completions(-math.inf, (), (), 0, 0.0, 0.0)
+        node, certain = _Node(0.0, next(numbers), (), rest, state, last), tuple[int, ...]()
+        while True:
+            found, missing = _choices(model, node, names, numbers, src.device)
+            if len(found) != 1 or missing or found[0].last == EOS or len(certain) >= longest:
+                break
+            certain += found[0].tokens
+            node = found[0]._replace(cost=0.0, tokens=(), rest="")
+        best = _follow(model, heapq.nsmallest(n_best, found), longest, src.device)
+    return Completions(log_prob, certain, best, len(found), math.fsum(math.exp(-n.cost) for n in found), missing)
+
+
+def _step(model: Decoder, state: Any, last: Sequence[int], device: torch.device) -> tuple[Tensor, Any]:
+    """Read tokens: log-probabilities [rows, d_vocab] of the next ones, and the state; the old one stays as it is."""
+    rows = torch.arange(len(last), device=device)
+    log_probs, _, state = advance(model, state.select(rows), torch.tensor(last, device=device), [0] * len(last))
+    return log_probs, state
+
+
+def _choices(
+    model: Decoder, node: _Node, names: Sequence[str], numbers: Iterator[int], device: torch.device
+) -> tuple[list[_Node], float]:
+    """Return the beginnings that spell the rest of a node and more, or end there, and the probability of those that
+    were not looked for."""
+    heap, choices = [node], list[_Node]()
+    for _ in range(BUDGET):
+        if not heap:
+            break
+        cost, _, tokens, rest, state, last = heapq.heappop(heap)
+        log_probs, state = _step(model, state, [last], device)
+        row = log_probs[0]
+        for token in (row > -torch.inf).nonzero().squeeze(-1).tolist():
+            longer = _Node(cost - float(row[token]), next(numbers), (*tokens, token), "", state, token)
+            name = names[token]
+            if not rest or (token != EOS and name.startswith(rest) and name != rest):
+                choices.append(longer)
+            elif token != EOS and name and rest.startswith(name):
+                heapq.heappush(heap, longer._replace(rest=rest[len(name) :]))
+    return choices, math.fsum(math.exp(-n.cost) for n in heap)
+
+
+def _follow(model: Decoder, nodes: Sequence[_Node], longest: int, device: torch.device) -> tuple[Choice, ...]:
+    """Return choices with what is certain after each."""
+    tokens = [list(node.tokens) for node in nodes]
+    active = [i for i, node in enumerate(nodes) if node.last != EOS]
+    state = join([nodes[i].state for i in active]) if active else None
+    while active:
+        log_probs, state = _step(model, state, [tokens[i][-1] for i in active], device)
+        possible = log_probs > -torch.inf  # [rows, d_vocab]
+        single = (possible.sum(-1) == 1).tolist()
+        only = possible.int().argmax(-1).tolist()
+        rows = []
+        for row, i in enumerate(active):
+            if single[row]:
+                tokens[i].append(only[row])
+                if only[row] != EOS and len(tokens[i]) < longest:
+                    rows.append(row)
+        active = [active[row] for row in rows]
+        state = state.select(torch.tensor(rows, dtype=torch.long, device=device))
+    ends = [part[-1] == EOS for part in tokens]
+    parts = zip(tokens, nodes, ends, strict=True)
+    return tuple(Choice(tuple(part[: len(part) - end]), math.exp(-node.cost), end) for part, node, end in parts)

@@ -1,0 +1,77 @@
+"""The argmax with its proof, and where the search says that it has none."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from contract.tables import EOS, A, B, C, random_table, sources, trie
+from tsallis.search import beam_search, exact_search
+
+LONGEST = 4
+# The likelier first symbol leads to two even halves: a beam of one misses the best output.
+TRAP = {(): {A: 0.6, B: 0.4}, (A,): {EOS: 0.5, C: 0.5}, (A, C): {EOS: 1.0}, (B,): {EOS: 1.0}}
+
+
+@pytest.mark.parametrize("transform", ["softmax", "entmax", "sparsemax"])
+def test_the_best_of_all_is_found_and_proved(transform: str) -> None:
+    alpha = {"softmax": 1.0, "entmax": 1.5, "sparsemax": 2.0}[transform]
+    src, lengths = sources(*range(4))
+    for seed in range(12):
+        table, n_best = random_table(transform, alpha, seed), random.Random(seed).choice((1, 2, 3))
+        results = exact_search(table, src, lengths, n_best=n_best, beam_size=1, max_length=LONGEST)
+        for source, result in enumerate(results):
+            longer = table.enumerate(source, LONGEST + 1)
+            ranks = sorted(longer.values(), reverse=True)
+            for hypothesis, rank in zip(result.proven, ranks, strict=False):
+                assert hypothesis.log_prob == pytest.approx(rank)
+            assert len(result.hypotheses) <= n_best
+            # What is not proved may lie behind the greatest length, and behind nothing else.
+            proved = len(result.proven) == n_best or result.certificate.kind == "complete"
+            assert result.stopped_by == (None if proved else "length")
+
+
+def test_a_beam_that_is_trapped_is_set_right() -> None:
+    (greedy,) = beam_search(trie(TRAP), *sources(0), beam_size=1)
+    (exact,) = exact_search(trie(TRAP), *sources(0), beam_size=1)
+    assert greedy.best.tokens == (A,) and exact.best.tokens == (B,) and exact.certificate.kind == "optimal"
+    assert exact.expanded > 0
+
+
+def test_a_proof_of_the_beam_costs_no_second_search() -> None:
+    model = trie(TRAP)
+    (result,) = exact_search(model, *sources(0), beam_size=2)
+    assert result.best.tokens == (B,) and result.certificate.kind == "optimal" and result.expanded == 0
+    assert model.rows_a_step == [1, 2, 1]
+
+
+def test_what_is_not_proved_is_called_bounded() -> None:
+    for options, reason in (({"budget": 1}, "budget"), ({"seconds": 0.0}, "time"), ({"mass": 0.1}, "mass")):
+        (result,) = exact_search(trie(TRAP), *sources(0), beam_size=1, **options)
+        assert result.stopped_by == reason and result.certificate.kind == "bounded"
+        assert result.best.tokens == (A,) and math.exp(result.certificate.bound) == pytest.approx(0.4)
+
+
+def test_values_that_grow_need_all_of_them() -> None:
+    rows = {(): {A: 0.3, B: 0.1, EOS: 0.4}, (A,): {EOS: 0.2}, (B,): {EOS: 9.0}}
+    (result,) = exact_search(trie(rows, normalized=False), *sources(0), beam_size=1)
+    assert result.best.tokens == (B,) and result.certificate.proves_best
+
+
+def test_beginnings_and_clocks_go_with_their_sources() -> None:
+    prefixes = [(A,), (), (B,)]
+    for seconds in (None, 60.0):
+        results = exact_search(trie(TRAP), *sources(0, 0, 0), beam_size=1, prefixes=prefixes, seconds=seconds)
+        assert [r.best.tokens for r in results] == [(A,), (B,), (B,)]
+        assert all(r.certificate.proves_best for r in results)
+
+
+def test_no_sources_and_numbers_that_cannot_be() -> None:
+    empty = torch.zeros(0, 1).long(), torch.zeros(0).long()
+    assert exact_search(trie(TRAP), *empty) == [] == exact_search(trie(TRAP), *empty, seconds=1.0)
+    for name in ("n_best", "budget", "beam_size"):
+        with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+            exact_search(trie(TRAP), *sources(0), **{name: 0})

@@ -1,0 +1,69 @@
+"""The choice of least risk, against all pairs."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from tsallis.search import minimum_risk
+
+
+def agreement(text: str, reference: str) -> float:
+    """The share of the symbols of the longer one that stand in the same place."""
+    return sum(a == b for a, b in zip(text, reference, strict=False)) / max(len(text), len(reference), 1)
+
+
+def expected(texts: list[str], weights: list[float]) -> list[float]:
+    total = math.fsum(weights)
+    return [math.fsum(w * agreement(t, r) for r, w in zip(texts, weights, strict=True)) / total for t in texts]
+
+
+def test_it_is_the_best_of_all_pairs() -> None:
+    proofs = set()
+    for seed in range(200):
+        chance = random.Random(seed)
+        count = chance.randrange(1, 12)
+        texts = ["".join(chance.choices("ab", k=chance.randrange(5))) for _ in range(count)]
+        weights = [chance.random() ** 4 for _ in texts]
+        missing = chance.choice((0.0, 0.01, 0.3)) * math.fsum(weights)
+        choice = minimum_risk(texts, weights, agreement, missing)
+        truth = expected(texts, weights)
+        assert choice is not None and truth[choice.index] == pytest.approx(max(truth))
+        assert choice.expected_utility == pytest.approx(max(truth))
+        others = [t for t, text in zip(truth, texts, strict=True) if text != texts[choice.index]]
+        lead = (max(truth) - max(others, default=-math.inf)) * math.fsum(weights)
+        if abs(lead - missing) > 1e-9:
+            assert choice.proved == (lead >= missing)
+        proofs.add(choice.proved)
+    assert proofs == {True, False}
+
+
+def test_the_middle_wins_over_the_most_probable() -> None:
+    choice = minimum_risk(["aaaa", "bbbb", "bbba"], [0.4, 0.3, 0.3], agreement)
+    assert choice is not None and choice.index == 2
+
+
+def test_a_text_that_was_drawn_twice_counts_twice() -> None:
+    choice = minimum_risk(["b", "a", "a"], [1.0] * 3, agreement)
+    assert choice is not None and (choice.index, choice.expected_utility) == (1, pytest.approx(2 / 3))
+
+
+def test_nothing_to_choose_and_weights_that_cannot_be() -> None:
+    assert minimum_risk([], [], agreement) is None and minimum_risk(["a"], [0.0], agreement) is None
+    for weights in ([1.0], [1.0, -1.0], [1.0, math.nan]):
+        with pytest.raises(ValueError, match="one finite weight a text"):
+            minimum_risk(["a", "b"], weights, agreement)
+
+
+def test_hopeless_candidates_are_not_compared_to_the_end() -> None:
+    calls: list[str] = []
+
+    def count(text: str, reference: str) -> float:
+        calls.append(text)
+        return float(text == reference)
+
+    texts = [str(i) for i in range(200)]
+    choice = minimum_risk(texts, [0.9] + [0.1 / 199] * 199, count)
+    assert choice is not None and choice.index == 0 and len(calls) == 200 + 199
