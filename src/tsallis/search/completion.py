@@ -41,7 +41,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Completions:
-    """What may follow the beginning of an output.
+    """The continuations of the beginning of an output.
 
     Args:
         log_prob: of the beginning's whole symbols; -inf where the model holds them impossible.
@@ -94,7 +94,7 @@ def complete(
     n_best: int = 10,
     longest: int = 100,
 ) -> Completions:
-    """List the symbols that may follow the beginning of an output, and run ahead while there is only one.
+    """Find the symbols that may follow the beginning of an output, and run ahead while there is only one.
 
     A sparse model leaves few, often a single one: then the next is certain, too, and so on up to the next choice
     (Peters et al. 2019, fig. 2). Every choice is followed by what is certain after it.
