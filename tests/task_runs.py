@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tsallis.config import Config
-from tsallis.tasks.base import Lines, Prepared
+from tsallis.tasks.base import Lines
+from tsallis.tasks.prepared import Prepared
 from tsallis.tasks.registry import TASKS, task_of, task_type
 from tsallis.training import Run
 

@@ -62,8 +62,27 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
+class EmbeddingsConfig(Section):
+    """The file of word vectors that embeddings begin with; a name alone is that of the file."""
+
+    file: FileName  # text, or .safetensors
+    words: FileName | None = None  # of a matrix: the word of each row, one a line; default: rows are symbols in order
+    tensor: str | None = Field(None, max_length=1000)  # of a file with several matrices
+    freeze: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return {"file": value} if isinstance(value, str) else value
+
+
 class TrainingConfig(Section):
-    """The arguments of `tsallis.training.Settings`."""
+    """The arguments of `tsallis.training.Settings`, and the parameters that a run begins with."""
+
+    init_from: FileName | None = None  # a run folder
+    init_checkpoint: Literal["best", "last", "average"] = "best"
+    src_embeddings: EmbeddingsConfig | None = None
+    tgt_embeddings: EmbeddingsConfig | None = None
 
     epochs: Count = 20
     updates: Count | None = None
@@ -103,6 +122,10 @@ class TrainingConfig(Section):
         if self.schedule == "linear" and (self.updates is None or self.warmup >= self.updates):
             raise ValueError("schedule linear needs updates, and more of them than of warmup")
         return self
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments of `tsallis.training.Settings`."""
+        return self.model_dump(exclude={"init_from", "init_checkpoint", "src_embeddings", "tgt_embeddings"})
 
 
 class SearchConfig(Section):
@@ -268,11 +291,18 @@ def _find_section(loc: Sequence[int | str], section: type[Section]) -> tuple[str
             continue
         parts.append(str(part))
         field = section.model_fields.get(str(part)) if inside else None
-        kind = field.annotation if field else None
+        kind = _section_of(field.annotation) if field else None
         sections = {tag.tag: member for member, tag in _tagged(kind)}
         inside = isinstance(kind, type) and issubclass(kind, Section)
         section = kind if isinstance(kind, type) and issubclass(kind, Section) else section
     return ".".join(parts) or "the file", section
+
+
+def _section_of(kind: Any) -> Any:
+    """Return the section of a field that is one or nothing; of any other field its type."""
+    members = [member for member in get_args(kind) if member is not type(None)]
+    alone = len(members) == 1 and len(get_args(kind)) == 2
+    return members[0] if alone and isinstance(members[0], type) and issubclass(members[0], Section) else kind
 
 
 def _tagged(kind: Any) -> list[tuple[type[Section], Tag]]:

@@ -198,11 +198,11 @@ def test_the_text_is_the_whole_configuration_without_the_folder(tmp_path: Path) 
 
 
 def test_schemas_offer_what_the_classes_take() -> None:
-    assert set(TrainingConfig.model_fields) == {f.name for f in fields(Settings)}
+    assert set(TrainingConfig().settings()) == {f.name for f in fields(Settings)}
     for section, model in ((RNNConfig, RNNSeq2Seq), (TransformerConfig, TransformerSeq2Seq)):
         assert set(section.model_fields) - {"architecture"} <= set(signature(model).parameters)
     assert set(SubwordsConfig.model_fields) - {"joint", "sample"} <= set(signature(Subwords.train).parameters)
-    assert {f.name: f.default for f in fields(Settings)} == TrainingConfig().model_dump()
+    assert {f.name: f.default for f in fields(Settings)} == TrainingConfig().settings()
 
 
 SECTIONS = {name: section for task in TASKS.values() for name, section in task.models.items()}

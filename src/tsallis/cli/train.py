@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
     from tsallis.config import Config
-    from tsallis.tasks.base import Prepared
+    from tsallis.tasks.prepared import Prepared
     from tsallis.training.distributed import World
+    from tsallis.training.initial import Start
     from tsallis.training.lock import Lock
 
 
@@ -42,16 +43,20 @@ def run_training(loaded: Config, folder: Path, world: World) -> None:
 
     with contextlib.ExitStack() as stack:
 
-        def start() -> tuple[Prepared, Any, Lock | None, bool]:
+        def start() -> tuple[Prepared, Start, Lock | None, bool]:
             lock = stack.enter_context(locked(folder)) if world.main else None
             prepared = task_type(loaded).prepare(loaded, folder)
-            model, symbols = prepared.build(), prepared.data.vocabularies
-            arguments = (prepared.description, prepared.task.facts(), symbols.src, symbols.tgt)
-            return prepared, model, lock, world.main and start_run(folder, prepared.text, *arguments, lock)
+            parameters, symbols = prepared.initialize(prepared.build()), prepared.data.vocabularies
+            arguments = (prepared.description, prepared.task.facts(), symbols.src, symbols.tgt, lock)
+            blob = parameters.blob() if world.main else None
+            return prepared, parameters, lock, world.main and start_run(folder, prepared.text, *arguments, blob)
 
-        prepared, model, lock, resumed = world.run_on_all(start)
+        prepared, parameters, lock, resumed = world.run_on_all(start)
         data, settings = prepared.data, prepared.settings
         counts, quiet = data.train.counts, not world.main
         display = stack.enter_context(TrainingDisplay(folder, resumed, settings.epochs, counts, quiet))
-        measure = prepared.measure()
-        Trainer(model, data.train, data.dev.corpus, folder, settings, display.update, measure, world, lock).run()
+        display.print_lines(parameters.lines)
+        model, train, dev = parameters.model, data.train, data.dev.corpus
+        where = (folder, settings, display.update, prepared.measure(), world, lock, parameters.facts)
+        del prepared  # with the run that this one starts from
+        Trainer(model, train, dev, *where).run()

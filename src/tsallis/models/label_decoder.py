@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from tsallis.models.classifier import BiLSTMClassifier
 from tsallis.models.protocol import Decoded, Memory, Step
+from tsallis.models.sharing import SymbolRows
 from tsallis.models.vqa import GridAttention, VisualAnswerer
 from tsallis.nn import OutputLayer
 from tsallis.ops.transforms import traced
@@ -219,6 +220,15 @@ class LabelDecoder(nn.Module):
     @image_store.setter
     def image_store(self, images: Callable[[Tensor], Tensor] | None) -> None:
         self.classifier.image_store = images
+
+    @property
+    def symbol_rows(self) -> dict[str, SymbolRows]:
+        """The parameters with a row for each symbol or label."""
+        inner = "" if self.arguments["kind"] == "documents" else "answerer."
+        labels = {
+            f"classifier.{inner}output.projection.{name}": SymbolRows("tgt", FIRST) for name in ("weight", "bias")
+        }
+        return {f"classifier.{inner}embedding.weight": SymbolRows("src"), **labels}
 
     @property
     def output(self) -> LabelOutput:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from tsallis.continuous import Density, translation_basis
 from tsallis.continuous.moments import Matching
 from tsallis.models.checks import check_counts
 from tsallis.models.protocol import Decoded, Memory, Step
-from tsallis.models.sharing import SHARES, share_embeddings, shared_parameters
+from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SymbolRows, share_embeddings, shared_parameters
 from tsallis.nn import ContinuousGlobalAttention, GlobalAttention, OutputLayer
 from tsallis.nn.dropout import dropout_mask
 from tsallis.nn.output import transform_alpha
@@ -96,6 +96,8 @@ class RNNSeq2Seq(nn.Module):
         >>> decoded.hidden.shape, decoded.attention.shape
         (torch.Size([2, 4, 8]), torch.Size([2, 4, 5]))
     """
+
+    symbol_rows: ClassVar[dict[str, SymbolRows]] = SEQUENCE_ROWS
 
     def __init__(
         self,

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import NamedTuple, cast
 
 from torch import nn
 
 from tsallis.nn import OutputLayer
 
 SHARES = ("none", "target", "all")
+
+
+class SymbolRows(NamedTuple):
+    """The symbols that the rows of a parameter are of."""
+
+    side: str  # "src" or "tgt"
+    first: int = 0  # number of the first row's symbol
+
+
+SEQUENCE_ROWS = {
+    "src_embedding.weight": SymbolRows("src"),
+    "tgt_embedding.weight": SymbolRows("tgt"),
+    "output.projection.weight": SymbolRows("tgt"),
+    "output.projection.bias": SymbolRows("tgt"),
+}
 
 
 def share_embeddings(

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from tsallis.config import LARGEST_FILE, Section, parse_yaml
 from tsallis.config import Config as RunConfig
-from tsallis.data.batching import Batch, BatchPlan
+from tsallis.config import Section
+from tsallis.data.batching import Batch
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.image_store import ImageStore
-from tsallis.data.io import read_text
-from tsallis.errors import InputError, describe, memory_for
-from tsallis.evaluation.metrics import TEACHER_FORCED, CorpusScore, evaluate, timed_search
+from tsallis.errors import InputError, describe
+from tsallis.evaluation.metrics import CorpusScore, evaluate, timed_search
 from tsallis.search import Result, beam_search
-from tsallis.training.run_folder import CONFIG, TASK, Run, build_model, read_stored
+from tsallis.tasks.prepared import Prepared, check_rows, check_select, read_source, text_of_run
+from tsallis.tasks.scoring import best_texts, language_scores, score_values
+from tsallis.training.run_folder import TASK, Run, read_stored
 from tsallis.training.schema import explain
 from tsallis.training.settings import Settings
 from tsallis.training.tensorboard import require_tensorboard
-from tsallis.training.trainer import Measure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,8 +94,8 @@ class ModelSection(Section):
             InputError: such settings.
         """
 
-    def arguments(self, data: Data, settings: Settings) -> dict[str, Any]:
-        """Return the arguments of the class for some data.
+    def arguments(self, data: Data, settings: Settings, source: Run | None = None) -> dict[str, Any]:
+        """Return the arguments of the class for some data, and for the run that it starts from if there is one.
 
         Raises:
             InputError: settings that don't go with the data.
@@ -223,22 +223,25 @@ class Task(ABC):
             InputError: settings of the model that don't go together, and what reading the data finds.
         """
         described = config.model.model_dump(mode="json", exclude={"architecture", "tau"})
-        text = config.text() if folder is None else _text_of_run(config, folder)
+        text = config.text() if folder is None else text_of_run(config, folder)
         stored = None if folder is None else read_stored(folder, text, described)
         if stored is None or folder is None:
             config.model.check()
         else:
             cls.restore(stored.task, folder / TASK)
-        settings = Settings(**config.training.model_dump())
+        settings = Settings(**config.training.settings())
         if settings.tensorboard:
             require_tensorboard()
+        started = folder if stored is not None else None
+        source = read_source(config) if stored is None else None
         task, data = cls.load(config.data)
-        _check_rows(settings, data)
-        _check_select(settings.select, task, data)
+        check_rows(settings, data)
+        check_select(settings.select, task, data)
         if stored is not None:
-            return Prepared(task, data, stored.description, settings, text)
-        arguments = config.model.arguments(data, settings)
-        return Prepared(task, data, {"class": config.model.architecture, "arguments": arguments}, settings, text)
+            return Prepared(task, data, stored.description, settings, text, config.training, started)
+        arguments = config.model.arguments(data, settings, source)
+        description = {"class": config.model.architecture, "arguments": arguments}
+        return Prepared(task, data, description, settings, text, config.training, source=source)
 
     @classmethod
     def read_split(cls, config: Any, split: str, **options: Any) -> list[Any]:
@@ -336,74 +339,6 @@ def _answers(run: Run, lines: Lines, beam_size: int) -> Iterator[tuple[int, Batc
             yield row, batch, result
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """The task, data, model description and settings that a configuration describes."""
-
-    task: Task
-    data: Data
-    description: dict[str, Any]  # class and arguments of the model
-    settings: Settings
-    text: str  # of the configuration, as it stands in the run folder
-
-    def build(self) -> Any:
-        """Return the model, as the seed makes it."""
-        torch.manual_seed(self.settings.seed)
-        with memory_for("the model (see the sizes of model)"):
-            model = build_model(self.description, "model")
-        if self.data.vocabularies.images is not None:
-            model.image_store = self.data.vocabularies.images
-        return model
-
-    def measure(self) -> Measure:
-        """Return a function that scores a search on the development set, without costly scores that decide nothing."""
-        task, data = self.task, self.data
-        quick = (self.settings.select or "").removeprefix("macro_") not in task.costly_scores
-
-        def measure(results: Any) -> dict[str, float]:
-            texts = best_texts(results, data.vocabularies.tgt)
-            scores = task.score(texts, data.dev.references[: len(texts)], quick)
-            return score_values(scores, language_scores(task, texts, data.dev, quick))
-
-        return measure
-
-
-def _text_of_run(config: RunConfig, folder: Path) -> str:
-    """Return the configuration as YAML; if the folder holds a run of the same one, as it stands there.
-
-    A run that an earlier version started lacks settings that came later: with their defaults it goes on as before.
-    """
-    text = config.text()
-    if not (folder / CONFIG).exists():
-        return text
-    stored = read_text(folder / CONFIG, LARGEST_FILE)
-    try:
-        same = type(config).model_validate(parse_yaml(stored, CONFIG)).text() == text
-    except (InputError, ValidationError):
-        return text
-    return stored if same else text
-
-
-def _check_rows(settings: Settings, data: Data) -> None:
-    """Refuse rows that fit no batch, and fewer rows to validate on than there are languages."""
-    count = len(set(data.dev.languages or ()))
-    if settings.validation_rows is not None and settings.validation_rows < count:
-        raise InputError(
-            f"training.validation_rows: {settings.validation_rows} rows can't stand for {count} languages: "
-            f"expected at least {count}"
-        )
-    BatchPlan(data.train.lengths(), settings.batch_size, settings.max_tokens)
-
-
-def _check_select(select: str | None, task: Task, data: Data) -> None:
-    """Refuse a score that the development set does not have."""
-    several = len(set(data.dev.languages or ())) > 1
-    macro = [f"macro_{name}" for name in task.scores] if several else []
-    names = (*macro, *task.scores, *TEACHER_FORCED)
-    if select is not None and select not in names:
-        raise InputError(f"training.select: expected one of {', '.join(names)}, found {describe(select)}")
-
-
 def split_name(config: Any, split: str) -> str:
     """Return the name of a split's file in a section `data`.
 
@@ -433,40 +368,3 @@ def refuse_long(
         if limit is not None and length > limit:
             line = first + (row if numbers is None else numbers[row]) + 1
             raise InputError(f"{name}:{line}: {length} symbols, at most {limit} are read")
-
-
-def best_texts(results: Sequence[Result], vocab: Any) -> list[str]:
-    """Return the best hypotheses as text; nothing where there is none."""
-    return [vocab.text(r.best.tokens) if r.best else "" for r in results]
-
-
-def score_values(pooled: Sequence[CorpusScore], each: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Return scores by name; the first number says which model is best.
-
-    With the scores of `each` language that is their mean, all languages counting the same ("macro").
-    """
-    values = {score.name: score.value for score in pooled}
-    macro = {f"macro_{name}": sum(scores[name] for scores in each.values()) / len(each) for name in values if each}
-    return {**macro, **values}
-
-
-def language_scores(task: Task, texts: Sequence[str], lines: Lines, quick: bool = False) -> dict[str, dict[str, float]]:
-    """Return the number of samples and the scores of each language, by its name; nothing where there is only one.
-
-    Args:
-        task: whose scores.
-        texts: outputs of the first lines.
-        lines: with their references and languages.
-        quick: leave the costly scores out.
-    """
-    rows: dict[str, list[int]] = {}
-    for row, language in enumerate((lines.languages or [])[: len(texts)]):
-        rows.setdefault(language, []).append(row)
-    if len(rows) < 2:
-        return {}
-    by_language: dict[str, dict[str, float]] = {}
-    for language in sorted(rows):
-        own = rows[language]
-        scores = task.score([texts[i] for i in own], [lines.references[i] for i in own], quick)
-        by_language[language] = {"samples": len(own), **{score.name: score.value for score in scores}}
-    return by_language

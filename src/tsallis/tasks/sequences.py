@@ -52,14 +52,16 @@ class SequenceModel(ModelSection):
                 "batch"
             )
 
-    def arguments(self, data: Data, settings: Settings) -> dict[str, Any]:
-        arguments = super().arguments(data, settings)
+    def arguments(self, data: Data, settings: Settings, source: Run | None = None) -> dict[str, Any]:
+        arguments = super().arguments(data, settings, source)
         if arguments["share"] == "all" and data.vocabularies.src != data.vocabularies.tgt:
             raise InputError("model.share: all needs one vocabulary for both sides (data.subwords.joint: true)")
         arguments["tau"] = self.tau if isinstance(self.tau, float) else 0.0
         if self.output == "alpha_relu" and self.tau == "formula":
             arguments["tau"] = estimate_tau(arguments["d_model"], arguments["tgt_vocab"])
-        if self.output == "alpha_relu" and self.tau == "auto":
+        if self.output == "alpha_relu" and self.tau == "auto" and source is not None:
+            arguments["tau"] = _threshold_of(source)
+        elif self.output == "alpha_relu" and self.tau == "auto":
             description = {"class": self.model_dump()["architecture"], "arguments": arguments}
             arguments["tau"] = _first_threshold(description, data.train, settings)
         return arguments
@@ -125,6 +127,17 @@ class SequenceTask(Task):
         axes = attention_matrix(attention, src, tgt, density=density, index=index, title=label)
         figure: Any = axes.figure
         return figure
+
+
+def _threshold_of(source: Run) -> float:
+    """Return the threshold that a trained model's scores belong to."""
+    arguments = source.model.arguments
+    if arguments.get("output") != "alpha_relu":
+        raise InputError(
+            f"model.tau: auto estimates the threshold of an untrained network, and {source.folder} is trained, with "
+            f"output {arguments.get('output')}: give a number"
+        )
+    return float(arguments["tau"])
 
 
 @torch.no_grad()

@@ -85,11 +85,11 @@ class AnswererConfig(LabelModel):
     matching: Literal["scale", "covariance"] = "covariance"
     density: Literal["gaussian", "truncated_paraboloid"] | Alpha | None = None
 
-    def arguments(self, data: Data, settings: Settings) -> dict[str, Any]:
+    def arguments(self, data: Data, settings: Settings, source: Run | None = None) -> dict[str, Any]:
         assert data.vocabularies.images is not None
         one = data.vocabularies.images(torch.zeros(1, dtype=torch.long))  # [1, height, width, channels]
         images = {"image": "features" if one.is_floating_point() else "cnn", "d_image": one.shape[-1]}
-        return {"kind": "questions", **images, **super().arguments(data, settings)}
+        return {"kind": "questions", **images, **super().arguments(data, settings, source)}
 
 
 class ImageQuestion(NamedTuple):

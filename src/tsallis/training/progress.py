@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -52,6 +53,11 @@ class TrainingDisplay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.progress.stop()
+
+    def print_lines(self, lines: Sequence[str]) -> None:
+        """Print lines about the run."""
+        for line in lines:
+            self.console.print(without_controls(line), highlight=False, soft_wrap=True, markup=False)
 
     def _print_counts(self, counts: Counts | None) -> None:
         """Say how much of the training data is left out."""

@@ -5,6 +5,7 @@ model.json        the model's class and arguments
 task.json         how a line of input is read
 src.vocab.json    source symbols; or src.model, which sentencepiece itself reads
 tgt.vocab.json    target symbols; or tgt.model
+start.safetensors the parameters that the run began with, if they were not drawn at random
 log.jsonl         one event a line
 timing.jsonl      how long each of them took
 checkpoints/      see `tsallis.training.checkpoint`
@@ -35,6 +36,7 @@ from tsallis.training.schema import LAYERS, ModelRecord, TaskRecord, as_json, ch
 __all__ = ["Run", "build_model", "load_run", "locked", "start_run"]
 
 CONFIG, MODEL, TASK = "config.yaml", "model.json", "task.json"
+START = "start.safetensors"  # the parameters that a run began with, if they were not drawn at random
 Symbols = Vocabulary | Subwords
 SYMBOLS: dict[str, type[Vocabulary] | type[Subwords]] = {"vocab.json": Vocabulary, "model": Subwords}  # by file ending
 ESTIMATED = ("tau",)  # arguments worked out from the data, which another machine rounds differently
@@ -228,8 +230,11 @@ def start_run(
     src_vocab: Symbols,
     tgt_vocab: Symbols,
     lock: Lock | None = None,
+    start: bytes | None = None,
 ) -> bool:
     """Write what the folder holds besides checkpoints, or check that it is the same run; tell whether it was there.
+
+    `start` is the content of the file of parameters that the run begins with, where they are not drawn at random.
 
     Raises:
         InputError: a folder with something else in it, another configuration, or other data; a file that can't be
@@ -242,13 +247,14 @@ def start_run(
     record = check_record({**description, "vocabularies": prints}, ModelRecord, "model")
     reading = json.dumps(task, indent=1)
     task_record = parse_record(reading.encode(), TaskRecord, "task")
-    names = (MODEL, TASK, CONFIG, *(p.name for p in vocabularies))
+    names = (MODEL, TASK, START, CONFIG, *(p.name for p in vocabularies))
     with writing(folder, lock):
         resumed = os.path.lexists(path)
         if resumed:
             _check_same(folder, config, record, task_record, vocabularies)
         else:
-            texts = {MODEL: json.dumps(as_json(record), indent=1), TASK: reading}
+            texts = {MODEL: json.dumps(as_json(record), indent=1).encode(), TASK: reading.encode()}
+            texts.update({START: start} if start is not None else {})
             if any(not _left_by_a_start(p, texts, vocabularies, names) for p in folder.iterdir()):
                 raise InputError(f"{folder}: the folder is not empty and holds no run; choose another one")
             for name, text in texts.items():
@@ -285,7 +291,7 @@ def _check_same(
 
 
 def _left_by_a_start(
-    path: Path, texts: Mapping[str, str], vocabularies: Mapping[Path, Symbols], names: tuple[str, ...]
+    path: Path, texts: Mapping[str, bytes], vocabularies: Mapping[Path, Symbols], names: tuple[str, ...]
 ) -> bool:
     """Tell whether a file was left by a start of this very run, killed before it wrote the configuration."""
     if path.name == LOCK or is_leftover(path, names):
@@ -294,7 +300,7 @@ def _left_by_a_start(
         if not is_regular(path):
             return False
         if path.name in texts:
-            return path.read_bytes() == texts[path.name].encode()
+            return path.read_bytes() == texts[path.name]
         return path in vocabularies and type(vocabularies[path]).load(path) == vocabularies[path]
     except (OSError, InputError):
         return False

@@ -97,6 +97,7 @@ class Trainer:
             the target.
         world: this process among those that train.
         lock: on the folder, where the first process holds one: before every write it is seen to be the same folder.
+        init: where the model's parameters are from, for the log.
 
     Example:
         >>> import tempfile
@@ -121,6 +122,7 @@ class Trainer:
         measure: Measure | None = None,
         world: World | None = None,
         lock: Lock | None = None,
+        init: Mapping[str, Any] | None = None,
     ) -> None:
         self.model, self.train, self.dev, self.settings, self.watch = model, train, dev, settings, watch
         self.world = world or World()
@@ -128,7 +130,7 @@ class Trainer:
         self.plan = BatchPlan(train.lengths(), settings.batch_size, settings.max_tokens, settings.seed)
         self.schedule = settings.make_schedule()
         self.measure = measure or (lambda results: {"accuracy": accuracy(results, dev)})
-        self.folder, self.lock = folder, lock
+        self.folder, self.lock, self.init = folder, lock, init
         self.checkpoints = Checkpoints(folder / "checkpoints", settings.keep, lock)
         self.log, self.timing = Log(folder / "log.jsonl", lock), Log(folder / "timing.jsonl", lock)
         self.board: Board | None = None  # of the first process, where the settings ask for one
@@ -195,7 +197,8 @@ class Trainer:
     def _start_log(self, values: dict[str, Any]) -> None:
         self.log.rewind(0)
         self.timing.rewind(0)
-        self.log.write("start", parameters=sum(p.numel() for p in self.model.parameters()), **values)
+        init = {"init": dict(self.init)} if self.init else {}
+        self.log.write("start", parameters=sum(p.numel() for p in self.model.parameters()), **init, **values)
 
     def _open_board(self) -> None:
         if self.settings.tensorboard and not self._finished():

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from integration.cli.conftest import Run
-from integration.cli.runs import inflection
+from integration.cli.runs import contents, inflection
+from tsallis.tasks.registry import load_config, task_type
+from tsallis.training.run_folder import start_run
 
 
 def last_line(path: Path) -> dict[str, object]:
@@ -35,6 +39,54 @@ def test_optimizer_schedule_and_curves(tsallis: Run, tmp_path: Path) -> None:
     assert list((run / "tensorboard").glob("events.out.tfevents.*"))
     assert "Going on" in tsallis("train", config, *overrides, "--run-dir", run).stdout
     assert last_line(run / "log.jsonl") == event
+
+
+def test_a_run_that_starts_from_another_one(tsallis: Run, inflector: Path, tmp_path: Path) -> None:
+    """Once started it needs the other one no more, and ends the same wherever it is stopped."""
+    source, config = tmp_path / "source", inflection(tmp_path / "data", lines=40)
+    shutil.copytree(inflector, source)
+    (tmp_path / "vectors.txt").write_text("<tag:V> 1 2 3 4\na .1 .2 .3 .4\nb 0 0 0 1\n")
+    vectors = f"{{file: {tmp_path}/vectors.txt, freeze: true}}"
+    overrides = [f"training.init_from={source}", f"training.src_embeddings={vectors}", "training.seed=5"]
+    text = tsallis("train", config, *overrides, "--run-dir", tmp_path / "whole").stdout
+    assert f"Starts from {source} (best, step " in text and "of src from" in text and "frozen" in text
+    expected = contents(tmp_path / "whole")
+    start = json.loads((tmp_path / "whole" / "log.jsonl").read_text().splitlines()[0])
+    assert start["init"]["run"]["random"] == start["init"]["run"]["unused"] == []
+    assert start["init"]["embeddings"]["src"]["symbols"] == 3
+
+    loaded = load_config(config, overrides)
+    prepared = task_type(loaded).prepare(loaded, tmp_path / "killed")
+    begun, symbols = prepared.initialize(prepared.build()), prepared.data.vocabularies
+    (tmp_path / "killed").mkdir()
+    arguments = (prepared.description, prepared.task.facts(), symbols.src, symbols.tgt, None, begun.blob())
+    start_run(tmp_path / "killed", prepared.text, *arguments)
+    source.rename(tmp_path / "elsewhere")
+    (tmp_path / "vectors.txt").unlink()
+    text = tsallis("train", config, *overrides, "--run-dir", tmp_path / "killed").stdout
+    assert "Going on" in text and f"Starts from {source} (best, step " in text
+    assert contents(tmp_path / "killed") == expected
+    assert "Going on" in tsallis("train", config, *overrides, "--run-dir", tmp_path / "killed").stdout
+    assert tsallis("translate", tmp_path / "killed", stdin="walk\tV;PST\n").stdout.count("\n") == 1
+
+
+def test_a_source_that_does_not_fit_is_refused(tsallis: Run, inflector: Path, translator: Path, tmp_path: Path) -> None:
+    config = inflection(tmp_path / "data")
+    (tmp_path / "v.txt").write_text("a 1 2 3\n")
+    for overrides, words in (
+        ([f"training.init_from={tmp_path}"], "training.init_from: .*: not a run folder"),
+        ([f"training.init_from={translator}"], "a run of the task translation, not inflection"),
+        ([f"training.init_from={inflector}", "model.d_model=6"], "sizes of model must be the same"),
+        (
+            [f"training.init_from={inflector}", "model.output=alpha_relu"],
+            "model.tau: auto estimates the threshold of an untrained network, .*: give a number",
+        ),
+        ([f"training.src_embeddings={tmp_path}/v.txt"], "vectors of 3 numbers, the model's embeddings have 4"),
+        ([f"training.src_embeddings={tmp_path}/w.txt"], "w.txt: can't be read: No such file"),
+        (["training.src_embeddings={fiel: x}"], "training.src_embeddings.file: missing; .*fiel: unknown key"),
+    ):
+        done = tsallis("train", config, *overrides, "--run-dir", tmp_path / "run", status=2)
+        assert re.search(words, done.stderr) and done.stderr.count("\n") == 1, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq
 from tsallis.search import Certificate, Hypothesis, Result
-from tsallis.tasks.base import Lines, language_scores, score_values
+from tsallis.tasks.base import Lines
 from tsallis.tasks.inflection import Inflection, InflectionExample
 from tsallis.tasks.registry import TASKS, check_config, task_of
+from tsallis.tasks.scoring import language_scores, score_values
 from tsallis.tasks.translation import Translation
 from tsallis.training import Run
 from tsallis.training.run_folder import start_run

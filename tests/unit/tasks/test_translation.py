@@ -19,7 +19,7 @@ from tsallis.data.subwords import Subwords
 from tsallis.datasets.number_names import german_english_numbers
 from tsallis.errors import InputError
 from tsallis.search import Certificate, Hypothesis, Result
-from tsallis.tasks.base import Prepared
+from tsallis.tasks.prepared import Prepared
 from tsallis.tasks.registry import check_config, load_config
 from tsallis.tasks.translation import cache_folder, find_sides
 from tsallis.training.run_folder import build_model, start_run
@@ -309,7 +309,7 @@ def test_a_model_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         torch.empty(1 << 60)
 
     prepared = prepare(inflection(tmp_path, ["a\tb\tN"], ["a\tb\tN"]))
-    monkeypatch.setattr("tsallis.tasks.base.build_model", build)
+    monkeypatch.setattr("tsallis.tasks.prepared.build_model", build)
     with pytest.raises(InputError, match=r"the model .* does not fit into memory"):
         prepared.build()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tsallis.models.checks import check_counts
 from tsallis.models.protocol import Decoded, Memory, Step
-from tsallis.models.sharing import SHARES, share_embeddings, shared_parameters
+from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SymbolRows, share_embeddings, shared_parameters
 from tsallis.models.transformer.decoding_state import Past, Places, Reading, Sources, TransformerState
 from tsallis.nn import (
     AttentionStats,
@@ -99,6 +99,8 @@ class TransformerSeq2Seq(nn.Module):
         >>> model.alphas()["cross"].shape  # [layers, heads]
         torch.Size([1, 2])
     """
+
+    symbol_rows: ClassVar[dict[str, SymbolRows]] = SEQUENCE_ROWS
 
     def __init__(
         self,
