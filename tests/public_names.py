@@ -48,6 +48,9 @@ PUBLIC = {
         estimate_tau estimate_tau_from_scores linear_alpha_relu_loss linear_entmax_loss normmax sparsemax
         tsallis_entropy
     """,
+    "tsallis.integrations.huggingface": """
+        FixedAlpha LearnedAlpha alpha_parameters alphas densify from_pretrained parameter_groups set_alpha sparsify
+    """,
     "tsallis.models": """
         BiLSTMClassifier Decoded Decoder GridClassifier LabelDecoder Memory RNNSeq2Seq SignalClassifier Step
         TransformerSeq2Seq VisualAnswerer

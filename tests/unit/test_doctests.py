@@ -27,6 +27,8 @@ def test_examples(name: str) -> None:
     if {*name.split(".")[1:2]} - CORE:
         for package in TOOLKIT:
             pytest.importorskip(package)
+    if ".huggingface" in name:
+        pytest.importorskip("transformers")
     module = importlib.import_module(name)
     result = doctest.DocTestFinder().find(module, extraglobs={"torch": torch, "tsallis": tsallis})
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE)

@@ -24,7 +24,7 @@ LAYERS = [
     {"evaluation"},
     {"training"},
     {"analysis"},
-    {"report", "config", "recipes"},
+    {"report", "config", "recipes", "integrations"},
     {"tasks"},
     {"cli"},
 ]

@@ -25,6 +25,7 @@ def names_of(path: Path) -> list[str] | None:
 
 def test_every_module_with_public_names_is_in_the_list() -> None:
     files = [ROOT / "__init__.py", *ROOT.glob("*/__init__.py"), *ROOT.glob("*.py")]
+    files += ROOT.glob("integrations/*/__init__.py")
     modules = {
         ".".join(["tsallis", *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
         for path in files
@@ -37,6 +38,8 @@ def test_every_module_with_public_names_is_in_the_list() -> None:
 def test_public_names(module: str) -> None:
     if module.split(".")[-1] in TOOLKIT:
         pytest.importorskip("numpy")
+    if module.split(".")[-1] == "huggingface":
+        pytest.importorskip("transformers")
     public = importlib.import_module(module)
     assert sorted(public.__all__) == PUBLIC_NAMES[module]
     assert [name for name in public.__all__ if not hasattr(public, name)] == []

@@ -1,0 +1,95 @@
+"""Where a Transformers model has its attentions, and which of them a user means."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from torch import nn
+
+Kind = Literal["self", "cross"]
+Layer = int | str
+CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)  # names of attentions to an encoder's output
+HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads")
+
+
+def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield every attention that asks Transformers' interface which function computes it, with its name."""
+    for name, module in model.named_modules():
+        code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+        if code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names:
+            yield name, module
+
+
+def choose_attentions(
+    model: nn.Module, layers: Layer | Iterable[Layer] | None = None, kind: Kind | None = None
+) -> dict[str, nn.Module]:
+    """Choose attentions of a model by layer and kind.
+
+    Args:
+        model: a Transformers model.
+        layers: numbers of layers from 0, or patterns of attentions' names such as "*.decoder.*"; None: all.
+        kind: "self", or "cross" for attention to an encoder's output; None: both.
+
+    Returns:
+        Attentions by their names.
+
+    Raises:
+        ValueError: a layer or pattern that no attention has, an unknown kind, no attention at all.
+    """
+    if kind not in (None, "self", "cross"):
+        raise ValueError(f"kind must be 'self', 'cross' or None, got {kind!r}")
+    attentions = dict(attention_modules(model))
+    if not attentions:
+        raise ValueError(
+            f"{type(model).__name__} has no attention that asks Transformers' AttentionInterface which function "
+            "computes it: its attention cannot be replaced"
+        )
+    if layers is not None:
+        requests = [layers] if isinstance(layers, int | str) else list(layers)
+        for request in requests:
+            if not any(_matches(name, request) for name in attentions):
+                raise ValueError(f"no attention matches {request!r}; there are {', '.join(attentions)}")
+        attentions = {name: x for name, x in attentions.items() if any(_matches(name, one) for one in requests)}
+    chosen = {name: x for name, x in attentions.items() if kind is None or _kind(name) == kind}
+    if not chosen:
+        raise ValueError(f"no attention of kind {kind!r} is among {', '.join(attentions)}")
+    return chosen
+
+
+def _matches(name: str, layer: Layer) -> bool:
+    if isinstance(layer, str):
+        return fnmatchcase(name, layer)
+    number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)  # the first: T5 counts the parts of a layer, too
+    return number is not None and int(number[1]) == layer
+
+
+def _kind(name: str) -> Kind:
+    return "cross" if CROSS.search(".".join(name.split(".")[-2:])) else "self"
+
+
+def count_heads(module: nn.Module) -> int:
+    """Return the number of an attention's query heads.
+
+    Raises:
+        ValueError: the module does not tell.
+    """
+    for owner in (module, getattr(module, "config", None)):
+        for name in HEAD_COUNTS:
+            count = getattr(owner, name, None)
+            if isinstance(count, int):
+                return count
+    raise ValueError(f"{type(module).__name__} does not tell its number of heads: none of {', '.join(HEAD_COUNTS)}")
+
+
+def check_scores(name: str, module: nn.Module) -> None:
+    """Raise a ValueError where an attention does to its scores what entmax attention cannot."""
+    config = getattr(module, "config", None)
+    cap = getattr(module, "attn_logit_softcapping", None) or getattr(config, "attn_logit_softcapping", None)
+    if cap is not None:
+        raise ValueError(f"{name} caps its scores softly (at {cap}), which entmax attention does not support")
+    if getattr(module, "sinks", None) is not None:
+        raise ValueError(f"{name} has attention sinks, which entmax attention does not support")

@@ -1,0 +1,123 @@
+"""Tiny Transformers models with random weights, a family each, made without a network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")  # before what imports it
+
+import torch
+import transformers as tf
+from packaging.version import Version
+from torch import Tensor
+
+VOCABULARY = 40
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+TEXT = {"vocab_size": VOCABULARY, "max_position_embeddings": 64, **SPECIAL}
+SIDES = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in (("layers", 2), ("attention_heads", 4))}
+SEQ2SEQ = {"d_model": 16, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "decoder_start_token_id": 1, **SIDES}
+QUERIES = re.compile(r"query|q_proj|Attention\.q\b|c_attn|Wqkv")  # the names of what projects to queries
+GROUPED = {**SMALL, **TEXT, "num_key_value_heads": 2}
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a model is made, how many attentions it has, and how it is used: "encoder", "decoder" or "seq2seq"."""
+
+    name: str
+    kind: str
+    attentions: int
+    make: Callable[[], Any]
+    since: str = ""  # the first version of Transformers that lets its attention be replaced
+
+    def __str__(self) -> str:
+        return self.name
+
+
+FAMILIES = [
+    Family("bert", "encoder", 2, lambda: tf.BertForMaskedLM(tf.BertConfig(**SMALL, **TEXT))),
+    Family("roberta", "encoder", 2, lambda: tf.RobertaForMaskedLM(tf.RobertaConfig(**SMALL, **TEXT))),
+    Family(
+        "modernbert",
+        "encoder",
+        2,
+        lambda: tf.ModernBertForMaskedLM(
+            tf.ModernBertConfig(**SMALL, **TEXT, local_attention=4, cls_token_id=1, sep_token_id=2)
+        ),
+        since="5.8",
+    ),
+    Family(
+        "gpt2",
+        "decoder",
+        2,
+        lambda: tf.GPT2LMHeadModel(
+            tf.GPT2Config(n_embd=16, n_head=4, n_layer=2, vocab_size=VOCABULARY, n_positions=64, **SPECIAL)
+        ),
+    ),
+    Family("llama", "decoder", 2, lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED))),
+    Family("mistral", "decoder", 2, lambda: tf.MistralForCausalLM(tf.MistralConfig(**GROUPED, sliding_window=4))),
+    Family(
+        "gemma3",
+        "decoder",
+        2,
+        lambda: tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(**GROUPED, head_dim=4, sliding_window=4)),
+    ),
+    Family("marian", "seq2seq", 6, lambda: tf.MarianMTModel(tf.MarianConfig(**SEQ2SEQ, **TEXT))),
+    Family("bart", "seq2seq", 6, lambda: tf.BartForConditionalGeneration(tf.BartConfig(**SEQ2SEQ, **TEXT))),
+    Family(
+        "t5",
+        "seq2seq",
+        6,
+        lambda: tf.T5ForConditionalGeneration(
+            tf.T5Config(
+                vocab_size=VOCABULARY,
+                d_model=16,
+                d_kv=4,
+                d_ff=24,
+                num_layers=2,
+                num_heads=4,
+                decoder_start_token_id=1,
+                **SPECIAL,
+            )
+        ),
+        since="5.15",
+    ),
+]
+BY_NAME = {family.name: family for family in FAMILIES}
+DECODERS = [family for family in FAMILIES if family.kind != "encoder"]
+
+
+def build(family: Family | str) -> Any:
+    """Return a model in evaluation mode, its queries scaled up so that some keys are far ahead of others."""
+    family = BY_NAME[family] if isinstance(family, str) else family
+    if Version(tf.__version__) < Version(family.since or "0"):
+        pytest.skip(f"needs transformers: {family.name} from {family.since} on")
+    torch.manual_seed(7)
+    model = family.make().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Marian computes its positions and does not save them.
+            if parameter.dim() > 1 and "embed_positions" not in name:
+                parameter.normal_(std=1.2 if QUERIES.search(name) else 0.3)
+    if hasattr(model, "generation_config"):
+        model.generation_config.eos_token_id = None  # every sentence becomes as long as it is allowed to
+    return model
+
+
+def inputs(family: Family, padding: str = "right") -> dict[str, Tensor]:
+    """Return a batch of two sentences, of 7 and 4 tokens."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(3, VOCABULARY, (2, 7), generator=generator)
+    mask = torch.ones_like(ids)
+    hidden = slice(4, None) if padding == "right" else slice(None, 3)
+    ids[1, hidden], mask[1, hidden] = 0, 0
+    batch = {"input_ids": ids, "attention_mask": mask}
+    if family.kind == "seq2seq":
+        batch["decoder_input_ids"] = torch.randint(3, VOCABULARY, (2, 5), generator=generator)
+    return batch

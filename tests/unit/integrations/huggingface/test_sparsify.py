@@ -1,0 +1,137 @@
+"""Attentions made sparse, changed and made dense again; what a saved model says of them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")  # before what imports it
+
+import torch
+import transformers as tf
+from torch import nn
+
+from tiny_transformers import BY_NAME, SMALL, TEXT, build, inputs
+from tsallis.integrations.huggingface import (
+    FixedAlpha,
+    LearnedAlpha,
+    alphas,
+    densify,
+    from_pretrained,
+    set_alpha,
+    sparsify,
+)
+
+FIRST, SECOND = (f"bert.encoder.layer.{i}.attention.self" for i in (0, 1))
+
+
+def test_a_mapping_leaves_other_layers_as_they_are() -> None:
+    batch = inputs(BY_NAME["bert"])
+    model = sparsify(build("bert"), {1: "learned"}, initial=1.5)
+    assert list(alphas(model)) == [SECOND]
+    weights = model(**batch, output_attentions=True).attentions
+    assert (weights[0][0] > 0).all() and (weights[1][0] == 0).any()
+    torch.testing.assert_close(model(**batch).logits, model(**batch, output_attentions=True).logits)
+
+
+def test_a_second_call_changes_what_it_chooses() -> None:
+    model = sparsify(build("bert"), 1.5)
+    sparsify(model, {"*.layer.1.*": "learned"}, initial=1.25)
+    assert torch.equal(alphas(model)[FIRST], torch.tensor(1.5))
+    torch.testing.assert_close(alphas(model)[SECOND], torch.full((4,), 1.25))
+    assert model.config.tsallis == {"encoder.layer.0.attention.self": 1.5, "encoder.layer.1.attention.self": [1.0, 2.0]}
+
+
+@pytest.mark.parametrize(
+    ("alpha", "options", "message"),
+    [
+        (0.5, {}, "alpha must be finite and at least 1, got 0.5"),
+        ("learnt", {}, "alpha must be a number or 'learned', got 'learnt'"),
+        ("learned", {"initial": 1.0}, "initial must lie between 1 and 2, got 1"),
+        ({0: 1.5}, {"layers": 0}, "alpha names the layers itself"),
+        ({5: 1.5}, {}, "no attention matches 5"),
+    ],
+)
+def test_a_bad_alpha_changes_nothing(alpha: Any, options: dict[str, Any], message: str) -> None:
+    model = build("bert")
+    with pytest.raises(ValueError, match=message):
+        sparsify(model, alpha, **options)
+    assert model.config._attn_implementation == "sdpa" and not alphas(model)
+
+
+def test_other_modules_are_refused() -> None:
+    with pytest.raises(TypeError, match="model must be a Transformers model, got Linear"):
+        sparsify(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="BertForMaskedLM is not sparsified"):
+        densify(build("bert"))
+
+
+def test_densify_restores_the_implementation() -> None:
+    model = build("bert")
+    model.set_attn_implementation("eager")
+    assert densify(sparsify(sparsify(model), 2.0)).config._attn_implementation == "eager"
+
+
+def test_models_of_two_configurations() -> None:
+    text, vision = {**SMALL, **TEXT}, {**SMALL, "image_size": 8, "patch_size": 4}
+    config = tf.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
+    model = tf.CLIPModel(config).eval()
+    batch = {"input_ids": torch.tensor([[5, 6, 2]]), "pixel_values": torch.randn(1, 3, 8, 8)}
+    before = model(**batch).logits_per_image
+    sparsify(model, 1.0, layers="text_model.*")
+    assert len(alphas(model)) == 2
+    torch.testing.assert_close(model(**batch).logits_per_image, before)
+    sparsify(model, 2.0)
+    assert len(alphas(model)) == 4
+    assert torch.equal(densify(model)(**batch).logits_per_image, before)
+
+
+def test_set_alpha_reaches_what_is_saved(tmp_path: Path) -> None:
+    model = sparsify(build("bert"), {0: 1.0, 1: "learned"})
+    set_alpha(model, 1.75)
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["tsallis"]["encoder.layer.0.attention.self"] == 1.75
+    loaded = from_pretrained(tf.BertForMaskedLM, tmp_path)
+    modules = [loaded.get_submodule(f"{name}.tsallis_alpha") for name in (FIRST, SECOND)]
+    assert [type(x) for x in modules] == [FixedAlpha, LearnedAlpha] and modules[0].value == 1.75
+    with pytest.raises(ValueError, match="Linear has no attention with a fixed alpha"):
+        set_alpha(nn.Linear(2, 2), 1.5)
+
+
+def test_a_copy_is_its_own() -> None:
+    model = sparsify(build("bert"), 1.5)
+    other = copy.deepcopy(model)
+    set_alpha(other, 2.0)
+    assert all(x == 1.5 for x in alphas(model).values())
+    assert model.config.tsallis != other.config.tsallis
+
+
+def test_a_dense_model_is_not_loaded_as_sparse(tmp_path: Path) -> None:
+    build("bert").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="was not sparsified when it was saved"):
+        from_pretrained(tf.AutoModel, tmp_path)
+
+
+def test_alphas_that_are_not_there_are_named(tmp_path: Path) -> None:
+    model = sparsify(build("bert"), "learned")
+    weights = {name: x for name, x in model.state_dict().items() if f"{SECOND}.tsallis_alpha" not in name}
+    model.save_pretrained(tmp_path, state_dict=weights)
+    with pytest.raises(ValueError, match=rf"has no weights for {SECOND}\.tsallis_alpha\.bias"):
+        from_pretrained(tf.BertForMaskedLM, tmp_path)
+
+
+def test_shards_and_other_heads(tmp_path: Path) -> None:
+    model = sparsify(build("bert"), "learned", initial=1.4, high=1.6)
+    model.save_pretrained(tmp_path, max_shard_size="5KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    loaded, info = from_pretrained(
+        tf.AutoModelForSequenceClassification, tmp_path, num_labels=3, output_loading_info=True
+    )
+    assert type(loaded) is tf.BertForSequenceClassification and loaded.config.num_labels == 3
+    assert not [name for name in info["missing_keys"] if "alpha" in name]
+    torch.testing.assert_close(alphas(loaded)[FIRST], torch.full((4,), 1.4))
+    assert type(copy.deepcopy(loaded)) is tf.BertForSequenceClassification
