@@ -16,6 +16,7 @@ from torch import Tensor
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.backend import Capabilities
 from tsallis.ops.triton.alpha_relu import relu_lists
+from tsallis.ops.triton.kind import device_kind
 from tsallis.ops.triton.language import available
 from tsallis.ops.triton.losses import (
     STATS,
@@ -42,6 +43,7 @@ __all__ = [
     "alpha_relu_loss_gradient",
     "alpha_relu_support",
     "available",
+    "device_kind",
     "entmax",
     "entmax_gradient",
     "entmax_loss",
