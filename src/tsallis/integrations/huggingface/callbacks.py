@@ -12,7 +12,7 @@ from tsallis.integrations.huggingface.density import DensityMeter
 from tsallis.integrations.huggingface.sparsify import set_alpha
 
 
-class AnnealAlpha(TrainerCallback):  # type: ignore[misc]
+class AnnealAlpha(TrainerCallback):
     r"""A callback that leads all fixed alphas from softmax to a sparse map while a model is fine-tuned.
 
     .. math:: \alpha_t = \mathrm{start} + (\mathrm{target} - \mathrm{start}) \, \min(1, t / (\mathrm{share} \cdot T))
@@ -59,7 +59,7 @@ class AnnealAlpha(TrainerCallback):  # type: ignore[misc]
         set_alpha(kwargs["model"], self.alpha(state.global_step, state.max_steps))
 
 
-class AttentionLog(TrainerCallback):  # type: ignore[misc]
+class AttentionLog(TrainerCallback):
     """A callback that logs every attention's alpha and density, wherever the Trainer logs.
 
     The entries are `alpha/NAME` and `density/NAME`, means of the heads, and `alpha` and `density`, means of all.

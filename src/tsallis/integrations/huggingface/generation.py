@@ -10,7 +10,7 @@ from tsallis.functional import entmax
 from tsallis.functional.rows import alpha_number
 
 
-class EntmaxLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
+class EntmaxLogitsProcessor(LogitsProcessor):
     r"""Sampling by entmax instead of softmax: what is improbable has the probability zero, with no cut by hand.
 
     .. math:: p = \mathrm{entmax}_\alpha(z / T)
