@@ -106,7 +106,7 @@ def test_the_sdist_has_the_kernels_sources_and_no_kernel(tree: Path) -> None:
     folder = tree / "src" / KERNEL
     assert not folder.exists()
     assert (folder.parent / "build.py").is_file()
-    assert {"isa.cpp", "bindings.cpp"} <= {p.name for p in (folder.parent / "csrc").iterdir()}
+    assert {"isa.cpp", "decoding.cpp", "bindings.cpp"} <= {p.name for p in (folder.parent / "csrc").iterdir()}
     assert source_hash(folder.parent / "csrc") == source_hash(SOURCE / "ops" / "cpu" / "csrc")
 
 
@@ -156,7 +156,8 @@ def test_the_kernel_can_be_left_out_or_demanded(tree: Path) -> None:
 @pytest.mark.usefixtures("compiler")
 def test_sources_that_do_not_compile_leave_the_wheel_pure(tree: Path) -> None:
     (tree / "src" / KERNEL).parent.joinpath("csrc", "bindings.cpp").write_text("this is no C++")
-    (tree / "src" / KERNEL).parent.joinpath("csrc", "isa.cpp").write_text("")
+    for name in ("isa.cpp", "decoding.cpp"):
+        (tree / "src" / KERNEL).parent.joinpath("csrc", name).write_text("")
     said = _build(tree, "wheel", tree / "dist")
     assert "WITHOUT its CPU kernel" in said and "error: " in said
     assert [p.name.split("-", 2)[2] for p in (tree / "dist").iterdir()] == ["py3-none-any.whl"]
@@ -165,7 +166,7 @@ def test_sources_that_do_not_compile_leave_the_wheel_pure(tree: Path) -> None:
 @pytest.mark.usefixtures("compiler")
 def test_an_editable_installation_makes_or_removes_the_kernel_in_place(tree: Path) -> None:
     kernel = tree / "src" / KERNEL
-    for name in ("bindings.cpp", "isa.cpp"):
+    for name in ("bindings.cpp", "isa.cpp", "decoding.cpp"):
         kernel.parent.joinpath("csrc", name).write_text("")
     command = ("-c", "from hatchling.build import build_editable; build_editable('.')")
     note = kernel.with_name("_no_kernel.txt")

@@ -46,6 +46,54 @@ class AttentionArgs(NamedTuple):
         return 0 if self.seed is None else int(self.seed)
 
 
+class BestSymbols(NamedTuple):
+    """The part of a step's probabilities that a search reads."""
+
+    log_probs: Tensor  # [rows, count], float64: the largest first, without the end's; -inf behind the last
+    symbols: Tensor  # [rows, count]; of equal log-probabilities the first symbol comes first
+    ends: Tensor  # [rows], float64: log-probability of the end
+    support: Tensor  # [rows]: how many symbols have a probability, the end among them
+    mass: Tensor  # [rows], float64: the sum of the probabilities, 1 but for alpha-ReLU; NaN where one of them is
+
+
+class DecoderLayerWeights(NamedTuple):
+    """The parameters of a layer of a Transformer's decoder; matrices are [outputs, inputs]."""
+
+    norms: tuple[tuple[Tensor, Tensor], ...]  # weight and bias, of three
+    own_projection: tuple[Tensor, Tensor]  # to query, key and value
+    own_out: tuple[Tensor, Tensor]
+    cross_projection: tuple[Tensor, Tensor]
+    cross_out: tuple[Tensor, Tensor]
+    expand: tuple[Tensor, Tensor]
+    shrink: tuple[Tensor, Tensor]
+    own_alphas: Tensor  # [heads]
+    cross_alphas: Tensor  # [heads]
+
+
+class DecoderWeights(NamedTuple):
+    """The parameters of a Transformer's decoder and its output, float32 on the CPU, with ReLU between its products."""
+
+    embedding: Tensor  # [symbols, d]
+    layers: tuple[DecoderLayerWeights, ...]
+    norm: tuple[Tensor, Tensor] | None  # behind the last layer; None: layers normalise what they return
+    output: tuple[Tensor, Tensor]  # [symbols, d]; the bias of what never comes is -inf
+    heads: int
+    epsilon: float  # of the norms
+    alpha: float  # of the output's map
+    tau: float | None  # its threshold, if it is alpha-ReLU
+
+
+class DecoderResult(NamedTuple):
+    """The results of a step of a Transformer's decoder."""
+
+    state: Tensor  # [rows, columns + 1], int64: the state after it
+    cache: Tensor  # memory that this state names
+    best: BestSymbols
+    num_attended: Tensor  # [rows]: source positions with a weight in the last layer
+    attention: Tensor | None  # [rows, positions]: the mean of the last layer's heads
+    scores: Tensor | None  # [rows, symbols]
+
+
 class AttentionGradients(NamedTuple):
     """The gradients of an attention call's first five arguments; None where none was requested."""
 

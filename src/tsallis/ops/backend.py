@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha, check_alpha, extremes
-from tsallis.ops.arguments import AttentionArgs, AttentionGradients
+from tsallis.ops.arguments import AttentionArgs, AttentionGradients, BestSymbols, DecoderWeights
 from tsallis.ops.sparse_rows import CsrRows
 from tsallis.ops.tracing import constant
 from tsallis.ops.transforms import operators_only, without_numbers
@@ -42,6 +42,7 @@ class Capabilities(NamedTuple):
     )  # others are upcast before; none: no attention
     largest_head: float = math.inf  # the most numbers that a query, key or value of attention may have
     largest_batch: float = math.inf  # the most batch elements and the most heads of attention
+    decoder: bool = False  # there is a file `decoder`
 
 
 class Status(Protocol):
@@ -146,6 +147,22 @@ class Backend(Protocol):
     def transpose(self, lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
         """Return the rows' lists by class, each value times its row's weight, with -weight where the target is."""
 
+    # Search.
+
+    def best_symbols(
+        self, scores: Tensor, alpha: float, tau: float | None, count: int, end: int, only: Tensor | None = None
+    ) -> BestSymbols:
+        """Return the best of each row of scores [rows, symbols] by entmax, or by alpha-ReLU with a threshold.
+
+        Args:
+            scores: -inf for symbols that can't come.
+            alpha: of the map.
+            tau: alpha-ReLU's threshold; None: the map is entmax.
+            count: how many symbols, at most all of them.
+            end: the symbol that is no prefix's, whose log-probability is returned apart.
+            only: [rows], the symbol that alone is of interest, negative for all; None: all are in every row.
+        """
+
 
 class AttentionKernels(Protocol):
     """A backend's attention, which is the file `attention` of its folder."""
@@ -170,30 +187,32 @@ class AttentionKernels(Protocol):
         """Allocate what backward needs of a pass with these results."""
 
 
+class DecoderKernels(Protocol):
+    """A backend's decoder of a Transformer, which is the file `decoder` of its folder."""
+
+    CompiledDecoder: type[Any]  # made of DecoderWeights; it has the methods `project` and `step`
+
+    def computes(self, weights: DecoderWeights) -> bool:
+        """Tell whether the kernels know a decoder of these sizes and alphas."""
+
+
 class Entry(NamedTuple):
     """A line of the table of backends."""
 
     module: str
     devices: tuple[str, ...]  # the types of devices on which "auto" means this backend; of several the first usable one
-    self_check: bool = False  # whether "auto" means only what agrees with PyTorch's operations; after all without one
 
 
 BACKENDS = {
     "eager": Entry("tsallis.ops.eager", ()),
     "cpu": Entry("tsallis.ops.cpu", ("cpu",)),
-    "triton": Entry("tsallis.ops.triton", ("cuda",), self_check=True),
+    "triton": Entry("tsallis.ops.triton", ("cuda",)),
 }
 NAMES = ("auto", *BACKENDS)
-
-
-def _by_device(self_check: bool) -> dict[str, tuple[str, ...]]:
-    entries = {name: entry for name, entry in BACKENDS.items() if entry.self_check == self_check}
-    kinds = {kind for entry in BACKENDS.values() for kind in entry.devices}
-    return {kind: tuple(name for name, entry in entries.items() if kind in entry.devices) for kind in kinds}
-
-
-_AT_ONCE, _AFTER_CHECK = _by_device(False), _by_device(True)
-_CHECK_FIRST = frozenset(name for name, entry in BACKENDS.items() if entry.self_check)
+_AUTO = {
+    kind: tuple(name for name, entry in BACKENDS.items() if kind in entry.devices)
+    for kind in {kind for entry in BACKENDS.values() for kind in entry.devices}
+}
 _request: ContextVar[str | None] = ContextVar("tsallis_backend", default=None)
 
 
@@ -252,6 +271,14 @@ def load_attention(name: str) -> AttentionKernels:
     return cast(AttentionKernels, importlib.import_module(f"{BACKENDS[name].module}.attention"))
 
 
+def load_decoder(kind: str) -> DecoderKernels | None:
+    """Return the decoder of the backend for a type of devices; None where that one has none."""
+    for name in _candidates(kind):
+        if load(name).CAPABILITIES.decoder and _usable(name):
+            return cast(DecoderKernels, importlib.import_module(f"{BACKENDS[name].module}.decoder"))
+    return None
+
+
 def request() -> str:
     """Return the backend's name that the innermost `backend` block asks for, else the environment, else `auto`."""
     name = _request.get()
@@ -269,22 +296,12 @@ def choose(alpha: Alpha, *tensors: Tensor) -> Backend:
     """
     name, kind = request(), tensors[0].device.type
     auto = name == "auto"
-    for candidate in _AT_ONCE.get(kind, ()) if auto else (name,):
+    for candidate in _AUTO.get(kind, ()) if auto else (name,):
         choice = load(candidate)
         if (auto or choice.on_device(kind)) and _suits(choice.CAPABILITIES, alpha, tensors) and choice.usable():
             return choice
-    for candidate in _AFTER_CHECK.get(kind, ()) if auto else ():
-        choice = load(candidate)
-        if _suits(choice.CAPABILITIES, alpha, tensors) and choice.usable():
-            return cast(Backend, _guard().backend_for(candidate, tensors[0]))
     check_alpha(alpha)
     return load("eager")
-
-
-@functools.cache
-def _guard() -> Any:
-    """Return what compares kernels with PyTorch's operations, which nothing on a CPU needs."""
-    return importlib.import_module("tsallis.ops.self_check.guard")
 
 
 def _suits(capabilities: Capabilities, alpha: Alpha, tensors: tuple[Tensor, ...]) -> bool:
@@ -333,9 +350,7 @@ def choose_attention(query: Tensor, key: Tensor, value: Tensor, bounds: tuple[fl
         can = capabilities(name)
         fits = bool(can.attention_dtypes) and query.dtype in can.dtypes
         fits = fits and head <= can.largest_head and batch <= can.largest_batch
-        if not (fits and (bounds is None or bounds[1] <= can.largest_alpha) and _usable(name)):
-            continue
-        if name not in _CHECK_FIRST or _attention_agrees(name, query.device, query.dtype):
+        if fits and (bounds is None or bounds[1] <= can.largest_alpha) and _usable(name):
             return name
     return "eager"
 
@@ -354,7 +369,7 @@ def _readable(*tensors: Tensor) -> bool:
 def _candidates(kind: str) -> tuple[str, ...]:
     """Return the names of backends for a type of devices, before anything else is known."""
     name = request()
-    names = _AT_ONCE.get(kind, ()) + _AFTER_CHECK.get(kind, ()) if name == "auto" else (name,)
+    names = _AUTO.get(kind, ()) if name == "auto" else (name,)
     return tuple(name for name in names if load(name).on_device(kind))
 
 
@@ -367,11 +382,6 @@ def capabilities(name: str) -> Capabilities:
 @constant
 def _usable(name: str) -> bool:
     return load(name).usable()
-
-
-@constant
-def _attention_agrees(name: str, device: torch.device, dtype: torch.dtype) -> bool:
-    return request() != "auto" or bool(_guard().attention_agrees(name, device, dtype))
 
 
 def explain() -> str:
@@ -388,7 +398,7 @@ def _explain(kind: str) -> str:
     name = request()
     if name == "eager":
         return "eager (asked for)"
-    for candidate in _AT_ONCE[kind] + _AFTER_CHECK[kind] if name == "auto" else (name,):
+    for candidate in _AUTO[kind] if name == "auto" else (name,):
         status = load(candidate).status()
         try:
             if status.available and load(candidate).on_device(kind):

@@ -33,7 +33,7 @@ def fields(structure: str) -> list[tuple[str, type]]:
     for declaration in filter(None, map(str.strip, body.split(";"))):
         kind, names = re.fullmatch(r"(?:const )?(\w+)(.*)", declaration, re.DOTALL).groups()  # type: ignore[union-attr]
         for name, length in re.findall(r"(\w+)(?:\[(\d+)\])?", names):
-            own = {**NUMBERS, "Layout": structs.Layout, "Heads": structs.Heads}.get(kind)
+            own = {**NUMBERS, "Layout": structs.Layout, "Heads": structs.Heads, "RankCall": structs.Rank}.get(kind)
             one = c_void_p if "*" in declaration else own
             assert one is not None, declaration
             result.append((name, one * int(length) if length else one))
@@ -48,6 +48,9 @@ def test_a_structure_has_the_fields_of_the_header(structure: str) -> None:
 
 def test_constants_are_those_of_the_header() -> None:
     assert re.search(r"constexpr int STATS = (\d+);", HEADER)[1] == str(structs.STATS)  # type: ignore[index]
+    assert re.search(r"constexpr int PANEL_COLUMNS = (\d+);", HEADER)[1] == str(structs.PANEL_COLUMNS)  # type: ignore[index]
+    columns = re.search(r"enum StateColumns {(.*?)}", HEADER)[1].replace(" ", "").split(",")  # type: ignore[index]
+    assert columns.index("PAST") == structs.PAST == len(columns) - 1
     names = re.search(r"enum Storage {(.*?)}", HEADER)[1].replace(" ", "").split(",")  # type: ignore[index]
     dtypes = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}
     assert {dtypes[name.removeprefix("STORE_")]: number for number, name in enumerate(names)} == cpu.STORAGE

@@ -23,17 +23,19 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha
+from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.backend import Capabilities
 from tsallis.ops.cpu.build import LEFT_OUT, NO_KERNEL, source_hash
-from tsallis.ops.cpu.structs import CALLS, Layout, sizes
+from tsallis.ops.cpu.structs import CALLS, Decoder, Layout, Rank, sizes
 from tsallis.ops.cpu.structs import STATS as STATS
 from tsallis.ops.dtypes import compute_dtype
+from tsallis.ops.eager.ranking import best_by_map
 from tsallis.ops.sparse_rows import CsrRows
 
 DROP_ROW = 4096  # numbers that a thread drops at a time
 LISTED = 1024  # classes from which on a loss keeps small supports
 CAPABILITIES = Capabilities(
-    (torch.float32, torch.float64, torch.bfloat16, torch.float16), 2.0, any_dim=True, seeded_dropout=True
+    (torch.float32, torch.float64, torch.bfloat16, torch.float16), 2.0, any_dim=True, seeded_dropout=True, decoder=True
 )
 STORAGE = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
@@ -364,3 +366,60 @@ def drop(x: Tensor, keep_prob: float, seed: int, out: Tensor, d: int = DROP_ROW)
     """
     run("drop", STORAGE[x.dtype], x.numel(), d, seed, keep_prob, x.data_ptr(), out.data_ptr())
     return out
+
+
+def best_symbols(
+    scores: Tensor, alpha: float, tau: float | None, count: int, end: int, only: Tensor | None = None
+) -> BestSymbols:
+    """Return the best of each row of scores [rows, symbols] by entmax, or by alpha-ReLU with a threshold."""
+    if scores.dtype == torch.float64:
+        return best_by_map(scores, alpha, tau, count, end, only, entmax)
+    scores = scores.float()
+    rows, symbols = scores.shape
+    best = allocate_best(rows, min(count, symbols))
+    call = rank_fields(best, symbols, alpha, tau, end, only)
+    call.scores = scores.data_ptr()
+    _load()[0].tsallis_rank(call, torch.get_num_threads())
+    return best
+
+
+def call_decoder(call: Decoder) -> None:
+    """Make one step of a Transformer's decoder."""
+    _load()[0].tsallis_decoder(call, torch.get_num_threads())
+
+
+def allocate_best(rows: int, count: int) -> BestSymbols:
+    """Allocate the best `count` symbols of so many rows."""
+    numbers = torch.empty(rows * (count + 2), dtype=torch.float64)
+    integers = torch.empty(rows * (count + 1), dtype=torch.int64)
+    n = rows * count
+    return BestSymbols(
+        numbers[:n].view(rows, count),
+        integers[:n].view(rows, count),
+        numbers[n : n + rows],
+        integers[n:],
+        numbers[n + rows :],
+    )
+
+
+def rank_fields(
+    best: BestSymbols, symbols: int, alpha: float, tau: float | None, end: int, only: Tensor | None
+) -> Rank:
+    """Return a structure that asks for the best of rows of scores, which it does not name."""
+    rows, count = best.log_probs.shape
+    return Rank(
+        rows=rows,
+        d=symbols,
+        stride=symbols,
+        count=count,
+        end=end,
+        relu=tau is not None,
+        alpha=alpha,
+        tau=tau or 0.0,
+        only=None if only is None else only.data_ptr(),
+        best=best.log_probs.data_ptr(),
+        symbols=best.symbols.data_ptr(),
+        ends=best.ends.data_ptr(),
+        mass=best.mass.data_ptr(),
+        support=best.support.data_ptr(),
+    )

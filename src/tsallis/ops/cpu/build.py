@@ -112,6 +112,8 @@ def _compilations(compiler: Compiler, folder: Path, extra: tuple[str, ...]) -> d
         for name, storages in BETTER.get(isa, UNITS).items():
             tables = (f"-DTSALLIS_{storage}" for storage in storages)
             units[f"rows-{isa}-{name}"] = ("isa.cpp", [f"-DTSALLIS_ISA={isa}", *tables, *flags, *quiet])
+        if isa not in BETTER:
+            units[f"decoding-{isa}"] = ("decoding.cpp", [f"-DTSALLIS_ISA={isa}", *flags, *quiet])
     return {
         folder / f"{name}.o": (
             *(*compiler.command, *COMMON, *extra, *flags),

@@ -97,6 +97,35 @@ class Attention(ctypes.Structure):
     )
 
 
+class Rank(ctypes.Structure):
+    """What a search needs of rows of scores; filled by the names of its fields."""
+
+    __slots__ = ()
+    _fields_ = (
+        *((name, c_int64) for name in ("rows", "d", "stride", "count", "end", "relu")),
+        ("alpha", c_double),
+        ("tau", c_double),
+        *((name, c_void_p) for name in ("only", "scores", "best", "symbols", "ends", "mass", "support")),
+    )
+
+
+class Decoder(ctypes.Structure):
+    """One step of a Transformer's decoder; filled by the names of its fields."""
+
+    __slots__ = ()
+    _fields_ = (
+        ("rank", Rank),
+        *((name, c_int64) for name in ("rows", "layers", "d", "hidden", "heads", "pre_norm")),
+        ("embedding_scale", c_double),
+        ("epsilon", c_double),
+        *((name, c_void_p) for name in ("weights", "positions", "token", "state")),
+        ("state_row", c_int64),
+        *((name, c_void_p) for name in ("next_state", "cache", "attended", "attention")),
+        ("attention_row", c_int64),
+        ("scores", c_void_p),
+    )
+
+
 CALLS: dict[str, type[ctypes.Structure]] = {
     "map": _Map,
     "map_gradient": _MapGradient,
@@ -106,10 +135,14 @@ CALLS: dict[str, type[ctypes.Structure]] = {
     "support": _Support,
     "gather": _Gather,
     "drop": _Drop,
+    "rank": Rank,
+    "decoder": Decoder,
     "attention": Attention,
     "attention_gradient": Attention,
 }
 
+PANEL_COLUMNS = 32  # of packed weights
+PAST = 3  # columns of a row's decoder state before the addresses of what it has read
 STATS = 5  # numbers a row that a loss keeps: maximum, threshold (coarse and fine), 1 / mass, support size
 
 

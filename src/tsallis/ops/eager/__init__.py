@@ -15,6 +15,7 @@ from tsallis.ops.eager.alpha_relu import alpha_relu_loss, alpha_relu_loss_gradie
 from tsallis.ops.eager.linear import alpha_relu_support, gather, relu_lists, support, support_sizes, transpose
 from tsallis.ops.eager.losses import entmax_loss, entmax_loss_gradient
 from tsallis.ops.eager.maps import entmax, entmax_gradient
+from tsallis.ops.eager.ranking import best_symbols
 
 CAPABILITIES = Capabilities((torch.float32, torch.float64), math.inf, row_statistics=False)
 
@@ -23,6 +24,7 @@ __all__ = [
     "alpha_relu_loss",
     "alpha_relu_loss_gradient",
     "alpha_relu_support",
+    "best_symbols",
     "entmax",
     "entmax_gradient",
     "entmax_loss",

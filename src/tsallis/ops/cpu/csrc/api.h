@@ -155,6 +155,47 @@ struct AttentionCall {
     int64_t mask_grad_strides[5];  // of splits, batch, heads, queries and keys; 0: one for all
 };
 
+// What a search needs of rows of scores [rows, stride], of which d count: the best
+// log-probabilities and their symbols, but for the end's; the end's; how many symbols have a
+// probability, and the sum of these. Rows with a NaN have NaN for the sum.
+struct RankCall {
+    int64_t rows, d, stride;
+    int64_t count, end;  // end: negative for none
+    int64_t relu;        // whether the map is alpha-ReLU with the threshold tau
+    double alpha, tau;
+    const int64_t* only;  // [rows] or null: the symbol that alone is of interest, or a negative one
+    const void* scores;
+    void* best;         // double [rows, count], the largest first, -inf behind the last
+    int64_t* symbols;   // [rows, count]
+    void *ends, *mass;  // double [rows]
+    int64_t* support;   // [rows]
+};
+
+// One step of a Transformer's decoder, in float, up to what a search needs of its scores. Products
+// have their weights in panels of PANEL_COLUMNS columns [panel][input][column]. Keys and values are
+// read where they were written: an address names the numbers [layers][2][d] of a symbol.
+struct DecoderCall {
+    RankCall rank;  // its scores are null; a count of 0 asks for nothing
+    int64_t rows, layers, d, hidden, heads;
+    int64_t pre_norm;
+    double embedding_scale, epsilon;  // epsilon: of the norms
+    const void* weights;              // pointers, as decoder_step.h lists them
+    const void* positions;            // [symbols read or more, d]
+    const int64_t* token;             // [rows]
+    const int64_t* state;  // [rows, state_row]: StateColumns, and addresses of what was read
+    int64_t state_row;
+    int64_t* next_state;  // [rows, state_row + 1]: the same after the step
+    void* cache;          // [rows, layers, 2, d]: the numbers of these tokens
+    int64_t* attended;    // [rows]: source symbols with a weight in the last layer
+    void* attention;      // [rows, attention_row] or null: the mean of the last layer's heads
+    int64_t attention_row;
+    void* scores;  // [rows, rank.d], or null: they are not kept
+};
+// Of a row's source: the address of its first symbol, which the others follow, and how many it has;
+// how many symbols the row has read; where the addresses of these begin.
+enum StateColumns { SOURCE, SOURCE_LENGTH, READ, PAST };
+constexpr int PANEL_COLUMNS = 32;
+
 // How many batch elements and heads of keys add to the same gradient of the mask. One thread works
 // on all of these, so that no two write to it at once.
 struct MaskSharing {
@@ -181,8 +222,14 @@ struct Kernels {
     void (*attention_gradient)(const AttentionCall*, int64_t first, int64_t last);
 };
 
+// The kernels of decoding for one instruction set, over rows.
+struct DecodingKernels {
+    void (*rank)(const RankCall*, int64_t first, int64_t last);
+    void (*decoder)(const DecoderCall*, int64_t first, int64_t last);
+};
+
 // Scratch memory that a thread holds between calls, aligned to pages: one for rows, one for tiles
-// of attention. Its contents are undefined.
-enum Scratch { FOR_ROWS, FOR_TILES };
+// of attention, one for decoding. Its contents are undefined.
+enum Scratch { FOR_ROWS, FOR_TILES, FOR_DECODING, SCRATCHES };
 void* scratch_memory(int64_t bytes, Scratch which = FOR_ROWS);
 void release_scratch(int64_t limit, Scratch which);  // frees it if it has more than `limit` bytes

@@ -27,8 +27,10 @@
 #define AVX2(storage) kernels_avx2_##storage
 #define AVX512(storage) kernels_avx512_##storage
 extern const Kernels STORAGES(PORTABLE);
+extern const DecodingKernels decoding_portable;
 #if defined(TSALLIS_WITH_X86)
 extern const Kernels STORAGES(AVX2), STORAGES(AVX512), kernels_avx512bf16_bf16;
+extern const DecodingKernels decoding_avx2, decoding_avx512;
 #endif
 
 namespace {
@@ -36,6 +38,7 @@ namespace {
 struct InstructionSet {
     const char* name;
     const Kernels* kernels[4];  // by Storage
+    const DecodingKernels* decoding;
 };
 
 #define AT_PORTABLE(storage) &PORTABLE(storage)
@@ -43,11 +46,13 @@ struct InstructionSet {
 #define AT_AVX512(storage) &AVX512(storage)
 // In ascending order: a machine that supports one supports those before it.
 const InstructionSet INSTRUCTION_SETS[] = {
-    {"portable", {STORAGES(AT_PORTABLE)}},
+    {"portable", {STORAGES(AT_PORTABLE)}, &decoding_portable},
 #if defined(TSALLIS_WITH_X86)
-    {"avx2", {STORAGES(AT_AVX2)}},
-    {"avx512", {STORAGES(AT_AVX512)}},
-    {"avx512bf16", {AT_AVX512(f32), AT_AVX512(f64), &kernels_avx512bf16_bf16, AT_AVX512(f16)}},
+    {"avx2", {STORAGES(AT_AVX2)}, &decoding_avx2},
+    {"avx512", {STORAGES(AT_AVX512)}, &decoding_avx512},
+    {"avx512bf16",
+     {AT_AVX512(f32), AT_AVX512(f64), &kernels_avx512bf16_bf16, AT_AVX512(f16)},
+     &decoding_avx512},
 #endif
 };
 
@@ -88,7 +93,7 @@ struct Memory {
     int64_t bytes = 0;
     ~Memory() { std::free(memory); }
 };
-thread_local Memory memories[2];
+thread_local Memory memories[SCRATCHES];
 
 constexpr int MAX_THREADS = 128;
 constexpr int64_t CHUNK_DIVISOR = 6;  // a chunk is one part in so many of what is left of a share
@@ -214,6 +219,8 @@ EXPORT int64_t tsallis_size(const char* name) {
         {"drop", sizeof(DropCall)},
         {"attention", sizeof(AttentionCall)},
         {"attention_gradient", sizeof(AttentionCall)},
+        {"rank", sizeof(RankCall)},
+        {"decoder", sizeof(DecoderCall)},
         {"stats", STATS},
     };
     for (const auto& one : SIZES)
@@ -264,6 +271,16 @@ EXPORT void tsallis_drop(const DropCall* call, int threads) {
 }
 EXPORT void tsallis_gather(const GatherCall* call, int threads) {
     run_rows(kernels_of(call->storage).gather, call, call->rows, call->m * 16, 1, threads);
+}
+
+EXPORT void tsallis_rank(const RankCall* call, int threads) {
+    run_rows(instructions->decoding->rank, call, call->rows, call->d, 1, threads);
+}
+// Each thread has one share of the rows: smaller chunks would read the weights more often.
+EXPORT void tsallis_decoder(const DecoderCall* call, int threads) {
+    const int64_t numbers = call->layers * call->d * call->hidden + call->d * call->rank.d;
+    run_rows(instructions->decoding->decoder, call, call->rows, numbers,
+             (call->rows + threads - 1) / threads, threads);
 }
 
 EXPORT void tsallis_attention(const AttentionCall* call, int threads) {

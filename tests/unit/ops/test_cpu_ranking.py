@@ -1,0 +1,117 @@
+"""The best symbols of rows, by the compiled kernels of every instruction set, beside PyTorch's in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from instruction_sets import by_size, in_pairs, instructions
+from tsallis.nn import OutputLayer
+from tsallis.ops import cpu, eager
+from tsallis.ops.arguments import BestSymbols
+
+__all__ = ["instructions"]
+
+pytestmark = pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
+
+MAPS = [(1.0, None), (1.05, None), (1.3, None), (1.5, None), (2.0, None), (1.25, 0.1), (1.5, 0.3), (2.0, -0.2)]
+LIKELY = -25.0  # of what is less likely float32's threshold leaves no digits
+every_map = pytest.mark.parametrize(("alpha", "tau"), MAPS)
+
+
+@pytest.fixture(autouse=True)
+def sort_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let PyTorch break ties by the symbols in large vocabularies, too."""
+    monkeypatch.setattr("tsallis.ops.eager.ranking.SORTED", 10_000)
+
+
+def scores(rows: int, d: int, seed: int = 0) -> Tensor:
+    """Scores of which some never come, and some are equal."""
+    result = torch.randn(rows, d, generator=torch.Generator().manual_seed(seed)) * 3
+    result[0, : d // 3] = -math.inf
+    result[-1] = result[-1].round()
+    return result
+
+
+def agree(ours: BestSymbols, truth: BestSymbols, tolerance: float = 1e-6) -> None:
+    likely = truth.log_probs > LIKELY
+    torch.testing.assert_close(ours.log_probs[likely], truth.log_probs[likely], atol=tolerance, rtol=0)
+    assert torch.equal(ours.symbols[likely], truth.symbols[likely])
+    assert torch.equal(ours.log_probs > LIKELY, likely)
+    ends = truth.ends > LIKELY
+    torch.testing.assert_close(ours.ends[ends], truth.ends[ends], atol=tolerance, rtol=0)
+    torch.testing.assert_close(ours.mass, truth.mass, atol=1e-6, rtol=1e-6, equal_nan=True)
+
+
+@by_size([1, 2, 7, 9, 15, 17, 33, 64, 65, 1000, 1025, 5000])
+@every_map
+def test_rows_are_ranked_as_in_float64(d: int, alpha: float, tau: float | None) -> None:
+    z, end = scores(5, d), d // 2
+    for count in {1, min(6, d), min(100, d)}:
+        ours = cpu.best_symbols(z, alpha, tau, count, end)
+        truth = eager.best_symbols(z.double(), alpha, tau, count, end)
+        agree(ours, truth)
+        if alpha != 1.05:  # of a long support the last entries are next to nothing
+            assert torch.equal(ours.support, truth.support)
+
+
+@in_pairs(transform=MAPS, dtype=[torch.bfloat16, torch.float16, torch.float64])
+def test_other_dtypes_are_converted(transform: tuple[float, float | None], dtype: torch.dtype) -> None:
+    alpha, tau = transform
+    z = scores(4, 70).to(dtype)
+    agree(cpu.best_symbols(z, alpha, tau, 4, 2), eager.best_symbols(z.double(), alpha, tau, 4, 2))
+
+
+@in_pairs(transform=MAPS, d=[9, 130])
+def test_one_symbol_alone_may_come(transform: tuple[float, float | None], d: int) -> None:
+    alpha, tau = transform
+    z, only = scores(4, d, 1), torch.tensor([d - 1, -1, 0, 5])
+    ours, truth = (backend.best_symbols(x, alpha, tau, 3, 2, only) for backend, x in ((cpu, z), (eager, z.double())))
+    agree(ours, truth)
+    assert torch.equal(ours.support, truth.support)
+    assert (ours.log_probs[[0, 2, 3], 1:] == -math.inf).all()
+
+
+@in_pairs(transform=MAPS, d=[9, 130])
+def test_nan_is_told_and_dead_ends_are_none(transform: tuple[float, float | None], d: int) -> None:
+    alpha, tau = transform
+    z = scores(4, d, 2)
+    z[1, d - 1] = math.nan
+    z[2] = -math.inf
+    ours = cpu.best_symbols(z, alpha, tau, 3, 2)
+    assert ours.mass.isnan().tolist() == [False, True, alpha == 1, False]
+    if alpha > 1:
+        assert ours.support[2] == 0 and ours.ends[2] == -math.inf and (ours.log_probs[2] == -math.inf).all()
+
+
+@in_pairs(transform=MAPS, d=[40, 1300])
+def test_a_row_depends_on_no_other(transform: tuple[float, float | None], d: int) -> None:
+    z = scores(9, d, 3)
+    whole = cpu.best_symbols(z, *transform, 5, 2)
+    alone = [cpu.best_symbols(z[i : i + 1], *transform, 5, 2) for i in range(9)]
+    for parts, together in zip(zip(*alone, strict=True), whole, strict=True):
+        assert torch.equal(torch.cat(parts), together)
+
+
+@in_pairs(d=[8, 20, 700])
+def test_of_equal_scores_the_first_symbols_come_first(d: int) -> None:
+    z = torch.zeros(2, d)
+    z[1, 3] = -1
+    for alpha in (1.0, 1.5, 2.0):
+        best = cpu.best_symbols(z, alpha, None, 4, 1)
+        assert best.symbols.tolist() == [[0, 2, 3, 4], [0, 2, 4, 5]]
+
+
+def test_an_output_layer_ranks_its_own_scores() -> None:
+    torch.manual_seed(0)
+    for transform in ("softmax", "entmax", "sparsemax", "alpha_relu"):
+        layer = OutputLayer(8, 30, transform, tau=0.1, forbidden=(0, 1))
+        z = layer(torch.randn(3, 8) * 9).detach()
+        best = layer.best_symbols(z, 5, 2)
+        log_probs = layer.log_probs(z)
+        assert torch.equal(best.support, (log_probs > -torch.inf).sum(-1))
+        torch.testing.assert_close(best.ends, log_probs[:, 2], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(best.mass, log_probs.exp().sum(-1))
