@@ -13,6 +13,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from tsallis.ops.arguments import BestSymbols
+from tsallis.ops.eager.ranking import best_of_log_probs
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -66,6 +69,22 @@ class Step(NamedTuple):
 
     scores: Tensor
     attention: Tensor
+    state: Any
+
+
+class BestStep(NamedTuple):
+    """One step of decoding, as far as a beam search reads it.
+
+    Args:
+        best: the best symbols of each row.
+        num_attended: [batch]: the source positions with a weight.
+        attention: weights [batch, src]; None, where they were not asked for.
+        state: after the step, for the next one.
+    """
+
+    best: BestSymbols
+    num_attended: Tensor
+    attention: Tensor | None
     state: Any
 
 
@@ -129,3 +148,21 @@ class Decoder(Protocol):
     def step(self, state: Any, token: Tensor) -> Step:
         """Read one token [batch] and return the scores of the next."""
         ...
+
+
+def best_of_step(output: Any, step: Step, count: int, end: int, only: Tensor | None) -> BestStep:
+    """Return what a beam search reads of a step: of an output layer's own making, or from all log-probabilities."""
+    if only is not None:
+        check_symbols(only, step.scores.shape[1])
+    if hasattr(output, "best_symbols"):
+        best = output.best_symbols(step.scores, count, end, only)
+    else:
+        best = best_of_log_probs(output.log_probs(step.scores), count, end, only)
+    return BestStep(best, (step.attention > 0).sum(-1), step.attention, step.state)
+
+
+def check_symbols(symbols: Tensor, d_vocab: int) -> None:
+    """Refuse prefixes with symbols that the model does not know."""
+    largest = int(symbols.max())
+    if largest >= d_vocab:
+        raise ValueError(f"a prefix holds the symbol {largest}, the model knows {d_vocab}")

@@ -10,6 +10,8 @@ from torch.nn.functional import embedding
 
 from tsallis import functional
 from tsallis.functional.rows import alpha_number
+from tsallis.ops.arguments import BestSymbols
+from tsallis.ops.backend import choose
 
 MANY_SCORES = 1 << 21  # from here the output layer and its loss are computed together
 TRANSFORMS = ("softmax", "sparsemax", "entmax", "alpha_relu")
@@ -136,6 +138,18 @@ class OutputLayer(nn.Module):
         if self.alpha == 1:
             return scores.double().log_softmax(-1)
         return self.probs(scores).double().log()
+
+    def best_symbols(self, scores: Tensor, count: int, end: int, only: Tensor | None = None) -> BestSymbols:
+        """Return the most probable symbols of rows of scores, their log-probabilities, and that of the end.
+
+        Args:
+            scores: [rows, d_vocab]
+            count: how many symbols of each row, without the end.
+            end: the symbol that ends an output.
+            only: [rows]: the symbol that alone is of interest, negative for all; None: all are in every row.
+        """
+        tau = self.tau if self.transform == "alpha_relu" else None
+        return choose(self.alpha, scores).best_symbols(scores.contiguous(), self.alpha, tau, count, end, only)
 
     def loss(
         self,

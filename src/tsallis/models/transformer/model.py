@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tsallis.models.checks import check_counts
-from tsallis.models.protocol import Decoded, Memory, Step
+from tsallis.models.protocol import BestStep, Decoded, Memory, Step, best_of_step
 from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SymbolRows, share_embeddings, shared_parameters
+from tsallis.models.transformer.compiled import CompiledState, start_compiled
 from tsallis.models.transformer.decoding_state import Past, Places, Reading, Sources, TransformerState
 from tsallis.nn import (
     AttentionStats,
@@ -226,8 +227,12 @@ class TransformerSeq2Seq(nn.Module):
         mask = torch.arange(src.shape[1], device=src.device) < lengths.to(src.device).unsqueeze(1)
         return Memory(self.encoder.end(x), mask)
 
-    def start(self, memory: Memory) -> TransformerState:
+    def start(self, memory: Memory) -> TransformerState | CompiledState:
         """Return the state before the first token: one row a source, and what all layers read of the sources."""
+        compiled = start_compiled(self, memory) if type(self) is TransformerSeq2Seq else None
+        return self._start_plain(memory) if compiled is None else compiled
+
+    def _start_plain(self, memory: Memory) -> TransformerState:
         attentions = self._attentions("cross")
         keys, values = zip(*(attention.keys_and_values(memory.states) for attention in attentions), strict=True)
         sources = Sources(keys, values, memory.mask.sum(1).cpu())
@@ -235,11 +240,13 @@ class TransformerSeq2Seq(nn.Module):
         rows = torch.arange(len(memory.states), device=memory.states.device)
         return TransformerState(sources, rows, Past(nothing, 0), 0)
 
-    def step(self, state: TransformerState, token: Tensor) -> Step:
+    def step(self, state: TransformerState | CompiledState, token: Tensor) -> Step:
         """Return the scores of what follows `token` [batch], which itself follows all that the state has read.
 
         Attention is the mean of the heads of the last layer.
         """
+        if isinstance(state, CompiledState):
+            return state.step(token)
         sources, which = state.looked_at()
         places = Places.of(torch.searchsorted(which, state.source), len(sources))
         reading = Reading(state)
@@ -252,6 +259,20 @@ class TransformerSeq2Seq(nn.Module):
         scores = self.output.scores(self.decoder.end(x).squeeze(1))
         active = (sources, which) if sources is not state.sources else None
         return Step(scores, places.scatter(weights).squeeze(1), reading.following(state, active))
+
+    def step_best(
+        self,
+        state: TransformerState | CompiledState,
+        token: Tensor,
+        count: int,
+        end: int,
+        only: Tensor | None,
+        keep: bool,
+    ) -> BestStep:
+        """Make a step as far as a beam search reads it, see :func:`tsallis.models.protocol.best_of_step`."""
+        if isinstance(state, CompiledState):
+            return state.step_best(token, count, end, only, keep)
+        return best_of_step(self.output, self.step(state, token), count, end, only)
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> Decoded:
         """Decode all steps with the target: [batch, src] symbols, their counts [batch], [batch, tgt] tokens.

@@ -1,0 +1,216 @@
+"""The Transformer's decoder in compiled code beside the same decoder step by step in PyTorch."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tsallis
+from instruction_sets import PRESENT
+from tsallis.models import TransformerSeq2Seq
+from tsallis.models.protocol import join
+from tsallis.models.transformer.compiled import CompiledState
+from tsallis.ops import cpu
+from tsallis.search import beam_search
+
+pytestmark = pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
+
+SMALL: dict[str, Any] = {"d_model": 32, "heads": 2, "layers": 2, "d_ff": 40}
+MODELS: list[dict[str, Any]] = [
+    {"norm": "pre", "attention": "softmax", "output": "softmax"},
+    {"norm": "post", "attention": "softmax", "output": "entmax"},
+    {"norm": "pre", "attention": "entmax", "output": "entmax", "output_alpha": 1.3},
+    {"norm": "post", "attention": "learned", "output": "sparsemax"},
+    {"norm": "pre", "attention": "sparsemax", "cross_attention": "learned", "output": "alpha_relu", "tau": -0.1},
+    {"norm": "pre", "attention": "entmax", "attention_alpha": 1.2, "share": "target", "d_model": 48, "heads": 3},
+    {"norm": "post", "attention": "learned", "tie_alphas": "global", "layers": 1, "d_ff": 7, "heads": 1},
+]
+
+
+def make(**options: Any) -> TransformerSeq2Seq:
+    torch.manual_seed(0)
+    model = TransformerSeq2Seq(20, 45, **{**SMALL, **options}).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5).add_(torch.randn_like(parameter), alpha=0.05)
+    return model
+
+
+def sources(batch: int = 6) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(1, 9, (batch,), generator=generator)
+    return torch.randint(4, 20, (batch, int(lengths.max())), generator=generator), lengths
+
+
+def start(model: TransformerSeq2Seq, compiled: bool = True) -> Any:
+    memory = model.encode(*sources())
+    state = model.start(memory) if compiled else model._start_plain(memory)
+    assert isinstance(state, CompiledState) == compiled
+    return state
+
+
+def same_step(model: TransformerSeq2Seq, states: tuple[Any, Any], token: Tensor) -> tuple[Any, Any]:
+    """Make a step of both kinds; check that they agree and return both states."""
+    ours, plain = (model.step(state, token) for state in states)
+    torch.testing.assert_close(ours.scores, plain.scores, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(ours.attention, plain.attention, atol=2e-6, rtol=1e-5)
+    return ours.state, plain.state
+
+
+@pytest.mark.parametrize("name", PRESENT)
+@pytest.mark.parametrize("options", MODELS, ids=str)
+@torch.no_grad()
+def test_steps_are_those_of_the_plain_decoder(name: str, options: dict[str, Any]) -> None:
+    own = cpu.instructions()
+    assert cpu.use_instructions(name)
+    try:
+        model = make(**options)
+        states = start(model), start(model, compiled=False)
+        states = same_step(model, states, torch.ones(6, dtype=torch.long))
+        for token, index in ((4, [0, 0, 2, 3, 3, 3, 5]), (9, [6, 1, 1, 0]), (7, [3])):
+            states = tuple(state.select(torch.tensor(index)) for state in states)
+            states = same_step(model, states, torch.arange(len(index)) + token)
+    finally:
+        assert cpu.use_instructions(own)
+
+
+@torch.no_grad()
+def test_rows_of_several_states_that_have_read_differently_much() -> None:
+    model = make(**MODELS[2])
+    both = []
+    for compiled in (True, False):
+        first = model.step(start(model, compiled), torch.full((6,), 5)).state
+        second = model.step(first.select(torch.tensor([1, 4])), torch.tensor([6, 7])).state
+        both.append(join([second, first.select(torch.tensor([0, 1])), second.select(torch.tensor([1]))]))
+    states = same_step(model, (both[0], both[1]), torch.tensor([8, 9, 10, 11, 12]))
+    same_step(model, tuple(state.select(torch.tensor([4, 2])) for state in states), torch.tensor([13, 14]))
+
+
+@torch.no_grad()
+def test_a_state_can_be_stepped_from_twice() -> None:
+    model = make(**MODELS[0])
+    state = model.step(start(model), torch.full((6,), 5)).state
+    first, other, again = (model.step(state, torch.full((6,), token)).scores for token in (7, 8, 7))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+@torch.no_grad()
+def test_a_row_depends_on_no_other() -> None:
+    model = make(**MODELS[3])
+    state = model.step(start(model), torch.full((6,), 5)).state
+    token = torch.arange(4, 10)
+    whole = model.step(state, token).scores
+    for i in range(6):
+        assert torch.equal(model.step(state.select(torch.tensor([i])), token[i : i + 1]).scores[0], whole[i])
+
+
+@torch.no_grad()
+def test_the_best_symbols_of_a_step_are_those_of_its_scores() -> None:
+    for options in MODELS[:5]:
+        model = make(**options)
+        state, token = start(model), torch.ones(6, dtype=torch.long)
+        step = model.step(state, token)
+        only = torch.tensor([-1, 7, -1, 8, -1, -1])
+        for symbols, keep in ((None, True), (only, False)):
+            ours = model.step_best(state, token, 4, 2, symbols, keep)
+            theirs = model.output.best_symbols(step.scores, 4, 2, symbols)
+            for one, other in zip(ours.best, theirs, strict=True):
+                torch.testing.assert_close(one.double(), other.double(), atol=1e-9, rtol=0)
+            assert ours.num_attended.tolist() == (step.attention > 0).sum(-1).tolist()
+            assert ours.attention is None or torch.equal(ours.attention, step.attention)
+            assert (ours.attention is None) != keep
+
+
+@torch.no_grad()
+def test_changed_weights_are_seen() -> None:
+    model = make(**MODELS[3])
+    before = model.step(start(model), torch.full((6,), 5)).scores
+    for change in (
+        lambda: model.output.projection.bias.add_(1),
+        lambda: model.decoder.layers[0].multihead_attn.alpha.bias.add_(0.5),
+        lambda: model.load_state_dict({k: v * 1.01 for k, v in model.state_dict().items()}),
+        lambda: setattr(model.decoder.layers[1], "linear1", copy.deepcopy(model.decoder.layers[0].linear1)),
+    ):
+        change()
+        states = start(model), start(model, compiled=False)
+        after = same_step(model, states, torch.full((6,), 5))[0]
+        assert isinstance(after, CompiledState)
+        now = model.step(start(model), torch.full((6,), 5)).scores
+        assert not torch.equal(now, before)
+        before = now
+
+
+class Other(TransformerSeq2Seq):
+    """A model whose steps may be others."""
+
+
+def hook(model: TransformerSeq2Seq) -> None:
+    model.decoder.layers[0].multihead_attn.register_forward_hook(lambda *_: None)
+
+
+def other_linear(model: TransformerSeq2Seq) -> None:
+    class Adapted(nn.Linear):
+        pass
+
+    model.decoder.layers[0].linear1 = Adapted(32, 40).eval()
+
+
+def steep_alpha(model: TransformerSeq2Seq) -> None:
+    model.decoder.layers[0].self_attn.alpha = 2.5
+
+
+def other_epsilon(model: TransformerSeq2Seq) -> None:
+    model.decoder.layers[0].norm1.eps = 1e-3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        hook,
+        other_linear,
+        steep_alpha,
+        other_epsilon,
+        lambda model: model.double(),
+        lambda model: model.train(),
+        lambda model: setattr(model.decoder.layers[0], "activation", torch.nn.functional.gelu),
+        lambda model: setattr(model, "__class__", Other),
+        lambda model: setattr(model.decoder.layers[0].self_attn, "alpha", nn.Identity()),
+    ],
+)
+@torch.no_grad()
+def test_any_other_model_takes_the_plain_step(change: Any) -> None:
+    model = make(**MODELS[0])
+    change(model)
+    assert not isinstance(model.start(model.encode(*sources())), CompiledState)
+
+
+def test_other_sizes_gradients_and_backends_take_the_plain_step() -> None:
+    with torch.no_grad():
+        small = make(d_model=24)
+        assert not isinstance(small.start(small.encode(*sources())), CompiledState)
+        model = make()
+        with tsallis.backend("eager"):
+            assert not isinstance(model.start(model.encode(*sources())), CompiledState)
+    assert not isinstance(model.start(model.encode(*sources())), CompiledState)
+
+
+@torch.no_grad()
+def test_tokens_that_do_not_exist_are_refused() -> None:
+    model = make()
+    for token in (45, -1):
+        with pytest.raises(IndexError, match=f"between 0 and 44, got {token}"):
+            model.step(start(model), torch.full((6,), token))
+    with pytest.raises(ValueError, match="a prefix holds the symbol 45, the model knows 45"):
+        beam_search(model, *sources(), prefixes=[(45,)] * 6)
+
+
+def test_nan_in_the_weights_is_told() -> None:
+    model = make()
+    with torch.no_grad():
+        model.decoder.layers[0].linear1.weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="NaN for source 0"):
+        beam_search(model, *sources())
