@@ -49,8 +49,7 @@ PUBLIC = {
         tsallis_entropy
     """,
     "tsallis.integrations.huggingface": """
-        AnnealAlpha AttentionLog DensityMeter EntmaxLogitsProcessor FixedAlpha LearnedAlpha alpha_parameters alphas
-        causal_lm_loss densify from_pretrained parameter_groups set_alpha sparsify trainer_loss
+        FixedAlpha LearnedAlpha alpha_parameters alphas densify from_pretrained parameter_groups set_alpha sparsify
     """,
     "tsallis.models": """
         BiLSTMClassifier Decoded Decoder GridClassifier LabelDecoder Memory RNNSeq2Seq SignalClassifier Step

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
+import heapq
 import math
-from collections.abc import Iterator, Sequence
+from bisect import insort
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tsallis.models.protocol import Decoder
-from tsallis.search.certificate import Result
-from tsallis.search.step import Expansion, Prefix, Search, advance, at_least_one, evaluating, make_limits
+from tsallis.models.protocol import BestStep, Decoder
+from tsallis.search.certificate import Hypothesis, Result
+from tsallis.search.step import Search, advance_best, at_least_one, evaluating, make_limits
 from tsallis.special_symbols import BOS
-
-SORTED = 4096  # of more symbols only the largest are found: ties among vocabularies of words do not matter
-
-
-@dataclass(kw_only=True)
-class _Beam(Search):
-    """The search of one source."""
-
-    prefixes: list[Prefix] = field(default_factory=lambda: [Prefix()])  # best first
 
 
 @torch.no_grad()
@@ -85,80 +78,170 @@ def beam_search(
     if src.shape[0] == 0:
         return []
     normalized = model.output.normalized
+    beams = [
+        _Beam(source=i, src_length=n, limits=own, size=beam_size, wanted=n_best or beam_size, normalized=normalized)
+        for i, (n, own) in enumerate(zip(lengths, limits, strict=True))
+    ]
     with evaluating(model):
-        state = model.start(model.encode(src, src_lengths))
-        beams = [_Beam(src_length=n, limits=of_source) for n, of_source in zip(lengths, limits, strict=True)]
-        owners = list(range(len(beams)))  # of the rows of the state; those of one source stand together
-        tokens = torch.full((len(beams),), BOS, device=src.device)
-        while owners:
-            log_probs, attention, state = advance(model, state, tokens, owners)
-            expansion = Expansion(attention, log_probs, keep_attention)
-            parents = []
-            for owner, row, candidates in _candidates(beams, owners, expansion, beam_size):
-                beam = beams[owner]
-                rows = _keep(beam, row, candidates, expansion, beam_size)
-                parents += rows[: _shrink(beam, n_best or beam_size, normalized)]
-            owners = [owners[row] for row in parents]
-            following = [prefix.token for owner in dict.fromkeys(owners) for prefix in beams[owner].prefixes]
-            if owners:
-                state = state.select(torch.tensor(parents, device=src.device))
-                tokens = torch.tensor(following, device=src.device)
-    return [beam.result(normalized, n_best) for beam in beams]
+        history = _search(model, model.start(model.encode(src, src_lengths)), beams, keep_attention, src.device)
+    return [beam.conclude(history, n_best) for beam in beams]
+
+
+class _Rows(NamedTuple):
+    """The rows of one step: prefixes of one length, those of one source together."""
+
+    tokens: list[int]  # the last of each
+    parents: list[int]  # the rows of the step before that they come from
+    support: list[int]  # what the step found
+    num_attended: list[int]
+    attention: Tensor | None  # [rows, src]
+
+
+class _End(NamedTuple):
+    """An output that was finished: its last row's step and number are enough to read it back."""
+
+    log_prob: float
+    step: int
+    row: int
+
+
+def _search(
+    model: Decoder, state: object, beams: list[_Beam], keep_attention: bool, device: torch.device
+) -> list[_Rows]:
+    """Make steps until no beam has a prefix; return the rows of all of them."""
+    history: list[_Rows] = []
+    active, count = beams, max(beam.size for beam in beams) + 1  # one more than fits: the bound on what is dropped
+    tokens, parents = [BOS] * len(beams), list(range(len(beams)))
+    while active:
+        owners = [beam.source for beam in active for _ in beam.log_probs]
+        only = _forced(active, len(history), device)
+        step = advance_best(model, state, torch.tensor(tokens, device=device), owners, count, only, keep_attention)
+        history.append(_record(step, tokens, parents, keep_attention))
+        tokens, parents = _follow(active, step, len(history) - 1)
+        active = [beam for beam in active if beam.log_probs]
+        if active:
+            state = step.state.select(torch.tensor(parents, device=device))
+    return history
+
+
+def _forced(beams: list[_Beam], length: int, device: torch.device) -> Tensor | None:
+    """Return the symbol that must follow each prefix of a length, -1 where any may; None where any may everywhere."""
+    if all(length >= len(beam.limits.prefix) for beam in beams):
+        return None
+    symbols = [
+        beam.limits.prefix[length] if length < len(beam.limits.prefix) else -1 for beam in beams for _ in beam.log_probs
+    ]
+    return torch.tensor(symbols, device=device)
+
+
+def _record(step: BestStep, tokens: list[int], parents: list[int], keep_attention: bool) -> _Rows:
+    support, attended = step.best.support.tolist(), step.num_attended.tolist()
+    return _Rows(tokens, parents, support, attended, step.attention if keep_attention else None)
+
+
+def _follow(beams: list[_Beam], step: BestStep, length: int) -> tuple[list[int], list[int]]:
+    """Finish what can end and let every beam choose its next prefixes; return their tokens and their parents."""
+    best, symbols, ends = step.best.log_probs.tolist(), step.best.symbols.tolist(), step.best.ends.tolist()
+    tokens: list[int] = []
+    parents: list[int] = []
+    row = 0
+    for beam in beams:
+        after = row + len(beam.log_probs)
+        beam.finish(ends[row:after], length, row)
+        chosen = beam.choose(best[row:after], symbols[row:after], length)
+        tokens += [token for _, _, token in chosen]
+        parents += [row + parent for _, parent, _ in chosen]
+        row = after
+    return tokens, parents
 
 
 Candidate = tuple[float, int, int]  # its log-probability's negative, its parent's place in the beam, its token
 
 
-def _candidates(
-    beams: list[_Beam], owners: list[int], expansion: Expansion, beam_size: int
-) -> Iterator[tuple[int, int, list[Candidate]]]:
-    """Finish what can end; then for every source its first row and its best prefixes of one token more, in order."""
-    prefixes = [p for owner in dict.fromkeys(owners) for p in beams[owner].prefixes]
-    totals, ends = expansion.totals(prefixes, [beams[owner].limits for owner in owners])
-    best, order = _top(totals, beam_size + 1)  # one more than fits gives the bound on what is dropped
-    values, tokens = best.tolist(), order.tolist()  # [rows, beam_size + 1]
-    row = 0
-    for owner, rows in itertools.groupby(owners):
-        beam, count = beams[owner], len(list(rows))
+@dataclass(kw_only=True)
+class _Beam(Search):
+    """The search of one source, in numbers: its prefixes are rows, its outputs too until the search is over."""
+
+    source: int
+    size: int
+    wanted: int  # outputs
+    normalized: bool
+    log_probs: list[float] = field(default_factory=lambda: [0.0])  # of the prefixes, best first
+    ends: list[_End] = field(default_factory=list)
+    costs: list[float] = field(default_factory=list)  # the negative scores of the wanted best outputs, in order
+
+    def finish(self, log_probs: list[float], length: int, row: int) -> None:
+        """Note the outputs that the prefixes of a length are, from their ends' log-probabilities."""
+        if length < self.limits.free_from:
+            return
+        for i, log_prob in enumerate(log_probs):
+            if log_prob > -math.inf:
+                end = _End(self.log_probs[i] + log_prob, length, row + i)
+                self.ends.append(end)
+                insort(self.costs, -self.score(end))
+        del self.costs[self.wanted :]
+
+    def score(self, end: _End) -> float:
+        """Return the score of an output, as :meth:`Hypothesis.score` does."""
+        penalty = self.limits.length_penalty
+        return end.log_prob / (end.step + 1) ** penalty if penalty else end.log_prob
+
+    def choose(self, best: list[list[float]], symbols: list[list[int]], length: int) -> list[Candidate]:
+        """Make the best continuations the beam, give up the others, and return those that were chosen."""
         candidates: list[Candidate] = []
-        for parent in range(count):
-            if ends[row + parent] > -math.inf:
-                hypothesis = expansion.finish(beam.prefixes[parent], row + parent, ends[row + parent], beam.src_length)
-                beam.finished.append(hypothesis)
-            pairs = zip(values[row + parent], tokens[row + parent], strict=True)
-            candidates += [(-value, parent, token) for value, token in pairs if value > -math.inf]
-        yield owner, row, sorted(candidates)[: beam_size + 1]
-        row += count
+        for parent, before in enumerate(self.log_probs):
+            for log_prob, token in zip(best[parent], symbols[parent], strict=True):
+                if log_prob == -math.inf:
+                    break
+                candidates.append((-(before + log_prob), parent, token))
+        candidates.sort()
+        at_limit = length + 2 > self.limits.steps  # a prefix one token longer could not even end
+        chosen = [] if at_limit else candidates[: self.size]
+        if len(candidates) > len(chosen):
+            self.give_up(-candidates[len(chosen)][0])
+        if self.gave_up and self.normalized:
+            chosen = self._shrink(chosen)
+        self.log_probs = [-cost for cost, _, _ in chosen]
+        return chosen
+
+    def _shrink(self, chosen: list[Candidate]) -> list[Candidate]:
+        """Let candidates go that can change neither the best outputs nor the certificate."""
+        if len(self.costs) < self.wanted:
+            return chosen
+        worst = -self.costs[-1]
+        survivors = [candidate for candidate in chosen if self.limits.ceiling(-candidate[0]) > worst]
+        if len(survivors) < len(chosen):
+            self.give_up(-chosen[len(survivors)][0])
+        return survivors
+
+    def conclude(self, history: list[_Rows], n_best: int | None) -> Result:
+        """Return the result: hypotheses are made of the outputs that are returned, and of those that equal them."""
+        ends = self.ends
+        if n_best is not None and len(ends) > n_best + 1:
+            least = heapq.nlargest(n_best + 1, map(self.score, ends))[-1]
+            ends = [end for end in ends if self.score(end) >= least]
+        self.finished = [_hypothesis(history, end, self.src_length) for end in ends]
+        return self.result(self.normalized, n_best)
 
 
-def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the largest values of each row and their columns; of equal ones the first, in every run."""
-    width = values.shape[-1]
-    if width > SORTED:
-        best, order = values.topk(min(count, width))
-    else:
-        best, order = (x[:, :count] for x in values.sort(descending=True, stable=True))
-    return best, order
-
-
-def _keep(beam: _Beam, row: int, candidates: list[Candidate], expansion: Expansion, beam_size: int) -> list[int]:
-    """Make the best candidates the beam, give up the others, and return the rows that those kept come from."""
-    at_limit = beam.prefixes[0].length + 2 > beam.limits.steps  # a prefix one token longer could not even end
-    selection = [] if at_limit else candidates[:beam_size]
-    if len(candidates) > len(selection):
-        beam.give_up(-candidates[len(selection)][0])
-    beam.prefixes = [
-        expansion.extend(beam.prefixes[parent], row + parent, token, -cost) for cost, parent, token in selection
-    ]
-    return [row + parent for _, parent, _ in selection]
-
-
-def _shrink(beam: _Beam, n_best: int, normalized: bool) -> int:
-    """Let prefixes go that can change neither the best outputs nor the certificate; return how many stay."""
-    if beam.gave_up and normalized:
-        worst = beam.nth_score(n_best)
-        survivors = [p for p in beam.prefixes if beam.limits.ceiling(p.log_prob) > worst]
-        if len(survivors) < len(beam.prefixes):
-            beam.give_up(beam.prefixes[len(survivors)].log_prob)
-            beam.prefixes = survivors
-    return len(beam.prefixes)
+def _hypothesis(history: list[_Rows], end: _End, src_length: int) -> Hypothesis:
+    """Read an output back from its last row."""
+    tokens: list[int] = []
+    support: list[int] = []
+    attended: list[int] = []
+    weights: list[Tensor] = []
+    row = end.row
+    for rows in reversed(history[: end.step + 1]):
+        tokens.append(rows.tokens[row])
+        support.append(rows.support[row])
+        attended.append(rows.num_attended[row])
+        if rows.attention is not None:
+            weights.append(rows.attention[row, :src_length])
+        row = rows.parents[row]
+    return Hypothesis(
+        tokens=tuple(reversed(tokens[:-1])),  # without the start
+        log_prob=end.log_prob,
+        support=tuple(reversed(support)),
+        num_attended=tuple(reversed(attended)),
+        attention=torch.stack(weights[::-1]) if weights else None,
+    )
