@@ -141,6 +141,7 @@ def test_without_a_compiler_the_wheel_is_pure_and_works(tree: Path) -> None:
     assert installed["warnings"] == [f"{WARNED}{installed['reason']}. {CONTENT}"]
 
 
+@pytest.mark.slow
 def test_the_kernel_can_be_left_out_or_demanded(tree: Path) -> None:
     assert "TSALLIS_KERNEL=0" in _build(tree, "wheel", tree / "dist", TSALLIS_KERNEL="0")
     (wheel,) = (tree / "dist").iterdir()

@@ -47,12 +47,17 @@ def test_passes(): ...
 @pytest.mark.parametrize(
     ("allowed", "workers", "outcome"),
     [
-        (None, 0, "1 passed, 5 skipped, 1 xfailed"),
+        pytest.param(None, 0, "1 passed, 5 skipped, 1 xfailed", marks=pytest.mark.slow),
         ("mark,call,lexicon,no_such_package", 0, "1 failed, 1 passed, 4 skipped, 1 xfailed"),  # one names nothing
-        ("lexicon,no_such_package", 0, "2 failed, 1 passed, 2 skipped, 1 xfailed, 1 error"),
+        pytest.param(
+            "lexicon,no_such_package",
+            0,
+            "2 failed, 1 passed, 2 skipped, 1 xfailed, 1 error",
+            marks=pytest.mark.slow,
+        ),
         ("mark", 0, "2 failed, 1 passed, 1 skipped, 1 xfailed, 2 errors"),
-        ("mark", 1, "2 failed, 1 passed, 1 skipped, 1 xfailed, 2 errors"),
-        ("", 0, "2 failed, 1 passed, 1 xfailed, 3 errors"),
+        pytest.param("mark", 1, "2 failed, 1 passed, 1 skipped, 1 xfailed, 2 errors", marks=pytest.mark.slow),
+        pytest.param("", 0, "2 failed, 1 passed, 1 xfailed, 3 errors", marks=pytest.mark.slow),
     ],
 )
 def test_what_may_not_be_skipped_fails(tmp_path: Path, allowed: str | None, workers: int, outcome: str) -> None:
@@ -80,6 +85,7 @@ def test_what_may_not_be_skipped_fails(tmp_path: Path, allowed: str | None, work
             assert re.search(f"{VARIABLE}=mark does not allow this skip.*{re.escape(words)}", done.stdout), words
 
 
+@pytest.mark.slow
 def test_triton_may_be_imported_by_any_test() -> None:
     """Its tests run after one that imports its kernels without their leave."""
     files = ["test_doctests.py::test_examples[tsallis.ops.triton]", "ops/triton/test_maps.py::test_any_dimension"]

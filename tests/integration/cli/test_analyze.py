@@ -57,6 +57,7 @@ def test_several_runs_show_the_same_sentences(translator: Path, tmp_path: Path) 
     assert rows[0] == rows[1] and len(rows[0]) == 2 and one["corpus"]["sentences"] == 5
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_in_three_formats(translator: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     analyze(translator, "-o", tmp_path / "page.html", "--figures", tmp_path / "figures")

@@ -173,6 +173,7 @@ def test_splits_of_paraphrases_share_no_sentence() -> None:
         assert [index[pair] for pair in split] == sorted(index[pair] for pair in split)
 
 
+@pytest.mark.slow
 def test_splits_of_tatoeba_share_no_sentence(shared_data: Path) -> None:
     columns = []
     for side in ("en", "de"):

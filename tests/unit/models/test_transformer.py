@@ -447,6 +447,7 @@ def test_arguments_that_make_no_model(arguments: dict[str, Any], message: str) -
         model(**arguments)
 
 
+@pytest.mark.slow
 def test_several_learned_attentions_compile_with_dynamic_shapes() -> None:
     """The compiler must not trace the backward pass of each map with it: it fails on the second."""
     torch.manual_seed(0)

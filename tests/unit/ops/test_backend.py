@@ -244,6 +244,7 @@ def test_a_file_that_is_no_kernel_leaves_everything_to_eager(tmp_path: Path, kin
     assert explained.startswith(f"eager ({reason}")
 
 
+@pytest.mark.slow
 def test_where_kernels_are_missing_it_is_said_once_unless_they_are_not_asked_for(tmp_path: Path) -> None:
     code = "import torch, tsallis\nz = torch.zeros(3)\n"
     path = str(tmp_path / "kernel.so")

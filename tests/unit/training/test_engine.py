@@ -202,6 +202,7 @@ def test_unknown_settings(change: dict[str, Any], words: str) -> None:
         engine(model(), replace(SETTINGS, **change))
 
 
+@pytest.mark.slow
 def test_the_objective_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its graph is captured and run as it is: what a compiler makes of it is the compiler's."""
     options = {"attention": "softmax", "output": "softmax", "input_feeding": False}

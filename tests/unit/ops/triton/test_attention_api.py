@@ -205,7 +205,7 @@ def test_the_module_decodes_with_a_cache(triton: None, launched: list[str]) -> N
     assert module.stats().support.shape == (4,)
 
 
-@pytest.mark.parametrize("keys", [9, 21])
+@pytest.mark.parametrize("keys", [9, pytest.param(21, marks=pytest.mark.slow)])
 def test_compiled_it_is_one_operator(keys: int, triton: None, launched: list[str]) -> None:
     query, key, value = on_device(*tensors(2, 4, 7, keys, key_heads=2))
     mask, lengths = torch.randn(7, keys, device=DEVICE), torch.tensor([keys, 3], device=DEVICE)
