@@ -40,6 +40,18 @@ def rnn_with_one_matrix_for_target_and_output(**arguments: Any) -> RNNSeq2Seq:
     return rnn(share="target", **arguments)
 
 
+def rnn_of_gru_cells(**arguments: Any) -> RNNSeq2Seq:
+    return rnn(cell="gru", d_embedding=6, **arguments)
+
+
+def rnn_with_an_additive_score(**arguments: Any) -> RNNSeq2Seq:
+    return rnn(scorer="additive", **arguments)
+
+
+def rnn_of_gru_cells_without_input_feeding(**arguments: Any) -> RNNSeq2Seq:
+    return rnn(cell="gru", scorer="additive", input_feeding=False, **arguments)
+
+
 def transformer(**arguments: Any) -> TransformerSeq2Seq:
     sizes = {"d_model": 8, "heads": 2, "layers": 2, "d_ff": 12, "dropout": 0.3, "forbidden": FORBIDDEN}
     return TransformerSeq2Seq(SRC, TGT, **{**sizes, **arguments})
@@ -67,6 +79,9 @@ RNNS: list[Build] = [
     rnn_of_one_layer,
     rnn_without_input_feeding,
     rnn_with_one_matrix_for_target_and_output,
+    rnn_of_gru_cells,
+    rnn_with_an_additive_score,
+    rnn_of_gru_cells_without_input_feeding,
 ]
 TRANSFORMERS: list[Build] = [
     transformer,
@@ -437,6 +452,9 @@ def test_lengths_that_cannot_be(build: Build, lengths: list[int]) -> None:
         ({"attention": "alpha_relu"}, "attention needs weights that sum to 1"),
         ({"attention": "hard"}, "transform must be one of .*'hard'"),
         ({"output_alpha": 0.5}, "alpha must be finite and at least 1, got 0.5"),
+        ({"cell": "rnn"}, "cell must be one of lstm, gru, got 'rnn'"),
+        ({"scorer": "dot"}, "scorer must be one of bilinear, additive, got 'dot'"),
+        ({"share": "target", "d_embedding": 4}, "share: target needs embeddings as wide as the states, 8, got 4"),
         ({"share": "all"}, "share must be one of none, target, got 'all'"),
         ({"forbidden": (11,)}, r"forbidden must leave some of the symbols 0 to 10, got \(11,\)"),
     ],

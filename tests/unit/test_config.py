@@ -126,6 +126,19 @@ def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
             r"data.subwords.siez: unknown key \(did you mean size\?\)",
         ),
         (TRANSLATION + "{train: t, dev: d, subwords: {kind: words}}\n", "data.subwords.kind: .*found 'words'"),
+        (
+            TRANSLATION + "{train: t, dev: d, subwords: {model: m, size: 9}}\n",
+            "data.subwords: an existing model is not learned: size can't be set beside it",
+        ),
+        (
+            TRANSLATION + "{train: t, dev: d, subwords: {src_model: m}}\n",
+            "data.subwords: expected model, or",
+        ),
+        (TRANSLATION + "{train: t, dev: d, subwords: {kind: word, sample: 0.1}}\n", "data.subwords: kind: word has no"),
+        (TRANSLATION + "{train: t, dev: d, lowercase: true, subwords: {model: m}}\n", "data: lowercase: an existing"),
+        (BASE + "model: {cell: rnn}\n", "model.cell: .*found 'rnn'"),
+        (BASE + "model: {scorer: dot}\n", "model.scorer: .*found 'dot'"),
+        (BASE + "model: {share: target, d_embedding: 8}\n", "model: share: target needs d_embedding 300, found 8"),
         (TRANSLATION + "{train: t, dev: d, subwords: {coverage: 0.5}}\n", "data.subwords.coverage: .*found 0.5"),
         (BASE + "training: {betas: [0.9]}\n", "training.betas"),
         (BASE + "training: {betas: [0.9, 1.0]}\n", "training.betas.1: .*less than 1, found 1.0"),
@@ -201,7 +214,7 @@ def test_schemas_offer_what_the_classes_take() -> None:
     assert set(TrainingConfig().settings()) == {f.name for f in fields(Settings)}
     for section, model in ((RNNConfig, RNNSeq2Seq), (TransformerConfig, TransformerSeq2Seq)):
         assert set(section.model_fields) - {"architecture"} <= set(signature(model).parameters)
-    assert set(SubwordsConfig.model_fields) - {"joint", "sample"} <= set(signature(Subwords.train).parameters)
+    assert set(SubwordsConfig().learning()) <= set(signature(Subwords.train).parameters)
     assert {f.name: f.default for f in fields(Settings)} == TrainingConfig().settings()
 
 

@@ -159,6 +159,7 @@ def cached_subwords(
     kind: str = "bpe",
     coverage: float = 1.0,
     split_digits: bool = False,
+    normalization: str = "nmt_nfkc",
 ) -> Subwords:
     """Subwords of some texts together: from the cache where the same files gave some before, or learned now.
 
@@ -170,13 +171,17 @@ def cached_subwords(
     cache = Path(cache_folder)
     with _writable(cache):
         options = {"kind": kind, "coverage": coverage, "split_digits": split_digits}
+        options.update({"normalization": normalization} if normalization != "nmt_nfkc" else {})  # as earlier versions
         made_from = {"files": [fingerprint(Path(p), cache) for p in paths], "size": size, **options}
         key = key_of(made_from)
         path = cache / f"{key}.model"
         with locked(cache / f"{key}.lock"):
             if path.exists():
                 return Subwords.load(path)
-            subwords = Subwords.train(chain(*map(stream_lines, paths)), size, kind, coverage, split_digits=split_digits)
+            text = chain(*map(stream_lines, paths))
+            subwords = Subwords.train(
+                text, size, kind, coverage, normalization=normalization, split_digits=split_digits
+            )
             subwords.save(path)
             return subwords
 

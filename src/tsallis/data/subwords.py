@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-KINDS = {"unigram": 1, "bpe": 2}  # as the model file numbers them
+KINDS = {"unigram": 1, "bpe": 2, "word": 3}  # as the model file numbers them
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
 MAX_LINES = 2_000_000  # sentencepiece holds the lines it learns from in memory
 THREADS = 4  # whatever the machine has: sums over another number of threads round differently
@@ -74,7 +74,8 @@ class Subwords:
             lines: read once, one after the other. Of more than `max_lines` a uniform sample is learned from, always the
                 same one. Lines of more than 4192 bytes are passed over.
             size: subwords in all, the four special ones included.
-            kind: `"bpe"` (Sennrich et al. 2016) or `"unigram"` (Kudo 2018).
+            kind: `"bpe"` (Sennrich et al. 2016) or `"unigram"` (Kudo 2018); or `"word"`, for text in which white space
+                separates the symbols already: the `size` most frequent ones, or all if there are fewer.
             coverage: share of the characters that get a number; the rarest others are unknown. Use 0.9995 for Chinese
                 and Japanese.
             byte_fallback: spell unknown characters as bytes (256 numbers of the vocabulary).
@@ -99,6 +100,7 @@ class Subwords:
                 byte_fallback=byte_fallback,
                 split_digits=split_digits,
                 normalization_rule_name=normalization,
+                hard_vocab_limit=kind != "word",
                 input_sentence_size=max_lines,
                 shuffle_input_sentence=True,
                 num_threads=THREADS,
@@ -158,6 +160,8 @@ class Subwords:
         """Return :meth:`sample` of every text with a seed of its own; the others don't matter."""
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha must be from 0 to 1, got {alpha}")
+        if self.kind == "word":
+            raise ValueError("words are segmented in one way alone: only bpe and unigram models sample")
         if any(seed < 0 for seed in seeds):
             raise ValueError(f"a seed must not be negative, got {min(seeds)}")
         normalized = self._processor.Normalize(list(texts))
@@ -165,7 +169,7 @@ class Subwords:
 
     @cached_property
     def _sampler(self) -> Sampler:
-        pieces = [_piece(value) for number, value in _fields(self.model) if number == 1]
+        pieces = [_piece(value) for number, value in message_fields(self.model) if number == 1]
         return MergeSampler(pieces) if self.kind == "bpe" else LatticeSampler(pieces)
 
     def text(self, tokens: Iterable[int]) -> str:
@@ -218,7 +222,7 @@ def _threads() -> int:
 
 def _check(size: int, kind: str, coverage: float, normalization: str, max_lines: int) -> None:
     if kind not in KINDS:
-        raise ValueError(f"kind must be bpe or unigram, got {kind!r}")
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     if size <= len(SPECIALS):
         raise ValueError(f"size must be above {len(SPECIALS)}, the number of special symbols, got {size}")
     if not 0.98 <= coverage <= 1:
@@ -272,9 +276,9 @@ def _explain(message: str, size: int) -> str:
 def _kind(model: bytes, label: str) -> str:
     """Return the kind of a model; one that was cut may still look whole to sentencepiece, but lacks its end."""
     try:
-        fields = dict(_fields(model))
+        fields = dict(message_fields(model))
         # Pieces come first, then how they were learned, then the normaliser (sentencepiece_model.proto).
-        kind = dict(_fields(fields[2])).get(3, KINDS["unigram"])
+        kind = dict(message_fields(fields[2])).get(3, KINDS["unigram"])
         whole = {1, 2, 3} <= fields.keys()
     except (IndexError, KeyError, ValueError, TypeError) as error:
         raise InputError(f"{label}: not a sentencepiece model, or cut short") from error
@@ -285,11 +289,11 @@ def _kind(model: bytes, label: str) -> str:
 
 
 def _piece(message: bytes) -> Piece:
-    fields = dict(_fields(message))
+    fields = dict(message_fields(message))
     return Piece(fields[1].decode("utf-8"), struct.unpack("<f", fields.get(2, bytes(4)))[0], fields.get(3, NORMAL))
 
 
-def _fields(blob: Any) -> Iterator[tuple[int, Any]]:
+def message_fields(blob: Any) -> Iterator[tuple[int, Any]]:
     """Yield numbers and contents of the fields of a protocol buffer message; nested ones as bytes."""
     at = 0
     while at < len(blob):

@@ -116,14 +116,18 @@ def translation_scores(
     references: Sequence[str],
     tgt_lang: str = "",
     names: Sequence[str] = ("bleu", "chrf", "ter"),
+    lowercase: bool = False,
+    tokenized: bool = False,
 ) -> list[CorpusScore]:
-    """Compute BLEU, chrF and TER of detokenised text, by sacrebleu.
+    """Compute BLEU, chrF and TER by sacrebleu; its signatures say how.
 
     Args:
         texts: translations.
         references: one for each.
         tgt_lang: "ja", "ko" or "zh" for a tokeniser that knows their words; all others have sacrebleu's default, 13a.
         names: which of "bleu", "chrf" and "ter".
+        lowercase: whether capitals count as small letters.
+        tokenized: whether white space separates the words of BLEU already; otherwise sacrebleu's tokeniser does.
 
     Returns:
         One score for each name.
@@ -134,7 +138,12 @@ def translation_scores(
     """
     from sacrebleu.metrics import BLEU, CHRF, TER
 
-    factories: dict[str, Any] = {"bleu": lambda: BLEU(trg_lang=tgt_lang), "chrf": CHRF, "ter": TER}
+    tokenizer = {"tokenize": "none", "force": True} if tokenized else {"trg_lang": tgt_lang}
+    factories: dict[str, Any] = {
+        "bleu": lambda: BLEU(lowercase=lowercase, **tokenizer),
+        "chrf": lambda: CHRF(lowercase=lowercase),
+        "ter": TER,  # never tells capitals from small letters
+    }
     scores = []
     for name in names:
         metric = factories[name]()

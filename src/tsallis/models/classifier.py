@@ -13,6 +13,7 @@ from tsallis import functional
 from tsallis.continuous import Density, Elliptical, Interval, cell_masses
 from tsallis.continuous.moments import Matching
 from tsallis.models.checks import check_attending, check_counts
+from tsallis.models.recurrence import CELLS, check_cell, open_forget_gates
 from tsallis.nn import ContinuousAttention1d, OutputLayer
 from tsallis.nn.continuous_attention.core import cell_edges, map_alpha
 from tsallis.nn.dropout import Dropout
@@ -59,8 +60,8 @@ class AttentionMap:
         return end
 
 
-class BiLSTM(nn.Module):
-    """One layer of an LSTM that reads rows of several lengths in both directions.
+class BidirectionalLayer(nn.Module):
+    """One layer of an LSTM or a GRU that reads rows of several lengths in both directions.
 
     A packed sequence costs several times as much to train on a CPU: here a row is turned round by its length instead,
     and what stands behind it is read after it, if at all.
@@ -68,12 +69,13 @@ class BiLSTM(nn.Module):
     Args:
         d_input: size of the input.
         d_model: size of both states together; even.
+        cell: "lstm" or "gru".
     """
 
-    def __init__(self, d_input: int, d_model: int) -> None:
+    def __init__(self, d_input: int, d_model: int, cell: str = "lstm") -> None:
         super().__init__()
-        self.forwards = nn.LSTM(d_input, d_model // 2, batch_first=True)
-        self.backwards = nn.LSTM(d_input, d_model // 2, batch_first=True)
+        self.forwards = CELLS[cell](d_input, d_model // 2, batch_first=True)
+        self.backwards = CELLS[cell](d_input, d_model // 2, batch_first=True)
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Encode [batch, src, d_input], counts [batch] to states [batch, src, d_model], the last ones [batch, d_model].
@@ -98,7 +100,7 @@ def _gather_rows(x: Tensor, index: Tensor) -> Tensor:
 
 
 class BiLSTMClassifier(nn.Module):
-    r"""Classes of documents, by an LSTM in both directions and attention to its states.
+    r"""Classes of documents, by an LSTM or a GRU in both directions and attention to its states.
 
     Discrete attention scores each state by :math:`v^\top \tanh(W h_l + U s)`, with s the last states of both
     directions. Continuous attention has the mean and spread that a convolution and max-pooling over the states give;
@@ -121,9 +123,10 @@ class BiLSTMClassifier(nn.Module):
         d_embedding: size of the embeddings; by default `d_model`.
         output: the map of the output, "softmax", "sparsemax" or "entmax".
         output_alpha: for output "entmax".
+        cell: "lstm" or "gru".
 
     Raises:
-        ValueError: sizes that are odd or too small, an attention or a map that is unknown.
+        ValueError: sizes that are odd or too small, an attention, a map or a cell that is unknown.
 
     Example:
         >>> model = BiLSTMClassifier(20, 2, d_model=8, attention="combined", transform="sparsemax", num_basis=8)
@@ -148,11 +151,13 @@ class BiLSTMClassifier(nn.Module):
         d_embedding: int | None = None,
         output: str = "softmax",
         output_alpha: float = 1.5,
+        cell: str = "lstm",
     ) -> None:
         super().__init__()
         if d_model < 2 or d_model % 2:
             raise ValueError(f"d_model must be even: half of it goes to each direction, got {d_model}")
         check_attending(layers, dropout, attention, density)
+        check_cell(cell)
         self.arguments: dict[str, Any] = {
             "vocab": vocab,
             "classes": classes,
@@ -168,11 +173,12 @@ class BiLSTMClassifier(nn.Module):
             "d_embedding": d_embedding,
             "output": output,
             "output_alpha": output_alpha,
+            "cell": cell,
         }
         self.kind, self.alpha, self.drop = attention, map_alpha(transform), Dropout(dropout)
         size = d_embedding or d_model
         self.embedding = nn.Embedding(vocab, size, padding_idx=0)
-        self.layers = nn.ModuleList(BiLSTM(d_model if i else size, d_model) for i in range(layers))
+        self.layers = nn.ModuleList(BidirectionalLayer(d_model if i else size, d_model, cell) for i in range(layers))
         if attention != "continuous":
             self.keys = nn.Linear(d_model, d_model)
             self.query = nn.Linear(d_model, d_model, bias=False)
@@ -198,10 +204,10 @@ class BiLSTMClassifier(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -INITIAL, INITIAL)
         self.embedding.weight[0] = 0
-        for name, parameter in self.layers.named_parameters():
-            if ".bias_ih" in name:  # a cell that remembers until it learns to forget learns faster
-                width = len(parameter) // 4
-                parameter[width : 2 * width] += 1
+        for layer in self.layers:
+            assert isinstance(layer, BidirectionalLayer)
+            open_forget_gates(layer.forwards)
+            open_forget_gates(layer.backwards)
 
     def forward(self, src: Tensor, src_lengths: Tensor) -> Tensor:
         """Return the scores of the classes [batch, classes] for symbols [batch, src] and their counts [batch].

@@ -1,10 +1,10 @@
-"""The sequence-to-sequence LSTM of Peters et al. 2019, with any map in its attention and in its output."""
+"""The recurrent sequence-to-sequence model of Peters et al. 2019, with any map in its attention and in its output."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,13 @@ from tsallis.continuous import Density, translation_basis
 from tsallis.continuous.moments import Matching
 from tsallis.models.checks import check_counts
 from tsallis.models.protocol import Decoded, Memory, Step
+from tsallis.models.recurrence import CELLS, Layer, check_cell, open_forget_gates, read_layers
 from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SymbolRows, share_embeddings, shared_parameters
 from tsallis.nn import ContinuousGlobalAttention, GlobalAttention, OutputLayer
 from tsallis.nn.dropout import dropout_mask
 from tsallis.nn.output import transform_alpha
 from tsallis.special_symbols import BOS, PAD, UNK
 
-PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # of a layer of nn.LSTM
 INITIAL = 0.1  # parameters start uniform in [-0.1, 0.1], as in OpenNMT's LSTM models
 
 
@@ -32,7 +32,7 @@ class RNNState:
     memory: Memory
     keys: Tensor  # [batch, src, d_model]
     hidden: tuple[Tensor, ...]  # one [batch, d_model] a layer
-    cell: tuple[Tensor, ...]
+    cell: tuple[Tensor, ...]  # the same; empty of a GRU
     feed: Tensor  # [batch, d_model]: the attentional state of the step before
 
     def select(self, index: Tensor) -> RNNState:
@@ -45,16 +45,8 @@ class RNNState:
         )
 
 
-class _Layer(NamedTuple):
-    """A decoder layer's parameters, made ready once for all steps."""
-
-    weight: Tensor | None  # [d_model, 4 * d_model]; the first layer's reads what is fed back, if anything is
-    recurrent: Tensor  # [d_model, 4 * d_model]
-    bias: Tensor  # [4 * d_model]
-
-
 class RNNSeq2Seq(nn.Module):
-    r"""A bidirectional LSTM encoder and an LSTM decoder with input feeding and global attention.
+    r"""A bidirectional LSTM or GRU encoder and a decoder of the same kind with input feeding and global attention.
 
     Each decoder step reads the embedding of the last token beside the last attentional state
     :math:`\tilde h = \tanh(W [c; s])`, attends to the encoder's states with the map `attention`, and predicts with the
@@ -68,7 +60,7 @@ class RNNSeq2Seq(nn.Module):
     Args:
         src_vocab: number of source symbols; 0 is padding.
         tgt_vocab: number of target symbols; 0 is padding.
-        d_model: size of embeddings and states; even.
+        d_model: size of states; even.
         layers: of the encoder and of the decoder.
         dropout: on embeddings, between layers and on the attentional state.
         attention: "softmax", "sparsemax" or "entmax".
@@ -85,9 +77,12 @@ class RNNSeq2Seq(nn.Module):
         combine: whether the continuous context is added to the discrete one, as in the paper, or stands alone.
         num_basis: of the continuous attention's basis; a multiple of 3, for widths .03, .1 and .3.
         matching: of its moments, "covariance" or "scale".
+        cell: "lstm" or "gru".
+        scorer: of the attention, "bilinear" or "additive", see :class:`tsallis.nn.GlobalAttention`.
+        d_embedding: size of the embeddings; by default `d_model`.
 
     Raises:
-        ValueError: sizes that are odd or too small, a map or a density that is unknown.
+        ValueError: sizes that are odd or too small, a map, a density, a cell or a scorer that is unknown.
 
     Example:
         >>> model = RNNSeq2Seq(20, 15, d_model=8)
@@ -118,6 +113,9 @@ class RNNSeq2Seq(nn.Module):
         combine: bool = True,
         num_basis: int = 30,
         matching: Matching = "covariance",
+        cell: str = "lstm",
+        scorer: str = "bilinear",
+        d_embedding: int | None = None,
     ) -> None:
         super().__init__()
         if d_model < 2 or d_model % 2:
@@ -126,6 +124,10 @@ class RNNSeq2Seq(nn.Module):
             raise ValueError(f"layers must be at least 1, got {layers}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
+        check_cell(cell)
+        size = d_model if d_embedding is None else d_embedding
+        if share != "none" and size != d_model:
+            raise ValueError(f"share: {share} needs embeddings as wide as the states, {d_model}, got {size}")
         self.arguments: dict[str, Any] = {
             "src_vocab": src_vocab,
             "tgt_vocab": tgt_vocab,
@@ -144,15 +146,19 @@ class RNNSeq2Seq(nn.Module):
             "combine": combine,
             "num_basis": num_basis,
             "matching": matching,
+            "cell": cell,
+            "scorer": scorer,
+            "d_embedding": d_embedding,
         }
         self.d_model, self.layers, self.input_feeding = d_model, layers, input_feeding
         between = dropout if layers > 1 else 0.0
-        self.src_embedding = nn.Embedding(src_vocab, d_model, padding_idx=0)
-        self.tgt_embedding = nn.Embedding(tgt_vocab, d_model, padding_idx=0)
-        self.encoder = nn.LSTM(d_model, d_model // 2, layers, batch_first=True, dropout=between, bidirectional=True)
+        self.src_embedding = nn.Embedding(src_vocab, size, padding_idx=0)
+        self.tgt_embedding = nn.Embedding(tgt_vocab, size, padding_idx=0)
+        stack = {"num_layers": layers, "batch_first": True, "dropout": between}
+        self.encoder = CELLS[cell](size, d_model // 2, bidirectional=True, **stack)
         # Its input is [embedding; attentional state], or the embedding alone.
-        self.decoder = nn.LSTM(d_model * (1 + input_feeding), d_model, layers, batch_first=True, dropout=between)
-        self.attention: Any = GlobalAttention(d_model, d_model, attention, attention_alpha)
+        self.decoder = CELLS[cell](size + d_model * input_feeding, d_model, **stack)
+        self.attention: Any = GlobalAttention(d_model, d_model, attention, attention_alpha, scorer)
         if density is not None:
             self.attention = ContinuousGlobalAttention(
                 d_model,
@@ -162,6 +168,7 @@ class RNNSeq2Seq(nn.Module):
                 combine=combine,
                 matching=matching,
                 basis=translation_basis(num_basis),
+                scorer=scorer,
             )
         self.combine = nn.Linear(2 * d_model, d_model, bias=False)
         self.output = OutputLayer(d_model, tgt_vocab, output, output_alpha, tau, forbidden=forbidden)
@@ -170,11 +177,8 @@ class RNNSeq2Seq(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -INITIAL, INITIAL)
         with torch.no_grad():
-            # A cell that remembers until it learns to forget learns faster from few samples.
-            for rnn, width in ((self.encoder, d_model // 2), (self.decoder, d_model)):
-                for name, parameter in rnn.named_parameters():
-                    if name.startswith("bias_ih"):
-                        parameter[width : 2 * width] += 1
+            open_forget_gates(self.encoder)
+            open_forget_gates(self.decoder)
             self.src_embedding.weight[0] = 0
             self.tgt_embedding.weight[0] = 0
 
@@ -186,12 +190,13 @@ class RNNSeq2Seq(nn.Module):
         """
         counts, width = src_lengths.cpu(), src.shape[1]
         check_counts(counts, width)
-        embedded = self._drop(self.src_embedding(src))  # [batch, src, d_model]
+        embedded = self._drop(self.src_embedding(src))  # [batch, src, d_embedding]
         packed = pack_padded_sequence(embedded, counts, batch_first=True, enforce_sorted=False)
-        packed_states, (hidden, cell) = self.encoder(packed)
+        packed_states, last = self.encoder(packed)
         states, _ = pad_packed_sequence(packed_states, batch_first=True, total_length=width)
         mask = torch.arange(width, device=src.device) < src_lengths.to(src.device).unsqueeze(1)
-        return Memory(states, mask, (*self._both_directions(hidden), *self._both_directions(cell)))
+        summary = last if isinstance(last, tuple) else (last,)  # hidden states, and cells
+        return Memory(states, mask, tuple(part for x in summary for part in self._both_directions(x)))
 
     def _both_directions(self, x: Tensor) -> tuple[Tensor, ...]:
         # [layers * 2, batch, d_model / 2] to one [batch, d_model] a layer
@@ -219,12 +224,13 @@ class RNNSeq2Seq(nn.Module):
         """
         state = self.start(self.encode(src, src_lengths))
         if not self.input_feeding:
-            embedded = self._drop(self.tgt_embedding(tgt_in))  # [batch, tgt, d_model]
-            states, _ = self.decoder(embedded, (torch.stack(state.hidden), torch.stack(state.cell)))
+            embedded = self._drop(self.tgt_embedding(tgt_in))  # [batch, tgt, d_embedding]
+            start = torch.stack(state.hidden)
+            states, _ = self.decoder(embedded, (start, torch.stack(state.cell)) if state.cell else start)
             context, attention = self.attention(states, state.memory.states, state.memory.mask, state.keys)
             return Decoded(self._mix(states, context, self._dropped(*states.shape)), attention)
         by_token, layers = self._decoder_weights()
-        steps = self._token_gates(tgt_in.t(), by_token, layers[0]).unbind(0)  # one [batch, 4 * d_model] a step
+        steps = self._token_gates(tgt_in.t(), by_token, layers[0]).unbind(0)  # one [batch, gates * d_model] a step
         between = self._dropped(len(steps), self.layers - 1, *state.feed.shape)
         out = self._dropped(len(steps), *state.feed.shape)
         hidden, weights = [], []
@@ -271,28 +277,18 @@ class RNNSeq2Seq(nn.Module):
         """Return the names in the state dict that repeat another one's parameter, each with that other one."""
         return shared_parameters(self)
 
-    def _decoder_weights(self) -> tuple[Tensor, list[_Layer]]:
-        """Return the weight that reads the token [4 * d_model, d_model], and the layers.
+    def _decoder_weights(self) -> tuple[Tensor, list[Layer]]:
+        """Return the weight that reads the token [gates * d_model, d_embedding], and the layers."""
+        return read_layers(self.decoder, self.tgt_embedding.embedding_dim)
 
-        It is kept apart because it can be applied to all steps at once.
-        """
-        layers = []
-        for i in range(self.layers):
-            weight, recurrent, *biases = (getattr(self.decoder, f"{name}_l{i}") for name in PARAMETERS)
-            if i == 0:
-                by_token, *fed = weight.split(self.d_model, 1)
-                weight = fed[0] if fed else None
-            layers.append(_Layer(None if weight is None else weight.t(), recurrent.t(), sum(biases)))
-        return by_token, layers
-
-    def _token_gates(self, token: Tensor, weight: Tensor, first: _Layer) -> Tensor:
-        # [...] to [..., 4 * d_model]
+    def _token_gates(self, token: Tensor, weight: Tensor, first: Layer) -> Tensor:
+        # [...] to [..., gates * d_model]
         return linear(self._drop(self.tgt_embedding(token)), weight, first.bias)
 
     def _advance(
-        self, state: RNNState, gates: Tensor, layers: list[_Layer], between: Tensor | None, out: Tensor | None
+        self, state: RNNState, gates: Tensor, layers: list[Layer], between: Tensor | None, out: Tensor | None
     ) -> tuple[RNNState, Tensor]:
-        """Make one step from the token's gates [batch, 4 * d_model].
+        """Make one step from the token's gates [batch, gates * d_model].
 
         `between` [layers - 1, batch, d_model] and `out` [batch, d_model] are dropout masks.
         """
@@ -302,11 +298,10 @@ class RNNSeq2Seq(nn.Module):
             below = hidden[-1] if i else state.feed
             if i and between is not None:
                 below = below * between[i - 1]
-            if layer.weight is not None:
-                gates = torch.addmm(layer.bias if i else gates, below, layer.weight)
-            h, c = _cell(torch.addmm(gates, state.hidden[i], layer.recurrent), state.cell[i])
+            h, c = layer.step(None if i else gates, below, state.hidden[i], state.cell[i] if state.cell else None)
             hidden.append(h)
-            cell.append(c)
+            if c is not None:
+                cell.append(c)
         context, attention = self.attention(hidden[-1], state.memory.states, state.memory.mask, state.keys)
         feed = self._mix(hidden[-1], context, out)
         return RNNState(state.memory, state.keys, tuple(hidden), tuple(cell), feed), attention
@@ -325,9 +320,3 @@ class RNNSeq2Seq(nn.Module):
     def _drop(self, x: Tensor) -> Tensor:
         mask = self._dropped(*x.shape)
         return x if mask is None else x * mask
-
-
-def _cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    into, forget, candidate, out = gates.chunk(4, -1)
-    cell = forget.sigmoid() * cell + into.sigmoid() * candidate.tanh()
-    return out.sigmoid() * cell.tanh(), cell

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from tsallis import functional
 from tsallis.nn.output import transform_alpha
 
+SCORERS = ("bilinear", "additive")
 
-class BilinearAttention(nn.Module):
-    """Attention by a bilinear score; what becomes of the scores is a subclass's `attend`.
+
+class ScoredAttention(nn.Module):
+    """Attention by a bilinear or an additive score; what becomes of the scores is a subclass's `attend`.
 
     Args:
         d_query: size of the state.
         d_memory: size of the memory.
+        scorer: "bilinear" or "additive".
+
+    Raises:
+        ValueError: a scorer that is unknown.
     """
 
-    def __init__(self, d_query: int, d_memory: int) -> None:
+    def __init__(self, d_query: int, d_memory: int, scorer: str = "bilinear") -> None:
         super().__init__()
-        self.bilinear = nn.Linear(d_memory, d_query, bias=False)
+        if scorer not in SCORERS:
+            raise ValueError(f"scorer must be one of {', '.join(SCORERS)}, got {scorer!r}")
+        self.scorer = scorer
+        if scorer == "bilinear":
+            self.bilinear = nn.Linear(d_memory, d_query, bias=False)
+        else:
+            self.by_memory = nn.Linear(d_memory, d_query, bias=False)
+            self.by_query = nn.Linear(d_query, d_query)
+            self.score = nn.Linear(d_query, 1, bias=False)
 
     def attend(self, scores: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the context [batch, tgt, d_memory] and weights [batch, tgt, src] of scores [batch, tgt, src]."""
@@ -26,8 +41,16 @@ class BilinearAttention(nn.Module):
 
     def keys(self, memory: Tensor) -> Tensor:
         """Compute `W h_j` of a whole sentence [batch, src, d_query]: the same at every step."""
-        keys: Tensor = self.bilinear(memory)
+        keys: Tensor = self.bilinear(memory) if self.scorer == "bilinear" else self.by_memory(memory)
         return keys
+
+    def scores(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Return the scores [batch, tgt, src] of states [batch, tgt, d_query] and the result of :meth:`keys`."""
+        if self.scorer == "bilinear":
+            return query @ keys.mT
+        mixed = torch.tanh(keys.unsqueeze(1) + self.by_query(query).unsqueeze(2))  # [batch, tgt, src, d_query]
+        scores: Tensor = self.score(mixed).squeeze(-1)
+        return scores
 
     def forward(self, query: Tensor, memory: Tensor, mask: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return context and weights; the weights of continuous attention are masses.
@@ -44,25 +67,31 @@ class BilinearAttention(nn.Module):
         keys = self.keys(memory) if keys is None else keys
         single = query.dim() == 2
         steps = query.unsqueeze(1) if single else query  # [batch, tgt, d_query]
-        context, weights = self.attend(steps @ keys.mT, memory, mask)
+        context, weights = self.attend(self.scores(steps, keys), memory, mask)
         return (context.squeeze(1), weights.squeeze(1)) if single else (context, weights)
 
 
-class GlobalAttention(BilinearAttention):
-    r"""Attention of one state over a memory by a bilinear score, with any of our maps.
+class GlobalAttention(ScoredAttention):
+    r"""Attention of one state over a memory by a bilinear or an additive score, with any of our maps.
 
     .. math:: w = \mathrm{entmax}_\alpha\big(s^\top W h_1, \dots, s^\top W h_n\big), \qquad c = \sum_j w_j h_j
 
-    (Peters et al. 2019, eq. 1, with entmax in place of softmax; the "general" score of Luong et al. 2015.)
+    (Peters et al. 2019, eq. 1, with entmax in place of softmax; the "general" score of Luong et al. 2015.) The additive
+    score is
+
+    .. math:: v^\top \tanh(W h_j + U s + b)
+
+    (Bahdanau et al. 2015), whose vector :math:`v` is as long as the state.
 
     Args:
         d_query: size of the state :math:`s`.
         d_memory: size of the memory :math:`h_j`.
         transform: "softmax", "sparsemax" or "entmax".
         alpha: for "entmax".
+        scorer: "bilinear" or "additive".
 
     Raises:
-        ValueError: a transform that is unknown or doesn't sum to 1, an alpha below 1.
+        ValueError: a transform that is unknown or doesn't sum to 1, an alpha below 1, a scorer that is unknown.
 
     Example:
         >>> import torch
@@ -73,8 +102,10 @@ class GlobalAttention(BilinearAttention):
         (torch.Size([1, 6]), 0.0)
     """
 
-    def __init__(self, d_query: int, d_memory: int, transform: str = "entmax", alpha: float = 1.5) -> None:
-        super().__init__(d_query, d_memory)
+    def __init__(
+        self, d_query: int, d_memory: int, transform: str = "entmax", alpha: float = 1.5, scorer: str = "bilinear"
+    ) -> None:
+        super().__init__(d_query, d_memory, scorer)
         if transform == "alpha_relu":
             raise ValueError("attention needs weights that sum to 1: softmax, sparsemax or entmax, got 'alpha_relu'")
         self.transform, self.alpha = transform, transform_alpha(transform, alpha)
@@ -85,4 +116,4 @@ class GlobalAttention(BilinearAttention):
         return weights @ memory, weights
 
     def extra_repr(self) -> str:
-        return f"transform={self.transform}, alpha={self.alpha:g}"
+        return f"transform={self.transform}, alpha={self.alpha:g}, scorer={self.scorer}"

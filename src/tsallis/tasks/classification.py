@@ -60,6 +60,7 @@ class ClassifierConfig(LabelModel):
     dropout: float = Field(0.3, ge=0, lt=1)
     num_basis: Basis = Field(64, multiple_of=2)
     density: Density | Alpha | None = None
+    cell: Literal["lstm", "gru"] = "lstm"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tsallis.config import Alpha, Basis, Density, Depth, Map, Size
 from tsallis.data.batching import Batch, counted
@@ -78,11 +78,20 @@ class RNNConfig(SequenceModel):
     attention_alpha: Alpha = 1.5
     input_feeding: bool = True
     share: Literal["none", "target"] = "none"
+    cell: Literal["lstm", "gru"] = "lstm"
+    scorer: Literal["bilinear", "additive"] = "bilinear"
+    d_embedding: Size | None = None  # default: d_model
     # Continuous attention, with the moments of the discrete one.
     density: Density | Alpha | None = None
     combine: bool = True
     num_basis: Basis = Field(30, multiple_of=3)
     matching: Literal["scale", "covariance"] = "covariance"
+
+    @model_validator(mode="after")
+    def _one_matrix(self) -> RNNConfig:
+        if self.share != "none" and self.d_embedding not in (None, self.d_model):
+            raise ValueError(f"share: {self.share} needs d_embedding {self.d_model}, found {self.d_embedding}")
+        return self
 
 
 class TransformerConfig(SequenceModel):

@@ -15,6 +15,7 @@ from tsallis.config import Count, FileName, Section
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.corpus_cache import cached_corpus, cached_sampled_corpus, cached_subwords, read_parallel
 from tsallis.data.io import find_packed
+from tsallis.data.subword_numbers import load_subwords
 from tsallis.data.subwords import Subwords
 from tsallis.datasets.number_names import german_english_numbers
 from tsallis.errors import InputError
@@ -26,19 +27,45 @@ from tsallis.training.run_folder import Run
 Pair = tuple[str, str]
 
 
+LEARNING = ("size", "kind", "coverage", "split_digits")  # options of learning subwords
+
+
 class SubwordsConfig(Section):
     """The options of the subword models that turn sentences into symbols."""
 
+    model: FileName | None = None  # an existing sentencepiece model of both languages, in place of learning one
+    src_model: FileName | None = None  # or one of each
+    tgt_model: FileName | None = None
     size: int = Field(8000, ge=8, lt=2**31)  # symbols of the vocabulary (of each, unless joint)
-    kind: Literal["bpe", "unigram"] = "bpe"
+    kind: Literal["bpe", "unigram", "word"] = "bpe"  # word: what white space separates are the symbols
     joint: bool = True  # one vocabulary for both languages
     coverage: float = Field(1.0, ge=0.98, le=1)  # share of characters; a little less than 1 where there are thousands
     split_digits: bool = False  # every digit a symbol of its own
     sample: float = Field(0.0, ge=0, lt=1)  # subword regularisation: 0.1 is usual; 0 segments every time alike
 
+    @property
+    def models(self) -> tuple[str, str] | None:
+        """The existing models of source and target, if there are any."""
+        if self.model is not None:
+            return self.model, self.model
+        return None if self.src_model is None or self.tgt_model is None else (self.src_model, self.tgt_model)
+
+    @model_validator(mode="after")
+    def _learned_or_not(self) -> SubwordsConfig:
+        sides = (self.src_model is None) + (self.tgt_model is None)
+        if sides == 1 or (self.model is not None and sides == 0):
+            raise ValueError("expected model, or both src_model and tgt_model")
+        options = [*LEARNING, "joint"]
+        others = [name for name in options if getattr(self, name) != type(self).model_fields[name].default]
+        if self.models is not None and others:
+            raise ValueError(f"an existing model is not learned: {', '.join(others)} can't be set beside it")
+        if self.kind == "word" and self.sample:
+            raise ValueError("kind: word has no other segmentations to sample")
+        return self
+
     def learning(self) -> dict[str, Any]:
         """Return the options for learning subwords, without those for using them."""
-        return self.model_dump(exclude={"joint", "sample"})
+        return self.model_dump(include=set(LEARNING))
 
 
 class TranslationData(Section):
@@ -56,13 +83,24 @@ class TranslationData(Section):
     src: FileName = "de"
     tgt: FileName = "en"
     subwords: SubwordsConfig = SubwordsConfig()
+    lowercase: bool = False  # subwords fold case, and scores don't look at it
+    tokenized: bool = False  # white space separates words and marks: BLEU leaves the text as it is
+    joiner: str | None = Field(None, min_length=1, max_length=10)  # at the end of a part of a word, such as @@
     max_length: Count = 256  # pairs of the training data with more symbols on a side are left out
     cache: FileName | None = None  # of subwords and encoded text; default: tsallis in the user's cache folder
 
     @model_validator(mode="after")
     def _one_source(self) -> TranslationData:
         check_source(self, ("train", "dev", "test"), "german-english-numbers")
+        if self.lowercase and self.subwords.models is not None:
+            raise ValueError("lowercase: an existing model has a rule of its own (spm_train's normalization_rule_name)")
         return self
+
+    @property
+    def normalization(self) -> str:
+        """The rule by which sentencepiece changes characters first."""
+        plain = "identity" if self.subwords.kind == "word" else "nmt_nfkc"
+        return "nmt_nfkc_cf" if self.lowercase else plain
 
 
 @dataclass(frozen=True)
@@ -72,6 +110,9 @@ class Translation(SequenceTask):
     src: str | None = None
     tgt: str | None = None  # the target language's code, for the tokeniser of BLEU
     max_length: Annotated[int, Field(ge=1)] | None = None
+    lowercase: bool = False
+    tokenized: bool = False
+    joiner: str | None = None
 
     name = "translation"
     Config = TranslationData
@@ -82,7 +123,7 @@ class Translation(SequenceTask):
 
     @classmethod
     def load(cls, config: TranslationData) -> tuple[Task, Data]:
-        task = cls(config.src, config.tgt, config.max_length)
+        task = cls(config.src, config.tgt, config.max_length, config.lowercase, config.tokenized, config.joiner)
         train, vocabularies = _embedded(task, config) if config.embedded else _cached(config)
         dev = task.pairs(cls.read_split(config, "dev"), vocabularies)
         refuse_long(dev.corpus, max(LONGEST, config.max_length), "data.dev", dev.numbers)
@@ -135,18 +176,28 @@ class Translation(SequenceTask):
 
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
         names = ("bleu", "chrf") if quick else ("bleu", "chrf", "ter")
+        texts, references = ([self._words(text) for text in side] for side in (texts, references))
         return [
-            *translation_scores(texts, references, self.tgt or "", names),
+            *translation_scores(texts, references, self.tgt or "", names, self.lowercase, self.tokenized),
             CorpusScore("exact", exact_match(texts, references), ""),
         ]
+
+    def _words(self, text: str) -> str:
+        """Return a text as it is scored: parts of words put together, case folded where the model folds it."""
+        text = text if self.joiner is None else text.replace(f"{self.joiner} ", "")
+        return text.casefold() if self.lowercase else text
 
 
 def _cached(config: TranslationData) -> tuple[Corpus | SampledCorpus, Vocabularies]:
     """Learn subwords from the training files and encode them, unless the cache has both."""
     cache, options = cache_folder(config.cache), config.subwords
     paths = find_sides(config, "train")
-    groups: list[tuple[Path, ...]] = [paths, paths] if options.joint else [paths[:1], paths[1:]]
-    src, tgt = (cached_subwords(cache, group, **options.learning()) for group in groups)
+    if options.models is not None:
+        src, tgt = map(load_subwords, options.models)
+    else:
+        groups: list[tuple[Path, ...]] = [paths, paths] if options.joint else [paths[:1], paths[1:]]
+        learning = {**options.learning(), "normalization": config.normalization}
+        src, tgt = (cached_subwords(cache, group, **learning) for group in groups)
     arguments = (cache, *paths, src, tgt, config.max_length)
     if options.sample:
         return cached_sampled_corpus(*arguments, alpha=options.sample), Vocabularies(src, tgt)
@@ -156,9 +207,13 @@ def _cached(config: TranslationData) -> tuple[Corpus | SampledCorpus, Vocabulari
 def _embedded(task: Translation, config: TranslationData) -> tuple[Corpus, Vocabularies]:
     """Learn subwords from the embedded training pairs, and encode those."""
     pairs, options = task.read_split(config, "train"), config.subwords
-    columns = [[pair[i] for pair in pairs] for i in range(2)]
-    groups: list[Iterable[str]] = [chain(*columns), chain(*columns)] if options.joint else [*columns]
-    src, tgt = (Subwords.train(lines, **options.learning()) for lines in groups)
+    if options.models is not None:
+        src, tgt = map(load_subwords, options.models)
+    else:
+        columns = [[pair[i] for pair in pairs] for i in range(2)]
+        groups: list[Iterable[str]] = [chain(*columns), chain(*columns)] if options.joint else [*columns]
+        learning = {**options.learning(), "normalization": config.normalization}
+        src, tgt = (Subwords.train(lines, **learning) for lines in groups)
     train = task.pairs(pairs, Vocabularies(src, tgt))
     return train.corpus, Vocabularies(src, tgt)
 

@@ -8,9 +8,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from integration.cli.conftest import Run
-from integration.cli.runs import contents, inflection
+from integration.cli.runs import contents, inflection, translation
+from tsallis.data.subwords import Subwords
 from tsallis.tasks.registry import load_config, task_type
 from tsallis.training.run_folder import start_run
 
@@ -87,6 +89,41 @@ def test_a_source_that_does_not_fit_is_refused(tsallis: Run, inflector: Path, tr
     ):
         done = tsallis("train", config, *overrides, "--run-dir", tmp_path / "run", status=2)
         assert re.search(words, done.stderr) and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_existing_subwords_and_folded_case(tsallis: Run, tmp_path: Path) -> None:
+    """A model that numbers its symbols otherwise, and words in the place of subwords."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    config = translation(tmp_path / "data")
+    lines = [line for side in ("de", "en") for line in (tmp_path / "data" / f"train.{side}").read_text().splitlines()]
+    own = {"sentence_iterator": iter(lines), "model_prefix": str(tmp_path / "own"), "vocab_size": 80}
+    sentencepiece.SentencePieceTrainer.train(**own, minloglevel=2)
+    text = yaml.safe_load(config.read_text())
+    text["training"]["epochs"] = 1
+    for name, data in (
+        ("own", {"subwords": {"model": f"{tmp_path}/own.model"}}),
+        ("folded", {"subwords": {"size": 90}, "lowercase": True}),
+        ("words", {"subwords": {"size": 300, "kind": "word"}, "tokenized": True, "joiner": "@@"}),
+    ):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump({**text, "data": {**text["data"], **data}}))
+        tsallis("train", path, "--run-dir", tmp_path / name)
+        assert tsallis("translate", tmp_path / name, stdin="der erste Mai\n").stdout.count("\n") == 1
+        assert "BLEU" in tsallis("evaluate", tmp_path / name, "--split", "dev").stdout
+    folded = Subwords.load(tmp_path / "folded" / "src.model")
+    assert folded.encode("Der ERSTE") == folded.encode("der erste")
+    own_model = Subwords.load(tmp_path / "own" / "src.model")
+    assert own_model.encode("der") and len(own_model) == 81  # with padding, which it lacked
+    assert Subwords.load(tmp_path / "words" / "src.model").name(5).startswith("▁")
+
+
+def test_a_recurrent_model_as_martins_have_it(tsallis: Run, tmp_path: Path) -> None:
+    config = inflection(tmp_path / "data")
+    settings = ["model.cell=gru", "model.scorer=additive", "model.d_embedding=6", "model.density=gaussian"]
+    run = tmp_path / "run"
+    tsallis("train", config, *settings, "model.attention=softmax", "model.num_basis=6", "--run-dir", run)
+    assert json.loads((run / "model.json").read_text())["arguments"]["scorer"] == "additive"
+    assert tsallis("translate", run, stdin="walk\tV;PST\n").stdout.count("\n") == 1
 
 
 @pytest.mark.parametrize(

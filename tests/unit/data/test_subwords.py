@@ -22,7 +22,7 @@ pytest.importorskip("sentencepiece")
 
 from tsallis.data.io import read_bytes
 from tsallis.data.subword_sampling import LatticeSampler, MergeSampler, Piece
-from tsallis.data.subwords import Subwords, _fields
+from tsallis.data.subwords import Subwords, message_fields
 from tsallis.errors import InputError
 
 STEMS = ["lauf", "sing", "spiel", "wohn", "lern", "koch", "träum", "frag", "hör", "kauf", "wander", "zeichn"]
@@ -103,7 +103,7 @@ def test_sizes_that_do_not_fit_the_text(model: Subwords, capfd: pytest.CaptureFi
 def test_arguments_of_training() -> None:
     for arguments, message in (
         ({"size": 4}, "size must be above 4"),
-        ({"kind": "word"}, "kind must be bpe or unigram, got 'word'"),
+        ({"kind": "char"}, "kind must be one of unigram, bpe, word, got 'char'"),
         ({"coverage": 1.5}, "coverage must be from 0.98 to 1, got 1.5"),
         ({"normalization": "nfd"}, "normalization must be one of .*identity, got 'nfd'"),
         ({"max_lines": 100}, "max_lines must be above 100, got 100"),
@@ -159,10 +159,22 @@ def test_damaged_files(tmp_path: Path, model: Subwords) -> None:
 def pieces(blob: bytes) -> Iterator[bytes]:
     """The bytes of every field, in the order of the file."""
     at = 0
-    for _, value in _fields(blob):
+    for _, value in message_fields(blob):
         start = blob.index(value, at)
         yield blob[at : start + len(value)]
         at = start + len(value)
+
+
+def test_words_are_what_white_space_separates() -> None:
+    lines = ["ein@@ ige Hunde , ſo Ａ", "Hunde bellen ."] * 3
+    words = Subwords.train(lines, 100, "word", normalization="identity")
+    assert len(words) == 4 + 8  # no more than there are
+    tokens = words.encode("Hunde  bellen ſo laut")
+    assert [words.name(i) for i in tokens] == ["▁Hunde", "▁bellen", "▁ſo", "<unk>"]
+    assert words.text(words.encode(lines[0])) == lines[0]
+    assert len(Subwords.train(lines, 6, "word")) == 6
+    with pytest.raises(ValueError, match="only bpe and unigram models sample"):
+        words.sample("Hunde", 0.1, 1)
 
 
 def test_a_model_with_other_special_symbols(tmp_path: Path) -> None:
@@ -175,9 +187,9 @@ def test_a_model_with_other_special_symbols(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"other\.model: expected .* 0, 1, 2, 3, found -1, 1, 2, 0 .*--pad_id=0"):
         Subwords.load(f"{prefix}.model")
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(LINES), model_prefix=prefix, vocab_size=20, minloglevel=2, model_type="word"
+        sentence_iterator=iter(LINES), model_prefix=prefix, vocab_size=20, minloglevel=2, model_type="char"
     )
-    with pytest.raises(InputError, match="of unigram or bpe"):
+    with pytest.raises(InputError, match="of unigram or bpe or word"):
         Subwords.load(f"{prefix}.model")
     assert read_bytes(f"{prefix}.model")
 

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 import tsallis
 from tsallis.continuous import Gaussian, TruncatedParabola, cell_centres, moments
 from tsallis.models import BiLSTMClassifier
-from tsallis.models.classifier import BiLSTM
+from tsallis.models.classifier import BidirectionalLayer
 
 KINDS = [(a, t) for a in ("discrete", "continuous", "combined") for t in ("softmax", "sparsemax", 1.5)]
 every_kind = pytest.mark.parametrize(("attention", "transform"), KINDS)
@@ -30,9 +30,11 @@ def documents(width: int = 7) -> tuple[Tensor, Tensor]:
     return src.masked_fill(torch.arange(width) >= lengths.unsqueeze(1), 0), lengths
 
 
-def test_both_directions_are_those_of_a_packed_lstm() -> None:
-    layer = BiLSTM(5, 8).double()
-    packed = nn.LSTM(5, 4, batch_first=True, bidirectional=True).double()
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_both_directions_are_those_of_a_packed_sequence(cell: str) -> None:
+    layer = BidirectionalLayer(5, 8, cell).double()
+    module = {"lstm": nn.LSTM, "gru": nn.GRU}[cell]
+    packed = module(5, 4, batch_first=True, bidirectional=True).double()
     names = {f"{name}_l0{end}" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh") for end in ("", "_reverse")}
     with torch.no_grad():
         for name in names:
@@ -41,8 +43,9 @@ def test_both_directions_are_those_of_a_packed_lstm() -> None:
     x, lengths = torch.randn(3, 7, 5, dtype=torch.float64), torch.tensor([4, 7, 1])
     mask = torch.arange(7) < lengths.unsqueeze(1)
     states, last = layer(x.masked_fill(~mask.unsqueeze(-1), 99.0), lengths)
-    expected, (hidden, _) = packed(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
+    expected, hidden = packed(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
     expected, _ = pad_packed_sequence(expected, batch_first=True)
+    hidden = hidden[0] if cell == "lstm" else hidden
     torch.testing.assert_close(states[mask], expected[mask])
     torch.testing.assert_close(last, torch.cat([hidden[0], hidden[1]], -1))
 

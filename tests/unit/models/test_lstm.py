@@ -29,8 +29,10 @@ def test_the_encoder_reads_each_sentence_alone_and_in_both_directions() -> None:
         torch.testing.assert_close(memory.summary[1][row], torch.cat([states[0, -1, :4], states[0, 0, 4:]]))
 
 
-def test_a_step_is_lstm_cells_attention_and_a_mixture() -> None:
-    rnn = model().double().eval()
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("d_embedding", [None, 6])
+def test_a_step_is_cells_attention_and_a_mixture(cell: str, d_embedding: int | None) -> None:
+    rnn = model(cell=cell, d_embedding=d_embedding).double().eval()
     src, lengths = torch.tensor([[5, 6, 7], [9, 4, 0]]), torch.tensor([3, 2])
     state = rnn.step(rnn.start(rnn.encode(src, lengths)), torch.tensor([1, 1])).state
     token = torch.tensor([7, 8])
@@ -38,14 +40,41 @@ def test_a_step_is_lstm_cells_attention_and_a_mixture() -> None:
     x = torch.cat([rnn.tgt_embedding(token), state.feed], 1)
     for i in range(2):
         weights = [getattr(rnn.decoder, f"{name}_l{i}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
-        x, c = torch.lstm_cell(x, (state.hidden[i], state.cell[i]), *weights)
+        if cell == "gru":
+            x = torch.gru_cell(x, state.hidden[i], *weights)
+        else:
+            x, c = torch.lstm_cell(x, (state.hidden[i], state.cell[i]), *weights)
+            torch.testing.assert_close(result.state.cell[i], c)
         torch.testing.assert_close(result.state.hidden[i], x)
-        torch.testing.assert_close(result.state.cell[i], c)
+    assert len(result.state.cell) == (2 if cell == "lstm" else 0)
     context, attention = rnn.attention(x, state.memory.states, state.memory.mask)
     mixed = torch.tanh(rnn.combine(torch.cat([context, x], 1)))
     torch.testing.assert_close(result.attention, attention)
     torch.testing.assert_close(result.state.feed, mixed)
     torch.testing.assert_close(result.scores, rnn.output(mixed))
+
+
+def test_a_gru_reads_each_sentence_alone_and_remembers_no_cell() -> None:
+    rnn = model(cell="gru", d_embedding=6).double().eval()
+    src, lengths = torch.tensor([[5, 6, 7, 8], [9, 4, 0, 0]]), torch.tensor([4, 2])
+    memory = rnn.encode(src, lengths)
+    assert len(memory.summary) == 2
+    for row, n in enumerate(lengths.tolist()):
+        states, hidden = rnn.encoder(rnn.src_embedding(src[row : row + 1, :n]))
+        torch.testing.assert_close(memory.states[row, :n], states[0])
+        for layer in range(2):
+            torch.testing.assert_close(memory.summary[layer][row], hidden[2 * layer : 2 * layer + 2].flatten())
+    assert all(parameter.abs().max() <= 0.1 for parameter in rnn.parameters())  # no gate stands open
+
+
+@pytest.mark.parametrize("scorer", ["bilinear", "additive"])
+def test_continuous_attention_has_either_score(scorer: str) -> None:
+    rnn = model(density="truncated_parabola", attention="softmax", num_basis=6, scorer=scorer).eval()
+    src, lengths, tgt = torch.tensor([[5, 6, 7], [9, 4, 0]]), torch.tensor([3, 2]), torch.randint(4, 11, (2, 4))
+    decoded = rnn(src, lengths, tgt)
+    density = rnn.densities(src, lengths, tgt)
+    assert density.mean.shape[:3] == (2, 1, 4) and (decoded.attention[1, :, 2] == 0).all()
+    assert ("attention.score.weight" in rnn.state_dict()) == (scorer == "additive")
 
 
 @pytest.mark.parametrize("input_feeding", [True, False])

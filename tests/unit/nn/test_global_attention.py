@@ -38,6 +38,37 @@ def test_row_by_row_it_is_the_formula(transform: str, alpha: float) -> None:
 
 
 @every_map
+def test_the_additive_score_is_its_formula(transform: str, alpha: float) -> None:
+    attention = GlobalAttention(4, 6, transform, alpha, scorer="additive").double()
+    query, memory, mask = inputs()
+    w, u, b, v = (
+        *(attention.by_memory.weight, attention.by_query.weight),
+        *(attention.by_query.bias, attention.score.weight[0]),
+    )
+    queries = torch.stack([query, -query], 1)
+    contexts, weights = attention(queries, memory, mask)
+    for row in range(3):
+        own = memory[row, mask[row]]
+        for step in range(2):
+            scores = torch.stack([v @ torch.tanh(w @ h + u @ queries[row, step] + b) for h in own])
+            expected = tsallis.entmax(scores, alpha)
+            torch.testing.assert_close(weights[row, step, mask[row]], expected)
+            torch.testing.assert_close(contexts[row, step], expected @ own)
+    one, _ = attention(query, memory, mask, attention.keys(memory))
+    torch.testing.assert_close(one, contexts[:, 0])
+    with pytest.raises(ValueError, match="scorer must be one of bilinear, additive, got 'dot'"):
+        GlobalAttention(4, 6, scorer="dot")
+
+
+def test_the_additive_score_has_its_derivatives() -> None:
+    attention = GlobalAttention(4, 6, "entmax", 1.5, scorer="additive").double()
+    query, memory, mask = inputs(3)
+    query.requires_grad_()
+    memory.requires_grad_()
+    assert gradcheck(lambda q, m: attention(q, m, mask[:, :3])[0], (query, memory))
+
+
+@every_map
 def test_many_steps_are_each_of_them(transform: str, alpha: float) -> None:
     attention = GlobalAttention(4, 6, transform, alpha).double()
     _, memory, mask = inputs()

@@ -118,6 +118,17 @@ def test_scores_of_translations() -> None:
     assert task.score(texts, texts, quick=True)[0].value == pytest.approx(100)
 
 
+def test_scores_of_text_that_is_no_plain_text() -> None:
+    """Parts of words are put together, capitals count as small letters, and signatures say so."""
+    texts, references = ["a Ha@@ t and , a STRASSE"], ["A hat and , a Straße"]
+    folded = {s.name: s for s in Translation("de", "en", None, True, True, "@@").score(texts, references)}
+    assert folded["bleu"].value == pytest.approx(100) and folded["exact"].value == 1
+    assert "case:lc" in folded["bleu"].signature and "tok:none" in folded["bleu"].signature
+    plain = {s.name: s for s in Translation("de", "en").score(texts, references)}
+    assert plain["bleu"].value < 30 and plain["exact"].value == 0
+    assert "case:mixed" in plain["bleu"].signature and "tok:13a" in plain["bleu"].signature
+
+
 def lines_of(references: list[str], languages: list[str] | None) -> Lines:
     return Lines(Corpus([], []), references, [], [], len(references), languages)
 
@@ -213,7 +224,10 @@ def test_lines_on_which_a_search_would_not_end(task: dict[str, Any], lines: list
     "facts",
     [
         {"task": "inflection", "languages": ["eo"], "max_length": 9},
-        {"task": "translation", "src": "de", "tgt": "en", "max_length": None},
+        {
+            **{"task": "translation", "src": "de", "tgt": "en", "max_length": None},
+            **{"lowercase": True, "tokenized": False, "joiner": "@@"},
+        },
         {"task": "classification", "max_length": 3},
         {"task": "visual", "images": "a.npy", "size": [4, 5], "max_length": None},
     ],

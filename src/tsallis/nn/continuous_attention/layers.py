@@ -12,7 +12,7 @@ from tsallis.continuous import Basis, Density, cell_centres, cell_masses, grid_c
 from tsallis.continuous.densities.elliptical import Points
 from tsallis.continuous.moments import Matching
 from tsallis.nn.continuous_attention.core import ContinuousAttention, ContinuousContext, Defaults, Places, cell_edges
-from tsallis.nn.global_attention import BilinearAttention
+from tsallis.nn.global_attention import ScoredAttention
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.transforms import traced
 
@@ -228,16 +228,16 @@ class ContinuousAttention2d(ContinuousAttention):
         return self._attend(query, values, Places(mask, positions, fit))
 
 
-class ContinuousGlobalAttention(BilinearAttention):
+class ContinuousGlobalAttention(ScoredAttention):
     r"""Continuous attention with the methods of :class:`tsallis.nn.GlobalAttention`, which it can replace.
 
     .. math:: c = E_p[V(t)] + \sum_j w_j h_j, \qquad
               w = \mathrm{entmax}_\alpha\big(s^\top W h_1, \dots, s^\top W h_n\big)
 
-    The moments of the bilinear discrete attention give a density over the memory as a signal on [0, 1], and its context
-    is added to the discrete one (Martins et al. 2020, sec. 4: combined attention, without further parameters). The
-    weights it returns are the masses of the density in each position's cell: exactly zero outside the support, and
-    their sum is 1 but for the mass before the start and after the end.
+    The moments of the discrete attention, bilinear or additive, give a density over the memory as a signal on [0, 1],
+    and its context is added to the discrete one (Martins et al. 2020, sec. 4: combined attention, without further
+    parameters). The weights it returns are the masses of the density in each position's cell: exactly zero outside the
+    support, and their sum is 1 but for the mass before the start and after the end.
 
     Args:
         d_query: size of the state.
@@ -246,6 +246,7 @@ class ContinuousGlobalAttention(BilinearAttention):
         density: as of :class:`ContinuousAttention1d`, with one head.
         combine: add the discrete context.
         matching, basis, ridge, floor, points: as of :class:`ContinuousAttention1d`.
+        scorer: "bilinear" or "additive", see :class:`tsallis.nn.GlobalAttention`.
 
     Raises:
         ValueError: settings that are unknown.
@@ -270,8 +271,9 @@ class ContinuousGlobalAttention(BilinearAttention):
         ridge: float = 0.1,
         floor: float = 1e-6,
         points: Points = None,
+        scorer: str = "bilinear",
     ) -> None:
-        super().__init__(d_query, d_memory)
+        super().__init__(d_query, d_memory, scorer)
         self.attention = ContinuousAttention1d(
             d_memory,
             moments="scores",
@@ -295,4 +297,4 @@ class ContinuousGlobalAttention(BilinearAttention):
     def density(self, query: Tensor, memory: Tensor, mask: Tensor, keys: Tensor | None = None) -> Density:
         """Return the density of batch shape [batch, 1, tgt] that queries [batch, tgt, d_query] attend with."""
         keys = self.keys(memory) if keys is None else keys
-        return self.attention.attend(query @ keys.mT, memory, mask).density
+        return self.attention.attend(self.scores(query, keys), memory, mask).density

@@ -1,0 +1,82 @@
+"""One step of a stack of LSTM or GRU layers, from the parameters of PyTorch's modules."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+CELLS: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU}
+PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # of a layer
+
+
+def check_cell(cell: str) -> None:
+    """Refuse the name of a cell that there is not."""
+    if cell not in CELLS:
+        raise ValueError(f"cell must be one of {', '.join(CELLS)}, got {cell!r}")
+
+
+class Layer(NamedTuple):
+    """A layer's parameters, made ready once for all steps; an LSTM has four gates, a GRU three."""
+
+    weight: Tensor | None  # [d_below, gates * d_model]; None where what is below comes as gates already
+    recurrent: Tensor  # [d_model, gates * d_model]
+    bias: Tensor  # [gates * d_model]
+    recurrent_bias: Tensor | None = None  # [3 * d_model] of a GRU: one gate is applied to the state's part alone
+
+    def step(self, gates: Tensor | None, below: Tensor | None, hidden: Tensor, cell: Tensor | None) -> Step:
+        """Make a step from gates [batch, gates * d_model] that are computed already, from `below`, or from both."""
+        if self.weight is not None and below is not None:
+            gates = torch.addmm(self.bias if gates is None else gates, below, self.weight)
+        assert gates is not None
+        if self.recurrent_bias is None:
+            assert cell is not None
+            return _lstm(torch.addmm(gates, hidden, self.recurrent), cell)
+        return _gru(gates, torch.addmm(self.recurrent_bias, hidden, self.recurrent), hidden)
+
+
+Step = tuple[Tensor, Tensor | None]  # hidden state and cell [batch, d_model]; a GRU has no cell
+
+
+def read_layers(module: nn.LSTM | nn.GRU, d_first: int) -> tuple[Tensor, list[Layer]]:
+    """Return the part of the first layer's weight that reads the first `d_first` numbers of the input, and the layers.
+
+    It is kept apart because it can be applied to all steps at once.
+    """
+    layers = []
+    first = None
+    for i in range(module.num_layers):
+        weight, recurrent, bias, more = (getattr(module, f"{name}_l{i}") for name in PARAMETERS)
+        below = weight
+        if i == 0:
+            first, rest = weight.split([d_first, weight.shape[1] - d_first], 1)
+            below = rest if rest.shape[1] else None
+        by_input = None if below is None else below.t()
+        if isinstance(module, nn.LSTM):
+            layers.append(Layer(by_input, recurrent.t(), bias + more))
+        else:
+            layers.append(Layer(by_input, recurrent.t(), bias, more))
+    assert first is not None
+    return first, layers
+
+
+def open_forget_gates(module: nn.LSTM | nn.GRU) -> None:
+    """Add 1 to the biases of an LSTM's forget gates: a cell that remembers until it learns to forget learns faster."""
+    if isinstance(module, nn.LSTM):
+        for name, parameter in module.named_parameters():
+            if name.startswith("bias_ih"):
+                parameter.chunk(4)[1].add_(1)
+
+
+def _lstm(gates: Tensor, cell: Tensor) -> Step:
+    into, forget, candidate, out = gates.chunk(4, -1)
+    cell = forget.sigmoid() * cell + into.sigmoid() * candidate.tanh()
+    return out.sigmoid() * cell.tanh(), cell
+
+
+def _gru(by_input: Tensor, by_state: Tensor, hidden: Tensor) -> Step:
+    d_model = hidden.shape[-1]
+    reset, update = (by_input[:, : 2 * d_model] + by_state[:, : 2 * d_model]).sigmoid().chunk(2, -1)
+    candidate = torch.tanh(torch.addcmul(by_input[:, 2 * d_model :], reset, by_state[:, 2 * d_model :]))
+    return torch.lerp(candidate, hidden, update), None
