@@ -11,6 +11,7 @@ from tsallis.nn.kv_cache import KeyValueCache
 from tsallis.nn.maps import AlphaReLULoss, Entmax, EntmaxLoss, Sparsemax
 from tsallis.nn.multihead_attention import AttentionStats, MultiheadAttention
 from tsallis.nn.output import OutputLayer
+from tsallis.nn.replacement import sparsify_module
 from tsallis.nn.transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
 
 __all__ = [
@@ -29,4 +30,5 @@ __all__ = [
     "Sparsemax",
     "TransformerDecoderLayer",
     "TransformerEncoderLayer",
+    "sparsify_module",
 ]

@@ -1,0 +1,100 @@
+"""Attention of PyTorch replaced inside modules: with the same weights, the same outputs at alpha 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tsallis.nn import MultiheadAttention, sparsify_module
+
+
+def transformer(**options: Any) -> nn.Transformer:
+    sizes = {"d_model": 16, "nhead": 4, "num_encoder_layers": 2, "num_decoder_layers": 1, "dim_feedforward": 24}
+    return nn.Transformer(**sizes, dropout=0.0, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_first": True, "bias": False},
+        {"add_bias_kv": True, "add_zero_attn": True},
+        {"kdim": 6, "vdim": 5, "batch_first": True},
+    ],
+    ids=str,
+)
+def test_an_attention_is_that_of_before(options: dict[str, Any]) -> None:
+    old = nn.MultiheadAttention(16, 4, **options).eval()
+    new = sparsify_module(old, 1.0)
+    assert isinstance(new, MultiheadAttention) and not new.training
+    assert {id(x) for x in new.parameters()} == {id(x) for x in old.parameters()}
+    query, key, value = torch.randn(3, 5, 16), torch.randn(3, 5, old.kdim), torch.randn(3, 5, old.vdim)
+    for ours, theirs in zip(new(query, key, value), old(query, key, value), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_transformer_is_that_of_before(training: bool, norm_first: bool) -> None:
+    """Padded, and causal in the decoder; in evaluation PyTorch's layers have a fast path of their own."""
+    model = transformer(batch_first=True, norm_first=norm_first).train(training)
+    src, tgt = torch.randn(3, 6, 16), torch.randn(3, 5, 16)
+    padding = torch.arange(6) >= torch.tensor([[6], [4], [2]])
+    masks: dict[str, Tensor] = {
+        "tgt_mask": model.generate_square_subsequent_mask(5),
+        "src_key_padding_mask": padding,
+        "memory_key_padding_mask": padding,
+    }
+    before = model(src, tgt, **masks)
+    parameters = [id(x) for x in model.parameters()]
+    assert sparsify_module(model, 1.0) is model
+    torch.testing.assert_close(model(src, tgt, **masks), before, rtol=1e-5, atol=1e-5)
+    assert [id(x) for x in model.parameters()] == parameters and model.training == training
+    assert len([x for x in model.modules() if isinstance(x, MultiheadAttention)]) == 4
+    assert not torch.allclose(sparsify_again(model)(src, tgt, **masks), before, atol=1e-4)
+
+
+def sparsify_again(model: nn.Module) -> nn.Module:
+    for part in model.modules():
+        if isinstance(part, MultiheadAttention):
+            part.alpha = 2.0
+    return model
+
+
+def test_learned_alphas_get_gradients_and_old_weights_load() -> None:
+    model = transformer()
+    weights = {name: x.clone() for name, x in model.state_dict().items()}
+    sparsify_module(model, "learned", initial=1.5)
+    model(torch.randn(6, 3, 16), torch.randn(5, 3, 16)).square().mean().backward()
+    learned = [x for name, x in model.named_parameters() if name.endswith("alpha.bias")]
+    assert len(learned) == 4 and all(x.grad is not None and x.grad.abs().max() > 0 for x in learned)
+    model.load_state_dict(weights)
+
+
+def test_names_choose() -> None:
+    model = sparsify_module(transformer(), 1.5, names=["encoder.*", "*.multihead_attn"])
+    kinds = {name: type(x) for name, x in model.named_modules() if name.endswith("attn")}
+    assert {name for name, kind in kinds.items() if kind is nn.MultiheadAttention} == {"decoder.layers.0.self_attn"}
+
+
+def test_an_attention_that_is_there_twice_stays_one() -> None:
+    attention = nn.MultiheadAttention(16, 4)
+    model = sparsify_module(nn.ModuleDict({"one": attention, "other": attention}), 1.5)
+    assert model["one"] is model["other"] and isinstance(model["one"], MultiheadAttention)
+
+
+def test_what_cannot_be_replaced_is_named() -> None:
+    class Own(nn.MultiheadAttention):
+        pass
+
+    with pytest.raises(TypeError, match=r"0 is a Own, not a torch\.nn\.MultiheadAttention itself"):
+        sparsify_module(nn.Sequential(Own(16, 4)))
+    with pytest.raises(ValueError, match=r"Linear has no torch\.nn\.MultiheadAttention$"):
+        sparsify_module(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"no torch\.nn\.MultiheadAttention whose name matches head\.\*"):
+        sparsify_module(transformer(), names="head.*")
+    with pytest.raises(ValueError, match="alpha must be a number or 'learned', got 'learnt'"):
+        sparsify_module(transformer(), "learnt")  # type: ignore[arg-type]
