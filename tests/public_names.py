@@ -49,7 +49,8 @@ PUBLIC = {
         tsallis_entropy
     """,
     "tsallis.integrations.huggingface": """
-        FixedAlpha LearnedAlpha alpha_parameters alphas densify from_pretrained parameter_groups set_alpha sparsify
+        AnnealAlpha AttentionLog DensityMeter EntmaxLogitsProcessor FixedAlpha LearnedAlpha alpha_parameters alphas
+        causal_lm_loss densify from_pretrained parameter_groups set_alpha sparsify trainer_loss
     """,
     "tsallis.models": """
         BiLSTMClassifier Decoded Decoder GridClassifier LabelDecoder Memory RNNSeq2Seq SignalClassifier Step

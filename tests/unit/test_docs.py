@@ -70,6 +70,7 @@ def test_the_architecture_names_files_that_are_there() -> None:
         "__main__.py",
         "errors.py",
         "special_symbols.py",
+        "user_cache.py",
         "recipes",
     }
 

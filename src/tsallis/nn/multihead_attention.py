@@ -280,8 +280,8 @@ class MultiheadAttention(nn.Module):
             RuntimeError: before the first one.
         """
         support, mask, lengths, causal, queries, keys, alpha, query_lengths = self._last_pass()
-        support = _count_support(support).double()
-        visible = _count_visible(mask, lengths, causal, queries, keys, support)
+        support = count_support(support).double()
+        visible = count_visible(mask, lengths, causal, queries, keys, support)
         if query_lengths is not None:
             active = length_mask(query_lengths, queries, support.device)  # [batch, 1, queries]
             support, visible = support * active, visible * active
@@ -301,7 +301,7 @@ class MultiheadAttention(nn.Module):
         Raises:
             RuntimeError: before the first one, or if it was compiled.
         """
-        return _count_support(self._last_pass().support)
+        return count_support(self._last_pass().support)
 
     def _last_pass(self) -> _PassRecord:
         if self._last is None:
@@ -421,7 +421,7 @@ class MultiheadAttention(nn.Module):
         return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout:g}{suffix}"
 
 
-def _count_support(record: Tensor) -> Tensor:
+def count_support(record: Tensor) -> Tensor:
     """Return the number of keys that each query attends to [batch, heads, queries], from itself or from weights."""
     return (record > 0).sum(-1) if record.dim() == 4 else record
 
@@ -438,7 +438,7 @@ def _combine(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one + other
 
 
-def _count_visible(
+def count_visible(
     mask: Tensor | None, lengths: Tensor | None, causal: bool, queries: int, keys: int, like: Tensor
 ) -> Tensor:
     """Count the keys that each query could attend to [batch, heads, queries]."""

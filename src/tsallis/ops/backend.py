@@ -201,18 +201,25 @@ class Entry(NamedTuple):
 
     module: str
     devices: tuple[str, ...]  # the types of devices on which "auto" means this backend; of several the first usable one
+    self_check: bool = False  # whether "auto" means only what agrees with PyTorch's operations; after all without one
 
 
 BACKENDS = {
     "eager": Entry("tsallis.ops.eager", ()),
     "cpu": Entry("tsallis.ops.cpu", ("cpu",)),
-    "triton": Entry("tsallis.ops.triton", ("cuda",)),
+    "triton": Entry("tsallis.ops.triton", ("cuda",), self_check=True),
 }
 NAMES = ("auto", *BACKENDS)
-_AUTO = {
-    kind: tuple(name for name, entry in BACKENDS.items() if kind in entry.devices)
-    for kind in {kind for entry in BACKENDS.values() for kind in entry.devices}
-}
+
+
+def _by_device(self_check: bool) -> dict[str, tuple[str, ...]]:
+    entries = {name: entry for name, entry in BACKENDS.items() if entry.self_check == self_check}
+    kinds = {kind for entry in BACKENDS.values() for kind in entry.devices}
+    return {kind: tuple(name for name, entry in entries.items() if kind in entry.devices) for kind in kinds}
+
+
+_AT_ONCE, _AFTER_CHECK = _by_device(False), _by_device(True)
+_CHECK_FIRST = frozenset(name for name, entry in BACKENDS.items() if entry.self_check)
 _request: ContextVar[str | None] = ContextVar("tsallis_backend", default=None)
 
 
@@ -296,12 +303,22 @@ def choose(alpha: Alpha, *tensors: Tensor) -> Backend:
     """
     name, kind = request(), tensors[0].device.type
     auto = name == "auto"
-    for candidate in _AUTO.get(kind, ()) if auto else (name,):
+    for candidate in _AT_ONCE.get(kind, ()) if auto else (name,):
         choice = load(candidate)
         if (auto or choice.on_device(kind)) and _suits(choice.CAPABILITIES, alpha, tensors) and choice.usable():
             return choice
+    for candidate in _AFTER_CHECK.get(kind, ()) if auto else ():
+        choice = load(candidate)
+        if _suits(choice.CAPABILITIES, alpha, tensors) and choice.usable():
+            return cast(Backend, _guard().backend_for(candidate, tensors[0]))
     check_alpha(alpha)
     return load("eager")
+
+
+@functools.cache
+def _guard() -> Any:
+    """Return what compares kernels with PyTorch's operations, which nothing on a CPU needs."""
+    return importlib.import_module("tsallis.ops.self_check.guard")
 
 
 def _suits(capabilities: Capabilities, alpha: Alpha, tensors: tuple[Tensor, ...]) -> bool:
@@ -350,7 +367,9 @@ def choose_attention(query: Tensor, key: Tensor, value: Tensor, bounds: tuple[fl
         can = capabilities(name)
         fits = bool(can.attention_dtypes) and query.dtype in can.dtypes
         fits = fits and head <= can.largest_head and batch <= can.largest_batch
-        if fits and (bounds is None or bounds[1] <= can.largest_alpha) and _usable(name):
+        if not (fits and (bounds is None or bounds[1] <= can.largest_alpha) and _usable(name)):
+            continue
+        if name not in _CHECK_FIRST or _attention_agrees(name, query.device, query.dtype):
             return name
     return "eager"
 
@@ -369,7 +388,7 @@ def _readable(*tensors: Tensor) -> bool:
 def _candidates(kind: str) -> tuple[str, ...]:
     """Return the names of backends for a type of devices, before anything else is known."""
     name = request()
-    names = _AUTO.get(kind, ()) if name == "auto" else (name,)
+    names = _AT_ONCE.get(kind, ()) + _AFTER_CHECK.get(kind, ()) if name == "auto" else (name,)
     return tuple(name for name in names if load(name).on_device(kind))
 
 
@@ -382,6 +401,11 @@ def capabilities(name: str) -> Capabilities:
 @constant
 def _usable(name: str) -> bool:
     return load(name).usable()
+
+
+@constant
+def _attention_agrees(name: str, device: torch.device, dtype: torch.dtype) -> bool:
+    return request() != "auto" or bool(_guard().attention_agrees(name, device, dtype))
 
 
 def explain() -> str:
@@ -398,7 +422,7 @@ def _explain(kind: str) -> str:
     name = request()
     if name == "eager":
         return "eager (asked for)"
-    for candidate in _AUTO[kind] if name == "auto" else (name,):
+    for candidate in _AT_ONCE[kind] + _AFTER_CHECK[kind] if name == "auto" else (name,):
         status = load(candidate).status()
         try:
             if status.available and load(candidate).on_device(kind):

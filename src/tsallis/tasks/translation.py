@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -23,6 +22,7 @@ from tsallis.evaluation.metrics import CorpusScore, exact_match, translation_sco
 from tsallis.tasks.base import LONGEST, Data, Lines, Task, Vocabularies, refuse_long, split_name
 from tsallis.tasks.sequences import SequenceTask, check_source
 from tsallis.training.run_folder import Run
+from tsallis.user_cache import user_cache
 
 Pair = tuple[str, str]
 
@@ -220,8 +220,7 @@ def _embedded(task: Translation, config: TranslationData) -> tuple[Corpus, Vocab
 
 def cache_folder(folder: str | None) -> Path:
     """Return the folder where subwords and encoded text are cached: `folder`, or tsallis in the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(folder) if folder is not None else Path(base) / "tsallis"
+    return Path(folder) if folder is not None else user_cache()
 
 
 def find_sides(config: TranslationData, split: str) -> tuple[Path, Path]:

@@ -24,6 +24,15 @@ def test_info_names_versions(process) -> None:
     assert "backend eager (" in text or "backend cpu (compiled kernels" in text
 
 
+def test_info_compares_the_kernels(process) -> None:
+    lines = process("info", "--check").stdout.splitlines()
+    (header,) = (number for number, line in enumerate(lines) if line.startswith("backend dtype"))
+    rows = [line.split()[:3] for line in lines[header + 1 :]]
+    if any("cpu (compiled kernels" in line for line in lines):
+        assert ["cpu", "float32", "maps"] in rows and ["cpu", "float16", "losses"] in rows
+    assert not any("WRONG" in line for line in lines)
+
+
 def test_a_run_folder_holds_what_its_description_says(trained: Path) -> None:
     names = {p.name for p in trained.iterdir()}
     assert {"config.yaml", "model.json", "task.json", "src.vocab.json", "tgt.vocab.json", "log.jsonl"} <= names

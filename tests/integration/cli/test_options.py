@@ -40,7 +40,7 @@ COMMANDS: dict[str, dict[str, str | None]] = {
 }
 # Commands whose options have nothing to do with each other; other tests use them.
 SINGLE = {
-    "info": set(),
+    "info": {"--check"},
     "analyze": {
         *("--out", "--split", "--text", "--figures", "--json", "--limit", "--sentences", "--importance"),
         *("--beam", "--language", "--checkpoint"),

@@ -204,6 +204,7 @@ def set_alpha(model: nn.Module, alpha: float) -> None:
 
 def write_settings(model: Any) -> None:
     """Write into the model's configuration which attentions are sparse: a number each, or two bounds."""
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT
     settings: dict[str, float | list[float]] = {}
     for name, alpha in alpha_modules(model):
         settings[_in_base(model, name)] = [alpha.low, alpha.high] if isinstance(alpha, LearnedAlpha) else alpha.value

@@ -18,6 +18,7 @@ from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.backend import Capabilities
 from tsallis.ops.eager.ranking import best_by_map
 from tsallis.ops.triton.alpha_relu import relu_lists
+from tsallis.ops.triton.kind import device_kind
 from tsallis.ops.triton.language import available
 from tsallis.ops.triton.losses import (
     STATS,
@@ -45,6 +46,7 @@ __all__ = [
     "alpha_relu_support",
     "available",
     "best_symbols",
+    "device_kind",
     "entmax",
     "entmax_gradient",
     "entmax_loss",

@@ -1,0 +1,86 @@
+"""How sparse the attentions of a model are: the keys that heads attend to, counted while the model runs."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import torch
+from torch import Tensor, nn
+
+from tsallis.integrations.huggingface.alphas import alpha_modules
+from tsallis.nn.multihead_attention import count_support, count_visible
+
+
+class DensityMeter:
+    """The densities of a sparsified model over the forward passes inside a `with` block; no weights are held for them.
+
+    In self-attention, queries that are padding do not count. Compiled passes are not measured.
+
+    Args:
+        model: sparsified by :func:`sparsify`.
+
+    Raises:
+        ValueError: a model without sparse attention.
+
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> from tsallis.integrations.huggingface import sparsify
+        >>> config = BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8)
+        >>> model = sparsify(BertModel(config), 1.0)
+        >>> with DensityMeter(model) as meter:
+        ...     _ = model(torch.tensor([[5, 6, 7]]))
+        >>> meter.densities()
+        {'encoder.layer.0.attention.self': tensor([1., 1.])}
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = dict(alpha_modules(model))
+        if not self._modules:
+            raise ValueError(f"{type(model).__name__} has no sparse attention: call sparsify first")
+        self._counts = {name: _Counts() for name in self._modules}
+
+    def __enter__(self) -> DensityMeter:
+        for name, module in self._modules.items():
+            module.meter = self._counts[name]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for module in self._modules.values():
+            module.meter = None
+
+    def densities(self) -> dict[str, Tensor]:
+        """Return of every attention that ran the share of visible keys with a weight above zero [heads]."""
+        return {name: counts.density() for name, counts in self._counts.items() if counts.passes}
+
+    def supports(self) -> dict[str, Tensor]:
+        """Return of every attention that ran the mean number of keys with a weight above zero [heads]."""
+        return {name: counts.support() for name, counts in self._counts.items() if counts.passes}
+
+
+class _Counts:
+    """Sums over forward passes, for each head."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self._sums = torch.zeros(3, 1, dtype=torch.float64)  # attended keys, visible keys, queries that see a key
+
+    def add(self, record: Tensor, mask: Tensor | None, causal: bool, queries: int, keys: int) -> None:
+        """Count a pass; `record` holds the supports [batch, heads, queries], or all weights."""
+        support = count_support(record).double()
+        visible = count_visible(mask, None, causal, queries, keys, support)
+        if mask is not None and queries == keys and queries > 1:
+            allowed = mask if mask.dtype == torch.bool else mask > -torch.inf
+            active = allowed.any(-2).expand(-1, -1, queries)  # a key that no query sees is padding, as a query too
+            support, visible = support * active, visible * active
+        sums = torch.stack([x.sum((0, 2)) for x in (support, visible, (visible > 0).double())])
+        self._sums = self._sums.to(sums.device) + sums
+        self.passes += 1
+
+    def density(self) -> Tensor:
+        return (self._sums[0] / self._sums[1].clamp(min=1)).float()
+
+    def support(self) -> Tensor:
+        return (self._sums[0] / self._sums[2].clamp(min=1)).float()

@@ -1,0 +1,50 @@
+"""Densities of sparsified models: those of the weights that the model hands out."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("transformers")  # before what imports it
+
+import torch
+from torch import nn
+
+from tiny_transformers import BY_NAME, build, inputs
+from tsallis.integrations.huggingface import DensityMeter, sparsify
+
+
+@pytest.mark.parametrize("name", ["bert", "mistral", "t5"])
+def test_densities_are_those_of_the_weights(name: str) -> None:
+    batch, model = inputs(BY_NAME[name]), sparsify(build(name), "learned", initial=1.5)
+    with torch.no_grad(), DensityMeter(model) as meter:
+        model(**batch)
+    with torch.no_grad():
+        output = model(**batch, output_attentions=True)
+    weights = output.encoder_attentions if name == "t5" else output.attentions
+    active = batch["attention_mask"].bool()
+    visible = active[:, None, None, :] & active[:, None, :, None]
+    if name == "mistral":
+        visible = visible & (torch.ones(7, 7).tril() - torch.ones(7, 7).tril(-4)).bool()
+    visible = visible.expand(2, 4, 7, 7)
+    for weight, density, support in zip(weights, meter.densities().values(), meter.supports().values(), strict=False):
+        attended = ((weight > 0) & visible).sum((0, 2, 3))
+        torch.testing.assert_close(density, attended / visible.sum((0, 2, 3)))
+        torch.testing.assert_close(support, attended / active.sum())
+        assert 0 < density.min() < 1
+
+
+def test_passes_add_up_and_end_with_the_block() -> None:
+    batch, model = inputs(BY_NAME["bert"]), sparsify(build("bert"), {0: 1.5})
+    with DensityMeter(model) as meter:
+        model(**batch)
+        first = meter.densities()
+        model(**batch)
+    again = meter.densities()
+    model(input_ids=batch["input_ids"][:1])
+    assert list(first) == ["bert.encoder.layer.0.attention.self"]
+    assert all(torch.equal(first[name], x) and torch.equal(meter.densities()[name], x) for name, x in again.items())
+
+
+def test_what_is_not_sparse_is_refused() -> None:
+    with pytest.raises(ValueError, match="Linear has no sparse attention: call sparsify first"):
+        DensityMeter(nn.Linear(2, 2))

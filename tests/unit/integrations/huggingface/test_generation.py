@@ -1,0 +1,57 @@
+"""Sampling by entmax in `generate`."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("transformers")  # before what imports it
+
+import torch
+
+import tsallis
+from tiny_transformers import BY_NAME, VOCABULARY, build, inputs
+from tsallis.integrations.huggingface import EntmaxLogitsProcessor
+
+SAMPLE = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 5}
+
+
+@pytest.mark.parametrize(("alpha", "temperature"), [(1.0, 1.0), (1.5, 0.5), (2.0, 2.0)])
+def test_the_softmax_of_what_comes_out_is_entmax(alpha: float, temperature: float) -> None:
+    scores = torch.randn(3, 9)
+    probs = EntmaxLogitsProcessor(alpha, temperature)(torch.zeros(3, 1), scores).softmax(-1)
+    reference = tsallis.entmax(scores / temperature, alpha)
+    torch.testing.assert_close(probs, reference)
+    assert torch.equal(probs == 0, reference == 0)
+
+
+@pytest.mark.parametrize("name", ["llama", "bart"])
+def test_every_sampled_token_lies_in_its_support(name: str) -> None:
+    model, processor = build(name), EntmaxLogitsProcessor(1.5, temperature=4.0)
+    batch = inputs(BY_NAME[name], "left")
+    batch.pop("decoder_input_ids", None)
+    output = model.generate(
+        **batch, **SAMPLE, logits_processor=[processor], output_logits=True, return_dict_in_generate=True
+    )
+    steps = len(output.logits)
+    probs = torch.stack([tsallis.entmax(x.float() / 4, 1.5) for x in output.logits], 1)
+    free = steps - 1 if name == "bart" else steps  # Bart's last token is one that it is told to end with
+    tokens = output.sequences[:, -steps:][:, :free]
+    assert (probs[:, :free].gather(-1, tokens.unsqueeze(-1)) > 0).all()
+    assert torch.equal(processor.support_sizes[:, :free], (probs[:, :free] > 0).sum(-1))
+    assert processor.support_sizes.min() >= 1 and processor.support_sizes.max() < VOCABULARY
+
+
+def test_sizes_are_those_of_the_last_call() -> None:
+    model, processor = build("llama"), EntmaxLogitsProcessor()
+    assert processor.support_sizes.numel() == 0
+    batch = inputs(BY_NAME["llama"], "left")
+    for _ in range(2):
+        model.generate(**batch, **SAMPLE, logits_processor=[processor])
+    assert processor.support_sizes.shape == (2, 5)
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ValueError, match="temperature must be above 0, got 0"):
+        EntmaxLogitsProcessor(temperature=0)
+    with pytest.raises(ValueError, match=r"alpha must be finite and at least 1, got 0\.5"):
+        EntmaxLogitsProcessor(0.5)
