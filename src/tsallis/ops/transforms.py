@@ -81,6 +81,11 @@ def compiling() -> bool:
     return False
 
 
+def exporting_to_onnx() -> bool:
+    """Tell whether `torch.onnx.export` is at work, which knows PyTorch's operations and no operator of ours."""
+    return torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export()
+
+
 def traced() -> bool:
     """Tell whether numbers can't be looked at: torch.compile, torch.export, torch.func or a tracing mode is at work."""
     if torch.compiler.is_compiling() or transforms_active():

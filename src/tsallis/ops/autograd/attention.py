@@ -22,6 +22,7 @@ from tsallis.ops.eager.attention import future_mask, length_mask
 from tsallis.ops.transforms import (
     compiling,
     differentiable,
+    exporting_to_onnx,
     modes_active,
     operators_only,
     recomputed_gradients,
@@ -44,7 +45,7 @@ def compute(args: AttentionArgs, backend: str, dense: bool) -> tuple[Tensor, Ten
     if backend == "eager" and not dense:
         few = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] <= eager_attention.TILE
         dense = few or traced() or without_numbers(query)
-    if dense:
+    if dense or exporting_to_onnx():
         output, weights = dense_attention(args, backend)
         return output, weights, weights.detach()
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in args.differentiable)

@@ -15,9 +15,17 @@ from torch import Tensor
 from tsallis.ops.alphas import Alpha, check_alpha
 from tsallis.ops.backend import Backend, choose, choose_direct
 from tsallis.ops.dtypes import contiguous, contiguous_alpha
+from tsallis.ops.eager import graph
 from tsallis.ops.eager import maps as eager
 from tsallis.ops.tracing import Operation, join_alpha, operator, save, saved, split_alpha, vmap_rows
-from tsallis.ops.transforms import compiling, differentiable, differentiated, functionalized, operators_only
+from tsallis.ops.transforms import (
+    compiling,
+    differentiable,
+    differentiated,
+    exporting_to_onnx,
+    functionalized,
+    operators_only,
+)
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -149,6 +157,8 @@ def apply_map(rule: MapRule, scores: Tensor, alpha: Alpha, *parameters: Any) -> 
 def entmax(scores: Tensor, alpha: Alpha, dim: int = -1, backend: Backend | None = None) -> Tensor:
     """Return probabilities of rows [rows, d], `alpha` a float or [rows, 1]; by a backend along `dim` of any shape."""
     if backend is None:
+        if exporting_to_onnx():
+            return graph.entmax(scores, alpha)
         if compiling() or functionalized():
             return ENTMAX.operator(scores, *split_alpha(alpha))
         backend = choose_direct(alpha, scores)

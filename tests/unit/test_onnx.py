@@ -1,0 +1,88 @@
+"""Maps, attention and models as ONNX files, run by onnxruntime beside what they were exported from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("onnxruntime")  # before what imports it
+pytest.importorskip("onnxscript")
+
+import onnxruntime
+import torch
+from torch import Tensor, nn
+
+import tsallis
+from tsallis.ops import reference
+from tsallis.ops.eager import graph
+
+
+class Call(nn.Module):
+    """A function as a module, which the exporter asks for."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs)
+
+
+def run(module: nn.Module, inputs: tuple[Tensor, ...], folder: Path, **options: Any) -> Any:
+    """Return a session of the exported module, and what it computes of the inputs."""
+    path = folder / "model.onnx"
+    torch.onnx.export(module.eval(), inputs, path, dynamo=True, verbose=False, **options)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return session, call(session, inputs)
+
+
+def call(session: Any, inputs: tuple[Tensor, ...]) -> Tensor:
+    names = [x.name for x in session.get_inputs()]
+    return torch.from_numpy(session.run(None, {n: x.numpy() for n, x in zip(names, inputs, strict=True)})[0])
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.05, 1.25, 1.5, 2.0, 2.5])
+def test_the_graph_agrees_with_the_reference(alpha: float) -> None:
+    scores = 3 * torch.randn(50, 33)
+    scores[0], scores[1, 3:] = -torch.inf, -torch.inf
+    expected = reference.entmax(scores, alpha).float()
+    torch.testing.assert_close(graph.entmax(scores, alpha), expected, rtol=0, atol=2e-6)
+    alphas = torch.full((50, 1), alpha)
+    torch.testing.assert_close(graph.entmax(scores, alphas), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alpha", [1.0, 1.5])
+def test_maps(alpha: float, tmp_path: Path) -> None:
+    scores = torch.randn(4, 3, 20)
+    _, output = run(Call(lambda z: tsallis.entmax(z, alpha)), (scores,), tmp_path)
+    torch.testing.assert_close(output, tsallis.entmax(scores, alpha), rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_learned_alpha_and_a_mask(tmp_path: Path) -> None:
+    scores, alpha = torch.randn(4, 20), torch.tensor([[1.0], [1.2], [1.5], [2.0]])
+    mask = torch.rand(4, 20) > 0.3
+    inputs = (scores, alpha, mask)
+    _, output = run(Call(lambda z, a, m: tsallis.entmax(z, a, mask=m)), inputs, tmp_path)
+    torch.testing.assert_close(output, tsallis.entmax(scores, alpha, mask=mask), rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_attention_of_any_length(tmp_path: Path) -> None:
+    module = tsallis.nn.MultiheadAttention(16, 4, batch_first=True, alpha="learned").eval()
+    length = torch.export.Dim("length", min=2, max=64)
+    wrapped = Call(lambda x: module(x, x, x, need_weights=False, is_causal=True)[0])
+    wrapped.inner = module
+    session, _ = run(wrapped, (torch.randn(2, 7, 16),), tmp_path, dynamic_shapes=(({1: length},),))
+    for size in (5, 11):
+        x = torch.randn(2, size, 16)
+        with torch.no_grad():
+            torch.testing.assert_close(call(session, (x,)), wrapped(x), rtol=1e-5, atol=1e-5)
+
+
+def test_plain_export_meets_the_operator() -> None:
+    program = torch.export.export(Call(lambda z: tsallis.entmax(z, 1.5)), (torch.randn(2, 5),))
+    assert "tsallis.entmax" in str(program.graph)
