@@ -37,7 +37,7 @@ PUBLIC = {
         SOURCES Source get
     """,
     "tsallis.distributions": """
-        EntmaxCategorical Support kl_divergence
+        EntmaxCategorical RelaxedEntmax Support kl_divergence
     """,
     "tsallis.evaluation": """
         CorpusScore Evaluation TeacherForcedScores accuracy evaluate exact_match form_scores levenshtein search_corpus

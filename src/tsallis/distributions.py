@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, constraints, kl_divergence, register_kl
+from torch.distributions import Categorical, Distribution, constraints, kl_divergence, register_kl
 from torch.distributions.utils import lazy_property
 
 from tsallis import functional
 from tsallis.functional.rows import alpha_number, check_floating
 from tsallis.ops.alphas import Alpha
 
-__all__ = ["EntmaxCategorical", "Support", "kl_divergence"]
+__all__ = ["EntmaxCategorical", "RelaxedEntmax", "Support", "kl_divergence"]
 
 
 class Support(constraints.Constraint):
@@ -84,9 +84,7 @@ class EntmaxCategorical(Distribution):
     has_enumerate_support = True
 
     def __init__(self, scores: Tensor, alpha: Alpha = 1.5, validate_args: bool | None = None) -> None:
-        check_floating(scores)
-        if scores.dim() == 0 or scores.shape[-1] == 0:
-            raise ValueError(f"scores must be [..., classes] with at least one class, got shape {tuple(scores.shape)}")
+        _check_scores(scores)
         self.scores = scores
         self.alpha: Alpha = _for_batch(alpha, scores.shape[:-1]) if isinstance(alpha, Tensor) else alpha_number(alpha)
         super().__init__(scores.shape[:-1], validate_args=validate_args)
@@ -224,6 +222,73 @@ class EntmaxCategorical(Distribution):
         return new
 
 
+class RelaxedEntmax(Distribution):
+    r"""Samples of a categorical distribution that are relaxed into the simplex, sparsely, and have gradients.
+
+    .. math:: y = \mathrm{entmax}_\alpha\big((z + g) / T\big), \qquad g_k \sim \mathrm{Gumbel}(0, 1)
+
+    (Jang et al. 2017, eq. 2, with entmax in place of softmax). At small temperatures T samples are corners of the
+    simplex, drawn with the probabilities of softmax; otherwise most of their entries are exactly zero, where those of
+    `torch.distributions.RelaxedOneHotCategorical` never are. There is no density: samples lie on faces of the simplex
+    with probabilities above zero.
+
+    Args:
+        temperature: above 0.
+        scores: [..., classes], any floating dtype.
+        alpha: at least 1: a number, or a tensor broadcastable to the batch shape [...].
+        validate_args: check scores, as everywhere in `torch.distributions`.
+
+    Raises:
+        ValueError: a temperature that is not above 0, scores without a class, an alpha below 1.
+
+    Example:
+        >>> d = RelaxedEntmax(0.5, torch.zeros(2, 6), alpha=1.5)
+        >>> sample = d.rsample((100,))
+        >>> sample.shape, bool((sample == 0).any())
+        (torch.Size([100, 2, 6]), True)
+    """
+
+    arg_constraints = {"scores": constraints.independent(constraints.real, 1)}  # noqa: RUF012 (torch's own convention)
+    support = constraints.simplex
+    has_rsample = True
+
+    def __init__(
+        self, temperature: float, scores: Tensor, alpha: Alpha = 1.5, validate_args: bool | None = None
+    ) -> None:
+        _check_scores(scores)
+        if not temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {temperature}")
+        self.scores, self.temperature = scores, float(temperature)
+        self.alpha: Alpha = _for_batch(alpha, scores.shape[:-1]) if isinstance(alpha, Tensor) else alpha_number(alpha)
+        super().__init__(scores.shape[:-1], scores.shape[-1:], validate_args=validate_args)
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        """Samples [*sample_shape, ..., classes], with gradients in scores and alpha."""
+        shape = self._extended_shape(sample_shape)
+        noise = -torch.empty(shape, dtype=self.scores.dtype, device=self.scores.device).exponential_().log()
+        alpha = self.alpha.unsqueeze(-1) if isinstance(self.alpha, Tensor) else self.alpha
+        return functional.entmax((self.scores + noise) / self.temperature, alpha)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Refuse: there is no density."""
+        raise NotImplementedError("RelaxedEntmax has no density: its samples lie on faces of the simplex")
+
+    def expand(self, batch_shape: Any, _instance: RelaxedEntmax | None = None) -> RelaxedEntmax:
+        new: RelaxedEntmax = self._get_checked_instance(RelaxedEntmax, _instance)
+        shape = torch.Size(batch_shape)
+        new.scores, new.temperature = self.scores.expand(*shape, self.scores.shape[-1]), self.temperature
+        new.alpha = self.alpha.expand(shape) if isinstance(self.alpha, Tensor) else self.alpha
+        super(RelaxedEntmax, new).__init__(shape, self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+
+def _check_scores(scores: Tensor) -> None:
+    check_floating(scores)
+    if scores.dim() == 0 or scores.shape[-1] == 0:
+        raise ValueError(f"scores must be [..., classes] with at least one class, got shape {tuple(scores.shape)}")
+
+
 def _for_batch(alpha: Tensor, shape: torch.Size) -> Tensor:
     try:
         return alpha.expand(shape)
@@ -241,8 +306,15 @@ def _align(value: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @register_kl(EntmaxCategorical, EntmaxCategorical)  # type: ignore[untyped-decorator]
-def _kl(p: EntmaxCategorical, q: EntmaxCategorical) -> Tensor:
+@register_kl(EntmaxCategorical, Categorical)  # type: ignore[untyped-decorator]
+@register_kl(Categorical, EntmaxCategorical)  # type: ignore[untyped-decorator]
+def _kl(p: EntmaxCategorical | Categorical, q: EntmaxCategorical | Categorical) -> Tensor:
     """Infinite where p has a probability and q has none."""
     inside = p.probs > 0
-    difference = torch.where(inside, p._log_probs, 0) - torch.where(inside, q._log_probs, 0)
+    difference = torch.where(inside, _log_probs(p), 0) - torch.where(inside, _log_probs(q), 0)
     return (p.probs * difference).sum(-1)
+
+
+def _log_probs(d: EntmaxCategorical | Categorical) -> Tensor:
+    log_p: Tensor = d._log_probs if isinstance(d, EntmaxCategorical) else d.logits
+    return log_p

@@ -7,7 +7,7 @@ import torch
 from torch.distributions import Categorical, Independent, MixtureSameFamily
 
 import tsallis
-from tsallis.distributions import EntmaxCategorical, Support, kl_divergence
+from tsallis.distributions import EntmaxCategorical, RelaxedEntmax, Support, kl_divergence
 
 
 @pytest.fixture
@@ -137,3 +137,42 @@ def test_bad_input_is_refused(scores: torch.Tensor) -> None:
         EntmaxCategorical(scores, "learned")
     with pytest.raises(ValueError, match=r"0\.5"):
         _ = EntmaxCategorical(scores, 0.5).probs
+
+
+def test_kl_beside_a_dense_distribution(scores: torch.Tensor) -> None:
+    sparse, dense = EntmaxCategorical(scores, 2.0), Categorical(logits=scores)
+    expected = torch.special.xlogy(sparse.probs, sparse.probs / dense.probs).sum(-1)
+    torch.testing.assert_close(kl_divergence(sparse, dense), expected)
+    assert kl_divergence(dense, sparse).isinf().tolist() == [True, False, True]
+    whole = EntmaxCategorical(scores, 1.0)
+    torch.testing.assert_close(kl_divergence(dense, whole), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_relaxed_samples_are_sparse_and_have_gradients(scores: torch.Tensor) -> None:
+    scores = scores.requires_grad_()
+    alpha = torch.tensor([1.2, 1.5, 2.0], dtype=torch.float64, requires_grad=True)
+    d = RelaxedEntmax(0.7, scores, alpha)
+    assert d.batch_shape == (3,) and d.event_shape == (4,)
+    sample = d.rsample((500,))
+    assert sample.shape == (500, 3, 4) and d.support.check(sample).all()
+    assert ((sample == 0).double().mean((0, 2)) > 0.1).all()
+    (sample * torch.randn(4)).sum().backward()
+    assert all(x.grad is not None and x.grad.abs().max() > 0 for x in (scores, alpha))
+    assert not d.sample().requires_grad
+    assert d.expand((2, 3)).rsample((5,)).shape == (5, 2, 3, 4)
+
+
+def test_cold_relaxed_samples_are_those_of_softmax() -> None:
+    scores = torch.tensor([1.0, 0.0, -0.5])
+    sample = RelaxedEntmax(1e-4, scores).sample((20_000,))
+    assert ((sample == 0) | (sample == 1)).double().mean() > 0.999
+    torch.testing.assert_close(sample.mean(0), scores.softmax(0), rtol=0, atol=0.015)
+
+
+def test_settings_of_relaxed_samples_are_checked() -> None:
+    with pytest.raises(ValueError, match="temperature must be above 0, got 0"):
+        RelaxedEntmax(0, torch.zeros(3))
+    with pytest.raises(ValueError, match=r"scores must be \[\.\.\., classes\]"):
+        RelaxedEntmax(1.0, torch.tensor(1.0))
+    with pytest.raises(NotImplementedError, match="has no density"):
+        RelaxedEntmax(1.0, torch.zeros(3)).log_prob(torch.tensor([1.0, 0.0, 0.0]))
