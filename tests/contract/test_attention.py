@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from contract.conftest import BACKENDS
 from pairs import every_pair
-from tsallis import entmax_attention
+from tsallis import backend, entmax_attention
 from tsallis.ops import reference
 from tsallis.ops.cpu import attention as compiled
 from tsallis.ops.eager import attention as eager_attention
@@ -773,3 +773,15 @@ def test_bad_input_gets_an_error_that_shows_it(changes: dict[str, Any], error: t
 def test_bad_input_is_an_error_where_there_is_nothing_to_attend_with(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         entmax_attention(**given_instead(query=torch.ones(2, 4, 0, 5), **changes))
+
+
+@pytest.mark.parametrize("name", ["auto", "eager"])
+@pytest.mark.parametrize("shape", [(6, 8), (4, 6, 8), (2, 4, 200, 8)], ids=str)
+def test_supports_are_those_of_the_weights(shape: tuple[int, ...], name: str) -> None:
+    q, k, v = torch.randn(3, *shape).unbind()
+    with backend(name):
+        output, weights, dense = entmax_attention(q, k, v, is_causal=True, return_weights=True, return_support=True)
+        alone, support = entmax_attention(q, k, v, is_causal=True, return_support=True)
+    assert support.dtype == dense.dtype == torch.int64 and support.shape == q.shape[:-1]
+    assert torch.equal(support, (weights > 0).sum(-1)) and torch.equal(dense, support)
+    torch.testing.assert_close(alone, output, rtol=1e-4, atol=1e-5)

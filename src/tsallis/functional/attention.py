@@ -40,7 +40,8 @@ def entmax_attention(
     dropout_p: float = 0.0,
     enable_gqa: bool = False,
     return_weights: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+    return_support: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
     r"""Compute attention whose weights are exactly zero for most keys, with an alpha for each head that can be learned.
 
     .. math:: O_i = \sum_j p_{ij} V_j, \qquad
@@ -64,10 +65,12 @@ def entmax_attention(
         dropout_p: share of the weights that is set to zero, the others scaled up; unlike a module's, always active.
         enable_gqa: fewer key heads than heads, each shared by as many neighbouring heads.
         return_weights: return the weights too, before dropout.
+        return_support: return how many keys each query attends to; the weights are not held for it.
 
     Returns:
-        Output [..., heads, queries, value size]; with `return_weights` also the weights [..., heads, queries, keys]. A
-        query without a key to attend to gives zeros.
+        Output [..., heads, queries, value size]; with `return_weights` also the weights [..., heads, queries, keys],
+        and with `return_support` also the sizes of the supports [..., heads, queries], integers. A query without a key
+        to attend to gives zeros.
 
     Raises:
         ValueError: shapes that don't fit together, an alpha below 1 or not finite, a length or a dropout out of range.
@@ -80,6 +83,9 @@ def entmax_attention(
         >>> out, weights = entmax_attention(q, k, v, is_causal=True, return_weights=True)
         >>> weights[0, 0, 0].tolist()
         [1.0, 0.0, 0.0, 0.0, 0.0]
+        >>> out, support = entmax_attention(q, k, v, is_causal=True, return_support=True)
+        >>> support.shape, support[0, 0, 0].item()
+        (torch.Size([2, 4, 5]), 1)
     """
     result = attend(
         query,
@@ -94,7 +100,15 @@ def entmax_attention(
         enable_gqa=enable_gqa,
         need_weights=return_weights,
     )
-    return (result.output, result.weights) if result.weights is not None else result.output
+    more: tuple[Tensor, ...] = () if result.weights is None else (result.weights,)
+    if return_support:
+        more += (count_support(result.support).long().reshape(query.shape[:-1]),)
+    return (result.output, *more) if more else result.output
+
+
+def count_support(record: Tensor) -> Tensor:
+    """Return the number of keys that each query attends to [batch, heads, queries], from itself or from weights."""
+    return (record > 0).sum(-1) if record.dim() == 4 else record
 
 
 def attend(

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tsallis.functional.attention import attend
+from tsallis.functional.attention import attend, count_support
 from tsallis.functional.rows import alpha_number
 from tsallis.nn.alpha import PerHeadAlpha
 from tsallis.nn.kv_cache import Cache
@@ -419,11 +419,6 @@ class MultiheadAttention(nn.Module):
         alpha = self.alpha
         suffix = f", alpha={alpha:g}" if isinstance(alpha, float) else ""
         return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout:g}{suffix}"
-
-
-def count_support(record: Tensor) -> Tensor:
-    """Return the number of keys that each query attends to [batch, heads, queries], from itself or from weights."""
-    return (record > 0).sum(-1) if record.dim() == 4 else record
 
 
 def _combine(one: Tensor | None, other: Tensor | None) -> Tensor | None:

@@ -7,8 +7,9 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
+from tsallis.functional.attention import count_support
 from tsallis.integrations.huggingface.alphas import alpha_modules
-from tsallis.nn.multihead_attention import count_support, count_visible
+from tsallis.nn.multihead_attention import count_visible
 
 
 class DensityMeter:
