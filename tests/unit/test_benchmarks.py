@@ -118,6 +118,16 @@ def test_attention(tmp_path: Path) -> None:
     assert ("attention by the peer's bisection / ours" in printed) == peer
 
 
+def test_self_check(tmp_path: Path) -> None:
+    out = tmp_path / "self-check.csv"
+    printed = run("self_check.py", "--rounds", 1, "--out", out)
+    rows = read(out)
+    assert list(rows[0]) == ["group", "operation", "seconds", "seconds_without", "ratio", "rounds", *MACHINE]
+    assert "maps in float16" in {row["operation"] for row in rows if row["group"] == "once"}
+    assert all(float(row["ratio"]) > 0 for row in rows if row["group"] == "afterwards")
+    assert "choose_attention" in printed
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs no-gpu: there is one")
 @pytest.mark.parametrize("script", sorted(path.name for path in BENCHMARKS.glob("gpu_*.py")))
 def test_without_a_gpu_its_benchmarks_say_so(script: str, tmp_path: Path) -> None:
