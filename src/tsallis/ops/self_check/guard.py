@@ -12,7 +12,9 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.backend import Backend, load
+from tsallis.ops.eager.ranking import best_by_map
 from tsallis.ops.self_check import memory
 from tsallis.ops.self_check.evidence import has_evidence
 from tsallis.ops.self_check.families import ATTENTION, FAMILIES, measure
@@ -179,6 +181,12 @@ class MixedBackend:
             return cast(Callable[..., Any], other)
         index = STATISTICS[function]
         return lambda *args, **kwargs: (own if isinstance(args[index], Tensor) else other)(*args, **kwargs)
+
+    def best_symbols(
+        self, scores: Tensor, alpha: float, tau: float | None, count: int, end: int, only: Tensor | None = None
+    ) -> BestSymbols:
+        """Return the best of each row of scores [rows, symbols], by the map that is trusted."""
+        return best_by_map(scores, alpha, tau, count, end, only, cast(Backend, self).entmax)
 
     def support_sizes(self, scores: Tensor, alpha: Any, stats: Any, target: Tensor) -> Tensor:
         """Return the size of each row's support [rows]; losses and alpha-ReLU have this function in common."""

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import stand_in
 import tsallis
+from tsallis.nn import OutputLayer
 from tsallis.ops import backend
 from tsallis.ops.self_check import evidence, guard, memory
 from tsallis.ops.self_check.families import measure
@@ -306,6 +307,23 @@ def test_where_nothing_can_be_compared_now_the_kernels_compute_and_it_is_made_up
     stand_in.FAULTS.clear()
     (gradient,) = torch.autograd.grad(result.square().sum(), x)
     torch.testing.assert_close((result, gradient), right)
+
+
+def test_it_has_everything_that_a_backend_has() -> None:
+    mixed = guard.backend_for("stand-in", scores())
+    assert type(mixed) is guard.MixedBackend
+    names = {name for name in vars(backend.Backend) if not name.startswith("_")} | {"CAPABILITIES"}
+    assert {name for name in names if not hasattr(mixed, name)} == set()
+
+
+def test_the_best_symbols_of_a_search_are_by_the_map_that_is_trusted() -> None:
+    layer, x = OutputLayer(9, 20, alpha=1.5), torch.randn(3, 20)
+    with tsallis.backend("eager"):
+        right = layer.best_symbols(x, 4, 2)
+    stand_in.FAULTS["entmax"] = off
+    with pytest.warns(UserWarning, match="computes maps"):
+        best = layer.best_symbols(x, 4, 2)
+    torch.testing.assert_close(best, right)
 
 
 def test_a_call_afterwards_costs_no_function_of_the_guard(monkeypatch: pytest.MonkeyPatch) -> None:
