@@ -56,30 +56,40 @@ class BestSymbols(NamedTuple):
     mass: Tensor  # [rows], float64: the sum of the probabilities, 1 but for alpha-ReLU; NaN where one of them is
 
 
-class DecoderLayerWeights(NamedTuple):
-    """The parameters of a layer of a Transformer's decoder; matrices are [outputs, inputs]."""
+class AttentionWeights(NamedTuple):
+    """The parameters of an attention and of the norm before or behind it; matrices are [outputs, inputs]."""
 
-    norms: tuple[tuple[Tensor, Tensor], ...]  # weight and bias, of three
-    own_projection: tuple[Tensor, Tensor]  # to query, key and value
-    own_out: tuple[Tensor, Tensor]
-    cross_projection: tuple[Tensor, Tensor]
-    cross_out: tuple[Tensor, Tensor]
+    norm: tuple[Tensor, Tensor]  # weight and bias
+    projection: tuple[Tensor, Tensor]  # to query, key and value
+    out: tuple[Tensor, Tensor]
+    alphas: Tensor  # [heads]
+
+
+class LayerWeights(NamedTuple):
+    """The parameters of a Transformer's layer, with ReLU between its last two products."""
+
+    own: AttentionWeights
+    cross: AttentionWeights | None  # of a decoder
+    norm: tuple[Tensor, Tensor]
     expand: tuple[Tensor, Tensor]
     shrink: tuple[Tensor, Tensor]
-    own_alphas: Tensor  # [heads]
-    cross_alphas: Tensor  # [heads]
 
 
-class DecoderWeights(NamedTuple):
-    """The parameters of a Transformer's decoder and its output, float32 on the CPU, with ReLU between its products."""
+class StackWeights(NamedTuple):
+    """The parameters of a Transformer's encoder or decoder, float32 on the CPU."""
 
     embedding: Tensor  # [symbols, d]
-    layers: tuple[DecoderLayerWeights, ...]
+    layers: tuple[LayerWeights, ...]
     norm: tuple[Tensor, Tensor] | None  # behind the last layer; None: layers normalise what they return
-    output: tuple[Tensor, Tensor]  # [symbols, d]; the bias of what never comes is -inf
     heads: int
     epsilon: float  # of the norms
-    alpha: float  # of the output's map
+
+
+class OutputWeights(NamedTuple):
+    """The parameters of an output layer."""
+
+    projection: tuple[Tensor, Tensor]  # [symbols, d]; the bias of what never comes is -inf
+    alpha: float  # of the map
     tau: float | None  # its threshold, if it is alpha-ReLU
 
 

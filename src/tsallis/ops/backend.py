@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha, check_alpha, extremes
-from tsallis.ops.arguments import AttentionArgs, AttentionGradients, BestSymbols, DecoderWeights
+from tsallis.ops.arguments import AttentionArgs, AttentionGradients, BestSymbols, StackWeights
 from tsallis.ops.sparse_rows import CsrRows
 from tsallis.ops.tracing import constant
 from tsallis.ops.transforms import operators_only, without_numbers
@@ -42,7 +42,7 @@ class Capabilities(NamedTuple):
     )  # others are upcast before; none: no attention
     largest_head: float = math.inf  # the most numbers that a query, key or value of attention may have
     largest_batch: float = math.inf  # the most batch elements and the most heads of attention
-    decoder: bool = False  # there is a file `decoder`
+    transformer: bool = False  # there is a file `transformer`
 
 
 class Status(Protocol):
@@ -187,13 +187,14 @@ class AttentionKernels(Protocol):
         """Allocate what backward needs of a pass with these results."""
 
 
-class DecoderKernels(Protocol):
-    """A backend's decoder of a Transformer, which is the file `decoder` of its folder."""
+class TransformerKernels(Protocol):
+    """A backend's Transformer, which is the file `transformer` of its folder."""
 
-    CompiledDecoder: type[Any]  # made of DecoderWeights; it has the methods `project` and `step`
+    CompiledEncoder: type[Any]  # made of StackWeights; it has the method `encode`
+    CompiledDecoder: type[Any]  # made of StackWeights and OutputWeights; it has the methods `project` and `step`
 
-    def computes(self, weights: DecoderWeights) -> bool:
-        """Tell whether the kernels know a decoder of these sizes and alphas."""
+    def computes(self, weights: StackWeights) -> bool:
+        """Tell whether the kernels know a stack of layers of these sizes and alphas."""
 
 
 class Entry(NamedTuple):
@@ -278,11 +279,11 @@ def load_attention(name: str) -> AttentionKernels:
     return cast(AttentionKernels, importlib.import_module(f"{BACKENDS[name].module}.attention"))
 
 
-def load_decoder(kind: str) -> DecoderKernels | None:
-    """Return the decoder of the backend for a type of devices; None where that one has none."""
+def load_transformer(kind: str) -> TransformerKernels | None:
+    """Return the Transformer of the backend for a type of devices; None where that one has none."""
     for name in _candidates(kind):
-        if load(name).CAPABILITIES.decoder and _usable(name):
-            return cast(DecoderKernels, importlib.import_module(f"{BACKENDS[name].module}.decoder"))
+        if load(name).CAPABILITIES.transformer and _usable(name):
+            return cast(TransformerKernels, importlib.import_module(f"{BACKENDS[name].module}.transformer"))
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -174,12 +174,15 @@ class _Beam(Search):
         """Note the outputs that the prefixes of a length are, from their ends' log-probabilities."""
         if length < self.limits.free_from:
             return
+        costs, wanted = self.costs, self.wanted
         for i, log_prob in enumerate(log_probs):
             if log_prob > -math.inf:
                 end = _End(self.log_probs[i] + log_prob, length, row + i)
                 self.ends.append(end)
-                insort(self.costs, -self.score(end))
-        del self.costs[self.wanted :]
+                cost = -self.score(end)
+                if len(costs) < wanted or cost < costs[-1]:
+                    insort(costs, cost)
+                    del costs[wanted:]
 
     def score(self, end: _End) -> float:
         """Return the score of an output, as :meth:`Hypothesis.score` does."""
@@ -189,11 +192,17 @@ class _Beam(Search):
     def choose(self, best: list[list[float]], symbols: list[list[int]], length: int) -> list[Candidate]:
         """Make the best continuations the beam, give up the others, and return those that were chosen."""
         candidates: list[Candidate] = []
+        most = math.inf  # a cost that as many candidates don't exceed as are looked at
         for parent, before in enumerate(self.log_probs):
-            for log_prob, token in zip(best[parent], symbols[parent], strict=True):
-                if log_prob == -math.inf:
-                    break
-                candidates.append((-(before + log_prob), parent, token))
+            costs = [-(before + log_prob) for log_prob in best[parent]]
+            number = bisect_right(costs, most)
+            candidates += [
+                (cost, parent, token)
+                for cost, token in zip(costs[:number], symbols[parent], strict=False)
+                if cost < math.inf
+            ]
+            if len(costs) > self.size:
+                most = min(most, costs[self.size])
         candidates.sort()
         at_limit = length + 2 > self.limits.steps  # a prefix one token longer could not even end
         chosen = [] if at_limit else candidates[: self.size]

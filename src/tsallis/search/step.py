@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tsallis.models.protocol import BestStep, Decoder, best_of_step
 from tsallis.search.certificate import Hypothesis, Result, certify
@@ -183,7 +183,8 @@ def advance_best(
         result: BestStep = model.step_best(state, token, count, EOS, only, keep)
     else:
         result = best_of_step(model.output, model.step(state, token), count, EOS, only)
-    _refuse_nan(result.best.mass.isnan(), sources)
+    if math.isnan(result.best.mass.sum().item()):
+        _refuse_nan(result.best.mass.isnan(), sources)
     return result
 
 
@@ -234,10 +235,20 @@ def at_least_one(**sizes: int | None) -> None:
             raise ValueError(f"{name} must be at least 1, got {value}")
 
 
+def _parts(model: Any) -> list[Any]:
+    """Return a model's modules, some perhaps twice: those of one are read from its dictionary, which is quick."""
+    if not isinstance(model, nn.Module):
+        return list(model.modules()) if hasattr(model, "modules") else []
+    modules = [model]
+    for module in modules:
+        modules += [part for part in module.__dict__["_modules"].values() if part is not None]
+    return modules
+
+
 @contextlib.contextmanager
 def evaluating(model: Any) -> Iterator[None]:
     """Turn off the model's dropout while the context lasts, and leave every part of it as it was."""
-    training = [m for m in model.modules() if m.training] if hasattr(model, "modules") else []
+    training = [m for m in _parts(model) if m.training]
     if training:
         model.eval()
     try:

@@ -1,14 +1,14 @@
-"""The Transformer's decoder by a backend's own kernels, where they know the model; else there is the plain step.
+"""The Transformer by a backend's own kernels, where they know the model; else it is made of its modules.
 
-A state's rows are rows of addresses, see `tsallis.ops.cpu.decoder`: nothing is copied when a search chooses among them,
-and states share all memory.
+A decoder state's rows are rows of addresses, see `tsallis.ops.cpu.transformer`: nothing is copied when a search chooses
+among them, and states share all memory.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,10 +16,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tsallis.models.protocol import BestStep, Memory, Step, check_symbols
-from tsallis.nn import MultiheadAttention, OutputLayer, PerHeadAlpha, TransformerDecoderLayer
-from tsallis.ops.arguments import DecoderLayerWeights, DecoderWeights
-from tsallis.ops.backend import load_decoder
+from tsallis.nn import (
+    MultiheadAttention,
+    OutputLayer,
+    PerHeadAlpha,
+    TransformerDecoderLayer,
+    TransformerEncoderLayer,
+)
+from tsallis.ops.arguments import AttentionWeights, DecoderResult, LayerWeights, OutputWeights, StackWeights
+from tsallis.ops.backend import load_transformer
 from tsallis.ops.transforms import traced
+
+ROOM = 64  # steps that there are positions for at first
 
 
 @dataclass(frozen=True)
@@ -28,14 +36,14 @@ class CompiledState:
 
     decoder: Any  # of the backend
     positions: Any  # the model's module
+    table: Tensor  # [steps and more, d_model], of it
     rows: Tensor  # [rows, columns]
     steps: int  # tokens read, by the row that has read most
     width: int  # source positions of attention weights
     memory: tuple[Tensor, ...]  # what the addresses name
 
     def select(self, index: Tensor) -> CompiledState:
-        rows = self.rows.index_select(0, index)
-        return CompiledState(self.decoder, self.positions, rows, self.steps, self.width, self.memory)
+        return self._with(self.rows.index_select(0, index), self.steps, self.memory)
 
     @staticmethod
     def join(states: Sequence[CompiledState]) -> CompiledState:
@@ -43,125 +51,233 @@ class CompiledState:
         columns = max(state.rows.shape[1] for state in states)
         rows = torch.cat([F.pad(state.rows, (0, columns - state.rows.shape[1])) for state in states])
         memory = tuple({id(x): x for state in states for x in state.memory}.values())
+        first = max(states, key=lambda state: len(state.table))
         steps, width = max(state.steps for state in states), max(state.width for state in states)
-        return CompiledState(states[0].decoder, states[0].positions, rows, steps, width, memory)
+        return CompiledState(first.decoder, first.positions, first.table, rows, steps, width, memory)
+
+    def _with(self, rows: Tensor, steps: int, memory: tuple[Tensor, ...]) -> CompiledState:
+        return CompiledState(self.decoder, self.positions, self.table, rows, steps, self.width, memory)
 
     def step(self, token: Tensor) -> Step:
         """Read a token [rows] and return all scores."""
-        result = self._read(token, scores=True, attention=self.width)
-        return Step(result.scores, result.attention, self._following(result))
+        self.decoder.check_tokens(token)
+        result, state = self._read(token, scores=True, attention=self.width)
+        assert result.scores is not None and result.attention is not None
+        return Step(result.scores, result.attention, state)
 
     def step_best(self, token: Tensor, count: int, end: int, only: Tensor | None, keep: bool) -> BestStep:
-        """Read a token [rows] and return the best symbols of each row, and weights of attention to `keep`."""
+        """Read a token [rows] and return the best symbols of each row, and weights of attention to `keep`.
+
+        Tokens are those that a search has chosen: they are not checked.
+        """
         if only is not None:
             check_symbols(only, self.decoder.symbols)
-        result = self._read(token, count=count, end=end, only=only, attention=self.width if keep else 0)
-        return BestStep(result.best, result.num_attended, result.attention, self._following(result))
+        result, state = self._read(token, count=count, end=end, only=only, attention=self.width if keep else 0)
+        return BestStep(result.best, result.num_attended, result.attention, state)
 
-    def _read(self, token: Tensor, **wishes: Any) -> Any:
-        positions = self.positions(self.decoder.embedding, 0, self.steps + 1)
-        return self.decoder.step(self.rows, token, positions, **wishes)
+    def _read(self, token: Tensor, **wishes: Any) -> tuple[DecoderResult, CompiledState]:
+        """Make a step and return its results and the state after it."""
+        if self.steps >= len(self.table):
+            table = self.positions(self.decoder.embedding, 0, 2 * self.steps)
+            return replace(self, table=table)._read(token, **wishes)
+        result: DecoderResult = self.decoder.step(self.rows, token, self.table, **wishes)
+        return result, self._with(result.state, self.steps + 1, (*self.memory, result.cache))
 
-    def _following(self, result: Any) -> CompiledState:
-        memory = (*self.memory, result.cache)
-        return CompiledState(self.decoder, self.positions, result.state, self.steps + 1, self.width, memory)
+
+# What modules are set to besides their parts and tensors.
+SETTINGS: dict[type[nn.Module], tuple[str, ...]] = {
+    MultiheadAttention: ("alpha", "add_zero_attn"),
+    nn.LayerNorm: ("eps",),
+    OutputLayer: ("transform", "alpha", "tau"),
+    TransformerEncoderLayer: ("activation",),
+    TransformerDecoderLayer: ("activation",),
+}
+
+
+class _Watch:
+    """A model as it was: its modules, what they are set to, and the versions of their tensors.
+
+    It holds the modules' own dictionaries, because it is asked at every search whether one of them has changed.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = [model]
+        for module in modules:
+            modules += [part for part in module.__dict__["_modules"].values() if part is not None]
+        every = [(type(module), module.__dict__) for module in modules]
+        self.parts = [(own["_modules"], name, part) for _, own in every for name, part in own["_modules"].items()]
+        self.modes = [(own, own["training"], _hooked(own)) for _, own in every]
+        self.settings = [(own, name, own.get(name)) for kind, own in every for name in SETTINGS.get(kind, ())]
+        self.tensors = [
+            (tensors, name, x, x.data_ptr(), _version(x))
+            for _, own in every
+            for tensors in (own["_parameters"], own["_buffers"])
+            for name, x in tensors.items()
+            if x is not None
+        ]
+
+    def unchanged(self) -> bool:
+        """Tell whether the model is what it was."""
+        return (
+            all(parts.get(name) is part for parts, name, part in self.parts)
+            and all(own["training"] is training and _hooked(own) is hooked for own, training, hooked in self.modes)
+            and all(own.get(name) == value for own, name, value in self.settings)
+            and all(
+                tensors.get(name) is x and x.data_ptr() == pointer and _version(x) == version
+                for tensors, name, x, pointer, version in self.tensors
+            )
+        )
+
+
+def _hooked(own: dict[str, Any]) -> bool:
+    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"])
+
+
+def _version(x: Tensor) -> int:
+    return 0 if x.is_inference() else x._version
 
 
 class _Packed(NamedTuple):
-    """A decoder with packed weights, and the versions of the parameters that they were packed from."""
+    """A model's packed weights, and what it was like when they were packed."""
 
-    versions: tuple[tuple[int, int], ...]
+    watch: _Watch
     kernels: Any
+    encoder: Any  # None: the kernels don't know it
     decoder: Any
 
 
 _packed: weakref.WeakKeyDictionary[nn.Module, _Packed] = weakref.WeakKeyDictionary()
 
 
+@dataclass(frozen=True)
+class CompiledMemory(Memory):
+    """States that kernels have computed, and the weights they did it with: they are not looked for again."""
+
+    packed: _Packed | None = None
+
+
+def encode_compiled(model: Any, src: Tensor, lengths: Tensor, mask: Tensor) -> CompiledMemory | None:
+    """Return the states of sources [batch, src]; None where no kernels know the model, or may not be called."""
+    packed = _pack(model, src)
+    if packed is None or packed.encoder is None or src.dtype != torch.int64:
+        return None
+    positions = model.positions(packed.encoder.embedding, 0, src.shape[1])
+    return CompiledMemory(packed.encoder.encode(src, lengths, positions), mask, packed=packed)
+
+
 def start_compiled(model: Any, memory: Memory) -> CompiledState | None:
     """Return the state before the first token; None where no kernels know the model, or may not be called."""
-    states = memory.states
-    if traced() or torch.is_grad_enabled() or type(states) is not Tensor or states.dtype != torch.float32:
+    packed = _pack(model, memory.states, memory.packed if isinstance(memory, CompiledMemory) else None)
+    if packed is None or packed.decoder is None or memory.states.dtype != torch.float32:
         return None
-    kernels = load_decoder(states.device.type)
+    rows, source = packed.decoder.project(memory.states[memory.mask], memory.mask.sum(1))
+    table = model.positions(packed.decoder.embedding, 0, ROOM)
+    return CompiledState(packed.decoder, model.positions, table, rows, 0, memory.states.shape[1], (source,))
+
+
+def _pack(model: Any, like: Tensor, known: _Packed | None = None) -> _Packed | None:
+    """Return the packed weights of a model; None where kernels may not be called on its tensors.
+
+    They are those that are `known` to be of the model as it is, or are packed again if it has changed.
+    """
+    if traced() or torch.is_grad_enabled() or type(like) is not Tensor:
+        return None
+    kernels = load_transformer(like.device.type)
     if kernels is None or torch.nn.modules.module._has_any_global_hook():
         return None
-    parts = _parts(model)
-    if parts is None or not all(_plain(x) for x in parts.tensors):
-        return None
-    versions = tuple((x.data_ptr(), x._version) for x in (*parts.tensors, parts.output.never))
+    if known is not None and known.kernels is kernels:
+        return known
     known = _packed.get(model)
-    if known is None or known.versions != versions or known.kernels is not kernels:
-        weights = _weights(parts)
-        decoder = kernels.CompiledDecoder(weights) if kernels.computes(weights) else None
-        known = _packed[model] = _Packed(versions, kernels, decoder)
-    if known.decoder is None:
+    if known is None or known.kernels is not kernels or not known.watch.unchanged():
+        encoder, decoder, output = _encoder_weights(model), _decoder_weights(model), _output_weights(model.output)
+        known = _Packed(
+            _Watch(model),
+            kernels,
+            None if encoder is None or not kernels.computes(encoder) else kernels.CompiledEncoder(encoder),
+            None
+            if decoder is None or output is None or not kernels.computes(decoder)
+            else kernels.CompiledDecoder(decoder, output),
+        )
+        _packed[model] = known
+    return known
+
+
+def _encoder_weights(model: Any) -> StackWeights | None:
+    layers = [
+        _layer_weights(layer, (layer.self_attn, layer.norm1), None, layer.norm2)
+        if type(layer) is TransformerEncoderLayer
+        else None
+        for layer in model.encoder.layers
+    ]
+    return _stack_weights(model, model.src_embedding, layers, model.encoder.norm)
+
+
+def _decoder_weights(model: Any) -> StackWeights | None:
+    layers = [
+        _layer_weights(layer, (layer.self_attn, layer.norm1), (layer.multihead_attn, layer.norm2), layer.norm3)
+        if type(layer) is TransformerDecoderLayer
+        else None
+        for layer in model.decoder.layers
+    ]
+    return _stack_weights(model, model.tgt_embedding, layers, model.decoder.norm)
+
+
+def _stack_weights(model: Any, embedding: Any, layers: Sequence[LayerWeights | None], norm: Any) -> StackWeights | None:
+    """Return the weights of an encoder or a decoder; None where a part is of another kind than the kernels know."""
+    stack = model.encoder if embedding is model.src_embedding else model.decoder
+    every_norm = [part for part in stack.modules() if isinstance(part, nn.LayerNorm)]
+    known = [layer for layer in layers if layer is not None]
+    if len(known) < len(layers) or len({part.eps for part in every_norm}) != 1 or model.dropout.training:
         return None
-    rows, source = known.decoder.project(states[memory.mask], memory.mask.sum(1))
-    return CompiledState(known.decoder, model.positions, rows, 0, states.shape[1], (source,))
-
-
-def _plain(x: Tensor) -> bool:
-    """Tell whether kernels can read a parameter."""
-    return (
-        type(x) in (Tensor, nn.Parameter)
-        and x.dtype == torch.float32
-        and x.device.type == "cpu"
-        and not x.is_inference()
-    )
-
-
-class _Layer(NamedTuple):
-    """The parts of a layer that weights are read from."""
-
-    norms: tuple[nn.LayerNorm, ...]
-    own: MultiheadAttention
-    cross: MultiheadAttention
-    expand: nn.Linear
-    shrink: nn.Linear
-
-
-class _Parts(NamedTuple):
-    """The parts of a decoder, every one of a known kind."""
-
-    embedding: nn.Embedding
-    layers: tuple[_Layer, ...]
-    norm: nn.LayerNorm | None
-    output: OutputLayer
-    tensors: tuple[Tensor, ...]  # all that weights are computed from
-
-
-def _parts(model: Any) -> _Parts | None:
-    """Return the parts of a model's decoder; None where one of them is of another kind than the kernels know."""
-    layers = []
-    for layer in model.decoder.layers:
-        if not _is(layer, TransformerDecoderLayer) or layer.activation is not F.relu:
-            return None
-        norms = (layer.norm1, layer.norm2, layer.norm3)
-        part = _Layer(norms, layer.self_attn, layer.multihead_attn, layer.linear1, layer.linear2)
-        if not (_attends(part.own) and _attends(part.cross) and _is(part.expand, nn.Linear)):
-            return None
-        if not (_is(part.shrink, nn.Linear) and all(_is(norm, nn.LayerNorm) for norm in norms)):
-            return None
-        layers.append(part)
-    norm, output, embedding = model.decoder.norm, model.output, model.tgt_embedding
-    if not (_is(output, OutputLayer) and _is(output.projection, nn.Linear) and _is(embedding, nn.Embedding)):
+    end = None if norm is None else _norm(norm)
+    if not _is(embedding, nn.Embedding) or not _plain(embedding.weight) or (norm is not None and end is None):
         return None
-    if norm is not None and not _is(norm, nn.LayerNorm):
+    return StackWeights(embedding.weight, tuple(known), end, model.heads, every_norm[0].eps)
+
+
+def _layer_weights(layer: Any, own: tuple[Any, Any], cross: tuple[Any, Any] | None, norm: Any) -> LayerWeights | None:
+    """Return the weights of a layer: attentions with their norms, and the norm of its network."""
+    if not _is(layer, type(layer)) or layer.activation is not F.relu:
         return None
-    every_norm = [x for layer in layers for x in layer.norms] + ([norm] if norm is not None else [])
-    if len({x.eps for x in every_norm}) != 1 or model.dropout.training:
+    attentions = [_attention(*part) for part in (own, cross) if part is not None]
+    rest = [_norm(norm), _linear(layer.linear1), _linear(layer.linear2)]
+    if any(part is None for part in (*attentions, *rest)):
         return None
-    tensors = [embedding.weight, output.projection.weight, output.projection.bias]
-    tensors += [x for part in every_norm for x in (part.weight, part.bias)]
-    for part in layers:
-        tensors += [x for linear in (part.expand, part.shrink) for x in (linear.weight, linear.bias)]
-        for attention in (part.own, part.cross):
-            tensors += [attention.in_proj_weight, attention.in_proj_bias, attention.out_proj.weight]
-            tensors += [attention.out_proj.bias, *_alpha_tensors(attention)]
-    if any(x is None for x in tensors):
+    return LayerWeights(attentions[0], None if cross is None else attentions[1], *rest)  # type: ignore[arg-type]
+
+
+def _attention(attention: Any, norm: Any) -> AttentionWeights | None:
+    if not _is(attention, MultiheadAttention) or attention.bias_k is not None or attention.add_zero_attn:
         return None
-    return _Parts(embedding, tuple(layers), norm, output, tuple(tensors))
+    if not isinstance(attention.alpha, float | Tensor) and not _is(attention.alpha, PerHeadAlpha):
+        return None
+    weight, bias, own_norm = attention.in_proj_weight, attention.in_proj_bias, _norm(norm)
+    out = _linear(attention.out_proj)
+    if weight is None or bias is None or own_norm is None or out is None or not (_plain(weight) and _plain(bias)):
+        return None
+    return AttentionWeights(own_norm, (weight, bias), out, attention.alphas().float())
+
+
+def _output_weights(output: Any) -> OutputWeights | None:
+    projection = _linear(output.projection) if _is(output, OutputLayer) else None
+    if projection is None or output.alpha > 2:
+        return None
+    weight, bias = projection
+    tau = output.tau if output.transform == "alpha_relu" else None
+    return OutputWeights((weight, bias.masked_fill(output.never, -torch.inf)), output.alpha, tau)
+
+
+def _norm(module: Any) -> tuple[Tensor, Tensor] | None:
+    return _weight_and_bias(module) if _is(module, nn.LayerNorm) else None
+
+
+def _linear(module: Any) -> tuple[Tensor, Tensor] | None:
+    return _weight_and_bias(module) if _is(module, nn.Linear) else None
+
+
+def _weight_and_bias(module: Any) -> tuple[Tensor, Tensor] | None:
+    weight, bias = module.weight, module.bias
+    return None if bias is None or not (_plain(weight) and _plain(bias)) else (weight, bias)
 
 
 def _is(module: Any, kind: type[nn.Module]) -> bool:
@@ -169,51 +285,7 @@ def _is(module: Any, kind: type[nn.Module]) -> bool:
     return type(module) is kind and not (module.training or module._forward_hooks or module._forward_pre_hooks)
 
 
-def _attends(attention: Any) -> bool:
-    """Tell whether an attention is one that the kernels know."""
-    return (
-        _is(attention, MultiheadAttention)
-        and _is(attention.out_proj, nn.Linear)
-        and attention.bias_k is None
-        and not attention.add_zero_attn
-        and (isinstance(attention.alpha, float | Tensor) or _is(attention.alpha, PerHeadAlpha))
-    )
-
-
-def _alpha_tensors(attention: MultiheadAttention) -> list[Tensor]:
-    """Return the tensors that alphas are computed from."""
-    if isinstance(attention.alpha, PerHeadAlpha):
-        return [attention.alpha.bias]
-    return [attention.alpha] if isinstance(attention.alpha, Tensor) else []
-
-
-def _weights(parts: _Parts) -> DecoderWeights:
-    output = parts.output
-    bias = output.projection.bias.masked_fill(output.never, -torch.inf)
-    return DecoderWeights(
-        embedding=parts.embedding.weight,
-        layers=tuple(_layer_weights(layer) for layer in parts.layers),
-        norm=None if parts.norm is None else (parts.norm.weight, parts.norm.bias),
-        output=(output.projection.weight, bias),
-        heads=parts.layers[0].own.num_heads,
-        epsilon=parts.layers[0].norms[0].eps,
-        alpha=output.alpha,
-        tau=output.tau if output.transform == "alpha_relu" else None,
-    )
-
-
-def _layer_weights(layer: _Layer) -> DecoderLayerWeights:
-    own, cross = layer.own, layer.cross
-    assert own.in_proj_weight is not None and own.in_proj_bias is not None
-    assert cross.in_proj_weight is not None and cross.in_proj_bias is not None
-    return DecoderLayerWeights(
-        norms=tuple((norm.weight, norm.bias) for norm in layer.norms),
-        own_projection=(own.in_proj_weight, own.in_proj_bias),
-        own_out=(own.out_proj.weight, own.out_proj.bias),
-        cross_projection=(cross.in_proj_weight, cross.in_proj_bias),
-        cross_out=(cross.out_proj.weight, cross.out_proj.bias),
-        expand=(layer.expand.weight, layer.expand.bias),
-        shrink=(layer.shrink.weight, layer.shrink.bias),
-        own_alphas=own.alphas().float(),
-        cross_alphas=cross.alphas().float(),
-    )
+def _plain(x: Tensor) -> bool:
+    """Tell whether kernels can read a parameter, and its changes are counted."""
+    plain = type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu"
+    return plain and x.dtype == torch.float32 and not x.is_inference()

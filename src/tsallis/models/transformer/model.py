@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from tsallis.models.checks import check_counts
 from tsallis.models.protocol import BestStep, Decoded, Memory, Step, best_of_step
 from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SymbolRows, share_embeddings, shared_parameters
-from tsallis.models.transformer.compiled import CompiledState, start_compiled
+from tsallis.models.transformer.compiled import CompiledState, encode_compiled, start_compiled
 from tsallis.models.transformer.decoding_state import Past, Places, Reading, Sources, TransformerState
 from tsallis.nn import (
     AttentionStats,
@@ -209,7 +209,10 @@ class TransformerSeq2Seq(nn.Module):
         Raises:
             ValueError: counts below 1 or above the width of `src`.
         """
-        return self._encode(src, self._counts(src, src_lengths))
+        lengths = self._counts(src, src_lengths)
+        mask = _source_mask(src, lengths)
+        compiled = encode_compiled(self, src, lengths, mask) if type(self) is TransformerSeq2Seq else None
+        return Memory(self._encode(src, lengths), mask) if compiled is None else compiled
 
     def _counts(self, src: Tensor, src_lengths: Tensor) -> Tensor:
         """Return the lengths, checked and on the CPU, where reading them waits for no device."""
@@ -220,12 +223,11 @@ class TransformerSeq2Seq(nn.Module):
             check_counts(counts, src.shape[1])
         return counts
 
-    def _encode(self, src: Tensor, lengths: Tensor) -> Memory:
+    def _encode(self, src: Tensor, lengths: Tensor) -> Tensor:
         x = self._embed(self.src_embedding, src, 0)  # [batch, src, d_model]
         for layer in self.encoder.layers:
             x = self._through(layer, x, src_key_lengths=lengths)
-        mask = torch.arange(src.shape[1], device=src.device) < lengths.to(src.device).unsqueeze(1)
-        return Memory(self.encoder.end(x), mask)
+        return self.encoder.end(x)
 
     def start(self, memory: Memory) -> TransformerState | CompiledState:
         """Return the state before the first token: one row a source, and what all layers read of the sources."""
@@ -280,7 +282,7 @@ class TransformerSeq2Seq(nn.Module):
         Attention weights, the mean of the last layer's heads, are held only if `need_attention` asks for them.
         """
         lengths = self._counts(src, src_lengths)
-        memory = self._encode(src, lengths).states
+        memory = self._encode(src, lengths)
         x = self._embed(self.tgt_embedding, tgt_in, 0)  # [batch, tgt, d_model]
         options: dict[str, Any] = {"tgt_is_causal": True, "memory_key_lengths": lengths}
         *others, last = self.decoder.layers
@@ -355,6 +357,11 @@ class TransformerSeq2Seq(nn.Module):
     def shared_parameters(self) -> dict[str, str]:
         """Return the names in the state dict that repeat another one's parameter, each with that other one."""
         return shared_parameters(self)
+
+
+def _source_mask(src: Tensor, lengths: Tensor) -> Tensor:
+    """Return a mask [batch, src], True where there is a symbol."""
+    return torch.arange(src.shape[1], device=src.device) < lengths.to(src.device).unsqueeze(1)
 
 
 def _step_through(

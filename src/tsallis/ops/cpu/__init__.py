@@ -26,7 +26,7 @@ from tsallis.ops.alphas import Alpha
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.backend import Capabilities
 from tsallis.ops.cpu.build import LEFT_OUT, NO_KERNEL, source_hash
-from tsallis.ops.cpu.structs import CALLS, Decoder, Layout, Rank, sizes
+from tsallis.ops.cpu.structs import CALLS, Decoder, Encoder, Layout, Rank, sizes
 from tsallis.ops.cpu.structs import STATS as STATS
 from tsallis.ops.dtypes import compute_dtype
 from tsallis.ops.eager.ranking import best_by_map
@@ -35,7 +35,11 @@ from tsallis.ops.sparse_rows import CsrRows
 DROP_ROW = 4096  # numbers that a thread drops at a time
 LISTED = 1024  # classes from which on a loss keeps small supports
 CAPABILITIES = Capabilities(
-    (torch.float32, torch.float64, torch.bfloat16, torch.float16), 2.0, any_dim=True, seeded_dropout=True, decoder=True
+    (torch.float32, torch.float64, torch.bfloat16, torch.float16),
+    2.0,
+    any_dim=True,
+    seeded_dropout=True,
+    transformer=True,
 )
 STORAGE = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
@@ -388,17 +392,19 @@ def call_decoder(call: Decoder) -> None:
     _load()[0].tsallis_decoder(call, torch.get_num_threads())
 
 
+def call_encoder(call: Encoder) -> None:
+    """Encode sources by a Transformer."""
+    _load()[0].tsallis_encoder(call, torch.get_num_threads())
+
+
 def allocate_best(rows: int, count: int) -> BestSymbols:
     """Allocate the best `count` symbols of so many rows."""
-    numbers = torch.empty(rows * (count + 2), dtype=torch.float64)
-    integers = torch.empty(rows * (count + 1), dtype=torch.int64)
-    n = rows * count
     return BestSymbols(
-        numbers[:n].view(rows, count),
-        integers[:n].view(rows, count),
-        numbers[n : n + rows],
-        integers[n:],
-        numbers[n + rows :],
+        torch.empty(rows, count, dtype=torch.float64),
+        torch.empty(rows, count, dtype=torch.int64),
+        torch.empty(rows, dtype=torch.float64),
+        torch.empty(rows, dtype=torch.int64),
+        torch.empty(rows, dtype=torch.float64),
     )
 
 

@@ -126,6 +126,18 @@ class Decoder(ctypes.Structure):
     )
 
 
+class Encoder(ctypes.Structure):
+    """A Transformer's encoder; filled by the names of its fields."""
+
+    __slots__ = ()
+    _fields_ = (
+        *((name, c_int64) for name in ("batch", "width", "layers", "d", "hidden", "heads", "pre_norm")),
+        ("embedding_scale", c_double),
+        ("epsilon", c_double),
+        *((name, c_void_p) for name in ("weights", "positions", "token", "lengths", "states")),
+    )
+
+
 CALLS: dict[str, type[ctypes.Structure]] = {
     "map": _Map,
     "map_gradient": _MapGradient,
@@ -137,6 +149,7 @@ CALLS: dict[str, type[ctypes.Structure]] = {
     "drop": _Drop,
     "rank": Rank,
     "decoder": Decoder,
+    "encoder": Encoder,
     "attention": Attention,
     "attention_gradient": Attention,
 }

@@ -194,6 +194,17 @@ struct DecoderCall {
 // Of a row's source: the address of its first symbol, which the others follow, and how many it has;
 // how many symbols the row has read; where the addresses of these begin.
 enum StateColumns { SOURCE, SOURCE_LENGTH, READ, PAST };
+// A Transformer's encoder of the same kind, over sources [batch, width] of so many symbols each.
+struct EncoderCall {
+    int64_t batch, width, layers, d, hidden, heads;
+    int64_t pre_norm;
+    double embedding_scale, epsilon;
+    const void* weights;
+    const void* positions;   // [width, d]
+    const int64_t* token;    // [batch, width]
+    const int64_t* lengths;  // [batch]
+    void* states;            // [batch, width, d], zeros behind a source's last symbol
+};
 constexpr int PANEL_COLUMNS = 32;
 
 // How many batch elements and heads of keys add to the same gradient of the mask. One thread works
@@ -226,6 +237,7 @@ struct Kernels {
 struct DecodingKernels {
     void (*rank)(const RankCall*, int64_t first, int64_t last);
     void (*decoder)(const DecoderCall*, int64_t first, int64_t last);
+    void (*encoder)(const EncoderCall*, int64_t first, int64_t last);  // sources
 };
 
 // Scratch memory that a thread holds between calls, aligned to pages: one for rows, one for tiles

@@ -221,6 +221,7 @@ EXPORT int64_t tsallis_size(const char* name) {
         {"attention_gradient", sizeof(AttentionCall)},
         {"rank", sizeof(RankCall)},
         {"decoder", sizeof(DecoderCall)},
+        {"encoder", sizeof(EncoderCall)},
         {"stats", STATS},
     };
     for (const auto& one : SIZES)
@@ -281,6 +282,12 @@ EXPORT void tsallis_decoder(const DecoderCall* call, int threads) {
     const int64_t numbers = call->layers * call->d * call->hidden + call->d * call->rank.d;
     run_rows(instructions->decoding->decoder, call, call->rows, numbers,
              (call->rows + threads - 1) / threads, threads);
+}
+
+EXPORT void tsallis_encoder(const EncoderCall* call, int threads) {
+    const int64_t numbers = call->width * call->layers * call->d * call->hidden;
+    run_rows(instructions->decoding->encoder, call, call->batch, numbers,
+             (call->batch + threads - 1) / threads, threads);
 }
 
 EXPORT void tsallis_attention(const AttentionCall* call, int threads) {

@@ -2,6 +2,7 @@
 // are small and change for other reasons. Maps and thresholds are those of isa.cpp's tables.
 
 #include "decoder_step.h"
+#include "encoder.h"
 #include "ranking.h"
 
 #define JOINED(a, b, c) a##_##b##_##c
@@ -26,7 +27,11 @@ void decoder_range(const DecoderCall* call, int64_t first, int64_t last) {
     DecoderRows(*call, TABLE(TSALLIS_ISA, f32), first, last).run();
 }
 
+void encoder_range(const EncoderCall* call, int64_t first, int64_t last) {
+    EncoderRows(*call, TABLE(TSALLIS_ISA, f32), first, last).run();
+}
+
 }  // namespace
 
 extern const DecodingKernels DECODING(TSALLIS_ISA);
-constexpr DecodingKernels DECODING(TSALLIS_ISA) = {rank_range, decoder_range};
+constexpr DecodingKernels DECODING(TSALLIS_ISA) = {rank_range, decoder_range, encoder_range};

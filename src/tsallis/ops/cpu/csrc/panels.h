@@ -11,11 +11,15 @@ namespace {
 
 enum Finish { WRITE, WRITE_POSITIVE, ADD };  // what becomes of what the result holds already
 
+INLINE int64_t whole_panels(int64_t columns) {
+    return (columns + PANEL_COLUMNS - 1) / PANEL_COLUMNS * PANEL_COLUMNS;
+}
+
 struct Linear {  // a matrix of `columns` outputs and its bias
     const float *panels, *bias;
     int64_t inputs, columns;
 
-    int64_t width() const { return (columns + PANEL_COLUMNS - 1) / PANEL_COLUMNS * PANEL_COLUMNS; }
+    int64_t width() const { return whole_panels(columns); }
 };
 
 // M rows times two vectors of columns.

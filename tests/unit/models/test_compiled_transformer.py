@@ -1,4 +1,4 @@
-"""The Transformer's decoder in compiled code beside the same decoder step by step in PyTorch."""
+"""The Transformer in compiled code beside the same model made of its modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tsallis
 from instruction_sets import PRESENT
 from tsallis.models import TransformerSeq2Seq
 from tsallis.models.protocol import join
-from tsallis.models.transformer.compiled import CompiledState
+from tsallis.models.transformer.compiled import CompiledMemory, CompiledState
 from tsallis.ops import cpu
 from tsallis.search import beam_search
 
@@ -48,6 +48,7 @@ def sources(batch: int = 6) -> tuple[Tensor, Tensor]:
 
 def start(model: TransformerSeq2Seq, compiled: bool = True) -> Any:
     memory = model.encode(*sources())
+    assert isinstance(memory, CompiledMemory)
     state = model.start(memory) if compiled else model._start_plain(memory)
     assert isinstance(state, CompiledState) == compiled
     return state
@@ -74,6 +75,27 @@ def test_steps_are_those_of_the_plain_decoder(name: str, options: dict[str, Any]
         for token, index in ((4, [0, 0, 2, 3, 3, 3, 5]), (9, [6, 1, 1, 0]), (7, [3])):
             states = tuple(state.select(torch.tensor(index)) for state in states)
             states = same_step(model, states, torch.arange(len(index)) + token)
+    finally:
+        assert cpu.use_instructions(own)
+
+
+@pytest.mark.parametrize("name", PRESENT)
+@pytest.mark.parametrize("options", MODELS, ids=str)
+@torch.no_grad()
+def test_sources_are_encoded_as_by_the_plain_encoder(name: str, options: dict[str, Any]) -> None:
+    own = cpu.instructions()
+    assert cpu.use_instructions(name)
+    try:
+        model = make(**options)
+        src, lengths = sources(19)
+        memory = model.encode(src, lengths)
+        plain = model._encode(src, lengths)
+        torch.testing.assert_close(memory.states[memory.mask], plain[memory.mask], atol=2e-5, rtol=2e-5)
+        assert not memory.states[~memory.mask].any()
+        assert memory.mask.sum(1).tolist() == lengths.tolist()
+        for i in range(3):
+            alone = model.encode(src[i : i + 1, : lengths[i]], lengths[i : i + 1]).states[0]
+            assert torch.equal(alone, memory.states[i, : lengths[i]])
     finally:
         assert cpu.use_instructions(own)
 
@@ -204,6 +226,9 @@ def test_tokens_that_do_not_exist_are_refused() -> None:
     for token in (45, -1):
         with pytest.raises(IndexError, match=f"between 0 and 44, got {token}"):
             model.step(start(model), torch.full((6,), token))
+    src, lengths = sources()
+    with pytest.raises(IndexError, match="between 0 and 19, got 29"):
+        model.encode(src + 10, lengths)
     with pytest.raises(ValueError, match="a prefix holds the symbol 45, the model knows 45"):
         beam_search(model, *sources(), prefixes=[(45,)] * 6)
 

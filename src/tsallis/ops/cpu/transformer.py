@@ -1,0 +1,189 @@
+"""A Transformer in compiled code: one call encodes, and one call a step goes from tokens to what a search reads.
+
+Weights are packed once. A decoder row's state is a list of addresses: of its source's keys and values, and of those of
+every token that it has read. What a step writes stays where it is, so that rows are reordered, repeated and dropped by
+index.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tsallis.ops.arguments import AttentionWeights, DecoderResult, LayerWeights, OutputWeights, StackWeights
+from tsallis.ops.cpu import allocate_best, call_decoder, call_encoder, rank_fields
+from tsallis.ops.cpu.structs import PANEL_COLUMNS, Decoder, Encoder
+
+VECTOR = 16  # numbers in the widest vector: the size of a head must be a multiple of it
+
+
+def computes(weights: StackWeights) -> bool:
+    """Tell whether the kernels know a stack of layers of these sizes and alphas."""
+    attentions = [part for layer in weights.layers for part in (layer.own, layer.cross) if part is not None]
+    alphas = torch.cat([part.alphas for part in attentions])
+    sizes = weights.embedding.shape[1] % (weights.heads * VECTOR) == 0
+    return sizes and bool(((alphas >= 1) & (alphas <= 2)).all())
+
+
+class _Stack:
+    """The packed weights of a stack of layers, and the fields that every call has."""
+
+    def __init__(self, weights: StackWeights, output: tuple[Tensor, Tensor] | None) -> None:
+        self.embedding = weights.embedding
+        self.d = weights.embedding.shape[1]
+        tensors = [x for layer in weights.layers for x in _layer_tensors(layer)]
+        norm = weights.norm or (None, None)
+        tensors += [weights.embedding, *norm, *((None, None) if output is None else _packed(output, -math.inf))]
+        self._memory = [None if x is None else x.detach().contiguous() for x in tensors]  # what the pointers name
+        self._pointers = torch.tensor([0 if x is None else x.data_ptr() for x in self._memory], dtype=torch.int64)
+        self._fields = {
+            "layers": len(weights.layers),
+            "d": self.d,
+            "hidden": weights.layers[0].expand[0].shape[0],
+            "heads": weights.heads,
+            "pre_norm": weights.norm is not None,
+            "embedding_scale": math.sqrt(self.d),
+            "epsilon": weights.epsilon,
+            "weights": self._pointers.data_ptr(),
+        }
+
+    def check_tokens(self, token: Tensor) -> None:
+        """Refuse tokens that the embedding does not hold: the kernels would read other memory."""
+        if token.numel():
+            least, most = (int(x) for x in token.aminmax())
+            if least < 0 or most >= len(self.embedding):
+                wrong = least if least < 0 else most
+                raise IndexError(f"tokens must lie between 0 and {len(self.embedding) - 1}, got {wrong}")
+
+
+class CompiledEncoder(_Stack):
+    """An encoder's packed weights.
+
+    Args:
+        weights: that :func:`computes` knows; later changes to them are not seen.
+    """
+
+    def __init__(self, weights: StackWeights) -> None:
+        super().__init__(weights, None)
+        self._template = Encoder(**self._fields)
+
+    def encode(self, token: Tensor, lengths: Tensor, positions: Tensor) -> Tensor:
+        """Return the states of sources [batch, width, d], zeros behind the last symbol of each.
+
+        Args:
+            token: [batch, width]
+            lengths: [batch], at most the width.
+            positions: [width, d]
+        """
+        self.check_tokens(token)
+        token, lengths = token.contiguous(), lengths.to(torch.int64).contiguous()
+        states = torch.empty(*token.shape, self.d)
+        call = Encoder.from_buffer_copy(self._template)
+        call.batch, call.width = token.shape
+        call.positions, call.token, call.lengths = positions.data_ptr(), token.data_ptr(), lengths.data_ptr()
+        call.states = states.data_ptr()
+        call_encoder(call)
+        return states
+
+
+class CompiledDecoder(_Stack):
+    """A decoder's packed weights, with those of the output layer.
+
+    Args:
+        weights: that :func:`computes` knows; later changes to them are not seen.
+        output: with an alpha of at most 2.
+    """
+
+    def __init__(self, weights: StackWeights, output: OutputWeights) -> None:
+        super().__init__(weights, output.projection)
+        self.symbols = len(output.projection[0])
+        self.alpha, self.tau = output.alpha, output.tau
+        projections = [layer.cross.projection for layer in weights.layers if layer.cross is not None]
+        self._source_weight = torch.cat([weight[self.d :] for weight, _ in projections])  # [layers * 2 d, d]
+        self._source_bias = torch.cat([bias[self.d :] for _, bias in projections])
+        self._template = Decoder(**self._fields)
+
+    def project(self, states: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a row's state for each source [sources, PAST], and the memory that it names.
+
+        Args:
+            states: [symbols, d], those of each source behind those of the one before.
+            lengths: [sources]: how many each has.
+        """
+        memory = F.linear(states, self._source_weight, self._source_bias)
+        starts = lengths.cumsum(0) - lengths
+        addresses = memory.data_ptr() + starts * memory.shape[1] * memory.element_size()
+        return torch.stack([addresses, lengths, torch.zeros_like(lengths)], 1), memory
+
+    def step(
+        self,
+        state: Tensor,
+        token: Tensor,
+        positions: Tensor,
+        *,
+        count: int = 0,
+        end: int = -1,
+        only: Tensor | None = None,
+        scores: bool = False,
+        attention: int = 0,
+    ) -> DecoderResult:
+        """Read a token [rows] and return what is asked for.
+
+        Args:
+            state: [rows, columns]
+            token: [rows], checked by :meth:`check_tokens` or the symbols of a step before
+            positions: [at least one more than the symbols that rows have read, d]
+            count, end, only: of the best symbols; 0: none.
+            scores: whether all of them are returned.
+            attention: source positions whose weights are returned; 0: none.
+        """
+        rows, columns = state.shape
+        state, token = state.contiguous(), token.contiguous()
+        call = Decoder.from_buffer_copy(self._template)
+        best = allocate_best(rows, min(count, self.symbols))
+        call.rank = rank_fields(best, self.symbols, self.alpha, self.tau, end, only)
+        following = torch.empty(rows, columns + 1, dtype=torch.int64)
+        cache = torch.empty(rows, call.layers * 2 * self.d)
+        attended = torch.empty(rows, dtype=torch.int64)
+        weights = torch.empty(rows, attention) if attention else None
+        all_scores = torch.empty(rows, self.symbols) if scores else None
+        call.rows, call.state_row, call.attention_row = rows, columns, attention
+        call.positions, call.token = positions.data_ptr(), token.data_ptr()
+        call.state, call.next_state = state.data_ptr(), following.data_ptr()
+        call.cache, call.attended = cache.data_ptr(), attended.data_ptr()
+        call.attention = None if weights is None else weights.data_ptr()
+        call.scores = None if all_scores is None else all_scores.data_ptr()
+        call_decoder(call)
+        return DecoderResult(following, cache, best, attended, weights, all_scores)
+
+
+def _layer_tensors(layer: LayerWeights) -> list[Tensor | None]:
+    """Return the tensors of a layer in the order of `LayerWeights` in `transformer_rows.h`."""
+    own, cross = layer.own, layer.cross
+    none: list[Tensor | None] = [None] * 4
+    tensors: list[Tensor | None] = [*own.norm, *((None, None) if cross is None else cross.norm), *layer.norm]
+    tensors += [*_query(own), *_key_value(own), *_packed(own.out)]
+    tensors += none if cross is None else [*_query(cross), *_packed(cross.out)]
+    tensors += [*_packed(layer.expand), *_packed(layer.shrink)]
+    return [*tensors, own.alphas, None if cross is None else cross.alphas]
+
+
+def _query(attention: AttentionWeights) -> tuple[Tensor, Tensor]:
+    (weight, bias), d = attention.projection, len(attention.out[0])
+    return _packed((weight[:d], bias[:d]))
+
+
+def _key_value(attention: AttentionWeights) -> tuple[Tensor, Tensor]:
+    (weight, bias), d = attention.projection, len(attention.out[0])
+    return _packed((weight[d:], bias[d:]))
+
+
+def _packed(linear: tuple[Tensor, Tensor], fill: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Return a matrix [outputs, inputs] in panels [panel, inputs, PANEL_COLUMNS] and its bias, padded with `fill`."""
+    weight, bias = linear
+    outputs, inputs = weight.shape
+    padded = F.pad(weight, (0, 0, 0, -outputs % PANEL_COLUMNS)).view(-1, PANEL_COLUMNS, inputs)
+    return padded.transpose(1, 2).contiguous(), F.pad(bias, (0, -outputs % PANEL_COLUMNS), value=fill)
