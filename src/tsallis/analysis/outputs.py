@@ -15,7 +15,7 @@ from tsallis.analysis.tables import Bins, Histogram, Record
 from tsallis.data.batching import IGNORED, Batch, counted
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
-from tsallis.evaluation.metrics import empty_log_probs
+from tsallis.evaluation.metrics import compare_empty, empty_log_probs
 from tsallis.nn import OutputLayer
 from tsallis.search import Result
 from tsallis.search.step import at_least_one, evaluating
@@ -337,6 +337,6 @@ def empty_rate(model: Any, corpus: Corpus, results: Sequence[Result]) -> EmptyRa
     for index, (empty, result) in enumerate(zip(empty_log_probs(model, corpus).tolist(), results, strict=True)):
         best = result.best
         log_prob = best.log_prob if best else -float("inf")
-        if empty > log_prob and (best is None or best.tokens):
+        if compare_empty(empty, result)[0]:
             outputs.append(EmptyOutput(index, empty, log_prob))
     return EmptyRate(len(corpus), len(outputs) / len(corpus), tuple(outputs))

@@ -22,6 +22,7 @@ from tsallis.analysis.weights import AttentionLayer, Sentence, SparseWeights, Te
 from tsallis.data.batching import Batch
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
+from tsallis.evaluation.metrics import device_of
 from tsallis.models import TransformerSeq2Seq
 from tsallis.search import beam_search
 from tsallis.search.step import at_least_one
@@ -340,18 +341,19 @@ def _choose(roles: HeadRoles, rows: int, count: int) -> list[int]:
 def _sentences(
     run: Run, reader: AttentionReader, corpus: Corpus, rows: Sequence[int], options: Options, advance: Advance
 ) -> Iterator[SentenceSummary]:
-    size = options.beam_size
+    size, device = options.beam_size, device_of(run.model)
     for first in range(0, len(rows), SEARCHED):
         part = rows[first : first + SEARCHED]
         batch = corpus.batch(part)
         steps = dict(teacher_forced_supports(run.model, [batch], run.tgt_vocab, WORDS))
-        results = beam_search(run.model, batch.src, batch.src_lengths, beam_size=size, n_best=size)
+        sources = batch.to(device)
+        results = beam_search(run.model, sources.src, sources.src_lengths, beam_size=size, n_best=size)
         for row, sentence, result in zip(part, _record_rows(reader, corpus, part), results, strict=True):
             yield SentenceSummary(
                 text=sentence.text,
                 weights=sentence.weights,
                 steps=steps[row],
                 answer=run.tgt_vocab.text(result.best.tokens) if result.best else None,
-                tree=beam_tree(run.model, corpus.batch([row]).src, result, run.tgt_vocab),
+                tree=beam_tree(run.model, corpus.batch([row]).src.to(device), result, run.tgt_vocab),
             )
         advance("sentences", first + len(part), len(rows))

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 try:
     import typer
@@ -25,6 +25,24 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def print_version(version: bool) -> None:
+    if version:
+        import tsallis
+
+        print(f"tsallis {tsallis.__version__}")
+        raise typer.Exit
+
+
+Version = typer.Option("--version", is_eager=True, callback=print_version, help="The version, and nothing else.")
+
+
+@app.callback()
+def options(version: Annotated[bool, Version] = False) -> None:
+    del version  # printed before any command is looked at
+
+
 app.command()(info.info)
 app.add_typer(data.app, name="data")
 app.command()(train.train)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from itertools import chain
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tsallis.cli.input import beam_size_of, open_run
-from tsallis.cli.options import Beam, SplitLanguage, Which
-from tsallis.cli.output import print_fields
+from tsallis.cli.options import Beam, Device, SplitLanguage, Which
+from tsallis.cli.output import check_folder, check_writable, print_fields
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +45,7 @@ def analyze(
     beam: Beam = None,
     language: SplitLanguage = None,
     checkpoint: Which = "best",
+    device: Device = "auto",
 ) -> None:
     """Return a page that shows what the heads and outputs of runs do: one HTML file, which needs no network."""
     from tsallis.analysis import Options
@@ -54,10 +54,10 @@ def analyze(
     if text and split is not None:
         raise InputError(f"--split is for the config's own data: {text} was given, too")
     for path in (out, records):
-        _check_writable(path)
+        check_writable(path)
     if figures is not None:
-        _check_folder(figures)
-    loaded = [open_run(run, checkpoint) for run in runs]
+        check_folder(figures)
+    loaded = [open_run(run, checkpoint, device) for run in runs]
     options = Options(limit, sentences, importance, beam_size=beam or beam_size_of(loaded[0][0]))
     try:
         summaries = _summarize(loaded, split or "dev", text, language, options)
@@ -65,27 +65,6 @@ def analyze(
     except KeyboardInterrupt:
         print("tsallis: interrupted, nothing was written", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
-
-
-def _check_writable(path: Path | None) -> None:
-    from tsallis.errors import InputError
-
-    if path is None:
-        return
-    if path.is_dir():
-        raise InputError(f"{path}: expected a file to write, found a folder")
-    _check_folder(path.parent)
-
-
-def _check_folder(folder: Path) -> None:
-    """Refuse a folder that can't be written to, or made, before hours of work."""
-    from tsallis.errors import InputError
-
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not nearest.is_dir():
-        raise InputError(f"{nearest}: expected a folder, found a file")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError(f"{nearest}: can't be written to")
 
 
 def _summarize(

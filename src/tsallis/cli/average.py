@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from tsallis.cli.options import RunArgument
-from tsallis.cli.output import print_fields
+from tsallis.cli.options import Json, RunArgument
+from tsallis.cli.output import print_fields, print_json
 
 
 def average(
     run: RunArgument,
     last: Annotated[int | None, typer.Option(min=1, help="How many; default: all that were kept.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Average the parameters of the last validated checkpoints, of which training.keep are kept."""
     from tsallis.errors import InputError
@@ -23,4 +24,7 @@ def average(
         raise InputError(f"{run}: not a run folder (it has no model.json)")
     with locked(run):  # a training would write its index over ours
         names = Checkpoints(run / "checkpoints").average(last)
-    print_fields(f"averaged {', '.join(names)}: use it with --checkpoint average")
+    if as_json:
+        print_json({"checkpoint": "average", "of": names})
+    else:
+        print_fields(f"averaged {', '.join(names)}: use it with --checkpoint average")

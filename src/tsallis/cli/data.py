@@ -8,18 +8,40 @@ from typing import Annotated
 
 import typer
 
-from tsallis.cli.output import print_fields
+from tsallis.cli.options import Json
+from tsallis.cli.output import print_fields, print_json
 
 app = typer.Typer(help="Known data sets: list them, fetch them.", no_args_is_help=True)
 
 
 @app.command("list")
-def data_list() -> None:
+def data_list(
+    text: Annotated[
+        str | None, typer.Argument(metavar="[TEXT]", help="Only those with it in their name, title or licence.")
+    ] = None,
+    language: Annotated[
+        str | None, typer.Option(help="Only those with files of this language, as de or german.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Return the data sets that can be fetched."""
     from tsallis.datasets.registry import SOURCES
+    from tsallis.errors import InputError, describe
 
-    for source in SOURCES.values():
-        print("\n".join(source.describe()))
+    matches = [
+        source
+        for source in SOURCES.values()
+        if text is None or text.lower() in f"{source.name} {source.title} {source.licence}".lower()
+        if language is None or language in source.languages()
+    ]
+    if not matches:
+        conditions = [f"{describe(value)}" for value in (text, language) if value is not None]
+        raise InputError(f"no data set matches {' and '.join(conditions)}; tsallis data list shows all of them")
+    for source in matches:
+        if as_json:
+            print_json(source.to_dict())
+        else:
+            print("\n".join(source.describe()))
 
 
 @app.command("get")
@@ -30,6 +52,7 @@ def data_get(
         str | None,
         typer.Option(help="Only these (sides, of a parallel corpus; files, where there are no languages): de,en."),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Fetch a data set: resumes; files are compared with their known digest, or with that of the first transfer."""
     from tsallis.datasets.registry import get
@@ -38,4 +61,7 @@ def data_get(
     for path in get(
         name, folder or Path("data") / name, chosen, lambda text: print(f"fetching {text}", file=sys.stderr)
     ):
-        print_fields(str(path))
+        if as_json:
+            print_json({"data_set": name, "path": str(path)})
+        else:
+            print_fields(str(path))

@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tsallis.cli.input import open_run, read_all
-from tsallis.cli.options import Beam, Json, RunArgument, SplitImages, SplitLanguage, Which
-from tsallis.cli.output import score_table
+from tsallis.cli.options import (
+    MOST_EXPANSIONS,
+    Beam,
+    Device,
+    Json,
+    RunArgument,
+    SplitImages,
+    SplitLanguage,
+    Which,
+    With,
+)
+from tsallis.cli.output import check_writable, score_table
+from tsallis.cli.search_options import BUDGET
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tsallis.search import Result
+    from tsallis.tasks.base import Lines
+    from tsallis.training import Run
 
 
 def evaluate(
@@ -20,32 +38,61 @@ def evaluate(
         str | None, typer.Option(help="train, dev or test of the config, in place of FILE; default: test.")
     ] = None,
     beam: Beam = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Search for the most probable outputs of all, with a proof.")
+    ] = False,
+    budget: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST_EXPANSIONS, help=f"Prefixes that --exact expands a line; default: {BUDGET}."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A file for outputs beside references, one JSON object a line.")
+    ] = None,
+    others: With = None,
     language: SplitLanguage = None,
     images: SplitImages = None,
     checkpoint: Which = "best",
+    device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Scores, loss, certificates and sparsity on lines with known outputs.
 
     Of forms: accuracy and distance; of those of several languages also their means over languages, and each language's.
-    Of translations: BLEU, chrF and TER with their signatures, and how often the empty
-    string is more probable than the answer.
+    Of translations: BLEU, chrF and TER with their signatures. How often the empty output is more probable than the
+    answer, and with --exact than all others.
     """
     from tsallis.errors import InputError
     from tsallis.tasks.registry import load_config
 
     if file and split is not None:
         raise InputError(f"--split is for the config's own data: {file} was given, too")
-    loaded, task = open_run(run, checkpoint)
+    if budget is not None and not exact:
+        raise InputError("--budget is for --exact")
+    if beam is not None and exact:
+        raise InputError("--beam is for beam search: --exact answers the same for every beam (--budget limits it)")
+    check_writable(out)
+    loaded, task = open_run(run, checkpoint, device, others)
     config = load_config(loaded.folder / "config.yaml")
     options = {"language": language, "images": images}
     if file:
         lines = read_all(loaded, task, file, gold=True, **options)
     else:
         lines = task.split(loaded, config.data, split or "test", **options)
-    report = task.evaluate(loaded, lines, beam or config.search.beam_size)
+    expansions = (budget or BUDGET) if exact else None
+    report, results = task.evaluate_outputs(loaded, lines, beam or config.search.beam_size, expansions)
+    if out is not None:
+        _write(out, loaded, lines, results)
     if as_json:
         labels = {name: str(value) for name, value in options.items() if value is not None}
         print(json.dumps({"run": str(run), "on": str(file) if file else split or "test", **labels, **report}))
     else:
         print(score_table(report))
+
+
+def _write(path: Path, run: Run, lines: Lines, results: Sequence[Result]) -> None:
+    from tsallis.data.io import write_atomic
+    from tsallis.evaluation.outputs import output_records
+
+    records = output_records(run, lines, results)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records))

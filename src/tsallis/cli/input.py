@@ -1,14 +1,15 @@
-"""The lines that a command reads, of a file or of standard input."""
+"""The runs that a command loads, and the lines that it reads, of a file or of standard input."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import sys
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from tsallis.data.batching import Batch
@@ -16,15 +17,39 @@ if TYPE_CHECKING:
     from tsallis.tasks.base import Lines, Task
     from tsallis.training import Run
 
-BLOCK = 64  # lines of input that are answered before the next ones are read
+BLOCK = 64  # lines that are answered together
 
 
-def open_run(folder: Path, checkpoint: str = "best") -> tuple[Run, Task]:
-    """Load a run and its task."""
+def open_run(
+    folder: Path, checkpoint: str = "best", device: str = "cpu", others: Sequence[Path] | None = None
+) -> tuple[Run, Task]:
+    """Load a run and its task; with others its model is the ensemble of all of them.
+
+    Raises:
+        InputError: a folder that is no run, a device that is not there, runs of different tasks or vocabularies.
+    """
+    from dataclasses import replace
+
+    from tsallis.errors import InputError
+    from tsallis.search import Ensemble
     from tsallis.tasks.registry import task_of
+    from tsallis.training.distributed import device_kind
     from tsallis.training.run_folder import TASK, load_run
 
+    kind = device_kind(device)
     run = load_run(folder, checkpoint)
+    models = [run.model.to(kind)]
+    for other in others or ():
+        member = load_run(other, checkpoint)
+        same = {
+            "task": run.task.get("task") == member.task.get("task"),
+            "source vocabulary": run.src_vocab == member.src_vocab,
+            "target vocabulary": run.tgt_vocab == member.tgt_vocab,
+        }
+        if differing := [name for name, equal in same.items() if not equal]:
+            raise InputError(f"{other}: can't join an ensemble with {folder}: another {differing[0]}")
+        models.append(member.model.to(kind))
+    run = replace(run, model=Ensemble(models)) if others else run
     return run, task_of(run.task, folder / TASK)
 
 
@@ -35,41 +60,154 @@ def beam_size_of(run: Run) -> int:
     return load_config(run.folder / "config.yaml").search.beam_size
 
 
+class Block(NamedTuple):
+    """Lines of input that are answered together."""
+
+    first: int  # the number of the first line, from 0
+    lines: Lines
+    beginnings: list[str]  # of each row's output, where lines have a column for it
+
+    def line(self, row: int) -> int:
+        """Return the number of a row's line, from 1."""
+        return self.first + self.lines.numbers[row] + 1
+
+
 def read_all(run: Run, task: Task, file: Path | None, gold: bool, **options: Any) -> Lines:
     """Read all lines of a file, or of standard input."""
-    with _open_lines(task, file, gold) as (lines, name):
+    with _open_lines(task.columns[gold], file) as (lines, name, _):
         return task.read(list(lines), name, run, gold, **task.check_options(run, options))
 
 
-def line_blocks(run: Run, task: Task, file: Path | None, gold: bool, **options: Any) -> Iterator[tuple[int, Lines]]:
-    """Read lines in blocks of 64, so that the first are answered before the last arrive.
+def line_blocks(
+    run: Run, task: Task, file: Path | None, gold: bool, beginnings: bool | None = False, **options: Any
+) -> Iterator[Block]:
+    """Read lines in blocks: 64 of a file; of standard input those that are there, so that each is answered at once.
 
-    Yields the number of a block's first line, from 0, and the block.
+    With `beginnings` the last column of a line is the beginning of its output; with None, a column more than the task's
+    own is.
     """
-    with _open_lines(task, file, gold) as (lines, name):
-        values, first = task.check_options(run, options), 0
-        while block := list(islice(lines, BLOCK)):
-            yield first, task.read(block, name, run, gold, first, **values)
+    expected = task.columns[gold] + ("<TAB>beginning" if beginnings else "")
+    values = task.check_options(run, options)
+    with _open_lines(expected, file) as (lines, name, ready):
+        first = 0
+        for block in _blocks(lines, ready):
+            texts = [""] * len(block)
+            if beginnings is not False:
+                columns = task.columns[gold].count("<TAB>") + 1
+                split = _split(block, columns, f"{name}:{{}}: expected {expected}", first, beginnings is None)
+                block, texts = (list(column) for column in zip(*split, strict=True))
+            read = task.read(block, name, run, gold, first, **values)
+            yield Block(first, read, [texts[number] for number in read.numbers])
             first += len(block)
 
 
-def one_batch(corpus: Corpus) -> Iterator[Batch]:
-    """Yield one batch of all rows, or nothing for an empty corpus."""
+def _split(block: list[str], columns: int, message: str, first: int, optional: bool) -> Iterator[tuple[str, str]]:
+    """Yield each line without its last column, and that."""
+    from tsallis.errors import InputError
+
+    for number, line in enumerate(block, start=first + 1):
+        if (tabs := line.count("\t")) < columns:
+            if not optional:
+                raise InputError(f"{message.format(number)}, found {tabs + 1} column{'s' * (tabs > 0)}")
+            yield line, ""
+        else:
+            rest, _, beginning = line.rpartition("\t")
+            yield rest, beginning
+
+
+def one_batch(corpus: Corpus, model: Any) -> Iterator[Batch]:
+    """Yield one batch of all rows where the model is, or nothing for an empty corpus."""
+    from tsallis.evaluation.metrics import device_of
+
     if len(corpus):
-        yield corpus.batch(range(len(corpus)))
+        yield corpus.batch(range(len(corpus))).to(device_of(model))
+
+
+def _blocks(lines: Iterator[str], ready: Callable[[], bool]) -> Iterator[list[str]]:
+    """Yield lines in blocks: the next one, and up to 63 more that are there already."""
+    for line in lines:
+        block = [line]
+        while len(block) < BLOCK and ready():
+            if (another := next(lines, None)) is None:
+                break
+            block.append(another)
+        yield block
+
+
+class LineReader:
+    """Bytes of a pipe or a terminal, line by line, that tells whether another line is there."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle, self.buffer, self.ended = handle, b"", False
+
+    def readline(self, size: int = sys.maxsize, /) -> bytes:
+        """Return the next line, or so many bytes of it; nothing at the end."""
+        parts, length = [self.buffer], len(self.buffer)
+        while b"\n" not in parts[-1] and length < size and self._fill():
+            parts.append(self.buffer)
+            length += len(self.buffer)
+        content = b"".join(parts)
+        end = min(content.find(b"\n") + 1 or len(content), size)
+        self.buffer = content[end:]
+        return content[:end]
+
+    def read(self, size: int = -1, /) -> bytes:
+        raise NotImplementedError("lines are read")
+
+    def ready(self) -> bool:
+        """Tell whether `readline` would return at once."""
+        while b"\n" not in self.buffer and not self.ended:
+            if not select.select([self.handle], [], [], 0)[0]:
+                return False
+            before = self.buffer
+            self._fill()
+            self.buffer = before + self.buffer
+        return bool(self.buffer)
+
+    def _fill(self) -> bool:
+        """Read what is there next; wait for something, or the end."""
+        self.buffer = b"" if self.ended else os.read(self.handle, 1 << 16)
+        self.ended = self.ended or not self.buffer
+        return not self.ended
 
 
 @contextlib.contextmanager
-def _open_lines(task: Task, file: Path | None, gold: bool) -> Iterator[tuple[Iterator[str], str]]:
-    """Open a file, or standard input: its lines and the name that messages give it."""
+def _open_lines(expected: str, file: Path | None) -> Iterator[tuple[Iterator[str], str, Callable[[], bool]]]:
+    """Open a file, or standard input: its lines, the name that messages give it, and whether another line is there."""
     from tsallis.data.io import decode_lines, input_errors, open_file
     from tsallis.errors import InputError
 
-    expected = task.columns[gold]
     if file is not None:
-        with open_file(file) as stream, input_errors(file):
-            yield decode_lines(stream, str(file), expected), str(file)
-    elif sys.stdin is None:
+        with open_file(file) as stream, input_errors(file), _progress(stream, file.name) as advance:
+            yield map(advance, decode_lines(stream, str(file), expected)), str(file), lambda: True
+        return
+    if sys.stdin is None:
         raise InputError("standard input is closed")
+    name = "standard input"
+    try:
+        reader = LineReader(sys.stdin.buffer.fileno())
+    except OSError:  # a stream that is no file of the system's is all there
+        yield decode_lines(sys.stdin.buffer, name, expected), name, lambda: True
     else:
-        yield decode_lines(sys.stdin.buffer, "standard input", expected), "standard input"
+        with input_errors(name):
+            yield decode_lines(reader, name, expected), name, reader.ready
+
+
+@contextlib.contextmanager
+def _progress(stream: Any, name: str) -> Iterator[Callable[[str], str]]:
+    """Show on standard error how much of a file is read, where results go elsewhere; pass lines on as they are."""
+    if not sys.stderr or not sys.stderr.isatty() or not sys.stdout or sys.stdout.isatty():
+        yield lambda line: line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task(name, total=os.fstat(stream.fileno()).st_size)
+
+        def advance(line: str) -> str:
+            progress.update(bar, completed=stream.tell())
+            return line
+
+        yield advance

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tsallis.cli.input import beam_size_of, line_blocks, open_run
-from tsallis.cli.options import Beam, FileArgument, Images, Language, RunArgument, Which
-from tsallis.cli.output import print_fields
+from tsallis.cli.options import Beam, Device, FileArgument, Images, Json, Language, RunArgument, Which
+from tsallis.cli.output import print_fields, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +30,8 @@ def look(
     language: Language = None,
     images: Images = None,
     checkpoint: Which = "best",
+    device: Device = "auto",
+    as_json: Json = False,
 ) -> None:
     """Figures of what the model attends to, one for each line of input: weights, densities and their supports.
 
@@ -37,10 +39,10 @@ def look(
     """
     from tsallis.report import save
 
-    loaded, task = open_run(run, checkpoint)
+    loaded, task = open_run(run, checkpoint, device)
     size = beam or beam_size_of(loaded)
     out.mkdir(parents=True, exist_ok=True)
-    for first, lines in line_blocks(loaded, task, file, gold=False, language=language, images=images):
+    for first, lines, _ in line_blocks(loaded, task, file, gold=False, language=language, images=images):
         drawn: Iterator[tuple[int, str | None, Figure]]
         if heads is None:
             drawn = ((number, None, figure) for number, figure in task.figures(loaded, lines, size))
@@ -49,4 +51,7 @@ def look(
         for number, part, figure in drawn:
             path = out / f"{first + number + 1}{f'-{part}' if part else ''}.{kind}"
             save(figure, path)
-            print_fields(str(path))
+            if as_json:
+                print_json({"line": first + number + 1, "part": part, "path": str(path)})
+            else:
+                print_fields(str(path))

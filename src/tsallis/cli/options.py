@@ -22,4 +22,9 @@ SplitLanguage = Annotated[
 SplitImages = Annotated[
     Path | None, typer.Option("--images", help="Images that lines name; default: those of the config's split.")
 ]
+With = Annotated[
+    list[Path] | None,
+    typer.Option("--with", metavar="RUN2", help="Another run: the ensemble's probabilities are the means of all."),
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")]
 Which = Annotated[str, typer.Option("--checkpoint", help="best, last or average (see `tsallis average`).")]

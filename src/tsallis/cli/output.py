@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ROWS = {
     "samples": ("samples", "d"),
@@ -28,6 +34,8 @@ ROWS = {
     "attention_support_teacher_forced": ("the same, mean of heads", ".2f"),
     "empty": ("without any hypothesis", "d"),
     "empty_rate": ("empty output more probable", ".2%"),
+    "empty_best": ("empty output best of all", ".2%"),
+    "empty_possible": ("empty output possible", ".2%"),
     "speed": ("symbols a second", ".0f"),
 }
 
@@ -37,6 +45,35 @@ def print_fields(*fields: str) -> None:
     from tsallis.errors import without_controls
 
     print("\t".join(map(without_controls, fields)))
+
+
+def check_writable(path: Path | None) -> None:
+    """Refuse a file that can't be written, before hours of work."""
+    from tsallis.errors import InputError
+
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError(f"{path}: expected a file to write, found a folder")
+    check_folder(path.parent)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that can't be written to, or made, before hours of work."""
+    from tsallis.errors import InputError
+
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise InputError(f"{nearest}: expected a folder, found a file")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"{nearest}: can't be written to")
+
+
+def print_json(content: Any) -> None:
+    """Print a JSON object as a line that a terminal shows as it is, whatever symbols the data holds."""
+    text = json.dumps(content, ensure_ascii=False)
+    # Controls that JSON takes as they are, and halves of surrogate pairs.
+    print(re.sub("[\x7f-\x9f\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 def score_table(report: dict[str, Any]) -> str:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tsallis.cli.options import Device
+
 if TYPE_CHECKING:
     from tsallis.config import Config
     from tsallis.tasks.prepared import Prepared
@@ -20,7 +22,7 @@ def train(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, see recipes/.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="The run folder; default: run_dir of the config.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Train a model, or go on with a training that was interrupted.
 

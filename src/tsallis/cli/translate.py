@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsallis.cli.input import beam_size_of, line_blocks, one_batch, open_run
-from tsallis.cli.options import MOST, MOST_EXPANSIONS, FileArgument, Images, Json, Language, RunArgument, Which
-from tsallis.cli.output import print_fields
+from tsallis.cli.input import Block, beam_size_of, line_blocks, one_batch, open_run
+from tsallis.cli.options import (
+    MOST,
+    MOST_EXPANSIONS,
+    Device,
+    FileArgument,
+    Images,
+    Json,
+    Language,
+    RunArgument,
+    Which,
+    With,
+)
+from tsallis.cli.output import print_fields, print_json
+from tsallis.cli.search_options import BUDGET, Answer, SearchOptions
 
 if TYPE_CHECKING:
     from tsallis.search import Hypothesis, Result
     from tsallis.training import Run
 
-BUDGET = 10_000  # prefixes an exhaustive search may expand a line
+LENGTH = 100_000  # symbols of an output that may be asked for
 
 
 def translate(
@@ -31,89 +41,170 @@ def translate(
         int | None,
         typer.Option(min=1, max=MOST, help="Beam size; default: the run's, or as many as --nbest if that is more."),
     ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="The most probable output of all, with a proof: best-first search.")
+    ] = False,
     every: Annotated[
         bool, typer.Option("--all", help="Every output with a probability, by exhaustive search.")
     ] = False,
     budget: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=MOST_EXPANSIONS,
-            help=f"Prefixes --all may expand a line; default: {BUDGET}, all of which a softmax model takes.",
-        ),
+        typer.Option(min=1, max=MOST_EXPANSIONS, help=f"Prefixes --all and --exact expand a line; default: {BUDGET}."),
     ] = None,
+    time: Annotated[float | None, typer.Option(min=0, help="Seconds that --all and --exact have for a line.")] = None,
+    mass: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Probability of a line's outputs that --all and --exact end at.")
+    ] = None,
+    sample: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="Outputs drawn at random from the model, so many a line.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**62, help="Of --sample's draws; default: 0.")] = None,
+    mbr: Annotated[
+        bool, typer.Option("--mbr", help="The output of least risk among the beam's, all (--all) or draws (--sample).")
+    ] = False,
+    prefix: Annotated[str | None, typer.Option(help="The beginning of every output.")] = None,
+    prefix_column: Annotated[
+        bool, typer.Option("--prefix-column", help="The last column of a line is the beginning of its output.")
+    ] = False,
+    min_length: Annotated[int | None, typer.Option(min=0, max=LENGTH, help="Symbols of an output, at least.")] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(min=1, max=LENGTH, help="Symbols of an output, at most; default: twice the source's and 20."),
+    ] = None,
+    length_penalty: Annotated[
+        float | None,
+        typer.Option(min=0, max=100, help="Rank by log-probability over this power of the length; default: 0."),
+    ] = None,
+    others: With = None,
     language: Language = None,
     images: Images = None,
     checkpoint: Which = "best",
+    device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Outputs for lines: forms of `lemma<TAB>tags`, translations of sentences, labels of documents, or answers to
     `image<TAB>question`.
 
-    Prints the best output a line, after every 64 lines of input. With --nbest above 1 or --all: the number of the
-    line, the output, its probability and the certificate, separated by tabs. With both, the search
-    ends when the N most probable outputs of all are proved.
+    Prints the best output a line. With --nbest above 1, --exact or --all: the number of the line, the output, its
+    probability and the certificate, separated by tabs. With --sample: number, output and probability, in the order of
+    the draws. --all --nbest N, as --exact --nbest N, ends when the N most probable outputs of all are proved.
     """
-    from tsallis.errors import InputError
-    from tsallis.search import beam_search, exhaustive
-
-    if every and beam is not None:
-        raise InputError("--beam is for beam search: --all searches without a beam (--budget limits it)")
-    if budget is not None and not every:
-        raise InputError("--budget is for --all")
-    loaded, task = open_run(run, checkpoint)
-    n_best, many = nbest or 1, every or (nbest or 1) > 1
-    size = beam or max(beam_size_of(loaded), n_best)
-    for first, lines in line_blocks(loaded, task, file, gold=False, language=language, images=images):
-        results: list[Result] = []
-        printed = 0
-        for batch in one_batch(lines.corpus):
-            if every:
-                results += exhaustive(loaded.model, batch.src, batch.src_lengths, budget=budget or BUDGET, n_best=nbest)
-            else:
-                results += beam_search(loaded.model, batch.src, batch.src_lengths, beam_size=size, n_best=n_best)
-        for number, result in zip(lines.numbers, results, strict=True):
-            _print_nothing(range(first + printed, first + number), as_json, many)
-            printed = number + 1
-            _print_result(loaded, task.noun, first + printed, result, as_json, many)
-        _print_nothing(range(first + printed, first + lines.count), as_json, many)
+    options = SearchOptions(
+        nbest=nbest,
+        beam=beam,
+        every=every,
+        exact=exact,
+        budget=budget,
+        time=time,
+        mass=mass,
+        sample=sample,
+        seed=seed,
+        mbr=mbr,
+        prefix=prefix,
+        prefix_column=prefix_column,
+        min_length=min_length,
+        max_length=max_length,
+        length_penalty=length_penalty,
+    )
+    options.check()
+    loaded, task = open_run(run, checkpoint, device, others)
+    options.check_run(loaded)
+    beam_size, name = beam_size_of(loaded), str(file) if file else "standard input"
+    writer = Writer(loaded, task.noun, options, as_json)
+    for block in line_blocks(loaded, task, file, False, prefix_column, language=language, images=images):
+        lines = [block.line(row) for row in range(len(block.lines.numbers))]
+        prefixes = options.spell(loaded, task, block.beginnings, [f"{name}:{line}" for line in lines])
+        answers: list[Answer] = []
+        for batch in one_batch(block.lines.corpus, loaded.model):
+            answers += options.answer(loaded, task, batch, prefixes, lines, beam_size)
+        writer.write(block, lines, answers)
         sys.stdout.flush()
 
 
-def _print_nothing(numbers: range, as_json: bool, many: bool) -> None:
-    """Print what lines without symbols have for an output: an empty one, and nothing in a list of outputs."""
-    for number in numbers:
-        if as_json:
-            print(json.dumps({"line": number + 1, "certificate": "none", "bound": None, "mass": 0.0, "hypotheses": []}))
-        elif not many:
+class Writer:
+    """What is printed of a line's answer."""
+
+    def __init__(self, run: Run, noun: str, options: SearchOptions, as_json: bool) -> None:
+        self.run, self.noun, self.options, self.as_json = run, noun, options, as_json
+
+    def write(self, block: Block, lines: list[int], answers: list[Answer]) -> None:
+        """Print the answers of a block, and what lines without symbols have in their place."""
+        by_line = dict(zip(lines, zip(answers, block.beginnings, strict=True), strict=True))
+        for line in range(block.first + 1, block.first + block.lines.count + 1):
+            answer, beginning = by_line.get(line, (None, ""))
+            if self.as_json:
+                print_json({"line": line, **self._content(answer, beginning)})
+            elif answer is None:
+                self._print_nothing()
+            else:
+                self._print(line, answer)
+
+    def _print_nothing(self) -> None:
+        """Print an empty output, and nothing in a list of outputs."""
+        if not self.options.many:
             print()
 
+    def _print(self, line: int, answer: Answer) -> None:
+        if self.options.mbr:
+            print_fields(self._text(answer.choice[0]) if answer.choice else "")
+        elif answer.draws is not None:
+            for draw in answer.draws:  # one that met a dead end or the greatest length has no probability
+                print_fields(str(line), *((self._text(draw), f"{draw.prob:.6g}") if draw else ("", "")))
+        else:
+            assert answer.result is not None
+            certificate = answer.result.certificate.kind
+            if self.options.many:
+                for h in answer.result.hypotheses:
+                    print_fields(str(line), self._text(h), f"{h.prob:.6g}", certificate)
+            else:
+                print_fields(self._text(answer.result.best) if answer.result.best else "")
 
-def _print_result(run: Run, noun: str, line: int, result: Result, as_json: bool, many: bool) -> None:
-    if as_json:
+    def _content(self, answer: Answer | None, beginning: str) -> dict[str, Any]:
+        """Return what a line's JSON object holds besides its number."""
+        content: dict[str, Any] = {}
+        start = self.options.prefix if self.options.prefix is not None else beginning
+        limits = {**({"prefix": start} if start else {}), **self.options.limits}
+        if limits:
+            content["limits"] = limits  # the certificate speaks of the outputs within them
+        if self.options.mbr:
+            content["choice"] = self._chosen(answer) if answer and answer.choice else None
+        if self.options.sample is not None:
+            draws = answer.draws if answer and answer.draws else []
+            return {**content, "draws": [self._described(draw) if draw else None for draw in draws]}
+        if answer is None:
+            return {**content, "certificate": "none", "bound": None, "mass": 0.0, "hypotheses": []}
+        assert answer.result is not None
+        return {**content, **self._result(answer.result)}
+
+    def _chosen(self, answer: Answer) -> dict[str, Any]:
+        assert answer.choice is not None
+        hypothesis, choice = answer.choice
+        proved = choice.proved and answer.draws is None
+        return {**self._described(hypothesis), "expected_utility": choice.expected_utility, "proved": proved}
+
+    def _result(self, result: Result) -> dict[str, Any]:
         bound = result.certificate.bound
-        content = {
-            "line": line,
+        content: dict[str, Any] = {
             "certificate": result.certificate.kind,
             "bound": None if bound == float("-inf") else bound,
             "mass": result.mass,
-            "hypotheses": [_described(run, h, noun) for h in result.hypotheses],
+            "hypotheses": [self._described(h) for h in result.hypotheses],
         }
-        text = json.dumps(content, ensure_ascii=False)
-        # Controls that JSON takes as they are, and halves of surrogate pairs.
-        print(re.sub("[\x7f-\x9f\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text))
-    elif many:
-        for h in result.hypotheses:
-            print_fields(str(line), run.tgt_vocab.text(h.tokens), f"{h.prob:.6g}", result.certificate.kind)
-    else:
-        print_fields(run.tgt_vocab.text(result.best.tokens) if result.best else "")
+        if self.options.every or self.options.exact:
+            content |= {"stopped_by": result.stopped_by, "expanded": result.expanded}
+        return content
 
+    def _described(self, hypothesis: Hypothesis) -> dict[str, Any]:
+        content = {
+            self.noun: self._text(hypothesis),
+            "prob": hypothesis.prob,
+            "log_prob": hypothesis.log_prob,
+            "support": hypothesis.support,
+            "num_attended": hypothesis.num_attended,
+        }
+        if self.options.length_penalty:
+            content["score"] = hypothesis.score(self.options.length_penalty)
+        return content
 
-def _described(run: Run, hypothesis: Hypothesis, noun: str) -> dict[str, Any]:
-    return {
-        noun: run.tgt_vocab.text(hypothesis.tokens),
-        "prob": hypothesis.prob,
-        "log_prob": hypothesis.log_prob,
-        "support": hypothesis.support,
-        "num_attended": hypothesis.num_attended,
-    }
+    def _text(self, hypothesis: Hypothesis) -> str:
+        return str(self.run.tgt_vocab.text(hypothesis.tokens))

@@ -44,6 +44,13 @@ class Batch:
     tgt_out: Tensor
     index: tuple[int, ...]
 
+    def to(self, device: torch.device | str) -> Batch:
+        """Return the batch on a device."""
+        src, src_lengths, tgt_in, tgt_out = (
+            x.to(device) for x in (self.src, self.src_lengths, self.tgt_in, self.tgt_out)
+        )
+        return Batch(src, src_lengths, tgt_in, tgt_out, self.index)
+
     @property
     def tokens(self) -> int:
         """The number of target symbols that count, ends included."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
 from tsallis.datasets.download import Part, SourceFile
 
@@ -50,6 +51,20 @@ class Source:
     def language_of(self, name: str) -> str:
         """Return the language of one of its files."""
         return name.rpartition(".")[2] if self.parallel else language_of(name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `describe` says, and the languages, by name; "bytes" is None where some are not known."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "licence": self.licence,
+            "citation": self.citation,
+            "files": len(self.files),
+            "without_digest": sum(not _vouched_for(file) for file in self.files),
+            "bytes": None if any(file.size is None for file in self._weighed()) else self.size,
+            "parallel": self.parallel,
+            "languages": self.languages(),
+        }
 
     def describe(self) -> list[str]:
         """Return lines for a reader: title, files, size, licence and citation."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from tsallis.data.batching import Batch, counted
 from tsallis.data.corpus import Corpus
-from tsallis.search import Result, beam_search, score
+from tsallis.search import Result, beam_search, exact_search, score
 from tsallis.search.step import evaluating
 from tsallis.special_symbols import BOS, EOS
 
@@ -152,6 +154,27 @@ def translation_scores(
     return scores
 
 
+@cache
+def _chrf() -> Any:
+    from sacrebleu.metrics import CHRF
+
+    return CHRF()
+
+
+def sentence_chrf(text: str, reference: str) -> float:
+    """Return sacrebleu's chrF of one text, from 0 to 1; 1 of two that are the same.
+
+    Args:
+        text: a translation.
+        reference: the right one.
+
+    Example:
+        >>> round(sentence_chrf("the cat sat on the mat", "the cat sat on a mat"), 3)
+        0.721
+    """
+    return 1.0 if text == reference else float(_chrf().sentence_score(text, [reference]).score) / 100
+
+
 @dataclass(frozen=True)
 class TeacherForcedScores:
     """Loss and sparsity of a model with teacher forcing, symbols that its vocabulary lacks left out.
@@ -204,6 +227,8 @@ class Evaluation:
         attention_support_teacher_forced: the same, with teacher forcing; mean over heads.
         empty: number of samples without a hypothesis.
         empty_rate: share of samples for which the empty output is more probable than the best hypothesis.
+        empty_best: share of samples for which the empty output is proved to be the most probable of all.
+        empty_possible: share of samples for which the empty output has a probability.
         seconds: of the search.
         speed: symbols of the best hypotheses a second.
 
@@ -231,6 +256,8 @@ class Evaluation:
     attention_support_teacher_forced: float
     empty: int
     empty_rate: float
+    empty_best: float
+    empty_possible: float
     seconds: float
     speed: float
 
@@ -306,17 +333,25 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
     return torch.stack([x.double() for x in sums]).cpu()
 
 
-def search_batches(model: Any, batches: Iterable[Batch], beam_size: int) -> dict[int, Result]:
-    """Return the results of a beam search by row of the corpus."""
+def search_batches(
+    model: Any, batches: Iterable[Batch], beam_size: int, budget: int | None = None
+) -> dict[int, Result]:
+    """Return the results of a beam search by row of the corpus; with a budget, of an exact search."""
     device = device_of(model)
     by_row: dict[int, Result] = {}
     for batch in batches:
-        results = beam_search(model, batch.src.to(device), batch.src_lengths.to(device), beam_size=beam_size)
+        sources = batch.src.to(device), batch.src_lengths.to(device)
+        if budget is None:
+            results = beam_search(model, *sources, beam_size=beam_size)
+        else:
+            results = exact_search(model, *sources, beam_size=beam_size, budget=budget)
         by_row.update(zip(batch.index, results, strict=True))
     return by_row
 
 
-def search_corpus(model: Any, corpus: Corpus, beam_size: int, batch_size: int = 128) -> list[Result]:
+def search_corpus(
+    model: Any, corpus: Corpus, beam_size: int, batch_size: int = 128, budget: int | None = None
+) -> list[Result]:
     """Compute the results of a beam search for every row of a corpus.
 
     Args:
@@ -324,6 +359,7 @@ def search_corpus(model: Any, corpus: Corpus, beam_size: int, batch_size: int = 
         corpus: the sources.
         beam_size: prefixes kept a source.
         batch_size: rows searched together.
+        budget: prefixes that an exact search expands a row, in place of a beam search; None: there is none.
 
     Returns:
         One result a row, in the corpus's order.
@@ -333,7 +369,7 @@ def search_corpus(model: Any, corpus: Corpus, beam_size: int, batch_size: int = 
         >>> len(search_corpus(RNNSeq2Seq(6, 6, d_model=8), Corpus([[4, 5], [5]], [[5], [4]]), beam_size=2))
         2
     """
-    by_row = search_batches(model, corpus.batches(batch_size), beam_size)
+    by_row = search_batches(model, corpus.batches(batch_size), beam_size, budget)
     return [by_row[i] for i in range(len(corpus))]
 
 
@@ -369,6 +405,29 @@ def empty_log_probs(model: Any, corpus: Corpus, batch_size: int = 128) -> Tensor
     return log_probs
 
 
+def compare_empty(log_prob: float, result: Result) -> tuple[bool, str]:
+    """Compare the empty output with those of a search (Tezekbayev et al. 2022, table 2).
+
+    Both log-probabilities are sums in float64 over the same steps, and compared exactly.
+
+    Args:
+        log_prob: of the empty output.
+        result: of the search.
+
+    Returns:
+        Whether the empty output is more probable than the best hypothesis, of which it is not one; and whether it is
+        the most probable output of all: "yes" and "no" where that is proved, otherwise "unknown".
+    """
+    best, certificate = result.best, result.certificate
+    if log_prob == -math.inf or (best is not None and best.tokens and best.log_prob > log_prob):
+        return False, "no"
+    if best is not None and not best.tokens:
+        return False, "yes" if certificate.proves_best else "unknown"
+    beaten = best is None or log_prob > best.log_prob
+    proved = certificate.kind == "complete" or (certificate.kind != "none" and log_prob >= certificate.bound)
+    return beaten, "yes" if proved else "unknown"
+
+
 def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: float) -> Evaluation:
     """Compute loss, certificates and sparsity of a model, and of a search's results on a corpus with targets.
 
@@ -398,11 +457,7 @@ def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: flo
         any(list(h.tokens) == list(corpus.tgt[i]) for h in result.hypotheses) for i, result in enumerate(results)
     )
     empty = empty_log_probs(model, corpus).tolist()
-    # The empty output is no more probable than itself, however its two sums round.
-    better = sum(
-        e > r.best.log_prob and bool(r.best.tokens) if r.best else e > -torch.inf
-        for e, r in zip(empty, results, strict=True)
-    )
+    compared = [compare_empty(log_prob, result) for log_prob, result in zip(empty, results, strict=True)]
     return Evaluation(
         samples=count,
         loss=scores.loss,
@@ -419,16 +474,18 @@ def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: flo
         attention_support=sum(counts) / max(len(counts), 1),
         attention_support_teacher_forced=scores.attention_support,
         empty=count - len(best),
-        empty_rate=better / count,
+        empty_rate=sum(more for more, _ in compared) / count,
+        empty_best=sum(proof == "yes" for _, proof in compared) / count,
+        empty_possible=sum(log_prob > -math.inf for log_prob in empty) / count,
         seconds=seconds,
         speed=len(steps) / max(seconds, 1e-9),
     )
 
 
-def timed_search(model: Any, corpus: Corpus, beam_size: int) -> tuple[list[Result], float]:
-    """Return the results of a beam search in the corpus's order, and the seconds it took."""
+def timed_search(model: Any, corpus: Corpus, beam_size: int, budget: int | None = None) -> tuple[list[Result], float]:
+    """Return the results of a beam search, or with a budget an exact one, and the seconds it took."""
     began = time.perf_counter()
-    results = search_corpus(model, corpus, beam_size)
+    results = search_corpus(model, corpus, beam_size, budget=budget)
     return results, time.perf_counter() - began
 
 

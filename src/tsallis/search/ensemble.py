@@ -125,6 +125,17 @@ class Ensemble:
         members: list[Any] = self.models
         return torch.stack([m.num_attended(part) for m, part in zip(members, decoded.parts, strict=True)]).mean(0)
 
+    @property
+    def image_store(self) -> Any:
+        """The images that sources name by number, of models for questions: every model's."""
+        return getattr(self.models[0], "image_store", None)
+
+    @image_store.setter
+    def image_store(self, images: Any) -> None:
+        members: list[Any] = self.models
+        for model in members:
+            model.image_store = images
+
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield all parameters of all models."""
         for model in self.models:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,7 +23,7 @@ from tsallis.data.batching import Batch
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.image_store import ImageStore
 from tsallis.errors import InputError, describe
-from tsallis.evaluation.metrics import CorpusScore, evaluate, timed_search
+from tsallis.evaluation.metrics import CorpusScore, device_of, evaluate, timed_search
 from tsallis.search import Result, beam_search
 from tsallis.tasks.prepared import Prepared, check_rows, check_select, read_source, text_of_run
 from tsallis.tasks.scoring import best_texts, language_scores, score_values
@@ -161,6 +162,14 @@ class Task(ABC):
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
         """Score outputs; the first score selects the best model. With `quick`, the costly ones are left out."""
 
+    def spell(self, text: str, run: Run) -> list[int]:
+        """Return the symbols of an output, or of the beginning of one."""
+        return run.tgt_vocab.encode(text)
+
+    def utility(self, text: str, reference: str) -> float:
+        """Return how good an output is where another one is right, from 0 to 1: for choices of least risk."""
+        return float(text == reference)
+
     @abstractmethod
     def plot(self, run: Run, batch: Batch, result: Result, title: str) -> Figure:
         """Draw what the model attends to as it reads a batch of one row, with the result of a search."""
@@ -282,14 +291,20 @@ class Task(ABC):
 
         Of several languages "languages" has the scores of each.
         """
-        results, seconds = timed_search(run.model, lines.corpus, beam_size)
+        return self.evaluate_outputs(run, lines, beam_size)[0]
+
+    def evaluate_outputs(
+        self, run: Run, lines: Lines, beam_size: int, budget: int | None = None
+    ) -> tuple[dict[str, Any], list[Result]]:
+        """Return what `evaluate` computes, and the results of the search; with a `budget` those of an exact one."""
+        results, seconds = timed_search(run.model, lines.corpus, beam_size, budget)
         texts = best_texts(results, run.tgt_vocab)
         scores, each = self.score(texts, lines.references), language_scores(self, texts, lines)
         report: dict[str, Any] = score_values(scores, each)
         signatures = {score.name: score.signature for score in scores if score.signature}
         report.update({"signatures": signatures} if signatures else {})
         report.update({"languages": each} if each else {})
-        return {**report, **evaluate(run.model, lines.corpus, results, seconds).as_dict()}
+        return {**report, **evaluate(run.model, lines.corpus, results, seconds).as_dict()}, results
 
     def figures(self, run: Run, lines: Lines, beam_size: int = 1) -> Iterator[tuple[int, Figure]]:
         """Yield a figure of each line that has an output, with the line's number from 0.
@@ -297,9 +312,10 @@ class Task(ABC):
         Raises:
             InputError: if matplotlib is missing.
         """
+        on_cpu = _on_cpu(run)
         for row, batch, result in _answers(run, lines, beam_size):
             with torch.no_grad():
-                yield lines.numbers[row], self.plot(run, batch, result, lines.titles[row])
+                yield lines.numbers[row], self.plot(on_cpu, batch, result, lines.titles[row])
 
     def head_figures(
         self, run: Run, lines: Lines, heads: str, beam_size: int = 1
@@ -320,11 +336,12 @@ class Task(ABC):
         """
         from tsallis.report.head_panels import choose_heads, head_panels
 
+        on_cpu = _on_cpu(run)
         chosen = choose_heads(run, heads)
         several = len({layer.kind for layer, _ in chosen}) > 1
         for row, _, result in _answers(run, lines, beam_size):
             assert result.best is not None
-            for kind, figure in head_panels(run, lines.corpus.src[row], result.best.tokens, chosen):
+            for kind, figure in head_panels(on_cpu, lines.corpus.src[row], result.best.tokens, chosen):
                 yield lines.numbers[row], kind if several else None, figure
 
 
@@ -334,9 +351,15 @@ def _answers(run: Run, lines: Lines, beam_size: int) -> Iterator[tuple[int, Batc
         if not lines.titles[row].strip():
             continue  # an empty line holds nothing to look at
         batch = lines.corpus.batch([row])
-        (result,) = beam_search(run.model, batch.src, batch.src_lengths, beam_size=beam_size)
+        source = batch.to(device_of(run.model))
+        (result,) = beam_search(run.model, source.src, source.src_lengths, beam_size=beam_size)
         if result.best is not None:
             yield row, batch, result
+
+
+def _on_cpu(run: Run) -> Run:
+    """Return a run whose model is on the CPU, where figures are drawn."""
+    return run if device_of(run.model).type == "cpu" else replace(run, model=deepcopy(run.model).cpu())
 
 
 def split_name(config: Any, split: str) -> str:

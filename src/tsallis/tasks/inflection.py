@@ -16,7 +16,7 @@ from tsallis.data.io import read_lines
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.datasets.english_verbs import verb_forms
 from tsallis.errors import InputError, describe, shorten
-from tsallis.evaluation.metrics import CorpusScore, form_scores
+from tsallis.evaluation.metrics import CorpusScore, form_scores, levenshtein
 from tsallis.tasks.base import LONGEST, Data, Lines, Task, Vocabularies, refuse_long, split_name
 from tsallis.tasks.sequences import SequenceTask, check_source
 from tsallis.training.run_folder import Run
@@ -131,6 +131,10 @@ class Inflection(SequenceTask):
         corpus = encode_examples(examples, vocabularies.src, vocabularies.tgt)
         known = languages if languages and len(languages) == count else None
         return Lines(corpus, forms, titles, list(range(count)), count, known)
+
+    def utility(self, text: str, reference: str) -> float:
+        """Return the share of the longer form's characters that the edit distance leaves."""
+        return 1 - levenshtein(text, reference) / max(len(text), len(reference), 1)
 
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
         return [CorpusScore(name, value, "") for name, value in form_scores(texts, references).items()]

@@ -39,6 +39,10 @@ class LabelModel(ModelSection):
 class LabelTask(Task):
     """A task whose outputs are single labels, scored by how many are right."""
 
+    def spell(self, text: str, run: Run) -> list[int]:
+        labels: Any = run.tgt_vocab
+        return [int(number) for number in labels.encode([text])]
+
     scores = ("accuracy",)
 
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:

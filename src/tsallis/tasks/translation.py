@@ -18,7 +18,7 @@ from tsallis.data.subword_numbers import load_subwords
 from tsallis.data.subwords import Subwords
 from tsallis.datasets.number_names import german_english_numbers
 from tsallis.errors import InputError
-from tsallis.evaluation.metrics import CorpusScore, exact_match, translation_scores
+from tsallis.evaluation.metrics import CorpusScore, exact_match, sentence_chrf, translation_scores
 from tsallis.tasks.base import LONGEST, Data, Lines, Task, Vocabularies, refuse_long, split_name
 from tsallis.tasks.sequences import SequenceTask, check_source
 from tsallis.training.run_folder import Run
@@ -173,6 +173,10 @@ class Translation(SequenceTask):
         if not rows:
             raise InputError(f"of {len(examples)} pairs of sentences none has symbols on both sides")
         return lines.select(rows)
+
+    def utility(self, text: str, reference: str) -> float:
+        """Return the sentences' chrF, from 0 to 1."""
+        return sentence_chrf(text, reference)
 
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
         names = ("bleu", "chrf") if quick else ("bleu", "chrf", "ter")

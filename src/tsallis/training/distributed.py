@@ -140,6 +140,20 @@ class World:
             )
 
 
+def device_kind(device: str) -> str:
+    """Return "cpu" or "cuda" for "cpu", "cuda" or "auto", a GPU where there is one.
+
+    Raises:
+        InputError: another device, or one that is not there.
+    """
+    if device not in DEVICES:
+        raise InputError(f"device must be {', '.join(DEVICES[:-1])} or {DEVICES[-1]}, got {device!r}")
+    cuda = torch.cuda.is_available()
+    if device == "cuda" and not cuda:
+        raise InputError("device: cuda was asked for, and this machine has no GPU that PyTorch can use")
+    return ("cuda" if cuda else "cpu") if device == "auto" else device
+
+
 @contextlib.contextmanager
 def init_distributed(device: str = "auto") -> Iterator[World]:
     """Join the processes that `torchrun` started, and yield this one's rank among them; without it, a world of one.
@@ -150,12 +164,7 @@ def init_distributed(device: str = "auto") -> Iterator[World]:
     Raises:
         InputError: a device that is not there, or fewer GPUs than processes.
     """
-    if device not in DEVICES:
-        raise InputError(f"device must be {', '.join(DEVICES[:-1])} or {DEVICES[-1]}, got {device!r}")
-    cuda = torch.cuda.is_available()
-    if device == "cuda" and not cuda:
-        raise InputError("device: cuda was asked for, and this machine has no GPU that PyTorch can use")
-    kind = ("cuda" if cuda else "cpu") if device == "auto" else device
+    kind = device_kind(device)
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield World(device=torch.device(kind))

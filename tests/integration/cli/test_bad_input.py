@@ -11,10 +11,14 @@ from pathlib import Path
 import pytest
 
 from tsallis.cli import main
-from tsallis.cli.translate import _print_result
+from tsallis.cli.input import Block
+from tsallis.cli.search_options import Answer, SearchOptions
+from tsallis.cli.translate import Writer
 from tsallis.data import Vocabulary
+from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.search import Certificate, Hypothesis, Result
+from tsallis.tasks.base import Lines
 from tsallis.training import Run
 
 from .conftest import command, environment
@@ -241,8 +245,9 @@ def test_outputs_do_not_reach_the_terminal_as_they_are(capsys: pytest.CaptureFix
     run = Run(Path("r"), None, vocabulary, vocabulary, {}, {})
     hypothesis = Hypothesis((4, 5, 6, 7), -0.5, (1,), (1,), None)
     result = Result((hypothesis,), Certificate("optimal", 0.0))
-    for as_json, many in ((False, False), (False, True), (True, False)):
-        _print_result(run, "form", 1, result, as_json, many)
+    block = Block(0, Lines(Corpus([[4]], [[]]), [""], ["x"], [0], 1), [""])
+    for as_json, options in ((False, SearchOptions()), (False, SearchOptions(nbest=2)), (True, SearchOptions())):
+        Writer(run, "form", options, as_json).write(block, [1], [Answer(result)])
         shown = capsys.readouterr().out.removesuffix("\n")
         assert not set(shown) & set("\x1b\x9b\ud800\n") and "ş\u200d" in shown
         assert not as_json or json.loads(shown)["hypotheses"][0]["form"] == "\x1b[2J\x9b\ud800ş\u200d"

@@ -1,0 +1,104 @@
+"""Records of single outputs beside their references: probabilities by symbol, certificates, the empty output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tsallis.evaluation.metrics import compare_empty, device_of, empty_log_probs
+from tsallis.search import Result, TokenScores, score_tokens
+
+if TYPE_CHECKING:
+    from tsallis.tasks.base import Lines
+    from tsallis.training import Run
+
+BATCH = 128  # outputs scored together
+
+
+def describe_tokens(scores: TokenScores, tgt_vocab: Any) -> dict[str, Any]:
+    """Return an output's log-probability by symbol, and why it is impossible, with names in place of numbers.
+
+    Args:
+        scores: of the output.
+        tgt_vocab: that spells symbols.
+
+    Returns:
+        "possible", "log_prob", "tokens" with "symbol", "log_prob" and "support" of each, and "impossible": None, or the
+        first impossible symbol, its "step" from 1, "gap" below the threshold (None where there is no one threshold, or
+        the symbol is never given), "support" and the symbols possible "instead" with their probabilities. What is
+        impossible has a log-probability of None.
+    """
+    columns = zip(scores.tokens, scores.log_probs, scores.support, strict=True)
+    tokens = [{"symbol": tgt_vocab.name(t), "log_prob": finite(p), "support": n} for t, p, n in columns]
+    exclusion, impossible = scores.exclusion, None
+    if exclusion is not None:
+        impossible = {
+            "step": exclusion.step + 1,
+            "symbol": tgt_vocab.name(exclusion.token),
+            "gap": None if exclusion.gap is None else finite(exclusion.gap),
+            "support": exclusion.support,
+            "instead": [{"symbol": tgt_vocab.name(t), "prob": prob} for t, prob in exclusion.alternatives],
+        }
+    possible = exclusion is None
+    return {
+        "possible": possible,
+        "log_prob": scores.log_prob if possible else None,
+        "tokens": tokens,
+        "impossible": impossible,
+    }
+
+
+def output_records(run: Run, lines: Lines, results: Sequence[Result]) -> Iterator[dict[str, Any]]:
+    """Yield a record of each row: source, reference and best output, with what is known and proved about them.
+
+    "empty" compares the empty output with the best one, see :func:`tsallis.evaluation.metrics.compare_empty`.
+
+    Args:
+        run: with the model and the vocabularies.
+        lines: with references.
+        results: of a search, one a row.
+    """
+    empty = empty_log_probs(run.model, lines.corpus).tolist()
+    device = device_of(run.model)
+    for first in range(0, len(results), BATCH):
+        rows = range(first, min(first + BATCH, len(results)))
+        batch = lines.corpus.batch(rows).to(device)
+        scores = score_tokens(run.model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
+        for row, of_reference in zip(rows, scores, strict=True):
+            result = results[row]
+            yield {
+                "line": lines.numbers[row] + 1,
+                "source": lines.titles[row],
+                **({"language": lines.languages[row]} if lines.languages else {}),
+                "reference": {"text": lines.references[row], **describe_tokens(of_reference, run.tgt_vocab)},
+                "output": _describe_best(run, lines.references[row], result),
+                "empty": _describe_empty(empty[row], result),
+            }
+
+
+def _describe_best(run: Run, reference: str, result: Result) -> dict[str, Any]:
+    best = result.best
+    text = run.tgt_vocab.text(best.tokens) if best else ""
+    return {
+        "text": text,
+        "right": text == reference,
+        "log_prob": best.log_prob if best else None,
+        "support": best.support if best else None,
+        "num_attended": best.num_attended if best else None,
+        "certificate": result.certificate.kind,
+        "bound": finite(result.certificate.bound),
+        "hypotheses": len(result.hypotheses),
+        "mass": result.mass,
+        "stopped_by": result.stopped_by,
+    }
+
+
+def _describe_empty(log_prob: float, result: Result) -> dict[str, Any]:
+    more, best = compare_empty(log_prob, result)
+    return {"log_prob": finite(log_prob), "more_probable": more, "best_of_all": best}
+
+
+def finite(value: float) -> float | None:
+    """Return a number, or None of one that JSON has no word for."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,294 @@
+"""Searches from the command line: proofs, draws, limits, ensembles, and what they are told beside each other."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tsallis.cli.search_options import NEEDS, REFUSALS, SearchOptions
+from tsallis.errors import InputError
+
+from .conftest import command, environment, train_here
+
+ASKED = "walk\tV;PST\nbake\tV;V.PTCP;PRS\nrebel\tV;PST\n"
+Answers = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def second(small_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the same data with softmax."""
+    changes = ["training.epochs=1", "training.seed=9", "model.output=softmax"]
+    return train_here(small_data / "config.yaml", tmp_path_factory.mktemp("second") / "run", *changes)
+
+
+@pytest.fixture
+def answers(tsallis, trained: Path) -> Answers:
+    def call(*options: object, stdin: str = ASKED, run: Path = trained) -> list[dict[str, Any]]:
+        return [
+            json.loads(line)
+            for line in tsallis("translate", run, *options, "--json", stdin=stdin).stdout.split("\n")[:-1]
+        ]
+
+    return call
+
+
+def test_exact_answers_are_the_first_of_all(answers: Answers, tsallis, trained: Path) -> None:
+    every, exact = answers("--all", "--nbest", 3), answers("--exact", "--nbest", 3)
+    for one, rest in zip(exact, every, strict=True):
+        assert one["certificate"] in ("optimal", "complete") and one["stopped_by"] is None is rest["stopped_by"]
+        assert [h["form"] for h in one["hypotheses"]] == [h["form"] for h in rest["hypotheses"]]
+        logs = ([h["log_prob"] for h in answer["hypotheses"]] for answer in (one, rest))
+        assert next(logs) == pytest.approx(next(logs), abs=1e-5)
+    lines = [line.split("\t") for line in tsallis("translate", trained, "--exact", stdin=ASKED).stdout.splitlines()]
+    assert [(line[0], line[1]) for line in lines] == [
+        (str(a["line"]), a["hypotheses"][0]["form"]) for a in answers("--exact")
+    ]
+    assert all(len(line) == 4 for line in lines)
+
+
+def test_searches_that_end_early_say_so(answers: Answers, second: Path) -> None:
+    for options, reason in (
+        (("--all", "--budget", 3), "budget"),
+        (("--all", "--time", 0), "time"),
+        (("--all", "--mass", 0.01), "mass"),
+        (("--all", "--max-length", 2), "length"),
+    ):
+        for answer in answers(*options, run=second):
+            assert answer["stopped_by"] == reason and answer["certificate"] != "complete"
+            assert answer["expanded"] <= 3 or reason != "budget"
+    for answer in answers("--exact", "--budget", 1, run=second):
+        best, bound = answer["hypotheses"][0]["log_prob"], answer["bound"]
+        assert answer["certificate"] == ("optimal" if best >= bound - 1e-9 else "bounded")
+
+
+def test_draws_repeat_in_any_company_and_change_with_the_seed(answers: Answers, tsallis, trained: Path) -> None:
+    draws = answers("--sample", 5)
+    assert [len(answer["draws"]) for answer in draws] == [5] * 3 and draws == answers("--sample", 5, "--seed", 0)
+    (alone,) = answers("--sample", 5, stdin=ASKED.split("\n")[0] + "\n")
+    assert [draw["form"] for draw in alone["draws"]] == [draw["form"] for draw in draws[0]["draws"]]
+    assert draws != answers("--sample", 5, "--seed", 1)
+    text = tsallis("translate", trained, "--sample", 5, stdin=ASKED).stdout.splitlines()
+    forms = [draw["form"] for answer in draws for draw in answer["draws"]]
+    assert [line.split("\t")[1] for line in text] == forms
+    cut = tsallis("translate", trained, "--sample", 2, "--max-length", 1, stdin="walk\tV;PST\n").stdout.splitlines()
+    assert cut == ["1\t\t"] * 2  # one symbol is too little for a form
+
+
+def test_choices_of_least_risk(answers: Answers, tsallis, trained: Path) -> None:
+    for options in ((), ("--all", "--budget", 100), ("--sample", 20)):
+        chosen = answers("--mbr", *options)
+        for answer in chosen:
+            listed = answer.get("hypotheses") or answer["draws"]
+            assert answer["choice"]["form"] in [h["form"] for h in listed if h]
+            assert 0 < answer["choice"]["expected_utility"] <= 1 + 1e-9
+            assert answer["choice"]["proved"] or answer.get("certificate") != "complete"
+        text = tsallis("translate", trained, "--mbr", *options, stdin=ASKED).stdout.splitlines()
+        assert text == [answer["choice"]["form"] for answer in chosen]
+
+
+def test_beginnings_of_all_lines_and_of_each(answers: Answers) -> None:
+    for answer in answers("--prefix", "wa", "--nbest", 3):
+        assert answer["limits"] == {"prefix": "wa"}
+        assert all(h["form"].startswith("wa") for h in answer["hypotheses"])
+    each = answers("--prefix-column", "--exact", stdin="walk\tV;PST\twe\nwalk\tV;PST\t\n")
+    assert [a.get("limits") for a in each] == [{"prefix": "we"}, None]
+    (alone,) = answers("--exact", stdin="walk\tV;PST\n")
+    assert each[1]["hypotheses"][0]["form"] == alone["hypotheses"][0]["form"]
+    assert all(h["form"].startswith("we") for h in each[0]["hypotheses"])
+
+
+def test_lengths_and_penalties(answers: Answers) -> None:
+    lengths = {"min_length": 6, "max_length": 7, "length_penalty": 2.0}
+    options = [x for name, value in lengths.items() for x in (f"--{name.replace('_', '-')}", value)]
+    for answer in answers(*options, "--nbest", 4):
+        assert answer["limits"] == lengths
+        assert all(6 <= len(h["form"]) <= 7 for h in answer["hypotheses"])
+        scores = [h["score"] for h in answer["hypotheses"]]
+        assert scores == sorted(scores, reverse=True)
+        for h in answer["hypotheses"]:
+            assert h["score"] == pytest.approx(h["log_prob"] / (len(h["form"]) + 1) ** 2)
+
+
+def test_ensembles_translate_score_and_evaluate(
+    answers: Answers, tsallis, trained: Path, second: Path, tmp_path: Path
+) -> None:
+    gold = "walk\taded\tV;PST\nbake\tading\tV;V.PTCP;PRS\n"
+    single = [json.loads(x) for x in tsallis("score", second, "--json", stdin=gold).stdout.splitlines()]
+    both = [
+        json.loads(x) for x in tsallis("score", trained, "--with", second, "--json", stdin=gold).stdout.splitlines()
+    ]
+    assert all(x["possible"] for x in both)  # softmax leaves nothing out
+    assert [x["log_prob"] for x in single] != [x["log_prob"] for x in both]
+    (answer,) = answers("--with", second, "--exact", "--min-length", 2, stdin="walk\tV;PST\n")
+    form = answer["hypotheses"][0]["form"]
+    line = tsallis("score", trained, "--with", second, stdin=f"walk\t{form}\tV;PST\n").stdout
+    assert float(line) == pytest.approx(answer["hypotheses"][0]["log_prob"], abs=1e-5)
+    report = json.loads(tsallis("evaluate", trained, "--with", second, "--split", "dev", "--json").stdout)
+    assert report["gold_in_support"] == 1.0 and report["samples"] == 24
+
+
+def test_runs_that_cannot_join(tsallis, trained: Path, inflector: Path) -> None:
+    refused = tsallis("translate", trained, "--with", inflector, stdin=ASKED, status=2).stderr
+    assert refused.count("\n") == 1 and "can't join an ensemble" in refused and "vocabulary" in refused
+
+
+def test_score_says_why_an_output_is_impossible(tsallis, trained: Path) -> None:
+    gold = "walk\twwwww\tV;PST\nwalk\taded\tV;PST\n"
+    first, second = (json.loads(x) for x in tsallis("score", trained, "--json", stdin=gold).stdout.splitlines())
+    assert not first["possible"] and first["log_prob"] is None
+    excluded = first["impossible"]
+    assert excluded["symbol"] == "w" and excluded["gap"] > 0 and excluded["step"] == len(first["tokens"])
+    assert excluded["support"] >= len(excluded["instead"]) > 0 and "w" not in [x["symbol"] for x in excluded["instead"]]
+    assert sum(x["prob"] for x in excluded["instead"]) <= 1 + 1e-6
+    if second["possible"]:
+        assert sum(t["log_prob"] for t in second["tokens"]) == pytest.approx(second["log_prob"])
+    text = tsallis("score", trained, "--tokens", stdin=gold).stdout.splitlines()
+    assert text[0].startswith("-inf\t") and "w impossible, its score" in text[0] and "below the threshold" in text[0]
+    plain = tsallis("score", trained, stdin=gold).stdout.splitlines()
+    assert plain[0] == "-inf" and text[1].split("\t")[0] == plain[1]
+
+
+def test_evaluate_writes_outputs_beside_references(tsallis, trained: Path, small_data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "outputs.jsonl"
+    report = json.loads(tsallis("evaluate", trained, small_data / "dev.tsv", "--out", out, "--json").stdout)
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [r["line"] for r in records] == list(range(1, 25))
+    assert sum(r["output"]["right"] for r in records) / 24 == pytest.approx(report["accuracy"])
+    assert sum(r["empty"]["more_probable"] for r in records) / 24 == report["empty_rate"]
+    assert sum(r["empty"]["best_of_all"] == "yes" for r in records) / 24 == report["empty_best"]
+    assert sum(r["empty"]["log_prob"] is not None for r in records) / 24 == report["empty_possible"]
+    for record in records:
+        reference = record["reference"]
+        assert reference["possible"] == (reference["impossible"] is None) == (reference["log_prob"] is not None)
+        assert not record["output"]["right"] or reference["log_prob"] == pytest.approx(
+            record["output"]["log_prob"], abs=1e-4
+        )
+    exact = json.loads(tsallis("evaluate", trained, small_data / "dev.tsv", "--exact", "--json").stdout)
+    assert exact["optimal"] + exact["complete"] == 1.0
+    short = json.loads(tsallis("evaluate", trained, "--exact", "--budget", 1, "--json").stdout)
+    assert short["optimal"] + short["complete"] + short["bounded"] + short["none"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("command_name", "options", "words"),
+    [
+        ("translate", ("--prefix", "1"), "--prefix: the beginning '1' holds symbols that"),
+        ("translate", ("--prefix", "aded", "--max-length", 3), "4 symbols, --max-length is 3"),
+        ("translate", ("--prefix-column",), "found 2 columns"),
+        ("translate", ("--all", "--mass", 1), "--mass must be above 0 and below 1, got 1"),
+        ("translate", ("--min-length", 5, "--max-length", 4), "--min-length 5 is above --max-length 4"),
+        ("translate", ("--device", "tpu"), "device must be"),
+        ("evaluate", ("--budget", 5), "--budget is for --exact"),
+        ("evaluate", ("--exact", "--beam", 2), "--beam is for beam search"),
+        ("evaluate", ("--out", "/"), "expected a file to write"),
+        ("score", ("--tokens", "--json"), "--tokens is for text"),
+    ],
+)
+def test_mistakes(tsallis, trained: Path, command_name: str, options: tuple[object, ...], words: str) -> None:
+    errors = tsallis(command_name, trained, *options, stdin=ASKED, status=2).stderr
+    assert errors.count("\n") == 1 and words in errors, errors
+
+
+def active(name: str) -> dict[str, Any]:
+    """The argument that an option is."""
+    values = {"--all": True, "--exact": True, "--mbr": True, "--prefix-column": True, "--prefix": "a", "--mass": 0.5}
+    key = "every" if name == "--all" else name[2:].replace("-", "_")
+    return {key: values.get(name, 1)}
+
+
+def test_every_pair_is_taken_or_refused_by_name() -> None:
+    fields = [name for name in vars(SearchOptions()) if name != "every"]
+    names = ["--all", *(f"--{name.replace('_', '-')}" for name in fields)]
+    assert {name for pair in REFUSALS for name in pair} | set(NEEDS) <= set(names)
+    for one, other in itertools.combinations(names, 2):
+        options = active(one) | active(other)
+        pair = {one, other}
+        refused = any(pair == set(p) for p in REFUSALS)
+        lonely = [name for name in pair if name in NEEDS and not pair & set(NEEDS[name])]
+        if refused or lonely:
+            with pytest.raises(InputError, match=f"{one}|{other}"):
+                SearchOptions(**options).check()
+        else:
+            SearchOptions(**options).check()
+
+
+def test_numbers_that_are_none_are_refused() -> None:
+    for options in ({"length_penalty": math.nan}, {"time": math.inf, "every": True}):
+        with pytest.raises(InputError, match="must be finite"):
+            SearchOptions(**options).check()
+
+
+def test_a_line_is_answered_before_the_next_is_written(trained: Path) -> None:
+    """Whoever types a line waits for its answer, and so does a program behind a pipe."""
+    process = subprocess.Popen(
+        command("translate", trained), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), bufsize=0
+    )
+    assert process.stdin and process.stdout
+    result = []
+    for line in (b"walk\tV;PST\n", b"bake\tV;PST\nrebel\t", b"V;PST\n"):
+        process.stdin.write(line)
+        if line.endswith(b"\t"):
+            result.append(process.stdout.readline())  # of the whole line alone
+            continue
+        result.append(process.stdout.readline())  # hangs if a block of lines is waited for
+    rest, _ = process.communicate(timeout=300)
+    assert len(result) == 3 and all(result) and rest == b""
+
+
+def test_lines_in_pieces_are_the_same_lines() -> None:
+    from tsallis.cli.input import LineReader
+
+    text = b"one\n\ntwo three\n" + b"x" * 200_000 + b"\nlast"
+    for size in (1, 7, 100_000):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            for first in range(0, len(text) if size > 1 else 400, size):
+                os.write(writing, text[first : first + size])
+            os._exit(0)
+        os.close(writing)
+        reader = LineReader(reading)
+        expected = (text if size > 1 else text[:400]).splitlines(keepends=True)
+        lines = [reader.readline(1 << 20) for _ in range(len(expected) + 1)]
+        assert lines == [*expected, b""]
+        assert not reader.ready() and reader.ended
+        os.close(reading)
+        os.waitpid(child, 0)
+
+
+def test_a_long_line_comes_in_parts() -> None:
+    from tsallis.cli.input import LineReader
+
+    reading, writing = os.pipe()
+    os.write(writing, b"abcdef\ngh\n")
+    reader = LineReader(reading)
+    assert not reader.buffer and reader.ready()
+    assert [reader.readline(4), reader.readline(4), reader.readline(4)] == [b"abcd", b"ef\n", b"gh\n"]
+    assert not reader.ready()  # nothing is there, and it may still come
+    os.close(writing)
+    assert reader.readline(4) == b"" and not reader.ready()
+
+
+def test_versions_and_machines_as_json(tsallis) -> None:
+    assert tsallis("--version").stdout == "tsallis 0.1.0\n"
+    facts = json.loads(tsallis("info", "--json").stdout)
+    assert facts["tsallis"] == "0.1.0" and facts["torch"].startswith("2.") and isinstance(facts["threads"], int)
+
+
+def test_data_sets_by_text_and_language(tsallis) -> None:
+    sets = [json.loads(line) for line in tsallis("data", "list", "--json").stdout.splitlines()]
+    assert len(sets) > 5 and all(s["licence"] and s["citation"] and s["files"] for s in sets)
+    german = [json.loads(x)["name"] for x in tsallis("data", "list", "--language", "de", "--json").stdout.splitlines()]
+    assert german == [s["name"] for s in sets if "de" in s["languages"]] and 0 < len(german) < len(sets)
+    (one,) = (json.loads(x) for x in tsallis("data", "list", "TASK 1: CAPTIONS", "--json").stdout.splitlines())
+    assert one["name"] == "multi30k" and one["bytes"] > 10**6
+    assert "no data set matches 'nothing'" in tsallis("data", "list", "nothing", status=2).stderr
