@@ -93,6 +93,15 @@ def _write(path: Path, run: Run, lines: Lines, results: Sequence[Result]) -> Non
     from tsallis.data.io import write_atomic
     from tsallis.evaluation.outputs import output_records
 
-    records = output_records(run, lines, results)
+    of_rows = output_records(run.model, run.tgt_vocab, lines.corpus, lines.references, results)
+    records = (
+        {
+            "line": lines.numbers[row] + 1,
+            "source": lines.titles[row],
+            **({"language": lines.languages[row]} if lines.languages else {}),
+            **record,
+        }
+        for row, record in enumerate(of_rows)
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records))

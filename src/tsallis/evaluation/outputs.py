@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tsallis.data.corpus import Corpus
 from tsallis.evaluation.metrics import compare_empty, device_of, empty_log_probs
 from tsallis.search import Result, TokenScores, score_tokens
-
-if TYPE_CHECKING:
-    from tsallis.tasks.base import Lines
-    from tsallis.training import Run
 
 BATCH = 128  # outputs scored together
 
@@ -49,37 +46,37 @@ def describe_tokens(scores: TokenScores, tgt_vocab: Any) -> dict[str, Any]:
     }
 
 
-def output_records(run: Run, lines: Lines, results: Sequence[Result]) -> Iterator[dict[str, Any]]:
-    """Yield a record of each row: source, reference and best output, with what is known and proved about them.
+def output_records(
+    model: Any, tgt_vocab: Any, corpus: Corpus, references: Sequence[str], results: Sequence[Result]
+) -> Iterator[dict[str, Any]]:
+    """Yield a record of each row: reference and best output, with what is known and proved about them.
 
     "empty" compares the empty output with the best one, see :func:`tsallis.evaluation.metrics.compare_empty`.
 
     Args:
-        run: with the model and the vocabularies.
-        lines: with references.
+        model: that was searched.
+        tgt_vocab: that spells its symbols.
+        corpus: the rows, with targets.
+        references: the text of each target.
         results: of a search, one a row.
     """
-    empty = empty_log_probs(run.model, lines.corpus).tolist()
-    device = device_of(run.model)
+    empty, device = empty_log_probs(model, corpus).tolist(), device_of(model)
     for first in range(0, len(results), BATCH):
         rows = range(first, min(first + BATCH, len(results)))
-        batch = lines.corpus.batch(rows).to(device)
-        scores = score_tokens(run.model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
+        batch = corpus.batch(rows).to(device)
+        scores = score_tokens(model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
         for row, of_reference in zip(rows, scores, strict=True):
-            result = results[row]
+            more, best = compare_empty(empty[row], results[row])
             yield {
-                "line": lines.numbers[row] + 1,
-                "source": lines.titles[row],
-                **({"language": lines.languages[row]} if lines.languages else {}),
-                "reference": {"text": lines.references[row], **describe_tokens(of_reference, run.tgt_vocab)},
-                "output": _describe_best(run, lines.references[row], result),
-                "empty": _describe_empty(empty[row], result),
+                "reference": {"text": references[row], **describe_tokens(of_reference, tgt_vocab)},
+                "output": _describe_best(tgt_vocab, references[row], results[row]),
+                "empty": {"log_prob": finite(empty[row]), "more_probable": more, "best_of_all": best},
             }
 
 
-def _describe_best(run: Run, reference: str, result: Result) -> dict[str, Any]:
+def _describe_best(tgt_vocab: Any, reference: str, result: Result) -> dict[str, Any]:
     best = result.best
-    text = run.tgt_vocab.text(best.tokens) if best else ""
+    text = tgt_vocab.text(best.tokens) if best else ""
     return {
         "text": text,
         "right": text == reference,
@@ -92,11 +89,6 @@ def _describe_best(run: Run, reference: str, result: Result) -> dict[str, Any]:
         "mass": result.mass,
         "stopped_by": result.stopped_by,
     }
-
-
-def _describe_empty(log_prob: float, result: Result) -> dict[str, Any]:
-    more, best = compare_empty(log_prob, result)
-    return {"log_prob": finite(log_prob), "more_probable": more, "best_of_all": best}
 
 
 def finite(value: float) -> float | None:

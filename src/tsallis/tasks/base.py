@@ -166,6 +166,10 @@ class Task(ABC):
         """Return the symbols of an output, or of the beginning of one."""
         return run.tgt_vocab.encode(text)
 
+    def split_typed(self, text: str, run: Run) -> tuple[list[int], str]:
+        """Return the whole symbols of what is typed of an output, and the rest: the beginning of the next symbol."""
+        return self.spell(text, run), ""
+
     def utility(self, text: str, reference: str) -> float:
         """Return how good an output is where another one is right, from 0 to 1: for choices of least risk."""
         return float(text == reference)

@@ -45,6 +45,9 @@ class LabelTask(Task):
 
     scores = ("accuracy",)
 
+    def split_typed(self, text: str, run: Run) -> tuple[list[int], str]:
+        return [], text
+
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
         return [CorpusScore("accuracy", exact_match(texts, references), "")]
 

@@ -47,6 +47,7 @@ SINGLE = {
     },
     "train": {"--run-dir", "--device"},
     "average": {"--last", "--json"},
+    "suggest": {FILE, "--nbest", "--with", "--language", "--images", "--checkpoint", "--device", "--json"},
     "demo": {"--run-dir", "--epochs", "--device"},
     "data list": {"--language", "--json"},
     "data get": {"--folder", "--languages", "--json"},

@@ -201,7 +201,7 @@ def test_parts_of_a_file_are_read_as_the_whole(name: str, tmp_path: Path) -> Non
     (tmp_path / "in").write_text(f"{line}\n" * 130 + "\n", encoding="utf-8")
     blocks = line_blocks(inputs, task_of(inputs.task), tmp_path / "in", gold=True)
     parts = [next(blocks), next(blocks)]
-    assert [(first, len(lines.corpus), lines.count) for first, lines in parts] == [(0, 64, 64), (64, 64, 64)]
+    assert [(first, len(lines.corpus), lines.count) for first, lines, _ in parts] == [(0, 64, 64), (64, 64, 64)]
     with pytest.raises(InputError, match="in:131: expected"):
         next(blocks)
 

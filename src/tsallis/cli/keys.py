@@ -1,0 +1,163 @@
+"""A line of text that is typed key by key in a terminal, with what may follow below it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TextIO
+
+SEQUENCES = {
+    b"\x1b[A": "up",
+    b"\x1b[B": "down",
+    b"\x1b[C": "tab",
+    b"\x1bOA": "up",
+    b"\x1bOB": "down",
+    b"\x1bOC": "tab",
+    b"\t": "tab",
+    b"\r": "enter",
+    b"\n": "enter",
+    b"\x7f": "backspace",
+    b"\x08": "backspace",
+    b"\x03": "leave",
+    b"\x04": "leave",
+}
+MOST_ROWS = 12
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """What may follow a text: the text with what is certain, and the choices behind that."""
+
+    certain: str
+    choices: list[tuple[str, float, bool]]  # the whole text, its probability, and whether it ends there
+    support: int
+
+
+class Editor:
+    """A text that grows by keys and by suggestions.
+
+    Args:
+        title: that stands before the text.
+        suggest: returns what may follow a text.
+        keys: characters, and names of keys.
+        screen: where the text and the suggestions are shown.
+    """
+
+    def __init__(self, title: str, suggest: Callable[[str], Suggestion], keys: Iterator[str], screen: TextIO) -> None:
+        self.title, self.suggest, self.keys, self.screen = title, suggest, keys, screen
+        self.text, self.chosen = "", 0
+
+    def run(self) -> str | None:
+        """Return the text when it is ended; None where its writer leaves."""
+        suggestion = self.suggest(self.text)
+        self._show(suggestion)
+        for key in self.keys:
+            if key in ("enter", "leave"):
+                self._clear()
+                ended = key == "enter"
+                self.screen.write(f"{self.title}: {_visible(self.text)}\r\n" if ended else "\r\n")
+                self.screen.flush()
+                return self.text if ended else None
+            if key in ("up", "down"):
+                count = max(len(suggestion.choices), 1)
+                self.chosen = (self.chosen + (1 if key == "down" else -1)) % count
+            else:
+                self.text, self.chosen = self._changed(key, suggestion), 0
+                suggestion = self.suggest(self.text)
+            self._show(suggestion)
+        return None
+
+    def _changed(self, key: str, suggestion: Suggestion) -> str:
+        """Return the text after a key: Tab takes the certain part, and where there is none the chosen suggestion."""
+        if key == "backspace":
+            return self.text[:-1]
+        if key != "tab":
+            return self.text + key
+        if suggestion.certain != self.text and not self.chosen:
+            return suggestion.certain
+        return suggestion.choices[self.chosen][0] if suggestion.choices else self.text
+
+    def _show(self, suggestion: Suggestion) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        rest = suggestion.certain[len(self.text) :] if suggestion.certain.startswith(self.text) else ""
+        head = f"{self.title}: {_visible(self.text)}"
+        first = max(0, self.chosen + 1 - MOST_ROWS)
+        rows = [
+            f"{'>' if i == self.chosen else ' '} {prob:8.4f}  {_visible(text)}{'  (end)' if ends else ''}"
+            for i, (text, prob, ends) in enumerate(suggestion.choices)
+        ][first : first + MOST_ROWS]
+        if suggestion.support > len(rows):
+            rows.append(f"  {suggestion.support} in all")
+        if not suggestion.support:
+            rows = ["  impossible"]
+        self._clear()
+        below = "".join(f"\r\n{row[:width]}" for row in rows)
+        up = f"\x1b[{len(rows)}A" if rows else ""
+        shown = f"\x1b[2m{_visible(rest)}\x1b[0m" if rest and len(head) + len(rest) < width else ""
+        self.screen.write(f"{head[-width:]}{shown}{below}{up}\r\x1b[{min(len(head), width)}C")
+        self.screen.flush()
+
+    def _clear(self) -> None:
+        self.screen.write("\r\x1b[J")
+
+
+def _visible(text: str) -> str:
+    from tsallis.errors import without_controls
+
+    return without_controls(text)
+
+
+def read_keys(handle: int) -> Iterator[str]:
+    """Yield characters and the names of keys from a terminal, until it ends; of no sequence that is unknown."""
+    pending = b""
+    while blob := os.read(handle, 1024):
+        pending += blob
+        while pending:
+            key, length = _first_key(pending)
+            if length == 0:
+                break  # a character whose bytes are not all there
+            pending = pending[length:]
+            if key is not None:
+                yield key
+
+
+def _first_key(pending: bytes) -> tuple[str | None, int]:
+    """Return the first key of some bytes, or None for an unknown one, and how many bytes it has."""
+    for sequence, name in SEQUENCES.items():
+        if pending.startswith(sequence):
+            return name, len(sequence)
+    if pending[0] == 0x1B:  # another sequence, or Escape
+        return None, len(pending)
+    if pending[0] < 0x20:
+        return None, 1
+    length = 1 if pending[0] < 0x80 else 2 if pending[0] < 0xE0 else 3 if pending[0] < 0xF0 else 4
+    if len(pending) < length:
+        return None, 0
+    return pending[:length].decode("utf-8", errors="replace"), length
+
+
+@contextlib.contextmanager
+def terminal_keys() -> Iterator[Iterator[str]]:
+    """Give the keys of the terminal one by one, and leave it as it was.
+
+    Raises:
+        InputError: where terminals have no such mode.
+    """
+    from tsallis.errors import InputError
+
+    try:
+        import termios
+        import tty
+    except ModuleNotFoundError:
+        raise InputError("keys are read from Unix terminals alone: give lines, in a file or through a pipe") from None
+    handle = sys.stdin.fileno()
+    before = termios.tcgetattr(handle)
+    try:
+        tty.setraw(handle)
+        yield read_keys(handle)
+    finally:
+        termios.tcsetattr(handle, termios.TCSADRAIN, before)

@@ -1,0 +1,140 @@
+"""The command `tsallis suggest`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tsallis.cli.input import line_blocks, open_run
+from tsallis.cli.keys import Editor, Suggestion, terminal_keys
+from tsallis.cli.options import MOST, Device, FileArgument, Images, Json, Language, RunArgument, Which, With
+from tsallis.cli.output import print_fields, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tsallis.data.batching import Batch
+    from tsallis.search import Choice, Completions
+    from tsallis.tasks.base import Task
+    from tsallis.training import Run
+
+
+def suggest(
+    run: RunArgument,
+    file: FileArgument = None,
+    nbest: Annotated[int, typer.Option(min=1, max=MOST, help="Continuations that are listed, the best ones.")] = 10,
+    others: With = None,
+    language: Language = None,
+    images: Images = None,
+    checkpoint: Which = "best",
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Continuations of what is typed of an output: every symbol that may follow, with its probability.
+
+    Lines are those of `tsallis translate`, and may have one column more: what is typed so far. Prints the number of the
+    line, the output with the continuation, its probability and `end` where the output is over, or `impossible`. While a
+    single continuation is possible it is taken. In a terminal: a line for the source, then keys.
+    """
+    loaded, task = open_run(run, checkpoint, device, others)
+    completer = Completer(loaded, task, nbest)
+    options = {"language": language, "images": images}
+    if file is None and not as_json and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
+        _converse(completer, task.check_options(loaded, options))
+        return
+    for block in line_blocks(loaded, task, file, False, None, **options):
+        for row, typed in enumerate(block.beginnings):
+            content = completer.describe(block.lines.corpus.batch([row]), typed)
+            if as_json:
+                print_json({"line": block.line(row), **content})
+            else:
+                for choice in content["next"]:
+                    end = "end" if choice["ends"] else ""
+                    print_fields(str(block.line(row)), choice["text"], f"{choice['prob']:.6g}", end)
+                if not content["possible"]:
+                    print_fields(str(block.line(row)), typed, "0", "impossible")
+        sys.stdout.flush()
+
+
+@dataclass(frozen=True)
+class Completer:
+    """Completions of a run, in text."""
+
+    run: Run
+    task: Task
+    n_best: int
+
+    def complete(self, source: Batch, typed: str) -> tuple[list[int], Completions]:
+        """Return the whole symbols of what is typed, and what may follow."""
+        from tsallis.evaluation.metrics import device_of
+        from tsallis.search import Completions, complete
+        from tsallis.special_symbols import UNK
+
+        tokens, rest = self.task.split_typed(typed, self.run)
+        if UNK in tokens:  # of the text itself nothing is known
+            return tokens, Completions(float("-inf"), (), (), 0, 0.0, 0.0)
+        names = [self.run.tgt_vocab.name(number) for number in range(len(self.run.tgt_vocab))]
+        batch = source.to(device_of(self.run.model))
+        sources = self.run.model, batch.src, batch.src_lengths
+        return tokens, complete(*sources, names, tokens, rest, n_best=self.n_best)
+
+    def describe(self, source: Batch, typed: str) -> dict[str, Any]:
+        """Return completions as what JSON holds."""
+        tokens, completions = self.complete(source, typed)
+        start = [*tokens, *completions.certain]
+        return {
+            "typed": typed,
+            "possible": completions.possible,
+            "log_prob": completions.log_prob if completions.log_prob > float("-inf") else None,
+            "text": self._text(start) if completions.certain else typed,
+            "certain": self._names(completions.certain),
+            "support": completions.support,
+            "mass": completions.mass,
+            "missing": completions.missing,
+            "next": [self._choice(start, choice) for choice in completions.choices],
+        }
+
+    def _choice(self, start: Sequence[int], choice: Choice) -> dict[str, Any]:
+        text = self._text([*start, *choice.tokens])
+        return {"text": text, "symbols": self._names(choice.tokens), "prob": choice.prob, "ends": choice.ends}
+
+    def _names(self, tokens: Sequence[int]) -> list[str]:
+        return [self.run.tgt_vocab.name(token) for token in tokens]
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return str(self.run.tgt_vocab.text(tokens))
+
+
+def _converse(completer: Completer, options: dict[str, Any]) -> None:
+    """Ask for sources, and complete their outputs key by key, until the end of the input."""
+    from tsallis.errors import InputError
+
+    run, task = completer.run, completer.task
+    print(
+        f"A line of {task.columns[0]}, then its {task.noun}: Tab completes, arrows choose, Enter ends, Ctrl-C leaves."
+    )
+    while True:
+        try:
+            line = input(f"{task.columns[0]}: ").replace("<TAB>", "\t")
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        try:
+            lines = task.read([line], "the line", run, False, **options)
+        except InputError as error:
+            print(error)
+            continue
+        if not lines.numbers:
+            continue
+        batch = lines.corpus.batch([0])
+
+        def suggestions(typed: str, batch: Batch = batch) -> Suggestion:
+            content = completer.describe(batch, typed)
+            choices = [(c["text"], c["prob"], c["ends"]) for c in content["next"]]
+            return Suggestion(content["text"], choices, content["support"])
+
+        with terminal_keys() as keys:
+            Editor(task.noun, suggestions, keys, sys.stdout).run()

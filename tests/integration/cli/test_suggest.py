@@ -1,0 +1,180 @@
+"""Completion: as lines, as JSON, and key by key in a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import pty
+import select
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tsallis.cli.keys import Editor, Suggestion, read_keys
+from tsallis.cli.suggest import Completer
+from tsallis.tasks.registry import task_of
+from tsallis.training import load_run
+
+from .conftest import command, environment
+
+SOURCE = "walk\tV;PST"
+
+
+def suggestions(tsallis, run: Path, *lines: str, options: tuple[object, ...] = ()) -> list[dict[str, Any]]:
+    text = "".join(f"{line}\n" for line in lines)
+    return [json.loads(line) for line in tsallis("suggest", run, "--json", *options, stdin=text).stdout.splitlines()]
+
+
+def test_what_follows_is_the_next_step_and_adds_up(tsallis, trained: Path) -> None:
+    start, typed, impossible = suggestions(tsallis, trained, SOURCE, f"{SOURCE}\ta", f"{SOURCE}\t#")
+    assert [s["line"] for s in (start, typed, impossible)] == [1, 2, 3]
+    assert not impossible["possible"] and impossible["log_prob"] is None and impossible["next"] == []
+    for content in (start, typed):
+        assert content["possible"] and content["mass"] == pytest.approx(1, abs=1e-6) and content["missing"] == 0
+        probs = [choice["prob"] for choice in content["next"]]
+        assert probs == sorted(probs, reverse=True) and len(probs) == min(10, content["support"])
+        assert all(choice["text"].startswith(content["text"]) for choice in content["next"])
+        assert content["text"].startswith(content["typed"])
+    # Typed symbols are paid for as `score` says.
+    (scored,) = (
+        json.loads(x) for x in tsallis("score", trained, "--json", stdin="walk\ta\tV;PST\n").stdout.splitlines()
+    )
+    assert typed["log_prob"] == pytest.approx(scored["tokens"][0]["log_prob"], abs=1e-5)
+
+
+def test_lines_of_text(tsallis, trained: Path) -> None:
+    (content,) = suggestions(tsallis, trained, f"{SOURCE}\ta", options=("--nbest", 2))
+    lines = tsallis("suggest", trained, "--nbest", 2, stdin=f"{SOURCE}\ta\n{SOURCE}\t#\n").stdout.splitlines()
+    fields = [line.split("\t") for line in lines]
+    assert [f[:2] for f in fields] == [["1", c["text"]] for c in content["next"]] + [["2", "#"]]
+    assert fields[-1][2:] == ["0", "impossible"]
+
+
+def test_words_are_completed_from_their_beginnings(tsallis, translator: Path) -> None:
+    """Of subwords: the words before the last are whole, and the last may go on."""
+    whole, part, space = suggestions(tsallis, translator, "am", "am\tt", "am\tthe ")
+    assert whole["mass"] == pytest.approx(1, abs=1e-5)
+    assert part["possible"] and 0 < part["mass"] <= 1 + 1e-6
+    assert all(choice["text"].startswith("t") for choice in part["next"])
+    assert all(choice["text"].startswith("the ") for choice in space["next"])
+
+
+def test_every_way_to_spell_a_beginning_is_there(translator: Path) -> None:
+    run = load_run(translator)
+    task = task_of(run.task)
+    batch = task.read(["am dritten"], "here", run, False).corpus.batch([0])
+    completer = Completer(run, task, 1000)
+    start = completer.describe(batch, "")
+    for letters in ("t", "th", "the"):
+        content = completer.describe(batch, letters)
+        names = [c["symbols"] for c in content["next"]]
+        assert len(names) == len({tuple(n) for n in names})
+        assert all("".join(n).startswith(f"▁{letters}") for n in names)
+        assert content["mass"] <= start["mass"] + 1e-6
+
+
+class Script:
+    """Suggestions for a word by heart."""
+
+    WORD = "walked"
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __call__(self, text: str) -> Suggestion:
+        self.calls.append(text)
+        if not self.WORD.startswith(text):
+            return Suggestion(text, [], 0)
+        certain = "wal" if len(text) < 3 else text
+        return Suggestion(certain, [(f"{certain}k", 0.9, False), (f"{certain}t\x1b", 0.1, True)], 14)
+
+
+def edit(*keys: str) -> tuple[str | None, str]:
+    screen = io.StringIO()
+    return Editor("form", Script(), iter(keys), screen).run(), screen.getvalue()
+
+
+def test_keys_and_suggestions_make_a_text() -> None:
+    assert edit("w", "enter")[0] == "w"
+    assert edit("w", "tab", "tab", "enter")[0] == "walk"  # what is certain, then the best choice
+    assert edit("w", "down", "tab", "enter")[0] == "walt\x1b"  # or the one that is chosen
+    assert edit("w", "up", "up", "tab", "enter")[0] == "wal"
+    assert edit("x", "backspace", "w", "leave")[0] is None and edit()[0] is None
+    text, screen = edit("x", "tab", "enter")
+    assert text == "x" and "impossible" in screen
+    shown = edit("w", "enter")[1]
+    assert "0.9000  walk" in shown and "(end)" in shown and "14 in all" in shown and "walt\\x1b" in shown
+
+
+def test_bytes_are_keys() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, "aé\x1b[A\x1b[B\x1b[C\t\r\x7f\x01".encode() + "√".encode()[:1])
+    keys = read_keys(reading)
+    assert [next(keys) for _ in range(8)] == ["a", "é", "up", "down", "tab", "tab", "enter", "backspace"]
+    os.write(writing, "√".encode()[1:] + b"\x1b[99~")
+    os.write(writing, b"\x03")
+    assert next(keys) == "√"
+    os.close(writing)
+    assert list(keys) == []  # what stands behind an unknown sequence at once is a part of it
+    os.close(reading)
+
+
+@pytest.mark.process
+def test_a_terminal_is_answered_key_by_key(trained: Path) -> None:
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        command("suggest", trained), stdin=slave, stdout=slave, stderr=slave, env=environment(), start_new_session=True
+    )
+    os.close(slave)
+    screen = Screen(master)
+    try:
+        screen.wait_for("Ctrl-C leaves")
+        os.write(master, b"walk\tV;PST\n")
+        screen.wait_for("form: ")
+        screen.wait_for("in all", "(end)", "0.", "1.0")
+        os.write(master, b"a")
+        screen.wait_for("form: a")
+        os.write(master, b"\r")
+        screen.wait_for("form: a\r\n")
+        os.write(master, b"\x04")  # the end of the input, where a source is asked for
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+
+
+class Screen:
+    """What a terminal shows, as it comes."""
+
+    def __init__(self, master: int) -> None:
+        self.master, self.text = master, ""
+
+    def parts(self) -> Iterator[str]:
+        end = time.monotonic() + 120
+        yield ""  # what is there already
+        while time.monotonic() < end:
+            if select.select([self.master], [], [], 1)[0]:
+                yield os.read(self.master, 4096).decode(errors="replace")
+
+    def wait_for(self, *words: str) -> None:
+        """Wait for one of some words, and forget what stands before them."""
+        for part in self.parts():
+            self.text += part
+            places = [self.text.find(word) for word in words if word in self.text]
+            if places:
+                self.text = self.text[min(places) + 1 :]
+                return
+        raise AssertionError(f"none of {words} in {self.text[-500:]!r}")
+
+
+def test_without_a_terminal_lines_are_read(tsallis, trained: Path) -> None:
+    assert math.isfinite(suggestions(tsallis, trained, SOURCE)[0]["log_prob"])
+    errors = tsallis("suggest", trained, stdin="walk\n", status=2).stderr
+    assert errors.count("\n") == 1 and "lemma<TAB>tags" in errors
