@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsallis.errors import InputError
@@ -137,6 +137,7 @@ def test_no_observation_is_lost_or_mixed_up(seed: int) -> None:
             assert times[row, keep].tolist() == sorted(times[row, keep].tolist())
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 7))
 def test_the_grid_is_what_a_loop_says(seed: int, steps: int) -> None:
     series = IrregularSeries(some(seed), ["a", "b", "c"], range(7))

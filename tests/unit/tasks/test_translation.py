@@ -66,7 +66,10 @@ def test_a_parallel_corpus_in_every_packing(tmp_path: Path, packing: str) -> Non
         assert list(data.train.src[i]) == data.vocabularies.src.encode(source)
         assert list(data.train.tgt[i]) == data.vocabularies.tgt.encode(target)
     assert data.dev.references == [target for _, target in DEV]
-    assert prepared.task.facts() == {"task": "translation", "src": "de", "tgt": "en", "max_length": 256}
+    assert prepared.task.facts() == {
+        **{"task": "translation", "src": "de", "tgt": "en", "max_length": 256},
+        **{"lowercase": False, "tokenized": False, "joiner": None},
+    }
     assert find_sides(inputs.data, "dev") == tuple(tmp_path / f"dev.{x}{packing}" for x in ("de", "en"))
     assert read_split(inputs.data, "dev") == DEV
     model = build_model(prepared.description)
