@@ -88,6 +88,8 @@ class TrainingConfig(Section):
     updates: Count | None = None
     batch_size: Count = 64
     max_tokens: Count | None = None
+    bucket: Annotated[int, Field(ge=1, le=1_000_000)] = 40
+    sort_by: Literal["total", "target"] = "total"
     learning_rate: float = Field(1e-3, gt=0, allow_inf_nan=False)
     alpha_lr_scale: float = Field(1.0, ge=0, allow_inf_nan=False)
     optimizer: Literal["adam", "adamw"] = "adam"
@@ -117,6 +119,8 @@ class TrainingConfig(Section):
 
     @model_validator(mode="after")
     def _known_end(self) -> TrainingConfig:
+        if self.sort_by == "target" and self.max_tokens is not None:
+            raise ValueError("sort_by: target is for batches of batch_size rows, without max_tokens")
         if self.lowest_learning_rate > self.learning_rate:
             raise ValueError(f"lowest_learning_rate {self.lowest_learning_rate:g} is above {self.learning_rate:g}")
         if self.schedule == "linear" and (self.updates is None or self.warmup >= self.updates):

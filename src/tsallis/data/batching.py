@@ -204,6 +204,9 @@ class Updates(Sequence[list[list[list[int]]]]):
         return [[window[i] for i in mine] for mine in dealt]
 
 
+ORDERS = ("total", "target")  # that a plan may sort rows by
+
+
 class BatchPlan:
     """The rows of every batch of every epoch: a pure function of seed and epoch.
 
@@ -214,9 +217,11 @@ class BatchPlan:
             source or target, the target's end included.
         seed: together with the epoch's number it decides the order, and nothing else does.
         bucket: batches among which rows are sorted by length; 1 leaves the order to chance, more means less padding.
+        sort_by: the length that sorts the rows of pairs: "total", of both sides; or "target", then source, with which
+            recurrent decoders make fewer steps; for `batch_size`.
 
     Raises:
-        ValueError: no rows, lengths of another shape, or a number below 1.
+        ValueError: no rows, lengths of another shape, a number below 1, an unknown order, or one that asks for pairs.
         InputError: a row that is longer than `max_tokens`.
 
     Example:
@@ -235,6 +240,7 @@ class BatchPlan:
         max_tokens: int | None = None,
         seed: int = 0,
         bucket: int = 40,
+        sort_by: str = "total",
     ) -> None:
         for name, value in (("batch_size", batch_size), ("max_tokens", max_tokens), ("bucket", bucket)):
             if value is not None and value < 1:
@@ -246,9 +252,15 @@ class BatchPlan:
             raise ValueError(f"lengths must be [rows] or [rows, 2], got {list(counts.shape)}")
         self.batch_size, self.max_tokens, self.seed, self.bucket = batch_size, max_tokens, seed, bucket
         pairs = counts.ndim == 2
+        if sort_by not in ORDERS:
+            raise ValueError(f"sort_by must be one of {', '.join(ORDERS)}, got {sort_by!r}")
+        if sort_by == "target" and (max_tokens is not None or not pairs):
+            raise ValueError("sort_by: target is for pairs in batches of batch_size rows")
         # What a row takes of a batch's width, and what tells rows of one width apart.
         self.widths: Ints = (np.maximum(counts[:, 0], counts[:, 1] + 1) if pairs else counts).astype(np.int64)
         self.totals: Ints = (counts.sum(1, dtype=np.int64) if pairs else counts).astype(np.int64)
+        # The keys that rows are sorted by, the last one first.
+        self.keys: tuple[Ints, ...] = (self.totals,) if sort_by == "total" else (counts[:, 0], counts[:, 1])
         longest = int(self.widths.argmax())
         if max_tokens is not None and self.widths[longest] > max_tokens:
             raise InputError(
@@ -272,7 +284,7 @@ class BatchPlan:
         order = torch.randperm(len(self.widths), generator=generator).numpy()
         pool = np.arange(len(order)) // self._pool()
         if self.max_tokens is None:
-            rows = order[np.lexsort((self.totals[order], pool))]
+            rows = order[np.lexsort((*(key[order] for key in self.keys), pool))]
             starts = np.arange(0, len(rows), self.batch_size)
         else:
             widths = self.widths[order]

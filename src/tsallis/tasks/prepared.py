@@ -13,7 +13,6 @@ from pydantic import ValidationError
 
 from tsallis.config import LARGEST_FILE, EmbeddingsConfig, TrainingConfig, parse_yaml
 from tsallis.config import Config as RunConfig
-from tsallis.data.batching import BatchPlan
 from tsallis.data.io import read_text
 from tsallis.data.ragged import Ragged, Rows
 from tsallis.data.word_vectors import read_word_vectors
@@ -172,7 +171,7 @@ def check_rows(settings: Settings, data: Data) -> None:
             f"training.validation_rows: {settings.validation_rows} rows can't stand for {count} languages: "
             f"expected at least {count}"
         )
-    BatchPlan(data.train.lengths(), settings.batch_size, settings.max_tokens)
+    settings.plan(data.train.lengths())
 
 
 def check_select(select: str | None, task: Task, data: Data) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from torch import Tensor
+
+from tsallis.data.batching import BatchPlan
 from tsallis.training.engine import EngineSettings
 from tsallis.training.schedules import Schedule, make_schedule
 
@@ -27,6 +30,8 @@ class Settings(EngineSettings):
         updates: at most; None: as many as `epochs` have.
         batch_size: rows a batch.
         max_tokens: padded symbols a batch, of the longer side; in place of `batch_size`.
+        bucket: batches among which rows are sorted by length.
+        sort_by: the length they are sorted by, "total" or "target", see :class:`tsallis.data.batching.BatchPlan`.
         learning_rate: the largest one.
         schedule: of the learning rate, one of :mod:`tsallis.training.schedules`.
         warmup: updates, for "inverse-square-root" and "linear".
@@ -56,6 +61,8 @@ class Settings(EngineSettings):
     updates: int | None = None
     batch_size: int = 64
     max_tokens: int | None = None
+    bucket: int = 40
+    sort_by: str = "total"
     learning_rate: float = 1e-3
     schedule: str = "halve-on-worse"
     warmup: int = 4000
@@ -73,6 +80,10 @@ class Settings(EngineSettings):
     keep: int = 1
     tensorboard: bool = False
     seed: int = 1
+
+    def plan(self, lengths: Tensor) -> BatchPlan:
+        """Return the rows of all batches, for rows of some lengths."""
+        return BatchPlan(lengths, self.batch_size, self.max_tokens, self.seed, self.bucket, self.sort_by)
 
     def make_schedule(self) -> Schedule:
         """Return the schedule of the learning rate."""

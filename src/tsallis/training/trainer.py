@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsallis.data.batching import BatchPlan
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.io import remove_leftovers
 from tsallis.errors import InputError
@@ -127,7 +126,7 @@ class Trainer:
         self.model, self.train, self.dev, self.settings, self.watch = model, train, dev, settings, watch
         self.world = world or World()
         self.engine = Engine(model, settings.of_engine(), self.world)
-        self.plan = BatchPlan(train.lengths(), settings.batch_size, settings.max_tokens, settings.seed)
+        self.plan = settings.plan(train.lengths())
         self.schedule = settings.make_schedule()
         self.measure = measure or (lambda results: {"accuracy": accuracy(results, dev)})
         self.folder, self.lock, self.init = folder, lock, init

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,6 +90,27 @@ def test_the_order_stays_what_it_was() -> None:
     plan = BatchPlan([5, 3, 8, 1, 9, 2, 7, 4], batch_size=2, seed=1)
     assert plan.epoch(0) == [[1, 7], [3, 5], [2, 4], [0, 6]]
     assert plan.epoch(1) == [[2, 4], [3, 5], [1, 7], [0, 6]]
+
+
+def test_targets_of_like_length_share_a_batch() -> None:
+    generator = random.Random(1)
+    lengths = [[generator.randint(1, 20), generator.randint(1, 20)] for _ in range(1003)]
+
+    def padding(side: int, **options: Any) -> int:
+        batches = BatchPlan(lengths, 10, seed=0, **options).epoch(0)
+        assert sorted(i for batch in batches for i in batch) == list(range(1003))
+        return sum(max(lengths[i][side] for i in b) * len(b) - sum(lengths[i][side] for i in b) for b in batches)
+
+    for options in ({}, {"bucket": 200}):
+        assert padding(1, sort_by="target", **options) < padding(1, **options) / 3
+    assert padding(0, sort_by="target", bucket=200) < padding(0, bucket=200)
+    for arguments, words in (
+        ((lengths, 10, None, 0, 40, "source"), "sort_by must be one of total, target, got 'source'"),
+        (([3, 4], 10, None, 0, 40, "target"), "sort_by: target is for pairs in batches of batch_size rows"),
+        ((lengths, 10, 99, 0, 40, "target"), "sort_by: target is for pairs in batches of batch_size rows"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            BatchPlan(*arguments)
 
 
 def test_rows_of_like_length_share_a_batch() -> None:

@@ -113,9 +113,9 @@ def test_a_kill_at_any_write_changes_nothing(tmp_path: Path, monkeypatch: pytest
         {"schedule": "inverse-square-root"},
         {"schedule": "plateau", "plateau_patience": 1, "select": "loss", "validate_updates": 1, "learning_rate": 0.5},
         {"optimizer": "adamw", "weight_decay": 0.5, "select": "symbol_accuracy"},
-        {"weight_decay": 0.01},
+        {"weight_decay": 0.01, "sort_by": "target", "bucket": 3},
     ],
-    ids=lambda more: "-".join(map(str, more.values())),
+    ids=lambda more: "-".join(map(str, more)),
 )
 def test_a_kill_between_two_updates_changes_nothing(tmp_path: Path, more: dict[str, object]) -> None:
     settings = replace(SETTINGS, warmup=5, accumulate=2, checkpoint_every=1, validate_every=2)

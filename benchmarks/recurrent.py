@@ -1,0 +1,137 @@
+"""Training of the recurrent inflector: the order of rows, and the precision, beside the defaults.
+
+Every candidate makes updates on batches of its own order, in turn, all in one process. All batches have the same number
+of rows, so that the samples a second are comparable.
+
+    python benchmarks/recurrent.py --folder data/sigmorphon2018 --out benchmarks/results/recurrent-cpu.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import Row, announce, machine, table, verdict, write
+
+from tsallis.data.corpus import Corpus
+from tsallis.tasks.registry import load_config, task_type
+from tsallis.training import Settings
+from tsallis.training.distributed import World
+from tsallis.training.engine import Engine
+
+RECIPE = Path(__file__).parents[1] / "recipes" / "sigmorphon2018" / "medium-all.yaml"
+CHANGES: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "bucket 200": {"bucket": 200},
+    "by target": {"sort_by": "target"},
+    "by target, bucket 200": {"sort_by": "target", "bucket": 200},
+    "by target, bucket 200, bfloat16": {"sort_by": "target", "bucket": 200, "precision": "bfloat16"},
+}
+COLUMNS = ("name", "samples_per_second", "to_defaults", "padding_src", "padding_tgt", "updates")
+
+
+@dataclass
+class Candidate:
+    """Settings of a training, and the time that its updates took."""
+
+    name: str
+    settings: Settings
+    engine: Engine
+    batches: list[list[int]]
+    seconds: float = 0.0
+    samples: int = 0
+
+    def update(self, train: Corpus, number: int) -> None:
+        rows = self.batches[number]
+        began = time.perf_counter()
+        self.engine.update([train.batch(rows)], 1, 1, self.settings.learning_rate)
+        self.seconds += time.perf_counter() - began
+        self.samples += len(rows)
+
+
+@dataclass
+class Padding:
+    """Shares of padding in an epoch's batches."""
+
+    symbols: list[int] = field(default_factory=lambda: [0, 0])
+    cells: list[int] = field(default_factory=lambda: [0, 0])
+
+    @classmethod
+    def of(cls, lengths: torch.Tensor, batches: list[list[int]]) -> list[float]:
+        total = cls()
+        for rows in batches:
+            own = lengths[rows] + torch.tensor([0, 1])  # the target's end
+            for side in range(2):
+                total.symbols[side] += int(own[:, side].sum())
+                total.cells[side] += len(rows) * int(own[:, side].max())
+        return [1 - a / b for a, b in zip(total.symbols, total.cells, strict=True)]
+
+
+def measure(inputs: argparse.Namespace) -> list[Row]:
+    overrides = [f"data.folder={inputs.folder}", f"model.d_model={inputs.d_model}"]
+    overrides += [] if inputs.languages is None else [f"data.languages={inputs.languages}"]
+    overrides += ["training.validation_rows=null", "training.select=null"]
+    config = load_config(RECIPE, overrides)
+    prepared = task_type(config).prepare(config)
+    train: Any = prepared.data.train
+    lengths = train.lengths()
+    candidates = []
+    for name, changes in CHANGES.items():
+        settings = replace(prepared.settings, **changes)
+        engine = Engine(prepared.build().train(), settings.of_engine(), World())
+        plan = settings.plan(lengths).epoch(0)
+        candidates.append(Candidate(name, settings, engine, [plan[i] for i in range(len(plan))]))
+    order, turn = random.Random(inputs.seed), list(candidates)
+    for number in range(inputs.updates + 1):
+        order.shuffle(turn)
+        for candidate in turn:
+            candidate.update(train, number)
+            if number == 0:  # to warm up
+                candidate.seconds, candidate.samples = 0.0, 0
+    speeds = {c.name: c.samples / c.seconds for c in candidates}
+    rows: list[Row] = []
+    for c in candidates:
+        src, tgt = Padding.of(lengths, c.batches)
+        rows.append(
+            {
+                "name": c.name,
+                "samples_per_second": speeds[c.name],
+                "to_defaults": speeds[c.name] / speeds["defaults"],
+                "padding_src": src,
+                "padding_tgt": tgt,
+                "updates": inputs.updates,
+                "samples": len(train),
+                "model": f"{inputs.d_model} units, {config.model.layers} layers, input feeding",
+                "batch": f"{prepared.settings.batch_size} rows",
+                **machine(),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", required=True, help="of the SIGMORPHON 2018 data")
+    parser.add_argument("--languages", help="such as [finnish,polish] (default: all)")
+    parser.add_argument("--d-model", type=int, default=300, help="default: %(default)s")
+    parser.add_argument("--updates", type=int, default=60, help="default: %(default)s")
+    parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument("--out", type=Path, help="CSV file")
+    inputs = parser.parse_args()
+    torch.set_num_threads(inputs.threads)
+    announce()
+    rows = measure(inputs)
+    write(inputs.out, rows)
+    print(table(rows, COLUMNS))
+    fastest = {"by target, bucket 200": rows[3]["to_defaults"]}
+    print("", *verdict("samples a second to those of the defaults", 1.5, fastest, True), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
