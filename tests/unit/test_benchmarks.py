@@ -94,6 +94,19 @@ def test_linear(tmp_path: Path) -> None:
     assert "time / linear and cross-entropy" in printed
 
 
+def test_recurrent(tmp_path: Path) -> None:
+    for split in ("train-medium", "dev"):
+        words = [f"{'ab' * (i % 5 + 1)}\t{'ba' * (i % 7 + 1)}\tN\n" for i in range(400)]
+        (tmp_path / f"esperanto-{split}").write_text("".join(words))
+    out = tmp_path / "recurrent.csv"
+    printed = run("recurrent.py", "--folder", tmp_path, "--d-model", 4, "--updates", 2, "--out", out)
+    rows = read(out)
+    assert rows[0]["name"] == "defaults" and len(rows) == 5
+    assert float(rows[0]["to_defaults"]) == 1 and "samples a second to those of the defaults" in printed
+    assert float(rows[3]["padding_tgt"]) < float(rows[0]["padding_tgt"])
+    assert all(float(row["samples_per_second"]) > 0 for row in rows)
+
+
 @pytest.mark.slow
 def test_attention(tmp_path: Path) -> None:
     out = tmp_path / "attention.csv"
