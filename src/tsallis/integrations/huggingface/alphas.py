@@ -28,7 +28,8 @@ class FixedAlpha(nn.Module):
         1.5
     """
 
-    meter: Any = None  # what counts supports while densities are measured
+    meter: Any = None  # counts supports while densities are measured
+    receive: Callable[[Tensor], None] | None = None  # is called with all weights while a model is recorded
 
     def __init__(self, value: float) -> None:
         super().__init__()
@@ -58,6 +59,7 @@ class LearnedAlpha(PerHeadAlpha):
     """
 
     meter: Any = None
+    receive: Callable[[Tensor], None] | None = None
 
     def forward(self, query: Tensor | None = None) -> Tensor:
         """Return the alphas [heads]; what the queries are makes no difference."""

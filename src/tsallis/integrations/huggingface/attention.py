@@ -65,8 +65,9 @@ def attention_forward(
     for name, what in UNSUPPORTED.items():
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"{type(module).__name__} uses {what}, which entmax attention does not support")
-    need_weights = bool(kwargs.get("output_attentions")) or _weights_requested()
     alpha_module = getattr(module, ALPHA, None)
+    receive = getattr(alpha_module, "receive", None)
+    need_weights = bool(kwargs.get("output_attentions")) or receive is not None or _weights_requested()
     if alpha_module is None and not need_weights and position_bias is None:
         dense: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
@@ -92,6 +93,8 @@ def attention_forward(
     meter = getattr(alpha_module, "meter", None)
     if meter is not None and not traced():
         meter.add(result.support.detach(), mask, causal, query.shape[2], key.shape[2])
+    if receive is not None:
+        receive(result.weights)
     return result.output.transpose(1, 2).contiguous(), result.weights
 
 

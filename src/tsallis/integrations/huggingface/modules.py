@@ -54,7 +54,7 @@ def choose_attentions(
             if not any(_matches(name, request) for name in attentions):
                 raise ValueError(f"no attention matches {request!r}; there are {', '.join(attentions)}")
         attentions = {name: x for name, x in attentions.items() if any(_matches(name, one) for one in requests)}
-    chosen = {name: x for name, x in attentions.items() if kind is None or _kind(name) == kind}
+    chosen = {name: x for name, x in attentions.items() if kind is None or attention_kind(name) == kind}
     if not chosen:
         raise ValueError(f"no attention of kind {kind!r} is among {', '.join(attentions)}")
     return chosen
@@ -63,11 +63,17 @@ def choose_attentions(
 def _matches(name: str, layer: Layer) -> bool:
     if isinstance(layer, str):
         return fnmatchcase(name, layer)
-    number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)  # the first: T5 counts the parts of a layer, too
-    return number is not None and int(number[1]) == layer
+    return layer_number(name) == layer
 
 
-def _kind(name: str) -> Kind:
+def layer_number(name: str) -> int | None:
+    """Return the number of an attention's layer, from 0: the first in its name, as T5 counts parts of layers, too."""
+    number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
+    return None if number is None else int(number[1])
+
+
+def attention_kind(name: str) -> Kind:
+    """Return the kind of an attention by its name."""
     return "cross" if CROSS.search(".".join(name.split(".")[-2:])) else "self"
 
 
