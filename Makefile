@@ -19,7 +19,7 @@ CSRC = $(wildcard $(KERNEL)/csrc/*.cpp $(KERNEL)/csrc/*.h)
 BUILD = hatch_build.py $(CSRC) $(wildcard $(KERNEL)/*.py)
 RUNTIME = $(shell $(CXX) -print-file-name=$(1))
 
-.PHONY: help demo test test-slow test-fast test-eager kernel sanitize lint format tools bench test-gpu bench-gpu docs clean
+.PHONY: help demo test test-slow test-fast test-eager test-oldest kernel sanitize lint format tools bench test-gpu bench-gpu docs clean
 
 help:
 	@echo "make demo        train on embedded English verbs and list complete sets of answers (a few minutes)"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-fast   what to run while one works: no kernels for GPUs, no commands, no other processes (2 minutes)"
 	@echo "make test-eager  those of the maps and models, with PyTorch's operations instead of the compiled kernel"
 	@echo "make kernel      compile the CPU kernel in place (installing does so too, where a C++ compiler is)"
+	@echo "make test-oldest those of models of Hugging Face, with the oldest Transformers that is supported"
 	@echo "make sanitize    the kernel's tests, with GCC's address and undefined behaviour sanitizers"
 	@echo "make lint        ruff, clang-format and mypy"
 	@echo "make format      let ruff and clang-format correct what they can"
@@ -54,6 +55,13 @@ test-fast: $(VENV)/.dev
 
 test-eager: $(VENV)/.dev
 	TSALLIS_BACKEND=eager OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/contract tests/unit
+
+# It asks for older versions of what constraints.txt pins, so these lie in a folder of their own, ahead of the others.
+test-oldest: $(VENV)/.dev
+	PIP_CONSTRAINT= $(PIP) --upgrade --no-deps --target build/transformers-5.4 transformers==5.4.0 \
+		huggingface-hub==1.5.0 tokenizers==0.22.2 httpx==0.28.1 httpcore==1.0.9
+	PYTHONPATH=build/transformers-5.4 OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow" \
+		tests/contract/test_huggingface.py tests/unit/integrations
 
 kernel:
 	$(PYTHON) $(KERNEL)/build.py
