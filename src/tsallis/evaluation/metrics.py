@@ -186,10 +186,11 @@ class TeacherForcedScores:
         output_support: symbols with a probability, mean over steps.
         output_sum: sum of a step's probabilities, mean over steps: 1 but for alpha-ReLU.
         logit_norm: Euclidean norm of the scores, mean over steps.
+        threshold: of the map, mean over steps, see :func:`output_thresholds`; NaN for softmax, which has none.
         attention_support: positions with a weight, mean over steps (and heads).
 
     Example:
-        >>> scores = TeacherForcedScores.of([1.0, 2.0, 2.0, 6.0, 2.0, 4.0, 3.0, 2.0])  # sums, of two symbols
+        >>> scores = TeacherForcedScores.of([1.0, 2.0, 2.0, 6.0, 2.0, 4.0, 0.5, 3.0, 2.0])  # sums, of two symbols
         >>> scores.loss, scores.output_support
         (0.5, 3.0)
     """
@@ -200,6 +201,7 @@ class TeacherForcedScores:
     output_support: float
     output_sum: float
     logit_norm: float
+    threshold: float
     attention_support: float
 
     @classmethod
@@ -305,7 +307,7 @@ def teacher_forced_sums(
             hidden, gold = decoded.hidden[mask], tgt_out[mask]  # [symbols, d_model], [symbols]
             width = max(1, AT_ONCE // model.output.scores(hidden[:1]).shape[-1])
             parts = zip(hidden.split(width), gold.split(width), strict=True)
-            of_output = sum((_output_sums(model.output, h, y) for h, y in parts), torch.zeros(6).double())
+            of_output = sum((_output_sums(model.output, h, y) for h, y in parts), torch.zeros(7).double())
             rest = [model.num_attended(decoded)[mask].double().sum(), mask.sum().double()]
             totals += torch.cat([of_output, torch.stack(rest).cpu()])
             for kind, layers in (model.attention_stats() if densities else {}).items():
@@ -316,10 +318,11 @@ def teacher_forced_sums(
 
 
 def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
-    """Return the sums over symbols of what :class:`TeacherForcedScores` says of the output layer [6]."""
+    """Return the sums over symbols of what :class:`TeacherForcedScores` says of the output layer [7]."""
     scores = output.scores(hidden)  # [symbols, d_vocab]
     probs = output.probs(scores)
     of_gold = probs.gather(-1, gold.unsqueeze(-1)).squeeze(-1)
+    thresholds = output_thresholds(output, scores, probs) if hasattr(output, "alpha") else None
     # An ensemble's scores are not those that its models' losses are of.
     of_scores = hasattr(output, "loss_of_scores")
     sums = [
@@ -329,8 +332,37 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
         (probs > 0).sum(),
         probs.sum(),
         scores.masked_fill(scores == -torch.inf, 0).norm(dim=-1).sum(),
+        probs.new_tensor(torch.nan) if thresholds is None else thresholds.sum(),
     ]
     return torch.stack([x.double() for x in sums]).cpu()
+
+
+def output_thresholds(output: Any, scores: Tensor, probs: Tensor) -> Tensor | None:
+    r"""Return the threshold of an output layer's map at each step, in float64.
+
+    .. math:: \tau(z) = (\alpha-1) \max z - (\max p)^{\alpha-1}
+
+    of :math:`p_i = [(\alpha-1) z_i - \tau(z)]_+^{1/(\alpha-1)}` (Peters et al. 2019, eq. 13; Tezekbayev et al. 2022,
+    sec. 2 and fig. 7); alpha-ReLU has the layer's own, the same at every step.
+
+    Args:
+        output: the layer.
+        scores: [steps, symbols].
+        probs: their values, [steps, symbols].
+
+    Returns:
+        Thresholds [steps]; None for softmax, which has none.
+
+    Example:
+        >>> from tsallis.nn import OutputLayer
+        >>> layer, scores = OutputLayer(2, 3, "sparsemax"), torch.tensor([[1.0, 0.5, -2.0]])
+        >>> output_thresholds(layer, scores, layer.probs(scores)).tolist()
+        [0.25]
+    """
+    if not output.normalized:
+        return torch.full(scores.shape[:-1], output.tau, dtype=torch.float64, device=scores.device)
+    eps = output.alpha - 1
+    return None if eps == 0 else eps * scores.amax(-1).double() - probs.amax(-1).double() ** eps
 
 
 def search_batches(

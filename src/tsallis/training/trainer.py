@@ -394,6 +394,7 @@ class Trainer:
             "output_support": teacher_forced.output_support,
             "attention_support": teacher_forced.attention_support,
             "logit_norm": teacher_forced.logit_norm,
+            **({} if math.isnan(teacher_forced.threshold) else {"output_threshold": teacher_forced.threshold}),
             **_of_model(model),
             **{f"density_{kind}": values.tolist() for kind, values in densities.items()},
         }

@@ -172,7 +172,7 @@ def test_parts_add_up_to_the_whole() -> None:
     whole = TeacherForcedScores.of([a + b for a, b in zip(*parts, strict=True)])
     for name, value in vars(teacher_forced_scores(net, CORPUS, 5)).items():
         assert getattr(whole, name) == pytest.approx(value, rel=1e-12)
-    assert teacher_forced_sums(net, []) == [0.0] * 8
+    assert teacher_forced_sums(net, []) == [0.0] * 9
     result = [search_batches(net, batches[rank::2], 2) for rank in range(2)]
     assert {**result[0], **result[1]} == dict(enumerate(search_corpus(net, CORPUS, 2, batch_size=5)))
 
