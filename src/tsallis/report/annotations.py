@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tsallis.analysis.shapes import curve, intervals, one_of
 from tsallis.report import style
 from tsallis.report.style import POINTS
-from tsallis.report.views import View, check_weights, curve, intervals, one_of, word_masses
+from tsallis.report.views import View, check_weights, word_masses
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tsallis.analysis.shapes import intervals, numbers, one_of
 from tsallis.continuous import Density, cell_masses
 from tsallis.report import style
 from tsallis.report.style import FAINT, GREY, POINTS, SIZE, SMALL, WIDTH
-from tsallis.report.views import View, check_weights, check_words, intervals, numbers, one_of
+from tsallis.report.views import View, check_weights, check_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tsallis.analysis.shapes import Index, numbers, one_of, outlines
 from tsallis.continuous import Density, Mixture
 from tsallis.report import style
 from tsallis.report.style import GREY, INK, SIZE, SMALL, WIDTH
-from tsallis.report.views import Index, View, check_weights, numbers, one_of, outlines
+from tsallis.report.views import View, check_weights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

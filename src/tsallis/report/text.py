@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tsallis.analysis.shapes import Index, curve, intervals, one_of
 from tsallis.continuous import Density
 from tsallis.report import style, text_page
 from tsallis.report.annotations import note, tallest, underline
 from tsallis.report.style import DENSITY, FAINT, GREY, INK, POINTS, SMALL, WEIGHTS, WIDTH
-from tsallis.report.views import Index, View, check_weights, check_words, curve, intervals, one_of, word_masses
+from tsallis.report.views import View, check_weights, check_words, word_masses
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

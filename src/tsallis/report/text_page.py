@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from tsallis.analysis.shapes import intervals, one_of
 from tsallis.report import style
 from tsallis.report.annotations import note, underline
 from tsallis.report.style import DENSITY, FAINT, GREY, INK, POINTS, WEIGHTS, WIDTH
-from tsallis.report.views import View, check_weights, intervals, one_of, word_masses
+from tsallis.report.views import View, check_weights, word_masses
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -38,7 +38,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.patches import Polygon
 
 from tsallis import report
-from tsallis.report import View, style, text_page, views
+from tsallis.analysis import shapes
+from tsallis.report import View, style, text_page
 
 WORDS = ["the", "lamp", "that", "stood", "in", "the", "corner"]
 WEIGHTS = torch.tensor([0.5, 0.0, 1e-9, 0.25, 0.0, 0.0, 0.25])
@@ -635,7 +636,7 @@ def test_a_batch_needs_an_index() -> None:
     with pytest.raises(ValueError, match=r"batch of shape \[2\], got \[\]"):
         report.text_attention(WORDS, density=batch)
     with pytest.raises(ValueError, match=r"got \[2\]"):
-        views.one_of(batch, 2, 1)
+        shapes.one_of(batch, 2, 1)
 
 
 def test_matplotlib_is_loaded_for_a_figure_and_asked_for_where_it_is_missing() -> None:

@@ -1,0 +1,113 @@
+"""Shapes of densities: one of a batch, its curve or outlines, and the ends of its support."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tsallis.continuous import Density, Ellipse, Elliptical, Interval, Mixture
+from tsallis.continuous.densities.beta_gaussian import BetaGaussian
+
+Index = int | tuple[int, ...]
+FAR = 6.0  # standard deviations within which a density without an end is drawn finely
+FINE, COARSE = 201, 401  # points of a curve: around each part, and along the line
+
+
+def numbers(values: Any) -> Tensor:
+    """Return numbers of any kind as a tensor in float64 on the CPU."""
+    tensor = values if isinstance(values, Tensor) else torch.as_tensor(values)
+    return tensor.detach().to("cpu", torch.float64)
+
+
+def one_of(density: Density, index: Index, dims: int) -> Density:
+    """Return one density of a batch, in float64 on the CPU.
+
+    Raises:
+        ValueError: another number of dimensions, or an index that doesn't say which.
+    """
+    if density.dims != dims:
+        where = "on the line" if dims == 1 else "in the plane"
+        raise ValueError(f"the density must be one {where}, got one in {density.dims} dimensions")
+    index = (index,) if isinstance(index, int) else tuple(index)
+    batch = tuple(density.batch_shape)
+    if math.prod(batch[len(index) :]) == 1:  # what is not named has one place: of heads and queries, say
+        index += (0,) * (len(batch) - len(index))
+    if len(index) != len(batch) or any(not -n <= i < n for i, n in zip(index, batch, strict=True)):
+        raise ValueError(f"index must name one density of a batch of shape {list(batch)}, got {list(index)}")
+    return _picked(density, index)
+
+
+def _picked(density: Density, index: tuple[int, ...]) -> Density:
+    if isinstance(density, Mixture):
+        weights = numbers(density.weights[index])
+        parts = [_picked(part, index) for part in density.parts]
+        return Mixture(weights, parts[0] if density.stacked else parts, validate_args=False)
+    if isinstance(density, Elliptical):
+        family, alpha = density.family, density.alpha
+        if isinstance(alpha, Tensor):
+            family = BetaGaussian(float(alpha.expand(density.batch_shape)[index]), density.dims)
+        return Elliptical(numbers(density.mean[index]), numbers(density.factor[index]), family)
+    if index:
+        raise TypeError(f"of a batch of {type(density).__name__} none can be picked: give a density for each figure")
+    return density
+
+
+def parts_of(density: Density) -> list[Density]:
+    """Return the densities that a density is a mixture of, those of weight zero left out."""
+    if not isinstance(density, Mixture):
+        return [density]
+    members = density.weights.tolist()
+    each = [_picked(density.parts[0], (k,)) for k in range(len(members))] if density.stacked else density.parts
+    return [component for weight, part in zip(members, each, strict=True) if weight > 0 for component in parts_of(part)]
+
+
+def intervals(density: Density) -> list[tuple[float, float]] | None:
+    """Return the support of a density on the line as ascending disjoint intervals; None where it is unbounded."""
+    ends: list[tuple[float, float]] = []
+    for part in parts_of(density):
+        if not isinstance(part.support, Interval):
+            return None
+        ends.append((float(part.support.lower), float(part.support.upper)))
+    merged: list[tuple[float, float]] = []
+    for lower, upper in sorted(ends):
+        if merged and lower <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(upper, merged[-1][1]))
+        else:
+            merged.append((lower, upper))
+    return merged
+
+
+def curve(density: Density, lower: float = 0.0, upper: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Places between two bounds, dense where the density changes, and its values there."""
+    places = [torch.linspace(lower, upper, COARSE, dtype=torch.float64)]
+    for part in parts_of(density):
+        mean, reach = float(part.mean), FAR * math.sqrt(float(part.variance))
+        bounds = (mean - reach, mean + reach)
+        if isinstance(part.support, Interval):
+            bounds = (float(part.support.lower), float(part.support.upper))
+        places.append(torch.linspace(*bounds, FINE, dtype=torch.float64))
+        places.append(torch.tensor([mean], dtype=torch.float64))
+    t = torch.cat(places).clamp(lower, upper).unique()
+    return t, numbers(density.pdf(t))
+
+
+class Shape(NamedTuple):
+    """A line around a part of a density in the plane."""
+
+    boundary: Tensor  # [points, 2]
+    sigmas: int | None  # of how many standard deviations; None: the edge of the support
+
+
+def outlines(density: Density, points: int = 181) -> list[Shape]:
+    """Return the edge of each part's support, or where it has none, one and two standard deviations."""
+    shapes: list[Shape] = []
+    for part in parts_of(density):
+        if isinstance(part.support, Ellipse):
+            shapes.append(Shape(numbers(part.support.boundary(points)), None))
+        elif isinstance(part, Elliptical):
+            mean, factor = numbers(part.mean), numbers(part.factor)
+            shapes += [Shape(Ellipse(mean, k * factor).boundary(points), k) for k in (1, 2)]
+    return shapes
