@@ -9,14 +9,17 @@ PUBLIC = {
         linear_entmax_loss nn normmax sparsemax tsallis_entropy
     """,
     "tsallis.analysis": """
-        AttentionLayer AttentionReader BeamTree Contrasts Densities Density DensityContrast Diversities
-        Diversity Edge EmptyOutput EmptyRate Example HeadCard HeadDensity HeadHistory HeadImportance HeadLoss
-        HeadRole HeadRoles Histogram INTERROGATIVES LayerDiversity ModelContrast Options OutputStatistics ROLES
-        Record Recording Roles RunSummary Sentence SparseWeights Statistic TeacherForcedStep Text WordContrast
-        alpha_histograms alpha_history beam_tree capture_weights collect compare_models count_pieces density
-        density_contrasts density_history diversity empty_rate head_cards head_importance head_roles
-        jensen_shannon load_recording mask_head output_statistics output_steps read_model record save_recording
-        sentence_density summarize teacher_forced_supports to_pandas word_clusters
+        AttentionLayer AttentionReader BeamTree Comparison ComparisonSummary Contrasts Densities Density
+        DensityContrast DensityExample DensitySummary Diversities Diversity DrawnDensity Edge EmptyOutput
+        EmptyRate Example HeadCard HeadDensity HeadHistory HeadImportance HeadLoss HeadRole HeadRoles Histogram
+        INTERROGATIVES LayerDiversity ModelContrast Options OutputStatistics Outputs ROLES Record RecordedBatch
+        Recording Roles RunInput RunSummary Sentence SignalDensity SparseWeights Statistic Sweep SweepPoint
+        SweepRun TeacherForcedStep Text TrainingCounts ValueHistory WordContrast alpha_histograms alpha_history
+        beam_tree capture_weights collect compare_models count_pieces density density_contrasts density_history
+        diversity draw_density empty_rate head_cards head_importance head_roles jensen_shannon
+        load_recording mask_head output_statistics output_steps read_model record record_batches save_recording
+        sentence_density signal_densities summarize summarize_densities summarize_runs sweep
+        teacher_forced_supports to_pandas value_history word_clusters
     """,
     "tsallis.compat": """
         BudgetBisect Entmax15 Entmax15Loss EntmaxBisect EntmaxBisectLoss NormmaxBisect NormmaxBisectLoss Sparsemax

@@ -7,6 +7,7 @@ A model is recorded sentence by sentence (:func:`record`), and any number of sta
 from tsallis.analysis.alphas import HeadHistory, alpha_histograms, alpha_history, density_history
 from tsallis.analysis.cards import HeadCard, head_cards
 from tsallis.analysis.contrasts import (
+    Comparison,
     Contrasts,
     DensityContrast,
     ModelContrast,
@@ -14,13 +15,25 @@ from tsallis.analysis.contrasts import (
     compare_models,
     density_contrasts,
 )
+from tsallis.analysis.curves import ValueHistory, value_history
+from tsallis.analysis.densities import (
+    DensityExample,
+    DensitySummary,
+    DrawnDensity,
+    SignalDensity,
+    draw_density,
+    signal_densities,
+    summarize_densities,
+)
 from tsallis.analysis.density import Densities, Density, HeadDensity, density, sentence_density
 from tsallis.analysis.diversity import Diversities, Diversity, LayerDiversity, diversity, jensen_shannon
 from tsallis.analysis.head_roles import ROLES, Example, HeadRole, HeadRoles, Roles, head_roles
 from tsallis.analysis.importance import HeadImportance, HeadLoss, head_importance, mask_head
+from tsallis.analysis.options import Options
 from tsallis.analysis.outputs import (
     EmptyOutput,
     EmptyRate,
+    Outputs,
     OutputStatistics,
     TeacherForcedStep,
     empty_rate,
@@ -28,10 +41,26 @@ from tsallis.analysis.outputs import (
     output_steps,
     teacher_forced_supports,
 )
-from tsallis.analysis.record import AttentionReader, Recording, capture_weights, read_model, record
+from tsallis.analysis.record import (
+    AttentionReader,
+    RecordedBatch,
+    Recording,
+    capture_weights,
+    read_model,
+    record,
+    record_batches,
+)
 from tsallis.analysis.statistics import Statistic, collect
 from tsallis.analysis.store import load_recording, save_recording
-from tsallis.analysis.summary import Options, RunSummary, summarize
+from tsallis.analysis.summary import (
+    ComparisonSummary,
+    RunInput,
+    RunSummary,
+    TrainingCounts,
+    summarize,
+    summarize_runs,
+)
+from tsallis.analysis.sweep import Sweep, SweepPoint, SweepRun, sweep
 from tsallis.analysis.tables import Histogram, Record, to_pandas
 from tsallis.analysis.tree import BeamTree, Edge, beam_tree
 from tsallis.analysis.weights import AttentionLayer, Sentence, SparseWeights, Text
@@ -43,12 +72,17 @@ __all__ = [
     "AttentionLayer",
     "AttentionReader",
     "BeamTree",
+    "Comparison",
+    "ComparisonSummary",
     "Contrasts",
     "Densities",
     "Density",
     "DensityContrast",
+    "DensityExample",
+    "DensitySummary",
     "Diversities",
     "Diversity",
+    "DrawnDensity",
     "Edge",
     "EmptyOutput",
     "EmptyRate",
@@ -65,15 +99,24 @@ __all__ = [
     "ModelContrast",
     "Options",
     "OutputStatistics",
+    "Outputs",
     "Record",
+    "RecordedBatch",
     "Recording",
     "Roles",
+    "RunInput",
     "RunSummary",
     "Sentence",
+    "SignalDensity",
     "SparseWeights",
     "Statistic",
+    "Sweep",
+    "SweepPoint",
+    "SweepRun",
     "TeacherForcedStep",
     "Text",
+    "TrainingCounts",
+    "ValueHistory",
     "WordContrast",
     "alpha_histograms",
     "alpha_history",
@@ -86,6 +129,7 @@ __all__ = [
     "density_contrasts",
     "density_history",
     "diversity",
+    "draw_density",
     "empty_rate",
     "head_cards",
     "head_importance",
@@ -97,10 +141,16 @@ __all__ = [
     "output_steps",
     "read_model",
     "record",
+    "record_batches",
     "save_recording",
     "sentence_density",
+    "signal_densities",
     "summarize",
+    "summarize_densities",
+    "summarize_runs",
+    "sweep",
     "teacher_forced_supports",
     "to_pandas",
+    "value_history",
     "word_clusters",
 ]

@@ -112,7 +112,7 @@ def alpha_histograms(alphas: Mapping[str, Any], bins: int = BINS) -> dict[str, H
 
 def _history(path: Path, name: str) -> HeadHistory:
     path = path / LOG if path.is_dir() else path
-    events = [event for event in _events(path) if any(_is_of(key, name) for key in event)]
+    events = [event for event in read_log(path) if any(_is_of(key, name) for key in event)]
     if not events:
         raise InputError(f"{path}: no values of {name} in this log: they are there if a Transformer was trained")
     kinds = [key for key in events[0] if _is_of(key, name)]
@@ -130,7 +130,12 @@ def _is_of(key: str, name: str) -> bool:
     return key.startswith(f"{name}_")
 
 
-def _events(path: Path) -> list[dict[str, Any]]:
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Return the events of a run's log.
+
+    Raises:
+        InputError: a file that can't be read, or that is none.
+    """
     try:
         lines = read_bytes(path).decode("utf-8").split("\n")
         events = [json.loads(line) for line in lines if line]

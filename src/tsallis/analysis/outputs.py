@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from tsallis.analysis.tables import Bins, Histogram, Record
 from tsallis.data.batching import IGNORED, Batch, counted
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
-from tsallis.evaluation.metrics import compare_empty, empty_log_probs
+from tsallis.evaluation.metrics import compare_empty, empty_log_probs, output_thresholds
 from tsallis.nn import OutputLayer
 from tsallis.search import Result
 from tsallis.search.step import at_least_one, evaluating
@@ -80,11 +80,9 @@ class OutputStatistics(Record):
 
 @torch.no_grad()
 def output_steps(output: OutputLayer, scores: Tensor) -> Steps:
-    r"""Compute support, sum, norm and threshold of an output layer's values.
+    """Compute support, sum, norm and threshold of an output layer's values.
 
-    With entmax, :math:`p_i = [(\alpha-1) z_i - \tau(z)]_+^{1/(\alpha-1)}`, so that the threshold is
-    :math:`\tau(z) = (\alpha-1) \max z - (\max p)^{\alpha-1}` (Peters et al. 2019, eq. 13; Tezekbayev et al. 2022, sec.
-    2 and fig. 7); alpha-ReLU has the layer's own, the same at every step.
+    The threshold is that of :func:`tsallis.evaluation.metrics.output_thresholds`.
 
     Args:
         output: the layer that made the scores.
@@ -102,12 +100,7 @@ def output_steps(output: OutputLayer, scores: Tensor) -> Steps:
     z = scores.double()
     values = output.probs(scores).double()  # in the model's precision, in which it decides what is zero
     norm = z.masked_fill(z == -torch.inf, 0).norm(dim=-1)
-    threshold = None
-    if not output.normalized:
-        threshold = torch.full_like(norm, output.tau)
-    elif output.alpha > 1:
-        eps = output.alpha - 1
-        threshold = eps * z.amax(-1) - values.amax(-1) ** eps
+    threshold = output_thresholds(output, z, values)
     return Steps((values > 0).sum(-1), values.sum(-1), norm, threshold)
 
 
@@ -138,25 +131,45 @@ def output_statistics(model: Any, batches: Iterable[Batch]) -> OutputStatistics:
         >>> statistics.steps, round(statistics.total.mean, 6)
         (2, 1.0)
     """
-    sums, attends = _OutputSums(len(model.output.weight)), hasattr(model, "num_attended")
-    for decoded, counts, _ in _decode(model, batches):
-        if attends:
-            sums.num_attended += float(model.num_attended(decoded)[counts].double().sum())
-        for hidden in decoded.hidden[counts].split(max(1, AT_ONCE // len(model.output.weight))):
-            sums.add(output_steps(model.output, _scores(model, hidden)))
-    return sums.result(attends)
+    outputs = Outputs(model)
+    for decoded, batch in _decode(model, batches):
+        outputs.update(decoded, batch)
+    return outputs.result()
 
 
-class _OutputSums:
-    """The running sums and counts of :class:`OutputStatistics`."""
+class Outputs:
+    """The sums and counts of :class:`OutputStatistics`, batch by batch: of passes that were made for something else.
 
-    def __init__(self, symbols: int) -> None:
+    Args:
+        model: an encoder-decoder of this package.
+
+    Example:
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> model = RNNSeq2Seq(6, 6, d_model=8, output="sparsemax")
+        >>> batch, outputs = Corpus([[4, 5]], [[5]]).batch([0]), Outputs(model)
+        >>> outputs.update(model(batch.src, batch.src_lengths, batch.tgt_in), batch)
+        >>> outputs.result().steps
+        2
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model, symbols = model, len(model.output.weight)
+        self.attends = hasattr(model, "num_attended")
         self.steps, self.num_attended = 0, 0.0
         self.support = np.zeros(symbols + 1, np.int64)
         self.sums = dict.fromkeys(WIDTHS, 0.0)
         self.bins = {name: Bins(width) for name, width in WIDTHS.items()}
 
-    def add(self, steps: Steps) -> None:
+    @torch.no_grad()
+    def update(self, decoded: Any, batch: Batch) -> None:
+        """Take in the model's last pass, over a batch with targets."""
+        counts = counted(batch.tgt_out).to(decoded.hidden.device)
+        if self.attends:
+            self.num_attended += float(self.model.num_attended(decoded)[counts].double().sum())
+        for hidden in decoded.hidden[counts].split(max(1, AT_ONCE // len(self.model.output.weight))):
+            self._add(output_steps(self.model.output, _scores(self.model, hidden)))
+
+    def _add(self, steps: Steps) -> None:
         self.steps += len(steps.support)
         self.support += np.bincount(steps.support.cpu().numpy(), minlength=len(self.support))
         for name, bins in self.bins.items():
@@ -165,7 +178,12 @@ class _OutputSums:
                 self.sums[name] += float(values.sum())
                 bins.add(values.cpu().numpy())
 
-    def result(self, attention: bool) -> OutputStatistics:
+    def result(self) -> OutputStatistics:
+        """Return means and histograms.
+
+        Raises:
+            InputError: if there was no step.
+        """
         if self.steps == 0:
             raise InputError("there are no steps to describe: the corpus is empty or has no targets")
         largest = int(self.support.nonzero()[0].max())
@@ -174,7 +192,7 @@ class _OutputSums:
         return OutputStatistics(
             steps=self.steps,
             symbols=len(self.support) - 1,
-            num_attended=self.num_attended / self.steps if attention else None,
+            num_attended=self.num_attended / self.steps if self.attends else None,
             support=float(self.support @ np.arange(len(self.support))) / self.steps,
             support_counts=tuple(self.support[: largest + 1].tolist()),
             total=total,
@@ -231,15 +249,23 @@ def teacher_forced_supports(
         (0, ['b', '</s>'], True)
     """
     at_least_one(words=words)
-    for decoded, _, batch in _decode(model, batches):
-        for row, index in enumerate(batch.index):
-            length = int((batch.tgt_out[row] != IGNORED).sum())
-            steps = []
-            for state, gold in zip(decoded.hidden[row, :length], batch.tgt_out[row].tolist(), strict=False):
-                steps.append(
-                    _teacher_forced_step(model.output.probs(_scores(model, state)).double(), gold, tgt_vocab, words)
-                )
-            yield index, tuple(steps)
+    for decoded, batch in _decode(model, batches):
+        yield from describe_steps(model, decoded, batch, tgt_vocab, words)
+
+
+@torch.no_grad()
+def describe_steps(
+    model: Any, decoded: Any, batch: Batch, tgt_vocab: Symbols, words: int, rows: Container[int] | None = None
+) -> Iterator[tuple[int, tuple[TeacherForcedStep, ...]]]:
+    """Yield the number and the steps of each sentence of a batch, or of `rows` alone, from a pass of the model."""
+    for row, index in enumerate(batch.index):
+        if rows is not None and index not in rows:
+            continue
+        gold = batch.tgt_out[row]
+        gold = gold[gold != IGNORED]
+        probs = model.output.probs(_scores(model, decoded.hidden[row, : len(gold)])).double()  # [steps, symbols]
+        steps = zip(probs, gold.tolist(), strict=True)
+        yield index, tuple(_teacher_forced_step(values, number, tgt_vocab, words) for values, number in steps)
 
 
 @torch.no_grad()
@@ -263,11 +289,10 @@ def _forward(model: Any, batch: Batch) -> Any:
         return model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
 
 
-def _decode(model: Any, batches: Iterable[Batch]) -> Iterator[tuple[Any, Tensor, Batch]]:
-    """Yield the decoder's pass over each batch's targets, which steps count [batch, tgt], and the batch."""
+def _decode(model: Any, batches: Iterable[Batch]) -> Iterator[tuple[Any, Batch]]:
+    """Yield the decoder's pass over each batch's targets, and the batch."""
     for batch in batches:
-        decoded = _forward(model, batch)
-        yield decoded, counted(batch.tgt_out).to(decoded.hidden.device), batch
+        yield _forward(model, batch), batch
 
 
 @dataclass(frozen=True)
@@ -293,11 +318,20 @@ class EmptyRate(Record):
         sentences: their number.
         rate: the share, from 0 to 1.
         outputs: one record for each such sentence.
+
+    Example:
+        >>> EmptyRate(2, 0.5, (EmptyOutput(1, -1.0, -2.0),)).of_rows([4, 7]).outputs[0].index
+        7
     """
 
     sentences: int
     rate: float
     outputs: tuple[EmptyOutput, ...]
+
+    def of_rows(self, rows: Sequence[int]) -> EmptyRate:
+        """Return the same, with the numbers that the sentences have in a larger corpus."""
+        outputs = tuple(replace(output, index=rows[output.index]) for output in self.outputs)
+        return replace(self, outputs=outputs)
 
 
 def empty_rate(model: Any, corpus: Corpus, results: Sequence[Result]) -> EmptyRate:

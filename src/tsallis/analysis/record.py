@@ -6,7 +6,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -40,10 +40,11 @@ class AttentionReader(Protocol):
         """Return the pieces of each sentence of a batch; their numbers are those of queries and keys that count."""
         ...
 
-    def run(self, batch: Any, receive: Receive) -> None:
-        """Run a batch and call `receive(number, weights)` once for each of the layers, in any order.
+    def run(self, batch: Any, receive: Receive) -> Any:
+        """Run a batch, call `receive(number, weights)` once for each of the layers, in any order; return the result.
 
-        Weights are [batch, heads, queries, keys], with padding behind.
+        Weights are [batch, heads, queries, keys], with padding behind. The result is for those who want more than
+        weights from the same pass, see :func:`record_batches`.
         """
         ...
 
@@ -76,8 +77,8 @@ class _Sentences:
     batches: Iterable[Any]
 
     def __iter__(self) -> Iterator[Sentence]:
-        for batch in self.batches:
-            yield from _record_batch(self.reader, batch)
+        for batch in record_batches(self.reader, self.batches):
+            yield from batch.sentences
 
 
 def record(reader: AttentionReader, batches: Iterable[Any]) -> Recording:
@@ -112,19 +113,53 @@ def record(reader: AttentionReader, batches: Iterable[Any]) -> Recording:
     return Recording(reader.layers, _Sentences(reader, batches))
 
 
-def _record_batch(reader: AttentionReader, batch: Any) -> list[Sentence]:
+class RecordedBatch(NamedTuple):
+    """A batch, its sentences with their weights, and the result of the model's pass over it."""
+
+    batch: Any  # that was read
+    sentences: list[Sentence]  # in the batch's order
+    result: Any  # of the adapter's `run`
+
+
+def record_batches(reader: AttentionReader, batches: Iterable[Any]) -> Iterator[RecordedBatch]:
+    """Yield the sentences of each batch with the result of the same pass, batch by batch.
+
+    Args:
+        reader: an adapter of the model, see :func:`read_model`.
+        batches: of the kind that the adapter runs.
+
+    Yields:
+        Each batch, its sentences, and what the adapter's `run` returns.
+
+    Raises:
+        ValueError: weights that fit neither the layers nor the sentences.
+
+    Example:
+        >>> from tsallis.data.corpus import Corpus
+        >>> from tsallis.data.vocabulary import Vocabulary
+        >>> symbols = Vocabulary(["▁a", "▁b"])
+        >>> reader = read_model(RNNSeq2Seq(6, 6, d_model=8), symbols, symbols)
+        >>> (part,) = record_batches(reader, Corpus([[4, 5], [5]], [[5], [4]]).batches(2))
+        >>> len(part.sentences), part.result.hidden.shape
+        (2, torch.Size([2, 2, 8]))
+    """
+    for batch in batches:
+        yield _record_batch(reader, batch)
+
+
+def _record_batch(reader: AttentionReader, batch: Any) -> RecordedBatch:
     layers, texts = reader.layers, reader.texts(batch)
     by_layer: dict[int, list[SparseWeights]] = {}
 
     def receive(number: int, weights: Tensor) -> None:
         by_layer[number] = _compress(layers[number], texts, weights)
 
-    reader.run(batch, receive)
+    result = reader.run(batch, receive)
     missing = [layer.name for number, layer in enumerate(layers) if number not in by_layer]
     if missing:
         raise ValueError(f"the model gave no weights of {', '.join(missing)}")
     rows = zip(*(by_layer[number] for number in range(len(layers))), strict=True)
-    return [Sentence(text, weights) for text, weights in zip(texts, rows, strict=True)]
+    return RecordedBatch(batch, [Sentence(text, weights) for text, weights in zip(texts, rows, strict=True)], result)
 
 
 def _compress(layer: AttentionLayer, texts: Sequence[Text], weights: Tensor) -> list[SparseWeights]:
@@ -271,10 +306,10 @@ class TransformerReader(_Reader):
                 self.attentions.append(attention)
         self.layers = tuple(layers)
 
-    def run(self, batch: Batch, receive: Receive) -> None:
-        """Run a batch and hand over the weights of each attention as they are computed."""
+    def run(self, batch: Batch, receive: Receive) -> Any:
+        """Run a batch, hand over the weights of each attention as they are computed, return the decoder's pass."""
         with capture_weights(self.attentions, receive):
-            self._forward(batch)
+            return self._forward(batch)
 
 
 class RNNReader(_Reader):
@@ -284,6 +319,8 @@ class RNNReader(_Reader):
         super().__init__(model, src_vocab, tgt_vocab)
         self.layers = (AttentionLayer("cross", 0, (model.attention.alpha,)),)
 
-    def run(self, batch: Batch, receive: Receive) -> None:
-        """Run a batch and hand over the weights of its steps."""
-        receive(0, self._forward(batch).attention.unsqueeze(1))  # [batch, 1, tgt, src]
+    def run(self, batch: Batch, receive: Receive) -> Any:
+        """Run a batch, hand over the weights of its steps, return the decoder's pass."""
+        decoded = self._forward(batch)
+        receive(0, decoded.attention.unsqueeze(1))  # [batch, 1, tgt, src]
+        return decoded

@@ -1,39 +1,40 @@
-"""Summaries of runs: everything that a report shows of a trained model on a corpus, as plain records."""
+"""Summaries of runs: everything that a report shows of trained models on a corpus, as plain records."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from tsallis.analysis.alphas import LOG, HeadHistory, alpha_history, density_history
 from tsallis.analysis.cards import describe_heads
-from tsallis.analysis.density import Density, HeadDensity
-from tsallis.analysis.diversity import Diversity, LayerDiversity
-from tsallis.analysis.head_roles import HeadRole, HeadRoles, Roles
+from tsallis.analysis.contrasts import Comparison, DensityContrast, ModelContrast
+from tsallis.analysis.curves import ValueHistory, value_history
+from tsallis.analysis.density import Densities
+from tsallis.analysis.diversity import LayerDiversity
+from tsallis.analysis.head_roles import Example, HeadRoles
 from tsallis.analysis.importance import HeadImportance, head_importance
-from tsallis.analysis.outputs import OutputStatistics, TeacherForcedStep, output_statistics, teacher_forced_supports
-from tsallis.analysis.record import AttentionReader, Recording, read_model, record
-from tsallis.analysis.statistics import collect
+from tsallis.analysis.options import Options
+from tsallis.analysis.outputs import EmptyRate, OutputStatistics, TeacherForcedStep, empty_rate
+from tsallis.analysis.passes import BATCH, CorpusPass, HeadKey, ShownSentences
+from tsallis.analysis.record import AttentionReader
 from tsallis.analysis.tables import Histogram, Record
 from tsallis.analysis.tree import BeamTree, beam_tree
-from tsallis.analysis.weights import AttentionLayer, Sentence, SparseWeights, Text
+from tsallis.analysis.weights import AttentionLayer, SparseWeights, Text
+from tsallis.analysis.words import PieceCounts
 from tsallis.data.batching import Batch
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.evaluation.metrics import device_of
 from tsallis.models import TransformerSeq2Seq
-from tsallis.search import beam_search
-from tsallis.search.step import at_least_one
+from tsallis.search import Result, beam_search
 from tsallis.special_symbols import UNK
 from tsallis.training.run_folder import MODEL, Run
 from tsallis.training.schema import ModelRecord, read_record
 
-BATCH = 32  # sentences that are recorded together
 SEARCHED = 8  # sentences that are translated together
-WORDS = 12  # of a forced step, at most
-Advance = Callable[[str, int, int], None]
+Advance = Callable[[int, str, int, int], None]  # number of the run, work at hand, how much is done, and of how much
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +63,18 @@ class HeadSummary(Record):
     counts: dict[str, int]
     increase: float | None  # of the loss without it
     examples: tuple[HeadExample, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ContrastSummary(Record):
+    """Two sentences of as many keys on which one head is sparse and dense, with its weights on both."""
+
+    kind: str
+    layer: int
+    head: int
+    alpha: float
+    sparse: HeadExample
+    dense: HeadExample
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,55 +116,55 @@ class RunSummary(Record):
     heads: tuple[HeadSummary, ...]  # in the order of the layers
     diversity: tuple[LayerDiversity, ...]  # in the order of the layers
     outputs: OutputStatistics  # with teacher forcing
+    empty: EmptyRate  # of the sentences that were searched
+    training_pairs: int | None  # whose pieces were counted for the score of rare ones; None where they were not at hand
+    contrasts: tuple[ContrastSummary, ...]  # the largest differences of density first
+    values: ValueHistory | None  # None where the log has no validation
     alphas: HeadHistory | None  # None where the log has none
     densities: HeadHistory | None  # None where the log has none
     importance: tuple[int, float] | None  # symbols, and the loss with all heads
     sentences: tuple[SentenceSummary, ...]  # a selection, in the corpus's order
 
 
+@dataclass(frozen=True, eq=False)
+class ComparisonSummary(Record):
+    """Two runs by their names, and the words about which they agree and differ most, by kind of attention."""
+
+    first: str  # name of a run
+    second: str  # name of another one
+    kinds: tuple[ModelContrast, ...]  # one for each kind of attention that both have
+
+
 @dataclass(frozen=True)
-class Options:
-    """Sizes of a summary: how much of a corpus it takes in.
+class TrainingCounts:
+    """Counts of the pieces of the data that a run was trained on, and of its pairs."""
+
+    pairs: int  # of source and target
+    pieces: PieceCounts  # by side, as of `count_pieces`
+
+
+@dataclass(frozen=True)
+class RunInput:
+    """A run, and the corpus that it reads.
 
     Args:
-        limit: sentences that are analysed, the first ones.
-        sentences: how many of them the summary holds with all weights.
-        importance: sentences on which the loss without each head is measured; 0 leaves it out.
-        examples: sentences that show the role of a head.
-        beam_size: of the search for outputs.
-
-    Raises:
-        ValueError: a number below 1, of `importance` below 0.
-
-    Example:
-        >>> Options(limit=200).sentences
-        30
+        run: of an encoder-decoder with discrete attention.
+        corpus: with targets, as the run's own vocabularies number it.
+        name: of the corpus.
+        counts: of its training data, for the scores of rare pieces; None where it is not at hand.
     """
 
-    limit: int = 1000
-    sentences: int = 30
-    importance: int = 0
-    examples: int = 3
-    beam_size: int = 5
-
-    def __post_init__(self) -> None:
-        at_least_one(limit=self.limit, sentences=self.sentences, examples=self.examples, beam_size=self.beam_size)
-        if self.importance < 0:
-            raise ValueError(f"importance must be at least 0, got {self.importance}")
+    run: Run
+    corpus: Corpus
+    name: str
+    counts: TrainingCounts | None = None
 
 
-def _ignore(stage: str, done: int, total: int) -> None:
+def _ignore(run: int, stage: str, done: int, total: int) -> None:
     pass
 
 
-def summarize(
-    run: Run,
-    corpus: Corpus,
-    name: str,
-    options: Options | None = None,
-    rows: Sequence[int] | None = None,
-    advance: Advance = _ignore,
-) -> RunSummary:
+def summarize(run: Run, corpus: Corpus, name: str, options: Options | None = None) -> RunSummary:
     """Compute what the heads and outputs of a run do on a corpus with targets.
 
     Args:
@@ -159,9 +172,6 @@ def summarize(
         corpus: as the run's own vocabularies number it.
         name: of the corpus.
         options: how much of it is read.
-        rows: of the sentences that it holds with all weights; by default those that show most heads' roles, and the
-            first.
-        advance: called with the work at hand, how much of it is done, and how much there is.
 
     Returns:
         What a report shows of the run.
@@ -183,21 +193,104 @@ def summarize(
         >>> len(summary.heads), summary.outputs.steps
         (6, 2)
     """
+    ((summary,), _) = summarize_runs([RunInput(run, corpus, name)], options)
+    return summary
+
+
+def summarize_runs(
+    inputs: Sequence[RunInput], options: Options | None = None, advance: Advance = _ignore
+) -> tuple[list[RunSummary], list[ComparisonSummary]]:
+    """Compute what the heads and outputs of several runs do on the same sentences, and where the first differs.
+
+    All models read batch by batch, in turn. The first run is compared with each other one that spells the sentences
+    by the same pieces, and has a kind of attention that the first one has.
+
+    Args:
+        inputs: runs with the same sentences.
+        options: how much of them is read.
+        advance: called with the number of a run, the work at hand, how much of it is done, and how much there is.
+
+    Returns:
+        What a report shows of each run, all of them with the same sentences; and the comparisons.
+
+    Raises:
+        InputError: a run of another kind, an empty corpus, or corpora of different lengths.
+
+    Example:
+        >>> summaries, comparisons = summarize_runs([RunInput(one, dev, "dev"), RunInput(other, dev, "dev")])
+        ... # doctest: +SKIP
+        >>> comparisons[0].kinds[0].differ[0].piece  # doctest: +SKIP
+        '▁lamp'
+    """
     options = options or Options()
-    count = min(options.limit, len(corpus))
+    first = inputs[0]
+    count = min(options.limit, len(first.corpus))
     if count == 0:
-        raise InputError(f"{name}: there are no sentences to analyse")
-    reader = _reader(run)
-    batches = corpus.batches(BATCH, count)
-    roles, densities, diversities = collect(
-        Recording(reader.layers, _Counted(record(reader, batches), "attention", count, advance)),
-        Roles(reader.layers, examples=options.examples),
-        Density(reader.layers),
-        Diversity(reader.layers),
-    )
-    statistics = output_statistics(run.model, _Counted(batches, "outputs", len(batches), advance))
+        raise InputError(f"{first.name}: there are no sentences to analyse")
+    for other in inputs[1:]:
+        if len(other.corpus) != len(first.corpus):
+            raise InputError(
+                f"{other.run.folder}: reads {len(other.corpus)} sentences of {first.name}, "
+                f"{first.run.folder} reads {len(first.corpus)}"
+            )
+    passes = [
+        CorpusPass(one.run, one.corpus, count, options.examples, one.counts.pieces if one.counts else None)
+        for one in inputs
+    ]
+    contrasts = _read_together(passes, inputs, count, advance)
+    words = chain.from_iterable(kind.differ for contrast in contrasts for kind in contrast.kinds)
+    rows = passes[0].choose(options.sentences, (word.sentence for word in words))
+    summaries = [
+        _summary(one, own, options, rows, count, lambda *work, number=number: advance(number, *work))
+        for number, (one, own) in enumerate(zip(inputs, passes, strict=True))
+    ]
+    return summaries, contrasts
+
+
+def _read_together(
+    passes: Sequence[CorpusPass], inputs: Sequence[RunInput], count: int, advance: Advance
+) -> list[ComparisonSummary]:
+    """Run all passes batch by batch, and compare the first with each of the others while they read the same."""
+    comparisons: dict[int, Comparison] = {}
+    for number, other in enumerate(passes[1:], 1):
+        kinds = [{layer.kind for layer in x.reader.layers} for x in (passes[0], other)]
+        if kinds[0] & kinds[1] and _same_texts(inputs[0], inputs[number], count):
+            comparisons[number] = Comparison(passes[0].reader.layers, other.reader.layers)
+    iterators, done = [iter(one) for one in passes], 0
+    while done < count:
+        batches = []
+        for number, iterator in enumerate(iterators):
+            batches.append(next(iterator))
+            advance(number, "attention and outputs", done + len(batches[0]), count)
+        done += len(batches[0])
+        for number, comparison in comparisons.items():
+            for pair in zip(batches[0], batches[number], strict=True):
+                comparison.update(*pair)
+    names = [one.run.folder.name for one in inputs]
+    return [ComparisonSummary(names[0], names[number], one.result()) for number, one in comparisons.items()]
+
+
+def _same_texts(one: RunInput, other: RunInput, count: int) -> bool:
+    """Tell whether two runs spell the sentences by the same pieces."""
+    for side in ("src", "tgt"):
+        vocabularies = [getattr(x.run, f"{side}_vocab") for x in (one, other)]
+        rows = [getattr(x.corpus, side) for x in (one, other)]
+        for row in range(count):
+            pieces = [[vocab.name(int(i)) for i in part[row]] for vocab, part in zip(vocabularies, rows, strict=True)]
+            if pieces[0] != pieces[1]:
+                return False
+    return True
+
+
+def _summary(
+    one: RunInput, own: CorpusPass, options: Options, rows: Sequence[int], count: int, advance: Callable[..., None]
+) -> RunSummary:
+    run, corpus, reader = one.run, one.corpus, own.reader
+    roles, densities, diversities = own.roles.result(), own.densities.result(), own.diversity.result()
+    contrasts = own.contrasts.result()
     importance = _importance(run, reader, corpus, min(options.importance, count), advance)
-    chosen = _choose(roles, count, options.sentences) if rows is None else rows
+    shown = ShownSentences(own, rows, _head_examples(roles, contrasts))
+    results = _search(run, corpus, sorted({*rows, *range(min(options.searched, count))}), options.beam_size, advance)
     model = read_record(run.folder / MODEL, ModelRecord)
     return RunSummary(
         name=run.folder.name or str(run.folder),
@@ -207,22 +300,26 @@ def summarize(
         parameters=sum(parameter.numel() for parameter in run.model.parameters()),
         step=int(run.facts.get("step", 0)),
         metrics={key: value for key, value in run.facts.get("metrics", {}).items() if isinstance(value, int | float)},
-        corpus=_describe_corpus(corpus, name, count),
+        corpus=_describe_corpus(corpus, one.name, count),
         layers=reader.layers,
-        heads=_heads(reader, corpus, roles, densities.heads, importance),
+        heads=_heads(roles, densities, importance, shown),
         diversity=diversities.layers,
-        outputs=statistics,
+        outputs=own.outputs.result(),
+        empty=_empty(run, corpus, results),
+        training_pairs=one.counts.pairs if one.counts else None,
+        contrasts=tuple(_contrast(contrast, shown) for contrast in contrasts),
+        values=_history(run, value_history),
         alphas=_history(run, alpha_history),
         densities=_history(run, density_history),
         importance=(importance.symbols, importance.loss) if importance else None,
-        sentences=tuple(_sentences(run, reader, corpus, chosen, options, advance)),
+        sentences=tuple(_sentences(run, corpus, rows, shown, results, advance)),
     )
 
 
 class _Counted:
     """An iterable that says how far it is."""
 
-    def __init__(self, items: Iterable[Any], stage: str, total: int, advance: Advance) -> None:
+    def __init__(self, items: Iterable[Any], stage: str, total: int, advance: Callable[..., None]) -> None:
         self.items, self.stage, self.total, self.advance, self.done = items, stage, total, advance, 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -232,17 +329,6 @@ class _Counted:
             self.advance(self.stage, self.done, self.total)
 
 
-def _reader(run: Run) -> AttentionReader:
-    try:
-        return read_model(run.model, run.src_vocab, run.tgt_vocab)
-    except ValueError as error:
-        kind = "continuous attention" if hasattr(run.model, "densities") else f"the task {run.task.get('task')}"
-        raise InputError(
-            f"{run.folder}: a run with {kind} can't be analysed, only encoder-decoders with discrete attention "
-            "(see `tsallis look`)"
-        ) from error
-
-
 def _describe_corpus(corpus: Corpus, name: str, rows: int) -> CorpusSummary:
     sides = [[number for row in range(rows) for number in side[row]] for side in (corpus.src, corpus.tgt)]
     unknown = sum(int(number) == UNK for side in sides for number in side)
@@ -250,7 +336,7 @@ def _describe_corpus(corpus: Corpus, name: str, rows: int) -> CorpusSummary:
 
 
 def _importance(
-    run: Run, reader: AttentionReader, corpus: Corpus, rows: int, advance: Advance
+    run: Run, reader: AttentionReader, corpus: Corpus, rows: int, advance: Callable[..., None]
 ) -> HeadImportance | None:
     if rows == 0 or not isinstance(run.model, TransformerSeq2Seq):
         return None
@@ -259,7 +345,7 @@ def _importance(
     return head_importance(run.model, _Counted(batches, "importance", total, advance))
 
 
-def _history(run: Run, read: Callable[..., HeadHistory]) -> HeadHistory | None:
+def _history(run: Run, read: Callable[..., Any]) -> Any:
     if not (run.folder / LOG).is_file():
         return None
     try:
@@ -268,22 +354,36 @@ def _history(run: Run, read: Callable[..., HeadHistory]) -> HeadHistory | None:
         return None
 
 
+def _head_examples(roles: HeadRoles, contrasts: Sequence[DensityContrast]) -> dict[int, set[HeadKey]]:
+    """Return by row the heads that it is an example of."""
+    heads: dict[int, set[HeadKey]] = {}
+    for head in roles.heads:
+        for example in head.examples:
+            heads.setdefault(example.text.index, set()).add((head.kind, head.layer, head.head))
+    for contrast in contrasts:
+        for example in (contrast.sparse, contrast.dense):
+            heads.setdefault(example.text.index, set()).add((contrast.kind, contrast.layer, contrast.head))
+    return heads
+
+
+def _example(example: Example, key: HeadKey, shown: ShownSentences) -> HeadExample:
+    return HeadExample(example.text, example.score, shown.head(key, example.text.index))
+
+
+def _contrast(contrast: DensityContrast, shown: ShownSentences) -> ContrastSummary:
+    key = (contrast.kind, contrast.layer, contrast.head)
+    sparse, dense = (_example(example, key, shown) for example in (contrast.sparse, contrast.dense))
+    return ContrastSummary(*key, contrast.alpha, sparse, dense)
+
+
 def _heads(
-    reader: AttentionReader,
-    corpus: Corpus,
-    roles: HeadRoles,
-    densities: Sequence[HeadDensity],
-    importance: HeadImportance | None,
+    roles: HeadRoles, densities: Densities, importance: HeadImportance | None, shown: ShownSentences
 ) -> tuple[HeadSummary, ...]:
-    cards = describe_heads(roles.heads, densities)
+    cards = describe_heads(roles.heads, densities.heads)
     increases = {(h.kind, h.layer, h.head): h.increase for h in importance.heads} if importance else {}
-    weights = _example_weights(reader, corpus, roles.heads)
     heads = []
-    for card, role, density in zip(cards, roles.heads, densities, strict=True):
+    for card, role, density in zip(cards, roles.heads, densities.heads, strict=True):
         key = (card.kind, card.layer, card.head)
-        examples = tuple(
-            HeadExample(example.text, example.score, weights[key, example.text.index]) for example in card.examples
-        )
         heads.append(
             HeadSummary(
                 *key,
@@ -296,64 +396,48 @@ def _heads(
                 scores=role.scores,
                 counts=role.counts,
                 increase=increases.get(key),
-                examples=examples,
+                examples=tuple(_example(example, key, shown) for example in card.examples),
             )
         )
     return tuple(heads)
 
 
-HeadKey = tuple[str, int, int]
+def _search(
+    run: Run, corpus: Corpus, rows: Sequence[int], beam_size: int, advance: Callable[..., None]
+) -> dict[int, Result]:
+    """Return the results of a beam search for some rows, as many outputs as the beam holds."""
+    results: dict[int, Result] = {}
+    for first in range(0, len(rows), SEARCHED):
+        part = rows[first : first + SEARCHED]
+        batch = corpus.batch(part).to(device_of(run.model))
+        of_part = beam_search(run.model, batch.src, batch.src_lengths, beam_size=beam_size, n_best=beam_size)
+        results.update(zip(part, of_part, strict=True))
+        advance("search", len(results), len(rows))
+    return results
 
 
-def _example_weights(
-    reader: AttentionReader, corpus: Corpus, heads: Sequence[HeadRole]
-) -> dict[tuple[HeadKey, int], SparseWeights]:
-    """Record the examples of all heads again, and return by head and sentence the weights of that head alone."""
-    keys_by_sentence: dict[int, list[HeadKey]] = {}
-    for head in heads:
-        for example in head.examples:
-            keys_by_sentence.setdefault(example.text.index, []).append((head.kind, head.layer, head.head))
-    numbers = {(layer.kind, layer.layer): number for number, layer in enumerate(reader.layers)}
-    weights = {}
-    for sentence in _record_rows(reader, corpus, sorted(keys_by_sentence)):
-        for key in keys_by_sentence[sentence.text.index]:
-            weights[key, sentence.text.index] = sentence.weights[numbers[key[:2]]].head(key[2])
-    return weights
-
-
-def _record_rows(reader: AttentionReader, corpus: Corpus, rows: Sequence[int]) -> Iterator[Sentence]:
-    """Yield the sentences of some rows, in their order."""
-    batches = [corpus.batch(rows[first : first + BATCH]) for first in range(0, len(rows), BATCH)]
-    return iter(record(reader, batches))
-
-
-def _choose(roles: HeadRoles, rows: int, count: int) -> list[int]:
-    """Choose sentences: half of them those that most heads have as an example, then the first of the corpus."""
-    cited = Counter(example.text.index for head in roles.heads for example in head.examples)
-    chosen = {index for index, _ in cited.most_common(count // 2)}
-    for index in range(rows):
-        if len(chosen) >= count:
-            break
-        chosen.add(index)
-    return sorted(chosen)
+def _empty(run: Run, corpus: Corpus, results: dict[int, Result]) -> EmptyRate:
+    """Return the rate of empty outputs among the rows that were searched, with the rows' own numbers."""
+    rows = list(results)
+    searched = Corpus([[*corpus.src[row]] for row in rows], [[*corpus.tgt[row]] for row in rows])
+    return empty_rate(run.model, searched, list(results.values())).of_rows(rows)
 
 
 def _sentences(
-    run: Run, reader: AttentionReader, corpus: Corpus, rows: Sequence[int], options: Options, advance: Advance
+    run: Run,
+    corpus: Corpus,
+    rows: Sequence[int],
+    shown: ShownSentences,
+    results: dict[int, Result],
+    advance: Callable[..., None],
 ) -> Iterator[SentenceSummary]:
-    size, device = options.beam_size, device_of(run.model)
-    for first in range(0, len(rows), SEARCHED):
-        part = rows[first : first + SEARCHED]
-        batch = corpus.batch(part)
-        steps = dict(teacher_forced_supports(run.model, [batch], run.tgt_vocab, WORDS))
-        sources = batch.to(device)
-        results = beam_search(run.model, sources.src, sources.src_lengths, beam_size=size, n_best=size)
-        for row, sentence, result in zip(part, _record_rows(reader, corpus, part), results, strict=True):
-            yield SentenceSummary(
-                text=sentence.text,
-                weights=sentence.weights,
-                steps=steps[row],
-                answer=run.tgt_vocab.text(result.best.tokens) if result.best else None,
-                tree=beam_tree(run.model, corpus.batch([row]).src.to(device), result, run.tgt_vocab),
-            )
-        advance("sentences", first + len(part), len(rows))
+    for number, row in enumerate(rows, 1):
+        sentence, result = shown.sentences[row], results[row]
+        yield SentenceSummary(
+            text=sentence.text,
+            weights=sentence.weights,
+            steps=shown.steps[row],
+            answer=run.tgt_vocab.text(result.best.tokens) if result.best else None,
+            tree=beam_tree(run.model, corpus.batch([row]).src.to(device_of(run.model)), result, run.tgt_vocab),
+        )
+        advance("trees", number, len(rows))

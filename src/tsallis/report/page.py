@@ -14,22 +14,44 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tsallis.analysis.densities import DensitySummary, SignalDensity
 from tsallis.analysis.head_roles import ROLES
-from tsallis.analysis.summary import HeadSummary, RunSummary, SentenceSummary
+from tsallis.analysis.summary import (
+    ComparisonSummary,
+    ContrastSummary,
+    HeadExample,
+    HeadSummary,
+    RunSummary,
+    SentenceSummary,
+)
+from tsallis.analysis.sweep import Sweep
 from tsallis.analysis.weights import SIDES, SparseWeights
 from tsallis.errors import InputError
 
 UNITS = 1000  # of a weight on the page; the smallest above zero is one unit
-SCRIPTS = ("dom.js", "data.js", "charts.js", "overview.js", "heads.js", "sentences.js", "training.js", "outputs.js")
+VIEWS = ("overview", "heads", "sentences", "contrasts", "training", "outputs", "densities", "sweep")
+SCRIPTS = tuple(f"{name}.js" for name in ("dom", "data", "charts", *VIEWS))
 MAIN = "main.js"
 
 
-def build_page(runs: Sequence[RunSummary], title: str = "", note: str = "") -> str:
+def build_page(
+    runs: Sequence[RunSummary],
+    comparisons: Sequence[ComparisonSummary] = (),
+    sweep: Sweep | None = None,
+    densities: Sequence[DensitySummary] = (),
+    signals: Sequence[SignalDensity] = (),
+    title: str = "",
+    note: str = "",
+) -> str:
     """Return the HTML of a report on runs, which needs no other file and no network.
 
     Args:
         runs: summaries of the same sentences.
-        title: of the page; by default the names of the runs.
+        comparisons: of the first run with others.
+        sweep: of the scores of runs; without `runs` the page shows it alone.
+        densities: summaries of runs that answer with labels, of the same examples.
+        signals: densities over time, of a classifier of time series.
+        title: of the page; by default the names of the runs, or of the sweep's setting.
         note: at the end of the page: what made it, say.
 
     Returns:
@@ -37,10 +59,10 @@ def build_page(runs: Sequence[RunSummary], title: str = "", note: str = "") -> s
 
     Raises:
         InputError: if Jinja2 is missing.
-        ValueError: no runs.
+        ValueError: nothing to show.
     """
-    if not runs:
-        raise ValueError("a report needs at least one run")
+    if not (runs or sweep or densities or signals):
+        raise ValueError("a report needs at least one run, a sweep or densities")
     try:
         import jinja2
     except ImportError as error:
@@ -50,19 +72,27 @@ def build_page(runs: Sequence[RunSummary], title: str = "", note: str = "") -> s
     template = folder.joinpath("page.html.jinja").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     program = f"'use strict';\n(() => {{\n{script}\n}})();\n"
+    parts = {"runs": [_run(run) for run in runs], "comparisons": list(comparisons), "sweep": sweep}
+    parts |= {"densities": list(densities), "signals": list(signals)}
     return environment.from_string(template).render(
-        title=title or ", ".join(run.name for run in runs) + ": attention and outputs",
+        title=title or _title([*runs, *densities], sweep),
         note=note,
         style=folder.joinpath("page.css").read_text(encoding="utf-8"),
         script=program,
         script_hash=_digest(program),
-        data=embed_json({"units": UNITS, **_tables(), "runs": [_run(run) for run in runs]}),
+        data=embed_json({"units": UNITS, **_tables(), **parts}),
         weights=[
             (f"weights-{number}-{row}", encode_weights(sentence.weights))
             for number, run in enumerate(runs)
             for row, sentence in enumerate(run.sentences)
         ],
     )
+
+
+def _title(runs: Sequence[RunSummary | DensitySummary], sweep: Sweep | None) -> str:
+    if runs:
+        return ", ".join(run.name for run in runs) + ": attention and outputs"
+    return "Densities over time" if sweep is None else f"Scores against {sweep.setting}"
 
 
 def _digest(script: str) -> str:
@@ -131,7 +161,8 @@ def _compact(value: Any) -> Any:
 
 def _run(run: RunSummary) -> dict[str, Any]:
     fields = {name: getattr(run, name) for name in ("name", "task", "model", "arguments", "parameters", "step")}
-    fields |= {name: getattr(run, name) for name in ("metrics", "corpus", "diversity", "alphas", "densities")}
+    fields |= {name: getattr(run, name) for name in ("metrics", "corpus", "diversity", "alphas", "densities", "values")}
+    fields |= {name: getattr(run, name) for name in ("empty", "training_pairs")}
     layers = [{"kind": layer.kind, "layer": layer.layer, "heads": layer.heads} for layer in run.layers]
     return {
         **fields,
@@ -139,16 +170,21 @@ def _run(run: RunSummary) -> dict[str, Any]:
         "layers": layers,
         "outputs": {**run.outputs.to_dict(), "sparsity": run.outputs.sparsity},
         "heads": [_head(head) for head in run.heads],
+        "contrasts": [_contrast(contrast) for contrast in run.contrasts],
         "sentences": [_sentence(sentence) for sentence in run.sentences],
     }
 
 
 def _head(head: HeadSummary) -> dict[str, Any]:
-    examples = [
-        {**vars(example.text), "score": example.score, "weights": encode_weights([example.weights])}
-        for example in head.examples
-    ]
-    return {**vars(head), "histogram": head.histogram.counts, "examples": examples}
+    return {**vars(head), "histogram": head.histogram.counts, "examples": [_example(e) for e in head.examples]}
+
+
+def _example(example: HeadExample) -> dict[str, Any]:
+    return {**vars(example.text), "score": example.score, "weights": encode_weights([example.weights])}
+
+
+def _contrast(contrast: ContrastSummary) -> dict[str, Any]:
+    return {**vars(contrast), "sparse": _example(contrast.sparse), "dense": _example(contrast.dense)}
 
 
 def _sentence(sentence: SentenceSummary) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from tsallis.analysis.alphas import HeadHistory, alpha_histograms
 from tsallis.analysis.head_roles import ROLES
 from tsallis.analysis.summary import HeadSummary, RunSummary
+from tsallis.analysis.sweep import Sweep
 from tsallis.analysis.tables import Histogram
 from tsallis.report import style
 from tsallis.report.style import GREY, KINDS, SMALL
@@ -25,14 +27,15 @@ HEIGHT = 1.7  # inches of a row of panels
 Panel = tuple[str, Callable[["Axes"], None]]  # its title, and what draws it in axes
 
 
-def draw_figures(runs: Sequence[RunSummary]) -> Iterator[tuple[str, bytes]]:
+def draw_figures(runs: Sequence[RunSummary], sweep: Sweep | None = None) -> Iterator[tuple[str, bytes]]:
     """Yield the figures of a report, each as PDF, SVG and PNG: the name of a file, and its content.
 
     Raises:
         InputError: if matplotlib is missing.
     """
     style.require()
-    for name, figure in _figures(runs):
+    swept = [("sweep", _row([("", partial(_sweep, sweep))], COLUMN))] if sweep is not None else []
+    for name, figure in chain(_figures(runs), swept):
         for ending in ENDINGS:
             yield f"{name}.{ending}", style.render(figure, ending)
 
@@ -188,6 +191,17 @@ def _head_roles(run: RunSummary, ax: Axes) -> None:
     ax.set(xlim=(-0.02, 1.02), ylim=(max(len(names), 1) - 0.5, -0.5))
     _label(ax, "mean weight (lines: thresholds)", "")
     style.name_lines(ax, [(kind, KINDS[kind]) for kind in _kinds(run)])
+
+
+def _sweep(sweep: Sweep, ax: Axes) -> None:
+    """Draw the score of each run, and mean and deviation of each value (Tezekbayev et al. 2022, fig. 8)."""
+    points = [point for point in sweep.points if point.mean(sweep.score) is not None]
+    xs, means = [point.value for point in points], [point.mean(sweep.score) or 0.0 for point in points]
+    deviations = [point.deviation(sweep.score) or 0.0 for point in points]
+    ax.errorbar(xs, means, deviations, color=style.WEIGHTS, linewidth=1.1, elinewidth=0.9, capsize=2)
+    dots = [(point.value, score) for point in points for score in point.scores[sweep.score] if score is not None]
+    ax.scatter([x for x, _ in dots], [y for _, y in dots], s=8, color=style.WEIGHTS, linewidths=0, zorder=3)
+    _label(ax, sweep.setting, sweep.score)
 
 
 def _support(run: RunSummary, ax: Axes) -> None:

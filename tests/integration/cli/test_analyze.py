@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import typer
+import yaml
 
 import tsallis.cli as cli
+from integration.cli.conftest import train_here
 from tsallis.analysis import density, output_statistics, read_model, record
 from tsallis.errors import InputError
 from tsallis.tasks.registry import load_config, task_of
 from tsallis.training import load_run
+
+LABELS = {"neg": "bad", "pos": "fine"}
 
 
 def analyze(*arguments: object) -> Any:
@@ -86,6 +91,7 @@ def test_a_recurrent_run_has_context_attention_alone(inflector: Path, tmp_path: 
     ("arguments", "words"),
     [
         (["{run}", "--split", "dev", "--text", "{run}/config.yaml"], "--split is for the config's own data"),
+        (["{run}", "--sweep", "--split", "dev"], "--sweep reads logs, no sentences"),
         (["{run}", "--split", "other"], "split must be train, dev or test, got 'other'"),
         (["{run}", "-o", "{run}"], "expected a file to write, found a folder"),
         (["{run}", "-o", "{run}/config.yaml/page.html"], "config.yaml: expected a folder, found a file"),
@@ -104,6 +110,109 @@ def test_bad_input_is_one_line_and_nothing_is_written(
         analyze(*(argument.format(run=translator) for argument in arguments))
     assert "\n" not in str(error.value) and list(tmp_path.iterdir()) == []
     assert {path: path.stat().st_mtime_ns for path in translator.rglob("*")} == before
+
+
+@pytest.fixture
+def swept(translator: Path, tmp_path: Path) -> list[Path]:
+    """Runs that differ in the alpha of their output, two of them in their seeds alone, with scores of their own."""
+    folder, runs = tmp_path / "runs", []
+    for number, (alpha, seed, bleu) in enumerate([(1.2, 1, 30.0), (1.2, 2, 32.0), (1.5, 1, 40.0)]):
+        run = folder / f"run{number}"
+        shutil.copytree(translator, run)
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        config["model"]["output_alpha"] = alpha
+        config["training"]["seed"] = seed
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+        events = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+        events = [{**event, "dev_bleu": bleu} if "dev_bleu" in event else event for event in events]
+        (run / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        runs.append(run)
+    return runs
+
+
+def test_scores_are_drawn_against_the_setting_in_which_runs_differ(swept: list[Path], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    options = ["--sweep", "--json", tmp_path / "all.json", "--figures", tmp_path / "figures"]
+    for run in swept:  # no model is run
+        shutil.rmtree(run / "checkpoints")
+    analyze(*swept, "-o", tmp_path / "page.html", *options)
+    content = json.loads((tmp_path / "all.json").read_text())
+    assert content["runs"] == [] and content["sweep"]["setting"] == "model.output_alpha"
+    first, second = content["sweep"]["points"]
+    assert (first["value"], first["seeds"], first["scores"]["dev_bleu"]) == (1.2, [1, 2], [30.0, 32.0])
+    assert first["spread"]["dev_bleu"]["mean"] == 31 and second["spread"]["dev_bleu"] == {"mean": 40, "deviation": None}
+    assert data_of(tmp_path / "page.html")["sweep"]["points"][1]["value"] == 1.5
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"sweep.pdf", "sweep.svg", "sweep.png"}
+
+
+def test_several_runs_that_are_a_sweep_are_drawn_as_one_too(swept: list[Path], tmp_path: Path) -> None:
+    analyze(*swept[1:], "-o", tmp_path / "page.html", "--sentences", 2, "--limit", 4)
+    data = data_of(tmp_path / "page.html")
+    assert len(data["runs"]) == 2 and [point["value"] for point in data["sweep"]["points"]] == [1.2, 1.5]
+    assert data["comparisons"][0]["kinds"][0]["mean"] == 0  # one model, twice
+
+
+def test_runs_that_are_no_sweep_are_refused_in_one_line(translator: Path, inflector: Path, tmp_path: Path) -> None:
+    for runs, words in (
+        ([translator, translator], "differ in no setting but their seeds"),
+        ([translator], "two runs or more"),
+        ([translator, inflector], "these differ in "),
+    ):
+        with pytest.raises(InputError, match=words) as error:
+            analyze(*runs, "--sweep", "-o", tmp_path / "page.html")
+        assert "\n" not in str(error.value) and list(tmp_path.iterdir()) == []
+
+
+REVIEWS = """\
+version: 1
+data: {{task: classification, folder: {folder}, train: train, dev: dev, min_count: 1}}
+model: {{d_model: 8, num_basis: 8}}
+training: {{epochs: 1, batch_size: 8}}
+"""
+
+
+@pytest.fixture
+def classifier(tmp_path: Path) -> Path:
+    folder = tmp_path / "reviews"
+    folder.mkdir()
+    lines = [f"{label}\ta {word} film {'indeed ' * i}.\n" for i in range(12) for label, word in LABELS.items()]
+    for split in ("train", "dev"):
+        (folder / split).write_text("".join(lines))
+    (folder / "config.yaml").write_text(REVIEWS.format(folder=folder))
+    return train_here(folder / "config.yaml", folder / "run")
+
+
+def test_runs_of_labels_have_a_page_of_densities(classifier: Path, translator: Path, tmp_path: Path) -> None:
+    page, records = tmp_path / "page.html", tmp_path / "all.json"
+    analyze(classifier, classifier, "-o", page, "--json", records, "--limit", 10, "--sentences", 4)
+    one, other = data_of(page)["densities"]
+    assert one["shown"] == other["shown"] and len(one["shown"]) == 4 and one["examples"] == 10
+    (first, _) = json.loads(records.read_text())["densities"]
+    assert first["size"] == pytest.approx(one["size"]) and first["shown"][0]["words"][:2] == ["a", "bad"]
+    text = tmp_path / "text"
+    text.write_text("a fine film\nanother one\n")
+    analyze(classifier, "-o", page, "--text", text)
+    (run,) = data_of(page)["densities"]
+    assert run["accuracy"] is None and run["shown"][0]["gold"] == ""
+    with pytest.raises(InputError, match=r"a run of translation can't stand beside .*, one of classification"):
+        analyze(classifier, translator, "-o", tmp_path / "other.html")
+    assert not (tmp_path / "other.html").exists()
+
+
+def test_rare_tokens_need_the_training_data(translator: Path, tmp_path: Path, capsys: Any) -> None:
+    analyze(translator, "-o", tmp_path / "page.html", "--limit", 4)
+    (run,) = data_of(tmp_path / "page.html")["runs"]
+    assert run["training_pairs"] == 120 and all(head["scores"]["rare"] is not None for head in run["heads"])
+    other = tmp_path / "other"
+    shutil.copytree(translator, other)
+    config = yaml.safe_load((other / "config.yaml").read_text())
+    config["data"]["train"] = "elsewhere"
+    (other / "config.yaml").write_text(yaml.safe_dump(config))
+    capsys.readouterr()
+    analyze(other, "-o", tmp_path / "page.html", "--limit", 4)
+    (run,) = data_of(tmp_path / "page.html")["runs"]
+    assert run["training_pairs"] is None and all(head["scores"]["rare"] is None for head in run["heads"])
+    assert re.fullmatch(r"tsallis: no score for rare tokens.*elsewhere.*\n", capsys.readouterr().err)
 
 
 def test_an_interrupted_analysis_leaves_what_was_there(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import tsallis.cli as cli
+from tsallis.analysis import DensityExample, DensitySummary, Histogram, SignalDensity, draw_density
+from tsallis.continuous import Gaussian, TruncatedParabola, TruncatedParaboloid
+from tsallis.report.page import build_page
 
 pytest.importorskip("playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")
 
-VIEWS = ("overview", "heads", "sentence", "training", "outputs")
+VIEWS = ("overview", "heads", "sentence", "contrasts", "training", "outputs")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -166,6 +171,31 @@ def test_steps_and_trees_are_those_of_the_records(visit: Visit, report: tuple[Pa
     assert len(tab.query_selector_all("section:nth-of-type(1) .tree .value")) >= ends > 0
 
 
+def test_contrasts_are_those_of_the_records(visit: Visit, report: tuple[Path, Any]) -> None:
+    tab = visit.open("contrasts")
+    run = report[1][0]
+    if run["contrasts"]:
+        tab.wait_for_selector(".pair svg")
+        pair = run["contrasts"][0]
+        title = tab.inner_text(".pair >> nth=0").lower()
+        assert f"{pair['kind']} layer {pair['layer'] + 1} head {pair['head'] + 1}" in title
+        shown = [int(number) for number in re.findall(r"(?:sparse|dense): density (\d+) %", title)]
+        assert shown == pytest.approx([100 * pair[side]["score"] for side in ("sparse", "dense")], abs=0.5)
+    rows = tab.eval_on_selector_all(
+        "table.contrasts >> nth=0 >> tbody tr", "rows => rows.map(r => r.cells[2].innerText)"
+    )
+    assert rows and set(rows) == {"0.000"}  # the same run, twice
+
+
+def test_curves_have_the_values_of_the_log(visit: Visit, report: tuple[Path, Any]) -> None:
+    tab = visit.open("training")
+    titles = tab.eval_on_selector_all("figcaption", "captions => captions.map(c => c.innerText)")
+    assert any("‖z‖" in title for title in titles) and any("τ(z)" in title for title in titles)
+    loss = report[1][0]["values"]["values"]["dev_loss"]
+    shown = tab.eval_on_selector_all("figure >> nth=0 >> polyline title", "titles => titles.map(t => t.textContent)")
+    assert len(shown) == 2 and shown[0].endswith(f": {loss[-1]:.2f}")
+
+
 def test_a_figure_is_saved_as_svg(visit: Visit, tmp_path: Path) -> None:
     import xml.etree.ElementTree
 
@@ -194,6 +224,63 @@ def test_no_view_has_a_fault_of_accessibility(visit: Visit, view: str) -> None:
     serious = [(v["id"], v["nodes"][0]["html"][:200]) for v in result if v["impact"] in ("serious", "critical")]
     assert serious == []
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.fixture(scope="module")
+def densities(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of densities over words, images and time."""
+    line = draw_density(TruncatedParabola(torch.tensor(0.4), torch.tensor(0.005)))
+    plane = draw_density(TruncatedParaboloid(torch.tensor([0.5, 0.4]), 0.01 * torch.eye(2)))
+    words = ("a", "fine", "film")
+    examples = (
+        DensityExample(0, "a fine film", words, "pos", "neg", 0.75, (0.0, 1.0, 0.0), None, (0.1, 0.8, 0.1), line, None),
+        DensityExample(1, "where?", (), "here", "here", 1.0, (0.5, 0.0, 0.5, 0.0), (2, 2), (0.25,) * 4, plane, None),
+    )
+    histogram = Histogram.of([0.4, 0.5], 20)
+    summary = DensitySummary(
+        name="run",
+        task="classification",
+        model="classifier",
+        arguments={"attention": "combined"},
+        corpus="the dev split",
+        examples=2,
+        accuracy=0.5,
+        zeros=0.5,
+        zero_masses=0.0,
+        size=0.3,
+        centres=(histogram,),
+        sizes=histogram,
+        shown=examples,
+    )
+    gaussian = draw_density(Gaussian(torch.tensor(0.5), torch.tensor(0.01)))
+    signals = [SignalDensity("pulse", 0, line), SignalDensity("pulse", 1, gaussian), SignalDensity("age", 0, line)]
+    path = tmp_path_factory.mktemp("densities") / "page.html"
+    path.write_text(build_page([], densities=[summary], signals=signals), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_densities_are_drawn_with_their_supports(browser: Any, densities: Path, scheme: str) -> None:
+    visit = Visit(browser, densities, color_scheme=scheme)
+    tab = visit.open("densities")
+    assert len(tab.query_selector_all("svg rect.bars")) == 1  # weights of zero have none
+    assert len(tab.query_selector_all("svg .support")) == 1 and "Neg (.750), right is pos" in tab.inner_text("main")
+    tab.click("summary")
+    cells = "rows => rows.map(r => [...r.cells].map(c => c.innerText))"
+    rows = tab.eval_on_selector_all("table.weights tbody tr", cells)
+    assert rows == [["a", "0", ".100"], ["fine", "1.000", ".800"], ["film", "0", ".100"]]
+    pages = [axe.Axe().run(tab)]
+    tab.select_option("main select >> nth=0", "1")
+    assert len(tab.query_selector_all("svg .outline")) == 1 and len(tab.query_selector_all("svg .region.empty")) == 2
+    pages.append(axe.Axe().run(tab))
+    tab = visit.open("signals")
+    assert len(tab.query_selector_all("svg .support")) == 3 and len(tab.query_selector_all("svg .support.dashed")) == 1
+    pages.append(axe.Axe().run(tab))
+    for result in pages:
+        faults = [v["id"] for v in result.response["violations"] if v["impact"] in ("serious", "critical")]
+        assert faults == []
+    visit.context.close()
+    assert visit.faults == []
 
 
 def test_the_theme_is_switched_by_its_button(visit: Visit) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from analysis_samples import LAYERS, corpus, encoder, random_sentences, recording_of, transformer
@@ -361,7 +362,7 @@ def test_examples_are_the_best_of_the_corpus() -> None:
 
 def test_contrasts_pair_the_sparsest_and_the_densest_of_one_length() -> None:
     sentences = [[shifted(4, -1)], [uniform(4)], [0.5 * shifted(4, -1) + 0.5 * shifted(4, 1)], [uniform(7)]]
-    (pair,) = density_contrasts(encoder(*sentences))
+    (pair,) = density_contrasts(encoder(*sentences), shortest=4)
     assert (pair.sparse.text.index, pair.dense.text.index) == (0, 1)
     assert (pair.sparse.score, pair.dense.score, pair.difference) == (0.25, 1, 0.75)
 
@@ -370,7 +371,7 @@ def test_of_equal_sentences_the_first_is_shown_in_whatever_order_they_come() -> 
     sentences = [[uniform(3)], [shifted(3, 0)], [uniform(3)], [shifted(3, 1)]]
     recording = encoder(*sentences)
     for order in ((0, 1, 2, 3), (3, 2, 1, 0)):
-        parts = [Contrasts(recording.layers) for _ in order]
+        parts = [Contrasts(recording.layers, shortest=3) for _ in order]
         for part, number in zip(parts, order, strict=True):
             part.update(list(recording)[number])
             if part is not parts[0]:
@@ -388,16 +389,48 @@ def test_models_are_compared_word_by_word() -> None:
     assert contrast.differ[0].piece == "▁3"
     assert contrast.differ[0].between == pytest.approx(math.log(2) / math.log(3))
     assert (contrast.differ[0].first, contrast.differ[0].second) == (0, 0)
+    assert contrast.mean == pytest.approx(math.log(2) / math.log(3) / 3)
+    assert (contrast.differ[0].first_keys, contrast.differ[0].second_keys) == ((("▁2", 1.0),), (("▁1", 1.0),))
     same = compare_models(first, first, "encoder")
-    assert all(word.between == 0 for word in same.differ)
+    assert all(word.between == 0 for word in same.differ) and same.mean == 0
+
+
+def test_comparison_beside_loops() -> None:
+    """The largest and the smallest divergence of mean heads, word by word on dense weights of two models."""
+    torch.manual_seed(0)
+    data = corpus(12)
+    recordings = [recording_of(transformer(), data, 4) for _ in range(2)]
+    divergences = []
+    for one, other in zip(*recordings, strict=True):
+        first, second = (s.weights[2].dense() for s in (one, other))
+        rows = enumerate(zip(first.mean(0), second.mean(0), strict=True), 1)
+        for visible, pair in rows:
+            if visible > 1:
+                p = [part[:visible] for part in (sum(pair) / 2, *pair)]  # type: ignore[arg-type]
+                nats = [-sum(x * math.log(x) for x in part.tolist() if x > 0) for part in p]
+                divergences.append((nats[0] - (nats[1] + nats[2]) / 2) / math.log(visible))
+    assert recordings[0].layers[2].kind == "decoder"
+    pairs = [Recording(r.layers[2:3], [Sentence(s.text, s.weights[2:3]) for s in r]) for r in recordings]
+    contrast = compare_models(pairs[0], pairs[1], "decoder", count=5)
+    assert contrast.words == len(divergences) and contrast.mean == pytest.approx(np.mean(divergences), abs=1e-6)
+    assert [word.between for word in contrast.differ] == pytest.approx(sorted(divergences)[::-1][:5], abs=1e-6)
+    assert [word.between for word in contrast.agree] == pytest.approx(sorted(divergences)[:5], abs=1e-6)
+
+
+def test_contrasts_have_one_pair_a_head_and_leave_short_sentences_out() -> None:
+    lengths = [4, 4, 7, 7]
+    sentences = [[uniform(n) if i % 2 else shifted(n, 0), shifted(n, 0)] for i, n in enumerate(lengths)]
+    (pair,) = density_contrasts(encoder(*sentences), shortest=4)
+    assert (pair.head, pair.sparse.text.index, pair.difference) == (0, 2, 1 - 1 / 7)  # and not 1 - 1 / 4
+    assert density_contrasts(encoder(*sentences[:2])) == ()
 
 
 def test_models_that_read_other_sentences_are_not_compared(model_recording: Recording) -> None:
     with pytest.raises(InputError, match="no attention of kind 'decoder', only encoder"):
         compare_models(encoder([uniform(2)]), model_recording, "decoder")
-    with pytest.raises(InputError, match="not read the same sentences: sentence 0"):
+    with pytest.raises(InputError, match="not read the same sentences: they differ at sentence 1"):
         compare_models(encoder([uniform(2)]), encoder([uniform(3)]), "encoder")
-    with pytest.raises(InputError, match="sentence 1 is in one alone"):
+    with pytest.raises(InputError, match="sentence 2 is in one alone"):
         compare_models(encoder([uniform(2)], [uniform(2)]), encoder([uniform(2)]), "encoder")
     with pytest.raises(InputError, match="no word to compare"):
         compare_models(encoder([[[1.0]]]), encoder([[[1.0]]]), "encoder")

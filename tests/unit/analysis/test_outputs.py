@@ -113,6 +113,7 @@ def test_counts_are_those_of_the_metrics() -> None:
     assert statistics.num_attended == pytest.approx(metrics.attention_support)
     assert statistics.norm.mean == pytest.approx(metrics.logit_norm)
     assert statistics.total.mean == pytest.approx(metrics.output_sum)
+    assert statistics.threshold is not None and statistics.threshold.mean == pytest.approx(metrics.threshold)
 
 
 def test_sums_of_normalised_outputs_lie_in_one_bin() -> None:

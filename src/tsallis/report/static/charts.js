@@ -37,23 +37,33 @@ function axes({ width = 340, height = 190, x, y, xName = "", yName = "", xTicks 
   return { svg, toX, toY, width, height, left, right, bottom, top };
 }
 
+// Bounds with some room around values.
+function padded(low, high) {
+  const room = (high - low) * 0.08 || Math.abs(high) * 0.08 || 1;
+  return [low - room, high + room];
+}
+
 function shade(index, count) {
   return `var(--shade-${count > 1 ? Math.round((7 * index) / (count - 1)) : 4})`;
 }
 
-// Lines [{name, values, colour, href}] over steps, nulls left out.
+// Lines [{name, values, colour, steps}] over steps, their own or those of all, nulls left out.
 function lineChart(steps, lines, options) {
-  const low = options.low ?? Math.min(...lines.flatMap((line) => line.values));
-  const high = options.high ?? Math.max(...lines.flatMap((line) => line.values));
-  const chart = axes({ ...options, x: [steps[0], steps[steps.length - 1]], y: [low, high] });
-  for (const line of lines) {
-    const points = steps.map((step, i) => `${chart.toX(step).toFixed(1)},${chart.toY(line.values[i]).toFixed(1)}`);
-    const shape = points.length > 1
-      ? s("polyline", { points: points.join(" "), class: "line", style: { stroke: line.colour } })
-      : s("circle", { cx: chart.toX(steps[0]), cy: chart.toY(line.values[0]), r: 2.5, style: { fill: line.colour } });
-    shape.append(s("title", null, `${line.name}: ${plain(line.values[line.values.length - 1])}`));
+  const points = lines.map((line) => (line.steps || steps).map((step, i) => [step, line.values[i]])
+    .filter(([, value]) => value !== null && value !== undefined));
+  const [xs, ys] = [0, 1].map((axis) => points.flat().map((point) => point[axis]));
+  const chart = axes({ ...options, x: [Math.min(...xs), Math.max(...xs)],
+    y: [options.low ?? Math.min(...ys), options.high ?? Math.max(...ys)] });
+  lines.forEach((line, i) => {
+    const places = points[i].map(([step, value]) => [chart.toX(step), chart.toY(value)]);
+    if (!places.length) return;
+    const shape = places.length > 1
+      ? s("polyline", { points: places.map(([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`).join(" "), class: "line",
+        style: { stroke: line.colour } })
+      : s("circle", { cx: places[0][0], cy: places[0][1], r: 2.5, style: { fill: line.colour } });
+    shape.append(s("title", null, `${line.name}: ${plain(points[i][points[i].length - 1][1])}`));
     chart.svg.append(shape);
-  }
+  });
   return chart.svg;
 }
 

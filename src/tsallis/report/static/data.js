@@ -102,7 +102,7 @@ const MEASURES = [
     low: 0, high: 1 },
   { key: "increase", name: "Loss without it", value: (head) => head.increase, show: (v) => (v === null ? "–"
     : (v < 0 ? "−" : "+") + Math.abs(v).toFixed(3)), low: 0, high: null },
-  ...Object.keys((RUNS[0].heads[0] || { scores: {} }).scores).map((name) => ({
+  ...Object.keys(RUNS.length && RUNS[0].heads.length ? RUNS[0].heads[0].scores : {}).map((name) => ({
     key: name, name: { clusters: "Clusters", within_word: "Within words" }[name] || name[0].toUpperCase() + name.slice(1),
     value: (head) => head.scores[name], show: (v) => plain(v), low: 0, high: 1, score: true,
   })),

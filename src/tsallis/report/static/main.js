@@ -1,12 +1,17 @@
 // Which view is shown, by the address; and the theme.
 
-const VIEWS = [
+const RUN_VIEWS = [
   ["overview", "Overview", viewOverview],
   ["heads", "Heads", viewHeads],
   ["sentence", "Sentences", viewSentence],
+  ["contrasts", "Contrasts", viewContrasts],
   ["training", "Training", viewTraining],
   ["outputs", "Outputs", viewOutputs],
 ];
+const VIEWS = [...(RUNS.length ? RUN_VIEWS : []),
+  ...(DATA.densities.length ? [["densities", "Densities", viewDensities]] : []),
+  ...(DATA.signals.length ? [["signals", "Time", viewSignals]] : []),
+  ...(DATA.sweep ? [["sweep", "Sweep", viewSweep]] : [])];
 
 function show(focus) {
   const [name, ...rest] = decodeURIComponent(location.hash.slice(1)).split("/");

@@ -33,6 +33,11 @@ function factRows() {
     ...KINDS.map((kind) => [`Density, ${kind}`, (run) => range(run, kind, (head) => head.density, percent)]),
     ["Heads with a role", (run) => `${run.heads.filter((head) => head.role).length} of ${run.heads.length}`],
     ["Output map", mapOf],
+    ["Sum of the output’s values", (run) => plain(run.outputs.total.mean, 3)],
+    ["Empty output more probable than the best", (run) => `${percent(run.empty.rate, 1)} of ${whole(run.empty.sentences)} `
+      + "searched sentences"],
+    ["Rare tokens", (run) => (run.training_pairs === null ? "no score: the training data was not at hand"
+      : `by their counts in ${whole(run.training_pairs)} training pairs`)],
     ["Symbols possible a step", (run) => `${plain(run.outputs.support)} of ${whole(run.outputs.symbols)}`],
   ];
   return rows.map(([name, value]) => [name, RUNS.map(value)]).filter(([, values]) => values.some((value) => value));

@@ -13,8 +13,54 @@ function viewTraining() {
     h("h1", { tabindex: "-1" }, "Training"),
     h("p", { class: "lead" }, "The alpha of each head over the updates: 1 is softmax, 2 sparsemax. Heads of the first layer "
       + "are light, those of the last dark; densities are those of the development set."),
-    ...parts, spread(),
+    curves(), ...parts, spread(),
   ];
+}
+
+// What logs hold of each validation: its name, and that of the axis.
+const CURVES = [
+  ["dev_loss", "Loss on the development set", "loss a symbol"],
+  ["dev_bleu", "BLEU on the development set", "BLEU"],
+  ["dev_macro_accuracy", "Accuracy on the development set, mean of languages", "accuracy"],
+  ["dev_accuracy", "Accuracy on the development set", "accuracy"],
+  ["logit_norm", "Norm of the output’s scores ‖z‖", "mean norm"],
+  ["output_threshold", "Threshold of the output τ(z)", "mean threshold"],
+  ["output_support", "Symbols possible a step", "symbols"],
+  ["attention_support", "Source positions attended to a step", "positions"],
+];
+
+function valuesOf(run, name) {
+  const values = run.values ? run.values.values : {};
+  return values[name] || (name === "output_threshold" ? values.tau : undefined) || null;
+}
+
+function curves() {
+  const figures = CURVES.map(([key, title, axis]) => {
+    const runs = RUNS.filter((run) => (valuesOf(run, key) || []).some((value) => value !== null));
+    if (!runs.length) return null;
+    const lines = runs.map((run) => ({ name: run.name, steps: run.values.steps, values: valuesOf(run, key),
+      colour: runColour(run) }));
+    const all = lines.flatMap((line) => line.values).filter((value) => value !== null);
+    const [low, high] = padded(Math.min(...all), Math.max(...all));
+    return figure(title, lineChart(null, lines, { xName: "update", yName: axis, left: 52, low, high }));
+  }).filter(Boolean);
+  const missing = RUNS.filter((run) => run.values && !valuesOf(run, "output_threshold")
+    && run.outputs.threshold !== null);
+  if (!figures.length) return h("p", { class: "hint" }, "The logs hold no validation.");
+  return h("section", null, h("h2", null, "Scores and outputs over the updates"), runLegend(),
+    missing.length ? h("p", { class: "hint" }, `No thresholds in the log of ${missing.map((run) => run.name).join(", ")}: `
+      + "its training did not log them.") : null,
+    h("div", { class: "columns" }, figures));
+}
+
+function runColour(run) {
+  return RUNS.length > 1 ? shade(run.number, RUNS.length) : "var(--accent)";
+}
+
+function runLegend() {
+  if (RUNS.length < 2) return null;
+  return h("p", { class: "legend" }, RUNS.map((run) => h("span", null,
+    h("i", { class: "swatch", style: { background: runColour(run) } }), ` ${run.name}`)));
 }
 
 function history(run, record, title, bounds) {

@@ -1,0 +1,416 @@
+"""Densities of continuous attention over words, images and time, with their supports (Martins et al. 2020)."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tsallis.analysis.options import Options
+from tsallis.analysis.shapes import curve, intervals, numbers, one_of, outlines
+from tsallis.analysis.tables import Histogram, Record
+from tsallis.continuous import Density, Ellipse, Elliptical, Interval
+from tsallis.data.batching import IGNORED
+from tsallis.data.corpus import Corpus
+from tsallis.errors import InputError
+from tsallis.evaluation.metrics import device_of
+from tsallis.models.classifier import AttentionMap
+from tsallis.models.label_decoder import LabelDecoder
+from tsallis.models.timeseries import SignalClassifier
+from tsallis.models.vqa import GridAttention
+from tsallis.search import beam_search
+from tsallis.search.step import evaluating
+from tsallis.training.run_folder import MODEL, Run
+from tsallis.training.schema import ModelRecord, read_record
+
+BATCH = 32  # examples that are read together
+BINS = 20
+WIDEST = 256  # pixels of an image on the page
+POINTS = 161  # of the edge of a support in the plane
+Points = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class DrawnDensity(Record):
+    """A density as it is drawn: its moments, its support and its curve or outlines.
+
+    Args:
+        mean: one number on the line, two in the plane.
+        deviation: the standard deviation along each axis.
+        support: on the line the ends of each interval; none where it is unbounded, and in the plane.
+        size: the part of the unit interval or square that the support covers, 1 where it is unbounded.
+        curve: on the line, points and the density there; none in the plane.
+        outlines: in the plane, the edge of the support, or of one and two standard deviations where it has none.
+        bounded: whether the support has ends.
+    """
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    support: Points
+    size: float
+    curve: Points
+    outlines: tuple[Points, ...]
+    bounded: bool
+
+
+@dataclass(frozen=True)
+class DensityExample(Record):
+    """The attention of a model to one example.
+
+    Args:
+        index: of the example in its corpus, from 0.
+        title: its words as they are read, or the question about an image.
+        words: of a document; none for an image.
+        gold: the right answer, empty where it isn't known.
+        answer: the model's.
+        prob: its probability.
+        weights: the discrete weights of the words, or of the regions of an image, row by row; none without any.
+        grid: rows and columns of the regions; None for words.
+        masses: of the density in each word or region; none without a density.
+        density: None for discrete attention.
+        image: a PNG as a data URI, at most 256 pixels wide and high; None for words and for features.
+    """
+
+    index: int
+    title: str
+    words: tuple[str, ...]
+    gold: str
+    answer: str
+    prob: float
+    weights: tuple[float, ...]
+    grid: tuple[int, int] | None
+    masses: tuple[float, ...]
+    density: DrawnDensity | None
+    image: str | None
+
+
+@dataclass(frozen=True)
+class DensitySummary(Record):
+    """The attention of a run of labels over a corpus: where densities lie, how wide they are, how much is left out.
+
+    Args:
+        name: of the run's folder.
+        task: its name, such as "classification".
+        model: its class.
+        arguments: of that class.
+        corpus: its name.
+        examples: how many were read.
+        accuracy: share of answers that are right, among those whose right answer is known; None where none is.
+        zeros: mean share of words or regions without any weight: discrete ones where there are any.
+        zero_masses: the same of the density's masses; None without a density.
+        size: mean part of the unit interval or square that supports cover; None without a density.
+        centres: histograms of the densities' means along each axis, from 0 to 1.
+        sizes: histogram of the parts that supports cover; None without a density.
+        shown: some examples.
+    """
+
+    name: str
+    task: str
+    model: str
+    arguments: dict[str, Any]
+    corpus: str
+    examples: int
+    accuracy: float | None
+    zeros: float | None
+    zero_masses: float | None
+    size: float | None
+    centres: tuple[Histogram, ...]
+    sizes: Histogram | None
+    shown: tuple[DensityExample, ...]
+
+
+def draw_density(density: Density, index: int | tuple[int, ...] = ()) -> DrawnDensity:
+    """Return one density of a batch as it is drawn.
+
+    Args:
+        density: on the line or in the plane.
+        index: which one of the batch.
+
+    Returns:
+        Moments, support, and curve or outlines.
+
+    Raises:
+        ValueError: an index that names no density of the batch.
+
+    Example:
+        >>> from tsallis.continuous import TruncatedParabola
+        >>> drawn = draw_density(TruncatedParabola(torch.tensor([0.25, 0.5]), torch.tensor(0.01)), 1)
+        >>> drawn.mean, [round(end, 3) for end in drawn.support[0]], round(drawn.size, 3)
+        ((0.5,), [0.276, 0.724], 0.447)
+    """
+    one = one_of(density, index, density.dims)
+    if one.dims == 2:
+        shapes = outlines(one, POINTS)
+        parts = tuple(tuple(map(tuple, shape.boundary.tolist())) for shape in shapes)
+        bounded = all(shape.sigmas is None for shape in shapes)
+        deviation = tuple(numbers(one.covariance).diagonal().sqrt().tolist())
+        return DrawnDensity(tuple(one.mean.tolist()), deviation, (), _area(one), (), parts, bounded)
+    ends = intervals(one)
+    t, p = curve(one)
+    points = tuple(zip(t.tolist(), p.tolist(), strict=True))
+    size = 1.0 if ends is None else sum(max(0.0, min(b, 1.0) - max(a, 0.0)) for a, b in ends)
+    moments = (float(one.mean),), (float(one.variance) ** 0.5,)
+    return DrawnDensity(*moments, tuple(ends or ()), size, points, (), ends is not None)
+
+
+def _area(density: Density) -> float:
+    """Return the part of the unit square that a support covers, by a grid of cells."""
+    if not isinstance(density, Elliptical) or not isinstance(density.support, Ellipse):
+        return 1.0
+    places = (torch.arange(200, dtype=torch.float64) + 0.5) / 200
+    grid = torch.cartesian_prod(places, places)
+    return float(density.support.check(grid).double().mean())
+
+
+class _Sums:
+    """The running sums of :class:`DensitySummary`."""
+
+    def __init__(self) -> None:
+        self.zeros: list[float] = []
+        self.zero_masses: list[float] = []
+        self.means: list[list[float]] = []
+        self.sizes: list[float] = []
+
+    def add(self, weights: Tensor | None, masses: Tensor | None, density: Density | None, row: int) -> None:
+        """Take in the attention to one example: weights and masses of its words or regions alone."""
+        if weights is not None:
+            self.zeros.append(float((weights == 0).double().mean()))
+        if density is None or masses is None:
+            return
+        self.zero_masses.append(float((masses == 0).double().mean()))
+        one = one_of(density, row, density.dims)
+        self.means.append(numbers(one.mean).reshape(-1).tolist())
+        self.sizes.append(_area(one) if one.dims == 2 else _length(one))
+
+
+def _length(density: Density) -> float:
+    if not isinstance(density.support, Interval):
+        return 1.0
+    lower, upper = float(density.support.lower), float(density.support.upper)
+    return max(0.0, min(upper, 1.0) - max(lower, 0.0))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def is_label_run(run: Run) -> bool:
+    """Tell whether a run answers with labels, so that its attention is described by :func:`summarize_densities`."""
+    return isinstance(run.model, LabelDecoder)
+
+
+def summarize_densities(
+    run: Run,
+    corpus: Corpus,
+    name: str,
+    titles: Sequence[str],
+    options: Options | None = None,
+    rows: Sequence[int] | None = None,
+    advance: Callable[[int, str, int, int], None] = lambda run, stage, done, total: None,
+) -> DensitySummary:
+    r"""Compute where a classifier attends, over words or images: densities, supports, and how much is exactly zero.
+
+    A document of any length is the interval [0, 1], an image the unit square (Martins et al. 2020, sec. 4, fig. 3 to 5
+    ). The part that a support covers is its length or area inside of these; a Gaussian covers all of it.
+
+    Args:
+        run: of the classification or the visual task.
+        corpus: as the run numbers it.
+        name: of the corpus.
+        titles: what each example says.
+        options: how many examples are read, and how many the summary holds with their whole attention.
+        rows: of those; by default half of them are the first, the others those with the smallest supports.
+        advance: called with 0, the work at hand, how much is done, and how much there is.
+
+    Returns:
+        Means, histograms and examples.
+
+    Raises:
+        InputError: an empty corpus, or a run of another task.
+
+    Example:
+        >>> import json, tempfile
+        >>> from pathlib import Path
+        >>> from tsallis.data.vocabulary import Vocabulary
+        >>> from tsallis.training.run_folder import build_model
+        >>> sizes = {"src_vocab": 6, "tgt_vocab": 6, "d_model": 8, "num_basis": 8}
+        >>> description = {"class": "classifier", "arguments": {**sizes, "kind": "documents"}}
+        >>> folder, words = Path(tempfile.mkdtemp()), Vocabulary(["fine", "bad"])
+        >>> _ = (folder / "model.json").write_text(json.dumps(description))
+        >>> run = Run(folder, LabelDecoder(**sizes).eval(), words, Vocabulary(["neg", "pos"]), {}, {})
+        >>> summary = summarize_densities(run, Corpus([[4, 5, 4]], [[5]]), "a document", ["fine bad fine"])
+        >>> summary.examples, summary.shown[0].gold, summary.shown[0].density.bounded
+        (1, 'pos', True)
+    """
+    options = options or Options()
+    count = min(options.limit, len(corpus))
+    if count == 0:
+        raise InputError(f"{name}: there are no examples to analyse")
+    if not is_label_run(run):
+        raise InputError(f"{run.folder}: has no densities over words or images: {run.task.get('task', 'its task')}")
+    sums, answers = _Sums(), {}
+    for batch_rows, attention, results in _batches(run, corpus, count):
+        for row, index in enumerate(batch_rows):
+            weights, masses = _of_row(attention, row, len(corpus.src[index]))
+            sums.add(weights, masses, attention.density, row)
+            answers[index] = results[row]
+        advance(0, "attention", len(answers), count)
+    rows = _choose(sums.sizes, list(answers), count, options.sentences) if rows is None else rows
+    model = read_record(run.folder / MODEL, ModelRecord)
+    known = [(answers[i][0], _gold(run, corpus, i)) for i in answers if _gold(run, corpus, i)]
+    dims = len(sums.means[0]) if sums.means else 0
+    return DensitySummary(
+        name=run.folder.name or str(run.folder),
+        task=run.task.get("task", ""),
+        model=model.name,
+        arguments=model.arguments,
+        corpus=name,
+        examples=count,
+        accuracy=_mean([float(answer == gold) for answer, gold in known]),
+        zeros=_mean(sums.zeros),
+        zero_masses=_mean(sums.zero_masses),
+        size=_mean(sums.sizes),
+        centres=tuple(Histogram.of(np.clip([mean[i] for mean in sums.means], 0, 1), BINS) for i in range(dims)),
+        sizes=Histogram.of(np.minimum(sums.sizes, 1), BINS) if sums.sizes else None,
+        shown=tuple(_examples(run, corpus, rows, titles, answers)),
+    )
+
+
+Answers = dict[int, tuple[str, float]]
+
+
+def _batches(run: Run, corpus: Corpus, count: int) -> Iterator[tuple[Sequence[int], Any, list[tuple[str, float]]]]:
+    """Yield the rows of each batch, the attention to them, and the answers with their probabilities."""
+    for batch in corpus.batches(BATCH, count):
+        device = device_of(run.model)
+        results = beam_search(run.model, batch.src.to(device), batch.src_lengths.to(device), beam_size=1)
+        best = [result.best for result in results]
+        texts = [(run.tgt_vocab.text(one.tokens), one.prob) if one else ("", 0.0) for one in best]
+        yield batch.index, _attention(run, batch.src, batch.src_lengths), texts
+
+
+@torch.no_grad()
+def _attention(run: Run, src: Tensor, lengths: Tensor) -> AttentionMap | GridAttention:
+    """Return the attention of a classifier to a batch."""
+    with evaluating(run.model):
+        device = device_of(run.model)
+        _, attention = run.model.classifier.read(src.to(device), lengths.to(device))
+    whole: AttentionMap | GridAttention = getattr(attention, "grid", attention)
+    return whole
+
+
+def _of_row(attention: AttentionMap | GridAttention, row: int, length: int) -> tuple[Tensor | None, Tensor | None]:
+    """Return weights and masses of one row, without padding."""
+    if isinstance(attention, GridAttention):
+        weights = numbers(attention.weights[row]).reshape(-1)
+        return weights, numbers(attention.masses[row]).reshape(-1) if attention.density is not None else None
+    own = None if attention.weights is None else numbers(attention.weights[row, :length])
+    return own, numbers(attention.masses[row, :length]) if attention.density is not None else None
+
+
+def _choose(sizes: Sequence[float], order: Sequence[int], count: int, shown: int) -> list[int]:
+    """Choose examples: the first, and those whose support is smallest."""
+    smallest = [index for _, index in sorted(zip(sizes, order, strict=False))]
+    rows = set(range(min(count, (shown + 1) // 2 if smallest else shown)))
+    for index in smallest:
+        if len(rows) >= min(shown, count):
+            break
+        rows.add(index)
+    return sorted(rows)
+
+
+def _gold(run: Run, corpus: Corpus, row: int) -> str:
+    numbers_of_row = [int(number) for number in corpus.tgt[row] if int(number) != IGNORED]
+    text: str = run.tgt_vocab.text(numbers_of_row)
+    return text
+
+
+def _examples(
+    run: Run, corpus: Corpus, rows: Sequence[int], titles: Sequence[str], answers: Answers
+) -> Iterator[DensityExample]:
+    for row in rows:
+        batch = corpus.batch([row])
+        attention = _attention(run, batch.src, batch.src_lengths)
+        symbols = batch.src[0].tolist()
+        is_image = isinstance(attention, GridAttention)
+        weights, masses = _of_row(attention, 0, len(symbols))
+        rows_of_grid, columns = attention.weights.shape[1:] if isinstance(attention, GridAttention) else (0, 0)
+        yield DensityExample(
+            index=row,
+            title=titles[row],
+            words=() if is_image else tuple(map(run.src_vocab.name, symbols)),
+            gold=_gold(run, corpus, row),
+            answer=answers[row][0],
+            prob=answers[row][1],
+            weights=() if weights is None else tuple(weights.tolist()),
+            grid=(int(rows_of_grid), int(columns)) if is_image else None,
+            masses=() if masses is None else tuple(masses.tolist()),
+            density=None if attention.density is None else draw_density(attention.density, 0),
+            image=_picture(run.model.image_store(batch.src[:, 0])[0]) if is_image else None,
+        )
+
+
+def _picture(pixels: Tensor) -> str | None:
+    """Return an image [height, width, 3] as a data URI of a PNG; None for features."""
+    if pixels.is_floating_point() or pixels.shape[-1] != 3:
+        return None
+    step = max(1, -(-max(pixels.shape[:2]) // WIDEST))
+    rgb = pixels[::step, ::step].contiguous().numpy().astype(np.uint8)
+    height, width, _ = rgb.shape
+    rows = np.concatenate([np.zeros((height, 1), np.uint8), rgb.reshape(height, -1)], 1)  # each with filter 0
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = (chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows.tobytes(), 9)), chunk(b"IEND", b""))
+    png = b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
+
+
+@dataclass(frozen=True)
+class SignalDensity(Record):
+    """A density over time: what one head reads of one channel's signal, for all series alike."""
+
+    channel: str  # its name
+    head: int  # its number, from 0
+    density: DrawnDensity  # on the line from 0 to 1
+
+
+def signal_densities(model: SignalClassifier, channels: Sequence[str]) -> tuple[SignalDensity, ...]:
+    """Return the densities over time with which a classifier reads its channels (Martins et al. 2020, sec. 3).
+
+    Args:
+        model: of irregular time series.
+        channels: their names, in the model's order.
+
+    Returns:
+        One record for each channel and head.
+
+    Raises:
+        ValueError: another number of names.
+
+    Example:
+        >>> from tsallis.continuous import gaussian_grid
+        >>> model = SignalClassifier(gaussian_grid(4, 0.3), channels=2, d_values=1, heads=3)
+        >>> densities = signal_densities(model, ["heart rate", "temperature"])
+        >>> len(densities), densities[3].channel, densities[3].density.bounded
+        (6, 'temperature', True)
+    """
+    if len(channels) != model.sizes[0]:
+        raise ValueError(f"channels must be {model.sizes[0]} names, got {len(channels)}")
+    with torch.no_grad():
+        density = model.density()  # of batch shape [1, heads, channels]
+    heads = density.batch_shape[1]
+    return tuple(
+        SignalDensity(name, head, draw_density(density, (0, head, number)))
+        for number, name in enumerate(channels)
+        for head in range(heads)
+    )

@@ -1,0 +1,41 @@
+"""Sizes of an analysis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tsallis.search.step import at_least_one
+
+
+@dataclass(frozen=True)
+class Options:
+    """Sizes of a summary: how much of a corpus it takes in.
+
+    Args:
+        limit: sentences that are analysed, the first ones.
+        sentences: how many of them the summary holds with all weights.
+        importance: sentences on which the loss without each head is measured; 0 leaves it out.
+        searched: sentences, the first ones, that are searched for the rate of empty outputs beside those it holds.
+        examples: sentences that show the role of a head.
+        beam_size: of the search for outputs.
+
+    Raises:
+        ValueError: a number below 1, of `importance` and `searched` below 0.
+
+    Example:
+        >>> Options(limit=200).sentences
+        30
+    """
+
+    limit: int = 1000
+    sentences: int = 30
+    importance: int = 0
+    searched: int = 0
+    examples: int = 3
+    beam_size: int = 5
+
+    def __post_init__(self) -> None:
+        at_least_one(limit=self.limit, sentences=self.sentences, examples=self.examples, beam_size=self.beam_size)
+        for name in ("importance", "searched"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")

@@ -1,0 +1,202 @@
+"""Sweeps: the scores of runs against the one setting in which they differ, with their seeds as spread."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tsallis.analysis.curves import SCORES, ValueHistory
+from tsallis.analysis.tables import Record
+from tsallis.errors import InputError
+
+ALPHAS = {"softmax": 1.0, "sparsemax": 2.0}  # of maps that have an alpha of their own
+SEEDS = ("training.seed", "run_dir")  # settings in which the runs of one point may differ
+OUTPUT, ATTENTION = "model.output", "model.attention"
+BOTH = "model.attention_alpha and model.output_alpha"
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """A run of a sweep.
+
+    Args:
+        name: of its folder.
+        settings: of its configuration, by path, such as "model.output_alpha".
+        history: its numbers over the training.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    history: ValueHistory
+
+
+@dataclass(frozen=True)
+class SweepPoint(Record):
+    """The runs of one value of the setting.
+
+    Args:
+        value: of the setting.
+        runs: their names.
+        seeds: of their trainings.
+        scores: by name, the number of each run at its best validation; None where a run lacks it.
+        steps: of each run's validations.
+        curves: by name, the numbers of each run at all of its validations.
+
+    Example:
+        >>> scores = {"dev_bleu": (30.0, 31.0)}
+        >>> point = SweepPoint(1.5, ("a", "b"), (1, 2), scores, ((10,), (10,)), {"dev_bleu": ((30.0,), (31.0,))})
+        >>> point.mean("dev_bleu"), round(point.deviation("dev_bleu"), 3)
+        (30.5, 0.707)
+    """
+
+    value: float
+    runs: tuple[str, ...]
+    seeds: tuple[int | None, ...]
+    scores: dict[str, tuple[float | None, ...]]
+    steps: tuple[tuple[int, ...], ...]
+    curves: dict[str, tuple[tuple[float | None, ...], ...]]
+
+    def mean(self, name: str) -> float | None:
+        """Return the mean of a score over the runs that have it; None where none has."""
+        numbers = self._numbers(name)
+        return statistics.fmean(numbers) if numbers else None
+
+    def deviation(self, name: str) -> float | None:
+        """Return the standard deviation of a score over seeds, with the divisor n - 1; None for fewer than two."""
+        numbers = self._numbers(name)
+        return statistics.stdev(numbers) if len(numbers) > 1 else None
+
+    def _numbers(self, name: str) -> list[float]:
+        return [number for number in self.scores.get(name, ()) if number is not None]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields, and mean and deviation of each score."""
+        spread = {name: {"mean": self.mean(name), "deviation": self.deviation(name)} for name in self.scores}
+        return {**super().to_dict(), "spread": spread}
+
+
+@dataclass(frozen=True)
+class Sweep(Record):
+    """Scores against a setting.
+
+    Args:
+        setting: its path in the configuration.
+        score: the name of the one that selects a run's best validation.
+        points: one for each value, ascending.
+    """
+
+    setting: str
+    score: str
+    points: tuple[SweepPoint, ...]
+
+
+def sweep(runs: Sequence[SweepRun]) -> Sweep:
+    r"""Compute the scores of runs against the one setting in which they differ, with their seeds as spread.
+
+    These are figure 8 of Tezekbayev et al. 2022, and figure 4 of Peters et al. 2019. Softmax counts as
+    :math:`\alpha = 1` and sparsemax as :math:`\alpha = 2`, so that a sweep of alpha may hold them. Attention and output
+    may be swept together, with one alpha for both. Runs of one value differ in their seeds. A run stands for its best
+    validation, by the score that its training went by.
+
+    Args:
+        runs: at least two, of one task.
+
+    Returns:
+        The points of the sweep.
+
+    Raises:
+        InputError: runs that differ in no number, in several settings, or in their scores.
+
+    Example:
+        >>> runs = []
+        >>> for seed, alpha, bleu in ((1, 1.2, 30.0), (2, 1.2, 31.0), (1, 1.5, 33.0)):
+        ...     settings = {"model.output": "entmax", "model.output_alpha": alpha, "training.seed": seed}
+        ...     runs.append(SweepRun(f"{alpha}-{seed}", settings, ValueHistory((10,), {"dev_bleu": (bleu,)})))
+        >>> swept = sweep(runs)
+        >>> swept.setting, [(point.value, point.mean("dev_bleu")) for point in swept.points]
+        ('model.output_alpha', [(1.2, 30.5), (1.5, 33.0)])
+    """
+    if len(runs) < 2:
+        raise InputError("a sweep needs two runs or more")
+    setting, values = _swept(runs)
+    names = {run.name: _score_name(run) for run in runs}
+    score = names[runs[0].name]
+    for name, other in names.items():
+        if other != score:
+            raise InputError(f"{name}: was validated by {other}, {runs[0].name} by {score}: not one sweep")
+    points = []
+    for value in sorted(set(values)):
+        points.append(_point(value, [run for run, own in zip(runs, values, strict=True) if own == value], score))
+    return Sweep(setting, score, tuple(points))
+
+
+def _swept(runs: Sequence[SweepRun]) -> tuple[str, list[float]]:
+    """Return the one setting in which runs differ, and its value in each."""
+    columns = [_effective(run) for run in runs]
+    names = dict.fromkeys(name for column in columns for name in column)
+    differ = [name for name in names if any(column.get(name) != columns[0].get(name) for column in columns)]
+    alphas = [f"{ATTENTION}_alpha", f"{OUTPUT}_alpha"]
+    if sorted(differ) == sorted(alphas) and all(column[alphas[0]] == column[alphas[1]] for column in columns):
+        return BOTH, [column[alphas[0]] for column in columns]
+    if not differ:
+        raise InputError("the runs differ in no setting but their seeds: there is nothing to draw a score against")
+    if len(differ) > 1:
+        raise InputError(f"a sweep needs runs that differ in one setting, these differ in {', '.join(differ)}")
+    (name,) = differ
+    values = [column.get(name) for column in columns]
+    bad = next((x for x in values if isinstance(x, bool) or not isinstance(x, int | float)), None)
+    if bad is not None or None in values:
+        raise InputError(f"a sweep needs runs that differ in a number, these differ in {name}: {bad!r} is none")
+    return name, [float(value) for value in values if value is not None]
+
+
+def _effective(run: SweepRun) -> dict[str, Any]:
+    """Return the settings without seeds, maps as alphas, and the threshold that alpha-ReLU was trained with."""
+    settings = {name: value for name, value in run.settings.items() if name not in SEEDS}
+    for part in (OUTPUT, ATTENTION):
+        name = settings.get(part)
+        if name in ALPHAS:
+            settings |= {part: "entmax", f"{part}_alpha": ALPHAS[name]}
+    if settings.get(OUTPUT) == "alpha_relu" and settings.get("model.tau") is None:
+        settings["model.tau"] = run.history.last("tau")
+    if settings.get(OUTPUT) != "alpha_relu":
+        settings.pop("model.tau", None)
+    return settings
+
+
+def _score_name(run: SweepRun) -> str:
+    """Return the score that selects the best validation: the first one of the log that is no loss."""
+    names = [name for name in run.history.values if name.startswith(SCORES) and name != f"{SCORES}loss"]
+    return names[0] if names else f"{SCORES}loss"
+
+
+def _point(value: float, runs: Sequence[SweepRun], score: str) -> SweepPoint:
+    best = [_best(run, score) for run in runs]
+    names = dict.fromkeys(name for run in runs for name in run.history.values)
+    curves = {
+        name: tuple(run.history.values.get(name, (None,) * len(run.history.steps)) for run in runs) for name in names
+    }
+    return SweepPoint(
+        value,
+        tuple(run.name for run in runs),
+        tuple(run.settings.get(SEEDS[0]) for run in runs),
+        {name: tuple(own[i] for own, i in zip(curves[name], best, strict=True)) for name in names},
+        tuple(run.history.steps for run in runs),
+        curves,
+    )
+
+
+def _best(run: SweepRun, score: str) -> int:
+    """Return the number of the best validation: the highest score, of equal ones that of the lowest loss."""
+    loss = f"{SCORES}loss"
+    scores, losses = (run.history.values.get(name, ()) for name in (score, loss))
+
+    def rank(number: int) -> tuple[float, float]:
+        sign = -1 if score == loss else 1
+        value = scores[number] if number < len(scores) else None
+        other = losses[number] if number < len(losses) else None
+        return (-float("inf") if value is None else sign * value, 0.0 if other is None else -other)
+
+    return max(range(len(run.history.steps)), key=rank)

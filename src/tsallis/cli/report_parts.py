@@ -1,0 +1,180 @@
+"""The parts of a report: summaries of runs, the attention of runs that answer with labels, and sweeps."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tsallis.analysis import (
+    ComparisonSummary,
+    DensitySummary,
+    Options,
+    RunInput,
+    RunSummary,
+    Sweep,
+    SweepRun,
+    TrainingCounts,
+    count_pieces,
+    summarize_densities,
+    summarize_runs,
+    sweep,
+    value_history,
+)
+from tsallis.analysis.densities import is_label_run
+from tsallis.config import Config
+from tsallis.data import io
+from tsallis.data.corpus import Corpus
+from tsallis.errors import InputError
+from tsallis.evaluation.metrics import search_corpus
+from tsallis.tasks.base import Lines, Task
+from tsallis.tasks.registry import load_config
+from tsallis.training import Run
+
+COUNTED = 200_000  # training examples, at most, whose pieces are counted
+Runs = Sequence[tuple[Run, Task]]
+
+
+class Report(NamedTuple):
+    """Everything that the page and the file of numbers hold."""
+
+    runs: Sequence[RunSummary] = ()
+    comparisons: Sequence[ComparisonSummary] = ()
+    densities: Sequence[DensitySummary] = ()
+    sweep: Sweep | None = None
+
+
+def read_sweep(runs: Sequence[Path]) -> Sweep:
+    """Return the sweep of runs, from their configurations and logs alone.
+
+    Raises:
+        InputError: runs that are no sweep.
+    """
+    return sweep([SweepRun(run.name, _settings(load_config(run / "config.yaml")), value_history(run)) for run in runs])
+
+
+def sweep_if_any(runs: Sequence[Path]) -> Sweep | None:
+    """Return the sweep that several runs happen to be, None where they are none."""
+    try:
+        return read_sweep(runs) if len(runs) > 1 else None
+    except InputError:
+        return None
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """Return every setting of a configuration by its path."""
+    settings: dict[str, Any] = {}
+    sections = [("", config.model_dump(mode="json"))]
+    while sections:
+        path, section = sections.pop()
+        for key, value in section.items():
+            if isinstance(value, dict):
+                sections.append((f"{path}{key}.", value))
+            else:
+                settings[f"{path}{key}"] = value
+    return settings
+
+
+def summarize_all(
+    runs: Runs, split: str, text: Path | None, language: str | None, options: Options
+) -> tuple[list[RunSummary], list[ComparisonSummary]]:
+    """Summarize encoder-decoders on the first one's data, or on the lines of a text, behind a progress bar."""
+    inputs = []
+    for run, task in runs:
+        corpus, name = _read(run, task, runs[0][0], split, text, language, options)
+        inputs.append(RunInput(run, corpus, name, _count_training(run, task)))
+    with _progress([run for run, _ in runs]) as advance:
+        summaries, comparisons = summarize_runs(inputs, options, advance)
+    for summary, (run, _) in zip(summaries, runs, strict=True):
+        if summary.corpus.unknown:
+            message = f"{summary.corpus.unknown} symbols are unknown to {run.folder} and stand as <unk>"
+            print(f"tsallis: {summary.corpus.name}: {message}", file=sys.stderr)
+    return summaries, comparisons
+
+
+def describe_labels(runs: Runs, split: str, text: Path | None, options: Options) -> list[DensitySummary]:
+    """Describe the attention of runs that answer with labels, all of them of one task and on the same examples."""
+    (first, first_task), rows = runs[0], None
+    summaries: list[DensitySummary] = []
+    for run, task in runs:
+        if not is_label_run(run) or task.name != first_task.name:
+            raise InputError(
+                f"{run.folder}: a run of {task.name} can't stand beside {first.folder}, one of {first_task.name}"
+            )
+        lines = _label_lines(run, task, first, split, text, options.limit)
+        name = f"the {split} split" if text is None else str(text)
+        if rows is not None and rows[-1] >= len(lines.corpus):
+            raise InputError(f"{run.folder}: reads {len(lines.corpus)} examples of {name}, {first.folder} reads more")
+        with _progress([run]) as advance:
+            summary = summarize_densities(run, lines.corpus, name, lines.titles, options, rows, advance)
+        rows = [example.index for example in summary.shown]
+        summaries.append(summary)
+    return summaries
+
+
+def _label_lines(run: Run, task: Task, first: Run, split: str, text: Path | None, limit: int) -> Lines:
+    if text is None:
+        return task.split(run, load_config(first.folder / "config.yaml").data, split)
+    lines = list(io.read_lines(text))[:limit]
+    return task.read(lines, str(text), run, _has_outputs(task, lines))
+
+
+@contextlib.contextmanager
+def _progress(runs: Sequence[Run]) -> Iterator[Callable[[int, str, int, int], None]]:
+    """Show a bar for each run on a terminal's standard error; yield the function that moves one."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bars = [progress.add_task(run.folder.name, total=None) for run in runs]
+
+        def advance(number: int, stage: str, done: int, total: int) -> None:
+            description = f"{runs[number].folder.name}: {stage}"
+            progress.update(bars[number], description=description, completed=done, total=total)
+
+        yield advance
+
+
+def _count_training(run: Run, task: Task) -> TrainingCounts | None:
+    """Count the pieces of a run's training data, if that is at hand."""
+    try:
+        examples = task.read_split(load_config(run.folder / "config.yaml").data, "train")[:COUNTED]
+    except InputError as error:
+        print(f"tsallis: no score for rare tokens, which needs the training data: {error}", file=sys.stderr)
+        return None
+    corpus = task.encode(examples, task.vocabularies(run)).corpus
+    return TrainingCounts(len(corpus), count_pieces(corpus, run.src_vocab, run.tgt_vocab))
+
+
+def _read(
+    run: Run, task: Task, first: Run, split: str, text: Path | None, language: str | None, options: Options
+) -> tuple[Corpus, str]:
+    """Return sentences with targets, as the run numbers them, and their name."""
+    if text is not None:
+        return _read_text(run, task, text, language, options)
+    data = load_config(first.folder / "config.yaml").data
+    return task.split(run, data, split, language=language).corpus, f"the {split} split"
+
+
+def _read_text(run: Run, task: Task, path: Path, language: str | None, options: Options) -> tuple[Corpus, str]:
+    """Read lines with outputs, or without: then the run's own answers are the targets."""
+    lines = list(io.read_lines(path))
+    has_outputs = _has_outputs(task, lines)
+    values = task.check_options(run, {"language": language})
+    read = task.read(lines[: options.limit], str(path), run, has_outputs, **values)
+    plain, with_outputs = (columns.count("<TAB>") for columns in task.columns)
+    if has_outputs or with_outputs == plain:
+        return read.corpus, str(path)
+    results = search_corpus(run.model, read.corpus, options.beam_size)
+    answers = [list(result.best.tokens) if result.best else [] for result in results]
+    return Corpus(read.corpus.src, answers), f"{path} (the run's own answers)"
+
+
+def _has_outputs(task: Task, lines: Sequence[str]) -> bool:
+    """Tell by its columns whether the first line that is not empty has its output."""
+    first = next((line for line in lines if line.strip()), "")
+    return first.count("\t") == task.columns[1].count("<TAB>")

@@ -1,0 +1,90 @@
+// Scores of runs against the one setting in which they differ; the spread is that of their seeds.
+
+const SCORE_NAMES = {
+  dev_loss: "Loss on the development set", dev_bleu: "BLEU on the development set",
+  dev_exact: "Outputs that are the reference", dev_macro_accuracy: "Accuracy on the development set, mean of languages",
+  dev_accuracy: "Accuracy on the development set", dev_levenshtein: "Distance to the reference",
+  dev_gold_in_support: "References’ symbols that are possible", dev_symbol_accuracy: "Most probable symbols that are right",
+  output_support: "Symbols possible a step", attention_support: "Source positions attended to a step",
+  logit_norm: "Norm of the output’s scores ‖z‖", output_threshold: "Threshold of the output τ(z)",
+};
+
+function settingName(setting) {
+  return setting.replace(/model\./g, "").replace("output_alpha", "alpha of the output")
+    .replace("attention_alpha", "alpha of the attention").replace(/_/g, " ");
+}
+
+function viewSweep() {
+  const { sweep } = DATA;
+  const runs = sweep.points.reduce((sum, point) => sum + point.runs.length, 0);
+  const names = Object.keys(sweep.points[0].scores).filter((name) => name !== "tau"
+    && sweep.points.some((point) => point.spread[name] && point.spread[name].mean !== null));
+  const order = [sweep.score, "dev_loss", ...names].filter((name, i, all) => names.includes(name) && all.indexOf(name) === i);
+  return [
+    h("h1", { tabindex: "-1" }, "Sweep"),
+    h("p", { class: "lead" }, `${whole(runs)} runs that differ in one setting, the ${settingName(sweep.setting)}. Each run `
+      + `stands for its best validation, by ${SCORE_NAMES[sweep.score] || sweep.score}. A dot is a run, the line joins the `
+      + "means, a bar is one standard deviation over seeds."),
+    h("div", { class: "columns" }, order.map((name) => sweepFigure(sweep, name))),
+    h("section", null, h("h2", null, "Over the updates"),
+      h("p", { class: "legend" }, sweep.points.map((point, i) => h("span", null, h("i", { class: "swatch",
+        style: { background: shade(i, sweep.points.length) } }), ` ${label(point.value)}`))),
+      h("div", { class: "columns" }, order.slice(0, 2).map((name) => sweepCurves(sweep, name)))),
+    h("section", null, h("h2", null, "Means and deviations"), sweepTable(sweep, order)),
+  ];
+}
+
+function numbersOf(point, name) {
+  return (point.scores[name] || []).filter((value) => value !== null);
+}
+
+function sweepFigure(sweep, name) {
+  const points = sweep.points.filter((point) => numbersOf(point, name).length);
+  const ends = (point) => {
+    const { mean: middle, deviation } = point.spread[name];
+    return [...numbersOf(point, name), middle - (deviation || 0), middle + (deviation || 0)];
+  };
+  const all = points.flatMap(ends);
+  const values = points.map((point) => point.value);
+  const title = SCORE_NAMES[name] || name;
+  const chart = axes({ x: padded(Math.min(...values), Math.max(...values)), y: padded(Math.min(...all), Math.max(...all)),
+    xName: settingName(sweep.setting), yName: "", left: 56 });
+  const toY = (point) => chart.toY(point.spread[name].mean);
+  chart.svg.append(s("polyline", { class: "line", style: { stroke: "var(--accent)" },
+    points: points.map((point) => `${chart.toX(point.value)},${toY(point)}`).join(" ") }));
+  for (const point of points) {
+    const { mean: middle, deviation } = point.spread[name];
+    const x = chart.toX(point.value);
+    if (deviation) {
+      chart.svg.append(s("line", { class: "threshold", x1: x, x2: x, y1: chart.toY(middle - deviation),
+        y2: chart.toY(middle + deviation) }));
+    }
+    point.scores[name].forEach((value, i) => {
+      if (value === null) return;
+      chart.svg.append(s("circle", { cx: x, cy: chart.toY(value), r: 3.2, style: { fill: "var(--accent)" } },
+        s("title", null, `${point.runs[i]}: ${label(point.value)}, ${plain(value, 3)}`)));
+    });
+  }
+  return figure(title, chart.svg);
+}
+
+function sweepCurves(sweep, name) {
+  const lines = sweep.points.flatMap((point, i) => (point.curves[name] || []).map((values, j) => ({
+    name: point.runs[j], steps: point.steps[j], values, colour: shade(i, sweep.points.length) })));
+  return figure(`${SCORE_NAMES[name] || name}, over the updates`, lineChart(null, lines, { xName: "update", yName: "", left: 56 }));
+}
+
+function sweepTable(sweep, names) {
+  const cell = (point, name) => {
+    const spread = point.spread[name];
+    if (!spread || spread.mean === null) return "–";
+    return `${plain(spread.mean, 3)}${spread.deviation === null ? "" : ` ± ${plain(spread.deviation, 3)}`}`;
+  };
+  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Means and deviations" },
+    h("table", { class: "contrasts" }, h("caption", { class: "unseen" }, "Means and deviations"),
+      h("thead", null, h("tr", null, [capital(settingName(sweep.setting)), "Runs", ...names.map((name) => SCORE_NAMES[name]
+        || name)].map((text) => h("th", { scope: "col" }, text)))),
+      h("tbody", null, sweep.points.map((point) => h("tr", null, h("th", { scope: "row" }, label(point.value)),
+        h("td", { class: "number" }, point.runs.length),
+        names.map((name) => h("td", { class: "number" }, cell(point, name))))))));
+}
