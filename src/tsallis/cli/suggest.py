@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -67,6 +68,11 @@ class Completer:
     task: Task
     n_best: int
 
+    @cached_property
+    def names(self) -> list[str]:
+        """The spelling of each symbol."""
+        return self._names(range(len(self.run.tgt_vocab)))
+
     def complete(self, source: Batch, typed: str) -> tuple[list[int], Completions]:
         """Return the whole symbols of what is typed, and what may follow."""
         from tsallis.evaluation.metrics import device_of
@@ -76,10 +82,9 @@ class Completer:
         tokens, rest = self.task.split_typed(typed, self.run)
         if UNK in tokens:  # of the text itself nothing is known
             return tokens, Completions(float("-inf"), (), (), 0, 0.0, 0.0)
-        names = [self.run.tgt_vocab.name(number) for number in range(len(self.run.tgt_vocab))]
         batch = source.to(device_of(self.run.model))
         sources = self.run.model, batch.src, batch.src_lengths
-        return tokens, complete(*sources, names, tokens, rest, n_best=self.n_best)
+        return tokens, complete(*sources, self.names, tokens, rest, n_best=self.n_best)
 
     def describe(self, source: Batch, typed: str) -> dict[str, Any]:
         """Return completions as what JSON holds."""

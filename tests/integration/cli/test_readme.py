@@ -1,4 +1,4 @@
-"""Every command and example of the README is run, and every command of the pages on training and measurements."""
+"""Every command and example of the README is run, and every command of the pages on commands and measurements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tsallis.tasks.inflection import english_verbs
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-OTHERS = ("training", "translation", "continuous-models")
+OTHERS = ("command-line", "training", "translation", "continuous-models")
 PAGES = [README, *((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in OTHERS)]
 CONSOLE = [
     line.removeprefix("$ ")
