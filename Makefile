@@ -100,7 +100,7 @@ bench: $(VENV)/.bench
 
 # In the environment whose PyTorch and Triton use the GPU: nothing is installed.
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -q -p no:cacheprovider tests/unit/ops/triton
+	PYTHONPATH=src $(PYTHON) -m pytest -v --tb=short --durations=10 -p no:cacheprovider tests/unit/ops/triton
 
 bench-gpu:
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu_maps.py --out benchmarks/results/gpu-maps.csv \

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import os
 import platform
 import random
 import statistics
@@ -19,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 import torch
-from common import Row
+from common import Row, table
 from torch import Tensor
 
 import tsallis
@@ -40,10 +41,24 @@ class Case:
 
 
 def require_gpu() -> None:
-    """End the program with one line and status 2 where there is no GPU."""
+    """End the program with one line and status 2 where there is no GPU; else measure the kernels, right or wrong."""
+    os.environ.setdefault("TSALLIS_SELF_CHECK", "0")
     if not torch.cuda.is_available():
         print("this benchmark needs a GPU that PyTorch can use, and there is none", file=sys.stderr)
         raise SystemExit(2)
+
+
+class Report:
+    """Rows as they come, in Markdown: what was measured is there when a time limit ends the program."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.columns, self.begun = columns, False
+
+    def show(self, rows: list[Row]) -> None:
+        """Print some more rows, at once."""
+        lines = table(rows, self.columns).splitlines()
+        print(*lines[2 if self.begun else 0 :], sep="\n", flush=True)
+        self.begun = True
 
 
 def interleaved(cases: Sequence[Case], rounds: int = 30, warm: int = 3) -> dict[str, list[float]]:

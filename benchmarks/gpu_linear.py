@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from common import Row, table, verdict, write
-from gpu import Case, interleaved, machine, peak, peer, require_gpu
+from common import Row, verdict, write
+from gpu import Case, Report, interleaved, machine, peak, peer, require_gpu
 from torch import Tensor
 
 import tsallis
@@ -29,6 +29,7 @@ from tsallis.ops.autograd import linear_chunks
 SHAPES = ("8192x1024x128000", "8192x4096x128000", "16384x1024x128000", "16384x4096x128000")
 INPUTS = {"trained": (1.0, 5.0), "flat": (0.1, 0.0)}  # deviation of the scores, and the lead of the target's
 DENSE = "cross-entropy"  # what all are compared with
+COMPILED = "cross-entropy-compiled"
 MEMORY, TIMES = 8, {"trained": 0.7, "flat": 1.3}  # targets: a share of its memory at most, and of its time
 COLUMNS = ("shape", "input", "operation", "owner", "ms", "time_ratio", "extra_mb", "memory_ratio", "support")
 SAMPLE = 64  # tokens whose supports are counted
@@ -76,7 +77,7 @@ def losses(target: Tensor, tau: float) -> dict[str, tuple[str, Loss]]:
 
     result: dict[str, tuple[str, Loss]] = {
         DENSE: ("torch", both(F.cross_entropy)),
-        "cross-entropy-compiled": ("torch", lambda h, w: _compiled()(h, w, target)),
+        COMPILED: ("torch", lambda h, w: _compiled()(h, w, target)),
         "entmax-loss-1.5": ("tsallis", both(partial(tsallis.entmax_loss, alpha=1.5))),
         **{f"linear-entmax-loss-{a}": ("tsallis", partial(fused, alpha=a)) for a in (1.5, 2.0, 1.25)},
         "linear-alpha-relu-loss-one-pass": ("tsallis", relu(True)),
@@ -114,7 +115,7 @@ def support(operation: str, hidden: Tensor, weight: Tensor, tau: float) -> float
     return ""
 
 
-def measure(shape: str, name: str, rounds: int) -> list[Row]:
+def measure(shape: str, name: str, rounds: int, compiled: bool = True) -> list[Row]:
     """Rows of all candidates on one shape and input."""
     tokens, d, classes = map(int, shape.split("x"))
     hidden, weight, target = tensors(name, tokens, d, classes)
@@ -125,7 +126,8 @@ def measure(shape: str, name: str, rounds: int) -> list[Row]:
     def run(loss: Loss) -> tuple[Tensor, ...]:
         return torch.autograd.grad(loss(hidden, weight), (hidden, weight))
 
-    cases = [Case(n, owner, partial(run, loss)) for n, (owner, loss) in losses(target, tau).items()]
+    every = losses(target, tau)
+    cases = [Case(n, owner, partial(run, loss)) for n, (owner, loss) in every.items() if compiled or n != COMPILED]
     times = interleaved(cases, rounds)
     rows: list[Row] = []
     for case in cases:
@@ -179,18 +181,21 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), help="tokens x d x classes; default: %(default)s")
     parser.add_argument("--inputs", nargs="*", choices=list(INPUTS), default=list(INPUTS), help="default: both")
     parser.add_argument("--rounds", type=int, default=30, help="default: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="the smallest shape, five rounds")
+    parser.add_argument(
+        "--quick", action="store_true", help="the smallest shape, five rounds, nothing of torch.compile"
+    )
     parser.add_argument("--out", type=Path, help="CSV file to write")
     arguments = parser.parse_args()
     require_gpu()
     shapes, rounds = (arguments.shapes[:1], 5) if arguments.quick else (arguments.shapes, arguments.rounds)
     measured: list[Row] = []
+    report = Report(COLUMNS)
     for shape in shapes:
         for name in arguments.inputs:
             print(shape, name, file=sys.stderr)
-            measured += measure(shape, name, rounds)
+            measured += (new := measure(shape, name, rounds, compiled=not arguments.quick))
             write(arguments.out, measured)
-    print(table(measured, COLUMNS))
+            report.show(new)
     print("", *verdicts(measured), sep="\n")
 
 

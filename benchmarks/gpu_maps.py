@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import Row, table, verdict, write
-from gpu import Case, bandwidth, interleaved, machine, medians, peer, require_gpu
+from common import Row, verdict, write
+from gpu import Case, Report, bandwidth, interleaved, machine, medians, peer, require_gpu
 from torch import Tensor
 
 import tsallis
@@ -168,12 +168,14 @@ def main() -> None:
     if arguments.quick:
         arguments.sizes, arguments.classes = arguments.sizes[1::3], arguments.classes[:1]
         arguments.inputs, arguments.rounds, arguments.scores = arguments.inputs[:1], 5, min(arguments.scores, 1 << 26)
+        arguments.dtypes, arguments.peer_sizes = arguments.dtypes[:1], []
     print(f"tsallis on {backend.explain_gpu()}", file=sys.stderr)
     copy = bandwidth()
     print(f"a copy on the device moves {copy / 1e12:.3g} TB/s", file=sys.stderr)
     adasplash = None if arguments.no_peer else peer("adasplash")
     rows: list[Row] = []
     errors: list[Row] = []
+    report = Report(COLUMNS)
     for dtype in arguments.dtypes:
         for d in arguments.sizes:
             for name in arguments.inputs:
@@ -182,8 +184,9 @@ def main() -> None:
                 scores = scores_of(columns["rows"], d, name, DTYPES[dtype])
                 calls = map_calls(scores, adasplash if d in arguments.peer_sizes else None)
                 upstream = torch.randn(scores.shape, device="cuda", dtype=scores.dtype)
-                rows += measured(columns, calls, upstream, 5 * scores.nbytes, copy, arguments.rounds)
+                rows += (new := measured(columns, calls, upstream, 5 * scores.nbytes, copy, arguments.rounds))
                 write(arguments.out, rows)
+                report.show(new)
                 if arguments.accuracy:
                     errors += accuracy({k: v for k, v in columns.items() if k != "rows"}, calls)
                     write(arguments.accuracy, errors)
@@ -197,10 +200,10 @@ def main() -> None:
             if name == "peaked":
                 target = scores.detach().argmax(-1)
             calls = loss_calls(scores, target)
-            rows += measured(columns, calls, None, 3 * scores.nbytes, copy, arguments.rounds)
+            rows += (new := measured(columns, calls, None, 3 * scores.nbytes, copy, arguments.rounds))
             write(arguments.out, rows)
+            report.show(new)
             del scores, calls, target
-    print(table(rows, COLUMNS))
     print("", *verdicts(rows), sep="\n")
 
 

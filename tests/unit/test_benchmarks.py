@@ -152,6 +152,30 @@ def test_without_a_gpu_its_benchmarks_say_so(script: str, tmp_path: Path) -> Non
     assert not (tmp_path / "x.csv").exists()
 
 
+GPU_SCRIPTS = {
+    "gpu_maps.py": ["--sizes", 64, "--classes", 64, "--scores", 256, "--dtypes", "bfloat16", "--inputs", "normal"],
+    "gpu_linear.py": ["--shapes", "16x16x64", "--inputs", "trained"],
+    "gpu_attention.py": ["--groups", "accuracy", "long"],
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs no-gpu: there is one")
+@pytest.mark.parametrize("script", GPU_SCRIPTS)
+def test_those_for_a_gpu_run_to_their_end_and_print_rows_as_they_come(script: str, tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    out, tests = tmp_path / "gpu.csv", Path(__file__).parents[1]
+    command = [sys.executable, "cuda_on_cpu.py", script, *map(str, GPU_SCRIPTS[script]), "--rounds=1", f"--out={out}"]
+    command += ["--quick"] if script == "gpu_attention.py" else []
+    environment = {**os.environ, "PYTHONPATH": str(tests.parent / "src"), "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tests)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if "left out" in line and "compiled" not in line] == []
+    rows = read(out)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert len(lines) == 2 + len(rows) and sum(row["owner"] == "tsallis" for row in rows) >= 4
+    assert "MISSED" in done.stdout or "met" in done.stdout  # the targets, at the end
+
+
 def test_cases_on_a_gpu_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     gpu = importlib.import_module("gpu")
