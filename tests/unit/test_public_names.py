@@ -10,6 +10,7 @@ import pytest
 
 import tsallis
 from public_names import PUBLIC_NAMES
+from public_signatures import FILE, lines
 
 ROOT = Path(tsallis.__file__).parent
 TOOLKIT = ("analysis", "data", "datasets", "evaluation", "models", "report", "search", "tasks", "training")
@@ -49,3 +50,11 @@ def test_public_names(module: str) -> None:
 def test_functional_offers_what_the_package_offers() -> None:
     modules = {name for name in PUBLIC_NAMES["tsallis"] if f"tsallis.{name}" in PUBLIC_NAMES}
     assert set(PUBLIC_NAMES["tsallis"]) - modules == set(PUBLIC_NAMES["tsallis.functional"])
+
+
+def test_signatures_of_the_core_are_those_of_the_file() -> None:
+    """After a change that is meant: python tests/public_signatures.py."""
+    recorded, current = FILE.read_text(encoding="utf-8").splitlines(), lines()
+    assert [line for line in recorded if line not in current] == []  # what users call is gone, or called otherwise
+    assert [line for line in current if line not in recorded] == []
+    assert recorded == current
