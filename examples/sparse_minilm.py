@@ -120,7 +120,7 @@ def similarity(model: Path, tokenizer: Any, train: Questions, test: Questions, s
 def compare(
     model: Any, tokenizer: Any, texts: list[str], reference: Tensor, part: str, variant: str, steps: int
 ) -> Row:
-    found, density = embed(model, tokenizer, texts)
+    embeddings, density = embed(model, tokenizer, texts)
     pairs = torch.triu_indices(len(texts), len(texts), 1).unbind()
     return {
         "part": part,
@@ -128,9 +128,9 @@ def compare(
         "steps": steps,
         "alpha": mean_alpha(model),
         "density": round(density, 4),
-        "largest_change": f"{(found - reference).abs().max().item():.2e}",
-        "cosine": round((found * reference).sum(-1).mean().item(), 4),
-        "spearman": round(spearman((found @ found.T)[pairs], (reference @ reference.T)[pairs]), 4),
+        "largest_change": f"{(embeddings - reference).abs().max().item():.2e}",
+        "cosine": round((embeddings * reference).sum(-1).mean().item(), 4),
+        "spearman": round(spearman((embeddings @ embeddings.T)[pairs], (reference @ reference.T)[pairs]), 4),
     }
 
 
@@ -144,8 +144,8 @@ def learn_embeddings(model: Any, teacher: Any, tokenizer: Any, texts: list[str],
         set_alpha(model, path.alpha(step, steps))
         batch = tokenize(tokenizer, [texts[i] for i in torch.randint(len(texts), (BATCH,)).tolist()])
         with torch.no_grad():
-            wanted = pool(teacher, batch)
-        loss = (1 - (pool(model, batch) * wanted).sum(-1)).mean()
+            target_rows = pool(teacher, batch)
+        loss = (1 - (pool(model, batch) * target_rows).sum(-1)).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

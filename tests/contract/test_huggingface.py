@@ -88,8 +88,8 @@ def test_padding_makes_no_difference(family: Family) -> None:
     batch, model = inputs(family), sparsify(build(family), 1.5)
     alone = {name: x[1:, :4] if name != "decoder_input_ids" else x[1:] for name, x in batch.items()}
     with torch.no_grad():
-        together, single = logits(model, batch)[1], logits(model, alone)[0]
-    torch.testing.assert_close(together[: len(single)], single, rtol=1e-5, atol=1e-5)
+        padded, single = logits(model, batch)[1], logits(model, alone)[0]
+    torch.testing.assert_close(padded[: len(single)], single, rtol=1e-5, atol=1e-5)
 
 
 @every_family
@@ -156,8 +156,8 @@ def test_half_precision_leaves_alphas_alone(family: Family, tmp_path: Path) -> N
     model.save_pretrained(tmp_path)
     loaded = from_pretrained(type(model), tmp_path, dtype=torch.bfloat16)
     assert next(loaded.parameters()).dtype == torch.bfloat16
-    for found in (alphas(model), alphas(loaded)):
-        assert all(torch.equal(found[name], x) for name, x in exact.items())
+    for values in (alphas(model), alphas(loaded)):
+        assert all(torch.equal(values[name], x) for name, x in exact.items())
 
 
 @every_family

@@ -134,8 +134,8 @@ def test_no_certificate_of_float32_steps_is_refuted_by_float64(transform: str, a
     src, lengths = sources(seed, 6)
     truth = enumerate_all(copy.deepcopy(model).double(), src, lengths)
     for beam_size in (1, 2, 5, 200):
-        found = beam_search(model, src, lengths, beam_size=beam_size, max_length=LONGEST)
-        for i, (result, known) in enumerate(zip(found, truth, strict=True)):
+        results = beam_search(model, src, lengths, beam_size=beam_size, max_length=LONGEST)
+        for i, (result, known) in enumerate(zip(results, truth, strict=True)):
             check(result, known, model.output.normalized, rounding=1e-3, least=-12)
             (alone,) = beam_search(
                 model, src[i : i + 1, : lengths[i]], lengths[i : i + 1], beam_size=beam_size, max_length=LONGEST
@@ -225,8 +225,8 @@ def test_no_certificate_within_limits_is_refuted(transform: str, alpha: float) -
         for result in listed:
             assert result.expanded <= budget
             reasons.add(result.stopped_by)
-            wanted = result.certificate.kind == "complete" or len(result.proven) == n_best
-            assert (result.stopped_by is None) == wanted
+            reached = result.certificate.kind == "complete" or len(result.proven) == n_best
+            assert (result.stopped_by is None) == reached
     assert {None, "budget", "time", "length"} <= reasons and ("mass" in reasons) == (transform != "alpha_relu")
 
 

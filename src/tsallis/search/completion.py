@@ -136,13 +136,13 @@ def complete(
                 return Completions(-math.inf, (), (), 0, 0.0, 0.0)
         node, certain = _Node(0.0, next(numbers), (), rest, state, last), tuple[int, ...]()
         while True:
-            found, missing = _choices(model, node, names, numbers, src.device)
-            if len(found) != 1 or missing or found[0].last == EOS or len(certain) >= longest:
+            nodes, missing = _choices(model, node, names, numbers, src.device)
+            if len(nodes) != 1 or missing or nodes[0].last == EOS or len(certain) >= longest:
                 break
-            certain += found[0].tokens
-            node = found[0]._replace(cost=0.0, tokens=(), rest="")
-        best = _follow(model, heapq.nsmallest(n_best, found), longest, src.device)
-    return Completions(log_prob, certain, best, len(found), math.fsum(math.exp(-n.cost) for n in found), missing)
+            certain += nodes[0].tokens
+            node = nodes[0]._replace(cost=0.0, tokens=(), rest="")
+        best = _follow(model, heapq.nsmallest(n_best, nodes), longest, src.device)
+    return Completions(log_prob, certain, best, len(nodes), math.fsum(math.exp(-n.cost) for n in nodes), missing)
 
 
 def _step(model: Decoder, state: Any, last: Sequence[int], device: torch.device) -> tuple[Tensor, Any]:

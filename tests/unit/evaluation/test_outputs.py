@@ -29,8 +29,8 @@ def test_what_is_said_of_the_empty_output_is_never_wrong(transform: str, alpha: 
         for size in (1, 2, 5):
             (result,) = beam_search(table, *sources(0), beam_size=size, max_length=LONGEST)
             more, best = compare_empty(empty, result)
-            found = result.best.log_prob if result.best else -math.inf
-            assert more == (empty > found)
+            least = result.best.log_prob if result.best else -math.inf
+            assert more == (empty > least)
             if best != "unknown":
                 assert (best == "yes") == (empty == most and empty > -math.inf)
             verdicts.add(best)

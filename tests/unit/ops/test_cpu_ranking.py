@@ -92,8 +92,8 @@ def test_a_row_depends_on_no_other(transform: tuple[float, float | None], d: int
     z = scores(9, d, 3)
     whole = cpu.best_symbols(z, *transform, 5, 2)
     alone = [cpu.best_symbols(z[i : i + 1], *transform, 5, 2) for i in range(9)]
-    for parts, together in zip(zip(*alone, strict=True), whole, strict=True):
-        assert torch.equal(torch.cat(parts), together)
+    for parts, expected in zip(zip(*alone, strict=True), whole, strict=True):
+        assert torch.equal(torch.cat(parts), expected)
 
 
 @in_pairs(d=[8, 20, 700])
