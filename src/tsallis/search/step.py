@@ -183,7 +183,7 @@ def advance_best(
         result: BestStep = model.step_best(state, token, count, EOS, only, keep)
     else:
         result = best_of_step(model.output, model.step(state, token), count, EOS, only)
-    if math.isnan(result.best.mass.sum().item()):
+    if any(mass != mass for mass in result.best.mass.tolist()):
         _refuse_nan(result.best.mass.isnan(), sources)
     return result
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -30,8 +30,7 @@ from tsallis.ops.transforms import traced
 ROOM = 64  # steps that there are positions for at first
 
 
-@dataclass(frozen=True)
-class CompiledState:
+class CompiledState(NamedTuple):
     """Rows of a decoder state, as addresses of what they have read."""
 
     decoder: Any  # of the backend
@@ -79,7 +78,7 @@ class CompiledState:
         """Make a step and return its results and the state after it."""
         if self.steps >= len(self.table):
             table = self.positions(self.decoder.embedding, 0, 2 * self.steps)
-            return replace(self, table=table)._read(token, **wishes)
+            return self._replace(table=table)._read(token, **wishes)
         result: DecoderResult = self.decoder.step(self.rows, token, self.table, **wishes)
         return result, self._with(result.state, self.steps + 1, (*self.memory, result.cache))
 

@@ -381,7 +381,8 @@ def best_symbols(
     scores = scores.float()
     rows, symbols = scores.shape
     best = allocate_best(rows, min(count, symbols))
-    call = rank_fields(best, symbols, alpha, tau, end, only)
+    call = rank_fields(symbols, alpha, tau)
+    point_to(call, best, end, only)
     call.scores = scores.data_ptr()
     _load()[0].tsallis_rank(call, torch.get_num_threads())
     return best
@@ -408,24 +409,15 @@ def allocate_best(rows: int, count: int) -> BestSymbols:
     )
 
 
-def rank_fields(
-    best: BestSymbols, symbols: int, alpha: float, tau: float | None, end: int, only: Tensor | None
-) -> Rank:
-    """Return a structure that asks for the best of rows of scores, which it does not name."""
-    rows, count = best.log_probs.shape
-    return Rank(
-        rows=rows,
-        d=symbols,
-        stride=symbols,
-        count=count,
-        end=end,
-        relu=tau is not None,
-        alpha=alpha,
-        tau=tau or 0.0,
-        only=None if only is None else only.data_ptr(),
-        best=best.log_probs.data_ptr(),
-        symbols=best.symbols.data_ptr(),
-        ends=best.ends.data_ptr(),
-        mass=best.mass.data_ptr(),
-        support=best.support.data_ptr(),
-    )
+def rank_fields(symbols: int, alpha: float, tau: float | None) -> Rank:
+    """Return a structure that asks for the best of rows of so many symbols by a map."""
+    return Rank(d=symbols, stride=symbols, relu=tau is not None, alpha=alpha, tau=tau or 0.0)
+
+
+def point_to(call: Rank, best: BestSymbols, end: int, only: Tensor | None) -> None:
+    """Let a structure name the results, and what they are to be."""
+    call.rows, call.count = best.log_probs.shape
+    call.end = end
+    call.only = None if only is None else only.data_ptr()
+    call.best, call.symbols = best.log_probs.data_ptr(), best.symbols.data_ptr()
+    call.ends, call.mass, call.support = best.ends.data_ptr(), best.mass.data_ptr(), best.support.data_ptr()

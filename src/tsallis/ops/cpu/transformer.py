@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tsallis.ops.arguments import AttentionWeights, DecoderResult, LayerWeights, OutputWeights, StackWeights
-from tsallis.ops.cpu import allocate_best, call_decoder, call_encoder, rank_fields
+from tsallis.ops.cpu import allocate_best, call_decoder, call_encoder, point_to, rank_fields
 from tsallis.ops.cpu.structs import PANEL_COLUMNS, Decoder, Encoder
 
 VECTOR = 16  # numbers in the widest vector: the size of a head must be a multiple of it
@@ -100,11 +100,10 @@ class CompiledDecoder(_Stack):
     def __init__(self, weights: StackWeights, output: OutputWeights) -> None:
         super().__init__(weights, output.projection)
         self.symbols = len(output.projection[0])
-        self.alpha, self.tau = output.alpha, output.tau
         projections = [layer.cross.projection for layer in weights.layers if layer.cross is not None]
         self._source_weight = torch.cat([weight[self.d :] for weight, _ in projections])  # [layers * 2 d, d]
         self._source_bias = torch.cat([bias[self.d :] for _, bias in projections])
-        self._template = Decoder(**self._fields)
+        self._template = Decoder(**self._fields, rank=rank_fields(self.symbols, output.alpha, output.tau))
 
     def project(self, states: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return a row's state for each source [sources, PAST], and the memory that it names.
@@ -144,7 +143,7 @@ class CompiledDecoder(_Stack):
         state, token = state.contiguous(), token.contiguous()
         call = Decoder.from_buffer_copy(self._template)
         best = allocate_best(rows, min(count, self.symbols))
-        call.rank = rank_fields(best, self.symbols, self.alpha, self.tau, end, only)
+        point_to(call.rank, best, end, only)
         following = torch.empty(rows, columns + 1, dtype=torch.int64)
         cache = torch.empty(rows, call.layers * 2 * self.d)
         attended = torch.empty(rows, dtype=torch.int64)

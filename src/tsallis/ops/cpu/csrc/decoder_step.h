@@ -34,7 +34,7 @@ class DecoderRows : TransformerRows {
     }
 
   private:
-    static constexpr int64_t OUTPUT_ROWS = 48;  // rows whose scores are held at once
+    static constexpr int64_t OUTPUT_ROWS = 96;  // rows whose scores are held at once
 
     const DecoderCall& call;
     const Kernels& table;
