@@ -97,6 +97,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/linear.py --out benchmarks/results/linear-cpu.csv
 	$(BIN)/python benchmarks/attention.py --out benchmarks/results/attention-cpu.csv
 	$(BIN)/python benchmarks/continuous.py --out benchmarks/results/continuous-cpu.csv
+	$(BIN)/python benchmarks/decoding.py --out benchmarks/results/decoding-cpu.csv
 
 # In the environment whose PyTorch and Triton use the GPU: nothing is installed.
 test-gpu:

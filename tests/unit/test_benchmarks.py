@@ -182,3 +182,19 @@ def test_cases_on_a_gpu_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ValueError, match="different names, got a, a"):
         gpu.interleaved([gpu.Case("a", "us", print), gpu.Case("a", "them", print)])
     assert {"gpu", "driver", "triton", "adasplash", "liger-kernel", "date"} <= set(gpu.machine())
+
+
+@pytest.mark.skipif(find_spec("ctranslate2") is None, reason="needs peer: ctranslate2, of the extra bench")
+def test_decoding(tmp_path: Path) -> None:
+    out = tmp_path / "decoding.csv"
+    options = ["--sizes", "multi30k", "--sentences", 4, "--single", 2, "--batches", 4, "--beams", 2, "--rounds", 1]
+    printed = run("decoding.py", *options, "--eager", "--out", out)
+    rows = read(out)
+    names = {(row["owner"], row["name"]) for row in rows}
+    assert names == {
+        *(("tsallis", name) for name in ("softmax", "1.5-entmax", "learned", "eager softmax")),
+        *(("ctranslate2", name) for name in ("float32", "int8")),
+    }
+    by_name = {row["name"]: row for row in rows}
+    assert by_name["eager softmax"]["agree"] == "1" and float(by_name["float32"]["to_peer"]) == 1
+    assert "softmax: time of CTranslate2's float32" in printed
