@@ -203,7 +203,9 @@ def _progress(stream: Any, name: str) -> Iterator[Callable[[str], str]]:
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    # Results go where they went without a bar: rich would take them over.
+    options: dict[str, Any] = {"transient": True, "redirect_stdout": False, "redirect_stderr": False}
+    with Progress(*columns, console=Console(stderr=True), **options) as progress:
         bar = progress.add_task(name, total=os.fstat(stream.fileno()).st_size)
 
         def advance(line: str) -> str:
