@@ -55,8 +55,9 @@ def _check(as_json: bool) -> None:
     for row in survey():
         kernel, error, limit, message = row.result
         if as_json:
-            subject = {"backend": row.backend, "dtype": str(row.dtype), "family": str(row.family), "seconds": row.seconds}
-            print_json({**subject, "error": error, "limit": limit, "agrees": row.result.agrees, "kernel": kernel})
+            names = {"backend": row.backend, "dtype": str(row.dtype), "family": str(row.family)}
+            sizes = {"seconds": row.seconds, "error": error, "limit": limit, "agrees": row.result.agrees}
+            print_json({**names, **sizes, "kernel": kernel})
         else:
             words = kernel if row.result.agrees else f"WRONG: {kernel} {message}".rstrip()
             numbers = f"{error:9.1e}{limit:9.1e}{row.seconds:9.2f}"
