@@ -43,7 +43,7 @@ SINGLE = {
     "info": {"--check", "--json"},
     "analyze": {
         *("--out", "--split", "--text", "--figures", "--json", "--limit", "--sentences", "--importance"),
-        *("--beam", "--language", "--checkpoint", "--device"),
+        *("--beam", "--language", "--checkpoint", "--device", "--searched", "--sweep"),
     },
     "train": {"--run-dir", "--device"},
     "average": {"--last", "--json"},
