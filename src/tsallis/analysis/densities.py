@@ -217,8 +217,8 @@ def summarize_densities(
 ) -> DensitySummary:
     r"""Compute where a classifier attends, over words or images: densities, supports, and how much is exactly zero.
 
-    A document of any length is the interval [0, 1], an image the unit square (Martins et al. 2020, sec. 4, fig. 3 to 5
-    ). The part that a support covers is its length or area inside of these; a Gaussian covers all of it.
+    A document of any length is the interval [0, 1], an image the unit square (Martins et al. 2020, sec. 4 and
+    fig. 2 and 3). The part that a support covers is its length or area inside of these; a Gaussian covers all of it.
 
     Args:
         run: of the classification or the visual task.

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from tsallis.analysis.weights import AttentionLayer, Sentence, SparseWeights, Text
 from tsallis.data.batching import IGNORED, Batch
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
-from tsallis.nn import GlobalAttention, MultiheadAttention
+from tsallis.nn import ContinuousGlobalAttention, GlobalAttention, MultiheadAttention
 from tsallis.search.step import evaluating
 
 Receive = Callable[[int, Tensor], None]
+DENSITY_ALPHAS = {"gaussian": 1.0, "laplace": 1.0, "truncated_parabola": 2.0, "triangular": 2.0}
 
 
 class Symbols(Protocol):
@@ -241,8 +242,8 @@ def read_model(model: Any, src_vocab: Symbols, tgt_vocab: Symbols) -> AttentionR
     """Return the adapter of one of this package's encoder-decoders.
 
     Args:
-        model: a :class:`~tsallis.models.TransformerSeq2Seq`, or a :class:`~tsallis.models.RNNSeq2Seq` with discrete
-            attention.
+        model: a :class:`~tsallis.models.TransformerSeq2Seq`, or a :class:`~tsallis.models.RNNSeq2Seq`; of continuous
+            attention the weights are the masses of the density in each word.
         src_vocab, tgt_vocab: spell its symbols.
 
     Returns:
@@ -260,11 +261,9 @@ def read_model(model: Any, src_vocab: Symbols, tgt_vocab: Symbols) -> AttentionR
     """
     if isinstance(model, TransformerSeq2Seq):
         return TransformerReader(model, src_vocab, tgt_vocab)
-    if isinstance(model, RNNSeq2Seq) and isinstance(model.attention, GlobalAttention):
+    if isinstance(model, RNNSeq2Seq) and isinstance(model.attention, GlobalAttention | ContinuousGlobalAttention):
         return RNNReader(model, src_vocab, tgt_vocab)
-    raise ValueError(
-        f"expected a TransformerSeq2Seq, or an RNNSeq2Seq with discrete attention, got {type(model).__name__}"
-    )
+    raise ValueError(f"expected a TransformerSeq2Seq or an RNNSeq2Seq, got {type(model).__name__}")
 
 
 class _Reader:
@@ -312,12 +311,20 @@ class TransformerReader(_Reader):
             return self._forward(batch)
 
 
+def _alpha_of(attention: Any) -> float:
+    """Return the alpha of a recurrent model's attention: of continuous attention that of its density's family."""
+    if isinstance(attention, GlobalAttention):
+        return float(attention.alpha)
+    kind = attention.attention.kind
+    return DENSITY_ALPHAS[kind.name] if kind.alpha is None else float(kind.shape(1)["alpha"])
+
+
 class RNNReader(_Reader):
     """The adapter of a :class:`~tsallis.models.RNNSeq2Seq`, whose attention is one head of cross-attention."""
 
     def __init__(self, model: RNNSeq2Seq, src_vocab: Symbols, tgt_vocab: Symbols) -> None:
         super().__init__(model, src_vocab, tgt_vocab)
-        self.layers = (AttentionLayer("cross", 0, (model.attention.alpha,)),)
+        self.layers = (AttentionLayer("cross", 0, (_alpha_of(model.attention),)),)
 
     def run(self, batch: Batch, receive: Receive) -> Any:
         """Run a batch, hand over the weights of its steps, return the decoder's pass."""

@@ -129,6 +129,17 @@ def test_the_attention_of_an_lstm_is_one_head() -> None:
         np.testing.assert_allclose(sentence.weights[0].dense(), decoded.attention.detach().numpy(), atol=1e-6)
 
 
+@pytest.mark.parametrize(("density", "alpha"), [("gaussian", 1.0), ("truncated_parabola", 2.0), (1.5, 1.5)])
+def test_of_continuous_attention_the_masses_are_recorded(density: Any, alpha: float) -> None:
+    model, data = lstm(density=density, num_basis=6), corpus()
+    recording = recording_of(model, data)
+    assert recording.layers == (AttentionLayer("cross", 0, (alpha,)),)
+    for sentence in recording:
+        batch = data.batch([sentence.text.index])
+        decoded = model.eval()(batch.src, batch.src_lengths, batch.tgt_in)
+        np.testing.assert_allclose(sentence.weights[0].dense()[0], decoded.attention[0].detach().numpy(), atol=1e-6)
+
+
 def test_recording_leaves_the_model_as_it_was() -> None:
     model, data = transformer(), corpus()
     model.decoder.layers[1].train(False)
@@ -208,8 +219,6 @@ def test_a_layer_without_weights_is_named() -> None:
 def test_models_without_such_attention_are_refused() -> None:
     with pytest.raises(ValueError, match="got Linear"):
         read_model(nn.Linear(1, 1), SRC, TGT)
-    with pytest.raises(ValueError, match="discrete attention, got RNNSeq2Seq"):
-        read_model(lstm(density="gaussian"), SRC, TGT)
 
 
 @pytest.mark.parametrize(

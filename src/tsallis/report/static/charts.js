@@ -17,7 +17,8 @@ function label(value) {
 }
 
 // Axes of a chart: x and y are [low, high]; returns the drawing and the maps from values to points.
-function axes({ width = 340, height = 190, x, y, xName = "", yName = "", xTicks = 4, yTicks = 4, left = 44 }) {
+function axes({ width = 340, height = 190, x, y, xName = "", yName = "", xTicks = 4, yTicks = 4, left = 44,
+  xMarks = null }) {
   const [top, right, bottom] = [10, 10, 38];
   const toX = (value) => left + ((value - x[0]) / (x[1] - x[0] || 1)) * (width - left - right);
   const toY = (value) => height - bottom - ((value - y[0]) / (y[1] - y[0] || 1)) * (height - top - bottom);
@@ -26,7 +27,7 @@ function axes({ width = 340, height = 190, x, y, xName = "", yName = "", xTicks 
     svg.append(s("line", { class: "grid", x1: left, x2: width - right, y1: toY(mark), y2: toY(mark) }),
       s("text", { class: "tick", x: left - 6, y: toY(mark) + 3.5, "text-anchor": "end" }, label(mark)));
   }
-  for (const mark of ticks(x[0], x[1], xTicks)) {
+  for (const mark of xMarks || ticks(x[0], x[1], xTicks)) {
     svg.append(s("text", { class: "tick", x: toX(mark), y: height - bottom + 15, "text-anchor": "middle" }, label(mark)));
   }
   svg.append(s("line", { class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom }));

@@ -161,14 +161,14 @@ function viewSignals() {
   const channels = [...new Set(DATA.signals.map((one) => one.channel))];
   const heads = Math.max(...DATA.signals.map((one) => one.head)) + 1;
   const [row, left, width] = [10 + 7 * heads, 140, 640];
-  const height = channels.length * row + 30;
+  const height = channels.length * row + 40;
   const toX = (t) => left + t * (width - left - 12);
   const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", style: { maxWidth: `${width * 1.4}px` } });
   for (const mark of ticks(0, 1, 4)) {
-    svg.append(s("line", { class: "grid", x1: toX(mark), x2: toX(mark), y1: 0, y2: height - 26 }),
-      s("text", { class: "tick", x: toX(mark), y: height - 12, "text-anchor": "middle" }, label(mark)));
+    svg.append(s("line", { class: "grid", x1: toX(mark), x2: toX(mark), y1: 0, y2: height - 34 }),
+      s("text", { class: "tick", x: toX(mark), y: height - 20, "text-anchor": "middle" }, label(mark)));
   }
-  svg.append(s("text", { class: "name", x: (left + width) / 2, y: height - 1, "text-anchor": "middle" },
+  svg.append(s("text", { class: "name", x: (left + width) / 2, y: height - 4, "text-anchor": "middle" },
     "time, 0 is the start and 1 the end"));
   channels.forEach((channel, i) => {
     svg.append(s("text", { class: "word", x: left - 8, y: i * row + row / 2 + 4, "text-anchor": "end" }, short(channel, 18)));

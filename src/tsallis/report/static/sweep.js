@@ -25,7 +25,9 @@ function viewSweep() {
     h("p", { class: "lead" }, `${whole(runs)} runs that differ in one setting, the ${settingName(sweep.setting)}. Each run `
       + `stands for its best validation, by ${SCORE_NAMES[sweep.score] || sweep.score}. A dot is a run, the line joins the `
       + "means, a bar is one standard deviation over seeds."),
-    h("div", { class: "columns" }, order.map((name) => sweepFigure(sweep, name))),
+    /alpha/.test(sweep.setting) ? h("p", { class: "hint" }, "Each alpha has a loss of its own: losses are not on one scale.")
+      : null,
+    h("div", { class: "columns" }, order.filter((name) => varies(sweep, name)).map((name) => sweepFigure(sweep, name))),
     h("section", null, h("h2", null, "Over the updates"),
       h("p", { class: "legend" }, sweep.points.map((point, i) => h("span", null, h("i", { class: "swatch",
         style: { background: shade(i, sweep.points.length) } }), ` ${label(point.value)}`))),
@@ -38,6 +40,10 @@ function numbersOf(point, name) {
   return (point.scores[name] || []).filter((value) => value !== null);
 }
 
+function varies(sweep, name) {
+  return new Set(sweep.points.flatMap((point) => numbersOf(point, name))).size > 1;
+}
+
 function sweepFigure(sweep, name) {
   const points = sweep.points.filter((point) => numbersOf(point, name).length);
   const ends = (point) => {
@@ -48,7 +54,7 @@ function sweepFigure(sweep, name) {
   const values = points.map((point) => point.value);
   const title = SCORE_NAMES[name] || name;
   const chart = axes({ x: padded(Math.min(...values), Math.max(...values)), y: padded(Math.min(...all), Math.max(...all)),
-    xName: settingName(sweep.setting), yName: "", left: 56 });
+    xName: settingName(sweep.setting), yName: "", left: 56, xMarks: values.length < 9 ? values : null });
   const toY = (point) => chart.toY(point.spread[name].mean);
   chart.svg.append(s("polyline", { class: "line", style: { stroke: "var(--accent)" },
     points: points.map((point) => `${chart.toX(point.value)},${toY(point)}`).join(" ") }));
@@ -71,7 +77,7 @@ function sweepFigure(sweep, name) {
 function sweepCurves(sweep, name) {
   const lines = sweep.points.flatMap((point, i) => (point.curves[name] || []).map((values, j) => ({
     name: point.runs[j], steps: point.steps[j], values, colour: shade(i, sweep.points.length) })));
-  return figure(`${SCORE_NAMES[name] || name}, over the updates`, lineChart(null, lines, { xName: "update", yName: "", left: 56 }));
+  return figure(SCORE_NAMES[name] || name, lineChart(null, lines, { xName: "update", yName: "", left: 56 }));
 }
 
 function sweepTable(sweep, names) {
