@@ -163,7 +163,7 @@ def peer_search(folder: Path, beam: int, threads: int, kind: str, symbols: int) 
 
     def run(src: Tensor, lengths: Tensor) -> list[list[str]]:
         rows = [[names[i] for i in row[:n]] for row, n in zip(src.tolist(), lengths.tolist(), strict=True)]
-        found = engine.translate_batch(
+        answers = engine.translate_batch(
             rows,
             beam_size=beam,
             length_penalty=0,
@@ -171,7 +171,7 @@ def peer_search(folder: Path, beam: int, threads: int, kind: str, symbols: int) 
             max_batch_size=0,
             suppress_sequences=[["<unk>"], ["<s>"], ["<blank>"]],
         )
-        return [result.hypotheses[0] for result in found]
+        return [result.hypotheses[0] for result in answers]
 
     return run
 
@@ -204,11 +204,11 @@ def interleave(searches: dict[str, Search], task: Task, rounds: int) -> dict[str
             order.shuffle(names)
             for name in names:
                 start, cpu_start = time.perf_counter(), time.process_time()
-                found = searches[name](*batch)
+                answers = searches[name](*batch)
                 runs[name].seconds.append(time.perf_counter() - start)
                 runs[name].cpu_seconds.append(time.process_time() - cpu_start)
                 if round_ == 0:
-                    runs[name].answers.extend(found)
+                    runs[name].answers.extend(answers)
     return runs
 
 

@@ -148,9 +148,9 @@ def _follow(beams: list[_Beam], step: BestStep, length: int) -> tuple[list[int],
     for beam in beams:
         after = row + len(beam.log_probs)
         beam.finish(ends[row:after], length, row)
-        chosen = beam.choose(best[row:after], symbols[row:after], length)
-        tokens += [token for _, _, token in chosen]
-        parents += [row + parent for _, parent, _ in chosen]
+        selection = beam.choose(best[row:after], symbols[row:after], length)
+        tokens += [token for _, _, token in selection]
+        parents += [row + parent for _, parent, _ in selection]
         row = after
     return tokens, parents
 
@@ -190,7 +190,7 @@ class _Beam(Search):
         return end.log_prob / (end.step + 1) ** penalty if penalty else end.log_prob
 
     def choose(self, best: list[list[float]], symbols: list[list[int]], length: int) -> list[Candidate]:
-        """Make the best continuations the beam, give up the others, and return those that were chosen."""
+        """Make the best continuations the beam, give up the others, and return the beam."""
         candidates: list[Candidate] = []
         most = math.inf  # a cost that as many candidates don't exceed as are looked at
         for parent, before in enumerate(self.log_probs):
@@ -205,22 +205,22 @@ class _Beam(Search):
                 most = min(most, costs[self.size])
         candidates.sort()
         at_limit = length + 2 > self.limits.steps  # a prefix one token longer could not even end
-        chosen = [] if at_limit else candidates[: self.size]
-        if len(candidates) > len(chosen):
-            self.give_up(-candidates[len(chosen)][0])
+        selection = [] if at_limit else candidates[: self.size]
+        if len(candidates) > len(selection):
+            self.give_up(-candidates[len(selection)][0])
         if self.gave_up and self.normalized:
-            chosen = self._shrink(chosen)
-        self.log_probs = [-cost for cost, _, _ in chosen]
-        return chosen
+            selection = self._shrink(selection)
+        self.log_probs = [-cost for cost, _, _ in selection]
+        return selection
 
-    def _shrink(self, chosen: list[Candidate]) -> list[Candidate]:
+    def _shrink(self, selection: list[Candidate]) -> list[Candidate]:
         """Let candidates go that can change neither the best outputs nor the certificate."""
         if len(self.costs) < self.wanted:
-            return chosen
+            return selection
         worst = -self.costs[-1]
-        survivors = [candidate for candidate in chosen if self.limits.ceiling(-candidate[0]) > worst]
-        if len(survivors) < len(chosen):
-            self.give_up(-chosen[len(survivors)][0])
+        survivors = [candidate for candidate in selection if self.limits.ceiling(-candidate[0]) > worst]
+        if len(survivors) < len(selection):
+            self.give_up(-selection[len(survivors)][0])
         return survivors
 
     def conclude(self, history: list[_Rows], n_best: int | None) -> Result:

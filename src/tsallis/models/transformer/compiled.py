@@ -105,7 +105,7 @@ class _Watch:
             modules += [part for part in module.__dict__["_modules"].values() if part is not None]
         every = [(type(module), module.__dict__) for module in modules]
         self.parts = [(own["_modules"], name, part) for _, own in every for name, part in own["_modules"].items()]
-        self.modes = [(own, own["training"], _hooked(own)) for _, own in every]
+        self.modes = [(own, own["training"], _has_hooks(own)) for _, own in every]
         self.settings = [(own, name, own.get(name)) for kind, own in every for name in SETTINGS.get(kind, ())]
         self.tensors = [
             (tensors, name, x, x.data_ptr(), _version(x))
@@ -119,7 +119,7 @@ class _Watch:
         """Tell whether the model is what it was."""
         return (
             all(parts.get(name) is part for parts, name, part in self.parts)
-            and all(own["training"] is training and _hooked(own) is hooked for own, training, hooked in self.modes)
+            and all(own["training"] is training and _has_hooks(own) is hooks for own, training, hooks in self.modes)
             and all(own.get(name) == value for own, name, value in self.settings)
             and all(
                 tensors.get(name) is x and x.data_ptr() == pointer and _version(x) == version
@@ -128,7 +128,7 @@ class _Watch:
         )
 
 
-def _hooked(own: dict[str, Any]) -> bool:
+def _has_hooks(own: dict[str, Any]) -> bool:
     return bool(own["_forward_hooks"] or own["_forward_pre_hooks"])
 
 
@@ -145,7 +145,7 @@ class _Packed(NamedTuple):
     decoder: Any
 
 
-_packed: weakref.WeakKeyDictionary[nn.Module, _Packed] = weakref.WeakKeyDictionary()
+_packs: weakref.WeakKeyDictionary[nn.Module, _Packed] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def _pack(model: Any, like: Tensor, known: _Packed | None = None) -> _Packed | N
         return None
     if known is not None and known.kernels is kernels:
         return known
-    known = _packed.get(model)
+    known = _packs.get(model)
     if known is None or known.kernels is not kernels or not known.watch.unchanged():
         encoder, decoder, output = _encoder_weights(model), _decoder_weights(model), _output_weights(model.output)
         known = _Packed(
@@ -197,7 +197,7 @@ def _pack(model: Any, like: Tensor, known: _Packed | None = None) -> _Packed | N
             if decoder is None or output is None or not kernels.computes(decoder)
             else kernels.CompiledDecoder(decoder, output),
         )
-        _packed[model] = known
+        _packs[model] = known
     return known
 
 

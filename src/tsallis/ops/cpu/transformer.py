@@ -36,7 +36,7 @@ class _Stack:
         self.d = weights.embedding.shape[1]
         tensors = [x for layer in weights.layers for x in _layer_tensors(layer)]
         norm = weights.norm or (None, None)
-        tensors += [weights.embedding, *norm, *((None, None) if output is None else _packed(output, -math.inf))]
+        tensors += [weights.embedding, *norm, *((None, None) if output is None else _pack(output, -math.inf))]
         self._memory = [None if x is None else x.detach().contiguous() for x in tensors]  # what the pointers name
         self._pointers = torch.tensor([0 if x is None else x.data_ptr() for x in self._memory], dtype=torch.int64)
         self._fields = {
@@ -164,23 +164,23 @@ def _layer_tensors(layer: LayerWeights) -> list[Tensor | None]:
     own, cross = layer.own, layer.cross
     none: list[Tensor | None] = [None] * 4
     tensors: list[Tensor | None] = [*own.norm, *((None, None) if cross is None else cross.norm), *layer.norm]
-    tensors += [*_query(own), *_key_value(own), *_packed(own.out)]
-    tensors += none if cross is None else [*_query(cross), *_packed(cross.out)]
-    tensors += [*_packed(layer.expand), *_packed(layer.shrink)]
+    tensors += [*_query(own), *_key_value(own), *_pack(own.out)]
+    tensors += none if cross is None else [*_query(cross), *_pack(cross.out)]
+    tensors += [*_pack(layer.expand), *_pack(layer.shrink)]
     return [*tensors, own.alphas, None if cross is None else cross.alphas]
 
 
 def _query(attention: AttentionWeights) -> tuple[Tensor, Tensor]:
     (weight, bias), d = attention.projection, len(attention.out[0])
-    return _packed((weight[:d], bias[:d]))
+    return _pack((weight[:d], bias[:d]))
 
 
 def _key_value(attention: AttentionWeights) -> tuple[Tensor, Tensor]:
     (weight, bias), d = attention.projection, len(attention.out[0])
-    return _packed((weight[d:], bias[d:]))
+    return _pack((weight[d:], bias[d:]))
 
 
-def _packed(linear: tuple[Tensor, Tensor], fill: float = 0.0) -> tuple[Tensor, Tensor]:
+def _pack(linear: tuple[Tensor, Tensor], fill: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return a matrix [outputs, inputs] in panels [panel, inputs, PANEL_COLUMNS] and its bias, padded with `fill`."""
     weight, bias = linear
     outputs, inputs = weight.shape
