@@ -1,9 +1,10 @@
-"""What tests share: one thread, fixed seeds, Triton's interpreter, and the way to real data where there is some."""
+"""What tests share: one thread, fixed seeds, Triton's interpreter, the slow cases, and the way to real data."""
 
 from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,38 @@ from skips import pytest_make_collect_report, pytest_runtest_makereport
 
 __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
 
+TESTS = Path(__file__).parent
+# Of each test of these files and folders every so manieth case runs in `make test`, the others in `make test-slow`.
+EVERY = {
+    "contract/test_attention.py": 2,
+    "contract/test_continuous_attention.py": 2,
+    "contract/test_densities.py": 2,
+    "contract/test_derivatives.py": 3,
+    "contract/test_maps.py": 2,
+    "integration/cli/test_page.py": 4,
+    "unit/models/test_vqa.py": 3,
+    "unit/ops/test_cpu_kernel.py": 2,
+    "unit/ops/triton": 3,
+}
+
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
     # Triton looks when it is imported, whoever imports it, and again when a kernel is made: it is set once for all, in
     # this process and in those that it starts. Tensors on the CPU are computed by Triton where that is asked for alone.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.hookimpl(tryfirst=True)  # before those of a mark are chosen
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what `EVERY` leaves to the slow tests; the first case of a test never is."""
+    counts = Counter[str]()
+    for item in items:
+        test, _, case = item.nodeid.partition("[")
+        name = item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
+        step = next((step for part, step in EVERY.items() if name == part or name.startswith(f"{part}/")), 1)
+        if case and counts[test] % step:
+            item.add_marker("slow")
+        counts[test] += 1
 
 
 @pytest.fixture(autouse=True)

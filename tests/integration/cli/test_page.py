@@ -266,6 +266,7 @@ def test_densities_are_drawn_with_their_supports(browser: Any, densities: Path, 
     assert len(tab.query_selector_all("svg rect.bars")) == 1  # weights of zero have none
     assert len(tab.query_selector_all("svg .support")) == 1 and "Neg (.750), right is pos" in tab.inner_text("main")
     tab.click("summary")
+    tab.wait_for_selector("table.weights tbody tr")
     cells = "rows => rows.map(r => [...r.cells].map(c => c.innerText))"
     rows = tab.eval_on_selector_all("table.weights tbody tr", cells)
     assert rows == [["a", "0", ".100"], ["fine", "1.000", ".800"], ["film", "0", ".100"]]

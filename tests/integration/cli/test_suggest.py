@@ -142,6 +142,7 @@ def test_a_terminal_is_answered_key_by_key(trained: Path) -> None:
         screen.wait_for("form: a")
         os.write(master, b"\r")
         screen.wait_for("form: a\r\n")
+        screen.wait_for("lemma<TAB>tags: ")
         os.write(master, b"\x04")  # the end of the input, where a source is asked for
         assert process.wait(timeout=60) == 0
     finally:

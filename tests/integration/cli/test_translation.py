@@ -57,6 +57,9 @@ def test_the_run_folder(trained: Path) -> None:
         "src": "de",
         "tgt": "en",
         "max_length": 256,
+        "tokenized": False,
+        "lowercase": False,
+        "joiner": None,
     }
     _, *events = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
     assert [(e["event"], e["step"]) for e in events] == [("validation", step) for step in (8, 16, 20)]
@@ -99,7 +102,15 @@ def test_evaluation(tsallis, trained: Path, known: Path) -> None:
         *("run", "on", "bleu", "chrf", "ter", "exact", "signatures", "samples", "loss", "gold_in_support"),
         *("symbol_accuracy",),
         *("gold_possible", "single", "complete", "optimal", "bounded", "none", "output_support", "output_sum"),
-        *("attention_support", "attention_support_teacher_forced", "empty", "empty_rate", "seconds", "speed"),
+        *(
+            "attention_support",
+            "attention_support_teacher_forced",
+            "empty",
+            "empty_rate",
+            "empty_possible",
+            "empty_best",
+        ),
+        *("seconds", "speed"),
     }
     assert report["samples"] == 5 and report["on"] == str(known) and report["run"] == str(trained)
     assert set(report["signatures"]) == {"bleu", "chrf", "ter"} and "tok:13a" in report["signatures"]["bleu"]

@@ -196,5 +196,6 @@ def test_heads_of_a_density(tmp_path: Path) -> None:
     symbols = Vocabulary([*"abc", "N"])
     model = RNNSeq2Seq(len(symbols), len(symbols), density="gaussian", d_model=8, layers=1, num_basis=6).eval()
     run = Run(tmp_path, model, symbols, symbols, {"task": "inflection"}, {})
-    with pytest.raises(InputError, match="--heads is for encoder-decoders with discrete attention"):
-        list(head_figures(run, read_lines(run, ["abc\tN"], "in", gold=False), "all"))
+    read = read_lines(run, ["abc\tN"], "in", gold=False)
+    ((line, kind, figure),) = head_figures(run, read, "all")  # of the masses that it gives the symbols
+    assert (line, kind) == (0, "cross") and "head 1" in figure.axes[0].get_title("left")
