@@ -17,11 +17,14 @@ __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
 TESTS = Path(__file__).parent
 # Of each test of these files and folders every so manieth case runs in `make test`, the others in `make test-slow`.
 EVERY = {
-    "contract/test_attention.py": 2,
+    "contract/test_attention.py": 3,
     "contract/test_continuous_attention.py": 2,
     "contract/test_densities.py": 2,
     "contract/test_derivatives.py": 3,
+    "contract/test_linear_losses.py": 2,
+    "contract/test_losses.py": 2,
     "contract/test_maps.py": 2,
+    "contract/test_models.py": 2,
     "integration/cli/test_page.py": 4,
     "unit/models/test_vqa.py": 3,
     "unit/ops/test_cpu_kernel.py": 2,

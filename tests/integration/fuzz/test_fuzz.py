@@ -32,7 +32,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_some_cases(samples: Path) -> None:
     """A failing case is printed as TARGET:SEED; `python -m integration.fuzz.runner TARGET:SEED` runs it alone."""
-    done = fuzz(60, "--folder", samples)
+    done = fuzz(40, "--folder", samples)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
