@@ -36,9 +36,9 @@ triton.runtime.driver.set_active(Driver())
 compiled = {}
 
 def run(kernel, grid, where, **arguments):
-    found = kernel.warmup(grid=grid, **arguments)
-    assert found.metadata.shared <= 227 * 1024, (kernel.fn.__name__, found.metadata.shared)
-    compiled.setdefault(kernel.fn.__name__, set()).add(found.hash)
+    binary = kernel.warmup(grid=grid, **arguments)
+    assert binary.metadata.shared <= 227 * 1024, (kernel.fn.__name__, binary.metadata.shared)
+    compiled.setdefault(kernel.fn.__name__, set()).add(binary.hash)
 """
 
 __all__ = [

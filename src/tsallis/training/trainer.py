@@ -138,7 +138,7 @@ class Trainer:
         self.batch_stats: BatchStats | None = None
         # This process's loss that is not yet in the position.
         self.pending = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        self.began, self.seen = time.perf_counter(), 0  # of a stretch of updates, and the symbols it has seen
+        self.began, self.num_symbols = time.perf_counter(), 0  # of a stretch of updates, and its symbols
         self.speed = self.elapsed = 0.0  # symbols a second of late; seconds of this epoch's updates
 
     def run(self) -> None:
@@ -300,7 +300,7 @@ class Trainer:
         if collect_stats:
             self.batch_stats = self.engine.batch_stats
         self.pending += loss
-        self.seen += symbols
+        self.num_symbols += symbols
         position.symbols += symbols
         position.update += 1
         position.step += 1
@@ -310,7 +310,7 @@ class Trainer:
     def _flush(self) -> None:
         """Read the loss from the device, and check that it is finite."""
         position = self.position
-        if not self.seen:
+        if not self.num_symbols:
             return
         (loss,) = self.world.sum(self.pending.item())
         self.pending.zero_()
@@ -318,13 +318,13 @@ class Trainer:
         if not math.isfinite(position.loss):
             raise CommonError(f"the loss is {position.loss} after update {self._diverged()}")
         now = time.perf_counter()
-        speed = self.seen / max(now - self.began, 1e-9)
+        speed = self.num_symbols / max(now - self.began, 1e-9)
         self.speed = 0.9 * self.speed + 0.1 * speed if self.speed else speed
         self.elapsed += now - self.began
-        self.began, self.seen = now, 0
+        self.began, self.num_symbols = now, 0
 
     def _start_clock(self) -> None:
-        self.began, self.seen = time.perf_counter(), 0
+        self.began, self.num_symbols = time.perf_counter(), 0
 
     def _progress(self, updates: int, validation: dict[str, Any] | None = None) -> Progress:
         position, stats = self.position, self.batch_stats

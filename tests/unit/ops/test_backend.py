@@ -194,10 +194,10 @@ assert "tsallis.ops.triton" not in sys.modules
 cpu.run = eager.entmax = eager.entmax_loss = maps.pullback = maps.pullback_in_place = refuse
 with tsallis.backend("triton"):
     assert dispatch.explain() == "triton (Triton's interpreter)", dispatch.explain()
-    found = tsallis.entmax(z, 1.5), tsallis.entmax(z, alpha, -1), tsallis.entmax_loss(z, y)
+    actual = tsallis.entmax(z, 1.5), tsallis.entmax(z, alpha, -1), tsallis.entmax_loss(z, y)
     assert dispatch.choose(1.5, z) is dispatch.load("triton")
     assert dispatch.choose(1.5, z.double()) is eager and dispatch.choose(2.5, z) is eager
-for a, b, grad in zip(found, right, grads):
+for a, b, grad in zip(actual, right, grads):
     torch.testing.assert_close(a, b)
     torch.testing.assert_close(torch.autograd.grad(a.square().sum(), z), grad)
 """
