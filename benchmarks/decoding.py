@@ -184,7 +184,7 @@ def symbols_of(answer: Any) -> tuple[int, ...]:
 
 
 class Run(NamedTuple):
-    """What one search took for every batch, and its answers."""
+    """The times of one search for every batch, and its answers."""
 
     seconds: list[float]
     cpu_seconds: list[float]  # of all threads

@@ -1,4 +1,4 @@
-"""What the self-check of kernels costs: a comparison once, and every call afterwards.
+"""The cost of the self-check of kernels: a comparison once, and every call afterwards.
 
     python benchmarks/self_check.py --out benchmarks/results/self-check-cpu.csv
 

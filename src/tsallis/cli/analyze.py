@@ -48,7 +48,7 @@ def analyze(
     checkpoint: Which = "best",
     device: Device = "auto",
 ) -> None:
-    """Return a page that shows what the heads and outputs of runs do: one HTML file, which needs no network."""
+    """Write a page that shows what the heads and outputs of runs do: one HTML file, which needs no network."""
     from tsallis.analysis import Options
     from tsallis.analysis.densities import is_label_run
     from tsallis.cli.report_parts import Report, describe_labels, read_sweep, summarize_all, sweep_if_any

@@ -24,7 +24,7 @@ def data_list(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Return the data sets that can be fetched."""
+    """List the data sets that can be fetched."""
     from tsallis.datasets.registry import SOURCES
     from tsallis.errors import InputError, describe
 

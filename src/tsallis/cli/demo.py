@@ -48,7 +48,7 @@ def demo(
 
 
 def _show_answers(run: Run, lines: Lines) -> None:
-    """Return the words the model is least decided about, with all it holds possible for them."""
+    """Print the words the model is least decided about, with all it holds possible for them."""
     from tsallis.evaluation.metrics import device_of, search_corpus
     from tsallis.search import exhaustive
 

@@ -30,7 +30,7 @@ MOST_ROWS = 12
 
 @dataclass(frozen=True)
 class Suggestion:
-    """What may follow a text: the text with what is certain, and the choices behind that."""
+    """The continuations of a text: the text with its certain part, and the choices after that."""
 
     certain: str
     choices: list[tuple[str, float, bool]]  # the whole text, its probability, and whether it ends there

@@ -41,7 +41,7 @@ REFUSALS = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What a line is answered with: the result of a search, or draws; and one output chosen of them, or none."""
+    """The answer to a line: the result of a search, or draws; and the output of least risk, where that is chosen."""
 
     result: Result | None
     draws: list[Hypothesis | None] | None = None

@@ -122,7 +122,7 @@ def translate(
 
 
 class Writer:
-    """What is printed of a line's answer."""
+    """The printed form of a line's answer."""
 
     def __init__(self, run: Run, noun: str, options: SearchOptions, as_json: bool) -> None:
         self.run, self.noun, self.options, self.as_json = run, noun, options, as_json

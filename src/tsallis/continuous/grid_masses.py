@@ -75,7 +75,7 @@ def _grid_masses(density: Elliptical, height: int, width: int) -> Tensor:
     first, last = (edges * b - c * half) / longest, (edges * b + c * half) / longest
     low, high = columns[:-1].unsqueeze(1), columns[1:].unsqueeze(1)  # [columns, 1, ...]
     start, end = (torch.minimum(torch.maximum(x, low), high) for x in (first, last))  # [columns, edges, ...]
-    edges, alpha = edges * longest, torch.as_tensor(family.given).to(start).expand_as(start)
+    edges, alpha = edges * longest, torch.as_tensor(family.alphas).to(start).expand_as(start)
     mass_below = torch.zeros_like(start)
     for left, right, crosses in ((low, start, False), (start, end, True), (end, high, False)):
         some = right > left

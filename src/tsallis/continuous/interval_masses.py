@@ -181,7 +181,7 @@ def substitution(
     straight = Straight(*(torch.minimum(torch.maximum(x, -ends), ends) for x in (low, high)))
     if not isinstance(reach, Tensor) and reach >= SMOOTH:
         return straight
-    twice = isinstance(reach, Tensor) or (isinstance(family, BetaGaussian) and float(family.given) > 2)
+    twice = isinstance(reach, Tensor) or (isinstance(family, BetaGaussian) and float(family.alphas) > 2)
     start, end = (_angle(x / ends.clamp(min=torch.finfo(low.dtype).tiny)) for x in (low, high))
     if twice:
         start, end = _angle(start * (2 / math.pi)), _angle(end * (2 / math.pi))

@@ -65,7 +65,7 @@ def _uncompressed(path: Path) -> IO[bytes]:
 
 
 def write_images(part: Part, path: Path, archive: Path) -> None:
-    """Return the PNG files numbered 0, 1, ... as one array [images, height, width, 3] of uint8, in NumPy's format."""
+    """Write the PNG files numbered 0, 1, ... as one array [images, height, width, 3] of uint8, in NumPy's format."""
     import numpy as np  # not of the core, and listing the data sets does without them
 
     from tsallis.data.images import BadPicture, decode_picture

@@ -12,7 +12,7 @@ from tsallis.ops.alphas import Alpha
 
 
 def _hold(module: nn.Module, name: str, value: Alpha) -> None:
-    """Return a number as it is, a parameter to be learned, another tensor as a buffer that moves with the module."""
+    """Set an attribute: a number or a parameter as it is, another tensor as a buffer that moves with the module."""
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
         module.register_buffer(name, value)
     else:

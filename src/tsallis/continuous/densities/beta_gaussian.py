@@ -74,23 +74,23 @@ class BetaGaussian:
 
     def __init__(self, alpha: float | Tensor, dims: int) -> None:
         self.dims = dims
-        self.given: float | Tensor = alpha if isinstance(alpha, Tensor) else float(alpha)
+        self.alphas: float | Tensor = alpha if isinstance(alpha, Tensor) else float(alpha)
         self.number = None if isinstance(alpha, Tensor) else float(alpha)
 
     def constants(self, like: Tensor) -> Constants:
         """Return the constants in float64."""
-        if isinstance(self.given, Tensor):
-            return beta_constants(self.given.to(device=like.device, dtype=torch.float64), self.dims)
-        peak, bend = _beta_numbers(self.given, self.dims)
-        numbers = torch.tensor((self.given, self.given - 1, peak, bend), dtype=torch.float64, device=like.device)
+        if isinstance(self.alphas, Tensor):
+            return beta_constants(self.alphas.to(device=like.device, dtype=torch.float64), self.dims)
+        peak, bend = _beta_numbers(self.alphas, self.dims)
+        numbers = torch.tensor((self.alphas, self.alphas - 1, peak, bend), dtype=torch.float64, device=like.device)
         return Constants(*numbers.unbind())
 
     def alpha(self, like: Tensor) -> float | Tensor:
-        return self.given
+        return self.alphas
 
     def reach(self, like: Tensor) -> float | Tensor:
-        if not isinstance(self.given, Tensor):
-            return math.sqrt(rules.squared_reach(self.given, self.dims))
+        if not isinstance(self.alphas, Tensor):
+            return math.sqrt(rules.squared_reach(self.alphas, self.dims))
         c = self.constants(like)
         finite = c.eps > 0
         return torch.where(finite, c.bend / torch.where(finite, c.eps, 1), math.inf).sqrt().to(like)
@@ -150,7 +150,7 @@ class BetaGaussian:
         """Return the marginal of one coordinate of the plane: of the same reach, its power larger by a half."""
         if self.dims != 2:
             raise NotImplementedError(f"marginal densities are known of the plane, got {self.dims} dimensions")
-        eps = self.given - 1
+        eps = self.alphas - 1
         return BetaGaussian(1 + eps / (1 + eps / 2), 1)
 
     def sample(self, shape: Shape, like: Tensor) -> Tensor:
@@ -221,15 +221,15 @@ class BetaGaussian:
 
     def _wide(self, like: Tensor) -> Tensor:
         """Return alpha in float64."""
-        return torch.as_tensor(self.given, dtype=torch.float64, device=like.device)
+        return torch.as_tensor(self.alphas, dtype=torch.float64, device=like.device)
 
     def _least(self, like: Tensor) -> float:
         """Return the smallest alpha, whose density has the longest support; 1 where values can't be read."""
-        if not isinstance(self.given, Tensor):
-            return self.given
-        if torch.compiler.is_compiling() or not self.given.numel():
+        if not isinstance(self.alphas, Tensor):
+            return self.alphas
+        if torch.compiler.is_compiling() or not self.alphas.numel():
             return 1.0
-        least = float(self.given.detach().amin())
+        least = float(self.alphas.detach().amin())
         return least if 1 <= least < math.inf else 1.0
 
 

@@ -1,4 +1,4 @@
-"""Where a Transformers model has its attentions, and which of them a user means."""
+"""The attention modules of a Transformers model, and the choice of some of them."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Attention(ctypes.Structure):
 
 
 class Rank(ctypes.Structure):
-    """What a search needs of rows of scores; filled by the names of its fields."""
+    """The numbers of rows of scores that a search needs; filled by the names of its fields."""
 
     __slots__ = ()
     _fields_ = (

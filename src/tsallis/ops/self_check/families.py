@@ -18,7 +18,7 @@ from tsallis.ops.self_check.trial import Result, Trial
 
 
 class Family(NamedTuple):
-    """What compares the kernels of a family, and the functions of a backend that call them."""
+    """The comparison of a family of kernels, and the functions of a backend that call them."""
 
     check: Callable[[Trial], None]
     functions: tuple[str, ...]

@@ -68,11 +68,9 @@ def check_losses(trial: Trial) -> None:
             dz = trial.kernels.entmax_loss_gradient(z, y, alphas, stats, trial.put(grad, loss.dtype))
             right = eager.entmax_loss_gradient(scores, target, alpha, exact, grad.double())
             trial.compare("gradient of the scores", dz, right, GRADIENT)
-            sizes = trial.kernels.support_sizes(z, alphas, stats, y)
-            offsets = F.pad(sizes.cumsum(0), (1, 0))
-            values = _dense(trial.kernels.support(z, alphas, stats, offsets), offsets, scores)
+            offsets = _offsets(trial.kernels.support_sizes(z, alphas, stats, y))
             right = exact.rows(scores).masked_fill((target < 0).unsqueeze(-1), 0)
-            trial.compare("support", values, right, VALUE, rounding=0)
+            _compare_support(trial, trial.kernels.support(z, alphas, stats, offsets), offsets, right)
 
 
 def check_alpha_relu(trial: Trial) -> None:
@@ -90,15 +88,19 @@ def check_alpha_relu(trial: Trial) -> None:
             dz = trial.kernels.alpha_relu_loss_gradient(z, y, alpha, stats, trial.put(grad, loss.dtype))
             right = eager.alpha_relu_loss_gradient(scores, target, alpha, exact, grad.double())
             trial.compare("gradient of the scores", dz, right, GRADIENT)
-            sizes = trial.kernels.support_sizes(z, alpha, stats, y)
-            offsets = F.pad(sizes.cumsum(0), (1, 0))
-            values = _dense(trial.kernels.alpha_relu_support(z, alpha, stats, offsets), offsets, scores)
+            offsets = _offsets(trial.kernels.support_sizes(z, alpha, stats, y))
             right = torch.where((target < 0).unsqueeze(-1), 0, alpha_relu(scores, alpha - 1, tau))
-            trial.compare("support", values, right, VALUE, rounding=0)
+            _compare_support(trial, trial.kernels.alpha_relu_support(z, alpha, stats, offsets), offsets, right)
 
 
-def _dense(lists: tuple[Tensor, Tensor], offsets: Tensor, like: Tensor) -> Tensor:
-    """Return rows of numbers from lists of columns and values."""
+def _offsets(sizes: Tensor) -> Tensor:
+    """Return where the list of each row begins, and where the last one ends."""
+    return F.pad(sizes.cumsum(0), (1, 0))
+
+
+def _compare_support(trial: Trial, lists: tuple[Tensor, Tensor], offsets: Tensor, right: Tensor) -> None:
+    """Compare lists of columns and values with rows of numbers."""
     column, value = (x.cpu() for x in lists)
-    row = torch.arange(len(like), device="cpu").repeat_interleave(offsets.diff().cpu())
-    return torch.zeros_like(like).index_put_((row, column.long()), value.double(), accumulate=True)
+    row = torch.arange(len(right), device="cpu").repeat_interleave(offsets.diff().cpu())
+    values = torch.zeros_like(right).index_put_((row, column.long()), value.double(), accumulate=True)
+    trial.compare("support", values, right, VALUE, rounding=0)
