@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 import tsallis
+from tsallis.evaluation.provenance import cpu_name
 from tsallis.ops import backend as dispatch
 
 Row = dict[str, Any]
@@ -112,17 +113,13 @@ def announce() -> None:
 
 def machine() -> Row:
     """Where and with what something was measured."""
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
     try:
         peer = version("entmax")
     except PackageNotFoundError:
         peer = ""
     return {
         "threads": torch.get_num_threads(),
-        "cpu": cpu,
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "torch": torch.__version__,
         "tsallis": tsallis.__version__,

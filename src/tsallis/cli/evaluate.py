@@ -48,6 +48,10 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="A file for outputs beside references, one JSON object a line.")
     ] = None,
+    manifest: Annotated[
+        Path | None,
+        typer.Option(help="A file for the result and all that repeats it: configuration, digests, versions, machine."),
+    ] = None,
     others: With = None,
     language: SplitLanguage = None,
     images: SplitImages = None,
@@ -71,6 +75,7 @@ def evaluate(
     if beam is not None and exact:
         raise InputError("--beam is for beam search: --exact answers the same for every beam (--budget limits it)")
     check_writable(out)
+    check_writable(manifest)
     loaded, task = open_run(run, checkpoint, device, others)
     config = load_config(loaded.folder / "config.yaml")
     options = {"language": language, "images": images}
@@ -79,9 +84,16 @@ def evaluate(
     else:
         lines = task.split(loaded, config.data, split or "test", **options)
     expansions = (budget or BUDGET) if exact else None
-    report, results = task.evaluate_outputs(loaded, lines, beam or config.search.beam_size, expansions)
+    beam_size = beam or config.search.beam_size
+    report, results = task.evaluate_outputs(loaded, lines, beam_size, expansions)
     if out is not None:
         _write(out, loaded, lines, results)
+    if manifest is not None:
+        from tsallis.tasks.manifest import describe_result, write_manifest
+
+        search = {"beam": beam_size} if expansions is None else {"budget": expansions}
+        evaluation = {"split": None if file else split or "test", **options, "checkpoint": checkpoint, **search}
+        write_manifest(manifest, describe_result(loaded, config, report, evaluation, others or (), file))
     if as_json:
         labels = {name: str(value) for name, value in options.items() if value is not None}
         print(json.dumps({"run": str(run), "on": str(file) if file else split or "test", **labels, **report}))

@@ -22,6 +22,7 @@ from tsallis.config import Section
 from tsallis.data.batching import Batch
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.image_store import ImageStore
+from tsallis.data.io import find_packed
 from tsallis.errors import InputError, describe
 from tsallis.evaluation.metrics import CorpusScore, device_of, evaluate, timed_search
 from tsallis.search import Result, beam_search
@@ -145,6 +146,16 @@ class Task(ABC):
         Raises:
             InputError: what can't be read, with its file and line.
         """
+
+    @classmethod
+    def files(cls, config: Any, split: str) -> list[Path]:
+        """Return the files that `examples` reads for a split; none of data that comes with the package.
+
+        Raises:
+            InputError: a split that the configuration does not name.
+        """
+        path = find_packed(Path(config.folder) / split_name(config, split))
+        return [] if path is None else [path]
 
     @abstractmethod
     def parse(self, line: str, origin: str, gold: bool) -> Any:

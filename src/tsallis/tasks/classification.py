@@ -89,17 +89,22 @@ class Classification(LabelTask):
     @classmethod
     def examples(cls, config: ClassificationData, split: str) -> list[LabelledText]:
         """Read the documents of one split; without a file for dev, a share of train is held out."""
+        (path,) = cls.files(config, split)
+        texts = read_labelled(path)
+        if config.dev is not None or split == "test":
+            return texts
+        sides = hold_out(texts, config.held_out, group=lambda e: e.text, stratify=lambda e: e.label)
+        return sides[split == "dev"]
+
+    @classmethod
+    def files(cls, config: ClassificationData, split: str) -> list[Path]:
         held_out = config.dev is None and split != "test"
         name = config.train if held_out else split_name(config, split)
         path = find_split(config.folder, name)
         if path is None:
             origin = Path(config.folder) / name
             raise InputError(f"{origin}: there is no such file (nor one that ends in .tsv, .xz or .gz)")
-        texts = read_labelled(path)
-        if not held_out:
-            return texts
-        sides = hold_out(texts, config.held_out, group=lambda e: e.text, stratify=lambda e: e.label)
-        return sides[split == "dev"]
+        return [path]
 
     def parse(self, line: str, origin: str, gold: bool) -> LabelledText:
         return parse_labelled(line, origin) if gold else LabelledText("", line)

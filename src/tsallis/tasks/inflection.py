@@ -86,6 +86,14 @@ class Inflection(SequenceTask):
         names = find_languages(config) if language is None else [language]
         return read_inflection(path) if names is None else read_languages(path, names)
 
+    @classmethod
+    def files(cls, config: InflectionData, split: str) -> list[Path]:
+        if config.embedded is not None:
+            return []
+        name, languages = split_name(config, split), find_languages(config)
+        names = [name] if languages is None else [name.replace("{language}", language) for language in languages]
+        return [Path(config.folder) / name for name in names]
+
     @property
     def limit(self) -> int:
         return self.max_length or LONGEST

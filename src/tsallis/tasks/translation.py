@@ -134,6 +134,10 @@ class Translation(SequenceTask):
     def examples(cls, config: TranslationData, split: str) -> list[Pair]:
         return german_english_numbers()[split] if config.embedded else list(read_parallel(*find_sides(config, split)))
 
+    @classmethod
+    def files(cls, config: TranslationData, split: str) -> list[Path]:
+        return [] if config.embedded else [*find_sides(config, split)]
+
     @property
     def limit(self) -> int:
         return max(LONGEST, self.max_length or 0)

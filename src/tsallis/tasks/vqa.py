@@ -133,12 +133,8 @@ class Visual(LabelTask):
 
         Without a file for dev, the questions about a share of train's images are held out.
         """
-        held_out = config.dev is None and split != "test"
-        name = config.train if held_out else split_name(config, split)
-        path = find_packed(Path(config.folder) / name)
+        path, held_out = _find_questions(config, split)
         source = images or _find_images(config, "train" if held_out else split)
-        if path is None:
-            raise InputError(f"{Path(config.folder) / name}: there is no such file (nor one in .xz or .gz)")
         if source is None:
             raise InputError(f"the configuration names no images of {split} (data.images.{split})")
         pictures = open_pictures(source, config.size)
@@ -146,6 +142,14 @@ class Visual(LabelTask):
         if held_out:
             questions = hold_out(questions, config.held_out, group=lambda q: q.image)[split == "dev"]
         return [ImageQuestion(question, pictures) for question in questions]
+
+    @classmethod
+    def files(cls, config: VisualData, split: str) -> list[Path]:
+        """Return the file of questions, and the images: one file, or all of a folder."""
+        path, held_out = _find_questions(config, split)
+        source = Path(_find_images(config, "train" if held_out else split) or path)
+        images = sorted(file for file in source.iterdir() if file.is_file()) if source.is_dir() else [source]
+        return [path, *(file for file in images if file != path)]
 
     def vocabularies(self, run: Run) -> Vocabularies:
         if run.model.image_store is None:
@@ -202,6 +206,16 @@ class Visual(LabelTask):
 def _visible(image: Tensor) -> Tensor:
     """Return an image that can be drawn: a white one in the place of features."""
     return torch.full((*image.shape[:2], 3), 255, dtype=torch.uint8) if image.is_floating_point() else image
+
+
+def _find_questions(config: VisualData, split: str) -> tuple[Path, bool]:
+    """Return the file with the questions of a split, and whether the split is a part of train's."""
+    held_out = config.dev is None and split != "test"
+    name = config.train if held_out else split_name(config, split)
+    path = find_packed(Path(config.folder) / name)
+    if path is None:
+        raise InputError(f"{Path(config.folder) / name}: there is no such file (nor one in .xz or .gz)")
+    return path, held_out
 
 
 def _find_images(config: VisualData, split: str) -> str | None:

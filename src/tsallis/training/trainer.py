@@ -24,6 +24,7 @@ from tsallis.evaluation.metrics import (
     search_batches,
     teacher_forced_sums,
 )
+from tsallis.evaluation.provenance import environment
 from tsallis.search import Result
 from tsallis.training.checkpoint import INDEX, TRAINING, Checkpoints, not_finite
 from tsallis.training.distributed import CommonError, World
@@ -356,7 +357,7 @@ class Trainer:
             if self.board is not None:
                 self.board.write(position.step, {"loss": loss, "learning_rate": rate, **(metrics or {})})
                 self.board.flush()
-            self.timing.write(event, **where, seconds=elapsed, symbols=symbols)
+            self.timing.write(event, **where, seconds=elapsed, symbols=symbols, **environment())
 
         self.world.on_main(log)
         progress = self._progress(updates, metrics)

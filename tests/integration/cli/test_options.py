@@ -58,7 +58,7 @@ ELSEWHERE = {
         *("--exact", "--time", "--mass", "--sample", "--seed", "--mbr", "--prefix", "--prefix-column"),
         *("--min-length", "--max-length", "--length-penalty", "--with", "--device"),
     },
-    "evaluate": {"--exact", "--budget", "--out", "--with", "--device"},
+    "evaluate": {"--exact", "--budget", "--out", "--manifest", "--with", "--device"},
     "score": {"--tokens", "--with", "--device"},
     "look": {"--device", "--json"},
 }

@@ -1,0 +1,58 @@
+"""`tsallis evaluate --manifest`: all that repeats a result stands beside its scores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tsallis.evaluation.provenance import digest_files, find_commit
+
+pytestmark = pytest.mark.process
+
+
+def test_a_manifest_has_scores_configuration_data_and_origin(
+    tsallis, trained: Path, small_data: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "results" / "verbs.json"
+    printed = json.loads(tsallis("evaluate", trained, "--beam", 2, "--manifest", path, "--json").stdout)
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    metrics = manifest["metrics"]
+    assert {key: printed[key] for key in metrics} == metrics and metrics["samples"] > 0
+    assert manifest["run"]["name"] == trained.name and manifest["run"]["step"] > 0
+    assert manifest["config"]["model"]["d_model"] == 24 and manifest["config"]["data"]["folder"] == small_data.name
+    train, dev = (digest_files([small_data / name]) for name in ("train.tsv", "dev.tsv"))
+    assert manifest["data"] == {"train": train, "dev": dev, "test": dev}
+    events = [json.loads(line) for line in (trained / "timing.jsonl").read_text().splitlines()]
+    training = manifest["training"]
+    assert training["seed"] == 1 and training["updates"] == max(event["step"] for event in events)
+    assert training["seconds"] == round(sum(event["seconds"] for event in events), 1)
+    (origin,) = training["origins"]
+    assert origin["commit"] == find_commit() and {"torch", "python", "cpu", "threads"} <= origin.keys()
+    evaluation = manifest["evaluation"]
+    assert (evaluation["split"], evaluation["beam"], evaluation["checkpoint"]) == ("test", 2, "best")
+    assert evaluation["cpu"] == origin["cpu"]
+    assert str(tmp_path.parent) not in path.read_text(encoding="utf-8")
+
+
+def test_a_manifest_of_a_file_and_of_an_ensemble(tsallis, trained: Path, small_data: Path, tmp_path: Path) -> None:
+    path, lines = tmp_path / "a.json", small_data / "dev.tsv"
+    tsallis("evaluate", trained, lines, "--with", trained, "--manifest", path)
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    assert manifest["data"]["dev.tsv"] == digest_files([lines]) and "split" not in manifest["evaluation"]
+    assert [member["name"] for member in manifest["others"]] == [trained.name]
+    assert manifest["others"][0]["training"] == manifest["training"]
+
+
+def test_a_manifest_of_data_that_is_gone_says_so(tsallis, trained: Path, small_data: Path, tmp_path: Path) -> None:
+    path, train = tmp_path / "a.json", small_data / "train.tsv"
+    content = train.read_bytes()
+    train.unlink()
+    try:
+        tsallis("evaluate", trained, "--split", "dev", "--manifest", path)
+    finally:
+        train.write_bytes(content)
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    assert manifest["data"]["train"] is None and manifest["data"]["dev"] is not None
+    assert "expected a file to write" in tsallis("evaluate", trained, "--manifest", tmp_path, status=2).stderr
