@@ -57,18 +57,19 @@ def arguments(
     value: Tensor,
     alpha: float | Tensor = 1.5,
     mask: Tensor | None = None,
+    slopes: Tensor | None = None,
     *,
     lengths: Sequence[int] | Tensor | None = None,
     seed: int = 0,
     scale: float = 0.35,
     causal: bool = False,
     dropout: float = 0.0,
+    offset: int = 0,
 ) -> AttentionArgs:
     alphas, number = (alpha, None) if isinstance(alpha, Tensor) else (None, alpha)
     limits = None if lengths is None else torch.as_tensor(lengths)
-    return AttentionArgs(
-        query, key, value, alphas, mask, limits, torch.tensor(seed, device="cpu"), number, scale, causal, dropout
-    )
+    tensors = query, key, value, alphas, mask, slopes, limits, torch.tensor(seed, device="cpu")
+    return AttentionArgs(*tensors, number, scale, causal, dropout, offset)
 
 
 def attend(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
@@ -106,14 +107,15 @@ def check(
     output: float = OUTPUT,
     gradient: float = GRADIENT,
     compute: Compute | None = None,
+    slopes: Tensor | None = None,
     **options: Any,
 ) -> None:
     """Output and counts against those of float64; gradients too, unless it is a function without that computes."""
-    copies = [x.detach().to(DEVICE, copy=True) for x in (*inputs, alpha, mask) if isinstance(x, Tensor)]
+    copies = [x.detach().to(DEVICE, copy=True) for x in (*inputs, alpha, mask, slopes) if isinstance(x, Tensor)]
     leaves = [x.requires_grad_(x.is_floating_point()) for x in copies]
     exact = [x.detach().double().requires_grad_() if x.is_floating_point() else x for x in leaves]
-    actual, counts = (compute or attend)(*_leaves(leaves, alpha, mask), **options)
-    expected, weights = dense(*_leaves(exact, alpha, mask), **{**options, "dropout": 0.0})
+    actual, counts = (compute or attend)(*_leaves(leaves, alpha, mask, slopes), **options)
+    expected, weights = dense(*_leaves(exact, alpha, mask, slopes), **{**options, "dropout": 0.0})
     if factors is not None:
         group = inputs[0].shape[1] // inputs[1].shape[1]
         expected = (weights * factors) @ exact[2].repeat_interleave(group, 1)
@@ -132,9 +134,10 @@ def check(
         close(grad, right, gradient)
 
 
-def _leaves(leaves: list[Tensor], alpha: float | Tensor, mask: Tensor | None) -> list[Any]:
+def _leaves(leaves: list[Tensor], *more: float | Tensor | None) -> list[Any]:
+    """Return queries, keys and values, and what follows them with its tensors replaced by leaves."""
     rest = iter(leaves[3:])
-    return [*leaves[:3], next(rest) if isinstance(alpha, Tensor) else alpha, None if mask is None else next(rest)]
+    return [*leaves[:3], *(next(rest) if isinstance(x, Tensor) else x for x in more)]
 
 
 def close(actual: Tensor, expected: Tensor, tolerance: float) -> None:

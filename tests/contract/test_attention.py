@@ -25,6 +25,7 @@ from tsallis.ops.eager import attention as eager_attention
 
 BATCH, HEADS, SIZE, VALUE_SIZE = 3, 4, 5, 3
 OF_HEADS = torch.tensor([1.0, 1.25, 1.9, 2.0])
+SLOPES = torch.tensor([2.0, 0.0, 0.125, 0.5])
 OF_ALL = torch.tensor([[1.0, 1.001, 1.25, 1.5], [1.9, 2.0, 1.1, 1.75], [2.0, 1.5, 1.001, 1.9]])
 Results = dict[str, Any]  # tensors by name
 Way = Callable[[int, int], None]
@@ -79,6 +80,8 @@ class Case:
     causal: bool = False
     key_heads: int = HEADS
     scale: float | None = None
+    slopes: Tensor | None = None
+    offset: int = 0
 
     def __str__(self) -> str:
         return self.name
@@ -90,6 +93,7 @@ class Case:
 
     def options(self) -> dict[str, Any]:
         options = {"key_lengths": self.lengths, "is_causal": self.causal, "scale": self.scale}
+        options |= {"query_offset": self.offset} if self.offset else {}
         number = {} if isinstance(self.alpha, Tensor) else {"alpha": self.alpha}
         return {**options, **number, "enable_gqa": self.key_heads != HEADS}
 
@@ -107,6 +111,8 @@ class Case:
         }
         if isinstance(self.alpha, Tensor):
             result["alpha"] = self.alpha.double()
+        if self.slopes is not None:
+            result["slopes"] = self.slopes.double()
         if self.mask is not None:
             bias = noise(*self.mask)
             out = torch.rand(self.mask, generator=generator) < 0.25
@@ -160,7 +166,19 @@ CASES = [
     Case("one head of keys", 7, 129, OF_HEADS, key_heads=1),
     Case("two heads of keys, causal", 33, 33, OF_HEADS, key_heads=2, causal=True),
     Case("one head of keys, added", 7, 9, OF_ALL, mask=(3, 4, 7, 9), key_heads=1),
-    Case("everything", 33, 40, OF_ALL, (4, 33, 40), False, [5, 12, 40], True, 2, 0.7),
+    Case("slopes", 7, 9, OF_ALL, slopes=SLOPES),
+    Case("slopes of elements, causal", 33, 33, OF_ALL, causal=True, slopes=SLOPES * torch.ones(BATCH, 1)),
+    Case("slopes, boolean and lengths", 7, 33, OF_ALL, (3, 1, 7, 33), True, [5, 1, 33], slopes=SLOPES),
+    Case("slopes below zero", 7, 9, 1.25, slopes=-SLOPES),
+    Case("a slope in a row", 9, 7, slopes=torch.tensor([0.3])),
+    Case("one query behind the keys", 1, 300, OF_HEADS, slopes=SLOPES, offset=299),
+    Case("queries behind keys, causal", 7, 40, OF_HEADS, causal=True, slopes=SLOPES, offset=33),
+    Case("queries behind keys, causal without slopes", 7, 9, OF_ALL, causal=True, offset=2),
+    Case("windows", 40, 400, OF_ALL, slopes=SLOPES, offset=200),
+    Case("windows, causal", 40, 400, OF_HEADS, causal=True, slopes=SLOPES, offset=360, key_heads=2),
+    Case("windows, lengths", 7, 400, 1.5, lengths=[270, 400, 290], slopes=SLOPES, offset=280),
+    Case("windows and boolean", 7, 300, 2.0, (4, 7, 300), True, slopes=SLOPES, offset=150),
+    Case("everything", 33, 40, OF_ALL, (4, 33, 40), False, [5, 12, 40], True, 2, 0.7, SLOPES, 3),
 ]
 NAMED = {case.name: case for case in CASES}
 some_cases = pytest.mark.parametrize(
@@ -180,12 +198,16 @@ def exact(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    slopes: Tensor | None = None,
+    query_offset: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Output and weights by the formula, in float64."""
     group = query.shape[-3] // key.shape[-3]
     key, value = (x.double().repeat_interleave(group, -3) for x in (key, value))
     scores = query.double() @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-    i, j = torch.arange(scores.shape[-2]).unsqueeze(-1), torch.arange(scores.shape[-1])
+    i, j = query_offset + torch.arange(scores.shape[-2]).unsqueeze(-1), torch.arange(scores.shape[-1])
+    if slopes is not None:
+        scores = scores - slopes[..., None, None] * (i - j).abs()
     if attn_mask is not None:
         boolean = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, -torch.inf) if boolean else scores + attn_mask.double()
@@ -551,13 +573,14 @@ def small() -> list[Tensor]:
     generator = torch.Generator().manual_seed(8)
     query, key, value, mask = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
     alpha = torch.tensor([[1.2, 1.5], [1.75, 1.01]], dtype=torch.float64)
-    return [x.requires_grad_() for x in (query, key, value, alpha, mask)]
+    slopes = torch.tensor([0.4, 0.05], dtype=torch.float64)
+    return [x.requires_grad_() for x in (query, key, value, alpha, mask, slopes)]
 
 
 def masked_and_grouped(*x: Tensor, **options: Any) -> Any:
-    query, key, value, alpha, mask = x
-    chosen = {"key_lengths": [4, 3], "is_causal": True, "scale": 0.7, "enable_gqa": True, **options}
-    return entmax_attention(query, key, value, alpha, attn_mask=mask, **chosen)
+    query, key, value, alpha, mask, slopes = x
+    chosen = {"key_lengths": [4, 3], "is_causal": True, "scale": 0.7, "enable_gqa": True, "query_offset": 1, **options}
+    return entmax_attention(query, key, value, alpha, attn_mask=mask, slopes=slopes, **chosen)
 
 
 @pytest.mark.usefixtures("tiled")
@@ -604,7 +627,7 @@ def test_a_batched_gradient_is_the_gradients_one_by_one() -> None:
 
 @pytest.mark.usefixtures("tiled")
 def test_torch_func() -> None:
-    query, key, value, alpha, _ = (x.detach() for x in small())
+    query, key, value, alpha, *_ = (x.detach() for x in small())
     of = torch.randn(2, 2, 3, 1, dtype=torch.float64)
 
     def num_attended(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor) -> Any:
@@ -654,6 +677,7 @@ def test_dropout_under_vmap() -> None:
         {"attn_mask": torch.linspace(-1, 1, 9)},
         {"key_lengths": [3, 9, 5]},
         {"key_lengths": torch.tensor([3, 9, 5])},
+        {"slopes": SLOPES, "query_offset": 2, "is_causal": True},
     ],
     ids=lambda options: ",".join(options),
 )
@@ -698,8 +722,9 @@ def test_memory_grows_with_the_length_and_not_with_its_square(
 
         with Allocated() as allocated, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
             options = {"attn_mask": bias, "is_causal": causal, "key_lengths": [length, length // 2], "dropout_p": 0.2}
-            entmax_attention(query, key, value, numbers, **options).sum().backward()
-        assert query.grad is not None and bias.grad is not None
+            slopes = torch.tensor([0.5, 0.1], requires_grad=True)
+            entmax_attention(query, key, value, numbers, **options, slopes=slopes).sum().backward()
+        assert query.grad is not None and bias.grad is not None and slopes.grad is not None
         largest.append(allocated.largest)
         saved.append(sum(sizes))
     for before, after in (largest, saved):
@@ -756,6 +781,9 @@ def given_instead(**changes: Any) -> dict[str, Any]:
         ({"key_lengths": 3}, ValueError, r"key_lengths .* \(2,\), got \(\)"),
         ({"key_lengths": [1.0, 2.0]}, TypeError, "key_lengths .* torch.float32"),
         ({"key_lengths": torch.ones(2).bool()}, TypeError, "key_lengths .* torch.bool"),
+        ({"slopes": torch.ones(3)}, ValueError, r"slopes .* \(3,\)$"),
+        ({"slopes": [0.5]}, TypeError, "slopes .* list"),
+        ({"query_offset": -1}, ValueError, "query_offset .* -1"),
         ({"dropout_p": -0.1}, ValueError, "dropout_p .* -0.1"),
         ({"dropout_p": 1.5}, ValueError, "dropout_p .* 1.5"),
         ({"dropout_p": float("nan")}, ValueError, "dropout_p .* nan"),

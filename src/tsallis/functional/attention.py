@@ -41,13 +41,16 @@ def entmax_attention(
     enable_gqa: bool = False,
     return_weights: bool = False,
     return_support: bool = False,
+    slopes: Tensor | None = None,
+    query_offset: int = 0,
 ) -> Tensor | tuple[Tensor, ...]:
     r"""Compute attention whose weights are exactly zero for most keys, with an alpha for each head that can be learned.
 
     .. math:: O_i = \sum_j p_{ij} V_j, \qquad
-              p_i = \mathrm{entmax}_{\alpha_h}\big(\mathrm{scale} \cdot Q_i K^\top + \mathrm{mask}_i\big)
+              p_i = \mathrm{entmax}_{\alpha_h}\big(\mathrm{scale} \cdot Q_i K^\top + \mathrm{mask}_i - m_h |i - j|\big)
 
-    with :math:`\alpha_h` of head :math:`h` (Correia et al. 2019, eq. 8). Shapes and meaning are those of
+    with :math:`\alpha_h` of head :math:`h` (Correia et al. 2019, eq. 8) and slopes :math:`m_h` if there are any (Press
+    et al. 2022). Shapes and meaning are those of
     `torch.nn.functional.scaled_dot_product_attention`, which it equals at `alpha = 1`. Memory grows with the number of
     queries and keys, not with their product, unless the weights are asked for; gradients of second order hold them too.
 
@@ -60,12 +63,17 @@ def entmax_attention(
             the scores and get a gradient.
         key_lengths: for each batch element [...], how many of its first keys take part; the others are skipped. In a
             tensor on a GPU they are not checked: one out of range counts as the nearest that is not.
-        is_causal: query i attends to the keys 0 to i only; a mask, if there is one, holds too.
+        is_causal: query i attends to the keys 0 to i + `query_offset` only; a mask, if there is one, holds too.
         scale: the factor of the scores; the default is 1 / sqrt(size).
         dropout_p: share of the weights that is set to zero, the others scaled up; unlike a module's, always active.
         enable_gqa: fewer key heads than heads, each shared by as many neighbouring heads.
         return_weights: return the weights too, before dropout.
         return_support: return how many keys each query attends to; the weights are not held for it.
+        slopes: a tensor [heads] or [..., heads], which gets a gradient: a score loses so much for every position
+            between query and key. No tensor of all distances is built, and where alpha is above 1 the compiled
+            kernels skip keys that are too far to have a weight.
+        query_offset: the position of the first query among the keys, for the slopes and the causal order: in decoding
+            the number of earlier keys.
 
     Returns:
         Output [..., heads, queries, value size]; with `return_weights` also the weights [..., heads, queries, keys],
@@ -99,6 +107,8 @@ def entmax_attention(
         dropout_p=dropout_p,
         enable_gqa=enable_gqa,
         need_weights=return_weights,
+        slopes=slopes,
+        query_offset=query_offset,
     )
     more: tuple[Tensor, ...] = () if result.weights is None else (result.weights,)
     if return_support:
@@ -124,11 +134,15 @@ def attend(
     dropout_p: float = 0.0,
     enable_gqa: bool = False,
     need_weights: bool = False,
+    slopes: Tensor | None = None,
+    query_offset: int = 0,
 ) -> AttentionOutput:
     """Compute :func:`entmax_attention`; return with it a tensor that its sparsity can be read from."""
     _check(query, key, value, enable_gqa)
     if not 0 <= dropout_p <= 1:
         raise ValueError(f"dropout_p must be between 0 and 1, got {dropout_p}")
+    if query_offset < 0:
+        raise ValueError(f"query_offset must be at least 0, got {query_offset}")
     outer, queries, keys = query.shape[:-2], query.shape[-2], key.shape[-2]
     q, k, v = (x.resolve_neg() for x in (query, key, value))
     if len(outer) != 2:
@@ -146,12 +160,14 @@ def attend(
         value=v,
         alphas=alpha if isinstance(alpha, Tensor) else None,
         mask=_mask(attn_mask, q, (*outer, queries, keys)),
+        slopes=None if slopes is None else _per_head("slopes", slopes, q, outer),
         lengths=_lengths(key_lengths, outer[:-1], keys, query.device, can.asynchronous and not dense),
         seed=torch.randint(1 << 62, ()) if dropout_p and not traced() else None,
         alpha_value=limits[0] if limits is not None and limits[0] == limits[1] else None,
         scale=1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else number("scale", scale),
         causal=is_causal,
         dropout=dropout_p,
+        offset=query_offset,
         threads=1 if traced() else torch.get_num_threads(),
     )
     if q.numel() and k.numel() and v.numel():
@@ -249,21 +265,25 @@ def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int]) -> Alpha:
     """Return a checked number, or alphas [1 or batch, heads] in the dtype of the computation, not checked yet."""
     if not isinstance(alpha, Tensor):
         return alpha_number(alpha)
-    batch, heads = q.shape[:2]
-    shape = tuple(alpha.shape)
     if alpha.dtype == torch.bool:
         raise TypeError("alpha must be floating point, got torch.bool; did you mean attn_mask=?")
-    check_floating(alpha, "alpha")
-    if alpha.numel() == 1 and alpha.dim() <= 1:
-        alpha = alpha.reshape(1, 1).expand(1, heads)
+    return _per_head("alpha", alpha, q, outer, "; did you mean attn_mask=?" if alpha.dim() >= 2 else "")
+
+
+def _per_head(name: str, x: Tensor, q: Tensor, outer: Sequence[int], hint: str = "") -> Tensor:
+    """Return numbers of heads as [1 or batch, heads] in the dtype of the computation."""
+    batch, heads = q.shape[:2]
+    check_floating(x, name)
+    shape = tuple(x.shape)
+    if x.numel() == 1 and x.dim() <= 1:
+        x = x.reshape(1, 1).expand(1, heads)
     elif shape == (heads,):
-        alpha = alpha.reshape(1, heads)
+        x = x.reshape(1, heads)
     elif shape == tuple(outer):
-        alpha = alpha.reshape(batch, heads)
+        x = x.reshape(batch, heads)
     else:
-        hint = "; did you mean attn_mask=?" if alpha.dim() >= 2 else ""
-        raise ValueError(f"alpha must have shape ({heads},) or {tuple(outer)}: one for each head, got {shape}{hint}")
-    return alpha.resolve_neg().to(device=q.device, dtype=_scores_dtype(q))
+        raise ValueError(f"{name} must have shape ({heads},) or {tuple(outer)}: one for each head, got {shape}{hint}")
+    return x.resolve_neg().to(device=q.device, dtype=_scores_dtype(q))
 
 
 def _scores_dtype(q: Tensor) -> torch.dtype:

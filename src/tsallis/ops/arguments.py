@@ -17,12 +17,14 @@ class AttentionArgs(NamedTuple):
     value: Tensor  # [batch, key heads, keys, value size]
     alphas: Tensor | None  # [1 or batch, heads]; None: all are `alpha_value`
     mask: Tensor | None  # [1 or batch, 1 or heads, 1 or queries, 1 or keys]: True takes part, or added to the scores
+    slopes: Tensor | None  # [1 or batch, heads]: what a score loses a key between query and key; None: nothing
     lengths: Tensor | None  # [batch] integers: how many of the first keys take part; None: all
     seed: Tensor | None  # [] on the CPU, of dropout; None: there is none, or an operator draws it when it is called
     alpha_value: float | None  # of all heads; None: alphas differ, or nobody could look at them
     scale: float
     causal: bool
     dropout: float
+    offset: int = 0  # query i stands at key i + offset, for the causal order and the slopes
     threads: int = 1  # that tiles are cut for: forward's and backward's are the same whatever PyTorch's number is
 
     @property
@@ -31,9 +33,9 @@ class AttentionArgs(NamedTuple):
         return cast(float, self.alpha_value) if self.alphas is None else self.alphas
 
     @property
-    def differentiable(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """The first five fields, which may have gradients."""
-        return self[:5]
+    def differentiable(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """The first six fields, which may have gradients."""
+        return self[:6]
 
     @property
     def group(self) -> int:
@@ -105,13 +107,14 @@ class DecoderResult(NamedTuple):
 
 
 class AttentionGradients(NamedTuple):
-    """The gradients of an attention call's first five arguments; None where none was requested."""
+    """The gradients of an attention call's first six arguments; None where none was requested."""
 
     query: Tensor | None
     key: Tensor | None
     value: Tensor | None
     alphas: Tensor | None
     mask: Tensor | None
+    slopes: Tensor | None
 
 
 TYPES = {
@@ -120,7 +123,7 @@ TYPES = {
     float: "float",
     float | None: "float?",
     bool: "bool",
-    int: "int",
+    int: "SymInt",
 }  # of an operator's schema
 
 
@@ -129,7 +132,7 @@ def schema(container: type[Any]) -> str:
 
     Example:
         >>> schema(AttentionGradients)
-        'Tensor? query, Tensor? key, Tensor? value, Tensor? alphas, Tensor? mask'
+        'Tensor? query, Tensor? key, Tensor? value, Tensor? alphas, Tensor? mask, Tensor? slopes'
     """
     return ", ".join(f"{TYPES[kind]} {name}" for name, kind in get_type_hints(container).items())
 

@@ -18,7 +18,7 @@ from tsallis.ops.autograd import maps as autograd
 from tsallis.ops.backend import load_attention
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.eager import attention as eager_attention
-from tsallis.ops.eager.attention import future_mask, length_mask
+from tsallis.ops.eager.attention import distances, future_mask, length_mask
 from tsallis.ops.transforms import (
     compiling,
     differentiable,
@@ -89,7 +89,7 @@ def dense_attention(args: AttentionArgs, backend: str = "eager") -> tuple[Tensor
 
     Dropout is the backend's: a seed drops the same weights with its kernels and without.
     """
-    query, key, value, _, mask, lengths, *_ = args
+    query, key, value, _, mask, slopes, lengths, *_ = args
     alpha = args.alpha
     batch, heads, queries, _ = query.shape
     group, keys = args.group, key.shape[2]
@@ -101,8 +101,10 @@ def dense_attention(args: AttentionArgs, backend: str = "eager") -> tuple[Tensor
     scores = scores.reshape(batch, heads, queries, keys)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    if slopes is not None:
+        scores = scores - slopes.to(scores.dtype)[..., None, None] * distances(queries, keys, args.offset, scores)
     if args.causal:
-        scores = scores.masked_fill(future_mask(queries, keys, query.device), -torch.inf)
+        scores = scores.masked_fill(future_mask(queries, keys, query.device, args.offset), -torch.inf)
     if active is not None:
         scores = scores.masked_fill(~active.unsqueeze(1), -torch.inf)
     if isinstance(alpha, Tensor):
@@ -120,11 +122,18 @@ def dense_attention(args: AttentionArgs, backend: str = "eager") -> tuple[Tensor
 def differentiable_gradient(ctx: Any, args: AttentionArgs, grad: Tensor) -> Sequence[Tensor | None]:
     """Return gradients that have gradients, or come in batches, through all weights."""
 
-    def compute(query: Tensor, key: Tensor, value: Tensor, alphas: Tensor | None, mask: Tensor | None) -> Tensor:
+    def compute(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        alphas: Tensor | None,
+        mask: Tensor | None,
+        slopes: Tensor | None,
+    ) -> Tensor:
         query, key, value = (upcast(x) for x in (query, key, value))
-        alphas = None if alphas is None else alphas.to(query.dtype)
+        alphas, slopes = (None if x is None else x.to(query.dtype) for x in (alphas, slopes))
         mask = mask if mask is None or mask.dtype == torch.bool else mask.to(query.dtype)
-        wide = args._replace(query=query, key=key, value=value, alphas=alphas, mask=mask)
+        wide = args._replace(query=query, key=key, value=value, alphas=alphas, mask=mask, slopes=slopes)
         return dense_attention(wide, ctx.backend)[0]
 
     return recomputed_gradients(ctx, compute, args.differentiable, upcast(grad))

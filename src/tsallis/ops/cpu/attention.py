@@ -69,15 +69,17 @@ def attention(args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, Sa
 def attention_gradient(
     args: AttentionArgs, saved: SavedForBackward, grad: Tensor, needs: tuple[bool, ...]
 ) -> AttentionGradients:
-    """Return gradients of query, key and value, and those of the alphas and of the mask if they are needed."""
+    """Return gradients of query, key and value, and those of alphas, mask and slopes if they are needed."""
     args, grad = _contiguous_rows(args), _contiguous_row(grad)
-    query, key, value, alphas, mask, *_ = args
-    need_alphas, need_mask = needs[3:]
+    query, key, value, alphas, mask, slopes, *_ = args
+    need_alphas, need_mask, need_slopes = needs[3:]
     mask = mask if need_mask else None
     splits = _splits(args, mask)
     dq = _empty_like(query, query.shape[-1])
     dk, dv = (_empty_like(x, x.shape[-1], splits * len(x)) for x in (key, value))
-    da = torch.empty_like(saved.support, dtype=query.dtype) if need_alphas else None
+    da, ds = (
+        torch.empty_like(saved.support, dtype=query.dtype) if need else None for need in (need_alphas, need_slopes)
+    )
     dm = None
     if mask is not None:  # one that is the same for all queries is small: each part has its own
         rows = (*query.shape[:2], 1) if _one_row(args) else mask.shape[:3]
@@ -92,6 +94,7 @@ def attention_gradient(
         key_grad=_heads(dk),
         value_grad=_heads(dv),
         alpha_grad=_pointer(da),
+        slope_grad=_pointer(ds),
         mask_grad=_pointer(dm),
         mask_grad_strides=_strides(dm, 5),
     )
@@ -99,9 +102,11 @@ def attention_gradient(
         dk, dv = (x.unflatten(0, (splits, -1)).sum(0) for x in (dk, dv))
     if da is not None and alphas is not None:
         da = da.sum(-1).sum_to_size(alphas.shape)
+    if ds is not None and slopes is not None:
+        ds = ds.sum(-1).sum_to_size(slopes.shape)
     if dm is not None and mask is not None:
         dm = (dm[0] if len(dm) == 1 else dm.sum(0)).sum_to_size(mask.shape)
-    return AttentionGradients(dq, dk, dv, da, dm)
+    return AttentionGradients(dq, dk, dv, da, dm, ds)
 
 
 def drop_factors(args: AttentionArgs) -> Tensor:
@@ -138,7 +143,7 @@ def _splits(args: AttentionArgs, mask: Tensor | None) -> int:
 
 def _run(name: str, args: AttentionArgs, saved: SavedForBackward, splits: int = 1, **more: Any) -> None:
     """Call a kernel; fields that are not named are zeros and null pointers."""
-    query, key, value, alphas, mask, lengths, *_ = args
+    query, key, value, alphas, mask, slopes, lengths, *_ = args
     batch, heads, queries, size = query.shape
     key_heads, keys = key.shape[1:3]
     support, stats, columns, weight = saved
@@ -169,6 +174,9 @@ def _run(name: str, args: AttentionArgs, saved: SavedForBackward, splits: int = 
         mask=_pointer(mask),
         boolean_mask=mask is not None and mask.dtype == torch.bool,
         mask_strides=_strides(mask, 4),
+        slopes=_pointer(slopes),
+        slope_strides=_strides(slopes, 2),
+        offset=args.offset,
         support=support.data_ptr(),
         stats=stats.data_ptr(),
         columns=_pointer(columns),

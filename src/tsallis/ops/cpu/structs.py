@@ -89,10 +89,12 @@ class Attention(ctypes.Structure):
         ("mask", c_void_p),
         ("boolean_mask", c_int32),
         ("mask_strides", c_int64 * 4),
+        ("slopes", c_void_p),
+        ("slope_strides", c_int64 * 2),
+        ("offset", c_int64),
         *((name, c_void_p) for name in ("support", "stats", "columns", "weight")),
         *((name, Heads) for name in ("grad", "query_grad", "key_grad", "value_grad")),
-        ("alpha_grad", c_void_p),
-        ("mask_grad", c_void_p),
+        *((name, c_void_p) for name in ("alpha_grad", "slope_grad", "mask_grad")),
         ("mask_grad_strides", c_int64 * 5),
     )
 

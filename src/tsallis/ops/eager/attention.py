@@ -53,14 +53,15 @@ def attention(args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, Sa
 def attention_gradient(
     args: AttentionArgs, saved: SavedForBackward, grad: Tensor, needs: tuple[bool, ...]
 ) -> AttentionGradients:
-    """Return gradients of query, key and value, and those of the alphas and of the mask if they are needed."""
-    query, key, value, alphas, mask, *_ = args
-    need_alphas, need_mask = needs[3:]
+    """Return gradients of query, key and value, and those of alphas, mask and slopes if they are needed."""
+    query, key, value, alphas, mask, slopes, *_ = args
+    need_alphas, need_mask, need_slopes = needs[3:]
     work = _TiledAttention(args)
     dq = torch.empty_like(query) if args.lengths is None else torch.zeros_like(query)
     dk, dv = torch.zeros_like(key), torch.zeros_like(value)
     da = query.new_zeros(*query.shape[:-1], 1) if need_alphas else None
     dm = torch.zeros_like(mask) if need_mask and mask is not None else None
+    dm_slopes = query.new_zeros(query.shape[:2]) if need_slopes else None
     for number, tile, k, v, buffer in work.tiles():
         q, do = work.rows(query, tile), work.rows(grad, tile)
         weights = work.solve(work.scores(q, k, tile, buffer), tile)
@@ -74,11 +75,15 @@ def attention_gradient(
             work.write(da, tile, slope)
         if dm is not None:
             work.add_mask(dm, tile, ds)
+        if dm_slopes is not None:
+            work.add_slopes(dm_slopes, tile, ds)
         work.write(dq, tile, torch.bmm(ds, k).mul_(args.scale))
         work.add(dk, tile, torch.bmm(ds.transpose(1, 2), q).mul_(args.scale))
     if da is not None and alphas is not None:
         da = da.sum((2, 3)).sum_to_size(alphas.shape)
-    return AttentionGradients(dq, dk, dv, da, dm)
+    if dm_slopes is not None and slopes is not None:
+        dm_slopes = dm_slopes.sum_to_size(slopes.shape)
+    return AttentionGradients(dq, dk, dv, da, dm, dm_slopes)
 
 
 def drop_factors(args: AttentionArgs) -> Tensor:
@@ -98,9 +103,15 @@ def length_mask(lengths: Tensor, keys: int, device: torch.device) -> Tensor:
     return torch.arange(keys, device=device) < lengths.to(device).view(-1, 1, 1)
 
 
-def future_mask(queries: int, keys: int, device: torch.device) -> Tensor:
-    """Return True where a key comes after the query [queries, keys]."""
-    return torch.ones(queries, keys, dtype=torch.bool, device=device).triu_(1)
+def future_mask(queries: int, keys: int, device: torch.device, offset: int = 0) -> Tensor:
+    """Return True where a key comes after the query [queries, keys], which stands at key i + offset."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).triu_(1 + offset)
+
+
+def distances(queries: int, keys: int, offset: int, like: Tensor) -> Tensor:
+    """Return how far each key is from each query [queries, keys], in a tensor of another one's kind."""
+    position = torch.arange(offset, offset + queries, device=like.device).unsqueeze(1)
+    return (position - torch.arange(keys, device=like.device)).abs().to(like.dtype)
 
 
 def cut(args: AttentionArgs) -> Iterator[list[Tile]]:
@@ -124,7 +135,8 @@ def cut(args: AttentionArgs) -> Iterator[list[Tile]]:
         for h0 in range(0, heads, tile_heads):
             h1 = min(h0 + tile_heads, heads)
             starts = [(i0, min(i0 + rows, queries)) for i0 in range(0, queries, rows)]
-            yield [Tile(b0, b1, h0, h1, i0, i1, min(extent, i1) if args.causal else extent) for i0, i1 in starts]
+            last = args.offset if args.causal else extent
+            yield [Tile(b0, b1, h0, h1, i0, i1, min(extent, i1 + last)) for i0, i1 in starts]
 
 
 def _drop(weights: Tensor, args: AttentionArgs, number: int, out: Tensor) -> Tensor:
@@ -146,6 +158,7 @@ class _TiledAttention:
         self.lengths = None if args.lengths is None else args.lengths.tolist()
         alpha, (batch, heads) = args.alpha, args.query.shape[:2]
         self.alpha = alpha.detach().expand(batch, heads) if isinstance(alpha, Tensor) else alpha
+        self.slopes = None if args.slopes is None else args.slopes.detach().expand(batch, heads).to(args.query.dtype)
         self.buffers: dict[str, Tensor] = {}
 
     def tiles(self) -> Iterator[tuple[int, Tile, Tensor, Tensor, Tensor]]:
@@ -212,9 +225,12 @@ class _TiledAttention:
                 view.masked_fill_(~mask, -torch.inf)
             else:
                 view += mask
-        if self.args.causal and tile.keys > tile.i0 + 1:
-            future = future_mask(tile.i1 - tile.i0, tile.keys - tile.i0, q.device)
-            view[..., tile.i0 :].masked_fill_(future, -torch.inf)
+        if self.slopes is not None:
+            view.addcmul_(self._of_heads(self.slopes, tile)[..., None, None], self._distances(tile, q), value=-1)
+        first = tile.i0 + self.args.offset
+        if self.args.causal and tile.keys > first + 1:
+            future = future_mask(tile.i1 - tile.i0, tile.keys - first, q.device)
+            view[..., first:].masked_fill_(future, -torch.inf)
         if self.lengths is not None:
             for number, length in enumerate(self.lengths[tile.b0 : tile.b1]):
                 if length < tile.keys:
@@ -235,10 +251,22 @@ class _TiledAttention:
         shape = (tile.b1 - tile.b0, (tile.h1 - tile.h0) * self.group, tile.i1 - tile.i0, tile.keys)
         part += values.view(shape).sum_to_size(part.shape)
 
+    def add_slopes(self, total: Tensor, tile: Tile, values: Tensor) -> None:
+        """Add gradients of a tile's scores to those of the slopes [batch, heads]."""
+        part, far = self._of_heads(total, tile), self._distances(tile, values)
+        part -= torch.tensordot(values.view(*part.shape, *far.shape), far, 2)
+
+    def _distances(self, tile: Tile, like: Tensor) -> Tensor:
+        return distances(tile.i1 - tile.i0, tile.keys, tile.i0 + self.args.offset, like)
+
+    def _of_heads(self, x: Tensor, tile: Tile) -> Tensor:
+        """Return a tile's part of numbers [batch, heads]."""
+        return x[tile.b0 : tile.b1, tile.h0 * self.group : tile.h1 * self.group]
+
     def _alphas(self, tile: Tile) -> Alpha:
         if isinstance(self.alpha, float):
             return self.alpha
-        part = self.alpha[tile.b0 : tile.b1, tile.h0 * self.group : tile.h1 * self.group]
+        part = self._of_heads(self.alpha, tile)
         return part.unsqueeze(-1).expand(-1, -1, tile.i1 - tile.i0).reshape(-1, 1).contiguous()
 
     def solve(self, scores: Tensor, tile: Tile) -> Tensor:

@@ -31,10 +31,14 @@ def check_attention(trial: Trial) -> None:
     """Compare outputs, sizes of supports, and the gradients of everything that may have one."""
     alphas = torch.tensor([[1.0, 1.3, 1.5, 2.0]], dtype=torch.float64, device="cpu")
     lengths, half = torch.tensor([SHORT, 20], device="cpu"), torch.arange(LONG, device="cpu") % 2 == 0
+    slopes = torch.tensor([[0.3, 0.01]], dtype=torch.float64, device="cpu")
+    behind = {"slopes": slopes, "offset": LONG - 40}  # queries that stand among the last keys
     cases = (
         Case("attention of few keys", 2, 9, SHORT, 4, {"alphas": alphas, "mask": (1, 4, 9, SHORT), "lengths": lengths}),
         Case("attention of many keys", 1, 40, LONG, 2, {"alphas": alphas[:, 1:3], "causal": True}),
         Case("attention of many keys with one alpha", 1, 40, LONG, 2, {"alpha_value": 1.5, "mask": (1, 1, 1, LONG)}),
+        Case("attention with slopes", 1, 40, LONG, 2, {"alpha_value": 1.5, "causal": True, **behind}),
+        Case("decoding with slopes", 2, 1, LONG, 2, {"alpha_value": 1.5, **behind}, gradients=False),
         Case("decoding", 2, 1, LONG, 4, {"alphas": alphas, "mask": half[None, None, None]}, gradients=False),
         Case("attention with dropout", 2, 9, SHORT, 4, {"alpha_value": 1.5, "dropout": 0.4}, gradients=False),
     )
@@ -44,7 +48,10 @@ def check_attention(trial: Trial) -> None:
 
 
 def _check(trial: Trial, case: Case) -> None:
-    size, options = 32, {"alphas": None, "mask": None, "lengths": None, "alpha_value": None, **case.options}
+    size, options = (
+        32,
+        {"alphas": None, "mask": None, "slopes": None, "lengths": None, "alpha_value": None, **case.options},
+    )
     mask = options.pop("mask")
     mask = trial.normal(*mask) if isinstance(mask, tuple) else mask
     query = trial.normal(case.batch, case.heads, case.queries, size, scale=2.0)
@@ -70,7 +77,7 @@ def _check(trial: Trial, case: Case) -> None:
 
 def _check_gradients(trial: Trial, exact: AttentionArgs, args: AttentionArgs, saved: Any, own: Any) -> None:
     grad = trial.normal(*exact.query.shape)
-    needs = (True, True, True, exact.alphas is not None, exact.mask is not None)
+    needs = (True, True, True, *(x is not None for x in (exact.alphas, exact.mask, exact.slopes)))
     actual = trial.attention.attention_gradient(args, saved, trial.put(grad), needs)
     right = eager.attention_gradient(exact, own, grad, needs)
     for name, mine, theirs in zip(AttentionGradients._fields, actual, right, strict=True):
@@ -81,21 +88,24 @@ def _check_gradients(trial: Trial, exact: AttentionArgs, args: AttentionArgs, sa
 def _on_device(trial: Trial, args: AttentionArgs) -> AttentionArgs:
     wide = torch.float64 if trial.dtype == torch.float64 else torch.float32
     query, key, value = (trial.put(x) for x in args[:3])
-    alphas = None if args.alphas is None else trial.put(args.alphas, wide)
+    alphas, slopes = (None if x is None else trial.put(x, wide) for x in (args.alphas, args.slopes))
     mask = args.mask
     if mask is not None:
         mask = mask.to(trial.device) if mask.dtype == torch.bool else trial.put(mask)
-    return args._replace(query=query, key=key, value=value, alphas=alphas, mask=mask)
+    return args._replace(query=query, key=key, value=value, alphas=alphas, mask=mask, slopes=slopes)
 
 
 def _dense(args: AttentionArgs) -> Tensor:
     """Return all weights [batch, heads, queries, keys]."""
-    query, key, _, _, mask, lengths, *_ = args
+    query, key, _, _, mask, slopes, lengths, *_ = args
     scores = query @ key.repeat_interleave(args.group, 1).transpose(-1, -2) * args.scale
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    queries, keys = scores.shape[2:]
+    if slopes is not None:
+        scores = scores - slopes[..., None, None] * eager.distances(queries, keys, args.offset, scores)
     if args.causal:
-        scores = scores.masked_fill(eager.future_mask(scores.shape[2], scores.shape[3], scores.device), -torch.inf)
+        scores = scores.masked_fill(eager.future_mask(queries, keys, scores.device, args.offset), -torch.inf)
     if lengths is not None:
         inactive = ~eager.length_mask(lengths, scores.shape[-1], scores.device)
         scores = scores.masked_fill(inactive.unsqueeze(1), -torch.inf)

@@ -70,6 +70,28 @@ def test_lengths_of_keys_none_among_them(causal: bool) -> None:
     check(tensors(3, 1, 20, 33), torch.tensor([[1.4]]), lengths=(0, 33, 18), causal=causal)
 
 
+SLOPES = torch.tensor([[2.0, 0.0], [-0.1, 0.02]])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("short", [False, True])
+def test_slopes_get_a_gradient(short: bool, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if short:
+        monkeypatch.setattr(launching, "short_tiling", lambda *_: launching.ShortTiling(32, 64, 2, 4))
+    alpha = torch.tensor([[1.0, 1.3]])
+    check(tensors(2, 2, 17, 48, key_heads=1), alpha, slopes=SLOPES, causal=causal, offset=20, lengths=(40, 33))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_head_with_a_slope_sees_a_window(causal: bool) -> None:
+    slopes = torch.tensor([[4.0, 1.0]])
+    check(tensors(1, 2, 33, 150), torch.tensor([[1.0, 1.5]]), slopes=slopes, causal=causal, offset=90, lengths=(130,))
+
+
+def test_queries_behind_keys_see_these_and_no_later_ones() -> None:
+    check(tensors(1, 2, 17, 80), 1.5, causal=True, offset=40)
+
+
 BROADCAST = [(2, 2, 15, 33), (1, 2, 15, 33), (2, 1, 1, 33), (1, 1, 15, 1), (1, 1, 1, 1), (1, 2, 1, 33)]
 
 
@@ -258,19 +280,20 @@ from tsallis.ops.autograd.attention import Attention
 from tsallis.ops.triton.attention import calls as attention, launch as attention_launch
 
 attention_launch.run = run
-for dtype, size, value_size, alpha in CASES:
+for dtype, size, value_size, alpha, windows in [(*case, windows) for case in CASES for windows in (False, True)]:
     for length in (1040, 1041, 2048):
         inputs = [torch.zeros(1, h, length, n, dtype=dtype, requires_grad=True)
                   for h, n in ((4, size), (2, size), (2, value_size))]
-        mask = torch.zeros(1, 1, 1, length, requires_grad=True)
+        mask = None if windows else torch.zeros(1, 1, 1, length, requires_grad=True)
+        slopes = torch.ones(1, 4, requires_grad=True) if windows else None
         alphas, value = (alpha, None) if isinstance(alpha, torch.Tensor) else (None, alpha)
         lengths, seed = torch.tensor([length]), torch.tensor(length << 31)
-        args = AttentionArgs(*inputs, alphas, mask, lengths, seed, value, 0.1, True, 0.1)
+        args = AttentionArgs(*inputs, alphas, mask, slopes, lengths, seed, value, 0.1, True, 0.1, length % 5)
         output, _ = Attention.apply(*attention.resolve(args), "triton")
         output.backward(torch.zeros_like(output))
     assert {len(actual) for actual in compiled.values()} == {1}, compiled  # not once more for another length
-    print(dtype, size, value_size, sorted(compiled))
-    assert len(compiled) == 5
+    print(dtype, size, value_size, windows, sorted(compiled))
+    assert len(compiled) == 5 - windows
     compiled.clear()
 """
 MIXED = "torch.tensor([[1.0, 1.2, 1.5, 2.0]], requires_grad=True)"

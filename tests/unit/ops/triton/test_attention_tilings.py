@@ -88,13 +88,14 @@ def finish(*names):
 for dtype, size, value_size, alpha, features in CASES:
     dropout = 0.1 if features else 0.0
     alphas, value = (alpha, None) if isinstance(alpha, torch.Tensor) else (None, alpha)
+    slopes = torch.ones(1, 4, requires_grad=True) if features else None
     for lengths in ((100, 128, 66), (257, 304, 512)):  # padded to one power of two
         for length in lengths:
             inputs = tensors(length, length, 2, dtype, size, value_size)
             mask = torch.zeros(1, 1, 1, length, requires_grad=True) if features else None
             limits = torch.tensor([length]) if features else None
             seed = torch.tensor(length << 31)
-            args = AttentionArgs(*inputs, alphas, mask, limits, seed, value, 0.1, features, dropout)
+            args = AttentionArgs(*inputs, alphas, mask, slopes, limits, seed, value, 0.1, features, dropout)
             output, _ = Attention.apply(*attention.resolve(args), "triton")
             output.backward(torch.zeros_like(output))
         short = attention_launch.short_tiling(size, value_size, dtype, length) is not None
@@ -106,7 +107,8 @@ for dtype, size, value_size, alpha, features in CASES:
                 inputs = tensors(queries, length, 2, dtype, size, value_size)
                 mask = torch.zeros(1, 1, 1, length) if features else None
                 limits = torch.tensor([length]) if features else None
-                args = AttentionArgs(*inputs, alphas, mask, limits, None, value, 0.1, False, 0.0)
+                offset = length - queries
+                args = AttentionArgs(*inputs, alphas, mask, slopes, limits, None, value, 0.1, False, 0.0, offset)
                 attention.attention(attention.resolve(args), False)
         finish("decode_scores", "decode_thresholds", "decode_output", "decode_sum")
 """

@@ -144,15 +144,18 @@ struct AttentionCall {
     const void* mask;      // or null
     int32_t boolean_mask;  // whether it holds bytes that are true or false
     int64_t mask_strides[4];
+    const void* slopes;  // [batch, key_heads * group], of any strides; or null: none
+    int64_t slope_strides[2];
+    int64_t offset;    // query i stands at key i + offset, for the causal order and the slopes
     int32_t* support;  // [batch, key_heads * group, queries]: how many keys a query attends to
     void* stats;       // the same, [..., STATS]
     int32_t* columns;  // [batch, key_heads * group, queries, capacity], or null: no lists are saved
     void* weight;
     // Gradients of keys and values are [splits * batch, ...].
     Heads grad, query_grad, key_grad, value_grad;
-    void* alpha_grad;              // [batch, key_heads * group, queries] or null
-    void* mask_grad;               // of an additive mask, to be added to; or null
-    int64_t mask_grad_strides[5];  // of splits, batch, heads, queries and keys; 0: one for all
+    void *alpha_grad, *slope_grad;  // [batch, key_heads * group, queries] or null
+    void* mask_grad;                // of an additive mask, to be added to; or null
+    int64_t mask_grad_strides[5];   // of splits, batch, heads, queries and keys; 0: one for all
 };
 
 // What a search needs of rows of scores [rows, stride], of which d count: the best

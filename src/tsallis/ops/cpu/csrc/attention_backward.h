@@ -54,7 +54,8 @@ template <class T> class AttentionBackward : AttentionTile<T> {
     bool has_value_panels;
     const T* upstream;  // gradient of the output [rows, value_width]
     T *value_panels, *upstream_copy;
-    T* weight_grads;  // [rows, keys]
+    T* weight_grads;  // [rows, span]
+    T* slope_grad;    // of the tile's rows, or null
     T *query_grads, *key_grads, *value_grads;
 
     // The tile's supports as CSR rows: list r has the entries [starts[r], starts[r + 1]).
@@ -148,13 +149,14 @@ template <class T> class AttentionBackward : AttentionTile<T> {
     void compute_tile(int64_t part) {
         const int64_t rows = tile.rows;
         T* query_grad = row_of<T>(call.query_grad, tile.batch, tile.head, tile.first_row);
-        T* alpha_grad = nullptr;
-        if (call.alpha_grad)
-            alpha_grad = (T*)call.alpha_grad + tile.row_of_heads * call.queries + tile.first_row;
+        const int64_t first = tile.row_of_heads * call.queries + tile.first_row;
+        T* alpha_grad = call.alpha_grad ? (T*)call.alpha_grad + first : nullptr;
+        slope_grad = call.slope_grad ? (T*)call.slope_grad + first : nullptr;
         if (tile.keys == 0) {
             for (int64_t r = 0; r < rows; r++) {
                 fill_row(query_grad + r * call.query_grad.row, call.size, (T)0);
                 if (alpha_grad) alpha_grad[r] = 0;
+                if (slope_grad) slope_grad[r] = 0;
             }
             return;
         }
@@ -168,12 +170,13 @@ template <class T> class AttentionBackward : AttentionTile<T> {
         if (this->saves_weights(tile, total)) {
             backward_dense(saved, alpha_grad, part);
         } else if (this->saves_lists(tile, total)) {
+            if (call.slopes) set_window_of(call.columns + saved_offset(tile));
             backward_sparse(call.columns + saved_offset(tile), saved, alpha_grad, part);
         } else {
-            this->compute_scores();
-            const AlphaParams<T> f = alpha_params<T>(alpha, tile.keys, MAPS);
+            if (!this->compute_window()) this->compute_scores();
+            const AlphaParams<T> f = alpha_params<T>(alpha, tile.span, MAPS);
             for (int64_t r = 0; r < rows; r++)
-                entmax_weights(f, stats() + r * STATS, tile.keys, scores + r * tile.keys);
+                entmax_weights(f, stats() + r * STATS, tile.span, scores + r * tile.span);
             if (!this->is_denser(tile, total, DENSE_BACKWARD) && compress_rows())
                 backward_sparse(lists.index, lists.weight, alpha_grad, part);
             else
@@ -183,13 +186,23 @@ template <class T> class AttentionBackward : AttentionTile<T> {
                    call.query_grad.row);
     }
 
+    // Narrow a tile to the keys of its lists.
+    void set_window_of(const int32_t* index) {
+        int64_t begin = tile.keys, end = 0;
+        for (int64_t r = 0; r < tile.rows; r++)
+            if (starts[r + 1] > starts[r])
+                begin = min(begin, (int64_t)index[starts[r]]),
+                end = max(end, (int64_t)index[starts[r + 1] - 1] + 1);
+        if (end > begin) tile.begin = begin, tile.span = end - begin;
+    }
+
     // Compress all rows of weights that were computed again; return false if they don't fit. Tiny
     // weights may round to zero in one computation and not in the other, so lengths may differ.
     bool compress_rows() {
         for (int64_t r = 0; r < tile.rows; r++) {
             const int64_t at = starts[r];
-            if (at + tile.keys + N > lists_size()) return false;
-            starts[r + 1] = at + this->compress_row(scores + r * tile.keys, lists.index + at,
+            if (at + tile.span + N > lists_size()) return false;
+            starts[r + 1] = at + this->compress_row(scores + r * tile.span, lists.index + at,
                                                     lists.weight + at);
         }
         total = starts[tile.rows];
@@ -215,7 +228,7 @@ template <class T> class AttentionBackward : AttentionTile<T> {
 
     // All gradients as products of matrices. The gradients of the scores replace the scores.
     void backward_dense(const T* weights, T* alpha_grad, int64_t part) {
-        const int64_t rows = tile.rows, n = tile.keys;
+        const int64_t rows = tile.rows, n = tile.span;
         prefetcher.pace_over(2 * product_units<T>(n, width) + product_units<T>(rows, width + n));
         const T* dropped = weights;
         if (drops) {
@@ -224,38 +237,56 @@ template <class T> class AttentionBackward : AttentionTile<T> {
             dropped = weight_grads;
         }
         multiply<true, T>({dropped, 1, n}, {upstream, value_width}, n, rows, value_width,
-                          value_grads, prefetcher);
+                          value_grads + tile.begin * value_width, prefetcher);
         if (!has_value_panels)
             pack_transposed(row_of<T>(call.value, tile.batch, tile.key_head, 0), call.value.row,
                             tile.length, call.value_size, value_panels);
         has_value_panels = true;
-        multiply_panels<T>({upstream, value_width, 1}, value_panels, rows, call.value_size,
-                           weight_grads, n, n, prefetcher);
+        multiply_panels<T>({upstream, value_width, 1}, value_panels + tile.begin * call.value_size,
+                           rows, call.value_size, weight_grads, n, n, prefetcher);
         for (int64_t r = 0; r < rows && drops; r++)
             this->drop_row(weight_grads + r * n, r, weight_grads + r * n);
         const MapGradientCall gradient{layout(), weights, weight_grads, scores, alpha_grad};
         map_gradient_range<T, T>(gradient, 0, rows);
         if (call.mask_grad) add_mask_grad(part);
-        multiply<false>({scores, n, 1}, keys, rows, n, width, query_grads, prefetcher);
-        multiply<true, T>({scores, 1, n}, {queries, width}, n, rows, width, key_grads, prefetcher);
+        for (int64_t r = 0; r < rows && slope_grad; r++) slope_grad[r] = slope_gradient(r);
+        multiply<false>({scores, n, 1}, this->from_begin(keys), rows, n, width, query_grads,
+                        prefetcher);
+        multiply<true, T>({scores, 1, n}, {queries, width}, n, rows, width,
+                          key_grads + tile.begin * width, prefetcher);
     }
 
-    bool by_columns() const { return (double)total > BY_COLUMNS * (double)tile.keys; }
+    // The gradient of a row's slope, from the gradients of its scores or of its list.
+    T slope_gradient(int64_t r) const {
+        Vec<T> distance = this->distances(r), total = {};
+        for (int64_t j = 0; j < tile.span; j += N, distance += (T)N)
+            total -= absolute(distance) * load_row(scores + r * tile.span, j, tile.span, (T)0);
+        return sum<T>(total);
+    }
+    T slope_gradient(int64_t r, const int32_t* index) const {
+        T total = 0;
+        for (int64_t k = starts[r]; k < starts[r + 1]; k++)
+            total -= std::fabs((T)(this->position(r) - index[k])) * lists.score_grad[k];
+        return total;
+    }
+
+    bool by_columns() const { return (double)total > BY_COLUMNS * (double)tile.span; }
 
     // Call visit(row, from, to) for all lists; or for parts of them, first those of the first
     // KEYS_PER_PASS keys, if the keys don't fit into the cache.
     template <class Visit>
     void for_each_list(const int32_t* index, int64_t key_width, Visit&& visit) {
-        const int64_t n = tile.keys;
+        const int64_t n = tile.span, end = tile.begin + n;
         const bool passes =
             n * key_width * (int64_t)sizeof(T) > FAR_BYTES && total > tile.rows * LONG_LIST;
         int64_t next[MAX_TILE_ROWS];
         for (int64_t r = 0; r < tile.rows; r++) next[r] = starts[r];
-        for (int64_t first = 0, step = passes ? KEYS_PER_PASS : n; first < n; first += step)
+        for (int64_t first = tile.begin, step = passes ? KEYS_PER_PASS : n; first < end;
+             first += step)
             for (int64_t r = 0; r < tile.rows; r++) {
-                const int64_t from = next[r], end = starts[r + 1];
-                int64_t to = passes ? from : end;
-                while (to < end && index[to] < first + step) to++;
+                const int64_t from = next[r], last = starts[r + 1];
+                int64_t to = passes ? from : last;
+                while (to < last && index[to] < first + step) to++;
                 if (to > from) visit(r, from, to);
                 next[r] = to;
             }
@@ -267,7 +298,7 @@ template <class T> class AttentionBackward : AttentionTile<T> {
         this->prepare_values();
         const bool long_lists = total > rows * N;  // they fill vectors
         prefetcher.pace_over((long_lists ? rows : (total + N - 1) / N) +
-                             (by_columns() ? tile.keys : rows) + rows);
+                             (by_columns() ? tile.span : rows) + rows);
         for (int64_t r = 0; r < rows; r++)
             for (int64_t k = starts[r]; k < starts[r + 1]; k++) lists.row[k] = (int32_t)r;
         if (long_lists) {
@@ -288,6 +319,7 @@ template <class T> class AttentionBackward : AttentionTile<T> {
             for (int64_t k = 0; k < total; k++)
                 to[lists.row[k] * of_query + index[k] * of_key] += lists.score_grad[k];
         }
+        for (int64_t r = 0; r < rows && slope_grad; r++) slope_grad[r] = slope_gradient(r, index);
         const T* dropped = weight;
         if (drops) drop_lists(index, weight, lists.curvature), dropped = lists.curvature;
         if (by_columns()) {
@@ -312,7 +344,7 @@ template <class T> class AttentionBackward : AttentionTile<T> {
 
     // Pull the gradients of the lists' weights back to scores and alphas.
     void score_gradients(const T* weight, T* alpha_grad) {
-        const AlphaParams<T> f = alpha_params<T>(alpha, tile.keys, MAPS);
+        const AlphaParams<T> f = alpha_params<T>(alpha, tile.span, MAPS);
         const int64_t rows = tile.rows, step = total > ENTRIES_PER_STEP ? N : rows;
         for (int64_t first = 0; first < rows; first += step) {
             const int64_t some = min(step, rows - first);
@@ -338,16 +370,18 @@ template <class T> class AttentionBackward : AttentionTile<T> {
     // Gradients of keys and values key by key: scatter the lists into `scores` (weights) and
     // `weight_grads` (gradients of scores), mark the entries, and sum each marked column.
     void scatter_lists(const int32_t* index, const T* weight) const {
-        const int64_t n = tile.keys;
+        const int64_t n = tile.span;
         std::memset(marks, 0, (size_t)((n + MARKS - 1) / MARKS * MAX_TILE_ROWS) * sizeof(uint16_t));
         for (int64_t k = 0; k < total; k++) {
-            const int64_t r = lists.row[k], j = index[k];
+            const int64_t r = lists.row[k], j = index[k] - tile.begin;
             scores[r * n + j] = weight[k], weight_grads[r * n + j] = lists.score_grad[k];
             marks[j / MARKS * MAX_TILE_ROWS + r] |= (uint16_t)(1u << j % MARKS);
         }
     }
     void add_columns() {
-        const int64_t n = tile.keys;
+        const int64_t n = tile.span;
+        T* const to_value = value_grads + tile.begin * value_width;
+        T* const to_key = key_grads + tile.begin * width;
         for (int64_t first = 0; first < n; first += MARKS) {
             const uint16_t* rows = marks + first / MARKS * MAX_TILE_ROWS;
             for (int64_t j = first; j < min(first + MARKS, n); j++) {
@@ -355,8 +389,8 @@ template <class T> class AttentionBackward : AttentionTile<T> {
                 prefetcher.advance(1);
                 if (!column) continue;
                 masked_row_sum(column, scores + j, n, upstream, value_width,
-                               value_grads + j * value_width);
-                masked_row_sum(column, weight_grads + j, n, queries, width, key_grads + j * width);
+                               to_value + j * value_width);
+                masked_row_sum(column, weight_grads + j, n, queries, width, to_key + j * width);
             }
         }
     }

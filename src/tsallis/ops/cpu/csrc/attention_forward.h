@@ -44,9 +44,9 @@ template <class T> class AttentionForward : AttentionTile<T> {
     T* weight;
 
     void compute_tile() {
-        const int64_t rows = tile.rows, n = tile.keys;
+        const int64_t rows = tile.rows;
         T* out = row_of<T>(call.out, tile.batch, tile.head, tile.first_row);
-        if (n == 0) {
+        if (tile.keys == 0) {
             for (int64_t r = 0; r < rows; r++) {
                 fill_row(out + r * call.out.row, call.value_size, (T)0);
                 counts(tile)[r] = 0;
@@ -54,7 +54,8 @@ template <class T> class AttentionForward : AttentionTile<T> {
             return;
         }
         this->load_queries();
-        this->compute_scores();
+        if (!this->compute_window()) this->compute_scores();
+        const int64_t n = tile.span;
         const MapCall map{layout(), scores, scores, stats()};
         map_range<T, T>(map, 0, rows);  // scores become weights
         int64_t total = 0;
@@ -73,7 +74,8 @@ template <class T> class AttentionForward : AttentionTile<T> {
         if (dense) {
             for (int64_t r = 0; r < rows && drops; r++)
                 this->drop_row(scores + r * n, r, scores + r * n);
-            multiply<false>({scores, n, 1}, values, rows, n, value_width, output, prefetcher);
+            multiply<false>({scores, n, 1}, this->from_begin(values), rows, n, value_width, output,
+                            prefetcher);
         }
         if (output != out)
             store_rows(output, value_width, rows, call.value_size, (T)1, out, call.out.row);
@@ -86,7 +88,7 @@ template <class T> class AttentionForward : AttentionTile<T> {
         for (int64_t r = 0; r < tile.rows; r++) {
             int32_t* to_index = save ? call.columns + at : index;
             T* to_weight = save ? (T*)call.weight + at : weight;
-            const int64_t n = this->compress_row(scores + r * tile.keys, to_index, to_weight);
+            const int64_t n = this->compress_row(scores + r * tile.span, to_index, to_weight);
             at += n;
             prefetcher.advance(1);
             if (dense) continue;

@@ -18,6 +18,9 @@ constexpr int MAX_TILE_ROWS = 64;
 constexpr int MIN_PANEL_QUERIES = 4;  // for fewer queries transposing the keys does not pay
 // The density of a tile's supports above which dense products are faster, forward and backward.
 constexpr double DENSE = 0.75, DENSE_BACKWARD = 0.4;
+constexpr int64_t MIN_WINDOW_KEYS = 256;  // for fewer keys a window is not worth its bounds
+// exp(-x) is 0 in float and double.
+template <class T> constexpr double UNDERFLOW_AT = sizeof(T) == 8 ? 746 : 104;
 
 template <class T> INLINE int64_t whole_vectors(int64_t n) { return num_vectors<T>(n) * LANES<T>; }
 
@@ -71,6 +74,7 @@ struct TileIndex {
     int64_t first_row, rows;  // queries
     int64_t length;           // keys of the sequence
     int64_t keys;             // keys that the tile may attend to: fewer if causal
+    int64_t begin, span;      // those of them that are computed, see compute_window
 };
 
 template <class T> class AttentionTile {
@@ -86,6 +90,8 @@ template <class T> class AttentionTile {
 
     TileIndex tile;
     double alpha;
+    T slope;             // of the bias: a score loses it for every key between query and key
+    double largest_key;  // no key has a larger norm; negative: not computed yet
     bool has_key_panels, has_keys, has_values;
     Table<T> keys, values;  // [keys, width] and [keys, value_width]
     T *key_copy, *value_copy, *key_panels;
@@ -117,8 +123,9 @@ template <class T> class AttentionTile {
         const int64_t first = number * call.tile_rows,
                       rows = min(call.tile_rows, call.queries - first);
         const int64_t length = call.lengths ? call.lengths[b] : call.keys;
-        const int64_t keys = call.causal ? min(length, first + rows) : length;
-        return {b, h, h / call.group, b * heads + h, first, rows, length, keys};
+        const int64_t end = call.causal ? max((int64_t)0, first + rows + call.offset) : length,
+                      keys = min(length, end);
+        return {b, h, h / call.group, b * heads + h, first, rows, length, keys, 0, keys};
     }
     bool has_same_keys(const TileIndex& other) const {
         return other.batch == tile.batch && other.key_head == tile.key_head;
@@ -126,10 +133,14 @@ template <class T> class AttentionTile {
     // Start work on a tile; return whether its keys are those of the tile before.
     bool begin(const TileIndex& next) {
         const bool same = has_same_keys(next);
-        if (!same) has_key_panels = has_keys = has_values = false;
+        if (!same) has_key_panels = has_keys = has_values = false, largest_key = -1;
         tile = next;
         const int64_t at = tile.batch * call.alpha_strides[0] + tile.head * call.alpha_strides[1];
         alpha = call.alphas ? (double)((const T*)call.alphas)[at] : call.alpha;
+        slope = 0;
+        if (call.slopes)
+            slope = ((const T*)call.slopes)[tile.batch * call.slope_strides[0] +
+                                            tile.head * call.slope_strides[1]];
         prefetcher.clear();
         return same;
     }
@@ -160,33 +171,105 @@ template <class T> class AttentionTile {
                   tile.rows, call.size, (T)call.scale, width, queries);
     }
 
-    // Compute the tile's scores [rows, keys] with masks added.
+    // The position among the keys of a tile's row, and a table from the tile's first key on.
+    int64_t position(int64_t r) const { return tile.first_row + r + call.offset; }
+    Table<T> from_begin(Table<T> table) const { return {table[tile.begin], table.step}; }
+
+    // Compute the tile's scores [rows, span] with slopes and masks added.
     void compute_scores() {
-        const int64_t rows = tile.rows, n = tile.keys;
+        const int64_t rows = tile.rows, n = tile.span;
         prefetcher.pace_over((few_queries ? 0 : product_units<T>(rows, n)) + rows);
         if (few_queries) {
             prepare_keys();
             for (int64_t r = 0; r < rows; r++)
-                dots_of_rows(keys, n, queries + r * width, width, scores + r * n);
+                dots_of_rows(from_begin(keys), n, queries + r * width, width, scores + r * n);
         } else {
             if (!has_key_panels)
                 pack_transposed(row_of<T>(call.key, tile.batch, tile.key_head, 0), call.key.row,
                                 tile.length, call.size, key_panels);
             has_key_panels = true;
-            multiply_panels<T>({queries, width, 1}, key_panels, rows, call.size, scores, n, n,
-                               prefetcher);
+            multiply_panels<T>({queries, width, 1}, key_panels + tile.begin * call.size, rows,
+                               call.size, scores, n, n, prefetcher);
         }
+        if (slope != 0)
+            for (int64_t r = 0; r < rows; r++) add_slope(scores + r * n, r);
         if (call.mask)
             for (int64_t r = 0; r < rows; r++) mask_row(scores + r * n, r);
         if (call.causal)
             for (int64_t r = 0; r < rows; r++)
-                for (int64_t j = tile.first_row + r + 1; j < n; j++)
+                for (int64_t j = max((int64_t)0, position(r) + 1 - tile.begin); j < n; j++)
                     scores[r * n + j] = (T)-INFINITY;
     }
+    // Distances between a row's position and the keys from `begin` on, a vector.
+    Vec<T> distances(int64_t r) const {
+        Vec<T> number;
+        for (int i = 0; i < N; i++) number[i] = (T)i;
+        return number + (T)(tile.begin - position(r));
+    }
+    void add_slope(T* row, int64_t r) const {
+        Vec<T> distance = distances(r);
+        for (int64_t j = 0; j < tile.span; j += N, distance += (T)N)
+            store_row(row, j, tile.span,
+                      load_row(row, j, tile.span, (T)0) - slope * absolute(distance));
+    }
+
+    // The largest norm of a key of the sequence; infinite where one is not finite.
+    double key_bound() {
+        if (largest_key >= 0) return largest_key;
+        prepare_keys();
+        T largest = 0;
+        for (int64_t j = 0; j < tile.length; j++) {
+            Vec<T> total = {};
+            for (int64_t i = 0; i < width; i += N) total += load(keys[j] + i) * load(keys[j] + i);
+            const T square = sum<T>(total);
+            largest = square <= largest ? largest : square == square ? square : (T)INFINITY;
+        }
+        return largest_key = std::sqrt((double)largest);
+    }
+    // A slope takes more from the score of a key the farther that is. No score exceeds |q| |k| less
+    // this, and a weight is zero if its score lies `cutoff` below the row's largest. Compute the
+    // scores of the keys near the tile, and then of all that these don't exclude; return false if
+    // that is of no use here.
+    bool compute_window() {
+        const double eps = alpha - 1,
+                     cutoff = eps * UNDERFLOW_AT<T> > 1 ? 1 / eps : UNDERFLOW_AT<T>;
+        const int64_t end = tile.keys, rows = tile.rows;
+        if (!(slope > 0) || end < MIN_WINDOW_KEYS || cutoff > (double)slope * (double)end ||
+            few_queries || (call.mask && !call.boolean_mask))
+            return false;
+        const int64_t first = max((int64_t)0, min(position(0), end - 1) - PANEL<T>);
+        set_window(first, max(min(position(rows), end), first + PANEL<T>));
+        const int64_t near_begin = tile.begin, near_end = tile.begin + tile.span;
+        compute_scores();
+        double from = (double)near_begin, to = (double)near_end;
+        const double longest = key_bound() * (1 + 1e-5);
+        for (int64_t r = 0; r < rows; r++) {
+            const T *row = scores + r * tile.span, *query = queries + r * width;
+            Vec<T> lanes[LANE_VECTORS], square = {};
+            for (int64_t i = 0; i < width; i += N) square += load(query + i) * load(query + i);
+            const double bound = std::sqrt((double)sum<T>(square)) * longest,
+                         top = (double)row_maximum(row, tile.span, lanes);
+            const double reach = (bound - top + cutoff * (1 + 1e-5)) / (double)slope;
+            if (!(reach < 1e15)) return set_window(0, end), false;  // NaN, or no key is seen
+            from = min(from, (double)position(r) - reach),
+            to = max(to, (double)position(r) + reach);
+        }
+        const int64_t begin = from > 0 ? (int64_t)from : 0,
+                      last = to + 2 < (double)end ? (int64_t)to + 2 : end;
+        if (begin >= near_begin && last <= near_end) return true;
+        set_window(begin, last);
+        compute_scores();
+        return true;
+    }
+    // Panels begin at multiples of their size.
+    void set_window(int64_t begin, int64_t end) {
+        tile.begin = begin / PANEL<T> * PANEL<T>;
+        tile.span = min(end, tile.keys) - tile.begin;
+    }
     void mask_row(T* row, int64_t r) const {
-        const int64_t *strides = call.mask_strides, n = tile.keys, step = strides[3];
-        const int64_t offset =
-            tile.batch * strides[0] + tile.head * strides[1] + (tile.first_row + r) * strides[2];
+        const int64_t *strides = call.mask_strides, n = tile.span, step = strides[3];
+        const int64_t offset = tile.batch * strides[0] + tile.head * strides[1] +
+                               (tile.first_row + r) * strides[2] + tile.begin * step;
         if (call.boolean_mask) {
             const uint8_t* takes_part = (const uint8_t*)call.mask + offset;
             if (step == 1)
@@ -205,7 +288,7 @@ template <class T> class AttentionTile {
 
     // The tile's scores as rows for the maps.
     Layout layout() const {
-        return {sizeof(T) == 8 ? STORE_F64 : STORE_F32, tile.rows, tile.keys, 1, alpha, nullptr};
+        return {sizeof(T) == 8 ? STORE_F64 : STORE_F32, tile.rows, tile.span, 1, alpha, nullptr};
     }
     T* stats() const {
         return (T*)call.stats + (tile.row_of_heads * call.queries + tile.first_row) * STATS;
@@ -221,7 +304,7 @@ template <class T> class AttentionTile {
         return (of.row_of_heads * call.queries + of.first_row) * call.capacity;
     }
     static bool is_denser(const TileIndex& of, int64_t entries, double share) {
-        return (double)entries > share * (double)(of.rows * of.keys);
+        return (double)entries > share * (double)(of.rows * of.span);
     }
     bool saves_weights(const TileIndex& of, int64_t entries) const {
         return call.columns && of.keys <= call.capacity && is_denser(of, entries, DENSE_BACKWARD);
@@ -234,12 +317,12 @@ template <class T> class AttentionTile {
     // Compress a row of weights into a list, which has room for one more vector; return its length.
     int64_t compress_row(const T* row, int32_t* index, T* weight) const {
         int64_t n = 0;
-        for (int64_t j = 0; j < tile.keys; j += N) {
-            const Vec<T> p = load_row(row, j, tile.keys, (T)0);
+        for (int64_t j = 0; j < tile.span; j += N) {
+            const Vec<T> p = load_row(row, j, tile.span, (T)0);
             // No branch on an empty mask: it could not be predicted.
             const uint32_t support = not_le<T>(p, Vec<T>{});
             compress_store(weight + n, p, support);
-            compress_lane_indices(index + n, (int32_t)j, support, T{});
+            compress_lane_indices(index + n, (int32_t)(tile.begin + j), support, T{});
             n += __builtin_popcount(support);
         }
         return n;
@@ -251,8 +334,9 @@ template <class T> class AttentionTile {
     }
     void drop_row(const T* from, int64_t r, T* to) const {
         const uint64_t seed = drop_seed(r);
-        for (int64_t j = 0; j < tile.keys; j++)
-            to[j] = draw(seed, (uint32_t)j) < keep_limit ? from[j] * keep_scale : (T)0;
+        for (int64_t j = 0; j < tile.span; j++)
+            to[j] =
+                draw(seed, (uint32_t)(tile.begin + j)) < keep_limit ? from[j] * keep_scale : (T)0;
     }
     void drop_list(const int32_t* index, const T* from, int64_t n, int64_t r, T* to) const {
         const uint64_t seed = drop_seed(r);

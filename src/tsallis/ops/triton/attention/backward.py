@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from tsallis.ops.triton.attention.tiles import (
     attention_kernel,
+    distance,
     dot,
     dropout_factor,
+    head_bias,
     head_pointer,
     last_key,
     load,
@@ -31,6 +33,7 @@ def backward_query(
     value: tl.tensor,
     alpha: tl.tensor,
     mask: tl.tensor,
+    slopes: tl.tensor,  # [batch, heads], of any strides
     lengths: tl.tensor,
     output: tl.tensor,
     grad: tl.tensor,  # of the output, of any strides
@@ -40,6 +43,7 @@ def backward_query(
     query_grad: tl.tensor,  # [batch, heads, queries, SIZE]
     delta: tl.tensor,  # [batch, heads, queries]: the mean gradient of the weights, by their slopes
     alpha_grad: tl.tensor,  # [batch, heads, queries]
+    slope_grad: tl.tensor,  # [batch, heads, queries]
     query_strides: tl.tuple,
     key_strides: tl.tuple,
     value_strides: tl.tuple,
@@ -47,6 +51,8 @@ def backward_query(
     alpha_strides: tl.tuple,
     mask_strides: tl.tuple,
     mask_column: tl.tensor,
+    slope_strides: tl.tuple,
+    offset: tl.tensor,
     queries: tl.tensor,
     keys: tl.tensor,
     group: tl.tensor,
@@ -65,6 +71,7 @@ def backward_query(
     MODE: tl.constexpr,
     MASK: tl.constexpr,
     CAUSAL: tl.constexpr,
+    SLOPES: tl.constexpr,
     LENGTHS: tl.constexpr,
     DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -72,6 +79,7 @@ def backward_query(
     TINY: tl.constexpr,
     HAS_LISTS: tl.constexpr,
     NEED_ALPHA: tl.constexpr,
+    NEED_SLOPES: tl.constexpr,
 ) -> None:
     blocks, heads = tl.num_programs(0), tl.num_programs(1)
     block, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -83,10 +91,10 @@ def backward_query(
     start = block * BLOCK_Q
     rows = start + tl.arange(0, BLOCK_Q)
     lanes = tl.arange(0, BLOCK_K)
-    mask_view = (head_pointer(mask, batch, head, mask_strides), mask_strides[2], mask_column)
+    bias = head_bias(mask, mask_strides, mask_column, slopes, slope_strides, offset, batch, head, SLOPES)
     random = (drop_below, drop_factor, seed_low, seed_high)
     block_list, count = open_block_list(
-        block_list, counts, head_index, block, queries, keys, last_key(key_end, start, BLOCK_Q, CAUSAL),
+        block_list, counts, head_index, block, queries, keys, last_key(key_end, start, offset, BLOCK_Q, CAUSAL),
         BLOCK_Q, BLOCK_K, SPLIT, HAS_LISTS,
     )  # fmt: skip
     q = load(head_pointer(query, batch, head, query_strides), start, query_strides[2], queries, BLOCK_Q, SIZE, PADDED)
@@ -106,6 +114,8 @@ def backward_query(
     sum_w_dp = tl.zeros((BLOCK_Q,), tl.float32)  # sum of w (dp - shift)
     sum_psi = tl.zeros((BLOCK_Q,), tl.float32)  # sum of p psi
     sum_psi_dp = tl.zeros((BLOCK_Q,), tl.float32)  # sum of p psi (dp - shift)
+    sum_far = tl.zeros((BLOCK_Q,), tl.float32)  # sum of w times the distance
+    sum_far_dp = tl.zeros((BLOCK_Q,), tl.float32)  # sum of w (dp - shift) times the distance
     for number in range(0, count):
         j = number
         if HAS_LISTS:
@@ -115,7 +125,7 @@ def backward_query(
         columns = (j * BLOCK_K + lanes)[None, :]
         x, p, w, _, dp = recompute_tile(
             q, k, do, v, rows[:, None], columns, queries, key_end, top[:, None], threshold[:, None], eps, scale,
-            head_index, mask_view, random, MODE, MASK, CAUSAL, DROPOUT, PRECISION, WIDEN,
+            head_index, bias, random, MODE, MASK, CAUSAL, SLOPES, DROPOUT, PRECISION, WIDEN,
         )  # fmt: skip
         dp -= shift[:, None]
         w_dp = w * dp
@@ -127,12 +137,18 @@ def backward_query(
             psi = alpha_curvature(x, p, w, eps)
             sum_psi += tl.sum(psi, 1)
             sum_psi_dp += tl.sum(psi * dp, 1)
+        if NEED_SLOPES:
+            far = distance(rows[:, None], columns, offset)
+            sum_far += tl.sum(w * far, 1)
+            sum_far_dp += tl.sum(w_dp * far, 1)
     mean_dp = sum_w_dp / tl.where(sum_w > 0.0, sum_w, 1.0)
     dq = scale * (sum_w_dp_k - mean_dp[:, None] * sum_w_k)
     store(query_grad + head_index * queries * SIZE, start, queries, dq, BLOCK_Q, SIZE, PADDED)
     tl.store(delta + at, shift + mean_dp, mask=rows < queries)
     if NEED_ALPHA:
         tl.store(alpha_grad + at, mean_dp * sum_psi - sum_psi_dp, mask=rows < queries)
+    if NEED_SLOPES:
+        tl.store(slope_grad + at, mean_dp * sum_far - sum_far_dp, mask=rows < queries)
 
 
 @attention_kernel
@@ -165,6 +181,7 @@ def backward_key(
     value: tl.tensor,
     alpha: tl.tensor,
     mask: tl.tensor,
+    slopes: tl.tensor,
     lengths: tl.tensor,
     grad: tl.tensor,
     stats: tl.tensor,
@@ -180,6 +197,8 @@ def backward_key(
     alpha_strides: tl.tuple,
     mask_strides: tl.tuple,
     mask_column: tl.tensor,
+    slope_strides: tl.tuple,
+    offset: tl.tensor,
     queries: tl.tensor,
     keys: tl.tensor,
     group: tl.tensor,
@@ -198,6 +217,7 @@ def backward_key(
     MODE: tl.constexpr,
     MASK: tl.constexpr,
     CAUSAL: tl.constexpr,
+    SLOPES: tl.constexpr,
     LENGTHS: tl.constexpr,
     DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -225,7 +245,7 @@ def backward_key(
         eps = load_eps(alpha, batch, head, alpha_strides, TINY)
         query_head = head_pointer(query, batch, head, query_strides)
         grad_head = head_pointer(grad, batch, head, grad_strides)
-        mask_view = (head_pointer(mask, batch, head, mask_strides), mask_strides[2], mask_column)
+        bias = head_bias(mask, mask_strides, mask_column, slopes, slope_strides, offset, batch, head, SLOPES)
         block_list = query_blocks
         first_block = 0
         if HAS_LISTS:
@@ -233,7 +253,7 @@ def backward_key(
             count = tl.load(query_block_counts + head_index * key_blocks + j) * SPLIT
         else:
             if CAUSAL:
-                first_block = start // BLOCK_Q
+                first_block = tl.maximum(start - offset, 0) // BLOCK_Q
             count = tl.where(start < key_end, tl.cdiv(queries, BLOCK_Q) - first_block, 0)
         for number in range(0, count):
             block = first_block + number
@@ -249,7 +269,7 @@ def backward_key(
             # All transposed [BLOCK_K, BLOCK_Q]: the products below need the weights in registers so.
             _, _, w, dropped, dp = recompute_tile(
                 k, q, v, do, rows[None, :], columns, queries, key_end, top[None, :], threshold[None, :], eps, scale,
-                head_index, mask_view, random, MODE, MASK, CAUSAL, DROPOUT, PRECISION, WIDEN,
+                head_index, bias, random, MODE, MASK, CAUSAL, SLOPES, DROPOUT, PRECISION, WIDEN,
             )  # fmt: skip
             dv += dot(dropped.to(do.dtype), do, PRECISION, WIDEN)
             ds = w * (dp - mean)
@@ -266,6 +286,7 @@ def backward_mask(
     value: tl.tensor,
     alpha: tl.tensor,
     mask: tl.tensor,
+    slopes: tl.tensor,
     lengths: tl.tensor,
     grad: tl.tensor,
     stats: tl.tensor,
@@ -280,6 +301,8 @@ def backward_mask(
     alpha_strides: tl.tuple,
     mask_strides: tl.tuple,
     mask_column: tl.tensor,
+    slope_strides: tl.tuple,
+    offset: tl.tensor,
     mask_grad_strides: tl.tuple,
     mask_grad_column: tl.tensor,
     queries: tl.tensor,
@@ -300,6 +323,7 @@ def backward_mask(
     MODE: tl.constexpr,
     MASK: tl.constexpr,
     CAUSAL: tl.constexpr,
+    SLOPES: tl.constexpr,
     LENGTHS: tl.constexpr,
     DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -318,11 +342,11 @@ def backward_mask(
     start = block * BLOCK_Q
     rows = start + tl.arange(0, BLOCK_Q)
     lanes = tl.arange(0, BLOCK_K)
-    mask_view = (head_pointer(mask, batch, head, mask_strides), mask_strides[2], mask_column)
+    bias = head_bias(mask, mask_strides, mask_column, slopes, slope_strides, offset, batch, head, SLOPES)
     random = (drop_below, drop_factor, seed_low, seed_high)
     mask_grad = head_pointer(mask_grad, batch, head, mask_grad_strides)
     block_list, count = open_block_list(
-        block_list, counts, head_index, block, queries, keys, last_key(key_end, start, BLOCK_Q, CAUSAL),
+        block_list, counts, head_index, block, queries, keys, last_key(key_end, start, offset, BLOCK_Q, CAUSAL),
         BLOCK_Q, BLOCK_K, SPLIT, HAS_LISTS,
     )  # fmt: skip
     q = load(head_pointer(query, batch, head, query_strides), start, query_strides[2], queries, BLOCK_Q, SIZE, PADDED)
@@ -341,7 +365,7 @@ def backward_mask(
         columns = j * BLOCK_K + lanes
         _, _, w, _, dp = recompute_tile(
             q, k, do, v, rows[:, None], columns[None, :], queries, key_end, top[:, None], threshold[:, None], eps,
-            scale, head_index, mask_view, random, MODE, MASK, CAUSAL, DROPOUT, PRECISION, WIDEN,
+            scale, head_index, bias, random, MODE, MASK, CAUSAL, SLOPES, DROPOUT, PRECISION, WIDEN,
         )  # fmt: skip
         ds = w * (dp - mean[:, None])
         row_at = mask_grad + rows.to(tl.int64) * mask_grad_strides[2]

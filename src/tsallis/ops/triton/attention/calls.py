@@ -110,7 +110,9 @@ def attention(args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, Sa
     else:
         saved.bits.zero_()
         lists = {"block_list": saved.block_list, "counts": saved.counts, "bits": saved.bits}
-        launch.by_query(forward, launch.tilings.forward, **arguments, **lists)
+        windows = args.slopes is not None and args.mask is None
+        norms = torch.linalg.vector_norm(launch.key, dim=-1, dtype=torch.float32).amax(-1) if windows else saved.stats
+        launch.by_query(forward, launch.tilings.forward, **arguments, **lists, key_norms=norms, WINDOW=windows)
     return output, support, saved
 
 
@@ -118,8 +120,8 @@ def attention_gradient(
     args: AttentionArgs, saved: SavedForBackward, grad: Tensor, needs: tuple[bool, ...]
 ) -> AttentionGradients:
     """Return the gradients that are needed."""
-    query, key, value, alphas, mask, *_ = args
-    need_query, need_key, need_value, need_alphas, need_mask = needs
+    query, key, value, alphas, mask, slopes, *_ = args
+    need_key, need_value, need_alphas, need_mask, need_slopes = needs[1:]
     launch = Launch(args)
     grad = contiguous_rows(grad)
     has_lists = saved.block_list.numel() > 0
@@ -127,7 +129,7 @@ def attention_gradient(
     by_query = {"block_list": saved.block_list, "counts": saved.counts}
     dq = torch.empty_like(query, memory_format=torch.contiguous_format)
     delta = torch.empty_like(saved.stats[0])
-    slopes = torch.empty_like(delta) if need_alphas else delta
+    alpha_grad, slope_grad = (torch.empty_like(delta) if need else delta for need in (need_alphas, need_slopes))
     launch.by_query(
         backward_query,
         launch.tilings.by_query,
@@ -136,19 +138,22 @@ def attention_gradient(
         output=saved.output,
         query_grad=dq,
         delta=delta,
-        alpha_grad=slopes,
+        alpha_grad=alpha_grad,
+        slope_grad=slope_grad,
         NEED_ALPHA=need_alphas,
+        NEED_SLOPES=need_slopes,
     )
     shared["delta"] = delta
-    dk = dv = da = dm = None
+    dk = dv = da = dm = ds = None
     if need_key or need_value:
         dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (key, value))
         lists = {"query_blocks": saved.block_list, "query_block_counts": saved.counts}  # not read if they are empty
         lists = _transpose(launch, saved.bits) if has_lists else lists
         launch.by_key(backward_key, launch.tilings.by_key, **shared, **lists, key_grad=dk, value_grad=dv)
     if need_alphas and alphas is not None:
-        da = slopes.sum(-1)
-        da = (da.sum(0, keepdim=True) if len(alphas) < len(da) else da).to(alphas.dtype)
+        da = alpha_grad.sum(-1).sum_to_size(alphas.shape).to(alphas.dtype)
+    if need_slopes and slopes is not None:
+        ds = slope_grad.sum(-1).sum_to_size(slopes.shape).to(slopes.dtype)
     if need_mask and mask is not None:
         total = torch.zeros_like(mask, dtype=torch.float32)
         strides = broadcast_strides(total)
@@ -164,7 +169,8 @@ def attention_gradient(
             ONE_COLUMN=mask.shape[3] == 1,
         )
         dm = total.to(mask.dtype)
-    return AttentionGradients(dq if need_query else None, dk if need_key else None, dv if need_value else None, da, dm)
+    rest = AttentionGradients(None, None, None, da, dm, ds)
+    return rest._replace(query=dq if needs[0] else None, key=dk if need_key else None, value=dv if need_value else None)
 
 
 def drop_factors(args: AttentionArgs) -> Tensor:

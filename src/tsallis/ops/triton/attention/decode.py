@@ -48,6 +48,7 @@ def decode_scores(
     key: tl.tensor,  # [batch, heads / group, keys, SIZE]
     alpha: tl.tensor,
     mask: tl.tensor,
+    slopes: tl.tensor,  # [batch, heads], of any strides
     lengths: tl.tensor,  # [batch]
     scores: tl.tensor,  # [batch, heads, queries, keys]
     parts: tl.tensor,  # [2, batch, heads, queries, splits]: the largest score, and a lower bound of the threshold
@@ -56,6 +57,8 @@ def decode_scores(
     alpha_strides: tl.tuple,
     mask_strides: tl.tuple,
     mask_column: tl.tensor,
+    slope_strides: tl.tuple,
+    offset: tl.tensor,
     queries: tl.tensor,
     keys: tl.tensor,
     group: tl.tensor,
@@ -68,6 +71,7 @@ def decode_scores(
     MODE: tl.constexpr,
     MASK: tl.constexpr,
     CAUSAL: tl.constexpr,
+    SLOPES: tl.constexpr,
     LENGTHS: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
@@ -85,7 +89,11 @@ def decode_scores(
     at = head.to(tl.int64) * query_strides[1] + rows.to(tl.int64) * query_strides[2]
     q = tl.load(query + at[:, None] + sizes[None, :], mask=valid[:, None] & (sizes < SIZE)[None, :], other=0.0)
     mask += batch.to(tl.int64) * mask_strides[0]
-    mask_view = ((mask + head.to(tl.int64) * mask_strides[1])[:, None], mask_strides[2], mask_column)
+    slope = offset * 0.0
+    if SLOPES:
+        at = slopes + batch * slope_strides[0] + head * slope_strides[1]
+        slope = tl.load(at, mask=valid, other=0.0).to(tl.float32)[:, None]
+    bias = ((mask + head.to(tl.int64) * mask_strides[1])[:, None], mask_strides[2], mask_column, slope, offset)
     row_index = (batch.to(tl.int64) * heads + head) * queries + rows
     first = split * span
     last = tl.minimum(first + span, key_end)
@@ -95,7 +103,7 @@ def decode_scores(
         start = first + number * BLOCK_K
         k = load(key, start, key_strides[2], key_end, BLOCK_K, SIZE, PADDED)
         columns = (start + lanes)[None, :]
-        s = score(q, k, rows[:, None], columns, queries, key_end, scale, mask_view, MASK, CAUSAL, PRECISION, WIDEN)
+        s = score(q, k, rows[:, None], columns, queries, key_end, scale, bias, MASK, CAUSAL, SLOPES, PRECISION, WIDEN)
         tl.store(scores + row_index[:, None] * keys + columns, s, mask=valid[:, None] & (columns < key_end))
         largest = tl.maximum(largest, s, propagate_nan=tl.PropagateNan.ALL)
     low = raise_lower_bound(largest, tl.full((ROWS,), float("-inf"), tl.float32), eps, eps[:, None], MODE)

@@ -8,6 +8,7 @@ from tsallis.ops.triton.attention.tiles import (
     attention_kernel,
     dot,
     dropout_factor,
+    head_bias,
     head_pointer,
     last_key,
     load,
@@ -17,6 +18,7 @@ from tsallis.ops.triton.attention.tiles import (
     score,
     start_thresholds,
     store,
+    window,
 )
 from tsallis.ops.triton.language import entmax_weights, newton_step, tl
 
@@ -28,7 +30,9 @@ def forward(
     value: tl.tensor,  # [batch, heads / group, keys, VALUE_SIZE]
     alpha: tl.tensor,
     mask: tl.tensor,
+    slopes: tl.tensor,  # [batch, heads], of any strides
     lengths: tl.tensor,  # [batch]
+    key_norms: tl.tensor,  # [batch, heads / group]: the largest of each head; not read without a window
     output: tl.tensor,  # [batch, heads, queries, VALUE_SIZE]
     stats: tl.tensor,  # [2, batch, heads, queries]: largest score, and the threshold relative to it
     support: tl.tensor,  # [batch, heads, queries]
@@ -41,6 +45,8 @@ def forward(
     alpha_strides: tl.tuple,
     mask_strides: tl.tuple,
     mask_column: tl.tensor,
+    slope_strides: tl.tuple,
+    offset: tl.tensor,
     queries: tl.tensor,
     keys: tl.tensor,
     group: tl.tensor,
@@ -59,12 +65,14 @@ def forward(
     MODE: tl.constexpr,
     MASK: tl.constexpr,
     CAUSAL: tl.constexpr,
+    SLOPES: tl.constexpr,
     LENGTHS: tl.constexpr,
     DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
     TINY: tl.constexpr,
     LIMIT: tl.constexpr,
+    WINDOW: tl.constexpr,
 ) -> None:
     blocks, heads = tl.num_programs(0), tl.num_programs(1)
     block, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -77,13 +85,22 @@ def forward(
     start = block * BLOCK_Q
     rows = start + tl.arange(0, BLOCK_Q)
     lanes = tl.arange(0, BLOCK_K)
-    mask_view = (head_pointer(mask, batch, head, mask_strides), mask_strides[2], mask_column)
+    bias = head_bias(mask, mask_strides, mask_column, slopes, slope_strides, offset, batch, head, SLOPES)
     random = (drop_below, drop_factor, seed_low, seed_high)
     block_list += (head_index * blocks + block) * key_blocks
     bits += (head_index * blocks + block) * key_blocks
     query = head_pointer(query, batch, head, query_strides)
     q = load(query, start, query_strides[2], queries, BLOCK_Q, SIZE, PADDED)
-    end = tl.cdiv(last_key(key_end, start, BLOCK_Q, CAUSAL), BLOCK_K)
+    end = tl.cdiv(last_key(key_end, start, offset, BLOCK_Q, CAUSAL), BLOCK_K)
+
+    start_block = 0
+    if WINDOW:
+        norm = tl.load(key_norms + batch * (heads // group) + head // group)
+        first_key, end_key = window(
+            q, key, key_strides[2], norm, bias[3], rows, offset, queries, key_end, scale, eps, SIZE, PADDED
+        )
+        start_block = first_key // BLOCK_K
+        end = tl.minimum(end, end_key // BLOCK_K + 1)
 
     # The dense sweep: the largest score of each lane, and a list of the blocks that may hold support.
     largest = tl.full((BLOCK_Q, BLOCK_K), float("-inf"), tl.float32)
@@ -92,15 +109,15 @@ def forward(
     margin = 1.0 / eps + ROUNDING
     count = 0
     next_update = 1
-    for number in range(0, end):
+    for number in range(0, end - start_block):
         j = end - 1 - number  # a causal row's nearest keys first
         k = load(key, j * BLOCK_K, key_strides[2], key_end, BLOCK_K, SIZE, PADDED)
         columns = (j * BLOCK_K + lanes)[None, :]
-        s = score(q, k, rows[:, None], columns, queries, key_end, scale, mask_view, MASK, CAUSAL, PRECISION, WIDEN)
+        s = score(q, k, rows[:, None], columns, queries, key_end, scale, bias, MASK, CAUSAL, SLOPES, PRECISION, WIDEN)
         largest = tl.maximum(largest, s, propagate_nan=tl.PropagateNan.ALL)
         tl.store(block_list + count, j)
         count += tl.max(tl.where(s <= bound[:, None], 0, 1))  # NaN counts
-        if (number + 1 == next_update) | (number + 1 == end):
+        if (number + 1 == next_update) | (number + 1 == end - start_block):
             next_update *= 2
             low = raise_lower_bound(largest, low, eps, eps, MODE)
             bound = low - tl.abs(low) * ROUNDING_RELATIVE - margin
@@ -120,7 +137,9 @@ def forward(
             j = tl.load(block_list + number)
             k = load(key, j * BLOCK_K, key_strides[2], key_end, BLOCK_K, SIZE, PADDED)
             columns = (j * BLOCK_K + lanes)[None, :]
-            s = score(q, k, rows[:, None], columns, queries, key_end, scale, mask_view, MASK, CAUSAL, PRECISION, WIDEN)
+            s = score(
+                q, k, rows[:, None], columns, queries, key_end, scale, bias, MASK, CAUSAL, SLOPES, PRECISION, WIDEN
+            )
             x = s - top[:, None]
             p, w = entmax_weights(x - threshold[:, None], eps, MODE)
             F += tl.sum(p, 1)
@@ -147,7 +166,7 @@ def forward(
         k = load(key, j * BLOCK_K, key_strides[2], key_end, BLOCK_K, SIZE, PADDED)
         v = load(value, j * BLOCK_K, value_strides[2], key_end, BLOCK_K, VALUE_SIZE, VALUE_PADDED)
         columns = (j * BLOCK_K + lanes)[None, :]
-        s = score(q, k, rows[:, None], columns, queries, key_end, scale, mask_view, MASK, CAUSAL, PRECISION, WIDEN)
+        s = score(q, k, rows[:, None], columns, queries, key_end, scale, bias, MASK, CAUSAL, SLOPES, PRECISION, WIDEN)
         p, w = entmax_weights(s - top[:, None] - threshold[:, None], eps, MODE)
         F += tl.sum(p, 1)
         G += tl.sum(w, 1)

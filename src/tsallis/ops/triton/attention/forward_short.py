@@ -9,6 +9,7 @@ from tsallis.ops.triton.attention.tiles import (
     attention_kernel,
     dot,
     dropout_factor,
+    head_bias,
     head_pointer,
     last_key,
     load,
@@ -29,6 +30,7 @@ def forward_short(
     value: tl.tensor,  # [batch, heads / group, keys, VALUE_SIZE]
     alpha: tl.tensor,
     mask: tl.tensor,
+    slopes: tl.tensor,  # [batch, heads], of any strides
     lengths: tl.tensor,  # [batch]
     output: tl.tensor,  # [batch, heads, queries, VALUE_SIZE]
     stats: tl.tensor,  # [2, batch, heads, queries]: largest score, and the threshold relative to it
@@ -39,6 +41,8 @@ def forward_short(
     alpha_strides: tl.tuple,
     mask_strides: tl.tuple,
     mask_column: tl.tensor,
+    slope_strides: tl.tuple,
+    offset: tl.tensor,
     queries: tl.tensor,
     keys: tl.tensor,
     group: tl.tensor,
@@ -58,6 +62,7 @@ def forward_short(
     MODE: tl.constexpr,
     MASK: tl.constexpr,
     CAUSAL: tl.constexpr,
+    SLOPES: tl.constexpr,
     LENGTHS: tl.constexpr,
     DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -72,10 +77,10 @@ def forward_short(
     start = block * BLOCK_Q
     rows = start + tl.arange(0, BLOCK_Q)
     lanes = tl.arange(0, BLOCK_K)
-    mask_view = (head_pointer(mask, batch, head, mask_strides), mask_strides[2], mask_column)
+    bias = head_bias(mask, mask_strides, mask_column, slopes, slope_strides, offset, batch, head, SLOPES)
     random = (drop_below, drop_factor, seed_low, seed_high)
     q = load(head_pointer(query, batch, head, query_strides), start, query_strides[2], queries, BLOCK_Q, SIZE, PADDED)
-    end = last_key(key_end, start, BLOCK_Q, CAUSAL)
+    end = last_key(key_end, start, offset, BLOCK_Q, CAUSAL)
     zero = block * 0  # makes numbers of the unrolled loops tensors
 
     tiles = ()  # only sums of tuples: the compiler knows no unpacking
@@ -84,7 +89,7 @@ def forward_short(
         first = zero + part * BLOCK_K
         k = load(key, first, key_strides[2], end, BLOCK_K, SIZE, PADDED)
         columns = (first + lanes)[None, :]
-        s = score(q, k, rows[:, None], columns, queries, key_end, scale, mask_view, MASK, CAUSAL, PRECISION, WIDEN)
+        s = score(q, k, rows[:, None], columns, queries, key_end, scale, bias, MASK, CAUSAL, SLOPES, PRECISION, WIDEN)
         tiles = tiles + (s,)  # type: ignore[assignment]  # noqa: RUF005
         largest = tl.maximum(largest, s, propagate_nan=tl.PropagateNan.ALL)
     low = tl.full((BLOCK_Q,), float("-inf"), tl.float32)

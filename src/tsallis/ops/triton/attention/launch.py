@@ -105,7 +105,7 @@ class Launch:
     """The arguments and tilings that all kernels of one call share."""
 
     def __init__(self, args: AttentionArgs) -> None:
-        query, key, value, _, mask, lengths, *_ = args
+        query, key, value, _, mask, slopes, lengths, *_ = args
         if query.dtype not in TOLERANCE:
             raise TypeError(f"the Triton kernels compute float32, float16 and bfloat16, got {query.dtype}")
         self.query, self.key, self.value = (contiguous_rows(x) for x in (query, key, value))
@@ -118,6 +118,7 @@ class Launch:
         kind = NO_MASK if mask is None else BOOLEAN if mask.dtype == torch.bool else ADDITIVE
         alphas = _alphas(args).expand(batch, heads)
         strides = (0, 0, 0, 0) if mask is None else broadcast_strides(mask)
+        slopes = None if slopes is None else slopes.detach().expand(batch, heads)
         self.arguments: dict[str, Any] = {
             "query": self.query,
             "key": self.key,
@@ -125,6 +126,7 @@ class Launch:
             "alpha": alphas,
             # A kernel that reads no mask or lengths takes a tensor in their place.
             "mask": alphas if mask is None else mask.view(torch.uint8) if mask.dtype == torch.bool else mask,
+            "slopes": alphas if slopes is None else slopes,
             "lengths": alphas if lengths is None else _lengths(lengths, query.device),
             "query_strides": self.query.stride()[:3],
             "key_strides": self.key.stride()[:3],
@@ -132,6 +134,8 @@ class Launch:
             "alpha_strides": alphas.stride(),
             "mask_strides": strides[:3],
             "mask_column": strides[3],
+            "slope_strides": (0, 0) if slopes is None else slopes.stride(),
+            "offset": args.offset,
             "queries": queries,
             "keys": self.keys,
             "group": heads // self.key_heads,
@@ -143,6 +147,7 @@ class Launch:
             "MODE": plain(ANY_ALPHA) if args.alpha_value is None else mode(args.alpha_value),
             "MASK": plain(kind),
             "CAUSAL": args.causal,
+            "SLOPES": slopes is not None,
             "LENGTHS": lengths is not None,
             "DROPOUT": args.dropout > 0,
             "PRECISION": precision(query.dtype),

@@ -7,6 +7,9 @@ from typing import Any
 from tsallis.ops.triton.language import constant, entmax_weights, kernel, newton_step, tl
 
 NO_MASK, BOOLEAN, ADDITIVE = constant(0), constant(1), constant(2)
+UNDERFLOW = constant(104.0)  # exp(-x) is 0 in float32
+MARGIN = constant(1.001)  # for the rounding of what a window is computed from
+FARTHEST = constant(1e9)  # key of a window
 STEPS = constant(4)  # Newton steps on the maxima each time the bound is raised
 ROUNDING = constant(1e-5)  # subtracted from the bound, and relative to a large one:
 ROUNDING_RELATIVE = constant(5e-7)
@@ -23,6 +26,7 @@ attention_kernel = kernel(
     "seed_high",
     "span",
     "splits",
+    "offset",
 )
 
 
@@ -82,6 +86,31 @@ def head_pointer(base: tl.tensor, batch: tl.tensor, head: tl.tensor, strides: tl
 
 
 @attention_kernel
+def head_bias(
+    mask: tl.tensor,
+    mask_strides: tl.tuple,
+    mask_column: tl.tensor,
+    slopes: tl.tensor,
+    slope_strides: tl.tuple,
+    offset: tl.tensor,
+    batch: tl.tensor,
+    head: tl.tensor,
+    SLOPES: tl.constexpr,
+) -> Any:
+    """Return a head's mask (pointer and strides of rows and columns), slope, and the position of the first query."""
+    slope = offset * 0.0
+    if SLOPES:
+        slope = tl.load(slopes + batch * slope_strides[0] + head * slope_strides[1]).to(tl.float32)
+    return head_pointer(mask, batch, head, mask_strides), mask_strides[2], mask_column, slope, offset
+
+
+@attention_kernel
+def distance(rows: tl.tensor, columns: tl.tensor, offset: tl.tensor) -> Any:
+    """Return how many positions lie between queries and keys."""
+    return tl.abs(rows + offset - columns).to(tl.float32)
+
+
+@attention_kernel
 def load_eps(alpha: tl.tensor, batch: tl.tensor, head: tl.tensor, strides: tl.tuple, TINY: tl.constexpr) -> Any:
     """Return a head's `alpha - 1`, at least TINY."""
     return tl.maximum(tl.load(alpha + batch * strides[0] + head * strides[1]).to(tl.float32) - 1.0, TINY)
@@ -121,12 +150,53 @@ def locate_head(
 
 
 @attention_kernel
-def last_key(key_end: tl.tensor, start: tl.tensor, BLOCK_Q: tl.constexpr, CAUSAL: tl.constexpr) -> Any:
+def last_key(
+    key_end: tl.tensor, start: tl.tensor, offset: tl.tensor, BLOCK_Q: tl.constexpr, CAUSAL: tl.constexpr
+) -> Any:
     """Return the end of the keys that a block of queries sees."""
     end = key_end
     if CAUSAL:
-        end = tl.minimum(end, start + BLOCK_Q)
+        end = tl.minimum(end, start + offset + BLOCK_Q)
     return end
+
+
+@attention_kernel
+def window(
+    q: tl.tensor,
+    key: tl.tensor,
+    key_stride: tl.tensor,
+    key_norm: tl.tensor,
+    slope: tl.tensor,
+    rows: tl.tensor,
+    offset: tl.tensor,
+    queries: tl.tensor,
+    key_end: tl.tensor,
+    scale: tl.tensor,
+    eps: tl.tensor,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+) -> Any:
+    """Return the first and the last key that a block of queries may have a weight for; all if no bound is of use.
+
+    No score exceeds |q| |k| less what the slope takes, and a weight is zero if its score lies 1/eps below the row's
+    largest, which is at least that of the nearest key.
+    """
+    position = rows + offset
+    near = tl.maximum(tl.minimum(position, key_end - 1), 0)
+    sizes = tl.arange(0, PADDED)
+    at = key + near.to(tl.int64)[:, None] * key_stride + sizes[None, :]
+    k = tl.load(at, mask=(near < key_end)[:, None] & (sizes < SIZE)[None, :], other=0.0).to(tl.float32)
+    q = q.to(tl.float32)
+    top = tl.sum(q * k, 1) * scale - slope * tl.abs(position - near).to(tl.float32)
+    largest = tl.sqrt(tl.sum(q * q, 1)) * tl.abs(scale) * key_norm * MARGIN
+    reach = (largest - top + tl.minimum(1.0 / eps, UNDERFLOW) * MARGIN) / slope
+    reach = tl.where(rows < queries, reach, 0.0)
+    useful = (slope > 0.0) & (tl.max(tl.where(reach < FARTHEST, 0, 1)) == 0)
+    keys = tl.where(reach < FARTHEST, reach, 0.0).to(tl.int32) + 1
+    inside = rows < queries
+    first = tl.where(useful, tl.min(tl.where(inside, position - keys, key_end)), 0)
+    last = tl.where(useful, tl.max(tl.where(inside, position + keys, 0)), key_end)
+    return tl.maximum(first, 0), last
 
 
 @attention_kernel
@@ -181,9 +251,10 @@ def score(
     queries: tl.tensor,
     key_end: tl.tensor,
     scale: tl.tensor,
-    mask: tl.tuple,  # a pointer to its first entry, and its strides of rows and columns
+    bias: tl.tuple,  # see `head_bias`
     MASK: tl.constexpr,
     CAUSAL: tl.constexpr,
+    SLOPES: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ) -> Any:
@@ -194,9 +265,11 @@ def score(
     scores = dot(a, tl.trans(b), PRECISION, WIDEN) * scale
     visible = (rows < queries) & (columns < key_end)
     if CAUSAL:
-        visible = visible & (columns <= rows)
+        visible = visible & (columns <= rows + bias[4])
+    if SLOPES:
+        scores -= bias[3] * distance(rows, columns, bias[4])
     if MASK != NO_MASK:
-        at = mask[0] + rows.to(tl.int64) * mask[1] + columns.to(tl.int64) * mask[2]
+        at = bias[0] + rows.to(tl.int64) * bias[1] + columns.to(tl.int64) * bias[2]
         if MASK == BOOLEAN:
             visible = visible & (tl.load(at, mask=visible, other=0) != 0)
         else:
@@ -219,11 +292,12 @@ def recompute_tile(
     eps: tl.tensor,
     scale: tl.tensor,
     head_index: tl.tensor,
-    mask: tl.tuple,
+    bias: tl.tuple,
     random: tl.tuple,
     MODE: tl.constexpr,
     MASK: tl.constexpr,
     CAUSAL: tl.constexpr,
+    SLOPES: tl.constexpr,
     DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
@@ -233,7 +307,7 @@ def recompute_tile(
     `a` are queries, `b` keys, `c` gradients of the output, `d` values; or `a` keys, `b` queries, `c` values, `d`
     gradients, and all is transposed.
     """
-    s = score(a, b, rows, columns, queries, key_end, scale, mask, MASK, CAUSAL, PRECISION, WIDEN)
+    s = score(a, b, rows, columns, queries, key_end, scale, bias, MASK, CAUSAL, SLOPES, PRECISION, WIDEN)
     x = s - top - threshold
     p, w = entmax_weights(x, eps, MODE)
     dp = dot(c, tl.trans(d), PRECISION, WIDEN)
