@@ -69,6 +69,14 @@ def transformer_with_learned_alphas(**arguments: Any) -> TransformerSeq2Seq:
     return transformer(encoder_attention="learned", decoder_attention="learned", tie_alphas="layer", **arguments)
 
 
+def transformer_with_slopes_and_a_length_scale(**arguments: Any) -> TransformerSeq2Seq:
+    return transformer(heads=1, positions="alibi", length_scale="input", **arguments)
+
+
+def transformer_with_rotary_positions(**arguments: Any) -> TransformerSeq2Seq:
+    return transformer(layers=1, positions="rope", length_scale="head", **arguments)
+
+
 def transformer_with_one_matrix_for_all_embeddings(**arguments: Any) -> TransformerSeq2Seq:
     inputs = {"d_model": 8, "heads": 2, "encoder_layers": 1, "decoder_layers": 2, "d_ff": 12, "dropout": 0.3}
     return TransformerSeq2Seq(TGT, TGT, **{**inputs, "share": "all", "forbidden": FORBIDDEN, **arguments})
@@ -88,6 +96,8 @@ TRANSFORMERS: list[Build] = [
     transformer_normalised_first,
     transformer_of_one_layer,
     transformer_with_learned_alphas,
+    transformer_with_slopes_and_a_length_scale,
+    transformer_with_rotary_positions,
     transformer_with_one_matrix_for_all_embeddings,
 ]
 MODELS = RNNS + TRANSFORMERS

@@ -8,6 +8,7 @@ from tsallis.nn.continuous_attention.layers import (
 )
 from tsallis.nn.global_attention import GlobalAttention
 from tsallis.nn.kv_cache import KeyValueCache
+from tsallis.nn.length_scale import LengthScale
 from tsallis.nn.maps import AlphaReLULoss, Entmax, EntmaxLoss, Sparsemax
 from tsallis.nn.multihead_attention import AttentionStats, MultiheadAttention
 from tsallis.nn.output import OutputLayer
@@ -24,6 +25,7 @@ __all__ = [
     "EntmaxLoss",
     "GlobalAttention",
     "KeyValueCache",
+    "LengthScale",
     "MultiheadAttention",
     "OutputLayer",
     "PerHeadAlpha",

@@ -11,6 +11,11 @@ from torch import Tensor
 class Cache(Protocol):
     """The interface of a cache that attention uses; :class:`KeyValueCache` implements it."""
 
+    @property
+    def position(self) -> int | Tensor:
+        """The position of the next step; [batch] where rows differ."""
+        ...
+
     def read(self) -> tuple[Tensor, Tensor]:
         """Return keys and values [batch, heads, length, size]."""
         ...
@@ -43,6 +48,11 @@ class KeyValueCache:
 
     def __len__(self) -> int:
         """Return the number of steps."""
+        return self._length
+
+    @property
+    def position(self) -> int:
+        """The position of the next step."""
         return self._length
 
     def read(self) -> tuple[Tensor, Tensor]:

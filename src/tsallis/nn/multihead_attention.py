@@ -12,6 +12,8 @@ from tsallis.functional.attention import attend, count_support
 from tsallis.functional.rows import alpha_number
 from tsallis.nn.alpha import PerHeadAlpha
 from tsallis.nn.kv_cache import Cache
+from tsallis.nn.length_scale import LengthScale, LengthScaleKind
+from tsallis.nn.positions import AttentionPositions, RotaryPositions, check_positions, head_slopes
 from tsallis.ops.eager.attention import TILE, future_mask, length_mask
 from tsallis.ops.transforms import traced
 
@@ -50,6 +52,7 @@ class _PassRecord(NamedTuple):
     keys: int
     alpha: Tensor  # [heads]
     query_lengths: Tensor | None  # [batch]: how many of the queries are no padding, in self-attention
+    offset: int  # the position of the first query among the keys
 
 
 class MultiheadAttention(nn.Module):
@@ -67,6 +70,11 @@ class MultiheadAttention(nn.Module):
         kdim, vdim, batch_first, device, dtype: as there, too.
         alpha: at least 1: a number, "learned" (a :class:`PerHeadAlpha`), a fixed tensor or a parameter [heads], or a
             module whose `forward()` returns a tensor [heads], or [1] for all heads.
+        positions: how a query and a key tell their distance, where both are of one sequence: "none"; "rope" turns them
+            by angles (Su et al. 2021); with "alibi" scores fall with the distance, by a slope of each head (Press et
+            al. 2022), and with "nape" those of every second half of the heads (Vasylenko et al. 2026).
+        length_scale: factors of the scores that grow with the number of keys: a kind of :class:`LengthScale`, or such a
+            module; with "nape" of the heads without a slope only.
 
     Raises:
         ValueError: sizes that do not fit, a bad alpha.
@@ -90,6 +98,7 @@ class MultiheadAttention(nn.Module):
     in_proj_bias: Tensor | None
     bias_k: Tensor | None
     bias_v: Tensor | None
+    slopes: Tensor | None
 
     def __init__(
         self,
@@ -106,6 +115,8 @@ class MultiheadAttention(nn.Module):
         dtype: torch.dtype | None = None,
         *,
         alpha: Alpha | nn.Module = 1.5,
+        positions: AttentionPositions = "none",
+        length_scale: LengthScaleKind | LengthScale | None = None,
     ) -> None:
         super().__init__()
         if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
@@ -129,6 +140,7 @@ class MultiheadAttention(nn.Module):
             extra = nn.Parameter(torch.empty(1, 1, embed_dim, **factory_kwargs)) if add_bias_kv else None
             self.register_parameter(name, extra)
         self._set_alpha(alpha, factory_kwargs)
+        self._set_positions(positions, length_scale, factory_kwargs)
         self._last: _PassRecord | None = None
         self._reset_parameters()
 
@@ -148,6 +160,24 @@ class MultiheadAttention(nn.Module):
                 self.register_buffer("alpha", alpha.detach().to(device=factory_kwargs["device"]))
         else:
             self.alpha = alpha if isinstance(alpha, nn.Module) else alpha_number(alpha)
+
+    def _set_positions(
+        self,
+        positions: AttentionPositions,
+        length_scale: LengthScaleKind | LengthScale | None,
+        factory_kwargs: dict[str, Any],
+    ) -> None:
+        check_positions(positions)
+        if positions != "none" and (self.bias_k is not None or self.add_zero_attn):
+            raise ValueError(f"positions {positions!r} exclude add_bias_kv and add_zero_attn: those keys have none")
+        self.positions: AttentionPositions = positions
+        self.rotary = RotaryPositions(self.head_dim) if positions == "rope" else None
+        slopes = head_slopes(positions, self.num_heads)
+        slopes = None if slopes is None else slopes.to(factory_kwargs["device"])
+        self.register_buffer("slopes", slopes, persistent=False)
+        if isinstance(length_scale, str):
+            length_scale = LengthScale(self.embed_dim, self.num_heads, length_scale, **factory_kwargs)
+        self.length_scale = length_scale
 
     def _reset_parameters(self) -> None:
         for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
@@ -226,25 +256,34 @@ class MultiheadAttention(nn.Module):
         if key_lengths is not None and key_padding_mask is not None:
             raise ValueError("key_lengths and key_padding_mask say the same: give one of them")
         q, k, v = self._project(query, key, value)
+        if self.rotary is not None:
+            if k is None:
+                raise ValueError("positions 'rope' turn the keys of this call: give a key and a value")
+            first = 0 if cache is None else cache.position
+            q, k = self.rotary(q, first), self.rotary(k, first)
         if k is None or v is None:
             assert cache is not None
             k, v = cache.read()
         elif cache is not None:
             k, v = cache.append(k, v)
         queries, keys = q.shape[2], k.shape[2]
-        past = keys - queries if cache is not None else 0
+        past = keys - queries if cache is not None else 0  # negative: queries of another sequence
+        offset = max(past, 0)
         # Keys that every query sees come behind the others: no length and no causal order then tells who sees what.
         plain = self.bias_k is None and not self.add_zero_attn
         if key_lengths is not None:
             padding, lengths = self._split_lengths(key_lengths, q, keys, plain)
         else:
             padding, lengths = self._split_padding(key_padding_mask, k.shape[0], keys, plain)
-        causal = is_causal and past == 0 and plain
+        causal = is_causal and plain and past >= 0 and (queries > 1 or not past)
         mask = _combine(self._convert_mask(attn_mask, q.shape[0]), padding)
         if is_causal and not causal and (queries > 1 or not plain):
             mask = _combine(mask, torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(past))
         if not plain:
             k, v, mask = self._append_extra_keys(k, v, mask)
+        if self.length_scale is not None:
+            visible = count_visible(mask, lengths, causal, queries, k.shape[2], offset, q.device)
+            q = self._scale(q, query, visible)
         alpha = self._alpha()
         result = attend(
             q,
@@ -256,12 +295,16 @@ class MultiheadAttention(nn.Module):
             is_causal=causal,
             dropout_p=self.dropout if self.training else 0.0,
             need_weights=need_weights,
+            slopes=self.slopes,
+            query_offset=offset,
         )
         if not traced():
             heads = self._expand_alpha(alpha).detach().clone()  # an optimiser's step changes parameters
             mask = None if mask is None else mask.detach()
             query_lengths = key_lengths if key is query and cache is None else None
-            self._last = _PassRecord(result.support, mask, lengths, causal, queries, k.shape[2], heads, query_lengths)
+            self._last = _PassRecord(
+                result.support, mask, lengths, causal, queries, k.shape[2], heads, query_lengths, offset
+            )
         elif self._last is not None:  # of a pass before this one
             self._last = None
         out = self.out_proj(result.output.transpose(1, 2).flatten(2))  # [batch, queries, size]
@@ -279,9 +322,10 @@ class MultiheadAttention(nn.Module):
         Raises:
             RuntimeError: before the first one.
         """
-        support, mask, lengths, causal, queries, keys, alpha, query_lengths = self._last_pass()
+        support, mask, lengths, causal, queries, keys, alpha, query_lengths, offset = self._last_pass()
         support = count_support(support).double()
-        visible = count_visible(mask, lengths, causal, queries, keys, support)
+        visible = count_visible(mask, lengths, causal, queries, keys, offset, support.device)
+        visible = visible.to(support).expand_as(support)
         if query_lengths is not None:
             active = length_mask(query_lengths, queries, support.device)  # [batch, 1, queries]
             support, visible = support * active, visible * active
@@ -330,12 +374,22 @@ class MultiheadAttention(nn.Module):
         return q, self._heads(F.linear(key, weights[1], biases[1])), self._heads(F.linear(value, weights[2], biases[2]))
 
     def _heads(self, x: Tensor) -> Tensor:
-        if x.dim() == 2:
-            x = x.unsqueeze(0)
-        elif not self.batch_first:
-            x = x.transpose(0, 1)
-        heads: Tensor = x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+        heads: Tensor = self._batch_first(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
         return heads
+
+    def _batch_first(self, x: Tensor) -> Tensor:
+        if x.dim() == 2:
+            return x.unsqueeze(0)
+        return x if self.batch_first else x.transpose(0, 1)
+
+    def _scale(self, q: Tensor, query: Tensor, visible: Tensor) -> Tensor:
+        """Scale queries [batch, heads, queries, head size] by how many keys they may see."""
+        assert self.length_scale is not None
+        factor: Tensor = self.length_scale(self._batch_first(query), visible)
+        if self.positions == "nape" and self.slopes is not None:
+            factor = torch.where((self.slopes == 0).view(-1, 1, 1), factor, 1)
+        scaled: Tensor = q * factor.to(q.dtype)
+        return scaled
 
     def _convert_mask(self, mask: Tensor | None, batch: int) -> Tensor | None:
         """Convert PyTorch's mask, True where a key is hidden, to ours."""
@@ -434,14 +488,27 @@ def _combine(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 def count_visible(
-    mask: Tensor | None, lengths: Tensor | None, causal: bool, queries: int, keys: int, like: Tensor
+    mask: Tensor | None,
+    lengths: Tensor | None,
+    causal: bool,
+    queries: int,
+    keys: int,
+    offset: int,
+    device: torch.device,
 ) -> Tensor:
-    """Count the keys that each query could attend to [batch, heads, queries]."""
-    active = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=like.device)
-    if mask is not None:
-        active = active & (mask if mask.dtype == torch.bool else mask > -torch.inf)
+    """Count the keys that each query may attend to, broadcastable to [batch, heads, queries]."""
+    position = torch.arange(offset, offset + queries, device=device)
+    if mask is None:
+        ends = torch.tensor([keys], device=device) if lengths is None else lengths.to(device)
+        ends = ends.view(-1, 1, 1)
+        return torch.minimum(ends, position + 1) if causal else ends
+    active = mask if mask.dtype == torch.bool else mask > -torch.inf
+    active = active[(None,) * (4 - active.dim())]
+    active = active.expand(*active.shape[:3], keys)
     if lengths is not None:
-        active = active & length_mask(lengths, keys, like.device).unsqueeze(1)
+        active = active & length_mask(lengths, keys, device).unsqueeze(1)
+    if causal and active.shape[2] == 1:
+        return active.squeeze(2).cumsum(-1)[..., position.clamp(max=keys - 1)]
     if causal:
-        active = active & ~future_mask(queries, keys, like.device)
-    return active.sum(-1).to(like).expand_as(like)
+        active = active & ~future_mask(queries, keys, device, offset)
+    return active.sum(-1)

@@ -3,11 +3,39 @@
 from __future__ import annotations
 
 import math
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from tsallis.ops.transforms import traced
+
+AttentionPositions = Literal["none", "rope", "alibi", "nape"]
+
+
+def check_positions(positions: str, more: tuple[str, ...] = ()) -> None:
+    """Raise a ValueError unless attention knows these positions, or they are among `more`."""
+    known = (*get_args(AttentionPositions), *more)
+    if positions not in known:
+        raise ValueError(f"positions must be one of {', '.join(known)}, got {positions!r}")
+
+
+def head_slopes(positions: str, num_heads: int) -> Tensor | None:
+    r"""Return by how much scores of each head fall with the distance of a key [heads]; None without slopes.
+
+    With "alibi" head h of H has :math:`2^{-8h/H}` (Press et al. 2022); with "nape" the first half of the heads has
+    none, and the others 1, 1/2, 1/3, ... (Vasylenko et al. 2026).
+
+    Example:
+        >>> head_slopes("nape", 4)
+        tensor([0.0000, 0.0000, 1.0000, 0.5000])
+    """
+    if positions == "alibi":
+        return 2.0 ** (-8 / num_heads * torch.arange(1, num_heads + 1))
+    if positions == "nape":
+        half = num_heads // 2
+        return torch.cat([torch.zeros(half), 1 / torch.arange(1, num_heads - half + 1)])
+    return None
 
 
 class SinusoidalPositions(nn.Module):
@@ -52,3 +80,39 @@ class SinusoidalPositions(nn.Module):
         power = torch.arange(0, self.d_model, 2, dtype=torch.float64, device=like.device) / self.d_model
         angles = steps.unsqueeze(1) * torch.exp(-math.log(10000) * power)  # [count, d_model / 2]
         return torch.stack([angles.sin(), angles.cos()], -1).flatten(1).to(like.dtype)
+
+
+class RotaryPositions(nn.Module):
+    r"""Rotary position encodings: pairs of a head's numbers turn by angles that grow with the position.
+
+    .. math:: (x_{2i}, x_{2i+1}) \mapsto (x_{2i} \cos\theta - x_{2i+1} \sin\theta,\;
+              x_{2i} \sin\theta + x_{2i+1} \cos\theta), \qquad \theta = t / 10000^{2i/d}
+
+    (Su et al. 2021, eq. 34), so that a query's score of a key depends on the distance of their positions t.
+
+    Args:
+        size: of a head; even.
+
+    Raises:
+        ValueError: an odd size.
+
+    Example:
+        >>> x = torch.tensor([1.0, 0.0]).view(1, 1, 1, 2)
+        >>> RotaryPositions(2)(x, 1).flatten()
+        tensor([0.5403, 0.8415])
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        if size % 2:
+            raise ValueError(f"positions 'rope' need heads of an even size, got {size}")
+        self._angles = SinusoidalPositions(size)
+
+    def forward(self, x: Tensor, first: int | Tensor) -> Tensor:
+        """Turn [batch, heads, length, size] at the positions from `first` on; of a `first` [batch] the length is 1."""
+        table = self._angles(x, first, x.shape[2])  # [length, size] or [batch, 1, size]
+        if isinstance(first, Tensor):
+            table = table.unsqueeze(1)
+        sin, cos = table[..., 0::2], table[..., 1::2]
+        even, odd = x[..., 0::2], x[..., 1::2]
+        return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from tsallis.nn.dropout import Dropout
 from tsallis.nn.kv_cache import KeyValueCache
+from tsallis.nn.length_scale import LengthScale, LengthScaleKind
 from tsallis.nn.multihead_attention import Alpha, MultiheadAttention
+from tsallis.nn.positions import AttentionPositions
 
 Activation = str | Callable[[Tensor], Tensor]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
@@ -79,6 +81,7 @@ class TransformerEncoderLayer(_Layer):
         layer_norm_eps, batch_first, norm_first, bias, device, dtype: as there, too.
         alpha: as in :class:`MultiheadAttention`.
         attention_dropout: dropout of attention weights; None: as `dropout`.
+        positions, length_scale: of the self-attention, as in :class:`MultiheadAttention`.
 
     Raises:
         ValueError: sizes that do not fit, a bad alpha, an unknown activation.
@@ -107,12 +110,22 @@ class TransformerEncoderLayer(_Layer):
         *,
         alpha: Alpha | nn.Module = 1.5,
         attention_dropout: float | None = None,
+        positions: AttentionPositions = "none",
+        length_scale: LengthScaleKind | LengthScale | None = None,
     ) -> None:
         super().__init__()
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         dropout_p = dropout if attention_dropout is None else attention_dropout
         self.self_attn = MultiheadAttention(
-            d_model, nhead, dropout=dropout_p, bias=bias, batch_first=batch_first, alpha=alpha, **factory_kwargs
+            d_model,
+            nhead,
+            dropout=dropout_p,
+            bias=bias,
+            batch_first=batch_first,
+            alpha=alpha,
+            positions=positions,
+            length_scale=length_scale,
+            **factory_kwargs,
         )
         self._build(2, d_model, dim_feedforward, dropout, activation, layer_norm_eps, norm_first, bias, factory_kwargs)
 
@@ -164,6 +177,7 @@ class TransformerDecoderLayer(_Layer):
         alpha: of the self-attention, as in :class:`MultiheadAttention`.
         cross_attention_alpha: of the attention to the memory; the default is the same. "learned" learns one of its own.
         attention_dropout: dropout of attention weights; None: as `dropout`.
+        positions, length_scale: of the self-attention, as in :class:`MultiheadAttention`.
 
     Raises:
         ValueError: sizes that do not fit, a bad alpha, an unknown activation.
@@ -192,13 +206,17 @@ class TransformerDecoderLayer(_Layer):
         alpha: Alpha | nn.Module = 1.5,
         cross_attention_alpha: Alpha | nn.Module | None = None,
         attention_dropout: float | None = None,
+        positions: AttentionPositions = "none",
+        length_scale: LengthScaleKind | LengthScale | None = None,
     ) -> None:
         super().__init__()
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         dropout_p = dropout if attention_dropout is None else attention_dropout
         heads: dict[str, Any] = {"dropout": dropout_p, "bias": bias, "batch_first": batch_first, **factory_kwargs}
         cross_attention_alpha = alpha if cross_attention_alpha is None else cross_attention_alpha
-        self.self_attn = MultiheadAttention(d_model, nhead, alpha=alpha, **heads)
+        self.self_attn = MultiheadAttention(
+            d_model, nhead, alpha=alpha, positions=positions, length_scale=length_scale, **heads
+        )
         self.multihead_attn = MultiheadAttention(d_model, nhead, alpha=cross_attention_alpha, **heads)
         self._build(3, d_model, dim_feedforward, dropout, activation, layer_norm_eps, norm_first, bias, factory_kwargs)
 

@@ -116,6 +116,8 @@ class TransformerConfig(SequenceModel):
     tie_alphas: Literal["none", "layer", "kind", "global"] = "none"  # learned alphas: one for each head, or for all of
     share: Literal["none", "target", "all"] = "none"
     checkpoint_activations: bool = False
+    positions: Literal["sinusoids", "rope", "alibi", "nape", "none"] = "sinusoids"  # all but the first in attention
+    length_scale: Literal["input", "head", "ssmax"] | None = None  # of scores, by the number of keys
 
 
 class SequenceTask(Task):

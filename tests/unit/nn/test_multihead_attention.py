@@ -508,9 +508,14 @@ def test_queries_that_see_nothing_give_the_bias(alpha: Any, tiled: bool, request
 
 
 CHUNKS = [(1,) * 7, (3, 1, 2, 1), (1, 4, 2), (7,)]
+POSITIONS: list[dict[str, Any]] = [
+    {"positions": "rope", "length_scale": "ssmax"},
+    {"positions": "alibi", "length_scale": "head"},
+    {"positions": "nape", "length_scale": "input"},
+]
 
 
-@every_pair(named, alpha=ALPHAS, chunks=CHUNKS, options=VARIANTS[2:6])
+@every_pair(named, alpha=ALPHAS, chunks=CHUNKS, options=VARIANTS[2:6] + POSITIONS)
 def test_steps_with_a_cache_are_the_causal_pass(alpha: Any, chunks: Sequence[int], options: dict[str, Any]) -> None:
     attention, x = small(alpha, **{k: v for k, v in options.items() if k != "batch_first"}), steps(7)
     full, full_weights = attention(x, x, x, is_causal=True)

@@ -71,7 +71,8 @@ class _Counts:
     def add(self, record: Tensor, mask: Tensor | None, causal: bool, queries: int, keys: int) -> None:
         """Count a pass; `record` holds the supports [batch, heads, queries], or all weights."""
         support = count_support(record).double()
-        visible = count_visible(mask, None, causal, queries, keys, support)
+        visible = count_visible(mask, None, causal, queries, keys, 0, support.device)
+        visible = visible.to(support).expand_as(support)
         if mask is not None and queries == keys and queries > 1:
             allowed = mask if mask.dtype == torch.bool else mask > -torch.inf
             active = allowed.any(-2).expand(-1, -1, queries)  # a key that no query sees is padding, as a query too

@@ -85,7 +85,7 @@ class CompiledState(NamedTuple):
 
 # What modules are set to besides their parts and tensors.
 SETTINGS: dict[type[nn.Module], tuple[str, ...]] = {
-    MultiheadAttention: ("alpha", "add_zero_attn"),
+    MultiheadAttention: ("alpha", "add_zero_attn", "positions", "length_scale"),
     nn.LayerNorm: ("eps",),
     OutputLayer: ("transform", "alpha", "tau"),
     TransformerEncoderLayer: ("activation",),
@@ -179,7 +179,7 @@ def _pack(model: Any, like: Tensor, known: _Packed | None = None) -> _Packed | N
 
     They are those that are `known` to be of the model as it is, or are packed again if it has changed.
     """
-    if traced() or torch.is_grad_enabled() or type(like) is not Tensor:
+    if model.positions is None or traced() or torch.is_grad_enabled() or type(like) is not Tensor:
         return None
     kernels = load_transformer(like.device.type)
     if kernels is None or torch.nn.modules.module._has_any_global_hook():
@@ -247,6 +247,8 @@ def _layer_weights(layer: Any, own: tuple[Any, Any], cross: tuple[Any, Any] | No
 
 def _attention(attention: Any, norm: Any) -> AttentionWeights | None:
     if not _is(attention, MultiheadAttention) or attention.bias_k is not None or attention.add_zero_attn:
+        return None
+    if attention.positions != "none" or attention.length_scale is not None:
         return None
     if not isinstance(attention.alpha, float | Tensor) and not _is(attention.alpha, PerHeadAlpha):
         return None

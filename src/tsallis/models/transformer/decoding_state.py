@@ -51,10 +51,37 @@ class Past:
             buffers.append(room)
         return Past(tuple(buffers), steps + 1)
 
+    def counts(self, steps: int) -> Tensor:
+        """Return `steps` for each row."""
+        buffer = self.buffers[0]
+        return torch.full((len(buffer),), steps, device=buffer.device)
+
     def select(self, index: Tensor, steps: int) -> Past:
         # Whole buffers are copied in one piece; what is not yet used costs less than strides would.
         spare = self.buffers[0].shape[2] - steps > ROOM
         return Past(tuple((x[:, :, :steps] if spare else x).index_select(0, index) for x in self.buffers), steps)
+
+
+def select_counts(read: Tensor | None, steps: int, index: Tensor) -> tuple[Tensor | None, int]:
+    """Return how many tokens the rows `index` have read, None where all have read as many, and the most."""
+    if read is None or not len(index):
+        return read, steps
+    read = read[index]
+    steps = int(read.max())
+    return (None if bool((read == steps).all()) else read), steps
+
+
+def join_pasts(parts: Sequence[tuple[Past, int, Tensor | None]]) -> tuple[Past, int, Tensor | None]:
+    """Concatenate the rows of what states have read, each with its steps and its rows' where these differ."""
+    steps = max(own for _, own, _ in parts)
+    counts = None
+    if any(read is not None or own < steps for _, own, read in parts):
+        counts = torch.cat([past.counts(own) if read is None else read for past, own, read in parts])
+    buffers = tuple(
+        torch.cat([F.pad(x[:, :, :own], (0, 0, 0, steps - own)) for x, own in of_states])
+        for of_states in zip(*([(x, own) for x in past.buffers] for past, own, _ in parts), strict=True)
+    )
+    return Past(buffers, steps), steps, counts
 
 
 @dataclass(frozen=True)
@@ -106,29 +133,16 @@ class TransformerState:
         rows = len(self.source)
         if len(index) == rows and index.equal(torch.arange(rows, device=index.device)):
             return self
-        counts, steps = self.read, self.steps
-        if counts is not None and len(index):
-            counts = counts[index]
-            steps = int(counts.max())
-            counts = None if bool((counts == steps).all()) else counts
+        counts, steps = select_counts(self.read, self.steps, index)
         past = self.past.select(index, steps)
         return TransformerState(self.sources, self.source[index], past, steps, counts, self.active)
 
     @staticmethod
     def join(states: Sequence[TransformerState]) -> TransformerState:
         """Concatenate the rows of several states, which may have read differently many tokens."""
-        steps = max(state.steps for state in states)
-        counts = None
-        if any(state.read is not None or state.steps < steps for state in states):
-            counts = torch.cat(
-                [x.source.new_full(x.source.shape, x.steps) if x.read is None else x.read for x in states]
-            )
-        buffers = tuple(
-            torch.cat([F.pad(x[:, :, : state.steps], (0, 0, 0, steps - state.steps)) for state, x in parts])
-            for parts in zip(*([(state, x) for x in state.past.buffers] for state in states), strict=True)
-        )
+        past, steps, counts = join_pasts([(state.past, state.steps, state.read) for state in states])
         sources, source = _one(states)
-        return TransformerState(sources, source, Past(buffers, steps), steps, counts)
+        return TransformerState(sources, source, past, steps, counts)
 
     def looked_at(self) -> tuple[Sources, Tensor]:
         """Return the sources to compute, at most twice as many as rows look at, and which of all they are, in order."""
@@ -155,12 +169,17 @@ def _one(states: Sequence[TransformerState]) -> tuple[Sources, Tensor]:
 class Reading:
     """The key-value cache of one step, to which each layer adds the keys and values of one token a row."""
 
-    def __init__(self, state: TransformerState) -> None:
-        self.steps, self.count = state.steps, state.read
+    def __init__(self, past: Past, steps: int, read: Tensor | None) -> None:
+        self.steps, self.count = steps, read
         # What went before may be needed as it was, by gradients or by rows that end elsewhere.
-        self.in_place = state.read is None and not torch.is_grad_enabled()
-        self.past = state.past.reserve(state.steps) if self.in_place else state.past
+        self.in_place = read is None and not torch.is_grad_enabled()
+        self.past = past.reserve(steps) if self.in_place else past
         self.buffers: list[Tensor] = []
+
+    @property
+    def position(self) -> int | Tensor:
+        """The position of this step's token; [rows] where rows differ."""
+        return self.steps if self.count is None else self.count
 
     @property
     def lengths(self) -> Tensor | None:
@@ -179,10 +198,13 @@ class Reading:
             self.buffers.append(self._added(have, new))
         return self.read()
 
+    def next_past(self) -> Past:
+        """Return keys and values after the step, when all layers have added."""
+        return self.past if self.in_place else Past(tuple(self.buffers), self.steps + 1)
+
     def following(self, state: TransformerState, active: tuple[Sources, Tensor] | None) -> TransformerState:
         """Return the state after the step, when all layers have added."""
-        past = self.past if self.in_place else Past(tuple(self.buffers), self.steps + 1)
-        return TransformerState(state.sources, state.source, past, self.steps + 1, self.lengths, active)
+        return TransformerState(state.sources, state.source, self.next_past(), self.steps + 1, self.lengths, active)
 
     def _added(self, have: Tensor, new: Tensor) -> Tensor:
         if self.in_place:

@@ -25,7 +25,8 @@ from tsallis.nn import (
     TransformerEncoderLayer,
 )
 from tsallis.nn.dropout import Dropout
-from tsallis.nn.positions import SinusoidalPositions
+from tsallis.nn.length_scale import LengthScaleKind
+from tsallis.nn.positions import SinusoidalPositions, check_positions
 from tsallis.ops.transforms import traced
 from tsallis.special_symbols import BOS, PAD, UNK
 
@@ -87,6 +88,10 @@ class TransformerSeq2Seq(nn.Module):
         forbidden: target symbols that are never predicted (by default padding, start and unknown).
         encoder_layers, decoder_layers: in place of `layers` for one of them.
         checkpoint_activations: hold only the input of each layer, and compute the layer again in the backward pass.
+        positions: "sinusoids" are added to embeddings; "rope", "alibi", "nape" and "none" are of the self-attentions,
+            see :class:`tsallis.nn.MultiheadAttention`.
+        length_scale: the kind of :class:`tsallis.nn.LengthScale` of the self-attentions: "input", "head", "ssmax" or
+            None.
 
     Raises:
         ValueError: sizes that don't fit, names that are none of these.
@@ -129,6 +134,8 @@ class TransformerSeq2Seq(nn.Module):
         encoder_layers: int | None = None,
         decoder_layers: int | None = None,
         checkpoint_activations: bool = False,
+        positions: str = "sinusoids",
+        length_scale: LengthScaleKind | None = None,
     ) -> None:
         super().__init__()
         self.arguments: dict[str, Any] = {
@@ -154,12 +161,14 @@ class TransformerSeq2Seq(nn.Module):
             "share": share,
             "forbidden": list(forbidden),
             "checkpoint_activations": checkpoint_activations,
+            "positions": positions,
+            "length_scale": length_scale,
         }
         _check(self.arguments)
         self.d_model, self.heads, self.checkpoint_activations = d_model, heads, checkpoint_activations
         self.src_embedding = nn.Embedding(src_vocab, d_model, padding_idx=0)
         self.tgt_embedding = nn.Embedding(tgt_vocab, d_model, padding_idx=0)
-        self.positions = SinusoidalPositions(d_model)
+        self.positions = SinusoidalPositions(d_model) if positions == "sinusoids" else None
         self._build_layers()
         self.dropout = Dropout(dropout)
         self.output = OutputLayer(d_model, tgt_vocab, output, output_alpha, tau, forbidden=forbidden)
@@ -175,6 +184,8 @@ class TransformerSeq2Seq(nn.Module):
             "activation": arguments["activation"],
             "norm_first": arguments["norm"] == "pre",
             "batch_first": True,
+            "positions": "none" if arguments["positions"] == "sinusoids" else arguments["positions"],
+            "length_scale": arguments["length_scale"],
         }
         alpha = _alphas(arguments)
 
@@ -251,7 +262,7 @@ class TransformerSeq2Seq(nn.Module):
             return state.step(token)
         sources, which = state.looked_at()
         places = Places.of(torch.searchsorted(which, state.source), len(sources))
-        reading = Reading(state)
+        reading = Reading(state.past, state.steps, state.read)
         position = state.steps if state.read is None else state.read
         x = self._embed(self.tgt_embedding, token.unsqueeze(1), position)  # [rows, 1, d_model]
         last = len(self.decoder.layers) - 1
@@ -303,7 +314,9 @@ class TransformerSeq2Seq(nn.Module):
     def _embed(self, table: nn.Embedding, symbols: Tensor, first: int | Tensor) -> Tensor:
         """Embed symbols [batch, length] that stand at the positions from `first` on, to [batch, length, d_model]."""
         x = table(symbols) * math.sqrt(self.d_model)
-        embedded: Tensor = self.dropout(x + self.positions(x, first, symbols.shape[1]))
+        if self.positions is not None:
+            x = x + self.positions(x, first, symbols.shape[1])
+        embedded: Tensor = self.dropout(x)
         return embedded
 
     def _attentions(self, kind: str) -> list[MultiheadAttention]:
@@ -414,6 +427,7 @@ def _check(arguments: dict[str, Any]) -> None:
             raise ValueError(f"{name} must be at least 1, got {arguments[name]}")
     if d_model < 2 or d_model % 2 or d_model % heads:
         raise ValueError(f"d_model must be even and a multiple of heads, got {d_model} and {heads} heads")
+    check_positions(arguments["positions"], ("sinusoids",))
     for name in ("dropout", "attention_dropout"):
         if not 0 <= arguments[name] < 1:
             raise ValueError(f"{name} must be at least 0 and below 1, got {arguments[name]}")

@@ -1,0 +1,94 @@
+"""Attention scores that grow with the number of keys."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+LengthScaleKind = Literal["input", "head", "ssmax"]
+
+
+class LengthScale(nn.Module):
+    r"""A factor of the scores of each query, learned, that grows with the number of keys it may see.
+
+    .. math:: s_i = 1 + \beta_i (\log (n_i + 1))^{\gamma_i}, \qquad
+              \beta_i = \mathrm{softplus}(w_\beta \cdot x_i), \qquad \gamma_i = 2 \tanh(w_\gamma \cdot x_i)
+
+    with the input :math:`x_i` of query i, which may see :math:`n_i` keys (adaptive-scalable entmax, Vasylenko et al.
+    2026; the logarithm is never 0, as in their code). The more keys there are, the further apart scores have to be for
+    the weights of a map to stay as sharp. The kind "head" has one :math:`\beta` and one :math:`\gamma` a head, whatever
+    the input; "ssmax" is :math:`s_i = \beta \log n_i` with a :math:`\beta` of each head that starts at 1 (scalable
+    softmax, Nakanishi 2025).
+
+    Args:
+        embed_dim: the size of the inputs.
+        num_heads: the number of heads.
+        kind: "input", "head" or "ssmax".
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        ValueError: another kind.
+
+    Example:
+        >>> scale = LengthScale(8, 2, "ssmax")
+        >>> factor = scale(torch.randn(1, 3, 8), torch.tensor([1.0, 2.0, 100.0]))
+        >>> factor.shape, factor[0, 0, :, 0].tolist()
+        (torch.Size([1, 2, 3, 1]), [0.0, 0.6931471824645996, 4.605170249938965])
+    """
+
+    LARGEST_POWER = 2.0  # of the logarithm
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        kind: LengthScaleKind = "input",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if kind not in get_args(LengthScaleKind):
+            raise ValueError(f"length_scale must be one of {', '.join(get_args(LengthScaleKind))}, got {kind!r}")
+        self.kind: LengthScaleKind = kind
+        shape = (num_heads, embed_dim) if kind == "input" else (num_heads,)
+        self.beta = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        gamma = None if kind == "ssmax" else nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.register_parameter("gamma", gamma)
+        self.reset_parameters()
+
+    gamma: Tensor | None
+
+    def reset_parameters(self) -> None:
+        """Initialise the parameters again."""
+        if self.gamma is None:
+            nn.init.ones_(self.beta)
+        elif self.kind == "head":
+            nn.init.zeros_(self.beta)
+            nn.init.zeros_(self.gamma)
+        else:
+            for weight in (self.beta, self.gamma):
+                nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+
+    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
+        """Return the factors of queries [batch, heads, queries, 1].
+
+        Args:
+            x: their inputs [batch, queries, embed_dim].
+            visible: how many keys each may see, broadcastable to [batch, heads, queries].
+        """
+        count = visible.clamp(min=1).to(self.beta.dtype)
+        if self.gamma is None:
+            return (self.beta.unsqueeze(1) * count.log()).expand(len(x), -1, x.shape[1]).unsqueeze(-1)
+        if self.kind == "head":
+            beta, gamma = self.beta.unsqueeze(1), self.gamma.unsqueeze(1)  # [heads, 1]
+        else:
+            beta, gamma = (F.linear(x, weight).transpose(1, 2) for weight in (self.beta, self.gamma))
+        factor = 1 + F.softplus(beta) * (count + 1).log() ** (self.LARGEST_POWER * gamma.tanh())
+        return factor.expand(len(x), -1, x.shape[1]).unsqueeze(-1)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.beta)}, kind={self.kind!r}"

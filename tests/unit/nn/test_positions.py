@@ -1,0 +1,72 @@
+"""Position encodings in attention: slopes and rotations are functions of distances alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tsallis import entmax_attention
+from tsallis.nn import MultiheadAttention
+from tsallis.nn.positions import RotaryPositions, head_slopes
+
+EMBED, HEADS = 16, 4
+
+
+def test_slopes_of_heads() -> None:
+    assert head_slopes("none", 4) is None and head_slopes("rope", 4) is None
+    torch.testing.assert_close(head_slopes("alibi", 8), torch.tensor([2.0**-h for h in range(1, 9)]))
+    torch.testing.assert_close(head_slopes("nape", 5), torch.tensor([0, 0, 1, 1 / 2, 1 / 3]))
+
+
+def test_rotated_queries_and_keys_tell_their_distance_alone() -> None:
+    rotary, (q, k) = RotaryPositions(8), torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
+    scores = [(rotary(q, 3 + first) * rotary(k, first)).sum() for first in (0, 5, 400)]
+    torch.testing.assert_close(torch.stack(scores), scores[0].expand(3))
+    assert not torch.isclose(scores[0], (q * k).sum())
+    torch.testing.assert_close(rotary(q, 7).norm(), q.norm())
+
+
+def test_each_row_may_have_its_own_position() -> None:
+    rotary, x = RotaryPositions(8), torch.randn(3, 2, 1, 8)
+    result = rotary(x, torch.tensor([4, 0, 9]))
+    for row, first in enumerate((4, 0, 9)):
+        torch.testing.assert_close(result[row : row + 1], rotary(x[row : row + 1], first))
+
+
+@pytest.mark.parametrize("positions", ["alibi", "nape"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_slopes_in_the_module_are_those_of_the_function(positions: str, causal: bool) -> None:
+    attention = MultiheadAttention(EMBED, HEADS, batch_first=True, positions=positions).double()  # type: ignore[arg-type]
+    x = torch.randn(2, 9, EMBED, dtype=torch.float64)
+    out, _ = attention(x, x, x, need_weights=False, is_causal=causal)
+    q, k, v = attention._project(x, x, x)
+    far = (torch.arange(9).unsqueeze(1) - torch.arange(9)).abs()
+    slopes = head_slopes(positions, HEADS)
+    assert slopes is not None and k is not None and v is not None
+    bias = -slopes.double().view(HEADS, 1, 1) * far
+    expected = entmax_attention(q, k, v, attn_mask=bias, is_causal=causal)
+    assert isinstance(expected, torch.Tensor)
+    torch.testing.assert_close(out, attention.out_proj(expected.transpose(1, 2).flatten(2)))
+
+
+def test_positions_are_of_one_sequence() -> None:
+    x = torch.randn(1, 5, EMBED)
+    attention = MultiheadAttention(EMBED, HEADS, batch_first=True, positions="rope")
+    out, _ = attention(x, x, x)
+    permuted, _ = attention(x.flip(1), x.flip(1), x.flip(1))
+    assert not torch.allclose(out, permuted.flip(1))  # without positions order is nothing
+    assert attention.state_dict().keys() == MultiheadAttention(EMBED, HEADS).state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"positions": "sinusoids"}, "positions must be one of none, rope, alibi, nape, got 'sinusoids'"),
+        ({"positions": "nape", "add_zero_attn": True}, "'nape' exclude add_bias_kv"),
+        ({"positions": "rope", "num_heads": 16}, "even size, got 1"),
+    ],
+    ids=str,
+)
+def test_bad_positions_are_errors(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        MultiheadAttention(**{"embed_dim": EMBED, "num_heads": HEADS, **options})  # type: ignore[arg-type]
