@@ -56,12 +56,12 @@ PUBLIC = {
         causal_lm_loss densify from_pretrained parameter_groups set_alpha sparsify trainer_loss
     """,
     "tsallis.models": """
-        BiLSTMClassifier Decoded Decoder GridClassifier LabelDecoder Memory RNNSeq2Seq SignalClassifier Step
-        TransformerSeq2Seq VisualAnswerer
+        BiLSTMClassifier Decoded Decoder GridClassifier LabelDecoder LanguageModel Memory RNNSeq2Seq SignalClassifier
+        Step TransformerSeq2Seq VisualAnswerer
     """,
     "tsallis.nn": """
         AlphaReLULoss AttentionStats ContinuousAttention1d ContinuousAttention2d ContinuousGlobalAttention Entmax
-        EntmaxLoss GlobalAttention KeyValueCache MultiheadAttention OutputLayer PerHeadAlpha Sparsemax
+        EntmaxLoss GlobalAttention KeyValueCache LengthScale MultiheadAttention OutputLayer PerHeadAlpha Sparsemax
         TransformerDecoderLayer TransformerEncoderLayer sparsify_module
     """,
     "tsallis.report": """

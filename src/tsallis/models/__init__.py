@@ -2,6 +2,7 @@
 
 from tsallis.models.classifier import BiLSTMClassifier
 from tsallis.models.label_decoder import LabelDecoder
+from tsallis.models.language import LanguageModel
 from tsallis.models.lstm import RNNSeq2Seq
 from tsallis.models.protocol import Decoded, Decoder, Memory, Step
 from tsallis.models.timeseries import GridClassifier, SignalClassifier
@@ -14,6 +15,7 @@ __all__ = [
     "Decoder",
     "GridClassifier",
     "LabelDecoder",
+    "LanguageModel",
     "Memory",
     "RNNSeq2Seq",
     "SignalClassifier",

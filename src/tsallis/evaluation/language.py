@@ -1,0 +1,80 @@
+"""How well probabilities that may be zero predict a text (Martins et al. 2020, *Sparse Text Generation*, sec. 4)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class TextScores(NamedTuple):
+    """Scores of the tokens of a text; perplexity is none of them, for one token of probability 0 makes it infinite.
+
+    Args:
+        epsilon_perplexity: :math:`\\exp(-\\overline{\\log((p_y + \\epsilon) / (1 + \\epsilon |V|))})`.
+        sparsemax_score: the mean of :math:`p_y + (1 - \\|p\\|^2) / 2`: 1 where every token is certain.
+        accuracy: share of the tokens that are the most probable ones.
+        gold_in_support: share of the tokens with a probability above zero.
+        support: mean number of symbols with a probability above zero.
+    """
+
+    epsilon_perplexity: float
+    sparsemax_score: float
+    accuracy: float
+    gold_in_support: float
+    support: float
+
+
+def text_scores(probs: Tensor, tokens: Tensor, epsilon: float = 1e-6) -> TextScores:
+    """Return the scores of the probabilities [n, vocabulary] that a model gave before each token [n] of a text.
+
+    Raises:
+        ValueError: no tokens, probabilities of other tokens.
+
+    Example:
+        >>> text_scores(torch.tensor([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0]]), torch.tensor([0, 1])).sparsemax_score
+        0.875
+    """
+    if not len(tokens) or probs.dim() != 2 or len(probs) != len(tokens):
+        raise ValueError(
+            f"probs must be [n, vocabulary] of n tokens, got {tuple(probs.shape)} and {tuple(tokens.shape)}"
+        )
+    probs = probs.double()
+    gold = probs.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    smoothed = (gold + epsilon) / (1 + epsilon * probs.shape[1])
+    return TextScores(
+        epsilon_perplexity=(-smoothed.log().mean()).exp().item(),
+        sparsemax_score=(gold + (1 - probs.square().sum(1)) / 2).mean().item(),
+        accuracy=(probs.argmax(1) == tokens).double().mean().item(),
+        gold_in_support=(gold > 0).double().mean().item(),
+        support=(probs > 0).sum(1).double().mean().item(),
+    )
+
+
+def repetition(tokens: Tensor, window: int) -> float:
+    """Return the share of tokens [n] that already stand among the `window` tokens before them (Welleck et al. 2020).
+
+    Raises:
+        ValueError: no tokens, a window below 1.
+    """
+    if not len(tokens) or window < 1:
+        raise ValueError(f"repetition needs tokens and a window of at least 1, got {len(tokens)} and {window}")
+    last: dict[int, int] = {}
+    repeated = 0
+    for number, token in enumerate(tokens.tolist()):
+        repeated += token in last and number - last[token] <= window
+        last[token] = number
+    return repeated / len(tokens)
+
+
+def distinct_ngrams(tokens: Tensor, n: int) -> float:
+    """Return how many of the n-grams of a text [tokens] are different ones, as a share of all of them.
+
+    Raises:
+        ValueError: fewer than n tokens.
+    """
+    if not 1 <= n <= len(tokens):
+        raise ValueError(f"n must be from 1 to the {len(tokens)} tokens, got {n}")
+    ngrams = tokens.unfold(0, n, 1)
+    return len(torch.unique(ngrams, dim=0)) / len(ngrams)

@@ -1,0 +1,274 @@
+"""A decoder-only Transformer: each token is predicted from those before it, under sparse attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tsallis.models.checks import check_counts
+from tsallis.models.protocol import BestStep, Decoded, Step, best_of_step
+from tsallis.models.sharing import shared_parameters
+from tsallis.models.transformer.decoding_state import Past, Reading, join_pasts, select_counts
+from tsallis.nn import AttentionStats, KeyValueCache, MultiheadAttention, OutputLayer
+from tsallis.nn.dropout import Dropout
+from tsallis.nn.kv_cache import Cache
+from tsallis.nn.length_scale import LengthScaleKind
+from tsallis.nn.positions import AttentionPositions
+from tsallis.special_symbols import BOS, PAD
+
+
+class LanguageLayer(nn.Module):
+    r"""A layer of a language model: causal self-attention and a gated network, each behind a norm.
+
+    .. math:: y = x + \mathrm{MultiHead}_\alpha(\mathrm{norm}(x)), \qquad
+              \mathrm{out} = y + W_3 (\mathrm{silu}(W_1 \hat y) \odot W_2 \hat y), \quad \hat y = \mathrm{norm}(y)
+
+    with root mean square norms and without biases (Shazeer 2020; Touvron et al. 2023).
+
+    Args:
+        d_model, heads, d_ff: sizes.
+        dropout: of what attention and network add.
+        attention: the arguments of the attention.
+    """
+
+    def __init__(self, d_model: int, heads: int, d_ff: int, dropout: float, attention: dict[str, Any]) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.RMSNorm(d_model), nn.RMSNorm(d_model)
+        self.self_attn = MultiheadAttention(d_model, heads, bias=False, batch_first=True, **attention)
+        self.gate, self.expand = nn.Linear(d_model, d_ff, bias=False), nn.Linear(d_model, d_ff, bias=False)
+        self.shrink = nn.Linear(d_ff, d_model, bias=False)
+        self.dropout = Dropout(dropout)
+
+    def forward(
+        self, x: Tensor, cache: Cache | None = None, key_lengths: Tensor | None = None, need_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output [batch, length, d_model], and the mean of the heads' weights if they are asked for."""
+        own = self.norm1(x)
+        context, weights = self.self_attn(
+            own, own, own, need_weights=need_weights, is_causal=True, cache=cache, key_lengths=key_lengths
+        )
+        x = x + self.dropout(context)
+        own = self.norm2(x)
+        return x + self.dropout(self.shrink(F.silu(self.gate(own)) * self.expand(own))), weights
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Texts to be continued.
+
+    Args:
+        tokens: [batch, src]
+        lengths: [batch]: how many tokens each has.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+
+    def select(self, index: Tensor) -> Prompt:
+        """Select rows by index: reorder, repeat or drop them."""
+        return Prompt(self.tokens[index], self.lengths[index])
+
+
+@dataclass(frozen=True)
+class LanguageState:
+    """Rows of texts that are being continued."""
+
+    past: Past
+    steps: int  # tokens read, by the row that has read most
+    read: Tensor | None  # [rows], where not all have read as many
+    prompts: Tensor  # [rows]: tokens of each prompt
+    width: int  # of the prompts
+    last: Tensor | None  # [rows]: the prompts' last tokens, which the first step reads in place of the start
+
+    def select(self, index: Tensor) -> LanguageState:
+        """Select rows by index: reorder, repeat or drop them."""
+        read, steps = select_counts(self.read, self.steps, index)
+        last = None if self.last is None else self.last[index]
+        return LanguageState(self.past.select(index, steps), steps, read, self.prompts[index], self.width, last)
+
+    @staticmethod
+    def join(states: Sequence[LanguageState]) -> LanguageState:
+        """Concatenate the rows of several states: all before their first step, or all after it."""
+        past, steps, read = join_pasts([(state.past, state.steps, state.read) for state in states])
+        last = [state.last for state in states if state.last is not None]
+        if last and len(last) < len(states):
+            raise ValueError("states before their first step can't be joined with others")
+        prompts, width = torch.cat([state.prompts for state in states]), max(state.width for state in states)
+        return LanguageState(past, steps, read, prompts, width, torch.cat(last) if last else None)
+
+
+class LanguageModel(nn.Module):
+    r"""A decoder-only Transformer with any map in its attention and in its output.
+
+    It fulfils the protocol of decoders: a source is a prompt, an output what follows it. A text begins with the start
+    symbol; positions are those of the self-attentions, so that no length is too long.
+
+    Args:
+        vocab: number of symbols; 0 is padding.
+        d_model: size of embeddings and states; a multiple of `heads`.
+        heads: of each attention.
+        layers: how many there are.
+        d_ff: hidden units of the gated network behind each attention.
+        dropout: on embeddings and on what attention and network add.
+        attention_dropout: on attention weights.
+        alpha: of the attention: a number, or "learned" for one of each head.
+        positions, length_scale: see :class:`tsallis.nn.MultiheadAttention`.
+        output: "softmax", "sparsemax", "entmax" or "alpha_relu".
+        output_alpha: for output "entmax" and "alpha_relu".
+        tau: the threshold for output "alpha_relu".
+        share: whether embedding and output projection are one matrix.
+        forbidden: symbols that are never predicted (by default padding and start).
+
+    Raises:
+        ValueError: sizes that don't fit, names that are none of these.
+
+    Example:
+        >>> model = LanguageModel(20, d_model=8, heads=2, layers=1, d_ff=16, alpha="learned")
+        >>> tokens = torch.randint(4, 20, (2, 5))
+        >>> hidden = model.read(tokens)
+        >>> model.output.loss(hidden[:, :-1], tokens[:, 1:]).shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        d_model: int = 512,
+        heads: int = 8,
+        layers: int = 6,
+        d_ff: int = 1376,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        alpha: float | str = 1.5,
+        positions: AttentionPositions = "nape",
+        length_scale: LengthScaleKind | None = None,
+        output: str = "entmax",
+        output_alpha: float = 1.5,
+        tau: float = 0.0,
+        share: bool = True,
+        forbidden: Sequence[int] = (PAD, BOS),
+    ) -> None:
+        super().__init__()
+        self.arguments: dict[str, Any] = {
+            name: value for name, value in locals().items() if name not in ("self", "__class__")
+        } | {"forbidden": list(forbidden)}
+        for name, size in {"layers": layers, "d_ff": d_ff, "heads": heads}.items():
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
+        self.embedding = nn.Embedding(vocab, d_model, padding_idx=PAD)
+        attention = {
+            "dropout": attention_dropout,
+            "alpha": alpha,
+            "positions": positions,
+            "length_scale": length_scale,
+        }
+        self.layers = nn.ModuleList(LanguageLayer(d_model, heads, d_ff, dropout, attention) for _ in range(layers))
+        self.norm, self.dropout = nn.RMSNorm(d_model), Dropout(dropout)
+        self.output = OutputLayer(d_model, vocab, output, output_alpha, tau, bias=False, forbidden=forbidden)
+        nn.init.normal_(self.embedding.weight, std=d_model**-0.5)
+        with torch.no_grad():
+            self.embedding.weight[PAD] = 0
+        if share:
+            self.output.tie(self.embedding.weight)  # type: ignore[arg-type]
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Return the states [batch, length, d_model] from which each next token is predicted."""
+        hidden, _ = self._read(tokens)
+        return hidden
+
+    def _read(
+        self, tokens: Tensor, caches: Sequence[Cache] | None = None, need_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Read tokens [batch, length] behind those in caches; return states, and weights of the last layer."""
+        x, weights = self.dropout(self.embedding(tokens)), None
+        for number, layer in enumerate(self.layers):
+            last = number == len(self.layers) - 1
+            cache = None if caches is None else caches[number]
+            lengths = cache.lengths if isinstance(cache, Reading) else None
+            x, weights = layer(x, cache, lengths, need_weights and last)
+        return self.norm(x), weights
+
+    def encode(self, src: Tensor, src_lengths: Tensor) -> Prompt:
+        """Return prompts [batch, src] with their counts [batch]; what lies beyond a count changes nothing.
+
+        Raises:
+            ValueError: counts below 1 or above the width of `src`.
+        """
+        if len(src):
+            check_counts(src_lengths, src.shape[1])
+        return Prompt(src, src_lengths.to(src.device))
+
+    def start(self, memory: Prompt) -> LanguageState:
+        """Return the state before the first token that follows: all of a prompt but its last token is read."""
+        tokens, lengths = memory.tokens, memory.lengths
+        text = F.pad(tokens, (1, 0), value=BOS)  # [batch, src + 1]
+        caches = [KeyValueCache() for _ in self.layers]
+        self._read(text[:, :-1], caches)
+        last = text.gather(1, lengths.unsqueeze(1)).squeeze(1)
+        past = Past(tuple(x for cache in caches for x in cache.read()), tokens.shape[1])
+        whole = LanguageState(past, tokens.shape[1], lengths, lengths, tokens.shape[1], last)
+        return whole.select(torch.arange(len(tokens), device=tokens.device))
+
+    def step(self, state: LanguageState, token: Tensor) -> Step:
+        """Return the scores of what follows `token` [batch]; the first is the start, in place of a prompt's end.
+
+        Attention is the mean of the heads of the last layer, to the prompt.
+        """
+        token = token if state.last is None else state.last
+        reading = Reading(state.past, state.steps, state.read)
+        hidden, weights = self._read(token.unsqueeze(1), [reading] * len(self.layers), need_weights=True)
+        assert weights is not None
+        places = torch.arange(state.width, device=token.device)
+        attention = F.pad(weights.squeeze(1)[:, 1 : state.width + 1], (0, max(0, state.width - state.steps)))
+        attention = attention.masked_fill(places >= state.prompts.unsqueeze(1), 0)
+        after = LanguageState(reading.next_past(), state.steps + 1, reading.lengths, state.prompts, state.width, None)
+        return Step(self.output.scores(hidden.squeeze(1)), attention, after)
+
+    def step_best(
+        self, state: LanguageState, token: Tensor, count: int, end: int, only: Tensor | None, keep: bool
+    ) -> BestStep:
+        """Make a step as far as a beam search reads it, see :func:`tsallis.models.protocol.best_of_step`."""
+        return best_of_step(self.output, self.step(state, token), count, end, only)
+
+    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> Decoded:
+        """Read prompts [batch, src] with their counts [batch], and what follows [batch, tgt], which begins with BOS.
+
+        Returns:
+            States and, if asked for, the attention of what follows to the prompt.
+        """
+        lengths, (batch, width), steps = src_lengths.to(src.device), src.shape, tgt_in.shape[1]
+        text = src.new_full((batch, width + steps), PAD)
+        text[:, : width + 1] = F.pad(src, (1, 0), value=BOS)
+        places = lengths.unsqueeze(1) + torch.arange(steps, device=src.device)  # [batch, tgt]: of the tokens read
+        text.scatter_(1, places[:, 1:], tgt_in[:, 1:])
+        hidden, weights = self._read(text, need_weights=need_attention)
+        states = hidden.gather(1, places.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
+        if weights is None:
+            return Decoded(states, None)
+        attention = weights.gather(1, places.unsqueeze(-1).expand(-1, -1, weights.shape[-1]))[:, :, 1 : width + 1]
+        behind = torch.arange(width, device=src.device) >= lengths.view(-1, 1, 1)
+        return Decoded(states, attention.masked_fill(behind, 0))
+
+    def alphas(self) -> Tensor:
+        """Return the alphas [layers, heads]."""
+        return torch.stack([attention.alphas().detach() for attention in self._attentions()])
+
+    def attention_stats(self) -> list[AttentionStats]:
+        """Return the sparsity of each layer's heads in the last pass.
+
+        Raises:
+            RuntimeError: before the first pass, or if it was compiled.
+        """
+        return [attention.stats() for attention in self._attentions()]
+
+    def _attentions(self) -> list[MultiheadAttention]:
+        return [layer.self_attn for layer in self.layers if isinstance(layer, LanguageLayer)]
+
+    def shared_parameters(self) -> dict[str, str]:
+        """Return the names in the state dict that repeat another one's parameter, each with that other one."""
+        return shared_parameters(self)

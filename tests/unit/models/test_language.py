@@ -1,0 +1,111 @@
+"""The decoder-only model: one pass over a text is its steps, a prompt is a text that goes on, search works on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tsallis.models import LanguageModel
+from tsallis.models.protocol import join
+from tsallis.search import beam_search
+from tsallis.special_symbols import BOS, EOS, PAD
+
+VOCAB = 9
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"positions": "rope", "length_scale": "head", "alpha": "learned"},
+    {"positions": "alibi", "alpha": 1.0, "output": "softmax", "share": False},
+    {"positions": "none", "length_scale": "input", "alpha": 2.0, "output": "sparsemax", "layers": 1},
+]
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind.values())) or "default")
+
+
+def model_of(kind: dict[str, Any]) -> LanguageModel:
+    torch.manual_seed(2)
+    model = LanguageModel(VOCAB, **{"d_model": 8, "heads": 2, "layers": 2, "d_ff": 12, **kind}).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return model
+
+
+def prompts() -> tuple[Tensor, Tensor]:
+    src, lengths = torch.randint(4, VOCAB, (3, 4)), torch.tensor([4, 1, 3])
+    return src.masked_fill(torch.arange(4) >= lengths.unsqueeze(1), PAD), lengths
+
+
+@every_kind
+def test_steps_behind_a_prompt_are_one_pass_over_the_text(kind: dict[str, Any]) -> None:
+    model, (src, lengths) = model_of(kind), prompts()
+    follows = torch.randint(4, VOCAB, (3, 5))
+    tgt_in = torch.cat([torch.full((3, 1), BOS), follows], 1)
+    decoded = model(src, lengths, tgt_in, need_attention=True)
+    expected = model.output.scores(decoded.hidden)
+    for row in range(3):  # the same text, alone
+        text = torch.cat([torch.tensor([BOS]), src[row, : lengths[row]], follows[row]]).unsqueeze(0)
+        alone = model.output.scores(model.read(text))[0, lengths[row] :]
+        torch.testing.assert_close(expected[row], alone)
+    with torch.no_grad():
+        state = model.start(model.encode(src, lengths))
+        for number in range(6):
+            step = model.step(state, tgt_in[:, number])
+            torch.testing.assert_close(step.scores, expected[:, number].detach())
+            assert decoded.attention is not None
+            torch.testing.assert_close(step.attention, decoded.attention[:, number].detach())
+            state = step.state
+
+
+@every_kind
+def test_rows_are_selected_and_joined(kind: dict[str, Any]) -> None:
+    model, (src, lengths) = model_of(kind), prompts()
+    with torch.no_grad():
+        whole = model.start(model.encode(src, lengths))
+        parts = join([whole.select(torch.tensor([1])), whole.select(torch.tensor([0, 2]))])
+        for _ in range(3):
+            token = torch.randint(4, VOCAB, (3,))
+            one, other = model.step(whole, token), model.step(parts, token[[1, 0, 2]])
+            torch.testing.assert_close(other.scores, one.scores[[1, 0, 2]])
+            whole, parts = one.state, other.state
+
+
+@every_kind
+def test_a_search_scores_what_the_model_does(kind: dict[str, Any]) -> None:
+    model, (src, lengths) = model_of(kind), prompts()
+    results = beam_search(model, src, lengths, beam_size=3, max_length=4)
+    for row, result in enumerate(results):
+        for hypothesis in result.hypotheses:  # those that ended
+            tokens = [*src[row, : lengths[row]].tolist(), *hypothesis.tokens, EOS]
+            text = torch.tensor([[BOS, *tokens]])
+            log_probs = model.output.log_probs(model.output.scores(model.read(text[:, :-1])[0]).detach())
+            total = sum(log_probs[i, tokens[i]].item() for i in range(int(lengths[row]), len(tokens)))
+            assert abs(total - hypothesis.log_prob) < 1e-9
+
+
+def test_padding_behind_a_prompt_changes_nothing() -> None:
+    model, (src, lengths) = model_of({}), prompts()
+    tgt_in = torch.tensor([[BOS, 5, 6]]).expand(3, -1)
+    noise = src.masked_fill(src == PAD, 7)
+    torch.testing.assert_close(model(noise, lengths, tgt_in).hidden, model(src, lengths, tgt_in).hidden)
+
+
+def test_a_text_may_be_longer_than_any_that_was_seen() -> None:
+    model = model_of({})
+    assert model.read(torch.randint(4, VOCAB, (1, 700))).isfinite().all()
+
+
+def test_embedding_and_projection_are_one() -> None:
+    assert model_of({}).shared_parameters() == {"output.projection.weight": "embedding.weight"}
+    assert model_of({"share": False}).shared_parameters() == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [({"layers": 0}, "layers must be at least 1, got 0"), ({"positions": "sinusoids"}, "positions must be one of")],
+    ids=str,
+)
+def test_bad_arguments_are_errors(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        LanguageModel(VOCAB, **{"d_model": 8, "heads": 2, **arguments})
