@@ -10,9 +10,9 @@ from __future__ import annotations
 from calendar import monthrange
 from collections.abc import Callable, Sequence
 from datetime import date
-from typing import TypeVar
 
-T = TypeVar("T")
+from tsallis.datasets.split_mix import Random
+
 Pair = tuple[str, str]
 
 SIZES = {"train": 16_000, "dev": 500, "test": 500}
@@ -100,34 +100,6 @@ def german_english_numbers() -> dict[str, list[Pair]]:
         splits[split] = pairs[start : start + size]
         start += size
     return splits
-
-
-class Random:
-    """SplitMix64 (Steele et al. 2014): Python promises its own generator's floats, not its choices."""
-
-    def __init__(self, seed: int) -> None:
-        self.state = seed
-
-    def below(self, limit: int) -> int:
-        """Return a number from 0 to `limit - 1`."""
-        mask = (1 << 64) - 1
-        self.state = (self.state + 0x9E3779B97F4A7C15) & mask
-        z = self.state
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-        return ((z ^ (z >> 31)) * limit) >> 64
-
-    def between(self, low: int, high: int) -> int:
-        """Return a number from `low` to `high`, both included."""
-        return low + self.below(high - low + 1)
-
-    def choice(self, items: Sequence[T]) -> T:
-        return items[self.below(len(items))]
-
-    def shuffle(self, items: list[T]) -> None:
-        for i in range(len(items) - 1, 0, -1):
-            j = self.below(i + 1)
-            items[i], items[j] = items[j], items[i]
 
 
 def german_cardinal(n: int) -> str:
