@@ -1,0 +1,168 @@
+"""Attention whose scores fall with the distance of a key, beside PyTorch's with a bias tensor; and its windows.
+
+    python benchmarks/slopes.py --out benchmarks/results/slopes-cpu.csv
+
+Group `slopes`: forward and backward of causal attention, every head with a slope, beside `scaled_dot_product_attention`
+with the same bias as a tensor [heads, length, length], which is built once and gets no gradient. Group `windows`: the
+time of a query by the number of keys, where heads see windows of keys and where no head has a slope. Times are of the
+processor, of all threads, so that what else the machine does counts little; candidates run in turn. Quote ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from common import Row, announce, machine, table, verdict, write
+from torch import Tensor
+
+import tsallis
+from tsallis.nn.positions import head_slopes
+from tsallis.ops import backend as dispatch
+
+SLOPES = ["4x8x512x64", "1x8x2048x64", "1x8x4096x64"]  # batch x heads x length x size of a head
+WINDOWS = [1024, 4096, 16384, 65536]  # keys
+HEADS, SIZE = 2, 64  # of the windows
+TARGETS = {512: 0.5, 4096: 0.25}  # of the time with a bias tensor, by the length
+COLUMNS = ("group", "shape", "operation", "owner", "cpu_ms", "time_ratio", "query_us", "support")
+
+
+class Candidate:
+    """A function of queries, keys and values that is measured forward and backward."""
+
+    def __init__(self, operation: str, owner: str, call: Callable[..., Tensor], inputs: Sequence[Tensor]) -> None:
+        self.operation, self.owner, self.call, self.inputs = operation, owner, call, inputs
+        self.seconds: list[float] = []
+
+    def run(self) -> None:
+        """Forward and backward once."""
+        leaves = [x.detach().requires_grad_() for x in self.inputs]
+        start = time.process_time()
+        result = self.call(*leaves)
+        result.backward(torch.ones_like(result))
+        self.seconds.append(time.process_time() - start)
+
+
+def tensors(batch: int, heads: int, length: int, size: int, seed: int) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(3, batch, heads, length, size, generator=generator).unbind()
+
+
+def slopes(shape: str, seed: int) -> list[Candidate]:
+    batch, heads, length, size = (int(n) for n in shape.split("x"))
+    inputs = tensors(batch, heads, length, size, seed)
+    of_heads = head_slopes("alibi", heads)
+    assert of_heads is not None
+    distance = (torch.arange(length).unsqueeze(1) - torch.arange(length)).abs()
+    bias = (-of_heads.view(-1, 1, 1) * distance).masked_fill_(
+        torch.ones(length, length, dtype=torch.bool).triu(1), -torch.inf
+    )
+    ours = partial(tsallis.entmax_attention, is_causal=True)
+    learned = torch.linspace(1.05, 1.95, heads)
+
+    def learned_slopes(q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, slopes: Tensor, **options: Any) -> Any:
+        return ours(q, k, v, alpha, slopes=slopes, **options)
+
+    return [
+        Candidate("softmax, bias tensor", "torch", partial(F.scaled_dot_product_attention, attn_mask=bias), inputs),
+        Candidate("softmax, slopes", "tsallis", partial(ours, alpha=1.0, slopes=of_heads), inputs),
+        Candidate("entmax-1.5, slopes", "tsallis", partial(ours, slopes=of_heads), inputs),
+        Candidate(
+            "entmax-learned, learned slopes",
+            "tsallis",
+            learned_slopes,
+            (*inputs, learned, of_heads),
+        ),
+        Candidate("entmax-1.5, bias tensor", "tsallis", partial(ours, attn_mask=bias), inputs),
+    ]
+
+
+def windows(keys: int, seed: int) -> list[Candidate]:
+    inputs = tensors(1, HEADS, keys, SIZE, seed)
+    ours = partial(tsallis.entmax_attention, is_causal=True)
+    result = [
+        Candidate(f"entmax-1.5, slope {slope:g}", "tsallis", partial(ours, slopes=torch.full((HEADS,), slope)), inputs)
+        for slope in (1.0, 0.125)
+    ]
+    if keys <= 16384:
+        result.append(Candidate("entmax-1.5", "tsallis", ours, inputs))
+    return result
+
+
+def measure(group: str, shape: str, candidates: list[Candidate], rounds: int) -> list[Row]:
+    for number in range(rounds + 1):
+        for candidate in candidates[number % len(candidates) :] + candidates[: number % len(candidates)]:
+            candidate.run()
+    dense = statistics.median(candidates[0].seconds[1:])
+    rows = []
+    for candidate in candidates:
+        seconds = statistics.median(candidate.seconds[1:])
+        with torch.no_grad():
+            counts = candidate.call(*candidate.inputs, return_support=True)[1] if candidate.owner == "tsallis" else None
+        rows.append(
+            {
+                "group": group,
+                "shape": shape,
+                "operation": candidate.operation,
+                "owner": candidate.owner,
+                "cpu_ms": seconds * 1e3,
+                "time_ratio": seconds / dense,
+                "query_us": seconds * 1e6 / candidate.inputs[0][..., 0].numel(),
+                "support": "" if counts is None else counts.double().mean().item(),
+                "rounds": rounds,
+                "backend": dispatch.explain() if candidate.owner == "tsallis" else "",
+                **machine(),
+            }
+        )
+    return rows
+
+
+def verdicts(rows: list[Row]) -> list[str]:
+    lines = []
+    for length, target in TARGETS.items():
+        values = {
+            f"{row['shape']} {row['operation']}": row["time_ratio"]
+            for row in rows
+            if row["group"] == "slopes" and int(row["shape"].split("x")[2]) == length
+            if row["operation"].startswith("entmax") and row["operation"].endswith("slopes")
+        }
+        lines += verdict(f"slopes at {length} keys / SDPA with a bias tensor", target, values)
+    by_keys = [row["query_us"] for row in rows if row["operation"] == "entmax-1.5, slope 1"]
+    if len(by_keys) > 1:
+        lines += verdict("a query's time at the most keys / at the fewest", 1.5, {"slope 1": by_keys[-1] / by_keys[0]})
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--slopes", nargs="*", default=SLOPES, metavar="SHAPE", help="batch x heads x length x size")
+    parser.add_argument("--windows", nargs="*", type=int, default=WINDOWS, metavar="KEYS", help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument("--out", type=Path, help="CSV file")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    announce()
+    rows: list[Row] = []
+    for group, shapes in (("slopes", arguments.slopes), ("windows", [str(keys) for keys in arguments.windows])):
+        for shape in shapes:
+            print(group, shape, file=sys.stderr)
+            some = slopes(shape, arguments.seed) if group == "slopes" else windows(int(shape), arguments.seed)
+            rows += measure(group, shape, some, arguments.rounds)
+            write(arguments.out, rows)
+    print(table(rows, COLUMNS))
+    print("", *verdicts(rows), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
