@@ -22,7 +22,7 @@ RUNTIME = $(shell $(CXX) -print-file-name=$(1))
 .PHONY: help demo test test-slow test-fast test-eager test-oldest kernel sanitize lint format tools bench test-gpu bench-gpu docs clean
 
 help:
-	@echo "make demo        train on embedded English verbs and list complete sets of answers (a few minutes)"
+	@echo "make demo        train on embedded English verbs and show answers with their proof (some two minutes)"
 	@echo "make test        the tests, but for the slow ones (some 7 minutes on two cores)"
 	@echo "make test-slow   the slow ones (some 15 minutes)"
 	@echo "make test-fast   what to run while one works: no kernels for GPUs, no commands, no other processes (2 minutes)"

@@ -2,66 +2,182 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from tsallis.cli.drawing import attention_lines
 from tsallis.cli.input import open_run
 from tsallis.cli.options import Device
-from tsallis.cli.output import score_table
+from tsallis.cli.output import ROWS, check_folder
 from tsallis.cli.train import run_training
 
 if TYPE_CHECKING:
-    from tsallis.tasks.base import Lines
+    from tsallis.search import Result
     from tsallis.training import Run
 
-SHOWN = 3  # words whose answers the demo lists
-LISTED = 10  # answers listed a word
+BEAM = 5
+SOFTMAX = ("model.output=softmax", "model.attention=softmax")
+COMPARED = ("accuracy", "output_support", "attention_support", "single", "complete", "optimal")
+LISTED = 4  # answers a word; the others are counted
+REPORTED = 200  # verb forms that the report analyses
+
+
+class Question(NamedTuple):
+    """A form that is asked of the models, with the forms that dictionaries have."""
+
+    lemma: str
+    tags: str
+    words: str  # the tags in words
+    right: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        return f"{self.lemma}\t{self.tags}"
+
+
+# In no split of the data: two with two spellings, and a verb that is younger than the list of verbs.
+QUESTIONS = (
+    Question("travel", "V;PST", "past tense", ("traveled", "travelled")),
+    Question("model", "V;V.PTCP;PRS", "present participle", ("modeling", "modelling")),
+    Question("vlog", "V;PST", "past tense", ("vlogged",)),
+)
 
 
 def demo(
     run_dir: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/english-verbs"),
-    epochs: Annotated[int | None, typer.Option(min=1, help="Fewer or more than the recipe's.")] = None,
+    updates: Annotated[int | None, typer.Option(min=1, help="Fewer or more than the recipe's.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Train on the embedded English verbs, and list every answer the model holds possible for three words."""
+    """Train on the embedded English verbs, and show every answer that the model holds possible, with the proof."""
     from importlib.resources import as_file, files
 
     import torch
 
+    from tsallis.cli.analyze import analyze
     from tsallis.tasks.registry import load_config
     from tsallis.training.distributed import World, device_kind
 
+    softmax_dir = run_dir.with_name(f"{run_dir.name}-softmax")
+    check_folder(run_dir)
+    check_folder(softmax_dir)
+    overrides = [] if updates is None else [f"training.updates={updates}", f"training.warmup={updates // 10}"]
+    print("Two models learn to inflect English verbs: with sparse attention and output (1.5-entmax), and with softmax.")
+    print(f"You see the training of the first; the second learns beside it, in {softmax_dir}.")
     with as_file(files("tsallis.recipes").joinpath("demo.yaml")) as path:
-        config = load_config(path, [] if epochs is None else [f"training.epochs={epochs}"])
-    print("Learning to inflect English verbs with sparse attention and a sparse output (1.5-entmax).")
-    run_training(config, run_dir, World(device=torch.device(device_kind(device))))
-    run, task = open_run(run_dir, device=device)
-    dev = task.split(run, config.data, "dev")
-    print("\nOn verbs never seen in training:")
-    print(score_table(task.evaluate(run, dev, config.search.beam_size)))
-    print("\nThe complete set of answers the model holds possible for three of them:")
-    _show_answers(run, dev)
-    print(f"\nThe run is in {run_dir}. Ask it for more:")
-    print(f"  printf 'rebel\\tV;PST\\n' | tsallis translate {run_dir} --all")
+        config = load_config(path, overrides)
+        arguments = [str(path), *overrides, *SOFTMAX, "--run-dir", str(softmax_dir), "--device", device]
+        with _training_beside(arguments):
+            run_training(config, run_dir, World(device=torch.device(device_kind(device))))
+    (sparse, task), (softmax, _) = open_run(run_dir, device=device), open_run(softmax_dir, device=device)
+
+    scores = [task.evaluate(run, task.split(run, config.data, "dev"), BEAM) for run in (sparse, softmax)]
+    print("\n1. On verbs that neither has seen:\n")
+    _print_scores(*scores)
+    print("\n2. The answers to three more; 1.5-entmax leaves few possible:")
+    answers = [_answer(run, task) for run in (sparse, softmax)]
+    for question, result, beside in zip(QUESTIONS, *answers, strict=True):
+        _print_answers(question, result, beside, sparse, softmax)
+    _explain(answers[0])
+    print("\n3. The letters it attends to as it writes an answer; where nothing stands, the weight is exactly zero:\n")
+    _draw(sparse, task.read([QUESTIONS[0].line], "demo", sparse, gold=False).corpus.src[0], answers[0][0])
+    print("\n4. A page about both models, to be opened in a browser:\n")
+    analyze([run_dir, softmax_dir], run_dir / "report.html", limit=REPORTED, sentences=12, device=device)
+    print("\nTo try next:\n")
+    print(f"  printf 'vlog\\tV;PST\\n' | tsallis translate {run_dir} --all")
+    print(f"  printf 'travel\\tV;PST\\ttrav\\n' | tsallis suggest {run_dir}")
+    print(f"  printf 'travel\\ttravelt\\tV;PST\\n' | tsallis score {run_dir} --tokens")
 
 
-def _show_answers(run: Run, lines: Lines) -> None:
-    """Print the words the model is least decided about, with all it holds possible for them."""
-    from tsallis.evaluation.metrics import device_of, search_corpus
-    from tsallis.search import exhaustive
+@contextlib.contextmanager
+def _training_beside(arguments: list[str]) -> Iterator[None]:
+    """Train in a process beside this one, half of the processor's threads for each, and wait for it at the end."""
+    import torch
 
-    beams = search_corpus(run.model, lines.corpus, beam_size=LISTED)
-    complete = [i for i, r in enumerate(beams) if r.certificate.kind == "complete" and 0 < len(r.hypotheses) <= LISTED]
-    rows = sorted(complete, key=lambda i: beams[i].hypotheses[0].log_prob)[:SHOWN]
-    batch = lines.corpus.batch(rows or range(SHOWN)).to(device_of(run.model))
-    results = exhaustive(run.model, batch.src, batch.src_lengths)
-    for i, result in zip(batch.index, results, strict=True):
-        count = len(result.hypotheses)
-        print(f"  {lines.titles[i]}: {count} answer{'s' * (count != 1)}, {result.certificate.kind}")
-        for hypothesis in result.hypotheses[:LISTED]:
-            print(f"    {run.tgt_vocab.text(hypothesis.tokens):<20}{hypothesis.prob:.6f}")
-        if count > LISTED:
-            print(f"    and {count - LISTED} more")
-        print(f"    {'sum':<20}{result.mass:.6f}")
+    threads = torch.get_num_threads()
+    half = max(threads // 2, 1)
+    command = [sys.executable, "-m", "tsallis", "train", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": str(half)}
+    pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, env=environment, text=True, **pipes)
+    torch.set_num_threads(half)
+    try:
+        yield
+        _, mistakes = process.communicate()
+        if process.returncode:
+            print(mistakes, end="", file=sys.stderr)
+            raise typer.Exit(process.returncode)
+    finally:
+        process.terminate()
+        process.wait()
+        torch.set_num_threads(threads)
+
+
+def _print_scores(sparse: dict[str, Any], softmax: dict[str, Any]) -> None:
+    """Print a table with a column for each model."""
+    print(f"  {'':<30}{'1.5-entmax':>12}{'softmax':>10}")
+    for key in COMPARED:
+        title, how = ROWS[key]
+        print(f"  {title:<30}{format(sparse[key], how):>12}{format(softmax[key], how):>10}")
+
+
+def _answer(run: Run, task: Any) -> list[Result]:
+    """Return the results of a beam search for every question."""
+    from tsallis.evaluation.metrics import search_corpus
+
+    lines = task.read([question.line for question in QUESTIONS], "demo", run, gold=False)
+    return search_corpus(run.model, lines.corpus, BEAM)
+
+
+def _print_answers(question: Question, sparse: Result, softmax: Result, *runs: Run) -> None:
+    """Print the hypotheses of both models beside each other, with the sums of their probabilities."""
+    print(f"\n  {question.lemma}, {question.words}:")
+    columns = [
+        [f"1.5-entmax: {sparse.certificate.kind}", *_hypotheses(question, sparse, runs[0])],
+        [f"softmax: {softmax.certificate.kind}", *_hypotheses(question, softmax, runs[1])],
+    ]
+    for left, right in zip_longest(*columns, fillvalue=""):
+        print(f"    {left:<36}{right}".rstrip())
+
+
+def _hypotheses(question: Question, result: Result, run: Run) -> list[str]:
+    """Return the rows of a column: the most probable hypotheses, the others as one, and the sum."""
+    texts = [(run.tgt_vocab.text(hypothesis.tokens), hypothesis.prob) for hypothesis in result.hypotheses]
+    rows = [f"  {text:<14}{prob:.6f}{'  right' * (text in question.right)}" for text, prob in texts[:LISTED]]
+    if others := texts[LISTED:]:
+        rows.append(f"  {f'and {len(others)} more':<14}{sum(prob for _, prob in others):.6f}")
+    return [*rows, f"  {'sum':<14}{result.mass:.6f}"]
+
+
+def _explain(results: list[Result]) -> None:
+    """Say in a sentence what the first model's certificates prove."""
+    complete = sum(result.certificate.kind == "complete" for result in results)
+    print(
+        f"\n  Complete ({complete} of these {len(results)}) is proved: the beam never had to drop a prefix with a"
+        "\n  probability above zero, so every other string has the probability 0, and the list is all there is."
+        "\n  Optimal is proved, too: no string that is missing is more probable than the first. Softmax gives every"
+        "\n  string of letters a probability: its list has no end, and can only be cut."
+    )
+
+
+def _draw(run: Run, source: Any, result: Result) -> None:
+    """Draw the attention of the best answer."""
+    from tsallis.analysis.record import read_model, record
+    from tsallis.data.corpus import Corpus
+
+    if result.best is None:
+        return
+    corpus = Corpus([source], [list(result.best.tokens)])
+    (sentence,) = record(read_model(run.model, run.src_vocab, run.tgt_vocab), [corpus.batch([0])])
+    written, read = sentence.text.sides("cross")
+    weights = sentence.weights[-1].head(0).dense()[0]
+    names = [piece.removeprefix("<tag:").removesuffix(">") if len(piece) > 1 else piece for piece in read]
+    for line in attention_lines(weights.tolist(), names, [*written[1:], "end"]):
+        print(f"  {line}".rstrip())

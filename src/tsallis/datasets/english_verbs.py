@@ -2,7 +2,8 @@
 
 The file `embedded/english_verbs.tsv` is written by `python -m tsallis.datasets.english_verbs` from the lemmas in
 `embedded/english_verbs.txt`: regular verbs, verbs that double their last consonant though they have more than one
-syllable, and irregular verbs with their two past forms. Spelling is American.
+syllable, verbs with either spelling, and irregular verbs with their two past forms. Spelling is American, but where
+an unstressed syllable ends in l: dictionaries list "canceled or cancelled", and so do the rows.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class VerbForm(NamedTuple):
 def verb_forms() -> dict[str, list[VerbForm]]:
     """Return the embedded verbs as splits "train", "dev" and "test", which share no lemma.
 
-    Irregular verbs that can't be derived from another are in "train": the other two splits measure the rules.
+    Irregular verbs that can't be derived from another are in "train": the other two splits measure the rules. Verbs
+    with two right spellings, a row for each, are there, too; "model" and "travel", whose forms `tsallis demo` asks for,
+    are in no split.
 
     Example:
         >>> forms = verb_forms()
@@ -89,6 +92,17 @@ def present_participle(lemma: str, doubles: bool = False) -> str:
     return _stem(lemma, doubles) + "ing"
 
 
+def either_spelling(lemma: str) -> tuple[tuple[str, ...], ...]:
+    """Return the right forms of the four cells of a verb that may double its last consonant.
+
+    >>> either_spelling("cancel")[1:3]
+    (('canceled', 'cancelled'), ('canceled', 'cancelled'))
+    """
+    both = (False, True)
+    pasts = tuple(past(lemma, doubles) for doubles in both)
+    return (third_person(lemma),), pasts, pasts, tuple(present_participle(lemma, doubles) for doubles in both)
+
+
 def _stem(lemma: str, doubles: bool) -> str:
     """Return the stem before -ed and -ing: a last consonant after a single stressed vowel is doubled, c takes a k."""
     if lemma.endswith("c"):
@@ -97,9 +111,9 @@ def _stem(lemma: str, doubles: bool) -> str:
     return lemma + lemma[-1] if doubles or (short and len(lemma) > 2) else lemma
 
 
-def paradigms() -> dict[str, tuple[str, tuple[str, str, str, str]]]:
-    """Return every lemma with its split and its four forms, from the list of lemmas."""
-    entries: dict[str, tuple[str, tuple[str, str, str, str]]] = {}
+def paradigms() -> dict[str, tuple[str, tuple[tuple[str, ...], ...]]]:
+    """Return every lemma with its split and the right forms of its four cells, from the list of lemmas."""
+    entries: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {}
     listed = _listed()
     irregular = {lemma: (forms[0], forms[-1]) for lemma, kind, forms in listed if kind == "irregular"}
     for lemma, kind, forms in listed:
@@ -108,8 +122,10 @@ def paradigms() -> dict[str, tuple[str, tuple[str, str, str, str]]]:
         base = next((lemma[len(p) :] for p in PREFIXES if lemma.startswith(p) and lemma[len(p) :] in irregular), "")
         doubles = doubles or bool(forms and base and _stem(base, False) != base) or lemma in DOUBLING_IRREGULAR
         cells = (third_person(lemma), *pasts, present_participle(lemma, doubles))
+        right = either_spelling(lemma) if kind == "either" else tuple((form,) for form in cells)
         derived = bool(forms and base)
-        entries[lemma] = ("train" if kind == "irregular" and not derived else _split(lemma), cells)
+        in_train = kind == "either" or (kind == "irregular" and not derived)
+        entries[lemma] = ("train" if in_train else _split(lemma), right)
     return dict(sorted(entries.items()))
 
 
@@ -137,8 +153,9 @@ def main() -> None:
     """Write the table of all forms beside the list of lemmas."""
     rows = [
         f"{split}\t{lemma}\t{form}\t{tags}\n"
-        for lemma, (split, forms) in paradigms().items()
-        for form, tags in zip(forms, CELLS, strict=True)
+        for lemma, (split, cells) in paradigms().items()
+        for forms, tags in zip(cells, CELLS, strict=True)
+        for form in forms
     ]
     write_atomic(Path(__file__).parent / "embedded" / "english_verbs.tsv", "".join(rows))
 

@@ -115,10 +115,35 @@ def test_languages_are_told_apart(tsallis, small_data: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_demo_shows_complete_answers(tsallis, tmp_path: Path) -> None:
-    text = tsallis("demo", "--run-dir", tmp_path / "demo", "--epochs", 1).stdout
-    assert "certificate complete" in text and "attended positions" in text
-    assert 1 <= text.count("\n    sum ") <= 3 and "complete" in text.split("answers")[-1]
+def test_demo_shows_two_models_and_what_to_try(tsallis, tmp_path: Path) -> None:
+    text = tsallis("demo", "--run-dir", tmp_path / "demo", "--updates", 20).stdout
+    for lemma in ("travel", "model", "vlog"):
+        (heading, *rows) = text.split(f"\n  {lemma}, ")[1].split("\n\n")[0].split("\n")
+        assert heading.endswith(":") and rows[0].split()[0] == "1.5-entmax:" and "softmax: " in rows[0]
+        assert sum("sum " in row for row in rows) >= 1
+    drawing = text.split("exactly zero:\n\n")[1].split("\n\n")[0].split("\n")
+    assert drawing[0].split() == ["V", "PST", *"travel"] and drawing[-1].split()[0] == "end"
+    assert (tmp_path / "demo/report.html").is_file() and (tmp_path / "demo-softmax/checkpoints").is_dir()
+    commands = [line.strip() for line in text.split("To try next:")[1].strip().split("\n")]
+    assert len(commands) == 3
+    for command in commands:
+        shown, _, arguments = command.partition(" | tsallis ")
+        stdin = shown.split("'")[1].encode().decode("unicode_escape")
+        assert tsallis(*arguments.split(), stdin=stdin).stdout
+
+
+def test_demo_names_a_run_folder_that_is_a_file(tsallis, tmp_path: Path) -> None:
+    (tmp_path / "demo-softmax").write_text("a file")
+    done = tsallis("demo", "--run-dir", tmp_path / "demo", status=2)
+    assert done.stderr.count("\n") == 1 and "demo-softmax: expected a folder, found a file" in done.stderr
+
+
+@pytest.mark.slow
+def test_demo_says_why_its_second_training_failed(tsallis, tmp_path: Path) -> None:
+    (tmp_path / "demo-softmax").mkdir()
+    (tmp_path / "demo-softmax/config.yaml").write_text("version: 1\n")
+    done = tsallis("demo", "--run-dir", tmp_path / "demo", "--updates", 1, status=2)
+    assert "demo-softmax" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_data_list(tsallis) -> None:

@@ -48,7 +48,7 @@ SINGLE = {
     "train": {"--run-dir", "--device"},
     "average": {"--last", "--json"},
     "suggest": {FILE, "--nbest", "--with", "--language", "--images", "--checkpoint", "--device", "--json"},
-    "demo": {"--run-dir", "--epochs", "--device"},
+    "demo": {"--run-dir", "--updates", "--device"},
     "data list": {"--language", "--json"},
     "data get": {"--folder", "--languages", "--json"},
 }
