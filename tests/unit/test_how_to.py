@@ -1,7 +1,10 @@
-"""The task of the page that says how to add one: it trains, translates and is evaluated as it stands there."""
+"""The how-to pages: their blocks run in order and print what they say; the task that one of them adds works."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +18,10 @@ from tsallis.tasks import registry
 from tsallis.training import Trainer, load_run
 from tsallis.training.run_folder import start_run
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "add-a-task.md"
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "how-to"
+PAGE = PAGES / "add-a-task.md"
+# Those for users; the page on Hugging Face models has a test of its own.
+USERS = sorted(path.stem for path in PAGES.glob("*.md") if not path.stem.startswith(("add-", "index", "hugging-face")))
 WORDS = ["lager", "regal", "nebel", "leben", "rebel", "reger", "bagel", "anna"]
 
 
@@ -60,3 +66,18 @@ def test_the_task_of_the_page(reversal: Any, tmp_path: Path) -> None:
         read_lines(run, ["lager"], "in", gold=True)
     pytest.importorskip("matplotlib")
     assert [number for number, _ in figures(run, lines)] == [0, 1]
+
+
+@pytest.mark.parametrize("page", USERS)
+def test_every_block_runs_and_prints_what_it_says(page: str) -> None:
+    if page == "export":
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+    blocks = re.findall(r"```python\n(.*?)```", (PAGES / f"{page}.md").read_text(encoding="utf-8"), re.S)
+    assert blocks
+    namespace: dict[str, object] = {"__name__": "page"}
+    for block in blocks:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(block, page, "exec"), namespace)
+        assert printed.getvalue().splitlines() == re.findall(r"^ *print\(.*\)  # (.*)$", block, re.M), block
