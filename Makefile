@@ -19,7 +19,7 @@ CSRC = $(wildcard $(KERNEL)/csrc/*.cpp $(KERNEL)/csrc/*.h)
 BUILD = hatch_build.py $(CSRC) $(wildcard $(KERNEL)/*.py)
 RUNTIME = $(shell $(CXX) -print-file-name=$(1))
 
-.PHONY: help demo test test-slow test-fast test-eager test-oldest kernel sanitize lint format tools bench test-gpu bench-gpu docs clean
+.PHONY: help results demo test test-slow test-fast test-eager test-oldest kernel sanitize lint format tools bench test-gpu bench-gpu docs clean
 
 help:
 	@echo "make demo        train on embedded English verbs and show answers with their proof (some two minutes)"
@@ -35,6 +35,7 @@ help:
 	@echo "make bench       maps, losses, attention and a whole output layer beside PyTorch's and those of PyPI entmax"
 	@echo "make test-gpu    the tests of the kernels for GPUs, with a Python that has one (PYTHON=python3)"
 	@echo "make bench-gpu   maps, losses, output layer and attention on a GPU beside PyTorch's and their peers'"
+	@echo "make results     the tables and figures of README and docs, from the committed rows of benchmarks/results"
 	@echo "make docs        the documentation, in docs/_build/html"
 	@echo "make clean       remove what these targets made"
 	@echo "On Linux torch brings gigabytes of CUDA packages. Without a GPU add TORCH_INDEX=URL: PyTorch's page"
@@ -109,6 +110,9 @@ bench-gpu:
 		--accuracy benchmarks/results/gpu-maps-accuracy.csv
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu_linear.py --out benchmarks/results/gpu-linear.csv
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu_attention.py --out benchmarks/results/gpu-attention.csv
+
+results: $(VENV)/.dev
+	$(BIN)/python benchmarks/render.py
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html

@@ -1,0 +1,253 @@
+"""Pages whose figures come from committed rows: tables and sentences of README and docs, rendered.
+
+    python benchmarks/render.py            # write the pages anew
+    python benchmarks/render.py --check    # tell what differs, with exit status 1, and write nothing
+
+A file of `benchmarks/pages` has, for a page, a template of each table (on the page between `<!-- table: NAME -->` and
+`<!-- end -->`) and of each sentence with measured figures, and under `others` what else looks like a figure and was not
+measured here: settings, published numbers. A figure in a template stands in braces:
+
+    {maps-cpu.csv[shape=8192x2048, operation=entmax15, owner=tsallis, input=normal].both_to_dense | .2f}
+
+names a file of `benchmarks/results`, the one row with these values (`a or b`: with one of them; `key!=a`: without it),
+a column, and a format: that of Python, or `.1%` for "96.3 %" and `.1p` for the same without its mark. `max`, `min` or
+`mean` before the file take all such rows; `count` their number. Of a manifest, `runs/NAME.json.metrics.bleu` is a path
+in it. `$name` stands for a value of a table's row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = Path(__file__).with_name("pages")
+RESULTS = Path(__file__).with_name("results")
+FIGURE = re.compile(r"\{(?:(?P<of>mean|min|max|count) )?(?P<file>[\w./-]+?\.(?:csv|jsonl|json))(?P<rest>[^{}]*)\}")
+REST = re.compile(r"(?:\[(?P<where>[^\]]*)\])?(?:\.(?P<path>[\w.-]+))?(?: \| (?P<spec>[\w.,+%-]+))?")
+BLOCK = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end -->", re.S)
+CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|\$\$.*?\$\$|\$[^$\n]+\$|<!--.*?-->", re.S)
+# Percentages, decimals, thousands: what reads like a measurement.
+MEASUREMENT = re.compile(r"(?<![\w.,-])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?(?: ?%| percent)?")
+STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
+    "mean": statistics.fmean,
+    "min": min,
+    "max": max,
+    "count": len,
+}
+
+
+class Mismatch(Exception):
+    """A template that the rows or the page do not bear out."""
+
+
+@cache
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a CSV file or of JSON lines, or a manifest as the only row."""
+    if not path.is_file():
+        raise Mismatch(f"{path.parent.name + '/' if path.suffix == '.json' else ''}{path.name}: is not there")
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".csv":
+        return list(csv.DictReader(text.splitlines()))
+    return [json.loads(text)] if path.suffix == ".json" else [json.loads(line) for line in text.splitlines()]
+
+
+def find_figure(match: re.Match[str], results: Path = RESULTS) -> str:
+    """Return the figure that a placeholder stands for, in its format."""
+    parts = REST.fullmatch(match["rest"])
+    if parts is None:
+        raise Mismatch(f"not a figure: {match[0]}")
+    conditions = [_condition(part) for part in re.split(r", (?=\w+!?=)", parts["where"] or "") if part]
+    rows = [row for row in read_rows(results / match["file"]) if all(condition(row) for condition in conditions)]
+    if not rows or (len(rows) > 1 and match["of"] is None):
+        raise Mismatch(f"{match[0]}: {len(rows) or 'no'} rows")
+    if match["of"] == "count":
+        return str(len(rows))
+    values = [_value(row, parts["path"] or "", match[0]) for row in rows]
+    if match["of"] is not None:
+        values = [STATISTICS[match["of"]]([float(value) for value in values])]
+    return format_figure(values[0], parts["spec"])
+
+
+def _condition(text: str) -> Callable[[Mapping[str, Any]], bool]:
+    """Return the test of a row that `key=value`, `key=one or another` or `key!=value` stands for."""
+    key, _, values = text.partition("=")
+    expected, inverted = values.split(" or "), key.endswith("!")
+    return lambda row: (str(row.get(key.rstrip("!"), "")) in expected) != inverted
+
+
+def _value(row: Mapping[str, Any], path: str, name: str) -> Any:
+    value: Any = row
+    for key in path.split("."):
+        if not isinstance(value, Mapping) or value.get(key) in (None, ""):
+            raise Mismatch(f"{name}: there is no {key}")
+        value = value[key]
+    return value
+
+
+def format_figure(value: Any, spec: str | None) -> str:
+    """Return a value in Python's format, or as a percentage with a space (`.1%`) or without a mark (`.1p`).
+
+    >>> format_figure("0.9632", ".1%"), format_figure(0.9632, ".1p"), format_figure(1400, ",d")
+    ('96.3 %', '96.3', '1,400')
+    >>> format_figure(3.6e-7, ".1e")
+    '3.6e-7'
+    """
+    if spec is None:
+        return str(value)
+    if spec[-1] in "%p":
+        return f"{100 * float(value):{spec[:-1]}f}" + (" %" if spec[-1] == "%" else "")
+    text = format(round(float(value)) if spec[-1] == "d" else float(value), spec)
+    return re.sub(r"e([-+]?)0+", r"e\1", text)
+
+
+def fill(template: str, results: Path = RESULTS) -> str:
+    """Return a template with its figures."""
+    return FIGURE.sub(lambda match: find_figure(match, results), template)
+
+
+def render_table(table: Mapping[str, Any], results: Path = RESULTS) -> str:
+    """Return a table in Markdown: a line for each row's values, a cell for each column's template."""
+    columns: dict[str, str] = table["columns"]
+    lines = [" | ".join(columns)]
+    for row in table.get("rows") or _combinations(table["each"]):
+        values = {**(table.get("values") or {}), **row}
+        cells = [fill(_substitute(row.get(title, cell), values), results) for title, cell in columns.items()]
+        lines.append(" | ".join(cells))
+    head, *body = (re.sub(r"\|  (?=\|)", "| ", f"| {line} |\n") for line in lines)
+    return "".join([head, "|" + "---|" * len(columns) + "\n", *body])
+
+
+def _combinations(each: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return every combination of values; those of a list have their places behind the name, as in `$language0`."""
+    combinations = []
+    for values in product(*each.values()):
+        row: dict[str, Any] = {}
+        for name, value in zip(each, values, strict=True):
+            row |= {f"{name}{i}": part for i, part in enumerate(value)} if isinstance(value, list) else {name: value}
+        combinations.append(row)
+    return combinations
+
+
+def _substitute(cell: str, values: Mapping[str, Any]) -> str:
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in values:
+            raise Mismatch(f"${match[1]}: the row has no such value")
+        return str(values[match[1]])
+
+    return re.sub(r"\$(\w+)", value, str(cell))
+
+
+def sentence_pattern(template: str) -> re.Pattern[str]:
+    """Return the pattern of a sentence on a page, whatever its figures and wherever its lines break."""
+    pattern, end = "", 0
+    for match in FIGURE.finditer(template):
+        pattern += _words(template[end : match.start()]) + r"([\d.,e-]*\d(?:\s%)?)"
+        end = match.end()
+    return re.compile(pattern + _words(template[end:]))
+
+
+def _words(text: str) -> str:
+    return r"\s+".join(map(re.escape, re.split(r"\s+", text)))
+
+
+def render_sentence(page: str, template: str, results: Path = RESULTS) -> tuple[str, list[tuple[int, int]]]:
+    """Return a page with the figures of one sentence, and where they stand."""
+    matches = list(sentence_pattern(template).finditer(page))
+    if len(matches) != 1:
+        raise Mismatch(f"{len(matches) or 'no'} sentences such as: {template}")
+    figures = [find_figure(match, results) for match in FIGURE.finditer(template)]
+    spans, shift = [], 0
+    for (first, last), figure in zip(map(matches[0].span, range(1, len(figures) + 1)), figures, strict=True):
+        first, last = first + shift, last + shift
+        if page[first:last].split() != figure.split():  # a percent sign may stand on the next line
+            page = page[:first] + figure + page[last:]
+            shift += len(figure) - (last - first)
+            last = first + len(figure)
+        spans.append((first, last))
+    return page, spans
+
+
+def render_page(page: str, templates: Mapping[str, Any], results: Path = RESULTS) -> tuple[str, list[str]]:
+    """Return a page as its templates have it, and every figure on it that is in none of them, with its line."""
+    page = _render_tables(page, templates.get("tables") or {}, results)
+    sentences = templates.get("sentences") or []
+    for template in sentences:
+        page, _ = render_sentence(page, template, results)
+    spans = [match.span() for pattern in (BLOCK, CODE) for match in pattern.finditer(page)]
+    for template in sentences:
+        spans += render_sentence(page, template, results)[1]
+    for text in templates.get("others") or []:
+        pattern = re.compile(rf"(?<![\d.]){_words(str(text))}(?![\d%])")
+        places = [match.span() for match in pattern.finditer(page)]
+        if not places:
+            raise Mismatch(f"not on the page any more: {text}")
+        spans += places
+    return page, [
+        f"{page.count(chr(10), 0, match.start()) + 1}: {match[0]}"
+        for match in MEASUREMENT.finditer(_blank(page, spans))
+        if re.search(r"[.%,e]", match[0].rstrip(".,"))
+    ]
+
+
+def _render_tables(page: str, tables: Mapping[str, Any], results: Path) -> str:
+    """Return a page with its tables, each of which it has once."""
+    names = [match["name"] for match in BLOCK.finditer(page)]
+    if missing := sorted(set(names) - set(tables)):
+        raise Mismatch(f"there is no template of the table {missing[0]}")
+    if sorted(names) != sorted(tables):
+        raise Mismatch(f"templates of the tables {', '.join(sorted(tables))}; on the page: {', '.join(sorted(names))}")
+    marks = "<!-- table: {} -->\n{}<!-- end -->"
+    return BLOCK.sub(lambda match: marks.format(match["name"], render_table(tables[match["name"]], results)), page)
+
+
+def _blank(text: str, spans: Sequence[tuple[int, int]]) -> str:
+    for first, last in spans:
+        text = text[:first] + re.sub(r"[^\n]", " ", text[first:last]) + text[last:]
+    return text
+
+
+def render(check: bool, root: Path = ROOT, templates: Path = PAGES, results: Path = RESULTS) -> list[str]:
+    """Write every page anew, unless only to `check`; return what is wrong, a line each."""
+    wrong, pages = [], {}
+    for file in sorted(templates.glob("*.yaml")):
+        pages.update(yaml.safe_load(file.read_text(encoding="utf-8")))
+    for name, page in pages.items():
+        path = root / name
+        before = path.read_text(encoding="utf-8")
+        try:
+            after, others = render_page(before, page, results)
+        except Mismatch as error:
+            wrong.append(f"{name}: {error}")
+            continue
+        wrong += [f"{name}:{line} is of no row" for line in others]
+        if after != before and check:
+            lines = zip(before.split("\n"), after.split("\n"), strict=False)
+            number = next(i for i, (old, new) in enumerate([*lines, ("", "-")], start=1) if old != new)
+            wrong.append(f"{name}:{number}: not what the rows say; `make results` writes it anew")
+        elif after != before:
+            path.write_text(after, encoding="utf-8")
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    wrong = render(parser.parse_args().check)
+    print(*wrong, sep="\n", file=sys.stderr, end="\n" if wrong else "")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""The figures of README and docs are those of committed rows: what is on a page and in no row is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("yaml")
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = """# A page
+
+<!-- table: speed -->
+<!-- end -->
+
+Ours is 9.9 times
+as fast, and 1,234 of 2,000 answers (11 %) are right. In `3.3` code, no figure; with alpha 1.5.
+"""
+RENDERED = """# A page
+
+<!-- table: speed -->
+| owner | seconds |
+|---|---|
+| ours | 0.50 |
+| theirs | 1.50 |
+<!-- end -->
+
+Ours is 3.0 times
+as fast, and 1,500 of 2,000 answers (75 %) are right. In `3.3` code, no figure; with alpha 1.5.
+"""
+TEMPLATES = """
+page.md:
+  tables:
+    speed:
+      each: {owner: [ours, theirs]}
+      columns: {owner: $owner, seconds: "{speed.csv[owner=$owner].seconds | .2f}"}
+  sentences:
+    - Ours is {max speed.csv[owner=ours or theirs].ratio | .1f} times as fast, and
+      {runs/model.json.metrics.right | ,d} of 2,000 answers ({runs/model.json.metrics.accuracy | .0%}) are right.
+  others: ["2,000 answers", alpha 1.5]
+"""
+
+
+@pytest.fixture(scope="module")
+def render() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("render", ROOT / "benchmarks" / "render.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def folder(tmp_path: Path, render: ModuleType) -> Path:
+    """A page, its templates, and the rows of both."""
+    (tmp_path / "results" / "runs").mkdir(parents=True)
+    (tmp_path / "page.md").write_text(PAGE)
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages" / "page.yaml").write_text(TEMPLATES)
+    (tmp_path / "results" / "speed.csv").write_text("owner,seconds,ratio\nours,0.5,3\ntheirs,1.5,1\n")
+    manifest = {"metrics": {"right": 1500, "accuracy": 0.75}}
+    (tmp_path / "results" / "runs" / "model.json").write_text(json.dumps(manifest))
+    render.read_rows.cache_clear()
+    return tmp_path
+
+
+def check(render: ModuleType, folder: Path, write: bool = False) -> list[str]:
+    render.read_rows.cache_clear()
+    wrong: list[str] = render.render(not write, folder, folder / "pages", folder / "results")
+    return wrong
+
+
+def test_the_pages_are_what_the_rows_say(render: ModuleType) -> None:
+    assert render.render(check=True) == []
+
+
+def test_a_page_is_rendered_and_stays(render: ModuleType, folder: Path) -> None:
+    assert check(render, folder) == ["page.md:4: not what the rows say; `make results` writes it anew"]
+    assert (folder / "page.md").read_text() == PAGE
+    assert check(render, folder, write=True) == []
+    assert (folder / "page.md").read_text() == RENDERED
+    assert check(render, folder) == []
+
+
+def change(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("page.md", "3.0 times", "3.1 times", "page.md:10: not what the rows say"),
+        ("page.md", "| ours | 0.50", "| ours | 0.40", "page.md:6: not what the rows say"),
+        ("page.md", "no figure", "7.5", "page.md:11: 7.5 is of no row"),
+        ("page.md", "no figure", "41 %", "page.md:11: 41 % is of no row"),
+        ("page.md", "no figure", "41 percent", "page.md:11: 41 percent is of no row"),
+        ("page.md", "no figure", "2,100", "page.md:11: 2,100 is of no row"),
+        ("page.md", "no figure", "3e-7", "page.md:11: 3e-7 is of no row"),
+        ("page.md", "are right", "are wrong", "page.md: no sentences such as: Ours is"),
+        ("page.md", "alpha 1.5", "an alpha", "page.md: not on the page any more: alpha 1.5"),
+        ("page.md", "<!-- table: speed -->", "<!-- table: size -->", "page.md: there is no template of the table size"),
+        ("results/speed.csv", "theirs,1.5", "others,1.5", "page.md: {speed.csv[owner=theirs].seconds | .2f}: no rows"),
+        ("results/speed.csv", "theirs,1.5", "ours,1.5", "page.md: {speed.csv[owner=ours].seconds | .2f}: 2 rows"),
+        ("results/speed.csv", "ours,0.5,", "ours,,", "speed.csv[owner=ours].seconds | .2f}: there is no seconds"),
+        ("results/runs/model.json", "right", "wrong", "runs/model.json.metrics.right | ,d}: there is no right"),
+    ],
+)
+def test_what_rows_do_not_say_is_refused(
+    render: ModuleType, folder: Path, file: str, old: str, new: str, message: str
+) -> None:
+    check(render, folder, write=True)
+    change(folder / file, old, new)
+    (line,) = check(render, folder)
+    assert message in line
+
+
+@pytest.mark.parametrize("name", ["speed.csv", "runs/model.json"])
+def test_rows_that_are_missing_are_named(render: ModuleType, folder: Path, name: str) -> None:
+    check(render, folder, write=True)
+    (folder / "results" / name).unlink()
+    assert check(render, folder) == [f"page.md: {name}: is not there"]
+
+
+def test_manifests_that_the_pages_need_are_named_when_they_are_gone(render: ModuleType, tmp_path: Path) -> None:
+    """Of the project's own pages."""
+    pages, results = ROOT / "benchmarks" / "pages", tmp_path / "results"
+    shutil.copytree(ROOT / "benchmarks" / "results", results)
+    templates = "".join(path.read_text(encoding="utf-8") for path in pages.glob("*.yaml"))
+    names = [f"runs/{path.name}" for path in results.glob("runs/*.json") if path.name in templates]
+    assert names
+    for name in names:
+        (results / name).rename(tmp_path / "elsewhere.json")
+        render.read_rows.cache_clear()
+        assert f"{name}: is not there" in "\n".join(render.render(True, ROOT, pages, results))
+        (tmp_path / "elsewhere.json").rename(results / name)
+    render.read_rows.cache_clear()
