@@ -26,9 +26,9 @@ from tsallis.training.engine import Engine
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "sigmorphon2018" / "medium-all.yaml"
 CHANGES: dict[str, dict[str, Any]] = {
-    "defaults": {},
-    "bucket 200": {"bucket": 200},
-    "by target": {"sort_by": "target"},
+    "defaults": {"sort_by": "total", "bucket": 40},
+    "bucket 200": {"sort_by": "total", "bucket": 200},
+    "by target": {"sort_by": "target", "bucket": 40},
     "by target, bucket 200": {"sort_by": "target", "bucket": 200},
     "by target, bucket 200, bfloat16": {"sort_by": "target", "bucket": 200, "precision": "bfloat16"},
 }
