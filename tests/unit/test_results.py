@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ import pytest
 pytest.importorskip("yaml")
 
 ROOT = Path(__file__).resolve().parents[2]
+MANIFESTS = sorted((ROOT / "benchmarks" / "results" / "runs").glob("*.json"))
 PAGE = """# A page
 
 <!-- table: speed -->
@@ -126,6 +128,19 @@ def test_rows_that_are_missing_are_named(render: ModuleType, folder: Path, name:
     check(render, folder, write=True)
     (folder / "results" / name).unlink()
     assert check(render, folder) == [f"page.md: {name}: is not there"]
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+def test_a_manifest_says_how_to_repeat_its_result(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    manifest = json.loads(text)
+    assert manifest["format"] == 1 and manifest["command"].startswith("tsallis evaluate ")
+    assert manifest["metrics"]["samples"] > 0 and manifest["training"]["seed"] == manifest["config"]["training"]["seed"]
+    assert manifest["training"]["updates"] > 0 and manifest["training"]["seconds"] > 0
+    assert re.fullmatch(r"[0-9a-f]{40}", manifest["evaluation"]["commit"]), "of code with changes"
+    splits = {"train", "dev", manifest["evaluation"].get("split", "dev")}
+    assert all(manifest["data"][split] for split in splits) or manifest["config"]["data"].get("embedded")
+    assert not re.search(r"[\" =]/", text), "an absolute path"
 
 
 def test_manifests_that_the_pages_need_are_named_when_they_are_gone(render: ModuleType, tmp_path: Path) -> None:
