@@ -123,7 +123,7 @@ def arguments(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Any:
     """Return the arguments of attention at alpha 1.5."""
     from tsallis.ops.arguments import AttentionArgs
 
-    return AttentionArgs(q, k, v, None, None, None, None, None, 1.5, q.shape[-1] ** -0.5, causal, 0.0)
+    return AttentionArgs(q, k, v, None, None, None, None, None, None, 1.5, q.shape[-1] ** -0.5, causal, 0.0)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,8 @@
 
 Group `slopes`: forward and backward of causal attention, every head with a slope, beside `scaled_dot_product_attention`
 with the same bias as a tensor [heads, length, length], which is built once and gets no gradient. Group `windows`: the
-time of a query by the number of keys, where heads see windows of keys and where no head has a slope. Times are of the
+time of a query by the number of keys, where heads see windows of keys and where no head has a slope. Group `decoding`:
+one query behind so many keys, without gradients, where the norms of keys are known and where not. Times are of the
 processor, of all threads, so that what else the machine does counts little; candidates run in turn. Quote ratios.
 """
 
@@ -37,14 +38,23 @@ COLUMNS = ("group", "shape", "operation", "owner", "cpu_ms", "time_ratio", "quer
 
 
 class Candidate:
-    """A function of queries, keys and values that is measured forward and backward."""
+    """A function of queries, keys and values, measured forward and backward, or `times` times without gradients."""
 
-    def __init__(self, operation: str, owner: str, call: Callable[..., Tensor], inputs: Sequence[Tensor]) -> None:
-        self.operation, self.owner, self.call, self.inputs = operation, owner, call, inputs
+    def __init__(
+        self, operation: str, owner: str, call: Callable[..., Tensor], inputs: Sequence[Tensor], times: int = 0
+    ) -> None:
+        self.operation, self.owner, self.call, self.inputs, self.times = operation, owner, call, inputs, times
         self.seconds: list[float] = []
 
     def run(self) -> None:
-        """Forward and backward once."""
+        """Forward and backward once, or forward alone."""
+        if self.times:
+            with torch.no_grad():
+                start = time.process_time()
+                for _ in range(self.times):
+                    self.call(*self.inputs)
+                self.seconds.append((time.process_time() - start) / self.times)
+            return
         leaves = [x.detach().requires_grad_() for x in self.inputs]
         start = time.process_time()
         result = self.call(*leaves)
@@ -98,6 +108,20 @@ def windows(keys: int, seed: int) -> list[Candidate]:
     return result
 
 
+def decoding(keys: int, seed: int) -> list[Candidate]:
+    query, key, value = tensors(1, HEADS, keys, SIZE, seed)
+    inputs = (query[:, :, -1:].contiguous(), key, value)
+    ours = partial(tsallis.entmax_attention, query_offset=keys - 1)
+    one = torch.ones(HEADS)
+    norms = key.norm(dim=-1).amax(-1)
+    times = max(5, (1 << 20) // keys)
+    return [
+        Candidate("entmax-1.5", "tsallis", ours, inputs, times),
+        Candidate("entmax-1.5, slope 1", "tsallis", partial(ours, slopes=one), inputs, times),
+        Candidate("entmax-1.5, slope 1, norms", "tsallis", partial(ours, slopes=one, key_norms=norms), inputs, times),
+    ]
+
+
 def measure(group: str, shape: str, candidates: list[Candidate], rounds: int) -> list[Row]:
     for number in range(rounds + 1):
         for candidate in candidates[number % len(candidates) :] + candidates[: number % len(candidates)]:
@@ -136,9 +160,11 @@ def verdicts(rows: list[Row]) -> list[str]:
             if row["operation"].startswith("entmax") and row["operation"].endswith("slopes")
         }
         lines += verdict(f"slopes at {length} keys / SDPA with a bias tensor", target, values)
-    by_keys = [row["query_us"] for row in rows if row["operation"] == "entmax-1.5, slope 1"]
-    if len(by_keys) > 1:
-        lines += verdict("a query's time at the most keys / at the fewest", 1.5, {"slope 1": by_keys[-1] / by_keys[0]})
+    for group, operation in (("windows", "entmax-1.5, slope 1"), ("decoding", "entmax-1.5, slope 1, norms")):
+        by_keys = [row["query_us"] for row in rows if row["group"] == group and row["operation"] == operation]
+        if len(by_keys) > 1:
+            values = {operation: by_keys[-1] / by_keys[0]}
+            lines += verdict(f"{group}: a query's time at the most keys / at the fewest", 1.5, values)
     return lines
 
 
@@ -146,6 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slopes", nargs="*", default=SLOPES, metavar="SHAPE", help="batch x heads x length x size")
     parser.add_argument("--windows", nargs="*", type=int, default=WINDOWS, metavar="KEYS", help="default: %(default)s")
+    parser.add_argument("--decoding", nargs="*", type=int, default=WINDOWS, metavar="KEYS", help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
@@ -154,11 +181,14 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     announce()
     rows: list[Row] = []
-    for group, shapes in (("slopes", arguments.slopes), ("windows", [str(keys) for keys in arguments.windows])):
+    groups: dict[str, tuple[Callable[..., list[Candidate]], list[Any]]] = {
+        "slopes": (slopes, arguments.slopes),
+        "windows": (windows, arguments.windows),
+    }
+    for group, (build, shapes) in {**groups, "decoding": (decoding, arguments.decoding)}.items():
         for shape in shapes:
             print(group, shape, file=sys.stderr)
-            some = slopes(shape, arguments.seed) if group == "slopes" else windows(int(shape), arguments.seed)
-            rows += measure(group, shape, some, arguments.rounds)
+            rows += measure(group, str(shape), build(shape, arguments.seed), arguments.rounds)
             write(arguments.out, rows)
     print(table(rows, COLUMNS))
     print("", *verdicts(rows), sep="\n")
