@@ -69,7 +69,7 @@ def arguments(
     alphas, number = (alpha, None) if isinstance(alpha, Tensor) else (None, alpha)
     limits = None if lengths is None else torch.as_tensor(lengths)
     tensors = query, key, value, alphas, mask, slopes, limits, torch.tensor(seed, device="cpu")
-    return AttentionArgs(*tensors, number, scale, causal, dropout, offset)
+    return AttentionArgs(*tensors, None, number, scale, causal, dropout, offset)
 
 
 def attend(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ from contract.conftest import BACKENDS
 from pairs import every_pair
 from tsallis import backend, entmax_attention
 from tsallis.ops import reference
+from tsallis.ops.backend import choose_attention
 from tsallis.ops.cpu import attention as compiled
 from tsallis.ops.eager import attention as eager_attention
 
@@ -200,6 +201,7 @@ def exact(
     enable_gqa: bool = False,
     slopes: Tensor | None = None,
     query_offset: int = 0,
+    key_norms: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Output and weights by the formula, in float64."""
     group = query.shape[-3] // key.shape[-3]
@@ -400,6 +402,28 @@ def test_what_lies_behind_the_key_lengths_is_not_read(filler: float, case: Case,
     assert_near(result, expected, 1e-12, 1e-10)
     for name in ("key", "value"):
         assert (result[name].masked_select(padding) == 0).all()
+
+
+@pytest.mark.parametrize("queries", [1, 3, 9])
+def test_norms_of_keys_change_nothing(queries: int) -> None:
+    inputs = Case("", queries, 600, OF_HEADS, slopes=SLOPES, key_heads=2).tensors()
+    norms = inputs["key"].norm(dim=-1).amax(-1)
+    options: dict[str, Any] = {"query_offset": 600 - queries, "enable_gqa": True}
+    for dtype, near in ((torch.float64, 1e-12), (torch.float32, 2e-6)):
+        result = entmax_attention(**to(inputs, dtype), **options, key_norms=norms)
+        assert_near({"output": result}, {"output": exact(**inputs, **options)[0]}, near, 0)
+
+
+def test_keys_outside_a_window_are_not_read() -> None:
+    if choose_attention(*torch.ones(3, 1, 1, 300, 16), (1.5, 1.5)) != "cpu":
+        pytest.skip("windows are the compiled kernels'")
+    query, key, value = torch.randn(3, 1, 1, 2000, 16, dtype=torch.float64)
+    options: dict[str, Any] = {"slopes": torch.tensor([1.0]), "query_offset": 1999}
+    norms = key.norm(dim=-1).amax(-1)
+    expected = entmax_attention(query[:, :, -1:], key, value, **options, key_norms=norms)
+    key[:, :, :1500], value[:, :, :1500] = torch.nan, torch.nan
+    assert torch.equal(entmax_attention(query[:, :, -1:], key, value, **options, key_norms=norms), expected)
+    assert entmax_attention(query[:, :, -1:], key, value, **options).isnan().all()
 
 
 @pytest.mark.parametrize("lengths", [[1, 9, 4], torch.tensor([1, 9, 4]), torch.tensor([1, 9, 4], dtype=torch.int32)])
@@ -782,6 +806,7 @@ def given_instead(**changes: Any) -> dict[str, Any]:
         ({"key_lengths": [1.0, 2.0]}, TypeError, "key_lengths .* torch.float32"),
         ({"key_lengths": torch.ones(2).bool()}, TypeError, "key_lengths .* torch.bool"),
         ({"slopes": torch.ones(3)}, ValueError, r"slopes .* \(3,\)$"),
+        ({"key_norms": torch.ones(4)}, ValueError, r"key_norms .* \(2, 4\), got \(4,\)"),
         ({"slopes": [0.5]}, TypeError, "slopes .* list"),
         ({"query_offset": -1}, ValueError, "query_offset .* -1"),
         ({"dropout_p": -0.1}, ValueError, "dropout_p .* -0.1"),

@@ -43,6 +43,7 @@ def entmax_attention(
     return_support: bool = False,
     slopes: Tensor | None = None,
     query_offset: int = 0,
+    key_norms: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     r"""Compute attention whose weights are exactly zero for most keys, with an alpha for each head that can be learned.
 
@@ -74,6 +75,8 @@ def entmax_attention(
             kernels skip keys that are too far to have a weight.
         query_offset: the position of the first query among the keys, for the slopes and the causal order: in decoding
             the number of earlier keys.
+        key_norms: a tensor [..., key heads] of numbers that no key's norm exceeds, where they are known: then a few
+            queries of many keys, too, read no key outside their windows.
 
     Returns:
         Output [..., heads, queries, value size]; with `return_weights` also the weights [..., heads, queries, keys],
@@ -109,6 +112,7 @@ def entmax_attention(
         need_weights=return_weights,
         slopes=slopes,
         query_offset=query_offset,
+        key_norms=key_norms,
     )
     more: tuple[Tensor, ...] = () if result.weights is None else (result.weights,)
     if return_support:
@@ -136,6 +140,7 @@ def attend(
     need_weights: bool = False,
     slopes: Tensor | None = None,
     query_offset: int = 0,
+    key_norms: Tensor | None = None,
 ) -> AttentionOutput:
     """Compute :func:`entmax_attention`; return with it a tensor that its sparsity can be read from."""
     _check(query, key, value, enable_gqa)
@@ -163,6 +168,7 @@ def attend(
         slopes=None if slopes is None else _per_head("slopes", slopes, q, outer),
         lengths=_lengths(key_lengths, outer[:-1], keys, query.device, can.asynchronous and not dense),
         seed=torch.randint(1 << 62, ()) if dropout_p and not traced() else None,
+        key_norms=None if key_norms is None else _norms(key_norms, k, (*outer[:-1], key.shape[-3] if outer else 1)),
         alpha_value=limits[0] if limits is not None and limits[0] == limits[1] else None,
         scale=1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else number("scale", scale),
         causal=is_causal,
@@ -284,6 +290,15 @@ def _per_head(name: str, x: Tensor, q: Tensor, outer: Sequence[int], hint: str =
     else:
         raise ValueError(f"{name} must have shape ({heads},) or {tuple(outer)}: one for each head, got {shape}{hint}")
     return x.resolve_neg().to(device=q.device, dtype=_scores_dtype(q))
+
+
+def _norms(norms: Tensor, k: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return bounds of the norms of keys [batch, key heads] in the dtype of the computation."""
+    check_floating(norms, "key_norms")
+    if tuple(norms.shape) != tuple(shape):
+        raise ValueError(f"key_norms must have shape {tuple(shape)}, got {tuple(norms.shape)}")
+    norms = norms.detach().resolve_neg().to(device=k.device, dtype=_scores_dtype(k))
+    return norms.reshape(k.shape[:2]).contiguous()
 
 
 def _scores_dtype(q: Tensor) -> torch.dtype:

@@ -16,6 +16,11 @@ class Cache(Protocol):
         """The position of the next step; [batch] where rows differ."""
         ...
 
+    @property
+    def key_norms(self) -> Tensor | None:
+        """The largest norm of each head's keys [batch, heads]; None where nobody knows it."""
+        ...
+
     def read(self) -> tuple[Tensor, Tensor]:
         """Return keys and values [batch, heads, length, size]."""
         ...
@@ -45,6 +50,8 @@ class KeyValueCache:
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
         self._length = 0
+        self._norms: Tensor | None = None  # of the first keys
+        self._measured = 0  # how many these are
 
     def __len__(self) -> int:
         """Return the number of steps."""
@@ -54,6 +61,17 @@ class KeyValueCache:
     def position(self) -> int:
         """The position of the next step."""
         return self._length
+
+    @property
+    def key_norms(self) -> Tensor | None:
+        """The largest norm of each head's keys [batch, heads]; None of an empty cache."""
+        if self._keys is not None and self._measured < self._length:
+            new = self._keys.detach()[:, :, self._measured : self._length]
+            dtype = torch.promote_types(new.dtype, torch.float32)
+            norms = torch.linalg.vector_norm(new, dim=-1, dtype=dtype).amax(-1)
+            self._norms = norms if self._norms is None else torch.maximum(self._norms, norms)
+            self._measured = self._length
+        return self._norms
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Return keys and values [batch, heads, length, size].
@@ -95,6 +113,7 @@ class KeyValueCache:
         """Select the batch elements `index`, as a beam search chooses them."""
         if self._keys is not None and self._values is not None:
             self._keys, self._values = self._keys.index_select(0, index), self._values.index_select(0, index)
+            self._norms = None if self._norms is None else self._norms.index_select(0, index)
 
     def _append(self, memory: Tensor | None, new: Tensor) -> Tensor:
         if memory is None:

@@ -297,6 +297,7 @@ class MultiheadAttention(nn.Module):
             need_weights=need_weights,
             slopes=self.slopes,
             query_offset=offset,
+            key_norms=None if cache is None or self.slopes is None else cache.key_norms,
         )
         if not traced():
             heads = self._expand_alpha(alpha).detach().clone()  # an optimiser's step changes parameters
@@ -499,7 +500,7 @@ def count_visible(
     """Count the keys that each query may attend to, broadcastable to [batch, heads, queries]."""
     position = torch.arange(offset, offset + queries, device=device)
     if mask is None:
-        ends = torch.tensor([keys], device=device) if lengths is None else lengths.to(device)
+        ends = position.new_full((1,), keys) if lengths is None else lengths.to(device)
         ends = ends.view(-1, 1, 1)
         return torch.minimum(ends, position + 1) if causal else ends
     active = mask if mask.dtype == torch.bool else mask > -torch.inf

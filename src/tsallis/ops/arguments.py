@@ -20,6 +20,7 @@ class AttentionArgs(NamedTuple):
     slopes: Tensor | None  # [1 or batch, heads]: what a score loses a key between query and key; None: nothing
     lengths: Tensor | None  # [batch] integers: how many of the first keys take part; None: all
     seed: Tensor | None  # [] on the CPU, of dropout; None: there is none, or an operator draws it when it is called
+    key_norms: Tensor | None  # [batch, key heads]: at least the largest norms of keys; None: unknown
     alpha_value: float | None  # of all heads; None: alphas differ, or nobody could look at them
     scale: float
     causal: bool

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tsallis import entmax_attention
-from tsallis.nn import MultiheadAttention
+from tsallis.nn import KeyValueCache, MultiheadAttention
 from tsallis.nn.positions import RotaryPositions, head_slopes
 
 EMBED, HEADS = 16, 4
@@ -47,6 +47,21 @@ def test_slopes_in_the_module_are_those_of_the_function(positions: str, causal: 
     expected = entmax_attention(q, k, v, attn_mask=bias, is_causal=causal)
     assert isinstance(expected, torch.Tensor)
     torch.testing.assert_close(out, attention.out_proj(expected.transpose(1, 2).flatten(2)))
+
+
+def test_a_cache_knows_the_largest_norms_of_its_keys() -> None:
+    attention, cache = MultiheadAttention(EMBED, HEADS, batch_first=True, positions="alibi"), KeyValueCache()
+    x = torch.randn(2, 300, EMBED)
+    with torch.no_grad():
+        full, _ = attention(x, x, x, need_weights=False, is_causal=True)
+        for some in x.split([290, 4, 6], 1):
+            out, _ = attention(some, some, some, need_weights=False, is_causal=True, cache=cache)
+            assert cache.key_norms is not None
+            torch.testing.assert_close(cache.key_norms, cache.read()[0].norm(dim=-1).amax(-1))
+        torch.testing.assert_close(out, full[:, 294:])
+        before = cache.key_norms
+        cache.reorder(torch.tensor([1, 1]))
+        assert cache.key_norms is not None and torch.equal(cache.key_norms, before[[1, 1]])
 
 
 def test_positions_are_of_one_sequence() -> None:

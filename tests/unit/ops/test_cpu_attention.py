@@ -129,7 +129,7 @@ def exact(case: Case, seed: int, mask: Tensor | None) -> Any:
 
     def call(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor) -> Tensor:
         lengths = None if case.lengths is None else torch.tensor(case.lengths)
-        options = (torch.tensor(seed), None, case.size**-0.5, case.causal, case.dropout)
+        options = (torch.tensor(seed), None, None, case.size**-0.5, case.causal, case.dropout)
         args = AttentionArgs(query, key, value, alpha.view(1, -1), mask, None, lengths, *options)
         with tsallis.backend("eager"):
             return dense_attention(args, "cpu")[0]

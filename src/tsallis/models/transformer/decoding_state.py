@@ -182,6 +182,10 @@ class Reading:
         return self.steps if self.count is None else self.count
 
     @property
+    def key_norms(self) -> Tensor | None:
+        return None
+
+    @property
     def lengths(self) -> Tensor | None:
         """Tokens that each row can look at, where they differ."""
         return None if self.count is None else self.count + 1

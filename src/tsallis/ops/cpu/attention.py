@@ -77,9 +77,8 @@ def attention_gradient(
     splits = _splits(args, mask)
     dq = _empty_like(query, query.shape[-1])
     dk, dv = (_empty_like(x, x.shape[-1], splits * len(x)) for x in (key, value))
-    da, ds = (
-        torch.empty_like(saved.support, dtype=query.dtype) if need else None for need in (need_alphas, need_slopes)
-    )
+    da = torch.empty_like(saved.support, dtype=query.dtype) if need_alphas else None
+    ds = torch.empty_like(saved.support, dtype=query.dtype) if need_slopes else None
     dm = None
     if mask is not None:  # one that is the same for all queries is small: each part has its own
         rows = (*query.shape[:2], 1) if _one_row(args) else mask.shape[:3]
@@ -143,10 +142,12 @@ def _splits(args: AttentionArgs, mask: Tensor | None) -> int:
 
 def _run(name: str, args: AttentionArgs, saved: SavedForBackward, splits: int = 1, **more: Any) -> None:
     """Call a kernel; fields that are not named are zeros and null pointers."""
-    query, key, value, alphas, mask, slopes, lengths, *_ = args
+    query, key, value, alphas, mask, slopes, lengths, _, key_norms, *_ = args
     batch, heads, queries, size = query.shape
     key_heads, keys = key.shape[1:3]
     support, stats, columns, weight = saved
+    if slopes is not None:
+        more |= {"slopes": _pointer(slopes), "slope_strides": _strides(slopes, 2), "key_norms": _pointer(key_norms)}
     cpu.run(
         name,
         storage=cpu.STORAGE[query.dtype],
@@ -174,8 +175,6 @@ def _run(name: str, args: AttentionArgs, saved: SavedForBackward, splits: int = 
         mask=_pointer(mask),
         boolean_mask=mask is not None and mask.dtype == torch.bool,
         mask_strides=_strides(mask, 4),
-        slopes=_pointer(slopes),
-        slope_strides=_strides(slopes, 2),
         offset=args.offset,
         support=support.data_ptr(),
         stats=stats.data_ptr(),

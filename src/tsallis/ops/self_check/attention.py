@@ -50,7 +50,15 @@ def check_attention(trial: Trial) -> None:
 def _check(trial: Trial, case: Case) -> None:
     size, options = (
         32,
-        {"alphas": None, "mask": None, "slopes": None, "lengths": None, "alpha_value": None, **case.options},
+        {
+            "alphas": None,
+            "mask": None,
+            "slopes": None,
+            "key_norms": None,
+            "lengths": None,
+            "alpha_value": None,
+            **case.options,
+        },
     )
     mask = options.pop("mask")
     mask = trial.normal(*mask) if isinstance(mask, tuple) else mask

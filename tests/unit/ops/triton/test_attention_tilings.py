@@ -95,7 +95,7 @@ for dtype, size, value_size, alpha, features in CASES:
             mask = torch.zeros(1, 1, 1, length, requires_grad=True) if features else None
             limits = torch.tensor([length]) if features else None
             seed = torch.tensor(length << 31)
-            args = AttentionArgs(*inputs, alphas, mask, slopes, limits, seed, value, 0.1, features, dropout)
+            args = AttentionArgs(*inputs, alphas, mask, slopes, limits, seed, None, value, 0.1, features, dropout)
             output, _ = Attention.apply(*attention.resolve(args), "triton")
             output.backward(torch.zeros_like(output))
         short = attention_launch.short_tiling(size, value_size, dtype, length) is not None
@@ -108,7 +108,7 @@ for dtype, size, value_size, alpha, features in CASES:
                 mask = torch.zeros(1, 1, 1, length) if features else None
                 limits = torch.tensor([length]) if features else None
                 offset = length - queries
-                args = AttentionArgs(*inputs, alphas, mask, slopes, limits, None, value, 0.1, False, 0.0, offset)
+                args = AttentionArgs(*inputs, alphas, mask, slopes, limits, None, None, value, 0.1, False, 0.0, offset)
                 attention.attention(attention.resolve(args), False)
         finish("decode_scores", "decode_thresholds", "decode_output", "decode_sum")
 """

@@ -146,9 +146,10 @@ struct AttentionCall {
     int64_t mask_strides[4];
     const void* slopes;  // [batch, key_heads * group], of any strides; or null: none
     int64_t slope_strides[2];
-    int64_t offset;    // query i stands at key i + offset, for the causal order and the slopes
-    int32_t* support;  // [batch, key_heads * group, queries]: how many keys a query attends to
-    void* stats;       // the same, [..., STATS]
+    const void* key_norms;  // [batch, key_heads]: bounds of the keys' norms; or null: unknown
+    int64_t offset;         // query i stands at key i + offset, for the causal order and the slopes
+    int32_t* support;       // [batch, key_heads * group, queries]: how many keys a query attends to
+    void* stats;            // the same, [..., STATS]
     int32_t* columns;  // [batch, key_heads * group, queries, capacity], or null: no lists are saved
     void* weight;
     // Gradients of keys and values are [splits * batch, ...].

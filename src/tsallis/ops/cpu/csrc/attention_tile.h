@@ -213,8 +213,10 @@ template <class T> class AttentionTile {
                       load_row(row, j, tile.span, (T)0) - slope * absolute(distance));
     }
 
-    // The largest norm of a key of the sequence; infinite where one is not finite.
+    // A bound of the norms of the sequence's keys; infinite where one is not finite.
     double key_bound() {
+        if (call.key_norms)
+            return (double)((const T*)call.key_norms)[tile.batch * call.key_heads + tile.key_head];
         if (largest_key >= 0) return largest_key;
         prepare_keys();
         T largest = 0;
@@ -235,7 +237,7 @@ template <class T> class AttentionTile {
                      cutoff = eps * UNDERFLOW_AT<T> > 1 ? 1 / eps : UNDERFLOW_AT<T>;
         const int64_t end = tile.keys, rows = tile.rows;
         if (!(slope > 0) || end < MIN_WINDOW_KEYS || cutoff > (double)slope * (double)end ||
-            few_queries || (call.mask && !call.boolean_mask))
+            (few_queries && !call.key_norms) || (call.mask && !call.boolean_mask))
             return false;
         const int64_t first = max((int64_t)0, min(position(0), end - 1) - PANEL<T>);
         set_window(first, max(min(position(rows), end), first + PANEL<T>));
