@@ -21,7 +21,7 @@ from tsallis.tasks.inflection import english_verbs
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-OTHERS = ("command-line", "training", "translation", "continuous-models")
+OTHERS = ("tutorial", "command-line", "training", "translation", "continuous-models")
 PAGES = [README, *((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in OTHERS)]
 CONSOLE = [
     line.removeprefix("$ ")
