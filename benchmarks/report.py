@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from tsallis.analysis import Options, summarize
-from tsallis.analysis.summary import RunSummary
+from tsallis.analysis.summary_records import RunSummary
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.models import TransformerSeq2Seq

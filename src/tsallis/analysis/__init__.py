@@ -19,13 +19,10 @@ from tsallis.analysis.curves import ValueHistory, value_history
 from tsallis.analysis.densities import (
     DensityExample,
     DensitySummary,
-    DrawnDensity,
-    SignalDensity,
-    draw_density,
-    signal_densities,
     summarize_densities,
 )
 from tsallis.analysis.density import Densities, Density, HeadDensity, density, sentence_density
+from tsallis.analysis.density_shapes import DrawnDensity, SignalDensity, draw_density, signal_densities
 from tsallis.analysis.diversity import Diversities, Diversity, LayerDiversity, diversity, jensen_shannon
 from tsallis.analysis.head_roles import ROLES, Example, HeadRole, HeadRoles, Roles, head_roles
 from tsallis.analysis.importance import HeadImportance, HeadLoss, head_importance, mask_head
@@ -52,14 +49,8 @@ from tsallis.analysis.record import (
 )
 from tsallis.analysis.statistics import Statistic, collect
 from tsallis.analysis.store import load_recording, save_recording
-from tsallis.analysis.summary import (
-    ComparisonSummary,
-    RunInput,
-    RunSummary,
-    TrainingCounts,
-    summarize,
-    summarize_runs,
-)
+from tsallis.analysis.summary import RunInput, TrainingCounts, summarize, summarize_runs
+from tsallis.analysis.summary_records import ComparisonSummary, RunSummary
 from tsallis.analysis.sweep import Sweep, SweepPoint, SweepRun, sweep
 from tsallis.analysis.tables import Histogram, Record, to_pandas
 from tsallis.analysis.tree import BeamTree, Edge, beam_tree

@@ -27,8 +27,9 @@ class HeadCard(Record):
         alpha: of the head.
         density: mean share of keys with a weight above zero.
         role: its name in :data:`ROLES`; None without one.
+        tendency: the role that a head without one comes nearest to; None where it comes near none.
         confidence: the score of the role; None without one.
-        examples: sentences that show the role, the best first.
+        examples: sentences that show the role or the tendency, the best first.
     """
 
     title: str
@@ -38,6 +39,7 @@ class HeadCard(Record):
     alpha: float
     density: float
     role: str | None
+    tendency: str | None
     confidence: float | None
     examples: tuple[Example, ...]
 
@@ -50,8 +52,8 @@ def head_cards(
 ) -> tuple[HeadCard, ...]:
     """Describe every head by its role, alpha and density, with the sentences that show the role best.
 
-    Heads with a role come first, the most confident before the others, then those without, the sparsest first. Roles
-    and their thresholds are :data:`ROLES`.
+    Heads with a role come first, the most confident before the others, then those that tend to one, the nearest first,
+    then the others, the sparsest first. Roles and their thresholds are :data:`ROLES`.
 
     Args:
         recording: of a model.
@@ -73,8 +75,14 @@ def head_cards(
     """
     statistics = Roles(recording.layers, counts, interrogatives, examples), Density(recording.layers)
     roles, densities = collect(recording, *statistics)
-    cards = describe_heads(roles.heads, densities.heads)
-    return tuple(sorted(cards, key=lambda card: (card.role is None, -(card.confidence or 0), card.density)))
+    cards = zip(describe_heads(roles.heads, densities.heads), roles.heads, strict=True)
+    return tuple(card for card, _ in sorted(cards, key=lambda pair: _rank(*pair)))
+
+
+def _rank(card: HeadCard, role: HeadRole) -> tuple[bool, float, float, float]:
+    score = role.scores[card.tendency] or 0.0 if card.tendency else 0.0
+    nearness = score / ROLES[card.tendency].threshold if card.tendency else 0.0
+    return card.role is None, -(card.confidence or 0.0), -nearness, card.density
 
 
 def describe_heads(roles: Sequence[HeadRole], densities: Sequence[HeadDensity]) -> list[HeadCard]:
@@ -89,11 +97,14 @@ def _card(role: HeadRole, density: HeadDensity) -> HeadCard:
         f"alpha {role.alpha:.2f}, density {100 * density.density:.0f} %"
     )
     key = (role.kind, role.layer, role.head, role.alpha)
-    return HeadCard(title, *key, density.density, role.role, confidence, role.examples)
+    return HeadCard(title, *key, density.density, role.role, role.tendency, confidence, role.examples)
 
 
 def _deed(role: HeadRole, density: float) -> str:
     if role.role:
         return f"{ROLES[role.role].phrase} with confidence {role.scores[role.role]:.2f}"
+    if role.tendency:
+        phrase, threshold = ROLES[role.tendency].phrase, ROLES[role.tendency].threshold
+        return f"has no role, is nearest to one that {phrase} ({role.scores[role.tendency]:.2f} of {threshold:.2f})"
     manner = "sparsely" if density <= SPARSE else "to nearly everything" if density >= DENSE else "to some tokens"
     return f"attends {manner}, without a role"

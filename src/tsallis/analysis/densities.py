@@ -1,4 +1,4 @@
-"""Densities of continuous attention over words, images and time, with their supports (Martins et al. 2020)."""
+"""The attention of runs that answer with labels, over words and images (Martins et al. 2020)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tsallis.analysis.density_shapes import DrawnDensity, area_of, draw_density, length_of
 from tsallis.analysis.options import Options
-from tsallis.analysis.shapes import curve, intervals, numbers, one_of, outlines
+from tsallis.analysis.shapes import numbers, one_of
 from tsallis.analysis.tables import Histogram, Record
-from tsallis.continuous import Density, Ellipse, Elliptical, Interval
+from tsallis.continuous import Density
 from tsallis.data.batching import IGNORED
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.evaluation.metrics import device_of
 from tsallis.models.classifier import AttentionMap
 from tsallis.models.label_decoder import LabelDecoder
-from tsallis.models.timeseries import SignalClassifier
 from tsallis.models.vqa import GridAttention
 from tsallis.search import beam_search
 from tsallis.search.step import evaluating
@@ -33,31 +33,6 @@ from tsallis.training.schema import ModelRecord, read_record
 BATCH = 32  # examples that are read together
 BINS = 20
 WIDEST = 256  # pixels of an image on the page
-POINTS = 161  # of the edge of a support in the plane
-Points = tuple[tuple[float, ...], ...]
-
-
-@dataclass(frozen=True)
-class DrawnDensity(Record):
-    """A density as it is drawn: its moments, its support and its curve or outlines.
-
-    Args:
-        mean: one number on the line, two in the plane.
-        deviation: the standard deviation along each axis.
-        support: on the line the ends of each interval; none where it is unbounded, and in the plane.
-        size: the part of the unit interval or square that the support covers, 1 where it is unbounded.
-        curve: on the line, points and the density there; none in the plane.
-        outlines: in the plane, the edge of the support, or of one and two standard deviations where it has none.
-        bounded: whether the support has ends.
-    """
-
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-    support: Points
-    size: float
-    curve: Points
-    outlines: tuple[Points, ...]
-    bounded: bool
 
 
 @dataclass(frozen=True)
@@ -126,49 +101,6 @@ class DensitySummary(Record):
     shown: tuple[DensityExample, ...]
 
 
-def draw_density(density: Density, index: int | tuple[int, ...] = ()) -> DrawnDensity:
-    """Return one density of a batch as it is drawn.
-
-    Args:
-        density: on the line or in the plane.
-        index: which one of the batch.
-
-    Returns:
-        Moments, support, and curve or outlines.
-
-    Raises:
-        ValueError: an index that names no density of the batch.
-
-    Example:
-        >>> from tsallis.continuous import TruncatedParabola
-        >>> drawn = draw_density(TruncatedParabola(torch.tensor([0.25, 0.5]), torch.tensor(0.01)), 1)
-        >>> drawn.mean, [round(end, 3) for end in drawn.support[0]], round(drawn.size, 3)
-        ((0.5,), [0.276, 0.724], 0.447)
-    """
-    one = one_of(density, index, density.dims)
-    if one.dims == 2:
-        shapes = outlines(one, POINTS)
-        parts = tuple(tuple(map(tuple, shape.boundary.tolist())) for shape in shapes)
-        bounded = all(shape.sigmas is None for shape in shapes)
-        deviation = tuple(numbers(one.covariance).diagonal().sqrt().tolist())
-        return DrawnDensity(tuple(one.mean.tolist()), deviation, (), _area(one), (), parts, bounded)
-    ends = intervals(one)
-    t, p = curve(one)
-    points = tuple(zip(t.tolist(), p.tolist(), strict=True))
-    size = 1.0 if ends is None else sum(max(0.0, min(b, 1.0) - max(a, 0.0)) for a, b in ends)
-    moments = (float(one.mean),), (float(one.variance) ** 0.5,)
-    return DrawnDensity(*moments, tuple(ends or ()), size, points, (), ends is not None)
-
-
-def _area(density: Density) -> float:
-    """Return the part of the unit square that a support covers, by a grid of cells."""
-    if not isinstance(density, Elliptical) or not isinstance(density.support, Ellipse):
-        return 1.0
-    places = (torch.arange(200, dtype=torch.float64) + 0.5) / 200
-    grid = torch.cartesian_prod(places, places)
-    return float(density.support.check(grid).double().mean())
-
-
 class _Sums:
     """The running sums of :class:`DensitySummary`."""
 
@@ -187,14 +119,7 @@ class _Sums:
         self.zero_masses.append(float((masses == 0).double().mean()))
         one = one_of(density, row, density.dims)
         self.means.append(numbers(one.mean).reshape(-1).tolist())
-        self.sizes.append(_area(one) if one.dims == 2 else _length(one))
-
-
-def _length(density: Density) -> float:
-    if not isinstance(density.support, Interval):
-        return 1.0
-    lower, upper = float(density.support.lower), float(density.support.upper)
-    return max(0.0, min(upper, 1.0) - max(lower, 0.0))
+        self.sizes.append(area_of(one) if one.dims == 2 else length_of(one))
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -373,44 +298,3 @@ def _picture(pixels: Tensor) -> str | None:
     parts = (chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows.tobytes(), 9)), chunk(b"IEND", b""))
     png = b"\x89PNG\r\n\x1a\n" + b"".join(parts)
     return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
-
-
-@dataclass(frozen=True)
-class SignalDensity(Record):
-    """A density over time: what one head reads of one channel's signal, for all series alike."""
-
-    channel: str  # its name
-    head: int  # its number, from 0
-    density: DrawnDensity  # on the line from 0 to 1
-
-
-def signal_densities(model: SignalClassifier, channels: Sequence[str]) -> tuple[SignalDensity, ...]:
-    """Return the densities over time with which a classifier reads its channels (Martins et al. 2020, sec. 3).
-
-    Args:
-        model: of irregular time series.
-        channels: their names, in the model's order.
-
-    Returns:
-        One record for each channel and head.
-
-    Raises:
-        ValueError: another number of names.
-
-    Example:
-        >>> from tsallis.continuous import gaussian_grid
-        >>> model = SignalClassifier(gaussian_grid(4, 0.3), channels=2, d_values=1, heads=3)
-        >>> densities = signal_densities(model, ["heart rate", "temperature"])
-        >>> len(densities), densities[3].channel, densities[3].density.bounded
-        (6, 'temperature', True)
-    """
-    if len(channels) != model.sizes[0]:
-        raise ValueError(f"channels must be {model.sizes[0]} names, got {len(channels)}")
-    with torch.no_grad():
-        density = model.density()  # of batch shape [1, heads, channels]
-    heads = density.batch_shape[1]
-    return tuple(
-        SignalDensity(name, head, draw_density(density, (0, head, number)))
-        for number, name in enumerate(channels)
-        for head in range(heads)
-    )

@@ -51,6 +51,8 @@ ROLES = {
     "start": Role(0.6, "attends to the start of the sentence"),
     "end": Role(0.6, "attends to the end of the sentence"),
 }
+# The share of a threshold, and the multiple of the score of equal weights, from which on a head tends to a role.
+TENDENCY, LIFT = 0.6, 2.0
 OFFSETS = {"previous": -1, "self": 0, "next": 1}
 # Scores that are computed beside the roles.
 MEASURES = ("clusters", "within_word")
@@ -79,9 +81,11 @@ class HeadRole(Record):
         head: its number.
         alpha: of the head.
         role: the best of those whose threshold is reached; None without one.
+        tendency: the role that a head without one comes nearest to; None where it comes near none.
         scores: by the names of `ROLES`, "clusters" and "within_word"; None for what occurred nowhere.
+        uniform: the scores of a head that attends to all keys alike.
         counts: the number of queries that each score is a mean of; of words, for "merging" and "clusters".
-        examples: sentences that show the role, the best first.
+        examples: sentences that show the role or the tendency, the best first.
     """
 
     kind: str
@@ -89,7 +93,9 @@ class HeadRole(Record):
     head: int
     alpha: float
     role: str | None
+    tendency: str | None
     scores: dict[str, float | None]
+    uniform: dict[str, float | None]
     counts: dict[str, int]
     examples: tuple[Example, ...]
 
@@ -103,7 +109,7 @@ class HeadRoles(Record):
         heads: one record a head.
 
     Example:
-        >>> head = HeadRole("encoder", 0, 0, 1.5, "next", {"next": 0.9}, {"next": 7}, ())
+        >>> head = HeadRole("encoder", 0, 0, 1.5, "next", None, {"next": 0.9}, {"next": 0.2}, {"next": 7}, ())
         >>> [role.head for role in HeadRoles(1, (head,)).with_role("next")]
         [0]
     """
@@ -120,16 +126,17 @@ class _Total:
     """The sums of what was counted for each head, and the sentences that show it best."""
 
     def __init__(self, heads: int, examples: int) -> None:
-        self.sums, self.count, self.size = np.zeros(heads), 0, examples
+        self.sums, self.uniform, self.count, self.size = np.zeros(heads), 0.0, 0, examples
         self.best: list[list[tuple[float, Example]]] = [[] for _ in range(heads)]
 
-    def add(self, masses: Floats, text: Text) -> None:
-        """Take in the masses of a sentence [heads, counted]."""
+    def add(self, masses: Floats, uniform: Floats, text: Text) -> None:
+        """Take in the masses of a sentence [heads, counted], and those of equal weights [counted]."""
         count = masses.shape[1]
         if count == 0:
             return
         sums = masses.sum(1)
         self.sums += sums
+        self.uniform += float(uniform.sum())
         self.count += count
         for head, total in enumerate(sums.tolist()):
             rank = total / (count + 1)  # of equally good sentences the longer shows more
@@ -139,6 +146,7 @@ class _Total:
     def merge(self, other: _Total) -> None:
         """Take in what was counted in other sentences."""
         self.sums += other.sums
+        self.uniform += other.uniform
         self.count += other.count
         for head, best in enumerate(other.best):
             self._keep(head, best)
@@ -154,20 +162,25 @@ class _Targets:
     Args:
         targets: by role, [queries, keys].
         visible: [queries, keys].
-        clusters: words, where queries and keys are the same text.
+        clusters: words, where queries and keys are the same text; None elsewhere.
     """
 
-    def __init__(self, targets: Mapping[str, Bools], visible: Bools, clusters: Sequence[range]) -> None:
+    def __init__(self, targets: Mapping[str, Bools], visible: Bools, clusters: Sequence[range] | None) -> None:
         self.names, self.clusters = tuple(targets), clusters
         self.keys = np.stack(tuple(targets.values())) & visible  # [roles, queries, keys]
         counts = self.keys.sum(2)
         self.has_choice = (counts > 0) & (counts < visible.sum(1))  # [roles, queries]
+        self.uniform = self.masses((visible / np.maximum(visible.sum(1, keepdims=True), 1))[None])
 
     def masses(self, weights: Floats) -> dict[str, Floats]:
-        """Return by role the weight that each query with a choice gives to its targets [heads, counted queries]."""
+        """Return by name the weights that count [heads, counted]: of each query with a choice, or of each word."""
         masses = np.einsum("hqk,rqk->rhq", weights, self.keys)
         rows = zip(self.names, masses, self.has_choice, strict=True)
-        return {name: mass[:, choice] for name, mass, choice in rows}
+        result = {name: mass[:, choice] for name, mass, choice in rows}
+        if self.clusters is not None:
+            single, several = merging_masses(weights, self.clusters)
+            result |= {"merging": several, "clusters": np.concatenate([single, several], 1)}
+        return result
 
 
 class Roles(Statistic[HeadRoles]):
@@ -206,13 +219,8 @@ class Roles(Statistic[HeadRoles]):
             key = (layer.kind, layer.causal)
             if key not in targets:
                 targets[key] = self._targets(layer, sentence.text)
-            dense = weights.dense()
-            for name, masses in targets[key].masses(dense).items():
-                totals[name].add(masses, sentence.text)
-            if layer.to_itself:
-                single, several = merging_masses(dense, targets[key].clusters)
-                totals["merging"].add(several, sentence.text)
-                totals["clusters"].add(np.concatenate([single, several], 1), sentence.text)
+            for name, masses in targets[key].masses(weights.dense()).items():
+                totals[name].add(masses, targets[key].uniform[name], sentence.text)
 
     def _targets(self, layer: AttentionLayer, text: Text) -> _Targets:
         queries, keys = text.sides(layer.kind)
@@ -224,8 +232,8 @@ class Roles(Statistic[HeadRoles]):
         if self._piece_counts is not None:
             everywhere["rare"] = rarest(keys, self._piece_counts[SIDES[layer.kind][1]])
         targets = {name: np.tile(np.array(cells, bool), (len(queries), 1)) for name, cells in everywhere.items()}
-        clusters = word_clusters(keys) if layer.to_itself else []
-        if layer.to_itself:
+        clusters = word_clusters(keys) if layer.to_itself else None
+        if clusters is not None:
             targets |= self._own_targets(keys, clusters)
         visible = np.arange(len(keys)) < layer.visible(len(queries), len(keys))[:, None]
         return _Targets(targets, visible, clusters)
@@ -279,6 +287,8 @@ def head_roles(
     - `question`: the question mark, where the query is an interrogative word (fig. 9).
     - `punctuation`, `start`, `end`: such keys; `rare`: the keys that are rarest in `counts` among those of the
       sentence, its start and end left out (Voita et al. 2019, sec. 5).
+
+    A score says little without the one that equal weights have: `uniform` holds these.
 
     Args:
         recording: of a model.
@@ -335,12 +345,24 @@ def merging_masses(weights: Floats, clusters: Sequence[range]) -> tuple[Floats, 
 
 def _head_role(layer: AttentionLayer, totals: Mapping[str, _Total], head: int) -> HeadRole:
     scores = {name: float(t.sums[head] / t.count) if t.count else None for name, t in totals.items()}
-    leads = {
-        name: score / role.threshold
-        for name, role in ROLES.items()
-        if (score := scores[name]) is not None and score >= role.threshold
-    }
-    role = max(leads, key=lambda name: leads[name], default=None)
-    examples = tuple(example for _, example in totals[role].best[head]) if role else ()
+    uniform = {name: t.uniform / t.count if t.count else None for name, t in totals.items()}
+    shares = {name: score / role.threshold for name, role in ROLES.items() if (score := scores[name]) is not None}
+    nearest = max(shares, key=lambda name: shares[name], default=None)
+    role = nearest if nearest and shares[nearest] >= 1 else None
+    tendency = None if role else _tendency(shares, scores, uniform)
+    example_of = role or tendency
+    examples = tuple(example for _, example in totals[example_of].best[head]) if example_of else ()
     counts = {name: total.count for name, total in totals.items()}
-    return HeadRole(layer.kind, layer.layer, head, layer.alphas[head], role, scores, counts, examples)
+    place = (layer.kind, layer.layer, head, layer.alphas[head])
+    return HeadRole(*place, role, tendency, scores, uniform, counts, examples)
+
+
+def _tendency(
+    shares: Mapping[str, float], scores: Mapping[str, float | None], uniform: Mapping[str, float | None]
+) -> str | None:
+    """Return of the roles whose thresholds are near the one that is farthest above equal weights."""
+    lifts = {
+        name: (scores[name] or 0.0) / (uniform[name] or 1.0) for name, share in shares.items() if share >= TENDENCY
+    }
+    best = max(lifts, key=lambda name: lifts[name], default=None)
+    return best if best and lifts[best] >= LIFT else None

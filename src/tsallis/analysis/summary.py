@@ -1,4 +1,4 @@
-"""Summaries of runs: everything that a report shows of trained models on a corpus, as plain records."""
+"""Summaries of runs: everything that a report shows of trained models on a corpus is computed here."""
 
 from __future__ import annotations
 
@@ -7,21 +7,27 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from tsallis.analysis.alphas import LOG, HeadHistory, alpha_history, density_history
+from tsallis.analysis.alphas import LOG, alpha_history, density_history
 from tsallis.analysis.cards import describe_heads
-from tsallis.analysis.contrasts import Comparison, DensityContrast, ModelContrast
-from tsallis.analysis.curves import ValueHistory, value_history
+from tsallis.analysis.contrasts import Comparison, DensityContrast
+from tsallis.analysis.curves import value_history
 from tsallis.analysis.density import Densities
-from tsallis.analysis.diversity import LayerDiversity
 from tsallis.analysis.head_roles import Example, HeadRoles
 from tsallis.analysis.importance import HeadImportance, head_importance
 from tsallis.analysis.options import Options
-from tsallis.analysis.outputs import EmptyRate, OutputStatistics, TeacherForcedStep, empty_rate
+from tsallis.analysis.outputs import EmptyRate, empty_rate
 from tsallis.analysis.passes import BATCH, CorpusPass, HeadKey, ShownSentences
 from tsallis.analysis.record import AttentionReader
-from tsallis.analysis.tables import Histogram, Record
-from tsallis.analysis.tree import BeamTree, beam_tree
-from tsallis.analysis.weights import AttentionLayer, SparseWeights, Text
+from tsallis.analysis.summary_records import (
+    ComparisonSummary,
+    ContrastSummary,
+    CorpusSummary,
+    HeadExample,
+    HeadSummary,
+    RunSummary,
+    SentenceSummary,
+)
+from tsallis.analysis.tree import beam_tree
 from tsallis.analysis.words import PieceCounts
 from tsallis.data.batching import Batch
 from tsallis.data.corpus import Corpus
@@ -35,104 +41,6 @@ from tsallis.training.schema import ModelRecord, read_record
 
 SEARCHED = 8  # sentences that are translated together
 Advance = Callable[[int, str, int, int], None]  # number of the run, work at hand, how much is done, and of how much
-
-
-@dataclass(frozen=True, eq=False)
-class HeadExample(Record):
-    """A sentence that shows the role of a head, with that head's weights."""
-
-    text: Text
-    score: float
-    weights: SparseWeights  # of one head
-
-
-@dataclass(frozen=True, eq=False)
-class HeadSummary(Record):
-    """All that is known of one head; layers and heads count from 0, in the title from 1."""
-
-    kind: str
-    layer: int
-    head: int
-    alpha: float
-    density: float
-    histogram: Histogram  # of the densities of sentences
-    role: str | None
-    confidence: float | None
-    title: str
-    scores: dict[str, float | None]
-    counts: dict[str, int]
-    increase: float | None  # of the loss without it
-    examples: tuple[HeadExample, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class ContrastSummary(Record):
-    """Two sentences of as many keys on which one head is sparse and dense, with its weights on both."""
-
-    kind: str
-    layer: int
-    head: int
-    alpha: float
-    sparse: HeadExample
-    dense: HeadExample
-
-
-@dataclass(frozen=True, eq=False)
-class SentenceSummary(Record):
-    """A sentence with all weights, each step of its reference, and the outputs that a search found."""
-
-    text: Text
-    weights: tuple[SparseWeights, ...]  # in the order of the layers
-    steps: tuple[TeacherForcedStep, ...]
-    answer: str | None  # the best output
-    tree: BeamTree
-
-
-@dataclass(frozen=True)
-class CorpusSummary(Record):
-    """The size of a corpus."""
-
-    name: str
-    sentences: int  # that were analysed
-    available: int
-    src_symbols: int
-    tgt_symbols: int
-    unknown: int  # symbols of both sides that the vocabularies lack
-
-
-@dataclass(frozen=True, eq=False)
-class RunSummary(Record):
-    """All that a report shows of the heads and outputs of one run."""
-
-    name: str  # of its folder
-    task: str  # its name, such as "translation"
-    model: str  # its class
-    arguments: dict[str, Any]  # of that class
-    parameters: int  # how many
-    step: int  # updates before the checkpoint
-    metrics: dict[str, float]  # of the checkpoint
-    corpus: CorpusSummary  # what was analysed
-    layers: tuple[AttentionLayer, ...]  # every attention module
-    heads: tuple[HeadSummary, ...]  # in the order of the layers
-    diversity: tuple[LayerDiversity, ...]  # in the order of the layers
-    outputs: OutputStatistics  # with teacher forcing
-    empty: EmptyRate  # of the sentences that were searched
-    training_pairs: int | None  # whose pieces were counted for the score of rare ones; None where they were not at hand
-    contrasts: tuple[ContrastSummary, ...]  # the largest differences of density first
-    values: ValueHistory | None  # None where the log has no validation
-    alphas: HeadHistory | None  # None where the log has none
-    densities: HeadHistory | None  # None where the log has none
-    importance: tuple[int, float] | None  # symbols, and the loss with all heads
-    sentences: tuple[SentenceSummary, ...]  # a selection, in the corpus's order
-
-
-@dataclass(frozen=True, eq=False)
-class ComparisonSummary(Record):
-    """Two runs by their names, and the words about which they agree and differ most, by kind of attention."""
-
-    first: str  # name of a run
-    second: str  # name of another one
-    kinds: tuple[ModelContrast, ...]  # one for each kind of attention that both have
 
 
 @dataclass(frozen=True)
@@ -391,9 +299,11 @@ def _heads(
                 density=card.density,
                 histogram=density.histogram,
                 role=card.role,
+                tendency=card.tendency,
                 confidence=card.confidence,
                 title=card.title,
                 scores=role.scores,
+                uniform=role.uniform,
                 counts=role.counts,
                 increase=increases.get(key),
                 examples=tuple(_example(example, key, shown) for example in card.examples),

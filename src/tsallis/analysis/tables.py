@@ -93,6 +93,17 @@ class Histogram(Record):
             raise ValueError(f"values must lie between {low:g} and {high:g}, got {outlier:g}")
         return cls(tuple(edges.tolist()), tuple(counts.tolist()))
 
+    def coarser(self, bins: int) -> Histogram:
+        """Return the histogram with neighbouring bins added up, so that there are at most so many.
+
+        Example:
+            >>> Histogram((0.0, 1.0, 2.0, 3.0), (4, 5, 6)).coarser(2)
+            Histogram(edges=(0.0, 2.0, 3.0), counts=(9, 6))
+        """
+        size = max(1, -(-len(self.counts) // bins))
+        counts = tuple(sum(self.counts[first : first + size]) for first in range(0, len(self.counts), size))
+        return Histogram((*self.edges[:-1:size], *self.edges[-1:]), counts)
+
 
 class Bins:
     """A histogram of values whose range is not known before: bins of one width around its multiples.

@@ -91,7 +91,7 @@ def _write(report: Report, out: Path, figures: Path | None, records: Path | None
     if figures is not None:
         from tsallis.report.paper_figures import draw_figures
 
-        files |= {figures / name: blob for name, blob in draw_figures(report.runs, report.sweep)}
+        files |= {figures / name: blob for name, blob in draw_figures(report.runs, report.sweep, report.densities)}
     page = build_page(**report._asdict(), note=f"tsallis {tsallis.__version__}")
     for path, blob in chain(files.items(), [(out, page)]):
         path.parent.mkdir(parents=True, exist_ok=True)

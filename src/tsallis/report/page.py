@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tsallis.analysis.densities import DensitySummary, SignalDensity
+from tsallis.analysis.densities import DensitySummary
+from tsallis.analysis.density_shapes import SignalDensity
 from tsallis.analysis.head_roles import ROLES
-from tsallis.analysis.summary import (
+from tsallis.analysis.summary_records import (
     ComparisonSummary,
     ContrastSummary,
     HeadExample,

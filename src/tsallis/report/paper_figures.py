@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -10,86 +10,57 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tsallis.analysis.alphas import HeadHistory, alpha_histograms
+from tsallis.analysis.densities import DensitySummary
+from tsallis.analysis.density_shapes import SignalDensity
 from tsallis.analysis.head_roles import ROLES
-from tsallis.analysis.summary import HeadSummary, RunSummary
+from tsallis.analysis.summary_records import HeadSummary, RunSummary
 from tsallis.analysis.sweep import Sweep
 from tsallis.analysis.tables import Histogram
 from tsallis.report import style
+from tsallis.report.density_figures import density_figures, signal_figures
+from tsallis.report.panels import COLUMN, Panel, bars, file_endings, label, row, stack
 from tsallis.report.style import GREY, KINDS, SMALL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLUMN, PAGE = 3.3, 6.8  # inches: one column of a paper, and both
 ENDINGS = ("pdf", "svg", "png")
-HEIGHT = 1.7  # inches of a row of panels
-Panel = tuple[str, Callable[["Axes"], None]]  # its title, and what draws it in axes
+BARS = 40  # of a histogram, at most
 
 
-def draw_figures(runs: Sequence[RunSummary], sweep: Sweep | None = None) -> Iterator[tuple[str, bytes]]:
+def draw_figures(
+    runs: Sequence[RunSummary],
+    sweep: Sweep | None = None,
+    densities: Sequence[DensitySummary] = (),
+    signals: Sequence[SignalDensity] = (),
+) -> Iterator[tuple[str, bytes]]:
     """Yield the figures of a report, each as PDF, SVG and PNG: the name of a file, and its content.
 
     Raises:
         InputError: if matplotlib is missing.
     """
     style.require()
-    swept = [("sweep", _row([("", partial(_sweep, sweep))], COLUMN))] if sweep is not None else []
-    for name, figure in chain(_figures(runs), swept):
+    swept = [("sweep", row([("", partial(_sweep, sweep))], COLUMN))] if sweep is not None else []
+    for name, figure in chain(_figures(runs), swept, density_figures(densities), signal_figures(signals)):
         for ending in ENDINGS:
             yield f"{name}.{ending}", style.render(figure, ending)
 
 
 def _figures(runs: Sequence[RunSummary]) -> Iterator[tuple[str, Figure]]:
-    names = _file_names(runs)
+    names = file_endings(runs)
     for run, name in zip(runs, names, strict=True):
         for title, history in (("alpha", run.alphas), ("density", run.densities)):
             if history is not None:
-                yield f"{title}-over-training{name}", _rows(_histories(history, title), COLUMN)
+                yield f"{title}-over-training{name}", stack(_histories(history, title), COLUMN)
         if run.heads:
-            yield f"alpha-histograms{name}", _row(_alpha_histograms(run))
-            yield f"density-histograms{name}", _row(_density_histograms(run))
-            yield f"density-by-layer{name}", _row(_densities_by_layer(run))
-            yield f"diversity{name}", _row([("", partial(_diversity, run))], COLUMN)
-            yield f"head-roles{name}", _row([("", partial(_head_roles, run))], COLUMN, 2.6)
-        yield f"output-support{name}", _row([("", partial(_support, run))], COLUMN)
-        yield f"outputs{name}", _row(_output_histograms(run))
-
-
-def _file_names(runs: Sequence[RunSummary]) -> list[str]:
-    """Return what file names of each run end in: nothing, for one run alone."""
-    if len(runs) == 1:
-        return [""]
-    names = ["".join(c if c.isalnum() or c in "-_." else "-" for c in run.name) for run in runs]
-    return [f"-{name}" if names.count(name) == 1 else f"-{name}-{i + 1}" for i, name in enumerate(names)]
-
-
-def _row(panels: Sequence[Panel], width: float | None = None, height: float = HEIGHT) -> Figure:
-    """Draw panels beside each other."""
-    figure = style.blank(width or (COLUMN if len(panels) == 1 else PAGE), height)
-    for number, (title, draw) in enumerate(panels):
-        _draw_panel(figure.add_subplot(1, len(panels), number + 1), title, draw)
-    return figure
-
-
-def _rows(panels: Sequence[Panel], width: float) -> Figure:
-    """Draw panels below each other."""
-    figure = style.blank(width, HEIGHT * len(panels))
-    for number, (title, draw) in enumerate(panels):
-        _draw_panel(figure.add_subplot(len(panels), 1, number + 1), title, draw)
-    return figure
-
-
-def _draw_panel(ax: Axes, title: str, draw: Callable[[Axes], None]) -> None:
-    style.quiet(ax, ("left", "bottom"))
-    draw(ax)
-    if title:
-        style.heading(ax, title)
-
-
-def _label(ax: Axes, x: str, y: str) -> None:
-    ax.set_xlabel(x, **style.lettering(SMALL, GREY))
-    ax.set_ylabel(y, **style.lettering(SMALL, GREY))
+            yield f"alpha-histograms{name}", row(_alpha_histograms(run))
+            yield f"density-histograms{name}", row(_density_histograms(run))
+            yield f"density-by-layer{name}", row(_densities_by_layer(run))
+            yield f"diversity{name}", row([("", partial(_diversity, run))], COLUMN)
+            yield f"head-roles{name}", row([("", partial(_head_roles, run))], COLUMN, 2.6)
+        yield f"output-support{name}", row([("", partial(_support, run))], COLUMN)
+        yield f"outputs{name}", row(_output_histograms(run))
 
 
 def _kinds(run: RunSummary) -> list[str]:
@@ -110,23 +81,17 @@ def _histories(history: HeadHistory, name: str) -> list[Panel]:
             ax.plot(history.steps, values[:, layer], color=shade[layer], linewidth=0.9)
         low, high = (1.0, 2.0) if name == "alpha" else (0.0, 1.0)
         ax.set_ylim(low - 0.02, max(high, float(values.max())) + 0.02)
-        _label(ax, "update", name)
+        label(ax, "update", name)
         if layers > 1:
             style.name_lines(ax, [(f"layer {i + 1}", shade[i]) for i in range(layers)])
 
     return [(kind, partial(draw, values)) for kind, values in history.values.items()]
 
 
-def _bars(histogram: Histogram, color: str, x: str, y: str, ax: Axes) -> None:
-    edges = np.array(histogram.edges)
-    ax.bar(edges[:-1], histogram.counts, np.diff(edges), align="edge", color=color, edgecolor="white", linewidth=0.4)
-    _label(ax, x, y)
-
-
 def _alpha_histograms(run: RunSummary) -> list[Panel]:
     """Return histograms of the final alphas by kind (Correia et al. 2019, fig. 3 and 11)."""
     counts = alpha_histograms({kind: [head.alpha for head in _of_kind(run, kind)] for kind in _kinds(run)})
-    return [(kind, partial(_bars, own, KINDS[kind], "alpha", "heads")) for kind, own in counts.items()]
+    return [(kind, partial(bars, own, KINDS[kind], "alpha", "heads")) for kind, own in counts.items()]
 
 
 def _density_histograms(run: RunSummary) -> list[Panel]:
@@ -136,7 +101,7 @@ def _density_histograms(run: RunSummary) -> list[Panel]:
         heads = _of_kind(run, kind)
         counts = tuple(map(sum, zip(*(head.histogram.counts for head in heads), strict=True)))
         histogram = Histogram(heads[0].histogram.edges, counts)
-        panels.append((kind, partial(_bars, histogram, KINDS[kind], "density", "heads × sentences")))
+        panels.append((kind, partial(bars, histogram, KINDS[kind], "density", "heads × sentences")))
     return panels
 
 
@@ -153,7 +118,7 @@ def _densities_by_layer(run: RunSummary) -> list[Panel]:
             ax.bar(lefts, densities, width * 0.9, align="edge", color=KINDS[kind])
         ax.set_xticks([layer + 1 for layer in layers])
         ax.set_ylim(0, 1)
-        _label(ax, "layer", "density")
+        label(ax, "layer", "density")
 
     return [(kind, partial(draw, kind)) for kind in _kinds(run)]
 
@@ -168,7 +133,7 @@ def _diversity(run: RunSummary, ax: Axes) -> None:
         ax.plot(xs, ys, color=KINDS[kind], marker=markers[kind], markersize=3.5, linewidth=1.1)
     ax.set_xticks(sorted({layer.layer + 1 for layer in run.layers}))
     ax.set_ylim(bottom=0)
-    _label(ax, "layer", "divergence of heads")
+    label(ax, "layer", "divergence of heads")
     style.name_lines(ax, [(kind, KINDS[kind]) for kind in _kinds(run)])
 
 
@@ -178,18 +143,18 @@ def _head_roles(run: RunSummary, ax: Axes) -> None:
     shifts = {kind: (number - 1) * 0.22 for number, kind in enumerate(KINDS)}
     for kind in _kinds(run):
         points = [
-            (score, row + shifts[kind])
-            for row, name in enumerate(names)
+            (score, line + shifts[kind])
+            for line, name in enumerate(names)
             for head in _of_kind(run, kind)
             if (score := head.scores[name]) is not None
         ]
         xs, ys = [x for x, _ in points], [y for _, y in points]
         ax.scatter(xs, ys, s=9, color=KINDS[kind], alpha=0.75, linewidths=0)
-    for row, name in enumerate(names):
-        ax.plot([ROLES[name].threshold] * 2, [row - 0.4, row + 0.4], color=GREY, linewidth=0.9)
+    for line, name in enumerate(names):
+        ax.plot([ROLES[name].threshold] * 2, [line - 0.4, line + 0.4], color=GREY, linewidth=0.9)
     ax.set_yticks(range(len(names)), labels=names, **style.lettering(SMALL))
     ax.set(xlim=(-0.02, 1.02), ylim=(max(len(names), 1) - 0.5, -0.5))
-    _label(ax, "mean weight (lines: thresholds)", "")
+    label(ax, "mean weight (lines: thresholds)", "")
     style.name_lines(ax, [(kind, KINDS[kind]) for kind in _kinds(run)])
 
 
@@ -201,7 +166,7 @@ def _sweep(sweep: Sweep, ax: Axes) -> None:
     ax.errorbar(xs, means, deviations, color=style.WEIGHTS, linewidth=1.1, elinewidth=0.9, capsize=2)
     dots = [(point.value, score) for point in points for score in point.scores[sweep.score] if score is not None]
     ax.scatter([x for x, _ in dots], [y for _, y in dots], s=8, color=style.WEIGHTS, linewidths=0, zorder=3)
-    _label(ax, sweep.setting, sweep.score)
+    label(ax, sweep.setting, sweep.score)
 
 
 def _support(run: RunSummary, ax: Axes) -> None:
@@ -214,7 +179,7 @@ def _support(run: RunSummary, ax: Axes) -> None:
     if len(counts) > 50:
         ax.set_xscale("symlog", linthresh=10)
     ax.set_xlim(left=0)
-    _label(ax, f"symbols above zero, of {run.outputs.symbols:,}", "steps")
+    label(ax, f"symbols above zero, of {run.outputs.symbols:,}", "steps")
 
 
 def _output_histograms(run: RunSummary) -> list[Panel]:
@@ -225,7 +190,7 @@ def _output_histograms(run: RunSummary) -> list[Panel]:
         ("threshold", run.outputs.threshold),
     )
     return [
-        (f"mean {values.mean:.3g}", partial(_bars, values.histogram, style.WEIGHTS, name, "steps"))
+        (f"mean {values.mean:.3g}", partial(bars, values.histogram.coarser(BARS), style.WEIGHTS, name, "steps"))
         for name, values in named
         if values is not None and len(values.histogram.counts) > 1
     ]

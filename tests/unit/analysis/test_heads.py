@@ -219,6 +219,44 @@ def test_a_uniform_head_has_no_role() -> None:
     assert head.scores["previous"] == pytest.approx(1 / 6)
 
 
+@pytest.mark.parametrize(
+    ("size", "weight", "tendency"),
+    [
+        (8, 0.41, None),
+        (8, 0.43, "previous"),
+        (8, 0.69, "previous"),
+        (8, 0.71, None),
+        (3, 0.5, None),
+        (4, 0.51, "previous"),
+    ],
+)
+def test_a_head_tends_to_a_role_near_its_threshold_and_far_from_equal_weights(
+    size: int, weight: float, tendency: str | None
+) -> None:
+    weights = np.full((size, size), (1 - weight) / (size - 1))
+    weights[np.eye(size, k=-1, dtype=bool)] = weight
+    (head,) = head_roles(encoder([weights])).heads
+    assert head.scores["previous"] == pytest.approx(weight)
+    assert head.tendency == tendency and head.role == ("previous" if weight >= 0.7 else None)
+    assert len(head.examples) == (weight >= 0.7 or tendency is not None)
+
+
+def test_of_two_roles_a_head_tends_to_the_one_farther_above_equal_weights() -> None:
+    """Half of the weight to the previous piece, in words of three pieces: merging is nearer to its threshold."""
+    weights = np.full((9, 9), 0.5 / 8)
+    weights[np.eye(9, k=-1, dtype=bool)] = 0.5
+    pieces = [["▁a", "b", "c", "▁d", "e", "f", "▁g", "h", "i"]]
+    (head,) = head_roles(encoder([weights], pieces=pieces)).heads
+    merging, previous = head.scores["merging"], head.scores["previous"]
+    assert merging is not None and previous is not None and merging > previous and head.tendency == "previous"
+
+
+def test_scores_of_equal_weights_are_those_of_a_uniform_head() -> None:
+    heads = head_roles(encoder([uniform(6), shifted(6, -1)], pieces=[WORDS])).heads
+    for head in heads:
+        assert head.uniform == pytest.approx({name: score for name, score in heads[0].scores.items()})
+
+
 def test_no_causal_head_attends_to_the_next_token() -> None:
     layer = AttentionLayer("encoder", 0, (1.5,), causal=True)
     (head,) = head_roles(Recording([layer], [Sentence.of([shifted(4, -1)])])).heads
@@ -453,6 +491,16 @@ def test_cards_say_what_heads_do() -> None:
     assert cards[0].confidence == 1 and cards[3].confidence is None
 
 
+def test_a_card_names_the_nearest_role_and_comes_before_heads_without_one() -> None:
+    near = 0.41 * shifted(8, -1) + 0.59 * uniform(8)
+    cards = head_cards(encoder([np.eye(8)[np.arange(8) // 4], near, shifted(8, -1)]))
+    assert [card.head for card in cards] == [2, 1, 0]
+    assert cards[1].title == (
+        "encoder layer 1 head 2 has no role, is nearest to one that attends to the previous token (0.48 of 0.70), "
+        "alpha 1.50, density 100 %"
+    )
+
+
 def test_every_role_has_a_threshold_and_a_phrase() -> None:
     assert all(0 < role.threshold < 1 and role.phrase.split()[0].endswith("s") for role in ROLES.values())
 
@@ -496,6 +544,16 @@ def test_histograms_count_everything() -> None:
     whole.add(values)
     assert one.histogram() == whole.histogram() and sum(one.histogram().counts) == 101
     assert Bins(1).histogram() == Histogram((), ())
+
+
+@pytest.mark.parametrize("bins", [1, 3, 7, 50, 100, 200])
+def test_coarser_histograms_count_the_same_between_the_same_ends(bins: int) -> None:
+    fine = Histogram.of(np.linspace(0, 1, 101) ** 2, 100)
+    coarse = fine.coarser(bins)
+    assert len(coarse.counts) <= bins and sum(coarse.counts) == 101
+    assert (coarse.edges[0], coarse.edges[-1], len(coarse.edges)) == (0, 1, len(coarse.counts) + 1)
+    for low, high, count in zip(coarse.edges, coarse.edges[1:], coarse.counts, strict=False):
+        assert count == sum(c for edge, c in zip(fine.edges, fine.counts, strict=False) if low <= edge < high)
 
 
 # Alphas

@@ -1,0 +1,115 @@
+"""The records of a report: heads, sentences, contrasts and outputs of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tsallis.analysis.alphas import HeadHistory
+from tsallis.analysis.contrasts import ModelContrast
+from tsallis.analysis.curves import ValueHistory
+from tsallis.analysis.diversity import LayerDiversity
+from tsallis.analysis.outputs import EmptyRate, OutputStatistics, TeacherForcedStep
+from tsallis.analysis.tables import Histogram, Record
+from tsallis.analysis.tree import BeamTree
+from tsallis.analysis.weights import AttentionLayer, SparseWeights, Text
+
+
+@dataclass(frozen=True, eq=False)
+class HeadExample(Record):
+    """A sentence that shows the role of a head, with that head's weights."""
+
+    text: Text
+    score: float
+    weights: SparseWeights  # of one head
+
+
+@dataclass(frozen=True, eq=False)
+class HeadSummary(Record):
+    """All that is known of one head; layers and heads count from 0, in the title from 1."""
+
+    kind: str
+    layer: int
+    head: int
+    alpha: float
+    density: float
+    histogram: Histogram  # of the densities of sentences
+    role: str | None
+    tendency: str | None  # the role that a head without one comes nearest to
+    confidence: float | None
+    title: str
+    scores: dict[str, float | None]
+    uniform: dict[str, float | None]  # the scores of equal weights
+    counts: dict[str, int]
+    increase: float | None  # of the loss without it
+    examples: tuple[HeadExample, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ContrastSummary(Record):
+    """Two sentences of as many keys on which one head is sparse and dense, with its weights on both."""
+
+    kind: str
+    layer: int
+    head: int
+    alpha: float
+    sparse: HeadExample
+    dense: HeadExample
+
+
+@dataclass(frozen=True, eq=False)
+class SentenceSummary(Record):
+    """A sentence with all weights, each step of its reference, and the outputs that a search found."""
+
+    text: Text
+    weights: tuple[SparseWeights, ...]  # in the order of the layers
+    steps: tuple[TeacherForcedStep, ...]
+    answer: str | None  # the best output
+    tree: BeamTree
+
+
+@dataclass(frozen=True)
+class CorpusSummary(Record):
+    """The size of a corpus."""
+
+    name: str
+    sentences: int  # that were analysed
+    available: int
+    src_symbols: int
+    tgt_symbols: int
+    unknown: int  # symbols of both sides that the vocabularies lack
+
+
+@dataclass(frozen=True, eq=False)
+class RunSummary(Record):
+    """All that a report shows of the heads and outputs of one run."""
+
+    name: str  # of its folder
+    task: str  # its name, such as "translation"
+    model: str  # its class
+    arguments: dict[str, Any]  # of that class
+    parameters: int  # how many
+    step: int  # updates before the checkpoint
+    metrics: dict[str, float]  # of the checkpoint
+    corpus: CorpusSummary  # what was analysed
+    layers: tuple[AttentionLayer, ...]  # every attention module
+    heads: tuple[HeadSummary, ...]  # in the order of the layers
+    diversity: tuple[LayerDiversity, ...]  # in the order of the layers
+    outputs: OutputStatistics  # with teacher forcing
+    empty: EmptyRate  # of the sentences that were searched
+    training_pairs: int | None  # whose pieces were counted for the score of rare ones; None where they were not at hand
+    contrasts: tuple[ContrastSummary, ...]  # the largest differences of density first
+    values: ValueHistory | None  # None where the log has no validation
+    alphas: HeadHistory | None  # None where the log has none
+    densities: HeadHistory | None  # None where the log has none
+    importance: tuple[int, float] | None  # symbols, and the loss with all heads
+    sentences: tuple[SentenceSummary, ...]  # a selection, in the corpus's order
+
+
+@dataclass(frozen=True, eq=False)
+class ComparisonSummary(Record):
+    """Two runs by their names, and the words about which they agree and differ most, by kind of attention."""
+
+    first: str  # name of a run
+    second: str  # name of another one
+    kinds: tuple[ModelContrast, ...]  # one for each kind of attention that both have
