@@ -14,7 +14,16 @@ import pytest
 import torch
 
 import tsallis.cli as cli
-from tsallis.analysis import DensityExample, DensitySummary, Histogram, SignalDensity, draw_density
+from tsallis.analysis import (
+    DensityExample,
+    DensitySummary,
+    Histogram,
+    SignalDensity,
+    SweepRun,
+    ValueHistory,
+    draw_density,
+    sweep,
+)
 from tsallis.continuous import Gaussian, TruncatedParabola, TruncatedParaboloid
 from tsallis.report.page import build_page
 
@@ -290,3 +299,65 @@ def test_the_theme_is_switched_by_its_button(visit: Visit) -> None:
     before = tab.evaluate(colour)
     tab.click("#theme")
     assert tab.evaluate(colour) != before
+
+
+@pytest.fixture(scope="module")
+def sweep_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of five runs with three alphas, two of which have two seeds."""
+    scores = {1.0: (20.0, 21.0), 1.5: (25.0,), 2.0: (22.0, 24.0)}
+    runs = [
+        SweepRun(
+            f"{alpha}-{seed}",
+            {"training.seed": seed, "model.output_alpha": alpha},
+            ValueHistory((10, 20), {"dev_loss": (2.0, 20 / score), "dev_bleu": (10.0, score)}),
+        )
+        for alpha, values in scores.items()
+        for seed, score in enumerate(values)
+    ]
+    path = tmp_path_factory.mktemp("sweep") / "page.html"
+    path.write_text(build_page([], sweep=sweep(runs)), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+def test_a_sweep_shows_every_run_and_the_means(browser: Any, sweep_page: Path, scheme: str, width: int) -> None:
+    visit = Visit(browser, sweep_page, color_scheme=scheme, viewport={"width": width, "height": 800})
+    tab = visit.open("sweep")
+    assert "5 runs that differ in one setting, the alpha of the output" in tab.inner_text("main")
+    assert len(tab.query_selector_all("figure >> nth=0 >> circle")) == 5
+    assert len(tab.query_selector_all("figure >> nth=0 >> line.threshold")) == 2  # deviations of two seeds each
+    rows = tab.eval_on_selector_all("tbody tr", "rows => rows.map(r => [...r.cells].map(c => c.innerText))")
+    assert [row[:3] for row in rows] == [
+        ["1", "2", "20.500 ± 0.707"],
+        ["1.5", "1", "25.000"],
+        ["2", "2", "23.000 ± 1.414"],
+    ]
+    result = axe.Axe().run(tab).response["violations"]
+    assert [v["id"] for v in result if v["impact"] in ("serious", "critical")] == []
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    visit.context.close()
+    assert visit.faults == []
+
+
+@pytest.mark.parametrize("visit", [{"color_scheme": "dark"}], indirect=True)
+def test_paper_is_white_and_has_no_controls(visit: Visit) -> None:
+    """Also where the button or the system chose dark colours; all of a long table is printed."""
+    tab = visit.open("heads")
+    tab.click("#theme")
+    tab.click("#theme")
+    colour = "getComputedStyle(document.body).backgroundColor"
+    assert tab.evaluate(colour) != "rgb(255, 255, 255)"
+    tab.emulate_media(media="print")
+    assert tab.evaluate(colour) == "rgb(255, 255, 255)"
+    assert not any(tab.is_visible(part) for part in ("header", ".controls", ".save"))
+    assert tab.evaluate(
+        "document.querySelector('.scroll').scrollHeight <= document.querySelector('.scroll').clientHeight"
+    )
+
+
+@pytest.mark.parametrize("visit", [{"viewport": {"width": 390, "height": 800}}], indirect=True)
+def test_a_phone_shows_the_link_and_the_symbols_of_the_outputs(visit: Visit) -> None:
+    tab = visit.open("outputs")
+    for part in ('nav a[aria-current="page"]', ".steps tbody tr:first-child .words span:first-child"):
+        box = tab.locator(part).first.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= 390, part

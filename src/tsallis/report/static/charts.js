@@ -131,12 +131,17 @@ function headCell(head, measure, high, x, y, size) {
     s("title", null, text),
     s("rect", { class: "paper", x, y, width: size, height: size, rx: 3 }),
     s("rect", { class: "tone", x, y, width: size, height: size, rx: 3, style: { fillOpacity: share } }),
-    head.role ? s("text", { x: x + size / 2, y: y + size / 2 + 4.5, "text-anchor": "middle" }, ROLE_LETTERS[head.role])
-      : null);
+    signOf(head) ? s("text", { x: x + size / 2, y: y + size / 2 + 4.5, "text-anchor": "middle" }, signOf(head)) : null);
+}
+
+function signOf(head) {
+  if (head.role) return ROLE_LETTERS[head.role];
+  return head.tendency ? `(${ROLE_LETTERS[head.tendency]})` : null;
 }
 
 function roleLegend(run) {
-  const roles = Object.keys(DATA.roles).filter((role) => run.heads.some((head) => head.role === role));
+  const roles = Object.keys(DATA.roles)
+    .filter((role) => run.heads.some((head) => head.role === role || head.tendency === role));
   if (!roles.length) return null;
   return h("p", { class: "legend" }, roles.map((role) => h("span", null, h("b", null, ROLE_LETTERS[role]), " ",
     DATA.roles[role].phrase)));

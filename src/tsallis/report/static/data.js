@@ -39,7 +39,13 @@ function sides(kind, text) {
 }
 
 function roleOf(head) {
-  return head.role ? DATA.roles[head.role].phrase : "no role";
+  if (head.role) return DATA.roles[head.role].phrase;
+  return head.tendency ? `no role, nearest: ${DATA.roles[head.tendency].phrase}` : "no role";
+}
+
+// How near a head without a role comes to one: 1 is the role's threshold.
+function nearness(head) {
+  return head.tendency ? head.scores[head.tendency] / DATA.roles[head.tendency].threshold : 0;
 }
 
 async function unpack(text, shapes) {
@@ -101,7 +107,7 @@ const MEASURES = [
   { key: "confidence", name: "Confidence in the role", value: (head) => head.confidence, show: (v) => plain(v),
     low: 0, high: 1 },
   { key: "increase", name: "Loss without it", value: (head) => head.increase, show: (v) => (v === null ? "–"
-    : (v < 0 ? "−" : "+") + Math.abs(v).toFixed(3)), low: 0, high: null },
+    : (v > -0.0005 ? "+" : "−") + Math.abs(v).toFixed(3)), low: 0, high: null },
   ...Object.keys(RUNS.length && RUNS[0].heads.length ? RUNS[0].heads[0].scores : {}).map((name) => ({
     key: name, name: { clusters: "Clusters", within_word: "Within words" }[name] || name[0].toUpperCase() + name.slice(1),
     value: (head) => head.scores[name], show: (v) => plain(v), low: 0, high: 1, score: true,

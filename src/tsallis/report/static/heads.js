@@ -8,7 +8,7 @@ let runFilter = "all";
 function columnsOfHeads() {
   return [
     { key: "name", name: "Head", value: (head) => [head.run.number, KINDS.indexOf(head.kind), head.layer, head.head] },
-    { key: "role", name: "Role", value: (head) => head.role && DATA.roles[head.role].phrase },
+    { key: "role", name: "Role", value: (head) => (head.role || head.tendency) && roleOf(head) },
     ...MEASURES,
   ];
 }
@@ -74,7 +74,7 @@ function headTable(draw) {
       h("tbody", null, heads.map((head) => h("tr", null,
         h("th", { scope: "row" }, h("a", { href: `#head/${head.id}` },
           RUNS.length > 1 ? `${head.run.name}: ` : "", head.name)),
-        h("td", { class: "role" }, head.role ? DATA.roles[head.role].phrase : "–"),
+        h("td", { class: "role" }, head.role || head.tendency ? roleOf(head) : "–"),
         columns.slice(2).map((measure) => valueCell(measure, measure.value(head), high[measure.key])))))));
 }
 
@@ -99,7 +99,7 @@ function viewHead(id) {
     h("p", { class: "lead" }, sentenceOf(head)),
     h("p", { class: "pager" }, near(-1, "← previous head"), near(1, "next head →")),
     h("div", { class: "columns" }, cardFacts(head), scoreFigure(head), densityFigure(head), historyFigure(head)),
-    h("section", null, h("h2", null, head.role ? "Sentences that show it best" : "On some sentences"), examples),
+    h("section", null, h("h2", null, head.examples.length ? "Sentences that show it best" : "On some sentences"), examples),
   ];
 }
 
@@ -132,10 +132,12 @@ function scoreFigure(head) {
       s("rect", { class: head.scores[name] >= threshold ? "good" : "some", x: left, y: y + 3,
         width: toX(head.scores[name]) - left, height: row - 9 }),
       s("line", { class: "threshold", x1: toX(threshold), x2: toX(threshold), y1: y, y2: y + row - 3 }),
+      s("line", { class: "uniform", x1: toX(head.uniform[name]), x2: toX(head.uniform[name]), y1: y + 1, y2: y + row - 4 },
+        s("title", null, `${name}: equal weights have ${plain(head.uniform[name])}`)),
       s("text", { class: "value", x: toX(1) + 8, y: y + 12 }, plain(head.scores[name])));
   });
   svg.append(s("text", { class: "name", x: left, y: height - 6 }, "mean weight"));
-  return figure("Scores", svg, { note: "marks: thresholds of roles" });
+  return figure("Scores", svg, { note: "lines: thresholds of roles; dashes: equal weights" });
 }
 
 function densityFigure(head) {

@@ -25,8 +25,10 @@ function show(focus) {
   main.dataset.view = name === "head" ? "head" : current;
   main.replaceChildren(...parts.filter(Boolean));
   for (const link of document.querySelectorAll("nav a")) {
-    if (link.hash === `#${current}`) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (link.hash === `#${current}`) {
+      link.setAttribute("aria-current", "page");
+      link.parentElement.scrollLeft = link.offsetLeft - link.parentElement.offsetLeft - 40; // on a phone views scroll
+    } else link.removeAttribute("aria-current");
   }
   if (focus) {
     window.scrollTo(0, 0);

@@ -18,8 +18,8 @@ function viewOutputs(number) {
   draw();
   return [
     h("h1", { tabindex: "-1" }, "Outputs"),
-    h("p", { class: "lead" }, "At each step of the reference: which symbols the model holds possible. What is not listed "
-      + "has a probability of exactly zero where the output is sparse."),
+    h("p", { class: "lead" }, "At each step of the reference: which symbols the model holds possible, the most "
+      + "probable first, and how many. All others are excluded: their probability is exactly zero."),
     h("div", { class: "controls" }, choice("Sentence", RUNS[0].sentences.map((sentence, i) => [String(i),
       `${sentence.index + 1}: ${short(sentenceText(sentence.source), 60)}`]), String(outputSentence), (value) => {
       outputSentence = Number(value);
@@ -145,26 +145,33 @@ function curve(x1, y1, x2, y2) {
 
 function outputFigures(run) {
   const { outputs } = run;
-  const counts = outputs.support_counts.length > 40 ? binned(outputs.support_counts) : {
+  const counts = coarser({
     edges: outputs.support_counts.map((_, i) => i - 0.5).concat(outputs.support_counts.length - 0.5),
     counts: outputs.support_counts,
-  };
+  });
   const figures = [
     figure(titleOf(run, "possible symbols a step"), barChart(counts.edges, counts.counts, { xName: "symbols above zero",
       yName: "steps", left: 56, height: 170 }), { note: `mean ${plain(outputs.support)}; ${percent(outputs.sparsity, 1)} zeros` }),
     ...[["total", "sum of the values"], ["norm", "norm of the scores"], ["threshold", "threshold τ(z)"]]
       .filter(([key]) => outputs[key] && outputs[key].histogram.counts.length > 1)
-      .map(([key, text]) => figure(titleOf(run, text), barChart(outputs[key].histogram.edges, outputs[key].histogram.counts,
-        { xName: text, yName: "steps", left: 56, height: 170 }), { note: `mean ${plain(outputs[key].mean, 3)}` })),
+      .map(([key, text]) => {
+        const { edges, counts: bars } = coarser(outputs[key].histogram);
+        return figure(titleOf(run, text), barChart(edges, bars, { xName: text, yName: "steps", left: 56, height: 170 }),
+          { note: `mean ${plain(outputs[key].mean, 3)}` });
+      }),
   ];
   return h("div", { class: "columns" }, figures);
 }
 
-function binned(counts) {
-  const size = Math.ceil(counts.length / 40);
+const MOST_BARS = 40;
+
+// A histogram whose neighbouring bins are added up until there are few enough; what is left at the end is one bin.
+function coarser({ edges, counts }) {
+  const size = Math.ceil(counts.length / MOST_BARS);
   const bins = Math.ceil(counts.length / size);
+  const step = edges[1] - edges[0];
   return {
-    edges: Array.from({ length: bins + 1 }, (_, i) => i * size - 0.5),
+    edges: Array.from({ length: bins + 1 }, (_, i) => edges[0] + i * size * step),
     counts: Array.from({ length: bins }, (_, i) => counts.slice(i * size, (i + 1) * size).reduce((a, b) => a + b, 0)),
   };
 }

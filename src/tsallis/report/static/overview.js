@@ -56,10 +56,10 @@ function range(run, kind, value, show) {
   return show(low) === show(high) ? show(low) : `${show(mean(values))} (${show(low)} to ${show(high)})`;
 }
 
-// Heads with a role first, the most confident before the others; then the sparsest.
+// Heads with a role first, the most confident before the others; then those nearest to one; then the sparsest.
 function rankedHeads(run) {
   return [...run.heads].sort((one, other) => (one.role === null) - (other.role === null)
-    || (other.confidence ?? 0) - (one.confidence ?? 0) || one.density - other.density);
+    || (other.confidence ?? 0) - (one.confidence ?? 0) || nearness(other) - nearness(one) || one.density - other.density);
 }
 
 function headItem(head) {
@@ -95,7 +95,8 @@ function viewOverview() {
       + "unknown to the vocabularies" : "", "."),
     h("section", null,
       h("div", { class: "head" }, h("h2", null, "Heads"), measureChoice(draw)),
-      h("p", { class: "hint" }, "Each square is a head; the darker, the higher. A sign marks a role. Choose one for its card."),
+      h("p", { class: "hint" }, "Each square is a head; the darker, the higher. A sign marks a role, "
+        + "in brackets the role that a head without one comes nearest to. Choose one for its card."),
       maps),
     h("section", null, h("h2", null, RUNS.length > 1 ? "Runs" : "The run"), factTable()),
     ...RUNS.map((run) => standouts(run)),
@@ -115,7 +116,7 @@ function standouts(run) {
   const heads = rankedHeads(run);
   return h("section", null,
     h("h2", null, RUNS.length > 1 ? `Heads of ${run.name} that stand out` : "Heads that stand out"),
-    h("p", { class: "hint" }, run.heads.some((head) => head.role) ? "The most confident first, then the sparsest."
-      : "No head reaches the threshold of any role: the sparsest first."),
+    h("p", { class: "hint" }, run.heads.some((head) => head.role) ? "The most confident first, then those nearest to a role."
+      : "No head reaches the threshold of any role: those nearest to one first, then the sparsest."),
     h("ol", { class: "cards" }, heads.slice(0, 6).map(headItem)));
 }

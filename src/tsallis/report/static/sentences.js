@@ -70,7 +70,7 @@ function headChoice(head, change) {
   const groups = kindsOf(head.run).map((kind) => ({
     group: KIND_NAMES[kind],
     options: head.run.heads.filter((other) => other.kind === kind).map((other) => [other.id,
-      `${other.name}${other.role ? ` · ${DATA.roles[other.role].phrase}` : ""}`]),
+      `${other.name}${other.role || other.tendency ? ` · ${roleOf(other)}` : ""}`]),
   }));
   return choice("Head", groups, head.id, (id) => change(HEADS.get(id)));
 }

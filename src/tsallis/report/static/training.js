@@ -35,22 +35,27 @@ function valuesOf(run, name) {
 }
 
 function curves() {
+  const constants = [];
   const figures = CURVES.map(([key, title, axis]) => {
     const runs = RUNS.filter((run) => (valuesOf(run, key) || []).some((value) => value !== null));
     if (!runs.length) return null;
     const lines = runs.map((run) => ({ name: run.name, steps: run.values.steps, values: valuesOf(run, key),
       colour: runColour(run) }));
     const all = lines.flatMap((line) => line.values).filter((value) => value !== null);
+    if (all.every((value) => value === all[0])) {
+      constants.push(`${title}: ${label(all[0])} at every validation.`);
+      return null;
+    }
     const [low, high] = padded(Math.min(...all), Math.max(...all));
     return figure(title, lineChart(null, lines, { xName: "update", yName: axis, left: 52, low, high }));
   }).filter(Boolean);
   const missing = RUNS.filter((run) => run.values && !valuesOf(run, "output_threshold")
     && run.outputs.threshold !== null);
-  if (!figures.length) return h("p", { class: "hint" }, "The logs hold no validation.");
+  if (!figures.length && !constants.length) return h("p", { class: "hint" }, "The logs hold no validation.");
   return h("section", null, h("h2", null, "Scores and outputs over the updates"), runLegend(),
     missing.length ? h("p", { class: "hint" }, `No thresholds in the log of ${missing.map((run) => run.name).join(", ")}: `
       + "its training did not log them.") : null,
-    h("div", { class: "columns" }, figures));
+    h("div", { class: "columns" }, figures), constants.map((text) => h("p", { class: "hint" }, text)));
 }
 
 function runColour(run) {
@@ -68,6 +73,9 @@ function history(run, record, title, bounds) {
   const kinds = KINDS.filter((kind) => record.values[kind]);
   const all = kinds.flatMap((kind) => record.values[kind].flat(2));
   const high = Math.max(bounds.high, ...all);
+  if (all.every((value) => value === all[0])) {
+    return h("p", { class: "hint" }, `${title} of each head: ${plain(all[0])} at every validation.`);
+  }
   return h("section", null, h("h3", null, `${title} of each head`),
     h("div", { class: "columns" }, kinds.map((kind) => {
       const layers = record.values[kind][0].length;
@@ -93,6 +101,7 @@ function countIn(values, low, high, bins) {
 }
 
 function histograms(run) {
+  if (run.heads.every((head) => head.alpha === run.heads[0].alpha)) return null;
   const high = Math.max(2, ...run.heads.map((head) => head.alpha));
   const edges = Array.from({ length: 21 }, (_, i) => 1 + (i / 20) * (high - 1));
   return h("section", null, h("h3", null, "Alphas of the analysed model"),
@@ -105,10 +114,13 @@ function histograms(run) {
 
 // Densities and diversity by layer, all runs on one page.
 function spread() {
-  const rows = RUNS.flatMap((run) => kindsOf(run).map((kind) => [run, kind]));
+  const dense = (run) => run.heads.every((head) => head.density === 1);
+  const rows = RUNS.filter((run) => !dense(run)).flatMap((run) => kindsOf(run).map((kind) => [run, kind]));
   const title = (run, kind, what) => titleOf(run, `${what}, ${kind}`);
   return h("section", null, h("h2", null, "On the analysed sentences"),
-    h("h3", null, "Densities of heads and sentences"),
+    RUNS.filter(dense).map((run) => h("p", { class: "hint" }, `Every head${RUNS.length > 1 ? ` of ${run.name}` : ""} attends `
+      + "to every key of every sentence: all densities are 100 %.")),
+    rows.length ? h("h3", null, "Densities of heads and sentences") : null,
     h("div", { class: "columns" }, rows.map(([run, kind]) => {
       const heads = run.heads.filter((head) => head.kind === kind);
       const counts = heads[0].histogram.map((_, i) => heads.reduce((sum, head) => sum + head.histogram[i], 0));
@@ -116,7 +128,7 @@ function spread() {
       return figure(title(run, kind, "densities"), barChart(edges, counts, { xName: "share of keys above zero",
         yName: "heads × sentences", left: 56, colour: `var(--${kind})`, height: 160 }));
     })),
-    h("h3", null, "Density of each layer’s heads, sorted"),
+    rows.length ? h("h3", null, "Density of each layer’s heads, sorted") : null,
     h("div", { class: "columns" }, rows.map(([run, kind]) => figure(title(run, kind, "density by layer"),
       densityByLayer(run, kind)))),
     h("h3", null, "Jensen–Shannon diversity of each layer’s heads"),
