@@ -21,7 +21,15 @@ from tsallis.tasks.inflection import english_verbs
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-OTHERS = ("tutorial", "command-line", "training", "translation", "continuous-models")
+OTHERS = (
+    "tutorial",
+    "command-line",
+    "training",
+    "translation",
+    "continuous-models",
+    "learned-alpha",
+    "reading-a-report",
+)
 PAGES = [README, *((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in OTHERS)]
 CONSOLE = [
     line.removeprefix("$ ")
@@ -47,6 +55,7 @@ SMALLER = {
     "python examples/classify.py": " --epochs 1 --d-model 8 --num-basis 8",
     "python examples/visual.py": " --epochs 1 --d-model 8",
     "python examples/timeseries.py": " --epochs 1 --num-basis 4",
+    "python examples/recall.py": " --quick --out recall",
 }
 ELSEWHERE = {
     "make demo": "tests/integration/cli/test_commands.py runs `tsallis demo`",
@@ -74,7 +83,7 @@ def test_commands_run_elsewhere_exist() -> None:
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as a user has it: the recipes, and data that stands in for the real one."""
     folder = tmp_path_factory.mktemp("user")
-    for name in ("recipes", "examples"):
+    for name in ("recipes", "examples", "benchmarks"):
         shutil.copytree(ROOT / name, folder / name)
     data = folder / "data" / "sigmorphon2018"
     data.mkdir(parents=True)

@@ -1,0 +1,44 @@
+"""Draw how alphas moved in trainings with two learning rates of alphas, from the committed rows.
+
+python docs/figures/alphas.py benchmarks/results/multi30k-alphas-history-cpu.csv docs/figures/alphas.svg
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from tsallis.report import save, style
+
+SCALES = ("1", "5")  # of the alphas' learning rate
+KINDS = ("encoder", "decoder", "cross")
+SEED = "1"
+
+
+def main(rows_file: str, picture: str) -> None:
+    with Path(rows_file).open(newline="", encoding="utf-8") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["attention"] == "learned" and row["seed"] == SEED]
+    figure = style.blank(6.8, 2.3)
+    for number, scale in enumerate(SCALES):
+        ax = figure.add_subplot(1, len(SCALES), number + 1)
+        style.quiet(ax, ("left", "bottom"))
+        events = [row for row in rows if row["alpha_lr_scale"] == scale]
+        for kind in KINDS:
+            alphas = np.array([np.ravel(json.loads(row[f"alpha_{kind}"])) for row in events])
+            updates = [int(row["update"]) for row in events]
+            ax.plot(updates, alphas, color=style.KINDS[kind], linewidth=0.5, alpha=0.4)
+            ax.plot(updates, alphas.mean(1), color=style.KINDS[kind], linewidth=1.8)
+        ax.set_ylim(0.98, 2.02)
+        ax.set_xlabel("update", **style.lettering(style.SMALL, style.GREY))
+        ax.set_ylabel("alpha", **style.lettering(style.SMALL, style.GREY))
+        style.heading(ax, f"learning rate of the alphas x {scale}")
+        style.name_lines(ax, [(kind, style.KINDS[kind]) for kind in KINDS])
+    save(figure, picture)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

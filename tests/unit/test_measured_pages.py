@@ -1,0 +1,158 @@
+"""Pages on what was measured say what the committed rows say."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import re
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+KINDS = ("encoder", "decoder", "cross")
+Row = dict[str, str]
+
+
+def rows_of(name: str) -> list[Row]:
+    with (RESULTS / name).open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def words(page: str) -> str:
+    """The text of a page, each space one blank."""
+    return re.sub(r"\s+", " ", (ROOT / "docs" / page).read_text(encoding="utf-8"))
+
+
+def flat(cell: str) -> list[float]:
+    return [number for layer in json.loads(cell) for number in layer]
+
+
+def percent(share: float) -> str:
+    return f"{int(100 * share + 0.5)} %"  # halves up, as the page of a report rounds
+
+
+def test_the_table_of_alphas_is_that_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    table = importlib.import_module("alphas").page_table(rows_of("multi30k-alphas-cpu.csv"))
+    assert table in (ROOT / "docs" / "learned-alpha.md").read_text(encoding="utf-8")
+
+
+def test_what_is_said_of_trainings_is_in_their_logs() -> None:
+    rows = [row for row in rows_of("multi30k-alphas-history-cpu.csv") if row["attention"] == "learned"]
+    runs: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows:
+        runs.setdefault((row["alpha_lr_scale"], row["seed"]), {})[row["update"]] = row
+    means = {key: [fmean(flat(run[key[0] and "1300"][f"alpha_{k}"])) for k in KINDS] for key, run in runs.items()}
+    fast = runs["5", "1"]
+    slow = [key for key in runs if key[0] == "1"]
+    text = words("learned-alpha.md")
+    assert f"fallen to {min(means['5', '1']):.2f} to {max(means['5', '1']):.2f} on average at update 1,300" in text
+    assert f"when BLEU on the development set is {float(fast['1300']['dev_bleu']):.0f}" in text
+    at_1300 = [mean for key in slow for mean in means[key]]
+    ends = [fmean(flat(runs[key]["5200"][f"alpha_{kind}"])) for key in slow for kind in KINDS]
+    assert f"they are at {min(at_1300):.2f} to {max(at_1300):.2f} there" in text
+    assert f"end between {min(ends):.2f} and {max(ends):.2f}" in text
+    for run in runs.values():
+        pairs = {kind: [flat(run[step][f"alpha_{kind}"]) for step in ("2600", "5200")] for kind in KINDS}
+        rises = {kind: sum(b > a for a, b in zip(*pair, strict=True)) for kind, pair in pairs.items()}
+        assert rises["encoder"] == 12 and rises["decoder"] < 6 and rises["cross"] < 6
+        assert fmean(flat(run["5200"]["density_encoder"])) < fmean(flat(run["2600"]["density_encoder"]))
+    late = [run for step, run in fast.items() if int(step) >= 1300]
+    assert all(float(row["attention_support"]) > 18.1 for row in late)
+    assert (
+        max(flat(run["5200"][f"alpha_{kind}"])[i] for run in runs.values() for kind in KINDS for i in range(12)) < 1.5
+    )
+    scores: dict[str, list[float]] = {"1": [], "5": [], "": []}
+    for row in rows_of("multi30k-alphas-cpu.csv"):
+        scores[row["alpha_lr_scale"]].append(float(row["bleu"]))
+    assert f"{fmean(scores['1']):.1f} with one rate for all and {fmean(scores['']):.1f} with softmax" in text
+    ranges = [max(scores[scale]) - min(scores[scale]) for scale in ("1", "")]
+    assert f"two seeds of one differ by up to {max(ranges):.1f}" in text and len(scores["1"]) == len(scores[""]) == 2
+
+
+@pytest.fixture(scope="module")
+def heads() -> dict[str, dict[tuple[str, int, int], dict[str, Any]]]:
+    """The rows of heads by run, kind, layer and head."""
+    result: dict[str, dict[tuple[str, int, int], dict[str, Any]]] = {}
+    numbers = ("alpha", "density", "dense_sentences", "increase", "layer_divergence")
+    for row in rows_of("multi30k-heads-cpu.csv"):
+        parsed: dict[str, Any] = {**row, **{name: float(row[name]) for name in numbers}}
+        parsed |= {name: json.loads(row[name]) for name in ("scores", "uniform", "contrast")}
+        result.setdefault(row["run"], {})[row["kind"], int(row["layer"]), int(row["head"])] = parsed
+    return result
+
+
+def test_what_is_said_of_sparse_heads_is_in_the_rows(heads: Any) -> None:
+    text, learned = words("reading-a-report.md"), heads["learned"]
+    assert len(learned) == len(heads["softmax"]) == 36
+    assert all(head["density"] == 1 for head in heads["softmax"].values())
+    sparsest = min(learned, key=lambda key: learned[key]["density"])
+    assert sparsest == ("decoder", 2, 2) and f"attends to {percent(learned[sparsest]['density'])} of what" in text
+    alphas = {kind: [head["alpha"] for key, head in learned.items() if key[0] == kind] for kind in KINDS}
+    every = [alpha for of_kind in alphas.values() for alpha in of_kind]
+    assert f"Alphas lie between {min(every):.2f} and {max(every):.2f}" in text
+    means = {kind: f"{fmean(of_kind):.2f}" for kind, of_kind in alphas.items()}
+    assert (
+        f"{means['encoder']} in the encoder, {means['decoder']} in the decoder and {means['cross']} in attention"
+        in text
+    )
+    assert max(learned, key=lambda key: learned[key]["alpha"]) == ("encoder", 2, 3)
+    assert f"largest alpha and density {percent(learned['encoder', 2, 3]['density'])}" in text
+    assert not any(head["role"] for run in heads.values() for head in run.values())
+    assert f"This head's density is {percent(learned['cross', 2, 3]['density'])}" in text
+    low, high = learned["decoder", 2, 3]["contrast"]
+    assert f"attends to {percent(low)} of its keys on one, to {percent(high)} on the other" in text
+    dense = {kind: fmean(h["dense_sentences"] for key, h in learned.items() if key[0] == kind) for kind in KINDS}
+    shares = {kind: percent(share) for kind, share in dense.items()}
+    assert f"{shares['encoder']} of heads and sentences of the encoder, {shares['decoder']} of the decoder" in text
+    assert f"{shares['cross']} of attention to the source have density .95 or more" in text
+
+
+def test_what_is_said_of_important_heads_is_in_the_rows(heads: Any) -> None:
+    text = words("reading-a-report.md")
+    best = {name: max(run, key=lambda key: run[key]["increase"]) for name, run in heads.items()}
+    assert best == {"learned": ("encoder", 2, 1), "softmax": ("encoder", 1, 2)}
+    first, other = (heads[name][best[name]] for name in ("learned", "softmax"))
+    assert f"rises by {first['increase']:.3f} a symbol" in text and f"({other['increase']:.3f})" in text
+    assert f"{percent(first['scores']['previous'])} of its weight is on the previous token" in text
+    assert (
+        f"where equal weights have {percent(first['uniform']['previous'])}" in text and first["tendency"] == "previous"
+    )
+    assert f"alpha is {first['alpha']:.2f}, its density {percent(first['density'])}" in text
+    assert f"with {percent(other['scores']['previous'])} on the previous token" in text
+    second = heads["softmax"]["encoder", 2, 4]["scores"]["previous"]
+    assert f"encoder layer 2 head 4 has {percent(second)}" in text
+
+
+def test_what_is_said_beside_the_papers_is_in_the_rows(heads: Any) -> None:
+    text = words("reading-a-report.md")
+    layers = {(kind, layer) for kind, layer, _ in heads["learned"]}
+    divergences = {
+        key: tuple(heads[run][(*key, 1)]["layer_divergence"] for run in ("learned", "softmax")) for key in layers
+    }
+    higher = sum(ours > softmax for ours, softmax in divergences.values())
+    largest = max(divergences, key=lambda key: divergences[key][0])
+    assert largest == ("decoder", 2)
+    shown = " beside ".join(f"{value:.3f}".removeprefix("0") for value in divergences[largest])
+    assert f"higher in {higher} of {len(layers)} layers, largest in the decoder's second ({shown})" in text
+    second = [head["density"] for key, head in heads["learned"].items() if key[:2] == ("decoder", 2)]
+    assert f"{percent(min(second))} to {percent(max(second))} in the decoder's second layer" in text
+    best = {name: max(h["scores"].get("clusters", 0) for h in run.values()) for name, run in heads.items()}
+    assert f"none: {percent(best['learned'])} at most, softmax {percent(best['softmax'])}" in text
+    following = max(h["scores"].get("next", 0) for run in heads.values() for h in run.values())
+    assert f"none: {percent(following)} at most" in text
+    assert not any("question" in h["scores"] for run in heads.values() for h in run.values())
+    norms = [
+        float(row["logit_norm"])
+        for row in rows_of("multi30k-alphas-history-cpu.csv")
+        if (row["alpha_lr_scale"], row["seed"], bool(row["logit_norm"])) == ("1", "1", True)
+    ]
+    assert f"from {norms[0]:.0f} to {norms[-1]:.0f} here" in text
+    relu = next(row for row in rows_of("multi30k-cpu.csv") if row["output"] == "alpha-ReLU")
+    assert f"have sum {float(relu['output_sum']):.2f} on average" in text
+    assert f"{float(relu['supported']):.1f} of 4,997 words are above zero" in text
