@@ -1,22 +1,31 @@
-"""Take the picture of a report that the documentation shows, with the browser that the machine has.
+"""Take the pictures of reports that the documentation shows, with the browser that the machine has.
 
 tsallis train recipes/tiny/translation.yaml && tsallis analyze runs/tiny-translation -o report.html
-python docs/figures/report.py report.html docs/figures/report.png
+python docs/figures/report.py report.html docs/figures/report.png "sentence/3/0/cross/1/3"
+
+tsallis analyze runs/learned runs/softmax --importance 100 --searched 100 -o report.html
+python docs/figures/report.py report.html docs/figures/reading-heads.png overview .maps
+python docs/figures/report.py report.html docs/figures/reading-card.png head/0/encoder/1/0 main
+python docs/figures/report.py report.html docs/figures/reading-sentence.png sentence/0/0/cross/1/2 .panels
+python docs/figures/report.py report.html docs/figures/reading-contrast.png contrasts ".pair >> nth=0"
 """
 
 from __future__ import annotations
 
+import io
 import shutil
 import sys
 from pathlib import Path
 
+from PIL import Image, ImageChops
 from playwright.sync_api import sync_playwright
 
-SIZE = {"width": 1240, "height": 820}
+SIZE = {"width": 1280, "height": 820}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+COLOURS = 64  # of a picture: enough for text and shades of two hues, and a third of the bytes
 
 
-def main(page: str, picture: str, view: str = "sentence/3/0/cross/1/3") -> None:
+def main(page: str, picture: str, view: str, part: str | None = None) -> None:
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
         raise SystemExit("there is no chromium on the PATH")
@@ -24,9 +33,15 @@ def main(page: str, picture: str, view: str = "sentence/3/0/cross/1/3") -> None:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         tab = browser.new_page(viewport=SIZE, color_scheme="light")  # type: ignore[arg-type]
         tab.goto(f"{Path(page).resolve().as_uri()}#{view}")
-        tab.wait_for_selector(".thumb")
-        tab.screenshot(path=picture)
+        tab.add_style_tag(content=".save, .pager, .crumbs { display: none !important; }")
+        tab.wait_for_selector("main svg")
+        tab.wait_for_timeout(500)  # until weights are unpacked
+        taken = tab.locator(part).screenshot() if part else tab.screenshot()
         browser.close()
+    image = Image.open(io.BytesIO(taken)).convert("RGB")
+    empty = Image.new("RGB", image.size, "white")
+    right, bottom = (ImageChops.difference(image, empty).getbbox() or (0, 0, *image.size))[2:]
+    image.crop((0, 0, right, bottom)).quantize(COLOURS).save(picture, optimize=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,75 @@
+"""Rows of the heads of runs, from the numbers of a report: what each attends to, how sparse it is, what it is worth.
+
+tsallis analyze runs/learned runs/softmax --importance 100 --json numbers.json
+python benchmarks/heads.py numbers.json --seed 1 --commit a67f850 --out benchmarks/results/multi30k-heads-cpu.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from common import Row, machine, table, write
+
+DENSE = -1  # the last bin of densities: from 95 %
+PRINTED = ("run", "kind", "layer", "head", "alpha", "density", "role", "tendency", "increase")
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def contrast(pair: dict[str, Any] | None) -> list[float]:
+    """Return the densities of two sentences of one length, on which a head is sparse and dense."""
+    return [] if pair is None else [round(pair[side]["score"], 4) for side in ("sparse", "dense")]
+
+
+def rows_of(run: dict[str, Any]) -> list[Row]:
+    """Return a row for each head; layers and heads count from 1."""
+    divergence = {(layer["kind"], layer["layer"]): layer["divergence"] for layer in run["diversity"]}
+    pairs = {(pair["kind"], pair["layer"], pair["head"]): pair for pair in run["contrasts"]}
+    return [
+        {
+            "run": run["name"],
+            "kind": head["kind"],
+            "layer": head["layer"] + 1,
+            "head": head["head"] + 1,
+            "alpha": number(head["alpha"]),
+            "density": number(head["density"]),
+            "dense_sentences": number(head["histogram"]["counts"][DENSE] / sum(head["histogram"]["counts"])),
+            "role": head["role"] or "",
+            "tendency": head["tendency"] or "",
+            "scores": json.dumps(
+                {name: round(score, 4) for name, score in head["scores"].items() if score is not None}
+            ),
+            "uniform": json.dumps(
+                {name: round(score, 4) for name, score in head["uniform"].items() if score is not None}
+            ),
+            "increase": number(head["increase"]),
+            "contrast": json.dumps(contrast(pairs.get((head["kind"], head["layer"], head["head"])))),
+            "layer_divergence": number(divergence[head["kind"], head["layer"]]),
+            "step": run["step"],
+            "sentences": run["corpus"]["sentences"],
+        }
+        for head in run["heads"]
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("numbers", type=Path, help="what `tsallis analyze --json` wrote")
+    parser.add_argument("--seed", required=True, help="of the trainings")
+    parser.add_argument("--commit", required=True, help="of the code that analysed the runs")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    runs = json.loads(options.numbers.read_text(encoding="utf-8"))["runs"]
+    made = {"seed": options.seed, "commit": options.commit, **machine()}
+    rows = [{**row, **made} for run in runs for row in rows_of(run)]
+    print(table(rows, PRINTED))
+    write(options.out, rows)
+
+
+if __name__ == "__main__":
+    main()
