@@ -166,6 +166,24 @@ def test_changed_weights_are_seen() -> None:
         before = now
 
 
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+def test_updates_of_optimizers_are_seen(optimizer: Any, fused: bool) -> None:
+    """Fused ones change parameters without a new version of them."""
+    model = make(**MODELS[2])
+    updates = optimizer(model.parameters(), lr=0.05, fused=fused)
+    token = torch.full((6,), 5)
+    for _ in range(2):
+        with torch.no_grad():
+            before = model.step(start(model), token).scores
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        updates.step()
+        with torch.no_grad():
+            same_step(model, (start(model), start(model, compiled=False)), token)
+            assert not torch.equal(model.step(start(model), token).scores, before)
+
+
 class Other(TransformerSeq2Seq):
     """A model whose steps may be others."""
 

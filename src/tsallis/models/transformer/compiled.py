@@ -9,11 +9,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tsallis.models.protocol import BestStep, Memory, Step, check_symbols
 from tsallis.nn import (
@@ -136,6 +139,17 @@ def _version(x: Tensor) -> int:
     return 0 if x.is_inference() else x._version
 
 
+@cache
+def _count_fused_updates() -> None:
+    """Let every fused optimizer count up the versions of what it changes, as the others do: PyTorch's do not."""
+
+    def count(optimizer: Any, *_: Any) -> None:
+        groups = [group["params"] for group in optimizer.param_groups if group.get("fused")]
+        increment_version([parameter for group in groups for parameter in group])
+
+    register_optimizer_step_post_hook(count)
+
+
 class _Packed(NamedTuple):
     """A model's packed weights, and what it was like when they were packed."""
 
@@ -188,6 +202,7 @@ def _pack(model: Any, like: Tensor, known: _Packed | None = None) -> _Packed | N
         return known
     known = _packs.get(model)
     if known is None or known.kernels is not kernels or not known.watch.unchanged():
+        _count_fused_updates()
         encoder, decoder, output = _encoder_weights(model), _decoder_weights(model), _output_weights(model.output)
         known = _Packed(
             _Watch(model),
