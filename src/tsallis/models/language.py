@@ -223,9 +223,9 @@ class LanguageModel(nn.Module):
         reading = Reading(state.past, state.steps, state.read)
         hidden, weights = self._read(token.unsqueeze(1), [reading] * len(self.layers), need_weights=True)
         assert weights is not None
-        places = torch.arange(state.width, device=token.device)
+        columns = torch.arange(state.width, device=token.device)
         attention = F.pad(weights.squeeze(1)[:, 1 : state.width + 1], (0, max(0, state.width - state.steps)))
-        attention = attention.masked_fill(places >= state.prompts.unsqueeze(1), 0)
+        attention = attention.masked_fill(columns >= state.prompts.unsqueeze(1), 0)
         after = LanguageState(reading.next_past(), state.steps + 1, reading.lengths, state.prompts, state.width, None)
         return Step(self.output.scores(hidden.squeeze(1)), attention, after)
 
@@ -244,15 +244,15 @@ class LanguageModel(nn.Module):
         lengths, (batch, width), steps = src_lengths.to(src.device), src.shape, tgt_in.shape[1]
         text = src.new_full((batch, width + steps), PAD)
         text[:, : width + 1] = F.pad(src, (1, 0), value=BOS)
-        places = lengths.unsqueeze(1) + torch.arange(steps, device=src.device)  # [batch, tgt]: of the tokens read
-        text.scatter_(1, places[:, 1:], tgt_in[:, 1:])
+        positions = lengths.unsqueeze(1) + torch.arange(steps, device=src.device)  # [batch, tgt]: of the tokens read
+        text.scatter_(1, positions[:, 1:], tgt_in[:, 1:])
         hidden, weights = self._read(text, need_weights=need_attention)
-        states = hidden.gather(1, places.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
+        states = hidden.gather(1, positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
         if weights is None:
             return Decoded(states, None)
-        attention = weights.gather(1, places.unsqueeze(-1).expand(-1, -1, weights.shape[-1]))[:, :, 1 : width + 1]
-        behind = torch.arange(width, device=src.device) >= lengths.view(-1, 1, 1)
-        return Decoded(states, attention.masked_fill(behind, 0))
+        attention = weights.gather(1, positions.unsqueeze(-1).expand(-1, -1, weights.shape[-1]))[:, :, 1 : width + 1]
+        padding = torch.arange(width, device=src.device) >= lengths.view(-1, 1, 1)
+        return Decoded(states, attention.masked_fill(padding, 0))
 
     def alphas(self) -> Tensor:
         """Return the alphas [layers, heads]."""

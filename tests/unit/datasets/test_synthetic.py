@@ -55,10 +55,10 @@ def test_recall_looks_keys_up() -> None:
         keys, values = groups[::2], groups[1::2]
         assert len(set(keys)) == len(keys)
         values_of = dict(zip(keys, values, strict=True))
-        rest, wanted = tokens[end + 1 :], targets[end + 1 :]
+        rest, answers = tokens[end + 1 :], targets[end + 1 :]
         for i in range(0, len(rest), 4):
             first, second = values_of[rest[i], rest[i + 1]]
-            assert wanted[i : i + 3] == [IGNORE, first, second] and rest[i + 2] == first
+            assert answers[i : i + 3] == [IGNORE, first, second] and rest[i + 2] == first
         assert [t for t in targets[: end + 1] if t != IGNORE] == []
 
 

@@ -68,10 +68,10 @@ def test_a_beta_of_zero_changes_nothing(kind: str) -> None:
 
 def visible_keys(causal: bool, lengths: Tensor, mask: Tensor | None) -> Tensor:
     """Which key each query may see [batch, queries, keys]."""
-    seen = (torch.arange(LENGTH) < lengths.view(-1, 1, 1)).expand(-1, LENGTH, -1)
+    visible = (torch.arange(LENGTH) < lengths.view(-1, 1, 1)).expand(-1, LENGTH, -1)
     if causal:
-        seen = seen & torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
-    return seen if mask is None else seen & ~mask
+        visible = visible & torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    return visible if mask is None else visible & ~mask
 
 
 @pytest.mark.parametrize("kind", KINDS)
