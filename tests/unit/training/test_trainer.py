@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ import tsallis.training.checkpoint as checkpoint_module
 from tsallis.data import Vocabulary
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
-from tsallis.evaluation.metrics import teacher_forced_scores
+from tsallis.evaluation.metrics import search_corpus, teacher_forced_scores
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.search import Result
 from tsallis.tasks.inflection import encode_examples, english_verbs
@@ -368,3 +369,21 @@ def test_the_least_loss_decides_and_ends_a_run(tmp_path: Path) -> None:
 def test_a_score_that_there_is_not(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"select must be one of .*accuracy.*, got 'bleu'"):
         trainer(tmp_path, replace(SETTINGS, select="bleu")).run()
+
+
+def test_validations_search_with_the_weights_of_their_update(tmp_path: Path) -> None:
+    """A model that is searched by packed weights is packed again: its copy, packed for the first time, agrees."""
+    torch.manual_seed(SETTINGS.seed)
+    transformer = TransformerSeq2Seq(len(SRC), len(TGT), d_model=32, heads=2, layers=1, d_ff=40, dropout=0.0).eval()
+    scores: list[tuple[float, float]] = []
+
+    def measure(results: Sequence[Result]) -> dict[str, float]:
+        fresh = search_corpus(copy.deepcopy(transformer), DEV, beam_size=1)
+        ours, theirs = (sum(r.best.log_prob for r in part if r.best) for part in (results, fresh))
+        scores.append((ours, theirs))
+        return {"accuracy": ours}
+
+    Trainer(transformer, TRAIN, DEV, tmp_path, SETTINGS, lambda _: None, measure).run()
+    assert len(set(scores)) == SETTINGS.epochs
+    for ours, theirs in scores:
+        assert ours == pytest.approx(theirs, rel=1e-5)
