@@ -15,7 +15,7 @@ positive, with size 1 along ``dim``.
 Where the results differ from that package's, on purpose:
 
 - ``alpha=1`` is softmax (and its loss cross-entropy), not the uniform distribution; alphas near 1 are right, and so are
-  their gradients. An alpha below 1 and integer scores are errors.
+  their gradients. An alpha that is not positive and integer scores are errors.
 - The losses have second derivatives, accept scores of -inf and are never negative; ``entmax_bisect_loss`` has a
   gradient in alpha. Alpha may be a tensor [n, 1] with one value a row.
 - ``ignore_index`` is honoured for every value, -100 among them: such targets add nothing, and ``elementwise_mean``
@@ -112,7 +112,7 @@ def entmax_bisect(
 
     Args:
         X: scores of any shape.
-        alpha: at least 1: a number, or a tensor that can be expanded to `X` with size 1 along `dim`.
+        alpha: positive: a number, or a tensor that can be expanded to `X` with size 1 along `dim`.
         dim: the dimension whose entries sum to 1.
         n_iter, ensure_sum_one: without effect.
 
@@ -168,7 +168,7 @@ def budget_bisect(X: Tensor, budget: Alpha = 2, dim: int = -1, n_iter: int | Non
 
     Args:
         X: scores of any shape.
-        budget: above 0: a number, or a tensor that can be expanded to `X` with size 1 along `dim`.
+        budget: at least 0: a number, or a tensor that can be expanded to `X` with size 1 along `dim`.
         dim: the dimension whose entries sum to the budget.
         n_iter: without effect.
 
@@ -232,7 +232,7 @@ def entmax_bisect_loss(X: Tensor, target: Tensor, alpha: Alpha = 1.5, n_iter: in
     Args:
         X: scores [..., classes].
         target: classes [...], or probabilities [..., classes].
-        alpha: at least 1: a number, or a tensor with last size 1, which gets a gradient.
+        alpha: positive: a number, or a tensor with last size 1, which gets a gradient.
         n_iter: without effect.
 
     Returns:

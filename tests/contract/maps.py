@@ -33,7 +33,7 @@ def _entmax(alpha: float) -> Map:
     )
 
 
-ALPHAS = (1.0, 1.000001, 1.001, 1.05, 1.25, 4 / 3, 1.5, 1.75, 1.99, 2.0, 2.5)
+ALPHAS = (0.25, 0.9, 1.0, 1.000001, 1.001, 1.05, 1.25, 4 / 3, 1.5, 1.75, 1.99, 2.0, 2.5)
 MAPS = [
     *(_entmax(alpha) for alpha in ALPHAS),
     Map("sparsemax", lambda z, dim=-1: tsallis.sparsemax(z, dim), lambda z: reference.entmax(z, 2.0)),
@@ -48,7 +48,16 @@ MAPS = [
     ),
 ]
 # One of each formula of gradients; the other alphas have that of 1.25.
-FORMULAS = ("entmax-1.0", "entmax-1.25", "entmax-1.5", "entmax-2.0", "entmax-2.5", "normmax-2", "budget-2")
+FORMULAS = (
+    "entmax-0.25",
+    "entmax-1.0",
+    "entmax-1.25",
+    "entmax-1.5",
+    "entmax-2.0",
+    "entmax-2.5",
+    "normmax-2",
+    "budget-2",
+)
 SMOOTH = [m for m in MAPS if m.name in FORMULAS]
 
 

@@ -164,10 +164,31 @@ def test_alpha_one_is_softmax() -> None:
     z, y = problem(dtype=torch.float32)
     torch.testing.assert_close(compat.entmax_bisect(z, 1), z.softmax(-1))
     torch.testing.assert_close(compat.EntmaxBisectLoss(alpha=1)(z, y), nn.functional.cross_entropy(z, y))
-    with pytest.raises(ValueError, match=r"0\.5"):
-        compat.entmax_bisect(z, 0.5)
+    with pytest.raises(ValueError, match=r"alpha must be positive and finite, got -0\.5"):
+        compat.entmax_bisect(z, -0.5)
     with pytest.raises(TypeError, match="int64"):
         compat.sparsemax(torch.tensor([1, 2]))
+
+
+def test_alphas_below_one() -> None:
+    """The peer's range: from 0 to 2.5 and more, mixed in one tensor, with gradients in scores and alpha."""
+    z, y = problem(4, 6)
+    alpha = torch.tensor([[0.05], [0.5], [1.0], [2.5]], dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(compat.entmax_bisect(z, alpha), reference.entmax(z, alpha), atol=1e-10, rtol=0)
+    assert gradcheck(compat.entmax_bisect, (z.requires_grad_(), alpha))
+    torch.testing.assert_close(compat.entmax_bisect_loss(z, y, alpha), reference.entmax_loss(z, y, alpha))
+    assert gradcheck(lambda s, a: compat.EntmaxBisectLoss(a)(s, y), (z, alpha))
+
+
+def test_a_budget_of_zero_chooses_nothing() -> None:
+    z, _ = problem(3, 5)
+    z[1, 2] = torch.nan
+    scores = z.requires_grad_()
+    for budget in (0, torch.tensor(0.0), torch.zeros(3, 1)):
+        marginals = compat.budget_bisect(scores, budget)
+        assert (marginals[[0, 2]] == 0).all() and marginals[1].isnan().all()
+        (grad,) = torch.autograd.grad(marginals[[0, 2]].sum(), scores)
+        assert (grad[[0, 2]] == 0).all()
 
 
 def test_tensor_arguments_go_row_by_row() -> None:

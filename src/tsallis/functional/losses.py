@@ -40,7 +40,7 @@ def entmax_loss(
         scores: [..., classes], any floating dtype; a score of -inf takes that class out.
         target: classes [...] (integers), or probabilities [..., classes]. For probabilities :math:`H_\alpha(y)` is
             subtracted: at `alpha = 1` the loss is then the Kullback-Leibler divergence.
-        alpha: at least 1: a number, or a tensor broadcastable to `scores` with last size 1; it gets a gradient.
+        alpha: positive: a number, or a tensor broadcastable to `scores` with last size 1; it gets a gradient.
         weight: [classes] weight of each class. As in `torch.nn.functional.cross_entropy`, a mean over classes
             divides by the summed weights of the targets. A probability target is scaled by it before it is compared.
         ignore_index: class targets of this value have loss 0 and no gradient.
@@ -68,7 +68,7 @@ def entmax_loss(
     plain = weight is None and label_smoothing == 0 and not target.is_floating_point()
     if isinstance(alpha, Tensor) and weight is None and alpha.shape == scores.shape[-1:] != (1,):
         raise ValueError(f"alpha must have last size 1, got shape {tuple(alpha.shape)}; did you mean weight=?")
-    rows = as_rows(scores, alpha, direct=plain)
+    rows = as_rows(scores, alpha, direct=plain, positive=True)
     z = rows.scores.reshape(-1, scores.shape[-1])  # [rows, classes]
     if weight is not None:
         if weight.shape != scores.shape[-1:]:

@@ -17,6 +17,8 @@ from tsallis.ops.eager.entropy import entropy
 def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
     r"""Return probabilities that are softmax at `alpha = 1`, sparsemax at 2, and sparse for every alpha above 1.
 
+    Below 1 every entry is positive, and improbable ones are more probable than by softmax.
+
     Solves, for every row of scores :math:`z` along `dim`,
 
     .. math:: \arg\max_{p \in \triangle} \; p^\top z + H_\alpha(p), \qquad
@@ -27,7 +29,7 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | 
 
     Args:
         scores: any shape, any floating dtype. -inf takes no part. Half precision is computed in float32.
-        alpha: at least 1: a number, or a tensor broadcastable to `scores` with size 1 along `dim`.
+        alpha: positive: a number, or a tensor broadcastable to `scores` with size 1 along `dim`.
         dim: the dimension whose entries sum to 1.
         mask: boolean, broadcastable to `scores`; True takes part.
 
@@ -36,7 +38,7 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | 
         NaN is all NaN.
 
     Raises:
-        ValueError: an alpha below 1 or not finite, or of a wrong shape.
+        ValueError: an alpha that is not positive and finite, or of a wrong shape.
         TypeError: scores that are not floating point, a mask that is not boolean.
 
     Example:
@@ -46,7 +48,7 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | 
         >>> entmax(torch.zeros(2, 3, 4), per_head).shape
         torch.Size([2, 3, 4])
     """
-    rows = as_rows(scores, alpha, dim, mask, direct=True)
+    rows = as_rows(scores, alpha, dim, mask, direct=True, positive=True)
     if scores.numel() == 0:
         return scores.clone()
     return rows.restore(autograd.entmax(rows.scores, rows.alpha, rows.dim, rows.backend))
@@ -153,14 +155,14 @@ def budgeted_entmax(scores: Tensor, alpha: Alpha = 1.5, budget: float = 2, dim: 
     Args:
         scores: any shape, any floating dtype; -inf takes no part.
         alpha: at least 1: a number, or a tensor broadcastable to `scores` with size 1 along `dim`.
-        budget: above 0. Where fewer entries than it take part, all of those are 1.
+        budget: at least 0, which chooses nothing. Where fewer entries than it take part, all of those are 1.
         dim: the dimension whose entries sum to the budget.
 
     Returns:
         Marginals of the shape and dtype of `scores`.
 
     Raises:
-        ValueError: a budget that is not positive and finite, an alpha below 1 or not finite, or of a wrong shape.
+        ValueError: a budget that is negative or not finite, an alpha below 1 or not finite, or of a wrong shape.
         TypeError: scores that are not floating point, a budget that is not a number.
 
     Example:
@@ -168,8 +170,8 @@ def budgeted_entmax(scores: Tensor, alpha: Alpha = 1.5, budget: float = 2, dim: 
         tensor([1.0000, 0.5000, 0.5000, 0.0000])
     """
     budget = number("budget", budget)
-    if not (math.isfinite(budget) and budget > 0):
-        raise ValueError(f"budget must be positive and finite, got {budget:g}")
+    if not (math.isfinite(budget) and budget >= 0):
+        raise ValueError(f"budget must be finite and at least 0, got {budget:g}")
     rows = as_rows(scores, alpha, dim)
     if scores.numel() == 0:
         return scores.clone()
@@ -187,21 +189,21 @@ def tsallis_entropy(probs: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
 
     Args:
         probs: probabilities along `dim`.
-        alpha: at least 1: a number, or a tensor broadcastable to `probs` with size 1 along `dim`.
+        alpha: positive: a number, or a tensor broadcastable to `probs` with size 1 along `dim`.
         dim: the dimension to sum over.
 
     Returns:
         Entropies in nats (at `alpha = 1`), without dimension `dim`.
 
     Raises:
-        ValueError: an alpha below 1 or not finite, or of a wrong shape.
+        ValueError: an alpha that is not positive and finite, or of a wrong shape.
         TypeError: probabilities that are not floating point.
 
     Example:
         >>> tsallis_entropy(torch.tensor([0.5, 0.5, 0.0]), alpha=2.0)
         tensor(0.2500)
     """
-    rows = as_rows(probs, alpha, dim)
+    rows = as_rows(probs, alpha, dim, positive=True)
     assert rows.shape is not None
     shape = rows.shape[:-1]
     if probs.numel() == 0:

@@ -39,11 +39,19 @@ class Rows(NamedTuple):
         return result if result.dtype == self.dtype else result.to(self.dtype)
 
 
-def as_rows(scores: Tensor, alpha: Alpha, dim: int = -1, mask: Tensor | None = None, direct: bool = False) -> Rows:
+def as_rows(
+    scores: Tensor,
+    alpha: Alpha,
+    dim: int = -1,
+    mask: Tensor | None = None,
+    direct: bool = False,
+    positive: bool = False,
+) -> Rows:
     """Return checked rows of `scores` along `dim`, and their alphas; entries that `mask` leaves out are -inf.
 
-    With `direct` there is a backend, unless PyTorch follows the operations; it takes the scores with few steps on the
-    way, or none, because those are most of the time of small tensors.
+    Alphas must be at least 1, with `positive` only positive. With `direct` there is a backend, unless PyTorch follows
+    the operations; it takes the scores with few steps on the way, or none, because those are most of the time of small
+    tensors.
     """
     if not (isinstance(scores, Tensor) and scores.is_floating_point()):
         check_floating(scores)
@@ -61,7 +69,7 @@ def as_rows(scores: Tensor, alpha: Alpha, dim: int = -1, mask: Tensor | None = N
         scores.size(dim)  # raises PyTorch's IndexError
     if isinstance(alpha, Tensor):
         shape = scores.shape if axis == last else [*scores.shape[:axis], *scores.shape[axis + 1 :], scores.shape[axis]]
-        alpha = alpha_along(alpha, scores, shape, dim, last + 1)
+        alpha = alpha_along(alpha, scores, shape, dim, last + 1, positive)
     elif type(alpha) is not float:
         alpha = number("alpha", alpha)
     if scores.dtype is not dtype:
@@ -69,7 +77,7 @@ def as_rows(scores: Tensor, alpha: Alpha, dim: int = -1, mask: Tensor | None = N
     backend = choose_direct(alpha, scores) if direct and last >= 0 else None
     if backend is None:
         if isinstance(alpha, float):
-            check_alpha(alpha)
+            check_alpha(alpha, positive)
         return _plain_rows(scores, alpha, axis, dtype)
     can = backend.CAPABILITIES
     if scores.dtype not in can.dtypes:
@@ -133,25 +141,27 @@ def number(name: str, value: Any) -> float:
     return float(value)
 
 
-def alpha_number(alpha: float) -> float:
+def alpha_number(alpha: float, positive: bool = False) -> float:
     """Return an alpha that is a number, checked."""
     alpha = number("alpha", alpha)
-    check_alpha(alpha)
+    check_alpha(alpha, positive)
     return alpha
 
 
-def alpha_along(alpha: Alpha, scores: Tensor, shape: Sequence[int], dim: int, ndim: int) -> Alpha:
+def alpha_along(
+    alpha: Alpha, scores: Tensor, shape: Sequence[int], dim: int, ndim: int, positive: bool = False
+) -> Alpha:
     """Return alpha as a checked float, or as a tensor [rows, 1], for scores of `shape` with `dim` moved last.
 
     `ndim` is the number of dimensions of the scores. The numbers of a tensor are checked where a backend is chosen.
     """
     if not isinstance(alpha, Tensor):
-        return alpha_number(alpha)
+        return alpha_number(alpha, positive)
     argument = alpha
     check_floating(alpha, "alpha")
     one_number = alpha.numel() == 1 and alpha.dim() <= ndim
     if one_number and not (alpha.requires_grad or forward_mode() or traced() or without_numbers(alpha)):
-        return alpha_number(alpha.item())
+        return alpha_number(alpha.item(), positive)
     if alpha.dim() > ndim:
         raise ValueError(f"alpha of shape {tuple(alpha.shape)} has more dimensions than the scores, which have {ndim}")
     alpha = alpha.to(device=scores.device, dtype=compute_dtype(scores.dtype))

@@ -30,7 +30,7 @@ class _Alpha(nn.Module):
 
     def __init__(self, alpha: Alpha) -> None:
         super().__init__()
-        _hold(self, "alpha", alpha if isinstance(alpha, Tensor) else alpha_number(alpha))
+        _hold(self, "alpha", alpha if isinstance(alpha, Tensor) else alpha_number(alpha, positive=True))
 
     def extra_repr(self) -> str:
         return _shown("alpha", self.alpha)
@@ -44,12 +44,12 @@ class Entmax(_Alpha):
     (Peters et al. 2019, eq. 10.)
 
     Args:
-        alpha: at least 1: a number, an `nn.Parameter` to be learned (Correia et al. 2019), or another tensor, which
+        alpha: positive: a number, an `nn.Parameter` to be learned (Correia et al. 2019), or another tensor, which
             becomes a buffer; tensors must broadcast to the scores with size 1 along `dim`.
         dim: the dimension whose entries sum to 1.
 
     Raises:
-        ValueError: an alpha below 1 or not finite.
+        ValueError: an alpha that is not positive and finite.
         TypeError: an alpha that is neither a number nor a tensor.
 
     Example:
@@ -117,7 +117,7 @@ class EntmaxLoss(_Alpha):
         label_smoothing: share of the target spread evenly over the classes that take part.
 
     Raises:
-        ValueError: an alpha below 1 or not finite, an unknown reduction.
+        ValueError: an alpha that is not positive and finite, an unknown reduction.
         TypeError: an alpha that is neither a number nor a tensor.
 
     Example:

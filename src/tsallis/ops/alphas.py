@@ -17,16 +17,22 @@ def extremes(alpha: Tensor) -> tuple[float, float]:
     return least, most
 
 
-def check_alpha(alpha: Alpha) -> None:
-    """Raise a ValueError unless every alpha is finite and at least 1; for callers that have the numbers at hand."""
+def check_alpha(alpha: Alpha, positive: bool = False) -> None:
+    """Raise a ValueError unless every alpha is finite and at least 1; for callers that have the numbers at hand.
+
+    With `positive` alphas between 0 and 1 are valid, too.
+    """
+    limits = "positive and finite" if positive else "finite and at least 1"
     if isinstance(alpha, float):
-        if not 1 <= alpha < math.inf:
-            raise ValueError(f"alpha must be finite and at least 1, got {alpha:g}")
-    else:
-        least, most = extremes(alpha) if alpha.numel() else (1.0, 1.0)
-        if not (least >= 1 and most < torch.inf):
-            invalid = ~((alpha >= 1) & (alpha < torch.inf))
-            raise ValueError(f"alpha must be finite and at least 1, got a tensor with {alpha[invalid][0].item():g}")
+        if not _valid(alpha, positive):
+            raise ValueError(f"alpha must be {limits}, got {alpha:g}")
+    elif alpha.numel() and not all(_valid(extreme, positive) for extreme in extremes(alpha)):
+        invalid = next(value for value in alpha.detach().flatten().tolist() if not _valid(value, positive))
+        raise ValueError(f"alpha must be {limits}, got a tensor with {invalid:g}")
+
+
+def _valid(alpha: float, positive: bool) -> bool:
+    return (alpha > 0 if positive else alpha >= 1) and alpha < math.inf
 
 
 def bounds(alpha: Alpha) -> tuple[float, float] | None:

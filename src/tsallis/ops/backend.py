@@ -230,8 +230,8 @@ class backend:
     `"auto"` is the default, and what the environment variable `TSALLIS_BACKEND` overrules: the compiled kernels for
     tensors on the CPU where they were built, Triton's for float32, bfloat16 and float16 on a GPU where Triton works,
     plain PyTorch operations for everything else. `"cpu"` (the compiled kernels) and `"triton"` are errors where these
-    are missing; what they don't compute (alpha above 2, budgets) stays with PyTorch's operations. The backend of a
-    forward pass computes its gradients, too; second derivatives are always PyTorch's operations.
+    are missing; what they don't compute (alpha above 2 or below 1, budgets) stays with PyTorch's operations. The
+    backend of a forward pass computes its gradients, too; second derivatives are always PyTorch's operations.
 
     Args:
         name: one of the four names.
@@ -299,7 +299,7 @@ def choose(alpha: Alpha, *tensors: Tensor) -> Backend:
     For callers that have the numbers at hand; :func:`choose_direct` is for those that may not.
 
     Raises:
-        ValueError: an alpha below 1 or not finite.
+        ValueError: an alpha that is not positive and finite.
         RuntimeError: the backend that was asked for by name does not compute on such devices.
     """
     name, kind = request(), tensors[0].device.type
@@ -312,7 +312,7 @@ def choose(alpha: Alpha, *tensors: Tensor) -> Backend:
         choice = load(candidate)
         if _suits(choice.CAPABILITIES, alpha, tensors) and choice.usable():
             return cast(Backend, _guard().backend_for(candidate, tensors[0]))
-    check_alpha(alpha)
+    check_alpha(alpha, positive=True)
     return load("eager")
 
 

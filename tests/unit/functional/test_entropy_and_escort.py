@@ -12,7 +12,7 @@ import tsallis
 from tsallis.ops import reference
 
 
-@pytest.mark.parametrize("alpha", [1.0, 1.0001, 1.3, 1.5, 2.0, 3.0])
+@pytest.mark.parametrize("alpha", [0.1, 0.9, 1.0, 1.0001, 1.3, 1.5, 2.0, 3.0])
 def test_entropy_is_the_reference(alpha: float) -> None:
     p = tsallis.entmax(torch.randn(5, 30, dtype=torch.float64), 1.5)
     torch.testing.assert_close(tsallis.tsallis_entropy(p, alpha), reference.tsallis_entropy(p, alpha))
@@ -30,7 +30,7 @@ def test_entropy_of_the_uniform_distribution() -> None:
 
 def test_entropy_derivatives() -> None:
     p = torch.rand(3, 5, dtype=torch.float64).softmax(-1).requires_grad_()
-    alpha = torch.tensor([[1.05], [1.5], [2.2]], dtype=torch.float64, requires_grad=True)
+    alpha = torch.tensor([[0.3], [1.05], [2.2]], dtype=torch.float64, requires_grad=True)
     assert gradcheck(tsallis.tsallis_entropy, (p, alpha), check_forward_ad=True)
     assert gradgradcheck(tsallis.tsallis_entropy, (p, alpha))
     ones = torch.ones(3, 1, dtype=torch.float64, requires_grad=True)
@@ -38,6 +38,14 @@ def test_entropy_derivatives() -> None:
     step = 1e-6
     up, middle, down = (reference.tsallis_entropy(p.detach(), 1 + s * step) for s in (2, 1, 0))
     torch.testing.assert_close(result.squeeze(-1), (-3 * down + 4 * middle - up) / (2 * step), atol=1e-4, rtol=1e-4)
+
+
+def test_entropy_of_probabilities_too_small_for_a_normal_number() -> None:
+    p = torch.tensor([1.0, 1e-44], requires_grad=True)
+    alpha = torch.tensor([0.05], requires_grad=True)
+    entropy = tsallis.tsallis_entropy(p, alpha)
+    entropy.backward()
+    assert entropy.isfinite() and alpha.grad is not None and alpha.grad.isfinite().all()
 
 
 def test_entropy_along_any_dim() -> None:

@@ -12,6 +12,7 @@ from tsallis.ops.alphas import Alpha
 
 SERIES_BELOW = 0.5  # |eps log p| below which second-order terms are summed as a series, of so many terms:
 SERIES_TERMS = {torch.float64: 15, torch.float32: 9}
+LARGEST = 80.0  # for e^x in float32: an x above it comes of probabilities below any normal number
 
 
 def entropy(probs: Tensor, alpha: Alpha) -> Tensor:
@@ -21,14 +22,15 @@ def entropy(probs: Tensor, alpha: Alpha) -> Tensor:
     """
     inside = probs != 0
     log_p = torch.where(inside, probs, 1).log()
-    return -(probs * log_p * _expm1_over((alpha - 1) * log_p)).sum(-1, keepdim=True) / alpha
+    x = ((alpha - 1) * log_p).clamp(max=LARGEST)
+    return -(probs * log_p * _expm1_over(x)).sum(-1, keepdim=True) / alpha
 
 
 def entropy_alpha_gradient(probs: Tensor, alpha: Alpha) -> Tensor:
     r"""Return `dH_alpha(p)/d alpha` at fixed p [rows, 1], without a singularity at alpha = 1."""
     inside = probs != 0
     log_p = torch.where(inside, probs, 1).log()
-    x = (alpha - 1) * log_p
+    x = ((alpha - 1) * log_p).clamp(max=LARGEST)
     near_zero = x.abs() < SERIES_BELOW
     far = torch.where(near_zero, 1, x)
     # ((x-1) e^x + 1) / x^2, the derivative of (e^x - 1)/x

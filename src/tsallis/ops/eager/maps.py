@@ -1,4 +1,4 @@
-"""The maps in plain PyTorch: any device, any alpha from 1, fast by algorithm.
+"""The maps in plain PyTorch: any device, any positive alpha, fast by algorithm.
 
 Functions below :func:`entmax` and its gradient take rows: `scores` is [rows, d] in float32 or float64, `alpha` a float
 or a [rows, 1] tensor. Scores that take no part are -inf.
@@ -187,6 +187,8 @@ def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
     The mass is not convex in the threshold. The k-th largest score, k = ceil(budget), brackets it: at
     `1 + eps (z_k - c) = 1` at least k entries are full, at `0` fewer than k are positive.
     """
+    if budget == 0:
+        return torch.zeros_like(scores).masked_fill_(scores.isnan().any(-1, keepdim=True), torch.nan)
     exact = scores.double()  # bisection on a steep function: float32 scores deserve float64 thresholds
     count = min(math.ceil(budget), scores.shape[-1])
     pivot = exact.topk(count, -1).values[..., -1:]

@@ -15,7 +15,7 @@ from tsallis.ops.alphas import Alpha
 
 SMALL = 8192  # fewer entries than this: sorting takes fewer operations than Newton steps, and operations are what costs
 NEWTON_LIMIT = 60
-TINY_EPS = 1e-10  # stands for alpha - 1 = 0: log1p(TINY_EPS u) / TINY_EPS is u up to rounding
+TINY_EPS = 1e-10  # stands for an alpha - 1 that is nearer to 0: log1p(TINY_EPS u) / TINY_EPS is u up to rounding
 
 
 def threshold(values: Tensor, alpha: Alpha, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -107,7 +107,7 @@ def _counting(rows: Tensor) -> Tensor:
 
 
 def _solve_convex(values: Tensor, alpha: Alpha, start: Tensor) -> tuple[Tensor, Tensor]:
-    eps: Alpha = max(alpha - 1, TINY_EPS) if isinstance(alpha, float) else (alpha - 1).clamp(min=TINY_EPS)
+    eps = nonzero_eps(alpha)
     smooth = alpha <= 1.5 if isinstance(alpha, float) else bool((alpha <= 1.5).all())
     tolerance = _tolerance(values, smooth)
     tiny = torch.finfo(values.dtype).tiny
@@ -118,12 +118,21 @@ def _solve_convex(values: Tensor, alpha: Alpha, start: Tensor) -> tuple[Tensor, 
         mass = p.sum(-1, keepdim=True)
         weight = p.div_(u.add_(1).clamp_(min=tiny)).sum(-1, keepdim=True)
         log_mass = mass.clamp(min=tiny).log()
-        # norm-Newton: F (1 - F^-eps) / (eps G), which is log F at alpha = 1
+        # norm-Newton: F (1 - F^-eps) / (eps G), which is log F at alpha = 1. For an alpha below 1, F^eps is concave in
+        # c and rises to 1 at the threshold: no step overshoots, either.
         c = c - mass * torch.expm1(-eps * log_mass) / (eps * weight.clamp(min=tiny))
         if not bool(((log_mass.abs() > tolerance) & (mass > 0)).any()):
             break
     p = ((values - c) * eps).clamp_(min=-1).log1p_().div_(eps).exp_()
     return _normalised(p, p.sum(-1, keepdim=True)), c
+
+
+def nonzero_eps(alpha: Alpha) -> Alpha:
+    """Return `alpha - 1`, not nearer to 0 than `TINY_EPS`."""
+    eps = alpha - 1
+    if isinstance(eps, float):
+        return eps if abs(eps) > TINY_EPS else TINY_EPS
+    return eps.masked_fill(eps.abs() < TINY_EPS, TINY_EPS)
 
 
 def _solve_bracketed(values: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
