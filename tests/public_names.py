@@ -62,7 +62,7 @@ PUBLIC = {
     "tsallis.nn": """
         AlphaReLULoss AttentionStats ContinuousAttention1d ContinuousAttention2d ContinuousGlobalAttention Entmax
         EntmaxLoss GlobalAttention KeyValueCache LengthScale MultiheadAttention OutputLayer PerHeadAlpha Sparsemax
-        TransformerDecoderLayer TransformerEncoderLayer sparsify_module
+        TransformerDecoderLayer TransformerEncoderLayer densify_module sparsify_module
     """,
     "tsallis.report": """
         View attention_matrix image_attention image_panels learned_alphas matrix_panels save text_attention

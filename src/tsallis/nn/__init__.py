@@ -12,7 +12,7 @@ from tsallis.nn.length_scale import LengthScale
 from tsallis.nn.maps import AlphaReLULoss, Entmax, EntmaxLoss, Sparsemax
 from tsallis.nn.multihead_attention import AttentionStats, MultiheadAttention
 from tsallis.nn.output import OutputLayer
-from tsallis.nn.replacement import sparsify_module
+from tsallis.nn.replacement import densify_module, sparsify_module
 from tsallis.nn.transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
 
 __all__ = [
@@ -32,5 +32,6 @@ __all__ = [
     "Sparsemax",
     "TransformerDecoderLayer",
     "TransformerEncoderLayer",
+    "densify_module",
     "sparsify_module",
 ]

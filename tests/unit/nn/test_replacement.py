@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tsallis.nn import MultiheadAttention, sparsify_module
+from tsallis.nn import MultiheadAttention, TransformerDecoderLayer, densify_module, sparsify_module
 
 
 def transformer(**options: Any) -> nn.Transformer:
@@ -72,6 +72,64 @@ def test_learned_alphas_get_gradients_and_old_weights_load() -> None:
     learned = [x for name, x in model.named_parameters() if name.endswith("alpha.bias")]
     assert len(learned) == 4 and all(x.grad is not None and x.grad.abs().max() > 0 for x in learned)
     model.load_state_dict(weights)
+
+
+def padded_encoder(**options: Any) -> nn.TransformerEncoder:
+    layer = nn.TransformerEncoderLayer(16, 4, 24, dropout=0.0, batch_first=True, **options)
+    return nn.TransformerEncoder(layer, 2).eval()
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_the_fast_path_of_an_encoder_does_not_bypass_it(activation: str) -> None:
+    """Without gradients PyTorch makes nested tensors of padded ones, and computes whole layers by itself."""
+    model = padded_encoder(activation=activation)
+    src, padding = torch.randn(3, 6, 16), torch.arange(6) >= torch.tensor([[6], [4], [2]])
+    arguments = {"src_key_padding_mask": padding}
+    slow = sparsify_module(padded_encoder(activation=activation), 2.0)
+    slow.load_state_dict(model.state_dict())
+    expected = slow(src, **arguments).detach()  # with gradients: no fast path
+    with torch.no_grad():
+        before = model(src, **arguments)
+        dense = sparsify_module(model, 1.0)(src, **arguments)
+        torch.testing.assert_close(dense[~padding], before[~padding], rtol=1e-5, atol=1e-5)
+        sparse = sparsify_again(model)(src, **arguments)
+    torch.testing.assert_close(sparse, expected, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(sparse[~padding], before[~padding], atol=1e-3)
+
+
+def test_densify_undoes_it_with_what_was_learned() -> None:
+    model = padded_encoder()
+    src, padding = torch.randn(3, 6, 16), torch.arange(6) >= torch.tensor([[6], [4], [2]])
+    with torch.no_grad():
+        before = model(src, src_key_padding_mask=padding)
+    names, parameters = list(model.state_dict()), list(model.parameters())
+    sparsify_module(model, "learned")
+    assert densify_module(model) is model
+    assert list(model.state_dict()) == names
+    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+    assert {type(x) for x in model.modules() if "attn" in type(x).__name__.lower()} <= {nn.MultiheadAttention}
+    with torch.no_grad():
+        assert torch.equal(model(src, src_key_padding_mask=padding), before)  # by the fast path again
+        model.layers[0].self_attn.in_proj_weight.add_(0.1)
+        assert not torch.equal(model(src, src_key_padding_mask=padding), before)
+
+
+@pytest.mark.parametrize(
+    "options", [{"bias": False}, {"add_bias_kv": True, "add_zero_attn": True}, {"kdim": 6, "vdim": 5}], ids=str
+)
+def test_densify_an_attention_itself(options: dict[str, Any]) -> None:
+    sparse = MultiheadAttention(16, 4, alpha=1.0, **options).eval()
+    dense = densify_module(sparse)
+    assert type(dense) is nn.MultiheadAttention and not dense.training
+    query, key, value = torch.randn(5, 3, 16), torch.randn(5, 3, sparse.kdim), torch.randn(5, 3, sparse.vdim)
+    torch.testing.assert_close(dense(query, key, value)[0], sparse(query, key, value)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_densify_leaves_layers_of_this_package() -> None:
+    with pytest.raises(ValueError, match="ModuleList has no sparse attention that PyTorch's could replace"):
+        densify_module(nn.ModuleList([TransformerDecoderLayer(16, 4)]))
+    with pytest.raises(ValueError, match="Transformer has no sparse attention"):
+        densify_module(transformer())
 
 
 def test_names_choose() -> None:
