@@ -350,7 +350,9 @@ class MultiheadAttention(nn.Module):
 
     def _last_pass(self) -> _PassRecord:
         if self._last is None:
-            raise RuntimeError("there was no forward pass yet, or it was compiled")
+            raise RuntimeError(
+                "there was no forward pass, or it was compiled; make one in torch.compiler.set_stance('force_eager')"
+            )
         return self._last
 
     def _weights(self) -> tuple[Tensor, ...]:

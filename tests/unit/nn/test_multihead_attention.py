@@ -810,3 +810,17 @@ def test_a_memory_can_be_projected_by_itself(variant: dict[str, Any]) -> None:
     query, memory, cache = steps(QUERIES), steps(), KeyValueCache()
     cache.append(*attention.keys_and_values(memory))
     torch.testing.assert_close(attention(query, cache=cache), attention(query, memory, memory))
+
+
+def test_statistics_of_a_compiled_module_come_from_a_pass_that_is_not() -> None:
+    attention, x = MultiheadAttention(8, 2, batch_first=True, alpha=1.5), torch.randn(3, 5, 8)
+    attention(x, x, x)
+    expected = attention.stats()
+    compiled = torch.compile(attention, backend="aot_eager")
+    compiled(x, x, x)
+    with pytest.raises(RuntimeError, match="force_eager"):
+        attention.stats()
+    with torch.compiler.set_stance("force_eager"):
+        compiled(x, x, x)
+    for ours, theirs in zip(attention.stats(), expected, strict=True):
+        assert torch.equal(ours, theirs)

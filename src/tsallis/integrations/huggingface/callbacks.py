@@ -63,7 +63,7 @@ class AttentionLog(TrainerCallback):
     """A callback that logs every attention's alpha and density, wherever the Trainer logs.
 
     The entries are `alpha/NAME` and `density/NAME`, means of the heads, and `alpha` and `density`, means of all.
-    Densities are those of the training batches of the steps that are logged; those of a compiled model are not known.
+    Densities are those of the training batches of the steps that are logged; a compiled model runs these uncompiled.
 
     Args:
         trainer: the Trainer that the callback is added to.

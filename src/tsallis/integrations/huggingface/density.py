@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +17,7 @@ from tsallis.nn.multihead_attention import count_visible
 class DensityMeter:
     """The densities of a sparsified model over the forward passes inside a `with` block; no weights are held for them.
 
-    In self-attention, queries that are padding do not count. Compiled passes are not measured.
+    In self-attention, queries that are padding do not count. What is compiled runs uncompiled inside the block.
 
     Args:
         model: sparsified by :func:`sparsify`.
@@ -40,8 +42,11 @@ class DensityMeter:
         if not self._modules:
             raise ValueError(f"{type(model).__name__} has no sparse attention: call sparsify first")
         self._counts = {name: _Counts() for name in self._modules}
+        self._stance: Any = None
 
     def __enter__(self) -> DensityMeter:
+        if "torch._dynamo" in sys.modules:  # without it nothing is compiled, and it takes long to import
+            self._stance = torch.compiler.set_stance("force_eager")
         for name, module in self._modules.items():
             module.meter = self._counts[name]
         return self
@@ -51,6 +56,9 @@ class DensityMeter:
     ) -> None:
         for module in self._modules.values():
             module.meter = None
+        if self._stance is not None:
+            self._stance.__exit__(kind, error, trace)
+            self._stance = None
 
     def densities(self) -> dict[str, Tensor]:
         """Return of every attention that ran the share of visible keys with a weight above zero [heads]."""

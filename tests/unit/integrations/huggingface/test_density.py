@@ -45,6 +45,29 @@ def test_passes_add_up_and_end_with_the_block() -> None:
     assert all(torch.equal(first[name], x) and torch.equal(meter.densities()[name], x) for name, x in again.items())
 
 
+def test_a_compiled_model_is_measured_and_stays_compiled() -> None:
+    batch, model = inputs(BY_NAME["bert"]), sparsify(build("bert"), 1.5)
+    graphs: list[int] = []
+
+    def count(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        graphs.append(1)
+        return graph
+
+    with torch.no_grad():
+        with DensityMeter(model) as meter:
+            model(**batch)
+        expected = meter.densities()
+        compiled = torch.compile(model, backend=count)
+        before = compiled(**batch).logits
+        size = len(graphs)
+        with DensityMeter(compiled) as meter:
+            compiled(**batch)
+        assert torch.equal(compiled(**batch).logits, before)
+    assert size and len(graphs) == size
+    for ours, theirs in zip(meter.densities().values(), expected.values(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_what_is_not_sparse_is_refused() -> None:
     with pytest.raises(ValueError, match="Linear has no sparse attention: call sparsify first"):
         DensityMeter(nn.Linear(2, 2))
