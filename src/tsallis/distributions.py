@@ -53,22 +53,23 @@ class Support(constraints.Constraint):
         return f"Support(shape={tuple(self.mask.shape)})"
 
 
-class EntmaxCategorical(Distribution):
+class EntmaxCategorical(Categorical):
     r"""A categorical distribution with the probabilities of alpha-entmax, zeros included.
 
     .. math:: P(k) = [(\alpha - 1) z_k - \tau]_+^{1/(\alpha-1)}
 
     (Peters et al. 2019, eq. 13). What a sparse distribution knows and a dense one does not is at hand: its `support`,
     the `threshold` under which scores get no probability, and its non-zeros packed, as `indices` and `values`.
-    Train it by :meth:`loss`: the log-probability of an outcome may be -inf.
+    Train it by :meth:`loss`: the log-probability of an outcome may be -inf. It is a `Categorical`, and may mix the
+    components of a `torch.distributions.MixtureSameFamily`: one outside the support has no part in the density.
 
     Args:
         scores: [..., classes], any floating dtype; -inf takes a class out.
-        alpha: at least 1: a number, or a tensor broadcastable to the batch shape [...].
+        alpha: positive: a number, or a tensor broadcastable to the batch shape [...].
         validate_args: check scores and values, as everywhere in `torch.distributions`.
 
     Raises:
-        ValueError: scores with NaN or without a class, an alpha below 1.
+        ValueError: scores with NaN or without a class, an alpha that is not positive and finite.
 
     Example:
         >>> d = EntmaxCategorical(torch.tensor([2.0, 1.0, 0.1, 0.0]))
@@ -86,8 +87,9 @@ class EntmaxCategorical(Distribution):
     def __init__(self, scores: Tensor, alpha: Alpha = 1.5, validate_args: bool | None = None) -> None:
         _check_scores(scores)
         self.scores = scores
-        self.alpha: Alpha = _for_batch(alpha, scores.shape[:-1]) if isinstance(alpha, Tensor) else alpha_number(alpha)
-        super().__init__(scores.shape[:-1], validate_args=validate_args)
+        self.alpha = _checked_alpha(alpha, scores.shape[:-1])
+        # Not Categorical's, which would compute probabilities and forget the scores.
+        Distribution.__init__(self, scores.shape[:-1], validate_args=validate_args)
 
     @property
     def _row_alpha(self) -> Alpha:
@@ -99,7 +101,8 @@ class EntmaxCategorical(Distribution):
         return functional.entmax(self.scores, self._row_alpha)
 
     @lazy_property
-    def _log_probs(self) -> Tensor:
+    def logits(self) -> Tensor:
+        """Log-probabilities [..., classes], -inf outside the support."""
         inside = self.probs > 0
         log_p = torch.where(inside, torch.where(inside, self.probs, 1).log(), -torch.inf)
         # A softmax probability can be too small for a number; its logarithm is not.
@@ -141,6 +144,11 @@ class EntmaxCategorical(Distribution):
         return self.scores.shape[-1]
 
     @property
+    def param_shape(self) -> torch.Size:
+        """The shape of the scores."""
+        return self.scores.shape
+
+    @property
     def mode(self) -> Tensor:
         return self.probs.argmax(-1)
 
@@ -167,7 +175,7 @@ class EntmaxCategorical(Distribution):
                 raise ValueError(
                     f"value must hold classes from 0 to {self.num_classes - 1}, got {int(value[wrong][0])}"
                 )
-        index, log_p = _align(value, self._log_probs)
+        index, log_p = _align(value, self.logits)
         return log_p.gather(-1, index).squeeze(-1)
 
     def loss(self, value: Tensor) -> Tensor:
@@ -213,11 +221,11 @@ class EntmaxCategorical(Distribution):
         shape = torch.Size(batch_shape)
         new.scores = self.scores.expand(*shape, self.num_classes)
         new.alpha = self.alpha.expand(shape) if isinstance(self.alpha, Tensor) else self.alpha
-        for name in ("probs", "_log_probs", "indices"):
+        for name in ("probs", "logits", "indices"):
             if name in self.__dict__:
                 tensor = self.__dict__[name]
                 new.__dict__[name] = tensor.expand(*shape, tensor.shape[-1])
-        super(EntmaxCategorical, new).__init__(shape, validate_args=False)
+        Distribution.__init__(new, shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
 
@@ -235,11 +243,11 @@ class RelaxedEntmax(Distribution):
     Args:
         temperature: above 0.
         scores: [..., classes], any floating dtype.
-        alpha: at least 1: a number, or a tensor broadcastable to the batch shape [...].
+        alpha: positive: a number, or a tensor broadcastable to the batch shape [...].
         validate_args: check scores, as everywhere in `torch.distributions`.
 
     Raises:
-        ValueError: a temperature that is not above 0, scores without a class, an alpha below 1.
+        ValueError: a temperature or an alpha that is not above 0, scores without a class.
 
     Example:
         >>> d = RelaxedEntmax(0.5, torch.zeros(2, 6), alpha=1.5)
@@ -259,7 +267,7 @@ class RelaxedEntmax(Distribution):
         if not temperature > 0:
             raise ValueError(f"temperature must be above 0, got {temperature}")
         self.scores, self.temperature = scores, float(temperature)
-        self.alpha: Alpha = _for_batch(alpha, scores.shape[:-1]) if isinstance(alpha, Tensor) else alpha_number(alpha)
+        self.alpha = _checked_alpha(alpha, scores.shape[:-1])
         super().__init__(scores.shape[:-1], scores.shape[-1:], validate_args=validate_args)
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
@@ -289,7 +297,9 @@ def _check_scores(scores: Tensor) -> None:
         raise ValueError(f"scores must be [..., classes] with at least one class, got shape {tuple(scores.shape)}")
 
 
-def _for_batch(alpha: Tensor, shape: torch.Size) -> Tensor:
+def _checked_alpha(alpha: Alpha, shape: torch.Size) -> Alpha:
+    if not isinstance(alpha, Tensor):
+        return alpha_number(alpha, positive=True)
     try:
         return alpha.expand(shape)
     except RuntimeError as error:
@@ -311,10 +321,5 @@ def _align(value: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 def _kl(p: EntmaxCategorical | Categorical, q: EntmaxCategorical | Categorical) -> Tensor:
     """Infinite where p has a probability and q has none."""
     inside = p.probs > 0
-    difference = torch.where(inside, _log_probs(p), 0) - torch.where(inside, _log_probs(q), 0)
+    difference = torch.where(inside, p.logits, 0) - torch.where(inside, q.logits, 0)
     return (p.probs * difference).sum(-1)
-
-
-def _log_probs(d: EntmaxCategorical | Categorical) -> Tensor:
-    log_p: Tensor = d._log_probs if isinstance(d, EntmaxCategorical) else d.logits
-    return log_p

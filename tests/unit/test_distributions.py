@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.distributions import Categorical, Independent, MixtureSameFamily
+from torch.autograd import gradcheck
+from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
 import tsallis
 from tsallis.distributions import EntmaxCategorical, RelaxedEntmax, Support, kl_divergence
@@ -135,8 +136,8 @@ def test_bad_input_is_refused(scores: torch.Tensor) -> None:
         EntmaxCategorical(torch.zeros(3, 4), torch.ones(3, 1))
     with pytest.raises(TypeError, match=r"alpha .* 'learned'"):
         EntmaxCategorical(scores, "learned")
-    with pytest.raises(ValueError, match=r"0\.5"):
-        _ = EntmaxCategorical(scores, 0.5).probs
+    with pytest.raises(ValueError, match="alpha must be positive and finite, got 0"):
+        EntmaxCategorical(scores, 0.0)
 
 
 def test_kl_beside_a_dense_distribution(scores: torch.Tensor) -> None:
@@ -176,3 +177,42 @@ def test_settings_of_relaxed_samples_are_checked() -> None:
         RelaxedEntmax(1.0, torch.tensor(1.0))
     with pytest.raises(NotImplementedError, match="has no density"):
         RelaxedEntmax(1.0, torch.zeros(3)).log_prob(torch.tensor([1.0, 0.0, 0.0]))
+
+
+def test_a_mixture_has_no_part_outside_the_support() -> None:
+    """A component whose probability is zero can lie anywhere: no density and no sample comes of it."""
+    scores = torch.tensor([[2.0, 1.5, -3.0], [0.0, 0.1, 9.0]], dtype=torch.float64, requires_grad=True)
+    means = torch.tensor([[-1.0, 1.0, 50.0], [40.0, 60.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    mixing = EntmaxCategorical(scores, 1.5)
+    mixture = MixtureSameFamily(mixing, Normal(means, 0.5))
+    assert isinstance(mixing, Categorical) and mixing.param_shape == (2, 3)
+    x = torch.linspace(-3, 3, 7, dtype=torch.float64).unsqueeze(-1)  # [7, 1], for both rows
+    density = (mixing.probs * Normal(means, 0.5).log_prob(x.unsqueeze(-1)).exp()).sum(-1)
+    torch.testing.assert_close(mixture.log_prob(x), density.log())
+    torch.testing.assert_close(mixture.mean, (mixing.probs * means).sum(-1))
+    assert mixture.log_prob(torch.tensor([50.0, 40.0], dtype=torch.float64)).lt(-500).all()
+    draws = mixture.sample((300,))
+    assert draws.shape == (300, 2) and draws.abs().max() < 6
+    assert mixture.expand((4, 2)).log_prob(x[:4]).shape == (4, 2)
+    for result in torch.autograd.grad(mixture.log_prob(x).sum(), (scores, means)):
+        assert result.isfinite().all() and result[0, 2] == 0 and (result[1, :2] == 0).all()
+
+
+def test_a_mixture_passes_gradcheck() -> None:
+    scores = torch.tensor([[0.4, 0.1, -2.0]], dtype=torch.float64, requires_grad=True)
+    means = torch.tensor([[-1.0, 1.0, 3.0]], dtype=torch.float64, requires_grad=True)
+    alpha = torch.tensor([1.4], dtype=torch.float64, requires_grad=True)
+    x = torch.tensor([[0.3], [2.0]], dtype=torch.float64)
+
+    def log_prob(scores: torch.Tensor, alpha: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
+        return MixtureSameFamily(EntmaxCategorical(scores, alpha), Normal(means, 1.0)).log_prob(x)
+
+    assert gradcheck(log_prob, (scores, alpha, means))
+
+
+def test_an_alpha_below_one_leaves_no_class_out() -> None:
+    d = EntmaxCategorical(torch.tensor([[3.0, 0.0, -20.0]], dtype=torch.float64), 0.5)
+    assert d.support_size.item() == 3 and d.logits.isfinite().all()
+    below = (d.alpha - 1) * d.scores > d.threshold.unsqueeze(-1)
+    assert below.all()
+    torch.testing.assert_close(d.entropy(), -(d.probs * d.logits).sum(-1))
