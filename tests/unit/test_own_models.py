@@ -1,0 +1,72 @@
+"""The page on sparse parts in PyTorch code: its blocks run, and so do the examples that it names."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pages import DOCS, run_blocks
+
+EXAMPLES = DOCS.parent / "examples"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_every_block_of_the_page_runs_and_prints_what_it_says() -> None:
+    pytest.importorskip("pyro")
+    assert run_blocks(DOCS / "how-to" / "own-models.md") > 3
+
+
+@pytest.mark.slow
+def test_the_classifier_passes_the_checks_of_scikit_learn() -> None:
+    pytest.importorskip("sklearn")
+    from sklearn.utils.estimator_checks import check_estimator
+
+    check_estimator(load("sparse_classifier").EntmaxClassifier())
+
+
+def test_the_classifier_has_exact_zeros_and_finds_the_classes() -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    x, y = datasets.load_iris(return_X_y=True)
+    probs = load("sparse_classifier").EntmaxClassifier(alpha=1.5).fit(x, y).predict_proba(x)
+    assert (probs.argmax(1) == y).mean() > 0.95
+    assert (probs == 0).mean() > 0.3 and ((probs == 0).sum(1) < 3).all()
+    assert abs(probs.sum(1) - 1).max() < 1e-12
+
+
+def run(name: str, *arguments: str) -> list[str]:
+    """Run an example as the page does, and return the lines that it prints."""
+    command = [sys.executable, EXAMPLES / f"{name}.py", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_the_classifier_is_compared_with_logistic_regression() -> None:
+    pytest.importorskip("sklearn")
+    lines = run("sparse_classifier")
+    assert [line.split(":")[0] for line in lines] == ["logistic regression", "entmax, alpha 1.5", "entmax, alpha 2"]
+    text = "\n".join(lines)
+    right, left = ([float(x) for x in re.findall(pattern, text)] for pattern in (r"(\S+)% right", r"(\S+) of"))
+    assert min(right) > 90 and left[0] == 10 and 1 <= left[2] < left[1] < 5
+
+
+@pytest.mark.slow
+def test_the_export_agrees_with_the_model(tmp_path: Path) -> None:
+    lines = run("export", "--folder", str(tmp_path))
+    assert [line.split(":")[0] for line in lines] == ["torch.export", "AOTInductor"]
+    assert all(float(line.split()[-3]) < 1e-5 for line in lines)
