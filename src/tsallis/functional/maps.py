@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from tsallis.functional.rows import alpha_number, as_rows, check_floating, number, result_dtype
-from tsallis.ops.alphas import Alpha
+from tsallis.ops.alphas import Alpha, check_alpha
 from tsallis.ops.autograd import maps as autograd
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.eager.entropy import entropy
+from tsallis.ops.transforms import traced, without_numbers
 
 
 def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
@@ -204,6 +205,8 @@ def tsallis_entropy(probs: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
         tensor(0.2500)
     """
     rows = as_rows(probs, alpha, dim, positive=True)
+    if isinstance(rows.alpha, Tensor) and not (traced() or without_numbers(rows.alpha)):
+        check_alpha(rows.alpha, positive=True)
     assert rows.shape is not None
     shape = rows.shape[:-1]
     if probs.numel() == 0:
