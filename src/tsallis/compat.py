@@ -15,7 +15,7 @@ positive, with size 1 along ``dim``.
 Where the results differ from that package's, on purpose:
 
 - ``alpha=1`` is softmax (and its loss cross-entropy), not the uniform distribution; alphas near 1 are right, and so are
-  their gradients. An alpha that is not positive and integer scores are errors.
+  their gradients. An alpha that is not positive is an error, and so are integer scores.
 - The losses have second derivatives, accept scores of -inf and are never negative; ``entmax_bisect_loss`` has a
   gradient in alpha. Alpha may be a tensor [n, 1] with one value a row.
 - ``ignore_index`` is honoured for every value, -100 among them: such targets add nothing, and ``elementwise_mean``
