@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -16,12 +16,12 @@ from pages import DOCS, run_blocks
 EXAMPLES = DOCS.parent / "examples"
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def classifier(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The class of the example, importable by its name: scikit-learn's checks pickle it."""
+    pytest.importorskip("sklearn")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module("sparse_classifier").EntmaxClassifier
 
 
 @pytest.mark.slow
@@ -31,17 +31,17 @@ def test_every_block_of_the_page_runs_and_prints_what_it_says() -> None:
 
 
 @pytest.mark.slow
-def test_the_classifier_passes_the_checks_of_scikit_learn() -> None:
-    pytest.importorskip("sklearn")
+def test_the_classifier_passes_the_checks_of_scikit_learn(classifier: Any) -> None:
     from sklearn.utils.estimator_checks import check_estimator
 
-    check_estimator(load("sparse_classifier").EntmaxClassifier())
+    check_estimator(classifier())
 
 
-def test_the_classifier_has_exact_zeros_and_finds_the_classes() -> None:
-    datasets = pytest.importorskip("sklearn.datasets")
-    x, y = datasets.load_iris(return_X_y=True)
-    probs = load("sparse_classifier").EntmaxClassifier(alpha=1.5).fit(x, y).predict_proba(x)
+def test_the_classifier_has_exact_zeros_and_finds_the_classes(classifier: Any) -> None:
+    from sklearn.datasets import load_iris
+
+    x, y = load_iris(return_X_y=True)
+    probs = classifier(alpha=1.5).fit(x, y).predict_proba(x)
     assert (probs.argmax(1) == y).mean() > 0.95
     assert (probs == 0).mean() > 0.3 and ((probs == 0).sum(1) < 3).all()
     assert abs(probs.sum(1) - 1).max() < 1e-12
