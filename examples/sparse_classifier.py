@@ -45,7 +45,7 @@ class EntmaxClassifier(ClassifierMixin, BaseEstimator):
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
-        rows, target = torch.from_numpy(X), torch.from_numpy(numbers)
+        rows, target = torch.tensor(X), torch.from_numpy(numbers)
         weight = torch.zeros(len(self.classes_), X.shape[1], dtype=torch.float64, requires_grad=True)
         bias = torch.zeros(len(self.classes_), dtype=torch.float64, requires_grad=True)
         optimizer = torch.optim.LBFGS([weight, bias], max_iter=self.max_iter, line_search_fn="strong_wolfe")
@@ -70,7 +70,8 @@ class EntmaxClassifier(ClassifierMixin, BaseEstimator):
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most probable class of each row."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        best = self.predict_proba(X).argmax(1)
+        return self.classes_[best]
 
 
 def main() -> None:
