@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -160,11 +159,11 @@ class SearchOptions:
             lines: the numbers of the rows' lines, from 1: draws depend on them and on the seed alone.
             beam_size: of the run.
         """
-        from tsallis.search import sample
+        from tsallis.search.sampling import line_seed, sample
 
         sources = batch.src, batch.src_lengths
         if self.sample is not None:
-            seeds = [self._seed(line) for line in lines]
+            seeds = [line_seed(self.seed or 0, line) for line in lines]
             options: dict[str, Any] = {"prefixes": prefixes, "max_length": self.max_length, "seeds": seeds}
             draws = sample(run.model, *sources, self.sample, **options)
             answers = [Answer(None, part) for part in draws]
@@ -185,10 +184,6 @@ class SearchOptions:
         if self.exact:
             return exact_search(model, src, lengths, n_best=n_best, beam_size=size, **budgets, **common)
         return beam_search(model, src, lengths, beam_size=size, n_best=None if self.mbr else n_best, **common)
-
-    def _seed(self, line: int) -> int:
-        digest = hashlib.sha256(f"{self.seed or 0} {line}".encode()).digest()
-        return int.from_bytes(digest[:7], "big")
 
 
 def choose(answer: Answer, run: Run, task: Task) -> Answer:

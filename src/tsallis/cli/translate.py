@@ -183,28 +183,17 @@ class Writer:
         return {**self._described(hypothesis), "expected_utility": choice.expected_utility, "proved": proved}
 
     def _result(self, result: Result) -> dict[str, Any]:
-        bound = result.certificate.bound
-        content: dict[str, Any] = {
-            "certificate": result.certificate.kind,
-            "bound": None if bound == float("-inf") else bound,
-            "mass": result.mass,
-            "hypotheses": [self._described(h) for h in result.hypotheses],
-        }
-        if self.options.every or self.options.exact:
-            content |= {"stopped_by": result.stopped_by, "expanded": result.expanded}
+        from tsallis.evaluation.outputs import describe_result
+
+        content = describe_result(result, self.run.tgt_vocab, self.noun)
+        if not (self.options.every or self.options.exact):
+            del content["stopped_by"], content["expanded"]
         return content
 
     def _described(self, hypothesis: Hypothesis) -> dict[str, Any]:
-        content = {
-            self.noun: self._text(hypothesis),
-            "prob": hypothesis.prob,
-            "log_prob": hypothesis.log_prob,
-            "support": hypothesis.support,
-            "num_attended": hypothesis.num_attended,
-        }
-        if self.options.length_penalty:
-            content["score"] = hypothesis.score(self.options.length_penalty)
-        return content
+        from tsallis.evaluation.outputs import describe_hypothesis
+
+        return describe_hypothesis(hypothesis, self.run.tgt_vocab, self.noun, self.options.length_penalty or 0)
 
     def _text(self, hypothesis: Hypothesis) -> str:
         return str(self.run.tgt_vocab.text(hypothesis.tokens))

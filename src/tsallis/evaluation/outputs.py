@@ -8,7 +8,7 @@ from typing import Any
 
 from tsallis.data.corpus import Corpus
 from tsallis.evaluation.metrics import compare_empty, device_of, empty_log_probs
-from tsallis.search import Result, TokenScores, score_tokens
+from tsallis.search import Hypothesis, Result, TokenScores, score_tokens
 
 BATCH = 128  # outputs scored together
 
@@ -43,6 +43,42 @@ def describe_tokens(scores: TokenScores, tgt_vocab: Any) -> dict[str, Any]:
         "log_prob": scores.log_prob if possible else None,
         "tokens": tokens,
         "impossible": impossible,
+    }
+
+
+def describe_hypothesis(
+    hypothesis: Hypothesis, tgt_vocab: Any, key: str = "text", length_penalty: float = 0.0
+) -> dict[str, Any]:
+    """Return an output of a search or a draw as what JSON holds.
+
+    Args:
+        hypothesis: to describe.
+        tgt_vocab: that spells symbols.
+        key: of its text.
+        length_penalty: of the search; where it is not 0, "score" is what ranks outputs.
+    """
+    content = {
+        key: tgt_vocab.text(hypothesis.tokens),
+        "prob": hypothesis.prob,
+        "log_prob": hypothesis.log_prob,
+        "support": hypothesis.support,
+        "num_attended": hypothesis.num_attended,
+    }
+    if length_penalty:
+        content["score"] = hypothesis.score(length_penalty)
+    return content
+
+
+def describe_result(result: Result, tgt_vocab: Any, key: str = "text") -> dict[str, Any]:
+    """Return the result of a search as what JSON holds: its certificate, bound and mass, and the hypotheses."""
+    hypotheses = [describe_hypothesis(h, tgt_vocab, key, result.length_penalty) for h in result.hypotheses]
+    return {
+        "certificate": result.certificate.kind,
+        "bound": finite(result.certificate.bound),
+        "mass": result.mass,
+        "hypotheses": hypotheses,
+        "stopped_by": result.stopped_by,
+        "expanded": result.expanded,
     }
 
 

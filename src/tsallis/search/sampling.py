@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -83,6 +84,12 @@ def sample(
             rows = [rows[i] for i in active]
             state = state.select(torch.tensor(active, dtype=torch.long, device=src.device))
     return [outputs[i * n : (i + 1) * n] for i in range(len(lengths))]
+
+
+def line_seed(seed: int, line: int) -> int:
+    """Return the seed of a line's draws, of its number and of one seed for all lines."""
+    digest = hashlib.sha256(f"{seed} {line}".encode()).digest()
+    return int.from_bytes(digest[:7], "big")
 
 
 def _generators(sources: int, seeds: Sequence[int] | None) -> list[torch.Generator]:

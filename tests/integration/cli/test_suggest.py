@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tsallis.cli.keys import Editor, Suggestion, read_keys
-from tsallis.cli.suggest import Completer
+from tsallis.tasks.completer import Completer
 from tsallis.tasks.registry import task_of
 from tsallis.training import load_run
 
