@@ -31,7 +31,7 @@ from tsallis.errors import InputError
 
 UNITS = 1000  # of a weight on the page; the smallest above zero is one unit
 VIEWS = ("overview", "heads", "sentences", "contrasts", "training", "outputs", "densities", "sweep")
-SCRIPTS = tuple(f"{name}.js" for name in ("dom", "data", "charts", *VIEWS))
+SCRIPTS = tuple(f"{name}.js" for name in ("dom", "data", "charts", "tree", "theme", *VIEWS))
 MAIN = "main.js"
 
 

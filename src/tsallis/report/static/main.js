@@ -1,4 +1,4 @@
-// Which view is shown, by the address; and the theme.
+// Which view is shown, by the address.
 
 const RUN_VIEWS = [
   ["overview", "Overview", viewOverview],
@@ -36,26 +36,6 @@ function show(focus) {
   }
 }
 
-function dark() {
-  return document.documentElement.dataset.theme
-    ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-}
-
-function nameTheme() {
-  document.getElementById("theme").textContent = dark() ? "Light" : "Dark";
-  document.getElementById("theme").setAttribute("aria-label", dark() ? "Light colours" : "Dark colours");
-}
-
 document.querySelector("nav").append(...VIEWS.map(([key, text]) => h("a", { href: `#${key}` }, text)));
-document.getElementById("theme").addEventListener("click", () => {
-  document.documentElement.dataset.theme = dark() ? "light" : "dark";
-  nameTheme();
-});
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", nameTheme);
-document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault();
-  document.getElementById("view").focus();
-});
 window.addEventListener("hashchange", () => show(true));
-nameTheme();
 show(false);

@@ -1,0 +1,82 @@
+// Outputs of a search as a tree, and the symbols that are possible at a step.
+
+const CERTIFICATES = {
+  complete: "complete: no other output has a probability above zero",
+  optimal: "optimal: no other output is more probable than the best one",
+  bounded: "bounded: no missing output is more probable than the bound",
+  none: "no certificate: the search proves nothing",
+};
+
+function shares(words, gold, support) {
+  const total = Math.max(1, words.reduce((sum, [, prob]) => sum + prob, 0));
+  return h("div", { class: "shares" },
+    h("div", { class: "stack", "aria-hidden": "true" }, words.map(([word, prob]) => h("span", {
+      class: word === gold ? "gold" : null, style: { width: `${(100 * prob) / total}%` } }))),
+    h("div", { class: "words" }, words.slice(0, 6).map(([word, prob]) => h("span", { class: word === gold ? "gold" : null },
+      `${spell(word)} `, h("small", null, probability(prob)))), support > 6 ? h("small", null, `and ${whole(support - 6)} more`)
+      : null));
+}
+
+// Runs of symbols without a branch are one label; branches go down, the most probable first.
+function treeDrawing(edges) {
+  const children = new Map();
+  for (const [parent, node, symbol, logProb, total, end] of edges) {
+    if (!children.has(parent)) children.set(parent, []);
+    children.get(parent).push({ node, symbol, logProb, total, end });
+  }
+  for (const list of children.values()) list.sort((one, other) => other.logProb - one.logProb);
+  const [line, gap] = [34, 26];
+  const svg = s("svg", { class: "tree" });
+  let rows = 0;
+  let right = 0;
+  const draw = (edge, x, parent) => {
+    const chain = [edge];
+    let next = children.get(edge.node) || [];
+    while (next.length === 1 && chain[chain.length - 1].end === false) {
+      chain.push(next[0]);
+      next = children.get(next[0].node) || [];
+    }
+    const last = chain[chain.length - 1];
+    const branch = chain.length > 1 || last.end ? chain.map((e) => (e.end ? "" : spellTree(e.symbol))).join("")
+      : spellTree(edge.symbol);
+    const text = branch.trim() || (last.end ? "(end)" : "␣");
+    const share = chain.reduce((sum, e) => sum + e.logProb, 0);
+    const probText = probability(Math.exp(share));
+    const width = Math.max(measureText(text), measureText(probText)) + 10;
+    const branches = last.end ? [] : next;
+    let y;
+    if (branches.length) {
+      const ys = branches.map((child) => draw(child, x + gap + width, null));
+      y = (ys[0] + ys[ys.length - 1]) / 2;
+      for (const to of ys) svg.prepend(curve(x + gap + width - 4, y, x + 2 * gap + width - 4, to));
+    } else {
+      y = rows * line + 28;
+      rows += 1;
+      if (last.end) {
+        svg.append(s("text", { class: "value", x: x + gap + width + 6, y: y + 4 }, `= ${probability(Math.exp(last.total))}`));
+        right = Math.max(right, x + gap + width + 70);
+      }
+    }
+    svg.append(s("text", { class: "word", x: x + gap, y: y + 4 }, text),
+      s("text", { class: "prob", x: x + gap, y: y - 9 }, probText));
+    right = Math.max(right, x + gap + width);
+    return y;
+  };
+  const ys = (children.get(0) || []).map((edge) => draw(edge, 6, 0));
+  const middle = (ys[0] + ys[ys.length - 1]) / 2;
+  for (const y of ys) svg.prepend(curve(6, middle, 6 + gap - 4, y));
+  svg.append(s("circle", { class: "root", cx: 6, cy: middle, r: 3 }));
+  svg.setAttribute("viewBox", `0 0 ${right + 8} ${rows * line + 24}`);
+  svg.setAttribute("width", right + 8);
+  svg.setAttribute("height", rows * line + 24);
+  return svg;
+}
+
+function spellTree(symbol) {
+  return symbol.startsWith("▁") ? ` ${symbol.slice(1)}` : symbol;
+}
+
+function curve(x1, y1, x2, y2) {
+  const middle = (x1 + x2) / 2;
+  return s("path", { class: "branch", d: `M${x1} ${y1}C${middle} ${y1} ${middle} ${y2} ${x2} ${y2}` });
+}
