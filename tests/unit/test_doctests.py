@@ -29,6 +29,9 @@ def test_examples(name: str) -> None:
             pytest.importorskip(package)
     if ".huggingface" in name:
         pytest.importorskip("transformers")
+    if name.startswith("tsallis.serve."):
+        pytest.importorskip("starlette")
+        pytest.importorskip("uvicorn")
     module = importlib.import_module(name)
     result = doctest.DocTestFinder().find(module, extraglobs={"torch": torch, "tsallis": tsallis})
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE)

@@ -14,7 +14,7 @@ except ModuleNotFoundError:
     print("tsallis: the commands need more than the library does: pip install 'tsallis[toolkit]'", file=sys.stderr)
     raise SystemExit(2) from None
 
-from tsallis.cli import analyze, average, data, demo, evaluate, info, look, score, suggest, train, translate
+from tsallis.cli import analyze, average, data, demo, evaluate, info, look, score, serve, suggest, train, translate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +51,7 @@ app.command()(translate.translate)
 app.command()(evaluate.evaluate)
 app.command()(score.score)
 app.command()(suggest.suggest)
+app.command()(serve.serve)
 app.command()(look.look)
 app.command()(analyze.analyze)
 app.command()(demo.demo)

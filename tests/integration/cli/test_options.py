@@ -49,6 +49,10 @@ SINGLE = {
     "average": {"--last", "--json"},
     "suggest": {FILE, "--nbest", "--with", "--language", "--images", "--checkpoint", "--device", "--json"},
     "demo": {"--run-dir", "--updates", "--device"},
+    "serve": {
+        *("--host", "--port", "--allow-host", "--body", "--characters", "--symbols", "--batch", "--outputs", "--time"),
+        *("--waiting", "--patience", "--examples", "--checkpoint", "--device"),
+    },
     "data list": {"--language", "--json"},
     "data get": {"--folder", "--languages", "--json"},
 }

@@ -1,0 +1,339 @@
+"""What a run answers: searches, completions, the steps of an output, attention, and facts about itself."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from tsallis.analysis import AttentionReader, Sentence, beam_tree, read_model, record
+from tsallis.data.batching import Batch
+from tsallis.data.corpus import Corpus
+from tsallis.errors import InputError, describe
+from tsallis.evaluation.metrics import device_of
+from tsallis.evaluation.outputs import describe_hypothesis, describe_result, finite
+from tsallis.search import Certificate, Hypothesis, Result, beam_search, exact_search, exhaustive, sample
+from tsallis.search.sampling import line_seed
+from tsallis.search.step import advance, evaluating
+from tsallis.serve.limits import Limits, Refusal
+from tsallis.serve.requests import (
+    BUDGET,
+    AttentionRequest,
+    OutputRequest,
+    Request,
+    StepsRequest,
+    SuggestRequest,
+    TranslateRequest,
+)
+from tsallis.serve.worker import Check, InterruptibleModel
+from tsallis.special_symbols import BOS, EOS, UNK
+from tsallis.tasks.base import Lines, Task, refuse_long
+from tsallis.tasks.completer import Completer
+from tsallis.training import Run
+from tsallis.training.run_folder import MODEL
+from tsallis.training.schema import ModelRecord, read_record
+
+MOST_HEADS = 16  # of an answer
+ROWS = 512  # prefixes that a model reads together
+TIME_SHARE = 0.8  # of the time for a request: searches that can end early do so before it is over
+NOTHING = Result((), Certificate("none", -math.inf))  # of a source without symbols
+Content = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ServedRun:
+    """A run that answers requests. Models know no threads: one thread calls all that needs one.
+
+    Args:
+        name: that requests call it by.
+        run: with the model.
+        task: of the run.
+        beam_size: of searches that name none.
+        limits: of the server.
+        checkpoint: that the model is of.
+        examples: lines that the page offers.
+    """
+
+    name: str
+    run: Run
+    task: Task
+    beam_size: int
+    limits: Limits
+    checkpoint: str = "best"
+    examples: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if "images" in self.task.options:
+            raise InputError(f"{self.run.folder}: {self.task.name} runs are not served: requests hold no images")
+
+    @cached_property
+    def facts(self) -> Content:
+        """What is known of the run, as JSON holds it."""
+        described, metrics = read_record(self.run.folder / MODEL, ModelRecord), self.run.facts.get("metrics", {})
+        layers = self._reader.layers if self._reader else ()
+        return {
+            "name": self.name,
+            "task": self.task.name,
+            "noun": self.task.noun,
+            "columns": self.task.columns[0].split("<TAB>"),
+            "languages": getattr(self.task, "languages", None),
+            "model": described.name,
+            "arguments": described.arguments,
+            "parameters": sum(parameter.numel() for parameter in self.run.model.parameters()),
+            "symbols": {"source": len(self.run.src_vocab), "target": len(self.run.tgt_vocab)},
+            "normalized": self.run.model.output.normalized,
+            "checkpoint": self.checkpoint,
+            "step": int(self.run.facts.get("step", 0)),
+            "metrics": {name: finite(value) for name, value in metrics.items() if isinstance(value, int | float)},
+            "beam": self.beam_size,
+            "examples": self.examples,
+            "attention": [{"kind": x.kind, "layer": x.layer + 1, "alphas": x.alphas} for x in layers],
+        }
+
+    @cached_property
+    def _reader(self) -> AttentionReader | None:
+        try:
+            return read_model(self.run.model, self.run.src_vocab, self.run.tgt_vocab)
+        except ValueError:
+            return None
+
+    def key(self, request: TranslateRequest) -> Hashable:
+        """Return what two searches have in common if they can be made together; None if one is made alone.
+
+        A search that has a clock is made alone: others would take of its time.
+        """
+        return None if request.search in ("exact", "all") else (self.name, "translate", request.options())
+
+    def translate(self, requests: Sequence[TranslateRequest], check: Check) -> list[Content]:
+        """Answer requests of one key by one search."""
+        first = requests[0]
+        lines = [self._read(request.sources, request) for request in requests]
+        self._check_run(first)
+        rows = [(part.corpus.src[row], number + 1) for part in lines for row, number in enumerate(part.numbers)]
+        answers = iter(self._search(first, rows, check))
+        contents = []
+        for request, part in zip(requests, lines, strict=True):
+            by_line = {number: next(answers) for number in part.numbers}
+            nothing = {"draws": []} if request.search == "sample" else describe_result(NOTHING, self.run.tgt_vocab)
+            contents.append([by_line.get(number, nothing) for number in range(part.count)])
+        return [{"run": self.name, "search": first.search, "answers": part} for part in contents]
+
+    def _read(self, sources: Sequence[str], request: Request) -> Lines:
+        """Turn sources into numbers.
+
+        Raises:
+            InputError: one that is malformed, or has too many symbols.
+        """
+        values = self.task.check_options(self.run, {"language": request.language})
+        lines = self.task.read(sources, "sources", self.run, False, **values)
+        refuse_long(lines.corpus, self.limits.symbols, "sources", lines.numbers)
+        return lines
+
+    def _check_run(self, request: TranslateRequest) -> None:
+        if request.mass is not None and not self.run.model.output.normalized:
+            raise Refusal(400, "mass: is for outputs that sum to 1, those of an alpha-ReLU do not")
+
+    def _search(self, request: TranslateRequest, rows: Sequence[Any], check: Check) -> list[Content]:
+        """Return the answer to each row, a source's symbols and the number of its line."""
+        width = request.draws or request.beam or request.nbest or self.beam_size
+        count = len(rows) or 1
+        if request.search in ("beam", "sample"):  # the others limit themselves, and share their time
+            count = max(1, ROWS // width)
+        parts = (self._search_rows(request, rows[i : i + count], check) for i in range(0, len(rows), count))
+        return [answer for part in parts for answer in part]
+
+    def _search_rows(self, request: TranslateRequest, rows: Sequence[Any], check: Check) -> list[Content]:
+        """Return the answers to rows that are searched together."""
+        model: Any = InterruptibleModel(self.run.model, check)
+        batch = self._batch([symbols for symbols, _ in rows])
+        prefix = self._spell(request)
+        common: Content = {
+            "prefixes": None if prefix is None else [prefix] * len(rows),
+            "max_length": request.max_length,
+        }
+        if request.search == "sample":
+            seeds = [line_seed(request.seed or 0, line) for _, line in rows]
+            draws = sample(model, batch.src, batch.src_lengths, request.draws or 1, seeds=seeds, **common)
+            return [{"draws": [draw and self._hypothesis(draw) for draw in part]} for part in draws]
+        common |= {"min_length": request.min_length or 0, "length_penalty": request.length_penalty or 0.0}
+        results = self._results(request, model, batch, common)
+        return [self._result(result, model, batch, row, request.tree) for row, result in enumerate(results)]
+
+    def _results(self, request: TranslateRequest, model: Any, batch: Batch, common: Content) -> list[Result]:
+        src, lengths, n_best = batch.src, batch.src_lengths, request.nbest or 1
+        beam_size = request.beam or max(self.beam_size, n_best)
+        if request.search == "beam":
+            wanted = request.nbest or (beam_size if request.tree else 1)
+            return beam_search(model, src, lengths, beam_size=beam_size, n_best=wanted, **common)
+        seconds = min(math.inf if request.time is None else request.time, TIME_SHARE * self.limits.seconds / len(src))
+        budgets: Content = {"budget": request.budget or BUDGET, "seconds": seconds, "mass": request.mass}
+        if request.search == "exact":
+            return exact_search(model, src, lengths, n_best=n_best, beam_size=beam_size, **budgets, **common)
+        results = exhaustive(model, src, lengths, n_best=request.nbest, **budgets, **common)
+        return [result.truncated(self.limits.outputs) for result in results]
+
+    def _batch(self, sources: Sequence[Sequence[int]]) -> Batch:
+        """Return sources as a batch, where the model is."""
+        corpus = Corpus([[int(symbol) for symbol in source] for source in sources], [[] for _ in sources])
+        return corpus.batch(range(len(corpus))).to(device_of(self.run.model))
+
+    def _spell(self, request: TranslateRequest) -> list[int] | None:
+        """Return the symbols that outputs begin with.
+
+        Raises:
+            Refusal: symbols that the run never gives, or too many.
+        """
+        if not request.prefix:
+            return None
+        tokens = self.task.spell(request.prefix, self.run)
+        if UNK in tokens:
+            raise Refusal(400, f"prefix: {describe(request.prefix)} holds symbols that the run never gives")
+        if len(tokens) > (most := request.max_length or self.limits.longest):
+            raise Refusal(400, f"prefix: {describe(request.prefix)} has {len(tokens)} symbols, expected at most {most}")
+        return tokens
+
+    def _hypothesis(self, hypothesis: Hypothesis) -> Content:
+        return {**describe_hypothesis(hypothesis, self.run.tgt_vocab), "tokens": hypothesis.tokens}
+
+    def _result(self, result: Result, model: Any, batch: Batch, row: int, tree: bool) -> Content:
+        content = describe_result(result, self.run.tgt_vocab)
+        for hypothesis, part in zip(result.hypotheses, content["hypotheses"], strict=True):
+            part["tokens"] = hypothesis.tokens
+        if tree:
+            source = batch.src[row, : int(batch.src_lengths[row])]
+            content["tree"] = beam_tree(model, source, result, self.run.tgt_vocab).to_dict() if result.best else None
+        return content
+
+    def suggest(self, requests: Sequence[SuggestRequest], check: Check) -> list[Content]:
+        """Answer a request by what may follow what is typed."""
+        (request,) = requests
+        run = replace(self.run, model=InterruptibleModel(self.run.model, check))
+        completer = Completer(run, self.task, request.nbest)
+        return [{"run": self.name, **completer.describe(self._source(request), request.typed)}]
+
+    def _source(self, request: SuggestRequest | OutputRequest) -> Batch:
+        """Return the source of a request as a batch.
+
+        Raises:
+            Refusal: one without symbols.
+        """
+        lines = self._read([request.source], request)
+        if not lines.numbers:
+            raise Refusal(400, "source: holds nothing that can be read")
+        return self._batch([[*lines.corpus.src[0]]])
+
+    def _output(self, request: OutputRequest, source: Batch, model: Any) -> list[int]:
+        """Return the symbols of a request's output, or of the best one.
+
+        Raises:
+            Refusal: numbers that are no symbols; a search without an output.
+        """
+        if request.tokens is not None:
+            for token in request.tokens:
+                if not EOS < token < len(self.run.tgt_vocab):
+                    last = len(self.run.tgt_vocab) - 1
+                    raise Refusal(
+                        400, f"tokens: symbols are numbered from {EOS + 1} to {last}, found {describe(token)}"
+                    )
+            return request.tokens
+        if request.output is not None:
+            tokens = self.task.spell(request.output, self.run) if request.output else []
+            if len(tokens) > self.limits.longest:
+                raise Refusal(400, f"output: at most {self.limits.longest} symbols, found {len(tokens)}")
+            return tokens
+        (result,) = beam_search(model, source.src, source.src_lengths, beam_size=self.beam_size, n_best=1)
+        if result.best is None:
+            raise Refusal(400, "output: the search found none, send one")
+        return [*result.best.tokens]
+
+    @torch.no_grad()
+    def steps(self, requests: Sequence[StepsRequest], check: Check) -> list[Content]:
+        """Answer a request by the symbols that are possible at each step of an output, up to one that is impossible."""
+        (request,) = requests
+        model: Any = InterruptibleModel(self.run.model, check)
+        source = self._source(request)
+        tokens = self._output(request, source, model)
+        steps: list[Content] = []
+        with evaluating(self.run.model):
+            state, last = model.start(model.encode(source.src, source.src_lengths)), BOS
+            for token in [*tokens, EOS]:
+                read = torch.tensor([last], device=source.src.device)
+                log_probs, attention, state = advance(model, state, read, [0])
+                steps.append(self._step(token, log_probs[0], int((attention[0] > 0).sum()), request.nbest))
+                if steps[-1]["log_prob"] is None:
+                    break
+                last = token
+        possible = steps[-1]["log_prob"] is not None
+        total = sum(step["log_prob"] for step in steps) if possible else None
+        return [{"run": self.name, **self._of_output(tokens), "possible": possible, "log_prob": total, "steps": steps}]
+
+    def _step(self, token: int, log_probs: torch.Tensor, num_attended: int, n_best: int) -> Content:
+        """Describe a symbol among those that are possible, by log-probabilities [d_vocab]."""
+        log_prob, support = float(log_probs[token]), int((log_probs > -torch.inf).sum())
+        best = log_probs.topk(min(n_best, support))
+        words = zip(best.indices.tolist(), best.values.exp().tolist(), strict=True)
+        return {
+            "symbol": self._name(token),
+            "prob": math.exp(log_prob),
+            "log_prob": finite(log_prob),
+            "support": support,
+            "num_attended": num_attended,
+            "words": [{"symbol": self._name(number), "prob": prob} for number, prob in words],
+        }
+
+    def _name(self, token: int) -> str:
+        return self.run.tgt_vocab.name(token)
+
+    def _of_output(self, tokens: Sequence[int]) -> Content:
+        return {"output": self.run.tgt_vocab.text(tokens), "tokens": tokens, "vocabulary": len(self.run.tgt_vocab)}
+
+    def attention(self, requests: Sequence[AttentionRequest], check: Check) -> list[Content]:
+        """Answer a request by the weights above zero of some heads: for each query, keys and weights."""
+        (request,) = requests
+        if self._reader is None:
+            raise Refusal(400, f"{self.name}: heads are of encoder-decoders with discrete attention, this run has none")
+        names = self._head_names(request)
+        source = self._source(request)
+        tokens = self._output(request, source, InterruptibleModel(self.run.model, check))
+        check()
+        corpus = Corpus([source.src[0].tolist()], [tokens])
+        (sentence,) = record(self._reader, [corpus.batch([0])])
+        parts = [self._head(name, *self._heads[name], sentence) for name in names]
+        return [{"run": self.name, **self._of_output(tokens), "heads": parts}]
+
+    @cached_property
+    def _heads(self) -> dict[str, tuple[int, int]]:
+        """The number of its layer, and its number there, of each head by its name."""
+        layers = self._reader.layers if self._reader else ()
+        numbers = [(number, head) for number, layer in enumerate(layers) for head in range(layer.heads)]
+        return {f"{layers[n].kind}.{layers[n].layer + 1}.{head + 1}": (n, head) for n, head in numbers}
+
+    def _head_names(self, request: AttentionRequest) -> list[str]:
+        """Return the heads of a request, by default those of the last layer.
+
+        Raises:
+            Refusal: one that the model does not have.
+        """
+        if request.heads is None:
+            last = max(number for number, _ in self._heads.values())
+            return [name for name, (number, _) in self._heads.items() if number == last][:MOST_HEADS]
+        if missing := [name for name in request.heads if name not in self._heads]:
+            ends = next(iter(self._heads)), next(reversed(self._heads))
+            raise Refusal(400, f"heads: there is no {describe(missing[0])}, expected some of {' to '.join(ends)}")
+        return request.heads
+
+    def _head(self, name: str, number: int, head: int, sentence: Sentence) -> Content:
+        """Describe a head's weights on a sentence."""
+        assert self._reader is not None
+        layer, weights = self._reader.layers[number], sentence.weights[number].head(head)
+        queries, keys = sentence.text.sides(layer.kind)
+        if layer.kind == "cross":  # a row is the symbol that is predicted, not the one that was read
+            queries = (*queries[1:], self._name(EOS))
+        cells = list(zip(weights.columns.tolist(), weights.values.tolist(), strict=True))
+        rows = [cells[first:last] for first, last in itertools.pairwise(weights.offsets.tolist())]
+        return {"name": name, "alpha": layer.alphas[head], "queries": queries, "keys": keys, "rows": rows}

@@ -1,0 +1,75 @@
+// Completion as one types: a text field, and below it what may follow.
+
+function completionField(noun, ask_, chosen) {
+  const list = h("ul", { id: "choices", role: "listbox", "aria-label": "What may follow" });
+  const state = h("p", { class: "hint", "aria-live": "polite" });
+  let choices = [];
+  let active = -1;
+  const field = h("input", {
+    id: "typed", type: "text", autocomplete: "off", autocapitalize: "off", spellcheck: "false", role: "combobox",
+    "aria-autocomplete": "list", "aria-controls": "choices", "aria-expanded": "false",
+  });
+  const mark = () => {
+    [...list.children].forEach((item, i) => item.setAttribute("aria-selected", String(i === active)));
+    if (active >= 0) {
+      field.setAttribute("aria-activedescendant", `choice-${active}`);
+      list.children[active].scrollIntoView({ block: "nearest" });
+    } else field.removeAttribute("aria-activedescendant");
+  };
+  const take = (i) => {
+    field.value = choices[i].text;
+    field.focus();
+    if (choices[i].ends) chosen(field.value);
+    update();
+  };
+  const draw = (answer) => {
+    choices = answer.next;
+    active = -1;
+    field.setAttribute("aria-expanded", String(choices.length > 0));
+    state.textContent = !answer.possible ? "Impossible: no output of the model begins so."
+      : `${whole(answer.support)} ${answer.support === 1 ? "continuation is" : "continuations are"} possible`
+        + `${choices.length < answer.support ? `, the best ${choices.length} are shown` : ""}.`;
+    list.replaceChildren(...choices.map((choice, i) => h("li", {
+      id: `choice-${i}`, role: "option", "aria-selected": "false", onpointerdown: (event) => {
+        event.preventDefault();
+        take(i);
+      },
+    }, h("span", { class: "words", dir: "auto" }, choice.text || "(empty)", choice.ends ? h("small", null, " end") : " …"),
+    h("span", { class: "prob" }, probability(choice.prob)),
+    h("span", { class: "share", "aria-hidden": "true", style: { width: `${100 * Math.min(choice.prob, 1)}%` } }))));
+    mark();
+    return [];
+  };
+  async function update() {
+    const fault = h("div");
+    await show(fault, ask_(field.value), draw);
+    if (fault.textContent) {
+      list.replaceChildren();
+      state.textContent = fault.textContent;
+    }
+  }
+  field.addEventListener("input", update);
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+      if (!choices.length) return;
+      event.preventDefault();
+      const count = choices.length;
+      active = event.key === "ArrowDown" ? (active + 1) % count : (active <= 0 ? count : active) - 1;
+      mark();
+    } else if (event.key === "Enter") {
+      event.preventDefault();
+      if (active >= 0) take(active);
+      else chosen(field.value);
+    } else if (event.key === "Escape") {
+      active = -1;
+      mark();
+    }
+  });
+  return {
+    update,
+    clear() { field.value = ""; },
+    node: h("div", { class: "completion" },
+      h("label", { for: "typed" }, `The ${noun}, as far as you know it`), field,
+      h("p", { class: "hint" }, "Arrows choose, Enter takes the choice, and shows the steps of what is typed."), state, list),
+  };
+}

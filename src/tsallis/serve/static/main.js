@@ -1,0 +1,152 @@
+// The page: a source, and all that the run at the head of the page answers about it.
+
+const DELAY = 300; // milliseconds after the last key
+const SEARCHES = [["beam", "Beam"], ["exact", "Exact"], ["all", "All"], ["sample", "Sample"]];
+const SEARCH_NOTES = {
+  beam: "The best outputs of a beam, with what it proves.",
+  exact: "The most probable outputs of all, with a proof.",
+  all: "Every output with a probability, as far as time goes.",
+  sample: "Outputs drawn at random, as often as the model holds them probable.",
+};
+
+function later(work) {
+  let timer = null;
+  return (...values) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => work(...values), DELAY);
+  };
+}
+
+function describeRun(run) {
+  const parts = [`${capital(run.task)}, ${run.model} with ${whole(run.parameters)} parameters`,
+    `${whole(run.symbols.target)} output symbols`, `checkpoint ${run.checkpoint} after ${whole(run.step)} updates`];
+  const text = run.normalized ? "" : " Its values are no probabilities that sum to 1: less can be proved.";
+  return `${parts.join(", ")}.${text}`;
+}
+
+function field(name, column, change) {
+  return h("label", { class: "field" }, h("span", null, capital(column)), h("input", {
+    name, type: "text", autocomplete: "off", autocapitalize: "off", spellcheck: "false", dir: "auto", oninput: change,
+  }));
+}
+
+function numberField(label, value, most, change) {
+  return h("label", { class: "choice" }, h("span", null, label), h("input", {
+    type: "number", min: 1, max: most, value, class: "count", onchange: (event) => change(event.target),
+  }));
+}
+
+function runPage(run, limits) {
+  const state = { search: "beam", count: 5, output: null, head: null };
+  const [outputs, steps, weights] = ["Outputs", "Step by step", "Attention"].map(() => h("div"));
+  const fields = run.columns.map((column, i) => field(`column-${i}`, column, () => changed()));
+  const language = run.languages && run.languages.length > 1
+    ? choice("Language", run.languages.map((name) => [name, name]), run.languages[0], () => changed()) : null;
+  const note = h("p", { class: "hint" });
+
+  const source = () => fields.map((label) => label.querySelector("input").value).join("\t");
+  const complete = () => fields.every((label) => label.querySelector("input").value.trim() !== "");
+  const about = (content) => ({ run: run.name, ...content,
+    language: language ? language.querySelector("select").value : null });
+  const ofSource = (content) => about({ source: source(), ...content });
+  const completion = completionField(run.noun, (typed) => ask("suggest", ofSource({ typed })), (text) => choose({ output: text }));
+
+  function search() {
+    if (!complete()) return;
+    const counts = { beam: { nbest: state.count, beam: Math.max(state.count, run.beam) }, exact: { nbest: state.count }, all: {},
+      sample: { draws: state.count } }[state.search];
+    const content = { sources: [source()], search: state.search, ...counts };
+    if (state.search !== "sample") content.tree = true;
+    show(outputs, ask("translate", about(content)), (answer) => searchResult(answer.answers[0], choose));
+  }
+
+  function choose(output) {
+    state.output = output.tokens ? { tokens: output.tokens } : { output: output.output };
+    show(steps, ask("steps", ofSource({ ...state.output, nbest: 6 })), stepsOf);
+    attend();
+  }
+
+  function attend() {
+    if (!run.attention.length || !state.output) return;
+    show(weights, ask("attention", ofSource({ ...state.output, heads: [state.head] })), attentionOf);
+  }
+
+  const refresh = later(() => {
+    search();
+    completion.update();
+  });
+  function changed() {
+    if (complete()) refresh();
+  }
+  function setSearch(kind) {
+    state.search = kind;
+    note.textContent = SEARCH_NOTES[kind];
+    search();
+  }
+  note.textContent = SEARCH_NOTES.beam;
+  const heads = run.attention.flatMap((layer) => layer.alphas.map((alpha, i) => [`${layer.kind}.${layer.layer}.${i + 1}`,
+    `${layer.kind} layer ${layer.layer} head ${i + 1}, alpha ${plain(alpha)}`]));
+  state.head = heads.length ? (heads.find(([name]) => name.startsWith("cross.")) || heads[0])[0] : null;
+  if (heads.length) {
+    const last = run.attention.filter((layer) => layer.kind === "cross").pop();
+    if (last) state.head = `cross.${last.layer}.1`;
+  }
+
+  return [
+    h("h1", null, run.name),
+    h("p", { class: "lead" }, describeRun(run)),
+    h("form", { class: "source", onsubmit: (event) => {
+      event.preventDefault();
+      search();
+      completion.update();
+    } },
+    h("div", { class: "fields" }, fields, h("button", { type: "submit", class: "main" }, "Search")),
+    run.examples.length ? h("p", { class: "examples-row" }, h("span", null, "Try "), run.examples.map((line) => h("button", {
+      type: "button", class: "example-line", onclick: () => {
+        line.split("\t").forEach((text, i) => { if (fields[i]) fields[i].querySelector("input").value = text; });
+        completion.clear();
+        search();
+        completion.update();
+      } }, line.replace(/\t/g, " · ")))) : null,
+    h("div", { class: "controls" }, segments("Search", SEARCHES, "beam", setSearch),
+      numberField("Outputs", state.count, limits.outputs, (input) => {
+        state.count = clamp(Math.round(Number(input.value)) || 1, 1, limits.outputs);
+        input.value = state.count;
+        search();
+      }), language),
+    note),
+    h("div", { class: "pair" },
+      h("section", { "aria-labelledby": "outputs" }, h("h2", { id: "outputs" }, "Outputs"), outputs),
+      h("section", { "aria-labelledby": "writing" }, h("h2", { id: "writing" }, "Write it yourself"), completion.node)),
+    h("section", { "aria-labelledby": "steps" }, h("h2", { id: "steps" }, "Step by step"), steps),
+    heads.length ? h("section", { "aria-labelledby": "attention" }, h("div", { class: "head" },
+      h("h2", { id: "attention" }, "Attention"), choice("Head", heads, state.head, (name) => {
+        state.head = name;
+        attend();
+      })), weights) : null,
+  ];
+}
+
+async function start() {
+  const view = document.getElementById("view");
+  const open = (run, limits) => {
+    document.title = `${run.name} – tsallis`;
+    view.replaceChildren(...runPage(run, limits).filter(Boolean));
+    const empty = h("p", { class: "hint" }, `Type a source above: ${run.columns.join(" and ")}.`);
+    view.querySelector(".pair section div").replaceChildren(empty);
+  };
+  await show(view, ask("runs"), ({ runs, limits, version }) => {
+    document.getElementById("note").textContent = `tsallis ${version}`;
+    if (runs.length > 1) {
+      document.getElementById("runs").append(choice("Run", runs.map((run, i) => [String(i), run.name]), "0",
+        (i) => open(runs[Number(i)], limits)));
+    }
+    setTimeout(() => {
+      open(runs[0], limits);
+      view.querySelector("form input").focus();
+    });
+    return [];
+  });
+}
+
+start();

@@ -1,0 +1,120 @@
+// The outputs of a source: certificate, list and tree; then the steps and the attention of the chosen one.
+
+const BADGES = { complete: "Complete", optimal: "Optimal", bounded: "Bounded", none: "No proof" };
+const MEANINGS = {
+  complete: "These are all the outputs that the model holds possible. Every other one has a probability of exactly zero.",
+  optimal: "No other output is more probable than the best one: that is proved.",
+  bounded: "A better output may be missing. None is more probable than",
+  none: "Nothing is proved about outputs that are not listed.",
+};
+
+function certificateOf(answer) {
+  const { certificate, bound, mass } = answer;
+  const limit = certificate === "bounded" ? ` ${probability(Math.exp(bound))}.` : "";
+  return h("div", { class: `proof ${certificate}` },
+    h("p", null, h("strong", null, BADGES[certificate]), ` ${MEANINGS[certificate]}${limit}`),
+    h("p", { class: "hint" }, `Probability of all ${whole(answer.hypotheses.length)} together: ${probability(mass)}.`,
+      answer.stopped_by ? ` The search ended early (${answer.stopped_by}), after ${whole(answer.expanded)} prefixes.` : null));
+}
+
+// A list of [text, probability, choose] of which one is chosen.
+function outputList(outputs, name, choose) {
+  const most = Math.max(...outputs.map((output) => output.prob), 1e-300);
+  return h("fieldset", { class: "outputs" }, h("legend", { class: "unseen" }, name),
+    outputs.map((output, i) => h("label", null,
+      h("input", { type: "radio", name: "output", checked: i === 0, onchange: () => choose(output) }),
+      h("span", { class: "line" }, h("span", { class: "words", dir: "auto" }, output.text || "(empty)"),
+        h("span", { class: "prob" }, probability(output.prob)),
+        h("span", { class: "share", "aria-hidden": "true", style: { width: `${(100 * output.prob) / most}%` } })))));
+}
+
+function drawsOf(draws) {
+  const counts = new Map();
+  for (const draw of draws.filter(Boolean)) {
+    const known = counts.get(draw.text) || { ...draw, count: 0 };
+    known.count += 1;
+    counts.set(draw.text, known);
+  }
+  return [...counts.values()].sort((one, other) => other.count - one.count);
+}
+
+function searchResult(answer, choose) {
+  if (answer.draws) {
+    const outputs = drawsOf(answer.draws);
+    if (!outputs.length) return h("p", { class: "hint" }, "No draw came to an end.");
+    choose(outputs[0]);
+    return [h("p", { class: "hint" }, `${whole(answer.draws.length)} draws, ${whole(outputs.length)} different outputs, the `
+      + "most frequent first, each with its probability."), outputList(outputs, "Draws", choose)];
+  }
+  if (!answer.hypotheses.length) return h("p", { class: "hint" }, "The search found no output.");
+  choose(answer.hypotheses[0]);
+  const edges = answer.tree ? answer.tree.edges.map((e) => [e.parent, e.node, e.symbol, e.log_prob, e.total, e.end]) : [];
+  say(`${answer.hypotheses.length} outputs. Certificate: ${CERTIFICATES[answer.certificate]}`);
+  return [
+    certificateOf(answer),
+    outputList(answer.hypotheses, "Outputs", choose),
+    edges.length ? figure("Tree of outputs", treeDrawing(edges), { scroll: true, note: "probability of each branch" }) : null,
+  ];
+}
+
+// The name of an output's symbol; the last one is its end.
+function symbolName(symbol) {
+  return symbol === "</s>" ? "(end)" : symbol;
+}
+
+function stepsOf(answer) {
+  return [
+    h("p", { class: "hint" }, answer.possible
+      ? "What is not counted as possible has a probability of exactly zero at its step."
+      : `The model holds this output impossible, from step ${answer.steps.length} on.`),
+    h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Steps of the output" },
+      h("table", { class: "steps" },
+        h("thead", null, h("tr", null, ["Step", "Symbol", "Probability", "Possible", "Excluded", "Symbols and shares"]
+          .map((text) => h("th", { scope: "col" }, text)))),
+        h("tbody", null, answer.steps.map((step, i) => h("tr", { class: step.prob === 0 ? "out" : null },
+          h("td", { class: "number" }, i + 1),
+          h("th", { scope: "row" }, spell(symbolName(step.symbol))),
+          h("td", { class: "number" }, step.prob === 0 ? "impossible" : probability(step.prob)),
+          h("td", { class: "number" }, whole(step.support)),
+          h("td", { class: "number" }, whole(answer.vocabulary - step.support)),
+          h("td", null, shares(step.words.map((word) => [symbolName(word.symbol), word.prob]), symbolName(step.symbol),
+            step.support))))))),
+  ];
+}
+
+function attentionOf(answer) {
+  const head = { ...answer.heads[0], queries: answer.heads[0].queries.map(symbolName) };
+  const weights = { rows: head.rows, keys: head.keys.length, queries: head.queries.length };
+  const cells = head.rows.reduce((sum, row) => sum + row.length, 0);
+  const row = h("p", { class: "rowtext", "aria-live": "polite" },
+    "Point at a symbol, or choose a figure and use the arrow keys, to read its weights.");
+  let chosen = null;
+  const drawings = [["Matrix", "blank is exactly zero", matrix], ["Lines", "from symbol to symbol", lines]]
+    .map(([form, note, draw]) => [form, note, draw(weights, head.queries, head.keys, null)]);
+  const choose = (query) => {
+    chosen = query;
+    for (const [, , drawing] of drawings) select(drawing, query);
+    if (query !== null) row.textContent = describeRow(weights, head.queries, head.keys, query);
+  };
+  for (const [, , drawing] of drawings) {
+    drawing.setAttribute("tabindex", "0");
+    drawing.addEventListener("pointerover", (event) => {
+      const line = event.target.closest(".row");
+      if (line) choose(Number(line.dataset.query));
+    });
+    drawing.addEventListener("pointerleave", () => choose(null));
+    drawing.addEventListener("keydown", (event) => {
+      const move = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
+      if (!move) return;
+      event.preventDefault();
+      choose(clamp((chosen ?? (move > 0 ? -1 : head.queries.length)) + move, 0, head.queries.length - 1));
+    });
+  }
+  return [
+    h("p", { class: "hint" }, `Alpha ${plain(head.alpha)}; ${whole(cells)} of ${whole(weights.queries * weights.keys)} weights `
+      + "are above zero."),
+    row,
+    h("div", { class: "figures" }, drawings.map(([form, note, drawing]) => figure(`${form} of ${head.name}`, drawing,
+      { note, class: "attention", scroll: false }))),
+  ];
+}

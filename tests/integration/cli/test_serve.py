@@ -1,0 +1,316 @@
+"""The command that serves runs: its page in a browser, every command of its documentation, signals and mistakes."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tsallis.search import beam_search
+from tsallis.tasks.registry import task_of
+from tsallis.training import load_run
+
+from .conftest import command, environment
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "serve.md"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+SOURCE = "vier und zwanzig"
+
+
+class Serving:
+    """A server in a process of its own."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.process = subprocess.Popen(
+            command("serve", *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+        )
+        assert self.process.stdout is not None
+        self.line = self.process.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/", self.line)
+        assert found, self.process.communicate()
+        self.url, self.port = found[0], int(found[1])
+
+    def ask(self, path: str, body: str | None = None) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        kind = {} if body is None else {"content-type": "application/json"}
+        connection.request("GET" if body is None else "POST", path, body and body.encode(), kind)
+        answer = connection.getresponse()
+        content = json.loads(answer.read())
+        connection.close()
+        return answer.status, content
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str, str]:
+        """Return exit status, standard output and standard error once the signal has ended it."""
+        self.process.send_signal(number)
+        out, errors = self.process.communicate(timeout=60)
+        return self.process.returncode, out, errors
+
+
+@pytest.fixture(scope="module")
+def serving(trained: Path, translator: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder = tmp_path_factory.mktemp("runs")
+    shutil.copytree(trained, folder / "english-verbs")
+    shutil.copytree(translator, folder / "numbers")
+    (folder / "examples").write_text(f"walk\tV;PST\ntry\tV;3;SG;PRS\n{SOURCE}\n", encoding="utf-8")
+    serving = Serving(folder / "english-verbs", folder / "numbers", "--port", 0, "--examples", folder / "examples")
+    yield serving
+    assert serving.end() == (0, "", "")
+
+
+@pytest.mark.process
+def test_every_request_of_the_documentation_is_answered(serving: Serving) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    lines = [line for block in re.findall(r"```console\n(.*?)```", text, re.S) for line in block.splitlines()]
+    commands = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    assert serving.line.startswith("english-verbs, numbers: http://127.0.0.1:") and "(Ctrl-C ends)\n" in serving.line
+    requests = [shlex.split(line) for line in commands if line.startswith("curl ")]
+    assert len(requests) > 8
+    for request in requests:
+        body = request[2] if request[1] == "--json" else None
+        status, content = serving.ask(request[-1].removeprefix("http://127.0.0.1:8000"), body)
+        assert status == 200, content
+    others = [line.split()[0] for line in commands if not line.startswith("curl ")]
+    assert others == ["pip", "tsallis"]  # installing, and the command that `serving` runs
+
+
+@pytest.mark.process
+def test_the_options_of_the_documentation_are_those_of_the_command() -> None:
+    from tsallis.serve.limits import Limits
+
+    table = dict(re.findall(r"^\| `--(\w+)`[^|]* \| ([\d,]+)", PAGE.read_text(encoding="utf-8"), re.M))
+    names = {"batch": "sources", "time": "seconds"}
+    limits = {names.get(name, name): int(value.replace(",", "")) for name, value in table.items()}
+    assert limits == {name: value for name, value in vars(Limits()).items() if name != "symbols"}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_it_in_order(trained: Path, number: int) -> None:
+    serving = Serving(trained, "--port", 0)
+    # A client that keeps its connection open does not hold it up.
+    connection = socket.create_connection(("127.0.0.1", serving.port))
+    assert serving.ask("/api/health")[0] == 200
+    assert serving.end(number) == (0, "", "")
+    connection.close()
+
+
+def test_mistakes_are_one_line(tsallis: Any, trained: Path, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken, bad = other.getsockname()[1], tmp_path / "bad"
+        bad.write_text("walk\n")
+        cases = [
+            ((trained, "--port", taken), rf"can't listen on 127.0.0.1, port {taken}: Address already in use"),
+            ((tmp_path / "none", "--port", 0), "not a run folder"),
+            ((trained, trained, "--port", 0), "the same run twice"),
+            ((trained, "--host", "no such host"), "--host no such host: "),
+            ((trained, "--port", 70_000), "--port"),
+            ((trained, "--time", "nan"), "--time"),
+            ((trained, "--batch", 0), "--batch"),
+            ((trained, "--device", "x", "--port", 0), "x"),
+            ((trained, "--examples", tmp_path / "none", "--port", 0), "none: No such file"),
+            ((trained, "--examples", bad, "--port", 0), "no run can read any of these lines"),
+            ((), "RUN"),
+        ]
+        for arguments, message in cases:
+            ended = tsallis("serve", *arguments, status=2)
+            assert ended.stdout == "" and re.search(message, ended.stderr) and ended.stderr.count("\n") == 1, arguments
+
+
+@pytest.mark.process
+def test_without_its_packages_it_says_what_to_install(trained: Path) -> None:
+    code = (
+        "import sys; sys.modules['starlette'] = None; sys.modules['starlette.applications'] = None\n"
+        f"sys.argv = ['tsallis', 'serve', {str(trained)!r}]\nfrom tsallis.cli import main\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    assert done.returncode == 2 and "pip install 'tsallis[serve]'" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.process
+def test_a_host_that_others_reach_is_warned_of(trained: Path) -> None:
+    process = subprocess.Popen(
+        command("serve", trained, "--host", "0.0.0.0", "--port", 0),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    assert process.stdout is not None
+    assert "http://0.0.0.0:" in process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert errors.startswith("tsallis: warning: 0.0.0.0 is not this machine alone") and errors.count("\n") == 1
+
+
+def test_runs_have_the_shortest_names_that_tell_them_apart() -> None:
+    from tsallis.cli.serve import _names
+    from tsallis.errors import InputError
+
+    assert _names([Path("/a/x/run"), Path("/b/y")]) == ["run", "y"]
+    assert _names([Path("/a/x/run"), Path("/a/y/run"), Path("/z")]) == ["x/run", "y/run", "z"]
+    with pytest.raises(InputError, match="twice"):
+        _names([Path("/a/x"), Path("/a/y/../x")])
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    pytest.importorskip("playwright")
+    from playwright.sync_api import sync_playwright
+
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip("needs chromium: no browser of that name is on the PATH")
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def tab(browser: Any, serving: Serving, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The page, without a message on its console or a request to another server."""
+    context, faults = browser.new_context(**getattr(request, "param", {})), []
+    tab = context.new_page()
+    tab.on("pageerror", lambda error: faults.append(str(error)))
+    tab.on("console", lambda message: faults.append(message.text))
+    own = (serving.url, "data:", "blob:")
+    tab.on("request", lambda asked: None if asked.url.startswith(own) else faults.append(asked.url))
+    tab.goto(serving.url)
+    tab.wait_for_selector("form input")
+    yield tab
+    context.close()
+    assert [fault for fault in faults if "400 (Bad Request)" not in fault] == []
+
+
+def ask_numbers(tab: Any) -> None:
+    """Choose the translator and type a source; wait for all that is shown of it."""
+    tab.select_option("#runs select", "1")
+    tab.fill('input[name="column-0"]', SOURCE)
+    tab.wait_for_selector(".proof")
+    tab.wait_for_selector("table.steps")
+    tab.wait_for_selector("svg.matrix")
+
+
+@pytest.mark.process
+def test_what_is_typed_is_answered_with_a_proof_a_tree_steps_and_attention(
+    tab: Any, serving: Serving, translator: Path
+) -> None:
+    ask_numbers(tab)
+    run = load_run(translator)
+    batch = task_of(run.task).read([SOURCE], "here", run, False).corpus.batch([0])
+    (result,) = beam_search(run.model, batch.src, batch.src_lengths, beam_size=5, n_best=5)
+    texts = tab.eval_on_selector_all(".outputs .words", "nodes => nodes.map(n => n.innerText)")
+    assert texts == [" ".join(run.tgt_vocab.text(h.tokens).split()) or "(empty)" for h in result.hypotheses]
+    assert result.certificate.kind in tab.get_attribute(".proof", "class")
+    assert tab.query_selector("svg.tree .word") is not None
+    rows = tab.eval_on_selector_all(".steps tbody tr", "rows => rows.map(r => r.cells[3].innerText.replace(',', ''))")
+    assert [int(row) for row in rows] == list(result.hypotheses[0].support)
+    # Another output, another head, with the keyboard.
+    tab.focus(".outputs input:checked")
+    tab.keyboard.press("ArrowDown")
+    count = len(result.hypotheses[1].support)
+    tab.wait_for_function(f"document.querySelectorAll('.steps tbody tr').length === {count}")
+    tab.select_option("section:last-of-type select", "encoder.1.1")
+    tab.wait_for_selector("text=Matrix of encoder.1.1")
+    tab.focus("svg.matrix")
+    tab.keyboard.press("ArrowDown")
+    assert " keys: " in tab.inner_text(".rowtext")
+
+
+@pytest.mark.process
+def test_an_example_is_asked_by_a_click(tab: Any) -> None:
+    lines = "nodes => nodes.map(n => n.innerText)"
+    assert tab.eval_on_selector_all(".example-line", lines)[:2] == ["walk · V;PST", "try · V;3;SG;PRS"]
+    tab.click("text=try · V;3;SG;PRS")
+    tab.wait_for_selector("table.steps")
+    assert [tab.input_value(f'input[name="column-{i}"]') for i in range(2)] == ["try", "V;3;SG;PRS"]
+
+
+@pytest.mark.process
+def test_all_searches_of_the_page(tab: Any) -> None:
+    ask_numbers(tab)
+    for number, search in ((1, "exact"), (2, "all"), (3, "sample")):
+        with tab.expect_response("**/api/translate") as answer:
+            tab.check(f'input[type="radio"][name^="segments"] >> nth={number}', force=True)
+        assert answer.value.json()["search"] == search
+    tab.wait_for_function("document.querySelector('.pair section').innerText.includes('5 draws')")
+    tab.fill("input.count", "2")
+    tab.keyboard.press("Enter")
+    tab.wait_for_function("document.querySelector('.pair section').innerText.includes('2 draws')")
+
+
+@pytest.mark.process
+def test_an_output_is_completed_with_the_keyboard(tab: Any) -> None:
+    tab.fill('input[name="column-0"]', "walk")
+    tab.fill('input[name="column-1"]', "V;PST")
+    tab.wait_for_selector("#choices li")
+    tab.focus("#typed")
+    typed = ""
+    for _ in range(3):
+        tab.keyboard.press("ArrowDown")
+        assert tab.get_attribute("#typed", "aria-activedescendant") == "choice-0"
+        if (choice := tab.inner_text("#choice-0 .words")).endswith(" end"):
+            break
+        choice = choice.removesuffix(" …")
+        with tab.expect_response("**/api/suggest"):
+            tab.keyboard.press("Enter")
+        assert tab.input_value("#typed") == choice and len(choice) > len(typed)
+        typed = choice
+        tab.wait_for_function("document.querySelector('#typed').getAttribute('aria-activedescendant') === null")
+    tab.fill("#typed", "#")
+    tab.wait_for_selector("text=Impossible: no output of the model begins so.")
+    tab.fill("#typed", "walk")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("table.steps")
+
+
+@pytest.mark.process
+def test_mistakes_are_shown_as_text(tab: Any) -> None:
+    tab.fill('input[name="column-0"]', "<img src=x onerror=alert(1)>")
+    tab.fill('input[name="column-1"]', ";;<b>")
+    tab.wait_for_selector(".fault")
+    assert "<b>" in tab.inner_text(".fault")
+    assert tab.query_selector("main img") is None and tab.query_selector("main b") is None
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "tab",
+    [
+        {"color_scheme": scheme, "viewport": {"width": width, "height": 800}}
+        for scheme, width in (("light", 1280), ("dark", 1280), ("light", 390))
+    ],
+    indirect=True,
+)
+def test_the_page_has_no_fault_of_accessibility(tab: Any) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    results = [axe.Axe().run(tab)]
+    ask_numbers(tab)
+    tab.fill("#typed", "t")
+    tab.wait_for_timeout(500)
+    results.append(axe.Axe().run(tab))
+    for result in results:
+        serious = [
+            (v["id"], v["nodes"][0]["html"][:200])
+            for v in result.response["violations"]
+            if v["impact"] in ("serious", "critical")
+        ]
+        assert serious == []
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")

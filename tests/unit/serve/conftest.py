@@ -1,0 +1,87 @@
+"""A small run that is served, and a server on a port of its own in a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from small_run import train
+from tsallis.serve.answers import ServedRun
+from tsallis.serve.app import build_app
+from tsallis.serve.limits import Limits
+from tsallis.serve.server import Server, bind
+from tsallis.tasks.registry import task_of
+from tsallis.training import Run, load_run
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("served") / "verbs"
+    train(folder)
+    return load_run(folder)
+
+
+@pytest.fixture
+def served(run: Run) -> ServedRun:
+    return ServedRun("verbs", run, task_of(run.task), 3, Limits())
+
+
+class Client:
+    """Requests to a server of this machine."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def send(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
+        """Return status, content and headers of the answer; bytes are sent as they are, all else as JSON."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        with contextlib.closing(connection):
+            kind = {"content-type": "application/json"} if body is not None else {}
+            blob = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+            connection.request(method, path, blob, {**kind, **{k.replace("_", "-"): v for k, v in headers.items()}})
+            answer = connection.getresponse()
+            text, found = answer.read().decode(), {name.lower(): value for name, value in answer.getheaders()}
+        return answer.status, json.loads(text) if found["content-type"] == "application/json" else text, found
+
+    def post(self, name: str, body: Any, **headers: str) -> tuple[int, Any]:
+        """Return status and content of the answer to a request of the API."""
+        return self.send("POST", f"/api/{name}", body, **headers)[:2]
+
+
+Serve = Callable[..., Client]
+
+
+@pytest.fixture
+def serve(served: ServedRun) -> Iterator[Serve]:
+    """Start servers of runs, by default of the small one; end them after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*runs: ServedRun, **limits: Any) -> Client:
+            own = Limits(**limits)
+            app = build_app([replace(one, limits=own) for one in runs or (served,)], own, ["models.example"])
+            socket, started = stack.enter_context(bind("127.0.0.1", 0)), threading.Event()
+            port = socket.getsockname()[1]
+            server = Server(app, started.set)
+            thread = threading.Thread(target=server.answer, args=(socket,))
+            thread.start()
+
+            def stop() -> None:
+                server.should_exit = True
+                thread.join(30)
+                assert not thread.is_alive()
+
+            stack.callback(stop)
+            assert started.wait(30)
+            return Client(port)
+
+        yield start

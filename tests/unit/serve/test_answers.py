@@ -1,0 +1,172 @@
+"""Answers are those of the library's functions, in batches as alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tsallis.analysis import beam_tree, read_model, record, teacher_forced_supports
+from tsallis.data.corpus import Corpus
+from tsallis.errors import InputError
+from tsallis.evaluation.outputs import describe_result
+from tsallis.search import beam_search, exact_search, exhaustive, sample
+from tsallis.search.sampling import line_seed
+from tsallis.serve.answers import ServedRun
+from tsallis.serve.limits import Limits, Refusal
+from tsallis.serve.requests import AttentionRequest, StepsRequest, SuggestRequest, TranslateRequest
+from tsallis.tasks.completer import Completer
+
+LINES = ["walk\tV;PST", "try\tV;3;SG;PRS", "go\tV.PTCP;PRS"]
+
+
+def no_check() -> None:
+    pass
+
+
+def translate(served: ServedRun, *requests: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    schemas = [TranslateRequest(**request) for request in requests]
+    return [content["answers"] for content in served.translate(schemas, no_check)]
+
+
+def sources(served: ServedRun, *lines: str) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    batch = served.task.read(lines, "here", served.run, False).corpus.batch(range(len(lines)))
+    return served.run.model, batch.src, batch.src_lengths
+
+
+@pytest.mark.parametrize(
+    ("request_values", "search", "options"),
+    [
+        ({}, beam_search, {"beam_size": 3, "n_best": 1}),
+        ({"nbest": 4}, beam_search, {"beam_size": 4, "n_best": 4}),
+        ({"beam": 1, "min_length": 2, "max_length": 6}, beam_search, {"beam_size": 1, "n_best": 1, "max_length": 6}),
+        ({"length_penalty": 1.0, "nbest": 2}, beam_search, {"beam_size": 3, "n_best": 2, "length_penalty": 1.0}),
+        (
+            {"search": "exact", "budget": 50, "max_length": 8},
+            exact_search,
+            {"budget": 50, "max_length": 8, "beam_size": 3},
+        ),
+        ({"search": "all", "budget": 50, "nbest": 3}, exhaustive, {"budget": 50, "n_best": 3}),
+    ],
+)
+def test_searches_are_those_of_the_library(
+    served: ServedRun, request_values: dict[str, Any], search: Any, options: dict[str, Any]
+) -> None:
+    for line in LINES:  # other rows of a batch may change the last bits of a number
+        ((answer,),) = translate(
+            served, {"sources": [line], "tree": True, **request_values, "nbest": request_values.get("nbest", 1)}
+        )
+        extra = {"min_length": 2} if "min_length" in request_values else {}
+        (result,) = search(*sources(served, line), **options, **extra)
+        expected = describe_result(result, served.run.tgt_vocab)
+        tree = answer.pop("tree")
+        for hypothesis, part in zip(result.hypotheses, answer["hypotheses"], strict=True):
+            assert part.pop("tokens") == hypothesis.tokens
+        assert answer == expected
+        if result.best is None:
+            assert tree is None
+        else:
+            model, src, _ = sources(served, line)
+            assert tree == beam_tree(model, src, result, served.run.tgt_vocab).to_dict()
+
+
+def test_draws_are_those_of_the_library_and_of_the_command(served: ServedRun) -> None:
+    ((first, second),) = translate(served, {"sources": LINES[:2], "search": "sample", "draws": 5, "seed": 7})
+    draws = sample(*sources(served, *LINES[:2]), 5, seeds=[line_seed(7, line) for line in (1, 2)])
+    for answer, expected in zip((first, second), draws, strict=True):
+        assert [draw and draw["tokens"] for draw in answer["draws"]] == [draw and draw.tokens for draw in expected]
+
+
+def test_requests_together_have_the_answers_that_each_has_alone(served: ServedRun) -> None:
+    requests = [{"sources": LINES[:1]}, {"sources": LINES[1:]}, {"sources": LINES[::-1]}]
+    together = translate(served, *requests)
+    for request, answers in zip(requests, together, strict=True):
+        (alone,) = translate(served, request)
+        for one, other in zip(answers, alone, strict=True):
+            assert one["certificate"] == other["certificate"]
+            assert [h["tokens"] for h in one["hypotheses"]] == [h["tokens"] for h in other["hypotheses"]]
+            for a, b in zip(one["hypotheses"], other["hypotheses"], strict=True):
+                assert a["log_prob"] == pytest.approx(b["log_prob"], abs=1e-5)
+
+
+def test_completions_are_those_of_the_command(served: ServedRun) -> None:
+    (content,) = served.suggest([SuggestRequest(source=LINES[0], typed="wa", nbest=3)], no_check)
+    source = served.task.read(LINES[:1], "here", served.run, False).corpus.batch([0])
+    assert content == {"run": "verbs", **Completer(served.run, served.task, 3).describe(source, "wa")}
+
+
+def test_steps_are_those_of_the_analysis(served: ServedRun) -> None:
+    (content,) = served.steps([StepsRequest(source=LINES[0], output="walked", nbest=4)], no_check)
+    source = served.task.read(LINES[:1], "here", served.run, False).corpus.src[0]
+    corpus = Corpus([source], [served.task.spell("walked", served.run)])
+    [(_, expected)] = teacher_forced_supports(served.run.model, corpus.batches(1), served.run.tgt_vocab, 4)
+    assert content["output"] == "walked" and content["vocabulary"] == len(served.run.tgt_vocab)
+    for step, other in zip(content["steps"], expected, strict=False):
+        assert (step["symbol"], step["support"]) == (other.gold, other.support)
+        assert step["prob"] == pytest.approx(other.prob, abs=1e-5)
+        assert [word["symbol"] for word in step["words"]] == [word for word, _ in other.words]
+    assert content["possible"] == (len(content["steps"]) == 7 and content["steps"][-1]["prob"] > 0)
+
+
+def test_steps_end_at_a_symbol_that_is_impossible(served: ServedRun) -> None:
+    (content,) = served.steps([StepsRequest(source=LINES[0], tokens=[3, 4])], no_check)  # never given
+    assert not content["possible"] and content["log_prob"] is None and len(content["steps"]) == 1
+    assert content["steps"][0]["prob"] == 0 and content["steps"][0]["words"]
+
+
+def test_without_an_output_the_best_one_is_taken(served: ServedRun) -> None:
+    (result,) = beam_search(*sources(served, LINES[0]), beam_size=3, n_best=1)
+    assert result.best is not None
+    (content,) = served.steps([StepsRequest(source=LINES[0])], no_check)
+    assert tuple(content["tokens"]) == result.best.tokens
+    assert content["log_prob"] == pytest.approx(result.best.log_prob, abs=1e-5)
+
+
+def test_weights_are_those_of_a_recording_and_zeros_are_left_out(served: ServedRun) -> None:
+    (content,) = served.attention([AttentionRequest(source=LINES[0], output="walked")], no_check)
+    run, (head,) = served.run, content["heads"]
+    source = served.task.read(LINES[:1], "here", run, False).corpus.src[0]
+    corpus = Corpus([source], [served.task.spell("walked", run)])
+    (sentence,) = record(read_model(run.model, run.src_vocab, run.tgt_vocab), corpus.batches(1))
+    dense = sentence.weights[0].dense()[0]
+    assert head["name"] == "cross.1.1" and head["keys"] == sentence.text.source
+    assert head["queries"] == (*"walked", "</s>") and len(head["rows"]) == 7
+    for row, weights in zip(head["rows"], dense, strict=True):
+        assert dict(row) == {key: weight for key, weight in enumerate(weights.tolist()) if weight > 0}
+
+
+@pytest.mark.parametrize(
+    ("method", "schema", "message"),
+    [
+        ("steps", StepsRequest(source=LINES[0], tokens=[2]), "tokens: symbols are numbered from 3 to"),
+        ("steps", StepsRequest(source=LINES[0], tokens=[10**6]), "tokens: symbols are numbered from 3 to"),
+        ("attention", AttentionRequest(source=LINES[0], heads=["cross.2.1"]), "heads: there is no 'cross.2.1'"),
+        ("translate", TranslateRequest(sources=LINES[:1], prefix="é"), "prefix: 'é' holds symbols"),
+        ("translate", TranslateRequest(sources=LINES[:1], prefix="walk", max_length=3), "prefix: 'walk' has 4 symbols"),
+    ],
+)
+def test_what_the_run_does_not_know_is_refused(served: ServedRun, method: str, schema: Any, message: str) -> None:
+    with pytest.raises(Refusal, match=message) as refusal:
+        getattr(served, method)([schema], no_check)
+    assert refusal.value.status == 400
+
+
+def test_bad_lines_are_refused_with_their_number(served: ServedRun) -> None:
+    with pytest.raises(InputError, match="sources:2: expected lemma<TAB>tags"):
+        translate(served, {"sources": [LINES[0], "walk"]})
+    with pytest.raises(InputError, match=r"sources:1: 6 symbols, at most 5 are read"):
+        translate(replace(served, limits=Limits(symbols=5)), {"sources": ["walk\tV;PST"]})
+    with pytest.raises(InputError, match="knows no languages"):
+        translate(served, {"sources": [LINES[0]], "language": "x"})
+
+
+def test_facts_are_those_of_the_run(served: ServedRun) -> None:
+    facts = served.facts
+    assert (facts["name"], facts["task"], facts["columns"]) == ("verbs", "inflection", ["lemma", "tags"])
+    assert facts["model"] == "rnn" and facts["arguments"]["d_model"] == 8
+    assert facts["parameters"] == sum(p.numel() for p in served.run.model.parameters())
+    assert facts["attention"] == [{"kind": "cross", "layer": 1, "alphas": (1.5,)}]
+    assert all(value is None or math.isfinite(value) for value in facts["metrics"].values())

@@ -1,0 +1,97 @@
+"""What requests may hold: every mistake is a refusal that names it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tsallis.serve.limits import Limits, Refusal
+from tsallis.serve.requests import (
+    SEARCHES,
+    AttentionRequest,
+    Request,
+    StepsRequest,
+    SuggestRequest,
+    TranslateRequest,
+    parse_request,
+)
+
+LIMITS = Limits(characters=10, symbols=5, sources=2, outputs=7)
+
+
+def parse(schema: type[Request], content: Any) -> Request:
+    return parse_request(content if isinstance(content, bytes) else json.dumps(content).encode(), schema, LIMITS)
+
+
+def test_values_are_taken_as_they_are() -> None:
+    request = parse(TranslateRequest, {"sources": ["a\tV"], "nbest": 7, "max_length": 30, "tree": True})
+    assert isinstance(request, TranslateRequest)
+    assert (request.sources, request.nbest, request.search, request.run) == (["a\tV"], 7, "beam", None)
+    other = parse(TranslateRequest, {"sources": ["b\tV"], "nbest": 7, "max_length": 30, "tree": True})
+    assert isinstance(other, TranslateRequest) and other.options() == request.options()
+    third = parse(TranslateRequest, {"sources": ["b\tV"], "nbest": 6, "max_length": 30, "tree": True})
+    assert isinstance(third, TranslateRequest) and third.options() != request.options()
+
+
+@pytest.mark.parametrize(
+    ("schema", "content", "message"),
+    [
+        (TranslateRequest, b"", "no JSON: EOF"),
+        (TranslateRequest, b"{", "no JSON: EOF"),
+        (TranslateRequest, b'{"sources": ["\xff"]}', "no JSON: invalid unicode"),
+        (TranslateRequest, b'{"sources": ["\\ud800"]}', "no JSON: .*surrogate"),
+        (TranslateRequest, b"[" * 100_000, "no JSON: recursion"),
+        (TranslateRequest, [], "expected a JSON object, found []"),
+        (TranslateRequest, {}, "sources: missing"),
+        (TranslateRequest, {"sources": "a"}, "sources: input should be a valid list, found 'a'"),
+        (TranslateRequest, {"sources": []}, "sources: list should have at least 1 item"),
+        (TranslateRequest, {"sources": [1]}, "sources.0: input should be a valid string, found 1"),
+        (TranslateRequest, {"sources": ["a"] * 3}, "sources: at most 2, found 3"),
+        (TranslateRequest, {"sources": ["a" * 11]}, "a source has at most 10 characters, found 11"),
+        (TranslateRequest, {"sources": ["a\nb"]}, "one line, found a line break"),
+        (TranslateRequest, {"sources": ["a\0b"]}, "found a null character"),
+        (TranslateRequest, {"sources": ["a"], "x": 1}, "x: unknown key"),
+        (TranslateRequest, {"sources": ["a"], "search": "best"}, "search: input should be 'beam'"),
+        (TranslateRequest, {"sources": ["a"], "nbest": 8}, "nbest: at most 7, found 8"),
+        (TranslateRequest, {"sources": ["a"], "nbest": 0}, "nbest: input should be greater than or equal to 1"),
+        (TranslateRequest, {"sources": ["a"], "nbest": 1.0}, "nbest: input should be a valid integer"),
+        (TranslateRequest, {"sources": ["a"], "nbest": True}, "nbest: input should be a valid integer"),
+        (TranslateRequest, b'{"sources": ["a"], "nbest": ' + b"9" * 5000 + b"}", "."),
+        (TranslateRequest, {"sources": ["a"], "max_length": 31}, "max_length: at most 30, found 31"),
+        (TranslateRequest, {"sources": ["a"], "prefix": "a" * 11}, "the prefix has at most 10 characters"),
+        (TranslateRequest, {"sources": ["a"], "min_length": 4, "max_length": 3}, "min_length: 4 is above max_length 3"),
+        (TranslateRequest, b'{"sources": ["a"], "length_penalty": NaN}', "length_penalty: input should be a finite"),
+        (TranslateRequest, {"sources": ["a"], "search": "exact", "mass": 1}, "mass: input should be less than 1"),
+        (
+            TranslateRequest,
+            {"sources": ["a"], "search": "all", "budget": 10**6},
+            "budget: .* less than or equal to 10000",
+        ),
+        (SuggestRequest, {"source": "a", "typed": "a" * 11}, "what is typed has at most 10 characters"),
+        (SuggestRequest, {"source": "a", "nbest": 8}, "nbest: at most 7"),
+        (SuggestRequest, {"source": ["a"]}, "source: input should be a valid string"),
+        (StepsRequest, {"source": "a", "output": "a", "tokens": [4]}, "output: is the same as tokens"),
+        (StepsRequest, {"source": "a", "output": "a" * 11}, "an output has at most 10 characters"),
+        (StepsRequest, {"source": "a", "tokens": [4] * 31}, "tokens: at most 30, found 31"),
+        (AttentionRequest, {"source": "a", "heads": []}, "heads: list should have at least 1 item"),
+        (AttentionRequest, {"source": "a", "heads": ["cross.1.1"] * 17}, "heads: list should have at most 16 items"),
+    ],
+)
+def test_mistakes_are_refused(schema: type[Request], content: Any, message: str) -> None:
+    with pytest.raises(Refusal, match=message.replace("[", r"\[").replace("]", r"\]")) as refusal:
+        parse(schema, content)
+    assert refusal.value.status == 400 and len(refusal.value.message) < 500 and "\n" not in refusal.value.message
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_value_that_says_nothing_beside_a_search_is_refused(name: str) -> None:
+    value = {"mass": 0.5, "time": 0.5, "length_penalty": 0.5, "tree": True}.get(name, 1)
+    for search in ("beam", "exact", "all", "sample"):
+        content = {"sources": ["a"], "search": search, name: value}
+        if search in SEARCHES[name]:
+            parse(TranslateRequest, content)
+        else:
+            with pytest.raises(Refusal, match=f"{name}: is for the search .*, not for {search}"):
+                parse(TranslateRequest, content)
