@@ -323,6 +323,57 @@ def stdin(task: str, command: str) -> Make:
     return make
 
 
+REQUESTS: dict[str, list[dict[str, Any]]] = {
+    "translate": [
+        {"nbest": 2, "tree": True, "length_penalty": 0.5, "min_length": 1, "max_length": 6},
+        {"search": "exact", "budget": 5, "time": 0.2, "prefix": "w"},
+        {"search": "all", "budget": 5, "mass": 0.5, "nbest": 2},
+        {"search": "sample", "draws": 2, "seed": 1},
+    ],
+    "suggest": [{"typed": "w", "nbest": 3}],
+    "steps": [{"output": "walk"}, {"tokens": [4, 5]}, {}],
+    "attention": [{"heads": ["cross.1.1"], "output": "walk"}, {}],
+}
+
+
+def request(task: str) -> Make:
+    """A request to a server of a run: bytes, or values that are wrong."""
+
+    def make(chance: Random, base: Path, own: Path) -> Case:
+        name = chance.choice(list(REQUESTS))
+        line = LINES[task][0]
+        content: Any = {"run": None, "language": None, **chance.choice(REQUESTS[name])}
+        content |= {"sources": [line, line]} if name == "translate" else {"source": line}
+        if chance.random() < 0.5:
+            blob = spoil(json.dumps(content, ensure_ascii=chance.random() < 0.5).encode(), chance)
+        else:
+            blob = json.dumps(spoil_tree(content, chance)).encode()
+        return Case(call=partial(answer_request, base / "runs" / task, name, blob), watched=[base / "runs" / task])
+
+    return make
+
+
+def answer_request(folder: Path, name: str, blob: bytes) -> None:
+    """Answer a request as a server does, without its socket; a refusal is an error of the input."""
+    from tsallis.errors import InputError
+    from tsallis.serve.answers import ServedRun
+    from tsallis.serve.limits import Limits, Refusal
+    from tsallis.serve.requests import QUESTIONS, parse_request
+    from tsallis.tasks.registry import task_of
+    from tsallis.training import load_run
+
+    limits = Limits(seconds=5)
+    run = load_run(folder)
+    served = ServedRun("run", run, task_of(run.task), 2, limits)
+    try:
+        query = parse_request(blob, QUESTIONS[name], limits)
+        for answer in getattr(served, name)([query], lambda: None):
+            json.dumps(answer, allow_nan=False).encode()
+    except Refusal as refusal:
+        assert 400 <= refusal.status < 500
+        raise InputError(refusal.message) from refusal
+
+
 def options(chance: Random, base: Path, own: Path) -> Case:
     """Values of options and arguments."""
     task = chance.choice(TASKS)
@@ -437,6 +488,7 @@ TARGETS: dict[str, Target] = {
     **{f"train-{task}": Target(spoilt_data(task), 2) for task in TASKS},
     **{f"{command}-{task}": Target(stdin(task, command), 2) for command in ("translate", "score") for task in TASKS},
     **{f"evaluate-{task}": Target(stdin(task, "evaluate"), 1) for task in TASKS},
+    **{f"request-{task}": Target(request(task), 2) for task in ("inflection", "translation", "classification")},
     **{f"look-{task}": Target(stdin(task, "look"), 0.25) for task in TASKS},
     **{f"run-{task}-{name}": Target(run_file(task, name), 0.7) for task in TASKS for name in FILES},
 }
