@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import tsallis
+from small_run import train
 
 pytestmark = pytest.mark.slow
 
@@ -197,6 +198,20 @@ def test_cases_on_a_gpu_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ValueError, match="different names, got a, a"):
         gpu.interleaved([gpu.Case("a", "us", print), gpu.Case("a", "them", print)])
     assert {"gpu", "driver", "triton", "adasplash", "liger-kernel", "date"} <= set(gpu.machine())
+
+
+@pytest.mark.parametrize("kinds", ["translate", "tree exact sample suggest steps attention"])
+def test_serve(kinds: str, tmp_path: Path) -> None:
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    train(tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").write_text("version: 1\ndata: {embedded: english-verbs}\n")
+    (tmp_path / "sources").write_text("walk\tV;PST\ntry\tV;PST\n")
+    options = ["--clients", 4, "--seconds", 1, "--kinds", *kinds.split(), "--out", tmp_path / "serve.csv"]
+    run("serve.py", tmp_path / "run", tmp_path / "sources", *options)
+    (row,) = read(tmp_path / "serve.csv")
+    assert row["errors"] == "0" and int(row["requests"]) >= 4 and float(row["p95_ms"]) >= float(row["p50_ms"]) > 0
+    assert row["kinds"] == kinds and list(row)[-len(MACHINE) :] == MACHINE
 
 
 @pytest.mark.skipif(find_spec("ctranslate2") is None, reason="needs peer: ctranslate2, of the extra bench")

@@ -1,0 +1,154 @@
+"""How many requests a server answers: clients that ask again and again, as soon as they have their answer.
+
+    python benchmarks/serve.py RUN SOURCES --clients 50 --seconds 60 --out benchmarks/results/serve-cpu.csv
+
+The server is a process of its own on a port of this machine, and so are the clients, which share its processors.
+SOURCES has a source a line, as `tsallis translate` reads it. Every client asks for the best output of a beam, or with
+`--kinds` for others in turn. Any answer but one with status 200 is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import Row, announce, machine, table, write
+
+KINDS = ("translate", "tree", "exact", "sample", "suggest", "steps", "attention")
+
+
+def bodies(kinds: list[str], sources: list[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield addresses and requests: kinds in turn, sources in turn."""
+    searches: dict[str, dict[str, Any]] = {
+        "translate": {},
+        "tree": {"tree": True},
+        "exact": {"search": "exact", "time": 0.5},
+        "sample": {"search": "sample", "draws": 3},
+    }
+    for kind, source in zip(itertools.cycle(kinds), itertools.cycle(sources), strict=False):
+        address = "translate" if kind in searches else kind
+        content = {"sources": [source], **searches[kind]} if kind in searches else {"source": source}
+        yield f"/api/{address}", json.dumps(content).encode()
+
+
+class Times:
+    """Seconds of every answer, and what was no answer."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.errors: list[str] = []
+
+
+async def client(port: int, requests: Iterator[tuple[str, bytes]], end: float, times: Times) -> None:
+    """Ask on one connection until the time is over."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    while (began := time.perf_counter()) < end:
+        address, body = next(requests)
+        head = f"POST {address} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        try:
+            writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            answer = (await reader.readuntil(b"\r\n\r\n")).decode()
+            length = re.search(r"content-length: (\d+)", answer, re.I)
+            content = await reader.readexactly(int(length[1]) if length else 0)
+            if " 200 " not in answer[:20]:
+                times.errors.append(f"{answer[:12]} {content[:200].decode()}")
+        except (OSError, asyncio.IncompleteReadError) as error:
+            times.errors.append(repr(error))
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        times.seconds.append(time.perf_counter() - began)
+    writer.close()
+
+
+async def measure(port: int, clients: int, seconds: float, kinds: list[str], sources: list[str]) -> tuple[Times, float]:
+    """Return the times of all requests, and the seconds that they took together."""
+    requests, times = bodies(kinds, sources), Times()
+    warm = Times()
+    await client(port, requests, time.perf_counter() + min(1.0, seconds), warm)
+    began = time.perf_counter()
+    await asyncio.gather(*(client(port, requests, began + seconds, times) for _ in range(clients)))
+    return times, time.perf_counter() - began
+
+
+def row_of(arguments: argparse.Namespace, times: Times, seconds: float, facts: dict[str, Any]) -> Row:
+    quantiles = statistics.quantiles(times.seconds, n=100)
+    return {
+        "run": facts["name"],
+        "model": facts["model"],
+        "parameters": facts["parameters"],
+        "output": facts["arguments"]["output"],
+        "beam": facts["beam"],
+        "kinds": " ".join(arguments.kinds),
+        "clients": arguments.clients,
+        "seconds": seconds,
+        "requests": len(times.seconds),
+        "errors": len(times.errors),
+        "p50_ms": 1000 * quantiles[49],
+        "p95_ms": 1000 * quantiles[94],
+        "max_ms": 1000 * max(times.seconds),
+        "requests_per_second": len(times.seconds) / seconds,
+        "shared": "yes" if arguments.shared else "no",
+        "starlette": version("starlette"),
+        "uvicorn": version("uvicorn"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("sources", type=Path)
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["translate"])
+    parser.add_argument("--shared", action="store_true", help="note that other work keeps the machine busy")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    announce()
+    sources = arguments.sources.read_text(encoding="utf-8").splitlines()
+    command = [sys.executable, "-m", "tsallis", "serve", str(arguments.run), "--port", "0", "--device", "cpu"]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stdout is not None
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/", server.stdout.readline())
+        if found is None:
+            raise SystemExit("the server did not start")
+        try:
+            facts = asyncio.run(read_facts(int(found[1])))
+            work = measure(int(found[1]), arguments.clients, arguments.seconds, arguments.kinds, sources)
+            times, seconds = asyncio.run(work)
+        finally:
+            server.terminate()
+    rows = [row_of(arguments, times, seconds, facts) | {"backend": "", **machine()}]
+    print(table(rows, ["run", "clients", "requests", "errors", "p50_ms", "p95_ms", "max_ms", "requests_per_second"]))
+    for message, count in sorted({m: times.errors.count(m) for m in times.errors}.items()):
+        print(f"{count} x {message}")
+    write(arguments.out, rows)
+    raise SystemExit(bool(times.errors))
+
+
+async def read_facts(port: int) -> dict[str, Any]:
+    """Return what the server knows of its run."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    content = await reader.read()
+    writer.close()
+    facts: dict[str, Any] = json.loads(content.split(b"\r\n\r\n", 1)[1])["runs"][0]
+    return facts
+
+
+if __name__ == "__main__":
+    main()
