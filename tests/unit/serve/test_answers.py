@@ -20,7 +20,7 @@ from tsallis.serve.limits import Limits, Refusal
 from tsallis.serve.requests import AttentionRequest, StepsRequest, SuggestRequest, TranslateRequest
 from tsallis.tasks.completer import Completer
 
-LINES = ["walk\tV;PST", "try\tV;3;SG;PRS", "go\tV.PTCP;PRS"]
+LINES = ["scan\tV;PST", "trap\tV;3;SG;PRS", "ape\tV.PTCP;PRS"]
 
 
 def no_check() -> None:
@@ -93,17 +93,17 @@ def test_requests_together_have_the_answers_that_each_has_alone(served: ServedRu
 
 
 def test_completions_are_those_of_the_command(served: ServedRun) -> None:
-    (content,) = served.suggest([SuggestRequest(source=LINES[0], typed="wa", nbest=3)], no_check)
+    (content,) = served.suggest([SuggestRequest(source=LINES[0], typed="sc", nbest=3)], no_check)
     source = served.task.read(LINES[:1], "here", served.run, False).corpus.batch([0])
-    assert content == {"run": "verbs", **Completer(served.run, served.task, 3).describe(source, "wa")}
+    assert content == {"run": "verbs", **Completer(served.run, served.task, 3).describe(source, "sc")}
 
 
 def test_steps_are_those_of_the_analysis(served: ServedRun) -> None:
-    (content,) = served.steps([StepsRequest(source=LINES[0], output="walked", nbest=4)], no_check)
+    (content,) = served.steps([StepsRequest(source=LINES[0], output="scaned", nbest=4)], no_check)
     source = served.task.read(LINES[:1], "here", served.run, False).corpus.src[0]
-    corpus = Corpus([source], [served.task.spell("walked", served.run)])
+    corpus = Corpus([source], [served.task.spell("scaned", served.run)])
     [(_, expected)] = teacher_forced_supports(served.run.model, corpus.batches(1), served.run.tgt_vocab, 4)
-    assert content["output"] == "walked" and content["vocabulary"] == len(served.run.tgt_vocab)
+    assert content["output"] == "scaned" and content["vocabulary"] == len(served.run.tgt_vocab)
     for step, other in zip(content["steps"], expected, strict=False):
         assert (step["symbol"], step["support"]) == (other.gold, other.support)
         assert step["prob"] == pytest.approx(other.prob, abs=1e-5)
@@ -126,14 +126,14 @@ def test_without_an_output_the_best_one_is_taken(served: ServedRun) -> None:
 
 
 def test_weights_are_those_of_a_recording_and_zeros_are_left_out(served: ServedRun) -> None:
-    (content,) = served.attention([AttentionRequest(source=LINES[0], output="walked")], no_check)
+    (content,) = served.attention([AttentionRequest(source=LINES[0], output="scaned")], no_check)
     run, (head,) = served.run, content["heads"]
     source = served.task.read(LINES[:1], "here", run, False).corpus.src[0]
-    corpus = Corpus([source], [served.task.spell("walked", run)])
+    corpus = Corpus([source], [served.task.spell("scaned", run)])
     (sentence,) = record(read_model(run.model, run.src_vocab, run.tgt_vocab), corpus.batches(1))
     dense = sentence.weights[0].dense()[0]
     assert head["name"] == "cross.1.1" and head["keys"] == sentence.text.source
-    assert head["queries"] == (*"walked", "</s>") and len(head["rows"]) == 7
+    assert head["queries"] == (*"scaned", "</s>") and len(head["rows"]) == 7
     for row, weights in zip(head["rows"], dense, strict=True):
         assert dict(row) == {key: weight for key, weight in enumerate(weights.tolist()) if weight > 0}
 
@@ -145,7 +145,7 @@ def test_weights_are_those_of_a_recording_and_zeros_are_left_out(served: ServedR
         ("steps", StepsRequest(source=LINES[0], tokens=[10**6]), "tokens: symbols are numbered from 3 to"),
         ("attention", AttentionRequest(source=LINES[0], heads=["cross.2.1"]), "heads: there is no 'cross.2.1'"),
         ("translate", TranslateRequest(sources=LINES[:1], prefix="é"), "prefix: 'é' holds symbols"),
-        ("translate", TranslateRequest(sources=LINES[:1], prefix="walk", max_length=3), "prefix: 'walk' has 4 symbols"),
+        ("translate", TranslateRequest(sources=LINES[:1], prefix="scan", max_length=3), "prefix: 'scan' has 4 symbols"),
     ],
 )
 def test_what_the_run_does_not_know_is_refused(served: ServedRun, method: str, schema: Any, message: str) -> None:
@@ -156,9 +156,9 @@ def test_what_the_run_does_not_know_is_refused(served: ServedRun, method: str, s
 
 def test_bad_lines_are_refused_with_their_number(served: ServedRun) -> None:
     with pytest.raises(InputError, match="sources:2: expected lemma<TAB>tags"):
-        translate(served, {"sources": [LINES[0], "walk"]})
+        translate(served, {"sources": [LINES[0], "scan"]})
     with pytest.raises(InputError, match=r"sources:1: 6 symbols, at most 5 are read"):
-        translate(replace(served, limits=Limits(symbols=5)), {"sources": ["walk\tV;PST"]})
+        translate(replace(served, limits=Limits(symbols=5)), {"sources": ["scan\tV;PST"]})
     with pytest.raises(InputError, match="knows no languages"):
         translate(served, {"sources": [LINES[0]], "language": "x"})
 

@@ -21,7 +21,7 @@ from tsallis.serve.worker import Check
 
 from .conftest import Client, Serve
 
-LINE = "walk\tV;PST"
+LINE = "scan\tV;PST"
 
 
 def test_every_address_answers(serve: Serve) -> None:
@@ -70,7 +70,7 @@ def test_answers_are_those_of_the_run(serve: Serve, served: ServedRun) -> None:
         ("POST", "/api/translate", b"", {}, 400, "no JSON"),
         ("POST", "/api/translate", b'{"sources": ["\xff\xfe"]}', {}, 400, "no JSON: invalid unicode"),
         ("POST", "/api/translate", {"sources": [3]}, {}, 400, "input should be a valid string"),
-        ("POST", "/api/translate", {"sources": ["walk"]}, {}, 400, "sources:1: expected lemma<TAB>tags"),
+        ("POST", "/api/translate", {"sources": ["scan"]}, {}, 400, "sources:1: expected lemma<TAB>tags"),
         ("POST", "/api/translate", {"sources": ["a" * 2001]}, {}, 400, "at most 2000 characters"),
         ("POST", "/api/translate", {"sources": [f"{'a' * 300}\tV"]}, {}, 400, "at most 256 are read"),
         ("POST", "/api/translate", b" " * 70_000, {}, 413, "at most 65536 bytes"),
