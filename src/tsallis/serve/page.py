@@ -24,7 +24,7 @@ FILES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 def page_file(path: str) -> tuple[str, str]:
     """Return the text at an address of `FILES`, and its type."""
     kind, names = FILES[path]
-    texts = [resources.files(package).joinpath("static", name).read_text(encoding="utf-8") for package, name in names]
+    texts = [resources.files(package).joinpath(f"static/{name}").read_text(encoding="utf-8") for package, name in names]
     text = "\n".join(texts)
     if kind == "text/javascript":
         text = f"'use strict';\n(() => {{\n{text}\n}})();\n"
