@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 
 from tsallis.analysis.record import read_model, record
 from tsallis.data.corpus import Corpus
-from tsallis.evaluation.metrics import search_corpus
+from tsallis.evaluation import search_corpus
 from tsallis.report.heatmap import attention_matrix
 from tsallis.tasks.registry import task_of
 from tsallis.training import Run, load_run

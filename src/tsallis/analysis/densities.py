@@ -21,9 +21,9 @@ from tsallis.continuous import Density
 from tsallis.data.batching import IGNORED
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
-from tsallis.evaluation.metrics import device_of
 from tsallis.models.classifier import AttentionMap
 from tsallis.models.label_decoder import LabelDecoder
+from tsallis.models.protocol import device_of
 from tsallis.models.vqa import GridAttention
 from tsallis.search import beam_search
 from tsallis.search.step import evaluating

@@ -15,7 +15,8 @@ from tsallis.analysis.tables import Bins, Histogram, Record
 from tsallis.data.batching import IGNORED, Batch, counted
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
-from tsallis.evaluation.metrics import compare_empty, empty_log_probs, output_thresholds
+from tsallis.evaluation.empty_output import compare_empty, empty_log_probs
+from tsallis.evaluation.teacher_forcing import output_thresholds
 from tsallis.nn import OutputLayer
 from tsallis.search import Result
 from tsallis.search.step import at_least_one, evaluating
@@ -82,7 +83,7 @@ class OutputStatistics(Record):
 def output_steps(output: OutputLayer, scores: Tensor) -> Steps:
     """Compute support, sum, norm and threshold of an output layer's values.
 
-    The threshold is that of :func:`tsallis.evaluation.metrics.output_thresholds`.
+    The threshold is that of :func:`tsallis.evaluation.teacher_forcing.output_thresholds`.
 
     Args:
         output: the layer that made the scores.

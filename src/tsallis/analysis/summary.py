@@ -32,8 +32,8 @@ from tsallis.analysis.words import PieceCounts
 from tsallis.data.batching import Batch
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
-from tsallis.evaluation.metrics import device_of
 from tsallis.models import TransformerSeq2Seq
+from tsallis.models.protocol import device_of
 from tsallis.search import Result, beam_search
 from tsallis.special_symbols import UNK
 from tsallis.training.run_folder import MODEL, Run

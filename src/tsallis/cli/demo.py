@@ -130,7 +130,7 @@ def _print_scores(sparse: dict[str, Any], softmax: dict[str, Any]) -> None:
 
 def _answer(run: Run, task: Any) -> list[Result]:
     """Return the results of a beam search for every question."""
-    from tsallis.evaluation.metrics import search_corpus
+    from tsallis.evaluation.search_results import search_corpus
 
     lines = task.read([question.line for question in QUESTIONS], "demo", run, gold=False)
     return search_corpus(run.model, lines.corpus, BEAM)

@@ -117,7 +117,7 @@ def _split(block: list[str], columns: int, message: str, first: int, optional: b
 
 def one_batch(corpus: Corpus, model: Any) -> Iterator[Batch]:
     """Yield one batch of all rows where the model is, or nothing for an empty corpus."""
-    from tsallis.evaluation.metrics import device_of
+    from tsallis.models.protocol import device_of
 
     if len(corpus):
         yield corpus.batch(range(len(corpus))).to(device_of(model))

@@ -28,7 +28,7 @@ from tsallis.config import Config
 from tsallis.data import io
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
-from tsallis.evaluation.metrics import search_corpus
+from tsallis.evaluation.search_results import search_corpus
 from tsallis.tasks.base import Lines, Task
 from tsallis.tasks.registry import load_config
 from tsallis.training import Run

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tsallis.data.corpus import Corpus
-from tsallis.evaluation.metrics import compare_empty, device_of, empty_log_probs
+from tsallis.evaluation.empty_output import compare_empty, empty_log_probs
+from tsallis.models.protocol import device_of
 from tsallis.search import Hypothesis, Result, TokenScores, score_tokens
 
 BATCH = 128  # outputs scored together

@@ -166,3 +166,9 @@ def check_symbols(symbols: Tensor, d_vocab: int) -> None:
     largest = int(symbols.max())
     if largest >= d_vocab:
         raise ValueError(f"a prefix holds the symbol {largest}, the model knows {d_vocab}")
+
+
+def device_of(model: Any) -> torch.device:
+    """Return where a model's parameters are; the CPU for one without any."""
+    parameter = next(iter(model.parameters()), None) if hasattr(model, "parameters") else None
+    return torch.device("cpu") if parameter is None else parameter.device

@@ -15,8 +15,8 @@ from tsallis.analysis import AttentionReader, Sentence, beam_tree, read_model, r
 from tsallis.data.batching import Batch
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError, describe
-from tsallis.evaluation.metrics import device_of
 from tsallis.evaluation.outputs import describe_hypothesis, describe_result, finite
+from tsallis.models.protocol import device_of
 from tsallis.search import Certificate, Hypothesis, Result, beam_search, exact_search, exhaustive, sample
 from tsallis.search.sampling import line_seed
 from tsallis.search.step import advance, evaluating

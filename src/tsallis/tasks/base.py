@@ -24,7 +24,10 @@ from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.image_store import ImageStore
 from tsallis.data.io import find_packed
 from tsallis.errors import InputError, describe
-from tsallis.evaluation.metrics import CorpusScore, device_of, evaluate, timed_search
+from tsallis.evaluation.metrics import evaluate
+from tsallis.evaluation.search_results import timed_search
+from tsallis.evaluation.text_scores import CorpusScore
+from tsallis.models.protocol import device_of
 from tsallis.search import Result, beam_search
 from tsallis.tasks.prepared import Prepared, check_rows, check_select, read_source, text_of_run
 from tsallis.tasks.scoring import best_texts, language_scores, score_values

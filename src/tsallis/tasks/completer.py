@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from tsallis.data.batching import Batch
-from tsallis.evaluation.metrics import device_of
+from tsallis.models.protocol import device_of
 from tsallis.search import Choice, Completions, complete
 from tsallis.special_symbols import UNK
 from tsallis.tasks.base import Task

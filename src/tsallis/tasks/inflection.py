@@ -16,7 +16,7 @@ from tsallis.data.io import read_lines
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.datasets.english_verbs import verb_forms
 from tsallis.errors import InputError, describe, shorten
-from tsallis.evaluation.metrics import CorpusScore, form_scores, levenshtein
+from tsallis.evaluation.text_scores import CorpusScore, form_scores, levenshtein
 from tsallis.tasks.base import LONGEST, Data, Lines, Task, Vocabularies, refuse_long, split_name
 from tsallis.tasks.sequences import SequenceTask, check_source
 from tsallis.training.run_folder import Run

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tsallis.config import Alpha, Map
 from tsallis.data.batching import IGNORED, Batch
-from tsallis.evaluation.metrics import CorpusScore, exact_match
+from tsallis.evaluation.text_scores import CorpusScore, exact_match
 from tsallis.search import Result
 from tsallis.special_symbols import SPECIALS
 from tsallis.tasks.base import ModelSection, Task

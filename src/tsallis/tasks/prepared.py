@@ -17,7 +17,7 @@ from tsallis.data.io import read_text
 from tsallis.data.ragged import Ragged, Rows
 from tsallis.data.word_vectors import read_word_vectors
 from tsallis.errors import InputError, describe, memory_for
-from tsallis.evaluation.metrics import TEACHER_FORCED
+from tsallis.evaluation.score_names import TEACHER_FORCED
 from tsallis.tasks.scoring import best_texts, language_scores, score_values
 from tsallis.training.checkpoint import Checkpoints
 from tsallis.training.initial import (

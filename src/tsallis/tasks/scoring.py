@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tsallis.evaluation.metrics import CorpusScore
+from tsallis.evaluation.text_scores import CorpusScore
 from tsallis.search import Result
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from tsallis.data.subword_numbers import load_subwords
 from tsallis.data.subwords import Subwords
 from tsallis.datasets.number_names import german_english_numbers
 from tsallis.errors import InputError
-from tsallis.evaluation.metrics import CorpusScore, exact_match, sentence_chrf, translation_scores
+from tsallis.evaluation.text_scores import CorpusScore, exact_match, sentence_chrf, translation_scores
 from tsallis.tasks.base import LONGEST, Data, Lines, Task, Vocabularies, refuse_long, split_name
 from tsallis.tasks.sequences import SequenceTask, check_source
 from tsallis.training.run_folder import Run

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from tsallis.data.io import is_folder, is_leftover, is_regular, read_bytes, remove_leftovers, write_atomic
 from tsallis.errors import InputError
-from tsallis.evaluation.metrics import rank_score
+from tsallis.evaluation.score_names import rank_score
 from tsallis.training.lock import Lock, writing
 from tsallis.training.schema import Index, Manifest, as_json, check_record, read_record
 

@@ -16,15 +16,10 @@ from torch import Tensor
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.io import remove_leftovers
 from tsallis.errors import InputError
-from tsallis.evaluation.metrics import (
-    TEACHER_FORCED,
-    TeacherForcedScores,
-    accuracy,
-    rank_score,
-    search_batches,
-    teacher_forced_sums,
-)
 from tsallis.evaluation.provenance import environment
+from tsallis.evaluation.score_names import TEACHER_FORCED, rank_score
+from tsallis.evaluation.search_results import accuracy, search_batches
+from tsallis.evaluation.teacher_forcing import TeacherForcedScores, teacher_forced_sums
 from tsallis.search import Result
 from tsallis.training.checkpoint import INDEX, TRAINING, Checkpoints, not_finite
 from tsallis.training.distributed import CommonError, World

@@ -14,7 +14,7 @@ from torch import Tensor
 from integration.distributed.conftest import Launch
 from integration.distributed.parts import DEV, KINDS, SETTINGS, model, plain
 from integration.distributed.updates import updated
-from tsallis.evaluation.metrics import teacher_forced_scores
+from tsallis.evaluation.teacher_forcing import teacher_forced_scores
 from tsallis.training.distributed import World
 from tsallis.training.engine import Engine
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from integration.distributed.parts import DEV, KINDS, SETTINGS, arguments, model, plain, windows
-from tsallis.evaluation.metrics import TeacherForcedScores, teacher_forced_sums
+from tsallis.evaluation.teacher_forcing import TeacherForcedScores, teacher_forced_sums
 from tsallis.training.distributed import World, init_distributed
 from tsallis.training.engine import Engine
 

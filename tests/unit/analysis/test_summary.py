@@ -35,7 +35,7 @@ from tsallis.analysis.passes import BATCH
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
-from tsallis.evaluation.metrics import search_corpus
+from tsallis.evaluation.search_results import search_corpus
 from tsallis.training import Run
 
 
@@ -182,6 +182,6 @@ def test_logs_without_values(tmp_path: Path, event: Any, message: str) -> None:
 
 
 def test_nan_is_no_threshold() -> None:
-    from tsallis.evaluation.metrics import teacher_forced_scores
+    from tsallis.evaluation.teacher_forcing import teacher_forced_scores
 
     assert math.isnan(teacher_forced_scores(transformer(output="softmax"), corpus(3)).threshold)

@@ -9,8 +9,9 @@ import pytest
 from contract.tables import EOS, A, B, random_table, sources, trie
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import Vocabulary
-from tsallis.evaluation.metrics import compare_empty, search_corpus, sentence_chrf
+from tsallis.evaluation.empty_output import compare_empty
 from tsallis.evaluation.outputs import output_records
+from tsallis.evaluation.search_results import search_corpus
 from tsallis.search import beam_search, exact_search
 
 NAMES = Vocabulary(["a", "b", "c"])
@@ -84,8 +85,3 @@ def test_a_record_holds_reference_output_and_certificate() -> None:
     excluded = impossible["reference"]["impossible"]
     assert (excluded["step"], excluded["symbol"], excluded["gap"], excluded["support"]) == (1, "b", None, 2)
     assert [x["symbol"] for x in excluded["instead"]] == ["a", "</s>"]
-
-
-def test_chrf_of_a_sentence() -> None:
-    assert sentence_chrf("", "") == sentence_chrf("a b", "a b") == 1.0
-    assert 0 <= sentence_chrf("walk", "talk") < 1 and sentence_chrf("x", "talk") == 0.0

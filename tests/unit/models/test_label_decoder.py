@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from tsallis.data.corpus import Corpus
-from tsallis.evaluation.metrics import evaluate, search_corpus, teacher_forced_scores
+from tsallis.evaluation.metrics import evaluate
+from tsallis.evaluation.search_results import search_corpus
+from tsallis.evaluation.teacher_forcing import teacher_forced_scores
 from tsallis.models import LabelDecoder
 from tsallis.search import beam_search, exhaustive, score
 from tsallis.training.distributed import World

@@ -17,7 +17,8 @@ import tsallis.training.checkpoint as checkpoint_module
 from tsallis.data import Vocabulary
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
-from tsallis.evaluation.metrics import search_corpus, teacher_forced_scores
+from tsallis.evaluation.search_results import search_corpus
+from tsallis.evaluation.teacher_forcing import teacher_forced_scores
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.search import Result
 from tsallis.tasks.inflection import encode_examples, english_verbs

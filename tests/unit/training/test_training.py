@@ -14,7 +14,8 @@ from task_runs import prepare
 from tsallis.data.corpus import Corpus
 from tsallis.data.io import write_atomic
 from tsallis.errors import InputError
-from tsallis.evaluation.metrics import levenshtein, teacher_forced_scores
+from tsallis.evaluation.teacher_forcing import teacher_forced_scores
+from tsallis.evaluation.text_scores import levenshtein
 from tsallis.models import RNNSeq2Seq
 from tsallis.tasks.registry import check_config, load_config
 from tsallis.training import Checkpoints, Log, Trainer

@@ -1,0 +1,150 @@
+"""Loss and sparsity of a model that reads the targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsallis.data.batching import Batch, counted
+from tsallis.data.corpus import Corpus
+from tsallis.models.protocol import device_of
+from tsallis.search.step import evaluating
+
+AT_ONCE = 1 << 24  # scores computed together
+
+
+@dataclass(frozen=True)
+class TeacherForcedScores:
+    """Loss and sparsity of a model with teacher forcing, symbols that its vocabulary lacks left out.
+
+    Args:
+        loss: the map's own loss, a symbol.
+        gold_in_support: share of symbols with a probability.
+        symbol_accuracy: share of symbols that are the most probable.
+        output_support: symbols with a probability, mean over steps.
+        output_sum: sum of a step's probabilities, mean over steps: 1 but for alpha-ReLU.
+        logit_norm: Euclidean norm of the scores, mean over steps.
+        threshold: of the map, mean over steps, see :func:`output_thresholds`; NaN for softmax, which has none.
+        attention_support: positions with a weight, mean over steps (and heads).
+
+    Example:
+        >>> scores = TeacherForcedScores.of([1.0, 2.0, 2.0, 6.0, 2.0, 4.0, 0.5, 3.0, 2.0])  # sums, of two symbols
+        >>> scores.loss, scores.output_support
+        (0.5, 3.0)
+    """
+
+    loss: float
+    gold_in_support: float
+    symbol_accuracy: float
+    output_support: float
+    output_sum: float
+    logit_norm: float
+    threshold: float
+    attention_support: float
+
+    @classmethod
+    def of(cls, sums: Sequence[float]) -> TeacherForcedScores:
+        """Return the means of sums by :func:`teacher_forced_sums`, which may be added up over batches and processes."""
+        *totals, symbols = sums
+        return cls(*(total / max(symbols, 1) for total in totals))
+
+
+def teacher_forced_scores(model: Any, corpus: Corpus, batch_size: int = 128) -> TeacherForcedScores:
+    """Compute loss and sparsity with teacher forcing.
+
+    Args:
+        model: an encoder-decoder of this package, or an ensemble of such.
+        corpus: with targets.
+        batch_size: rows computed together.
+
+    Returns:
+        Means over all symbols.
+
+    Example:
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> scores = teacher_forced_scores(RNNSeq2Seq(6, 6, d_model=8), Corpus([[4, 5]], [[5]]))
+        >>> round(scores.output_sum, 4)
+        1.0
+    """
+    return TeacherForcedScores.of(teacher_forced_sums(model, corpus.batches(batch_size)))
+
+
+@torch.no_grad()
+def teacher_forced_sums(
+    model: Any, batches: Iterable[Batch], densities: dict[str, Tensor] | None = None
+) -> list[float]:
+    """Return the numbers of :class:`TeacherForcedScores` summed over symbols, and how many there were.
+
+    To `densities`, a float64 tensor [layers, heads] for each kind of attention, each head's density in a batch is
+    added, times the batch's symbols.
+    """
+    totals = torch.zeros(len(fields(TeacherForcedScores)) + 1, dtype=torch.float64)
+    device = device_of(model)
+    with evaluating(model):
+        for batch in batches:
+            tgt_out = batch.tgt_out.to(device)
+            decoded = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
+            mask = counted(tgt_out)
+            hidden, gold = decoded.hidden[mask], tgt_out[mask]  # [symbols, d_model], [symbols]
+            width = max(1, AT_ONCE // model.output.scores(hidden[:1]).shape[-1])
+            parts = zip(hidden.split(width), gold.split(width), strict=True)
+            of_output = sum((_output_sums(model.output, h, y) for h, y in parts), torch.zeros(7).double())
+            rest = [model.num_attended(decoded)[mask].double().sum(), mask.sum().double()]
+            totals += torch.cat([of_output, torch.stack(rest).cpu()])
+            for kind, layers in (model.attention_stats() if densities else {}).items():
+                assert densities is not None
+                densities[kind] += torch.stack([s.density for s in layers]).double().cpu() * int(mask.sum())
+    sums: list[float] = totals.tolist()
+    return sums
+
+
+def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
+    """Return the sums over symbols of what :class:`TeacherForcedScores` says of the output layer [7]."""
+    scores = output.scores(hidden)  # [symbols, d_vocab]
+    probs = output.probs(scores)
+    of_gold = probs.gather(-1, gold.unsqueeze(-1)).squeeze(-1)
+    thresholds = output_thresholds(output, scores, probs) if hasattr(output, "alpha") else None
+    # An ensemble's scores are not those that its models' losses are of.
+    of_scores = hasattr(output, "loss_of_scores")
+    sums = [
+        (output.loss_of_scores if of_scores else output.loss)(scores if of_scores else hidden, gold, reduction="sum"),
+        (of_gold > 0).sum(),
+        (probs.argmax(-1) == gold).sum(),
+        (probs > 0).sum(),
+        probs.sum(),
+        scores.masked_fill(scores == -torch.inf, 0).norm(dim=-1).sum(),
+        probs.new_tensor(torch.nan) if thresholds is None else thresholds.sum(),
+    ]
+    return torch.stack([x.double() for x in sums]).cpu()
+
+
+def output_thresholds(output: Any, scores: Tensor, probs: Tensor) -> Tensor | None:
+    r"""Return the threshold of an output layer's map at each step, in float64.
+
+    .. math:: \tau(z) = (\alpha-1) \max z - (\max p)^{\alpha-1}
+
+    of :math:`p_i = [(\alpha-1) z_i - \tau(z)]_+^{1/(\alpha-1)}` (Peters et al. 2019, eq. 13; Tezekbayev et al. 2022,
+    sec. 2 and fig. 7); alpha-ReLU has the layer's own, the same at every step.
+
+    Args:
+        output: the layer.
+        scores: [steps, symbols].
+        probs: their values, [steps, symbols].
+
+    Returns:
+        Thresholds [steps]; None for softmax, which has none.
+
+    Example:
+        >>> from tsallis.nn import OutputLayer
+        >>> layer, scores = OutputLayer(2, 3, "sparsemax"), torch.tensor([[1.0, 0.5, -2.0]])
+        >>> output_thresholds(layer, scores, layer.probs(scores)).tolist()
+        [0.25]
+    """
+    if not output.normalized:
+        return torch.full(scores.shape[:-1], output.tau, dtype=torch.float64, device=scores.device)
+    eps = output.alpha - 1
+    return None if eps == 0 else eps * scores.amax(-1).double() - probs.amax(-1).double() ** eps

@@ -1,0 +1,85 @@
+"""Loss and sparsity with teacher forcing, beside sums over single rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tsallis.evaluation.metrics import evaluate
+from tsallis.evaluation.search_results import search_corpus, timed_search
+from tsallis.evaluation.teacher_forcing import TeacherForcedScores, teacher_forced_scores, teacher_forced_sums
+from tsallis.search import Ensemble, score
+from unit.evaluation.small_models import CORPUS, model, transformer
+
+
+@pytest.mark.parametrize("output", ["softmax", "sparsemax", "entmax"])
+def test_forced_is_what_single_rows_add_up_to(output: str) -> None:
+    net = model(output).eval()
+    loss = correct = possible = supported = num_attended = steps = 0.0
+    for i in range(len(CORPUS)):
+        batch = CORPUS.batch([i])
+        with torch.no_grad():
+            decoded = net(batch.src, batch.src_lengths, batch.tgt_in)
+            scores = net.output.scores(decoded.hidden)[0]
+            probs = net.output.probs(scores)
+            summed = net.output.loss(decoded.hidden, batch.tgt_out, reduction="sum")
+        gold = batch.tgt_out[0]
+        loss += float(summed)
+        correct += int((probs.argmax(-1) == gold).sum())
+        possible += int((probs[range(len(gold)), gold] > 0).sum())
+        supported += int((probs > 0).sum())
+        num_attended += int((decoded.attention > 0).sum())
+        steps += len(gold)
+    result = teacher_forced_scores(net, CORPUS, batch_size=5)
+    assert result.loss == pytest.approx(loss / steps, rel=1e-5)
+    assert result.symbol_accuracy == pytest.approx(correct / steps)
+    assert result.gold_in_support == pytest.approx(possible / steps)
+    assert result.output_support == pytest.approx(supported / steps)
+    assert result.attention_support == pytest.approx(num_attended / steps)
+
+
+def test_measuring_leaves_the_model_in_training() -> None:
+    net = model()
+    net.train()
+    first = teacher_forced_scores(net, CORPUS)
+    assert net.training and teacher_forced_scores(net, CORPUS) == first  # no dropout while measuring
+    search_corpus(net, CORPUS, 2)
+    assert net.training
+
+
+def test_parts_add_up_to_the_whole() -> None:
+    net = model().eval()
+    batches = CORPUS.batches(5)
+    parts = [teacher_forced_sums(net, batches[rank::2]) for rank in range(2)]
+    whole = TeacherForcedScores.of([a + b for a, b in zip(*parts, strict=True)])
+    for name, value in vars(teacher_forced_scores(net, CORPUS, 5)).items():
+        assert getattr(whole, name) == pytest.approx(value, rel=1e-12)
+    assert teacher_forced_sums(net, []) == [0.0] * 9
+
+
+def test_an_ensemble_of_different_models() -> None:
+    parts = [model("sparsemax").eval(), model("softmax", 1.0).eval(), transformer().eval()]
+    both = Ensemble(parts)
+    result, each = (
+        teacher_forced_scores(both, CORPUS, batch_size=5),
+        [teacher_forced_scores(part, CORPUS) for part in parts],
+    )
+    for name in ("loss", "attention_support"):
+        assert getattr(result, name) == pytest.approx(sum(getattr(f, name) for f in each) / 3, rel=1e-5)
+    assert result.gold_in_support == 1 and result.output_sum == pytest.approx(1, abs=1e-5)
+    batch = CORPUS.batch(range(len(CORPUS)))
+    with torch.no_grad():
+        hidden = both(batch.src, batch.src_lengths, batch.tgt_in).hidden
+        probs = both.output.probs(both.output.scores(hidden))
+        own = [part(batch.src, batch.src_lengths, batch.tgt_in).hidden for part in parts]
+        mean = sum(part.output.probs(part.output.scores(h)) for part, h in zip(parts, own, strict=True)) / 3
+    torch.testing.assert_close(probs.float(), mean, atol=1e-6, rtol=1e-5)
+    counts = batch.tgt_out != -100
+    assert result.output_support == pytest.approx((mean > 0).sum(-1)[counts].float().mean().item())
+    # What forced decoding gives is what the search's steps give.
+    totals = (
+        probs.log().gather(-1, batch.tgt_out.clamp(min=0).unsqueeze(-1)).squeeze(-1).masked_fill(~counts, 0).sum(-1)
+    )
+    stepwise = score(both, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
+    torch.testing.assert_close(totals, stepwise, atol=1e-4, rtol=1e-4)
+    assert evaluate(both, CORPUS, *timed_search(both, CORPUS, beam_size=3)).samples == len(CORPUS)
