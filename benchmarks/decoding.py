@@ -11,17 +11,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from common import Row, announce, machine, table, verdict, write
+from ctranslate2_model import hand_over, peer_search, words
 from torch import Tensor
 
 import tsallis
+from tsallis.data.batching import make_batch
 from tsallis.models import TransformerSeq2Seq
 from tsallis.search import Result, beam_search
 from tsallis.special_symbols import BOS, EOS
+from tsallis.training.run_folder import load_run
 
 SIZES: dict[str, dict[str, int]] = {
     "multi30k": {"symbols": 5000, "d_model": 128, "heads": 4, "layers": 3, "d_ff": 512},
@@ -81,67 +85,6 @@ def sources(symbols: int, sentences: int, batch: int) -> list[tuple[Tensor, Tens
     return [(part[:, : int(n.max())], n) for part, n in parts]
 
 
-def hand_over(model: TransformerSeq2Seq, folder: Path) -> None:
-    """Write a model of softmax attention with norms before its parts as CTranslate2 reads it."""
-    from ctranslate2.specs import TransformerSpec, common_spec
-
-    state = {name: value.float().numpy() for name, value in model.state_dict().items()}
-    sizes = model.arguments
-    spec = TransformerSpec.from_config(
-        (sizes["encoder_layers"], sizes["decoder_layers"]),
-        sizes["heads"],
-        pre_norm=True,
-        activation=common_spec.Activation.RELU,
-    )
-    positions = model.positions(torch.zeros(1), 0, 512).detach().numpy()
-    for side, table_name, own in (("encoder", "src", spec.encoder), ("decoder", "tgt", spec.decoder)):
-        embeddings = own.embeddings[0] if isinstance(own.embeddings, list) else own.embeddings
-        embeddings.weight = state[f"{table_name}_embedding.weight"]
-        own.scale_embeddings = True
-        own.position_encodings.encodings = positions
-        _norm(own.layer_norm, state, f"{side}.norm")
-        for number, layer in enumerate(own.layer):
-            _hand_over_layer(layer, state, f"{side}.layers.{number}.", side == "decoder")
-    spec.decoder.projection.weight = state["output.projection.weight"]
-    spec.decoder.projection.bias = state["output.projection.bias"]
-    names = words(len(state["output.projection.weight"]))
-    spec.register_source_vocabulary(names)
-    spec.register_target_vocabulary(names)
-    spec.config.add_source_eos = False
-    spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = "<s>", "</s>", "<unk>"
-    spec.config.decoder_start_token = "<s>"
-    spec.validate()
-    spec.optimize(quantization=None)
-    spec.save(str(folder))
-
-
-def words(symbols: int) -> list[str]:
-    return ["<blank>", "<s>", "</s>", "<unk>", *(f"w{i}" for i in range(4, symbols))]
-
-
-def _norm(spec: Any, state: dict[str, Any], name: str) -> None:
-    spec.gamma, spec.beta = state[f"{name}.weight"], state[f"{name}.bias"]
-
-
-def _linear(spec: Any, state: dict[str, Any], name: str, rows: slice = slice(None), prefix: str = "") -> None:
-    spec.weight, spec.bias = state[f"{name}.{prefix}weight"][rows], state[f"{name}.{prefix}bias"][rows]
-
-
-def _hand_over_layer(layer: Any, state: dict[str, Any], name: str, decoder: bool) -> None:
-    d = state[f"{name}norm1.weight"].shape[0]
-    _linear(layer.self_attention.linear[0], state, f"{name}self_attn", prefix="in_proj_")
-    _linear(layer.self_attention.linear[1], state, f"{name}self_attn.out_proj")
-    _norm(layer.self_attention.layer_norm, state, f"{name}norm1")
-    if decoder:
-        _linear(layer.attention.linear[0], state, f"{name}multihead_attn", slice(d), "in_proj_")
-        _linear(layer.attention.linear[1], state, f"{name}multihead_attn", slice(d, None), "in_proj_")
-        _linear(layer.attention.linear[2], state, f"{name}multihead_attn.out_proj")
-        _norm(layer.attention.layer_norm, state, f"{name}norm2")
-    _norm(layer.ffn.layer_norm, state, f"{name}norm{3 if decoder else 2}")
-    _linear(layer.ffn.linear_0, state, f"{name}linear1")
-    _linear(layer.ffn.linear_1, state, f"{name}linear2")
-
-
 Search = Callable[[Tensor, Tensor], list[Any]]
 
 
@@ -153,33 +96,12 @@ def our_search(model: TransformerSeq2Seq, beam: int, backend: str = "auto") -> S
     return run
 
 
-def peer_search(folder: Path, beam: int, threads: int, kind: str, symbols: int) -> Search:
-    import ctranslate2
-
-    names = words(symbols)
-    engine = ctranslate2.Translator(
-        str(folder), device="cpu", compute_type=kind, inter_threads=1, intra_threads=threads
-    )
-
-    def run(src: Tensor, lengths: Tensor) -> list[list[str]]:
-        rows = [[names[i] for i in row[:n]] for row, n in zip(src.tolist(), lengths.tolist(), strict=True)]
-        answers = engine.translate_batch(
-            rows,
-            beam_size=beam,
-            length_penalty=0,
-            max_decoding_length=LONGEST,
-            max_batch_size=0,
-            suppress_sequences=[["<unk>"], ["<s>"], ["<blank>"]],
-        )
-        return [result.hypotheses[0] for result in answers]
-
-    return run
-
-
 def symbols_of(answer: Any) -> tuple[int, ...]:
     """Return the symbols of an answer, ours or the peer's."""
     if isinstance(answer, Result):
         return answer.best.tokens if answer.best else ()
+    if isinstance(answer, tuple):
+        return answer
     return tuple(int(word[1:]) if word[0] == "w" else words(4).index(word) for word in answer)
 
 
@@ -212,23 +134,67 @@ def interleave(searches: dict[str, Search], task: Task, rounds: int) -> dict[str
     return runs
 
 
-def measure(size: str, task: Task, rounds: int, eager: bool) -> list[Row]:
-    """Return the rows of one size, beam, batch and number of threads."""
+def random_models(size: str) -> dict[str, TransformerSeq2Seq]:
+    """Build the models of a size, all with the parameters of the first."""
     models = {name: build(**SIZES[size], attention=a, output=o) for name, (a, o) in MODELS.items()}
     teach_to_end(models["softmax"])
     alphas = {k: v for k, v in models["learned"].state_dict().items() if "alpha" in k}
     for model in models.values():
         model.load_state_dict({**alphas, **models["softmax"].state_dict()}, strict=False)
+    return models
+
+
+def trained_models(folders: Sequence[Path]) -> tuple[dict[str, TransformerSeq2Seq], Any]:
+    """Load trained runs, the first with softmax everywhere; return their models by name, and the source's symbols."""
+    runs = [load_run(folder) for folder in folders]
+    kinds = ("encoder_attention", "decoder_attention", "cross_attention", "output")
+    if any(runs[0].model.arguments[kind] != "softmax" for kind in kinds):
+        raise SystemExit(f"the first run must have softmax everywhere, {folders[0]} has not")
+    names = ["softmax", *(folder.name for folder in folders[1:])]
+    return {name: run.model for name, run in zip(names, runs, strict=True)}, runs[0].src_vocab
+
+
+def text_sources(symbols: Any, path: Path, sentences: int, batch: int) -> list[tuple[Tensor, Tensor]]:
+    """Return the first lines of a file, encoded."""
+    lines = path.read_text(encoding="utf-8").splitlines()[:sentences]
+    rows = [symbols.encode(line) for line in lines]
+    parts = [rows[i : i + batch] for i in range(0, len(rows), batch)]
+    batches = [make_batch(part, [[]] * len(part), range(len(part))) for part in parts]
+    return [(one.src, one.src_lengths) for one in batches]
+
+
+def joey_search(model: TransformerSeq2Seq, beam: int) -> Search | None:
+    """Return Joey NMT's search by a model of ours that shares its embeddings; None where it is not installed."""
+    if find_spec("joeynmt") is None or model.arguments["share"] != "all" or model.arguments["norm"] != "pre":
+        return None
+    from training import Joey
+
+    joey = Joey(len(model.output.weight), model.arguments, 0.0, 0)
+    joey.take(model.state_dict())
+
+    def run(src: Tensor, lengths: Tensor) -> list[Any]:
+        rows = [row[:n] for row, n in zip(src.tolist(), lengths.tolist(), strict=True)]
+        return list(joey.translate(make_batch(rows, [[]] * len(rows), range(len(rows))), beam))
+
+    return run
+
+
+def measure(size: str, models: dict[str, TransformerSeq2Seq], task: Task, rounds: int, eager: bool) -> list[Row]:
+    """Return the rows of one size, beam, batch and number of threads."""
     peer = "ctranslate2 float32"
     searches = {f"tsallis {name}": our_search(model, task.beam) for name, model in models.items()}
+    joey = joey_search(models["softmax"], task.beam)
+    if joey is not None:
+        searches["joeynmt softmax"] = joey
     if eager:
         searches["tsallis eager softmax"] = our_search(models["softmax"], task.beam, "eager")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "model").mkdir()
         hand_over(models["softmax"], Path(folder, "model"))
         for kind in ("float32", "int8"):
+            symbols = len(models["softmax"].output.weight)
             searches[f"ctranslate2 {kind}"] = peer_search(
-                Path(folder, "model"), task.beam, task.threads, kind, SIZES[size]["symbols"]
+                Path(folder, "model"), task.beam, task.threads, kind, symbols, LONGEST
             )
         runs = interleave(searches, task, rounds)
     first = [symbols_of(x) for x in runs["tsallis softmax"].answers]
@@ -278,7 +244,9 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES)
+    parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=SIZES, help="of random models")
+    parser.add_argument("--run", nargs="+", type=Path, help="trained runs in their place, softmax first; with --file")
+    parser.add_argument("--file", type=Path, help="sources for the runs, a line each")
     parser.add_argument("--beams", nargs="+", type=int, default=[5, 1])
     parser.add_argument("--batches", nargs="+", type=int, default=[64, 1])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
@@ -288,15 +256,22 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="also with PyTorch's operations alone")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if (options.run is None) != (options.file is None):
+        parser.error("--run and --file go together")
     announce()
     rows: list[Row] = []
-    for size in options.sizes:
+    for size in ["trained"] if options.run else options.sizes:
+        models, symbols = trained_models(options.run) if options.run else (random_models(size), None)
         for threads in options.threads:
             for beam in options.beams:
                 for batch in options.batches:
                     sentences = options.single if batch == 1 else options.sentences
-                    task = Task(sources(SIZES[size]["symbols"], sentences, batch), beam, threads)
-                    new = measure(size, task, options.rounds, options.eager)
+                    batches = (
+                        sources(SIZES[size]["symbols"], sentences, batch)
+                        if symbols is None
+                        else text_sources(symbols, options.file, sentences, batch)
+                    )
+                    new = measure(size, models, Task(batches, beam, threads), options.rounds, options.eager)
                     print(table(new, COLUMNS), file=sys.stderr, flush=True)
                     rows += new
                     write(options.out, rows)

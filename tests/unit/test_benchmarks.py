@@ -228,3 +228,14 @@ def test_decoding(tmp_path: Path) -> None:
     by_name = {row["name"]: row for row in rows}
     assert by_name["eager softmax"]["agree"] == "1" and float(by_name["float32"]["to_peer"]) == 1
     assert "softmax: time of CTranslate2's float32" in printed
+
+
+def test_decoding_proof(tmp_path: Path) -> None:
+    out = tmp_path / "proof.csv"
+    run("decoding_proof.py", "--sizes", "multi30k", "--sentences", 6, "--batch", 3, "--out", out)
+    rows = read(out)
+    assert [row["name"] for row in rows] == ["softmax", "1.5-entmax", "learned"]
+    for row in rows:
+        assert row["sentences"] == "6" and float(row["same_kinds"]) == 1
+        assert 0 < float(row["rms"]) <= float(row["worst"]) < 1e-3
+        assert 0.3 < float(row["rows_to_stop"]) < 3 and float(row["cpu_to_stop"]) > 0
