@@ -69,12 +69,13 @@ kernel:
 
 # Python is not built with the sanitizer, so its runtime is preloaded, with the C++ runtime it must find at its start;
 # what Python itself never frees would be reported as leaks. pytest leaves file 2 alone: a report ends the process.
+SANITIZED = $(addprefix tests/unit/,$(addprefix ops/test_cpu_,kernel.py attention.py ranking.py beams.py) models/test_compiled_transformer.py)
 sanitize: $(VENV)/.dev
 	CXX="$(CXX)" $(PYTHON) $(KERNEL)/build.py --sanitize --out build/sanitize/_kernel.so
 	LD_PRELOAD="$(call RUNTIME,libasan.so) $(call RUNTIME,libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
 	TSALLIS_KERNEL_PATH=$(abspath build/sanitize/_kernel.so) OMP_NUM_THREADS=$(THREADS) \
-	$(BIN)/python -m pytest -q --capture=sys -p no:cacheprovider tests/unit/ops/test_cpu_kernel.py tests/unit/ops/test_cpu_attention.py
+	$(BIN)/python -m pytest -q --capture=sys -p no:cacheprovider $(SANITIZED)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -59,6 +59,39 @@ class BestSymbols(NamedTuple):
     mass: Tensor  # [rows], float64: the sum of the probabilities, 1 but for alpha-ReLU; NaN where one of them is
 
 
+class BeamLimits(NamedTuple):
+    """The outputs of a source that a beam search may find."""
+
+    steps: int  # of the longest one, its end included
+    free_from: int  # the length of the prefixes that may end, and may be followed by anything
+    prefix: tuple[int, ...]  # the symbols that all of them begin with
+
+
+class BeamOptions(NamedTuple):
+    """The numbers that rule a beam search, the same for all sources."""
+
+    size: int  # prefixes of a source at most
+    wanted: int  # outputs of a source that end its search once no prefix can beat them
+    noted: int  # the best outputs of a source that are noted, and those that equal the last; 0: all
+    normalized: bool  # whether a longer prefix is never more probable
+    penalty: float  # the exponent of the length in scores
+
+
+class BeamOutcome(NamedTuple):
+    """The rows of all steps of a beam search, one prefix each, and what was found for every source.
+
+    A row's parent is the number of another row; a step's rows stand behind those of the step before it.
+    """
+
+    tokens: list[int]
+    parents: list[int]  # -1 for the first rows
+    support: list[int]  # of the step that read the token
+    num_attended: list[int]
+    ends: list[list[tuple[float, int]]]  # a source's outputs: log-probability, and the row they end behind
+    bounds: list[float]  # the log-probability of a source's best prefix that was dropped
+    gave_up: list[bool]  # whether there was one
+
+
 class AttentionWeights(NamedTuple):
     """The parameters of an attention and of the norm before or behind it; matrices are [outputs, inputs]."""
 

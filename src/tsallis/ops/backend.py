@@ -43,6 +43,7 @@ class Capabilities(NamedTuple):
     largest_head: float = math.inf  # the most numbers that a query, key or value of attention may have
     largest_batch: float = math.inf  # the most batch elements and the most heads of attention
     transformer: bool = False  # there is a file `transformer`
+    beams: bool = False  # there is a file `beams`
 
 
 class Status(Protocol):
@@ -197,6 +198,12 @@ class TransformerKernels(Protocol):
         """Tell whether the kernels know a stack of layers of these sizes and alphas."""
 
 
+class BeamKernels(Protocol):
+    """A backend's bookkeeping of beam searches, which is the file `beams` of its folder."""
+
+    Beams: type[Any]  # made of the BeamLimits of all sources, BeamOptions and the first token, see the eager one
+
+
 class Entry(NamedTuple):
     """A line of the table of backends."""
 
@@ -205,6 +212,7 @@ class Entry(NamedTuple):
     self_check: bool = False  # whether "auto" means only what agrees with PyTorch's operations; after all without one
 
 
+LARGEST_BEAMS = 1 << 20  # prefixes of all sources that there is memory for from the start
 BACKENDS = {
     "eager": Entry("tsallis.ops.eager", ()),
     "cpu": Entry("tsallis.ops.cpu", ("cpu",)),
@@ -285,6 +293,14 @@ def load_transformer(kind: str) -> TransformerKernels | None:
         if load(name).CAPABILITIES.transformer and _usable(name):
             return cast(TransformerKernels, importlib.import_module(f"{BACKENDS[name].module}.transformer"))
     return None
+
+
+def load_beams(prefixes: int) -> BeamKernels:
+    """Return the bookkeeping of beams of so many prefixes, which is done on the CPU wherever the model is."""
+    for name in _candidates("cpu") if prefixes <= LARGEST_BEAMS else ():
+        if load(name).CAPABILITIES.beams and _usable(name):
+            return cast(BeamKernels, importlib.import_module(f"{BACKENDS[name].module}.beams"))
+    return cast(BeamKernels, importlib.import_module("tsallis.ops.eager.beams"))
 
 
 def request() -> str:

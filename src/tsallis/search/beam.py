@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import heapq
-import math
-from bisect import bisect_right, insort
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tsallis.models.protocol import BestStep, Decoder
+from tsallis.models.protocol import BestStep, Decoder, best_of_step
+from tsallis.ops.arguments import BeamLimits, BeamOptions, BeamOutcome, BestSymbols
+from tsallis.ops.backend import load_beams
 from tsallis.search.certificate import Hypothesis, Result
-from tsallis.search.step import Search, advance_best, at_least_one, evaluating, make_limits
-from tsallis.special_symbols import BOS
+from tsallis.search.step import Search, at_least_one, evaluating, make_limits, refuse_nan
+from tsallis.special_symbols import BOS, EOS
 
 
 @torch.no_grad()
@@ -78,179 +76,98 @@ def beam_search(
     if src.shape[0] == 0:
         return []
     normalized = model.output.normalized
-    beams = [
-        _Beam(source=i, src_length=n, limits=own, size=beam_size, wanted=n_best or beam_size, normalized=normalized)
-        for i, (n, own) in enumerate(zip(lengths, limits, strict=True))
-    ]
+    options = BeamOptions(
+        size=beam_size,
+        wanted=n_best or beam_size,
+        noted=0 if n_best is None else n_best + 1,  # one more than is returned: a list cut short is bounded by it
+        normalized=normalized,
+        penalty=length_penalty,
+    )
+    beams = load_beams(beam_size * len(lengths)).Beams(
+        [BeamLimits(own.steps, own.free_from, own.prefix) for own in limits], options, BOS
+    )
     with evaluating(model):
-        history = _search(model, model.start(model.encode(src, src_lengths)), beams, keep_attention, src.device)
-    return [beam.conclude(history, n_best) for beam in beams]
+        attention = _search(model, model.start(model.encode(src, src_lengths)), beams, keep_attention, src.device)
+    outcome = beams.outcome()
+    results = []
+    for source, (length, own) in enumerate(zip(lengths, limits, strict=True)):
+        finished = [_hypothesis(outcome, end, attention, length) for end in outcome.ends[source]]
+        search = Search(src_length=length, limits=own, finished=finished)
+        search.bound, search.gave_up = outcome.bounds[source], outcome.gave_up[source]
+        results.append(search.result(normalized, n_best))
+    return results
 
 
-class _Rows(NamedTuple):
-    """The rows of one step: prefixes of one length, those of one source together."""
+def _search(model: Decoder, state: Any, beams: Any, keep_attention: bool, device: torch.device) -> Tensor | None:
+    """Make steps until no beam has a prefix; return weights of attention [rows of all steps, src], if they are kept.
 
-    tokens: list[int]  # the last of each
-    parents: list[int]  # the rows of the step before that they come from
-    support: list[int]  # what the step found
-    num_attended: list[int]
-    attention: Tensor | None  # [rows, src]
-
-
-class _End(NamedTuple):
-    """An output that was finished: its last row's step and number are enough to read it back."""
-
-    log_prob: float
-    step: int
-    row: int
-
-
-def _search(
-    model: Decoder, state: object, beams: list[_Beam], keep_attention: bool, device: torch.device
-) -> list[_Rows]:
-    """Make steps until no beam has a prefix; return the rows of all of them."""
-    history: list[_Rows] = []
-    active, count = beams, max(beam.size for beam in beams) + 1  # one more than fits: the bound on what is dropped
-    tokens, parents = [BOS] * len(beams), list(range(len(beams)))
-    while active:
-        owners = [beam.source for beam in active for _ in beam.log_probs]
-        only = _forced(active, len(history), device)
-        step = advance_best(model, state, torch.tensor(tokens, device=device), owners, count, only, keep_attention)
-        history.append(_record(step, tokens, parents, keep_attention))
-        tokens, parents = _follow(active, step, len(history) - 1)
-        active = [beam for beam in active if beam.log_probs]
-        if active:
-            state = step.state.select(torch.tensor(parents, device=device))
-    return history
+    Raises:
+        ValueError: probabilities that are NaN. A search that took them for zeros would prove what is not so.
+    """
+    weights = model.run_beams(state, beams, EOS, keep_attention) if hasattr(model, "run_beams") else None
+    if weights is None:
+        weights, searching = [], True
+        while searching:
+            only = beams.forced()
+            only = only if only is None else only.to(device)
+            # One symbol more than fits: the bound on what is dropped.
+            step = _advance(model, state, beams.tokens().to(device), beams.size + 1, only, keep_attention)
+            if keep_attention and step.attention is not None:
+                weights.append(step.attention)
+            searching = beams.follow(*_on_cpu(step))
+            state = step.state.select(beams.parents().to(device)) if searching else state
+    if beams.nan_source is not None:
+        refuse_nan(beams.nan_source)
+    return torch.cat(weights) if keep_attention else None
 
 
-def _forced(beams: list[_Beam], length: int, device: torch.device) -> Tensor | None:
-    """Return the symbol that must follow each prefix of a length, -1 where any may; None where any may everywhere."""
-    if all(length >= len(beam.limits.prefix) for beam in beams):
-        return None
-    symbols = [
-        beam.limits.prefix[length] if length < len(beam.limits.prefix) else -1 for beam in beams for _ in beam.log_probs
-    ]
-    return torch.tensor(symbols, device=device)
+def _advance(model: Decoder, state: Any, token: Tensor, count: int, only: Tensor | None, keep: bool) -> BestStep:
+    """Make one step as far as a beam reads it: the `count` best symbols of each row, of some rows `only` one [rows].
+
+    Args:
+        model: one that has a method `step_best` makes the step by it, any other by `step`.
+        state, token: of the rows.
+        count: symbols a row.
+        only: [rows]: the symbol that must come, negative where any may; None: any may everywhere.
+        keep: whether weights of attention are asked for.
+
+    Raises:
+        ValueError: a symbol that must come and is none of the model's.
+    """
+    if hasattr(model, "step_best"):
+        result: BestStep = model.step_best(state, token, count, EOS, only, keep)
+        return result
+    return best_of_step(model.output, model.step(state, token), count, EOS, only)
 
 
-def _record(step: BestStep, tokens: list[int], parents: list[int], keep_attention: bool) -> _Rows:
-    support, attended = step.best.support.tolist(), step.num_attended.tolist()
-    return _Rows(tokens, parents, support, attended, step.attention if keep_attention else None)
+def _on_cpu(step: BestStep) -> tuple[BestSymbols, Tensor]:
+    """Return what the bookkeeping reads of a step."""
+    on_cpu = step.best.log_probs.device.type == "cpu"
+    return (step.best, step.num_attended) if on_cpu else copy_to_cpu(step.best, step.num_attended)
 
 
-def _follow(beams: list[_Beam], step: BestStep, length: int) -> tuple[list[int], list[int]]:
-    """Finish what can end and let every beam choose its next prefixes; return their tokens and their parents."""
-    best, symbols, ends = step.best.log_probs.tolist(), step.best.symbols.tolist(), step.best.ends.tolist()
-    tokens: list[int] = []
-    parents: list[int] = []
-    row = 0
-    for beam in beams:
-        after = row + len(beam.log_probs)
-        beam.finish(ends[row:after], length, row)
-        selection = beam.choose(best[row:after], symbols[row:after], length)
-        tokens += [token for _, _, token in selection]
-        parents += [row + parent for _, parent, _ in selection]
-        row = after
-    return tokens, parents
+def copy_to_cpu(best: BestSymbols, num_attended: Tensor) -> tuple[BestSymbols, Tensor]:
+    """Copy the results of a step from another device in one piece, which is waited for once."""
+    count = best.log_probs.shape[1]
+    columns = [best.log_probs, best.symbols, *(x.unsqueeze(1) for x in (best.ends, best.support, best.mass))]
+    numbers = torch.cat([x.double() for x in (*columns, num_attended.unsqueeze(1))], 1).cpu()
+    log_probs, symbols, rest = numbers.split([count, count, 4], 1)
+    ends, support, mass, attended = rest.unbind(1)
+    return BestSymbols(log_probs, symbols.long(), ends, support.long(), mass), attended.long()
 
 
-Candidate = tuple[float, int, int]  # its log-probability's negative, its parent's place in the beam, its token
-
-
-@dataclass(kw_only=True)
-class _Beam(Search):
-    """The search of one source, in numbers: its prefixes are rows, its outputs too until the search is over."""
-
-    source: int
-    size: int
-    wanted: int  # outputs
-    normalized: bool
-    log_probs: list[float] = field(default_factory=lambda: [0.0])  # of the prefixes, best first
-    ends: list[_End] = field(default_factory=list)
-    costs: list[float] = field(default_factory=list)  # the negative scores of the wanted best outputs, in order
-
-    def finish(self, log_probs: list[float], length: int, row: int) -> None:
-        """Note the outputs that the prefixes of a length are, from their ends' log-probabilities."""
-        if length < self.limits.free_from:
-            return
-        costs, wanted = self.costs, self.wanted
-        for i, log_prob in enumerate(log_probs):
-            if log_prob > -math.inf:
-                end = _End(self.log_probs[i] + log_prob, length, row + i)
-                self.ends.append(end)
-                cost = -self.score(end)
-                if len(costs) < wanted or cost < costs[-1]:
-                    insort(costs, cost)
-                    del costs[wanted:]
-
-    def score(self, end: _End) -> float:
-        """Return the score of an output, as :meth:`Hypothesis.score` does."""
-        penalty = self.limits.length_penalty
-        return end.log_prob / (end.step + 1) ** penalty if penalty else end.log_prob
-
-    def choose(self, best: list[list[float]], symbols: list[list[int]], length: int) -> list[Candidate]:
-        """Make the best continuations the beam, give up the others, and return the beam."""
-        candidates: list[Candidate] = []
-        most = math.inf  # a cost that as many candidates don't exceed as are looked at
-        for parent, before in enumerate(self.log_probs):
-            costs = [-(before + log_prob) for log_prob in best[parent]]
-            number = bisect_right(costs, most)
-            candidates += [
-                (cost, parent, token)
-                for cost, token in zip(costs[:number], symbols[parent], strict=False)
-                if cost < math.inf
-            ]
-            if len(costs) > self.size:
-                most = min(most, costs[self.size])
-        candidates.sort()
-        at_limit = length + 2 > self.limits.steps  # a prefix one token longer could not even end
-        selection = [] if at_limit else candidates[: self.size]
-        if len(candidates) > len(selection):
-            self.give_up(-candidates[len(selection)][0])
-        if self.gave_up and self.normalized:
-            selection = self._shrink(selection)
-        self.log_probs = [-cost for cost, _, _ in selection]
-        return selection
-
-    def _shrink(self, selection: list[Candidate]) -> list[Candidate]:
-        """Let candidates go that can change neither the best outputs nor the certificate."""
-        if len(self.costs) < self.wanted:
-            return selection
-        worst = -self.costs[-1]
-        survivors = [candidate for candidate in selection if self.limits.ceiling(-candidate[0]) > worst]
-        if len(survivors) < len(selection):
-            self.give_up(-selection[len(survivors)][0])
-        return survivors
-
-    def conclude(self, history: list[_Rows], n_best: int | None) -> Result:
-        """Return the result: hypotheses are made of the outputs that are returned, and of those that equal them."""
-        ends = self.ends
-        if n_best is not None and len(ends) > n_best + 1:
-            least = heapq.nlargest(n_best + 1, map(self.score, ends))[-1]
-            ends = [end for end in ends if self.score(end) >= least]
-        self.finished = [_hypothesis(history, end, self.src_length) for end in ends]
-        return self.result(self.normalized, n_best)
-
-
-def _hypothesis(history: list[_Rows], end: _End, src_length: int) -> Hypothesis:
+def _hypothesis(outcome: BeamOutcome, end: tuple[float, int], attention: Tensor | None, src_length: int) -> Hypothesis:
     """Read an output back from its last row."""
-    tokens: list[int] = []
-    support: list[int] = []
-    attended: list[int] = []
-    weights: list[Tensor] = []
-    row = end.row
-    for rows in reversed(history[: end.step + 1]):
-        tokens.append(rows.tokens[row])
-        support.append(rows.support[row])
-        attended.append(rows.num_attended[row])
-        if rows.attention is not None:
-            weights.append(rows.attention[row, :src_length])
-        row = rows.parents[row]
+    log_prob, row = end
+    rows = []
+    while row >= 0:
+        rows.append(row)
+        row = outcome.parents[row]
+    rows.reverse()
     return Hypothesis(
-        tokens=tuple(reversed(tokens[:-1])),  # without the start
-        log_prob=end.log_prob,
-        support=tuple(reversed(support)),
-        num_attended=tuple(reversed(attended)),
-        attention=torch.stack(weights[::-1]) if weights else None,
+        tokens=tuple([outcome.tokens[row] for row in rows[1:]]),  # without the start
+        log_prob=log_prob,
+        support=tuple([outcome.support[row] for row in rows]),
+        num_attended=tuple([outcome.num_attended[row] for row in rows]),
+        attention=None if attention is None else attention[rows, :src_length],
     )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tsallis.models.protocol import BestStep, Decoder, best_of_step
+from tsallis.models.protocol import Decoder
 from tsallis.search.certificate import Hypothesis, Result, certify
 from tsallis.special_symbols import BOS, EOS, PAD
 
@@ -163,36 +163,15 @@ def checked_log_probs(model: Decoder, scores: Tensor, sources: Sequence[int]) ->
     return log_probs
 
 
-def advance_best(
-    model: Decoder, state: Any, token: Tensor, sources: Sequence[int], count: int, only: Tensor | None, keep: bool
-) -> BestStep:
-    """Make one step as far as a beam reads it: the `count` best symbols of each row, of some rows `only` one [rows].
-
-    Args:
-        model: one that has a method `step_best` makes the step by it, any other by `step`.
-        state, token: of the rows.
-        sources: of the rows, for the message.
-        count: symbols a row.
-        only: [rows]: the symbol that must come, negative where any may; None: any may everywhere.
-        keep: whether weights of attention are asked for.
-
-    Raises:
-        ValueError: probabilities that are NaN; a symbol that must come and is none of the model's.
-    """
-    if hasattr(model, "step_best"):
-        result: BestStep = model.step_best(state, token, count, EOS, only, keep)
-    else:
-        result = best_of_step(model.output, model.step(state, token), count, EOS, only)
-    if any(mass != mass for mass in result.best.mass.tolist()):
-        _refuse_nan(result.best.mass.isnan(), sources)
-    return result
-
-
 def _refuse_nan(has_nan: Tensor, sources: Sequence[int]) -> None:
     """Refuse rows with NaN, in the name of the first of their sources."""
     if has_nan.any():
-        bad = sorted({source for source, nan in zip(sources, has_nan.tolist(), strict=True) if nan})
-        raise ValueError(f"the model's probabilities are NaN for source {bad[0]} of the batch (counted from 0)")
+        refuse_nan(min(source for source, nan in zip(sources, has_nan.tolist(), strict=True) if nan))
+
+
+def refuse_nan(source: int) -> None:
+    """Refuse a source's probabilities."""
+    raise ValueError(f"the model's probabilities are NaN for source {source} of the batch (counted from 0)")
 
 
 def make_limits(

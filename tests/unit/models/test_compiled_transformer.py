@@ -147,6 +147,30 @@ def test_the_best_symbols_of_a_step_are_those_of_its_scores() -> None:
             assert (ours.attention is None) != keep
 
 
+@pytest.mark.parametrize("options", MODELS, ids=str)
+def test_a_search_in_one_call_is_that_of_its_steps(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hypotheses, bounds, certificates, supports and attention, bit for bit, with limits and without."""
+    model, (src, lengths) = make(**options), sources()
+    cases: list[dict[str, Any]] = [
+        {"beam_size": 1},
+        {"beam_size": 5, "n_best": 1, "keep_attention": True},
+        {"beam_size": 3, "prefixes": [(5,), (), (6, 7), (8,), (), (9,)], "min_length": 2, "length_penalty": 0.7},
+        {"beam_size": 60, "max_length": 3},
+    ]
+    for search in cases:
+        whole = beam_search(model, src, lengths, **search)
+        with monkeypatch.context() as patch:
+            patch.setattr("tsallis.ops.cpu.transformer.CACHE_NUMBERS", 1)
+            parts = beam_search(model, src, lengths, **search)
+            patch.setattr("tsallis.ops.cpu.transformer.BEST_NUMBERS", 0)
+            steps = beam_search(model, src, lengths, **search)
+        assert parts == whole and steps == whole
+        for one, other in zip(whole, steps, strict=True):
+            for a, b in zip(one.hypotheses, other.hypotheses, strict=True):
+                assert (a.attention is None) == (b.attention is None) == ("keep_attention" not in search)
+                assert a.attention is None or torch.equal(a.attention, b.attention)
+
+
 @torch.no_grad()
 def test_changed_weights_are_seen() -> None:
     model = make(**MODELS[3])

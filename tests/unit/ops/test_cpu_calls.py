@@ -33,7 +33,7 @@ def fields(structure: str) -> list[tuple[str, type]]:
     for declaration in filter(None, map(str.strip, body.split(";"))):
         kind, names = re.fullmatch(r"(?:const )?(\w+)(.*)", declaration, re.DOTALL).groups()  # type: ignore[union-attr]
         for name, length in re.findall(r"(\w+)(?:\[(\d+)\])?", names):
-            own = {**NUMBERS, "Layout": structs.Layout, "Heads": structs.Heads, "RankCall": structs.Rank}.get(kind)
+            own = {**NUMBERS, **STRUCTURES}.get(kind)
             one = c_void_p if "*" in declaration else own
             assert one is not None, declaration
             result.append((name, one * int(length) if length else one))
@@ -51,6 +51,16 @@ def test_constants_are_those_of_the_header() -> None:
     assert re.search(r"constexpr int PANEL_COLUMNS = (\d+);", HEADER)[1] == str(structs.PANEL_COLUMNS)  # type: ignore[index]
     columns = re.search(r"enum StateColumns {(.*?)}", HEADER)[1].replace(" ", "").split(",")  # type: ignore[index]
     assert columns.index("PAST") == structs.PAST == len(columns) - 1
+    source, hand, past, values = (
+        re.search(rf"enum {name} {{(.*?)}}", HEADER)[1].lower().replace(" ", "").split(",")[:-1]  # type: ignore[index]
+        for name in ("BeamSource", "BeamHand", "BeamPast", "BeamValues")
+    )
+    assert (tuple(source), tuple(hand), tuple(values)) == (
+        structs.BEAM_SOURCE,
+        structs.BEAM_HAND,
+        structs.BEAM_VALUES,
+    )
+    assert (*hand, past[0].removesuffix("=hand"), *past[1:]) == structs.BEAM_PAST
     names = re.search(r"enum Storage {(.*?)}", HEADER)[1].replace(" ", "").split(",")  # type: ignore[index]
     dtypes = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}
     assert {dtypes[name.removeprefix("STORE_")]: number for number, name in enumerate(names)} == cpu.STORAGE

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from contract.tables import EOS, A, B, C, random_table, sources, trie
+from tsallis.ops.arguments import BestSymbols
 from tsallis.search import beam_search
+from tsallis.search.beam import copy_to_cpu
 
 # The likelier first symbol leads to two even halves: a beam of one misses the best output.
 TRAP = {
@@ -135,6 +137,11 @@ def test_nan_is_no_zero(size: int) -> None:
         search(model, beam_size=size)
 
 
+def test_the_largest_beams_take_no_memory() -> None:
+    result = search(trie(TRAP), beam_size=10**12)
+    assert result.certificate.kind == "complete" and result == search(trie(TRAP), beam_size=2)
+
+
 def test_no_sources_no_results() -> None:
     assert beam_search(random_table("softmax", 1.0, 0), torch.zeros(0, 3).long(), torch.zeros(0).long()) == []
 
@@ -156,3 +163,16 @@ def test_the_beam_that_the_page_on_certificates_follows() -> None:
     result = search(trie({(): {A: 0.7, B: 0.3}, **after_b}), beam_size=2)
     assert {h.tokens: round(h.prob, 12) for h in result.hypotheses} == {(A,): 0.7, (B,): 0.18, (B, A): 0.12}
     assert result.certificate.kind == "complete"
+
+
+def test_results_of_a_step_are_copied_whole() -> None:
+    best = BestSymbols(
+        torch.tensor([[-0.5, -math.inf], [-1.5, -2.0]], dtype=torch.float64),
+        torch.tensor([[7, 3], [2**40 + 1, 5]]),
+        torch.tensor([-math.inf, -0.25], dtype=torch.float64),
+        torch.tensor([3, 9]),
+        torch.tensor([1.0, math.nan], dtype=torch.float64),
+    )
+    copy, attended = copy_to_cpu(best, torch.tensor([4, 6]))
+    for x, y in zip((*copy, attended), (*best, torch.tensor([4, 6])), strict=True):
+        torch.testing.assert_close(x, y, equal_nan=True, atol=0, rtol=0)

@@ -77,6 +77,16 @@ class CompiledState(NamedTuple):
         result, state = self._read(token, count=count, end=end, only=only, attention=self.width if keep else 0)
         return BestStep(result.best, result.num_attended, result.attention, state)
 
+    def run_beams(self, beams: Any, end: int, keep: bool) -> list[Tensor] | None:
+        """Make all steps of a beam search, or those up to a NaN, see `TransformerSeq2Seq.run_beams`."""
+        if not self.decoder.runs(beams):
+            return None
+        table = self.positions(self.decoder.embedding, 0, self.steps + beams.steps)
+        weights, unknown = self.decoder.search(beams, self.rows, table, end, self.width if keep else 0)
+        if unknown is not None:
+            check_symbols(torch.tensor([unknown]), self.decoder.symbols)
+        return weights
+
     def _read(self, token: Tensor, **wishes: Any) -> tuple[DecoderResult, CompiledState]:
         """Make a step and return its results and the state after it."""
         if self.steps >= len(self.table):

@@ -287,6 +287,22 @@ class TransformerSeq2Seq(nn.Module):
             return state.step_best(token, count, end, only, keep)
         return best_of_step(self.output, self.step(state, token), count, end, only)
 
+    def run_beams(
+        self, state: TransformerState | CompiledState, beams: Any, end: int, keep: bool
+    ) -> list[Tensor] | None:
+        """Make all steps of a beam search where one call can; else return None, and make none.
+
+        Args:
+            state: of the first rows.
+            beams: the bookkeeping, at its beginning: see `tsallis.ops.eager.beams`.
+            end: the symbol that ends an output.
+            keep: whether weights of attention are returned.
+
+        Returns:
+            Weights of attention [rows, src] to `keep`, part after part of the rows of the search.
+        """
+        return state.run_beams(beams, end, keep) if isinstance(state, CompiledState) else None
+
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> Decoded:
         """Decode all steps with the target: [batch, src] symbols, their counts [batch], [batch, tgt] tokens.
 

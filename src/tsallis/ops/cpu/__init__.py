@@ -26,7 +26,7 @@ from tsallis.ops.alphas import Alpha
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.backend import Capabilities
 from tsallis.ops.cpu.build import LEFT_OUT, NO_KERNEL, source_hash
-from tsallis.ops.cpu.structs import CALLS, Decoder, Encoder, Layout, Rank, sizes
+from tsallis.ops.cpu.structs import CALLS, Beam, Decoder, Encoder, Layout, Rank, Search, sizes
 from tsallis.ops.cpu.structs import STATS as STATS
 from tsallis.ops.dtypes import compute_dtype
 from tsallis.ops.eager.ranking import best_by_map
@@ -40,6 +40,7 @@ CAPABILITIES = Capabilities(
     any_dim=True,
     seeded_dropout=True,
     transformer=True,
+    beams=True,
 )
 STORAGE = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
@@ -396,6 +397,16 @@ def call_decoder(call: Decoder) -> None:
 def call_encoder(call: Encoder) -> None:
     """Encode sources by a Transformer."""
     _load()[0].tsallis_encoder(call, torch.get_num_threads())
+
+
+def call_beam(call: Beam) -> None:
+    """Choose the next prefixes of a beam search by the results of a step."""
+    _load()[0].tsallis_beam(call, 1)
+
+
+def call_search(call: Search) -> None:
+    """Make steps of a beam search by a Transformer's decoder, as many as there is room for."""
+    _load()[0].tsallis_search(call, torch.get_num_threads())
 
 
 def allocate_best(rows: int, count: int) -> BestSymbols:

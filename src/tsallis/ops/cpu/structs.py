@@ -141,6 +141,35 @@ class Encoder(ctypes.Structure):
     )
 
 
+class Beam(ctypes.Structure):
+    """The bookkeeping of a beam search; filled by the names of its fields."""
+
+    __slots__ = ()
+    _fields_ = (
+        *((name, c_int64) for name in ("sources", "size", "wanted", "noted", "normalized")),
+        ("penalty", c_double),
+        ("source", c_void_p),
+        ("source_row", c_int64),
+        ("score", c_void_p),
+        *((name, c_int64) for name in ("length", "rows", "capacity")),
+        ("hand", c_void_p),
+        ("log_prob", c_void_p),
+        *((name, c_int64) for name in ("base", "used", "room")),
+        ("past", c_void_p),
+        ("past_value", c_void_p),
+        ("nan_source", c_int64),
+        ("rank", Rank),
+        ("attended", c_void_p),
+    )
+
+
+class Search(ctypes.Structure):
+    """A beam search by a Transformer's decoder; filled by the names of its fields."""
+
+    __slots__ = ()
+    _fields_ = (("decoder", Decoder), ("beam", Beam), ("only", c_void_p), ("unknown_symbol", c_int64))
+
+
 CALLS: dict[str, type[ctypes.Structure]] = {
     "map": _Map,
     "map_gradient": _MapGradient,
@@ -153,11 +182,18 @@ CALLS: dict[str, type[ctypes.Structure]] = {
     "rank": Rank,
     "decoder": Decoder,
     "encoder": Encoder,
+    "beam": Beam,
+    "search": Search,
     "attention": Attention,
     "attention_gradient": Attention,
 }
 
 PANEL_COLUMNS = 32  # of packed weights
+# The columns of a beam search's memory: of sources, of prefixes at hand, of rows of earlier steps, and these in double.
+BEAM_SOURCE = ("steps", "free_from", "rows", "costs", "gave_up")  # and then the symbols that must come
+BEAM_HAND = ("token", "parent", "owner")
+BEAM_PAST = (*BEAM_HAND, "support", "attended")
+BEAM_VALUES = ("log_prob", "end")
 PAST = 3  # columns of a row's decoder state before the addresses of what it has read
 STATS = 5  # numbers a row that a loss keeps: maximum, threshold (coarse and fine), 1 / mass, support size
 

@@ -8,15 +8,20 @@ index.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tsallis.ops.arguments import AttentionWeights, DecoderResult, LayerWeights, OutputWeights, StackWeights
-from tsallis.ops.cpu import allocate_best, call_decoder, call_encoder, point_to, rank_fields
-from tsallis.ops.cpu.structs import PANEL_COLUMNS, Decoder, Encoder
+from tsallis.ops.cpu import allocate_best, call_decoder, call_encoder, call_search, point_to, rank_fields
+from tsallis.ops.cpu.beams import Beams
+from tsallis.ops.cpu.structs import PANEL_COLUMNS, Decoder, Encoder, Search
 
+CACHE_NUMBERS = 1 << 23  # of the keys and values of a search that are allocated together, unless a step has more
+BEST_NUMBERS = 1 << 22  # the most best symbols of a step, and the most steps, of a search that is one call
+MOST_STEPS = 1 << 12
 VECTOR = 16  # numbers in the widest vector: the size of a head must be a multiple of it
 
 
@@ -157,6 +162,54 @@ class CompiledDecoder(_Stack):
         call.scores = None if all_scores is None else all_scores.data_ptr()
         call_decoder(call)
         return DecoderResult(following, cache, best, attended, weights, all_scores)
+
+    def runs(self, beams: Any) -> bool:
+        """Tell whether :meth:`search` makes the steps of beams: it has memory for all prefixes and steps at once."""
+        if not isinstance(beams, Beams) or beams.steps > MOST_STEPS:
+            return False
+        return beams.capacity * min(beams.size + 1, self.symbols) <= BEST_NUMBERS
+
+    def search(
+        self, beams: Beams, state: Tensor, positions: Tensor, end: int, attention: int = 0
+    ) -> tuple[list[Tensor], int | None]:
+        """Make all steps of a beam search, or those up to an error.
+
+        Args:
+            beams: at their beginning, one prefix a row.
+            state: [rows, columns]
+            positions: [at least one more than the symbols that rows have read and will read, d]
+            end: the symbol that ends an output.
+            attention: source positions whose weights are returned; 0: none.
+
+        Returns:
+            Weights of attention [rows, positions], part after part of all rows of the search; and the symbol of a
+            prefix that is none of the model's, or None.
+        """
+        columns = state.shape[1]
+        states = torch.empty(2, beams.capacity * (columns + beams.steps), dtype=torch.int64)
+        states[0, : state.numel()] = state.flatten()
+        best = allocate_best(beams.capacity, min(beams.size + 1, self.symbols))
+        only, attended = torch.empty(2, beams.capacity, dtype=torch.int64)
+        call = Search(decoder=self._template, only=only.data_ptr(), beam=beams.call, unknown_symbol=-1)
+        beams.call = call.beam  # the same memory from now on
+        decoder = call.decoder
+        point_to(decoder.rank, best, end, None)
+        decoder.positions, decoder.attended = positions.data_ptr(), attended.data_ptr()
+        decoder.state, decoder.next_state = states[0].data_ptr(), states[1].data_ptr()
+        decoder.state_row, decoder.attention_row = columns, attention
+        caches: list[Tensor] = []
+        weights: list[Tensor] = []
+        while call.beam.rows and beams.nan_source is None and call.unknown_symbol < 0:
+            width = decoder.layers * 2 * self.d
+            room = beams.add_room(CACHE_NUMBERS // width)
+            caches.append(torch.empty(room, width))
+            decoder.cache = caches[-1].data_ptr()
+            if attention:
+                weights.append(torch.empty(room, attention))
+                decoder.attention = weights[-1].data_ptr()
+            call_search(call)
+            weights[-1:] = [part[: call.beam.used] for part in weights[-1:]]
+        return weights, None if call.unknown_symbol < 0 else int(call.unknown_symbol)
 
 
 def _layer_tensors(layer: LayerWeights) -> list[Tensor | None]:

@@ -211,6 +211,44 @@ struct EncoderCall {
 };
 constexpr int PANEL_COLUMNS = 32;
 
+// The bookkeeping of a beam search, see beams.h. A row is a prefix; those of one source stand
+// together, the best first. Columns of numbers are [columns, room] each.
+struct BeamCall {
+    int64_t sources, size;  // prefixes of a source at most
+    int64_t wanted;         // outputs of a source that end its search once no prefix can beat them
+    int64_t noted;          // the best outputs of a source that are noted; 0: all
+    int64_t normalized;     // whether a longer prefix is never more probable
+    double penalty;         // the exponent of the length in scores
+    int64_t* source;        // [sources, source_row]: BeamSource, then symbols that must come and -1
+    int64_t source_row;
+    double* score;  // [sources, 1 + max(wanted, noted)]: the log-probability of the best prefix
+                    // dropped, then the best outputs' scores, negative, in order
+    int64_t length, rows, capacity;  // of the prefixes at hand: tokens, number, most
+    int64_t* hand;                   // [HAND, capacity]: the prefixes at hand
+    double* log_prob;                // [capacity]
+    int64_t base, used, room;        // rows of earlier steps: before this memory, in it, its room
+    int64_t* past;                   // [PAST_ROWS, room]
+    double* past_value;              // [PAST_VALUES, room]
+    int64_t nan_source;              // the first source whose probabilities are NaN, or -1
+    RankCall rank;                   // the results of a step
+    const int64_t* attended;         // [rows], of the step
+};
+// Of a source: the steps of its longest output, the length that ends may follow; then its prefixes
+// at hand, outputs' scores, whether a prefix was dropped.
+enum BeamSource { STEPS, FREE_FROM, ROWS, COSTS, GAVE_UP, FORCED };
+enum BeamHand { TOKEN, PARENT, OWNER, HAND };
+enum BeamPast { SUPPORT = HAND, ATTENDED, PAST_ROWS };  // behind the columns of the hand
+enum BeamValues { LOG_PROB, END, PAST_VALUES };         // END: -inf where no output is noted
+
+// A beam search by a Transformer's decoder: steps until no prefix is left, or no room.
+struct SearchCall {
+    DecoderCall decoder;  // of the first step; its results have room for `capacity` rows, but the
+                          // cache and attention for `room` rows, and states for all steps
+    BeamCall beam;
+    int64_t* only;           // [capacity], memory
+    int64_t unknown_symbol;  // a symbol that must come and is none, or -1
+};
+
 // How many batch elements and heads of keys add to the same gradient of the mask. One thread works
 // on all of these, so that no two write to it at once.
 struct MaskSharing {

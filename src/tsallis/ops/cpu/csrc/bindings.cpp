@@ -15,6 +15,7 @@
 #endif
 
 #include "api.h"
+#include "beams.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -222,6 +223,8 @@ EXPORT int64_t tsallis_size(const char* name) {
         {"rank", sizeof(RankCall)},
         {"decoder", sizeof(DecoderCall)},
         {"encoder", sizeof(EncoderCall)},
+        {"beam", sizeof(BeamCall)},
+        {"search", sizeof(SearchCall)},
         {"stats", STATS},
     };
     for (const auto& one : SIZES)
@@ -288,6 +291,36 @@ EXPORT void tsallis_encoder(const EncoderCall* call, int threads) {
     const int64_t numbers = call->width * call->layers * call->d * call->hidden;
     run_rows(instructions->decoding->encoder, call, call->batch, numbers,
              (call->batch + threads - 1) / threads, threads);
+}
+
+// Follow the step whose results the call names.
+EXPORT void tsallis_beam(BeamCall* call, int) { Beams(*call).follow(call->rank, call->attended); }
+
+EXPORT void tsallis_search(SearchCall* call, int threads) {
+    BeamCall& beam = call->beam;
+    Beams beams(beam);
+    while (beam.rows && beams.fit()) {
+        DecoderCall step = call->decoder;
+        const int64_t first = beam.base + beam.used;
+        step.rows = step.rank.rows = beam.rows;
+        step.token = beams.tokens();
+        step.cache = (float*)step.cache + beam.used * step.layers * 2 * step.d;
+        if (step.attention)
+            step.attention = (float*)step.attention + beam.used * step.attention_row;
+        if (beams.write_forced(call->only)) {
+            step.rank.only = call->only;
+            call->unknown_symbol = *std::max_element(call->only, call->only + beam.rows);
+            if (call->unknown_symbol >= step.rank.d) return;
+        }
+        call->unknown_symbol = -1;
+        tsallis_decoder(&step, threads);
+        beams.follow(step.rank, step.attended);
+        if (beam.nan_source >= 0) return;
+        const int64_t columns = ++call->decoder.state_row;
+        for (int64_t r = 0; r < beam.rows; r++)
+            std::memcpy((int64_t*)step.state + r * columns,
+                        step.next_state + beams.parent(r, first) * columns, (size_t)columns * 8);
+    }
 }
 
 EXPORT void tsallis_attention(const AttentionCall* call, int threads) {

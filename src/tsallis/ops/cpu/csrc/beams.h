@@ -1,0 +1,180 @@
+// The bookkeeping of a beam search: after a step, which outputs are finished, which prefixes go on,
+// and how probable the best one is that does not. ../../eager/beams.py is the same in Python.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "api.h"
+
+namespace {
+
+struct Candidate {
+    double cost;  // its log-probability's negative
+    int64_t row, symbol;
+
+    bool operator<(const Candidate& other) const {
+        if (cost != other.cost) return cost < other.cost;
+        return row != other.row ? row < other.row : symbol < other.symbol;
+    }
+};
+
+class Beams {
+  public:
+    explicit Beams(BeamCall& call) : call(call), most_costs(std::max(call.wanted, call.noted)) {}
+
+    bool fit() const { return call.used + call.rows <= call.room; }
+    const int64_t* tokens() const { return call.hand; }
+    // Where the prefixes at hand come from, among the rows of the step before, the first of which
+    // has this number.
+    int64_t parent(int64_t row, int64_t first) const {
+        return call.hand[PARENT * call.capacity + row] - first;
+    }
+
+    // Write the symbols that must follow the prefixes, -1 where any may; tell whether there are
+    // any.
+    bool write_forced(int64_t* only) const {
+        if (FORCED + call.length >= call.source_row) return false;
+        const int64_t* owner = call.hand + OWNER * call.capacity;
+        for (int64_t r = 0; r < call.rows; r++) only[r] = source_of(owner[r])[FORCED + call.length];
+        return true;
+    }
+
+    // Choose the next prefixes by the results of a step, unless a probability is NaN.
+    void follow(const RankCall& step, const int64_t* attended) {
+        call.nan_source = find_nan(step);
+        if (call.nan_source >= 0) return;
+        record(step, attended);
+        const int64_t* owner = past(OWNER);
+        const int64_t rows = call.rows;
+        int64_t next = 0;
+        for (int64_t row = 0, end; row < rows; row = end) {
+            const int64_t source = owner[row];
+            end = row + source_of(source)[ROWS];
+            finish(source, row, end);
+            next = choose(step, source, row, end, next);
+        }
+        call.used += rows, call.rows = next, call.length++;
+    }
+
+  private:
+    BeamCall& call;
+    int64_t most_costs;
+    std::vector<Candidate> best;  // of a source, in order
+
+    int64_t* past(int64_t column) const { return call.past + column * call.room + call.used; }
+    double* value(int64_t column) const { return call.past_value + column * call.room + call.used; }
+    int64_t* source_of(int64_t source) const { return call.source + source * call.source_row; }
+    double& bound(int64_t source) const { return call.score[source * (1 + most_costs)]; }
+    double* costs(int64_t source) const { return &bound(source) + 1; }
+
+    int64_t find_nan(const RankCall& step) const {
+        int64_t least = -1;
+        for (int64_t r = 0; r < call.rows; r++) {
+            const int64_t source = call.hand[OWNER * call.capacity + r];
+            if (std::isnan(((const double*)step.mass)[r]) && (least < 0 || source < least))
+                least = source;
+        }
+        return least;
+    }
+
+    void record(const RankCall& step, const int64_t* attended) const {
+        const size_t bytes = (size_t)call.rows * 8;
+        for (int64_t column = 0; column < HAND; column++)
+            std::memcpy(past(column), call.hand + column * call.capacity, bytes);
+        std::memcpy(past(SUPPORT), step.support, bytes);
+        std::memcpy(past(ATTENDED), attended, bytes);
+        std::memcpy(value(LOG_PROB), call.log_prob, bytes);
+        std::memcpy(value(END), step.ends, bytes);
+    }
+
+    // Note the outputs that prefixes are, unless enough others are better.
+    void finish(int64_t source, int64_t row, int64_t end) const {
+        double *ends = value(END), *before = value(LOG_PROB);
+        const bool may_end = call.length >= source_of(source)[FREE_FROM];
+        for (int64_t r = row; r < end; r++) {
+            if (!may_end) ends[r] = -INFINITY;
+            if (!(ends[r] > -INFINITY)) continue;
+            ends[r] += before[r];
+            const double score = call.penalty == 0
+                                     ? ends[r]
+                                     : ends[r] / std::pow((double)(call.length + 1), call.penalty);
+            if (!add_cost(source, -score) && call.noted) ends[r] = -INFINITY;
+        }
+    }
+
+    // Tell whether a score is among the best; one that equals the last of them is, too.
+    bool add_cost(int64_t source, double cost) const {
+        double* own = costs(source);
+        int64_t& count = source_of(source)[COSTS];
+        if (count == most_costs && !(cost < own[count - 1])) return cost == own[count - 1];
+        int64_t k = count < most_costs ? count++ : count - 1;
+        for (; k > 0 && own[k - 1] > cost; k--) own[k] = own[k - 1];
+        own[k] = cost;
+        return true;
+    }
+
+    // Make the best continuations of a source's prefixes the next ones, from `next` on; return
+    // where they end.
+    int64_t choose(const RankCall& step, int64_t source, int64_t row, int64_t end, int64_t next) {
+        find_best(step, row, end);
+        const int64_t candidates = (int64_t)best.size();
+        const bool at_limit = call.length + 2 > source_of(source)[STEPS];
+        int64_t chosen = at_limit ? 0 : std::min(candidates, call.size);
+        if (candidates > chosen) give_up(source, -best[(size_t)chosen].cost);
+        if (source_of(source)[GAVE_UP] && call.normalized) chosen = shrink(source, chosen);
+        for (int64_t k = 0; k < chosen; k++) {
+            const Candidate& one = best[(size_t)k];
+            int64_t* hand = call.hand + next + k;
+            hand[TOKEN * call.capacity] = one.symbol;
+            hand[PARENT * call.capacity] = call.base + call.used + one.row;
+            hand[OWNER * call.capacity] = source;
+            call.log_prob[next + k] = -one.cost;
+        }
+        source_of(source)[ROWS] = chosen;
+        return next + chosen;
+    }
+
+    // Sort the best candidates, one more than a source may have prefixes.
+    void find_best(const RankCall& step, int64_t row, int64_t end) {
+        const size_t most = (size_t)call.size + 1;
+        const double* before = value(LOG_PROB);
+        best.clear();
+        for (int64_t r = row; r < end; r++) {
+            const double* log_probs = (const double*)step.best + r * step.count;
+            const int64_t* symbols = step.symbols + r * step.count;
+            for (int64_t j = 0; j < step.count; j++) {
+                const Candidate one{-(before[r] + log_probs[j]), r, symbols[j]};
+                if (!(one.cost < INFINITY)) break;
+                if (best.size() == most) {
+                    if (one.cost > best.back().cost) break;
+                    if (!(one < best.back())) continue;
+                    best.pop_back();
+                }
+                best.insert(std::lower_bound(best.begin(), best.end(), one), one);
+            }
+        }
+    }
+
+    void give_up(int64_t source, double log_prob) const {
+        bound(source) = std::max(bound(source), log_prob);
+        source_of(source)[GAVE_UP] = 1;
+    }
+
+    // Drop candidates that can change neither the best outputs nor the certificate: of a normalised
+    // model, with a list that is not the whole distribution.
+    int64_t shrink(int64_t source, int64_t chosen) const {
+        if (source_of(source)[COSTS] < call.wanted) return chosen;
+        const double worst = -costs(source)[call.wanted - 1];
+        const double by = std::pow((double)source_of(source)[STEPS], call.penalty);
+        int64_t rest = 0;
+        while (rest < chosen && -best[(size_t)rest].cost / by > worst) rest++;
+        if (rest < chosen) give_up(source, -best[(size_t)rest].cost);
+        return rest;
+    }
+};
+
+}  // namespace

@@ -1,0 +1,162 @@
+"""The bookkeeping of a beam search in Python: the reference of `csrc/beams.h`, and what there is without kernels."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right, insort
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tsallis.ops.arguments import BeamLimits, BeamOptions, BeamOutcome, BestSymbols
+
+Candidate = tuple[float, int, int]  # its log-probability's negative, its parent's number in the beam, its token
+
+
+class Beams:
+    """The prefixes of all sources: those at hand, which are the rows of the next step, and those of earlier steps.
+
+    Args:
+        limits: of each source.
+        options: of all.
+        token: the first of all prefixes.
+    """
+
+    def __init__(self, limits: Sequence[BeamLimits], options: BeamOptions, token: int) -> None:
+        self.size = options.size
+        self.nan_source: int | None = None  # whose probabilities are NaN
+        self._beams = [_Beam(own, options) for own in limits]
+        self._active = list(enumerate(self._beams))
+        self._tokens, self._parents = [token] * len(limits), [-1] * len(limits)  # of the rows at hand
+        self._parent_rows: list[int] = list(range(len(limits)))  # among those of the step before
+        self._length = 0  # of the prefixes at hand
+        self._outcome = BeamOutcome([], [], [], [], [beam.ends for beam in self._beams], [], [])
+
+    def tokens(self) -> Tensor:
+        """Return the last token of each prefix [rows]."""
+        return torch.tensor(self._tokens)
+
+    def parents(self) -> Tensor:
+        """Return the rows of the step before that the prefixes continue [rows]."""
+        return torch.tensor(self._parent_rows)
+
+    def forced(self) -> Tensor | None:
+        """Return the symbol that must follow each prefix [rows], -1 where any may; None where any may everywhere."""
+        length = self._length
+        prefixes = [beam.limits.prefix for _, beam in self._active for _ in beam.log_probs]
+        if all(length >= len(prefix) for prefix in prefixes):
+            return None
+        return torch.tensor([prefix[length] if length < len(prefix) else -1 for prefix in prefixes])
+
+    def follow(self, best: BestSymbols, num_attended: Tensor) -> bool:
+        """Choose the next prefixes by the results of a step; where a probability is NaN, note its source alone.
+
+        Returns:
+            Whether the search goes on.
+        """
+        owners = [source for source, beam in self._active for _ in beam.log_probs]
+        nan = [source for source, mass in zip(owners, best.mass.tolist(), strict=True) if mass != mass]
+        if nan:
+            self.nan_source = min(nan)
+            return False
+        first = len(self._outcome.tokens)
+        self._record(best, num_attended)
+        log_probs, symbols, ends = best.log_probs.tolist(), best.symbols.tolist(), best.ends.tolist()
+        self._tokens, self._parents, self._parent_rows = [], [], []
+        row = 0
+        for _, beam in self._active:
+            after = row + len(beam.log_probs)
+            beam.finish(ends[row:after], self._length, first + row)
+            for _, parent, token in beam.choose(log_probs[row:after], symbols[row:after], self._length):
+                self._tokens.append(token)
+                self._parents.append(first + row + parent)
+                self._parent_rows.append(row + parent)
+            row = after
+        self._active = [(source, beam) for source, beam in self._active if beam.log_probs]
+        self._length += 1
+        return bool(self._active)
+
+    def _record(self, best: BestSymbols, num_attended: Tensor) -> None:
+        outcome = self._outcome
+        outcome.tokens.extend(self._tokens)
+        outcome.parents.extend(self._parents)
+        outcome.support.extend(best.support.tolist())
+        outcome.num_attended.extend(num_attended.tolist())
+
+    def outcome(self) -> BeamOutcome:
+        """Return what the search has found so far."""
+        bounds, gave_up = [beam.bound for beam in self._beams], [beam.gave_up for beam in self._beams]
+        return self._outcome._replace(bounds=bounds, gave_up=gave_up)
+
+
+class _Beam:
+    """The search of one source, in numbers."""
+
+    def __init__(self, limits: BeamLimits, options: BeamOptions) -> None:
+        self.limits, self.options = limits, options
+        self.log_probs = [0.0]  # of the prefixes, best first
+        self.ends: list[tuple[float, int]] = []
+        self.costs: list[float] = []  # the negative scores of the best outputs, in order
+        self.bound, self.gave_up = -math.inf, False
+
+    def give_up(self, log_prob: float) -> None:
+        """Note that a prefix is not followed."""
+        self.bound = max(self.bound, log_prob)
+        self.gave_up = True
+
+    def finish(self, log_probs: list[float], length: int, row: int) -> None:
+        """Note the outputs that the prefixes of a length are, from their ends' log-probabilities."""
+        if length < self.limits.free_from:
+            return
+        penalty = self.options.penalty
+        for i, log_prob in enumerate(log_probs):
+            if log_prob > -math.inf:
+                total = self.log_probs[i] + log_prob
+                score = total / (length + 1) ** penalty if penalty else total
+                if self._add_cost(-score) or not self.options.noted:
+                    self.ends.append((total, row + i))
+
+    def _add_cost(self, cost: float) -> bool:
+        """Tell whether a score is among the best; one that equals the last of them is, too."""
+        costs, room = self.costs, max(self.options.wanted, self.options.noted)
+        if len(costs) == room and cost >= costs[-1]:
+            return cost == costs[-1]
+        insort(costs, cost)
+        del costs[room:]
+        return True
+
+    def choose(self, best: list[list[float]], symbols: list[list[int]], length: int) -> list[Candidate]:
+        """Make the best continuations the beam, give up the others, and return the beam."""
+        candidates: list[Candidate] = []
+        size = self.options.size
+        most = math.inf  # a cost that as many candidates don't exceed as are looked at
+        for parent, before in enumerate(self.log_probs):
+            costs = [-(before + log_prob) for log_prob in best[parent]]
+            number = bisect_right(costs, most)
+            candidates += [
+                (cost, parent, token)
+                for cost, token in zip(costs[:number], symbols[parent], strict=False)
+                if cost < math.inf
+            ]
+            if len(costs) > size:
+                most = min(most, costs[size])
+        candidates.sort()
+        at_limit = length + 2 > self.limits.steps  # a prefix one token longer could not even end
+        selection = [] if at_limit else candidates[:size]
+        if len(candidates) > len(selection):
+            self.give_up(-candidates[len(selection)][0])
+        if self.gave_up and self.options.normalized:
+            selection = self._shrink(selection)
+        self.log_probs = [-cost for cost, _, _ in selection]
+        return selection
+
+    def _shrink(self, selection: list[Candidate]) -> list[Candidate]:
+        """Let candidates go that can change neither the best outputs nor the certificate."""
+        if len(self.costs) < self.options.wanted:
+            return selection
+        worst, longest = -self.costs[self.options.wanted - 1], self.limits.steps**self.options.penalty
+        survivors = [candidate for candidate in selection if -candidate[0] / longest > worst]
+        if len(survivors) < len(selection):
+            self.give_up(-selection[len(survivors)][0])
+        return survivors
