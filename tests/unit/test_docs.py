@@ -6,8 +6,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,3 +149,71 @@ def test_a_command_that_would_be_shown_as_text_ends_the_build(tmp_path: Path, fo
 def plain(title: str) -> str:
     """Return a title's words without the marks of code and formulas."""
     return re.sub(r"[`$\\*]", "", title).strip()
+
+
+@pytest.mark.slow
+def test_every_link_within_the_site_leads_somewhere(site: Path) -> None:
+    pages = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    anchors = {path: set(re.findall(r'\bid="([^"]+)"', text)) for path, text in pages.items()}
+    dead, count = [], 0
+    for path, text in pages.items():
+        for link in re.findall(r'(?:href|src)="([^"]+)"', text):
+            address, _, anchor = unescape(link).partition("#")
+            if re.match(r"[a-z]+:", address) or path.parent.name == "_modules":
+                continue
+            target = (path.parent / address.partition("?")[0]).resolve() if address else path
+            target = target / "index.html" if target.is_dir() else target
+            count += 1
+            if not target.is_file() or (anchor and target in anchors and anchor not in anchors[target]):
+                dead.append(f"{path.relative_to(site)}: {link}")
+    assert count > 1000 and dead == []
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    pytest.importorskip("playwright")
+    from playwright.sync_api import sync_playwright
+
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.skip("needs chromium: no browser of that name is on the PATH")
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alpha", ["1", "1.25", "1.5", "2"])
+def test_the_interactive_picture_computes_entmax(site: Path, browser: Any, alpha: str) -> None:
+    import torch
+
+    import tsallis
+
+    tab = browser.new_page()
+    tab.goto((site / "family.html").as_uri())
+    scores = [1.5, 1.2, 0.5, -0.25, -3]
+    for name, value in zip(("alpha", *"abcde"), (alpha, *scores), strict=True):
+        tab.fill(f'.family input[data-name="{name}"]', str(value))
+    shown = [float(text) for text in tab.locator(".family output").all_inner_texts()]
+    expected = tsallis.entmax(torch.tensor(scores, dtype=torch.float64), float(alpha))
+    assert shown == pytest.approx(expected.tolist(), abs=5e-5 + 1e-9)
+    assert [text == "0" for text in tab.locator(".family output").all_inner_texts()] == (expected == 0).tolist()
+    assert tab.inner_text(".family p").startswith(f"{int((expected > 0).sum())} of 5 ")
+    tab.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["index", "family", "tutorial", "results", "how-to/replace-softmax", "api"])
+def test_pages_are_accessible_and_fit_a_phone(site: Path, browser: Any, page: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    context = browser.new_context(viewport={"width": 390, "height": 800})
+    tab, requests = context.new_page(), []
+    tab.on("request", lambda request: requests.append(request.url))
+    tab.goto((site / f"{page}.html").as_uri())
+    faults = axe.Axe().run(tab).response["violations"]
+    serious = [(f["id"], f["nodes"][0]["html"]) for f in faults if f["impact"] in ("serious", "critical")]
+    overflow = tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    context.close()
+    assert serious == [] and overflow <= 0
+    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
