@@ -37,7 +37,9 @@ def test_tokens_and_targets_have_the_numbers_and_lengths_of_the_task(name: str) 
 
 
 @pytest.mark.parametrize(
-    ("name", "answer"), [("copy", list), ("reverse", lambda x: x[::-1]), ("sort", sorted)], ids=str
+    ("name", "answer"),
+    [("copy", list), ("reverse", lambda x: x[::-1]), ("sort", sorted)],
+    ids=["copy", "reverse", "sort"],
 )
 def test_an_output_follows_the_separator(name: str, answer: object) -> None:
     assert callable(answer)
