@@ -414,15 +414,15 @@ def test_norms_of_keys_change_nothing(queries: int) -> None:
         assert_near({"output": result}, {"output": exact(**inputs, **options)[0]}, near, 0)
 
 
-def test_keys_outside_a_window_are_not_read() -> None:
-    if choose_attention(*torch.ones(3, 1, 1, 300, 16), (1.5, 1.5)) != "cpu":
-        pytest.skip("windows are the compiled kernels'")
+def test_the_kernels_do_not_read_keys_outside_a_window() -> None:
+    compiled = choose_attention(*torch.ones(3, 1, 1, 300, 16), (1.5, 1.5)) == "cpu"
     query, key, value = torch.randn(3, 1, 1, 2000, 16, dtype=torch.float64)
     options: dict[str, Any] = {"slopes": torch.tensor([1.0]), "query_offset": 1999}
     norms = key.norm(dim=-1).amax(-1)
     expected = entmax_attention(query[:, :, -1:], key, value, **options, key_norms=norms)
     key[:, :, :1500], value[:, :, :1500] = torch.nan, torch.nan
-    assert torch.equal(entmax_attention(query[:, :, -1:], key, value, **options, key_norms=norms), expected)
+    result = entmax_attention(query[:, :, -1:], key, value, **options, key_norms=norms)
+    assert torch.equal(result, expected) if compiled else result.isnan().all()
     assert entmax_attention(query[:, :, -1:], key, value, **options).isnan().all()
 
 

@@ -19,7 +19,12 @@ from tsallis.training.run_folder import start_run
 PAGES = DOCS / "how-to"
 PAGE = PAGES / "add-a-task.md"
 # Those for users; the page on Hugging Face models has a test of its own.
-USERS = sorted(path.stem for path in PAGES.glob("*.md") if not path.stem.startswith(("add-", "index", "hugging-face")))
+ELSEWHERE = ("add-", "index", "hugging-face")
+USERS = sorted(
+    path.stem
+    for path in PAGES.glob("*.md")
+    if not path.stem.startswith(ELSEWHERE) and "```python" in path.read_text(encoding="utf-8")
+)
 PACKAGES = {"export": ("onnxruntime", "onnxscript"), "own-models": ("pyro",)}  # of their own
 WORDS = ["lager", "regal", "nebel", "leben", "rebel", "reger", "bagel", "anna"]
 
