@@ -107,7 +107,7 @@ class SearchOptions:
 
     @property
     def many(self) -> bool:
-        """Whether a line has a list of outputs."""
+        """True where a line has a list of outputs."""
         return not self.mbr and (self.every or self.exact or self.sample is not None or (self.nbest or 1) > 1)
 
     @property

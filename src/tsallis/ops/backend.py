@@ -28,7 +28,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class Capabilities(NamedTuple):
-    """What a backend computes and how; all else goes to `eager`."""
+    """The operations that a backend computes, and how; all others go to `eager`."""
 
     dtypes: tuple[torch.dtype, ...]
     largest_alpha: float  # the smallest is 1
@@ -47,7 +47,7 @@ class Capabilities(NamedTuple):
 
 
 class Status(Protocol):
-    """Whether a backend can be used here, and why or why not."""
+    """The answer whether a backend can be used here, and the reason."""
 
     @property
     def available(self) -> bool: ...

@@ -73,7 +73,7 @@ class ServedRun:
 
     @cached_property
     def facts(self) -> Content:
-        """What is known of the run, as JSON holds it."""
+        """The description of the run, as JSON holds it."""
         described, metrics = read_record(self.run.folder / MODEL, ModelRecord), self.run.facts.get("metrics", {})
         layers = self._reader.layers if self._reader else ()
         return {

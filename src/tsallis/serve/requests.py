@@ -102,7 +102,7 @@ class TranslateRequest(Request):
 
 
 class SuggestRequest(SourceRequest):
-    """What may follow the beginning of an output."""
+    """A request for the continuations of the beginning of an output."""
 
     typed: str = ""
     nbest: Positive = 10
