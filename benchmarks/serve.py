@@ -88,7 +88,7 @@ def row_of(arguments: argparse.Namespace, times: Times, seconds: float, facts: d
         "run": facts["name"],
         "model": facts["model"],
         "parameters": facts["parameters"],
-        "output": facts["arguments"]["output"],
+        "output": facts["arguments"].get("output", ""),
         "beam": facts["beam"],
         "kinds": " ".join(arguments.kinds),
         "clients": arguments.clients,

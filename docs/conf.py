@@ -30,7 +30,7 @@ maximum_signature_line_length = 90
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["family.css"]
-html_js_files = ["family.js", "scrolling.js"]
+html_js_files = ["family.js", "access.js"]
 html_title = f"tsallis {version}"
 html_math_renderer = "mathml"
 
@@ -76,14 +76,7 @@ def short_types(*arguments: Any) -> tuple[str | None, str | None]:
     return signature, returns
 
 
-def level_captions(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Give the captions of the contents the level that screen readers ask of a heading."""
-    tree = context.get("furo_navigation_tree", "")
-    context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
-
-
 def setup(app: Sphinx) -> None:
-    app.connect("html-page-context", level_captions, priority=900)  # after the theme's
     app.connect("autodoc-process-docstring", plain_shapes)
     app.connect("autodoc-process-signature", short_types)
     app.add_html_math_renderer("mathml", (inline, None), (block, None))

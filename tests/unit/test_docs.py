@@ -137,6 +137,7 @@ def test_the_footer_names_who_holds_the_copyright(site: Path) -> None:
 def test_a_command_that_would_be_shown_as_text_ends_the_build(tmp_path: Path, formula: str, warning: str) -> None:
     (tmp_path / "docs").mkdir()
     shutil.copy(DOCS / "conf.py", tmp_path / "docs")
+    shutil.copytree(DOCS / "_static", tmp_path / "docs" / "_static")
     (tmp_path / "docs" / "index.md").write_text(f"# A formula\n\n$$ {formula} $$\n\nand ${formula}$.\n")
     done = build(tmp_path / "docs", tmp_path / "site")
     html = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
@@ -148,7 +149,7 @@ def test_a_command_that_would_be_shown_as_text_ends_the_build(tmp_path: Path, fo
 
 def plain(title: str) -> str:
     """Return a title's words without the marks of code and formulas."""
-    return re.sub(r"[`$\\*]", "", title).strip()
+    return re.sub(r"[`$\\*]", "", title).replace("’", "'").strip()
 
 
 @pytest.mark.slow
@@ -204,7 +205,7 @@ def test_the_interactive_picture_computes_entmax(site: Path, browser: Any, alpha
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["index", "family", "tutorial", "results", "how-to/replace-softmax", "api"])
+@pytest.mark.parametrize("page", ["index", "family", "results", "api"])
 def test_pages_are_accessible_and_fit_a_phone(site: Path, browser: Any, page: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     context = browser.new_context(viewport={"width": 390, "height": 800})

@@ -53,7 +53,7 @@ QUESTIONS = (
 
 def demo(
     run_dir: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/english-verbs"),
-    updates: Annotated[int | None, typer.Option(min=1, help="Fewer or more than the recipe's.")] = None,
+    updates: Annotated[int | None, typer.Option(min=2, help="Fewer or more than the recipe's.")] = None,
     device: Device = "auto",
 ) -> None:
     """Train on the embedded English verbs, and show every answer that the model holds possible, with the proof."""
@@ -68,7 +68,7 @@ def demo(
     softmax_dir = run_dir.with_name(f"{run_dir.name}-softmax")
     check_folder(run_dir)
     check_folder(softmax_dir)
-    overrides = [] if updates is None else [f"training.updates={updates}", f"training.warmup={updates // 10}"]
+    overrides = [] if updates is None else [f"training.updates={updates}", f"training.warmup={max(updates // 10, 1)}"]
     print("Two models learn to inflect English verbs: with sparse attention and output (1.5-entmax), and with softmax.")
     print(f"You see the training of the first; the second learns beside it, in {softmax_dir}.")
     with as_file(files("tsallis.recipes").joinpath("demo.yaml")) as path:

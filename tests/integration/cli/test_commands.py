@@ -142,7 +142,7 @@ def test_demo_names_a_run_folder_that_is_a_file(tsallis, tmp_path: Path) -> None
 def test_demo_says_why_its_second_training_failed(tsallis, tmp_path: Path) -> None:
     (tmp_path / "demo-softmax").mkdir()
     (tmp_path / "demo-softmax/config.yaml").write_text("version: 1\n")
-    done = tsallis("demo", "--run-dir", tmp_path / "demo", "--updates", 1, status=2)
+    done = tsallis("demo", "--run-dir", tmp_path / "demo", "--updates", 2, status=2)
     assert "demo-softmax" in done.stderr and "Traceback" not in done.stderr
 
 
