@@ -17,6 +17,10 @@ from typing import Any
 
 import pytest
 
+from tsallis.search import beam_search
+from tsallis.tasks.registry import task_of
+from tsallis.training import load_run
+
 from .conftest import command, environment
 
 pytest.importorskip("starlette")
@@ -105,6 +109,30 @@ def test_signals_end_it_in_order(trained: Path, number: int) -> None:
     connection.close()
 
 
+def test_mistakes_are_one_line(tsallis: Any, trained: Path, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken, bad = other.getsockname()[1], tmp_path / "bad"
+        bad.write_text("walk\n")
+        cases = [
+            ((trained, "--port", taken), rf"can't listen on 127.0.0.1, port {taken}: Address already in use"),
+            ((tmp_path / "none", "--port", 0), "not a run folder"),
+            ((trained, trained, "--port", 0), "the same run twice"),
+            ((trained, "--host", "no such host"), "--host no such host: "),
+            ((trained, "--port", 70_000), "--port"),
+            ((trained, "--time", "nan"), "--time"),
+            ((trained, "--batch", 0), "--batch"),
+            ((trained, "--device", "x", "--port", 0), "x"),
+            ((trained, "--examples", tmp_path / "none", "--port", 0), "none: can't be read: No such file"),
+            ((trained, "--examples", bad, "--port", 0), "no run can read any of these lines"),
+            ((), "RUN"),
+        ]
+        for arguments, message in cases:
+            ended = tsallis("serve", *arguments, status=2)
+            assert ended.stdout == "" and re.search(message, ended.stderr) and ended.stderr.count("\n") == 1, arguments
+
+
 @pytest.mark.process
 def test_without_its_packages_it_says_what_to_install(trained: Path) -> None:
     code = (
@@ -172,6 +200,43 @@ def tab(browser: Any, serving: Serving, request: pytest.FixtureRequest) -> Itera
     assert [fault for fault in faults if "400 (Bad Request)" not in fault] == []
 
 
+def ask_numbers(tab: Any) -> None:
+    """Choose the translator and type a source; wait for all that is shown of it."""
+    tab.select_option("#runs select", "1")
+    tab.fill('input[name="column-0"]', SOURCE)
+    tab.wait_for_selector(".proof")
+    tab.wait_for_selector("table.steps")
+    tab.wait_for_selector("svg.matrix")
+
+
+@pytest.mark.process
+def test_what_is_typed_is_answered_with_a_proof_a_tree_steps_and_attention(
+    tab: Any, serving: Serving, translator: Path
+) -> None:
+    from playwright.sync_api import expect
+
+    ask_numbers(tab)
+    run = load_run(translator)
+    batch = task_of(run.task).read([SOURCE], "here", run, False).corpus.batch([0])
+    (result,) = beam_search(run.model, batch.src, batch.src_lengths, beam_size=5, n_best=5)
+    texts = tab.eval_on_selector_all(".outputs .words", "nodes => nodes.map(n => n.innerText)")
+    assert texts == [" ".join(run.tgt_vocab.text(h.tokens).split()) or "(empty)" for h in result.hypotheses]
+    assert result.certificate.kind in tab.get_attribute(".proof", "class")
+    assert tab.query_selector("svg.tree .word") is not None
+    rows = tab.eval_on_selector_all(".steps tbody tr", "rows => rows.map(r => r.cells[3].innerText.replace(',', ''))")
+    assert [int(row) for row in rows] == list(result.hypotheses[0].support)
+    # Another output, another head, with the keyboard.
+    tab.focus(".outputs input:checked")
+    tab.keyboard.press("ArrowDown")
+    count = len(result.hypotheses[1].support)
+    expect(tab.locator(".steps tbody tr")).to_have_count(count)
+    tab.select_option("section:last-of-type select", "encoder.1.1")
+    tab.wait_for_selector("text=Matrix of encoder.1.1")
+    tab.focus("svg.matrix")
+    tab.keyboard.press("ArrowDown")
+    assert " keys: " in tab.inner_text(".rowtext")
+
+
 @pytest.mark.process
 def test_an_example_is_asked_by_a_click(tab: Any) -> None:
     lines = "nodes => nodes.map(n => n.innerText)"
@@ -179,6 +244,21 @@ def test_an_example_is_asked_by_a_click(tab: Any) -> None:
     tab.click("text=try · V;3;SG;PRS")
     tab.wait_for_selector("table.steps")
     assert [tab.input_value(f'input[name="column-{i}"]') for i in range(2)] == ["try", "V;3;SG;PRS"]
+
+
+@pytest.mark.process
+def test_all_searches_of_the_page(tab: Any) -> None:
+    from playwright.sync_api import expect
+
+    ask_numbers(tab)
+    for number, search in ((1, "exact"), (2, "all"), (3, "sample")):
+        with tab.expect_response("**/api/translate") as answer:
+            tab.check(f'input[type="radio"][name^="segments"] >> nth={number}', force=True)
+        assert answer.value.json()["search"] == search
+    expect(tab.locator(".pair section").first).to_contain_text("5 draws")
+    tab.fill("input.count", "20")
+    tab.keyboard.press("Enter")
+    expect(tab.locator(".pair section").first).to_contain_text("20 draws")
 
 
 @pytest.mark.process
@@ -213,3 +293,29 @@ def test_mistakes_are_shown_as_text(tab: Any) -> None:
     tab.wait_for_selector(".fault")
     assert "<b>" in tab.inner_text(".fault")
     assert tab.query_selector("main img") is None and tab.query_selector("main b") is None
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "tab",
+    [
+        {"color_scheme": scheme, "viewport": {"width": width, "height": 800}}
+        for scheme, width in (("light", 1280), ("dark", 1280), ("light", 390))
+    ],
+    indirect=True,
+)
+def test_the_page_has_no_fault_of_accessibility(tab: Any) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    results = [axe.Axe().run(tab)]
+    ask_numbers(tab)
+    tab.fill("#typed", "t")
+    tab.wait_for_timeout(500)
+    results.append(axe.Axe().run(tab))
+    for result in results:
+        serious = [
+            (v["id"], v["nodes"][0]["html"][:200])
+            for v in result.response["violations"]
+            if v["impact"] in ("serious", "critical")
+        ]
+        assert serious == []
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
