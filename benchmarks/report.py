@@ -3,7 +3,7 @@
 Its searches go to the limit of twice a source's length, which those of a trained model don't. Processor seconds are
 those of all threads: on a machine that others load, too, they say more than the wall's.
 
-python benchmarks/report.py [--sentences 1000] [--length 60] [--attention entmax] [--page report.html]
+python benchmarks/report.py [--sentences 1000] [--length 60] [--attention entmax] [--page report.html] [--out FILE.csv]
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from common import Row, announce, machine, table, write
 
 from tsallis.analysis import Options, summarize
 from tsallis.analysis.summary_records import RunSummary
@@ -60,18 +61,25 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=60)
     parser.add_argument("--attention", default="entmax")
     parser.add_argument("--page", type=Path)
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    announce()
     summary, seconds, processor = measure(options.sentences, options.length, options.attention)
     start = time.perf_counter()
     page = build_page([summary])
-    largest = max(len(encode_weights(sentence.weights)) for sentence in summary.sentences)
-    density = sum(head.density for head in summary.heads) / len(summary.heads)
-    print(
-        f"{options.sentences} sentences of {options.length} symbols, {options.attention}, density {density:.0%}: "
-        f"{seconds:.1f} s ({processor:.1f} s of the processor, {torch.get_num_threads()} threads), "
-        f"page {time.perf_counter() - start:.1f} s, {len(page) / 1e6:.1f} MB, "
-        f"weights of a sentence at most {largest / 1e6:.3f} MB"
-    )
+    row: Row = {
+        "sentences": options.sentences,
+        "symbols": options.length,
+        "attention": options.attention,
+        "density": sum(head.density for head in summary.heads) / len(summary.heads),
+        "seconds": seconds,
+        "processor_seconds": processor,
+        "page_seconds": time.perf_counter() - start,
+        "page_mb": len(page) / 1e6,
+        "largest_sentence_mb": max(len(encode_weights(sentence.weights)) for sentence in summary.sentences) / 1e6,
+    }
+    print(table([row], list(row)))
+    write(options.out, [row | machine()])
     if options.page:
         options.page.write_text(page, encoding="utf-8")
 

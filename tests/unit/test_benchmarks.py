@@ -200,6 +200,12 @@ def test_cases_on_a_gpu_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch)
     assert {"gpu", "driver", "triton", "adasplash", "liger-kernel", "date"} <= set(gpu.machine())
 
 
+def test_report(tmp_path: Path) -> None:
+    run("report.py", "--sentences", 2, "--length", 4, "--out", tmp_path / "report.csv")
+    (row,) = read(tmp_path / "report.csv")
+    assert row["sentences"] == "2" and float(row["page_mb"]) > 0 and list(row)[-len(MACHINE) :] == MACHINE
+
+
 @pytest.mark.parametrize("kinds", ["translate", "tree exact sample suggest steps attention"])
 def test_serve(kinds: str, tmp_path: Path) -> None:
     pytest.importorskip("starlette")
