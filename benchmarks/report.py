@@ -23,6 +23,7 @@ from tsallis.analysis.summary_records import RunSummary
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.models import TransformerSeq2Seq
+from tsallis.ops import backend
 from tsallis.report.page import build_page, encode_weights
 from tsallis.training import Run
 
@@ -61,8 +62,10 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=60)
     parser.add_argument("--attention", default="entmax")
     parser.add_argument("--page", type=Path)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     announce()
     summary, seconds, processor = measure(options.sentences, options.length, options.attention)
     start = time.perf_counter()
@@ -79,7 +82,7 @@ def main() -> None:
         "largest_sentence_mb": max(len(encode_weights(sentence.weights)) for sentence in summary.sentences) / 1e6,
     }
     print(table([row], list(row)))
-    write(options.out, [row | machine()])
+    write(options.out, [row | {"backend": backend.explain(), **machine()}])
     if options.page:
         options.page.write_text(page, encoding="utf-8")
 
