@@ -123,12 +123,12 @@ def main() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stdout is not None
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/", server.stdout.readline())
-        if found is None:
+        address = re.search(r"http://127\.0\.0\.1:(\d+)/", server.stdout.readline())
+        if address is None:
             raise SystemExit("the server did not start")
         try:
-            facts = asyncio.run(read_facts(int(found[1])))
-            work = measure(int(found[1]), arguments.clients, arguments.seconds, arguments.kinds, sources)
+            facts = asyncio.run(read_facts(int(address[1])))
+            work = measure(int(address[1]), arguments.clients, arguments.seconds, arguments.kinds, sources)
             times, seconds = asyncio.run(work)
         finally:
             server.terminate()

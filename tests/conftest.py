@@ -1,11 +1,14 @@
-"""What tests share: one thread, fixed seeds, Triton's interpreter, the slow cases, and the way to real data."""
+"""The setting of all tests: one thread, fixed seeds, Triton's interpreter, slow cases, real data, a browser."""
 
 from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,3 +73,18 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("needs data: set TSALLIS_DATA to the folder of public data sets")
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """The browser of the machine, which opens reports, served pages and the documentation."""
+    pytest.importorskip("playwright")
+    from playwright.sync_api import sync_playwright
+
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.skip("needs chromium: no browser of that name is on the PATH")
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield opened
+        opened.close()

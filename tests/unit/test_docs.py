@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -168,20 +167,6 @@ def test_every_link_within_the_site_leads_somewhere(site: Path) -> None:
             if not target.is_file() or (anchor and target in anchors and anchor not in anchors[target]):
                 dead.append(f"{path.relative_to(site)}: {link}")
     assert count > 1000 and dead == []
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    pytest.importorskip("playwright")
-    from playwright.sync_api import sync_playwright
-
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if path is None:
-        pytest.skip("needs chromium: no browser of that name is on the PATH")
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.mark.slow

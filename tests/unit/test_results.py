@@ -144,7 +144,7 @@ def test_a_manifest_says_how_to_repeat_its_result(path: Path) -> None:
 
 
 def test_manifests_that_the_pages_need_are_named_when_they_are_gone(render: ModuleType, tmp_path: Path) -> None:
-    """Of the project's own pages."""
+    """Every manifest that one of the project's own pages needs is named."""
     pages, results = ROOT / "benchmarks" / "pages", tmp_path / "results"
     shutil.copytree(ROOT / "benchmarks" / "results", results)
     templates = "".join(path.read_text(encoding="utf-8") for path in pages.glob("*.yaml"))

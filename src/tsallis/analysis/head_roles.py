@@ -353,8 +353,8 @@ def _head_role(layer: AttentionLayer, totals: Mapping[str, _Total], head: int) -
     example_of = role or tendency
     examples = tuple(example for _, example in totals[example_of].best[head]) if example_of else ()
     counts = {name: total.count for name, total in totals.items()}
-    place = (layer.kind, layer.layer, head, layer.alphas[head])
-    return HeadRole(*place, role, tendency, scores, uniform, counts, examples)
+    identity = (layer.kind, layer.layer, head, layer.alphas[head])
+    return HeadRole(*identity, role, tendency, scores, uniform, counts, examples)
 
 
 def _tendency(

@@ -1,4 +1,4 @@
-"""What a run answers: searches, completions, the steps of an output, attention, and facts about itself."""
+"""The answers of a run: searches, completions, the steps of an output, attention, and facts about itself."""
 
 from __future__ import annotations
 

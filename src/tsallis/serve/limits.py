@@ -1,4 +1,4 @@
-"""How much a request may ask for, and the error of one that asks for more or is refused."""
+"""The limits of a request, and the error of one that asks for more or is refused."""
 
 from __future__ import annotations
 

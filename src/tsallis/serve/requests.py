@@ -1,4 +1,4 @@
-"""The requests of the API: what their JSON may hold, and which values go together."""
+"""The requests of the API: the fields of their JSON, and the values that go together."""
 
 from __future__ import annotations
 

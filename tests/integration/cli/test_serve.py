@@ -27,7 +27,6 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "serve.md"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SOURCE = "vier und zwanzig"
 
 
@@ -40,9 +39,9 @@ class Serving:
         )
         assert self.process.stdout is not None
         self.line = self.process.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/", self.line)
-        assert found, self.process.communicate()
-        self.url, self.port = found[0], int(found[1])
+        address = re.search(r"http://127\.0\.0\.1:(\d+)/", self.line)
+        assert address, self.process.communicate()
+        self.url, self.port = address[0], int(address[1])
 
     def ask(self, path: str, body: str | None = None) -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -168,20 +167,6 @@ def test_runs_have_the_shortest_names_that_tell_them_apart() -> None:
     assert _names([Path("/a/x/run"), Path("/a/y/run"), Path("/z")]) == ["x/run", "y/run", "z"]
     with pytest.raises(InputError, match="twice"):
         _names([Path("/a/x"), Path("/a/y/../x")])
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    pytest.importorskip("playwright")
-    from playwright.sync_api import sync_playwright
-
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        pytest.skip("needs chromium: no browser of that name is on the PATH")
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What requests may hold: every mistake is a refusal that names it."""
+"""The fields of requests: every mistake is a refusal that names it."""
 
 from __future__ import annotations
 
