@@ -9,7 +9,8 @@ stop; the second one tests. What is to be told is the column In-hospital_death.
 
 `--model discrete`: each parameter's last value, whether it was observed and for how long it was not, hour by hour,
 read by a GRU with attention to its states. `--model continuous`: no grid and no recurrence. Each parameter is a signal
-fitted to its observations at their own times, and densities read it; the result says where they look, in hours.
+fitted to its observations at their own times, and densities read it; the result says where they look, in hours, and
+`--page FILE` draws them.
 
 Writes what came out as JSON, also to the standard output; progress goes to the standard error. Seconds are those of the
 processor; with the default sizes either model takes less than half a minute of one core, most of it to read the data.
@@ -31,11 +32,13 @@ import torch
 from torch import Tensor, nn
 
 import tsallis
+from tsallis.analysis import SignalDensity, signal_densities
 from tsallis.continuous import ValueFunction, gaussian_grid
-from tsallis.data.io import find_packed
+from tsallis.data.io import find_packed, write_atomic
 from tsallis.data.splits import hold_out
 from tsallis.errors import InputError
 from tsallis.models.timeseries import GridClassifier, SignalClassifier, fitted
+from tsallis.report.page import build_page
 from tsallis.tasks.timeseries import (
     Events,
     IrregularSeries,
@@ -273,8 +276,8 @@ def look(model: nn.Module, inputs: Inputs, series: IrregularSeries) -> dict[str,
     return {"attended": share, "observations_attended": observed, "mean": float(mean.mean()), "channels": channels}
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Everything from the folder to the result."""
+def run(options: argparse.Namespace) -> tuple[dict[str, Any], tuple[SignalDensity, ...]]:
+    """Do everything from the folder to the result and the densities of the signals, of which a grid has none."""
     began = time.process_time()
     splits = load(options)
     read = time.process_time()
@@ -288,7 +291,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     dev, result = test(model, inputs["dev"]), test(model, inputs["test"])
     updates = len(history) * math.ceil(sizes["train"] / options.batch_size)
     example = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
-    return {
+    densities = signal_densities(model, splits["test"].series.names) if isinstance(model, SignalClassifier) else ()
+    scores = {
         **result._asdict(),
         "dev": dev._asdict(),
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -306,6 +310,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "options": example,
         "versions": {"torch": torch.__version__, "tsallis": tsallis.__version__},
     }
+    return scores, densities
+
+
+def save(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(file, text)
 
 
 def number_or_name(text: str) -> str | float:
@@ -343,20 +353,27 @@ def arguments() -> argparse.Namespace:
     add("--clip", type=float, default=1.0)
     add("--seed", type=int, default=1)
     add("--out", type=Path, help="file for the result")
-    return parser.parse_args()
+    add("--page", type=Path, help="continuous: file for a page of the densities")
+    options = parser.parse_args()
+    if options.page is not None and options.model != "continuous":
+        parser.error("--page draws densities, which --model discrete has none of")
+    return options
 
 
 def main() -> int:
     options = arguments()
     try:
-        result = json.dumps(run(options), indent=1)
-    except (InputError, ValueError) as error:
+        scores, densities = run(options)
+        result = json.dumps(scores, indent=1)
+        print(result)
+        if options.out is not None:
+            save(options.out, result + "\n")
+        if options.page is not None:
+            note = f"{options.transform}, seed {options.seed}; from 0 to 1 are {MINUTES // 60} hours"
+            save(options.page, build_page([], signals=densities, title="Densities over time", note=note))
+    except (InputError, OSError, ValueError) as error:
         print(f"timeseries: {error}", file=sys.stderr)
         return 2
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(result + "\n", encoding="utf-8")
-    print(result)
     return 0
 
 

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import lzma
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -80,8 +81,8 @@ def run(example: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 
 def test_continuous_attention_finds_the_end_of_the_stay(challenge: Path, tmp_path: Path) -> None:
-    out = tmp_path / "results" / "one.json"
-    inputs = ["--data", challenge, *QUICK, "--learning-rate", "0.02", "--epochs", "12", "--out", out]
+    out, page = tmp_path / "results" / "one.json", tmp_path / "densities.html"
+    inputs = ["--data", challenge, *QUICK, "--learning-rate", "0.02", "--epochs", "12", "--out", out, "--page", page]
     done = subprocess.run(
         [sys.executable, EXAMPLE, *map(str, inputs)], env=environment(), capture_output=True, text=True, timeout=300
     )
@@ -97,6 +98,9 @@ def test_continuous_attention_finds_the_end_of_the_stay(challenge: Path, tmp_pat
     for mean, lower, upper in zip(heart["mean"], heart["lower"], heart["upper"], strict=True):
         assert 0 <= lower <= mean <= upper <= 48
     assert 0 < result["attention"]["attended"] <= 1 and 0 < result["attention"]["observations_attended"] <= 1
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text("utf-8"), re.S)
+    assert data is not None
+    assert [signal["channel"] for signal in json.loads(data[1])["signals"]] == ["HR", "HR", "Temp", "Temp"]
 
 
 @pytest.mark.parametrize("model", ["discrete", "continuous"])
