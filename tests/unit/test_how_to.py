@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -70,6 +71,14 @@ def test_the_task_of_the_page(reversal: Any, tmp_path: Path) -> None:
         read_lines(run, ["lager"], "in", gold=True)
     pytest.importorskip("matplotlib")
     assert [number for number, _ in figures(run, lines)] == [0, 1]
+
+
+def test_the_configuration_for_users_of_toolkits_is_whole(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", (PAGES / "from-toolkits.md").read_text(encoding="utf-8"), re.S)
+    path = tmp_path / "config.yaml"
+    path.write_text(block, encoding="utf-8")
+    config = registry.load_config(path, ["model.attention=learned", "model.output=entmax"])
+    assert config.model.encoder_layers == 6 and config.training.select == "bleu"
 
 
 @pytest.mark.parametrize("page", USERS)
