@@ -4,30 +4,40 @@ A language model of two layers learns one of seven synthetic tasks (`tsallis.dat
 attention and seed, and is tested at 64 tokens and more. After Vasylenko et al. (2026), *Long-Context Generalization
 with Sparse Attention*.
 
-    python examples/long_context.py --tasks copy --variants softmax asentmax --seeds 1 --updates 500
+    python examples/long_context.py --tasks copy --variants softmax asentmax --seeds 1 --out long-context
 
-Writes long-context.csv, a row for each task, variant, seed and length: the share of targets that are predicted, and of
-examples with all of them.
+Writes a JSON file for each task, variant and seed when its training and its tests are over: settings, versions and
+hardware, and by length the share of targets that are predicted and of examples with all of them. A run whose file is
+there is not repeated, so the same command goes on where it was stopped.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
+import json
+import os
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import tsallis
 from tsallis.datasets.synthetic import IGNORE, SYNTHETIC_TASKS, SyntheticBatch, SyntheticStream
+from tsallis.evaluation.provenance import environment
 from tsallis.models import LanguageModel
 from tsallis.special_symbols import FIRST
 
-SIZE, HEADS, LAYERS, HIDDEN = 64, 4, 2, 176
-LEAST, MOST = 16, 64  # tokens in training
-BATCH, RATE, WARMUP = 32, 2e-3, 100
+MODEL: dict[str, Any] = {"d_model": 64, "heads": 4, "layers": 2, "d_ff": 176}
+TRAINING: dict[str, Any] = {"batch": 64, "rate": 2e-3, "warmup": 100, "least": 16, "most": 64}
+UPDATES = {"flip-flop": 500, "local-count": 500, "two-back": 500}  # of the tasks that need fewer than others
+MOST_UPDATES = 1500
+LENGTHS = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
+TEST_TOKENS = 1 << 17  # of each length
+LEAST_EXAMPLES, MOST_EXAMPLES = 16, 256  # of each length, whatever their tokens
+PIECE = 8192  # tokens that are read at once, where an example has fewer
 TEST_SEED = 1 << 20  # no training's seed
 VARIANTS: dict[str, dict[str, Any]] = {
     "softmax": {"alpha": 1.0},
@@ -35,18 +45,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "entmax": {"alpha": 1.5},
     "learned": {"alpha": "learned"},
     "asentmax": {"alpha": 1.5, "length_scale": "input"},
-    "asentmax-learned": {"alpha": "learned", "length_scale": "input"},
+    "softmax-rope": {"alpha": 1.0, "positions": "rope"},
+    "asentmax-rope": {"alpha": 1.5, "length_scale": "input", "positions": "rope"},
     "asentmax-none": {"alpha": 1.5, "length_scale": "input", "positions": "none"},
-    "entmax-rope": {"alpha": 1.5, "positions": "rope"},
+    "asentmax-learned": {"alpha": "learned", "length_scale": "input"},
 }
-Row = dict[str, Any]
 
 
 def build(task: str, variant: str) -> LanguageModel:
     """Return a model whose symbols are the task's behind those that every text has."""
     options = {"positions": "nape", "output": "softmax", "forbidden": (), **VARIANTS[variant]}
-    sizes = {"d_model": SIZE, "heads": HEADS, "layers": LAYERS, "d_ff": HIDDEN}
-    return LanguageModel(SYNTHETIC_TASKS[task].symbols + FIRST, **sizes, **options)
+    return LanguageModel(SYNTHETIC_TASKS[task].symbols + FIRST, **MODEL, **options)
 
 
 def predicted(model: LanguageModel, batch: SyntheticBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -56,12 +65,14 @@ def predicted(model: LanguageModel, batch: SyntheticBatch) -> tuple[torch.Tensor
     return hidden[counted], batch.targets[counted] + FIRST, counted.nonzero()[:, 0]
 
 
-def train(task: str, variant: str, seed: int, updates: int) -> LanguageModel:
+def train(task: str, variant: str, seed: int, updates: int) -> tuple[LanguageModel, float]:
+    """Return a trained model and the loss of its last update."""
     torch.manual_seed(seed)
-    model, stream = build(task, variant), SyntheticStream(task, BATCH, LEAST, MOST, seed)
-    optimiser = torch.optim.AdamW(model.parameters(), RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    batch, rate, warmup, least, most = TRAINING.values()
+    model, stream = build(task, variant), SyntheticStream(task, batch, least, most, seed)
+    optimiser = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda n: min((n + 1) / WARMUP, (updates - n) / max(1, updates - WARMUP))
+        optimiser, lambda n: min((n + 1) / warmup, (updates - n) / max(1, updates - warmup))
     )
     for _ in range(updates):
         hidden, targets, _ = predicted(model, next(stream))
@@ -71,13 +82,17 @@ def train(task: str, variant: str, seed: int, updates: int) -> LanguageModel:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         schedule.step()
-    return model.eval()
+    return model.eval(), loss.item()
+
+
+def number_of_examples(length: int) -> int:
+    return min(MOST_EXAMPLES, max(LEAST_EXAMPLES, TEST_TOKENS // length))
 
 
 @torch.no_grad()
 def test(model: LanguageModel, task: str, length: int, examples: int) -> tuple[float, float]:
     """Return the share of targets that are predicted, and of examples with all of them."""
-    size = max(1, min(examples, 8192 // length))
+    size = max(1, min(examples, PIECE // length))
     stream = SyntheticStream(task, size, length, length, TEST_SEED)
     right = total = whole = count = 0
     while count < examples:
@@ -89,38 +104,66 @@ def test(model: LanguageModel, task: str, length: int, examples: int) -> tuple[f
     return right / total, whole / count
 
 
-def main() -> None:
+def run(task: str, variant: str, seed: int, updates: int, lengths: list[int]) -> dict[str, Any]:
+    """Train and test a model; return its settings, what made it, and its results by length."""
+    start = time.process_time()
+    model, loss = train(task, variant, seed, updates)
+    trained = time.process_time()
+    tests = []
+    for length in lengths:
+        examples = number_of_examples(length)
+        accuracy, whole = test(model, task, length, examples)
+        tests.append({"length": length, "examples": examples, "accuracy": accuracy, "whole": whole})
+    return {
+        "task": task,
+        "variant": variant,
+        "seed": seed,
+        "model": MODEL | VARIANTS[variant],
+        "training": TRAINING | {"updates": updates},
+        "loss": loss,
+        "alphas": model.alphas().tolist(),
+        "tests": tests,
+        "train_seconds": trained - start,  # of the processor
+        "test_seconds": time.process_time() - trained,
+        "tsallis": tsallis.__version__,
+        **environment(),
+    }
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    """Write a result in one step: a file that is there is whole."""
+    part = path.with_suffix(f".{os.getpid()}.part")
+    part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--tasks", nargs="+", default=["recall", "copy", "flip-flop", "local-count"], choices=[*SYNTHETIC_TASKS]
+        "--tasks", nargs="+", default=["recall", "copy", "sort", "flip-flop", "local-count"], choices=[*SYNTHETIC_TASKS]
     )
     parser.add_argument("--variants", nargs="+", default=[*VARIANTS], choices=[*VARIANTS])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--updates", type=int, default=2000)
-    parser.add_argument("--lengths", nargs="+", type=int, default=[64, 128, 256, 1024, 4096, 16384])
-    parser.add_argument("--examples", type=int, default=64, help="of each length (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--out", type=Path, default=Path("long-context.csv"))
-    arguments = parser.parse_args()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    rows: list[Row] = []
-    for task in arguments.tasks:
-        for variant in arguments.variants:
-            for seed in arguments.seeds:
-                start = time.perf_counter()
-                model = train(task, variant, seed, arguments.updates)
-                seconds = time.perf_counter() - start
-                for length in arguments.lengths:
-                    accuracy, whole = test(model, task, length, arguments.examples)
-                    row = {"task": task, "variant": variant, "seed": seed, "length": length}
-                    row |= {"accuracy": f"{accuracy:.4f}", "whole": f"{whole:.4f}"}
-                    rows.append(row | {"updates": arguments.updates, "train_seconds": f"{seconds:.1f}"})
-                    print(row, file=sys.stderr)
-                with arguments.out.open("w", newline="", encoding="utf-8") as stream:
-                    writer = csv.DictWriter(stream, list(rows[0]))
-                    writer.writeheader()
-                    writer.writerows(rows)
+    parser.add_argument("--updates", type=int, help="default: as many as the task needs")
+    parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
+    parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=Path("long-context"), help="folder (default: %(default)s)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse()
+    torch.set_num_threads(arguments.threads)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for seed, task, variant in product(arguments.seeds, arguments.tasks, arguments.variants):
+        path = arguments.out / f"{task}-{variant}-s{seed}.json"
+        if path.exists():
+            continue
+        updates = arguments.updates or UPDATES.get(task, MOST_UPDATES)
+        result = run(task, variant, seed, updates, arguments.lengths)
+        write(path, result)
+        accuracies = " ".join(f"{test['length']}: {test['accuracy']:.3f}" for test in result["tests"])
+        print(f"{path.stem}: {result['train_seconds']:.0f} s, {accuracies}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

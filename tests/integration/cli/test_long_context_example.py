@@ -1,0 +1,48 @@
+"""The study of long contexts writes a file for each run, and repeats none that is there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from integration.cli.conftest import environment
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(__file__).parents[3] / "examples" / "long_context.py"
+
+
+def study(folder: Path, *variants: str) -> str:
+    options = ["--tasks", "flip-flop", "--seeds", "1", "--updates", "2", "--lengths", "64", "200", "--out", folder]
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--variants", *variants, *options],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_runs_go_on_where_they_were_stopped_and_say_what_made_them(tmp_path: Path) -> None:
+    study(tmp_path, "asentmax-rope")
+    (first,) = tmp_path.iterdir()
+    assert first.name == "flip-flop-asentmax-rope-s1.json"
+    text = first.read_text(encoding="utf-8")
+    printed = study(tmp_path, "asentmax-rope", "learned")
+    second = tmp_path / "flip-flop-learned-s1.json"
+    assert "asentmax" not in printed and second.stem in printed
+    assert first.read_text(encoding="utf-8") == text and sorted(tmp_path.iterdir()) == [first, second]
+    result = json.loads(second.read_text(encoding="utf-8"))
+    assert (
+        result["model"]["alpha"] == "learned" and result["training"] | {"updates": 2, "most": 64} == result["training"]
+    )
+    assert result["torch"] and result["cpu"] and result["threads"] == 1 and "commit" in result
+    assert [test["length"] for test in result["tests"]] == [64, 200]
+    for test in result["tests"]:
+        assert test["examples"] == 256 and 0 <= test["whole"] <= test["accuracy"] <= 1
