@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +123,12 @@ def page_table(rows: list[Row]) -> str:
     """Return the table of the documentation: a line for each run, alphas and densities as mean and range."""
     columns = ["attention", "seed", "BLEU dev", "BLEU test", *(f"alpha {kind}" for kind in KINDS)]
     columns += [*(f"density {kind}" for kind in KINDS), "attended"]
+    usual = {setting: Counter(row[setting] for row in rows).most_common(1)[0][0] for setting in ("updates", "dropout")}
     lines = []
     for row in rows:
         scale = row["alpha_lr_scale"]
         name = f"{row['attention']}, rate × {scale}" if scale else row["attention"]
+        name += "".join(f", {setting} {row[setting]}" for setting in usual if row[setting] != usual[setting])
         cells = [name, row["seed"], f"{float(row['dev_bleu']):.1f}", f"{float(row['bleu']):.1f}"]
         for value in ("alpha", "density"):
             cells += [spread(row[f"{value}_{kind}"], 2) if scale else "1" for kind in KINDS]

@@ -43,7 +43,8 @@ def test_the_table_of_alphas_is_that_of_the_rows(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_said_of_trainings_is_in_their_logs() -> None:
-    rows = [row for row in rows_of("multi30k-alphas-history-cpu.csv") if row["attention"] == "learned"]
+    usual = {"attention": "learned", "updates": "5200", "dropout": "0.1"}
+    rows = [row for row in rows_of("multi30k-alphas-history-cpu.csv") if usual.items() <= row.items()]
     runs: dict[tuple[str, str], dict[str, Row]] = {}
     for row in rows:
         runs.setdefault((row["alpha_lr_scale"], row["seed"]), {})[row["update"]] = row
@@ -69,10 +70,11 @@ def test_what_is_said_of_trainings_is_in_their_logs() -> None:
     )
     scores: dict[str, list[float]] = {"1": [], "5": [], "": []}
     for row in rows_of("multi30k-alphas-cpu.csv"):
-        scores[row["alpha_lr_scale"]].append(float(row["bleu"]))
-    assert f"{fmean(scores['1']):.1f} with one rate for all and {fmean(scores['']):.1f} with softmax" in text
-    ranges = [max(scores[scale]) - min(scores[scale]) for scale in ("1", "")]
-    assert f"two seeds of one differ by up to {max(ranges):.1f}" in text and len(scores["1"]) == len(scores[""]) == 2
+        if row["updates"] == "5200":
+            scores.setdefault(row["alpha_lr_scale"], []).append(float(row["bleu"]))
+    one_rate, softmax = (f"{fmean(x):.1f} ({min(x):.1f} to {max(x):.1f})" for x in (scores["1"], scores[""]))
+    assert f"BLEU is {one_rate} with one rate for all and {softmax} with softmax" in text
+    assert len(scores["1"]) == len(scores[""]) == 3
 
 
 @pytest.fixture(scope="module")
