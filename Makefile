@@ -19,7 +19,7 @@ CSRC = $(wildcard $(KERNEL)/csrc/*.cpp $(KERNEL)/csrc/*.h)
 BUILD = hatch_build.py $(CSRC) $(wildcard $(KERNEL)/*.py)
 RUNTIME = $(shell $(CXX) -print-file-name=$(1))
 
-.PHONY: help results demo test test-slow test-fast test-eager test-oldest kernel sanitize lint format tools bench test-gpu bench-gpu docs clean
+.PHONY: help results demo test test-slow test-fast test-eager test-oldest test-wheel kernel sanitize lint format tools bench test-gpu bench-gpu docs clean
 
 help:
 	@echo "make demo        train on embedded English verbs and show answers with their proof (some two minutes)"
@@ -29,6 +29,7 @@ help:
 	@echo "make test-eager  those of the maps and models, with PyTorch's operations instead of the compiled kernel"
 	@echo "make kernel      compile the CPU kernel in place (installing does so too, where a C++ compiler is)"
 	@echo "make test-oldest those of models of Hugging Face, with the oldest Transformers that is supported"
+	@echo "make test-wheel  those of the core, against a wheel, with a Python of its own (PYTHON=.../bin/python)"
 	@echo "make sanitize    the kernel's tests, with GCC's address and undefined behaviour sanitizers"
 	@echo "make lint        ruff, clang-format and mypy"
 	@echo "make format      let ruff and clang-format correct what they can"
@@ -63,6 +64,15 @@ test-oldest: $(VENV)/.dev
 		huggingface-hub==1.5.0 tokenizers==0.22.2 httpx==0.28.1 httpcore==1.0.9
 	PYTHONPATH=build/transformers-5.4 OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow" \
 		tests/contract/test_huggingface.py tests/unit/integrations
+
+# A wheel of this platform, tried by a Python that has torch, numpy, pytest and hypothesis: PYTHON=.../bin/python.
+test-wheel: $(VENV)/.dev
+	rm -rf build/wheel && $(BIN)/python -m hatchling build -t wheel -d build/wheel
+	$(PYTHON) -m pip install -q --no-deps --target build/wheel/installed build/wheel/*.whl
+	cp -r tests pyproject.toml build/wheel
+	cd build/wheel && export PYTHONPATH=installed:tests CXX=/nonexistent OMP_NUM_THREADS=$(THREADS) && \
+		$(PYTHON) tests/wheel.py && $(PYTHON) -m pytest -q -p no:cacheprovider -m "not slow and not process" \
+		tests/unit/functional tests/unit/nn $(addprefix tests/contract/test_,maps.py losses.py attention.py)
 
 kernel:
 	$(PYTHON) $(KERNEL)/build.py

@@ -1,4 +1,4 @@
-"""Nothing in the package runs what it reads: no evaluation of text, no pickle, no shell, no unpacking to named paths."""
+"""Nothing in the package runs what it reads: no evaluation of text, no pickle, no shell, no unpacking."""
 
 from __future__ import annotations
 

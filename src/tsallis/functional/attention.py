@@ -255,9 +255,10 @@ def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int]) -> Tensor | None:
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(f"attn_mask must be boolean (True takes part) or floating point (added), got {mask.dtype}")
     sizes = list(mask.shape)
-    if len(sizes) > len(full) or any(m not in (1, n) for m, n in zip(sizes[::-1], full[::-1], strict=False)):
+    missing = len(full) - len(sizes)
+    if missing < 0 or any(sizes[i] not in (1, full[missing + i]) for i in range(len(sizes))):
         raise ValueError(f"attn_mask of shape {tuple(mask.shape)} can't be broadcast to {tuple(full)}")
-    mask = mask.resolve_neg().reshape(*(1,) * (len(full) - len(sizes)), *sizes)
+    mask = mask.resolve_neg().reshape(*(1,) * missing, *sizes)
     leading = mask.shape[:-3]
     if any(n != 1 for n in leading):  # a mask that differs within the batch
         mask = mask.expand(*full[:-3], *mask.shape[-3:])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -41,14 +41,16 @@ def compute(args: AttentionArgs, backend: str, dense: bool) -> tuple[Tensor, Ten
     By the kernels; or through all weights, if it shall be `dense`, and by PyTorch's operations also where a tracer has
     to see them, or weights are so few that holding them is faster than computing them twice.
     """
-    query, key = args[:2]
+    # The compiler of PyTorch 2.9 reads the fields of such a tuple, but not its properties.
+    query, key, value, alphas, mask, slopes, *_ = args
     if backend == "eager" and not dense:
         few = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] <= eager_attention.TILE
         dense = few or traced() or without_numbers(query)
     if dense or exporting_to_onnx():
         output, weights = dense_attention(args, backend)
         return output, weights, weights.detach()
-    needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in args.differentiable)
+    inputs = (query, key, value, alphas, mask, slopes)
+    needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     if backend != "eager" and (compiling() or operators_only(query)):
         output, support, *_ = _attention_op(*args, backend, needs_grad)
     elif needs_grad:
@@ -89,10 +91,10 @@ def dense_attention(args: AttentionArgs, backend: str = "eager") -> tuple[Tensor
 
     Dropout is the backend's: a seed drops the same weights with its kernels and without.
     """
-    query, key, value, _, mask, slopes, lengths, *_ = args
-    alpha = args.alpha
+    query, key, value, alphas, mask, slopes, lengths, *_ = args
+    alpha = cast(float, args.alpha_value) if alphas is None else alphas
     batch, heads, queries, _ = query.shape
-    group, keys = args.group, key.shape[2]
+    group, keys = heads // key.shape[1], key.shape[2]
     active = None if lengths is None else length_mask(lengths, keys, query.device)
     if active is not None:  # whatever lies behind, infinity times 0 is NaN
         key, value = (torch.where(active.unsqueeze(-1), x, 0) for x in (key, value))
