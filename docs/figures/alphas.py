@@ -1,4 +1,4 @@
-"""Draw how alphas moved in trainings with two learning rates of alphas, from the committed rows.
+"""Draw how alphas moved in trainings with three learning rates of alphas, from the committed rows.
 
 python docs/figures/alphas.py benchmarks/results/multi30k-alphas-history-cpu.csv docs/figures/alphas.svg
 """
@@ -14,14 +14,14 @@ import numpy as np
 
 from tsallis.report import save, style
 
-SCALES = ("1", "5")  # of the alphas' learning rate
+SCALES = ("0.2", "1", "5")  # of the alphas' learning rate
 KINDS = ("encoder", "decoder", "cross")
-SEED = "1"
+SETTINGS = {"attention": "learned", "seed": "1", "updates": "5200", "dropout": "0.1"}
 
 
 def main(rows_file: str, picture: str) -> None:
     with Path(rows_file).open(newline="", encoding="utf-8") as stream:
-        rows = [row for row in csv.DictReader(stream) if row["attention"] == "learned" and row["seed"] == SEED]
+        rows = [row for row in csv.DictReader(stream) if SETTINGS.items() <= row.items()]
     figure = style.blank(6.8, 2.3)
     for number, scale in enumerate(SCALES):
         ax = figure.add_subplot(1, len(SCALES), number + 1)
@@ -35,8 +35,8 @@ def main(rows_file: str, picture: str) -> None:
         ax.set_ylim(0.98, 2.02)
         ax.set_xlabel("update", **style.lettering(style.SMALL, style.GREY))
         ax.set_ylabel("alpha", **style.lettering(style.SMALL, style.GREY))
-        style.heading(ax, f"learning rate of the alphas x {scale}")
-        style.name_lines(ax, [(kind, style.KINDS[kind]) for kind in KINDS])
+        style.heading(ax, f"learning rate x {scale}")
+    style.name_lines(ax, [(kind, style.KINDS[kind]) for kind in KINDS])
     save(figure, picture)
 
 

@@ -7,7 +7,7 @@ import importlib
 import json
 import re
 from pathlib import Path
-from statistics import fmean
+from statistics import correlation, fmean
 from typing import Any
 
 import pytest
@@ -58,7 +58,18 @@ def test_what_is_said_of_trainings_is_in_their_logs() -> None:
     ends = [fmean(flat(runs[key]["5200"][f"alpha_{kind}"])) for key in slow for kind in KINDS]
     assert f"they are at {min(at_1300):.2f} to {max(at_1300):.2f} there" in text
     assert f"end between {min(ends):.2f} and {max(ends):.2f}" in text
-    for run in runs.values():
+    correlations = {}
+    for key, run in runs.items():
+        before, after = ([x for kind in KINDS for x in flat(run[step][f"alpha_{kind}"])] for step in ("0", "5200"))
+        correlations[key] = correlation(before, after)
+        if key[0] == "0.2":
+            moved = fmean(abs(a - b) for a, b in zip(before, after, strict=True))
+            assert f"alphas move by {moved:.2f} on average" in text
+    lowest, highest = min(correlations[key] for key in slow), max(correlations[key] for key in slow)
+    assert f"with the start {correlations['0.2', '1']:.2f}; {lowest:.2f} to {highest:.2f} with one rate for all" in text
+    assert f"{correlations['5', '1']:.2f} with five times the rate" in text
+    quick = {key: run for key, run in runs.items() if key[0] != "0.2"}
+    for run in quick.values():
         pairs = {kind: [flat(run[step][f"alpha_{kind}"]) for step in ("2600", "5200")] for kind in KINDS}
         rises = {kind: sum(b > a for a, b in zip(*pair, strict=True)) for kind, pair in pairs.items()}
         assert rises["encoder"] == 12 and rises["decoder"] < 6 and rises["cross"] < 6
@@ -66,12 +77,15 @@ def test_what_is_said_of_trainings_is_in_their_logs() -> None:
     late = [run for step, run in fast.items() if int(step) >= 1300]
     assert all(float(row["attention_support"]) > 18.1 for row in late)
     assert (
-        max(flat(run["5200"][f"alpha_{kind}"])[i] for run in runs.values() for kind in KINDS for i in range(12)) < 1.5
+        max(flat(run["5200"][f"alpha_{kind}"])[i] for run in quick.values() for kind in KINDS for i in range(12)) < 1.5
     )
     scores: dict[str, list[float]] = {"1": [], "5": [], "": []}
     for row in rows_of("multi30k-alphas-cpu.csv"):
         if row["updates"] == "5200":
             scores.setdefault(row["alpha_lr_scale"], []).append(float(row["bleu"]))
+        if row["alpha_lr_scale"] == "0.2":
+            attended, positions = (f"{float(row[name]):.1f}" for name in ("attended", "positions"))
+            assert f"is the sparsest, {attended} of {positions} positions" in text
     one_rate, softmax = (f"{fmean(x):.1f} ({min(x):.1f} to {max(x):.1f})" for x in (scores["1"], scores[""]))
     assert f"BLEU is {one_rate} with one rate for all and {softmax} with softmax" in text
     assert len(scores["1"]) == len(scores[""]) == 3
