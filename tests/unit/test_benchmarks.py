@@ -245,3 +245,15 @@ def test_decoding_proof(tmp_path: Path) -> None:
         assert row["sentences"] == "6" and float(row["same_kinds"]) == 1
         assert 0 < float(row["rms"]) <= float(row["worst"]) < 1e-3
         assert 0.3 < float(row["rows_to_stop"]) < 3 and float(row["cpu_to_stop"]) > 0
+
+
+def test_certificates(tmp_path: Path) -> None:
+    folder, out = tmp_path / "run", tmp_path / "certificates.csv"
+    recipe = Path(tsallis.__file__).parent / "recipes" / "demo.yaml"
+    command = [sys.executable, "-m", "tsallis", "train", recipe, "training.updates=151", "--run-dir", folder]
+    subprocess.run(list(map(str, command)), check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    run("certificates.py", folder, "--commit", "none", "--beam", 3, "--out", out)
+    (row,) = read(out)
+    shares = {name: float(row[name]) for name in ("accuracy", "complete", "optimal", "single", "sum_one")}
+    assert row["samples"] == "1096" and all(0 <= share <= 1 for share in shares.values())
+    assert shares["single"] <= shares["complete"] and 0 < float(row["rows_to_full"]) < 1
