@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -203,3 +204,13 @@ def test_pages_are_accessible_and_fit_a_phone(site: Path, browser: Any, page: st
     context.close()
     assert serious == [] and overflow <= 0
     assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
+
+
+def test_the_gallery_shows_the_pictures_of_its_script(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    page = (DOCS / "gallery.md").read_text(encoding="utf-8")
+    script = DOCS / "figures" / "gallery.py"
+    runpy.run_path(str(script))["main"](str(tmp_path))
+    names = [path.name for path in tmp_path.iterdir()]
+    assert len(names) == 3 and all(f"(figures/{name})" in page for name in names)
+    assert {path.name for path in DOCS.glob("figures/gallery-*")} == set(names)
