@@ -414,6 +414,21 @@ def test_norms_of_keys_change_nothing(queries: int) -> None:
         assert_near({"output": result}, {"output": exact(**inputs, **options)[0]}, near, 0)
 
 
+@pytest.mark.parametrize("offset", [0, 500])
+def test_a_window_reaches_a_far_key_of_a_large_norm(offset: int) -> None:
+    inputs = Case("", 12, 700, OF_HEADS, slopes=SLOPES, key_heads=2).tensors()
+    inputs["key"][:, :, 100::250] *= 300
+    options: dict[str, Any] = {"query_offset": offset, "enable_gqa": True}
+    of = torch.randn(BATCH, HEADS, 12, VALUE_SIZE, dtype=torch.float64)
+    expected = derivatives(exact, inputs, of, **options)
+    _, weights = exact(**inputs, **options)
+    far = (offset + torch.arange(12).unsqueeze(-1) - torch.arange(700)).abs() > 200
+    assert all((of_head * far).any() for of_head in weights.unbind(1))
+    for dtype, near in ((torch.float64, 1e-10), (torch.float32, 1e-3)):
+        result = derivatives(entmax_attention, to(inputs, dtype), of.to(dtype), **options)
+        assert_near(result, {name: expected[name] for name in result}, near, near)
+
+
 def test_the_kernels_do_not_read_keys_outside_a_window() -> None:
     compiled = choose_attention(*torch.ones(3, 1, 1, 300, 16), (1.5, 1.5)) == "cpu"
     query, key, value = torch.randn(3, 1, 1, 2000, 16, dtype=torch.float64)

@@ -15,6 +15,7 @@ from tsallis.ops.backend import choose_attention
 from tsallis.ops.cpu.structs import Heads
 
 ROWS, LEAST_ROWS = 64, 8  # of a tile
+LEAST_SLOPED_ROWS = 32  # where windows make tiles small, and more of them would touch more pages of saved lists
 TILE = 1 << 17  # scores of a tile, where it has more than the least rows
 MOST_LISTED = 128  # entries that a query's list may have on average, for backward to read it
 
@@ -118,7 +119,8 @@ def drop_factors(args: AttentionArgs) -> Tensor:
 def _tile_rows(args: AttentionArgs) -> int:
     """Return the number of queries in a tile."""
     queries, keys = args.query.shape[2], args.key.shape[2]
-    return min(queries, max(LEAST_ROWS, min(ROWS, TILE // keys)))
+    least = LEAST_ROWS if args.slopes is None else LEAST_SLOPED_ROWS
+    return min(queries, max(least, min(ROWS, TILE // keys)))
 
 
 def _one_row(args: AttentionArgs) -> bool:

@@ -92,6 +92,7 @@ class Attention(ctypes.Structure):
         ("slopes", c_void_p),
         ("slope_strides", c_int64 * 2),
         ("key_norms", c_void_p),
+        ("block_norms", c_void_p),
         ("offset", c_int64),
         *((name, c_void_p) for name in ("support", "stats", "columns", "weight")),
         *((name, Heads) for name in ("grad", "query_grad", "key_grad", "value_grad")),

@@ -122,6 +122,12 @@ struct Heads {
     int64_t batch, head, row;
 };
 
+constexpr int MIN_PANEL_QUERIES = 4;      // for fewer queries transposing the keys does not pay
+constexpr int64_t MIN_WINDOW_KEYS = 256;  // for fewer keys a window is not worth its bounds
+// Keys whose norms have one bound, where slopes bound a window.
+constexpr int64_t NORM_BLOCK = 64;
+inline int64_t norm_blocks(int64_t keys) { return (keys + NORM_BLOCK - 1) / NORM_BLOCK; }
+
 // Attention, forward and backward, in tiles of queries of one head. Forward saves the supports of a
 // tile as lists if they have a little less than `capacity` entries a row on average; backward then
 // computes no scores.
@@ -147,6 +153,7 @@ struct AttentionCall {
     const void* slopes;  // [batch, key_heads * group], of any strides; or null: none
     int64_t slope_strides[2];
     const void* key_norms;  // [batch, key_heads]: bounds of the keys' norms; or null: unknown
+    double* block_norms;    // [batch, key_heads, norm_blocks(keys)]; or null, see norm_of_block
     int64_t offset;         // query i stands at key i + offset, for the causal order and the slopes
     int32_t* support;       // [batch, key_heads * group, queries]: how many keys a query attends to
     void* stats;            // the same, [..., STATS]

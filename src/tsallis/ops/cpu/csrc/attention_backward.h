@@ -31,32 +31,41 @@ template <class T> class AttentionBackward : AttentionTile<T> {
         const int64_t group = sharing.batch * sharing.heads;
         for (int64_t number = first * group; number < last * group; number++) {
             const Part now = part_of(number);
+            const int64_t to = now.number * call.batch + now.batch;
+            T* const of_keys = row_of<T>(call.key_grad, to, now.head, 0);
+            T* const of_values = row_of<T>(call.value_grad, to, now.head, 0);
+            const bool whole_keys = call.size == width && call.key_grad.row == width;
+            const bool whole_values = this->has_whole_vectors(call.value_grad);
+            key_grads = whole_keys ? of_keys : key_grad_copy;
+            value_grads = whole_values ? of_values : value_grad_copy;
             zero(key_grads, call.keys * width), zero(value_grads, call.keys * value_width);
             // Each part takes every splits-th tile: the last tiles of causal attention are the most
             // work.
             for (int64_t g = 0; g < call.group; g++)
                 for (int64_t i = now.number; i < tiles; i += call.splits) {
                     if (!this->begin(this->tile_index(now.batch, now.head * call.group + g, i)))
-                        has_value_panels = false;
+                        value_panel_rows = {};
                     prefetch(now, number, g, i);
                     compute_tile(now.number);
                 }
-            const int64_t to = now.number * call.batch + now.batch;
-            store_rows(key_grads, width, call.keys, call.size, (T)1,
-                       row_of<T>(call.key_grad, to, now.head, 0), call.key_grad.row);
-            store_rows(value_grads, value_width, call.keys, call.value_size, (T)1,
-                       row_of<T>(call.value_grad, to, now.head, 0), call.value_grad.row);
+            if (!whole_keys)
+                store_rows(key_grads, width, call.keys, call.size, (T)1, of_keys,
+                           call.key_grad.row);
+            if (!whole_values)
+                store_rows(value_grads, value_width, call.keys, call.value_size, (T)1, of_values,
+                           call.value_grad.row);
         }
     }
 
   private:
     const MaskSharing sharing;
-    bool has_value_panels;
+    ReadyRows value_panel_rows;
     const T* upstream;  // gradient of the output [rows, value_width]
     T *value_panels, *upstream_copy;
     T* weight_grads;  // [rows, span]
     T* slope_grad;    // of the tile's rows, or null
-    T *query_grads, *key_grads, *value_grads;
+    T *query_grads, *key_grad_copy, *value_grad_copy;
+    T *key_grads, *value_grads;  // in place, or copies
 
     // The tile's supports as CSR rows: list r has the entries [starts[r], starts[r + 1]).
     int64_t starts[MAX_TILE_ROWS + 1], total;
@@ -77,8 +86,8 @@ template <class T> class AttentionBackward : AttentionTile<T> {
         arena.take(weight_grads, this->scores_size());
         arena.take(upstream_copy, call.tile_rows * value_width);
         arena.take(query_grads, call.tile_rows * width);
-        arena.take(key_grads, call.keys * width);
-        arena.take(value_grads, call.keys * value_width);
+        arena.take(key_grad_copy, call.keys * width);
+        arena.take(value_grad_copy, call.keys * value_width);
         arena.take(marks, (call.keys + MARKS - 1) / MARKS * MAX_TILE_ROWS);
         const int64_t size = lists_size();
         arena.take(lists.index, size), arena.take(lists.row, size);
@@ -165,7 +174,6 @@ template <class T> class AttentionBackward : AttentionTile<T> {
         starts[0] = 0;
         for (int64_t r = 0; r < rows; r++) starts[r + 1] = starts[r] + counts(tile)[r];
         total = starts[rows];
-        this->prepare_keys();
         const T* saved = (const T*)call.weight + (call.columns ? saved_offset(tile) : 0);
         if (this->saves_weights(tile, total)) {
             backward_dense(saved, alpha_grad, part);
@@ -229,6 +237,7 @@ template <class T> class AttentionBackward : AttentionTile<T> {
     // All gradients as products of matrices. The gradients of the scores replace the scores.
     void backward_dense(const T* weights, T* alpha_grad, int64_t part) {
         const int64_t rows = tile.rows, n = tile.span;
+        this->prepare_keys();
         prefetcher.pace_over(2 * product_units<T>(n, width) + product_units<T>(rows, width + n));
         const T* dropped = weights;
         if (drops) {
@@ -238,12 +247,10 @@ template <class T> class AttentionBackward : AttentionTile<T> {
         }
         multiply<true, T>({dropped, 1, n}, {upstream, value_width}, n, rows, value_width,
                           value_grads + tile.begin * value_width, prefetcher);
-        if (!has_value_panels)
-            pack_transposed(row_of<T>(call.value, tile.batch, tile.key_head, 0), call.value.row,
-                            tile.length, call.value_size, value_panels);
-        has_value_panels = true;
-        multiply_panels<T>({upstream, value_width, 1}, value_panels + tile.begin * call.value_size,
-                           rows, call.value_size, weight_grads, n, n, prefetcher);
+        const T* panels =
+            this->pack_panels(call.value, value_panel_rows, value_panels, call.value_size);
+        multiply_panels<T>({upstream, value_width, 1}, panels, rows, call.value_size, weight_grads,
+                           n, n, prefetcher);
         for (int64_t r = 0; r < rows && drops; r++)
             this->drop_row(weight_grads + r * n, r, weight_grads + r * n);
         const MapGradientCall gradient{layout(), weights, weight_grads, scores, alpha_grad};
@@ -295,7 +302,7 @@ template <class T> class AttentionBackward : AttentionTile<T> {
     // All gradients as sums over the lists.
     void backward_sparse(const int32_t* index, const T* weight, T* alpha_grad, int64_t part) {
         const int64_t rows = tile.rows;
-        this->prepare_values();
+        this->prepare_keys(), this->prepare_values();
         const bool long_lists = total > rows * N;  // they fill vectors
         prefetcher.pace_over((long_lists ? rows : (total + N - 1) / N) +
                              (by_columns() ? tile.span : rows) + rows);

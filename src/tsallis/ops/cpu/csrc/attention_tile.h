@@ -15,10 +15,8 @@
 namespace {
 
 constexpr int MAX_TILE_ROWS = 64;
-constexpr int MIN_PANEL_QUERIES = 4;  // for fewer queries transposing the keys does not pay
 // The density of a tile's supports above which dense products are faster, forward and backward.
 constexpr double DENSE = 0.75, DENSE_BACKWARD = 0.4;
-constexpr int64_t MIN_WINDOW_KEYS = 256;  // for fewer keys a window is not worth its bounds
 // exp(-x) is 0 in float and double.
 template <class T> constexpr double UNDERFLOW_AT = sizeof(T) == 8 ? 746 : 104;
 
@@ -67,6 +65,19 @@ class Arena {
     int64_t used = 0;
 };
 
+// Which rows of a table are computed: a range, which grows to what tiles need.
+struct ReadyRows {
+    int64_t begin = 0, end = 0;
+
+    // Call compute(first, last) for rows of [from, to) that are not ready. Rows behind a gap are
+    // forgotten: windows move on.
+    template <class Compute> void extend(int64_t from, int64_t to, Compute&& compute) {
+        if (from > end || to < begin) begin = end = from;
+        if (from < begin) compute(from, begin), begin = from;
+        if (to > end) compute(end, to), end = to;
+    }
+};
+
 // Which queries a tile has, and how many keys they may attend to.
 struct TileIndex {
     int64_t batch = -1, head = -1, key_head = -1;
@@ -91,8 +102,9 @@ template <class T> class AttentionTile {
     TileIndex tile;
     double alpha;
     T slope;             // of the bias: a score loses it for every key between query and key
-    double largest_key;  // no key has a larger norm; negative: not computed yet
-    bool has_key_panels, has_keys, has_values;
+    double largest_key;  // none of the keys of the first `bounded` blocks has a larger norm
+    int64_t bounded;
+    ReadyRows panel_rows, key_rows, value_rows;
     Table<T> keys, values;  // [keys, width] and [keys, value_width]
     T *key_copy, *value_copy, *key_panels;
     T *queries, *scores;
@@ -133,7 +145,7 @@ template <class T> class AttentionTile {
     // Start work on a tile; return whether its keys are those of the tile before.
     bool begin(const TileIndex& next) {
         const bool same = has_same_keys(next);
-        if (!same) has_key_panels = has_keys = has_values = false, largest_key = -1;
+        if (!same) panel_rows = key_rows = value_rows = {}, largest_key = bounded = 0;
         tile = next;
         const int64_t at = tile.batch * call.alpha_strides[0] + tile.head * call.alpha_strides[1];
         alpha = call.alphas ? (double)((const T*)call.alphas)[at] : call.alpha;
@@ -145,20 +157,30 @@ template <class T> class AttentionTile {
         return same;
     }
 
-    // Keys and values as rows of whole vectors: in place, or copied.
-    Table<T> table(const Heads& x, T* copy, int64_t size, int64_t width) const {
+    // Keys and values as rows of whole vectors: in place, or copied as far as the tile needs them.
+    Table<T> table(const Heads& x, ReadyRows& ready, T* copy, int64_t size, int64_t width) const {
         const T* from = row_of<T>(x, tile.batch, tile.key_head, 0);
         if (size == width && (few_queries || x.row == width)) return {from, x.row};
-        load_rows(from, x.row, tile.length, size, (T)1, width, copy);
+        ready.extend(tile.begin, tile.begin + tile.span, [&](int64_t first, int64_t last) {
+            load_rows(from + first * x.row, x.row, last - first, size, (T)1, width,
+                      copy + first * width);
+        });
         return {copy, width};
     }
-    void prepare_keys() {
-        if (!has_keys) keys = table(call.key, key_copy, call.size, width);
-        has_keys = true;
-    }
+    void prepare_keys() { keys = table(call.key, key_rows, key_copy, call.size, width); }
     void prepare_values() {
-        if (!has_values) values = table(call.value, value_copy, call.value_size, value_width);
-        has_values = true;
+        values = table(call.value, value_rows, value_copy, call.value_size, value_width);
+    }
+    // The panels of the tile's keys or values, of which those in `ready` are packed.
+    const T* pack_panels(const Heads& x, ReadyRows& ready, T* panels, int64_t size) const {
+        const T* from = row_of<T>(x, tile.batch, tile.key_head, 0);
+        const int64_t end = tile.begin + tile.span, last_panel = end + PANEL<T> - 1;
+        ready.extend(tile.begin, min(tile.length, last_panel / PANEL<T> * PANEL<T>),
+                     [&](int64_t first, int64_t last) {
+                         pack_transposed(from + first * x.row, x.row, last - first, size,
+                                         panels + first * size);
+                     });
+        return panels + tile.begin * size;
     }
 
     // Whether a tensor's rows of values are whole vectors, one behind the other.
@@ -184,12 +206,9 @@ template <class T> class AttentionTile {
             for (int64_t r = 0; r < rows; r++)
                 dots_of_rows(from_begin(keys), n, queries + r * width, width, scores + r * n);
         } else {
-            if (!has_key_panels)
-                pack_transposed(row_of<T>(call.key, tile.batch, tile.key_head, 0), call.key.row,
-                                tile.length, call.size, key_panels);
-            has_key_panels = true;
-            multiply_panels<T>({queries, width, 1}, key_panels + tile.begin * call.size, rows,
-                               call.size, scores, n, n, prefetcher);
+            const T* panels = pack_panels(call.key, panel_rows, key_panels, call.size);
+            multiply_panels<T>({queries, width, 1}, panels, rows, call.size, scores, n, n,
+                               prefetcher);
         }
         if (slope != 0)
             for (int64_t r = 0; r < rows; r++) add_slope(scores + r * n, r);
@@ -213,53 +232,104 @@ template <class T> class AttentionTile {
                       load_row(row, j, tile.span, (T)0) - slope * absolute(distance));
     }
 
-    // A bound of the norms of the sequence's keys; infinite where one is not finite.
-    double key_bound() {
-        if (call.key_norms)
-            return (double)((const T*)call.key_norms)[tile.batch * call.key_heads + tile.key_head];
-        if (largest_key >= 0) return largest_key;
-        prepare_keys();
+    // A bound of the norms of a block of keys; infinite where one is not finite. It is computed once,
+    // by the thread that needs it first; threads that compute it at once write the same number.
+    double norm_of_block(int64_t block) const {
+        const int64_t head = tile.batch * call.key_heads + tile.key_head;
+        double* const known = call.block_norms + head * norm_blocks(call.keys) + block;
+        double norm;
+        __atomic_load(known, &norm, __ATOMIC_RELAXED);
+        if (norm >= 0) return norm;
         T largest = 0;
-        for (int64_t j = 0; j < tile.length; j++) {
+        const int64_t first = block * NORM_BLOCK, end = min(first + NORM_BLOCK, tile.length);
+        for (int64_t j = first; j < end; j++) {
+            const T* key = row_of<T>(call.key, tile.batch, tile.key_head, j);
             Vec<T> total = {};
-            for (int64_t i = 0; i < width; i += N) total += load(keys[j] + i) * load(keys[j] + i);
+            for (int64_t i = 0; i < call.size; i += N) {
+                const Vec<T> x = load_row(key, i, call.size, (T)0);
+                total += x * x;
+            }
             const T square = sum<T>(total);
             largest = square <= largest ? largest : square == square ? square : (T)INFINITY;
         }
-        return largest_key = std::sqrt((double)largest);
+        norm = std::sqrt((double)largest);
+        __atomic_store(known, &norm, __ATOMIC_RELAXED);
+        return norm;
     }
-    // A slope takes more from the score of a key the farther that is. No score exceeds |q| |k| less
-    // this, and a weight is zero if its score lies `cutoff` below the row's largest. Compute the
-    // scores of the keys near the tile, and then of all that these don't exclude; return false if
-    // that is of no use here.
+    // A bound of the norms of all keys that the tile may attend to.
+    double largest_norm() {
+        if (call.key_norms)
+            return (double)((const T*)call.key_norms)[tile.batch * call.key_heads + tile.key_head];
+        for (const int64_t blocks = norm_blocks(tile.keys); bounded < blocks; bounded++)
+            largest_key = max(largest_key, norm_of_block(bounded));
+        return largest_key;
+    }
+
+    // What bounds the window of a tile. The score of a key does not exceed |q| |k| less what the
+    // slope takes, and a weight is zero if its score lies `cutoff` below the row's largest: so a row
+    // sees no key of a norm that is farther than |q| |k| / slope + rest.
+    struct Reach {
+        double length[MAX_TILE_ROWS], rest[MAX_TILE_ROWS];  // |q| / slope
+        double first, last;  // positions that no key of the largest norm is seen beyond
+    };
+    // Compute it by the largest of the scores at hand; return false where nothing is bounded.
+    bool bound_reach(double cutoff, Reach& reach) {
+        const double longest = largest_norm();
+        reach.first = 1e15, reach.last = -1e15;
+        for (int64_t r = 0; r < tile.rows; r++) {
+            const T *row = scores + r * tile.span, *query = queries + r * width;
+            Vec<T> lanes[LANE_VECTORS], square = {};
+            for (int64_t i = 0; i < width; i += N) square += load(query + i) * load(query + i);
+            const double top = (double)row_maximum(row, tile.span, lanes), spare = 1 + 1e-5;
+            reach.length[r] = std::sqrt((double)sum<T>(square)) * spare / (double)slope;
+            reach.rest[r] = (cutoff * spare - top) / (double)slope + 2;
+            const double most = reach.length[r] * longest + reach.rest[r];
+            if (!(most < 1e15)) return false;  // NaN, or no key is seen
+            reach.first = min(reach.first, (double)position(r) - most);
+            reach.last = max(reach.last, (double)position(r) + most);
+        }
+        return true;
+    }
+    // Whether a row may see a key of the block.
+    bool reaches(const Reach& reach, int64_t block) const {
+        const double norm = norm_of_block(block), begin = (double)(block * NORM_BLOCK),
+                     end = begin + (double)NORM_BLOCK;
+        bool result = false;
+        for (int64_t r = 0; r < tile.rows; r++) {
+            const double at = (double)position(r),
+                         distance = max(max(begin - at, at - end), (double)0);
+            result |= reach.length[r] * norm + reach.rest[r] >= distance;
+        }
+        return result;
+    }
+    // Compute the scores of the keys near the tile, and then of all that these don't exclude; return
+    // false if that is of no use here.
     bool compute_window() {
         const double eps = alpha - 1,
                      cutoff = eps * UNDERFLOW_AT<T> > 1 ? 1 / eps : UNDERFLOW_AT<T>;
         const int64_t end = tile.keys, rows = tile.rows;
         if (!(slope > 0) || end < MIN_WINDOW_KEYS || cutoff > (double)slope * (double)end ||
-            (few_queries && !call.key_norms) || (call.mask && !call.boolean_mask))
+            !(call.key_norms || call.block_norms) || (call.mask && !call.boolean_mask))
             return false;
         const int64_t first = max((int64_t)0, min(position(0), end - 1) - PANEL<T>);
         set_window(first, max(min(position(rows), end), first + PANEL<T>));
         const int64_t near_begin = tile.begin, near_end = tile.begin + tile.span;
         compute_scores();
-        double from = (double)near_begin, to = (double)near_end;
-        const double longest = key_bound() * (1 + 1e-5);
-        for (int64_t r = 0; r < rows; r++) {
-            const T *row = scores + r * tile.span, *query = queries + r * width;
-            Vec<T> lanes[LANE_VECTORS], square = {};
-            for (int64_t i = 0; i < width; i += N) square += load(query + i) * load(query + i);
-            const double bound = std::sqrt((double)sum<T>(square)) * longest,
-                         top = (double)row_maximum(row, tile.span, lanes);
-            const double reach = (bound - top + cutoff * (1 + 1e-5)) / (double)slope;
-            if (!(reach < 1e15)) return set_window(0, end), false;  // NaN, or no key is seen
-            from = min(from, (double)position(r) - reach),
-            to = max(to, (double)position(r) + reach);
+        Reach reach;
+        if (!bound_reach(cutoff, reach)) return set_window(0, end), false;
+        int64_t from = reach.first > 0 ? min((int64_t)reach.first, near_begin) : 0,
+                to = reach.last < (double)end ? max((int64_t)reach.last, near_end) : end;
+        // Leave out blocks of smaller norms, from the farthest on.
+        if (call.block_norms) {
+            int64_t block = from / NORM_BLOCK;
+            while ((block + 1) * NORM_BLOCK <= near_begin && !reaches(reach, block)) block++;
+            from = max(from, block * NORM_BLOCK);
+            block = norm_blocks(to) - 1;
+            while (block * NORM_BLOCK >= near_end && !reaches(reach, block)) block--;
+            to = min(to, (block + 1) * NORM_BLOCK);
         }
-        const int64_t begin = from > 0 ? (int64_t)from : 0,
-                      last = to + 2 < (double)end ? (int64_t)to + 2 : end;
-        if (begin >= near_begin && last <= near_end) return true;
-        set_window(begin, last);
+        if (from >= near_begin && to <= near_end) return true;
+        set_window(min(from, near_begin), max(to, near_end));
         compute_scores();
         return true;
     }

@@ -323,12 +323,25 @@ EXPORT void tsallis_search(SearchCall* call, int threads) {
     }
 }
 
+// Give a call memory for bounds of the norms of blocks of keys, none of which is known yet, if its
+// slopes may bound windows by them.
+static AttentionCall with_block_norms(const AttentionCall& from, std::vector<double>& norms) {
+    AttentionCall call = from;
+    if (call.slopes && !call.key_norms && call.queries >= MIN_PANEL_QUERIES &&
+        call.keys >= MIN_WINDOW_KEYS)
+        norms.assign((size_t)(call.batch * call.key_heads * norm_blocks(call.keys)), -1);
+    call.block_norms = norms.empty() ? nullptr : norms.data();
+    return call;
+}
+
 EXPORT void tsallis_attention(const AttentionCall* call, int threads) {
     const int64_t bytes = call->storage == STORE_F64 ? 8 : 4;
     request_huge_pages(call->out.memory, call->batch * call->key_heads * call->group *
                                              call->queries * call->value_size * bytes);
     const int64_t tiles = (call->queries + call->tile_rows - 1) / call->tile_rows;
-    run_rows(kernels_of(call->storage).attention, call,
+    std::vector<double> norms;
+    const AttentionCall own = with_block_norms(*call, norms);
+    run_rows(kernels_of(call->storage).attention, &own,
              call->batch * call->key_heads * call->group * tiles, call->tile_rows * call->keys, 1,
              threads);
 }
@@ -342,7 +355,9 @@ EXPORT void tsallis_attention_gradient(const AttentionCall* call, int threads) {
     const int64_t width = call->group * call->queries * call->keys / call->splits;
     const MaskSharing sharing(*call);
     const int64_t block = sharing.batch * sharing.heads;
-    run_rows(kernels_of(call->storage).attention_gradient, call, parts / block, width * block, 1,
+    std::vector<double> norms;
+    const AttentionCall own = with_block_norms(*call, norms);
+    run_rows(kernels_of(call->storage).attention_gradient, &own, parts / block, width * block, 1,
              threads);
 }
 
