@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+EPSILON = 1e-6  # of the epsilon-perplexity
+
 
 class TextScores(NamedTuple):
     """Scores of the tokens of a text; perplexity is none of them, for one token of probability 0 makes it infinite.
@@ -26,7 +28,27 @@ class TextScores(NamedTuple):
     support: float
 
 
-def text_scores(probs: Tensor, tokens: Tensor, epsilon: float = 1e-6) -> TextScores:
+def smoothed_losses(gold: Tensor, symbols: int, epsilon: float = EPSILON) -> Tensor:
+    r"""Return :math:`-\log((p_y + \epsilon) / (1 + \epsilon |V|))` of probabilities of gold tokens, with |V| symbols.
+
+    Example:
+        >>> smoothed_losses(torch.tensor([1.0, 0.0]), 10, 0.1).exp()
+        tensor([ 1.8182, 20.0000], dtype=torch.float64)
+    """
+    return ((1 + epsilon * symbols) / (gold.double() + epsilon)).log()
+
+
+def sparsemax_scores(probs: Tensor, gold: Tensor) -> Tensor:
+    r"""Return :math:`p_y + (1 - \|p\|^2) / 2` of probabilities [n, vocabulary] and those of gold tokens [n].
+
+    Example:
+        >>> sparsemax_scores(torch.tensor([[0.5, 0.5]]), torch.tensor([0.5])).tolist()
+        [0.75]
+    """
+    return gold + (1 - probs.square().sum(-1)) / 2
+
+
+def text_scores(probs: Tensor, tokens: Tensor, epsilon: float = EPSILON) -> TextScores:
     """Return the scores of the probabilities [n, vocabulary] that a model gave before each token [n] of a text.
 
     Raises:
@@ -42,10 +64,9 @@ def text_scores(probs: Tensor, tokens: Tensor, epsilon: float = 1e-6) -> TextSco
         )
     probs = probs.double()
     gold = probs.gather(1, tokens.unsqueeze(1)).squeeze(1)
-    smoothed = (gold + epsilon) / (1 + epsilon * probs.shape[1])
     return TextScores(
-        epsilon_perplexity=(-smoothed.log().mean()).exp().item(),
-        sparsemax_score=(gold + (1 - probs.square().sum(1)) / 2).mean().item(),
+        epsilon_perplexity=smoothed_losses(gold, probs.shape[1], epsilon).mean().exp().item(),
+        sparsemax_score=sparsemax_scores(probs, gold).mean().item(),
         accuracy=(probs.argmax(1) == tokens).double().mean().item(),
         gold_in_support=(gold > 0).double().mean().item(),
         support=(probs > 0).sum(1).double().mean().item(),

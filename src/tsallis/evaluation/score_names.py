@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 TEACHER_FORCED = ("loss", "gold_in_support", "symbol_accuracy")  # that may decide which checkpoint is best
-LOWER_IS_BETTER = ("loss", "levenshtein", "ter")
+OF_TEXT = ("epsilon_perplexity", "sparsemax_score")  # of teacher forcing, too, for texts that answer nothing
+LOWER_IS_BETTER = ("loss", "levenshtein", "ter", "epsilon_perplexity")
 
 
 def rank_score(name: str, value: float) -> float:

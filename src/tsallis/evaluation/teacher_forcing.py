@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -11,10 +12,12 @@ from torch import Tensor
 
 from tsallis.data.batching import Batch, counted
 from tsallis.data.corpus import Corpus
+from tsallis.evaluation.language import smoothed_losses, sparsemax_scores
 from tsallis.models.protocol import device_of
 from tsallis.search.step import evaluating
 
 AT_ONCE = 1 << 24  # scores computed together
+OF_OUTPUT = 9  # numbers that are of the output layer
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,13 @@ class TeacherForcedScores:
         output_sum: sum of a step's probabilities, mean over steps: 1 but for alpha-ReLU.
         logit_norm: Euclidean norm of the scores, mean over steps.
         threshold: of the map, mean over steps, see :func:`output_thresholds`; NaN for softmax, which has none.
+        smoothed_loss: :math:`-\\log` of smoothed probabilities, see `epsilon_perplexity`.
+        sparsemax_score: mean of :math:`p_y + (1 - \\|p\\|^2) / 2` (Martins et al. 2020, *Sparse Text Generation*).
         attention_support: positions with a weight, mean over steps (and heads).
 
     Example:
-        >>> scores = TeacherForcedScores.of([1.0, 2.0, 2.0, 6.0, 2.0, 4.0, 0.5, 3.0, 2.0])  # sums, of two symbols
+        >>> sums = [1.0, 2.0, 2.0, 6.0, 2.0, 4.0, 0.5, 2.0, 1.0, 3.0, 2.0]  # the last one: of two symbols
+        >>> scores = TeacherForcedScores.of(sums)
         >>> scores.loss, scores.output_support
         (0.5, 3.0)
     """
@@ -44,7 +50,14 @@ class TeacherForcedScores:
     output_sum: float
     logit_norm: float
     threshold: float
+    smoothed_loss: float
+    sparsemax_score: float
     attention_support: float
+
+    @property
+    def epsilon_perplexity(self) -> float:
+        """The perplexity of the probabilities :math:`(p + \\epsilon) / (1 + \\epsilon |V|)`, of which none is zero."""
+        return math.exp(self.smoothed_loss)
 
     @classmethod
     def of(cls, sums: Sequence[float]) -> TeacherForcedScores:
@@ -92,7 +105,7 @@ def teacher_forced_sums(
             hidden, gold = decoded.hidden[mask], tgt_out[mask]  # [symbols, d_model], [symbols]
             width = max(1, AT_ONCE // model.output.scores(hidden[:1]).shape[-1])
             parts = zip(hidden.split(width), gold.split(width), strict=True)
-            of_output = sum((_output_sums(model.output, h, y) for h, y in parts), torch.zeros(7).double())
+            of_output = sum((_output_sums(model.output, h, y) for h, y in parts), torch.zeros(OF_OUTPUT).double())
             rest = [model.num_attended(decoded)[mask].double().sum(), mask.sum().double()]
             totals += torch.cat([of_output, torch.stack(rest).cpu()])
             for kind, layers in (model.attention_stats() if densities else {}).items():
@@ -102,12 +115,38 @@ def teacher_forced_sums(
     return sums
 
 
+@torch.no_grad()
+def row_hits(model: Any, batches: Iterable[Batch]) -> dict[int, tuple[int, int]]:
+    """Return how many symbols of each row are the most probable ones, given those before them, and how many there are.
+
+    Example:
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> corpus = Corpus([[4, 5], [4]], [[5], [4, 5]])
+        >>> [total for _, total in row_hits(RNNSeq2Seq(6, 6, d_model=8), corpus.batches(2)).values()]
+        [2, 3]
+    """
+    device, hits = device_of(model), {}
+    with evaluating(model):
+        for batch in batches:
+            tgt_out = batch.tgt_out.to(device)
+            hidden = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device)).hidden
+            mask = counted(tgt_out)
+            right = torch.zeros_like(mask)
+            right[mask] = model.output.scores(hidden[mask]).argmax(-1) == tgt_out[mask]
+            counts = zip(right.sum(1).tolist(), mask.sum(1).tolist(), strict=True)
+            hits.update(dict(zip(batch.index, counts, strict=True)))
+    return hits
+
+
 def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
-    """Return the sums over symbols of what :class:`TeacherForcedScores` says of the output layer [7]."""
+    """Return the sums over symbols of what :class:`TeacherForcedScores` says of the output layer [OF_OUTPUT]."""
     scores = output.scores(hidden)  # [symbols, d_vocab]
     probs = output.probs(scores)
     of_gold = probs.gather(-1, gold.unsqueeze(-1)).squeeze(-1)
     thresholds = output_thresholds(output, scores, probs) if hasattr(output, "alpha") else None
+    # What is not normalised is no distribution, as the two scores of Martins et al. need it.
+    shares = probs if output.normalized else probs / probs.sum(-1, keepdim=True).clamp(min=1e-30)
+    of_gold_share = shares.gather(-1, gold.unsqueeze(-1)).squeeze(-1)
     # An ensemble's scores are not those that its models' losses are of.
     of_scores = hasattr(output, "loss_of_scores")
     sums = [
@@ -118,6 +157,8 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
         probs.sum(),
         scores.masked_fill(scores == -torch.inf, 0).norm(dim=-1).sum(),
         probs.new_tensor(torch.nan) if thresholds is None else thresholds.sum(),
+        smoothed_losses(of_gold_share, shares.shape[-1]).sum(),
+        sparsemax_scores(shares, of_gold_share).sum(),
     ]
     return torch.stack([x.double() for x in sums]).cpu()
 

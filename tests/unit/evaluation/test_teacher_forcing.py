@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tsallis.evaluation.language import text_scores
 from tsallis.evaluation.metrics import evaluate
 from tsallis.evaluation.search_results import search_corpus, timed_search
-from tsallis.evaluation.teacher_forcing import TeacherForcedScores, teacher_forced_scores, teacher_forced_sums
+from tsallis.evaluation.teacher_forcing import TeacherForcedScores, row_hits, teacher_forced_scores, teacher_forced_sums
 from tsallis.search import Ensemble, score
 from unit.evaluation.small_models import CORPUS, model, transformer
 
@@ -38,6 +39,39 @@ def test_forced_is_what_single_rows_add_up_to(output: str) -> None:
     assert result.attention_support == pytest.approx(num_attended / steps)
 
 
+@pytest.mark.parametrize("output", ["softmax", "entmax"])
+def test_scores_of_texts_are_those_of_their_probabilities(output: str) -> None:
+    net = model(output).eval()
+    batch = CORPUS.batch([0])
+    with torch.no_grad():
+        probs = net.output.probs(net.output.scores(net(batch.src, batch.src_lengths, batch.tgt_in).hidden))[0]
+    expected = text_scores(probs, batch.tgt_out[0])
+    result = TeacherForcedScores.of(teacher_forced_sums(net, [batch]))
+    assert result.epsilon_perplexity == pytest.approx(expected.epsilon_perplexity, rel=1e-5)
+    assert result.sparsemax_score == pytest.approx(expected.sparsemax_score, rel=1e-5)
+
+
+def test_values_that_sum_to_no_1_are_scored_in_proportion() -> None:
+    net = model("alpha_relu").eval()
+    batch = CORPUS.batch([0])
+    with torch.no_grad():
+        values = net.output.probs(net.output.scores(net(batch.src, batch.src_lengths, batch.tgt_in).hidden))[0]
+    assert not torch.allclose(values.sum(-1), torch.ones(len(values)))
+    expected = text_scores(values / values.sum(-1, keepdim=True), batch.tgt_out[0])
+    result = TeacherForcedScores.of(teacher_forced_sums(net, [batch]))
+    assert result.epsilon_perplexity == pytest.approx(expected.epsilon_perplexity, rel=1e-5)
+    assert result.sparsemax_score == pytest.approx(expected.sparsemax_score, rel=1e-5)
+
+
+def test_the_most_probable_symbols_of_rows_are_counted() -> None:
+    net = model().eval()
+    hits = row_hits(net, CORPUS.batches(5))
+    assert list(sorted(hits)) == list(range(len(CORPUS)))
+    right, total = (sum(column) for column in zip(*hits.values(), strict=True))
+    assert right / total == pytest.approx(teacher_forced_scores(net, CORPUS).symbol_accuracy)
+    assert all(hits[row][1] == len(CORPUS.tgt[row]) + 1 for row in range(len(CORPUS)))
+
+
 def test_measuring_leaves_the_model_in_training() -> None:
     net = model()
     net.train()
@@ -54,7 +88,7 @@ def test_parts_add_up_to_the_whole() -> None:
     whole = TeacherForcedScores.of([a + b for a, b in zip(*parts, strict=True)])
     for name, value in vars(teacher_forced_scores(net, CORPUS, 5)).items():
         assert getattr(whole, name) == pytest.approx(value, rel=1e-12)
-    assert teacher_forced_sums(net, []) == [0.0] * 9
+    assert teacher_forced_sums(net, []) == [0.0] * 11
 
 
 def test_an_ensemble_of_different_models() -> None:
