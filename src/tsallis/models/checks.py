@@ -7,15 +7,17 @@ from torch import Tensor
 ATTENDING = ("discrete", "continuous", "combined")
 
 
-def check_counts(src_lengths: Tensor, width: int) -> None:
+def check_counts(src_lengths: Tensor, width: int, shortest: int = 1) -> None:
     """Refuse counts of symbols that don't fit rows of a width; there is at least one row.
 
     Raises:
-        ValueError: counts below 1 or above the width of `src`.
+        ValueError: counts below the shortest or above the width of `src`.
     """
     least, most = (int(x) for x in src_lengths.aminmax())
-    if not 1 <= least <= most <= width:
-        raise ValueError(f"src_lengths must be from 1 to {width}, the width of src, got {src_lengths.tolist()}")
+    if not shortest <= least <= most <= width:
+        raise ValueError(
+            f"src_lengths must be from {shortest} to {width}, the width of src, got {src_lengths.tolist()}"
+        )
 
 
 def check_attending(layers: int, dropout: float, attention: str, density: str | float | None) -> None:

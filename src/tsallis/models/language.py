@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,14 +12,15 @@ from torch import Tensor, nn
 
 from tsallis.models.checks import check_counts
 from tsallis.models.protocol import BestStep, Decoded, Step, best_of_step
-from tsallis.models.sharing import shared_parameters
+from tsallis.models.sharing import SymbolRows, shared_parameters
 from tsallis.models.transformer.decoding_state import Past, Reading, join_pasts, select_counts
 from tsallis.nn import AttentionStats, KeyValueCache, MultiheadAttention, OutputLayer
 from tsallis.nn.dropout import Dropout
 from tsallis.nn.kv_cache import Cache
 from tsallis.nn.length_scale import LengthScaleKind
 from tsallis.nn.positions import AttentionPositions
-from tsallis.special_symbols import BOS, PAD
+from tsallis.ops.transforms import traced
+from tsallis.special_symbols import BOS, PAD, UNK
 
 
 class LanguageLayer(nn.Module):
@@ -45,13 +46,17 @@ class LanguageLayer(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(
-        self, x: Tensor, cache: Cache | None = None, key_lengths: Tensor | None = None, need_weights: bool = False
+        self,
+        x: Tensor,
+        cache: Cache | None = None,
+        key_lengths: Tensor | None = None,
+        need_weights: bool = False,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output [batch, length, d_model], and the mean of the heads' weights if they are asked for."""
         own = self.norm1(x)
-        context, weights = self.self_attn(
-            own, own, own, need_weights=need_weights, is_causal=True, cache=cache, key_lengths=key_lengths
-        )
+        options = {"need_weights": need_weights, "cache": cache, "key_lengths": key_lengths, "attn_mask": mask}
+        context, weights = self.self_attn(own, own, own, is_causal=True, **options)
         x = x + self.dropout(context)
         own = self.norm2(x)
         return x + self.dropout(self.shrink(F.silu(self.gate(own)) * self.expand(own))), weights
@@ -105,8 +110,9 @@ class LanguageState:
 class LanguageModel(nn.Module):
     r"""A decoder-only Transformer with any map in its attention and in its output.
 
-    It fulfils the protocol of decoders: a source is a prompt, an output what follows it. A text begins with the start
-    symbol; positions are those of the self-attentions, so that no length is too long.
+    It fulfils the protocol of decoders: a source is a prompt, which may be empty, an output what follows it. A text
+    begins with the start symbol; positions are those of the self-attentions, so that no length is too long. Several
+    texts may stand in one row: none sees anything before its own start.
 
     Args:
         vocab: number of symbols; 0 is padding.
@@ -122,7 +128,7 @@ class LanguageModel(nn.Module):
         output_alpha: for output "entmax" and "alpha_relu".
         tau: the threshold for output "alpha_relu".
         share: whether embedding and output projection are one matrix.
-        forbidden: symbols that are never predicted (by default padding and start).
+        forbidden: symbols that are never predicted (by default padding, start and unknown).
 
     Raises:
         ValueError: sizes that don't fit, names that are none of these.
@@ -134,6 +140,11 @@ class LanguageModel(nn.Module):
         >>> model.output.loss(hidden[:, :-1], tokens[:, 1:]).shape
         torch.Size([])
     """
+
+    symbol_rows: ClassVar[dict[str, SymbolRows]] = {
+        "embedding.weight": SymbolRows("tgt"),
+        "output.projection.weight": SymbolRows("tgt"),
+    }
 
     def __init__(
         self,
@@ -151,7 +162,7 @@ class LanguageModel(nn.Module):
         output_alpha: float = 1.5,
         tau: float = 0.0,
         share: bool = True,
-        forbidden: Sequence[int] = (PAD, BOS),
+        forbidden: Sequence[int] = (PAD, BOS, UNK),
     ) -> None:
         super().__init__()
         self.arguments: dict[str, Any] = {
@@ -175,6 +186,7 @@ class LanguageModel(nn.Module):
             self.embedding.weight[PAD] = 0
         if share:
             self.output.tie(self.embedding.weight)  # type: ignore[arg-type]
+        self._positions: Tensor | None = None  # [batch, tgt]: of the last pass, among all that it read
 
     def read(self, tokens: Tensor) -> Tensor:
         """Return the states [batch, length, d_model] from which each next token is predicted."""
@@ -186,33 +198,42 @@ class LanguageModel(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Read tokens [batch, length] behind those in caches; return states, and weights of the last layer."""
         x, weights = self.dropout(self.embedding(tokens)), None
+        mask = other_texts(tokens) if caches is None else None
         for number, layer in enumerate(self.layers):
             last = number == len(self.layers) - 1
             cache = None if caches is None else caches[number]
             lengths = cache.lengths if isinstance(cache, Reading) else None
-            x, weights = layer(x, cache, lengths, need_weights and last)
+            x, weights = layer(x, cache, lengths, need_weights and last, mask)
         return self.norm(x), weights
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> Prompt:
         """Return prompts [batch, src] with their counts [batch]; what lies beyond a count changes nothing.
 
         Raises:
-            ValueError: counts below 1 or above the width of `src`.
+            ValueError: counts below 0 or above the width of `src`.
         """
         if len(src):
-            check_counts(src_lengths, src.shape[1])
+            check_counts(src_lengths, src.shape[1], shortest=0)
         return Prompt(src, src_lengths.to(src.device))
 
     def start(self, memory: Prompt) -> LanguageState:
         """Return the state before the first token that follows: all of a prompt but its last token is read."""
         tokens, lengths = memory.tokens, memory.lengths
         text = F.pad(tokens, (1, 0), value=BOS)  # [batch, src + 1]
-        caches = [KeyValueCache() for _ in self.layers]
-        self._read(text[:, :-1], caches)
         last = text.gather(1, lengths.unsqueeze(1)).squeeze(1)
-        past = Past(tuple(x for cache in caches for x in cache.read()), tokens.shape[1])
+        past = Past(self._keys_and_values(text[:, :-1]), tokens.shape[1])
         whole = LanguageState(past, tokens.shape[1], lengths, lengths, tokens.shape[1], last)
         return whole.select(torch.arange(len(tokens), device=tokens.device))
+
+    def _keys_and_values(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """Return keys and values of tokens [batch, length], of each layer in turn."""
+        if tokens.shape[1] == 0:
+            first = self._attentions()[0]
+            shape = len(tokens), first.num_heads, 0, first.head_dim
+            return (self.embedding.weight.new_zeros(shape),) * (2 * len(self.layers))
+        caches = [KeyValueCache() for _ in self.layers]
+        self._read(tokens, caches)
+        return tuple(x for cache in caches for x in cache.read())
 
     def step(self, state: LanguageState, token: Tensor) -> Step:
         """Return the scores of what follows `token` [batch]; the first is the start, in place of a prompt's end.
@@ -238,15 +259,23 @@ class LanguageModel(nn.Module):
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> Decoded:
         """Read prompts [batch, src] with their counts [batch], and what follows [batch, tgt], which begins with BOS.
 
+        Without prompts (a `src` of width 0) rows of `tgt_in` may hold several texts, each behind its own BOS, and begin
+        in the middle of one.
+
         Returns:
             States and, if asked for, the attention of what follows to the prompt.
         """
         lengths, (batch, width), steps = src_lengths.to(src.device), src.shape, tgt_in.shape[1]
+        if not width:
+            hidden, _ = self._read(tgt_in)
+            self._positions = None
+            return Decoded(hidden, hidden.new_zeros(batch, steps, 0) if need_attention else None)
         text = src.new_full((batch, width + steps), PAD)
         text[:, : width + 1] = F.pad(src, (1, 0), value=BOS)
         positions = lengths.unsqueeze(1) + torch.arange(steps, device=src.device)  # [batch, tgt]: of the tokens read
         text.scatter_(1, positions[:, 1:], tgt_in[:, 1:])
         hidden, weights = self._read(text, need_weights=need_attention)
+        self._positions = positions
         states = hidden.gather(1, positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
         if weights is None:
             return Decoded(states, None)
@@ -254,17 +283,35 @@ class LanguageModel(nn.Module):
         padding = torch.arange(width, device=src.device) >= lengths.view(-1, 1, 1)
         return Decoded(states, attention.masked_fill(padding, 0))
 
-    def alphas(self) -> Tensor:
-        """Return the alphas [layers, heads]."""
-        return torch.stack([attention.alphas().detach() for attention in self._attentions()])
+    def num_attended(self, decoded: Decoded) -> Tensor:
+        """Count positions of the text with a weight above zero at each step [batch, tgt]: the mean of layers and heads.
 
-    def attention_stats(self) -> list[AttentionStats]:
-        """Return the sparsity of each layer's heads in the last pass.
+        It is what the pass that made `decoded` recorded: to be asked before the next one.
 
         Raises:
             RuntimeError: before the first pass, or if it was compiled.
         """
-        return [attention.stats() for attention in self._attentions()]
+        counts = torch.stack([attention.support() for attention in self._attentions()])  # [layers, batch, heads, text]
+        mean = counts.double().mean((0, 2))
+        return mean if self._positions is None else mean.gather(1, self._positions)
+
+    def alphas(self) -> dict[str, Tensor]:
+        """Return the alphas [layers, heads] of the one kind of attention, "decoder"."""
+        return {"decoder": torch.stack([attention.alphas().detach() for attention in self._attentions()])}
+
+    def attention_stats(self) -> dict[str, list[AttentionStats]]:
+        """Return the sparsity of each layer's heads in the last pass, of the one kind of attention, "decoder".
+
+        Raises:
+            RuntimeError: before the first pass, or if it was compiled.
+        """
+        return {"decoder": [attention.stats() for attention in self._attentions()]}
+
+    @property
+    def attention_label(self) -> str:
+        """The caption of attention weights in figures."""
+        heads, last = self._attentions()[0].num_heads, len(self.layers)
+        return f"Attention to the prompt: mean of {heads} head{'s' * (heads != 1)} of layer {last} of {last}"
 
     def _attentions(self) -> list[MultiheadAttention]:
         return [layer.self_attn for layer in self.layers if isinstance(layer, LanguageLayer)]
@@ -272,3 +319,19 @@ class LanguageModel(nn.Module):
     def shared_parameters(self) -> dict[str, str]:
         """Return the names in the state dict that repeat another one's parameter, each with that other one."""
         return shared_parameters(self)
+
+
+def other_texts(tokens: Tensor) -> Tensor | None:
+    """Return which tokens belong to another text than a token [batch, 1, length, length]; None where rows hold one.
+
+    A start symbol begins a text.
+
+    Example:
+        >>> other_texts(torch.tensor([[1, 7, 1]]))[0, 0].tolist()
+        [[False, False, True], [False, False, True], [True, True, False]]
+    """
+    starts = tokens == BOS
+    if not traced() and not starts[:, 1:].any():
+        return None
+    number = starts.cumsum(1)
+    return (number.unsqueeze(1) != number.unsqueeze(2)).unsqueeze(1)

@@ -229,8 +229,8 @@ class MultiheadAttention(nn.Module):
             query, key, value: [length, batch, size], [batch, length, size] with `batch_first`, or [length, size].
             key_padding_mask: [batch, keys] or [keys]: True (or -inf) where a key is padding.
             need_weights: return the weights, too; they are held then.
-            attn_mask: [queries, keys] or [batch * heads, queries, keys]: True where a key may not be attended to, or
-                numbers that are added to the scores.
+            attn_mask: [queries, keys] or [batch * heads, queries, keys], or also [batch, heads, queries, keys] with a 1
+                where all share it: True where a key may not be attended to, or numbers that are added to the scores.
             average_attn_weights: weights [batch, queries, keys], the mean of the heads, not [batch, heads, ...].
             is_causal: a query attends to no later key. Unlike PyTorch's this is no mere hint, and needs no mask. With a
                 cache, the last query is aligned with its last key.
@@ -407,6 +407,10 @@ class MultiheadAttention(nn.Module):
                     f"got shape {tuple(mask.shape)}"
                 )
             mask = mask.view(batch, self.num_heads, *mask.shape[1:])
+        elif mask.dim() == 4 and (mask.shape[0] not in (1, batch) or mask.shape[1] not in (1, self.num_heads)):
+            raise ValueError(
+                f"attn_mask must be [{batch} or 1, {self.num_heads} or 1, queries, keys], got {tuple(mask.shape)}"
+            )
         return ~mask if mask.dtype == torch.bool else mask
 
     @staticmethod

@@ -91,6 +91,38 @@ def test_padding_behind_a_prompt_changes_nothing() -> None:
     torch.testing.assert_close(model(noise, lengths, tgt_in).hidden, model(src, lengths, tgt_in).hidden)
 
 
+@every_kind
+def test_texts_of_one_row_do_not_see_each_other(kind: dict[str, Any]) -> None:
+    model = model_of(kind)
+    texts = [torch.tensor([BOS, *torch.randint(4, VOCAB, (n,))]) for n in (4, 1, 6)]
+    nothing, lengths = torch.empty(2, 0, dtype=torch.long), torch.zeros(2, dtype=torch.long)
+    row = torch.cat([torch.randint(4, VOCAB, (3,)), *texts])  # it begins in the middle of a text
+    hidden = model(nothing, lengths, torch.stack([row, row.flip(0)])).hidden[0]
+    parts = hidden.split([3, *map(len, texts)])
+    for text, part in zip([row[:3], *texts], parts, strict=True):
+        torch.testing.assert_close(part, model.read(text.unsqueeze(0))[0])
+    counts = model.num_attended(model(nothing[:1], lengths[:1], row.unsqueeze(0)))[0]
+    assert (counts <= torch.cat([torch.arange(1, n + 1) for n in map(len, parts)])).all() and (counts >= 1).all()
+
+
+@every_kind
+def test_a_prompt_may_be_empty(kind: dict[str, Any]) -> None:
+    model, tgt_in = model_of(kind), torch.tensor([[BOS, 5, 6], [BOS, 7, 4]])
+    expected = model.read(tgt_in)
+    for width in (0, 2):
+        src, lengths = torch.full((2, width), 8), torch.zeros(2, dtype=torch.long)
+        decoded = model(src, lengths, tgt_in, need_attention=True)
+        torch.testing.assert_close(decoded.hidden, expected)
+        assert decoded.attention is not None and decoded.attention.shape == (2, 3, width)
+        assert not decoded.attention.any()
+        with torch.no_grad():
+            state = model.start(model.encode(src, lengths))
+            for number in range(3):
+                step = model.step(state, tgt_in[:, number])
+                torch.testing.assert_close(step.scores, model.output.scores(expected[:, number]).detach())
+                state = step.state
+
+
 def test_a_text_may_have_any_length() -> None:
     model = model_of({})
     assert model.read(torch.randint(4, VOCAB, (1, 700))).isfinite().all()
