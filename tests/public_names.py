@@ -69,8 +69,8 @@ PUBLIC = {
         text_panels
     """,
     "tsallis.search": """
-        Certificate Choice Completions Ensemble Exclusion Hypothesis Result RiskChoice TokenScores beam_search complete
-        exact_search exhaustive minimum_risk sample score score_tokens
+        Certificate Choice Completions Ensemble Exclusion Generated Hypothesis Result RiskChoice TokenScores beam_search
+        complete exact_search exhaustive generate minimum_risk sample score score_tokens
     """,
     "tsallis.tasks": """
         InflectionExample english_verbs load_config read_inflection read_languages

@@ -1,4 +1,4 @@
-"""Search with certificates: beam, exhaustive, exact; scoring, sampling, completion, least risk, ensembles."""
+"""Search with certificates: beam, exhaustive, exact; scores, draws, generation, completion, least risk, ensembles."""
 
 from tsallis.search.beam import beam_search
 from tsallis.search.certificate import Certificate, Hypothesis, Result
@@ -6,6 +6,7 @@ from tsallis.search.completion import Choice, Completions, complete
 from tsallis.search.ensemble import Ensemble
 from tsallis.search.exact import exact_search
 from tsallis.search.exhaustive import exhaustive
+from tsallis.search.generation import Generated, generate
 from tsallis.search.risk import RiskChoice, minimum_risk
 from tsallis.search.sampling import sample
 from tsallis.search.scoring import Exclusion, TokenScores, score, score_tokens
@@ -16,6 +17,7 @@ __all__ = [
     "Completions",
     "Ensemble",
     "Exclusion",
+    "Generated",
     "Hypothesis",
     "Result",
     "RiskChoice",
@@ -24,6 +26,7 @@ __all__ = [
     "complete",
     "exact_search",
     "exhaustive",
+    "generate",
     "minimum_risk",
     "sample",
     "score",

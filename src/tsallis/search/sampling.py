@@ -56,7 +56,7 @@ def sample(
     at_least_one(n=n)
     lengths = src_lengths.tolist()
     limits = [limit for limit in make_limits(lengths, prefixes, max_length=max_length) for _ in range(n)]
-    generators = _generators(len(lengths), seeds)
+    generators = make_generators(len(lengths), seeds)
     outputs: list[Hypothesis | None] = [None] * len(limits)
     if not lengths:
         return []
@@ -71,7 +71,7 @@ def sample(
             for i, row in enumerate(rows):
                 limits[row].restrict(log_probs[i], prefix_of[row].length)
             uniform = torch.cat([torch.rand(n, generator=g, dtype=torch.float64) for g in generators])
-            draws, log_prob = _draw(log_probs.cpu(), uniform[rows])  # a GPU sums in an order of its own
+            draws, log_prob = draw_tokens(log_probs.cpu(), uniform[rows])  # a GPU sums in an order of its own
             active = []
             for i, (row, token, step) in enumerate(zip(rows, draws.tolist(), log_prob.tolist(), strict=True)):
                 prefix = prefix_of[row]
@@ -92,7 +92,7 @@ def line_seed(seed: int, line: int) -> int:
     return int.from_bytes(digest[:7], "big")
 
 
-def _generators(sources: int, seeds: Sequence[int] | None) -> list[torch.Generator]:
+def make_generators(sources: int, seeds: Sequence[int] | None) -> list[torch.Generator]:
     """Return a source of random numbers for each source, on the CPU."""
     if seeds is None:
         seeds = torch.randint(2**62, (sources,)).tolist()
@@ -101,7 +101,7 @@ def _generators(sources: int, seeds: Sequence[int] | None) -> list[torch.Generat
     return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
-def _draw(log_probs: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def draw_tokens(log_probs: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Draw a token a row from log-probabilities [rows, d_vocab] with numbers [rows] from 0 to 1, 1 excluded.
 
     Returns:

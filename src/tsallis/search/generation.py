@@ -1,0 +1,131 @@
+"""Texts drawn from a model token by token, those among them that are cut at a length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tsallis.models.protocol import Decoder
+from tsallis.search.sampling import draw_tokens, make_generators
+from tsallis.search.step import advance, at_least_one, evaluating
+from tsallis.special_symbols import BOS, EOS
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A text that was drawn behind a prompt.
+
+    Args:
+        tokens: without the prompt and the end.
+        log_prob: of the draws, the end's among them.
+        support: the tokens that were possible at each draw.
+        ended: whether the end was drawn; else the text was cut at its greatest length, or nothing was possible.
+
+    Example:
+        >>> Generated((7, 8), -1.5, (3, 1, 2), True).tokens
+        (7, 8)
+    """
+
+    tokens: tuple[int, ...]
+    log_prob: float
+    support: tuple[int, ...]
+    ended: bool
+
+
+@torch.no_grad()
+def generate(
+    model: Decoder,
+    prompts: Tensor,
+    prompt_lengths: Tensor,
+    n: int = 1,
+    *,
+    length: int = 256,
+    seeds: Sequence[int] | None = None,
+) -> list[list[Generated]]:
+    """Draw `n` texts behind every prompt, each token from its whole support: nothing is truncated or rescaled.
+
+    Unlike :func:`tsallis.search.sample` it returns texts that are cut, too: their frequencies are those of beginnings.
+
+    Args:
+        model: anything with the decoder protocol whose sources may be prompts.
+        prompts: [batch, src] symbols.
+        prompt_lengths: [batch] their counts.
+        n: texts a prompt.
+        length: of a text, without its prompt and its end.
+        seeds: of each prompt's random numbers; None: others at every call.
+
+    Returns:
+        `n` texts a prompt, in the order of the draws.
+
+    Raises:
+        ValueError: sizes below 1; not one seed a prompt; a model whose probabilities are NaN.
+
+    Example:
+        >>> from tsallis.models import LanguageModel
+        >>> model = LanguageModel(20, d_model=8, heads=2, layers=1, d_ff=16)
+        >>> ((text,),) = generate(model, torch.randint(4, 20, (1, 5)), torch.tensor([5]), length=10)
+        >>> len(text.tokens) <= 10
+        True
+    """
+    at_least_one(n=n, length=length)
+    batch = len(prompts)
+    generators = make_generators(batch, seeds)
+    if not batch:
+        return []
+    texts = [_Text() for _ in range(batch * n)]
+    active = list(range(len(texts)))
+    with evaluating(model):
+        state = model.start(model.encode(prompts, prompt_lengths))
+        state = state.select(torch.arange(batch, device=prompts.device).repeat_interleave(n))
+        for last in [False] * length + [True]:
+            tokens = torch.tensor([texts[row].last for row in active], device=prompts.device)
+            log_probs, _, state = advance(model, state, tokens, [row // n for row in active])
+            uniform = torch.cat([torch.rand(n, generator=g, dtype=torch.float64) for g in generators])
+            log_probs = log_probs.cpu()
+            draws, steps = draw_tokens(log_probs, uniform[active])
+            support = (log_probs > -torch.inf).sum(-1)
+            rows: Iterable[tuple[int, int, float, int]] = zip(
+                active, draws.tolist(), steps.tolist(), support.tolist(), strict=True
+            )
+            open_rows = [
+                i
+                for i, (row, token, log_prob, count) in enumerate(rows)
+                if texts[row].append(token, log_prob, count, last=last)
+            ]
+            active = [active[i] for i in open_rows]
+            if not active:
+                break
+            state = state.select(torch.tensor(open_rows, device=prompts.device))
+    outputs = [text.generated() for text in texts]
+    return [outputs[first : first + n] for first in range(0, len(outputs), n)]
+
+
+@dataclass
+class _Text:
+    """The draws of one text so far."""
+
+    tokens: list[int] = field(default_factory=list)
+    support: list[int] = field(default_factory=list)
+    log_prob: float = 0.0
+    ended: bool = False
+
+    @property
+    def last(self) -> int:
+        return self.tokens[-1] if self.tokens else BOS
+
+    def append(self, token: int, log_prob: float, support: int, *, last: bool) -> bool:
+        """Append a draw, of the last step only if it is the end; tell whether another one follows."""
+        if log_prob == -torch.inf or (last and token != EOS):
+            return False
+        self.log_prob += log_prob
+        self.support.append(support)
+        self.ended = token == EOS
+        if not self.ended:
+            self.tokens.append(token)
+        return not self.ended
+
+    def generated(self) -> Generated:
+        return Generated(tuple(self.tokens), self.log_prob, tuple(self.support), self.ended)

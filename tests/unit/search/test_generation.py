@@ -1,0 +1,60 @@
+"""Texts drawn behind prompts: as often as the model holds them probable, those among them that are cut."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from contract.tables import EOS, A, B, sources, trie
+from tsallis.models import LanguageModel
+from tsallis.search import Generated, generate, score_tokens
+from tsallis.special_symbols import BOS
+
+ROWS = {(): {A: 0.75, B: 0.25}, (A,): {EOS: 1.0}, (B,): {A: 0.5, EOS: 0.5}, (B, A): {EOS: 1.0}}
+
+
+def test_texts_that_are_cut_are_drawn_as_often_as_their_beginnings() -> None:
+    (texts,) = generate(trie(ROWS), *sources(0), 2000, length=1, seeds=[0])
+    share = {(tokens, ended): 0 for tokens in ((A,), (B,)) for ended in (False, True)}
+    for text in texts:
+        share[text.tokens, text.ended] += 1
+    assert share[(A,), True] / 2000 == pytest.approx(0.75, abs=0.04) and share[(A,), False] == 0
+    for ended in (False, True):
+        assert share[(B,), ended] / 2000 == pytest.approx(0.125, abs=0.03)
+
+
+def test_a_text_has_its_probability_and_supports() -> None:
+    (texts,) = generate(trie(ROWS), *sources(0), 50, length=5, seeds=[0])
+    by_tokens = {text.tokens: text for text in texts}
+    assert by_tokens[B, A] == Generated((B, A), pytest.approx(math.log(0.125)), (2, 2, 1), True)
+
+
+def test_a_dead_end_is_a_text_that_did_not_end() -> None:
+    ((text,),) = generate(trie({(): {A: 1.0}, (A,): {}}), *sources(0), length=5, seeds=[0])
+    assert text == Generated((A,), 0.0, (1,), False)
+
+
+def test_draws_repeat_and_no_prompt_changes_anothers() -> None:
+    torch.manual_seed(0)
+    model = LanguageModel(12, d_model=8, heads=2, layers=2, d_ff=12, output="softmax")
+    prompts, lengths = torch.randint(4, 12, (3, 4)), torch.tensor([0, 4, 2])
+    drawn = generate(model, prompts, lengths, 2, length=12, seeds=[1, 2, 3])
+    for row in range(3):
+        alone = generate(
+            model, prompts[row : row + 1, : lengths[row]], lengths[row : row + 1], 2, length=12, seeds=[1 + row]
+        )
+        assert [text.tokens for text in alone[0]] == [text.tokens for text in drawn[row]]
+        for text in drawn[row]:
+            tgt_in, tgt_out = torch.tensor([[BOS, *text.tokens]]), torch.tensor([[*text.tokens, EOS]])
+            (scores,) = score_tokens(model, prompts[row : row + 1], lengths[row : row + 1], tgt_in, tgt_out)
+            expected = scores.log_prob if text.ended else sum(scores.log_probs[: len(text.tokens)])
+            assert text.log_prob == pytest.approx(expected, abs=1e-4)
+
+
+def test_no_prompts_and_bad_sizes() -> None:
+    assert generate(trie(ROWS), *sources(), length=3) == []
+    for sizes, words in (({"n": 0}, "n must be at least 1"), ({"length": 0}, "length must be at least 1")):
+        with pytest.raises(ValueError, match=words):
+            generate(trie(ROWS), *sources(0), **sizes)
