@@ -67,13 +67,14 @@ def counted(tgt_out: Tensor) -> Tensor:
     return (tgt_out != IGNORED) & (tgt_out != UNK)
 
 
-def make_batch(src: Rows, tgt: Rows, index: Sequence[int]) -> Batch:
+def make_batch(src: Rows, tgt: Rows, index: Sequence[int], empty_sources: bool = False) -> Batch:
     """Return some rows of encoded sources and targets as a batch.
 
     Args:
         src: symbols of each source, as lists or :class:`~tsallis.data.ragged.Ragged`.
         tgt: symbols of each target, without start and end.
         index: the numbers of the rows.
+        empty_sources: whether a source may have no symbols.
 
     Returns:
         The rows in the order of `index`, padded.
@@ -91,7 +92,7 @@ def make_batch(src: Rows, tgt: Rows, index: Sequence[int]) -> Batch:
         raise ValueError("a batch needs at least one row")
     sources, src_lengths = _flat(src, rows)
     targets, tgt_lengths = _flat(tgt, rows)
-    if not src_lengths.all():
+    if not empty_sources and not src_lengths.all():
         raise ValueError(f"row {rows[int(src_lengths.argmin())]} has an empty source")
     tgt_in = _padded(targets, tgt_lengths, PAD, start=BOS)
     tgt_out = _padded(targets, tgt_lengths, IGNORED, end=EOS)

@@ -198,7 +198,7 @@ class SyntheticStream:
 
     def __next__(self) -> SyntheticBatch:
         first = self.position * self.batch_size
-        examples = [self._example(number) for number in range(first, first + self.batch_size)]
+        examples = [self.example(number) for number in range(first, first + self.batch_size)]
         self.position += 1
         lengths = torch.tensor([len(example.tokens) for example in examples])
         shape = len(examples), int(lengths.max())
@@ -208,6 +208,7 @@ class SyntheticStream:
             targets[row, : len(example.targets)] = torch.tensor(example.targets)
         return SyntheticBatch(tokens, targets, lengths)
 
-    def _example(self, number: int) -> SyntheticExample:
+    def example(self, number: int) -> SyntheticExample:
+        """Return an example by its number, from 0."""
         length = Random(self.seed ^ number * 0x9E3779B97F4A7C15).between(self.least, self.most)
         return self.task.example(length, self.seed, number)
