@@ -14,7 +14,21 @@ except ModuleNotFoundError:
     print("tsallis: the commands need more than the library does: pip install 'tsallis[toolkit]'", file=sys.stderr)
     raise SystemExit(2) from None
 
-from tsallis.cli import analyze, average, data, demo, evaluate, info, look, score, serve, suggest, train, translate
+from tsallis.cli import (
+    analyze,
+    average,
+    data,
+    demo,
+    evaluate,
+    generate,
+    info,
+    look,
+    score,
+    serve,
+    suggest,
+    train,
+    translate,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +62,7 @@ app.add_typer(data.app, name="data")
 app.command()(train.train)
 app.command()(average.average)
 app.command()(translate.translate)
+app.command()(generate.generate)
 app.command()(evaluate.evaluate)
 app.command()(score.score)
 app.command()(suggest.suggest)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsallis.cli.input import beam_size_of, open_run
+from tsallis.cli.input import beam_size_of, check_command, open_run
 from tsallis.cli.options import Beam, Device, SplitLanguage, Which
 from tsallis.cli.output import check_folder, check_writable, print_fields
 
@@ -66,6 +66,8 @@ def analyze(
         _write(Report(sweep=read_sweep(runs)), out, figures, records)
         return
     loaded = [open_run(run, checkpoint, device) for run in runs]
+    for run, task in loaded:
+        check_command(task, run.folder, "analyze")
     options = Options(limit, sentences, importance, searched, beam_size=beam or beam_size_of(loaded[0][0]))
     try:
         if any(is_label_run(run) for run, _ in loaded):

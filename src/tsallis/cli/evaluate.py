@@ -10,6 +10,7 @@ import typer
 
 from tsallis.cli.input import open_run, read_all
 from tsallis.cli.options import (
+    LENGTH,
     MOST_EXPANSIONS,
     Beam,
     Device,
@@ -52,6 +53,9 @@ def evaluate(
         Path | None,
         typer.Option(help="A file for the result and all that repeats it: configuration, digests, versions, machine."),
     ] = None,
+    length: Annotated[
+        int | None, typer.Option(min=2, max=LENGTH, help="Tokens of a row of a split's texts, of a language model.")
+    ] = None,
     others: With = None,
     language: SplitLanguage = None,
     images: SplitImages = None,
@@ -62,7 +66,8 @@ def evaluate(
     """Scores, loss, certificates and sparsity on lines with known outputs.
 
     Of forms: accuracy and distance; of those of several languages also their means over languages, and each language's.
-    Of translations: BLEU, chrF and TER with their signatures. How often the empty output is more probable than the
+    Of translations: BLEU, chrF and TER with their signatures. Of texts: epsilon-perplexity and sparsemax score, each
+    token given those before it. How often the empty output is more probable than the
     answer, and with --exact than all others.
     """
     from tsallis.errors import InputError
@@ -74,11 +79,16 @@ def evaluate(
         raise InputError("--budget is for --exact")
     if beam is not None and exact:
         raise InputError("--beam is for beam search: --exact answers the same for every beam (--budget limits it)")
+    if file and length is not None:
+        raise InputError(f"--length is for the config's own data: of {file} each line is a text")
     check_writable(out)
     check_writable(manifest)
     loaded, task = open_run(run, checkpoint, device, others)
+    of_search = {"--beam": beam, "--exact": exact or None, "--out": out}
+    if not task.searched and (names := [name for name, value in of_search.items() if value is not None]):
+        raise InputError(f"{run}: a run of the task {task.name} is not searched and takes no {', '.join(names)}")
     config = load_config(loaded.folder / "config.yaml")
-    options = {"language": language, "images": images}
+    options = {"language": language, "images": images, "length": length}
     if file:
         lines = read_all(loaded, task, file, gold=True, **options)
     else:
@@ -92,6 +102,7 @@ def evaluate(
         from tsallis.tasks.manifest import describe_result, write_manifest
 
         search = {"beam": beam_size} if expansions is None else {"budget": expansions}
+        search = search if task.searched else {}
         evaluation = {"split": None if file else split or "test", **options, "checkpoint": checkpoint, **search}
         write_manifest(manifest, describe_result(loaded, config, report, evaluation, others or (), file))
     if as_json:

@@ -53,6 +53,18 @@ def open_run(
     return run, task_of(run.task, folder / TASK)
 
 
+def check_command(task: Task, folder: Path, command: str) -> None:
+    """Refuse a run of a task that a command is not for.
+
+    Raises:
+        InputError: such a run.
+    """
+    from tsallis.errors import InputError
+
+    if (reason := task.refusals.get(command)) is not None:
+        raise InputError(f"{folder}: a run of the task {task.name}: {reason}")
+
+
 def beam_size_of(run: Run) -> int:
     """Return the beam size of a run's configuration."""
     from tsallis.tasks.registry import load_config

@@ -9,6 +9,7 @@ import typer
 
 MOST = 1_000  # prefixes of a beam, outputs of a line
 MOST_EXPANSIONS = 1_000_000
+LENGTH = 100_000  # symbols of an output that may be asked for
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Input file; default: standard input.")]

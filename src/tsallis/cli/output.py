@@ -21,6 +21,8 @@ ROWS = {
     "accuracy": ("accuracy", ".2%"),
     "levenshtein": ("mean Levenshtein", ".3f"),
     "loss": ("loss a symbol", ".4f"),
+    "epsilon_perplexity": ("epsilon-perplexity", ".2f"),
+    "sparsemax_score": ("sparsemax score", ".4f"),
     "symbol_accuracy": ("symbols right, gold before", ".2%"),
     "gold_in_support": ("gold symbols in support", ".2%"),
     "single": ("all mass on one hypothesis", ".1%"),
@@ -89,4 +91,8 @@ def score_table(report: dict[str, Any]) -> str:
         lines += ["", f"{'language':<28}{'samples':>10}{'accuracy':>10}{'Levenshtein':>13}"]
     for name, scores in report.get("languages", {}).items():
         lines.append(f"{name:<28}{scores['samples']:>10}{scores['accuracy']:>10.2%}{scores['levenshtein']:>13.3f}")
+    if "lengths" in report:
+        lines += ["", f"{'length':<28}{'samples':>10}{'accuracy':>10}{'all right':>13}"]
+    for name, scores in report.get("lengths", {}).items():
+        lines.append(f"{name:<28}{scores['samples']:>10}{scores['accuracy']:>10.2%}{scores['whole']:>13.2%}")
     return "\n".join(lines)

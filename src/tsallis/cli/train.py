@@ -60,5 +60,6 @@ def run_training(loaded: Config, folder: Path, world: World) -> None:
         display.print_lines(parameters.lines)
         model, train, dev = parameters.model, data.train, data.dev.corpus
         where = (folder, settings, display.update, prepared.measure(), world, lock, parameters.facts)
+        searched = prepared.task.searched
         del prepared  # with the run that this one starts from
-        Trainer(model, train, dev, *where).run()
+        Trainer(model, train, dev, *where, search=searched).run()

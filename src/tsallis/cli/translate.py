@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsallis.cli.input import Block, beam_size_of, line_blocks, one_batch, open_run
+from tsallis.cli.input import Block, beam_size_of, check_command, line_blocks, one_batch, open_run
 from tsallis.cli.options import (
+    LENGTH,
     MOST,
     MOST_EXPANSIONS,
     Device,
@@ -26,8 +27,6 @@ from tsallis.cli.search_options import BUDGET, Answer, SearchOptions
 if TYPE_CHECKING:
     from tsallis.search import Hypothesis, Result
     from tsallis.training import Run
-
-LENGTH = 100_000  # symbols of an output that may be asked for
 
 
 def translate(
@@ -108,6 +107,7 @@ def translate(
     )
     options.check()
     loaded, task = open_run(run, checkpoint, device, others)
+    check_command(task, run, "translate")
     options.check_run(loaded)
     beam_size, name = beam_size_of(loaded), str(file) if file else "standard input"
     writer = Writer(loaded, task.noun, options, as_json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tsallis.models.label_decoder import LabelDecoder
+from tsallis.models.language import LanguageModel
 from tsallis.models.lstm import RNNSeq2Seq
 from tsallis.models.transformer.model import TransformerSeq2Seq
 
@@ -13,4 +14,5 @@ MODELS: dict[str, Any] = {
     "transformer": TransformerSeq2Seq,
     "classifier": LabelDecoder,
     "answerer": LabelDecoder,
+    "language": LanguageModel,
 }

@@ -105,8 +105,11 @@ class ModelSection(Section):
         Raises:
             InputError: settings that don't go with the data.
         """
-        sizes = {"src_vocab": len(data.vocabularies.src), "tgt_vocab": len(data.vocabularies.tgt)}
-        return {**sizes, **self.model_dump(exclude={"architecture"})}
+        return {**self.sizes(data), **self.model_dump(exclude={"architecture"})}
+
+    def sizes(self, data: Data) -> dict[str, int]:
+        """Return the arguments that say how many symbols there are."""
+        return {"src_vocab": len(data.vocabularies.src), "tgt_vocab": len(data.vocabularies.tgt)}
 
 
 class Task(ABC):
@@ -121,6 +124,8 @@ class Task(ABC):
         scores: names of what `score` returns.
         costly_scores: those of them that `score` leaves out if it is to be quick.
         options: what may be said beside the lines, such as `language`: keywords of `read` and `examples`.
+        searched: whether an example has a right output that is searched for: of a text nothing is.
+        refusals: why some commands can't run this task, by their names.
     """
 
     name: ClassVar[str]
@@ -131,6 +136,8 @@ class Task(ABC):
     scores: ClassVar[tuple[str, ...]]
     costly_scores: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[tuple[str, ...]] = ()
+    searched: ClassVar[bool] = True
+    refusals: ClassVar[Mapping[str, str]] = {"generate": "tsallis generate is for language models"}
 
     @classmethod
     @abstractmethod

@@ -12,11 +12,12 @@ from tsallis.errors import InputError, describe
 from tsallis.tasks.base import Task
 from tsallis.tasks.classification import Classification
 from tsallis.tasks.inflection import Inflection
+from tsallis.tasks.language import Language
 from tsallis.tasks.translation import Translation
 from tsallis.tasks.vqa import Visual
 
 DEFAULT = Inflection.name  # of a configuration that names none
-TASKS: dict[str, type[Task]] = {task.name: task for task in (Inflection, Translation, Classification, Visual)}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (Inflection, Translation, Classification, Visual, Language)}
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:

@@ -21,6 +21,7 @@ from tsallis.errors import InputError
 from tsallis.evaluation.text_scores import CorpusScore, exact_match, sentence_chrf, translation_scores
 from tsallis.tasks.base import LONGEST, Data, Lines, Task, Vocabularies, refuse_long, split_name
 from tsallis.tasks.sequences import SequenceTask, check_source
+from tsallis.tasks.subwords import LearningConfig
 from tsallis.training.run_folder import Run
 from tsallis.user_cache import user_cache
 
@@ -28,20 +29,13 @@ Pair = tuple[str, str]
 SPACE = "▁"  # that begins the subwords at the beginnings of words
 
 
-LEARNING = ("size", "kind", "coverage", "split_digits")  # options of learning subwords
-
-
-class SubwordsConfig(Section):
+class SubwordsConfig(LearningConfig):
     """The options of the subword models that turn sentences into symbols."""
 
     model: FileName | None = None  # an existing sentencepiece model of both languages, in place of learning one
     src_model: FileName | None = None  # or one of each
     tgt_model: FileName | None = None
-    size: int = Field(8000, ge=8, lt=2**31)  # symbols of the vocabulary (of each, unless joint)
-    kind: Literal["bpe", "unigram", "word"] = "bpe"  # word: what white space separates are the symbols
     joint: bool = True  # one vocabulary for both languages
-    coverage: float = Field(1.0, ge=0.98, le=1)  # share of characters; a little less than 1 where there are thousands
-    split_digits: bool = False  # every digit a symbol of its own
     sample: float = Field(0.0, ge=0, lt=1)  # subword regularisation: 0.1 is usual; 0 segments every time alike
 
     @property
@@ -56,17 +50,12 @@ class SubwordsConfig(Section):
         sides = (self.src_model is None) + (self.tgt_model is None)
         if sides == 1 or (self.model is not None and sides == 0):
             raise ValueError("expected model, or both src_model and tgt_model")
-        options = [*LEARNING, "joint"]
-        others = [name for name in options if getattr(self, name) != type(self).model_fields[name].default]
+        others = self.learned() + (["joint"] if not self.joint else [])
         if self.models is not None and others:
             raise ValueError(f"an existing model is not learned: {', '.join(others)} can't be set beside it")
         if self.kind == "word" and self.sample:
             raise ValueError("kind: word has no other segmentations to sample")
         return self
-
-    def learning(self) -> dict[str, Any]:
-        """Return the options for learning subwords, without those for using them."""
-        return self.model_dump(include=set(LEARNING))
 
 
 class TranslationData(Section):

@@ -12,9 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from tsallis.data.corpus import Counts
 from tsallis.errors import without_controls
+from tsallis.evaluation.score_names import OF_TEXT
 from tsallis.training.trainer import Progress as State
 
-SCORES = ("bleu", "macro_accuracy", "accuracy", "exact")
+SCORES = ("bleu", "macro_accuracy", "accuracy", "exact", *OF_TEXT)
 
 
 class TrainingDisplay:
@@ -101,4 +102,4 @@ class TrainingDisplay:
 def _shown(name: str, value: float) -> str:
     if name.endswith("levenshtein"):
         return f"{value:.3f}"
-    return f"{value:.2f}" if name in ("bleu", "chrf", "ter") else f"{value:.2%}"
+    return f"{value:.2f}" if name in ("bleu", "chrf", "ter", "epsilon_perplexity") else f"{value:.2%}"

@@ -108,7 +108,7 @@ def _vocabularies(folder: Path, record: ModelRecord) -> tuple[Symbols, Symbols]:
     loaded = []
     for name in ("src", "tgt"):
         path, vocabulary = _load_symbols(folder, name)
-        expected = record.arguments.get(f"{name}_vocab")
+        expected = record.arguments.get("vocab", record.arguments.get(f"{name}_vocab"))
         if len(vocabulary) != expected:
             raise InputError(
                 f"{path}: the vocabulary has {len(vocabulary)} symbols, the model was trained with {expected}"

@@ -119,7 +119,7 @@ class ModelRecord(Record):
                 raise ValueError(f"{key} must be a whole number, found {describe(value)}")
             for part in value if isinstance(value, list) else [value]:
                 _check_argument(key, part)
-        for key in ("src_vocab", "tgt_vocab"):
+        for key in ("vocab",) if "vocab" in arguments else ("src_vocab", "tgt_vocab"):
             if type(arguments.get(key)) is not int or arguments[key] < 1:
                 raise ValueError(f"{key} must be a number of symbols, found {arguments.get(key)!r}")
         return arguments

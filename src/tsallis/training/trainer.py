@@ -17,7 +17,7 @@ from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.io import remove_leftovers
 from tsallis.errors import InputError
 from tsallis.evaluation.provenance import environment
-from tsallis.evaluation.score_names import TEACHER_FORCED, rank_score
+from tsallis.evaluation.score_names import OF_TEXT, TEACHER_FORCED, rank_score
 from tsallis.evaluation.search_results import accuracy, search_batches
 from tsallis.evaluation.teacher_forcing import TeacherForcedScores, teacher_forced_sums
 from tsallis.search import Result
@@ -90,6 +90,8 @@ class Trainer:
         measure: computes scores from the results of a search on (the first rows of) `dev`, by their names; unless the
             settings select another one, the first tells which checkpoint is best. None: the share of outputs that are
             the target.
+        search: whether validation searches for outputs, and measures them. Without it scores are those of
+            :data:`tsallis.evaluation.score_names.OF_TEXT`, and the loss tells which checkpoint is best.
         world: this process among those that train.
         lock: on the folder, where the first process holds one: before every write it is seen to be the same folder.
         init: where the model's parameters are from, for the log.
@@ -118,7 +120,9 @@ class Trainer:
         world: World | None = None,
         lock: Lock | None = None,
         init: Mapping[str, Any] | None = None,
+        search: bool = True,
     ) -> None:
+        self.search = search
         self.model, self.train, self.dev, self.settings, self.watch = model, train, dev, settings, watch
         self.world = world or World()
         self.engine = Engine(model, settings.of_engine(), self.world)
@@ -375,13 +379,9 @@ class Trainer:
         for kind, values in densities.items():
             shared = torch.tensor(world.sum(*values.flatten().tolist()), dtype=torch.float64)
             densities[kind] = shared.reshape(values.shape) / max(sums[-1], 1)
-        rows = min(settings.validation_rows or len(self.dev), len(self.dev))
-        searched = self.dev.batches(VALIDATED, rows)[world.rank :: world.size]
-        parts = world.gather(search_batches(model, searched, settings.validation_beam))
-        results = [result for _, result in sorted((i, r) for part in parts for i, r in part.items())]
-        scores: dict[str, float] = world.broadcast(self.measure(results) if world.main else None)
+        scores = self._measure(model) if self.search else {n: getattr(teacher_forced, n) for n in OF_TEXT}
         own = {name: getattr(teacher_forced, name) for name in TEACHER_FORCED}
-        select = settings.select or next(iter(scores))
+        select = settings.select or (next(iter(scores)) if self.search else "loss")
         self._judge(rank_score(select, _find_score(select, {**own, **scores})), teacher_forced.loss)
         return {
             "dev_loss": teacher_forced.loss,
@@ -394,6 +394,16 @@ class Trainer:
             **_of_model(model),
             **{f"density_{kind}": values.tolist() for kind, values in densities.items()},
         }
+
+    def _measure(self, model: Any) -> dict[str, float]:
+        """Search for outputs of the development set and compute their scores; all processes return the same."""
+        world, settings = self.world, self.settings
+        rows = min(settings.validation_rows or len(self.dev), len(self.dev))
+        searched = self.dev.batches(VALIDATED, rows)[world.rank :: world.size]
+        parts = world.gather(search_batches(model, searched, settings.validation_beam))
+        results = [result for _, result in sorted((i, r) for part in parts for i, r in part.items())]
+        scores: dict[str, float] = world.broadcast(self.measure(results) if world.main else None)
+        return scores
 
     def _judge(self, score: float, loss: float) -> None:
         """Compare a score, the larger the better, with the best one so far; of two equal ones the loss decides."""

@@ -1,0 +1,113 @@
+"""The command `tsallis generate`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tsallis.cli.input import Block, check_command, line_blocks, one_batch, open_run
+from tsallis.cli.options import LENGTH, MOST, Device, FileArgument, Json, RunArgument, Which
+from tsallis.cli.output import print_fields, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tsallis.data.batching import Batch
+    from tsallis.search import Generated, Result
+    from tsallis.tasks.base import Task
+    from tsallis.training import Run
+
+
+def generate(
+    run: RunArgument,
+    file: FileArgument = None,
+    prefix: Annotated[
+        str | None, typer.Option(help="The beginning of the texts, in place of FILE; an empty one: from the start.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="Texts that are drawn behind each beginning; default: 1.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**62, help="Of the draws; default: 0.")] = None,
+    length: Annotated[int, typer.Option(min=1, max=LENGTH, help="Symbols behind the beginning, at most.")] = 256,
+    beam: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST, help="Search for the most probable text by a beam of this size; draw nothing."),
+    ] = None,
+    checkpoint: Which = "best",
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Texts of a language model: drawn token by token from the whole support, or the most probable one of a beam.
+
+    Lines are beginnings, which texts repeat; an empty line is the start of a text. A drawn text that is longer than
+    --length is cut. With --beam: the text, its probability and the certificate, separated by tabs, among all texts that
+    end within --length; an empty line where the beam found none.
+    """
+    from tsallis.errors import InputError
+
+    if prefix is not None and file is not None:
+        raise InputError(f"--prefix stands in place of lines: {file} was given, too")
+    if beam is not None and (samples is not None or seed is not None):
+        raise InputError("--beam searches, --samples and --seed are for draws: one of the two")
+    loaded, task = open_run(run, checkpoint, device)
+    check_command(task, run, "generate")
+    blocks = line_blocks(loaded, task, file, False) if prefix is None else _one_block(loaded, task, prefix)
+    for block in blocks:
+        for batch in one_batch(block.lines.corpus, loaded.model):
+            if beam is None:
+                _draw(loaded, block, batch, samples or 1, seed or 0, length, as_json)
+            else:
+                _search(loaded, block, batch, beam, length, as_json)
+        sys.stdout.flush()
+
+
+def _one_block(run: Run, task: Task, prefix: str) -> Iterator[Block]:
+    yield Block(0, task.read([prefix], "--prefix", run, False), [""])
+
+
+def _draw(run: Run, block: Block, batch: Batch, samples: int, seed: int, length: int, as_json: bool) -> None:
+    from tsallis.search import generate as draw
+    from tsallis.search.sampling import line_seed
+
+    lines = [block.line(row) for row in range(len(block.lines.numbers))]
+    seeds = [line_seed(seed, line) for line in lines]
+    drawn = draw(run.model, batch.src, batch.src_lengths, samples, length=length, seeds=seeds)
+    for row, (line, texts) in enumerate(zip(lines, drawn, strict=True)):
+        if as_json:
+            print_json({"line": line, "texts": [_described(run, block, row, text) for text in texts]})
+        else:
+            for text in texts:
+                print_fields(_text(run, block, row, text.tokens))
+
+
+def _search(run: Run, block: Block, batch: Batch, beam: int, length: int, as_json: bool) -> None:
+    from tsallis.search import beam_search
+
+    results = beam_search(run.model, batch.src, batch.src_lengths, beam_size=beam, n_best=1, max_length=length)
+    for row, result in enumerate(results):
+        best, certificate = result.best, result.certificate.kind
+        text = "" if best is None else _text(run, block, row, best.tokens)
+        if as_json:
+            print_json({"line": block.line(row), "text": text, **_proof(result)})
+        else:
+            print_fields(*((text, f"{best.prob:.6g}", certificate) if best else ("",)))
+
+
+def _proof(result: Result) -> dict[str, Any]:
+    from tsallis.evaluation.outputs import finite
+
+    best, certificate = result.best, result.certificate
+    log_prob = None if best is None else best.log_prob
+    return {"log_prob": log_prob, "certificate": certificate.kind, "bound": finite(certificate.bound)}
+
+
+def _described(run: Run, block: Block, row: int, text: Generated) -> dict[str, Any]:
+    content = {"text": _text(run, block, row, text.tokens), "log_prob": text.log_prob, "ended": text.ended}
+    return {**content, "support": text.support}
+
+
+def _text(run: Run, block: Block, row: int, tokens: tuple[int, ...]) -> str:
+    """Return a beginning with what follows it."""
+    return str(run.tgt_vocab.text([*map(int, block.lines.corpus.src[row]), *tokens]))

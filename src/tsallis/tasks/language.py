@@ -1,0 +1,284 @@
+"""Language models: texts, each token of which is predicted from those before it, or synthetic tasks of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from tsallis.config import Alpha, Count, Depth, FileName, Section, Size
+from tsallis.data.corpus import Corpus
+from tsallis.data.corpus_cache import cached_subwords
+from tsallis.data.io import find_packed, stream_lines
+from tsallis.data.packing import TextCorpus, pack
+from tsallis.data.subwords import Subwords
+from tsallis.data.vocabulary import Vocabulary
+from tsallis.datasets.number_names import german_english_numbers
+from tsallis.datasets.synthetic_corpus import SyntheticCorpus, synthetic_corpus, synthetic_vocabulary
+from tsallis.errors import InputError
+from tsallis.evaluation.score_names import OF_TEXT, TEACHER_FORCED
+from tsallis.evaluation.teacher_forcing import row_hits, teacher_forced_scores
+from tsallis.evaluation.text_scores import CorpusScore
+from tsallis.search import Result
+from tsallis.tasks.base import LONGEST, Data, Lines, ModelSection, Task, Vocabularies, split_name
+from tsallis.tasks.sequences import SequenceModel, SequenceTask
+from tsallis.tasks.subwords import LearningConfig
+from tsallis.training.run_folder import Run
+from tsallis.user_cache import user_cache
+
+ENDINGS = ("", ".txt", ".xz", ".gz", ".txt.xz", ".txt.gz")
+EVALUATED = 64  # rows of a batch
+CHUNK = 8192  # texts encoded in one go
+DEV_SEED, TEST_SEED = 1 << 40, 1 << 41  # no training's
+Symbols = Vocabulary | Subwords
+
+
+class SyntheticConfig(Section):
+    """Examples of a synthetic task, other ones in every epoch."""
+
+    name: Literal["recall", "copy", "reverse", "sort", "two-back", "flip-flop", "local-count"]
+    least: Count = 16  # tokens of an example
+    most: Count = 64
+    examples: Count = 10_000  # of an epoch
+    dev_examples: Count = 256
+    test_lengths: tuple[Count, ...] = Field((64, 128, 256), min_length=1, max_length=100)
+    test_examples: Count = 64  # of each length
+    seed: int = Field(1, ge=0, lt=DEV_SEED)
+
+    @model_validator(mode="after")
+    def _of_a_length(self) -> SyntheticConfig:
+        synthetic_corpus(self.name, 1, [(self.least, self.most), *self.tests])
+        return self
+
+    @property
+    def tests(self) -> list[tuple[int, int]]:
+        """The spans of lengths of the test examples."""
+        return [(length, length) for length in self.test_lengths]
+
+    def corpus(self, split: str) -> SyntheticCorpus:
+        """Return the examples of a split."""
+        if split == "test":
+            return synthetic_corpus(self.name, self.test_examples, self.tests, TEST_SEED)
+        each, seed = (self.examples, self.seed) if split == "train" else (self.dev_examples, DEV_SEED)
+        return synthetic_corpus(self.name, each, [(self.least, self.most)], seed)
+
+
+class LanguageData(Section):
+    """Texts: `train: train` is the file train or train.txt of the folder, each also with .xz or .gz behind it."""
+
+    task: Literal["language"]
+    embedded: Literal["german-numbers"] | None = None
+    synthetic: SyntheticConfig | None = None
+    folder: FileName = "."
+    train: FileName | None = None
+    dev: FileName | None = None
+    test: FileName | None = None
+    texts: Literal["lines", "paragraphs"] = "lines"  # what a text is: a line, or lines between empty ones, as one line
+    subwords: LearningConfig | None = None  # None: the symbols are characters
+    length: int = Field(256, ge=2, lt=2**31)  # tokens of a row
+    cache: FileName | None = None  # of subwords; default: tsallis in the user's cache folder
+
+    @model_validator(mode="after")
+    def _one_source(self) -> LanguageData:
+        files = [name for name in ("train", "dev", "test") if getattr(self, name) is not None]
+        sources = [name for name in ("embedded", "synthetic") if getattr(self, name) is not None]
+        if sources and files:
+            raise ValueError(f"{sources[0]} data takes no {', '.join(files)}")
+        if len(sources) > 1:
+            raise ValueError("embedded data is not synthetic: one of the two")
+        if not sources and (self.train is None or self.dev is None):
+            raise ValueError("train and dev files are needed (or embedded: german-numbers, or synthetic)")
+        if self.synthetic is not None and self.subwords is not None:
+            raise ValueError("synthetic data has symbols of its own and takes no subwords")
+        return self
+
+
+class LanguageConfig(SequenceModel):
+    """The arguments of `tsallis.models.LanguageModel`."""
+
+    architecture: Literal["language"] = "language"
+    d_model: Size = 512
+    heads: Size = 8
+    layers: Depth = 6
+    d_ff: Size = 1376
+    dropout: float = Field(0.0, ge=0, lt=1)
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    alpha: Alpha | Literal["learned"] = 1.5
+    positions: Literal["none", "rope", "alibi", "nape"] = "nape"
+    length_scale: Literal["input", "head", "ssmax"] | None = None
+    share: bool = True
+
+    def sizes(self, data: Data) -> dict[str, int]:
+        return {"vocab": len(data.vocabularies.tgt)}
+
+
+@dataclass(frozen=True)
+class Language(SequenceTask):
+    """Texts, one a line; a line is a prompt where it is to be continued, and the whole text with gold."""
+
+    length: Annotated[int, Field(ge=2)] = 256
+    synthetic: str | None = None  # the name of the synthetic task, where lines are none
+
+    name = "language"
+    Config = LanguageData
+    models: ClassVar[Mapping[str, type[ModelSection]]] = {"language": LanguageConfig}
+    noun = "text"
+    columns = ("prompt", "text")
+    scores = OF_TEXT
+    options = ("length",)
+    searched = False
+    refusals: ClassVar[Mapping[str, str]] = {
+        "translate": "texts are continued by tsallis generate",
+        "analyze": "tsallis analyze is for encoder-decoders and classifiers",
+        "serve": "runs of language models are not served",
+    }
+
+    @classmethod
+    def load(cls, config: LanguageData) -> tuple[Task, Data]:
+        synthetic = config.synthetic
+        symbols = _symbols(config) if synthetic is None else synthetic_vocabulary(synthetic.name)
+        task = cls(config.length) if synthetic is None else cls(synthetic.most, synthetic.name)
+        vocabularies = Vocabularies(symbols, symbols)
+        train, dev = (task.pack_split(config, split, vocabularies) for split in ("train", "dev"))
+        return task, Data(train.corpus, dev, vocabularies)
+
+    @classmethod
+    def examples(cls, config: LanguageData, split: str, length: int | None = None) -> list[str]:
+        """Read the texts of a split; `length` is for their rows."""
+        if config.embedded is not None:
+            return [german for german, _ in german_english_numbers()[split]]
+        return list(read_texts(_find(config, split), config.texts))
+
+    @classmethod
+    def files(cls, config: LanguageData, split: str) -> list[Path]:
+        return [] if config.embedded or config.synthetic else [_find(config, split)]
+
+    def parse(self, line: str, origin: str, gold: bool) -> tuple[str, str]:
+        if self.synthetic is not None:
+            raise InputError(f"{origin}: a run of the synthetic task {self.synthetic} reads no text")
+        return ("", line) if gold else (line, "")
+
+    def encode(self, examples: Sequence[tuple[str, str]], vocabularies: Vocabularies) -> Lines:
+        """Turn prompts and texts into numbers; either side may be empty."""
+        sides = ([pair[side] for pair in examples] for side in range(2))
+        prompts, texts = ([row.tolist() for row in encode_texts(side, vocabularies.tgt)] for side in sides)
+        titles = [prompt or text for prompt, text in examples]
+        count = len(examples)
+        return Lines(TextCorpus(prompts, texts), [text for _, text in examples], titles, list(range(count)), count)
+
+    def split(self, run: Run, config: LanguageData, split: str, **options: Any) -> Lines:
+        """Return a split as rows, of `length` tokens if that is set."""
+        return self.pack_split(config, split, self.vocabularies(run), self.check_options(run, options).get("length"))
+
+    def pack_split(
+        self, config: LanguageData, split: str, vocabularies: Vocabularies, length: int | None = None
+    ) -> Lines:
+        """Return the texts of a split in rows, or synthetic examples.
+
+        Raises:
+            InputError: a split without symbols, and what reading finds.
+        """
+        if config.synthetic is not None:
+            if length is not None:
+                raise InputError("--length is for texts: of synthetic examples data.synthetic.test_lengths are tested")
+            return _lines(config.synthetic.corpus(split))
+        texts = self.read_split(config, split)
+        try:
+            encoded = encode_texts(texts, vocabularies.tgt)
+            return _lines(pack(encoded, length or self.length, len(vocabularies.tgt)))
+        except InputError as error:
+            raise InputError(f"data.{split}: {error}") from error
+
+    def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
+        """Return nothing: a text that is drawn has no reference."""
+        return []
+
+    def evaluate_outputs(
+        self, run: Run, lines: Lines, beam_size: int, budget: int | None = None
+    ) -> tuple[dict[str, Any], list[Result]]:
+        """Return scores of the texts themselves, each token given those before it; nothing is searched for."""
+        report = score_texts(run.model, lines.corpus)
+        if isinstance(lines.corpus, SyntheticCorpus):
+            report["lengths"] = score_lengths(run.model, lines.corpus)
+        return report, []
+
+    @property
+    def limit(self) -> int:
+        return max(LONGEST, 8 * self.length)
+
+
+def score_texts(model: Any, corpus: Corpus) -> dict[str, Any]:
+    """Return scores of texts by their names, and how many rows there are."""
+    scores = teacher_forced_scores(model, corpus, EVALUATED)
+    names = (*OF_TEXT, *TEACHER_FORCED, "output_support", "output_sum", "attention_support")
+    return {"samples": len(corpus), **{name: getattr(scores, name) for name in names}}
+
+
+def score_lengths(model: Any, corpus: SyntheticCorpus) -> dict[str, dict[str, float]]:
+    """Return how many examples of each length there are, the share of right targets, and that of examples all right."""
+    hits = row_hits(model, corpus.batches(EVALUATED))
+    each: dict[str, dict[str, float]] = {}
+    for number, stream in enumerate(corpus.streams):
+        rows = [hits[row] for row in range(number * corpus.each, (number + 1) * corpus.each)]
+        right, total = (sum(column) for column in zip(*rows, strict=True))
+        whole = sum(own == all_of_it for own, all_of_it in rows) / len(rows)
+        each[str(stream.most)] = {"samples": len(rows), "accuracy": right / max(total, 1), "whole": whole}
+    return each
+
+
+def read_texts(path: Path, texts: str) -> Iterator[str]:
+    """Yield the texts of a file: its lines, or with "paragraphs" the lines between empty ones, as one line.
+
+    White space around lines is removed, empty texts are left out.
+    """
+    lines = stream_lines(path)
+    if texts == "lines":
+        yield from filter(None, lines)
+        return
+    text: list[str] = []
+    for line in chain(lines, [""]):
+        if line:
+            text.append(line)
+        elif text:
+            yield " ".join(text)
+            text = []
+
+
+def encode_texts(texts: Sequence[str], symbols: Symbols) -> Iterator[NDArray[np.int32]]:
+    """Yield the numbers of each text's symbols."""
+    if isinstance(symbols, Vocabulary):
+        for text in texts:
+            yield np.array(symbols.encode(text), np.int32)
+        return
+    for start in range(0, len(texts), CHUNK):
+        yield from symbols.encode_arrays(texts[start : start + CHUNK])
+
+
+def _symbols(config: LanguageData) -> Symbols:
+    """Return the characters of the training texts, or learn their subwords."""
+    if config.subwords is None:
+        return Vocabulary.build(Language.read_split(config, "train"))
+    learning = {**config.subwords.learning(), "normalization": "identity"}
+    if config.embedded is not None:
+        return Subwords.train(Language.read_split(config, "train"), **learning)
+    cache = Path(config.cache) if config.cache is not None else user_cache()
+    return cached_subwords(cache, [_find(config, "train")], **learning)
+
+
+def _find(config: LanguageData, split: str) -> Path:
+    path = Path(config.folder) / split_name(config, split)
+    if file := find_packed(path, ENDINGS):
+        return file
+    raise InputError(f"{path}: there is no such file (nor one that ends in .txt, .xz or .gz)")
+
+
+def _lines(corpus: Corpus) -> Lines:
+    """Return the rows of a corpus, of which none is a line of its own."""
+    count = len(corpus)
+    return Lines(corpus, [""] * count, [""] * count, list(range(count)), count)

@@ -1,0 +1,99 @@
+"""The commands on a language model: training, scores, texts that are drawn or searched for, refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from integration.cli.conftest import train_here
+
+CONFIG = """\
+version: 1
+data: {task: language, embedded: german-numbers, length: 64}
+model: {d_model: 16, heads: 2, layers: 1, d_ff: 16, alpha: learned}
+training: {epochs: 100, updates: 60, max_tokens: 512, learning_rate: 0.01, validate_updates: 30, checkpoint_every: 20}
+"""
+
+
+@pytest.fixture(scope="module")
+def speaker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("speaker")
+    (folder / "config.yaml").write_text(CONFIG)
+    return train_here(folder / "config.yaml", folder / "run")
+
+
+def test_validation_has_the_scores_of_texts(speaker: Path) -> None:
+    events = [json.loads(line) for line in (speaker / "log.jsonl").read_text().splitlines()]
+    scores = [event for event in events if "dev_loss" in event]
+    assert len(scores) == 2
+    for event in scores:
+        assert event["dev_epsilon_perplexity"] > 1 and 0 < event["dev_sparsemax_score"] < 1
+        assert 0 < event["dev_gold_in_support"] <= 1 and "perplexity" not in event
+
+
+def test_evaluate_scores_texts_and_searches_for_nothing(tsallis, speaker: Path, tmp_path: Path) -> None:
+    whole = json.loads(tsallis("evaluate", speaker, "--json", "--manifest", tmp_path / "m.json").stdout)
+    assert whole["epsilon_perplexity"] > 1 and "perplexity" not in whole and "beam" not in whole
+    assert "beam" not in json.loads((tmp_path / "m.json").read_text())["evaluation"]
+    table = tsallis("evaluate", speaker, "--split", "dev", "--length", 200).stdout
+    assert "epsilon-perplexity" in table and "sparsemax score" in table
+    (tmp_path / "texts").write_text("am\nder\n")
+    assert json.loads(tsallis("evaluate", speaker, tmp_path / "texts", "--json").stdout)["samples"] == 2
+    assert "takes no --beam" in tsallis("evaluate", speaker, "--beam", 2, status=2).stderr
+    assert (
+        "--length is for the config's own data"
+        in tsallis("evaluate", speaker, tmp_path / "texts", "--length", 9, status=2).stderr
+    )
+
+
+def test_texts_are_drawn_behind_prompts(tsallis, speaker: Path) -> None:
+    options = ("--samples", 3, "--length", 12)
+    drawn = tsallis("generate", speaker, *options, stdin="am\n\nder\n").stdout.split("\n")[:-1]
+    assert len(drawn) == 9 and all(text.startswith("am") for text in drawn[:3])
+    assert all(text.startswith("der") for text in drawn[6:])
+    assert drawn[:3] == tsallis("generate", speaker, *options, "--prefix", "am").stdout.split("\n")[:-1]
+    assert drawn != tsallis("generate", speaker, *options, "--seed", 1, stdin="am\n\nder\n").stdout.split("\n")[:-1]
+    (line,) = tsallis("generate", speaker, *options, "--prefix", "am", "--json").stdout.splitlines()
+    content = json.loads(line)
+    assert content["line"] == 1 and [text["text"] for text in content["texts"]] == drawn[:3]
+    for text in content["texts"]:
+        assert len(text["support"]) == len(text["text"]) - 2 + text["ended"] and text["log_prob"] <= 0
+
+
+def test_a_beam_proves_what_it_finds_and_score_agrees(tsallis, speaker: Path) -> None:
+    content = json.loads(tsallis("generate", speaker, "--prefix", "", "--beam", 2, "--length", 60, "--json").stdout)
+    assert content["certificate"] in ("optimal", "complete", "bounded", "none")
+    assert content["text"]
+    scored = float(tsallis("score", speaker, stdin=content["text"] + "\n").stdout)
+    assert scored == pytest.approx(content["log_prob"], abs=1e-4)
+    text, prob, kind = (
+        tsallis("generate", speaker, "--prefix", "", "--beam", 2, "--length", 60).stdout.strip().split("\t")
+    )
+    assert (text, kind) == (content["text"], content["certificate"])
+    assert math.log(float(prob)) == pytest.approx(scored, abs=1e-4)
+
+
+def test_impossible_symbols_are_named(tsallis, speaker: Path) -> None:
+    line = tsallis("score", speaker, "--tokens", stdin="@\n").stdout
+    assert line.startswith("-inf\t<unk> impossible") and "possible: " in line
+
+
+def test_suggest_lists_what_may_follow(tsallis, speaker: Path) -> None:
+    lines = tsallis("suggest", speaker, "--nbest", 3, stdin="a\tm\n").stdout.splitlines()
+    assert 1 <= len(lines) <= 3 and all(line.startswith("1\tm") for line in lines)
+
+
+def test_commands_that_are_not_for_texts_say_so(tsallis, speaker: Path, trained: Path, tmp_path: Path) -> None:
+    for command, words in {
+        "translate": "texts are continued by tsallis generate",
+        "analyze": "tsallis analyze is for encoder-decoders and classifiers",
+        "serve": "runs of language models are not served",
+    }.items():
+        (line,) = tsallis(command, speaker, status=2).stderr.splitlines()
+        assert line == f"tsallis: {speaker}: a run of the task language: {words}"
+    assert "is for language models" in tsallis("generate", trained, status=2).stderr
+    assert "one of the two" in tsallis("generate", speaker, "--beam", 2, "--seed", 1, status=2).stderr
+    assert "--prefix stands in place of lines" in tsallis("generate", speaker, "f", "--prefix", "a", status=2).stderr
