@@ -18,8 +18,8 @@ PUBLIC = {
         beam_tree capture_weights collect compare_models count_pieces density density_contrasts density_history
         diversity draw_density empty_rate head_cards head_importance head_roles jensen_shannon
         load_recording mask_head output_statistics output_steps read_model record record_batches save_recording
-        sentence_density signal_densities summarize summarize_densities summarize_runs sweep
-        teacher_forced_supports to_pandas value_history word_clusters
+        sentence_density signal_densities summarize summarize_attention summarize_densities
+        summarize_runs sweep teacher_forced_supports to_pandas value_history word_clusters
     """,
     "tsallis.compat": """
         BudgetBisect Entmax15 Entmax15Loss EntmaxBisect EntmaxBisectLoss NormmaxBisect NormmaxBisectLoss Sparsemax

@@ -5,6 +5,7 @@ A model is recorded sentence by sentence (:func:`record`), and any number of sta
 """
 
 from tsallis.analysis.alphas import HeadHistory, alpha_histograms, alpha_history, density_history
+from tsallis.analysis.attention_summary import summarize_attention
 from tsallis.analysis.cards import HeadCard, head_cards
 from tsallis.analysis.contrasts import (
     Comparison,
@@ -137,6 +138,7 @@ __all__ = [
     "sentence_density",
     "signal_densities",
     "summarize",
+    "summarize_attention",
     "summarize_densities",
     "summarize_runs",
     "sweep",

@@ -1,4 +1,4 @@
-"""Passes of a run's model: one over a whole corpus, which feeds every statistic, and one over sentences to be shown."""
+"""Passes of a model: one over all sentences, which feeds every statistic, and one over those that a report shows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tsallis.analysis.density import Density
 from tsallis.analysis.diversity import Diversity
 from tsallis.analysis.head_roles import HeadRoles, Roles
 from tsallis.analysis.outputs import Outputs, TeacherForcedStep, describe_steps
-from tsallis.analysis.record import read_model, record_batches
+from tsallis.analysis.record import AttentionReader, RecordedBatch, read_model, record_batches
 from tsallis.analysis.statistics import Statistic
 from tsallis.analysis.weights import Sentence, SparseWeights
 from tsallis.analysis.words import PieceCounts
@@ -24,37 +24,36 @@ WORDS = 12  # of a forced step, at most
 HeadKey = tuple[str, int, int]  # kind, layer and head
 
 
-class CorpusPass:
-    """One pass of a run's model over a corpus: weights and outputs are taken from the same batches.
+class AttentionPass:
+    """One pass of a model over sentences, which feeds every statistic of attention.
 
     Args:
-        run: of an encoder-decoder with discrete attention.
-        corpus: as the run's own vocabularies number it.
-        count: sentences that are read, the first ones.
+        reader: the adapter of the model.
+        batches: of the kind that the adapter runs; their sentences are numbered from 0, each once.
         examples: sentences that show the role of a head.
         counts: of pieces, as of :func:`~tsallis.analysis.head_roles`.
-
-    Raises:
-        InputError: a run of another kind.
     """
 
-    def __init__(self, run: Run, corpus: Corpus, count: int, examples: int, counts: PieceCounts | None) -> None:
-        self.run, self.corpus, self.reader = run, corpus, _reader(run)
-        layers = self.reader.layers
-        self.batches = corpus.batches(BATCH, count)
+    def __init__(
+        self, reader: AttentionReader, batches: Iterable[Any], examples: int, counts: PieceCounts | None = None
+    ) -> None:
+        self.reader, self.batches = reader, batches
+        layers = reader.layers
         self.roles = Roles(layers, counts, examples=examples)
         self.densities, self.diversity, self.contrasts = Density(layers), Diversity(layers), Contrasts(layers)
-        self.outputs = Outputs(run.model)
 
     def __iter__(self) -> Iterator[list[Sentence]]:
         """Yield the sentences of each batch once all statistics have taken them in."""
-        statistics: tuple[Statistic[Any], ...] = (self.roles, self.densities, self.diversity, self.contrasts)
         for batch in record_batches(self.reader, self.batches):
-            for sentence in batch.sentences:
-                for statistic in statistics:
-                    statistic.update(sentence)
-            self.outputs.update(batch.result, batch.batch)
+            self.update(batch)
             yield batch.sentences
+
+    def update(self, batch: RecordedBatch) -> None:
+        """Take a batch into all statistics."""
+        statistics: tuple[Statistic[Any], ...] = (self.roles, self.densities, self.diversity, self.contrasts)
+        for sentence in batch.sentences:
+            for statistic in statistics:
+                statistic.update(sentence)
 
     def choose(self, count: int, others: Iterable[int] = ()) -> list[int]:
         """Choose sentences that are shown with all weights.
@@ -73,6 +72,29 @@ class CorpusPass:
         return sorted(chosen)
 
 
+class CorpusPass(AttentionPass):
+    """One pass of a run's model over a corpus: weights and outputs are taken from the same batches.
+
+    Args:
+        run: of an encoder-decoder with discrete attention.
+        corpus: as the run's own vocabularies number it.
+        count: sentences that are read, the first ones.
+        examples, counts: as of :class:`AttentionPass`.
+
+    Raises:
+        InputError: a run of another kind.
+    """
+
+    def __init__(self, run: Run, corpus: Corpus, count: int, examples: int, counts: PieceCounts | None) -> None:
+        super().__init__(_reader(run), corpus.batches(BATCH, count), examples, counts)
+        self.run, self.corpus, self.outputs = run, corpus, Outputs(run.model)
+
+    def update(self, batch: RecordedBatch) -> None:
+        """Take a batch into all statistics, those of outputs among them."""
+        super().update(batch)
+        self.outputs.update(batch.result, batch.batch)
+
+
 def _reader(run: Run) -> Any:
     try:
         return read_model(run.model, run.src_vocab, run.tgt_vocab)
@@ -80,34 +102,57 @@ def _reader(run: Run) -> Any:
         raise InputError(f"{run.folder}: {error}") from error
 
 
-class ShownSentences:
-    """A second pass, over the sentences that a report shows: all weights of some, single heads' of others.
+class ReportWeights:
+    """The weights that a report holds, of a second pass: all of some sentences, single heads' of others.
 
     Args:
-        corpus_pass: the first one.
+        reader: the adapter of the model.
+        batches: that hold these sentences.
         rows: of sentences with all weights.
         heads: by row, the heads whose weights alone are needed.
     """
 
-    def __init__(self, corpus_pass: CorpusPass, rows: Sequence[int], heads: dict[int, set[HeadKey]]) -> None:
-        run, corpus, reader = corpus_pass.run, corpus_pass.corpus, corpus_pass.reader
+    def __init__(
+        self, reader: AttentionReader, batches: Iterable[Any], rows: Iterable[int], heads: dict[int, set[HeadKey]]
+    ) -> None:
         numbers = {(layer.kind, layer.layer): number for number, layer in enumerate(reader.layers)}
-        chosen = set(rows)
-        lengths = corpus.lengths()
-        order = sorted(chosen | heads.keys(), key=lambda row: (int(lengths[row].sum()), row))
-        batches = (corpus.batch(order[first : first + BATCH]) for first in range(0, len(order), BATCH))
+        self.rows = frozenset(rows)
         self.sentences: dict[int, Sentence] = {}
-        self.steps: dict[int, tuple[TeacherForcedStep, ...]] = {}
         self._heads: dict[tuple[HeadKey, int], SparseWeights] = {}
         for batch in record_batches(reader, batches):
             for sentence in batch.sentences:
                 index = sentence.text.index
-                if index in chosen:
+                if index in self.rows:
                     self.sentences[index] = sentence
                 for key in heads.get(index, ()):
                     self._heads[key, index] = sentence.weights[numbers[key[:2]]].head(key[2])
-            self.steps.update(describe_steps(run.model, batch.result, batch.batch, run.tgt_vocab, WORDS, chosen))
+            self.read_outputs(batch)
+
+    def read_outputs(self, batch: RecordedBatch) -> None:
+        """Take from a batch what a report shows besides weights: nothing."""
 
     def head(self, key: HeadKey, row: int) -> SparseWeights:
         """Return the weights of one head on one sentence."""
         return self._heads[key, row]
+
+
+class ShownSentences(ReportWeights):
+    """The weights and the steps of the references that a report on a run shows.
+
+    Args:
+        corpus_pass: the first one.
+        rows, heads: as of :class:`ReportWeights`.
+    """
+
+    def __init__(self, corpus_pass: CorpusPass, rows: Sequence[int], heads: dict[int, set[HeadKey]]) -> None:
+        self.run, corpus = corpus_pass.run, corpus_pass.corpus
+        self.steps: dict[int, tuple[TeacherForcedStep, ...]] = {}
+        lengths = corpus.lengths()
+        order = sorted({*rows, *heads}, key=lambda row: (int(lengths[row].sum()), row))
+        batches = (corpus.batch(order[first : first + BATCH]) for first in range(0, len(order), BATCH))
+        super().__init__(corpus_pass.reader, batches, rows, heads)
+
+    def read_outputs(self, batch: RecordedBatch) -> None:
+        """Take the steps of the references."""
+        run = self.run
+        self.steps.update(describe_steps(run.model, batch.result, batch.batch, run.tgt_vocab, WORDS, self.rows))

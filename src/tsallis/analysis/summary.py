@@ -8,22 +8,17 @@ from itertools import chain
 from typing import Any
 
 from tsallis.analysis.alphas import LOG, alpha_history, density_history
-from tsallis.analysis.cards import describe_heads
-from tsallis.analysis.contrasts import Comparison, DensityContrast
+from tsallis.analysis.attention_summary import head_examples, summarize_contrasts, summarize_heads
+from tsallis.analysis.contrasts import Comparison
 from tsallis.analysis.curves import value_history
-from tsallis.analysis.density import Densities
-from tsallis.analysis.head_roles import Example, HeadRoles
 from tsallis.analysis.importance import HeadImportance, head_importance
 from tsallis.analysis.options import Options
 from tsallis.analysis.outputs import EmptyRate, empty_rate
-from tsallis.analysis.passes import BATCH, CorpusPass, HeadKey, ShownSentences
+from tsallis.analysis.passes import BATCH, CorpusPass, ShownSentences
 from tsallis.analysis.record import AttentionReader
 from tsallis.analysis.summary_records import (
     ComparisonSummary,
-    ContrastSummary,
     CorpusSummary,
-    HeadExample,
-    HeadSummary,
     RunSummary,
     SentenceSummary,
 )
@@ -197,7 +192,7 @@ def _summary(
     roles, densities, diversities = own.roles.result(), own.densities.result(), own.diversity.result()
     contrasts = own.contrasts.result()
     importance = _importance(run, reader, corpus, min(options.importance, count), advance)
-    shown = ShownSentences(own, rows, _head_examples(roles, contrasts))
+    shown = ShownSentences(own, rows, head_examples(roles, contrasts))
     results = _search(run, corpus, sorted({*rows, *range(min(options.searched, count))}), options.beam_size, advance)
     model = read_record(run.folder / MODEL, ModelRecord)
     return RunSummary(
@@ -210,12 +205,12 @@ def _summary(
         metrics={key: value for key, value in run.facts.get("metrics", {}).items() if isinstance(value, int | float)},
         corpus=_describe_corpus(corpus, one.name, count),
         layers=reader.layers,
-        heads=_heads(roles, densities, importance, shown),
+        heads=summarize_heads(roles, densities, shown, importance),
         diversity=diversities.layers,
         outputs=own.outputs.result(),
         empty=_empty(run, corpus, results),
         training_pairs=one.counts.pairs if one.counts else None,
-        contrasts=tuple(_contrast(contrast, shown) for contrast in contrasts),
+        contrasts=summarize_contrasts(contrasts, shown),
         values=_history(run, value_history),
         alphas=_history(run, alpha_history),
         densities=_history(run, density_history),
@@ -260,56 +255,6 @@ def _history(run: Run, read: Callable[..., Any]) -> Any:
         return read(run.folder)
     except InputError:  # a log without such values
         return None
-
-
-def _head_examples(roles: HeadRoles, contrasts: Sequence[DensityContrast]) -> dict[int, set[HeadKey]]:
-    """Return by row the heads that it is an example of."""
-    heads: dict[int, set[HeadKey]] = {}
-    for head in roles.heads:
-        for example in head.examples:
-            heads.setdefault(example.text.index, set()).add((head.kind, head.layer, head.head))
-    for contrast in contrasts:
-        for example in (contrast.sparse, contrast.dense):
-            heads.setdefault(example.text.index, set()).add((contrast.kind, contrast.layer, contrast.head))
-    return heads
-
-
-def _example(example: Example, key: HeadKey, shown: ShownSentences) -> HeadExample:
-    return HeadExample(example.text, example.score, shown.head(key, example.text.index))
-
-
-def _contrast(contrast: DensityContrast, shown: ShownSentences) -> ContrastSummary:
-    key = (contrast.kind, contrast.layer, contrast.head)
-    sparse, dense = (_example(example, key, shown) for example in (contrast.sparse, contrast.dense))
-    return ContrastSummary(*key, contrast.alpha, sparse, dense)
-
-
-def _heads(
-    roles: HeadRoles, densities: Densities, importance: HeadImportance | None, shown: ShownSentences
-) -> tuple[HeadSummary, ...]:
-    cards = describe_heads(roles.heads, densities.heads)
-    increases = {(h.kind, h.layer, h.head): h.increase for h in importance.heads} if importance else {}
-    heads = []
-    for card, role, density in zip(cards, roles.heads, densities.heads, strict=True):
-        key = (card.kind, card.layer, card.head)
-        heads.append(
-            HeadSummary(
-                *key,
-                alpha=card.alpha,
-                density=card.density,
-                histogram=density.histogram,
-                role=card.role,
-                tendency=card.tendency,
-                confidence=card.confidence,
-                title=card.title,
-                scores=role.scores,
-                uniform=role.uniform,
-                counts=role.counts,
-                increase=increases.get(key),
-                examples=tuple(_example(example, key, shown) for example in card.examples),
-            )
-        )
-    return tuple(heads)
 
 
 def _search(

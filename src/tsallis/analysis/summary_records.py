@@ -65,7 +65,7 @@ class SentenceSummary(Record):
     weights: tuple[SparseWeights, ...]  # in the order of the layers
     steps: tuple[TeacherForcedStep, ...]
     answer: str | None  # the best output
-    tree: BeamTree
+    tree: BeamTree | None  # None where nothing was searched
 
 
 @dataclass(frozen=True)
@@ -82,21 +82,21 @@ class CorpusSummary(Record):
 
 @dataclass(frozen=True, eq=False)
 class RunSummary(Record):
-    """All that a report shows of the heads and outputs of one run."""
+    """All that a report shows of the heads and outputs of one run, or of the heads of a model that is no run."""
 
     name: str  # of its folder
-    task: str  # its name, such as "translation"
+    task: str  # its name, such as "translation"; empty for a model that is no run
     model: str  # its class
     arguments: dict[str, Any]  # of that class
     parameters: int  # how many
-    step: int  # updates before the checkpoint
+    step: int | None  # updates before the checkpoint; None where it is not known
     metrics: dict[str, float]  # of the checkpoint
     corpus: CorpusSummary  # what was analysed
     layers: tuple[AttentionLayer, ...]  # every attention module
     heads: tuple[HeadSummary, ...]  # in the order of the layers
     diversity: tuple[LayerDiversity, ...]  # in the order of the layers
-    outputs: OutputStatistics  # with teacher forcing
-    empty: EmptyRate  # of the sentences that were searched
+    outputs: OutputStatistics | None  # with teacher forcing; None where only attention was analysed
+    empty: EmptyRate | None  # of the sentences that were searched; None where none were
     training_pairs: int | None  # whose pieces were counted for the score of rare ones; None where they were not at hand
     contrasts: tuple[ContrastSummary, ...]  # the largest differences of density first
     values: ValueHistory | None  # None where the log has no validation

@@ -14,8 +14,8 @@ from tsallis.data.ragged import Rows
 PieceCounts = Mapping[str, Mapping[str, int]]  # of the sides "source" and "target"
 
 WORD_START = "▁"
-STARTS = ("<s>", "[CLS]", "<bos>")
-ENDS = ("</s>", "[SEP]", "<eos>", "<|endoftext|>")
+STARTS = ("<s>", "[CLS]", "<bos>", "<|begin_of_text|>")
+ENDS = ("</s>", "[SEP]", "<eos>", "<|endoftext|>", "<|end_of_text|>")
 QUESTION_MARKS = ("?", "？", "؟", "\u037e")
 INTERROGATIVES = {
     "en": frozenset(("what", "who", "whom", "whose", "which", "when", "where", "why", "how")),

@@ -26,6 +26,7 @@ from tsallis.analysis.summary_records import (
     SentenceSummary,
 )
 from tsallis.analysis.sweep import Sweep
+from tsallis.analysis.tree import BeamTree
 from tsallis.analysis.weights import SIDES, SparseWeights
 from tsallis.errors import InputError
 
@@ -92,7 +93,8 @@ def build_page(
 
 def _title(runs: Sequence[RunSummary | DensitySummary], sweep: Sweep | None) -> str:
     if runs:
-        return ", ".join(run.name for run in runs) + ": attention and outputs"
+        alone = all(isinstance(run, RunSummary) and run.outputs is None for run in runs)
+        return ", ".join(run.name for run in runs) + (": attention" if alone else ": attention and outputs")
     return "Densities over time" if sweep is None else f"Scores against {sweep.setting}"
 
 
@@ -169,7 +171,7 @@ def _run(run: RunSummary) -> dict[str, Any]:
         **fields,
         "importance": run.importance,
         "layers": layers,
-        "outputs": {**run.outputs.to_dict(), "sparsity": run.outputs.sparsity},
+        "outputs": run.outputs and {**run.outputs.to_dict(), "sparsity": run.outputs.sparsity},
         "heads": [_head(head) for head in run.heads],
         "contrasts": [_contrast(contrast) for contrast in run.contrasts],
         "sentences": [_sentence(sentence) for sentence in run.sentences],
@@ -189,11 +191,14 @@ def _contrast(contrast: ContrastSummary) -> dict[str, Any]:
 
 
 def _sentence(sentence: SentenceSummary) -> dict[str, Any]:
-    edges = [[e.parent, e.node, e.symbol, e.log_prob, e.total, e.end] for e in sentence.tree.edges]
-    tree = {name: getattr(sentence.tree, name) for name in ("mass", "certificate", "bound")}
     return {
         **vars(sentence.text),
         "steps": [[step.gold, step.prob, step.support, step.words] for step in sentence.steps],
         "answer": sentence.answer,
-        "tree": {**tree, "edges": edges},
+        "tree": sentence.tree and _tree(sentence.tree),
     }
+
+
+def _tree(tree: BeamTree) -> dict[str, Any]:
+    edges = [[e.parent, e.node, e.symbol, e.log_prob, e.total, e.end] for e in tree.edges]
+    return {"mass": tree.mass, "certificate": tree.certificate, "bound": tree.bound, "edges": edges}

@@ -13,6 +13,7 @@ from tsallis.analysis.alphas import HeadHistory, alpha_histograms
 from tsallis.analysis.densities import DensitySummary
 from tsallis.analysis.density_shapes import SignalDensity
 from tsallis.analysis.head_roles import ROLES
+from tsallis.analysis.outputs import OutputStatistics
 from tsallis.analysis.summary_records import HeadSummary, RunSummary
 from tsallis.analysis.sweep import Sweep
 from tsallis.analysis.tables import Histogram
@@ -59,8 +60,9 @@ def _figures(runs: Sequence[RunSummary]) -> Iterator[tuple[str, Figure]]:
             yield f"density-by-layer{name}", row(_densities_by_layer(run))
             yield f"diversity{name}", row([("", partial(_diversity, run))], COLUMN)
             yield f"head-roles{name}", row([("", partial(_head_roles, run))], COLUMN, 2.6)
-        yield f"output-support{name}", row([("", partial(_support, run))], COLUMN)
-        yield f"outputs{name}", row(_output_histograms(run))
+        if run.outputs is not None:
+            yield f"output-support{name}", row([("", partial(_support, run.outputs))], COLUMN)
+            yield f"outputs{name}", row(_output_histograms(run.outputs))
 
 
 def _kinds(run: RunSummary) -> list[str]:
@@ -169,9 +171,9 @@ def _sweep(sweep: Sweep, ax: Axes) -> None:
     label(ax, sweep.setting, sweep.score)
 
 
-def _support(run: RunSummary, ax: Axes) -> None:
+def _support(outputs: OutputStatistics, ax: Axes) -> None:
     """Draw how many symbols are possible at a step (Tezekbayev et al. 2022, fig. 5 and 6)."""
-    counts = run.outputs.support_counts
+    counts = outputs.support_counts
     edges = [number - 0.5 for number in range(len(counts) + 1)]
     ax.stairs(counts, edges, fill=True, color=style.WEIGHTS, baseline=0.5)
     ax.set_yscale("log")
@@ -179,15 +181,15 @@ def _support(run: RunSummary, ax: Axes) -> None:
     if len(counts) > 50:
         ax.set_xscale("symlog", linthresh=10)
     ax.set_xlim(left=0)
-    label(ax, f"symbols above zero, of {run.outputs.symbols:,}", "steps")
+    label(ax, f"symbols above zero, of {outputs.symbols:,}", "steps")
 
 
-def _output_histograms(run: RunSummary) -> list[Panel]:
+def _output_histograms(outputs: OutputStatistics) -> list[Panel]:
     """Return histograms of sums, norms and thresholds of the output (Tezekbayev et al. 2022, fig. 7 and 9)."""
     named = (
-        ("sum of the values", run.outputs.total),
-        ("norm of the scores", run.outputs.norm),
-        ("threshold", run.outputs.threshold),
+        ("sum of the values", outputs.total),
+        ("norm of the scores", outputs.norm),
+        ("threshold", outputs.threshold),
     )
     return [
         (f"mean {values.mean:.3g}", partial(bars, values.histogram.coarser(BARS), style.WEIGHTS, name, "steps"))

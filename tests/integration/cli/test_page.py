@@ -21,9 +21,14 @@ from tsallis.analysis import (
     SweepRun,
     ValueHistory,
     draw_density,
+    read_model,
+    summarize_attention,
     sweep,
 )
 from tsallis.continuous import Gaussian, TruncatedParabola, TruncatedParaboloid
+from tsallis.data.corpus import Corpus
+from tsallis.data.vocabulary import Vocabulary
+from tsallis.models import TransformerSeq2Seq
 from tsallis.report.page import build_page
 
 pytest.importorskip("playwright")
@@ -320,6 +325,37 @@ def test_a_sweep_shows_every_run_and_the_means(browser: Any, sweep_page: Path, s
     result = axe.Axe().run(tab).response["violations"]
     assert [v["id"] for v in result if v["impact"] in ("serious", "critical")] == []
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    visit.context.close()
+    assert visit.faults == []
+
+
+@pytest.fixture(scope="module")
+def attention_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page on a model that is no run: attention alone."""
+    vocabulary = Vocabulary(["▁a", "▁b", "c", "?"])
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "heads": 2, "layers": 2, "d_ff": 16}
+    model = TransformerSeq2Seq(8, 8, **sizes, attention="learned").eval()
+    batches = list(Corpus([[4, 5, 6, 7]] * 5 + [[5, 4, 6]] * 4, [[5, 6]] * 9).batches(4))
+    reader = read_model(model, vocabulary, vocabulary)
+    path = tmp_path_factory.mktemp("attention") / "page.html"
+    summary = summarize_attention(model, reader, batches, name="a model", corpus="nine sentences")
+    path.write_text(build_page([summary]), encoding="utf-8")
+    return path
+
+
+def test_a_page_on_attention_alone_has_no_outputs_and_no_training(browser: Any, attention_page: Path) -> None:
+    visit = Visit(browser, attention_page)
+    tab = visit.open("overview")
+    links = tab.eval_on_selector_all("nav a", "links => links.map(link => link.innerText)")
+    assert links == ["Overview", "Heads", "Sentences", "Contrasts", "Layers"]
+    facts = tab.inner_text("table.facts")
+    assert "parameters" in facts and "updates" not in facts and "Symbols possible" not in facts
+    for view in VIEWS[:-1]:
+        tab = visit.open(view)
+        tab.wait_for_selector(f'main[data-view="{view}"] h1')
+        faults = axe.Axe().run(tab).response["violations"]
+        assert [fault["id"] for fault in faults if fault["impact"] in ("serious", "critical")] == [], view
     visit.context.close()
     assert visit.faults == []
 

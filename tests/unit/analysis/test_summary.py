@@ -25,8 +25,11 @@ from tsallis.analysis import (
     empty_rate,
     head_roles,
     output_statistics,
+    read_model,
+    record,
     sentence_density,
     summarize,
+    summarize_attention,
     summarize_runs,
     teacher_forced_supports,
     value_history,
@@ -185,3 +188,32 @@ def test_nan_is_no_threshold() -> None:
     from tsallis.evaluation.teacher_forcing import teacher_forced_scores
 
     assert math.isnan(teacher_forced_scores(transformer(output="softmax"), corpus(3)).threshold)
+
+
+def test_attention_alone_is_summarized_as_that_of_a_run(tmp_path: Path) -> None:
+    model, data = transformer(), corpus(40)
+    whole = summarize(run_of(tmp_path, model), data, "samples", Options(sentences=5, beam_size=1))
+    batches, options = list(data.batches(BATCH)), Options(sentences=5)
+    reader = read_model(model, SRC, TGT)
+    alone = summarize_attention(model, reader, batches, name="model", corpus="samples", options=options)
+    assert (alone.corpus.sentences, alone.diversity) == (40, whole.diversity)
+    sizes = [(len(sentence.text.source), len(sentence.text.target)) for sentence in record(reader, batches)]
+    assert (alone.corpus.src_symbols, alone.corpus.tgt_symbols) == tuple(map(sum, zip(*sizes, strict=True)))
+    for one, other in zip(alone.heads, whole.heads, strict=True):
+        assert (one.title, one.scores, one.histogram) == (other.title, other.scores, other.histogram)
+        for ours, theirs in zip(one.examples, other.examples, strict=True):
+            assert ours.text == theirs.text
+            np.testing.assert_allclose(ours.weights.dense(), theirs.weights.dense(), atol=1e-6)
+    rows = [sentence.text for sentence in whole.sentences]
+    assert [sentence.text for sentence in alone.sentences] == rows
+    assert alone.outputs is None and alone.empty is None and alone.sentences[0].tree is None
+
+
+def test_a_number_that_two_sentences_have_is_refused() -> None:
+    model, data = transformer(), corpus(4)
+    reader = read_model(model, SRC, TGT)
+    batches = [data.batch([0, 1]), data.batch([0, 1])]
+    with pytest.raises(ValueError, match="4 sentences must be numbered from 0, each once: none has number 2"):
+        summarize_attention(model, reader, batches, name="model", corpus="samples")
+    with pytest.raises(InputError, match="samples: there are no sentences to analyse"):
+        summarize_attention(model, reader, [], name="model", corpus="samples")

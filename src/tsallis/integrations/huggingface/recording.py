@@ -1,17 +1,81 @@
-"""The adapter by which `tsallis.analysis` records sparsified Transformers models; needs the extra `toolkit`, too."""
+"""Records of sparsified Transformers models for `tsallis.analysis` and reports; needs the extra `toolkit`, too."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tsallis.analysis import AttentionLayer, Text
+from tsallis.analysis import AttentionLayer, Options, RunSummary, Text
+from tsallis.analysis.attention_summary import summarize_attention
+from tsallis.errors import InputError
 from tsallis.integrations.huggingface.alphas import alpha_modules
 from tsallis.integrations.huggingface.modules import attention_kind, count_heads, layer_number
+
+BATCH = 32  # texts that are read together
+
+
+def summarize_texts(
+    model: Any,
+    tokenizer: Any,
+    texts: Sequence[str],
+    targets: Sequence[str] | None = None,
+    *,
+    name: str = "",
+    corpus: str = "the texts",
+    options: Options | None = None,
+) -> RunSummary:
+    """Compute what the heads of a sparsified model do on texts, for the page of a report.
+
+    Args:
+        model: sparsified by :func:`sparsify`.
+        tokenizer: of the model.
+        texts: to read.
+        targets: of an encoder-decoder, what it is to answer to each text; of other models None.
+        name: of the model, in the report; by default that of its class.
+        corpus: the name of the texts.
+        options: how many texts are read, how many the page shows with all weights, how many show the role of a head.
+
+    Returns:
+        The summary, for `tsallis.report.page.build_page`.
+
+    Raises:
+        InputError: no texts, targets that are not as many, an encoder-decoder without targets.
+        ValueError: a model without sparse attention.
+
+    Example:
+        >>> from tsallis.report.page import build_page
+        >>> def report(model, tokenizer, texts):
+        ...     return build_page([summarize_texts(model, tokenizer, texts)])
+    """
+    options = options or Options()
+    reader = TransformersReader(model, tokenizer)
+    if reader.seq2seq != (targets is not None) or len(texts) != len(texts if targets is None else targets):
+        needs = f"{len(texts)} targets" if reader.seq2seq else "no targets"
+        raise InputError(f"{type(model).__name__} needs {needs} for {len(texts)} texts, got {targets and len(targets)}")
+    batches = list(_batches(reader, texts[: options.limit], targets))
+    name = name or type(model).__name__
+    return summarize_attention(model, reader, batches, name=name, corpus=corpus, options=options)
+
+
+def _batches(
+    reader: TransformersReader, texts: Sequence[str], targets: Sequence[str] | None
+) -> Iterator[dict[str, Any]]:
+    """Yield what the model is called with, texts and targets cut at the length that the tokenizer knows."""
+    options = {"padding": True, "padding_side": "right", "truncation": True, "return_tensors": "pt"}
+    for start in range(0, len(texts), BATCH):
+        rows = range(start, min(start + BATCH, len(texts)))
+        batch = reader.tokenizer([texts[row] for row in rows], **options)
+        inputs = {"index": rows, **{key: batch[key] for key in ("input_ids", "attention_mask")}}
+        if targets is not None:
+            answers = reader.tokenizer(text_target=[targets[row] for row in rows], **options)
+            labels = answers["input_ids"].masked_fill(answers["attention_mask"] == 0, -100)
+            inputs["decoder_input_ids"] = reader.model.prepare_decoder_input_ids_from_labels(labels=labels)
+            inputs["decoder_attention_mask"] = answers["attention_mask"]
+        yield inputs
 
 
 class TransformersReader:
@@ -40,7 +104,7 @@ class TransformersReader:
         self._modules = dict(alpha_modules(model))
         if not self._modules:
             raise ValueError(f"{type(model).__name__} has no sparse attention: call sparsify first")
-        self._seq2seq = bool(getattr(model.config, "is_encoder_decoder", False))
+        self.seq2seq = bool(getattr(model.config, "is_encoder_decoder", False))
         self.layers = tuple(self._layer(name, alpha) for name, alpha in self._modules.items())
 
     def _layer(self, name: str, alpha_module: nn.Module) -> AttentionLayer:
@@ -48,7 +112,7 @@ class TransformersReader:
         alphas = torch.as_tensor(alpha_module()).detach().expand(count_heads(attention)).tolist()
         kind = "cross"
         if attention_kind(name) == "self":
-            decodes = "decoder" in name.split(".") if self._seq2seq else getattr(attention, "is_causal", False)
+            decodes = "decoder" in name.split(".") if self.seq2seq else getattr(attention, "is_causal", False)
             kind = "decoder" if decodes else "encoder"
         return AttentionLayer(kind, layer_number(name) or 0, tuple(alphas), causal=kind == "decoder")
 
@@ -61,7 +125,7 @@ class TransformersReader:
         own = self._pieces(batch["input_ids"], batch.get("attention_mask"))
         nothing: list[tuple[str, ...]] = [()] * len(own)
         sources, targets = own, nothing
-        if self._seq2seq:
+        if self.seq2seq:
             targets = self._pieces(batch["decoder_input_ids"], batch.get("decoder_attention_mask"))
         elif all(layer.kind == "decoder" for layer in self.layers):
             sources, targets = nothing, own
@@ -77,6 +141,8 @@ class TransformersReader:
 
     def _spell(self, token: str) -> str:
         """Return a piece that begins with `▁` if it begins a word, in whichever way the tokenizer marks words."""
+        if token in self._special:
+            return token
         if self._marks_continuations:
             return token.removeprefix("##") if token.startswith("##") else f"▁{token}"
         return f"▁{token[1:]}" if token.startswith("Ġ") else token
@@ -84,6 +150,10 @@ class TransformersReader:
     @functools.cached_property
     def _marks_continuations(self) -> bool:
         return any(token.startswith("##") for token in self.tokenizer.get_vocab())
+
+    @functools.cached_property
+    def _special(self) -> frozenset[str]:
+        return frozenset(getattr(self.tokenizer, "all_special_tokens", ()))
 
     @torch.no_grad()
     def run(self, batch: Mapping[str, Any], receive: Callable[[int, Tensor], None]) -> None:

@@ -2,6 +2,8 @@
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs;
+const OUTPUT_RUNS = RUNS.filter((run) => run.outputs); // of the others attention alone was analysed
+const TRAINED = RUNS.some((run) => run.step !== null); // not so where all are models without a run
 const KINDS = Object.keys(DATA.sides).filter((kind) => RUNS.some((run) => run.layers.some((l) => l.kind === kind)));
 const KIND_NAMES = { encoder: "Encoder", decoder: "Decoder", cross: "Cross-attention" };
 const KIND_NOTES = {
@@ -36,6 +38,11 @@ function layersOf(run, kind) {
 function sides(kind, text) {
   const [queries, keys] = DATA.sides[kind];
   return [kind === "cross" ? [...text.target.slice(1), "</s>"] : text[queries], text[keys]];
+}
+
+// What a sentence is known by: its source, or where there is none its target.
+function titleText(sentence, letters) {
+  return short(sentenceText(sentence.source.length ? sentence.source : sentence.target), letters);
 }
 
 function roleOf(head) {

@@ -5,8 +5,8 @@ const RUN_VIEWS = [
   ["heads", "Heads", viewHeads],
   ["sentence", "Sentences", viewSentence],
   ["contrasts", "Contrasts", viewContrasts],
-  ["training", "Training", viewTraining],
-  ["outputs", "Outputs", viewOutputs],
+  ["training", TRAINED ? "Training" : "Layers", viewTraining],
+  ...(OUTPUT_RUNS.length ? [["outputs", "Outputs", viewOutputs]] : []),
 ];
 const VIEWS = [...(RUNS.length ? RUN_VIEWS : []),
   ...(DATA.densities.length ? [["densities", "Densities", viewDensities]] : []),

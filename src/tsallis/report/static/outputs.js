@@ -5,7 +5,7 @@ let outputSentence = 0;
 function viewOutputs(number) {
   if (number !== undefined && RUNS[0].sentences[number]) outputSentence = Number(number);
   const place = h("div");
-  const draw = () => place.replaceChildren(...RUNS.map((run) => h("section", null,
+  const draw = () => place.replaceChildren(...OUTPUT_RUNS.map((run) => h("section", null,
     h("h2", null, RUNS.length > 1 ? run.name : `Sentence ${run.sentences[outputSentence].index + 1}`),
     ...outputsOf(run))));
   draw();
@@ -14,12 +14,12 @@ function viewOutputs(number) {
     h("p", { class: "lead" }, "At each step of the reference: which symbols the model holds possible, the most "
       + "probable first, and how many. All others are excluded: their probability is exactly zero."),
     h("div", { class: "controls" }, choice("Sentence", RUNS[0].sentences.map((sentence, i) => [String(i),
-      `${sentence.index + 1}: ${short(sentenceText(sentence.source), 60)}`]), String(outputSentence), (value) => {
+      `${sentence.index + 1}: ${titleText(sentence, 60)}`]), String(outputSentence), (value) => {
       outputSentence = Number(value);
       draw();
     })),
     place,
-    h("section", null, h("h2", null, "Over all sentences"), ...RUNS.map(outputFigures)),
+    h("section", null, h("h2", null, "Over all sentences"), ...OUTPUT_RUNS.map(outputFigures)),
   ];
 }
 

@@ -25,7 +25,7 @@ const METRICS = {
 function factRows() {
   const rows = [
     ["Model", (run) => `${run.model}, ${whole(run.parameters)} parameters`],
-    ["Trained for", (run) => `${whole(run.step)} updates`],
+    ["Trained for", (run) => run.step !== null && `${whole(run.step)} updates`],
     ...Object.entries(METRICS).map(([key, [name, show]]) => [`${name}, development set`, (run) => (key in run.metrics
       ? show(run.metrics[key]) : null)]),
     ["Attention map", (run) => attentionMap(run)],
@@ -33,12 +33,13 @@ function factRows() {
     ...KINDS.map((kind) => [`Density, ${kind}`, (run) => range(run, kind, (head) => head.density, percent)]),
     ["Heads with a role", (run) => `${run.heads.filter((head) => head.role).length} of ${run.heads.length}`],
     ["Output map", mapOf],
-    ["Sum of the output’s values", (run) => plain(run.outputs.total.mean, 3)],
-    ["Empty output more probable than the best", (run) => `${percent(run.empty.rate, 1)} of ${whole(run.empty.sentences)} `
-      + "searched sentences"],
+    ["Sum of the output’s values", (run) => run.outputs && plain(run.outputs.total.mean, 3)],
+    ["Empty output more probable than the best", (run) => run.empty
+      && `${percent(run.empty.rate, 1)} of ${whole(run.empty.sentences)} searched sentences`],
     ["Rare tokens", (run) => (run.training_pairs === null ? "no score: the training data was not at hand"
       : `by their counts in ${whole(run.training_pairs)} training pairs`)],
-    ["Symbols possible a step", (run) => `${plain(run.outputs.support)} of ${whole(run.outputs.symbols)}`],
+    ["Symbols possible a step", (run) => run.outputs
+      && `${plain(run.outputs.support)} of ${whole(run.outputs.symbols)}`],
   ];
   return rows.map(([name, value]) => [name, RUNS.map(value)]).filter(([, values]) => values.some((value) => value));
 }
@@ -85,22 +86,28 @@ function viewOverview() {
   const corpus = RUNS[0].corpus;
   const count = corpus.sentences === corpus.available ? whole(corpus.sentences)
     : `the first ${whole(corpus.sentences)} of ${whole(corpus.available)}`;
+  const symbols = [["source", corpus.src_symbols], ["target", corpus.tgt_symbols]].filter(([, number]) => number)
+    .map(([side, number]) => `${whole(number)} ${side}`).join(" and ");
   const maps = h("div", { class: "maps" });
   const draw = () => maps.replaceChildren(...RUNS.map((run) => mapFigure(run, mapMeasure())));
   draw();
   return [
     h("h1", { tabindex: "-1" }, "Overview"),
-    h("p", { class: "lead" }, `Measured on ${count} sentences of ${corpus.name}, with ${whole(corpus.src_symbols)} source `
-      + `and ${whole(corpus.tgt_symbols)} target symbols`, corpus.unknown ? `, of which ${whole(corpus.unknown)} are `
-      + "unknown to the vocabularies" : "", "."),
+    h("p", { class: "lead" }, `Measured on ${count} sentences of ${corpus.name}, with ${symbols} symbols`,
+      corpus.unknown ? `, of which ${whole(corpus.unknown)} are unknown to the vocabularies` : "", "."),
     h("section", null,
       h("div", { class: "head" }, h("h2", null, "Heads"), measureChoice(draw)),
       h("p", { class: "hint" }, "Each square is a head; the darker, the higher. A sign marks a role, "
         + "in brackets the role that a head without one comes nearest to. Choose one for its card."),
       maps),
-    h("section", null, h("h2", null, RUNS.length > 1 ? "Runs" : "The run"), factTable()),
+    h("section", null, h("h2", null, factTitle()), factTable()),
     ...RUNS.map((run) => standouts(run)),
   ];
+}
+
+function factTitle() {
+  const name = TRAINED ? "run" : "model";
+  return RUNS.length > 1 ? `${name[0].toUpperCase()}${name.slice(1)}s` : `The ${name}`;
 }
 
 function factTable() {

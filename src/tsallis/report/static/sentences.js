@@ -37,7 +37,7 @@ function viewSentence(number, id) {
     h("h1", { tabindex: "-1" }, "Sentences"),
     h("div", { class: "controls" },
       choice("Sentence", RUNS[0].sentences.map((sentence, i) => [String(i),
-        `${sentence.index + 1}: ${short(sentenceText(sentence.source), 60)}`]), String(shownSentence), (value) => {
+        `${sentence.index + 1}: ${titleText(sentence, 60)}`]), String(shownSentence), (value) => {
         shownSentence = Number(value);
         draw();
       }),
@@ -57,8 +57,9 @@ function viewSentence(number, id) {
 
 function sentenceLines() {
   const sentence = RUNS[0].sentences[shownSentence];
-  const lines = [["Source", sentenceText(sentence.source)], ["Reference", sentenceText(sentence.target)]];
-  for (const run of RUNS) {
+  const lines = [["Source", sentence.source], [OUTPUT_RUNS.length ? "Reference" : "Target", sentence.target]]
+    .filter(([, pieces]) => pieces.length || OUTPUT_RUNS.length).map(([name, pieces]) => [name, sentenceText(pieces)]);
+  for (const run of OUTPUT_RUNS) {
     const own = run.sentences[shownSentence];
     lines.push([RUNS.length > 1 ? `Answer of ${run.name}` : "Answer", own.answer === null ? "none" : own.answer]);
   }

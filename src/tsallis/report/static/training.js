@@ -1,6 +1,7 @@
 // How alphas and densities moved, and how they are spread at the end.
 
 function viewTraining() {
+  if (!TRAINED) return [h("h1", { tabindex: "-1" }, "Layers"), ...RUNS.map(histograms), spread()];
   const parts = RUNS.flatMap((run) => {
     return [
       h("h2", null, RUNS.length > 1 ? run.name : "Over the updates"),
@@ -50,8 +51,8 @@ function curves() {
     return figure(title, lineChart(null, lines, { xName: "update", yName: axis, left: 52, low, high }));
   }).filter(Boolean);
   const missing = RUNS.filter((run) => run.values && !valuesOf(run, "output_threshold")
-    && run.outputs.threshold !== null);
-  if (!figures.length && !constants.length) return h("p", { class: "hint" }, "The logs hold no validation.");
+    && run.outputs && run.outputs.threshold !== null);
+  if (!figures.length && !constants.length) return h("p", { class: "hint" }, "There is no log of validations.");
   return h("section", null, h("h2", null, "Scores and outputs over the updates"), runLegend(),
     missing.length ? h("p", { class: "hint" }, `No thresholds in the log of ${missing.map((run) => run.name).join(", ")}: `
       + "its training did not log them.") : null,
@@ -69,7 +70,7 @@ function runLegend() {
 }
 
 function history(run, record, title, bounds) {
-  if (!record) return title === "Alpha" ? h("p", { class: "hint" }, `The log of ${run.name} has no alphas.`) : null;
+  if (!record) return title === "Alpha" ? h("p", { class: "hint" }, `There is no log of the alphas of ${run.name}.`) : null;
   const kinds = KINDS.filter((kind) => record.values[kind]);
   const all = kinds.flatMap((kind) => record.values[kind].flat(2));
   const high = Math.max(bounds.high, ...all);

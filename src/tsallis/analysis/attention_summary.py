@@ -1,0 +1,169 @@
+"""Summaries of attention: what a report shows of the heads of any model that can be recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+from tsallis.analysis.cards import describe_heads
+from tsallis.analysis.contrasts import DensityContrast
+from tsallis.analysis.density import Densities
+from tsallis.analysis.head_roles import Example, HeadRoles
+from tsallis.analysis.importance import HeadImportance
+from tsallis.analysis.options import Options
+from tsallis.analysis.passes import AttentionPass, HeadKey, ReportWeights
+from tsallis.analysis.record import AttentionReader
+from tsallis.analysis.summary_records import (
+    ContrastSummary,
+    CorpusSummary,
+    HeadExample,
+    HeadSummary,
+    RunSummary,
+    SentenceSummary,
+)
+from tsallis.analysis.words import PieceCounts
+from tsallis.errors import InputError
+
+
+def summarize_attention(
+    model: nn.Module,
+    reader: AttentionReader,
+    batches: Sequence[Any],
+    *,
+    name: str,
+    corpus: str,
+    options: Options | None = None,
+    counts: PieceCounts | None = None,
+) -> RunSummary:
+    """Compute what the heads of a model do: a report on a model that is no run, without outputs and training.
+
+    Args:
+        model: for its name and the number of its parameters.
+        reader: its adapter.
+        batches: of the kind that the adapter runs, whose sentences are numbered from 0, each once, in any order.
+        name: of the model, in the report.
+        corpus: the name of the sentences.
+        options: how many sentences the summary holds with all weights, and how many show the role of a head; all
+            sentences are read, and nothing is searched.
+        counts: of pieces, as of :func:`~tsallis.analysis.head_roles`.
+
+    Returns:
+        What a report shows, for `tsallis.report.page.build_page`.
+
+    Raises:
+        InputError: no sentences.
+        ValueError: a number that two sentences have, or none.
+
+    Example:
+        >>> from tsallis.analysis import read_model
+        >>> from tsallis.data.corpus import Corpus
+        >>> from tsallis.data.vocabulary import Vocabulary
+        >>> from tsallis.models import TransformerSeq2Seq
+        >>> symbols = Vocabulary(["▁a", "▁b"])
+        >>> model = TransformerSeq2Seq(6, 6, d_model=8, heads=2, layers=1, d_ff=8, attention="sparsemax")
+        >>> batches = list(Corpus([[4, 5, 4], [5]], [[5], [4, 4]]).batches(2))
+        >>> reader = read_model(model, symbols, symbols)
+        >>> summary = summarize_attention(model, reader, batches, name="a model", corpus="two sentences")
+        >>> len(summary.heads), summary.corpus.sentences, summary.outputs
+        (6, 2, None)
+    """
+    options = options or Options()
+    one = AttentionPass(reader, batches, options.examples, counts)
+    texts = [sentence.text for batch in one for sentence in batch]
+    if not texts:
+        raise InputError(f"{corpus}: there are no sentences to analyse")
+    missing = set(range(len(texts))).difference(text.index for text in texts)
+    if missing:
+        raise ValueError(f"{len(texts)} sentences must be numbered from 0, each once: none has number {min(missing)}")
+    symbols = sum(len(text.source) for text in texts), sum(len(text.target) for text in texts)
+    roles, contrasts = one.roles.result(), one.contrasts.result()
+    rows, examples = one.choose(options.sentences), head_examples(roles, contrasts)
+    shown = ReportWeights(reader, list(_batches_of(reader, batches, {*rows, *examples})), rows, examples)
+    return RunSummary(
+        name=name,
+        task="",
+        model=type(model).__name__,
+        arguments={},
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        step=None,
+        metrics={},
+        corpus=CorpusSummary(corpus, len(texts), len(texts), *symbols, unknown=0),
+        layers=tuple(reader.layers),
+        heads=summarize_heads(roles, one.densities.result(), shown),
+        diversity=one.diversity.result().layers,
+        outputs=None,
+        empty=None,
+        training_pairs=None,
+        contrasts=summarize_contrasts(contrasts, shown),
+        values=None,
+        alphas=None,
+        densities=None,
+        importance=None,
+        sentences=tuple(
+            SentenceSummary(shown.sentences[row].text, shown.sentences[row].weights, (), None, None) for row in rows
+        ),
+    )
+
+
+def _batches_of(reader: AttentionReader, batches: Sequence[Any], rows: set[int]) -> Iterator[Any]:
+    """Yield the batches that hold some of these sentences."""
+    for batch in batches:
+        if any(text.index in rows for text in reader.texts(batch)):
+            yield batch
+
+
+def head_examples(roles: HeadRoles, contrasts: Sequence[DensityContrast]) -> dict[int, set[HeadKey]]:
+    """Return by row the heads that it is an example of."""
+    heads: dict[int, set[HeadKey]] = {}
+    for head in roles.heads:
+        for example in head.examples:
+            heads.setdefault(example.text.index, set()).add((head.kind, head.layer, head.head))
+    for contrast in contrasts:
+        for example in (contrast.sparse, contrast.dense):
+            heads.setdefault(example.text.index, set()).add((contrast.kind, contrast.layer, contrast.head))
+    return heads
+
+
+def summarize_heads(
+    roles: HeadRoles, densities: Densities, shown: ReportWeights, importance: HeadImportance | None = None
+) -> tuple[HeadSummary, ...]:
+    """Return all that is known of each head, with the weights on the sentences that show its role."""
+    cards = describe_heads(roles.heads, densities.heads)
+    increases = {(h.kind, h.layer, h.head): h.increase for h in importance.heads} if importance else {}
+    heads = []
+    for card, role, density in zip(cards, roles.heads, densities.heads, strict=True):
+        key = (card.kind, card.layer, card.head)
+        heads.append(
+            HeadSummary(
+                *key,
+                alpha=card.alpha,
+                density=card.density,
+                histogram=density.histogram,
+                role=card.role,
+                tendency=card.tendency,
+                confidence=card.confidence,
+                title=card.title,
+                scores=role.scores,
+                uniform=role.uniform,
+                counts=role.counts,
+                increase=increases.get(key),
+                examples=tuple(_example(example, key, shown) for example in card.examples),
+            )
+        )
+    return tuple(heads)
+
+
+def summarize_contrasts(contrasts: Sequence[DensityContrast], shown: ReportWeights) -> tuple[ContrastSummary, ...]:
+    """Return pairs of sentences on which a head is sparse and dense, with its weights on both."""
+    summaries = []
+    for contrast in contrasts:
+        key = (contrast.kind, contrast.layer, contrast.head)
+        sparse, dense = (_example(example, key, shown) for example in (contrast.sparse, contrast.dense))
+        summaries.append(ContrastSummary(*key, contrast.alpha, sparse, dense))
+    return tuple(summaries)
+
+
+def _example(example: Example, key: HeadKey, shown: ReportWeights) -> HeadExample:
+    return HeadExample(example.text, example.score, shown.head(key, example.text.index))
