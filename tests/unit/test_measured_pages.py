@@ -172,3 +172,66 @@ def test_what_is_said_beside_the_papers_is_in_the_rows(heads: Any) -> None:
     relu = next(row for row in rows_of("multi30k-cpu.csv") if row["output"] == "alpha-ReLU")
     assert f"have sum {float(relu['output_sum']):.2f} on average" in text
     assert f"{float(relu['supported']):.1f} of 4,997 words are above zero" in text
+
+
+def cells(page: str) -> list[list[str]]:
+    """The cells of all tables of a page, without their heads."""
+    lines = [line for line in (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_tables_of_the_pretrained_encoder_are_those_of_the_rows() -> None:
+    growth, accuracies = cells("pretrained-encoder.md")[1:9], cells("pretrained-encoder.md")[10:]
+    rows = rows_of("minilm-similarity.csv")
+    names = [f"{float(row['alpha']):g}" for row in rows[:-1]] + [f"1.5, after {rows[-1]['steps']} steps"]
+    numbers = [[f"{float(row[name]):.4f}" for name in ("density", "cosine", "spearman")] for row in rows]
+    assert growth == [[name, *row] for name, row in zip(names, numbers, strict=True)]
+    assert f"moves by more than {float(rows[0]['largest_change']):.1e}".replace("e-0", "e-") in words(
+        "pretrained-encoder.md"
+    )
+    variants: dict[str, list[Row]] = {}
+    for row in rows_of("minilm-questions.csv"):
+        variants.setdefault(row["variant"], []).append(row)
+    assert accuracies == [
+        [name, f"{fmean(float(row['density']) for row in rows):.2f}"]
+        + [f"{100 * float(row['accuracy']):.1f}" for row in sorted(rows, key=lambda row: row["seed"])]
+        for name, rows in variants.items()
+    ]
+
+
+def test_what_is_said_of_the_pretrained_encoder_is_in_the_rows() -> None:
+    text = words("pretrained-encoder.md")
+    rows = {(row["variant"], row["seed"]): row for row in rows_of("minilm-questions.csv")}
+    assert {(row["steps"], row["batch"]) for row in rows.values()} == {("200", "16")}
+    right = {key: round(500 * float(row["accuracy"])) for key, row in rows.items()}
+    behind = {name: [right["softmax", seed] - right[name, seed] for seed in "12"] for name, _ in rows}
+    density = {name: fmean(float(rows[name, seed]["density"]) for seed in "12") for name, _ in rows}
+    assert behind["led to 1.5"] == [0, 0]
+    assert f"as many questions right as softmax with {percent(density['led to 1.5'])} of the positions" in text
+    some, others = behind["led to 2"]
+    assert f"misses it by {some} and {others} questions with {percent(density['led to 2'])}" in text
+    some, others = behind["1.5 at once"]
+    assert f"is {some} and {others} questions behind" in text
+    assert f"({fmean(float(rows['learned from 1.1', seed]['alpha']) for seed in '12'):.2f} on average)" in text
+    share = fmean(right.values()) / 500
+    error = (share * (1 - share) / 500) ** 0.5
+    assert f"is {100 * error:.1f} points, {500 * error:.0f} questions" in text
+
+
+def test_what_is_said_of_the_heads_of_the_pretrained_encoder_is_in_the_rows() -> None:
+    text, rows = words("pretrained-encoder.md"), rows_of("minilm-heads.csv")
+    heads = {(row["layer"], row["head"]): row for row in rows}
+    starts, none = ([row["layer"] for row in rows if row["role"] == role] for role in ("start", ""))
+    between = sum(layer in "2345" for layer in starts)
+    assert f"{len(starts)} of the {len(rows)} heads attend to the start of the sentence" in text
+    assert f"{between} of them in layers 2 to 5" in text
+    assert f"gives `[CLS]` {100 * float(heads['3', '8']['start']):.1f} % of its weight" in text
+    assert f"the token before, with {100 * float(heads['1', '3']['previous']):.2f} % of its weight" in text
+    assert float(heads["1", "3"]["merging"]) == 1 and heads["1", "3"]["role"] == "merging"
+    assert f"the next token with {percent(float(heads['2', '9']['next']))} of its weight" in text
+    assert f"gets {percent(float(heads['4', '12']['question']))} of the weight of interrogative words" in text
+    ends = sum(layer in "16" for layer in none)
+    assert f"{len(none)} heads have no role, {ends} of them in the first and the last layer" in text
+    dense = {name: fmean(float(row["density"]) for row in rows if row["layer"] in name) for name in ("1", "6", "2345")}
+    first, last, middle = (percent(dense[name]) for name in ("1", "6", "2345"))
+    assert f"attend to {first} and {last} of the positions, those between to {middle}" in text
