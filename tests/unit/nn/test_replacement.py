@@ -97,6 +97,41 @@ def test_the_fast_path_of_an_encoder_does_not_bypass_it(activation: str) -> None
     assert not torch.allclose(sparse[~padding], before[~padding], atol=1e-3)
 
 
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_single_layers_are_sparse_without_gradients(batch_first: bool, norm_first: bool) -> None:
+    """In evaluation PyTorch's encoder layer would compute itself by one operation, and that with softmax."""
+    options: dict[str, Any] = {"dropout": 0.0, "batch_first": batch_first, "norm_first": norm_first}
+    encoder = nn.TransformerEncoderLayer(16, 4, 24, **options).eval()
+    decoder = nn.TransformerDecoderLayer(16, 4, 24, **options).eval()
+    src, tgt = torch.randn(3, 6, 16), torch.randn(3, 5, 16)
+    if not batch_first:
+        src, tgt = src.transpose(0, 1), tgt.transpose(0, 1)
+    padding = torch.arange(6) >= torch.tensor([[6], [4], [2]])
+
+    def run() -> tuple[Tensor, Tensor]:
+        memory = encoder(src, src_key_padding_mask=padding)
+        return memory, decoder(tgt, memory, memory_key_padding_mask=padding)
+
+    with torch.no_grad():
+        dense = run()
+    for layer in (encoder, decoder):
+        sparsify_module(layer, 2.0)
+    slow = run()
+    with torch.no_grad():
+        sparse = run()
+    for ours, theirs, other in zip(sparse, slow, dense, strict=True):
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(ours, other, atol=1e-3)
+    for attention in (encoder.self_attn, decoder.self_attn, decoder.multihead_attn):
+        assert attention.stats().density.max() < 1
+    for layer in (encoder, decoder):
+        densify_module(layer)
+    with torch.no_grad():
+        for ours, theirs in zip(run(), dense, strict=True):
+            assert torch.equal(ours, theirs)
+
+
 def test_densify_undoes_it_with_what_was_learned() -> None:
     model = padded_encoder()
     src, padding = torch.randn(3, 6, 16), torch.arange(6) >= torch.tensor([[6], [4], [2]])
