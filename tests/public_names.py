@@ -55,6 +55,9 @@ PUBLIC = {
         AnnealAlpha AttentionLog DensityMeter EntmaxLogitsProcessor FixedAlpha LearnedAlpha alpha_parameters alphas
         causal_lm_loss densify from_pretrained parameter_groups set_alpha sparsify trainer_loss
     """,
+    "tsallis.integrations.huggingface.recording": """
+        TransformersReader summarize_texts
+    """,
     "tsallis.models": """
         BiLSTMClassifier Decoded Decoder GridClassifier LabelDecoder LanguageModel Memory RNNSeq2Seq SignalClassifier
         Step TransformerSeq2Seq VisualAnswerer

@@ -246,6 +246,8 @@ class MultiheadAttention(nn.Module):
             ValueError: shapes that don't fit, arguments that exclude each other.
             TypeError: a mask that is neither boolean nor floating point.
         """
+        if query.is_nested:
+            raise ValueError("query must not be a nested tensor: pad it, and give a key_padding_mask")
         batched = query.dim() == 3
         if query.dim() not in (2, 3):
             raise ValueError(f"query must have 2 or 3 dimensions, got shape {tuple(query.shape)}")

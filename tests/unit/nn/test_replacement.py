@@ -132,6 +132,15 @@ def test_single_layers_are_sparse_without_gradients(batch_first: bool, norm_firs
             assert torch.equal(ours, theirs)
 
 
+def test_nested_tensors_are_refused() -> None:
+    layer = sparsify_module(nn.TransformerEncoderLayer(16, 4, 24, batch_first=True)).eval()
+    with (
+        torch.no_grad(),
+        pytest.raises(ValueError, match="query must not be a nested tensor: pad it, and give a key_pad"),
+    ):
+        layer(torch.nested.nested_tensor([torch.randn(3, 16), torch.randn(5, 16)]))
+
+
 def test_densify_undoes_it_with_what_was_learned() -> None:
     model = padded_encoder()
     src, padding = torch.randn(3, 6, 16), torch.arange(6) >= torch.tensor([[6], [4], [2]])

@@ -15,6 +15,8 @@ from tsallis.errors import InputError
 from tsallis.integrations.huggingface.alphas import alpha_modules
 from tsallis.integrations.huggingface.modules import attention_kind, count_heads, layer_number
 
+__all__ = ["TransformersReader", "summarize_texts"]
+
 BATCH = 32  # texts that are read together
 
 
