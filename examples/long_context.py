@@ -121,7 +121,7 @@ def run(task: str, variant: str, seed: int, updates: int, lengths: list[int]) ->
         "model": MODEL | VARIANTS[variant],
         "training": TRAINING | {"updates": updates},
         "loss": loss,
-        "alphas": model.alphas().tolist(),
+        "alphas": model.alphas()["decoder"].tolist(),
         "tests": tests,
         "train_seconds": trained - start,  # of the processor
         "test_seconds": time.process_time() - trained,
