@@ -250,7 +250,7 @@ def heads(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
 
 
 def draw(summary: RunSummary, reader: TransformersReader, setting: Setting, folder: Path) -> None:
-    """Draw the best head of each role on one question, each head once."""
+    """Draw the best head of each role on one question, each head once; nothing where no head has a role."""
     (sentence,) = record(reader, [setting.tokenize([QUESTION])])
     words = [piece.removeprefix("▁") for piece in sentence.text.source]
     views: dict[tuple[int, int], report.View] = {}
@@ -260,7 +260,8 @@ def draw(summary: RunSummary, reader: TransformersReader, setting: Setting, fold
         if (best.scores[role] or 0) >= definition.threshold and place not in views:
             title = f"layer {best.layer + 1} head {best.head + 1}: {role}"
             views[place] = report.View(title, sentence.weights[best.layer].head(best.head).dense()[0])
-    report.save(report.matrix_panels(list(views.values()), words, words), folder / "minilm-heads.svg")
+    if views:
+        report.save(report.matrix_panels(list(views.values()), words, words), folder / "minilm-heads.svg")
 
 
 @torch.no_grad()
