@@ -144,14 +144,30 @@ def random_models(size: str) -> dict[str, TransformerSeq2Seq]:
     return models
 
 
+KINDS = ("encoder_attention", "decoder_attention", "cross_attention")
+
+
+def name_of(model: TransformerSeq2Seq) -> str:
+    """Return a model's output, and the attention beside it where that is not softmax."""
+    output = model.output
+    names = {"softmax": "softmax", "sparsemax": "sparsemax", "entmax": f"{output.alpha:g}-entmax"}
+    attention = [kind for kind in dict.fromkeys(model.arguments[kind] for kind in KINDS) if kind != "softmax"]
+    name = names.get(output.transform, f"alpha-ReLU {output.alpha:g}")
+    return f"{name}, {' and '.join(attention)} attention" if attention else name
+
+
 def trained_models(folders: Sequence[Path]) -> tuple[dict[str, TransformerSeq2Seq], Any]:
     """Load trained runs, the first with softmax everywhere; return their models by name, and the source's symbols."""
     runs = [load_run(folder) for folder in folders]
-    kinds = ("encoder_attention", "decoder_attention", "cross_attention", "output")
-    if any(runs[0].model.arguments[kind] != "softmax" for kind in kinds):
-        raise SystemExit(f"the first run must have softmax everywhere, {folders[0]} has not")
-    names = ["softmax", *(folder.name for folder in folders[1:])]
-    return {name: run.model for name, run in zip(names, runs, strict=True)}, runs[0].src_vocab
+    models: dict[str, TransformerSeq2Seq] = {}
+    for folder, run in zip(folders, runs, strict=True):
+        name = name_of(run.model)
+        if not models and name != "softmax":
+            raise SystemExit(f"the first run must have softmax everywhere, {folder} has {name}")
+        if (run.src_vocab, run.tgt_vocab) != (runs[0].src_vocab, runs[0].tgt_vocab):
+            raise SystemExit(f"all runs must have the same symbols, {folder} and {folders[0]} have not")
+        models[f"{name} ({folder.name})" if name in models else name] = run.model
+    return models, runs[0].src_vocab
 
 
 def text_sources(symbols: Any, path: Path, sentences: int, batch: int) -> list[tuple[Tensor, Tensor]]:

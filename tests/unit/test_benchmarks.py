@@ -15,6 +15,10 @@ import torch
 
 import tsallis
 from small_run import train
+from tsallis.data import Vocabulary
+from tsallis.special_symbols import EOS
+from tsallis.training.checkpoint import Checkpoints
+from tsallis.training.run_folder import build_model, start_run
 
 pytestmark = pytest.mark.slow
 
@@ -245,6 +249,47 @@ def test_decoding_proof(tmp_path: Path) -> None:
         assert row["sentences"] == "6" and float(row["same_kinds"]) == 1
         assert 0 < float(row["rms"]) <= float(row["worst"]) < 1e-3
         assert 0.3 < float(row["rows_to_stop"]) < 3 and float(row["cpu_to_stop"]) > 0
+
+
+def save_run(folder: Path, symbols: int = 6, **arguments: object) -> Path:
+    """Save a random Transformer as a run of one step, and return its folder."""
+    vocabulary = Vocabulary([chr(97 + k) for k in range(symbols)])
+    sizes = {"src_vocab": symbols + 4, "tgt_vocab": symbols + 4, "d_model": 32, "heads": 2, "layers": 1, "d_ff": 32}
+    description = {"class": "transformer", "arguments": {**sizes, "attention": "softmax", **arguments}}
+    folder.mkdir()
+    start_run(folder, "version: 1", description, {"task": "inflection", "languages": None}, vocabulary, vocabulary)
+    state = build_model(description).state_dict()
+    state["output.projection.bias"][EOS] = 2  # outputs end
+    facts = {"step": 1, "epoch": 1, "metrics": {}}
+    Checkpoints(folder / "checkpoints").save(state, {}, facts, best=True, finished=True)
+    return folder
+
+
+def test_decoding_proof_of_runs(tmp_path: Path) -> None:
+    file, out = tmp_path / "sources", tmp_path / "proof.csv"
+    file.write_text("abc\ncab\n", encoding="utf-8")
+    runs = [
+        save_run(tmp_path / "1", output="softmax"),
+        save_run(tmp_path / "2", output="entmax"),
+        save_run(tmp_path / "3", output="entmax", cross_attention="entmax"),
+        save_run(tmp_path / "4", output="entmax"),
+    ]
+    run("decoding_proof.py", "--run", *runs, "--file", file, "--out", out)
+    rows = read(out)
+    assert {row["size"] for row in rows} == {"trained"} and {row["sentences"] for row in rows} == {"2"}
+    names = ["softmax", "1.5-entmax", "1.5-entmax, entmax attention", "1.5-entmax (4)"]
+    assert [row["name"] for row in rows] == names
+
+
+def test_decoding_refuses_runs_that_cannot_be_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    trained_models = importlib.import_module("decoding").trained_models
+    softmax, sparse = save_run(tmp_path / "1", output="softmax"), save_run(tmp_path / "2", output="entmax")
+    other = save_run(tmp_path / "3", symbols=7, output="entmax")
+    with pytest.raises(SystemExit, match=r"the first run must have softmax everywhere, .*2 has 1\.5-entmax"):
+        trained_models([sparse, softmax])
+    with pytest.raises(SystemExit, match=r"all runs must have the same symbols, .*3 and .*1 have not"):
+        trained_models([softmax, other])
 
 
 def test_certificates(tmp_path: Path) -> None:
