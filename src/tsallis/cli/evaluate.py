@@ -106,7 +106,8 @@ def evaluate(
         evaluation = {"split": None if file else split or "test", **options, "checkpoint": checkpoint, **search}
         write_manifest(manifest, describe_result(loaded, config, report, evaluation, others or (), file))
     if as_json:
-        labels = {name: str(value) for name, value in options.items() if value is not None}
+        labels = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+        labels = {name: value for name, value in labels.items() if value is not None}
         print(json.dumps({"run": str(run), "on": str(file) if file else split or "test", **labels, **report}))
     else:
         print(score_table(report))

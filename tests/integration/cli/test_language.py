@@ -40,6 +40,8 @@ def test_evaluate_scores_texts_and_searches_for_nothing(tsallis, speaker: Path, 
     assert "beam" not in json.loads((tmp_path / "m.json").read_text())["evaluation"]
     table = tsallis("evaluate", speaker, "--split", "dev", "--length", 200).stdout
     assert "epsilon-perplexity" in table and "sparsemax score" in table
+    rows = json.loads(tsallis("evaluate", speaker, "--split", "dev", "--length", 200, "--json").stdout)
+    assert rows["length"] == 200 and rows["samples"] > 1
     (tmp_path / "texts").write_text("am\nder\n")
     assert json.loads(tsallis("evaluate", speaker, tmp_path / "texts", "--json").stdout)["samples"] == 2
     assert "takes no --beam" in tsallis("evaluate", speaker, "--beam", 2, status=2).stderr
