@@ -302,3 +302,27 @@ def test_certificates(tmp_path: Path) -> None:
     shares = {name: float(row[name]) for name in ("accuracy", "complete", "optimal", "single", "sum_one")}
     assert row["samples"] == "1096" and all(0 <= share <= 1 for share in shares.values())
     assert shares["single"] <= shares["complete"] and 0 < float(row["rows_to_full"]) < 1
+
+
+def test_rows_of_the_study_of_long_contexts_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    study = importlib.import_module("long_context")
+    made = dict.fromkeys(("commit", "tsallis", "torch", "python", "cpu", "cores", "threads"), "")
+    made |= {"train_seconds": 1.0, "test_seconds": 2.0, "loss": 0.5, "alphas": [[1.5]], "training": {"updates": 9}}
+
+    def result(task: str, variant: str, seed: int, share: float) -> dict[str, object]:
+        tests = [{"length": length, "accuracy": share, "whole": 0.0} for length in study.LENGTHS]
+        return {"task": task, "variant": variant, "seed": seed, "tests": tests, **made}
+
+    out = tmp_path / "rows.csv"
+    assert len(study.add(out, [result("copy", "entmax", 1, 0.5), result("recall", "softmax", 1, 0.9)])) == 2
+    rows = study.add(out, [result("copy", "entmax", 2, 0.25), result("recall", "softmax", 1, 0.8)])
+    assert [(row["task"], row["variant"], row["seed"]) for row in rows] == [
+        ("recall", "softmax", "1"),
+        ("copy", "entmax", "1"),
+        ("copy", "entmax", "2"),
+    ]
+    assert study.page_table(rows).splitlines()[2:] == [
+        "| recall | softmax | 1 | 80.0 | 80.0 | 80.0 | 80.0 | 80.0 |",
+        "| copy | 1.5-entmax | 2 | 37.5 | 37.5 | 37.5 | 37.5 | 37.5 |",
+    ]

@@ -235,3 +235,48 @@ def test_what_is_said_of_the_heads_of_the_pretrained_encoder_is_in_the_rows() ->
     dense = {name: fmean(float(row["density"]) for row in rows if row["layer"] in name) for name in ("1", "6", "2345")}
     first, last, middle = (percent(dense[name]) for name in ("1", "6", "2345"))
     assert f"attend to {first} and {last} of the positions, those between to {middle}" in text
+
+
+def test_what_is_said_of_long_contexts_is_in_the_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    study, rows = importlib.import_module("long_context"), rows_of("long-context-cpu.csv")
+    page = (ROOT / "docs" / "long-contexts.md").read_text(encoding="utf-8")
+    assert study.with_table(page, rows) == page
+    assert study.page_table(rows[1:]) not in page
+    study.draw(rows, tmp_path / "long-context.svg")
+    assert (tmp_path / "long-context.svg").stat().st_size > 1000
+    groups = study.groups(rows)
+
+    def at(task: str, variant: str, length: int = 16384) -> float:
+        return study.accuracy(groups[task, variant], length)
+
+    kinds = study.IN_PICTURE
+    assert all(at("flip-flop", kind, length) > 0.99 for kind in kinds for length in (64, 256, 1024, 4096, 16384))
+    counts = [key for key in groups if key[0] == "local-count"]
+    assert len(counts) >= 4 and all(at(*key, 64) < 0.9 and at(*key, 64) < at(*key) for key in counts)
+    for task in ("recall", "copy", "sort"):
+        present = [kind for kind in kinds if (task, kind) in groups]
+        best = {kind: at(task, kind) for kind in present if at(task, kind, 64) > 0.9}
+        assert min(best, key=lambda kind: best[kind]) == "softmax" and best["softmax"] < 0.05
+        assert max(best.values()) < 0.9
+    copies = {kind: at("copy", kind) for kind in kinds}
+    assert sorted(copies, key=lambda kind: -copies[kind]) == ["ssmax", "learned", "asentmax", "entmax", "softmax"]
+    assert at("copy", "ssmax", 4096) > 0.95
+    (first,) = [row for row in groups["recall", "asentmax"] if row["seed"] == "1"]
+    assert float(first["accuracy_64"]) < 0.05
+
+
+def test_what_is_said_of_windows_is_in_the_rows() -> None:
+    times = {
+        (row["group"], row["operation"], row["shape"]): float(row["query_us"]) for row in rows_of("slopes-cpu.csv")
+    }
+
+    def growth(group: str, operation: str, most: int) -> str:
+        return f"{times[group, operation, str(most)] / times[group, operation, '1024']:.1f} times as long"
+
+    text = words("long-contexts.md")
+    assert f"slope 1, a query takes {growth('windows', 'entmax-1.5, slope 1', 65536)} among 65,536 keys" in text
+    assert f"and without a slope {growth('windows', 'entmax-1.5', 16384)} among 16,384" in text
+    behind = growth("decoding", "entmax-1.5, slope 1, norms", 65536)
+    assert f"behind 65,536 keys whose norms are known takes {behind} as behind 1,024" in text

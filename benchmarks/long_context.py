@@ -1,0 +1,141 @@
+"""The study of long contexts as rows, a table and a picture: what attention trained at 64 tokens does at thousands.
+
+    python benchmarks/long_context.py long-context/*.json --out benchmarks/results/long-context-cpu.csv \
+        --page docs/long-contexts.md --picture docs/figures/long-context.svg
+
+`examples/long_context.py` writes the JSON files, one for each task, kind of attention and seed. The CSV file gets a row
+of each; rows of other runs that it holds stay. Table and picture show means over the seeds that there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from common import Row, write
+
+from tsallis.datasets.synthetic import SYNTHETIC_TASKS
+from tsallis.report import save, style
+
+# What pages call the kinds of attention, and their colours.
+VARIANTS = {
+    "softmax": ("softmax", "#6b7280"),
+    "ssmax": ("SSMax", "#b45309"),
+    "entmax": ("1.5-entmax", "#0068a8"),
+    "learned": ("learned alpha", "#0b7d62"),
+    "asentmax": ("ASEntmax", "#a21caf"),
+    "softmax-rope": ("softmax, RoPE", "#9ca3af"),
+    "asentmax-rope": ("ASEntmax, RoPE", "#d8a3e0"),
+    "asentmax-none": ("ASEntmax, no positions", "#e879f9"),
+    "asentmax-learned": ("ASEntmax, learned alpha", "#701a75"),
+}
+IN_PICTURE = ("softmax", "ssmax", "entmax", "learned", "asentmax")
+LENGTHS = (64, 256, 1024, 4096, 16384)  # of the table
+RUN = ("task", "variant", "seed")
+BEGIN, END = "<!-- table of the study -->\n", "<!-- end of the table -->\n"
+
+
+def row_of(result: dict[str, Any]) -> Row:
+    """Return the row of a run: shares of targets that are predicted, by length, then what made it."""
+    row: Row = {name: str(result[name]) for name in RUN}
+    row |= {"updates": result["training"]["updates"], "loss": result["loss"]}
+    row |= {f"accuracy_{test['length']}": test["accuracy"] for test in result["tests"]}
+    row |= {f"whole_{test['length']}": test["whole"] for test in result["tests"]}
+    row["alphas"] = json.dumps([[round(alpha, 4) for alpha in layer] for layer in result["alphas"]])
+    made = ("train_seconds", "test_seconds", "commit", "tsallis", "torch", "python", "cpu", "cores", "threads")
+    return row | {name: result[name] for name in made}
+
+
+def read(path: Path) -> list[Row]:
+    """Return the rows of a CSV; none where there is no file."""
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def rank(row: Row) -> tuple[int, int, int]:
+    return [*SYNTHETIC_TASKS].index(row["task"]), [*VARIANTS].index(row["variant"]), int(row["seed"])
+
+
+def add(path: Path, results: list[dict[str, Any]]) -> list[Row]:
+    """Write rows of runs beside those of others that a file holds; return all, as the file has them."""
+    new = {rank(row): row for row in map(row_of, results)}
+    rows = {rank(row): row for row in read(path)} | new
+    write(path, [rows[key] for key in sorted(rows)])
+    return read(path)
+
+
+def groups(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
+    """Return the seeds of each task and variant."""
+    result: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        result.setdefault((row["task"], row["variant"]), []).append(row)
+    return result
+
+
+def accuracy(seeds: list[Row], length: int) -> float:
+    return fmean(float(row[f"accuracy_{length}"]) for row in seeds)
+
+
+def page_table(rows: list[Row]) -> str:
+    """Return the table of the documentation: percent of targets by length, means over seeds."""
+    lines = [["task", "attention", "seeds", *(f"{length:,}" for length in LENGTHS)]]
+    lines.append(["---"] * len(lines[0]))
+    for (task, variant), seeds in groups(rows).items():
+        percents = [f"{100 * accuracy(seeds, length):.1f}" for length in LENGTHS]
+        lines.append([task, VARIANTS[variant][0], str(len(seeds)), *percents])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def with_table(page: str, rows: list[Row]) -> str:
+    """Return a page with the table of these rows in place of its own."""
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n{page_table(rows)}\n{END}{rest.split(END)[1]}"
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Draw accuracy by length, a panel for each task and a line for each kind of attention with NAPE."""
+    of, tasks = groups(rows), list(dict.fromkeys(row["task"] for row in rows))
+    figure = style.blank(2.0 * len(tasks) + 1.2, 2.2)
+    for number, task in enumerate(tasks):
+        ax = figure.add_subplot(1, len(tasks), number + 1)
+        style.quiet(ax, ("left", "bottom"))
+        for variant in IN_PICTURE:
+            seeds = of.get((task, variant), [])
+            lengths = [int(name.split("_")[1]) for name in rows[0] if name.startswith("accuracy_")]
+            if seeds:
+                ys = [accuracy(seeds, length) for length in lengths]
+                ax.plot(lengths, ys, color=VARIANTS[variant][1], linewidth=1.6)
+        ax.set_xscale("log", base=2)
+        ax.set_xticks([64, 1024, 16384], ["64", "1,024", "16,384"])
+        ax.set_ylim(-0.03, 1.03)
+        ax.set_xlabel("tokens", **style.lettering(style.SMALL, style.GREY))
+        style.heading(ax, task)
+        if not number:
+            ax.set_ylabel("accuracy", **style.lettering(style.SMALL, style.GREY))
+    style.name_lines(ax, [VARIANTS[variant] for variant in IN_PICTURE])
+    save(figure, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="JSON files")
+    parser.add_argument("--out", type=Path, required=True, help="CSV file")
+    parser.add_argument("--page", type=Path, help="page whose table is replaced")
+    parser.add_argument("--picture", type=Path, help="SVG file")
+    options = parser.parse_args()
+    rows = add(options.out, [json.loads(path.read_text(encoding="utf-8")) for path in options.runs])
+    print(page_table(rows), end="")
+    if options.page:
+        options.page.write_text(with_table(options.page.read_text(encoding="utf-8"), rows), encoding="utf-8")
+    if options.picture:
+        draw(rows, options.picture)
+
+
+if __name__ == "__main__":
+    main()
