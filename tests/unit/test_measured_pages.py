@@ -227,7 +227,7 @@ def test_what_is_said_of_the_heads_of_the_pretrained_encoder_is_in_the_rows() ->
     assert f"{between} of them in layers 2 to 5" in text
     assert f"gives `[CLS]` {100 * float(heads['3', '8']['start']):.1f} % of its weight" in text
     assert f"the token before, with {100 * float(heads['1', '3']['previous']):.2f} % of its weight" in text
-    assert float(heads["1", "3"]["merging"]) == 1 and heads["1", "3"]["role"] == "merging"
+    assert float(heads["1", "3"]["merging"]) == 1 and heads["1", "3"]["role"] == "previous"
     assert f"the next token with {percent(float(heads['2', '9']['next']))} of its weight" in text
     assert f"gets {percent(float(heads['4', '12']['question']))} of the weight of interrogative words" in text
     ends = sum(layer in "16" for layer in none)

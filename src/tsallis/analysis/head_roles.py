@@ -80,7 +80,7 @@ class HeadRole(Record):
         layer: its number.
         head: its number.
         alpha: of the head.
-        role: the best of those whose threshold is reached; None without one.
+        role: the best of those whose threshold is reached, where "merging" gives way to a position; None without one.
         tendency: the role that a head without one comes nearest to; None where it comes near none.
         scores: by the names of `ROLES`, "clusters" and "within_word"; None for what occurred nowhere.
         uniform: the scores of a head that attends to all keys alike.
@@ -347,8 +347,10 @@ def _head_role(layer: AttentionLayer, totals: Mapping[str, _Total], head: int) -
     scores = {name: float(t.sums[head] / t.count) if t.count else None for name, t in totals.items()}
     uniform = {name: t.uniform / t.count if t.count else None for name, t in totals.items()}
     shares = {name: score / role.threshold for name, role in ROLES.items() if (score := scores[name]) is not None}
-    nearest = max(shares, key=lambda name: shares[name], default=None)
-    role = nearest if nearest and shares[nearest] >= 1 else None
+    reached = {name: share for name, share in shares.items() if share >= 1}
+    if reached.keys() & OFFSETS.keys():
+        reached.pop("merging", None)  # of a word of two pieces, the previous piece and the other one are the same
+    role = max(reached, key=lambda name: reached[name], default=None)
     tendency = None if role else _tendency(shares, scores, uniform)
     example_of = role or tendency
     examples = tuple(example for _, example in totals[example_of].best[head]) if example_of else ()

@@ -299,6 +299,16 @@ def test_merging_heads_by_hand() -> None:
     assert even.scores["within_word"] == pytest.approx((2 * 1 + 4 * 2) / 36)
 
 
+def test_a_head_of_the_previous_token_that_merges_is_one_of_a_position() -> None:
+    """Words of two pieces alone: all other pieces are the previous one or its continuation."""
+    weights = shifted(4, -1)
+    weights[0] = [0, 1, 0, 0]
+    weights[2] = [0, 0.2, 0, 0.8]
+    (head,) = head_roles(encoder([weights], pieces=[["▁a", "b", "▁c", "d"]])).heads
+    merging, previous = head.scores["merging"], head.scores["previous"]
+    assert merging is not None and previous is not None and merging > previous >= 0.7 and head.role == "previous"
+
+
 def test_the_merging_score_is_the_largest_of_a_word() -> None:
     weights = np.eye(4)
     weights[0] = [0.1, 0.6, 0.3, 0]  # to the others of the word: .9; the other pieces keep to themselves
