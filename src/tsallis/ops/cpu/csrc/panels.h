@@ -9,6 +9,9 @@
 
 namespace {
 
+// Loops over the rows of a tile must be unrolled, or its sums are moved through memory.
+#define UNROLL _Pragma("GCC unroll 12")
+
 enum Finish { WRITE, WRITE_POSITIVE, ADD };  // what becomes of what the result holds already
 
 INLINE int64_t whole_panels(int64_t columns) {
@@ -22,21 +25,25 @@ struct Linear {  // a matrix of `columns` outputs and its bias
     int64_t width() const { return whole_panels(columns); }
 };
 
-// M rows times two vectors of columns.
+constexpr int PREFETCH_ROWS = 3;  // with fewer rows the weights' own loads are what takes time
+
+// M rows times two vectors of columns. Meanwhile the columns at `next` are fetched into the cache.
 template <int M, Finish FINISH>
 INLINE void multiply_tile(const float* a, int64_t a_row, const float* b, int64_t inputs,
-                          const float* bias, float* c, int64_t c_row) {
+                          const float* bias, const float* next, float* c, int64_t c_row) {
     constexpr int N = LANES<float>;
     F left[M], right[M];
-    for (int m = 0; m < M; m++) left[m] = load(bias), right[m] = load(bias + N);
+    UNROLL for (int m = 0; m < M; m++) left[m] = load(bias), right[m] = load(bias + N);
     for (int64_t k = 0; k < inputs; k++) {
         const F b0 = load(b + k * PANEL_COLUMNS), b1 = load(b + k * PANEL_COLUMNS + N);
-        for (int m = 0; m < M; m++) {
+        for (int line = 0; M >= PREFETCH_ROWS && line < 2 * VECTOR_BYTES / 64; line++)
+            __builtin_prefetch(next + k * PANEL_COLUMNS + line * 16, 0, 2);
+        UNROLL for (int m = 0; m < M; m++) {
             const F x = fill(a[m * a_row + k]);
             left[m] += x * b0, right[m] += x * b1;
         }
     }
-    for (int m = 0; m < M; m++) {
+    UNROLL for (int m = 0; m < M; m++) {
         float* to = c + m * c_row;
         if (FINISH == WRITE_POSITIVE)
             left[m] = positive_part(left[m]), right[m] = positive_part(right[m]);
@@ -50,11 +57,11 @@ constexpr int TILE_ROWS = VECTOR_BYTES == 64 ? 12 : 6;
 
 template <Finish FINISH>
 void multiply_rows_of_tile(int rows, const float* a, int64_t a_row, const float* b, int64_t inputs,
-                           const float* bias, float* c, int64_t c_row) {
+                           const float* bias, const float* next, float* c, int64_t c_row) {
     switch (rows) {
 #define ROWS(M) \
     case M:     \
-        return multiply_tile<M, FINISH>(a, a_row, b, inputs, bias, c, c_row);
+        return multiply_tile<M, FINISH>(a, a_row, b, inputs, bias, next, c, c_row);
         ROWS(1)
         ROWS(2)
         ROWS(3)
@@ -73,21 +80,32 @@ void multiply_rows_of_tile(int rows, const float* a, int64_t a_row, const float*
     }
 }
 
-// c [rows, c_row] = or += a [rows, a_row] times the weights, and the bias; c has `width()` columns.
+// c [rows, c_row] = or += a [rows, a_row] times the columns [first, last) of the weights, and their
+// bias. `first` and `last` are those of panels, and c begins with column `first`.
+template <Finish FINISH>
+void multiply_columns(const Linear& w, int64_t first, int64_t last, const float* a, int64_t a_row,
+                      int64_t rows, float* c, int64_t c_row) {
+    constexpr int SIDE = 2 * LANES<float>;
+    const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;  // even ones: 13 rows are 7 and 6
+    auto side = [&](int64_t n) {
+        return w.panels + n / PANEL_COLUMNS * PANEL_COLUMNS * w.inputs + n % PANEL_COLUMNS;
+    };
+    for (int64_t n = first; n < last; n += SIDE) {
+        const float* b = side(n);
+        const float* next = n + SIDE < w.width() ? side(n + SIDE) : b;
+        for (int64_t t = 0; t < tiles; t++, next = b) {
+            const int64_t r = rows * t / tiles, end = rows * (t + 1) / tiles;
+            multiply_rows_of_tile<FINISH>((int)(end - r), a + r * a_row, a_row, b, w.inputs,
+                                          w.bias + n, next, c + r * c_row + n - first, c_row);
+        }
+    }
+}
+
+// The same with all columns: c has `width()` of them.
 template <Finish FINISH>
 void multiply_linear(const Linear& w, const float* a, int64_t a_row, int64_t rows, float* c,
                      int64_t c_row) {
-    constexpr int SIDE = 2 * LANES<float>;
-    const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;  // even ones: 13 rows are 7 and 6
-    for (int64_t n = 0; n < w.width(); n += SIDE) {
-        const float* b =
-            w.panels + n / PANEL_COLUMNS * PANEL_COLUMNS * w.inputs + n % PANEL_COLUMNS;
-        for (int64_t t = 0; t < tiles; t++) {
-            const int64_t r = rows * t / tiles, end = rows * (t + 1) / tiles;
-            multiply_rows_of_tile<FINISH>((int)(end - r), a + r * a_row, a_row, b, w.inputs,
-                                          w.bias + n, c + r * c_row + n, c_row);
-        }
-    }
+    multiply_columns<FINISH>(w, 0, w.width(), a, a_row, rows, c, c_row);
 }
 
 }  // namespace
