@@ -130,6 +130,25 @@ def test_a_row_depends_on_no_other() -> None:
         assert torch.equal(model.step(state.select(torch.tensor([i])), token[i : i + 1]).scores[0], whole[i])
 
 
+@pytest.mark.parametrize("name", PRESENT)
+@torch.no_grad()
+def test_few_rows_of_wide_products_depend_on_no_other(name: str) -> None:
+    """Up to three rows are multiplied with more columns at a time, which the last columns here do not fill."""
+    torch.manual_seed(0)
+    model = TransformerSeq2Seq(20, 300, **{**SMALL, "d_ff": 200}).eval()
+    own = cpu.instructions()
+    assert cpu.use_instructions(name)
+    try:
+        states, token = (start(model), start(model, compiled=False)), torch.arange(4, 10)
+        same_step(model, states, token)
+        whole = model.step(states[0], token).scores
+        for rows in range(1, 5):
+            index = torch.arange(rows)
+            assert torch.equal(model.step(states[0].select(index), token[:rows]).scores, whole[:rows])
+    finally:
+        assert cpu.use_instructions(own)
+
+
 @torch.no_grad()
 def test_the_best_symbols_of_a_step_are_those_of_its_scores() -> None:
     for options in MODELS[:5]:
@@ -245,9 +264,12 @@ def other_epsilon(model: TransformerSeq2Seq) -> None:
         lambda model: setattr(model.decoder.layers[0].self_attn, "alpha", nn.Identity()),
     ],
 )
+@pytest.mark.parametrize("packed", [False, True])
 @torch.no_grad()
-def test_any_other_model_takes_the_plain_step(change: Any) -> None:
+def test_any_other_model_takes_the_plain_step(change: Any, packed: bool) -> None:
     model = make(**MODELS[0])
+    if packed:
+        assert isinstance(model.start(model.encode(*sources())), CompiledState)
     change(model)
     assert not isinstance(model.start(model.encode(*sources())), CompiledState)
 

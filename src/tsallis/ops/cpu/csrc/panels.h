@@ -23,32 +23,43 @@ struct Linear {  // a matrix of `columns` outputs and its bias
     int64_t inputs, columns;
 
     int64_t width() const { return whole_panels(columns); }
+    const float* column(int64_t n) const {
+        return panels + n / PANEL_COLUMNS * PANEL_COLUMNS * inputs + n % PANEL_COLUMNS;
+    }
 };
 
-constexpr int PREFETCH_ROWS = 3;  // with fewer rows the weights' own loads are what takes time
+// A tile of few rows has more columns, so that enough sums are in the making at once.
+constexpr int FEW_ROWS = 3;
+template <int M>
+constexpr int FEW_ROWS_VECTORS = VECTOR_BYTES == 64 || M == 1 ? 8 : 4;  // of columns
 
-// M rows times two vectors of columns. Meanwhile the columns at `next` are fetched into the cache.
-template <int M, Finish FINISH>
+// M rows times W vectors of columns. The columns of many rows at `next` are fetched into the cache
+// meanwhile; with few rows the weights' own loads are what takes time.
+template <int M, int W, Finish FINISH>
 INLINE void multiply_tile(const float* a, int64_t a_row, const float* b, int64_t inputs,
                           const float* bias, const float* next, float* c, int64_t c_row) {
     constexpr int N = LANES<float>;
-    F left[M], right[M];
-    UNROLL for (int m = 0; m < M; m++) left[m] = load(bias), right[m] = load(bias + N);
+    F sum[M][W];
+    UNROLL for (int m = 0; m < M; m++) UNROLL for (int w = 0; w < W; w++) sum[m][w] =
+        load(bias + w * N);
     for (int64_t k = 0; k < inputs; k++) {
-        const F b0 = load(b + k * PANEL_COLUMNS), b1 = load(b + k * PANEL_COLUMNS + N);
-        for (int line = 0; M >= PREFETCH_ROWS && line < 2 * VECTOR_BYTES / 64; line++)
+        F column[W];
+        UNROLL for (int w = 0; w < W; w++) {
+            const int64_t panel = w * N / PANEL_COLUMNS * PANEL_COLUMNS;
+            column[w] = load(b + panel * inputs + k * PANEL_COLUMNS + w * N - panel);
+        }
+        for (int line = 0; M > FEW_ROWS && line < W * VECTOR_BYTES / 64; line++)
             __builtin_prefetch(next + k * PANEL_COLUMNS + line * 16, 0, 2);
         UNROLL for (int m = 0; m < M; m++) {
             const F x = fill(a[m * a_row + k]);
-            left[m] += x * b0, right[m] += x * b1;
+            UNROLL for (int w = 0; w < W; w++) sum[m][w] += x * column[w];
         }
     }
-    UNROLL for (int m = 0; m < M; m++) {
-        float* to = c + m * c_row;
-        if (FINISH == WRITE_POSITIVE)
-            left[m] = positive_part(left[m]), right[m] = positive_part(right[m]);
-        if (FINISH == ADD) left[m] += load(to), right[m] += load(to + N);
-        store(to, left[m]), store(to + N, right[m]);
+    UNROLL for (int m = 0; m < M; m++) UNROLL for (int w = 0; w < W; w++) {
+        float* to = c + m * c_row + w * N;
+        if (FINISH == WRITE_POSITIVE) sum[m][w] = positive_part(sum[m][w]);
+        if (FINISH == ADD) sum[m][w] += load(to);
+        store(to, sum[m][w]);
     }
 }
 
@@ -61,7 +72,7 @@ void multiply_rows_of_tile(int rows, const float* a, int64_t a_row, const float*
     switch (rows) {
 #define ROWS(M) \
     case M:     \
-        return multiply_tile<M, FINISH>(a, a_row, b, inputs, bias, next, c, c_row);
+        return multiply_tile<M, 2, FINISH>(a, a_row, b, inputs, bias, next, c, c_row);
         ROWS(1)
         ROWS(2)
         ROWS(3)
@@ -80,32 +91,36 @@ void multiply_rows_of_tile(int rows, const float* a, int64_t a_row, const float*
     }
 }
 
-// c [rows, c_row] = or += a [rows, a_row] times the columns [first, last) of the weights, and their
-// bias. `first` and `last` are those of panels, and c begins with column `first`.
-template <Finish FINISH>
-void multiply_columns(const Linear& w, int64_t first, int64_t last, const float* a, int64_t a_row,
-                      int64_t rows, float* c, int64_t c_row) {
-    constexpr int SIDE = 2 * LANES<float>;
-    const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;  // even ones: 13 rows are 7 and 6
-    auto side = [&](int64_t n) {
-        return w.panels + n / PANEL_COLUMNS * PANEL_COLUMNS * w.inputs + n % PANEL_COLUMNS;
-    };
-    for (int64_t n = first; n < last; n += SIDE) {
-        const float* b = side(n);
-        const float* next = n + SIDE < w.width() ? side(n + SIDE) : b;
-        for (int64_t t = 0; t < tiles; t++, next = b) {
-            const int64_t r = rows * t / tiles, end = rows * (t + 1) / tiles;
-            multiply_rows_of_tile<FINISH>((int)(end - r), a + r * a_row, a_row, b, w.inputs,
-                                          w.bias + n, next, c + r * c_row + n - first, c_row);
-        }
-    }
+// M rows times as many of the columns as wide tiles hold; return how many these are.
+template <int M, Finish FINISH>
+int64_t multiply_few_rows(const Linear& w, const float* a, int64_t a_row, float* c, int64_t c_row) {
+    constexpr int SIDE = FEW_ROWS_VECTORS<M> * LANES<float>;
+    static_assert(SIDE % PANEL_COLUMNS == 0 || PANEL_COLUMNS % SIDE == 0);
+    int64_t n = 0;
+    for (; n + SIDE <= w.width(); n += SIDE)
+        multiply_tile<M, FEW_ROWS_VECTORS<M>, FINISH>(a, a_row, w.column(n), w.inputs, w.bias + n,
+                                                      nullptr, c + n, c_row);
+    return n;
 }
 
-// The same with all columns: c has `width()` of them.
+// c [rows, c_row] = or += a [rows, a_row] times the weights, and the bias; c has `width()` columns.
 template <Finish FINISH>
 void multiply_linear(const Linear& w, const float* a, int64_t a_row, int64_t rows, float* c,
                      int64_t c_row) {
-    multiply_columns<FINISH>(w, 0, w.width(), a, a_row, rows, c, c_row);
+    constexpr int SIDE = 2 * LANES<float>;
+    const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;  // even ones: 13 rows are 7 and 6
+    int64_t n = 0;
+    if (rows == 1) n = multiply_few_rows<1, FINISH>(w, a, a_row, c, c_row);
+    if (rows == 2) n = multiply_few_rows<2, FINISH>(w, a, a_row, c, c_row);
+    if (rows == 3) n = multiply_few_rows<3, FINISH>(w, a, a_row, c, c_row);
+    for (; n < w.width(); n += SIDE) {
+        const float *b = w.column(n), *next = n + SIDE < w.width() ? w.column(n + SIDE) : b;
+        for (int64_t t = 0; t < tiles; t++, next = b) {
+            const int64_t r = rows * t / tiles, end = rows * (t + 1) / tiles;
+            multiply_rows_of_tile<FINISH>((int)(end - r), a + r * a_row, a_row, b, w.inputs,
+                                          w.bias + n, next, c + r * c_row + n, c_row);
+        }
+    }
 }
 
 }  // namespace
