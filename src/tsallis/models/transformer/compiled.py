@@ -7,9 +7,10 @@ among them, and states share all memory.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -106,6 +107,9 @@ SETTINGS: dict[type[nn.Module], tuple[str, ...]] = {
 }
 
 
+MODES = ("training", "_forward_hooks", "_forward_pre_hooks")
+
+
 class _Watch:
     """A model as it was: its modules, what they are set to, and the versions of their tensors.
 
@@ -117,36 +121,55 @@ class _Watch:
         for module in modules:
             modules += [part for part in module.__dict__["_modules"].values() if part is not None]
         every = [(type(module), module.__dict__) for module in modules]
-        self.parts = [(own["_modules"], name, part) for _, own in every for name, part in own["_modules"].items()]
-        self.modes = [(own, own["training"], _has_hooks(own)) for _, own in every]
-        self.settings = [(own, name, own.get(name)) for kind, own in every for name in SETTINGS.get(kind, ())]
-        self.tensors = [
-            (tensors, name, x, x.data_ptr(), _version(x))
+        self.parts = _Entries((own["_modules"], name) for _, own in every for name in own["_modules"])
+        self.own = [own for _, own in every]
+        self.modes = self._read_modes()
+        self.settings = _Entries((own, name) for kind, own in every for name in SETTINGS.get(kind, ()))
+        self.tensors = _Entries(
+            (tensors, name)
             for _, own in every
             for tensors in (own["_parameters"], own["_buffers"])
             for name, x in tensors.items()
             if x is not None
-        ]
+        )
+        self.counted = [x for x in self.tensors.values if not x.is_inference()]  # those that have versions
+        self.memory = self._read_memory()
 
     def unchanged(self) -> bool:
         """Tell whether the model is what it was."""
         return (
-            all(parts.get(name) is part for parts, name, part in self.parts)
-            and all(own["training"] is training and _has_hooks(own) is hooks for own, training, hooks in self.modes)
-            and all(own.get(name) == value for own, name, value in self.settings)
-            and all(
-                tensors.get(name) is x and x.data_ptr() == pointer and _version(x) == version
-                for tensors, name, x, pointer, version in self.tensors
-            )
+            self.parts.are_the_same()
+            and self._read_modes() == self.modes
+            and self.settings.read() == self.settings.values
+            and self.tensors.are_the_same()
+            and self._read_memory() == self.memory
         )
 
+    def _read_modes(self) -> list[list[bool]]:
+        """Return of each module whether it trains and whether it has hooks."""
+        return [list(map(bool, map(itemgetter(name), self.own))) for name in MODES]
 
-def _has_hooks(own: dict[str, Any]) -> bool:
-    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"])
+    def _read_memory(self) -> tuple[list[int], list[int]]:
+        """Return where the tensors lie, and the versions of those that have one."""
+        return list(map(Tensor.data_ptr, self.tensors.values)), list(map(attrgetter("_version"), self.counted))
 
 
-def _version(x: Tensor) -> int:
-    return 0 if x.is_inference() else x._version
+class _Entries:
+    """Entries of dictionaries, and their values as they were; no Python code runs for each when they are read."""
+
+    def __init__(self, entries: Iterable[tuple[dict[str, Any], str]]) -> None:
+        pairs = list(entries)
+        self._dictionaries = [dictionary for dictionary, _ in pairs]
+        self._names = [name for _, name in pairs]
+        self.values = self.read()
+
+    def read(self) -> list[Any]:
+        """Return the values as they are, None for those that are gone."""
+        return list(map(dict.get, self._dictionaries, self._names))
+
+    def are_the_same(self) -> bool:
+        """Tell whether the values are the same objects."""
+        return all(map(is_, self.read(), self.values))
 
 
 @cache
