@@ -48,6 +48,9 @@ SINGLE = {
     "train": {"--run-dir", "--device"},
     "average": {"--last", "--json"},
     "suggest": {FILE, "--nbest", "--with", "--language", "--images", "--checkpoint", "--device", "--json"},
+    "generate": {
+        *(FILE, "--prefix", "--samples", "--seed", "--length", "--beam", "--checkpoint", "--device", "--json"),
+    },
     "demo": {"--run-dir", "--updates", "--device"},
     "serve": {
         *("--host", "--port", "--allow-host", "--body", "--characters", "--symbols", "--batch", "--outputs", "--time"),
@@ -56,13 +59,14 @@ SINGLE = {
     "data list": {"--language", "--json"},
     "data get": {"--folder", "--languages", "--json"},
 }
-# Options that test_search.py uses, and those that say where a model is, which a test on one machine can't tell apart.
+# Options that test_search.py and test_language.py use, and those that say where a model is, which a test on one machine
+# can't tell apart.
 ELSEWHERE = {
     "translate": {
         *("--exact", "--time", "--mass", "--sample", "--seed", "--mbr", "--prefix", "--prefix-column"),
         *("--min-length", "--max-length", "--length-penalty", "--with", "--device"),
     },
-    "evaluate": {"--exact", "--budget", "--out", "--manifest", "--with", "--device"},
+    "evaluate": {"--exact", "--budget", "--out", "--manifest", "--with", "--length", "--device"},
     "score": {"--tokens", "--with", "--device"},
     "look": {"--device", "--json"},
 }
