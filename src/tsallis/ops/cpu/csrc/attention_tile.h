@@ -232,8 +232,9 @@ template <class T> class AttentionTile {
                       load_row(row, j, tile.span, (T)0) - slope * absolute(distance));
     }
 
-    // A bound of the norms of a block of keys; infinite where one is not finite. It is computed once,
-    // by the thread that needs it first; threads that compute it at once write the same number.
+    // A bound of the norms of a block of keys; infinite where one is not finite. It is computed
+    // once, by the thread that needs it first; threads that compute it at once write the same
+    // number.
     double norm_of_block(int64_t block) const {
         const int64_t head = tile.batch * call.key_heads + tile.key_head;
         double* const known = call.block_norms + head * norm_blocks(call.keys) + block;
@@ -266,8 +267,8 @@ template <class T> class AttentionTile {
     }
 
     // What bounds the window of a tile. The score of a key does not exceed |q| |k| less what the
-    // slope takes, and a weight is zero if its score lies `cutoff` below the row's largest: so a row
-    // sees no key of a norm that is farther than |q| |k| / slope + rest.
+    // slope takes, and a weight is zero if its score lies `cutoff` below the row's largest: so a
+    // row sees no key of a norm that is farther than |q| |k| / slope + rest.
     struct Reach {
         double length[MAX_TILE_ROWS], rest[MAX_TILE_ROWS];  // |q| / slope
         double first, last;  // positions that no key of the largest norm is seen beyond
@@ -302,8 +303,8 @@ template <class T> class AttentionTile {
         }
         return result;
     }
-    // Compute the scores of the keys near the tile, and then of all that these don't exclude; return
-    // false if that is of no use here.
+    // Compute the scores of the keys near the tile, and then of all that these don't exclude;
+    // return false if that is of no use here.
     bool compute_window() {
         const double eps = alpha - 1,
                      cutoff = eps * UNDERFLOW_AT<T> > 1 ? 1 / eps : UNDERFLOW_AT<T>;
