@@ -256,10 +256,10 @@ def draw(summary: RunSummary, reader: TransformersReader, setting: Setting, fold
     views: dict[tuple[int, int], report.View] = {}
     for role, definition in ROLES.items():
         best = max(summary.heads, key=lambda head: head.scores[role] or 0)
-        place = (best.layer, best.head)
-        if (best.scores[role] or 0) >= definition.threshold and place not in views:
+        identity = (best.layer, best.head)
+        if (best.scores[role] or 0) >= definition.threshold and identity not in views:
             title = f"layer {best.layer + 1} head {best.head + 1}: {role}"
-            views[place] = report.View(title, sentence.weights[best.layer].head(best.head).dense()[0])
+            views[identity] = report.View(title, sentence.weights[best.layer].head(best.head).dense()[0])
     if views:
         report.save(report.matrix_panels(list(views.values()), words, words), folder / "minilm-heads.svg")
 
