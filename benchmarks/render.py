@@ -12,7 +12,7 @@ measured here: settings, published numbers. A figure in a template stands in bra
 names a file of `benchmarks/results`, the one row with these values (`a or b`: with one of them; `key!=a`: without it),
 a column, and a format: that of Python, or `.1%` for "96.3 %" and `.1p` for the same without its mark. `max`, `min` or
 `mean` before the file take all such rows; `count` their number. Of a manifest, `runs/NAME.json.metrics.bleu` is a path
-in it. `$name` stands for a value of a table's row.
+in it; `mean runs/NAME-1,2,3.json.metrics.bleu` takes those of three runs. `$name` stands for a value of a table's row.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = Path(__file__).with_name("pages")
 RESULTS = Path(__file__).with_name("results")
-FIGURE = re.compile(r"\{(?:(?P<of>mean|min|max|count) )?(?P<file>[\w./-]+?\.(?:csv|jsonl|json))(?P<rest>[^{}]*)\}")
+FIGURE = re.compile(r"\{(?:(?P<of>mean|min|max|count) )?(?P<file>[\w./,-]+?\.(?:csv|jsonl|json))(?P<rest>[^{}]*)\}")
+SEVERAL = re.compile(r"(?P<stem>.*?)(?P<numbers>\d+(?:,\d+)+)(?P<end>\.json)")
 REST = re.compile(r"(?:\[(?P<where>[^\]]*)\])?(?:\.(?P<path>[\w.-]+))?(?: \| (?P<spec>[\w.,+%-]+))?")
 BLOCK = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end -->", re.S)
 CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|\$\$.*?\$\$|\$[^$\n]+\$|<!--.*?-->", re.S)
@@ -69,7 +70,8 @@ def find_figure(match: re.Match[str], results: Path = RESULTS) -> str:
     if parts is None:
         raise Mismatch(f"not a figure: {match[0]}")
     conditions = [_condition(part) for part in re.split(r", (?=\w+!?=)", parts["where"] or "") if part]
-    rows = [row for row in read_rows(results / match["file"]) if all(condition(row) for condition in conditions)]
+    files = _name_files(match["file"])
+    rows = [row for file in files for row in read_rows(results / file) if all(test(row) for test in conditions)]
     if not rows or (len(rows) > 1 and match["of"] is None):
         raise Mismatch(f"{match[0]}: {len(rows) or 'no'} rows")
     if match["of"] == "count":
@@ -78,6 +80,14 @@ def find_figure(match: re.Match[str], results: Path = RESULTS) -> str:
     if match["of"] is not None:
         values = [STATISTICS[match["of"]]([float(value) for value in values])]
     return format_figure(values[0], parts["spec"])
+
+
+def _name_files(name: str) -> list[str]:
+    """Return the files that a name stands for: `runs/a-1,2.json` is `runs/a-1.json` and `runs/a-2.json`."""
+    several = SEVERAL.fullmatch(name)
+    if several is None:
+        return [name]
+    return [several["stem"] + number + several["end"] for number in several["numbers"].split(",")]
 
 
 def _condition(text: str) -> Callable[[Mapping[str, Any]], bool]:

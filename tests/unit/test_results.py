@@ -130,6 +130,19 @@ def test_rows_that_are_missing_are_named(render: ModuleType, folder: Path, name:
     assert check(render, folder) == [f"page.md: {name}: is not there"]
 
 
+def test_manifests_of_several_runs(render: ModuleType, folder: Path) -> None:
+    runs = folder / "results" / "runs"
+    for number, right in (("1", 10), ("2", 30), ("12", 1000)):
+        (runs / f"seed-{number}.json").write_text(json.dumps({"metrics": {"right": right}}))
+    figures = "{mean runs/seed-1,2.json.metrics.right | .1f}, {max runs/seed-1,2,12.json.metrics.right | ,d}"
+    assert render.fill(figures, folder / "results") == "20.0, 1,000"
+    assert render.fill("{count runs/seed-1,2.json}", folder / "results") == "2"
+    (runs / "seed-2.json").unlink()
+    render.read_rows.cache_clear()
+    with pytest.raises(render.Mismatch, match=r"runs/seed-2\.json: is not there"):
+        render.fill(figures, folder / "results")
+
+
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
 def test_a_manifest_says_how_to_repeat_its_result(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
