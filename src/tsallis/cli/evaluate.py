@@ -11,6 +11,7 @@ import typer
 from tsallis.cli.input import open_run, read_all
 from tsallis.cli.options import (
     LENGTH,
+    MOST,
     MOST_EXPANSIONS,
     Beam,
     Device,
@@ -56,6 +57,12 @@ def evaluate(
     length: Annotated[
         int | None, typer.Option(min=2, max=LENGTH, help="Tokens of a row of a split's texts, of a language model.")
     ] = None,
+    continuations: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=MOST, help="Draw what follows the beginnings of so many texts; compare what is repeated."
+        ),
+    ] = None,
     others: With = None,
     language: SplitLanguage = None,
     images: SplitImages = None,
@@ -96,6 +103,8 @@ def evaluate(
     expansions = (budget or BUDGET) if exact else None
     beam_size = beam or config.search.beam_size
     report, results = task.evaluate_outputs(loaded, lines, beam_size, expansions)
+    if continuations is not None:
+        report["continuations"] = task.continue_texts(loaded, lines, continuations)
     if out is not None:
         _write(out, loaded, lines, results)
     if manifest is not None:
@@ -104,6 +113,7 @@ def evaluate(
         search = {"beam": beam_size} if expansions is None else {"budget": expansions}
         search = search if task.searched else {}
         evaluation = {"split": None if file else split or "test", **options, "checkpoint": checkpoint, **search}
+        evaluation["continuations"] = continuations
         write_manifest(manifest, describe_result(loaded, config, report, evaluation, others or (), file))
     if as_json:
         labels = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}

@@ -331,6 +331,14 @@ class Task(ABC):
         report.update({"languages": each} if each else {})
         return {**report, **evaluate(run.model, lines.corpus, results, seconds).as_dict()}, results
 
+    def continue_texts(self, run: Run, lines: Lines, count: int) -> dict[str, Any]:
+        """Return how texts go on that are drawn behind the beginnings of `count` texts, beside how those go on.
+
+        Raises:
+            InputError: a task without texts, or none that is long enough.
+        """
+        raise InputError(f"{run.folder}: a run of the task {self.name} takes no --continuations")
+
     def figures(self, run: Run, lines: Lines, beam_size: int = 1) -> Iterator[tuple[int, Figure]]:
         """Yield a figure of each line that has an output, with the line's number from 0.
 

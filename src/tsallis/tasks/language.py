@@ -22,6 +22,7 @@ from tsallis.data.vocabulary import Vocabulary
 from tsallis.datasets.number_names import german_english_numbers
 from tsallis.datasets.synthetic_corpus import SyntheticCorpus, synthetic_corpus, synthetic_vocabulary
 from tsallis.errors import InputError
+from tsallis.evaluation.continuations import compare_continuations
 from tsallis.evaluation.score_names import OF_TEXT, TEACHER_FORCED
 from tsallis.evaluation.teacher_forcing import row_hits, teacher_forced_scores
 from tsallis.evaluation.text_scores import CorpusScore
@@ -207,6 +208,11 @@ class Language(SequenceTask):
         if isinstance(lines.corpus, SyntheticCorpus):
             report["lengths"] = score_lengths(run.model, lines.corpus)
         return report, []
+
+    def continue_texts(self, run: Run, lines: Lines, count: int) -> dict[str, Any]:
+        if isinstance(lines.corpus, SyntheticCorpus):
+            raise InputError(f"{run.folder}: a run of the synthetic task {self.synthetic} takes no --continuations")
+        return compare_continuations(run.model, lines.corpus, count)
 
     @property
     def limit(self) -> int:
