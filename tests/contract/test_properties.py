@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -14,71 +18,107 @@ from tsallis.ops.triton import language
 
 HALF = (torch.bfloat16, torch.float16)
 DTYPES = (torch.float64, torch.float32, *HALF)
-BACKENDS = [
-    "eager",
-    pytest.param(
-        "cpu", marks=pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
-    ),
-    pytest.param(
-        "triton",
-        marks=pytest.mark.skipif(
-            torch.cuda.is_available() or not language.available()[0], reason="needs triton: and its interpreter"
-        ),
-    ),
+WITHOUT_CPU = pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
+WITHOUT_TRITON = pytest.mark.skipif(
+    torch.cuda.is_available() or not language.available()[0], reason="needs triton: and its interpreter"
+)
+# Backend, and how many cases: a few in `make test`, many in `make test-slow`.
+COUNTS = [
+    ("eager", 10),
+    pytest.param("eager", 200, marks=pytest.mark.slow),
+    pytest.param("cpu", 10, marks=WITHOUT_CPU),
+    pytest.param("cpu", 200, marks=[WITHOUT_CPU, pytest.mark.slow]),
+    pytest.param("triton", 3, marks=WITHOUT_TRITON),
+    pytest.param("triton", 40, marks=[WITHOUT_TRITON, pytest.mark.slow]),
 ]
-every_backend = pytest.mark.parametrize("backend", BACKENDS)
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which interprets
-few = settings(
-    max_examples=15,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-shapes = st.lists(st.integers(1, 4), min_size=0, max_size=2).flatmap(
-    lambda outer: st.integers(1, 70).map(lambda d: (*outer, d))
-)
+Property = Callable[[str, Any], None]
+Test = Callable[[str, int], None]
+
+
+def holds_for(cases: st.SearchStrategy[Any]) -> Callable[[Property], Test]:
+    """Make a property of a backend and a case a test of every backend."""
+
+    def decorate(holds: Property) -> Test:
+        @pytest.mark.parametrize(("backend", "count"), COUNTS)
+        def test(backend: str, count: int) -> None:
+            @settings(max_examples=count, deadline=None, derandomize=True, suppress_health_check=[*HealthCheck])
+            @given(case=cases)
+            def check(case: Any) -> None:
+                holds(backend, case)
+
+            check()
+
+        return test
+
+    return decorate
+
+
 alphas = st.one_of(st.sampled_from([1.0, 1.5, 2.0]), st.floats(1.0, 2.0))
 
 
+class Rows(NamedTuple):
+    """Scores, a mask that leaves something in each row, an alpha that broadcasts to them, a dimension, a seed."""
+
+    scores: Tensor
+    mask: Tensor
+    alpha: float | Tensor
+    dim: int
+    seed: int
+
+    def last(self, x: Tensor) -> Tensor:
+        """Return a tensor of the scores' shape as rows."""
+        return x.movedim(self.dim, -1).reshape(-1, self.scores.shape[self.dim])
+
+    def row_alphas(self) -> float | Tensor:
+        """Return alpha as the reference takes it: a number, or one a row."""
+        if not isinstance(self.alpha, Tensor):
+            return self.alpha
+        sizes = list(self.scores.shape)
+        sizes[self.dim] = 1
+        return self.alpha.expand(sizes).movedim(self.dim, -1).reshape(-1, 1)
+
+
 @st.composite
-def rows(draw: st.DrawFn) -> tuple[Tensor, Tensor, float]:
-    """Return scores, a mask that leaves something in each row, and an alpha."""
-    shape, seed = draw(shapes), draw(st.integers(0, 2**31))
+def rows(draw: st.DrawFn) -> Rows:
+    outer, seed = draw(st.lists(st.integers(1, 4), max_size=2)), draw(st.integers(0, 2**31))
+    dim = draw(st.integers(0, len(outer)))
+    shape = (*outer[:dim], draw(st.integers(1, 70)), *outer[dim:])
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(shape, generator=generator, dtype=torch.float64) * draw(st.sampled_from([0.0, 0.3, 2.0, 30.0]))
     mask = torch.rand(shape, generator=generator) < draw(st.sampled_from([0.0, 0.4, 1.0]))
-    mask[..., draw(st.integers(0, shape[-1] - 1))] = True
-    return scores.to(draw(st.sampled_from(DTYPES))), mask, draw(alphas)
+    mask.select(dim, draw(st.integers(0, shape[dim] - 1))).fill_(True)
+    sizes = [1 if i == dim or draw(st.booleans()) else size for i, size in enumerate(shape)]
+    tensor = torch.rand(sizes, generator=generator, dtype=torch.float64) + 1
+    alpha = draw(st.one_of(alphas, st.just(tensor)))
+    return Rows(
+        scores.to(draw(st.sampled_from(DTYPES))), mask, alpha, draw(st.sampled_from([dim, dim - len(shape)])), seed
+    )
 
 
 def tolerance(dtype: torch.dtype) -> float:
     return 2 * torch.finfo(dtype).eps if dtype in HALF else 2e-6 if dtype == torch.float32 else 1e-8
 
 
-@every_backend
-@few
-@given(case=rows())
-def test_maps(backend: str, case: tuple[Tensor, Tensor, float]) -> None:
-    scores, mask, alpha = case
+@holds_for(rows())
+def test_maps(backend: str, case: Rows) -> None:
+    scores, mask, alpha, dim, _ = case
+    order = torch.randperm(scores.shape[dim])
     with tsallis.backend(backend):
-        probs = tsallis.entmax(scores, alpha, mask=mask)
-        order = torch.randperm(scores.shape[-1])
-        other = tsallis.entmax(scores[..., order], alpha, mask=mask[..., order])
+        probs = tsallis.entmax(scores, alpha, dim, mask=mask)
+        other = tsallis.entmax(scores.index_select(dim, order), alpha, dim, mask=mask.index_select(dim, order))
     assert probs.dtype == scores.dtype and probs.shape == scores.shape
-    exact = reference.entmax(scores.double().masked_fill(~mask, -torch.inf).reshape(-1, scores.shape[-1]), alpha)
+    exact = reference.entmax(case.last(scores.double().masked_fill(~mask, -torch.inf)), case.row_alphas())
     limit = tolerance(scores.dtype)
-    torch.testing.assert_close(probs.double().reshape(exact.shape), exact, atol=limit, rtol=0)
+    torch.testing.assert_close(case.last(probs.double()), exact, atol=limit, rtol=0)
     assert (probs >= 0).all() and (probs[~mask] == 0).all()
-    torch.testing.assert_close(other.double(), probs[..., order].double(), atol=limit, rtol=0)
+    torch.testing.assert_close(other.double(), probs.index_select(dim, order).double(), atol=limit, rtol=0)
 
 
-@every_backend
-@few
-@given(case=rows(), seed=st.integers(0, 1000))
-def test_losses_and_their_gradients(backend: str, case: tuple[Tensor, Tensor, float], seed: int) -> None:
-    scores, _, alpha = case
-    scores = scores.reshape(-1, scores.shape[-1])
-    target = torch.randint(scores.shape[-1], scores.shape[:1], generator=torch.Generator().manual_seed(seed))
+@holds_for(rows())
+def test_losses_and_their_gradients(backend: str, case: Rows) -> None:
+    scores, alpha = case.last(case.scores), case.row_alphas()
+    target = torch.randint(scores.shape[-1], scores.shape[:1], generator=torch.Generator().manual_seed(case.seed))
     leaf, exact = scores.clone().requires_grad_(), scores.double().requires_grad_()
     with tsallis.backend(backend):
         loss = tsallis.entmax_loss(leaf, target, alpha, reduction="none")
@@ -89,3 +129,125 @@ def test_losses_and_their_gradients(backend: str, case: tuple[Tensor, Tensor, fl
     assert (loss >= 0).all()
     torch.testing.assert_close(loss.double(), expected, atol=50 * limit, rtol=limit)
     torch.testing.assert_close(gradient.double(), right, atol=limit, rtol=0)
+
+
+class Layer(NamedTuple):
+    """Hidden states [rows, d], an output layer, targets of which some are ignored, and alpha or one for each row."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    target: Tensor
+    alpha: float | Tensor
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> Layer:
+    n, d, classes = (draw(st.integers(1, most)) for most in (9, 6, 80))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    scale, dtype = draw(st.sampled_from([0.1, 1.0, 10.0])), draw(st.sampled_from([torch.float64, torch.float32]))
+    hidden, weight, bias = (torch.randn(*s, generator=generator) for s in ((n, d), (classes, d), (classes,)))
+    target = torch.randint(classes, (n,), generator=generator)
+    target[torch.rand(n, generator=generator) < draw(st.sampled_from([0.0, 0.3, 1.0]))] = -100
+    alpha = draw(st.one_of(alphas, st.just(torch.rand(n, 1, generator=generator, dtype=torch.float64) + 1)))
+    used = bias.to(dtype) if draw(st.booleans()) else None
+    return Layer((hidden * scale).to(dtype), weight.to(dtype), used, target, alpha)
+
+
+@holds_for(layers())
+def test_losses_of_a_layer_and_their_gradients(backend: str, case: Layer) -> None:
+    leaves = [x.clone().requires_grad_() for x in case[:3] if x is not None]
+    doubles = [x.detach().double().requires_grad_() for x in leaves]
+    factors = torch.linspace(0.5, 1.5, len(case.target), dtype=torch.float64)
+    with tsallis.backend(backend):
+        loss = tsallis.linear_entmax_loss(
+            *leaves[:2], case.target, case.alpha, bias=leaves[2] if len(leaves) == 3 else None, reduction="none"
+        )
+        results = torch.autograd.grad((loss * factors.to(loss.dtype)).sum(), leaves)
+    each = reference.entmax_loss(F.linear(*doubles), case.target.clamp(min=0), case.alpha)  # type: ignore[arg-type]
+    expected = torch.where(case.target >= 0, each, 0)
+    exact = torch.autograd.grad((expected * factors).sum(), doubles)
+    # Rounding of the scores, which the weights' gradients multiply with hidden states.
+    limit = 1e-8 if loss.dtype == torch.float64 else 3e-5 * max(1.0, float(case.hidden.abs().amax()))
+    torch.testing.assert_close(loss.double(), expected, atol=limit, rtol=1e-6)
+    for result, right in zip(results, exact, strict=True):
+        torch.testing.assert_close(result.double(), right, atol=10 * limit, rtol=1e-5)
+
+
+class Attention(NamedTuple):
+    """Arguments of attention, and its options."""
+
+    tensors: dict[str, Tensor]
+    alpha: float
+    options: dict[str, Any]
+
+
+@st.composite
+def attentions(draw: st.DrawFn) -> Attention:
+    batch, key_heads, group, queries, keys = (draw(st.integers(1, most)) for most in (2, 2, 2, 9, 40))
+    size, value_size, heads = draw(st.integers(1, 9)), draw(st.integers(1, 9)), key_heads * group
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    scale = draw(st.sampled_from([0.0, 0.5, 3.0]))
+    tensors = {"query": noise(batch, heads, queries, size) * scale, "key": noise(batch, key_heads, keys, size)}
+    tensors["value"] = noise(batch, key_heads, keys, value_size)
+    if draw(st.booleans()):
+        shape = draw(st.sampled_from([(heads,), (batch, heads)]))
+        tensors["alpha"] = torch.rand(shape, generator=generator) + 1
+    if draw(st.booleans()):
+        tensors["slopes"] = torch.rand(heads, generator=generator)
+    options: dict[str, Any] = {"is_causal": draw(st.booleans()), "enable_gqa": group > 1}
+    if draw(st.booleans()):
+        options["key_lengths"] = draw(st.lists(st.integers(0, keys), min_size=batch, max_size=batch))
+    shape = draw(st.sampled_from([(keys,), (queries, keys), (batch, 1, 1, keys), (batch, heads, queries, keys)]))
+    kind = draw(st.sampled_from(["none", "boolean", "added"]))
+    if kind == "boolean":
+        options["attn_mask"] = torch.rand(shape, generator=generator) < 0.7
+    elif kind == "added":
+        tensors["attn_mask"] = noise(*shape)
+    dtype = draw(st.sampled_from([torch.float64, torch.float32]))
+    return Attention({name: x.to(dtype) for name, x in tensors.items()}, draw(alphas), options)
+
+
+def formula(case: Attention, tensors: dict[str, Tensor]) -> Tensor:
+    """Compute attention by all its scores and weights, in float64."""
+    query, options = tensors["query"], case.options
+    (batch, heads, queries, size), keys = query.shape, tensors["key"].shape[2]
+    key, value = (tensors[name].repeat_interleave(heads // tensors[name].shape[1], 1) for name in ("key", "value"))
+    scores = query @ key.transpose(-1, -2) / size**0.5
+    distance = (torch.arange(queries).unsqueeze(1) - torch.arange(keys)).abs()
+    scores = scores - tensors["slopes"].view(-1, 1, 1) * distance if "slopes" in tensors else scores
+    scores = scores + tensors["attn_mask"] if "attn_mask" in tensors else scores
+    active = torch.ones(batch, heads, queries, keys, dtype=torch.bool)
+    active = active.tril() if options["is_causal"] else active
+    active = active & options.get("attn_mask", active)
+    if (lengths := options.get("key_lengths")) is not None:
+        active = active & (torch.arange(keys) < torch.tensor(lengths).view(-1, 1, 1, 1))
+    alpha = tensors.get("alpha", torch.tensor(case.alpha, dtype=torch.float64)).expand(batch, heads)
+    weights = reference.entmax(
+        scores.masked_fill(~active, -torch.inf), alpha.view(batch, heads, 1, 1).expand(-1, -1, queries, 1)
+    )
+    return weights @ value
+
+
+@holds_for(attentions())
+def test_attention_and_its_gradients(backend: str, case: Attention) -> None:
+    leaves = {name: x.clone().requires_grad_() for name, x in case.tensors.items()}
+    doubles = {name: x.detach().double().requires_grad_() for name, x in leaves.items()}
+    with tsallis.backend(backend):
+        out = tsallis.entmax_attention(**{"alpha": case.alpha, **leaves}, **case.options)
+        assert isinstance(out, Tensor)
+        factors = torch.linspace(0.5, 1.5, out.numel(), dtype=torch.float64).view(out.shape)
+        results = torch.autograd.grad((out * factors.to(out.dtype)).sum(), list(leaves.values()))
+    expected = formula(case, doubles)
+    exact = torch.autograd.grad((expected * factors).sum(), list(doubles.values()), materialize_grads=True)
+    limit = 1e-8 if out.dtype == torch.float64 else 2e-5
+    torch.testing.assert_close(out.double(), expected, atol=limit, rtol=limit)
+    for name, result, right in zip(leaves, results, exact, strict=True):
+        scale = max(1.0, float(right.abs().amax()))
+        torch.testing.assert_close(
+            result.double(), right, atol=20 * limit * scale, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
+        )
