@@ -46,6 +46,12 @@ def test_what_is_impossible_has_no_completions() -> None:
     assert not complete(trie(ROWS), *sources(0), NAMES, [B], rest="x").possible
 
 
+def test_what_would_follow_an_impossible_symbol_is_no_completion() -> None:
+    result = complete(trie({**ROWS, (A,): {B: 0.5, EOS: 0.5}}), *sources(0), NAMES, [A])
+    assert not result.possible and result.log_prob == -math.inf
+    assert result.choices == () and result.certain == () and result.support == 0 and result.mass == 0
+
+
 @pytest.mark.parametrize("transform", ["softmax", "entmax"])
 def test_choices_are_the_support_with_its_probabilities(transform: str) -> None:
     for seed in range(20):

@@ -34,7 +34,8 @@ def test_the_whole_answer_set_in_order(transform: str, alpha: float) -> None:
 def test_no_more_prefixes_than_the_budget_are_expanded(budget: int) -> None:
     model = random_table("softmax", 1.0, 1)
     (result,) = exhaustive(model, *sources(0), budget=budget, max_length=LONG)
-    assert sum(model.rows_a_step) == budget
+    assert sum(model.rows_a_step) == result.expanded == budget
+    assert result.stopped_by == "budget"
     assert result.certificate.kind in ("optimal", "bounded")
     missing = sorted(set(model.enumerate(0, LONG).items()) - {(h.tokens, h.log_prob) for h in result.hypotheses})
     assert missing
