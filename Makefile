@@ -8,6 +8,7 @@ TORCH_INDEX ?=
 BIN = $(VENV)/bin
 THREADS ?= 1
 WORKERS ?= 2
+MINUTES ?= 120
 PYTEST_FLAGS ?= -n $(WORKERS) --durations=15 -q
 # Build requirements are held to the tested versions too.
 export PIP_CONSTRAINT = $(abspath constraints.txt)
@@ -19,7 +20,7 @@ CSRC = $(wildcard $(KERNEL)/csrc/*.cpp $(KERNEL)/csrc/*.h)
 BUILD = hatch_build.py $(CSRC) $(wildcard $(KERNEL)/*.py)
 RUNTIME = $(shell $(CXX) -print-file-name=$(1))
 
-.PHONY: help results demo test test-slow test-fast test-eager test-oldest test-wheel kernel sanitize lint format tools bench test-gpu bench-gpu docs clean
+.PHONY: help results demo test test-slow test-fast test-eager test-oldest test-wheel test-mutants coverage soak kernel sanitize lint format tools bench test-gpu bench-gpu docs clean
 
 help:
 	@echo "make demo        train on embedded English verbs and show answers with their proof (some two minutes)"
@@ -30,6 +31,9 @@ help:
 	@echo "make kernel      compile the CPU kernel in place (installing does so too, where a C++ compiler is)"
 	@echo "make test-oldest those of models of Hugging Face, with the oldest Transformers that is supported"
 	@echo "make test-wheel  those of the core, against a wheel, with a Python of its own (PYTHON=.../bin/python)"
+	@echo "make test-mutants the share of faults put into the code on purpose that tests notice"
+	@echo "make coverage    the lines of the core that its tests run, and those that they don't"
+	@echo "make soak        trainings with kills at random: nothing is lost, memory stays flat (MINUTES=120)"
 	@echo "make sanitize    the kernel's tests, with GCC's address and undefined behaviour sanitizers"
 	@echo "make lint        ruff, clang-format and mypy"
 	@echo "make format      let ruff and clang-format correct what they can"
@@ -73,6 +77,21 @@ test-wheel: $(VENV)/.dev
 	cd build/wheel && export PYTHONPATH=installed:tests CXX=/nonexistent OMP_NUM_THREADS=$(THREADS) && \
 		$(PYTHON) tests/wheel.py && $(PYTHON) -m pytest -q -p no:cacheprovider -m "not slow and not process" \
 		tests/unit/functional tests/unit/nn $(addprefix tests/contract/test_,maps.py losses.py attention.py)
+
+# 130 faults in PyTorch's operations and 70 in the searches: each as many as its part has of all that there are.
+test-mutants: $(VENV)/.dev
+	PYTHONPATH=tests OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m mutation.score --count 130 --workers $(WORKERS) ops/eager
+	PYTHONPATH=tests OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m mutation.score --count 70 --workers $(WORKERS) search
+
+coverage: $(VENV)/.dev
+	rm -rf build/coverage && mkdir -p build/coverage
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m coverage run -m pytest $(PYTEST_FLAGS) -m "not slow" tests/contract \
+		$(addprefix tests/unit/,ops functional continuous nn test_distributions.py test_compat.py test_onnx.py)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report --fail-under=95
+
+soak: $(VENV)/.dev
+	PYTHONPATH=tests OMP_NUM_THREADS=$(THREADS) $(BIN)/python tests/soak.py --minutes $(MINUTES)
 
 kernel:
 	$(PYTHON) $(KERNEL)/build.py
