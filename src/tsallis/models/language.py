@@ -118,6 +118,7 @@ class LanguageModel(nn.Module):
         vocab: number of symbols; 0 is padding.
         d_model: size of embeddings and states; a multiple of `heads`.
         heads: of each attention.
+        kv_heads: heads of keys and values, which divide `heads`; None: as many.
         layers: how many there are.
         d_ff: hidden units of the gated network behind each attention.
         dropout: on embeddings and on what attention and network add.
@@ -151,6 +152,7 @@ class LanguageModel(nn.Module):
         vocab: int,
         d_model: int = 512,
         heads: int = 8,
+        kv_heads: int | None = None,
         layers: int = 6,
         d_ff: int = 1376,
         dropout: float = 0.0,
@@ -177,6 +179,7 @@ class LanguageModel(nn.Module):
             "alpha": alpha,
             "positions": positions,
             "length_scale": length_scale,
+            "num_kv_heads": kv_heads,
         }
         self.layers = nn.ModuleList(LanguageLayer(d_model, heads, d_ff, dropout, attention) for _ in range(layers))
         self.norm, self.dropout = nn.RMSNorm(d_model), Dropout(dropout)
@@ -229,7 +232,7 @@ class LanguageModel(nn.Module):
         """Return keys and values of tokens [batch, length], of each layer in turn."""
         if tokens.shape[1] == 0:
             first = self._attentions()[0]
-            shape = len(tokens), first.num_heads, 0, first.head_dim
+            shape = len(tokens), first.num_kv_heads, 0, first.head_dim
             return (self.embedding.weight.new_zeros(shape),) * (2 * len(self.layers))
         caches = [KeyValueCache() for _ in self.layers]
         self._read(tokens, caches)

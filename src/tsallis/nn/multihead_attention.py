@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from tsallis.functional.attention import attend, count_support
 from tsallis.functional.rows import alpha_number
 from tsallis.nn.alpha import PerHeadAlpha
+from tsallis.nn.attention_masks import combine_masks, convert_mask, count_visible, split_lengths, split_padding
 from tsallis.nn.kv_cache import Cache
 from tsallis.nn.length_scale import LengthScale, LengthScaleKind
 from tsallis.nn.positions import AttentionPositions, RotaryPositions, check_positions, head_slopes
-from tsallis.ops.eager.attention import TILE, future_mask, length_mask
+from tsallis.ops.eager.attention import length_mask
 from tsallis.ops.transforms import traced
 
 Alpha = float | Tensor | Literal["learned"]
@@ -73,6 +74,8 @@ class MultiheadAttention(nn.Module):
         positions: how a query and a key tell their distance, where both are of one sequence: "none"; "rope" turns them
             by angles (Su et al. 2021); with "alibi" scores fall with the distance, by a slope of each head (Press et
             al. 2022), and with "nape" those of every second half of the heads (Vasylenko et al. 2026).
+        num_kv_heads: heads of keys and values, each of which as many neighbouring heads share (Ainslie et al. 2023);
+            None: as many as heads.
         length_scale: factors of the scores that grow with the number of keys: a kind of :class:`LengthScale`, or such a
             module; with "nape" of the heads without a slope only.
 
@@ -117,27 +120,33 @@ class MultiheadAttention(nn.Module):
         alpha: Alpha | nn.Module = 1.5,
         positions: AttentionPositions = "none",
         length_scale: LengthScaleKind | LengthScale | None = None,
+        num_kv_heads: int | None = None,
     ) -> None:
         super().__init__()
         if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
             raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
+        of_keys = num_heads if num_kv_heads is None else num_kv_heads
+        if of_keys <= 0 or num_heads % of_keys:
+            raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {of_keys}")
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        self.num_kv_heads, kv_dim = of_keys, of_keys * self.head_dim
         self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
         self.dropout, self.batch_first, self.add_zero_attn = dropout, batch_first, add_zero_attn
-        sizes = {"q_proj_weight": embed_dim, "k_proj_weight": self.kdim, "v_proj_weight": self.vdim}
+        self._sizes = (embed_dim, kv_dim, kv_dim)  # of what queries, keys and values are projected to
+        inputs = {"q_proj_weight": embed_dim, "k_proj_weight": self.kdim, "v_proj_weight": self.vdim}
         packed = self.kdim == self.vdim == embed_dim
-        weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **factory_kwargs)) if packed else None
+        weight = nn.Parameter(torch.empty(sum(self._sizes), embed_dim, **factory_kwargs)) if packed else None
         self.register_parameter("in_proj_weight", weight)
-        for name, size in sizes.items():
-            own = None if packed else nn.Parameter(torch.empty(embed_dim, size, **factory_kwargs))
+        for (name, size), projected in zip(inputs.items(), self._sizes, strict=True):
+            own = None if packed else nn.Parameter(torch.empty(projected, size, **factory_kwargs))
             self.register_parameter(name, own)
         self.register_parameter(
-            "in_proj_bias", nn.Parameter(torch.empty(3 * embed_dim, **factory_kwargs)) if bias else None
+            "in_proj_bias", nn.Parameter(torch.empty(sum(self._sizes), **factory_kwargs)) if bias else None
         )
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **factory_kwargs)
         for name in ("bias_k", "bias_v"):
-            extra = nn.Parameter(torch.empty(1, 1, embed_dim, **factory_kwargs)) if add_bias_kv else None
+            extra = nn.Parameter(torch.empty(1, 1, kv_dim, **factory_kwargs)) if add_bias_kv else None
             self.register_parameter(name, extra)
         self._set_alpha(alpha, factory_kwargs)
         self._set_positions(positions, length_scale, factory_kwargs)
@@ -202,11 +211,11 @@ class MultiheadAttention(nn.Module):
         return alpha.expand(self.num_heads) if isinstance(alpha, Tensor) else torch.full((self.num_heads,), alpha)
 
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Project a memory [batch, keys, size], batch first, to keys and values: each [batch, heads, keys, size]."""
+        """Project a memory [batch, keys, size], batch first, to keys and values [batch, key heads, keys, size]."""
         _, weight_k, weight_v = self._weights()
         _, bias_k, bias_v = self._biases()
         projections = (F.linear(memory, weight_k, bias_k), F.linear(memory, weight_v, bias_v))
-        k, v = (x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for x in projections)
+        k, v = (x.unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2) for x in projections)
         return k, v
 
     def forward(
@@ -274,13 +283,13 @@ class MultiheadAttention(nn.Module):
         # Keys that every query sees come behind the others: no length and no causal order then tells who sees what.
         plain = self.bias_k is None and not self.add_zero_attn
         if key_lengths is not None:
-            padding, lengths = self._split_lengths(key_lengths, q, keys, plain)
+            padding, lengths = split_lengths(key_lengths, q, keys, plain)
         else:
-            padding, lengths = self._split_padding(key_padding_mask, k.shape[0], keys, plain)
+            padding, lengths = split_padding(key_padding_mask, k.shape[0], keys, plain)
         causal = is_causal and plain and past >= 0 and (queries > 1 or not past)
-        mask = _combine(self._convert_mask(attn_mask, q.shape[0]), padding)
+        mask = combine_masks(convert_mask(attn_mask, q.shape[0], self.num_heads), padding)
         if is_causal and not causal and (queries > 1 or not plain):
-            mask = _combine(mask, torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(past))
+            mask = combine_masks(mask, torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(past))
         if not plain:
             k, v, mask = self._append_extra_keys(k, v, mask)
         if self.length_scale is not None:
@@ -296,6 +305,7 @@ class MultiheadAttention(nn.Module):
             key_lengths=lengths,
             is_causal=causal,
             dropout_p=self.dropout if self.training else 0.0,
+            enable_gqa=self.num_kv_heads != self.num_heads,
             need_weights=need_weights,
             slopes=self.slopes,
             query_offset=offset,
@@ -360,17 +370,18 @@ class MultiheadAttention(nn.Module):
     def _weights(self) -> tuple[Tensor, ...]:
         if self.in_proj_weight is None:
             return self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
-        return self.in_proj_weight.chunk(3)
+        parts: tuple[Tensor, ...] = self.in_proj_weight.split(self._sizes)
+        return parts
 
     def _biases(self) -> tuple[Tensor | None, ...]:
-        return self.in_proj_bias.chunk(3) if self.in_proj_bias is not None else (None, None, None)
+        return self.in_proj_bias.split(self._sizes) if self.in_proj_bias is not None else (None, None, None)
 
     def _project(
         self, query: Tensor, key: Tensor | None, value: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Project the inputs to heads [batch, heads, length, head size]."""
+        """Project the inputs to heads [batch, heads, length, head size]; of keys and values there may be fewer."""
         if self.in_proj_weight is not None and key is query and value is query:
-            q, k, v = F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
+            q, k, v = F.linear(query, self.in_proj_weight, self.in_proj_bias).split(self._sizes, -1)
             return self._heads(q), self._heads(k), self._heads(v)
         weights, biases = self._weights(), self._biases()
         q = self._heads(F.linear(query, weights[0], biases[0]))
@@ -379,7 +390,7 @@ class MultiheadAttention(nn.Module):
         return q, self._heads(F.linear(key, weights[1], biases[1])), self._heads(F.linear(value, weights[2], biases[2]))
 
     def _heads(self, x: Tensor) -> Tensor:
-        heads: Tensor = self._batch_first(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+        heads: Tensor = self._batch_first(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         return heads
 
     def _batch_first(self, x: Tensor) -> Tensor:
@@ -396,77 +407,11 @@ class MultiheadAttention(nn.Module):
         scaled: Tensor = q * factor.to(q.dtype)
         return scaled
 
-    def _convert_mask(self, mask: Tensor | None, batch: int) -> Tensor | None:
-        """Convert PyTorch's mask, True where a key is hidden, to ours."""
-        if mask is None:
-            return None
-        if mask.dtype != torch.bool and not mask.is_floating_point():
-            raise TypeError(f"attn_mask must be boolean or floating point, got {mask.dtype}")
-        if mask.dim() == 3:
-            if mask.shape[0] != batch * self.num_heads:
-                raise ValueError(
-                    f"attn_mask must be [queries, keys] or [{batch * self.num_heads}, queries, keys], "
-                    f"got shape {tuple(mask.shape)}"
-                )
-            mask = mask.view(batch, self.num_heads, *mask.shape[1:])
-        elif mask.dim() == 4 and (mask.shape[0] not in (1, batch) or mask.shape[1] not in (1, self.num_heads)):
-            raise ValueError(
-                f"attn_mask must be [{batch} or 1, {self.num_heads} or 1, queries, keys], got {tuple(mask.shape)}"
-            )
-        return ~mask if mask.dtype == torch.bool else mask
-
-    @staticmethod
-    def _split_padding(
-        padding: Tensor | None, batch: int, keys: int, plain: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Convert padding to a mask [batch, 1, 1, keys]; to lengths where it is at the end, so that it is skipped."""
-        if padding is None:
-            return None, None
-        padding = padding.unsqueeze(0) if padding.dim() == 1 else padding
-        if padding.shape != (batch, keys):
-            raise ValueError(f"key_padding_mask must have shape {(batch, keys)}, got {tuple(padding.shape)}")
-        if padding.dtype != torch.bool and not padding.is_floating_point():
-            raise TypeError(f"key_padding_mask must be boolean or floating point, got {padding.dtype}")
-        readable = plain and not traced() and not padding.is_cuda  # reading a GPU's would wait for all its work
-        if padding.dtype != torch.bool:
-            active = padding == 0
-            if not readable or not torch.equal(active, padding != -torch.inf):
-                return padding.view(batch, 1, 1, keys), None
-        else:
-            active = ~padding
-        if readable:
-            lengths = active.sum(1)
-            if torch.equal(torch.arange(keys, device=active.device) < lengths.unsqueeze(1), active):
-                return None, lengths
-        return active.view(batch, 1, 1, keys), None
-
-    def _split_lengths(self, lengths: Tensor, q: Tensor, keys: int, plain: bool) -> tuple[Tensor | None, Tensor | None]:
-        """Convert key lengths to an additive mask [batch, 1, 1, keys], or return them where skipping keys is faster."""
-        batch, heads, queries, _ = q.shape
-        if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
-            raise ValueError(
-                f"key_lengths must be {batch} integers, one for each batch element, got {lengths.dtype} of shape "
-                f"{tuple(lengths.shape)}"
-            )
-        small = q.device.type == "cpu" and batch * heads * queries * keys <= TILE
-        if plain and not small and not traced():
-            return None, lengths
-        if lengths.device.type == "cpu" and batch and not traced():
-            least, most = (int(x) for x in lengths.aminmax())
-            if not 0 <= least <= most <= keys:
-                raise ValueError(
-                    f"key_lengths must lie between 0 and the {keys} keys, got {least if least < 0 else most}"
-                )
-            if least == keys:
-                return None, None
-        hidden = ~length_mask(lengths, keys, q.device).unsqueeze(1)
-        return torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, -torch.inf), None
-
     def _append_extra_keys(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Append the learned key and the zero key."""
         batch, extra = k.shape[0], 0
         if self.bias_k is not None and self.bias_v is not None:
-            own = [x.view(1, self.num_heads, 1, -1).expand(batch, -1, -1, -1) for x in (self.bias_k, self.bias_v)]
+            own = [x.view(1, self.num_kv_heads, 1, -1).expand(batch, -1, -1, -1) for x in (self.bias_k, self.bias_v)]
             k, v = (torch.cat([x, more.to(x.dtype)], 2) for x, more in zip((k, v), own, strict=True))
             extra += 1
         if self.add_zero_attn:
@@ -481,43 +426,5 @@ class MultiheadAttention(nn.Module):
     def extra_repr(self) -> str:
         alpha = self.alpha
         suffix = f", alpha={alpha:g}" if isinstance(alpha, float) else ""
+        suffix += f", num_kv_heads={self.num_kv_heads}" if self.num_kv_heads != self.num_heads else ""
         return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout:g}{suffix}"
-
-
-def _combine(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """Combine two masks, each boolean (True takes part) or additive."""
-    if one is None or other is None:
-        return other if one is None else one
-    if one.dtype == torch.bool and other.dtype == torch.bool:
-        return one & other
-    if one.dtype == torch.bool or other.dtype == torch.bool:
-        active, bias = (one, other) if one.dtype == torch.bool else (other, one)
-        return torch.where(active, bias, -torch.inf)
-    return one + other
-
-
-def count_visible(
-    mask: Tensor | None,
-    lengths: Tensor | None,
-    causal: bool,
-    queries: int,
-    keys: int,
-    offset: int,
-    device: torch.device,
-) -> Tensor:
-    """Count the keys that each query may attend to, broadcastable to [batch, heads, queries]."""
-    position = torch.arange(offset, offset + queries, device=device)
-    if mask is None:
-        ends = position.new_full((1,), keys) if lengths is None else lengths.to(device)
-        ends = ends.view(-1, 1, 1)
-        return torch.minimum(ends, position + 1) if causal else ends
-    active = mask if mask.dtype == torch.bool else mask > -torch.inf
-    active = active[(None,) * (4 - active.dim())]
-    active = active.expand(*active.shape[:3], keys)
-    if lengths is not None:
-        active = active & length_mask(lengths, keys, device).unsqueeze(1)
-    if causal and active.shape[2] == 1:
-        return active.squeeze(2).cumsum(-1)[..., position.clamp(max=keys - 1)]
-    if causal:
-        active = active & ~future_mask(queries, keys, device, offset)
-    return active.sum(-1)

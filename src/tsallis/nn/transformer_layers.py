@@ -81,7 +81,7 @@ class TransformerEncoderLayer(_Layer):
         layer_norm_eps, batch_first, norm_first, bias, device, dtype: as there, too.
         alpha: as in :class:`MultiheadAttention`.
         attention_dropout: dropout of attention weights; None: as `dropout`.
-        positions, length_scale: of the self-attention, as in :class:`MultiheadAttention`.
+        positions, length_scale, num_kv_heads: of the self-attention, as in :class:`MultiheadAttention`.
 
     Raises:
         ValueError: sizes that do not fit, a bad alpha, an unknown activation.
@@ -112,6 +112,7 @@ class TransformerEncoderLayer(_Layer):
         attention_dropout: float | None = None,
         positions: AttentionPositions = "none",
         length_scale: LengthScaleKind | LengthScale | None = None,
+        num_kv_heads: int | None = None,
     ) -> None:
         super().__init__()
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -125,6 +126,7 @@ class TransformerEncoderLayer(_Layer):
             alpha=alpha,
             positions=positions,
             length_scale=length_scale,
+            num_kv_heads=num_kv_heads,
             **factory_kwargs,
         )
         self._build(2, d_model, dim_feedforward, dropout, activation, layer_norm_eps, norm_first, bias, factory_kwargs)
@@ -177,7 +179,7 @@ class TransformerDecoderLayer(_Layer):
         alpha: of the self-attention, as in :class:`MultiheadAttention`.
         cross_attention_alpha: of the attention to the memory; the default is the same. "learned" learns one of its own.
         attention_dropout: dropout of attention weights; None: as `dropout`.
-        positions, length_scale: of the self-attention, as in :class:`MultiheadAttention`.
+        positions, length_scale, num_kv_heads: of the self-attention, as in :class:`MultiheadAttention`.
 
     Raises:
         ValueError: sizes that do not fit, a bad alpha, an unknown activation.
@@ -208,15 +210,15 @@ class TransformerDecoderLayer(_Layer):
         attention_dropout: float | None = None,
         positions: AttentionPositions = "none",
         length_scale: LengthScaleKind | LengthScale | None = None,
+        num_kv_heads: int | None = None,
     ) -> None:
         super().__init__()
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         dropout_p = dropout if attention_dropout is None else attention_dropout
         heads: dict[str, Any] = {"dropout": dropout_p, "bias": bias, "batch_first": batch_first, **factory_kwargs}
         cross_attention_alpha = alpha if cross_attention_alpha is None else cross_attention_alpha
-        self.self_attn = MultiheadAttention(
-            d_model, nhead, alpha=alpha, positions=positions, length_scale=length_scale, **heads
-        )
+        own: dict[str, Any] = {"positions": positions, "length_scale": length_scale, "num_kv_heads": num_kv_heads}
+        self.self_attn = MultiheadAttention(d_model, nhead, alpha=alpha, **own, **heads)
         self.multihead_attn = MultiheadAttention(d_model, nhead, alpha=cross_attention_alpha, **heads)
         self._build(3, d_model, dim_feedforward, dropout, activation, layer_norm_eps, norm_first, bias, factory_kwargs)
 

@@ -106,6 +106,7 @@ class LanguageConfig(SequenceModel):
     architecture: Literal["language"] = "language"
     d_model: Size = 512
     heads: Size = 8
+    kv_heads: Size | None = None  # of keys and values; default: heads
     layers: Depth = 6
     d_ff: Size = 1376
     dropout: float = Field(0.0, ge=0, lt=1)

@@ -16,7 +16,8 @@ from tsallis.special_symbols import BOS, EOS, PAD
 VOCAB = 9
 KINDS: list[dict[str, Any]] = [
     {},
-    {"positions": "rope", "length_scale": "head", "alpha": "learned"},
+    {"heads": 4, "kv_heads": 2},
+    {"positions": "rope", "length_scale": "head", "alpha": "learned", "kv_heads": 1},
     {"positions": "alibi", "alpha": 1.0, "output": "softmax", "share": False},
     {"positions": "none", "length_scale": "input", "alpha": 2.0, "output": "sparsemax", "layers": 1},
 ]

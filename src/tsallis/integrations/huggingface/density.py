@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tsallis.functional.attention import count_support
 from tsallis.integrations.huggingface.alphas import alpha_modules
-from tsallis.nn.multihead_attention import count_visible
+from tsallis.nn.attention_masks import count_visible
 
 
 class DensityMeter:

@@ -99,7 +99,7 @@ class CompiledState(NamedTuple):
 
 # What modules are set to besides their parts and tensors.
 SETTINGS: dict[type[nn.Module], tuple[str, ...]] = {
-    MultiheadAttention: ("alpha", "add_zero_attn", "positions", "length_scale"),
+    MultiheadAttention: ("alpha", "add_zero_attn", "positions", "length_scale", "num_kv_heads"),
     nn.LayerNorm: ("eps",),
     OutputLayer: ("transform", "alpha", "tau"),
     TransformerEncoderLayer: ("activation",),
@@ -297,6 +297,8 @@ def _attention(attention: Any, norm: Any) -> AttentionWeights | None:
     if not _is(attention, MultiheadAttention) or attention.bias_k is not None or attention.add_zero_attn:
         return None
     if attention.positions != "none" or attention.length_scale is not None:
+        return None
+    if attention.num_kv_heads != attention.num_heads:
         return None
     if not isinstance(attention.alpha, float | Tensor) and not _is(attention.alpha, PerHeadAlpha):
         return None

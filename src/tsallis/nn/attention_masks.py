@@ -1,0 +1,109 @@
+"""Masks of attention: from PyTorch's kinds to those of the kernels, and how many keys they leave."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tsallis.ops.eager.attention import TILE, future_mask, length_mask
+from tsallis.ops.transforms import traced
+
+
+def convert_mask(mask: Tensor | None, batch: int, heads: int) -> Tensor | None:
+    """Convert PyTorch's mask, True where a key is hidden, to ours."""
+    if mask is None:
+        return None
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"attn_mask must be boolean or floating point, got {mask.dtype}")
+    if mask.dim() == 3:
+        if mask.shape[0] != batch * heads:
+            raise ValueError(
+                f"attn_mask must be [queries, keys] or [{batch * heads}, queries, keys], got shape {tuple(mask.shape)}"
+            )
+        mask = mask.view(batch, heads, *mask.shape[1:])
+    elif mask.dim() == 4 and (mask.shape[0] not in (1, batch) or mask.shape[1] not in (1, heads)):
+        raise ValueError(f"attn_mask must be [{batch} or 1, {heads} or 1, queries, keys], got {tuple(mask.shape)}")
+    return ~mask if mask.dtype == torch.bool else mask
+
+
+def split_padding(padding: Tensor | None, batch: int, keys: int, plain: bool) -> tuple[Tensor | None, Tensor | None]:
+    """Convert padding to a mask [batch, 1, 1, keys]; to lengths where it is at the end, so that it is skipped."""
+    if padding is None:
+        return None, None
+    padding = padding.unsqueeze(0) if padding.dim() == 1 else padding
+    if padding.shape != (batch, keys):
+        raise ValueError(f"key_padding_mask must have shape {(batch, keys)}, got {tuple(padding.shape)}")
+    if padding.dtype != torch.bool and not padding.is_floating_point():
+        raise TypeError(f"key_padding_mask must be boolean or floating point, got {padding.dtype}")
+    readable = plain and not traced() and not padding.is_cuda  # reading a GPU's would wait for all its work
+    if padding.dtype != torch.bool:
+        active = padding == 0
+        if not readable or not torch.equal(active, padding != -torch.inf):
+            return padding.view(batch, 1, 1, keys), None
+    else:
+        active = ~padding
+    if readable:
+        lengths = active.sum(1)
+        if torch.equal(torch.arange(keys, device=active.device) < lengths.unsqueeze(1), active):
+            return None, lengths
+    return active.view(batch, 1, 1, keys), None
+
+
+def split_lengths(lengths: Tensor, q: Tensor, keys: int, plain: bool) -> tuple[Tensor | None, Tensor | None]:
+    """Convert key lengths to an additive mask [batch, 1, 1, keys], or return them where skipping keys is faster."""
+    batch, heads, queries, _ = q.shape
+    if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
+        raise ValueError(
+            f"key_lengths must be {batch} integers, one for each batch element, got {lengths.dtype} of shape "
+            f"{tuple(lengths.shape)}"
+        )
+    small = q.device.type == "cpu" and batch * heads * queries * keys <= TILE
+    if plain and not small and not traced():
+        return None, lengths
+    if lengths.device.type == "cpu" and batch and not traced():
+        least, most = (int(x) for x in lengths.aminmax())
+        if not 0 <= least <= most <= keys:
+            raise ValueError(f"key_lengths must lie between 0 and the {keys} keys, got {least if least < 0 else most}")
+        if least == keys:
+            return None, None
+    hidden = ~length_mask(lengths, keys, q.device).unsqueeze(1)
+    return torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, -torch.inf), None
+
+
+def combine_masks(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Combine two masks, each boolean (True takes part) or additive."""
+    if one is None or other is None:
+        return other if one is None else one
+    if one.dtype == torch.bool and other.dtype == torch.bool:
+        return one & other
+    if one.dtype == torch.bool or other.dtype == torch.bool:
+        active, bias = (one, other) if one.dtype == torch.bool else (other, one)
+        return torch.where(active, bias, -torch.inf)
+    return one + other
+
+
+def count_visible(
+    mask: Tensor | None,
+    lengths: Tensor | None,
+    causal: bool,
+    queries: int,
+    keys: int,
+    offset: int,
+    device: torch.device,
+) -> Tensor:
+    """Count the keys that each query may attend to, broadcastable to [batch, heads, queries]."""
+    position = torch.arange(offset, offset + queries, device=device)
+    if mask is None:
+        ends = position.new_full((1,), keys) if lengths is None else lengths.to(device)
+        ends = ends.view(-1, 1, 1)
+        return torch.minimum(ends, position + 1) if causal else ends
+    active = mask if mask.dtype == torch.bool else mask > -torch.inf
+    active = active[(None,) * (4 - active.dim())]
+    active = active.expand(*active.shape[:3], keys)
+    if lengths is not None:
+        active = active & length_mask(lengths, keys, device).unsqueeze(1)
+    if causal and active.shape[2] == 1:
+        return active.squeeze(2).cumsum(-1)[..., position.clamp(max=keys - 1)]
+    if causal:
+        active = active & ~future_mask(queries, keys, device, offset)
+    return active.sum(-1)
