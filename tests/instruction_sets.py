@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -27,14 +28,24 @@ def _present() -> tuple[str, ...]:
 PRESENT = _present()
 
 
+@contextmanager
+def use(name: str) -> Iterator[None]:
+    """Compute on one of the machine's sets, and go back to its own."""
+    own = cpu.instructions()
+    assert cpu.use_instructions(name)
+    try:
+        yield
+    finally:
+        assert cpu.use_instructions(own)
+
+
 @pytest.fixture(autouse=True, params=SETS)
 def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run the test on one instruction set, and go back to the machine's own."""
-    own = cpu.instructions()
-    if not cpu.use_instructions(request.param):
+    if request.param not in PRESENT:
         pytest.skip(f"needs instructions: {request.param}, which this machine has not")
-    yield request.param
-    assert cpu.use_instructions(own)
+    with use(request.param):
+        yield request.param
 
 
 def by_size(sizes: Iterable[int], name: str = "d") -> pytest.MarkDecorator:

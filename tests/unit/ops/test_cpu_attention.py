@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,8 @@ class Case:
     mask: str = ""
     dropout: float = 0.0
     spread: float = 1.0  # of the scores: the wider, the fewer keys are attended to
+    slopes: tuple[float, ...] = ()  # of the heads
+    offset: int = 0
 
     def __str__(self) -> str:
         return self.name
@@ -54,7 +57,8 @@ class Case:
         query = noise(self.batch, heads, self.queries, self.size) * self.spread
         key = noise(self.batch, self.key_heads, self.keys, self.size)
         value = noise(self.batch, self.key_heads, self.keys, self.value_size)
-        return [query, key, value, torch.tensor(self.alphas, dtype=dtype)]
+        of_heads = [torch.tensor(numbers, dtype=dtype) for numbers in (self.alphas, self.slopes) if numbers]
+        return [query, key, value, *of_heads]
 
     def of_mask(self, dtype: torch.dtype) -> Tensor | None:
         generator = torch.Generator().manual_seed(4)
@@ -78,9 +82,11 @@ class Case:
             "is_causal": self.causal,
             "dropout_p": self.dropout,
             "enable_gqa": True,
+            "query_offset": self.offset,
         }
 
 
+SLOPES = (0.0, 0.02, 0.5, 2.0)
 MIXED = (1.0, 1.02, 1.1, 1.25, 4 / 3, 1.5, 1.75, 2.0)
 CASES = [
     Case("one query and one key", 1, 1),
@@ -115,6 +121,10 @@ CASES = [
     Case("dropout and causal", 70, 70, MIXED, dropout=0.1, causal=True),
     Case("dropout of all", 30, 30, dropout=1.0),
     Case("dropout of a few queries", 2, 200, MIXED, dropout=0.5),
+    Case("slopes", 70, 90, slopes=SLOPES),
+    Case("slopes of one query behind the keys", 1, 300, slopes=SLOPES, offset=299),
+    Case("windows of slopes", 40, 400, slopes=SLOPES, offset=200),
+    Case("windows of slopes, causal and lengths", 70, 400, causal=True, lengths=(270, 400), slopes=SLOPES, offset=330),
 ]
 
 
@@ -127,14 +137,20 @@ def results(call: Any, leaves: list[Tensor], upstream: Tensor) -> list[Tensor]:
 def exact(case: Case, seed: int, mask: Tensor | None) -> Any:
     """With all weights, by what PyTorch differentiates."""
 
-    def call(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor) -> Tensor:
+    def call(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, slopes: Tensor | None = None) -> Tensor:
         lengths = None if case.lengths is None else torch.tensor(case.lengths)
-        options = (torch.tensor(seed), None, None, case.size**-0.5, case.causal, case.dropout)
-        args = AttentionArgs(query, key, value, alpha.view(1, -1), mask, None, lengths, *options)
+        options = (torch.tensor(seed), None, None, case.size**-0.5, case.causal, case.dropout, case.offset)
+        slopes = None if slopes is None else slopes.view(1, -1)
+        args = AttentionArgs(query, key, value, alpha.view(1, -1), mask, slopes, lengths, *options)
         with tsallis.backend("eager"):
             return dense_attention(args, "cpu")[0]
 
     return call
+
+
+def attend(case: Case, inputs: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    options = {"slopes": inputs[4]} if case.slopes else {}
+    return entmax_attention(*inputs[:4], **case.options(dtype), **options)
 
 
 def drawn() -> int:
@@ -145,8 +161,8 @@ def drawn() -> int:
     return seed
 
 
-def assert_near(result: list[Tensor], expected: list[Tensor], dtype: torch.dtype) -> None:
-    names = ("output", "query", "key", "value", "alpha", "mask")[: len(result)]
+def assert_near(result: list[Tensor], expected: list[Tensor], dtype: torch.dtype, last: str = "mask") -> None:
+    names = ("output", "query", "key", "value", "alpha", last)[: len(result)]
     for name, one, other in zip(names, result, expected, strict=True):
         share = NEAR[dtype][name != "output"]
         near = share * max(other.abs().max().item(), 0.1)
@@ -162,13 +178,13 @@ def test_output_and_gradients(case: Case, dtype: torch.dtype) -> None:
     seed = drawn()
     whole = exact(case, seed, mask if mask is None or mask.dtype == torch.bool else mask.double())
     expected = results(whole, wide, upstream)
-    result = results(lambda *x: entmax_attention(*x, **case.options(dtype)), inputs, upstream)
+    result = results(lambda *x: attend(case, x, dtype), inputs, upstream)
     assert all(x.dtype == dtype for x in result)
-    assert_near(result, expected, dtype)
+    assert_near(result, expected, dtype, "slopes")
     # And as it is where nothing is learned.
     torch.random.manual_seed(0)
     with torch.no_grad():
-        again = entmax_attention(*inputs, **case.options(dtype))
+        again = attend(case, inputs, dtype)
     if not case.dropout:
         torch.testing.assert_close(again, result[0], atol=0, rtol=0)
 
