@@ -13,11 +13,9 @@ def check_counts(src_lengths: Tensor, width: int, shortest: int = 1) -> None:
     Raises:
         ValueError: counts below the shortest or above the width of `src`.
     """
-    least, most = (int(x) for x in src_lengths.aminmax())
-    if not shortest <= least <= most <= width:
-        raise ValueError(
-            f"src_lengths must be from {shortest} to {width}, the width of src, got {src_lengths.tolist()}"
-        )
+    counts = src_lengths.tolist()
+    if not shortest <= min(counts) <= max(counts) <= width:
+        raise ValueError(f"src_lengths must be from {shortest} to {width}, the width of src, got {counts}")
 
 
 def check_attending(layers: int, dropout: float, attention: str, density: str | float | None) -> None:

@@ -41,6 +41,11 @@ class Memory:
         return Memory(self.states[index], self.mask[index], tuple(x[index] for x in self.summary))
 
 
+def source_mask(lengths: Tensor, sources: Tensor) -> Tensor:
+    """Return a mask [batch, src], True where sources [batch, src, ...] of these lengths have a symbol."""
+    return torch.arange(sources.shape[1], device=sources.device) < lengths.to(sources.device).unsqueeze(1)
+
+
 def join(states: Sequence[Any]) -> Any:
     """Concatenate the rows of several states: a state is a dataclass of tensors, tuples and dataclasses of them.
 

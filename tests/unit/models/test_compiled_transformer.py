@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import tsallis
-from instruction_sets import PRESENT
+from instruction_sets import PRESENT, use
 from tsallis.models import TransformerSeq2Seq
 from tsallis.models.protocol import join
 from tsallis.models.transformer.compiled import CompiledMemory, CompiledState
@@ -66,26 +66,20 @@ def same_step(model: TransformerSeq2Seq, states: tuple[Any, Any], token: Tensor)
 @pytest.mark.parametrize("options", MODELS, ids=str)
 @torch.no_grad()
 def test_steps_are_those_of_the_plain_decoder(name: str, options: dict[str, Any]) -> None:
-    own = cpu.instructions()
-    assert cpu.use_instructions(name)
-    try:
+    with use(name):
         model = make(**options)
         states = start(model), start(model, compiled=False)
         states = same_step(model, states, torch.ones(6, dtype=torch.long))
         for token, index in ((4, [0, 0, 2, 3, 3, 3, 5]), (9, [6, 1, 1, 0]), (7, [3])):
             states = tuple(state.select(torch.tensor(index)) for state in states)
             states = same_step(model, states, torch.arange(len(index)) + token)
-    finally:
-        assert cpu.use_instructions(own)
 
 
 @pytest.mark.parametrize("name", PRESENT)
 @pytest.mark.parametrize("options", MODELS, ids=str)
 @torch.no_grad()
 def test_sources_are_encoded_as_by_the_plain_encoder(name: str, options: dict[str, Any]) -> None:
-    own = cpu.instructions()
-    assert cpu.use_instructions(name)
-    try:
+    with use(name):
         model = make(**options)
         src, lengths = sources(19)
         memory = model.encode(src, lengths)
@@ -96,8 +90,6 @@ def test_sources_are_encoded_as_by_the_plain_encoder(name: str, options: dict[st
         for i in range(3):
             alone = model.encode(src[i : i + 1, : lengths[i]], lengths[i : i + 1]).states[0]
             assert torch.equal(alone, memory.states[i, : lengths[i]])
-    finally:
-        assert cpu.use_instructions(own)
 
 
 @torch.no_grad()
@@ -136,17 +128,13 @@ def test_few_rows_of_wide_products_depend_on_no_other(name: str) -> None:
     """Up to three rows are multiplied with more columns at a time, which the last columns here do not fill."""
     torch.manual_seed(0)
     model = TransformerSeq2Seq(20, 300, **{**SMALL, "d_ff": 200}).eval()
-    own = cpu.instructions()
-    assert cpu.use_instructions(name)
-    try:
+    with use(name):
         states, token = (start(model), start(model, compiled=False)), torch.arange(4, 10)
         same_step(model, states, token)
         whole = model.step(states[0], token).scores
         for rows in range(1, 5):
             index = torch.arange(rows)
             assert torch.equal(model.step(states[0].select(index), token[:rows]).scores, whole[:rows])
-    finally:
-        assert cpu.use_instructions(own)
 
 
 @torch.no_grad()
@@ -166,28 +154,50 @@ def test_the_best_symbols_of_a_step_are_those_of_its_scores() -> None:
             assert (ours.attention is None) != keep
 
 
-@pytest.mark.parametrize("options", MODELS, ids=str)
-def test_a_search_in_one_call_is_that_of_its_steps(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_threads_nor_the_default_dtype_change_a_search() -> None:
+    model, (src, lengths) = make(**MODELS[3]), sources(19)
+    alone = beam_search(model, src, lengths)
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    torch.set_num_threads(3)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert beam_search(model, src, lengths) == alone
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+
+
+SEARCHES: list[dict[str, Any]] = [
+    {"beam_size": 1},
+    {"beam_size": 5, "n_best": 1, "keep_attention": True},
+    {"beam_size": 3, "prefixes": [(5,), (), (6, 7), (8,), (), (9,)], "min_length": 2, "length_penalty": 0.7},
+    {"beam_size": 60, "max_length": 3},
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(PRESENT[-1], options) for options in MODELS] + [(name, MODELS[i]) for name in PRESENT[:-1] for i in (0, 3, 4)],
+    ids=str,
+)
+def test_a_search_in_one_call_is_that_of_its_steps(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Hypotheses, bounds, certificates, supports and attention, bit for bit, with limits and without."""
-    model, (src, lengths) = make(**options), sources()
-    cases: list[dict[str, Any]] = [
-        {"beam_size": 1},
-        {"beam_size": 5, "n_best": 1, "keep_attention": True},
-        {"beam_size": 3, "prefixes": [(5,), (), (6, 7), (8,), (), (9,)], "min_length": 2, "length_penalty": 0.7},
-        {"beam_size": 60, "max_length": 3},
-    ]
-    for search in cases:
-        whole = beam_search(model, src, lengths, **search)
-        with monkeypatch.context() as patch:
-            patch.setattr("tsallis.ops.cpu.transformer.CACHE_NUMBERS", 1)
-            parts = beam_search(model, src, lengths, **search)
-            patch.setattr("tsallis.ops.cpu.transformer.BEST_NUMBERS", 0)
-            steps = beam_search(model, src, lengths, **search)
-        assert parts == whole and steps == whole
-        for one, other in zip(whole, steps, strict=True):
-            for a, b in zip(one.hypotheses, other.hypotheses, strict=True):
-                assert (a.attention is None) == (b.attention is None) == ("keep_attention" not in search)
-                assert a.attention is None or torch.equal(a.attention, b.attention)
+    with use(name):
+        model, (src, lengths) = make(**options), sources()
+        for search in SEARCHES:
+            whole = beam_search(model, src, lengths, **search)
+            with monkeypatch.context() as patch:
+                patch.setattr("tsallis.ops.cpu.transformer.CACHE_NUMBERS", 1)
+                parts = beam_search(model, src, lengths, **search)
+                patch.setattr("tsallis.ops.cpu.transformer.BEST_NUMBERS", 0)
+                steps = beam_search(model, src, lengths, **search)
+            assert parts == whole and steps == whole
+            for one, other in zip(whole, steps, strict=True):
+                for a, b in zip(one.hypotheses, other.hypotheses, strict=True):
+                    assert (a.attention is None) == (b.attention is None) == ("keep_attention" not in search)
+                    assert a.attention is None or torch.equal(a.attention, b.attention)
 
 
 @torch.no_grad()

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from tsallis.models.protocol import BestStep, Memory, Step, check_symbols
+from tsallis.models.protocol import BestStep, Memory, Step, check_symbols, source_mask
 from tsallis.nn import (
     MultiheadAttention,
     OutputLayer,
@@ -38,7 +37,7 @@ class CompiledState(NamedTuple):
     """Rows of a decoder state, as addresses of what they have read."""
 
     decoder: Any  # of the backend
-    positions: Any  # the model's module
+    positions: _Positions
     table: Tensor  # [steps and more, d_model], of it
     rows: Tensor  # [rows, columns]
     steps: int  # tokens read, by the row that has read most
@@ -82,7 +81,7 @@ class CompiledState(NamedTuple):
         """Make all steps of a beam search, or those up to a NaN, see `TransformerSeq2Seq.run_beams`."""
         if not self.decoder.runs(beams):
             return None
-        table = self.positions(self.decoder.embedding, 0, self.steps + beams.steps)
+        table = self.positions.first(self.steps + beams.steps)
         weights, unknown = self.decoder.search(beams, self.rows, table, end, self.width if keep else 0)
         if unknown is not None:
             check_symbols(torch.tensor([unknown]), self.decoder.symbols)
@@ -91,8 +90,7 @@ class CompiledState(NamedTuple):
     def _read(self, token: Tensor, **wishes: Any) -> tuple[DecoderResult, CompiledState]:
         """Make a step and return its results and the state after it."""
         if self.steps >= len(self.table):
-            table = self.positions(self.decoder.embedding, 0, 2 * self.steps)
-            return self._replace(table=table)._read(token, **wishes)
+            return self._replace(table=self.positions.first(2 * self.steps))._read(token, **wishes)
         result: DecoderResult = self.decoder.step(self.rows, token, self.table, **wishes)
         return result, self._with(result.state, self.steps + 1, (*self.memory, result.cache))
 
@@ -183,6 +181,20 @@ def _count_fused_updates() -> None:
     register_optimizer_step_post_hook(count)
 
 
+class _Positions:
+    """The first encodings of positions of a model, as many as have been asked for."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._table = torch.empty(0, dtype=torch.float32)
+
+    def first(self, count: int) -> Tensor:
+        """Return encodings [count or more, d_model]."""
+        if len(self._table) < count:
+            self._table = self._module(self._table, 0, max(ROOM, 2 * count))
+        return self._table
+
+
 class _Packed(NamedTuple):
     """A model's packed weights, and what it was like when they were packed."""
 
@@ -190,35 +202,47 @@ class _Packed(NamedTuple):
     kernels: Any
     encoder: Any  # None: the kernels don't know it
     decoder: Any
+    positions: _Positions
 
 
 _packs: weakref.WeakKeyDictionary[nn.Module, _Packed] = weakref.WeakKeyDictionary()
 
 
-@dataclass(frozen=True)
 class CompiledMemory(Memory):
-    """States that kernels have computed, and the weights they did it with: they are not looked for again."""
+    """States that kernels have computed, and the weights they did it with: they are not looked for again.
 
-    packed: _Packed | None = None
+    The mask is made when it is first read.
+    """
+
+    lengths: Tensor  # [batch]
+    packed: _Packed
+
+    def __init__(self, states: Tensor, lengths: Tensor, packed: _Packed) -> None:
+        self.__dict__.update(states=states, lengths=lengths, packed=packed, summary=())
+
+    @cached_property
+    def mask(self) -> Tensor:
+        return source_mask(self.lengths, self.states)
 
 
-def encode_compiled(model: Any, src: Tensor, lengths: Tensor, mask: Tensor) -> CompiledMemory | None:
+def encode_compiled(model: Any, src: Tensor, lengths: Tensor) -> CompiledMemory | None:
     """Return the states of sources [batch, src]; None where no kernels know the model, or may not be called."""
     packed = _pack(model, src)
     if packed is None or packed.encoder is None or src.dtype != torch.int64:
         return None
-    positions = model.positions(packed.encoder.embedding, 0, src.shape[1])
-    return CompiledMemory(packed.encoder.encode(src, lengths, positions), mask, packed=packed)
+    positions = packed.positions.first(src.shape[1])
+    return CompiledMemory(packed.encoder.encode(src, lengths, positions), lengths, packed)
 
 
 def start_compiled(model: Any, memory: Memory) -> CompiledState | None:
     """Return the state before the first token; None where no kernels know the model, or may not be called."""
-    packed = _pack(model, memory.states, memory.packed if isinstance(memory, CompiledMemory) else None)
+    own = memory if isinstance(memory, CompiledMemory) else None
+    packed = _pack(model, memory.states, None if own is None else own.packed)
     if packed is None or packed.decoder is None or memory.states.dtype != torch.float32:
         return None
-    rows, source = packed.decoder.project(memory.states[memory.mask], memory.mask.sum(1))
-    table = model.positions(packed.decoder.embedding, 0, ROOM)
-    return CompiledState(packed.decoder, model.positions, table, rows, 0, memory.states.shape[1], (source,))
+    rows, source = packed.decoder.project(memory.states, memory.mask.sum(1) if own is None else own.lengths)
+    table = packed.positions.first(ROOM)
+    return CompiledState(packed.decoder, packed.positions, table, rows, 0, memory.states.shape[1], (source,))
 
 
 def _pack(model: Any, like: Tensor, known: _Packed | None = None) -> _Packed | None:
@@ -244,6 +268,7 @@ def _pack(model: Any, like: Tensor, known: _Packed | None = None) -> _Packed | N
             None
             if decoder is None or output is None or not kernels.computes(decoder)
             else kernels.CompiledDecoder(decoder, output),
+            _Positions(model.positions),
         )
         _packs[model] = known
     return known

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tsallis.models.checks import check_counts
-from tsallis.models.protocol import BestStep, Decoded, Memory, Step, best_of_step
+from tsallis.models.protocol import BestStep, Decoded, Memory, Step, best_of_step, source_mask
 from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SymbolRows, share_embeddings, shared_parameters
 from tsallis.models.transformer.compiled import CompiledState, encode_compiled, start_compiled
 from tsallis.models.transformer.decoding_state import Past, Places, Reading, Sources, TransformerState
@@ -221,9 +221,8 @@ class TransformerSeq2Seq(nn.Module):
             ValueError: counts below 1 or above the width of `src`.
         """
         lengths = self._counts(src, src_lengths)
-        mask = _source_mask(src, lengths)
-        compiled = encode_compiled(self, src, lengths, mask) if type(self) is TransformerSeq2Seq else None
-        return Memory(self._encode(src, lengths), mask) if compiled is None else compiled
+        compiled = encode_compiled(self, src, lengths) if type(self) is TransformerSeq2Seq else None
+        return Memory(self._encode(src, lengths), source_mask(lengths, src)) if compiled is None else compiled
 
     def _counts(self, src: Tensor, src_lengths: Tensor) -> Tensor:
         """Return the lengths, checked and on the CPU, where reading them waits for no device."""
@@ -386,11 +385,6 @@ class TransformerSeq2Seq(nn.Module):
     def shared_parameters(self) -> dict[str, str]:
         """Return the names in the state dict that repeat another one's parameter, each with that other one."""
         return shared_parameters(self)
-
-
-def _source_mask(src: Tensor, lengths: Tensor) -> Tensor:
-    """Return a mask [batch, src], True where there is a symbol."""
-    return torch.arange(src.shape[1], device=src.device) < lengths.to(src.device).unsqueeze(1)
 
 
 def _step_through(

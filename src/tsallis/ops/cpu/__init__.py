@@ -26,7 +26,7 @@ from tsallis.ops.alphas import Alpha
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.backend import Capabilities
 from tsallis.ops.cpu.build import LEFT_OUT, NO_KERNEL, source_hash
-from tsallis.ops.cpu.structs import CALLS, Beam, Decoder, Encoder, Layout, Rank, Search, sizes
+from tsallis.ops.cpu.structs import CALLS, Beam, Decoder, Encoder, Layout, Project, Rank, Search, sizes
 from tsallis.ops.cpu.structs import STATS as STATS
 from tsallis.ops.dtypes import compute_dtype
 from tsallis.ops.eager.ranking import best_by_map
@@ -397,6 +397,16 @@ def call_decoder(call: Decoder) -> None:
 def call_encoder(call: Encoder) -> None:
     """Encode sources by a Transformer."""
     _load()[0].tsallis_encoder(call, torch.get_num_threads())
+
+
+def call_project(call: Project) -> None:
+    """Compute the keys and values of sources for a Transformer's decoder."""
+    _load()[0].tsallis_project(call, torch.get_num_threads())
+
+
+def call_begin(call: Beam, token: int) -> None:
+    """Give the sources of a beam search their first prefix, a token."""
+    _load()[0].tsallis_begin(call, token)
 
 
 def call_beam(call: Beam) -> None:

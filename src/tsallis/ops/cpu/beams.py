@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tsallis.ops.arguments import BeamLimits, BeamOptions, BeamOutcome, BestSymbols
-from tsallis.ops.cpu import call_beam, point_to
-from tsallis.ops.cpu.structs import BEAM_HAND, BEAM_PAST, BEAM_SOURCE, BEAM_VALUES, Beam
+from tsallis.ops.cpu import call_beam, call_begin, point_to
+from tsallis.ops.cpu.structs import BEAM_HAND, BEAM_PAST, BEAM_SOURCE, BEAM_VALUES, NUMBER, Beam
 
 STEPS_AT_ONCE = 16  # of full beams: memory for so many is allocated together
 
@@ -28,45 +31,50 @@ class Beams:
         sources, longest = len(limits), max(len(own.prefix) for own in limits)
         self.size, self.steps = options.size, max(own.steps for own in limits)
         self.capacity = sources * options.size  # of prefixes at hand
-        self._sources = torch.tensor(
-            [[own.steps, own.free_from, 1, 0, 0, *own.prefix, *[-1] * (longest - len(own.prefix))] for own in limits]
-        )
-        self._scores = torch.full((sources, 1 + max(options.wanted, options.noted)), -math.inf, dtype=torch.float64)
-        # Most of a large beam is never written.
-        self._hand = torch.empty(len(BEAM_HAND), self.capacity, dtype=torch.int64)
-        self._hand[:, :sources] = torch.tensor([[token] * sources, [-1] * sources, [*range(sources)]])
-        self._log_probs = torch.empty(self.capacity, dtype=torch.float64)
-        self._log_probs[:sources] = 0
-        self._past: list[tuple[Tensor, Tensor]] = []  # rows of earlier steps, by columns
+        self._source_row = len(BEAM_SOURCE) + longest
+        self._sources = array("q")
+        for own in limits:
+            self._sources.extend((own.steps, own.free_from, 0, 0, 0, *own.prefix))
+            self._sources.extend([-1] * (longest - len(own.prefix)))
+        self._score_row = 1 + max(options.wanted, options.noted)
+        # Columns of the hand, log-probabilities and scores. Most of a large beam is never written.
+        columns = len(BEAM_HAND) + 1
+        self._memory = torch.empty(columns * self.capacity + sources * self._score_row, dtype=torch.int64)
+        hand = self._memory.data_ptr()
+        self._past: list[tuple[Tensor, int]] = []  # rows of earlier steps, by columns, and how many there is room for
         self._used: list[int] = []  # how many there were of each of these when the next was allocated
         self._first = 0  # the number of the first row of the step before
         self.call = Beam(
             sources=sources,
             **options._asdict(),
-            source=self._sources.data_ptr(),
-            source_row=self._sources.shape[1],
-            score=self._scores.data_ptr(),
-            rows=sources,
+            source=self._sources.buffer_info()[0],
+            source_row=self._source_row,
+            score=hand + columns * self.capacity * NUMBER,
             capacity=self.capacity,
-            hand=self._hand.data_ptr(),
-            log_prob=self._log_probs.data_ptr(),
-            nan_source=-1,
+            hand=hand,
+            log_prob=hand + len(BEAM_HAND) * self.capacity * NUMBER,
         )
+        call_begin(self.call, token)
 
     def tokens(self) -> Tensor:
         """Return the last token of each prefix [rows]."""
-        return self._hand[0, : self.call.rows].clone()  # a model may hold it
+        return self._hand("token").clone()  # a model may hold it
 
     def parents(self) -> Tensor:
         """Return the rows of the step before that the prefixes continue [rows]."""
-        return self._hand[1, : self.call.rows] - self._first
+        return self._hand("parent") - self._first
+
+    def _hand(self, column: str) -> Tensor:
+        first = BEAM_HAND.index(column) * self.capacity
+        return self._memory[first : first + self.call.rows]
 
     def forced(self) -> Tensor | None:
         """Return the symbol that must follow each prefix [rows], -1 where any may; None where any may everywhere."""
         column = len(BEAM_SOURCE) + self.call.length
-        if column >= self.call.source_row:
+        if column >= self._source_row:
             return None
-        return self._sources[self._hand[2, : self.call.rows], column]
+        symbols = torch.tensor(self._sources[column :: self._source_row])  # [sources]
+        return symbols[self._hand("owner")]
 
     def follow(self, best: BestSymbols, num_attended: Tensor) -> bool:
         """Choose the next prefixes by the results of a step, and tell whether the search goes on."""
@@ -91,23 +99,31 @@ class Beams:
         rows = int(call.rows)
         room = min(rows * self.size, self.capacity) * STEPS_AT_ONCE
         room = max(rows, room if most is None else min(room, most))
-        past = torch.empty(len(BEAM_PAST), room, dtype=torch.int64)
-        values = torch.empty(len(BEAM_VALUES), room, dtype=torch.float64)
+        past = torch.empty((len(BEAM_PAST) + len(BEAM_VALUES)) * room, dtype=torch.int64)
         self._used.append(call.used)
-        self._past.append((past, values))
+        self._past.append((past, room))
         call.base, call.used, call.room = call.base + call.used, 0, room
-        call.past, call.past_value = past.data_ptr(), values.data_ptr()
+        call.past, call.past_value = past.data_ptr(), past.data_ptr() + len(BEAM_PAST) * room * NUMBER
         return room
 
     def outcome(self) -> BeamOutcome:
         """Return what the search has found so far."""
-        used = [*self._used[1:], self.call.used]
-        past = torch.cat([x[:, :n] for (x, _), n in zip(self._past, used, strict=True)], 1)
-        totals = torch.cat([x[1, :n] for (_, x), n in zip(self._past, used, strict=True)]).tolist()
-        tokens, parents, owners, support, attended = past.tolist()
-        ends: list[list[tuple[float, int]]] = [[] for _ in range(self.call.sources)]
+        call = self.call
+        rows: list[list[Any]] = [[] for _ in (*BEAM_PAST, *BEAM_VALUES)]
+        for (past, room), used in zip(self._past, (*self._used[1:], call.used), strict=True):
+            for number, column in enumerate(rows):
+                kind = "q" if number < len(BEAM_PAST) else "d"
+                column += _read(past.data_ptr() + number * room * NUMBER, used, kind)
+        tokens, parents, owners, support, attended, _, totals = rows
+        ends: list[list[tuple[float, int]]] = [[] for _ in range(call.sources)]
         for row, (total, owner) in enumerate(zip(totals, owners, strict=True)):
             if total > -math.inf:
                 ends[owner].append((total, row))
-        gave_up = [bool(flag) for flag in self._sources[:, BEAM_SOURCE.index("gave_up")].tolist()]
-        return BeamOutcome(tokens, parents, support, attended, ends, self._scores[:, 0].tolist(), gave_up)
+        bounds = _read(call.score, call.sources * self._score_row, "d")[:: self._score_row]
+        gave_up = [flag != 0 for flag in self._sources[BEAM_SOURCE.index("gave_up") :: self._source_row]]
+        return BeamOutcome(tokens, parents, support, attended, ends, bounds, gave_up)
+
+
+def _read(address: int, count: int, kind: str) -> list[Any]:
+    """Return numbers in memory, of a kind that `array` knows: a tensor's operations take longer than so few of them."""
+    return array(kind, ctypes.string_at(address, count * NUMBER)).tolist()

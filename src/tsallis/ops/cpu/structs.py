@@ -139,6 +139,17 @@ class Encoder(ctypes.Structure):
         ("embedding_scale", c_double),
         ("epsilon", c_double),
         *((name, c_void_p) for name in ("weights", "positions", "token", "lengths", "states")),
+        *((name, c_int64) for name in ("symbols", "unknown_token")),
+    )
+
+
+class Project(ctypes.Structure):
+    """The keys and values of sources for a Transformer's decoder; filled by the names of its fields."""
+
+    __slots__ = ()
+    _fields_ = (
+        *((name, c_int64) for name in ("batch", "width", "d", "columns")),
+        *((name, c_void_p) for name in ("weights", "bias", "states", "lengths", "source", "state")),
     )
 
 
@@ -168,7 +179,13 @@ class Search(ctypes.Structure):
     """A beam search by a Transformer's decoder; filled by the names of its fields."""
 
     __slots__ = ()
-    _fields_ = (("decoder", Decoder), ("beam", Beam), ("only", c_void_p), ("unknown_symbol", c_int64))
+    _fields_ = (
+        ("decoder", Decoder),
+        ("beam", Beam),
+        ("states", c_void_p),
+        ("only", c_void_p),
+        ("unknown_symbol", c_int64),
+    )
 
 
 CALLS: dict[str, type[ctypes.Structure]] = {
@@ -183,6 +200,8 @@ CALLS: dict[str, type[ctypes.Structure]] = {
     "rank": Rank,
     "decoder": Decoder,
     "encoder": Encoder,
+    "project": Project,
+    "begin": Beam,
     "beam": Beam,
     "search": Search,
     "attention": Attention,
@@ -195,6 +214,7 @@ BEAM_SOURCE = ("steps", "free_from", "rows", "costs", "gave_up")  # and then the
 BEAM_HAND = ("token", "parent", "owner")
 BEAM_PAST = (*BEAM_HAND, "support", "attended")
 BEAM_VALUES = ("log_prob", "end")
+NUMBER = 8  # bytes of a number in any of them
 PAST = 3  # columns of a row's decoder state before the addresses of what it has read
 STATS = 5  # numbers a row that a loss keeps: maximum, threshold (coarse and fine), 1 / mass, support size
 

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tsallis.ops.arguments import AttentionWeights, DecoderResult, LayerWeights, OutputWeights, StackWeights
-from tsallis.ops.cpu import allocate_best, call_decoder, call_encoder, call_search, point_to, rank_fields
+from tsallis.ops.cpu import allocate_best, call_decoder, call_encoder, call_project, call_search, point_to, rank_fields
 from tsallis.ops.cpu.beams import Beams
-from tsallis.ops.cpu.structs import PANEL_COLUMNS, Decoder, Encoder, Search
+from tsallis.ops.cpu.structs import NUMBER, PANEL_COLUMNS, PAST, Decoder, Encoder, Project, Search
 
 CACHE_NUMBERS = 1 << 23  # of the keys and values of a search that are allocated together, unless a step has more
 BEST_NUMBERS = 1 << 22  # the most best symbols of a step, and the most steps, of a search that is one call
@@ -73,7 +73,7 @@ class CompiledEncoder(_Stack):
 
     def __init__(self, weights: StackWeights) -> None:
         super().__init__(weights, None)
-        self._template = Encoder(**self._fields)
+        self._template = Encoder(**self._fields, symbols=len(self.embedding))
 
     def encode(self, token: Tensor, lengths: Tensor, positions: Tensor) -> Tensor:
         """Return the states of sources [batch, width, d], zeros behind the last symbol of each.
@@ -81,16 +81,17 @@ class CompiledEncoder(_Stack):
         Args:
             token: [batch, width]
             lengths: [batch], at most the width.
-            positions: [width, d]
+            positions: [width or more, d]
         """
-        self.check_tokens(token)
         token, lengths = token.contiguous(), lengths.to(torch.int64).contiguous()
-        states = torch.empty(*token.shape, self.d)
+        states = torch.empty(*token.shape, self.d, dtype=torch.float32)
         call = Encoder.from_buffer_copy(self._template)
         call.batch, call.width = token.shape
         call.positions, call.token, call.lengths = positions.data_ptr(), token.data_ptr(), lengths.data_ptr()
         call.states = states.data_ptr()
         call_encoder(call)
+        if call.unknown_token >= 0:
+            self.check_tokens(token)
         return states
 
 
@@ -106,21 +107,29 @@ class CompiledDecoder(_Stack):
         super().__init__(weights, output.projection)
         self.symbols = len(output.projection[0])
         projections = [layer.cross.projection for layer in weights.layers if layer.cross is not None]
-        self._source_weight = torch.cat([weight[self.d :] for weight, _ in projections])  # [layers * 2 d, d]
-        self._source_bias = torch.cat([bias[self.d :] for _, bias in projections])
+        weight = torch.cat([weight[self.d :] for weight, _ in projections])  # [layers * 2 d, d]
+        self._source_weights = _pack((weight, torch.cat([bias[self.d :] for _, bias in projections])))
+        self._source_columns = len(weight)
         self._template = Decoder(**self._fields, rank=rank_fields(self.symbols, output.alpha, output.tau))
 
     def project(self, states: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return a row's state for each source [sources, PAST], and the memory that it names.
 
         Args:
-            states: [symbols, d], those of each source behind those of the one before.
-            lengths: [sources]: how many each has.
+            states: [sources, width, d]
+            lengths: [sources]: how many symbols each has.
         """
-        memory = F.linear(states, self._source_weight, self._source_bias)
-        starts = lengths.cumsum(0) - lengths
-        addresses = memory.data_ptr() + starts * memory.shape[1] * memory.element_size()
-        return torch.stack([addresses, lengths, torch.zeros_like(lengths)], 1), memory
+        states, lengths = states.contiguous(), lengths.to(torch.int64).contiguous()
+        sources, width, _ = states.shape
+        memory = torch.empty(sources * width, self._source_columns, dtype=torch.float32)
+        rows = torch.empty(sources, PAST, dtype=torch.int64)
+        weights, bias = self._source_weights
+        call = Project(
+            *(sources, width, self.d, self._source_columns),
+            *(x.data_ptr() for x in (weights, bias, states, lengths, memory, rows)),
+        )
+        call_project(call)
+        return rows, memory
 
     def step(
         self,
@@ -150,10 +159,10 @@ class CompiledDecoder(_Stack):
         best = allocate_best(rows, min(count, self.symbols))
         point_to(call.rank, best, end, only)
         following = torch.empty(rows, columns + 1, dtype=torch.int64)
-        cache = torch.empty(rows, call.layers * 2 * self.d)
+        cache = torch.empty(rows, call.layers * 2 * self.d, dtype=torch.float32)
         attended = torch.empty(rows, dtype=torch.int64)
-        weights = torch.empty(rows, attention) if attention else None
-        all_scores = torch.empty(rows, self.symbols) if scores else None
+        weights = torch.empty(rows, attention, dtype=torch.float32) if attention else None
+        all_scores = torch.empty(rows, self.symbols, dtype=torch.float32) if scores else None
         call.rows, call.state_row, call.attention_row = rows, columns, attention
         call.positions, call.token = positions.data_ptr(), token.data_ptr()
         call.state, call.next_state = state.data_ptr(), following.data_ptr()
@@ -185,27 +194,29 @@ class CompiledDecoder(_Stack):
             Weights of attention [rows, positions], part after part of all rows of the search; and the symbol of a
             prefix that is none of the model's, or None.
         """
-        columns = state.shape[1]
-        states = torch.empty(2, beams.capacity * (columns + beams.steps), dtype=torch.int64)
-        states[0, : state.numel()] = state.flatten()
-        best = allocate_best(beams.capacity, min(beams.size + 1, self.symbols))
-        only, attended = torch.empty(2, beams.capacity, dtype=torch.int64)
-        call = Search(decoder=self._template, only=only.data_ptr(), beam=beams.call, unknown_symbol=-1)
+        columns, most = state.shape[1], beams.capacity
+        state = state.contiguous()
+        call = Search(decoder=self._template, beam=beams.call, unknown_symbol=-1)
         beams.call = call.beam  # the same memory from now on
-        decoder = call.decoder
-        point_to(decoder.rank, best, end, None)
-        decoder.positions, decoder.attended = positions.data_ptr(), attended.data_ptr()
-        decoder.state, decoder.next_state = states[0].data_ptr(), states[1].data_ptr()
+        decoder, rank = call.decoder, call.decoder.rank
+        rank.count, rank.end = min(beams.size + 1, self.symbols), end
+        # The numbers of a row of: states, those after a step, best log-probabilities, their symbols, and five more.
+        row = (*[columns + beams.steps] * 2, rank.count, rank.count, *[1] * 5)
+        memory = torch.empty(most * sum(row), dtype=torch.int64)
+        starts = [memory.data_ptr() + most * NUMBER * sum(row[:i]) for i in range(len(row))]
+        decoder.next_state, call.states, rank.best, rank.symbols = starts[:4]
+        rank.ends, rank.mass, rank.support, decoder.attended, call.only = starts[4:]
+        decoder.positions, decoder.state = positions.data_ptr(), state.data_ptr()
         decoder.state_row, decoder.attention_row = columns, attention
         caches: list[Tensor] = []
         weights: list[Tensor] = []
         while call.beam.rows and beams.nan_source is None and call.unknown_symbol < 0:
             width = decoder.layers * 2 * self.d
             room = beams.add_room(CACHE_NUMBERS // width)
-            caches.append(torch.empty(room, width))
+            caches.append(torch.empty(room, width, dtype=torch.float32))
             decoder.cache = caches[-1].data_ptr()
             if attention:
-                weights.append(torch.empty(room, attention))
+                weights.append(torch.empty(room, attention, dtype=torch.float32))
                 decoder.attention = weights[-1].data_ptr()
             call_search(call)
             weights[-1:] = [part[: call.beam.used] for part in weights[-1:]]

@@ -215,6 +215,18 @@ struct EncoderCall {
     const int64_t* token;    // [batch, width]
     const int64_t* lengths;  // [batch]
     void* states;            // [batch, width, d], zeros behind a source's last symbol
+    int64_t symbols;         // that have an embedding
+    int64_t unknown_token;   // the number of the first token that has none, or -1; no states then
+};
+// The keys and values that the layers of a decoder read of sources, whose states are an encoder's;
+// and the decoder's states before the first symbol.
+struct ProjectCall {
+    int64_t batch, width, d, columns;  // columns: those of all layers, whole panels
+    const void *weights, *bias;        // in panels
+    const void* states;                // [batch, width, d]
+    const int64_t* lengths;            // [batch]
+    void* source;                      // [symbols of all sources, columns]
+    int64_t* state;                    // [batch, PAST]: StateColumns
 };
 constexpr int PANEL_COLUMNS = 32;
 
@@ -250,8 +262,9 @@ enum BeamValues { LOG_PROB, END, PAST_VALUES };         // END: -inf where no ou
 // A beam search by a Transformer's decoder: steps until no prefix is left, or no room.
 struct SearchCall {
     DecoderCall decoder;  // of the first step; its results have room for `capacity` rows, but the
-                          // cache and attention for `room` rows, and states for all steps
+                          // cache and attention for `room` rows, and next_state for all steps
     BeamCall beam;
+    int64_t* states;         // [capacity, columns of the last step], memory for the next step's
     int64_t* only;           // [capacity], memory
     int64_t unknown_symbol;  // a symbol that must come and is none, or -1
 };
@@ -287,6 +300,7 @@ struct DecodingKernels {
     void (*rank)(const RankCall*, int64_t first, int64_t last);
     void (*decoder)(const DecoderCall*, int64_t first, int64_t last);
     void (*encoder)(const EncoderCall*, int64_t first, int64_t last);  // sources
+    void (*project)(const ProjectCall*, int64_t first, int64_t last);  // sources
 };
 
 // Scratch memory that a thread holds between calls, aligned to pages: one for rows, one for tiles

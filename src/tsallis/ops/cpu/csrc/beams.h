@@ -26,6 +26,21 @@ class Beams {
   public:
     explicit Beams(BeamCall& call) : call(call), most_costs(std::max(call.wanted, call.noted)) {}
 
+    // Give every source its first prefix, a token.
+    void begin(int64_t token) const {
+        for (int64_t s = 0; s < call.sources; s++) {
+            int64_t *hand = call.hand + s, *source = source_of(s);
+            hand[TOKEN * call.capacity] = token;
+            hand[PARENT * call.capacity] = -1;
+            hand[OWNER * call.capacity] = s;
+            call.log_prob[s] = 0;
+            source[ROWS] = 1, source[COSTS] = source[GAVE_UP] = 0;
+            std::fill_n(&bound(s), 1 + most_costs, -INFINITY);
+        }
+        call.rows = call.sources, call.length = call.base = call.used = call.room = 0;
+        call.nan_source = -1;
+    }
+
     bool fit() const { return call.used + call.rows <= call.room; }
     const int64_t* tokens() const { return call.hand; }
     // Where the prefixes at hand come from, among the rows of the step before, the first of which

@@ -223,6 +223,8 @@ EXPORT int64_t tsallis_size(const char* name) {
         {"rank", sizeof(RankCall)},
         {"decoder", sizeof(DecoderCall)},
         {"encoder", sizeof(EncoderCall)},
+        {"project", sizeof(ProjectCall)},
+        {"begin", sizeof(BeamCall)},
         {"beam", sizeof(BeamCall)},
         {"search", sizeof(SearchCall)},
         {"stats", STATS},
@@ -287,11 +289,26 @@ EXPORT void tsallis_decoder(const DecoderCall* call, int threads) {
              (call->rows + threads - 1) / threads, threads);
 }
 
-EXPORT void tsallis_encoder(const EncoderCall* call, int threads) {
+EXPORT void tsallis_encoder(EncoderCall* call, int threads) {
+    const int64_t tokens = call->batch * call->width;
+    for (int64_t i = 0; i < tokens; i++) {
+        if (call->token[i] >= 0 && call->token[i] < call->symbols) continue;
+        call->unknown_token = i;
+        return;
+    }
+    call->unknown_token = -1;
     const int64_t numbers = call->width * call->layers * call->d * call->hidden;
-    run_rows(instructions->decoding->encoder, call, call->batch, numbers,
+    run_rows(instructions->decoding->encoder, (const EncoderCall*)call, call->batch, numbers,
              (call->batch + threads - 1) / threads, threads);
 }
+
+EXPORT void tsallis_project(const ProjectCall* call, int threads) {
+    run_rows(instructions->decoding->project, call, call->batch,
+             call->width * call->d * call->columns, (call->batch + threads - 1) / threads, threads);
+}
+
+// Give all sources of a search their first prefix, a token.
+EXPORT void tsallis_begin(BeamCall* call, int token) { Beams(*call).begin(token); }
 
 // Follow the step whose results the call names.
 EXPORT void tsallis_beam(BeamCall* call, int) { Beams(*call).follow(call->rank, call->attended); }
@@ -317,8 +334,9 @@ EXPORT void tsallis_search(SearchCall* call, int threads) {
         beams.follow(step.rank, step.attended);
         if (beam.nan_source >= 0) return;
         const int64_t columns = ++call->decoder.state_row;
+        call->decoder.state = call->states;
         for (int64_t r = 0; r < beam.rows; r++)
-            std::memcpy((int64_t*)step.state + r * columns,
+            std::memcpy(call->states + r * columns,
                         step.next_state + beams.parent(r, first) * columns, (size_t)columns * 8);
     }
 }

@@ -31,7 +31,12 @@ void encoder_range(const EncoderCall* call, int64_t first, int64_t last) {
     EncoderRows(*call, TABLE(TSALLIS_ISA, f32), first, last).run();
 }
 
+void project_range(const ProjectCall* call, int64_t first, int64_t last) {
+    project_sources(*call, first, last);
+}
+
 }  // namespace
 
 extern const DecodingKernels DECODING(TSALLIS_ISA);
-constexpr DecodingKernels DECODING(TSALLIS_ISA) = {rank_range, decoder_range, encoder_range};
+constexpr DecodingKernels DECODING(TSALLIS_ISA) = {rank_range, decoder_range, encoder_range,
+                                                   project_range};

@@ -87,4 +87,29 @@ class EncoderRows : TransformerRows {
     }
 };
 
+// Sources [first, last) for all layers of a decoder; their states are moved together, so that the
+// weights are read once.
+void project_sources(const ProjectCall& call, int64_t first, int64_t last) {
+    int64_t before = 0, rows = 0;
+    for (int64_t s = 0; s < first; s++) before += call.lengths[s];
+    float* source = (float*)call.source + before * call.columns;
+    for (int64_t s = first; s < last; rows += call.lengths[s++]) {
+        int64_t* state = call.state + s * PAST;
+        state[SOURCE] = (int64_t)(source + rows * call.columns);
+        state[SOURCE_LENGTH] = call.lengths[s], state[READ] = 0;
+    }
+    const float* states = (const float*)call.states + first * call.width * call.d;
+    if (last - first > 1) {
+        float* packed = (float*)scratch_memory(rows * call.d * 4, FOR_DECODING);
+        for (int64_t s = first; s < last; s++, states += call.width * call.d) {
+            std::memcpy(packed, states, (size_t)(call.lengths[s] * call.d) * 4);
+            packed += call.lengths[s] * call.d;
+        }
+        states = packed - rows * call.d;
+    }
+    multiply_linear<WRITE>(
+        {(const float*)call.weights, (const float*)call.bias, call.d, call.columns}, states, call.d,
+        rows, source, call.columns);
+}
+
 }  // namespace
