@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import tsallis
+from integration.cli.conftest import train_here
 from small_run import train
 from tsallis.data import Vocabulary
 from tsallis.special_symbols import EOS
@@ -149,6 +151,39 @@ def test_slopes(tmp_path: Path) -> None:
     support = {row["operation"]: float(row["support"]) for row in rows if row["shape"] == "600"}
     assert 1 <= support["entmax-1.5, slope 1"] < support["entmax-1.5, slope 0.125"] < support["entmax-1.5"]
     assert "slopes at 512 keys / SDPA with a bias tensor" in printed
+
+
+def test_language(tmp_path: Path) -> None:
+    out = tmp_path / "language.csv"
+    printed = run("language.py", "--lengths", 16, 32, "--tokens", 64, "--texts", 2, "--rounds", 1, "--out", out)
+    rows = read(out)
+    measured = ["tokens_per_second", "to_softmax", "support", "rounds"]
+    assert list(rows[0]) == ["operation", "name", "length", "batch", *measured, *MACHINE]
+    assert {(r["operation"], r["length"], r["batch"]) for r in rows} == {
+        ("training", "16", "4"),
+        ("generation", "16", "2"),
+        ("training", "32", "2"),
+        ("generation", "32", "2"),
+    }
+    assert all(float(r["tokens_per_second"]) > 0 for r in rows)
+    assert [float(r["to_softmax"]) for r in rows if r["name"] == "softmax"] == [1] * 4
+    support = {r["name"]: float(r["support"]) for r in rows if r["operation"] == "generation"}
+    assert support["learned attention, 1.5-entmax output"] < support["softmax"] and "generation" in printed
+
+
+def test_language_of_trained_runs(tmp_path: Path) -> None:
+    folders = []
+    for output in ("softmax", "entmax"):
+        model = {"d_model": 8, "heads": 2, "layers": 1, "d_ff": 8, "output": output}
+        data = {"task": "language", "embedded": "german-numbers", "length": 32}
+        training = {"epochs": 1, "updates": 2, "max_tokens": 256}
+        (tmp_path / f"{output}.yaml").write_text(
+            yaml.safe_dump({"version": 1, "data": data, "model": model, "training": training})
+        )
+        folders.append(train_here(tmp_path / f"{output}.yaml", tmp_path / output))
+    run("language.py", "--runs", *folders, "--quick", "--texts", 2, "--out", tmp_path / "rows.csv")
+    names = [row["name"] for row in read(tmp_path / "rows.csv")]
+    assert names == ["1.5 attention, softmax output", "1.5 attention, entmax output"] * 2
 
 
 def test_self_check(tmp_path: Path) -> None:
