@@ -95,7 +95,8 @@ function headMap(run, measure) {
   const [size, gap, left, top] = [34, 44, 56, 38];
   const kinds = kindsOf(run);
   const blocks = kinds.map((kind) => layersOf(run, kind));
-  const widths = blocks.map((layers) => Math.max(...layers.map((layer) => layer.heads)) * size);
+  const widths = blocks.map((layers, block) => Math.max(size * Math.max(...layers.map((layer) => layer.heads)),
+    KIND_NAMES[kinds[block]].length * 8));  // a single head is narrower than the name above it
   const rows = Math.max(...blocks.map((layers) => layers.length));
   const width = left + widths.reduce((sum, w) => sum + w, 0) + gap * (blocks.length - 1) + 6;
   const height = top + rows * size + 8;
