@@ -82,6 +82,12 @@ def test_every_view_opens_by_its_link(visit: Visit) -> None:
         assert tab.evaluate("document.activeElement.tagName") == "H1"
 
 
+def test_no_name_over_the_heads_is_cut_off(visit: Visit) -> None:
+    texts = visit.open("overview").locator("svg.map text.kind")
+    beyond = "t => t.getBoundingClientRect().right - t.ownerSVGElement.getBoundingClientRect().right"
+    assert texts.count() > 0 and max(text.evaluate(beyond) for text in texts.all()) <= 0
+
+
 def test_the_table_holds_the_numbers_of_the_records_in_order(visit: Visit, report: tuple[Path, Any]) -> None:
     tab = visit.open("heads")
     tab.click('[data-key="density"]')
