@@ -6,10 +6,13 @@ python -m mutation.score [--count 200] [--seed 0] [--workers 1] [--seconds 10] [
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
+import math
 import os
 import resource
+import signal
 import sys
 import tempfile
 import time
@@ -45,8 +48,9 @@ SUITES = {
 OTHERS = {"cpu", "triton", "reference"}  # backends: a test of theirs reaches PyTorch's operations in passing
 CASES = 12  # of a test: the others differ in numbers
 MOST_SECONDS = 10.0  # of a processor, which the tests of a fault take without it: the others are left out
-LEAST_TIME = 60.0  # seconds of a fault's tests, and so many times what they take without it:
-PATIENCE = 10
+LEAST_TIME = 20.0  # seconds of a processor for a fault's tests, and so many times what they take without it:
+PATIENCE = 5
+IDLE = 3600.0  # seconds after which a fault's tests wait for something that won't come
 MEMORY = 4 << 30  # bytes of addresses beside those of the parent
 
 
@@ -66,7 +70,6 @@ class Session:
     ) -> None:
         self.files = sorted(path for part in parts for path in files(SOURCE / part))
         self.choose, self.workers, self.most = choose, workers, most
-        self.survivors: list[Mutant] = []
         self.counts = Counter[str]()
 
     @pytest.hookimpl(tryfirst=True)
@@ -85,7 +88,8 @@ class Session:
                 self._note(fault, "no test")
                 continue
             limit = LEAST_TIME + PATIENCE * sum(reach[item.nodeid].seconds for item in tests)
-            running.append((fault, Child(lambda f=fault, t=tests: _try(f, t)), time.monotonic() + limit))  # type: ignore[misc]
+            child = Child(functools.partial(_try, fault, tests, limit))
+            running.append((fault, child, time.monotonic() + IDLE))
         while running:
             running = self._collect(running)
         return True
@@ -116,18 +120,17 @@ class Session:
             if child.running() and time.monotonic() < deadline:
                 rest.append((fault, child, deadline))
                 continue
-            late = child.running()
             child.kill()
             status = child.ended().status
-            self._note(fault, "too slow" if late else "survived" if status == 0 else "noticed")
+            slow = status in (-signal.SIGXCPU, -signal.SIGKILL)
+            self._note(fault, "too slow" if slow else "survived" if status == 0 else "noticed")
         return rest
 
     def _note(self, fault: Mutant, outcome: str) -> None:
         self.counts[outcome] += 1
         if self.counts.total() % 10 == 0:
             print(dict(self.counts), flush=True)
-        if outcome in ("survived", "no test"):
-            self.survivors.append(fault)
+        if outcome != "noticed":
             print(f"{outcome}: {fault}", flush=True)
 
 
@@ -212,7 +215,7 @@ def _order(fault: Mutant, items: list[pytest.Item], reach: dict[str, Reach], mos
     return [tests[i] for i, seconds in zip(order, total, strict=True) if seconds <= most or i == order[0]]
 
 
-def _try(fault: Mutant, tests: list[pytest.Item]) -> None:
+def _try(fault: Mutant, tests: list[pytest.Item], seconds: float) -> None:
     """Run tests with a fault, and leave at the first that fails.
 
     Raises:
@@ -220,6 +223,7 @@ def _try(fault: Mutant, tests: list[pytest.Item]) -> None:
     """
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + seconds), resource.RLIM_INFINITY))
     name = ".".join(fault.path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
     install(fault, sys.modules[name])
     for item, following in _pairs(tests):
