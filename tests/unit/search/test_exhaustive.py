@@ -41,6 +41,16 @@ def test_no_more_prefixes_than_the_budget_are_expanded(budget: int) -> None:
     assert missing
 
 
+def test_a_budget_that_ends_with_an_output_is_named() -> None:
+    """No prefix had to be dropped for it: the last one expanded only ends, and another one is left."""
+    rows = {(): {A: 0.5, B: 0.3, C: 0.2}, (A,): {A: 1.0}, (B,): {A: 1.0}, (C,): {EOS: 1.0}}
+    rows |= {(A, A): {EOS: 1.0}, (B, A): {EOS: 1.0}}
+    short, whole = (exhaustive(trie(rows), *sources(0), budget=budget)[0] for budget in (5, 6))
+    assert (short.expanded, short.stopped_by, short.certificate.kind) == (5, "budget", "optimal")
+    assert short.certificate.bound == pytest.approx(math.log(0.3))
+    assert (whole.expanded, whole.stopped_by, whole.certificate.kind) == (6, None, "complete")
+
+
 def test_a_larger_budget_lists_more_and_bounds_better() -> None:
     results = [exhaustive(random_table("softmax", 1.0, 2), *sources(0), budget=b)[0] for b in (10, 100, 1000)]
     bounds = [r.certificate.bound for r in results]
