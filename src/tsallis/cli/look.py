@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tsallis.cli.input import beam_size_of, line_blocks, open_run
+from tsallis.cli.input import beam_size_of, check_command, line_blocks, open_run
 from tsallis.cli.options import Beam, Device, FileArgument, Images, Json, Language, RunArgument, Which
 from tsallis.cli.output import print_fields, print_json
 
@@ -40,6 +40,7 @@ def look(
     from tsallis.report import save
 
     loaded, task = open_run(run, checkpoint, device)
+    check_command(task, run, "look")
     size = beam or beam_size_of(loaded)
     out.mkdir(parents=True, exist_ok=True)
     for first, lines, _ in line_blocks(loaded, task, file, gold=False, language=language, images=images):

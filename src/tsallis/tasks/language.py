@@ -138,6 +138,7 @@ class Language(SequenceTask):
     refusals: ClassVar[Mapping[str, str]] = {
         "translate": "texts are continued by tsallis generate",
         "analyze": "tsallis analyze is for encoder-decoders and classifiers",
+        "look": "tsallis look draws what outputs that are searched for attend to",
         "serve": "runs of language models are not served",
     }
 

@@ -109,6 +109,7 @@ def test_commands_that_are_not_for_texts_say_so(tsallis, speaker: Path, trained:
     for command, words in {
         "translate": "texts are continued by tsallis generate",
         "analyze": "tsallis analyze is for encoder-decoders and classifiers",
+        "look": "tsallis look draws what outputs that are searched for attend to",
         "serve": "runs of language models are not served",
     }.items():
         (line,) = tsallis(command, speaker, status=2).stderr.splitlines()

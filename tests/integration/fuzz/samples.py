@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import yaml
 
-TASKS = ("inflection", "translation", "classification", "visual")
+TASKS = ("inflection", "translation", "classification", "visual", "language")
 # For each task a line without the right output, and one with it.
 LINES = {
     "inflection": ("walk\tV;PST", "walk\twalked\tV;PST"),
     "translation": ("ein Hut", "ein Hut\ta hat"),
     "classification": ("a fine film", "good\ta fine film"),
     "visual": ("1\tis it red?", "1\tis it red?\tyes"),
+    "language": ("the cat", "the cat sat"),
 }
 TRAINING = {"epochs": 1, "updates": 2, "batch_size": 8}
 MODELS: dict[str, dict[str, Any]] = {
@@ -36,6 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "classification": {"architecture": "classifier", "d_model": 8, "num_basis": 4},
     "visual": {"architecture": "answerer", "d_model": 8, "heads": 2, "layers": 1, "stages": 2, "num_basis": 4},
+    "language": {"architecture": "language", "d_model": 8, "heads": 2, "layers": 1, "d_ff": 8, "alpha": "learned"},
 }
 
 
@@ -49,6 +51,7 @@ def write_samples(base: Path) -> None:
     _write_translation(base / "data" / "translation", chance)
     _write_classification(base / "data" / "classification", chance)
     _write_visual(base / "data" / "visual", chance)
+    _split(base / "data" / "language", [f"the {chance.choice(['cat', 'hat'])} sat {i}\n" for i in range(20)], chance)
     _write_others(base / "data")
     for task in TASKS:
         (base / "config" / f"{task}.yaml").write_text(yaml.safe_dump(configuration(base, task)), encoding="utf-8")
@@ -57,10 +60,12 @@ def write_samples(base: Path) -> None:
 def configuration(base: Path, task: str) -> dict[str, Any]:
     """The configuration of a run on the sample data."""
     data: dict[str, Any] = {"task": task, "folder": str(base / "data" / task), "train": "train", "test": "dev"}
-    if task in ("inflection", "translation"):
+    if task in ("inflection", "translation", "language"):
         data["dev"] = "dev"
     if task == "translation":
         data |= {"subwords": {"size": 40}, "cache": str(base / "cache")}
+    if task == "language":
+        data["length"] = 16
     if task == "visual":
         data |= {"images": "images.npy", "size": None}
     if task in ("classification", "visual"):

@@ -173,7 +173,12 @@ def special_file(chance: Random, base: Path, own: Path) -> Case:
     if chance.random() < 0.5:
         return Case(call=partial(read, path))
     task = chance.choice(TASKS)
-    return Case(["translate", str(base / "runs" / task), str(path)])
+    return Case([answering(task), str(base / "runs" / task), str(path)])
+
+
+def answering(task: str) -> str:
+    """The command that answers lines without a right output."""
+    return "generate" if task == "language" else "translate"
 
 
 def load_vocabulary(path: Path) -> None:
@@ -223,6 +228,9 @@ SETTINGS: dict[str, list[tuple[str, Any]]] = {
         ("answers", 1),
         ("languages", ["x"]),
         ("dev", "dev"),
+        ("length", 2),
+        ("texts", "paragraphs"),
+        ("synthetic", {"name": "copy", "examples": 3}),
     ],
     "model": [
         ("output", "softmax"),
@@ -236,6 +244,9 @@ SETTINGS: dict[str, list[tuple[str, Any]]] = {
         ("tau", 1e300),
         ("share", "all"),
         ("heads", 3),
+        ("kv_heads", 1),
+        ("positions", "rope"),
+        ("length_scale", "input"),
     ],
     "training": [
         ("learning_rate", 1e300),
@@ -312,7 +323,9 @@ def stdin(task: str, command: str) -> Make:
         arguments = [command, str(base / "runs" / task)]
         if command == "look":
             arguments += ["--out", str(own / "looks"), "--format", "svg"]
-        if command in ("translate", "score") and chance.random() < 0.3:
+        if command == "generate":
+            arguments += ["--length", "8"]
+        if command in ("translate", "generate", "score") and chance.random() < 0.3:
             arguments.append("--json")
         watched = [base / "runs" / task]
         if command == "evaluate" or chance.random() < 0.3:
@@ -374,14 +387,20 @@ def answer_request(folder: Path, name: str, blob: bytes) -> None:
         raise InputError(refusal.message) from refusal
 
 
+ANSWERING = {
+    "translate": ["--nbest", "--beam", "--budget", "--language", "--images", "--checkpoint", "--all"],
+    "generate": ["--prefix", "--samples", "--seed", "--length", "--beam", "--checkpoint"],
+}
+
+
 def options(chance: Random, base: Path, own: Path) -> Case:
     """Values of options and arguments."""
     task = chance.choice(TASKS)
     run = str(base / "runs" / task)
     commands: list[tuple[list[str], list[str]]] = [
-        (["translate", run], ["--nbest", "--beam", "--budget", "--language", "--images", "--checkpoint", "--all"]),
+        ([answering(task), run], ANSWERING[answering(task)]),
         (["score", run], ["--language", "--images", "--checkpoint"]),
-        (["evaluate", run], ["--split", "--beam", "--checkpoint", "--images"]),
+        (["evaluate", run], ["--split", "--beam", "--checkpoint", "--images", "--length", "--continuations"]),
         (["average", str(own / "run")], ["--last"]),
         (["train", str(base / "config" / f"{task}.yaml"), "--run-dir", str(own / "run")], ["--device", "--run-dir"]),
         (["data", "get"], ["--folder", "--languages"]),
@@ -416,6 +435,7 @@ def run_file(task: str, name: str) -> Make:
         if path.parent.name.startswith("step-") and chance.random() < 0.7:
             _sign(path)
         command, *options = chance.choice(READERS)
+        command = answering(task) if command == "translate" else command
         gold = command in ("score", "evaluate")
         if command == "train":
             arguments = ["train", str(base / "config" / f"{task}.yaml"), "--run-dir", str(folder)]
@@ -486,9 +506,11 @@ TARGETS: dict[str, Target] = {
     "overrides": Target(overrides, 6),
     "options": Target(options, 5),
     **{f"train-{task}": Target(spoilt_data(task), 2) for task in TASKS},
-    **{f"{command}-{task}": Target(stdin(task, command), 2) for command in ("translate", "score") for task in TASKS},
+    **{f"answer-{task}": Target(stdin(task, answering(task)), 2) for task in TASKS},
+    **{f"score-{task}": Target(stdin(task, "score"), 2) for task in TASKS},
+    "suggest-language": Target(stdin("language", "suggest"), 1),
     **{f"evaluate-{task}": Target(stdin(task, "evaluate"), 1) for task in TASKS},
     **{f"request-{task}": Target(request(task), 2) for task in ("inflection", "translation", "classification")},
-    **{f"look-{task}": Target(stdin(task, "look"), 0.25) for task in TASKS},
+    **{f"look-{task}": Target(stdin(task, "look"), 0.25) for task in TASKS if task != "language"},
     **{f"run-{task}-{name}": Target(run_file(task, name), 0.7) for task in TASKS for name in FILES},
 }
