@@ -28,6 +28,8 @@ MODELS: list[dict[str, Any]] = [
     {"norm": "pre", "attention": "sparsemax", "cross_attention": "learned", "output": "alpha_relu", "tau": -0.1},
     {"norm": "pre", "attention": "entmax", "attention_alpha": 1.2, "share": "target", "d_model": 48, "heads": 3},
     {"norm": "post", "attention": "learned", "tie_alphas": "global", "layers": 1, "d_ff": 7, "heads": 1},
+    # Rows of such sizes have gaps between them.
+    {"norm": "pre", "attention": "entmax", "output": "entmax", "layers": 1, "d_model": 256, "d_ff": 256, "heads": 4},
 ]
 
 

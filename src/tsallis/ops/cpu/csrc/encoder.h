@@ -11,7 +11,7 @@ class EncoderRows : TransformerRows {
   public:
     EncoderRows(const EncoderCall& call, const Kernels& table, int64_t first, int64_t last)
         : TransformerRows(call, total(call, first, last), most(call, first, last), 0,
-                          total(call, first, last) * 2 * call.d),
+                          total(call, first, last) * row_stride(2 * call.d)),
           call(call),
           table(table),
           first_source(first),
@@ -48,9 +48,10 @@ class EncoderRows : TransformerRows {
     void layer(const LayerWeights& w) {
         const float* in = input(w.norm1, w.norm1_bias);
         float* key_value = spare;
+        const int64_t symbol = row_stride(2 * d);
         multiply_linear<WRITE>({w.query, w.query_bias, d, d}, in, row, rows, q, row);
         multiply_linear<WRITE>({w.key_value, w.key_value_bias, d, 2 * d}, in, row, rows, key_value,
-                               2 * d);
+                               symbol);
         // The rows are visited in order: the source of the latest one is remembered.
         int64_t source = first_source, start = 0;
         auto find_source = [&](int64_t r) {
@@ -65,7 +66,7 @@ class EncoderRows : TransformerRows {
             },
             [&](int64_t r, int64_t keys, const float** to) {
                 find_source(r);
-                for (int64_t j = 0; j < keys; j++) to[j] = key_value + (start + j) * 2 * d;
+                for (int64_t j = 0; j < keys; j++) to[j] = key_value + (start + j) * symbol;
             },
             [](int64_t, int64_t, int64_t) {});
         add({w.own_out, w.own_out_bias, d, d}, context, row, w.norm1, w.norm1_bias);

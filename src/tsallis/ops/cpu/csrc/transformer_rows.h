@@ -84,7 +84,15 @@ INLINE void mix_vectors(const float* const* keys, int64_t n, int64_t value, cons
     for (int w = 0; w < W; w++) store(out + (first + w) * N, total[w]);
 }
 
-// Rows [rows, row] of a thread, whose width is that of whole panels, and buffers for them.
+// The numbers from one row of n to the next: whole panels, and more where the rows of a tile would
+// otherwise share few sets of a first-level cache.
+INLINE int64_t row_stride(int64_t n) {
+    constexpr int64_t LINE = 16, SETS = 64;
+    const int64_t whole = whole_panels(n);
+    return whole % (SETS / 4 * LINE) ? whole : whole + LINE;
+}
+
+// Rows [rows, row] of a thread, and buffers for them.
 class TransformerRows {
   protected:
     static constexpr int64_t GROUP = 16;  // rows whose attention is computed at once
@@ -103,8 +111,8 @@ class TransformerRows {
         : rows(rows),
           d(call.d),
           heads(call.heads),
-          row(whole_panels(call.d)),
-          wide(whole_panels(call.hidden)),
+          row(row_stride(call.d)),
+          wide(row_stride(call.hidden)),
           longest(longest),
           pre_norm(call.pre_norm != 0),
           epsilon((float)call.epsilon) {
