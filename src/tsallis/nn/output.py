@@ -12,6 +12,7 @@ from tsallis import functional
 from tsallis.functional.rows import alpha_number
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.backend import choose
+from tsallis.ops.transforms import traced
 
 MANY_SCORES = 1 << 21  # from here the output layer and its loss are computed together
 TRANSFORMS = ("softmax", "sparsemax", "entmax", "alpha_relu")
@@ -58,6 +59,7 @@ class OutputLayer(nn.Module):
     """
 
     never: Tensor
+    _forbidden: Tensor
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class OutputLayer(nn.Module):
         never = torch.zeros(d_vocab, dtype=torch.bool)
         never[list(forbidden)] = True
         self.register_buffer("never", never, persistent=False)
-        self._any_forbidden = bool(forbidden)
+        self.register_buffer("_forbidden", torch.tensor(sorted(set(forbidden)), dtype=torch.long), persistent=False)
 
     @property
     def weight(self) -> Tensor:
@@ -121,7 +123,11 @@ class OutputLayer(nn.Module):
     def scores(self, hidden: Tensor) -> Tensor:
         """Project hidden states [..., d_model] to scores [..., d_vocab]."""
         scores: Tensor = self.projection(hidden)
-        return scores.masked_fill(self.never, -torch.inf) if self._any_forbidden else scores
+        if not len(self._forbidden):
+            return scores
+        if torch.is_grad_enabled() or traced():
+            return scores.masked_fill(self.never, -torch.inf)
+        return scores.index_fill_(-1, self._forbidden, -torch.inf)  # the others are not copied
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Project hidden states [..., d_model] to scores [..., d_vocab]."""
@@ -205,7 +211,7 @@ class OutputLayer(nn.Module):
         if target.numel() * len(self.weight) < MANY_SCORES:
             return self.loss_of_scores(self.scores(hidden), target, ignore_index, reduction)
         bias = self.bias
-        if self._any_forbidden:
+        if len(self._forbidden):
             bias = self.weight.new_zeros(len(self.weight)) if bias is None else bias
             bias = bias.masked_fill(self.never, -torch.inf)
         options = {"bias": bias, "ignore_index": ignore_index, "reduction": reduction}

@@ -99,6 +99,15 @@ def test_forbidden_symbols_are_as_if_they_were_not_there() -> None:
     torch.testing.assert_close(output.probs(output(hidden))[:, saved], tsallis.entmax15(alone))
 
 
+def test_scores_are_the_same_with_gradients_and_without() -> None:
+    for forbidden in ((), (0, 4)):
+        output, hidden = layer("entmax", 1.5, forbidden=forbidden), torch.randn(2, 3, 6, dtype=torch.float64)
+        with torch.no_grad():
+            scores = output(hidden)
+        assert torch.equal(scores, output(hidden).detach())
+        assert (scores == -torch.inf).sum() == 6 * len(forbidden)
+
+
 @every_kind
 def test_the_margin_is_where_the_loss_ends(transform: str, alpha: float) -> None:
     output = layer(transform, alpha)
