@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,7 +92,8 @@ def beam_search(
     outcome = beams.outcome()
     results = []
     for source, (length, own) in enumerate(zip(lengths, limits, strict=True)):
-        finished = [_hypothesis(outcome, end, attention, length) for end in outcome.ends[source]]
+        ends = _best_ends(outcome.ends[source], n_best, length_penalty)
+        finished = [_hypothesis(outcome, end, attention, length) for end in ends]
         search = Search(src_length=length, limits=own, finished=finished)
         search.bound, search.gave_up = outcome.bounds[source], outcome.gave_up[source]
         results.append(search.result(normalized, n_best))
@@ -154,6 +156,14 @@ def copy_to_cpu(best: BestSymbols, num_attended: Tensor) -> tuple[BestSymbols, T
     log_probs, symbols, rest = numbers.split([count, count, 4], 1)
     ends, support, mass, attended = rest.unbind(1)
     return BestSymbols(log_probs, symbols.long(), ends, support.long(), mass), attended.long()
+
+
+def _best_ends(ends: list[tuple[float, int]], n_best: int | None, length_penalty: float) -> list[tuple[float, int]]:
+    """Return the outputs that are returned or bound the list: one more, and those that equal the last of them."""
+    if n_best is None or length_penalty or len(ends) <= n_best + 1:
+        return ends
+    least = heapq.nlargest(n_best + 1, (log_prob for log_prob, _ in ends))[-1]
+    return [end for end in ends if end[0] >= least]
 
 
 def _hypothesis(outcome: BeamOutcome, end: tuple[float, int], attention: Tensor | None, src_length: int) -> Hypothesis:
