@@ -1,6 +1,6 @@
 """Rows of results that examples wrote: JSON files of runs to lines of a CSV file of `benchmarks/results`.
 
-    python benchmarks/rows.py imdb-vectors-cpu.csv runs/imdb-*.json
+    python benchmarks/rows.py documents-cpu.csv runs/sst2-*.json
 
 A run takes the place of a row with the same settings and seed; all other rows stay. Rows are sorted by their settings.
 """
@@ -33,7 +33,7 @@ VISUAL = {
 }
 # Of each file: where a column's value is in a result. The columns up to "seed" are the settings that a row is known by.
 COLUMNS: dict[str, dict[str, str]] = {
-    "imdb-vectors-cpu.csv": {
+    "documents-cpu.csv": {
         "data": "options.data",
         "vectors": "options.word_vectors",
         "attention": "options.attention",

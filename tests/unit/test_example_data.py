@@ -193,3 +193,24 @@ def test_components_keep_what_varies() -> None:
     assert reduced.shape == (5, 2, 3, 1)
     standard = (steps - steps.mean()) / steps.std()
     np.testing.assert_allclose(abs(reduced), abs(standard), atol=5e-3)
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_a_classifier_begins_with_word_vectors(freeze: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frozen ones stay as they are in training; others do not."""
+    example = load("classify")
+    text = "".join(f"{i % 2}\tA {'fine' if i % 2 else 'dull'} film, {i}.\n" for i in range(40))
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.tsv").write_text(text, encoding="utf-8")
+    (tmp_path / "vectors.txt").write_text("fine 1 0 0 0\ndull 0 1 0 0\n", encoding="utf-8")
+    arguments = ["--data", tmp_path, "--word-vectors", tmp_path / "vectors.txt", "--d-model", 4, "--epochs", 1]
+    monkeypatch.setattr(sys, "argv", [str(x) for x in ("classify", *arguments, *["--freeze"] * freeze)])
+    options = example.arguments()
+    data = example.load(options)
+    model = example.BiLSTMClassifier(len(data.vocab), 2, d_model=4, attention="discrete")
+    example.set_embeddings(model, data, options)
+    rows = [data.vocab.encode([word])[0] for word in ("fine", "dull")]
+    assert model.embedding.weight[rows].tolist() == [[1, 0, 0, 0], [0, 1, 0, 0]]
+    before = model.embedding.weight.clone()
+    example.train(model, data, options)
+    assert torch.equal(model.embedding.weight, before) == freeze

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
+import torch
 
 from integration.cli.conftest import environment, write_examples
 from tsallis.datasets.number_names import german_english_numbers
@@ -55,6 +57,7 @@ SMALLER = {
     "tsallis train recipes/martins2020/imdb": " training.epochs=1 model.d_model=8 model.num_basis=8",
     "python examples/classify.py": " --epochs 1 --d-model 8 --num-basis 8",
     "python examples/visual.py": " --epochs 1 --d-model 8",
+    "python examples/shapes.py": " --train 30 --test 10",
     "python examples/timeseries.py": " --epochs 1 --num-basis 4",
     "python examples/recall.py": " --quick --out recall",
 }
@@ -62,6 +65,8 @@ ELSEWHERE = {
     "make demo": "tests/integration/cli/test_commands.py runs `tsallis demo`",
     "make test": "runs this test",
     "tsallis demo": "tests/integration/cli/test_commands.py",
+    "python examples/piece_vectors.py": "tests/unit/test_example_data.py",
+    "python examples/image_features.py": "tests/unit/test_example_data.py",
     "pip install": "what `make` does; see the Makefile",
 }
 
@@ -110,9 +115,14 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write_others(folder: Path) -> None:
     """Reviews, questions about drawings and photographs, and stays in hospital."""
     images = pytest.importorskip("PIL.Image")
-    reviews, easy, daquar, stays = (folder / "data" / n for n in ("imdb", "easy-vqa", "daquar", "physionet2012"))
-    for location in (reviews, easy, daquar, stays):
+    names = ("imdb", "easy-vqa", "daquar", "daquar-features", "physionet2012", "sst2")
+    reviews, easy, daquar, features, stays, sentences = (folder / "data" / name for name in names)
+    for location in (reviews, easy, daquar, features, stays, sentences):
         location.mkdir()
+    for location in (reviews, sentences):
+        safetensors.torch.save_file({"vectors": torch.ones(2, 384)}, location / "minilm.safetensors")
+        (location / "minilm.txt").write_text("film\nfine\n")
+    np.save(features / "features.npy", np.ones((30, 6, 8, 16), np.float16))
     pixels = np.random.default_rng(0).integers(0, 256, (30, 16, 16, 3)).astype(np.uint8)
     with tarfile.open(daquar / "images.tar", "w") as tar:
         for i, picture in enumerate(pixels):
@@ -121,11 +131,13 @@ def write_others(folder: Path) -> None:
     for split in ("train", "test"):
         text = "".join(f"{i % 2}\t9\t{i}\tA {'fine' if i % 2 else 'dull'} film, {i}.\n" for i in range(60))
         (reviews / f"{split}.tsv").write_text(text)
+        (sentences / f"{split}.tsv").write_text(text)
         np.save(easy / f"{split}_images.npy", pixels)
         request = [(i, "what color is the shape?", "red" if i % 2 else "blue") for i in range(30)]
         head = "image\tquestion\tanswer\n"
         (easy / f"{split}_questions.tsv").write_text(head + "".join(f"{i}\t{q}\t{a}\n" for i, q, a in request))
         (daquar / f"{split}.tsv").write_text(head + "".join(f"image{i + 1}\t{q}\t{a}\n" for i, q, a in request))
+        (features / f"{split}.tsv").write_text("".join(f"{i}\t{q}\t{a}\n" for i, q, a in request))
     for name in "ab":
         lines = [f"{i},{60 * k},HR,{70 + i % 2 * 20 + k}\n" for i in range(40) for k in range(3)]
         (stays / f"set-{name}.csv").write_text("RecordID,minute,parameter,value\n" + "".join(lines))
