@@ -1,11 +1,13 @@
-"""The output of an ensemble: probabilities are averaged, losses too, whatever the shape of the states."""
+"""What an ensemble averages: probabilities, losses, counts of positions with a weight."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from tsallis.models import RNNSeq2Seq
 from tsallis.nn import OutputLayer
+from tsallis.search import Ensemble
 from tsallis.search.ensemble import AveragedOutput
 
 
@@ -21,3 +23,15 @@ def test_losses_and_probabilities_are_means(shape: tuple[int, ...]) -> None:
     scores = both.scores(hidden)
     assert both.d_model == 7 and scores.shape == (*shape, 7)
     torch.testing.assert_close(both.probs(scores), ((probs[0] + probs[1]) / 2).double())
+
+
+def test_attention_and_counts_of_positions_are_means_over_the_models() -> None:
+    models = [RNNSeq2Seq(9, 8, d_model=size, output="sparsemax").eval() for size in (4, 6)]
+    src, lengths, tgt = torch.randint(4, 9, (3, 5)), torch.tensor([5, 3, 1]), torch.randint(4, 8, (3, 4))
+    both = Ensemble(models)
+    parts = [model(src, lengths, tgt, need_attention=True) for model in models]
+    each = [model.num_attended(part) for model, part in zip(models, parts, strict=True)]
+    decoded = both(src, lengths, tgt, need_attention=True)
+    torch.testing.assert_close(decoded.attention, (parts[0].attention + parts[1].attention) / 2)
+    counts = both.num_attended(decoded)
+    assert counts.tolist() == ((each[0] + each[1]) / 2).tolist() and counts.shape == (3, 4)

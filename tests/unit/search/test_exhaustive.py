@@ -10,7 +10,7 @@ import math
 import pytest
 import torch
 
-from contract.tables import EOS, A, B, C, random_table, sources, trie
+from contract.tables import EOS, A, B, C, TableModel, random_table, sources, trie
 from tsallis.search import beam_search, exhaustive
 
 LONG = 5
@@ -41,14 +41,35 @@ def test_no_more_prefixes_than_the_budget_are_expanded(budget: int) -> None:
     assert missing
 
 
-def test_a_budget_that_ends_with_an_output_is_named() -> None:
-    """No prefix had to be dropped for it: the last one expanded only ends, and another one is left."""
-    rows = {(): {A: 0.5, B: 0.3, C: 0.2}, (A,): {A: 1.0}, (B,): {A: 1.0}, (C,): {EOS: 1.0}}
-    rows |= {(A, A): {EOS: 1.0}, (B, A): {EOS: 1.0}}
-    short, whole = (exhaustive(trie(rows), *sources(0), budget=budget)[0] for budget in (5, 6))
-    assert (short.expanded, short.stopped_by, short.certificate.kind) == (5, "budget", "optimal")
-    assert short.certificate.bound == pytest.approx(math.log(0.3))
-    assert (whole.expanded, whole.stopped_by, whole.certificate.kind) == (6, None, "complete")
+def test_a_budget_that_ends_with_outputs_is_named() -> None:
+    """No prefix is dropped for it: the last ones expanded only end, and others are left in the queue."""
+
+    def row(source: int, prefix: tuple[int, ...]) -> dict[int, float]:
+        if len(prefix) < 3:
+            return {A: 1 / 3, B: 1 / 3, C: 1 / 3}
+        goes_on = len(prefix) == 3 and (prefix[0] == A or prefix in ((B, A, A), (B, A, B)))
+        return {A: 1.0} if goes_on else {EOS: 1.0}
+
+    # 27 prefixes of three symbols, of which 11 have a fourth: 1 + 3 + 9 + 16 + 11 are expanded, 11 are left.
+    (result,) = exhaustive(TableModel(row), *sources(0), budget=40)
+    assert (result.expanded, result.stopped_by, len(result.hypotheses)) == (40, "budget", 16)
+    assert result.certificate.kind == "optimal" and result.certificate.bound == pytest.approx(-3 * math.log(3))
+
+
+def test_prefixes_that_only_end_are_not_given_up_at_the_length_limit() -> None:
+    (result,) = exhaustive(trie({(): {A: 1.0}, (A,): {EOS: 1.0}}), *sources(0), max_length=1)
+    assert result.certificate.kind == "complete" and result.best.tokens == (A,)
+
+
+@pytest.mark.parametrize(("seconds", "encoded"), [(None, [16, 4]), (60.0, [1] * 20)])
+def test_sources_have_their_time_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, seconds: float | None, encoded: list[int]
+) -> None:
+    model, sizes = trie({(): {EOS: 1.0}}), []
+    encode = model.encode
+    monkeypatch.setattr(model, "encode", lambda src, lengths: sizes.append(len(src)) or encode(src, lengths))
+    assert len(exhaustive(model, *sources(*range(20)), seconds=seconds)) == 20
+    assert sizes == encoded
 
 
 def test_a_larger_budget_lists_more_and_bounds_better() -> None:

@@ -1,0 +1,36 @@
+"""What all searches share: dropout is off while they last, and every part of the model is as it was after them."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from tsallis.search.step import evaluating
+
+
+def test_every_part_of_a_model_is_as_it_was() -> None:
+    model = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Linear(2, 2), nn.Dropout()))
+    model.register_module("none", None)
+    model[1][0].eval()  # as a frozen part is
+    before = [part.training for part in model.modules()]
+    assert before.count(True) == 4
+    with pytest.raises(KeyError), evaluating(model):
+        assert not any(part.training for part in model.modules())
+        raise KeyError
+    assert [part.training for part in model.modules()] == before
+
+
+def test_an_ensemble_is_its_models() -> None:
+    models = [nn.Dropout(), nn.Sequential(nn.Dropout())]
+
+    class Both:
+        def modules(self) -> list[nn.Module]:
+            return [part for model in models for part in model.modules()]
+
+        def eval(self) -> None:
+            for model in models:
+                model.eval()
+
+    with evaluating(Both()):
+        assert not any(part.training for part in Both().modules())
+    assert all(part.training for part in Both().modules())
