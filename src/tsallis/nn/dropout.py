@@ -28,7 +28,9 @@ class Dropout(nn.Dropout):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and 0 < self.p < 1 and _kernels(x):
+        if not self.training:
+            return x
+        if 0 < self.p < 1 and _kernels(x):
             output: Tensor = _Drop.apply(x, 1 - self.p, _seed())
             return output
         plain: Tensor = super().forward(x)

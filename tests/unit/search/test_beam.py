@@ -55,6 +55,9 @@ def test_ties_are_broken_by_the_symbols() -> None:
     assert [h.tokens for h in result.hypotheses] == [(B,), (A,), (A, C)]
     even = trie({(): {C: 0.25, B: 0.25, A: 0.25, EOS: 0.25}, **{(token,): {EOS: 1.0} for token in (A, B, C)}})
     assert [h.tokens for h in search(even, beam_size=2, n_best=3).hypotheses] == [(), (A,), (B,)]
+    late = {(): {A: 0.5, B: 0.25, C: 0.25}, (A,): {EOS: 0.5, C: 0.5}, (A, C): {EOS: 1.0}}
+    late |= {(token,): {EOS: 1.0} for token in (B, C)}
+    assert [h.tokens for h in search(trie(late), beam_size=3, n_best=2).hypotheses] == [(A,), (A, C)]
 
 
 def test_support_and_attention_are_counted_at_every_step() -> None:
