@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tsallis.models.checks import check_counts
 from tsallis.models.protocol import BestStep, Decoded, Step, best_of_step
+from tsallis.models.row_texts import RowTexts, other_texts, split_rows
 from tsallis.models.sharing import SymbolRows, shared_parameters
 from tsallis.models.transformer.decoding_state import Past, Reading, join_pasts, select_counts
 from tsallis.nn import AttentionStats, KeyValueCache, MultiheadAttention, OutputLayer
@@ -19,7 +20,6 @@ from tsallis.nn.dropout import Dropout
 from tsallis.nn.kv_cache import Cache
 from tsallis.nn.length_scale import LengthScaleKind
 from tsallis.nn.positions import AttentionPositions
-from tsallis.ops.transforms import traced
 from tsallis.special_symbols import BOS, PAD, UNK
 
 
@@ -52,12 +52,18 @@ class LanguageLayer(nn.Module):
         key_lengths: Tensor | None = None,
         need_weights: bool = False,
         mask: Tensor | None = None,
+        texts: RowTexts | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output [batch, length, d_model], and the mean of the heads' weights if they are asked for."""
+        """Return the output [batch, length, d_model], and the mean of the heads' weights if they are asked for.
+
+        Rows of several texts come with a mask, or with `texts`, each of which attention reads alone.
+        """
         own = self.norm1(x)
+        if texts is not None:
+            own, key_lengths = texts.split(own), texts.lengths
         options = {"need_weights": need_weights, "cache": cache, "key_lengths": key_lengths, "attn_mask": mask}
         context, weights = self.self_attn(own, own, own, is_causal=True, **options)
-        x = x + self.dropout(context)
+        x = x + self.dropout(context if texts is None else texts.join(context))
         own = self.norm2(x)
         return x + self.dropout(self.shrink(F.silu(self.gate(own)) * self.expand(own))), weights
 
@@ -189,6 +195,7 @@ class LanguageModel(nn.Module):
             self.embedding.weight[PAD] = 0
         if share:
             self.output.tie(self.embedding.weight)  # type: ignore[arg-type]
+        self._texts: RowTexts | None = None  # of the last pass, if attention read them alone
         self._positions: Tensor | None = None  # [batch, tgt]: of the last pass, among all that it read
 
     def read(self, tokens: Tensor) -> Tensor:
@@ -201,12 +208,15 @@ class LanguageModel(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Read tokens [batch, length] behind those in caches; return states, and weights of the last layer."""
         x, weights = self.dropout(self.embedding(tokens)), None
-        mask = other_texts(tokens) if caches is None else None
+        mask = texts = None
+        if caches is None:
+            self._texts = texts = None if need_weights else split_rows(tokens, x.shape[-1])
+            mask = other_texts(tokens) if texts is None else None
         for number, layer in enumerate(self.layers):
             last = number == len(self.layers) - 1
             cache = None if caches is None else caches[number]
             lengths = cache.lengths if isinstance(cache, Reading) else None
-            x, weights = layer(x, cache, lengths, need_weights and last, mask)
+            x, weights = layer(x, cache, lengths, need_weights and last, mask, texts)
         return self.norm(x), weights
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> Prompt:
@@ -296,6 +306,7 @@ class LanguageModel(nn.Module):
         """
         counts = torch.stack([attention.support() for attention in self._attentions()])  # [layers, batch, heads, text]
         mean = counts.double().mean((0, 2))
+        mean = mean if self._texts is None else self._texts.join(mean)
         return mean if self._positions is None else mean.gather(1, self._positions)
 
     def alphas(self) -> dict[str, Tensor]:
@@ -322,19 +333,3 @@ class LanguageModel(nn.Module):
     def shared_parameters(self) -> dict[str, str]:
         """Return the names in the state dict that repeat another one's parameter, each with that other one."""
         return shared_parameters(self)
-
-
-def other_texts(tokens: Tensor) -> Tensor | None:
-    """Return which tokens belong to another text than a token [batch, 1, length, length]; None where rows hold one.
-
-    A start symbol begins a text.
-
-    Example:
-        >>> other_texts(torch.tensor([[1, 7, 1]]))[0, 0].tolist()
-        [[False, False, True], [False, False, True], [True, True, False]]
-    """
-    starts = tokens == BOS
-    if not traced() and not starts[:, 1:].any():
-        return None
-    number = starts.cumsum(1)
-    return (number.unsqueeze(1) != number.unsqueeze(2)).unsqueeze(1)
