@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import random
 import statistics
 import sys
@@ -83,6 +84,17 @@ def sources(symbols: int, sentences: int, batch: int) -> list[tuple[Tensor, Tens
     rows = torch.randint(4, symbols, (sentences, 25), generator=generator)
     parts = zip(rows.split(batch), lengths.split(batch), strict=True)
     return [(part[:, : int(n.max())], n) for part, n in parts]
+
+
+class PlainTransformer(TransformerSeq2Seq):
+    """A model that compiled code does not know, so that its steps are those of its modules."""
+
+
+def with_plain_steps(model: TransformerSeq2Seq) -> TransformerSeq2Seq:
+    """Return a copy of a model whose steps are those of its modules."""
+    plain = copy.deepcopy(model)
+    plain.__class__ = PlainTransformer
+    return plain
 
 
 Search = Callable[[Tensor, Tensor], list[Any]]
@@ -195,13 +207,18 @@ def joey_search(model: TransformerSeq2Seq, beam: int) -> Search | None:
     return run
 
 
-def measure(size: str, models: dict[str, TransformerSeq2Seq], task: Task, rounds: int, eager: bool) -> list[Row]:
+def measure(
+    size: str, models: dict[str, TransformerSeq2Seq], task: Task, rounds: int, eager: bool, plain: bool
+) -> list[Row]:
     """Return the rows of one size, beam, batch and number of threads."""
     peer = "ctranslate2 float32"
     searches = {f"tsallis {name}": our_search(model, task.beam) for name, model in models.items()}
     joey = joey_search(models["softmax"], task.beam)
     if joey is not None:
         searches["joeynmt softmax"] = joey
+    if plain:
+        for name, model in models.items():
+            searches[f"tsallis plain {name}"] = our_search(with_plain_steps(model), task.beam)
     if eager:
         searches["tsallis eager softmax"] = our_search(models["softmax"], task.beam, "eager")
     with tempfile.TemporaryDirectory() as folder:
@@ -270,6 +287,7 @@ def main() -> None:
     parser.add_argument("--single", type=int, default=48, help="sentences in batches of 1")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--eager", action="store_true", help="also with PyTorch's operations alone")
+    parser.add_argument("--plain", action="store_true", help="also with steps made of modules")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if (options.run is None) != (options.file is None):
@@ -287,7 +305,8 @@ def main() -> None:
                         if symbols is None
                         else text_sources(symbols, options.file, sentences, batch)
                     )
-                    new = measure(size, models, Task(batches, beam, threads), options.rounds, options.eager)
+                    task = Task(batches, beam, threads)
+                    new = measure(size, models, task, options.rounds, options.eager, options.plain)
                     print(table(new, COLUMNS), file=sys.stderr, flush=True)
                     rows += new
                     write(options.out, rows)

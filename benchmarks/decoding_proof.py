@@ -17,7 +17,7 @@ from unittest import mock
 
 import torch
 from common import Row, announce, machine, table, write
-from decoding import LONGEST, SIZES, random_models, sources, text_sources, trained_models
+from decoding import LONGEST, SIZES, random_models, sources, text_sources, trained_models, with_plain_steps
 from torch import Tensor
 
 from tsallis.data.batching import make_batch
@@ -29,10 +29,6 @@ from tsallis.search import Result, beam_search, score
 COLUMNS = ("size", "name", "sentences", "same", "same_kinds", "bound", "rms", "plain_rms", "worst", "plain_worst")
 COST = ("size", "name", "steps_to_stop", "rows_to_stop", "cpu_to_stop", "same_to_stop", "proved")
 OUTPUTS = 5  # of a source that are compared
-
-
-class PlainTransformer(TransformerSeq2Seq):
-    """A model that compiled code does not know, so that its steps are those of its modules."""
 
 
 class StoppingBeams(Beams):
@@ -89,8 +85,7 @@ def errors(wide: Any, batch: tuple[Tensor, Tensor], results: list[Result]) -> li
 
 def compare_steps(model: TransformerSeq2Seq, batches: Batches, beam: int) -> Row:
     """Compare the compiled search with that of plain steps, and the log-probabilities of both with float64's."""
-    plain = copy.deepcopy(model)
-    plain.__class__ = PlainTransformer
+    plain = with_plain_steps(model)
     wide = copy.deepcopy(model).double()
     same = kinds = count = 0
     bounds: list[float] = []

@@ -263,11 +263,12 @@ def test_serve(kinds: str, tmp_path: Path) -> None:
 def test_decoding(tmp_path: Path) -> None:
     out = tmp_path / "decoding.csv"
     options = ["--sizes", "multi30k", "--sentences", 4, "--single", 2, "--batches", 4, "--beams", 2, "--rounds", 1]
-    printed = run("decoding.py", *options, "--eager", "--out", out)
+    printed = run("decoding.py", *options, "--eager", "--plain", "--out", out)
     rows = read(out)
     names = {(row["owner"], row["name"]) for row in rows}
     assert names == {
-        *(("tsallis", name) for name in ("softmax", "1.5-entmax", "learned", "eager softmax")),
+        *(("tsallis", kind + name) for name in ("softmax", "1.5-entmax", "learned") for kind in ("", "plain ")),
+        ("tsallis", "eager softmax"),
         *(("ctranslate2", name) for name in ("float32", "int8")),
     }
     by_name = {row["name"]: row for row in rows}
