@@ -37,7 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "classification": {"architecture": "classifier", "d_model": 8, "num_basis": 4},
     "visual": {"architecture": "answerer", "d_model": 8, "heads": 2, "layers": 1, "stages": 2, "num_basis": 4},
-    "language": {"architecture": "language", "d_model": 8, "heads": 2, "layers": 1, "d_ff": 8, "alpha": "learned"},
+    "language": {"architecture": "language", "d_model": 8, "heads": 2, "layers": 1, "d_ff": 8},
 }
 
 

@@ -244,6 +244,7 @@ SETTINGS: dict[str, list[tuple[str, Any]]] = {
         ("tau", 1e300),
         ("share", "all"),
         ("heads", 3),
+        ("alpha", "learned"),
         ("kv_heads", 1),
         ("positions", "rope"),
         ("length_scale", "input"),
