@@ -63,6 +63,7 @@ def test_a_words_vector_is_the_mean_of_its_pieces(
 
 def test_vectors_of_fewer_numbers_have_the_distances_of_a_flat_matrix() -> None:
     """Points of a plane in five dimensions keep their distances in two."""
+    pytest.importorskip("tokenizers")
     generator = torch.Generator().manual_seed(1)
     matrix = torch.randn(20, 2, generator=generator) @ torch.randn(2, 5, generator=generator) + 3
     reduced = load("piece_vectors").reduce(matrix, 2)
