@@ -66,7 +66,7 @@ ELSEWHERE = {
         *("--exact", "--time", "--mass", "--sample", "--seed", "--mbr", "--prefix", "--prefix-column"),
         *("--min-length", "--max-length", "--length-penalty", "--with", "--device"),
     },
-    "evaluate": {"--exact", "--budget", "--out", "--manifest", "--with", "--length", "--device"},
+    "evaluate": {"--exact", "--budget", "--out", "--manifest", "--with", "--length", "--continuations", "--device"},
     "score": {"--tokens", "--with", "--device"},
     "look": {"--device", "--json"},
 }
