@@ -28,6 +28,7 @@ OTHERS = (
     "command-line",
     "training",
     "translation",
+    "language-models",
     "continuous-models",
     "learned-alpha",
     "reading-a-report",
@@ -49,6 +50,7 @@ MINUTE = (
 SMALLER = {
     "tsallis train recipes/tiny/translation": MINUTE,
     "torchrun --nproc-per-node 2 -m tsallis train recipes/tiny/translation": MINUTE,
+    "tsallis train recipes/tiny/long-copy": " training.updates=3 training.warmup=1 model.d_model=16",
     "tsallis train recipes/tiny/language": " training.updates=3 training.warmup=1 training.validate_updates=3",
     "tsallis train recipes/multi30k": MINUTE,
     "tsallis train recipes/tiny/inflection": " training.epochs=1 model.d_model=16",
