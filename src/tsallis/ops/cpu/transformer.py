@@ -17,6 +17,7 @@ from torch import Tensor
 from tsallis.ops.arguments import AttentionWeights, DecoderResult, LayerWeights, OutputWeights, StackWeights
 from tsallis.ops.cpu import allocate_best, call_decoder, call_encoder, call_project, call_search, point_to, rank_fields
 from tsallis.ops.cpu.beams import Beams
+from tsallis.ops.cpu.huge_pages import gather
 from tsallis.ops.cpu.structs import NUMBER, PANEL_COLUMNS, PAST, Decoder, Encoder, Project, Search
 
 CACHE_NUMBERS = 1 << 23  # of the keys and values of a search that are allocated together, unless a step has more
@@ -37,12 +38,14 @@ class _Stack:
     """The packed weights of a stack of layers, and the fields that every call has."""
 
     def __init__(self, weights: StackWeights, output: tuple[Tensor, Tensor] | None) -> None:
-        self.embedding = weights.embedding
+        self.embedding = weights.embedding.detach().contiguous()
         self.d = weights.embedding.shape[1]
         tensors = [x for layer in weights.layers for x in _layer_tensors(layer)]
         norm = weights.norm or (None, None)
-        tensors += [weights.embedding, *norm, *((None, None) if output is None else _pack(output, -math.inf))]
-        self._memory = [None if x is None else x.detach().contiguous() for x in tensors]  # what the pointers name
+        tensors += [*norm, *((None, None) if output is None else _pack(output, -math.inf))]
+        copies = iter(gather([x.detach() for x in tensors if x is not None]))
+        self._memory = [None if x is None else next(copies) for x in tensors]  # what the pointers name
+        self._memory.insert(-4, self.embedding)
         self._pointers = torch.tensor([0 if x is None else x.data_ptr() for x in self._memory], dtype=torch.int64)
         self._fields = {
             "layers": len(weights.layers),

@@ -33,8 +33,8 @@ constexpr int FEW_ROWS = 3;
 template <int M>
 constexpr int FEW_ROWS_VECTORS = VECTOR_BYTES == 64 || M == 1 ? 8 : 4;  // of columns
 
-// M rows times W vectors of columns. The columns of many rows at `next` are fetched into the cache
-// meanwhile; with few rows the weights' own loads are what takes time.
+// M rows times W vectors of columns. The places of many rows' results, and the columns at `next`,
+// are fetched into the cache meanwhile; with few rows the weights' own loads are what takes time.
 template <int M, int W, Finish FINISH>
 INLINE void multiply_tile(const float* a, int64_t a_row, const float* b, int64_t inputs,
                           const float* bias, const float* next, float* c, int64_t c_row) {
@@ -42,6 +42,8 @@ INLINE void multiply_tile(const float* a, int64_t a_row, const float* b, int64_t
     F sum[M][W];
     UNROLL for (int m = 0; m < M; m++) UNROLL for (int w = 0; w < W; w++) sum[m][w] =
         load(bias + w * N);
+    UNROLL for (int m = 0; m < M && M > FEW_ROWS && VECTOR_BYTES == 64; m++) for (int n = 0; n < W * N; n += 16)
+        __builtin_prefetch(c + m * c_row + n, 1);
     for (int64_t k = 0; k < inputs; k++) {
         F column[W];
         UNROLL for (int w = 0; w < W; w++) {
