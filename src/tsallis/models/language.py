@@ -14,7 +14,7 @@ from tsallis.models.checks import check_counts
 from tsallis.models.protocol import BestStep, Decoded, Step, best_of_step
 from tsallis.models.row_texts import RowTexts, other_texts, split_rows
 from tsallis.models.sharing import SymbolRows, shared_parameters
-from tsallis.models.transformer.decoding_state import Past, Reading, join_pasts, select_counts
+from tsallis.models.transformer.decoding_state import Past, Reading, join_pasts, select_counts, selects_all
 from tsallis.nn import AttentionStats, KeyValueCache, MultiheadAttention, OutputLayer
 from tsallis.nn.dropout import Dropout
 from tsallis.nn.kv_cache import Cache
@@ -98,6 +98,8 @@ class LanguageState:
 
     def select(self, index: Tensor) -> LanguageState:
         """Select rows by index: reorder, repeat or drop them."""
+        if selects_all(index, len(self.prompts)):
+            return self
         read, steps = select_counts(self.read, self.steps, index)
         last = None if self.last is None else self.last[index]
         return LanguageState(self.past.select(index, steps), steps, read, self.prompts[index], self.width, last)
@@ -234,9 +236,10 @@ class LanguageModel(nn.Module):
         tokens, lengths = memory.tokens, memory.lengths
         text = F.pad(tokens, (1, 0), value=BOS)  # [batch, src + 1]
         last = text.gather(1, lengths.unsqueeze(1)).squeeze(1)
-        past = Past(self._keys_and_values(text[:, :-1]), tokens.shape[1])
-        whole = LanguageState(past, tokens.shape[1], lengths, lengths, tokens.shape[1], last)
-        return whole.select(torch.arange(len(tokens), device=tokens.device))
+        rows = torch.arange(len(tokens), device=tokens.device)
+        read, steps = select_counts(lengths, tokens.shape[1], rows)
+        past = Past(tuple(x[:, :, :steps] for x in self._keys_and_values(text[:, :-1])), steps)
+        return LanguageState(past, steps, read, lengths, tokens.shape[1], last)
 
     def _keys_and_values(self, tokens: Tensor) -> tuple[Tensor, ...]:
         """Return keys and values of tokens [batch, length], of each layer in turn."""

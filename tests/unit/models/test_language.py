@@ -72,6 +72,25 @@ def test_rows_are_selected_and_joined(kind: dict[str, Any]) -> None:
             whole, parts = one.state, other.state
 
 
+@pytest.mark.parametrize("equal", [False, True], ids=["lengths-differ", "equal-lengths"])
+def test_texts_that_branch_do_not_see_each_other(equal: bool) -> None:
+    """Caches are written in place: of two steps from one state the second must not write where the first did."""
+    model, (src, lengths) = model_of({"kv_heads": 1}), prompts()
+    if equal:
+        src, lengths = src[:, :1], torch.ones(3, dtype=torch.long)
+    branches = torch.randint(4, VOCAB, (2, 3, 12))  # long enough for memory to grow
+    branches[:, :, 0] = BOS
+    expected = [model.output.scores(model(src, lengths, tokens).hidden).detach() for tokens in branches]
+    with torch.no_grad():
+        start = model.step(model.start(model.encode(src, lengths)), branches[0, :, 0])
+        states = [start.state, start.state]
+        for number in range(1, 12):
+            steps = [model.step(state, tokens[:, number]) for state, tokens in zip(states, branches, strict=True)]
+            for step, scores in zip(steps, expected, strict=True):
+                torch.testing.assert_close(step.scores, scores[:, number])
+            states = [step.state.select(torch.arange(3)) for step in steps]
+
+
 @every_kind
 def test_a_search_scores_what_the_model_does(kind: dict[str, Any]) -> None:
     model, (src, lengths) = model_of(kind), prompts()

@@ -9,7 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ROOM = 8  # places by which the memory of a row's tokens grows
+ROOM = 8  # places by which the memory of a row's tokens grows at least
+
+
+def _room(steps: int) -> int:
+    """Return the places for some tokens and more to come: an eighth more of many, so that they are seldom copied."""
+    return (steps // ROOM + 1) * ROOM + steps // 64 * ROOM
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,8 @@ class Past:
             return self
         buffers = []
         for have in self.buffers:
-            room = have.new_empty(*have.shape[:2], (steps // ROOM + 1) * ROOM, have.shape[3])
+            # Zeros: rows that have read less look at places that nobody has written, with a weight of zero.
+            room = have.new_zeros(*have.shape[:2], _room(steps), have.shape[3])
             room[:, :, :steps] = have[:, :, :steps]
             buffers.append(room)
         return Past(tuple(buffers), steps + 1)
@@ -58,8 +64,13 @@ class Past:
 
     def select(self, index: Tensor, steps: int) -> Past:
         # Whole buffers are copied in one piece; what is not yet used costs less than strides would.
-        spare = self.buffers[0].shape[2] - steps > ROOM
+        spare = self.buffers[0].shape[2] > _room(steps)
         return Past(tuple((x[:, :, :steps] if spare else x).index_select(0, index) for x in self.buffers), steps)
+
+
+def selects_all(index: Tensor, rows: int) -> bool:
+    """Tell whether an index selects all rows in their order, so that nothing needs to be copied."""
+    return len(index) == rows and index.equal(torch.arange(rows, device=index.device))
 
 
 def select_counts(read: Tensor | None, steps: int, index: Tensor) -> tuple[Tensor | None, int]:
@@ -130,8 +141,7 @@ class TransformerState:
     active: tuple[Sources, Tensor] | None = None  # some sources, among them all that rows attend to; their indices
 
     def select(self, index: Tensor) -> TransformerState:
-        rows = len(self.source)
-        if len(index) == rows and index.equal(torch.arange(rows, device=index.device)):
+        if selects_all(index, len(self.source)):
             return self
         counts, steps = select_counts(self.read, self.steps, index)
         past = self.past.select(index, steps)
@@ -171,8 +181,7 @@ class Reading:
 
     def __init__(self, past: Past, steps: int, read: Tensor | None) -> None:
         self.steps, self.count = steps, read
-        # What went before may be needed as it was, by gradients or by rows that end elsewhere.
-        self.in_place = read is None and not torch.is_grad_enabled()
+        self.in_place = not torch.is_grad_enabled()  # gradients need what went before as it was
         self.past = past.reserve(steps) if self.in_place else past
         self.buffers: list[Tensor] = []
 
@@ -211,8 +220,11 @@ class Reading:
         return TransformerState(state.sources, state.source, self.next_past(), self.steps + 1, self.lengths, active)
 
     def _added(self, have: Tensor, new: Tensor) -> Tensor:
-        if self.in_place:
+        if self.in_place and self.count is None:
             have[:, :, self.steps] = new.squeeze(2)
+            return have
+        if self.in_place:
+            have[torch.arange(len(have), device=have.device), :, self.count] = new.squeeze(2)
             return have
         have = have[:, :, : self.steps]
         if self.count is None:
