@@ -8,6 +8,7 @@ import os
 import struct
 import tarfile
 import tokenize
+import warnings
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path, PurePosixPath
@@ -301,7 +302,9 @@ def _header(stream: Any, path: Path) -> tuple[tuple[int, ...], bool, np.dtype[An
             raise ValueError("its header is too long")
         header = BytesIO(length + stream.read(int.from_bytes(length, "little")))
         read = np.lib.format.read_array_header_1_0 if width == 2 else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(header)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of headers that Python 2 wrote
+            shape, fortran, dtype = read(header)
     except BAD_HEADER as error:
         raise InputError(f"{path}: not an array file: {error}") from error
     if len(shape) != 4 or min(shape) < 1:

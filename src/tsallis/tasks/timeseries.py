@@ -52,7 +52,7 @@ def read_events(path: Path | str) -> Events:
     if header.count(",") != 3:
         raise InputError(f"{path}:1: expected a header such as {EXPECTED}, found {shorten(header)}")
     rows = list(lines)
-    if not rows:
+    if not any(rows):  # numpy would warn of them
         raise InputError(f"{path}: there is no observation after the header")
     try:
         table = np.loadtxt(rows, FIELDS, delimiter=",", comments=None, ndmin=1)

@@ -19,6 +19,15 @@ from typing import Any
 import yaml
 
 from integration.fuzz.mutations import WORDS, spoil, spoil_tree, wrong_value
+from integration.fuzz.readers import (
+    READERS,
+    Reader,
+    read_images,
+    read_inflection,
+    read_labelled,
+    read_text,
+    read_vocabulary,
+)
 from integration.fuzz.samples import LINES, TASKS, configuration
 
 
@@ -43,82 +52,16 @@ class Target:
     share: float = 1.0
 
 
-def file_of(sample: str, read: Callable[[Path], object]) -> Make:
+def spoilt_file(reader: Reader) -> Make:
     """A function that reads one file, which is a spoilt copy of a sample."""
 
     def make(chance: Random, base: Path, own: Path) -> Case:
-        source = base / "data" / sample
+        source = base / reader.sample
         path = own / source.name
         path.write_bytes(spoil(source.read_bytes(), chance))
-        return Case(call=partial(read, path), watched=[path])
+        return Case(call=partial(reader.read, path), watched=[path])
 
     return make
-
-
-def read_parallel(path: Path) -> None:
-    from tsallis.data.corpus_cache import read_parallel
-
-    list(read_parallel(path, path))
-
-
-def read_events(path: Path) -> None:
-    from tsallis.tasks.timeseries import IrregularSeries, read_events
-
-    events = read_events(path)
-    IrregularSeries(events, events.names)
-
-
-def read_labels(path: Path) -> None:
-    from tsallis.tasks.timeseries import read_labels
-
-    read_labels(path, "label")
-
-
-def read_text(path: Path) -> None:
-    from tsallis.data.io import stream_lines
-
-    for _ in stream_lines(path):
-        pass
-
-
-def read_inflection(path: Path) -> None:
-    from tsallis.tasks.inflection import read_inflection
-
-    read_inflection(path)
-
-
-def read_labelled(path: Path) -> None:
-    from tsallis.tasks.classification import read_labelled
-
-    read_labelled(path)
-
-
-def read_questions(path: Path) -> None:
-    from tsallis.tasks.vqa import read_questions
-
-    read_questions(path)
-
-
-def read_images(path: Path) -> None:
-    from tsallis.data.images import open_pictures
-
-    pictures = open_pictures(path)
-    names = [name for name in ("0", "1", "photos/0", "photos/1") if name in pictures]
-    if names:
-        pictures.batch(names)
-
-
-def unpack(packing: Any, path: Path) -> None:
-    from tsallis.datasets.archive import fetch_text
-    from tsallis.datasets.download import Part, SourceFile
-
-    member = "text" if packing in ("zip", "tar") else None
-    form: Any = "questions" if path.suffix == ".json" else "lines"
-    file = SourceFile("out", parts=(Part(SourceFile(path.name), packing, member, form),))
-    packed = path.parent / "packed"
-    packed.mkdir()
-    shutil.copy(path, packed)
-    fetch_text(file, path.parent / "out", packed)
 
 
 def forged_array(chance: Random, base: Path, own: Path) -> Case:
@@ -169,7 +112,7 @@ def special_file(chance: Random, base: Path, own: Path) -> Case:
         path = Path("/dev") / kind
     elif kind in ("null byte", "long"):
         path = own / {"null byte": "a\0b", "long": "a" * 300}[kind]
-    read = chance.choice((read_text, read_inflection, read_labelled, read_images, load_config, load_vocabulary))
+    read = chance.choice((read_text, read_inflection, read_labelled, read_images, load_config, read_vocabulary))
     if chance.random() < 0.5:
         return Case(call=partial(read, path))
     task = chance.choice(TASKS)
@@ -179,12 +122,6 @@ def special_file(chance: Random, base: Path, own: Path) -> Case:
 def answering(task: str) -> str:
     """The command that answers lines without a right output."""
     return "generate" if task == "language" else "translate"
-
-
-def load_vocabulary(path: Path) -> None:
-    from tsallis.data import Vocabulary
-
-    Vocabulary.load(path)
 
 
 def load_config(path: Path, *overrides: str) -> None:
@@ -419,7 +356,7 @@ def options(chance: Random, base: Path, own: Path) -> Case:
 
 FILES = ("config.yaml", "model.json", "task.json", "src", "tgt", "index.json", "manifest.json", "log.jsonl")
 FILES = (*FILES, "timing.jsonl", "model.safetensors", "training.pt")
-READERS = (["translate"], ["translate", "--checkpoint", "last"], ["score"], ["evaluate"], ["average"], ["train"])
+COMMANDS = (["translate"], ["translate", "--checkpoint", "last"], ["score"], ["evaluate"], ["average"], ["train"])
 
 
 def run_file(task: str, name: str) -> Make:
@@ -435,7 +372,7 @@ def run_file(task: str, name: str) -> Make:
             path.write_bytes(spoil(path.read_bytes(), chance))
         if path.parent.name.startswith("step-") and chance.random() < 0.7:
             _sign(path)
-        command, *options = chance.choice(READERS)
+        command, *options = chance.choice(COMMANDS)
         command = answering(task) if command == "translate" else command
         gold = command in ("score", "evaluate")
         if command == "train":
@@ -484,25 +421,15 @@ def _sign(path: Path) -> None:
     manifest.write_text(json.dumps(content))
 
 
+SHARES = {"npz-file": 0.5, "tar-file": 3, "unpack-questions": 0.5} | dict.fromkeys(
+    ("inflection-file", "labelled-file", "questions-file", "events-file", "npy-file"), 2
+)
 TARGETS: dict[str, Target] = {
-    "inflection-file": Target(file_of("inflection/train", read_inflection), 2),
-    "parallel-file": Target(file_of("translation/train.de", read_parallel)),
-    "labelled-file": Target(file_of("classification/train", read_labelled), 2),
-    "questions-file": Target(file_of("visual/train", read_questions), 2),
-    "events-file": Target(file_of("events.csv", read_events), 2),
-    "labels-file": Target(file_of("labels.csv", read_labels)),
-    "gz-file": Target(file_of("text.gz", read_text)),
-    "xz-file": Target(file_of("text.xz", read_text)),
-    "npy-file": Target(file_of("images.npy", read_images), 2),
-    "npy-xz-file": Target(file_of("images.npy.xz", read_images)),
-    "npz-file": Target(file_of("images.npz", read_images), 0.5),
-    "tar-file": Target(file_of("images.tar", read_images), 3),
+    **{name: Target(spoilt_file(reader), SHARES.get(name, 1)) for name, reader in READERS.items()},
     "forged-array": Target(forged_array, 4),
     "bomb": Target(bomb, 0.2),
     "special-file": Target(special_file, 1),
-    **{f"unpack-{p}": Target(file_of(f"text.{p}", partial(unpack, p)), 1) for p in ("gz", "xz", "zip", "tar")},
-    "unpack-questions": Target(file_of("questions.json", partial(unpack, "plain")), 0.5),
-    "yaml-config": Target(spoilt_config, 6),
+    "yaml-config": Target(spoilt_config, 5),
     "wrong-config": Target(wrong_config, 8),
     "overrides": Target(overrides, 6),
     "options": Target(options, 5),
@@ -511,7 +438,7 @@ TARGETS: dict[str, Target] = {
     **{f"score-{task}": Target(stdin(task, "score"), 2) for task in TASKS},
     "suggest-language": Target(stdin("language", "suggest"), 1),
     **{f"evaluate-{task}": Target(stdin(task, "evaluate"), 1) for task in TASKS},
-    **{f"request-{task}": Target(request(task), 2) for task in ("inflection", "translation", "classification")},
+    **{f"request-{task}": Target(request(task), 2) for task in TASKS if task != "visual"},
     **{f"look-{task}": Target(stdin(task, "look"), 0.25) for task in TASKS if task != "language"},
     **{f"run-{task}-{name}": Target(run_file(task, name), 0.7) for task in TASKS for name in FILES},
 }

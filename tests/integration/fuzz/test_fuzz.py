@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,19 @@ import pytest
 pytest.importorskip("yaml")
 pytest.importorskip("PIL")
 
+from integration.fuzz.guided import read_once
+from integration.fuzz.readers import READERS, Reader
 from integration.fuzz.runner import choose, judge
 from integration.fuzz.targets import TARGETS
+from tsallis.errors import InputError
 
 TESTS = Path(__file__).resolve().parents[2]
 
 
-def fuzz(*arguments: object) -> subprocess.CompletedProcess[str]:
+def fuzz(*arguments: object, module: str = "runner") -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command = [sys.executable, "-m", "integration.fuzz.runner", *map(str, arguments)]
+    command = [sys.executable, "-m", f"integration.fuzz.{module}", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
@@ -40,6 +44,41 @@ def test_some_cases(samples: Path) -> None:
 def test_many_cases() -> None:
     done = fuzz(2000)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_files_of_earlier_searches_end_well() -> None:
+    done = fuzz(module="guided")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.split()[0]) > 5 * len(READERS)
+
+
+@pytest.mark.slow
+def test_a_search_by_lines_of_code(tmp_path: Path) -> None:
+    if find_spec("atheris") is None:
+        pytest.skip("needs atheris: it has wheels for Linux on x86-64 and Python 3.11 to 3.13")
+    done = fuzz("--seconds", 60, "--faults", tmp_path / "faults", module="guided")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "fault", ["raise KeyError(1)", "print(chr(155))", "sys.exit(3)", "print('Traceback', file=sys.stderr)"]
+)
+def test_a_search_notices_a_fault(fault: str, tmp_path: Path) -> None:
+    def read(path: Path) -> None:
+        exec(fault)
+
+    with pytest.raises((AssertionError, KeyError)):
+        read_once(Reader("a", read), b"", tmp_path)
+
+
+def test_a_search_takes_one_line_for_an_end(tmp_path: Path) -> None:
+    def read(path: Path) -> None:
+        if path.read_bytes():
+            raise InputError("no")
+
+    for blob in (b"", b"a"):
+        read_once(Reader("a", read), blob, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_cases_are_always_the_same_and_miss_no_target() -> None:

@@ -158,6 +158,12 @@ def test_forged_arrays(tmp_path: Path, blob: bytes, message: str, ending: str) -
     tracemalloc.stop()
 
 
+@pytest.mark.filterwarnings("error")
+def test_an_array_of_python_2_is_read_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "a.npy").write_bytes(forged("(1L, 3L, 11L, 3L)"))
+    assert open_pictures(tmp_path / "a.npy").batch(["0"]).numel() == 99
+
+
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("ending", [".npy", ".npy.xz"])
 def test_arrays_of_both_orders(tmp_path: Path, order: Any, ending: str) -> None:

@@ -72,6 +72,7 @@ def test_observations_plain_or_packed(tmp_path: Path) -> None:
         (HEADER + "7,1,HR\n7,0,HR,1,2\n", r"f.csv:2: .* found '7,1,HR'"),
         ("minute,value\n7,0\n", r"f.csv:1: expected a header such as .* found 'minute,value'"),
         (HEADER, "there is no observation"),
+        (HEADER + "\n\n", "there is no observation"),
         ("", "the file is empty"),
     ],
 )
