@@ -14,7 +14,7 @@ from tsallis.analysis.record import transformer_attentions
 from tsallis.analysis.tables import Record
 from tsallis.data.batching import Batch, counted
 from tsallis.errors import InputError
-from tsallis.models import TransformerSeq2Seq
+from tsallis.models import LanguageModel, TransformerSeq2Seq
 from tsallis.nn import MultiheadAttention
 from tsallis.search.step import evaluating
 
@@ -94,7 +94,7 @@ def mask_head(attention: MultiheadAttention, head: int) -> Iterator[None]:
         handle.remove()
 
 
-def head_importance(model: TransformerSeq2Seq, batches: Iterable[Batch]) -> HeadImportance:
+def head_importance(model: TransformerSeq2Seq | LanguageModel, batches: Iterable[Batch]) -> HeadImportance:
     r"""Compute the loss on given targets without each head in turn, one pass over the batches a head.
 
     .. math:: I_h = L(\mathrm{model} \mid \mathrm{head}_h = 0) - L(\mathrm{model}), \qquad
@@ -104,7 +104,7 @@ def head_importance(model: TransformerSeq2Seq, batches: Iterable[Batch]) -> Head
     closed gate of Voita et al. 2019 (sec. 6).
 
     Args:
-        model: a Transformer.
+        model: a Transformer, encoder-decoder or language model.
         batches: with targets; they are iterated over once for each head.
 
     Returns:
@@ -133,7 +133,7 @@ def head_importance(model: TransformerSeq2Seq, batches: Iterable[Batch]) -> Head
 
 
 @torch.no_grad()
-def _loss(model: TransformerSeq2Seq, batches: Iterable[Batch]) -> tuple[float, int]:
+def _loss(model: TransformerSeq2Seq | LanguageModel, batches: Iterable[Batch]) -> tuple[float, int]:
     """Return the loss a symbol, and the number of symbols."""
     device = model.output.weight.device
     total, symbols = 0.0, 0

@@ -76,7 +76,7 @@ class CorpusPass(AttentionPass):
     """One pass of a run's model over a corpus: weights and outputs are taken from the same batches.
 
     Args:
-        run: of an encoder-decoder with discrete attention.
+        run: of an encoder-decoder with discrete attention, or of a language model.
         corpus: as the run's own vocabularies number it.
         count: sentences that are read, the first ones.
         examples, counts: as of :class:`AttentionPass`.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tsallis.analysis.weights import AttentionLayer, Sentence, SparseWeights, Text
 from tsallis.data.batching import IGNORED, Batch
-from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.models import LanguageModel, RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.nn import ContinuousGlobalAttention, GlobalAttention, MultiheadAttention
 from tsallis.search.step import evaluating
 
@@ -228,8 +228,10 @@ def _receive_from(attention: nn.Module, number: int, receive: Receive) -> list[A
     return [before, attention.register_forward_hook(take_weights)]
 
 
-def transformer_attentions(model: TransformerSeq2Seq) -> dict[str, list[MultiheadAttention]]:
+def transformer_attentions(model: TransformerSeq2Seq | LanguageModel) -> dict[str, list[MultiheadAttention]]:
     """Return the attention modules of a Transformer by kind, from the first layer to the last."""
+    if isinstance(model, LanguageModel):
+        return {"decoder": [layer.self_attn for layer in model.layers]}  # type: ignore[misc]
     encoder, decoder = model.encoder.layers, model.decoder.layers
     return {
         "encoder": [layer.self_attn for layer in encoder],  # type: ignore[misc]
@@ -239,11 +241,12 @@ def transformer_attentions(model: TransformerSeq2Seq) -> dict[str, list[Multihea
 
 
 def read_model(model: Any, src_vocab: Symbols, tgt_vocab: Symbols) -> AttentionReader:
-    """Return the adapter of one of this package's encoder-decoders.
+    """Return the adapter of one of this package's encoder-decoders, or of a language model.
 
     Args:
-        model: a :class:`~tsallis.models.TransformerSeq2Seq`, or a :class:`~tsallis.models.RNNSeq2Seq`; of continuous
-            attention the weights are the masses of the density in each word.
+        model: a :class:`~tsallis.models.TransformerSeq2Seq`, a :class:`~tsallis.models.LanguageModel`, whose texts are
+            targets without a source, or a :class:`~tsallis.models.RNNSeq2Seq`; of continuous attention the weights are
+            the masses of the density in each word.
         src_vocab, tgt_vocab: spell its symbols.
 
     Returns:
@@ -259,15 +262,17 @@ def read_model(model: Any, src_vocab: Symbols, tgt_vocab: Symbols) -> AttentionR
         >>> reader.layers
         (AttentionLayer(kind='cross', layer=0, alphas=(1.5,), causal=False),)
     """
+    if isinstance(model, LanguageModel):
+        return LanguageReader(model, src_vocab, tgt_vocab)
     if isinstance(model, TransformerSeq2Seq):
         return TransformerReader(model, src_vocab, tgt_vocab)
     if isinstance(model, RNNSeq2Seq) and isinstance(model.attention, GlobalAttention | ContinuousGlobalAttention):
         return RNNReader(model, src_vocab, tgt_vocab)
-    raise ValueError(f"expected a TransformerSeq2Seq or an RNNSeq2Seq, got {type(model).__name__}")
+    raise ValueError(f"expected a TransformerSeq2Seq, an RNNSeq2Seq or a LanguageModel, got {type(model).__name__}")
 
 
 class _Reader:
-    """The common base of both encoder-decoders' adapters: it runs batches and spells their symbols."""
+    """The common base of the adapters: it runs batches and spells their symbols."""
 
     def __init__(self, model: Any, src_vocab: Symbols, tgt_vocab: Symbols) -> None:
         self.model, self.src_vocab, self.tgt_vocab = model, src_vocab, tgt_vocab
@@ -288,13 +293,14 @@ class _Reader:
     def _forward(self, batch: Batch) -> Any:
         device = next(self.model.parameters()).device
         with evaluating(self.model):
-            return self.model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
+            inputs = (x.to(device) for x in (batch.src, batch.src_lengths, batch.tgt_in))
+            return self.model(*inputs, need_attention=True)
 
 
 class TransformerReader(_Reader):
-    """The adapter of a :class:`~tsallis.models.TransformerSeq2Seq`: the target is read in one pass."""
+    """The adapter of a Transformer, encoder-decoder or language model: the target is read in one pass."""
 
-    def __init__(self, model: TransformerSeq2Seq, src_vocab: Symbols, tgt_vocab: Symbols) -> None:
+    def __init__(self, model: TransformerSeq2Seq | LanguageModel, src_vocab: Symbols, tgt_vocab: Symbols) -> None:
         super().__init__(model, src_vocab, tgt_vocab)
         self.attentions: list[nn.Module] = []
         layers = []
@@ -309,6 +315,16 @@ class TransformerReader(_Reader):
         """Run a batch, hand over the weights of each attention as they are computed, return the decoder's pass."""
         with capture_weights(self.attentions, receive):
             return self._forward(batch)
+
+
+class LanguageReader(TransformerReader):
+    """The adapter of a :class:`~tsallis.models.LanguageModel`: a prompt and what follows it are one text."""
+
+    def texts(self, batch: Batch) -> list[Text]:
+        """Return the pieces of each text, those of its prompt among them."""
+        return [
+            Text(text.index, (), (*text.target[:1], *text.source, *text.target[1:])) for text in super().texts(batch)
+        ]
 
 
 def _alpha_of(attention: Any) -> float:

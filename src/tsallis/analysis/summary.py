@@ -27,7 +27,7 @@ from tsallis.analysis.words import PieceCounts
 from tsallis.data.batching import Batch
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
-from tsallis.models import TransformerSeq2Seq
+from tsallis.models import LanguageModel, TransformerSeq2Seq
 from tsallis.models.protocol import device_of
 from tsallis.search import Result, beam_search
 from tsallis.special_symbols import UNK
@@ -51,7 +51,7 @@ class RunInput:
     """A run, and the corpus that it reads.
 
     Args:
-        run: of an encoder-decoder with discrete attention.
+        run: of an encoder-decoder with discrete attention, or of a language model.
         corpus: with targets, as the run's own vocabularies number it.
         name: of the corpus.
         counts: of its training data, for the scores of rare pieces; None where it is not at hand.
@@ -71,7 +71,7 @@ def summarize(run: Run, corpus: Corpus, name: str, options: Options | None = Non
     """Compute what the heads and outputs of a run do on a corpus with targets.
 
     Args:
-        run: of an encoder-decoder with discrete attention.
+        run: of an encoder-decoder with discrete attention, or of a language model.
         corpus: as the run's own vocabularies number it.
         name: of the corpus.
         options: how much of it is read.
@@ -130,6 +130,9 @@ def summarize_runs(
     count = min(options.limit, len(first.corpus))
     if count == 0:
         raise InputError(f"{first.name}: there are no sentences to analyse")
+    for one in inputs:
+        if options.searched and isinstance(one.run.model, LanguageModel):
+            raise InputError(f"{one.run.folder}: a language model is not searched for empty outputs (--searched)")
     for other in inputs[1:]:
         if len(other.corpus) != len(first.corpus):
             raise InputError(
@@ -241,7 +244,7 @@ def _describe_corpus(corpus: Corpus, name: str, rows: int) -> CorpusSummary:
 def _importance(
     run: Run, reader: AttentionReader, corpus: Corpus, rows: int, advance: Callable[..., None]
 ) -> HeadImportance | None:
-    if rows == 0 or not isinstance(run.model, TransformerSeq2Seq):
+    if rows == 0 or not isinstance(run.model, TransformerSeq2Seq | LanguageModel):
         return None
     batches: Sequence[Batch] = list(corpus.batches(BATCH, rows))
     total = (1 + sum(layer.heads for layer in reader.layers)) * len(batches)
@@ -260,8 +263,10 @@ def _history(run: Run, read: Callable[..., Any]) -> Any:
 def _search(
     run: Run, corpus: Corpus, rows: Sequence[int], beam_size: int, advance: Callable[..., None]
 ) -> dict[int, Result]:
-    """Return the results of a beam search for some rows, as many outputs as the beam holds."""
+    """Return the results of a beam search for some rows, as many outputs as the beam holds; none of language models."""
     results: dict[int, Result] = {}
+    if isinstance(run.model, LanguageModel):
+        return results
     for first in range(0, len(rows), SEARCHED):
         part = rows[first : first + SEARCHED]
         batch = corpus.batch(part).to(device_of(run.model))
@@ -271,9 +276,11 @@ def _search(
     return results
 
 
-def _empty(run: Run, corpus: Corpus, results: dict[int, Result]) -> EmptyRate:
+def _empty(run: Run, corpus: Corpus, results: dict[int, Result]) -> EmptyRate | None:
     """Return the rate of empty outputs among the rows that were searched, with the rows' own numbers."""
     rows = list(results)
+    if not rows:
+        return None
     searched = Corpus([[*corpus.src[row]] for row in rows], [[*corpus.tgt[row]] for row in rows])
     return empty_rate(run.model, searched, list(results.values())).of_rows(rows)
 
@@ -287,12 +294,13 @@ def _sentences(
     advance: Callable[..., None],
 ) -> Iterator[SentenceSummary]:
     for number, row in enumerate(rows, 1):
-        sentence, result = shown.sentences[row], results[row]
+        sentence, result = shown.sentences[row], results.get(row)
+        src = corpus.batch([row]).src.to(device_of(run.model))
         yield SentenceSummary(
             text=sentence.text,
             weights=sentence.weights,
             steps=shown.steps[row],
-            answer=run.tgt_vocab.text(result.best.tokens) if result.best else None,
-            tree=beam_tree(run.model, corpus.batch([row]).src.to(device_of(run.model)), result, run.tgt_vocab),
+            answer=run.tgt_vocab.text(result.best.tokens) if result and result.best else None,
+            tree=beam_tree(run.model, src, result, run.tgt_vocab) if result else None,
         )
         advance("trees", number, len(rows))

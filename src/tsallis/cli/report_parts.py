@@ -80,7 +80,7 @@ def _settings(config: Config) -> dict[str, Any]:
 def summarize_all(
     runs: Runs, split: str, text: Path | None, language: str | None, options: Options
 ) -> tuple[list[RunSummary], list[ComparisonSummary]]:
-    """Summarize encoder-decoders on the first one's data, or on the lines of a text, behind a progress bar."""
+    """Summarize runs that answer with sequences on the first one's data, or on a text, behind a progress bar."""
     inputs = []
     for run, task in runs:
         corpus, name = _read(run, task, runs[0][0], split, text, language, options)
@@ -157,7 +157,7 @@ def _read(
     if text is not None:
         return _read_text(run, task, text, language, options)
     data = load_config(first.folder / "config.yaml").data
-    return task.split(run, data, split, language=language).corpus, f"the {split} split"
+    return task.sentences(run, data, split, language=language), f"the {split} split"
 
 
 def _read_text(run: Run, task: Task, path: Path, language: str | None, options: Options) -> tuple[Corpus, str]:

@@ -283,7 +283,7 @@ class LanguageModel(nn.Module):
         """
         lengths, (batch, width), steps = src_lengths.to(src.device), src.shape, tgt_in.shape[1]
         if not width:
-            hidden, _ = self._read(tgt_in)
+            hidden, _ = self._read(tgt_in, need_weights=need_attention)
             self._positions = None
             return Decoded(hidden, hidden.new_zeros(batch, steps, 0) if need_attention else None)
         text = src.new_full((batch, width + steps), PAD)

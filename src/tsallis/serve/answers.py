@@ -13,11 +13,21 @@ import torch
 
 from tsallis.analysis import AttentionReader, Sentence, beam_tree, read_model, record
 from tsallis.data.batching import Batch
-from tsallis.data.corpus import Corpus
+from tsallis.data.packing import TextCorpus
 from tsallis.errors import InputError, describe
 from tsallis.evaluation.outputs import describe_hypothesis, describe_result, finite
 from tsallis.models.protocol import device_of
-from tsallis.search import Certificate, Hypothesis, Result, beam_search, exact_search, exhaustive, sample
+from tsallis.search import (
+    Certificate,
+    Generated,
+    Hypothesis,
+    Result,
+    beam_search,
+    exact_search,
+    exhaustive,
+    generate,
+    sample,
+)
 from tsallis.search.sampling import line_seed
 from tsallis.search.step import advance, evaluating
 from tsallis.serve.limits import Limits, Refusal
@@ -158,6 +168,10 @@ class ServedRun:
         }
         if request.search == "sample":
             seeds = [line_seed(request.seed or 0, line) for _, line in rows]
+            if not self.task.searched and prefix is None:  # texts, of which the beginnings are worth having, too
+                length = min(request.max_length or self.limits.longest, self.limits.longest)
+                texts = generate(model, batch.src, batch.src_lengths, request.draws or 1, length=length, seeds=seeds)
+                return [{"draws": [self._text(text) for text in part]} for part in texts]
             draws = sample(model, batch.src, batch.src_lengths, request.draws or 1, seeds=seeds, **common)
             return [{"draws": [draw and self._hypothesis(draw) for draw in part]} for part in draws]
         common |= {"min_length": request.min_length or 0, "length_penalty": request.length_penalty or 0.0}
@@ -179,7 +193,7 @@ class ServedRun:
 
     def _batch(self, sources: Sequence[Sequence[int]]) -> Batch:
         """Return sources as a batch, where the model is."""
-        corpus = Corpus([[int(symbol) for symbol in source] for source in sources], [[] for _ in sources])
+        corpus = TextCorpus([[int(symbol) for symbol in source] for source in sources], [[] for _ in sources])
         return corpus.batch(range(len(corpus))).to(device_of(self.run.model))
 
     def _spell(self, request: TranslateRequest) -> list[int] | None:
@@ -199,6 +213,10 @@ class ServedRun:
 
     def _hypothesis(self, hypothesis: Hypothesis) -> Content:
         return {**describe_hypothesis(hypothesis, self.run.tgt_vocab), "tokens": hypothesis.tokens}
+
+    def _text(self, text: Generated) -> Content:
+        content = {"text": self.run.tgt_vocab.text(text.tokens), "tokens": text.tokens, "ended": text.ended}
+        return {**content, "prob": math.exp(text.log_prob), "log_prob": text.log_prob, "support": text.support}
 
     def _result(self, result: Result, model: Any, batch: Batch, row: int, tree: bool) -> Content:
         content = describe_result(result, self.run.tgt_vocab)
@@ -296,12 +314,12 @@ class ServedRun:
         """Answer a request by the weights above zero of some heads: for each query, keys and weights."""
         (request,) = requests
         if self._reader is None:
-            raise Refusal(400, f"{self.name}: heads are of encoder-decoders with discrete attention, this run has none")
+            raise Refusal(400, f"{self.name}: heads are of models with discrete attention, this run has none")
         names = self._head_names(request)
         source = self._source(request)
         tokens = self._output(request, source, InterruptibleModel(self.run.model, check))
         check()
-        corpus = Corpus([source.src[0].tolist()], [tokens])
+        corpus = TextCorpus([source.src[0].tolist()], [tokens])
         (sentence,) = record(self._reader, [corpus.batch([0])])
         parts = [self._head(name, *self._heads[name], sentence) for name in names]
         return [{"run": self.name, **self._of_output(tokens), "heads": parts}]

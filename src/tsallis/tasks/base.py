@@ -297,6 +297,10 @@ class Task(ABC):
         values = self.check_options(run, options)
         return self.encode(self.read_split(config, split, **values), self.vocabularies(run))
 
+    def sentences(self, run: Run, config: Any, split: str, **options: Any) -> Corpus:
+        """Return one split of a run's own data as a report reads it: an example is a sentence."""
+        return self.split(run, config, split, **options).corpus
+
     def check_options(self, run: Run, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options that are not None.
 

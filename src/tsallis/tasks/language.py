@@ -137,9 +137,7 @@ class Language(SequenceTask):
     searched = False
     refusals: ClassVar[Mapping[str, str]] = {
         "translate": "texts are continued by tsallis generate",
-        "analyze": "tsallis analyze is for encoder-decoders and classifiers",
         "look": "tsallis look draws what outputs that are searched for attend to",
-        "serve": "runs of language models are not served",
     }
 
     @classmethod
@@ -152,11 +150,13 @@ class Language(SequenceTask):
         return task, Data(train.corpus, dev, vocabularies)
 
     @classmethod
-    def examples(cls, config: LanguageData, split: str, length: int | None = None) -> list[str]:
-        """Read the texts of a split; `length` is for their rows."""
+    def examples(cls, config: LanguageData, split: str, length: int | None = None) -> list[tuple[str, str]]:
+        """Read the texts of a split, behind empty prompts; `length` is for their rows."""
+        if config.synthetic is not None:
+            raise InputError(f"the synthetic task {config.synthetic.name} has no texts")
         if config.embedded is not None:
-            return [german for german, _ in german_english_numbers()[split]]
-        return list(read_texts(_find(config, split), config.texts))
+            return [("", german) for german, _ in german_english_numbers()[split]]
+        return [("", text) for text in read_texts(_find(config, split), config.texts)]
 
     @classmethod
     def files(cls, config: LanguageData, split: str) -> list[Path]:
@@ -179,6 +179,12 @@ class Language(SequenceTask):
         """Return a split as rows, of `length` tokens if that is set."""
         return self.pack_split(config, split, self.vocabularies(run), self.check_options(run, options).get("length"))
 
+    def sentences(self, run: Run, config: LanguageData, split: str, **options: Any) -> Corpus:
+        """Return the texts of a split, of long ones the beginning that fits into a row."""
+        self.check_options(run, options)
+        whole = self.encode(self.read_split(config, split), self.vocabularies(run)).corpus
+        return TextCorpus(whole.src, [list(row[: self.length - 1]) for row in whole.tgt])
+
     def pack_split(
         self, config: LanguageData, split: str, vocabularies: Vocabularies, length: int | None = None
     ) -> Lines:
@@ -191,7 +197,7 @@ class Language(SequenceTask):
             if length is not None:
                 raise InputError("--length is for texts: of synthetic examples data.synthetic.test_lengths are tested")
             return _lines(config.synthetic.corpus(split))
-        texts = self.read_split(config, split)
+        texts = _texts(config, split)
         try:
             encoded = encode_texts(texts, vocabularies.tgt)
             return _lines(pack(encoded, length or self.length, len(vocabularies.tgt)))
@@ -268,13 +274,17 @@ def encode_texts(texts: Sequence[str], symbols: Symbols) -> Iterator[NDArray[np.
         yield from symbols.encode_arrays(texts[start : start + CHUNK])
 
 
+def _texts(config: LanguageData, split: str) -> list[str]:
+    return [text for _, text in Language.read_split(config, split)]
+
+
 def _symbols(config: LanguageData) -> Symbols:
     """Return the characters of the training texts, or learn their subwords."""
     if config.subwords is None:
-        return Vocabulary.build(Language.read_split(config, "train"))
+        return Vocabulary.build(_texts(config, "train"))
     learning = {**config.subwords.learning(), "normalization": "identity"}
     if config.embedded is not None:
-        return Subwords.train(Language.read_split(config, "train"), **learning)
+        return Subwords.train(_texts(config, "train"), **learning)
     cache = Path(config.cache) if config.cache is not None else user_cache()
     return cached_subwords(cache, [_find(config, "train")], **learning)
 

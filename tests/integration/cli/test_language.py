@@ -105,12 +105,30 @@ def test_suggest_lists_what_may_follow(tsallis, speaker: Path) -> None:
     assert 1 <= len(lines) <= 3 and all(line.startswith("1\tm") for line in lines)
 
 
+def test_analyze_writes_a_page_of_heads_and_outputs(tsallis, speaker: Path, tmp_path: Path) -> None:
+    options = ("--limit", 12, "--sentences", 3, "--importance", 2, "--json", tmp_path / "all.json")
+    tsallis("analyze", speaker, "-o", tmp_path / "page.html", *options)
+    assert "decoder" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    (run,) = json.loads((tmp_path / "all.json").read_text(encoding="utf-8"))["runs"]
+    assert [(head["kind"], head["head"]) for head in run["heads"]] == [("decoder", 0), ("decoder", 1)]
+    assert all(head["increase"] is not None for head in run["heads"]) and run["corpus"]["sentences"] == 12
+    assert run["outputs"]["steps"] == run["corpus"]["tgt_symbols"] + 12 and run["empty"] is None
+    for sentence in run["sentences"]:
+        assert sentence["text"]["source"] == [] and len(sentence["steps"]) == len(sentence["text"]["target"])
+        assert sentence["answer"] is None and sentence["tree"] is None
+    (tmp_path / "texts").write_text("am\nder\n")
+    options = ("--text", tmp_path / "texts", "--json", tmp_path / "2.json")
+    tsallis("analyze", speaker, "-o", tmp_path / "two.html", *options)
+    (run,) = json.loads((tmp_path / "2.json").read_text(encoding="utf-8"))["runs"]
+    assert [sentence["text"]["target"] for sentence in run["sentences"]] == [["<s>", *"am"], ["<s>", *"der"]]
+    refusal = tsallis("analyze", speaker, "-o", tmp_path / "no.html", "--searched", 1, status=2).stderr
+    assert "a language model is not searched for empty outputs" in refusal
+
+
 def test_commands_that_are_not_for_texts_say_so(tsallis, speaker: Path, trained: Path, tmp_path: Path) -> None:
     for command, words in {
         "translate": "texts are continued by tsallis generate",
-        "analyze": "tsallis analyze is for encoder-decoders and classifiers",
         "look": "tsallis look draws what outputs that are searched for attend to",
-        "serve": "runs of language models are not served",
     }.items():
         (line,) = tsallis(command, speaker, status=2).stderr.splitlines()
         assert line == f"tsallis: {speaker}: a run of the task language: {words}"

@@ -23,7 +23,7 @@ function outputList(outputs, name, choose) {
   return h("fieldset", { class: "outputs" }, h("legend", { class: "unseen" }, name),
     outputs.map((output, i) => h("label", null,
       h("input", { type: "radio", name: "output", checked: i === 0, onchange: () => choose(output) }),
-      h("span", { class: "line" }, h("span", { class: "words", dir: "auto" }, output.text || "(empty)"),
+      h("span", { class: "line" }, h("span", { class: "words", dir: "auto" }, (output.text || "(empty)") + (output.ended === false ? " …" : "")),
         h("span", { class: "prob" }, probability(output.prob)),
         h("span", { class: "share", "aria-hidden": "true", style: { width: `${(100 * output.prob) / most}%` } })))));
 }
