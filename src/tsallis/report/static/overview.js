@@ -19,6 +19,8 @@ function mapOf(run) {
 const METRICS = {
   dev_bleu: ["BLEU", (v) => plain(v)], dev_exact: ["Exactly the reference", (v) => percent(v, 1)],
   dev_macro_accuracy: ["Accuracy, mean of languages", (v) => percent(v, 1)],
+  dev_epsilon_perplexity: ["Epsilon-perplexity", (v) => plain(v, 1)],
+  dev_gold_in_support: ["Tokens that are possible", (v) => percent(v, 1)],
   dev_accuracy: ["Accuracy", (v) => percent(v, 1)], dev_loss: ["Loss a symbol", (v) => plain(v, 3)],
 };
 
@@ -37,7 +39,7 @@ function factRows() {
     ["Empty output more probable than the best", (run) => run.empty
       && `${percent(run.empty.rate, 1)} of ${whole(run.empty.sentences)} searched sentences`],
     ["Rare tokens", (run) => (run.training_pairs === null ? "no score: the training data was not at hand"
-      : `by their counts in ${whole(run.training_pairs)} training pairs`)],
+      : `by their counts in ${whole(run.training_pairs)} training ${run.task === "language" ? "texts" : "pairs"}`)],
     ["Symbols possible a step", (run) => run.outputs
       && `${plain(run.outputs.support)} of ${whole(run.outputs.symbols)}`],
   ];
