@@ -45,6 +45,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "entmax": {"alpha": 1.5},
     "learned": {"alpha": "learned"},
     "asentmax": {"alpha": 1.5, "length_scale": "input"},
+    "asentmax-head": {"alpha": 1.5, "length_scale": "head"},
     "softmax-rope": {"alpha": 1.0, "positions": "rope"},
     "asentmax-rope": {"alpha": 1.5, "length_scale": "input", "positions": "rope"},
     "asentmax-none": {"alpha": 1.5, "length_scale": "input", "positions": "none"},
