@@ -42,7 +42,8 @@ INLINE void multiply_tile(const float* a, int64_t a_row, const float* b, int64_t
     F sum[M][W];
     UNROLL for (int m = 0; m < M; m++) UNROLL for (int w = 0; w < W; w++) sum[m][w] =
         load(bias + w * N);
-    UNROLL for (int m = 0; m < M && M > FEW_ROWS && VECTOR_BYTES == 64; m++) for (int n = 0; n < W * N; n += 16)
+    constexpr int FETCHED = M > FEW_ROWS && VECTOR_BYTES == 64 ? M : 0;  // shorter ones don't gain
+    UNROLL for (int m = 0; m < FETCHED; m++) for (int n = 0; n < W * N; n += 16)
         __builtin_prefetch(c + m * c_row + n, 1);
     for (int64_t k = 0; k < inputs; k++) {
         F column[W];
