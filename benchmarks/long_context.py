@@ -79,16 +79,27 @@ def groups(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
     return result
 
 
+def accuracies(seeds: list[Row], length: int) -> list[float]:
+    return [float(row[f"accuracy_{length}"]) for row in seeds]
+
+
 def accuracy(seeds: list[Row], length: int) -> float:
-    return fmean(float(row[f"accuracy_{length}"]) for row in seeds)
+    return fmean(accuracies(seeds, length))
+
+
+def spread(seeds: list[Row], length: int) -> str:
+    """Return the least and the most of several seeds in percent, in brackets."""
+    least, most = (100 * end(accuracies(seeds, length)) for end in (min, max))
+    return f" ({least:.1f}–{most:.1f})" if len(seeds) > 1 else ""
 
 
 def page_table(rows: list[Row]) -> str:
-    """Return the table of the documentation: percent of targets by length, means over seeds."""
+    """Return the table of the documentation: percent of targets by length, means over seeds, at last with their ends."""
     lines = [["task", "attention", "seeds", *(f"{length:,}" for length in LENGTHS)]]
     lines.append(["---"] * len(lines[0]))
     for (task, variant), seeds in groups(rows).items():
         percents = [f"{100 * accuracy(seeds, length):.1f}" for length in LENGTHS]
+        percents[-1] += spread(seeds, LENGTHS[-1])
         lines.append([task, VARIANTS[variant][0], str(len(seeds)), *percents])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -112,6 +123,8 @@ def draw(rows: list[Row], path: Path) -> None:
             if seeds:
                 ys = [accuracy(seeds, length) for length in lengths]
                 ax.plot(lengths, ys, color=VARIANTS[variant][1], linewidth=1.6)
+                ends = [[end(accuracies(seeds, length)) for length in lengths] for end in (min, max)]
+                ax.fill_between(lengths, *ends, color=VARIANTS[variant][1], alpha=0.12, linewidth=0)
         ax.set_xscale("log", base=2)
         ax.set_xticks([64, 1024, 16384], ["64", "1,024", "16,384"])
         ax.set_ylim(-0.03, 1.03)

@@ -360,5 +360,5 @@ def test_rows_of_the_study_of_long_contexts_add_up(tmp_path: Path, monkeypatch: 
     ]
     assert study.page_table(rows).splitlines()[2:] == [
         "| recall | softmax | 1 | 80.0 | 80.0 | 80.0 | 80.0 | 80.0 |",
-        "| copy | 1.5-entmax | 2 | 37.5 | 37.5 | 37.5 | 37.5 | 37.5 |",
+        "| copy | 1.5-entmax | 2 | 37.5 | 37.5 | 37.5 | 37.5 | 37.5 (25.0–50.0) |",
     ]
