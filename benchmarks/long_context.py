@@ -94,7 +94,7 @@ def spread(seeds: list[Row], length: int) -> str:
 
 
 def page_table(rows: list[Row]) -> str:
-    """Return the table of the documentation: percent of targets by length, means over seeds, at last with their ends."""
+    """Return the table of the documentation: percent of targets by length, means over seeds; the last with its ends."""
     lines = [["task", "attention", "seeds", *(f"{length:,}" for length in LENGTHS)]]
     lines.append(["---"] * len(lines[0]))
     for (task, variant), seeds in groups(rows).items():

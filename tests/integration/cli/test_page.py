@@ -130,6 +130,7 @@ def test_weights_of_the_explorer_are_those_of_the_records(visit: Visit, report: 
     for drawing in (".matrix .tone", ".lines .thread"):
         assert len(tab.query_selector_all(f".panel:first-child {drawing}")) == (first > 0).sum()
     tab.click(".panel:first-child summary")
+    tab.wait_for_selector(".panel:first-child tbody tr")
     shown = tab.eval_on_selector_all(
         ".panel:first-child tbody tr", "rows => rows.map(r => [r.cells[1].innerText, r.cells[2].innerText])"
     )
