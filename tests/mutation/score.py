@@ -35,7 +35,14 @@ SOURCE = Path(tsallis.__file__).parent
 TESTS = Path(__file__).resolve().parents[1]
 # The tests of a part of the source: of the contract those that compute with it.
 CONTRACT = ("maps", "losses", "attention", "derivatives", "linear_losses", "properties")
-UNITS = ("ops/test_cpu_ranking.py", "ops/test_cpu_beams.py", "ops/test_tracing.py", "functional", "test_onnx.py")
+UNITS = (
+    "ops/eager",
+    "ops/test_cpu_ranking.py",
+    "ops/test_cpu_beams.py",
+    "ops/test_tracing.py",
+    "functional",
+    "test_onnx.py",
+)
 SUITES = {
     "ops/eager": [*(f"contract/test_{name}.py" for name in CONTRACT), *(f"unit/{name}" for name in UNITS)],
     "search": [
