@@ -104,8 +104,9 @@ def _proof(result: Result) -> dict[str, Any]:
 
 
 def _described(run: Run, block: Block, row: int, text: Generated) -> dict[str, Any]:
-    content = {"text": _text(run, block, row, text.tokens), "log_prob": text.log_prob, "ended": text.ended}
-    return {**content, "support": text.support}
+    from tsallis.evaluation.outputs import describe_generated
+
+    return describe_generated(text, _text(run, block, row, text.tokens))
 
 
 def _text(run: Run, block: Block, row: int, tokens: tuple[int, ...]) -> str:

@@ -15,7 +15,7 @@ from tsallis.analysis import AttentionReader, Sentence, beam_tree, read_model, r
 from tsallis.data.batching import Batch
 from tsallis.data.packing import TextCorpus
 from tsallis.errors import InputError, describe
-from tsallis.evaluation.outputs import describe_hypothesis, describe_result, finite
+from tsallis.evaluation.outputs import describe_generated, describe_hypothesis, describe_result, finite
 from tsallis.models.protocol import device_of
 from tsallis.search import (
     Certificate,
@@ -215,8 +215,8 @@ class ServedRun:
         return {**describe_hypothesis(hypothesis, self.run.tgt_vocab), "tokens": hypothesis.tokens}
 
     def _text(self, text: Generated) -> Content:
-        content = {"text": self.run.tgt_vocab.text(text.tokens), "tokens": text.tokens, "ended": text.ended}
-        return {**content, "prob": math.exp(text.log_prob), "log_prob": text.log_prob, "support": text.support}
+        content = describe_generated(text, self.run.tgt_vocab.text(text.tokens))
+        return {**content, "prob": math.exp(text.log_prob), "tokens": text.tokens}
 
     def _result(self, result: Result, model: Any, batch: Batch, row: int, tree: bool) -> Content:
         content = describe_result(result, self.run.tgt_vocab)

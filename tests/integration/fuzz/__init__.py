@@ -2,8 +2,8 @@
 
 mutations.py   how good input is spoilt
 samples.py     good input: data, configurations and a small trained run of every task
-readers.py     what reads one file; a new reader of files is one entry in the table at its end
-targets.py     what reads anything else; a new command is one entry in the table at its end
+readers.py     functions that read one file; a new one is an entry in the table at its end
+targets.py     commands and all else that reads input; a new command is an entry in the table at its end
 runner.py      runs cases in children with limits, and says which ones fail:
 
     python -m integration.fuzz.runner 5000                   so many cases of all targets

@@ -28,7 +28,7 @@ from integration.fuzz.samples import write_samples
 CORPUS = Path(__file__).with_name("corpus")
 LONGEST = 1 << 14  # bytes of a file that is searched
 LIMITS = ["-timeout=20", "-rss_limit_mb=4000", f"-max_len={LONGEST}", "-verbosity=0", "-print_final_stats=1"]
-LATEST = (1980, 1, 1, 0, 0, 0)  # the same archive from the same files
+DATE = (1980, 1, 1, 0, 0, 0)  # the same archive from the same files
 
 
 def read_once(reader: Reader, blob: bytes, folder: Path) -> None:
@@ -69,7 +69,7 @@ def save(name: str, blobs: set[bytes]) -> None:
     CORPUS.mkdir(exist_ok=True)
     with zipfile.ZipFile(CORPUS / f"{name}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for digest, blob in sorted((hashlib.sha256(blob).hexdigest()[:16], blob) for blob in blobs):
-            member = zipfile.ZipInfo(digest, LATEST)
+            member = zipfile.ZipInfo(digest, DATE)
             member.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(member, blob)
 

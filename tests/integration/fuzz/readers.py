@@ -1,4 +1,4 @@
-"""What reads one file: functions of a path, each with a sample of what it reads."""
+"""Functions that read one file, each with a good file as a sample."""
 
 from __future__ import annotations
 

@@ -40,12 +40,11 @@ class _Stack:
     def __init__(self, weights: StackWeights, output: tuple[Tensor, Tensor] | None) -> None:
         self.embedding = weights.embedding.detach().contiguous()
         self.d = weights.embedding.shape[1]
-        tensors = [x for layer in weights.layers for x in _layer_tensors(layer)]
-        norm = weights.norm or (None, None)
-        tensors += [*norm, *((None, None) if output is None else _pack(output, -math.inf))]
-        copies = iter(gather([x.detach() for x in tensors if x is not None]))
-        self._memory = [None if x is None else next(copies) for x in tensors]  # what the pointers name
-        self._memory.insert(-4, self.embedding)
+        layers = [x for layer in weights.layers for x in _layer_tensors(layer)]
+        rest = [*(weights.norm or (None, None)), *((None, None) if output is None else _pack(output, -math.inf))]
+        copies = iter(gather([x.detach() for x in [*layers, *rest] if x is not None]))
+        layers, rest = ([None if x is None else next(copies) for x in part] for part in (layers, rest))
+        self._memory = [*layers, self.embedding, *rest]  # what the pointers name
         self._pointers = torch.tensor([0 if x is None else x.data_ptr() for x in self._memory], dtype=torch.int64)
         self._fields = {
             "layers": len(weights.layers),
