@@ -15,11 +15,13 @@ from tsallis.continuous import Density, translation_basis
 from tsallis.continuous.moments import Matching
 from tsallis.models.checks import check_counts
 from tsallis.models.protocol import Decoded, Memory, Step
-from tsallis.models.recurrence import CELLS, Layer, check_cell, open_forget_gates, read_layers
+from tsallis.models.recurrence import CELLS, Layer, check_cell, open_forget_gates, read_layers, read_rows
 from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SymbolRows, share_embeddings, shared_parameters
 from tsallis.nn import ContinuousGlobalAttention, GlobalAttention, OutputLayer
 from tsallis.nn.dropout import dropout_mask
 from tsallis.nn.output import transform_alpha
+from tsallis.ops.autograd.followed import followed
+from tsallis.ops.autograd.lstm_steps import LSTMLayer, LSTMSteps, fused_steps
 from tsallis.special_symbols import BOS, PAD, UNK
 
 INITIAL = 0.1  # parameters start uniform in [-0.1, 0.1], as in OpenNMT's LSTM models
@@ -191,10 +193,14 @@ class RNNSeq2Seq(nn.Module):
         counts, width = src_lengths.cpu(), src.shape[1]
         check_counts(counts, width)
         embedded = self._drop(self.src_embedding(src))  # [batch, src, d_embedding]
+        mask = torch.arange(width, device=src.device) < src_lengths.to(src.device).unsqueeze(1)
+        if isinstance(self.encoder, nn.LSTM) and src.device.type == "cpu" and not followed():
+            states, last = read_rows(self.encoder, embedded, counts, self.dropout if self.training else 0.0)
+            states = torch.where(mask.unsqueeze(-1), states, 0)
+            return Memory(states, mask, tuple(part for x in last for part in self._both_directions(x)))
         packed = pack_padded_sequence(embedded, counts, batch_first=True, enforce_sorted=False)
         packed_states, last = self.encoder(packed)
         states, _ = pad_packed_sequence(packed_states, batch_first=True, total_length=width)
-        mask = torch.arange(width, device=src.device) < src_lengths.to(src.device).unsqueeze(1)
         summary = last if isinstance(last, tuple) else (last,)  # hidden states, and cells
         return Memory(states, mask, tuple(part for x in summary for part in self._both_directions(x)))
 
@@ -230,11 +236,14 @@ class RNNSeq2Seq(nn.Module):
             context, attention = self.attention(states, state.memory.states, state.memory.mask, state.keys)
             return Decoded(self._mix(states, context, self._dropped(*states.shape)), attention)
         by_token, layers = self._decoder_weights()
-        steps = self._token_gates(tgt_in.t(), by_token, layers[0]).unbind(0)  # one [batch, gates * d_model] a step
-        between = self._dropped(len(steps), self.layers - 1, *state.feed.shape)
-        out = self._dropped(len(steps), *state.feed.shape)
+        token_gates = self._token_gates(tgt_in.t(), by_token, layers[0])  # [tgt, batch, gates * d_model]
+        between = self._dropped(tgt_in.shape[1], self.layers - 1, *state.feed.shape)
+        out = self._dropped(tgt_in.shape[1], *state.feed.shape)
+        steps = self._as_lstm_steps(state, token_gates, layers, between, out)
+        if steps is not None:
+            return Decoded(*fused_steps(steps))
         hidden, weights = [], []
-        for t, gates in enumerate(steps):
+        for t, gates in enumerate(token_gates.unbind(0)):
             drop = (None, None) if between is None or out is None else (between[t], out[t])
             state, attention = self._advance(state, gates, layers, *drop)
             hidden.append(state.feed)
@@ -284,6 +293,39 @@ class RNNSeq2Seq(nn.Module):
     def _token_gates(self, token: Tensor, weight: Tensor, first: Layer) -> Tensor:
         # [...] to [..., gates * d_model]
         return linear(self._drop(self.tgt_embedding(token)), weight, first.bias)
+
+    def _as_lstm_steps(
+        self, state: RNNState, token_gates: Tensor, layers: list[Layer], between: Tensor | None, out: Tensor | None
+    ) -> LSTMSteps | None:
+        """Return all steps as one operation takes them; None for other cells and attentions than those it knows.
+
+        None also where someone follows PyTorch's operations, or looks at every step by hooks.
+        """
+        attention = self.attention
+        if state.feed.device.type != "cpu" or followed() or not state.cell:
+            return None
+        if type(attention) is not GlobalAttention or attention.scorer != "bilinear":
+            return None
+        if any(part._forward_hooks or part._forward_pre_hooks for part in (attention, self.combine)):
+            return None
+        parts = []
+        for i, layer in enumerate(layers):
+            assert layer.weight is not None
+            parts.append(LSTMLayer(layer.weight.t(), layer.recurrent.t(), layer.bias if i else None))
+        return LSTMSteps(
+            token_gates,
+            state.memory.states,
+            state.keys,
+            state.memory.mask,
+            state.feed,
+            self.combine.weight,
+            between,
+            out,
+            parts,
+            state.hidden,
+            state.cell,
+            attention.alpha,
+        )
 
     def _advance(
         self, state: RNNState, gates: Tensor, layers: list[Layer], between: Tensor | None, out: Tensor | None

@@ -1,0 +1,112 @@
+"""A layer of an LSTM in one or both directions as one operation, with a backward pass of its own.
+
+It leaves the cell at the end of every row, of whatever length, without packing rows: PyTorch computes packed ones by
+some twenty operations a step and direction, and its fast layers give the cell of the last step alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from tsallis.ops.autograd.followed import autocast_dtype, gradients_of
+from tsallis.ops.dtypes import compute_dtype
+from tsallis.ops.eager.lstm_cell import cell_backward, cell_forward, cell_step
+from tsallis.ops.transforms import differentiable
+
+Gradients = tuple[Tensor | None, ...]
+
+
+def plain_layer(gates: Tensor, recurrent: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what :func:`fused_layer` returns, by PyTorch's own operations."""
+    hidden = cell = gates.new_zeros(gates.shape[0], gates.shape[2], recurrent.shape[-1])
+    states, cells = [], []
+    for by_input in gates.unbind(1):
+        hidden, cell = cell_step(by_input + hidden @ recurrent.mT, cell)
+        states.append(hidden)
+        cells.append(cell)
+    return torch.stack(states, 1), torch.stack(cells, 1)[:, last, torch.arange(len(last))]
+
+
+def fused_layer(gates: Tensor, recurrent: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """Read rows from zero states.
+
+    Products with the weight have the dtype of autocast, or else of the weight; all else is computed in float32 or
+    float64, and under autocast the results are, too.
+
+    Args:
+        gates: [directions, src, batch, 4 * size]: the inputs' part of the gates, with the bias, in PyTorch's order.
+        recurrent: [directions, 4 * size, size].
+        last: [batch], the index of each row's last symbol. States behind it mean nothing.
+
+    Returns:
+        States [directions, src, batch, size], and the cells [directions, batch, size] at the rows' ends.
+    """
+    states, cells = _Layer.apply(gates, recurrent, last)
+    return states, cells
+
+
+class _Record(NamedTuple):
+    """What forward leaves to backward, of all steps."""
+
+    gates: Tensor  # [directions, src, batch, 4 * size], after their functions
+    hidden: Tensor  # [directions, src + 1, batch, size] in the dtype of products, the first of before
+    cells: Tensor  # [directions, src + 1, batch, size], the first of before
+    tanh_cells: Tensor  # [directions, src, batch, size]
+
+
+class _Layer(Function):
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, recurrent: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.autocast = autocast_dtype(gates.device)
+        ctx.save_for_backward(gates, recurrent, last)
+        ctx.set_materialize_grads(False)
+        exact, products = compute_dtype(gates.dtype), ctx.autocast or recurrent.dtype
+        directions, src, batch, d_gates = gates.shape
+        shape = directions, src, batch, d_gates // 4
+        states = gates.new_empty(shape, dtype=exact)
+        ctx.record = record = _Record(
+            gates.new_empty(gates.shape, dtype=exact),
+            gates.new_zeros(directions, src + 1, *shape[2:], dtype=products),
+            gates.new_zeros(directions, src + 1, *shape[2:], dtype=exact),
+            torch.empty_like(states),
+        )
+        with torch.autocast(gates.device.type, enabled=False):
+            weight = recurrent.to(products).mT
+            for t in range(src):
+                own = torch.add(record.hidden[:, t] @ weight, gates[:, t], out=record.gates[:, t])
+                cells = record.cells[:, t], record.cells[:, t + 1]
+                record.hidden[:, t + 1] = cell_forward(own, *cells, record.tanh_cells[:, t], states[:, t])
+        ends = record.cells[:, 1:][:, last, torch.arange(batch)]
+        return (states, ends) if ctx.autocast is not None else (states.to(gates.dtype), ends.to(gates.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, grad_ends: Tensor | None) -> Gradients:
+        gates, recurrent, last = ctx.saved_tensors
+        some = grad if grad is not None else grad_ends
+        if some is None:
+            return None, None, None
+        if differentiable(some):
+            return gradients_of(plain_layer, ctx, (grad, grad_ends))
+        record: _Record = ctx.record
+        directions, src, batch, size = record.tanh_cells.shape
+        of_gates = torch.empty_like(record.gates)
+        of_cells = None
+        if grad_ends is not None:
+            of_cells = torch.zeros_like(record.tanh_cells)
+            of_cells[:, last, torch.arange(batch)] = grad_ends.to(of_cells.dtype)
+        with torch.autocast(some.device.type, enabled=False):
+            weight = recurrent.to(record.hidden.dtype)
+            of_state = of_cell = torch.zeros_like(record.tanh_cells[:, 0])
+            for t in reversed(range(src)):
+                of_state = of_state if grad is None else of_state + grad[:, t]
+                of_cell = of_cell if of_cells is None else of_cell + of_cells[:, t]
+                own = record.gates[:, t], record.cells[:, t], record.tanh_cells[:, t]
+                of_cell = cell_backward(*own, of_state, of_cell, of_gates[:, t])
+                of_state = (of_gates[:, t].to(weight.dtype) @ weight).to(of_cell.dtype) if t else of_state
+            flat = of_gates.flatten(1, 2).to(weight.dtype)  # [directions, src * batch, 4 * size]
+            of_weight = flat.mT @ record.hidden[:, :-1].reshape(directions, src * batch, size)
+        return of_gates.to(gates.dtype), of_weight.to(recurrent.dtype), None

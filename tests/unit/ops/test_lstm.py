@@ -1,0 +1,218 @@
+"""The LSTM's operations with a backward pass of their own, beside PyTorch's operations and PyTorch's LSTM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import gradcheck, gradgradcheck
+
+from tsallis.models import RNNSeq2Seq
+from tsallis.models import lstm as lstm_model
+from tsallis.models.recurrence import read_rows
+from tsallis.ops.autograd.lstm_layer import fused_layer, plain_layer
+from tsallis.ops.autograd.lstm_steps import LSTMLayer, LSTMSteps, fused_steps, plain_steps
+
+TGT, BATCH, SRC, SIZE = 3, 4, 5, 6
+LENGTHS = torch.tensor([5, 1, 3, 5])
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.double, requires_grad=True)
+
+
+def steps(layers: int = 2, alpha: float = 1.5, dropout: bool = True) -> LSTMSteps:
+    masks = torch.rand(TGT, layers + 1, BATCH, SIZE, dtype=torch.double).ge(0.3) / 0.7 if dropout else None
+    return LSTMSteps(
+        draw(TGT, BATCH, 4 * SIZE),
+        draw(BATCH, SRC, SIZE),
+        draw(BATCH, SRC, SIZE),
+        torch.arange(SRC) < LENGTHS.unsqueeze(1),
+        draw(BATCH, SIZE),
+        draw(SIZE, 2 * SIZE),
+        None if masks is None else masks[:, 2:],
+        None if masks is None else masks[:, 0],
+        [LSTMLayer(draw(4 * SIZE, SIZE), draw(4 * SIZE, SIZE), draw(4 * SIZE) if i else None) for i in range(layers)],
+        [draw(BATCH, SIZE) for _ in range(layers)],
+        [draw(BATCH, SIZE) for _ in range(layers)],
+        alpha,
+    )
+
+
+def trainable(x: LSTMSteps) -> list[Tensor]:
+    tensors = [*x[:8], *(part for layer in x.layers for part in layer), *x.hidden, *x.cell]
+    return [part for part in tensors if part is not None and part.requires_grad]
+
+
+def replace(x: LSTMSteps, tensors: tuple[Tensor, ...]) -> LSTMSteps:
+    """Put other tensors in the places of those that are trainable, in their order."""
+    later = iter(tensors)
+
+    def take(part: Tensor | None) -> Tensor | None:
+        return next(later) if part is not None and part.requires_grad else part
+
+    first = [take(part) for part in x[:8]]
+    layers = [LSTMLayer(*(take(part) for part in layer)) for layer in x.layers]
+    return LSTMSteps(*first, layers, [take(h) for h in x.hidden], [take(c) for c in x.cell], x.alpha)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0])
+@pytest.mark.parametrize("dropout", [False, True])
+def test_steps_and_every_gradient_are_those_of_plain_operations(layers: int, alpha: float, dropout: bool) -> None:
+    x = steps(layers, alpha, dropout)
+    slopes = draw(BATCH, TGT, SIZE).detach(), draw(BATCH, TGT, SRC).detach()
+    results = []
+    for compute in (fused_steps, plain_steps):
+        outputs = compute(x)
+        results.append([*outputs, *torch.autograd.grad(outputs, trainable(x), slopes)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_gradients_of_one_result_alone(which: int) -> None:
+    x = steps()
+    slope = draw(BATCH, TGT, (SIZE, SRC)[which]).detach()
+    results = [
+        torch.autograd.grad(compute(x)[which], trainable(x), slope, allow_unused=True, materialize_grads=True)
+        for compute in (fused_steps, plain_steps)
+    ]
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_steps_have_derivatives_of_both_orders() -> None:
+    x = steps(alpha=1.3)
+    assert gradcheck(lambda *parts: fused_steps(replace(x, parts)), tuple(trainable(x)), fast_mode=True)
+    assert gradgradcheck(lambda *parts: fused_steps(replace(x, parts)), tuple(trainable(x)), fast_mode=True)
+
+
+def test_gradients_to_differentiate_of_inputs_that_depend_on_each_other() -> None:
+    """Keys are computed from the memory, as a model does: what flows through them must be counted once."""
+    x, weight = steps(), draw(SIZE, SIZE)
+    results = []
+    for compute in (fused_steps, plain_steps):
+        states, _ = compute(x._replace(keys=x.memory @ weight))
+        (first,) = torch.autograd.grad(states.pow(2).sum(), x.memory, create_graph=True)
+        results.append([first, *torch.autograd.grad(first.sin().sum(), [x.memory, weight, x.combine])])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
+def test_what_is_done_to_results_does_not_reach_the_gradients() -> None:
+    x = steps()
+    (expected,) = torch.autograd.grad(fused_steps(x)[1].sum(), x.keys)
+    states, weights = fused_steps(x)
+    with torch.no_grad():
+        states.zero_(), weights.zero_()
+    (ours,) = torch.autograd.grad(weights.sum(), x.keys)
+    torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_a_layer_and_its_gradients_are_those_of_plain_operations(directions: int) -> None:
+    gates, weight = draw(directions, SRC, BATCH, 4 * SIZE), draw(directions, 4 * SIZE, SIZE)
+    slopes = draw(directions, SRC, BATCH, SIZE).detach(), draw(directions, BATCH, SIZE).detach()
+    for chosen in ([0, 1], [0], [1]):
+        results = []
+        for compute in (fused_layer, plain_layer):
+            outputs = [compute(gates, weight, LENGTHS - 1)[i] for i in chosen]
+            results.append([*outputs, *torch.autograd.grad(outputs, [gates, weight], [slopes[i] for i in chosen])])
+        for ours, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+    assert gradcheck(lambda *x: fused_layer(*x, LENGTHS - 1), (gates, weight), fast_mode=True)
+    assert gradgradcheck(lambda *x: fused_layer(*x, LENGTHS - 1), (gates, weight), fast_mode=True)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_rows_are_read_as_by_pytorch(layers: int) -> None:
+    module = nn.LSTM(SIZE, 3, layers, bidirectional=True, batch_first=True).double()
+    x = draw(BATCH, SRC, SIZE)
+    packed = nn.utils.rnn.pack_padded_sequence(x, LENGTHS, batch_first=True, enforce_sorted=False)
+    states, (hidden, cells) = module(packed)
+    states, _ = nn.utils.rnn.pad_packed_sequence(states, batch_first=True)
+    ours, last = read_rows(module, x, LENGTHS, 0.0)
+    ours = ours * (torch.arange(SRC) < LENGTHS.unsqueeze(1)).unsqueeze(-1)
+    slopes = [torch.randn_like(part) for part in (states, hidden, cells)]
+    wanted = [x, *module.parameters()]
+    theirs = [states, hidden, cells, *torch.autograd.grad((states, hidden, cells), wanted, slopes)]
+    own = [ours, *last, *torch.autograd.grad((ours, *last), wanted, slopes)]
+    for a, b in zip(own, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.fixture
+def plainly(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Let a test switch the operations off."""
+    with monkeypatch.context() as patch:
+        yield patch
+
+
+def decoded(model: RNNSeq2Seq, autocast: bool = False) -> list[Tensor]:
+    """Return states, weights, and the gradient of every parameter that has one."""
+    torch.manual_seed(1)
+    src, tgt = torch.randint(4, 13, (BATCH, SRC)), torch.randint(4, 11, (BATCH, TGT))
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        result = model(src, LENGTHS, tgt)
+        loss = result.hidden.float().pow(2).sum() + (result.attention.float() ** 2).sum()
+    gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    return [result.hidden, result.attention, *(x for x in gradients if x is not None)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_model_gives_the_same_with_and_without_the_operations(dtype: torch.dtype, plainly) -> None:
+    model = RNNSeq2Seq(13, 11, d_model=SIZE, layers=3, dropout=0.0).to(dtype)
+    ours = decoded(model)
+    plainly.setattr(lstm_model, "followed", lambda: True)
+    for a, b in zip(ours, decoded(model), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_autocast_is_nearer_to_float64_than_pytorchs_operations_under_it(plainly) -> None:
+    model = RNNSeq2Seq(13, 11, d_model=32, dropout=0.0)
+    ours = decoded(model, autocast=True)
+    assert ours[0].dtype == ours[1].dtype == torch.float32  # autocast's products alone are in half precision
+    plainly.setattr(lstm_model, "followed", lambda: True)
+    theirs, exact = decoded(model, autocast=True), decoded(model.double())
+
+    def error(parts: list[Tensor]) -> float:
+        return sum(
+            float((a.detach().double() - b.detach()).norm() / b.detach().norm())
+            for a, b in zip(parts, exact, strict=True)
+        )
+
+    assert error(ours) <= error(theirs)
+    assert 0 < error(ours) / len(exact) < 0.02
+
+
+def test_a_model_in_half_precision_stays_in_it() -> None:
+    model = RNNSeq2Seq(13, 11, d_model=SIZE, dropout=0.0)
+    exact, ours = decoded(model), decoded(model.bfloat16())
+    assert {x.dtype for x in ours} == {torch.bfloat16}
+    for a, b in zip(ours[:2], exact[:2], strict=True):
+        torch.testing.assert_close(a.float(), b, rtol=0.05, atol=0.02)
+
+
+def test_the_operations_are_used(plainly) -> None:
+    calls = []
+    plainly.setattr(lstm_model, "fused_steps", lambda x: calls.append("steps") or fused_steps(x))
+    plainly.setattr(lstm_model, "read_rows", lambda *x: calls.append("rows") or read_rows(*x))
+    decoded(RNNSeq2Seq(13, 11, d_model=SIZE))
+    assert calls == ["rows", "steps"]
+    for arguments in ({"cell": "gru"}, {"scorer": "additive"}, {"density": "gaussian"}):
+        calls.clear()
+        decoded(RNNSeq2Seq(13, 11, d_model=SIZE, **arguments))
+        assert "steps" not in calls
+    hooked = RNNSeq2Seq(13, 11, d_model=SIZE)
+    hooked.attention.register_forward_hook(lambda *_: calls.append("hook"))
+    calls.clear()
+    decoded(hooked)
+    assert calls == ["rows"] + ["hook"] * TGT
