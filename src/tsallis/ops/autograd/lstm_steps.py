@@ -92,7 +92,7 @@ def fused_steps(steps: LSTMSteps) -> tuple[Tensor, Tensor]:
 def _steps_of(alpha: float, count: int, tensors: Sequence[Any]) -> LSTMSteps:
     """Return steps from the order of tensors in :func:`fused_steps`."""
     layers = [LSTMLayer(*tensors[8 + 3 * i : 11 + 3 * i]) for i in range(count)]
-    token_gates, memory, keys, mask, feed, combine, between, out, *rest = tensors[:8] + tensors[8 + 3 * count :]
+    token_gates, memory, keys, mask, feed, combine, between, out, *rest = [*tensors[:8], *tensors[8 + 3 * count :]]
     cells = rest[:count], rest[count:]
     return LSTMSteps(token_gates, memory, keys, mask, feed, combine, between, out, layers, *cells, alpha)
 
