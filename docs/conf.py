@@ -76,7 +76,15 @@ def short_types(*arguments: Any) -> tuple[str | None, str | None]:
     return signature, returns
 
 
+def keep_percent(app: Sphinx, page: nodes.document) -> None:
+    """Keep a number and its percent sign on one line."""
+    for text in list(page.findall(nodes.Text)):
+        if " %" in text and not isinstance(text.parent, nodes.literal | nodes.literal_block):
+            text.parent.replace(text, nodes.Text(re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", text)))
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("doctree-read", keep_percent)
     app.connect("autodoc-process-docstring", plain_shapes)
     app.connect("autodoc-process-signature", short_types)
     app.add_html_math_renderer("mathml", (inline, None), (block, None))

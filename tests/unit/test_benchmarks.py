@@ -108,9 +108,9 @@ def test_recurrent(tmp_path: Path) -> None:
     out = tmp_path / "recurrent.csv"
     printed = run("recurrent.py", "--folder", tmp_path, "--d-model", 4, "--updates", 2, "--out", out)
     rows = read(out)
-    assert rows[0]["name"] == "defaults" and len(rows) == 5
-    assert float(rows[0]["to_defaults"]) == 1 and "samples a second to those of the defaults" in printed
-    assert float(rows[3]["padding_tgt"]) < float(rows[0]["padding_tgt"])
+    assert rows[0]["name"] == "PyTorch's operations" and len(rows) == 7
+    assert float(rows[0]["to_pytorch"]) == 1 and "samples a second to those of PyTorch's operations" in printed
+    assert float(rows[5]["padding_tgt"]) < float(rows[2]["padding_tgt"])
     assert all(float(row["samples_per_second"]) > 0 for row in rows)
 
 
