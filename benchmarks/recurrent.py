@@ -20,7 +20,7 @@ from common import Row, announce, machine, table, verdict, write
 
 from tsallis.data.corpus import Corpus
 from tsallis.models import lstm
-from tsallis.ops.autograd.followed import followed
+from tsallis.ops.transforms import tracing_active
 from tsallis.tasks.registry import load_config, task_type
 from tsallis.training import Settings
 from tsallis.training.distributed import World
@@ -58,11 +58,11 @@ class Candidate:
     def update(self, train: Corpus, number: int) -> None:
         rows = self.batches[number]
         # What a model asks before it takes its operations with a backward pass of their own.
-        lstm.followed = (lambda: True) if self.name.startswith(PYTORCH) else followed
+        lstm.tracing_active = (lambda: True) if self.name.startswith(PYTORCH) else tracing_active
         began = time.perf_counter()
         self.engine.update([train.batch(rows)], 1, 1, self.settings.learning_rate)
         self.seconds += time.perf_counter() - began
-        lstm.followed = followed
+        lstm.tracing_active = tracing_active
         self.samples += len(rows)
 
 

@@ -40,6 +40,7 @@ UNITS = (
     "ops/test_cpu_ranking.py",
     "ops/test_cpu_beams.py",
     "ops/test_tracing.py",
+    "ops/test_lstm.py",
     "functional",
     "test_onnx.py",
 )

@@ -20,8 +20,8 @@ from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SymbolRows, share_embe
 from tsallis.nn import ContinuousGlobalAttention, GlobalAttention, OutputLayer
 from tsallis.nn.dropout import dropout_mask
 from tsallis.nn.output import transform_alpha
-from tsallis.ops.autograd.followed import followed
 from tsallis.ops.autograd.lstm_steps import LSTMLayer, LSTMSteps, fused_steps
+from tsallis.ops.transforms import tracing_active
 from tsallis.special_symbols import BOS, PAD, UNK
 
 INITIAL = 0.1  # parameters start uniform in [-0.1, 0.1], as in OpenNMT's LSTM models
@@ -194,7 +194,7 @@ class RNNSeq2Seq(nn.Module):
         check_counts(counts, width)
         embedded = self._drop(self.src_embedding(src))  # [batch, src, d_embedding]
         mask = torch.arange(width, device=src.device) < src_lengths.to(src.device).unsqueeze(1)
-        if isinstance(self.encoder, nn.LSTM) and src.device.type == "cpu" and not followed():
+        if isinstance(self.encoder, nn.LSTM) and src.device.type == "cpu" and not tracing_active():
             states, last = read_rows(self.encoder, embedded, counts, self.dropout if self.training else 0.0)
             states = torch.where(mask.unsqueeze(-1), states, 0)
             return Memory(states, mask, tuple(part for x in last for part in self._both_directions(x)))
@@ -302,7 +302,7 @@ class RNNSeq2Seq(nn.Module):
         None also where someone follows PyTorch's operations, or looks at every step by hooks.
         """
         attention = self.attention
-        if state.feed.device.type != "cpu" or followed() or not state.cell:
+        if state.feed.device.type != "cpu" or tracing_active() or not state.cell:
             return None
         if type(attention) is not GlobalAttention or attention.scorer != "bilinear":
             return None

@@ -18,6 +18,11 @@ def upcast(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Return the dtype in which autocast multiplies now; None without autocast."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
 def contiguous(x: Tensor) -> Tensor:
     """Return a tensor as a kernel reads it by its pointer: its numbers in order, with the signs they stand for."""
     return x.resolve_neg().contiguous()

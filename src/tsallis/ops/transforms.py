@@ -32,6 +32,11 @@ def modes_active() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0
 
 
+def tracing_active() -> bool:
+    """Tell whether anyone follows PyTorch's operations: a compiler, a dispatch mode, torch.func or forward mode."""
+    return torch.compiler.is_compiling() or transforms_active() or modes_active() or forward_mode()
+
+
 def operators_only(x: Tensor) -> bool:
     """Tell whether a kernel that is called by pointer would go unnoticed, or would find no numbers."""
     return modes_active() or without_numbers(x)

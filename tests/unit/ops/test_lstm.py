@@ -171,7 +171,7 @@ def decoded(model: RNNSeq2Seq, autocast: bool = False) -> list[Tensor]:
 def test_a_model_gives_the_same_with_and_without_the_operations(dtype: torch.dtype, plainly) -> None:
     model = RNNSeq2Seq(13, 11, d_model=SIZE, layers=3, dropout=0.0).to(dtype)
     ours = decoded(model)
-    plainly.setattr(lstm_model, "followed", lambda: True)
+    plainly.setattr(lstm_model, "tracing_active", lambda: True)
     for a, b in zip(ours, decoded(model), strict=True):
         torch.testing.assert_close(a, b)
 
@@ -180,7 +180,7 @@ def test_autocast_is_nearer_to_float64_than_pytorchs_operations_under_it(plainly
     model = RNNSeq2Seq(13, 11, d_model=32, dropout=0.0)
     ours = decoded(model, autocast=True)
     assert ours[0].dtype == ours[1].dtype == torch.float32  # autocast's products alone are in half precision
-    plainly.setattr(lstm_model, "followed", lambda: True)
+    plainly.setattr(lstm_model, "tracing_active", lambda: True)
     theirs, exact = decoded(model, autocast=True), decoded(model.double())
 
     def error(parts: list[Tensor]) -> float:

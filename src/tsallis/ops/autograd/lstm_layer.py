@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from tsallis.ops.autograd.followed import autocast_dtype, gradients_of
-from tsallis.ops.dtypes import compute_dtype
+from tsallis.ops.autograd.recompute import recompute_gradients
+from tsallis.ops.dtypes import autocast_dtype, compute_dtype
 from tsallis.ops.eager.lstm_cell import cell_backward, cell_forward, cell_step
 from tsallis.ops.transforms import differentiable
 
@@ -49,7 +49,7 @@ def fused_layer(gates: Tensor, recurrent: Tensor, last: Tensor) -> tuple[Tensor,
     return states, cells
 
 
-class _Record(NamedTuple):
+class _SavedForBackward(NamedTuple):
     """What forward leaves to backward, of all steps."""
 
     gates: Tensor  # [directions, src, batch, 4 * size], after their functions
@@ -68,7 +68,7 @@ class _Layer(Function):
         directions, src, batch, d_gates = gates.shape
         shape = directions, src, batch, d_gates // 4
         states = gates.new_empty(shape, dtype=exact)
-        ctx.record = record = _Record(
+        ctx.record = record = _SavedForBackward(
             gates.new_empty(gates.shape, dtype=exact),
             gates.new_zeros(directions, src + 1, *shape[2:], dtype=products),
             gates.new_zeros(directions, src + 1, *shape[2:], dtype=exact),
@@ -90,8 +90,8 @@ class _Layer(Function):
         if some is None:
             return None, None, None
         if differentiable(some):
-            return gradients_of(plain_layer, ctx, (grad, grad_ends))
-        record: _Record = ctx.record
+            return recompute_gradients(plain_layer, ctx, (grad, grad_ends))
+        record: _SavedForBackward = ctx.record
         directions, src, batch, size = record.tanh_cells.shape
         of_gates = torch.empty_like(record.gates)
         of_cells = None

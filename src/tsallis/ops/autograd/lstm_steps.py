@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import linear
 
-from tsallis.ops.autograd.followed import autocast_dtype, gradients_of
 from tsallis.ops.autograd.maps import entmax
+from tsallis.ops.autograd.recompute import recompute_gradients
 from tsallis.ops.backend import choose_direct
-from tsallis.ops.dtypes import upcast
+from tsallis.ops.dtypes import autocast_dtype, upcast
 from tsallis.ops.eager.lstm_cell import cell_backward, cell_forward, cell_step
 from tsallis.ops.transforms import differentiable
 
@@ -84,20 +84,24 @@ def fused_steps(steps: LSTMSteps) -> tuple[Tensor, Tensor]:
     Products with weights have the dtype of autocast, or else of the weights; all else is computed in float32 or
     float64, and under autocast the results are, too.
     """
-    tensors = [*steps[:8], *(x for layer in steps.layers for x in layer), *steps.hidden, *steps.cell]
-    states, weights = _Steps.apply(steps.alpha, len(steps.layers), *tensors)
+    states, weights = _Steps.apply(steps.alpha, len(steps.layers), *_tensors(steps))
     return states, weights
 
 
+def _tensors(steps: LSTMSteps) -> list[Tensor | None]:
+    """Return what a Function takes, in the order of :func:`_steps_of`."""
+    return [*steps[:8], *(x for layer in steps.layers for x in layer), *steps.hidden, *steps.cell]
+
+
 def _steps_of(alpha: float, count: int, tensors: Sequence[Any]) -> LSTMSteps:
-    """Return steps from the order of tensors in :func:`fused_steps`."""
+    """Return the steps of :func:`_tensors`."""
     layers = [LSTMLayer(*tensors[8 + 3 * i : 11 + 3 * i]) for i in range(count)]
     token_gates, memory, keys, mask, feed, combine, between, out, *rest = [*tensors[:8], *tensors[8 + 3 * count :]]
     cells = rest[:count], rest[count:]
     return LSTMSteps(token_gates, memory, keys, mask, feed, combine, between, out, layers, *cells, alpha)
 
 
-class _Saved(NamedTuple):
+class _SavedForBackward(NamedTuple):
     """What forward leaves to backward, of all steps."""
 
     inputs: list[Tensor]  # a layer: [tgt, batch, d_below + d_model], what is below beside the state before
@@ -107,6 +111,22 @@ class _Saved(NamedTuple):
     probs: Tensor  # [tgt, batch, src]
     mixed: Tensor  # [tgt, batch, 2 * d_model]: context and state
     feeds: Tensor  # [tgt, batch, d_model], before dropout
+
+    @classmethod
+    def allocate(cls, steps: LSTMSteps, dtype: torch.dtype) -> _SavedForBackward:
+        """Return tensors to be written; inputs of products with weights have that dtype."""
+        feed, src = upcast(steps.feed), steps.keys.shape[1]
+        (tgt, batch), d_model = steps.token_gates.shape[:2], feed.shape[-1]
+        empty = feed.new_empty
+        return cls(
+            [empty(tgt, batch, layer.weight.shape[1] + d_model, dtype=dtype) for layer in steps.layers],
+            [empty(tgt, batch, 4 * d_model) for _ in steps.layers],
+            [empty(tgt + 1, batch, d_model) for _ in steps.layers],
+            [empty(tgt, batch, d_model) for _ in steps.layers],
+            empty(tgt, batch, src),
+            empty(tgt, batch, 2 * d_model),
+            empty(tgt, batch, d_model),
+        )
 
 
 class _Steps(Function):
@@ -129,7 +149,11 @@ class _Steps(Function):
         if some is None:
             return (None,) * len(ctx.needs_input_grad)
         if differentiable(some):
-            return None, None, *gradients_of(lambda *x: plain_steps(_steps_of(ctx.alpha, ctx.count, x)), ctx, grads)
+
+            def plain(*tensors: Any) -> tuple[Tensor, Tensor]:
+                return plain_steps(_steps_of(ctx.alpha, ctx.count, tensors))
+
+            return None, None, *recompute_gradients(plain, ctx, grads)
         with torch.autocast(some.device.type, enabled=False):
             return None, None, *_backward(steps, ctx.record, ctx.autocast or steps.combine.dtype, *grads)
 
@@ -139,117 +163,99 @@ def _batch_first(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.transpose(0, 1).to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
-def _forward(steps: LSTMSteps, dtype: torch.dtype) -> tuple[_Saved, Tensor]:
+def _weights(steps: LSTMSteps, dtype: torch.dtype) -> list[Tensor]:
+    """Return each layer's weights [4 * d_model, d_below + d_model]: of what is below, and of its state."""
+    return [torch.cat([layer.weight, layer.recurrent], 1).to(dtype) for layer in steps.layers]
+
+
+def _forward(steps: LSTMSteps, dtype: torch.dtype) -> tuple[_SavedForBackward, Tensor]:
     """Return what backward needs, and attentional states [tgt, batch, d_model]; products with weights in `dtype`."""
+    record, weights, combine = _SavedForBackward.allocate(steps, dtype), _weights(steps, dtype), steps.combine.to(dtype)
     memory, keys, feed = upcast(steps.memory), upcast(steps.keys), upcast(steps.feed)
-    tgt, batch = steps.token_gates.shape[:2]
-    exact, d_model, src, count = feed.dtype, feed.shape[-1], keys.shape[1], len(steps.layers)
-    empty = feed.new_empty
-    record = _Saved(
-        [empty(tgt, batch, w.weight.shape[1] + d_model, dtype=dtype) for w in steps.layers],
-        [empty(tgt, batch, 4 * d_model) for _ in steps.layers],
-        [empty(tgt + 1, batch, d_model) for _ in steps.layers],
-        [empty(tgt, batch, d_model) for _ in steps.layers],
-        empty(tgt, batch, src),
-        empty(tgt, batch, 2 * d_model),
-        empty(tgt, batch, d_model),
-    )
+    d_model, top = feed.shape[-1], len(weights) - 1
+    masked = (~steps.mask).unsqueeze(1)
     states = record.feeds if steps.out is None else torch.empty_like(record.feeds)
-    weights = [torch.cat([layer.weight, layer.recurrent], 1).to(dtype).t() for layer in steps.layers]
-    biases = [None if layer.bias is None else layer.bias.to(exact) for layer in steps.layers]
-    combine = steps.combine.to(dtype).t()
-    blocked = (~steps.mask).unsqueeze(1)
     hidden = list(steps.hidden)
     for i, cell in enumerate(steps.cell):
         record.cells[i][0] = cell
-    for t in range(tgt):
+    for t, (token_gates, mixed) in enumerate(zip(steps.token_gates, record.mixed, strict=True)):
         below = feed
-        for i, weight in enumerate(weights):
+        for i, (layer, weight) in enumerate(zip(steps.layers, weights, strict=True)):
             if i and steps.between is not None:
                 below = below * steps.between[t, i - 1]
             inputs, gates = record.inputs[i][t], record.gates[i][t]
-            inputs[:, : below.shape[1]] = below
-            inputs[:, below.shape[1] :] = hidden[i]
-            add = steps.token_gates[t] if i == 0 else biases[i]
-            assert add is not None
-            torch.add(inputs @ weight, add, out=gates)
-            cells = record.cells[i][t], record.cells[i][t + 1]
-            own = record.mixed[t][:, d_model:] if i == count - 1 else torch.empty_like(feed)
-            below = hidden[i] = cell_forward(gates, *cells, record.tanh_cells[i][t], own)
-        scores = torch.bmm(below.unsqueeze(1), keys.mT).masked_fill_(blocked, -torch.inf)
-        probs = entmax(scores.squeeze(1), steps.alpha)
-        record.probs[t] = probs
-        mixed = record.mixed[t]
+            inputs[:, :-d_model] = below
+            inputs[:, -d_model:] = hidden[i]
+            torch.add(inputs @ weight.t(), token_gates if layer.bias is None else layer.bias, out=gates)
+            cells = record.cells[i][t], record.cells[i][t + 1], record.tanh_cells[i][t]
+            below = hidden[i] = cell_forward(gates, *cells, mixed[:, d_model:] if i == top else torch.empty_like(feed))
+        scores = torch.bmm(below.unsqueeze(1), keys.mT).masked_fill_(masked, -torch.inf)
+        probs = record.probs[t].copy_(entmax(scores.squeeze(1), steps.alpha))
         mixed[:, :d_model] = torch.bmm(probs.unsqueeze(1), memory).squeeze(1)
-        feed = torch.tanh(mixed.to(dtype) @ combine, out=None if dtype != exact else record.feeds[t])
-        if dtype != exact:
-            record.feeds[t] = feed
-            feed = record.feeds[t]
+        feed = record.feeds[t].copy_(mixed.to(dtype) @ combine.t()).tanh_()
         if steps.out is not None:
             feed = torch.mul(feed, steps.out[t], out=states[t])
     return record, states
 
 
 def _backward(
-    steps: LSTMSteps, record: _Saved, dtype: torch.dtype, grad: Tensor | None, grad_weights: Tensor | None
+    steps: LSTMSteps, record: _SavedForBackward, dtype: torch.dtype, grad: Tensor | None, grad_weights: Tensor | None
 ) -> Gradients:
-    """Return gradients in the order of tensors in :func:`fused_steps`; products with weights in `dtype`."""
-    exact, count = record.feeds.dtype, len(steps.layers)
-    tgt, batch, d_model = record.feeds.shape
+    """Return gradients in the order of :func:`_tensors`; products with weights in `dtype`."""
+    exact, zeros = record.feeds.dtype, torch.zeros_like(record.feeds[0])
+    tgt, _, d_model = record.feeds.shape
     memory, keys = upcast(steps.memory), upcast(steps.keys)
-    weights = [torch.cat([layer.weight, layer.recurrent], 1).to(dtype) for layer in steps.layers]
-    combine = steps.combine.to(dtype)
+    weights, combine = _weights(steps, dtype), steps.combine.to(dtype)
     backend = choose_direct(steps.alpha, record.probs)
     assert backend is not None  # no one follows the operations
     # The gradients of all steps, of which those of weights, memory and keys are products.
     of_gates = [torch.empty_like(x) for x in record.gates]
-    of_mixed = record.feeds.new_empty(tgt, batch, d_model, dtype=dtype)  # before tanh
-    of_context = torch.empty_like(record.feeds)
-    of_scores = torch.empty_like(record.probs)
-    of_hidden = [torch.zeros_like(record.feeds[0]) for _ in range(count)]
-    of_cell = [torch.zeros_like(record.feeds[0]) for _ in range(count)]
-    of_feed = torch.zeros_like(record.feeds[0])
+    of_mixed = torch.empty_like(record.feeds, dtype=dtype)  # before tanh
+    of_context, of_scores = torch.empty_like(record.feeds), torch.empty_like(record.probs)
+    of_hidden, of_cell, of_feed = [zeros] * len(weights), [zeros] * len(weights), zeros
     for t in reversed(range(tgt)):
-        if grad is not None:
-            of_feed = of_feed + grad[:, t]
-        if steps.out is not None:
-            of_feed = of_feed * steps.out[t]
+        of_feed = of_feed if grad is None else of_feed + grad[:, t]
+        of_feed = of_feed if steps.out is None else of_feed * steps.out[t]
         of_mixed[t] = torch.ops.aten.tanh_backward(of_feed, record.feeds[t])
-        both = (of_mixed[t] @ combine).to(exact)  # [batch, 2 * d_model]
-        context = of_context[t].copy_(both[:, :d_model]).unsqueeze(1)
-        of_probs = torch.bmm(context, memory.mT).squeeze(1)
-        if grad_weights is not None:
-            of_probs += grad_weights[:, t]
-        scores = backend.entmax_gradient(record.probs[t], of_probs, steps.alpha, False)[0]
-        of_scores[t] = scores
-        above = both[:, d_model:] + torch.bmm(scores.unsqueeze(1), keys).squeeze(1)
-        for i in reversed(range(count)):
-            of_state = of_hidden[i].add_(above)
-            own = record.gates[i][t], record.cells[i][t], record.tanh_cells[i][t]
-            of_cell[i] = cell_backward(*own, of_state, of_cell[i], of_gates[i][t])
-            below = (of_gates[i][t].to(dtype) @ weights[i]).to(exact)  # [batch, d_below + d_model]
-            above, of_hidden[i] = below[:, :-d_model], below[:, -d_model:]
+        of_both = (of_mixed[t] @ combine).to(exact)  # [batch, 2 * d_model]
+        of_context[t] = of_both[:, :d_model]
+        of_probs = torch.bmm(of_context[t].unsqueeze(1), memory.mT).squeeze(1)
+        of_probs = of_probs if grad_weights is None else of_probs + grad_weights[:, t]
+        of_scores[t] = backend.entmax_gradient(record.probs[t], of_probs, steps.alpha, False)[0]
+        above = of_both[:, d_model:] + torch.bmm(of_scores[t].unsqueeze(1), keys).squeeze(1)
+        for i in reversed(range(len(weights))):
+            saved = record.gates[i][t], record.cells[i][t], record.tanh_cells[i][t]
+            of_cell[i] = cell_backward(*saved, of_hidden[i] + above, of_cell[i], of_gates[i][t])
+            of_inputs = (of_gates[i][t].to(dtype) @ weights[i]).to(exact)  # [batch, d_below + d_model]
+            above, of_hidden[i] = of_inputs[:, :-d_model], of_inputs[:, -d_model:]
             if i and steps.between is not None:
                 above = above * steps.between[t, i - 1]
         of_feed = above
-    flat_gates = [x.flatten(0, 1) for x in of_gates]
-    of_layers: list[Tensor | None] = []
-    for i, layer in enumerate(steps.layers):
-        of_weight = (flat_gates[i].to(dtype).t() @ record.inputs[i].flatten(0, 1)).to(layer.weight.dtype)
-        of_bias = None if layer.bias is None else flat_gates[i].sum(0).to(layer.bias.dtype)
-        of_layers += [of_weight[:, :-d_model], of_weight[:, -d_model:], of_bias]
-    mixed = record.mixed.flatten(0, 1).to(dtype)
-    states = record.mixed[:, :, d_model:]
-    return (
-        of_gates[0].to(steps.token_gates.dtype),
-        torch.bmm(record.probs.permute(1, 2, 0), of_context.transpose(0, 1)).to(steps.memory.dtype),
-        torch.bmm(of_scores.permute(1, 2, 0), states.transpose(0, 1)).to(steps.keys.dtype),
+    states, mixed = record.mixed[:, :, d_model:], record.mixed.flatten(0, 1).to(dtype)
+    gradients = (
+        of_gates[0],
+        torch.bmm(record.probs.permute(1, 2, 0), of_context.transpose(0, 1)),  # of the memory
+        torch.bmm(of_scores.permute(1, 2, 0), states.transpose(0, 1)),  # of the keys
         None,
-        of_feed.to(steps.feed.dtype),
-        (of_mixed.flatten(0, 1).t() @ mixed).to(steps.combine.dtype),
+        of_feed,
+        of_mixed.flatten(0, 1).t() @ mixed,  # of what mixes context and state
         None,
         None,
-        *of_layers,
-        *(x.to(own.dtype) for x, own in zip(of_hidden, steps.hidden, strict=True)),
-        *(x.to(own.dtype) for x, own in zip(of_cell, steps.cell, strict=True)),
+        *_layer_gradients(steps, record, of_gates),
+        *of_hidden,
+        *of_cell,
     )
+    return tuple(
+        x if x is None or own is None else x.to(own.dtype) for x, own in zip(gradients, _tensors(steps), strict=True)
+    )
+
+
+def _layer_gradients(steps: LSTMSteps, record: _SavedForBackward, of_gates: list[Tensor]) -> list[Tensor | None]:
+    """Return the gradients of each layer's weights and bias."""
+    gradients: list[Tensor | None] = []
+    for layer, inputs, own in zip(steps.layers, record.inputs, of_gates, strict=True):
+        flat = own.flatten(0, 1)  # [tgt * batch, 4 * d_model]
+        of_weight = flat.to(inputs.dtype).t() @ inputs.flatten(0, 1)
+        d_below = layer.weight.shape[1]
+        gradients += [of_weight[:, :d_below], of_weight[:, d_below:], None if layer.bias is None else flat.sum(0)]
+    return gradients

@@ -1,0 +1,37 @@
+"""Gradients of an operation with a backward pass of its own where they are to be differentiated again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def recompute_gradients(
+    plain: Callable[..., tuple[Tensor, ...]], ctx: Any, grads: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """Return differentiable gradients of all tensors that a Function saved, by PyTorch's own operations.
+
+    Args:
+        plain: what the Function computes from those tensors, made of PyTorch's operations.
+        ctx: of the Function; its `autocast` is what :func:`tsallis.ops.dtypes.autocast_dtype` returned in forward.
+        grads: of the results.
+    """
+    # Inputs that were computed from each other must not be reached through each other.
+    tensors = [None if x is None else x.view_as(x) for x in ctx.saved_tensors]
+    device = next(x for x in tensors if x is not None).device.type
+    with torch.enable_grad(), torch.autocast(device, dtype=ctx.autocast, enabled=ctx.autocast is not None):
+        results = plain(*tensors)
+    pairs = [(x, grad.to(x.dtype)) for x, grad in zip(results, grads, strict=True) if grad is not None]
+    trainable = [x for x in tensors if x is not None and x.requires_grad]
+    gradients = torch.autograd.grad(
+        [x for x, _ in pairs],
+        trainable,
+        [grad for _, grad in pairs],
+        create_graph=torch.is_grad_enabled(),
+        allow_unused=True,
+    )
+    later = iter(gradients)
+    return tuple(next(later) if x is not None and x.requires_grad else None for x in tensors)
