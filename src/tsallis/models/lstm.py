@@ -194,7 +194,7 @@ class RNNSeq2Seq(nn.Module):
         check_counts(counts, width)
         embedded = self._drop(self.src_embedding(src))  # [batch, src, d_embedding]
         mask = torch.arange(width, device=src.device) < src_lengths.to(src.device).unsqueeze(1)
-        if isinstance(self.encoder, nn.LSTM) and src.device.type == "cpu" and not tracing_active():
+        if isinstance(self.encoder, nn.LSTM) and _can_fuse(embedded, self.encoder):
             states, last = read_rows(self.encoder, embedded, counts, self.dropout if self.training else 0.0)
             states = torch.where(mask.unsqueeze(-1), states, 0)
             return Memory(states, mask, tuple(part for x in last for part in self._both_directions(x)))
@@ -297,16 +297,11 @@ class RNNSeq2Seq(nn.Module):
     def _as_lstm_steps(
         self, state: RNNState, token_gates: Tensor, layers: list[Layer], between: Tensor | None, out: Tensor | None
     ) -> LSTMSteps | None:
-        """Return all steps as one operation takes them; None for other cells and attentions than those it knows.
-
-        None also where someone follows PyTorch's operations, or looks at every step by hooks.
-        """
+        """Return all steps as one operation takes them; None for cells and attentions that it does not know."""
         attention = self.attention
-        if state.feed.device.type != "cpu" or tracing_active() or not state.cell:
+        if not state.cell or not _can_fuse(state.feed, attention, self.combine):
             return None
         if type(attention) is not GlobalAttention or attention.scorer != "bilinear":
-            return None
-        if any(part._forward_hooks or part._forward_pre_hooks for part in (attention, self.combine)):
             return None
         parts = []
         for i, layer in enumerate(layers):
@@ -362,3 +357,9 @@ class RNNSeq2Seq(nn.Module):
     def _drop(self, x: Tensor) -> Tensor:
         mask = self._dropped(*x.shape)
         return x if mask is None else x * mask
+
+
+def _can_fuse(x: Tensor, *modules: nn.Module) -> bool:
+    """Tell whether operations on a CPU may take the place of modules: no one traces PyTorch's, or hooks the modules."""
+    hooks = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+    return x.device.type == "cpu" and not hooks and not tracing_active()

@@ -216,3 +216,7 @@ def test_the_operations_are_used(plainly) -> None:
     calls.clear()
     decoded(hooked)
     assert calls == ["rows"] + ["hook"] * TGT
+    hooked.encoder.register_forward_hook(lambda *_: calls.append("encoder"))
+    calls.clear()
+    decoded(hooked)
+    assert calls == ["encoder"] + ["hook"] * TGT
