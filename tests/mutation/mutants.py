@@ -143,7 +143,9 @@ def _edits(node: ast.AST) -> Iterator[Edit]:
     elif isinstance(node, ast.BoolOp):
         yield _connect
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub | ast.Invert):
-        yield lambda node: node.operand
+        # The dimension 1 of a matrix is its dimension -1, which becomes -2 as a number does.
+        if ast.unparse(node) != "-1":
+            yield lambda node: node.operand
     elif isinstance(node, ast.If | ast.While | ast.IfExp):
         yield _negate
     elif isinstance(node, ast.Return) and node.value is not None and ast.unparse(node.value) != "None":

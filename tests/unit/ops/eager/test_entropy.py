@@ -1,0 +1,43 @@
+"""Tsallis entropy and its slope in alpha beside the same formulas with fifty digits, on both sides of the series."""
+
+from __future__ import annotations
+
+from decimal import Decimal, localcontext
+
+import pytest
+import torch
+
+from tsallis.ops.eager.entropy import SERIES_BELOW, entropy, entropy_alpha_gradient
+
+PROB = 0.25
+# What `x = (alpha - 1) log p` is: 0, within the series, at its bound, soon beyond it, and far off. From 1.39 on alpha
+# would be negative.
+NEAR = [1e-9, 1e-3, 0.1, 0.3, 0.499, SERIES_BELOW, 0.501, 0.7, 1.0, 1.38]
+EXPONENTS = [0.0, *NEAR, *(-x for x in NEAR), -3.0, -10.0]
+
+
+def exact(alpha: float) -> tuple[float, float]:
+    """Return the part of the probability `PROB` in the entropy, and its derivative in alpha."""
+    with localcontext() as context:
+        context.prec = 50
+        p, a = Decimal(PROB), Decimal(alpha)
+        log_p = p.ln()
+        x = (a - 1) * log_p
+        if x == 0:
+            ratio, derivative = Decimal(1), Decimal(1) / 2
+        else:
+            ratio, derivative = (x.exp() - 1) / x, ((x - 1) * x.exp() + 1) / (x * x)
+        value = -p * log_p * ratio / a
+        slope = p * log_p * ratio / (a * a) - p * log_p * log_p * derivative / a
+        return float(value), float(slope)
+
+
+@pytest.mark.parametrize("exponent", EXPONENTS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_entropy_and_its_slope_have_all_digits(exponent: float, dtype: torch.dtype) -> None:
+    probs = torch.tensor([[PROB, 0.0]], dtype=dtype)
+    alpha = torch.tensor([[1 + exponent / float(torch.tensor(PROB).double().log())]], dtype=dtype)
+    value, slope = exact(float(alpha))
+    few = 16 * torch.finfo(dtype).eps
+    assert float(entropy(probs, alpha)) == pytest.approx(value, rel=few)
+    assert float(entropy_alpha_gradient(probs, alpha)) == pytest.approx(slope, rel=4 * few)
