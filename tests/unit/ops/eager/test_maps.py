@@ -18,3 +18,11 @@ def test_an_empty_row_among_long_ones(alpha: float, d: int) -> None:
     assert packed is not None and start is not None
     assert not start.isnan().any() and not values.isnan().any() and top[1] == -torch.inf
     torch.testing.assert_close(maps.entmax(scores, alpha), reference.entmax(scores, alpha), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.01, 1.5, 2.0])
+@pytest.mark.parametrize("budget", [0, 1.5, 2, 39.5, 40, 50])
+def test_a_budget_among_equal_scores_is_shared_equally(alpha: float, budget: float) -> None:
+    """The threshold is as far from the largest score as it can be."""
+    probs = maps.budgeted_entmax(torch.zeros(2, 40), alpha, budget)
+    torch.testing.assert_close(probs, torch.full((2, 40), min(budget / 40, 1.0)), atol=1e-7, rtol=1e-6)

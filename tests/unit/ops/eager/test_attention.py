@@ -1,0 +1,25 @@
+"""What is the tiles' own: a batch element without keys is in no tile, and has zeros all the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tsallis import backend, entmax_attention
+from tsallis.ops.eager import attention
+
+
+def test_no_keys_are_zeros_and_zero_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "TILE", 1)  # a batch element a tile
+    monkeypatch.setattr(torch, "empty_like", lambda x, **options: torch.full_like(x, torch.nan))
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 1, 3, 4, dtype=torch.double, requires_grad=True) for _ in range(3))
+    with backend("eager"):
+        output = entmax_attention(query, key, value, key_lengths=torch.tensor([0, 2]))
+        gradients = torch.autograd.grad(output.sum(), [query, key, value])
+        alone = entmax_attention(query[1:], key[1:, :, :2], value[1:, :, :2])
+        expected = torch.autograd.grad(alone.sum(), [query, key, value])
+    assert (output[0] == 0).all()
+    torch.testing.assert_close(output[1:], alone)
+    for ours, theirs in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
