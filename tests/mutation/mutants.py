@@ -90,6 +90,8 @@ def _passed_over(tree: ast.AST) -> set[ast.AST]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert) or _is_for_types(node):
             roots.append(node)
+        elif isinstance(node, ast.keyword) and node.arg == "strict":  # of zip: an assertion, too
+            roots.append(node.value)
         elif isinstance(node, ast.AnnAssign | ast.arg):
             roots.append(node.annotation)
         elif isinstance(node, (*FUNCTIONS, ast.ClassDef)):

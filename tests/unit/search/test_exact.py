@@ -48,6 +48,13 @@ def test_a_proof_of_the_beam_costs_no_second_search() -> None:
     assert model.rows_a_step == [1, 2, 1]
 
 
+def test_a_complete_list_is_not_searched_again_for_more() -> None:
+    model = trie(TRAP)
+    (result,) = exact_search(model, *sources(0), n_best=5, beam_size=5)
+    assert result.certificate.kind == "complete" and len(result.hypotheses) == 3 and result.expanded == 0
+    assert model.rows_a_step == [1, 2, 1]
+
+
 def test_what_is_not_proved_is_called_bounded() -> None:
     for options, reason in (({"budget": 1}, "budget"), ({"seconds": 0.0}, "time"), ({"mass": 0.1}, "mass")):
         (result,) = exact_search(trie(TRAP), *sources(0), beam_size=1, **options)

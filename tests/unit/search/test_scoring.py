@@ -59,6 +59,20 @@ def test_what_is_found_scores_what_was_reported_in_float32(search, output: str) 
     assert compared or output == "alpha_relu"
 
 
+def test_no_sources_have_no_scores() -> None:
+    none = torch.zeros(0, 2, dtype=torch.long)
+    assert score(trie(ROWS), none, none[:, 0], none, none).shape == (0,)
+    assert score_tokens(trie(ROWS), none, none[:, 0], none, none) == []
+
+
+def test_a_tie_with_the_bound_is_certain_but_for_rounding() -> None:
+    """Sums of the same logarithms, in another order, differ in their last digits."""
+    hypotheses = tuple(Hypothesis((A,) * n, math.log(p), (), ()) for n, p in ((1, 0.5), (2, 0.25), (3, 0.125)))
+    bound = math.log(0.25) + 1e-12
+    result = Result(hypotheses, Certificate("optimal", bound))
+    assert result.proven == hypotheses[:2]
+
+
 def test_targets_of_wrong_shapes_are_refused() -> None:
     tgt_in, tgt_out = targets((A,), (B, A))
     for wrong in ((tgt_in, tgt_out[:, 1:]), (tgt_in[:1], tgt_out[:1]), (tgt_in[0], tgt_out[0])):
@@ -211,11 +225,13 @@ def test_tokens_add_up_to_the_whole_and_the_first_impossible_one_is_named() -> N
     assert [(t, pytest.approx(p)) for t, p in scores[3].exclusion.alternatives] == [(A, 0.75), (B, 0.25)]
 
 
-@pytest.mark.parametrize(("output", "alpha"), [("sparsemax", 2.0), ("entmax", 1.3), ("alpha_relu", 1.5)])
-def test_the_gap_is_what_lacks_to_be_possible(output: str, alpha: float) -> None:
+@pytest.mark.parametrize(
+    ("output", "alpha", "tau"), [("sparsemax", 2.0, 0.0), ("entmax", 1.3, 0.0), ("alpha_relu", 1.5, 0.4)]
+)
+def test_the_gap_is_what_lacks_to_be_possible(output: str, alpha: float, tau: float) -> None:
     """With so much more its score is the threshold: a little above it the token is possible, a little below not."""
     torch.manual_seed(3)
-    model = RNNSeq2Seq(9, 12, 8, output=output, output_alpha=alpha, forbidden=(0, 1)).double()
+    model = RNNSeq2Seq(9, 12, 8, output=output, output_alpha=alpha, tau=tau, forbidden=(0, 1)).double()
     with torch.no_grad():
         model.output.projection.bias.normal_(0, 3)
     src, lengths = torch.tensor([[4, 5, 6]]), torch.tensor([3])
