@@ -80,8 +80,8 @@ test-wheel: $(VENV)/.dev
 
 # 130 faults in PyTorch's operations and 70 in the searches: each as many as its part has of all that there are.
 test-mutants: $(VENV)/.dev
-	PYTHONPATH=tests OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m mutation.score --count 130 --workers $(WORKERS) ops/eager
-	PYTHONPATH=tests OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m mutation.score --count 70 --workers $(WORKERS) search
+	PYTHONPATH=tests OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m mutation.score --count 130 --seconds 20 --workers $(WORKERS) ops/eager
+	PYTHONPATH=tests OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m mutation.score --count 70 --seconds 20 --workers $(WORKERS) search
 
 coverage: $(VENV)/.dev
 	rm -rf build/coverage && mkdir -p build/coverage

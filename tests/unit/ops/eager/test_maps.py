@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tsallis.ops import reference
+from tsallis.ops import eager, reference
 from tsallis.ops.eager import maps
 
 
@@ -26,3 +26,7 @@ def test_a_budget_among_equal_scores_is_shared_equally(alpha: float, budget: flo
     """The threshold is as far from the largest score as it can be."""
     probs = maps.budgeted_entmax(torch.zeros(2, 40), alpha, budget)
     torch.testing.assert_close(probs, torch.full((2, 40), min(budget / 40, 1.0)), atol=1e-7, rtol=1e-6)
+
+
+def test_all_devices_have_these_operations() -> None:
+    assert all(eager.on_device(kind) is True for kind in ("cpu", "cuda", "meta", "mps"))
