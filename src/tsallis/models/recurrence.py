@@ -82,10 +82,12 @@ def read_rows(module: nn.LSTM, x: Tensor, lengths: Tensor, dropout: float) -> tu
     for i in range(module.num_layers):
         if i and dropout:
             steps = steps * dropout_mask(steps.shape, dropout, steps)
-        weights = [[getattr(module, f"{name}_l{i}{end}") for end in ("", "_reverse")] for name in PARAMETERS]
-        weight, recurrent, bias, more = (torch.stack(both) for both in weights)
+        directions = [[getattr(module, f"{name}_l{i}{end}") for name in PARAMETERS] for end in ("", "_reverse")]
+        # Biases are added one by one: of a sum of stacks both would have one gradient, in the same memory.
+        parts = [(weight, recurrent, bias + more) for weight, recurrent, bias, more in directions]
+        weight, recurrent, bias = (torch.stack(both) for both in zip(*parts, strict=True))
         both = torch.stack([steps, _turn(steps, turn)]).flatten(1, 2)  # [2, src * batch, size]
-        gates = torch.baddbmm((bias + more).unsqueeze(1), both, weight.mT)
+        gates = torch.baddbmm(bias.unsqueeze(1), both, weight.mT)
         states, ends = fused_layer(gates.unflatten(1, (len(place), -1)), recurrent, last)
         hidden.append(states[:, last, row])
         cells.append(ends)

@@ -176,6 +176,21 @@ def test_a_model_gives_the_same_with_and_without_the_operations(dtype: torch.dty
         torch.testing.assert_close(a, b)
 
 
+def test_gradients_add_up() -> None:
+    """Each parameter has a gradient in memory of its own: what is added to one is not added to another."""
+    model = RNNSeq2Seq(13, 11, d_model=SIZE, dropout=0.0).double()
+    src, tgt = torch.randint(4, 13, (BATCH, SRC)), torch.randint(4, 11, (BATCH, TGT))
+    first = []
+    for _ in range(3):
+        model(src, LENGTHS, tgt).hidden.pow(2).sum().backward()
+        first = first or [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    for parameter, gradient in zip(model.parameters(), first, strict=True):
+        if gradient is not None:
+            torch.testing.assert_close(parameter.grad, 3 * gradient, rtol=1e-10, atol=1e-12)
+    pointers = [p.grad.data_ptr() for p in model.parameters() if p.grad is not None]
+    assert len(set(pointers)) == len(pointers)
+
+
 def test_autocast_is_nearer_to_float64_than_pytorchs_operations_under_it(plainly) -> None:
     model = RNNSeq2Seq(13, 11, d_model=32, dropout=0.0)
     ours = decoded(model, autocast=True)
