@@ -35,7 +35,9 @@ class KernelBuildHook(BuildHookInterface[BuilderConfig]):
 
         builder = _builder(Path(self.root, "src", FOLDER, "build.py"))
         note = kernel.with_name(builder.NO_KERNEL)
-        problem = self._problem(builder, kernel, wish)
+        # An editable installation keeps a kernel of the same sources, which takes minutes to compile.
+        reuse = version == "editable" and builder.is_current(kernel) and not _loading_problem(kernel)
+        problem = self._problem(builder, kernel, wish, reuse)
         # What an earlier installation left would be taken as if it were of this one.
         (kernel if problem else note).unlink(missing_ok=True)
         if problem:
@@ -51,11 +53,13 @@ class KernelBuildHook(BuildHookInterface[BuilderConfig]):
         if version != "editable":
             self._folder.cleanup()
 
-    def _problem(self, builder: ModuleType, kernel: Path, wish: str) -> str:
-        """Build the kernel; show what prevents it, and return that in one line, which is empty if nothing does."""
+    def _problem(self, builder: ModuleType, kernel: Path, wish: str, reuse: bool) -> str:
+        """Build the kernel if need be; show what prevents it, and return that in one line, empty if nothing does."""
         if wish == "0":
             self.app.display_warning("tsallis: built without its CPU kernel, as TSALLIS_KERNEL=0 asks")
             return f"{builder.LEFT_OUT}, as TSALLIS_KERNEL=0 asked"
+        if reuse:
+            return ""
         try:
             builder.build(kernel)
             problem = _loading_problem(kernel)

@@ -168,13 +168,22 @@ def test_sources_that_do_not_compile_leave_the_wheel_pure(tree: Path) -> None:
 @pytest.mark.usefixtures("compiler")
 def test_an_editable_installation_makes_or_removes_the_kernel_in_place(tree: Path) -> None:
     kernel = tree / "src" / KERNEL
-    for name in ("bindings.cpp", "isa.cpp", "decoding.cpp"):
+    for name in ("isa.cpp", "decoding.cpp"):
         kernel.parent.joinpath("csrc", name).write_text("")
+    bindings = kernel.parent.joinpath("csrc", "bindings.cpp")
+    bindings.write_text('extern "C" __attribute__((visibility("default"))) const char *f() { return TSALLIS_SOURCE; }')
     command = ("-c", "from hatchling.build import build_editable; build_editable('.')")
     note = kernel.with_name("_no_kernel.txt")
     note.write_text("of an earlier installation")
     _python(tree, *command, TSALLIS_KERNEL="1")
+    first = kernel.stat()
     assert kernel.read_bytes() and not note.exists()
+    _python(tree, *command, TSALLIS_KERNEL="1")
+    assert kernel.stat().st_ino == first.st_ino and kernel.stat().st_mtime_ns == first.st_mtime_ns
+    with bindings.open("a") as sources:
+        sources.write("  // changed")
+    _python(tree, *command, TSALLIS_KERNEL="1")
+    assert kernel.stat().st_mtime_ns != first.st_mtime_ns
     assert "WITHOUT its CPU kernel" in _python(tree, *command, CXX="/nonexistent")
     assert not list(kernel.parent.glob("_kernel*"))
     assert note.read_text().startswith("not compiled: no C++ compiler (CXX is set): /nonexistent")

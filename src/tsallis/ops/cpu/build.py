@@ -58,8 +58,8 @@ def sources(folder: Path = SOURCES) -> list[Path]:
 
 
 def source_hash(folder: Path = SOURCES) -> str:
-    """Return 16 hex digits that change with any name or content among the sources."""
-    digest = hashlib.sha256()
+    """Return 16 hex digits that change with any name or content among the sources, and with how they are compiled."""
+    digest = hashlib.sha256(Path(__file__).read_bytes())
     for path in sources(folder):
         content = path.read_bytes()
         # The length keeps the end of one file and the name of the next apart.
@@ -77,6 +77,11 @@ def find_compiler() -> Compiler:
         except (BuildError, ValueError) as problem:
             problems.append(str(problem))
     raise BuildError(f"no C++ compiler{' (CXX is set)' if chosen else ''}: {'; '.join(problems)}")
+
+
+def is_current(library: Path) -> bool:
+    """Tell whether a library was compiled from these sources; not if CXX asks for a compiler of its own."""
+    return "CXX" not in os.environ and library.is_file() and source_hash().encode() in library.read_bytes()
 
 
 def build(out: Path = LIBRARY, sanitize: bool = False) -> Path:
