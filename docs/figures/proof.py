@@ -1,7 +1,7 @@
 """Draw the picture of README: what a sparse model attends to, and its answers with their proof, beside softmax's.
 
 tsallis demo
-python docs/figures/proof.py runs/english-verbs docs/figures/proof.svg
+python docs/figures/proof.py runs/demo docs/figures/proof.svg
 """
 
 from __future__ import annotations

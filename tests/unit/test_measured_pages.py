@@ -290,7 +290,7 @@ def test_what_is_said_of_windows_is_in_the_rows() -> None:
         return f"{times[group, operation, str(most)] / times[group, operation, '1024']:.1f} times as long"
 
     text = words("long-contexts.md")
-    assert f"slope 1, a query takes {growth('windows', 'entmax-1.5, slope 1', 65536)} among 65,536 keys" in text
-    assert f"and without a slope {growth('windows', 'entmax-1.5', 16384)} among 16,384" in text
+    assert f"With slope 1 a query takes {growth('windows', 'entmax-1.5, slope 1', 65536)} with 65,536 keys" in text
+    assert f"Without a slope it takes {growth('windows', 'entmax-1.5', 16384)} with 16,384 keys" in text
     behind = growth("decoding", "entmax-1.5, slope 1, norms", 65536)
     assert f"behind 65,536 keys whose norms are known takes {behind} as behind 1,024" in text

@@ -52,7 +52,7 @@ QUESTIONS = (
 
 
 def demo(
-    run_dir: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/english-verbs"),
+    run_dir: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"),
     updates: Annotated[int | None, typer.Option(min=2, help="Fewer or more than the recipe's.")] = None,
     device: Device = "auto",
 ) -> None:

@@ -1,0 +1,44 @@
+"""The page about training shows every setting, with its default."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tsallis.tasks.language import LanguageConfig
+from tsallis.tasks.sequences import RNNConfig, TransformerConfig
+from tsallis.training.settings import Settings
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = DOCS / "training.md"
+
+
+def _samples(page: Path, section: str) -> list[dict[str, Any]]:
+    blocks = re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    return [content[section] for content in map(yaml.safe_load, blocks) if section in content]
+
+
+def test_all_settings_of_trainings_are_shown_with_their_defaults() -> None:
+    shown: dict[str, Any] = {}
+    for sample in _samples(PAGE, "training"):
+        shown = {**sample, **shown}
+    defaults = {f.name: f.default for f in fields(Settings) if f.default is not MISSING}
+    assert shown.keys() >= defaults.keys()
+    assert {k: shown[k] for k in defaults} == {k: list(v) if isinstance(v, tuple) else v for k, v in defaults.items()}
+
+
+@pytest.mark.parametrize("model", [RNNConfig, TransformerConfig], ids=["rnn", "transformer"])
+def test_all_settings_of_models_are_shown_with_their_defaults(model: Any) -> None:
+    architecture = model.model_fields["architecture"].annotation.__args__[0]
+    (shown,) = (s for s in _samples(PAGE, "model") if len(s) > 1 and s.get("architecture") == architecture)
+    assert shown == model(architecture=architecture).model_dump()
+
+
+def test_all_settings_of_language_models_are_shown_with_their_defaults() -> None:
+    (shown,) = _samples(DOCS / "long-contexts.md", "model")
+    assert shown == LanguageConfig().model_dump()
