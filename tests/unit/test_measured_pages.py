@@ -294,3 +294,28 @@ def test_what_is_said_of_windows_is_in_the_rows() -> None:
     assert f"Without a slope it takes {growth('windows', 'entmax-1.5', 16384)} with 16,384 keys" in text
     behind = growth("decoding", "entmax-1.5, slope 1, norms", 65536)
     assert f"behind 65,536 keys whose norms are known takes {behind} as behind 1,024" in text
+
+
+def test_what_is_said_of_94_languages_is_in_the_manifests() -> None:
+    softmax, entmax = (
+        json.loads((RESULTS / "runs" / f"inflection-all-{name}-s1.json").read_text(encoding="utf-8"))
+        for name in ("softmax", "entmax")
+    )
+    accuracies = [
+        (languages["accuracy"], softmax["metrics"]["languages"][name]["accuracy"])
+        for name, languages in entmax["metrics"]["languages"].items()
+    ]
+    ahead, behind = sum(a > b for a, b in accuracies), sum(a < b for a, b in accuracies)
+    text = words("results.md")
+    assert (
+        f"ahead of softmax, by about as much: in {ahead} of the {len(accuracies)} languages, and behind in {behind}"
+        in text
+    )
+    published = {"softmax": 0.8255, "entmax": 0.8493}
+    behind_paper = [
+        published[n] - run["metrics"]["macro_accuracy"] for n, run in (("softmax", softmax), ("entmax", entmax))
+    ]
+    assert (
+        all(0.045 < difference < 0.05 for difference in behind_paper) and "nearly five points below the paper" in text
+    )
+    assert all(run["run"]["epoch"] + 1 == 17 and run["training"]["updates"] == 23200 for run in (softmax, entmax))

@@ -32,6 +32,7 @@ OTHERS = (
     "continuous-models",
     "learned-alpha",
     "reading-a-report",
+    "results",
 )
 PAGES = [README, *((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in OTHERS)]
 CONSOLE = [
@@ -96,8 +97,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, folder / name)
     data = folder / "data" / "sigmorphon2018"
     data.mkdir(parents=True)
-    for split in ("train-high", "dev", "test"):
-        write_examples(data / f"spanish-{split}", english_verbs()["dev"][:60])
+    for language in ("adyghe", "spanish"):
+        for split in ("train-high", "train-medium", "dev", "test"):
+            write_examples(data / f"{language}-{split}", english_verbs()["dev"][:60])
     captions = folder / "data" / "multi30k"
     captions.mkdir()
     for split, name in (("train", "train"), ("dev", "val"), ("test", "test_2016_flickr")):
