@@ -56,8 +56,7 @@ def analyze(
 
     if text and split is not None:
         raise InputError(f"--split is for the config's own data: {text} was given, too")
-    for path in (out, records):
-        check_writable(path)
+    check_writable(out, records)
     if figures is not None:
         check_folder(figures)
     if sweep:

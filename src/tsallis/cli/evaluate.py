@@ -88,8 +88,7 @@ def evaluate(
         raise InputError("--beam is for beam search: --exact answers the same for every beam (--budget limits it)")
     if file and length is not None:
         raise InputError(f"--length is for the config's own data: of {file} each line is a text")
-    check_writable(out)
-    check_writable(manifest)
+    check_writable(out, manifest)
     loaded, task = open_run(run, checkpoint, device, others)
     of_search = {"--beam": beam, "--exact": exact or None, "--out": out}
     if not task.searched and (names := [name for name, value in of_search.items() if value is not None]):

@@ -124,7 +124,7 @@ def _split(block: list[str], columns: int, message: str, first: int, optional: b
             yield line, ""
         else:
             rest, _, beginning = line.rpartition("\t")
-            yield rest, beginning
+            yield rest, beginning.removesuffix("\r")
 
 
 def one_batch(corpus: Corpus, model: Any) -> Iterator[Batch]:

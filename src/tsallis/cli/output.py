@@ -57,15 +57,23 @@ def print_fields(*fields: str) -> None:
     print("\t".join(map(without_controls, fields)))
 
 
-def check_writable(path: Path | None) -> None:
-    """Refuse a file that can't be written, before hours of work."""
+def check_writable(*paths: Path | None) -> None:
+    """Refuse files that can't be written, or two outputs of one name, before hours of work."""
     from tsallis.errors import InputError
 
-    if path is None:
-        return
-    if path.is_dir():
-        raise InputError(f"{path}: expected a file to write, found a folder")
-    check_folder(path.parent)
+    seen = set()
+    for path in paths:
+        if path is None:
+            continue
+        if path.is_dir():
+            raise InputError(f"{path}: expected a file to write, found a folder")
+        # A file takes the place of what is there: it must not be that of a device.
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: expected a file to write, found a device or a pipe")
+        check_folder(path.parent)
+        if path.resolve() in seen:
+            raise InputError(f"{path}: two outputs can't be one file")
+        seen.add(path.resolve())
 
 
 def check_folder(folder: Path) -> None:

@@ -23,7 +23,6 @@ from tsallis.analysis import (
     sweep,
     value_history,
 )
-from tsallis.analysis.densities import is_label_run
 from tsallis.config import Config
 from tsallis.data import io
 from tsallis.data.corpus import Corpus
@@ -81,6 +80,7 @@ def summarize_all(
     runs: Runs, split: str, text: Path | None, language: str | None, options: Options
 ) -> tuple[list[RunSummary], list[ComparisonSummary]]:
     """Summarize runs that answer with sequences on the first one's data, or on a text, behind a progress bar."""
+    _check_one_task(runs)
     inputs = []
     for run, task in runs:
         corpus, name = _read(run, task, runs[0][0], split, text, language, options)
@@ -94,15 +94,22 @@ def summarize_all(
     return summaries, comparisons
 
 
-def describe_labels(runs: Runs, split: str, text: Path | None, options: Options) -> list[DensitySummary]:
-    """Describe the attention of runs that answer with labels, all of them of one task and on the same examples."""
-    (first, first_task), rows = runs[0], None
-    summaries: list[DensitySummary] = []
+def _check_one_task(runs: Runs) -> None:
+    """Refuse runs of several tasks: they are compared on the same examples."""
+    first, first_task = runs[0]
     for run, task in runs:
-        if not is_label_run(run) or task.name != first_task.name:
+        if task.name != first_task.name:
             raise InputError(
                 f"{run.folder}: a run of {task.name} can't stand beside {first.folder}, one of {first_task.name}"
             )
+
+
+def describe_labels(runs: Runs, split: str, text: Path | None, options: Options) -> list[DensitySummary]:
+    """Describe the attention of runs that answer with labels, all of them of one task and on the same examples."""
+    _check_one_task(runs)
+    (first, _), rows = runs[0], None
+    summaries: list[DensitySummary] = []
+    for run, task in runs:
         lines = _label_lines(run, task, first, split, text, options.limit)
         name = f"the {split} split" if text is None else str(text)
         if rows is not None and rows[-1] >= len(lines.corpus):

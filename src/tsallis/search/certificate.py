@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -12,6 +13,7 @@ from torch import Tensor
 Kind = Literal["complete", "optimal", "bounded", "none"]
 Stop = Literal["budget", "time", "mass", "length"]
 ROUNDING = 1e-9  # of log-probabilities summed in float64 over as many steps as there may be
+LARGEST_LOG = math.log(sys.float_info.max)
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class Hypothesis:
 
     @property
     def prob(self) -> float:
-        """The probability."""
-        return math.exp(self.log_prob)
+        """The probability; of a model without a normaliser at most the largest float."""
+        return math.exp(min(self.log_prob, LARGEST_LOG))
 
     def score(self, length_penalty: float = 0.0) -> float:
         r"""Return :math:`\log p(y \mid x) / n^a`, with n the symbols and the end, and a the length penalty."""

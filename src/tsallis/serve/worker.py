@@ -45,6 +45,8 @@ class InterruptibleModel:
         self._model, self._check = model, check
 
     def __getattr__(self, name: str) -> Any:
+        if name == "run_beams":  # all steps in one call, between which nothing could be checked
+            raise AttributeError(name)
         value = getattr(self._model, name)
         if name not in ("step", "step_best"):
             return value

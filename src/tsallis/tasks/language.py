@@ -165,6 +165,7 @@ class Language(SequenceTask):
     def parse(self, line: str, origin: str, gold: bool) -> tuple[str, str]:
         if self.synthetic is not None:
             raise InputError(f"{origin}: a run of the synthetic task {self.synthetic} reads no text")
+        line = line.removesuffix("\r")  # as the readers of texts do
         return ("", line) if gold else (line, "")
 
     def encode(self, examples: Sequence[tuple[str, str]], vocabularies: Vocabularies) -> Lines:

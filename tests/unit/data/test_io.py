@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import lzma
@@ -130,3 +131,14 @@ def test_a_packed_dictionary_larger_than_memory_costs_nothing(tmp_path: Path) ->
     except InputError as error:
         assert "a.xz" in str(error)
     assert time.monotonic() - started < 10
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int, blob: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(file_io, "write_all", full)
+    with pytest.raises(OSError, match="No space") as caught:
+        file_io.write_atomic(tmp_path / "page.html", "text")
+    assert caught.value.filename == str(tmp_path / "page.html")
+    assert not list(tmp_path.iterdir())

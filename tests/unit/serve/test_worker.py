@@ -9,10 +9,13 @@ from concurrent.futures import CancelledError
 from typing import Any
 
 import pytest
+import torch
 
 from tsallis.errors import InputError
+from tsallis.models import TransformerSeq2Seq
+from tsallis.search import beam_search
 from tsallis.serve.limits import Limits, Refusal
-from tsallis.serve.worker import Cancelled, Check, Job, Worker
+from tsallis.serve.worker import Cancelled, Check, InterruptibleModel, Job, Worker
 
 
 class Gate:
@@ -123,3 +126,17 @@ def test_the_end_of_the_server_ends_work_and_refuses_what_waits(worker: Worker, 
             job.answer.result(10)
     with pytest.raises(Refusal, match="being shut down"):
         worker.submit(gate.work, None, "late")
+
+
+def test_a_beam_search_of_a_compiled_transformer_ends_when_it_is_told_to() -> None:
+    torch.manual_seed(0)
+    model = TransformerSeq2Seq(20, 15, d_model=8, heads=2, encoder_layers=1, decoder_layers=1, d_ff=8).eval()
+    checks = []
+
+    def check() -> None:
+        checks.append(True)
+        if len(checks) == 3:
+            raise Cancelled("enough")
+
+    with pytest.raises(Cancelled, match="enough"):
+        beam_search(InterruptibleModel(model, check), torch.tensor([[4, 5, 6]]), torch.tensor([3]), min_length=10)
