@@ -88,7 +88,11 @@ def reduce(loss: Tensor, total: Tensor | int, reduction: str) -> Tensor:
     """Sum, mean by what counts, or nothing; a mean over nothing is NaN, as in PyTorch."""
     if reduction == "none":
         return loss
-    return loss.sum() if reduction == "sum" else loss.sum() / total
+    if reduction == "sum" or not isinstance(total, Tensor):
+        return loss.sum() if reduction == "sum" else loss.sum() / total
+    # Divided by zero, the losses would hand an infinite slope to gradients that are zero.
+    nothing = total == 0
+    return torch.where(nothing, torch.nan, loss.sum() / torch.where(nothing, 1, total))
 
 
 def check_reduction(name: str) -> str:

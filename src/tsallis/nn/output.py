@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from tsallis import functional
+from tsallis.functional.losses import reduce
 from tsallis.functional.rows import alpha_number
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.backend import choose
@@ -196,16 +197,14 @@ class OutputLayer(nn.Module):
         """
         active = target != ignore_index
         may = ~self.never
-        index = target.clamp(min=0)
+        index = torch.where(active, target, 0).long()
         weight = self.weight
         mean = (weight * may.unsqueeze(-1)).sum(0) / may.sum()  # [d_model]
         lead = (hidden * (embedding(index, weight) - mean)).sum(-1)  # [...]
         if self.bias is not None:
             lead = lead + self.bias[index] - (self.bias * may).sum() / may.sum()
         lead = torch.where(active, lead, 0)
-        if reduction == "none":
-            return lead
-        return lead.sum() if reduction == "sum" else lead.sum() / active.sum()
+        return reduce(lead, active.sum(), reduction)
 
     def _loss(self, hidden: Tensor, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
         if target.numel() * len(self.weight) < MANY_SCORES:

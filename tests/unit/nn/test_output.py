@@ -261,3 +261,14 @@ def test_a_tied_projection_is_one_parameter() -> None:
     assert output.weight is table.weight
     with pytest.raises(ValueError, match=r"shape \(9, 6\), got \(8, 6\)"):
         output.tie(nn.Embedding(8, 6).weight)
+
+
+@pytest.mark.parametrize(("ignored", "dtype"), [(999, torch.long), (-100, torch.long), (0, torch.uint8)])
+def test_smoothing_takes_the_targets_that_the_loss_takes(ignored: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    output = OutputLayer(6, 9)
+    hidden, target = torch.randn(4, 6), torch.tensor([1, 2, ignored, 3]).to(dtype)
+    smoothed = output.loss(hidden, target, ignore_index=ignored, label_smoothing=0.1)
+    scores = output(hidden)
+    expected = tsallis.entmax_loss(scores, target, ignore_index=ignored, label_smoothing=0.1)
+    torch.testing.assert_close(smoothed, expected)
