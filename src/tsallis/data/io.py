@@ -73,7 +73,7 @@ def write_atomic(path: Path | str, data: bytes | str) -> None:
     except BaseException as error:
         if os.path.exists(temporary):
             os.unlink(temporary)
-        if isinstance(error, OSError) and error.filename is None:  # as of a full disk
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:  # as of a full disk
             error.filename = str(path)
         raise
     sync_folder(path.parent)
