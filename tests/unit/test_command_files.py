@@ -21,7 +21,6 @@ def test_two_outputs_of_one_name_are_refused(tmp_path: Path) -> None:
         check_writable(tmp_path / "a", tmp_path / "folder" / ".." / "a")
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
 def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="expected a file to write, found a device or a pipe"):
