@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tsallis.data.io import BoundedStream, Stream, TooLarge, decompress
 from tsallis.datasets import converters
-from tsallis.datasets.archive_folders import LONGEST, read_folder, write_files, write_images
+from tsallis.datasets.archive_folders import LONGEST, read_folder, uncompressed, write_files, write_images
 from tsallis.datasets.converters import CorruptDownloadError
 from tsallis.datasets.download import Part, SourceFile, check, fetch, known, record_of, same_digest, take_name
 from tsallis.errors import InputError
@@ -166,24 +166,24 @@ def _member_lines(part: Part, path: Path, where: str) -> Iterator[bytes]:
 
 @contextmanager
 def _open_part(part: Part, path: Path) -> Iterator[Stream]:
+    if part.packing == "tar":
+        with uncompressed(path) as packed, tarfile.open(fileobj=packed, mode="r|") as tar:
+            for member in tar:
+                # A link or a device of that name is not it.
+                content = tar.extractfile(member) if member.name == part.member and member.isreg() else None
+                if content is not None:
+                    yield BoundedStream(content, packed, path)
+                    return
+            raise CorruptDownloadError(f"{path.name}: holds no {part.member}")
     with path.open("rb") as packed:
         if part.packing in ("plain", "gz", "xz"):
             yield decompress(packed, path, part.packing)
-        elif part.packing == "zip":
-            with zipfile.ZipFile(packed) as archive:
-                if part.member not in archive.namelist():
-                    raise CorruptDownloadError(f"{path.name}: holds no {part.member}")
-                with archive.open(part.member) as stream:
-                    yield BoundedStream(stream, packed, path)
-        else:
-            with tarfile.open(fileobj=packed, mode="r|*") as tar:
-                for member in tar:
-                    # A link or a device of that name is not it.
-                    content = tar.extractfile(member) if member.name == part.member and member.isreg() else None
-                    if content is not None:
-                        yield BoundedStream(content, packed, path)
-                        return
+            return
+        with zipfile.ZipFile(packed) as archive:
+            if part.member not in archive.namelist():
                 raise CorruptDownloadError(f"{path.name}: holds no {part.member}")
+            with archive.open(part.member) as stream:
+                yield BoundedStream(stream, packed, path)
 
 
 def _lines(stream: Stream, where: str) -> Iterator[bytes]:
