@@ -20,13 +20,15 @@ from tsallis.errors import InputError
 
 LARGEST = 1 << 26  # bytes of what can't be read line by line
 MANY = 20  # parts that are not announced one by one
-# A zip file may be encrypted (RuntimeError) or packed in an unknown way (NotImplementedError).
+# A zip file may be encrypted (RuntimeError), packed in an unknown way (NotImplementedError), or name its members in
+# bytes that are no text (UnicodeDecodeError).
 DAMAGED = (
     EOFError,
     MemoryError,
     NotImplementedError,
     OverflowError,
     RuntimeError,
+    UnicodeDecodeError,
     gzip.BadGzipFile,
     lzma.LZMAError,
     tarfile.TarError,

@@ -312,6 +312,14 @@ def test_an_archive_may_break_off_in_its_first_bytes(server: Server, tmp_path: P
         fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
 
 
+def test_a_zip_file_may_name_its_members_in_no_text(server: Server, tmp_path: Path) -> None:
+    content = zipped({"text": TEXT})
+    content = content.replace(b"text", b"t\xddxt", 1)  # the name before the content; that of the list is as it was
+    part = packed_in(server, "zip", content[:6] + b"\x00\x08" + content[8:], "text")  # names are UTF-8
+    with pytest.raises(InputError, match="archive1: text: can't be unpacked"):
+        fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
+
+
 def test_a_login_page_is_no_archive(server: Server, tmp_path: Path) -> None:
     for packing in PACKINGS:
         part = packed_in(server, packing, b"<html>log in first</html>\n" * 100, "text")
