@@ -21,9 +21,11 @@ class Evaluation:
 
     Args:
         samples: their number.
-        loss: mean a symbol, with teacher forcing.
-        gold_in_support: share of symbols with a probability, with teacher forcing.
+        loss: mean a symbol that the vocabulary has, with teacher forcing.
+        gold_in_support: share of symbols with a probability, with teacher forcing; one that the vocabulary lacks has
+            none.
         symbol_accuracy: share of symbols that are the most probable, with teacher forcing.
+        unknown_symbols: the number of gold symbols that the vocabulary lacks.
         gold_possible: share of samples whose gold output is among the hypotheses.
         single: share of samples whose whole mass is on one hypothesis.
         complete, optimal, bounded, none: shares of the kinds of certificates.
@@ -51,6 +53,7 @@ class Evaluation:
     loss: float
     gold_in_support: float
     symbol_accuracy: float
+    unknown_symbols: int
     gold_possible: float
     single: float
     complete: float
@@ -109,6 +112,7 @@ def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: flo
         loss=scores.loss,
         gold_in_support=scores.gold_in_support,
         symbol_accuracy=scores.symbol_accuracy,
+        unknown_symbols=scores.unknown_symbols,
         gold_possible=hits / count,
         single=single / count,
         complete=kinds.count("complete") / count,

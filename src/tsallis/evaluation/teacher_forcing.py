@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tsallis.data.batching import Batch, counted
+from tsallis.data.batching import IGNORED, Batch, counted
 from tsallis.data.corpus import Corpus
 from tsallis.evaluation.language import smoothed_losses, sparsemax_scores
 from tsallis.models.protocol import device_of
@@ -22,10 +22,13 @@ OF_OUTPUT = 9  # numbers that are of the output layer
 
 @dataclass(frozen=True)
 class TeacherForcedScores:
-    """Loss and sparsity of a model with teacher forcing, symbols that its vocabulary lacks left out.
+    """Loss and sparsity of a model with teacher forcing.
+
+    A symbol that the vocabulary lacks has probability zero, as in :func:`~tsallis.search.score`: it is wrong, and out
+    of the support. The loss alone leaves it out, for it would be infinite.
 
     Args:
-        loss: the map's own loss, a symbol.
+        loss: the map's own loss, a symbol of the vocabulary.
         gold_in_support: share of symbols with a probability.
         symbol_accuracy: share of symbols that are the most probable.
         output_support: symbols with a probability, mean over steps.
@@ -35,9 +38,10 @@ class TeacherForcedScores:
         smoothed_loss: :math:`-\\log` of smoothed probabilities, see `epsilon_perplexity`.
         sparsemax_score: mean of :math:`p_y + (1 - \\|p\\|^2) / 2` (Martins et al. 2020, *Sparse Text Generation*).
         attention_support: positions with a weight, mean over steps (and heads).
+        unknown_symbols: the number of symbols that the vocabulary lacks.
 
     Example:
-        >>> sums = [1.0, 2.0, 2.0, 6.0, 2.0, 4.0, 0.5, 2.0, 1.0, 3.0, 2.0]  # the last one: of two symbols
+        >>> sums = [1.0, 2.0, 2.0, 6.0, 2.0, 4.0, 0.5, 2.0, 1.0, 3.0, 0.0, 2.0]  # of two symbols, none of them unknown
         >>> scores = TeacherForcedScores.of(sums)
         >>> scores.loss, scores.output_support
         (0.5, 3.0)
@@ -53,6 +57,7 @@ class TeacherForcedScores:
     smoothed_loss: float
     sparsemax_score: float
     attention_support: float
+    unknown_symbols: int = field(kw_only=True)
 
     @property
     def epsilon_perplexity(self) -> float:
@@ -62,8 +67,9 @@ class TeacherForcedScores:
     @classmethod
     def of(cls, sums: Sequence[float]) -> TeacherForcedScores:
         """Return the means of sums by :func:`teacher_forced_sums`, which may be added up over batches and processes."""
-        *totals, symbols = sums
-        return cls(*(total / max(symbols, 1) for total in totals))
+        loss, *totals, unknown, symbols = sums
+        means = (total / max(symbols, 1) for total in totals)
+        return cls(loss / max(symbols - unknown, 1), *means, unknown_symbols=int(unknown))
 
 
 def teacher_forced_scores(model: Any, corpus: Corpus, batch_size: int = 128) -> TeacherForcedScores:
@@ -101,12 +107,13 @@ def teacher_forced_sums(
         for batch in batches:
             tgt_out = batch.tgt_out.to(device)
             decoded = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
-            mask = counted(tgt_out)
+            mask = tgt_out != IGNORED
             hidden, gold = decoded.hidden[mask], tgt_out[mask]  # [symbols, d_model], [symbols]
             width = max(1, AT_ONCE // model.output.scores(hidden[:1]).shape[-1])
             parts = zip(hidden.split(width), gold.split(width), strict=True)
             of_output = sum((_output_sums(model.output, h, y) for h, y in parts), torch.zeros(OF_OUTPUT).double())
-            rest = [model.num_attended(decoded)[mask].double().sum(), mask.sum().double()]
+            unknown = (~counted(gold)).sum().double()
+            rest = [model.num_attended(decoded)[mask].double().sum(), unknown, mask.sum().double()]
             totals += torch.cat([of_output, torch.stack(rest).cpu()])
             for kind, layers in (model.attention_stats() if densities else {}).items():
                 assert densities is not None
@@ -130,9 +137,9 @@ def row_hits(model: Any, batches: Iterable[Batch]) -> dict[int, tuple[int, int]]
         for batch in batches:
             tgt_out = batch.tgt_out.to(device)
             hidden = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device)).hidden
-            mask = counted(tgt_out)
-            right = torch.zeros_like(mask)
-            right[mask] = model.output.scores(hidden[mask]).argmax(-1) == tgt_out[mask]
+            mask, known = tgt_out != IGNORED, counted(tgt_out)
+            right = torch.zeros_like(known)
+            right[known] = model.output.scores(hidden[known]).argmax(-1) == tgt_out[known]
             counts = zip(right.sum(1).tolist(), mask.sum(1).tolist(), strict=True)
             hits.update(dict(zip(batch.index, counts, strict=True)))
     return hits
@@ -140,19 +147,21 @@ def row_hits(model: Any, batches: Iterable[Batch]) -> dict[int, tuple[int, int]]
 
 def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
     """Return the sums over symbols of what :class:`TeacherForcedScores` says of the output layer [OF_OUTPUT]."""
+    known = counted(gold)  # [symbols]
     scores = output.scores(hidden)  # [symbols, d_vocab]
     probs = output.probs(scores)
-    of_gold = probs.gather(-1, gold.unsqueeze(-1)).squeeze(-1)
+    of_gold = _gold_values(probs, gold, known)
     thresholds = output_thresholds(output, scores, probs) if hasattr(output, "alpha") else None
     # What is not normalised is no distribution, as the two scores of Martins et al. need it.
     shares = probs if output.normalized else probs / probs.sum(-1, keepdim=True).clamp(min=1e-30)
-    of_gold_share = shares.gather(-1, gold.unsqueeze(-1)).squeeze(-1)
+    of_gold_share = _gold_values(shares, gold, known)
     # An ensemble's scores are not those that its models' losses are of.
     of_scores = hasattr(output, "loss_of_scores")
+    loss, inputs = (output.loss_of_scores, scores) if of_scores else (output.loss, hidden)
     sums = [
-        (output.loss_of_scores if of_scores else output.loss)(scores if of_scores else hidden, gold, reduction="sum"),
+        loss(inputs[known], gold[known], reduction="sum"),
         (of_gold > 0).sum(),
-        (probs.argmax(-1) == gold).sum(),
+        ((probs.argmax(-1) == gold) & known).sum(),
         (probs > 0).sum(),
         probs.sum(),
         scores.masked_fill(scores == -torch.inf, 0).norm(dim=-1).sum(),
@@ -161,6 +170,11 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
         sparsemax_scores(shares, of_gold_share).sum(),
     ]
     return torch.stack([x.double() for x in sums]).cpu()
+
+
+def _gold_values(values: Tensor, gold: Tensor, known: Tensor) -> Tensor:
+    """Return the values [symbols] of gold symbols among those of all [symbols, d_vocab]; 0 of an unknown one."""
+    return values.gather(-1, gold.unsqueeze(-1)).squeeze(-1).masked_fill(~known, 0)
 
 
 def output_thresholds(output: Any, scores: Tensor, probs: Tensor) -> Tensor | None:

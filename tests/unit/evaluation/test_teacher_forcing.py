@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
+from tsallis.data.batching import Batch
+from tsallis.data.corpus import Corpus
 from tsallis.evaluation.language import text_scores
 from tsallis.evaluation.metrics import evaluate
 from tsallis.evaluation.search_results import search_corpus, timed_search
 from tsallis.evaluation.teacher_forcing import TeacherForcedScores, row_hits, teacher_forced_scores, teacher_forced_sums
-from tsallis.search import Ensemble, score
+from tsallis.search import Ensemble, score, score_tokens
+from tsallis.special_symbols import UNK
 from unit.evaluation.small_models import CORPUS, model, transformer
 
 
@@ -88,7 +93,7 @@ def test_parts_add_up_to_the_whole() -> None:
     whole = TeacherForcedScores.of([a + b for a, b in zip(*parts, strict=True)])
     for name, value in vars(teacher_forced_scores(net, CORPUS, 5)).items():
         assert getattr(whole, name) == pytest.approx(value, rel=1e-12)
-    assert teacher_forced_sums(net, []) == [0.0] * 11
+    assert teacher_forced_sums(net, []) == [0.0] * 12
 
 
 def test_an_ensemble_of_different_models() -> None:
@@ -117,3 +122,45 @@ def test_an_ensemble_of_different_models() -> None:
     stepwise = score(both, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
     torch.testing.assert_close(totals, stepwise, atol=1e-4, rtol=1e-4)
     assert evaluate(both, CORPUS, *timed_search(both, CORPUS, beam_size=3)).samples == len(CORPUS)
+
+
+@pytest.mark.parametrize("output", ["softmax", "sparsemax", "entmax", "alpha_relu", "ensemble"])
+@pytest.mark.parametrize("rows", [1, 12])
+def test_a_symbol_that_the_vocabulary_lacks_is_wrong_and_out_of_the_support(output: str, rows: int) -> None:
+    """It has probability zero, as in `score`; the loss, which would be infinite, is that of the others."""
+    net = Ensemble([model().eval(), model("softmax").eval()]) if output == "ensemble" else model(output).eval()
+    known = Corpus(CORPUS.src[:rows], CORPUS.tgt[:rows])
+    corpus = Corpus(known.src, [[*known.tgt[0][:-1], UNK], *known.tgt[1:]])
+    (scored,) = score_tokens(net, *_inputs(corpus.batch([0])))
+    assert scored.exclusion is not None and scored.log_prob == -math.inf
+    batch = corpus.batch(range(rows))
+    with torch.no_grad():
+        hidden = net(batch.src, batch.src_lengths, batch.tgt_in).hidden[batch.tgt_out != -100]
+        scores = net.output.scores(hidden)
+        values = net.output.probs(scores)
+    gold = batch.tgt_out[batch.tgt_out != -100]
+    right, possible = values.argmax(-1) == gold, values.gather(-1, gold.unsqueeze(-1)).squeeze(-1) > 0
+    known_gold = gold != UNK
+    loss = net.output.loss(hidden[known_gold], gold[known_gold], reduction="sum").item()
+    result = teacher_forced_scores(net, corpus, batch_size=5)
+    assert result.unknown_symbols == 1 and teacher_forced_scores(net, known).unknown_symbols == 0
+    assert result.symbol_accuracy == pytest.approx(int((right & known_gold).sum()) / len(gold))
+    assert result.gold_in_support == pytest.approx(int((possible & known_gold).sum()) / len(gold))
+    assert result.gold_in_support <= 1 - 1 / len(gold)
+    assert result.loss == pytest.approx(loss / (len(gold) - 1), rel=1e-5)
+    assert result.output_support == pytest.approx((values > 0).sum(-1).double().mean().item())
+    if output != "alpha_relu":
+        expected = text_scores(values, gold)
+        assert result.epsilon_perplexity == pytest.approx(expected.epsilon_perplexity, rel=1e-5)
+        assert result.sparsemax_score == pytest.approx(expected.sparsemax_score, rel=1e-5)
+    (hits, total), *_ = (row_hits(net, corpus.batches(5))[row] for row in range(rows))
+    assert total == len(corpus.tgt[0]) + 1 and hits < total
+
+
+def test_a_text_of_unknown_symbols_alone_has_no_loss() -> None:
+    result = teacher_forced_scores(model().eval(), Corpus([[4, 5]], [[UNK] * 3]))
+    assert result.unknown_symbols == 3 and result.gold_in_support <= 1 / 4 and math.isfinite(result.loss)
+
+
+def _inputs(batch: Batch) -> tuple[torch.Tensor, ...]:
+    return batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out
