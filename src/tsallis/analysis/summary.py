@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -26,6 +26,7 @@ from tsallis.analysis.tree import beam_tree
 from tsallis.analysis.words import PieceCounts
 from tsallis.data.batching import Batch
 from tsallis.data.corpus import Corpus
+from tsallis.data.io import distinct_names
 from tsallis.errors import InputError
 from tsallis.models import LanguageModel, TransformerSeq2Seq
 from tsallis.models.protocol import device_of
@@ -150,7 +151,8 @@ def summarize_runs(
         _summary(one, own, options, rows, count, lambda *work, number=number: advance(number, *work))
         for number, (one, own) in enumerate(zip(inputs, passes, strict=True))
     ]
-    return summaries, contrasts
+    names = distinct_names([one.run.folder for one in inputs])
+    return [replace(summary, name=name) for summary, name in zip(summaries, names, strict=True)], contrasts
 
 
 def _read_together(
@@ -172,7 +174,7 @@ def _read_together(
         for number, comparison in comparisons.items():
             for pair in zip(batches[0], batches[number], strict=True):
                 comparison.update(*pair)
-    names = [one.run.folder.name for one in inputs]
+    names = distinct_names([one.run.folder for one in inputs])
     return [ComparisonSummary(names[0], names[number], one.result()) for number, one in comparisons.items()]
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 try:
     import typer
@@ -120,7 +120,29 @@ def _run(command: Callable[[], object]) -> object:
             print(error.format_message())
             return 2
         path = error.ctx.command_path if error.ctx else "tsallis"
-        raise InputError(f"{error.format_message().removesuffix('.')} (see {path} --help)") from error
+        raise InputError(f"{_explain_usage(error)} (see {path} --help)") from error
+
+
+def _explain_usage(error: Any) -> str:
+    """Return the message of a wrong argument; that of a number says what was found, and which numbers are right."""
+    from tsallis.errors import describe
+
+    text: str = error.format_message().removesuffix(".").replace("Value error, ", "")
+    descriptor: Any = getattr(getattr(error, "param", None), "type_descriptor", None)
+    kind = _number_kind(getattr(descriptor, "annotation", None))
+    if kind is None or not hasattr(error.__cause__, "errors"):
+        return text  # typer before 0.29 names value and range by itself
+    bounds = descriptor.parameter_info.min, descriptor.parameter_info.max
+    least, most = (int(bound) if bound is not None and bound == int(bound) else bound for bound in bounds)
+    span = "" if least is None else f" of at least {least}" if most is None else f" from {least} to {most}"
+    value = error.__cause__.errors(include_url=False)[0]["input"]
+    return f"{text.partition(': ')[0]}: expected {kind}{span}, found {describe(value)}"
+
+
+def _number_kind(annotation: Any) -> str | None:
+    """Return what an option of this type takes, if that is a number."""
+    types = get_args(annotation) or (annotation,)
+    return "a whole number" if int in types else "a number" if float in types else None
 
 
 def _explain(error: Exception) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tsallis.cli.input import beam_size_of, check_command, open_run
-from tsallis.cli.options import Beam, Device, SplitLanguage, Which
+from tsallis.cli.options import Beam, Device, TextLanguage, Which
 from tsallis.cli.output import check_folder, check_writable, print_fields
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def analyze(
         bool, typer.Option("--sweep", help="Draw scores against the one setting in which runs differ; run no model.")
     ] = False,
     beam: Beam = None,
-    language: SplitLanguage = None,
+    language: TextLanguage = None,
     checkpoint: Which = "best",
     device: Device = "auto",
 ) -> None:
@@ -82,7 +82,7 @@ def analyze(
 def _write(report: Report, out: Path, figures: Path | None, records: Path | None) -> None:
     """Write all files once everything is computed, each in one step."""
     import tsallis
-    from tsallis.data.io import write_atomic
+    from tsallis.data.io import write_output
     from tsallis.report.page import build_page
 
     files: dict[Path, str | bytes] = {}
@@ -95,8 +95,7 @@ def _write(report: Report, out: Path, figures: Path | None, records: Path | None
         files |= {figures / name: blob for name, blob in draw_figures(report.runs, report.sweep, report.densities)}
     page = build_page(**report._asdict(), note=f"tsallis {tsallis.__version__}")
     for path, blob in chain(files.items(), [(out, page)]):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, blob)
+        write_output(path, blob)
         print_fields(str(path))
 
 

@@ -20,7 +20,7 @@ def data_list(
         str | None, typer.Argument(metavar="[TEXT]", help="Only those with it in their name, title or licence.")
     ] = None,
     language: Annotated[
-        str | None, typer.Option(help="Only those with files of this language, as de or spanish.")
+        str | None, typer.Option(help="Only those with files of this language, as a data set names it: de, spanish.")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -123,7 +123,7 @@ def evaluate(
 
 
 def _write(path: Path, run: Run, lines: Lines, results: Sequence[Result]) -> None:
-    from tsallis.data.io import write_atomic
+    from tsallis.data.io import write_output
     from tsallis.evaluation.outputs import output_records
 
     of_rows = output_records(run.model, run.tgt_vocab, lines.corpus, lines.references, results)
@@ -136,5 +136,4 @@ def _write(path: Path, run: Run, lines: Lines, results: Sequence[Result]) -> Non
         }
         for row, record in enumerate(of_rows)
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records))
+    write_output(path, "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records))

@@ -26,21 +26,24 @@ def open_run(
     """Load a run and its task; with others its model is the ensemble of all of them.
 
     Raises:
-        InputError: a folder that is no run, a device that is not there, runs of different tasks or vocabularies.
+        InputError: a folder that is no run or has a file of another one, a device that is not there, runs of different
+            tasks or vocabularies.
     """
     from dataclasses import replace
 
     from tsallis.errors import InputError
     from tsallis.search import Ensemble
-    from tsallis.tasks.registry import task_of
+    from tsallis.tasks.registry import task_of_run
     from tsallis.training.distributed import device_kind
-    from tsallis.training.run_folder import TASK, load_run
+    from tsallis.training.run_folder import load_run
 
     kind = device_kind(device)
     run = load_run(folder, checkpoint)
+    task = task_of_run(run)
     models = [run.model.to(kind)]
     for other in others or ():
         member = load_run(other, checkpoint)
+        task_of_run(member)
         same = {
             "task": run.task.get("task") == member.task.get("task"),
             "source vocabulary": run.src_vocab == member.src_vocab,
@@ -49,8 +52,7 @@ def open_run(
         if differing := [name for name, equal in same.items() if not equal]:
             raise InputError(f"{other}: can't join an ensemble with {folder}: another {differing[0]}")
         models.append(member.model.to(kind))
-    run = replace(run, model=Ensemble(models)) if others else run
-    return run, task_of(run.task, folder / TASK)
+    return replace(run, model=Ensemble(models)) if others else run, task
 
 
 def check_command(task: Task, folder: Path, command: str) -> None:

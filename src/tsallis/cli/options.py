@@ -20,6 +20,9 @@ Images = Annotated[Path | None, typer.Option(help="Images that lines name; defau
 SplitLanguage = Annotated[
     str | None, typer.Option("--language", help="FILE's language, for a run of several; of a split, only this one.")
 ]
+TextLanguage = Annotated[
+    str | None, typer.Option("--language", help="--text's language, for a run of several; of a split, only this one.")
+]
 SplitImages = Annotated[
     Path | None, typer.Option("--images", help="Images that lines name; default: those of the config's split.")
 ]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Any
 
 ROWS = {
     "samples": ("samples", "d"),
@@ -25,6 +23,7 @@ ROWS = {
     "sparsemax_score": ("sparsemax score", ".4f"),
     "symbol_accuracy": ("symbols right, gold before", ".2%"),
     "gold_in_support": ("gold symbols in support", ".2%"),
+    "unknown_symbols": ("gold symbols unknown", "d"),
     "single": ("all mass on one hypothesis", ".1%"),
     "complete": ("certificate complete", ".1%"),
     "optimal": ("certificate optimal", ".1%"),
@@ -40,6 +39,7 @@ ROWS = {
     "empty_possible": ("empty output possible", ".2%"),
     "speed": ("symbols a second", ".0f"),
 }
+WHERE_ANY = ("unknown_symbols",)  # rows that are left out where the number is 0
 RATES = {
     "tokens": ("tokens", ".1f"),
     "repetition_16": ("repeated, of 16 before", ".2%"),
@@ -70,10 +70,11 @@ def check_writable(*paths: Path | None) -> None:
         # A file takes the place of what is there: it must not be that of a device.
         if path.exists() and not path.is_file():
             raise InputError(f"{path}: expected a file to write, found a device or a pipe")
-        check_folder(path.parent)
-        if path.resolve() in seen:
+        target = Path(os.path.realpath(path))  # where a link leads to
+        check_folder(target.parent)
+        if target in seen:
             raise InputError(f"{path}: two outputs can't be one file")
-        seen.add(path.resolve())
+        seen.add(target)
 
 
 def check_folder(folder: Path) -> None:
@@ -101,7 +102,8 @@ def score_table(report: dict[str, Any]) -> str:
     known = {*ROWS, *Evaluation.__dataclass_fields__}
     others = {key: value for key, value in report.items() if isinstance(value, float) and key not in known}
     lines = [f"{key:<28}{value:>10.4f}" for key, value in others.items()]
-    lines += [f"{title:<28}{format(report[key], how):>10}" for key, (title, how) in ROWS.items() if key in report]
+    rows = {key: row for key, row in ROWS.items() if key in report and (report[key] or key not in WHERE_ANY)}
+    lines += [f"{title:<28}{format(report[key], how):>10}" for key, (title, how) in rows.items()]
     lines += [f"{name}: {text}" for name, text in report.get("signatures", {}).items()]
     if "languages" in report:
         lines += ["", f"{'language':<28}{'samples':>10}{'accuracy':>10}{'Levenshtein':>13}"]

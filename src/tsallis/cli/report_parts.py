@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +52,13 @@ def read_sweep(runs: Sequence[Path]) -> Sweep:
     Raises:
         InputError: runs that are no sweep.
     """
-    return sweep([SweepRun(run.name, _settings(load_config(run / "config.yaml")), value_history(run)) for run in runs])
+    names = io.distinct_names(runs)
+    return sweep(
+        [
+            SweepRun(name, _settings(load_config(run / "config.yaml")), value_history(run))
+            for name, run in zip(names, runs, strict=True)
+        ]
+    )
 
 
 def sweep_if_any(runs: Sequence[Path]) -> Sweep | None:
@@ -109,7 +116,8 @@ def describe_labels(runs: Runs, split: str, text: Path | None, options: Options)
     _check_one_task(runs)
     (first, _), rows = runs[0], None
     summaries: list[DensitySummary] = []
-    for run, task in runs:
+    names = io.distinct_names([run.folder for run, _ in runs])
+    for (run, task), own_name in zip(runs, names, strict=True):
         lines = _label_lines(run, task, first, split, text, options.limit)
         name = f"the {split} split" if text is None else str(text)
         if rows is not None and rows[-1] >= len(lines.corpus):
@@ -117,7 +125,7 @@ def describe_labels(runs: Runs, split: str, text: Path | None, options: Options)
         with _progress([run]) as advance:
             summary = summarize_densities(run, lines.corpus, name, lines.titles, options, rows, advance)
         rows = [example.index for example in summary.shown]
-        summaries.append(summary)
+        summaries.append(replace(summary, name=own_name))
     return summaries
 
 
@@ -137,10 +145,11 @@ def _progress(runs: Sequence[Run]) -> Iterator[Callable[[int, str, int, int], No
     console = Console(stderr=True)
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bars = [progress.add_task(run.folder.name, total=None) for run in runs]
+        names = io.distinct_names([run.folder for run in runs])
+        bars = [progress.add_task(name, total=None) for name in names]
 
         def advance(number: int, stage: str, done: int, total: int) -> None:
-            description = f"{runs[number].folder.name}: {stage}"
+            description = f"{names[number]}: {stage}"
             progress.update(bars[number], description=description, completed=done, total=total)
 
         yield advance

@@ -109,13 +109,11 @@ def _names(folders: list[Path]) -> list[str]:
     Raises:
         InputError: the same folder twice.
     """
+    from tsallis.data.io import distinct_names
     from tsallis.errors import InputError
 
-    paths = [folder.resolve().parts for folder in folders]
-    names = []
+    paths = [folder.resolve() for folder in folders]
     for path, folder in zip(paths, folders, strict=True):
         if paths.count(path) > 1:
             raise InputError(f"{folder}: the same run twice")
-        count = next(n for n in range(1, len(path) + 1) if sum(other[-n:] == path[-n:] for other in paths) == 1)
-        names.append("/".join(path[-count:]).lstrip("/"))
-    return names
+    return distinct_names(paths)

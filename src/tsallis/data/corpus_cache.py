@@ -62,6 +62,7 @@ def encode_pairs(
     max_length: int | None = None,
     keep_text: bool = False,
     made_from: dict[str, Any] | None = None,
+    name: str = "the text",
 ) -> Corpus:
     """Encode pairs into files of a folder, never all of them in memory.
 
@@ -73,6 +74,7 @@ def encode_pairs(
         max_length: subwords a side; longer pairs are left out.
         keep_text: also keep the text, for :class:`~tsallis.data.corpus.SampledCorpus`.
         made_from: anything that JSON can hold, kept with the corpus.
+        name: of the pairs' files, for errors.
 
     Returns:
         The corpus, mapped into memory; its `counts` say what was left out.
@@ -99,9 +101,9 @@ def encode_pairs(
             rows_count += int(fits.sum())
             empty += int((~filled).sum())
         if not rows_count:
-            raise InputError(
-                f"{folder}: none of {pairs_read} pairs is left: {empty} have an empty side, the others are too long"
-            )
+            long = f", {pairs_read - empty} more than {max_length} subwords on one (max_length)"
+            reason = f"{empty} have an empty side{long if empty < pairs_read else ''}"
+            raise InputError(f"{name}: none of {pairs_read} pairs is left: {reason}")
         for side in sides:
             side.finish()
     counts = Counts(pairs_read, rows_count, empty, pairs_read - rows_count - empty)
@@ -179,8 +181,9 @@ def cached_subwords(
             if path.exists():
                 return Subwords.load(path)
             text = chain(*map(stream_lines, paths))
+            name = " and ".join(map(str, paths))
             subwords = Subwords.train(
-                text, size, kind, coverage, normalization=normalization, split_digits=split_digits
+                text, size, kind, coverage, normalization=normalization, split_digits=split_digits, name=name
             )
             subwords.save(path)
             return subwords
@@ -236,7 +239,8 @@ def _entry(
     """Return the folder of the cache with the encoded text, made if it isn't there."""
 
     def write(folder: Path) -> None:
-        encode_pairs(read_parallel(src_path, tgt_path), folder, src, tgt, max_length, keep_text, made_from)
+        pairs, name = read_parallel(src_path, tgt_path), f"{src_path} and {tgt_path}"
+        encode_pairs(pairs, folder, src, tgt, max_length, keep_text, made_from, name)
 
     def whole(folder: Path) -> bool:
         return _whole(folder, keep_text)

@@ -79,6 +79,31 @@ def write_atomic(path: Path | str, data: bytes | str) -> None:
     sync_folder(path.parent)
 
 
+def write_output(path: Path | str, data: bytes | str) -> None:
+    """Write a file that a user names, as :func:`write_atomic` does; a link to a file stays a link to it.
+
+    The folder is made if it is missing.
+    """
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(target, data)
+
+
+def distinct_names(paths: Sequence[Path]) -> list[str]:
+    """Return the shortest end of each path that no other path has; paths that are the same have the same.
+
+    >>> distinct_names([Path("/a/best"), Path("/b/best"), Path("/b/last")])
+    ['a/best', 'b/best', 'last']
+    """
+    parts = [Path(os.path.abspath(path)).parts for path in paths]
+    names = []
+    for own in parts:
+        others = [other for other in parts if other != own]
+        count = next(n for n in range(1, len(own) + 1) if all(other[-n:] != own[-n:] for other in others))
+        names.append("/".join(own[-count:]).lstrip("/") or "/")
+    return names
+
+
 def write_all(handle: int, blob: bytes) -> None:
     """Write all of `blob`; the system may take it in parts."""
     rest = memoryview(blob)

@@ -67,6 +67,7 @@ class Subwords:
         normalization: str = "nmt_nfkc",
         max_lines: int = MAX_LINES,
         split_digits: bool = False,
+        name: str | None = None,
     ) -> Subwords:
         """Learn a vocabulary from lines of text; the same lines give the same model, byte for byte.
 
@@ -83,6 +84,7 @@ class Subwords:
                 is normalised, and text comes back as it was.
             max_lines: memory grows with it.
             split_digits: every digit is a subword of its own, so that numbers are spelt.
+            name: of the lines' files, for errors.
 
         Raises:
             InputError: no text, or a size that is too large or too small for it.
@@ -110,7 +112,7 @@ class Subwords:
         except (RuntimeError, ValueError) as error:
             if guarded.error is not None:
                 raise guarded.error from None
-            raise InputError(_explain(str(error), size)) from error
+            raise InputError(f"{name}: " * (name is not None) + _explain(str(error), size)) from error
         return cls(written.blob)
 
     def __len__(self) -> int:

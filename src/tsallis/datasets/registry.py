@@ -12,6 +12,7 @@ from tsallis.datasets.source import Source, language_of, table, unpacked
 from tsallis.errors import InputError
 
 __all__ = ["SOURCES", "Source", "check_sides", "get", "language_of"]
+SETTINGS = ("high", "medium", "low")  # of the shared task of 2018: training files of three sizes
 PACKED = ".packed"  # what texts are unpacked from, until they all are
 
 
@@ -22,9 +23,12 @@ def _sigmorphon2018() -> Source:
     for name, size, sha256 in table("sigmorphon2018.tsv"):
         # The ten surprise languages of the task have a folder of their own.
         entries.append(SourceFile(name, (f"{base}/all/{name}", f"{base}/surprise/{name}"), int(size), sha256))
+    settings = {setting: sum(entry.name.endswith(f"-train-{setting}") for entry in entries) for setting in SETTINGS}
+    counts = ", ".join(f"{count} in {setting}" for setting, count in settings.items())
+    most = max(settings.values())
     return Source(
         "sigmorphon2018",
-        "CoNLL-SIGMORPHON 2018, task 1: inflection in 95 languages, high, medium and low settings",
+        f"CoNLL-SIGMORPHON 2018, task 1: inflection in {most} of its 103 languages; by setting {counts}",
         "derived from UniMorph (CC BY-SA)",
         "Cotterell et al. 2018, The CoNLL-SIGMORPHON 2018 shared task: Universal morphological reinflection",
         tuple(entries),

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tsallis.data.io import write_atomic
+from tsallis.data.io import write_output
 from tsallis.errors import InputError
 
 if TYPE_CHECKING:
@@ -115,8 +115,7 @@ def save(figure: Figure | Axes, path: Path | str, dpi: float = 200) -> None:
     if ending not in ENDINGS:
         endings = ", ".join(f".{e}" for e in ENDINGS)
         raise InputError(f"{path}: a figure's file must end in one of {endings}")
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, render(figure, ending, dpi))
+    write_output(path, render(figure, ending, dpi))
 
 
 def render(figure: Figure | Axes, ending: str, dpi: float = 200) -> bytes:

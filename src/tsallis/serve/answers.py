@@ -141,7 +141,7 @@ class ServedRun:
         """
         values = self.task.check_options(self.run, {"language": request.language})
         lines = self.task.read(sources, "sources", self.run, False, **values)
-        refuse_long(lines.corpus, self.limits.symbols, "sources", lines.numbers)
+        refuse_long(lines.corpus, self.limits.symbols, lambda row, _: f"sources:{lines.numbers[row] + 1}")
         return lines
 
     def _check_run(self, request: TranslateRequest) -> None:

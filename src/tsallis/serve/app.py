@@ -102,7 +102,11 @@ class _Api:
             if isinstance(query, TranslateRequest):
                 key, size = run.key(query), len(query.sources)
             job = self.worker.submit(getattr(run, name), key, query, size)
-            return await _wait(job, request)
+            timer = asyncio.get_running_loop().call_later(self.limits.patience, self.worker.expire, job)
+            try:
+                return await _wait(job, request)
+            finally:
+                timer.cancel()
 
         return answer
 

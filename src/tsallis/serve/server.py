@@ -74,10 +74,13 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._started, self._worker = started, app.state.worker
+        self._error: Exception | None = None  # of `started`
 
     def answer(self, opened: socket.socket) -> None:
-        """Answer requests on a bound socket until SIGINT or SIGTERM."""
+        """Answer requests on a bound socket until SIGINT or SIGTERM; raise what `started` raises."""
         asyncio.run(self.serve(sockets=[opened]))
+        if self._error is not None:
+            raise self._error
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit and sig == signal.SIGINT
@@ -90,4 +93,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if not self.should_exit:
-            self._started()
+            try:
+                self._started()
+            except Exception as error:  # uvicorn would print a traceback
+                self._error, self.should_exit = error, True
+                await self.shutdown(sockets)

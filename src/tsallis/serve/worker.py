@@ -120,6 +120,19 @@ class Worker:
             self._changed.notify()
         return job
 
+    def expire(self, job: Job) -> None:
+        """Refuse a job that still waits, whatever the thread is working on: its patience has ended."""
+        with self._changed:
+            if job not in self._jobs:
+                return
+            self._jobs.remove(job)
+        if job.answer.set_running_or_notify_cancel():
+            self._refuse(job)
+
+    def _refuse(self, job: Job) -> None:
+        message = f"the request has waited for more than {self.limits.patience:g} seconds"
+        job.answer.set_exception(Refusal(503, message, self.retry_after()))
+
     def retry_after(self) -> int:
         """Return the seconds after which half of what waits now will have been answered, about."""
         return min(max(1, math.ceil(len(self._jobs) * self._mean / 2)), LONGEST_RETRY)
@@ -170,8 +183,7 @@ class Worker:
         if not job.answer.set_running_or_notify_cancel():
             return False
         if time.monotonic() - job.queued > self.limits.patience:
-            message = f"the request has waited for more than {self.limits.patience:g} seconds"
-            job.answer.set_exception(Refusal(503, message, self.retry_after()))
+            self._refuse(job)
             return False
         return True
 

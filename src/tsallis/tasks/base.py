@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,10 +28,11 @@ from tsallis.evaluation.metrics import evaluate
 from tsallis.evaluation.search_results import timed_search
 from tsallis.evaluation.text_scores import CorpusScore
 from tsallis.models.protocol import device_of
+from tsallis.models.registry import MODELS
 from tsallis.search import Result, beam_search
 from tsallis.tasks.prepared import Prepared, check_rows, check_select, read_source, text_of_run
 from tsallis.tasks.scoring import best_texts, language_scores, score_values
-from tsallis.training.run_folder import TASK, Run, read_stored
+from tsallis.training.run_folder import CONFIG, MODEL, TASK, Run, read_stored
 from tsallis.training.schema import explain
 from tsallis.training.settings import Settings
 from tsallis.training.tensorboard import require_tensorboard
@@ -221,6 +222,44 @@ class Task(ABC):
             raise InputError(f"{path}: {explain(error)}") from error
         return task
 
+    @classmethod
+    def config_facts(cls, config: Any) -> dict[str, Any]:
+        """Return what `task.json` holds as a section `data` has it, as far as the files of the data don't decide it."""
+        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        return {name: getattr(config, name) for name in names if hasattr(config, name)}
+
+    @classmethod
+    def check_facts(cls, facts: Mapping[str, Any], config: Any, path: Path | str = TASK) -> None:
+        """Refuse a `task.json` of another run than the configuration; errors name `path`.
+
+        Args:
+            facts: that the file holds; what it lacks, an earlier version did not know.
+            config: the section `data`.
+            path: of the file.
+
+        Raises:
+            InputError: another task, or another value of a setting.
+        """
+        name = facts.get("task", config.task)
+        expected = {"task": config.task, **(cls.config_facts(config) if name == config.task else {})}
+        for key, value in json.loads(json.dumps(expected)).items():
+            if key in facts and facts[key] != value:
+                difference = f"{key} is {describe(facts[key])}, {describe(value)} by {CONFIG}"
+                raise InputError(f"{path}: {difference}: not this run's file; restore it")
+
+    def check_run(self, run: Run) -> None:
+        """Refuse a run whose `task.json` is not of its model.
+
+        Raises:
+            InputError: such a run.
+        """
+        known = {MODELS[name] for name in self.models}
+        if type(run.model) not in known:
+            raise InputError(
+                f"{run.folder / TASK}: the task {self.name} has no model of the class in {MODEL}: not this run's file; "
+                "restore it"
+            )
+
     def vocabularies(self, run: Run) -> Vocabularies:
         """Return the symbols that a run knows."""
         return Vocabularies(run.src_vocab, run.tgt_vocab)
@@ -242,7 +281,7 @@ class Task(ABC):
         origins = (f"{name}:{number}" for number in range(first + 1, first + len(lines) + 1))
         examples = [self.parse(line, origin, gold, **options) for line, origin in zip(lines, origins, strict=True)]
         encoded = self.encode(examples, self.vocabularies(run))
-        refuse_long(encoded.corpus, self.limit, name, encoded.numbers, first)
+        refuse_long(encoded.corpus, self.limit, lambda row, _: f"{name}:{first + encoded.numbers[row] + 1}")
         return encoded
 
     @classmethod
@@ -263,6 +302,7 @@ class Task(ABC):
             config.model.check()
         else:
             cls.restore(stored.task, folder / TASK)
+            cls.check_facts(stored.task, config.data, folder / TASK)
         settings = Settings(**config.training.settings())
         if settings.tensorboard:
             require_tensorboard()
@@ -411,20 +451,15 @@ def split_name(config: Any, split: str) -> str:
     return name
 
 
-def refuse_long(
-    corpus: Corpus, limit: int | None, name: str, numbers: Sequence[int] | None = None, first: int = 0
-) -> None:
+def refuse_long(corpus: Corpus, limit: int | None, origin: Callable[[int, int], str]) -> None:
     """Raise an InputError that names the first line with more symbols on a side than a search takes.
 
     Args:
         corpus: the lines' symbols.
         limit: symbols a side; None for any number of them.
-        name: of the file.
-        numbers: of the line that each row is, counted from `first`; all of them by default.
-        first: the number of the first line, from 0.
+        origin: returns the file and line of a row's source (0) or target (1).
     """
-    longest = corpus.lengths().amax(1).tolist() if len(corpus) and limit is not None else []
-    for row, length in enumerate(longest):
-        if limit is not None and length > limit:
-            line = first + (row if numbers is None else numbers[row]) + 1
-            raise InputError(f"{name}:{line}: {length} symbols, at most {limit} are read")
+    rows = corpus.lengths().tolist() if len(corpus) and limit is not None else []
+    for row, lengths in enumerate(rows):
+        if limit is not None and (length := max(lengths)) > limit:
+            raise InputError(f"{origin(row, lengths.index(length))}: {length} symbols, at most {limit} are read")

@@ -17,11 +17,13 @@ from tsallis.data.vocabulary import Vocabulary
 from tsallis.datasets.english_verbs import verb_forms
 from tsallis.errors import InputError, describe, shorten
 from tsallis.evaluation.text_scores import CorpusScore, form_scores, levenshtein
+from tsallis.special_symbols import FIRST
 from tsallis.tasks.base import LONGEST, Data, Lines, Task, Vocabularies, refuse_long, split_name
 from tsallis.tasks.sequences import SequenceTask, check_source
-from tsallis.training.run_folder import Run
+from tsallis.training.run_folder import TASK, Run
 
 COLUMNS = "lemma<TAB>form<TAB>tags"
+LANGUAGE = "<lang:"  # that the symbols of languages begin with
 
 
 class InflectionData(Section):
@@ -64,16 +66,18 @@ class Inflection(SequenceTask):
 
     @classmethod
     def load(cls, config: InflectionData) -> tuple[Task, Data]:
-        examples, dev = cls.read_split(config, "train"), _in_turn(list(enumerate(cls.read_split(config, "dev"))))
+        examples, dev_examples = cls.read_split(config, "train"), cls.read_split(config, "dev")
+        dev = _in_turn(list(enumerate(dev_examples)))
         train = [e for e in examples if max(len(e.src_tokens()), len(e.tgt_tokens())) <= config.max_length]
         if not train:
             limit = f"{config.max_length} symbols (data.max_length)"
-            raise InputError(f"data.train: none of {len(examples)} examples has at most {limit}")
+            name = "data.embedded" if config.train is None else Path(config.folder) / config.train
+            raise InputError(f"{name}: none of {len(examples)} examples has at most {limit}")
         task = cls(find_languages(config), config.max_length)
         src, tgt = (Vocabulary.build(x) for x in ((e.src_tokens() for e in train), (e.tgt_tokens() for e in train)))
         vocabularies = Vocabularies(src, tgt)
         lines = task.encode([example for _, example in dev], vocabularies)
-        refuse_long(lines.corpus, config.max_length, "data.dev", [number for number, _ in dev])
+        refuse_long(lines.corpus, config.max_length, lambda row, _: _dev_origin(config, dev_examples, dev[row][0]))
         counts = Counts(len(examples), len(train), 0, len(examples) - len(train))
         return task, Data(replace(encode_examples(train, src, tgt), counts=counts), lines, vocabularies)
 
@@ -93,6 +97,20 @@ class Inflection(SequenceTask):
         name, languages = split_name(config, split), find_languages(config)
         names = [name] if languages is None else [name.replace("{language}", language) for language in languages]
         return [Path(config.folder) / name for name in names]
+
+    @classmethod
+    def config_facts(cls, config: InflectionData) -> dict[str, Any]:
+        facts = super().config_facts(config)
+        return {key: value for key, value in facts.items() if value != "all"}  # "all" is decided by the files
+
+    def check_run(self, run: Run) -> None:
+        super().check_run(run)
+        symbols = map(run.src_vocab.name, range(FIRST, len(run.src_vocab)))
+        known = {symbol[len(LANGUAGE) : -1] for symbol in symbols if symbol.startswith(LANGUAGE)}
+        languages = self.languages or []
+        if not known.issubset(languages) or (languages and not known):
+            difference = f"languages is {describe(languages)}, the model's symbols are of {describe(sorted(known))}"
+            raise InputError(f"{run.folder / TASK}: {difference}: not this run's file; restore it")
 
     @property
     def limit(self) -> int:
@@ -163,6 +181,15 @@ def find_languages(config: InflectionData) -> list[str] | None:
     return names
 
 
+def _dev_origin(config: InflectionData, examples: Sequence[InflectionExample], number: int) -> str:
+    """Return the file and line of an example of the development set."""
+    language = examples[number].language
+    first = next(i for i, example in enumerate(examples) if example.language == language)
+    files = Inflection.files(config, "dev") or [Path("data.embedded")]
+    file = files[0] if language is None else files[(find_languages(config) or []).index(language)]
+    return f"{file}:{number - first + 1}"
+
+
 def _in_turn(examples: list[tuple[int, InflectionExample]]) -> list[tuple[int, InflectionExample]]:
     """Let languages take turns, so that the first examples, whatever their number, are evenly of all."""
     each: dict[str | None, list[tuple[int, InflectionExample]]] = {}
@@ -202,7 +229,7 @@ class InflectionExample:
 
     def src_tokens(self) -> list[str]:
         """Return the language token if there is a language, the tags in the file's order, the lemma's characters."""
-        language = [f"<lang:{self.language}>"] if self.language is not None else []
+        language = [f"{LANGUAGE}{self.language}>"] if self.language is not None else []
         return [*language, *(f"<tag:{tag}>" for tag in self.tags), *self.lemma]
 
     def tgt_tokens(self) -> list[str]:

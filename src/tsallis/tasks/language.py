@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -144,7 +144,7 @@ class Language(SequenceTask):
     def load(cls, config: LanguageData) -> tuple[Task, Data]:
         synthetic = config.synthetic
         symbols = _symbols(config) if synthetic is None else synthetic_vocabulary(synthetic.name)
-        task = cls(config.length) if synthetic is None else cls(synthetic.most, synthetic.name)
+        task = _task_of(config)
         vocabularies = Vocabularies(symbols, symbols)
         train, dev = (task.pack_split(config, split, vocabularies) for split in ("train", "dev"))
         return task, Data(train.corpus, dev, vocabularies)
@@ -161,6 +161,10 @@ class Language(SequenceTask):
     @classmethod
     def files(cls, config: LanguageData, split: str) -> list[Path]:
         return [] if config.embedded or config.synthetic else [_find(config, split)]
+
+    @classmethod
+    def config_facts(cls, config: LanguageData) -> dict[str, Any]:
+        return asdict(_task_of(config))
 
     def parse(self, line: str, origin: str, gold: bool) -> tuple[str, str]:
         if self.synthetic is not None:
@@ -203,7 +207,8 @@ class Language(SequenceTask):
             encoded = encode_texts(texts, vocabularies.tgt)
             return _lines(pack(encoded, length or self.length, len(vocabularies.tgt)))
         except InputError as error:
-            raise InputError(f"data.{split}: {error}") from error
+            name = "data.embedded" if config.embedded is not None else _find(config, split)
+            raise InputError(f"{name}: {error}") from error
 
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
         """Return nothing: a text that is drawn has no reference."""
@@ -228,10 +233,15 @@ class Language(SequenceTask):
         return max(LONGEST, 8 * self.length)
 
 
+def _task_of(config: LanguageData) -> Language:
+    synthetic = config.synthetic
+    return Language(config.length) if synthetic is None else Language(synthetic.most, synthetic.name)
+
+
 def score_texts(model: Any, corpus: Corpus) -> dict[str, Any]:
     """Return scores of texts by their names, and how many rows there are."""
     scores = teacher_forced_scores(model, corpus, EVALUATED)
-    names = (*OF_TEXT, *TEACHER_FORCED, "output_support", "output_sum", "attention_support")
+    names = (*OF_TEXT, *TEACHER_FORCED, "unknown_symbols", "output_support", "output_sum", "attention_support")
     return {"samples": len(corpus), **{name: getattr(scores, name) for name in names}}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tsallis.config import Config
-from tsallis.data.io import write_atomic
+from tsallis.data.io import write_output
 from tsallis.errors import InputError
 from tsallis.evaluation.provenance import command_line, digest_files, environment, shorten_path
 from tsallis.tasks.base import SPLITS
@@ -66,8 +66,7 @@ def describe_result(
 
 def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
     """Write a manifest as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+    write_output(path, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
 
 
 def _digest(config: Config, split: str) -> dict[str, Any] | None:

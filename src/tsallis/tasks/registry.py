@@ -15,6 +15,7 @@ from tsallis.tasks.inflection import Inflection
 from tsallis.tasks.language import Language
 from tsallis.tasks.translation import Translation
 from tsallis.tasks.vqa import Visual
+from tsallis.training.run_folder import CONFIG, TASK, Run
 
 DEFAULT = Inflection.name  # of a configuration that names none
 TASKS: dict[str, type[Task]] = {task.name: task for task in (Inflection, Translation, Classification, Visual, Language)}
@@ -67,6 +68,28 @@ def task_type(config: Config) -> type[Task]:
 def task_of(facts: Mapping[str, Any], path: Path | str = "task.json") -> Task:
     """Return the task that a run folder's `task.json` describes; errors name `path`."""
     return _find(facts, str(path)).restore(facts, path)
+
+
+def task_of_run(run: Run) -> Task:
+    """Return the task of a run that was loaded.
+
+    Raises:
+        InputError: a `task.json` of another run: not of this one's `config.yaml`, or not of its model and symbols.
+    """
+    path = run.folder / TASK
+    task = task_of(run.task, path)
+    if (config := _stored_config(run.folder)) is not None:
+        task_type(config).check_facts(run.task, config.data, path)
+    task.check_run(run)
+    return task
+
+
+def _stored_config(folder: Path) -> Config | None:
+    """Return the configuration of a run folder; None where there is none that this version knows."""
+    try:
+        return load_config(folder / CONFIG)
+    except InputError:
+        return None  # commands that need it say what is wrong with it
 
 
 def _find(facts: Any, origin: str) -> type[Task]:

@@ -115,8 +115,10 @@ class Translation(SequenceTask):
     def load(cls, config: TranslationData) -> tuple[Task, Data]:
         task = cls(config.src, config.tgt, config.max_length, config.lowercase, config.tokenized, config.joiner)
         train, vocabularies = _embedded(task, config) if config.embedded else _cached(config)
-        dev = task.pairs(cls.read_split(config, "dev"), vocabularies)
-        refuse_long(dev.corpus, max(LONGEST, config.max_length), "data.dev", dev.numbers)
+        files = ["data.embedded"] * 2 if config.embedded else [*map(str, find_sides(config, "dev"))]
+        dev = task.pairs(cls.read_split(config, "dev"), vocabularies, " and ".join(files))
+        limit = max(LONGEST, config.max_length)
+        refuse_long(dev.corpus, limit, lambda row, side: f"{files[side]}:{dev.numbers[row] + 1}")
         return task, Data(train, dev, vocabularies)
 
     @classmethod
@@ -155,8 +157,8 @@ class Translation(SequenceTask):
         titles, references = ([examples[i][side] for i in numbers] for side in range(2))
         return Lines(corpus, references, titles, numbers, len(examples))
 
-    def pairs(self, examples: Sequence[Pair], vocabularies: Vocabularies) -> Lines:
-        """Turn pairs into numbers, without those of which a side has no symbols.
+    def pairs(self, examples: Sequence[Pair], vocabularies: Vocabularies, name: str) -> Lines:
+        """Turn pairs into numbers, without those of which a side has no symbols; `name` is that of their files.
 
         Raises:
             InputError: if none is left.
@@ -165,7 +167,7 @@ class Translation(SequenceTask):
         lengths = lines.corpus.lengths()[:, 1].tolist() if len(lines.corpus) else []
         rows = [row for row, length in enumerate(lengths) if length]
         if not rows:
-            raise InputError(f"of {len(examples)} pairs of sentences none has symbols on both sides")
+            raise InputError(f"{name}: of {len(examples)} pairs of sentences none has symbols on both sides")
         return lines.select(rows)
 
     def split_typed(self, text: str, run: Run) -> tuple[list[int], str]:
@@ -219,7 +221,7 @@ def _embedded(task: Translation, config: TranslationData) -> tuple[Corpus, Vocab
         groups: list[Iterable[str]] = [chain(*columns), chain(*columns)] if options.joint else [*columns]
         learning = {**options.learning(), "normalization": config.normalization}
         src, tgt = (Subwords.train(lines, **learning) for lines in groups)
-    train = task.pairs(pairs, Vocabularies(src, tgt))
+    train = task.pairs(pairs, Vocabularies(src, tgt), "data.embedded")
     return train.corpus, Vocabularies(src, tgt)
 
 

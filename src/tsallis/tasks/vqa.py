@@ -151,6 +151,10 @@ class Visual(LabelTask):
         images = sorted(file for file in source.iterdir() if file.is_file()) if source.is_dir() else [source]
         return [path, *(file for file in images if file != path)]
 
+    @classmethod
+    def config_facts(cls, config: VisualData) -> dict[str, Any]:
+        return {"size": config.size, "max_length": config.max_length}  # images may have been unpacked, or moved
+
     def vocabularies(self, run: Run) -> Vocabularies:
         if run.model.image_store is None:
             run.model.image_store = ImageStore()

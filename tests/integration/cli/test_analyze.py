@@ -62,6 +62,19 @@ def test_several_runs_show_the_same_sentences(translator: Path, tmp_path: Path) 
     assert rows[0] == rows[1] and len(rows[0]) == 2 and one["corpus"]["sentences"] == 5
 
 
+def test_runs_of_one_folder_name_are_told_apart(translator: Path, tmp_path: Path) -> None:
+    """On the page, which is written where a link leads, and among the numbers."""
+    runs = [Path(shutil.copytree(translator, tmp_path / name / "run")) for name in "ab"]
+    (tmp_path / "page.html").symlink_to(tmp_path / "pages" / "report.html")
+    sizes = "--sentences", 1, "--limit", 2
+    analyze(*runs, "-o", tmp_path / "page.html", "--json", tmp_path / "all.json", *sizes)
+    assert (tmp_path / "page.html").is_symlink()
+    data, records = data_of(tmp_path / "pages" / "report.html"), json.loads((tmp_path / "all.json").read_text())
+    for content in (data, records):
+        assert [run["name"] for run in content["runs"]] == ["a/run", "b/run"]
+        assert [(both["first"], both["second"]) for both in content["comparisons"]] == [("a/run", "b/run")]
+
+
 @pytest.mark.slow
 def test_figures_are_drawn_in_three_formats(translator: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
@@ -145,6 +158,13 @@ def test_scores_are_drawn_against_the_setting_in_which_runs_differ(swept: list[P
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"sweep.pdf", "sweep.svg", "sweep.png"}
 
 
+def test_runs_of_one_folder_name_are_told_apart_in_a_sweep(swept: list[Path], tmp_path: Path) -> None:
+    runs = [Path(shutil.move(run, tmp_path / f"{run.name}s" / "run")) for run in swept]
+    analyze(*runs, "-o", tmp_path / "page.html", "--sweep")
+    points = data_of(tmp_path / "page.html")["sweep"]["points"]
+    assert [point["runs"] for point in points] == [["run0s/run", "run1s/run"], ["run2s/run"]]
+
+
 def test_several_runs_that_are_a_sweep_are_drawn_as_one_too(swept: list[Path], tmp_path: Path) -> None:
     analyze(*swept[1:], "-o", tmp_path / "page.html", "--sentences", 2, "--limit", 4)
     data = data_of(tmp_path / "page.html")
@@ -184,8 +204,10 @@ def classifier(tmp_path: Path) -> Path:
 
 def test_runs_of_labels_have_a_page_of_densities(classifier: Path, translator: Path, tmp_path: Path) -> None:
     page, records = tmp_path / "page.html", tmp_path / "all.json"
-    analyze(classifier, classifier, "-o", page, "--json", records, "--limit", 10, "--sentences", 4)
+    twin = shutil.copytree(classifier, tmp_path / "twins" / "run")
+    analyze(classifier, twin, "-o", page, "--json", records, "--limit", 10, "--sentences", 4)
     one, other = data_of(page)["densities"]
+    assert (one["name"], other["name"]) == ("reviews/run", "twins/run")
     assert one["shown"] == other["shown"] and len(one["shown"]) == 4 and one["examples"] == 10
     (first, _) = json.loads(records.read_text())["densities"]
     assert first["size"] == pytest.approx(one["size"]) and first["shown"][0]["words"][:2] == ["a", "bad"]

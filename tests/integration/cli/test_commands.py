@@ -71,6 +71,28 @@ def test_translate_score_and_evaluate_agree(tsallis, trained: Path, small_data: 
     assert "accuracy" in table and "certificate complete" in table and f"{report['accuracy']:.2%}" in table
 
 
+def test_gold_symbols_that_no_vocabulary_has_are_told(tsallis, trained: Path, small_data: Path, tmp_path: Path) -> None:
+    """`score` holds their outputs impossible; `evaluate` counts them, and writes what it says where links lead."""
+    known, unknown = tmp_path / "known.tsv", tmp_path / "unknown.tsv"
+    lemma, form, tags = (small_data / "train.tsv").read_text().splitlines()[0].split("\t")
+    known.write_text(f"{lemma}\t{form}\t{tags}\n")
+    unknown.write_text(f"{lemma}\t☃{form[1:-1]}☃\t{tags}\n")
+    symbols = len(form) + 1
+    assert tsallis("score", trained, unknown).stdout == "-inf\n"
+    for file, count in ((known, 0), (unknown, 2)):
+        for name in ("out", "manifest"):
+            (tmp_path / name).unlink(missing_ok=True)
+            (tmp_path / name).symlink_to(tmp_path / f"{file.stem}-{name}")
+        outputs = "--out", tmp_path / "out", "--manifest", tmp_path / "manifest"
+        text = tsallis("evaluate", trained, file, *outputs).stdout
+        assert (f"{'gold symbols unknown':<28}{count:>10}" in text.splitlines()) == (count > 0)
+        metrics = json.loads((tmp_path / f"{file.stem}-manifest").read_text())["metrics"]
+        assert metrics["unknown_symbols"] == count and metrics["gold_in_support"] <= 1 - count / symbols
+        assert metrics["symbol_accuracy"] <= 1 - count / symbols and math.isfinite(metrics["loss"])
+        assert (tmp_path / "manifest").is_symlink() and (tmp_path / "out").is_symlink()
+        assert json.loads((tmp_path / f"{file.stem}-out").read_text())["line"] == 1
+
+
 def test_all_lists_complete_answer_sets(tsallis, trained: Path, small_data: Path) -> None:
     request = "walk\tV;PST\nbake\tV;V.PTCP;PRS\n"
     source = small_data / "asked.tsv"

@@ -256,6 +256,20 @@ def test_every_option_is_in_the_table() -> None:
     assert result == SINGLE | {name: set(options) | ELSEWHERE[name] for name, options in COMMANDS.items()}
 
 
+def test_help_speaks_of_what_the_command_has() -> None:
+    """An option that several commands share names no argument that one of them lacks."""
+
+    def check(command: Any) -> None:
+        for sub in getattr(command, "commands", {}).values():
+            check(sub)
+        names = {parameter.name for parameter in command.params}
+        texts = [parameter.help or "" for parameter in command.params]
+        for name, word in (("file", "FILE"), ("text", "--text")):
+            assert name in names or not any(word in text for text in texts), (command.name, word)
+
+    check(typer.main.get_command(cli.app))
+
+
 @pytest.mark.parametrize(
     ("name", "option"), [(name, option) for name, options in COMMANDS.items() for option in options]
 )

@@ -143,6 +143,15 @@ def test_without_its_packages_it_says_what_to_install(trained: Path) -> None:
 
 
 @pytest.mark.process
+def test_an_output_that_is_full_ends_it_with_one_line(trained: Path) -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            command("serve", trained, "--port", 0), stdout=full, stderr=subprocess.PIPE, text=True, env=environment()
+        )
+    assert ended.returncode == 2 and ended.stderr == "tsallis: standard output: No space left on device\n"
+
+
+@pytest.mark.process
 def test_a_host_that_others_reach_is_warned_of(trained: Path) -> None:
     process = subprocess.Popen(
         command("serve", trained, "--host", "0.0.0.0", "--port", 0),

@@ -100,7 +100,7 @@ def test_evaluation(tsallis, trained: Path, known: Path) -> None:
     report = json.loads(tsallis("evaluate", trained, known, "--json").stdout)
     assert set(report) == {
         *("run", "on", "bleu", "chrf", "ter", "exact", "signatures", "samples", "loss", "gold_in_support"),
-        *("symbol_accuracy",),
+        *("symbol_accuracy", "unknown_symbols"),
         *("gold_possible", "single", "complete", "optimal", "bounded", "none", "output_support", "output_sum"),
         *(
             "attention_support",

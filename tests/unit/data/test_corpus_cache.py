@@ -26,6 +26,7 @@ from tsallis.data.corpus import Corpus, Counts, SampledCorpus
 from tsallis.data.corpus_cache import (
     cached_corpus,
     cached_sampled_corpus,
+    cached_subwords,
     encode_pairs,
     open_corpus,
     read_parallel,
@@ -141,11 +142,25 @@ def test_what_is_encoded_and_what_is_left_out(tmp_path: Path, monkeypatch: pytes
 
 
 def test_nothing_left(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="none of 2 pairs is left: 1 have an empty side"):
+    reason = r"none of 2 pairs is left: 1 have an empty side, 1 more than 1 subwords on one \(max_length\)$"
+    with pytest.raises(InputError, match=f"^the text: {reason}"):
         encode_pairs([("", "x"), ("der Hund", "the dog")], tmp_path / "c", SRC, TGT, 1)
+    files = written(tmp_path, ["", "der Hund"], ["x", "the dog"])
+    with pytest.raises(InputError, match=f"^{files[0]} and {files[1]}: {reason}"):
+        cached_corpus(tmp_path / "cache", *files, SRC, TGT, 1)
+    files = written(tmp_path, [""], ["x"])
+    with pytest.raises(InputError, match=r"none of 1 pairs is left: 1 have an empty side$"):
+        cached_corpus(tmp_path / "cache", *files, SRC, TGT, 1)
     with pytest.raises(ValueError, match="max_length must be at least 1, got 0"):
         encode_pairs([], tmp_path / "d", SRC, TGT, 0)
     assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize(("size", "words"), [(5000, "5000 subwords are too many"), (9, "9 subwords are too few")])
+def test_a_size_that_does_not_fit_names_the_files(tmp_path: Path, size: int, words: str) -> None:
+    files = written(tmp_path)
+    with pytest.raises(InputError, match=f"^{files[0]} and {files[1]}: {words} for this text"):
+        cached_subwords(tmp_path / "cache", files, size)
 
 
 def test_an_interrupted_encoding_is_no_corpus(tmp_path: Path) -> None:

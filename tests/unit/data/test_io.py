@@ -16,7 +16,15 @@ import pytest
 from tsallis.data import Vocabulary
 from tsallis.data import io as file_io
 from tsallis.data.images import open_pictures
-from tsallis.data.io import decode_lines, read_bytes, read_json, read_lines, stream_lines
+from tsallis.data.io import (
+    decode_lines,
+    distinct_names,
+    read_bytes,
+    read_json,
+    read_lines,
+    stream_lines,
+    write_output,
+)
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
 from tsallis.tasks.classification import read_labelled
@@ -142,3 +150,26 @@ def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.M
         file_io.write_atomic(tmp_path / "page.html", "text")
     assert caught.value.filename == str(tmp_path / "page.html")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_output_that_is_a_link_stays_one(tmp_path: Path, there: bool) -> None:
+    target, link = tmp_path / "results" / "new" / "page.html", tmp_path / "page.html"
+    link.symlink_to(Path("results") / "new" / "page.html")
+    if there:
+        target.parent.mkdir(parents=True)
+        target.write_text("old")
+    write_output(link, "whole")
+    assert link.is_symlink() and target.read_text() == "whole" and not target.is_symlink()
+    assert [path.name for path in target.parent.iterdir()] == ["page.html"]
+    write_output(tmp_path / "folder" / "other", b"plain")
+    assert (tmp_path / "folder" / "other").read_bytes() == b"plain"
+
+
+def test_names_of_paths_tell_them_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert distinct_names([Path("/a/x/run"), Path("/b/y")]) == ["run", "y"]
+    assert distinct_names([Path("/a/x/run"), Path("/a/y/run"), Path("/z")]) == ["x/run", "y/run", "z"]
+    assert distinct_names([Path("/x/run"), Path("/a/x/run")]) == ["x/run", "a/x/run"]
+    assert distinct_names([Path("/a/run"), Path("/a/b/../run"), Path("/b/run")]) == ["a/run", "a/run", "b/run"]
+    monkeypatch.chdir(tmp_path)
+    assert distinct_names([Path()]) == [tmp_path.name]

@@ -97,6 +97,7 @@ def test_languages_of_sigmorphon2018() -> None:
         assert {f"{language}-train-low", f"{language}-dev", f"{language}-test"} <= names
     counts = [sum(name.endswith(end) for name in names) for end in ("-high", "-medium", "-low", "-dev", "-test")]
     assert counts == [79, 94, 95, 95, 95]
+    assert source.title.endswith("95 of its 103 languages; by setting 79 in high, 94 in medium, 95 in low")
     assert language_of("crimean-tatar-train-medium") == "crimean-tatar"
     assert source.size == sum(file.size for file in source.files)
     assert all(u.endswith(f"/{file.name}") for file in source.files for u in file.urls)

@@ -197,6 +197,18 @@ def test_more_than_can_wait_is_refused_with_a_time(serve: Serve, slow: Slow) -> 
     assert all("are waiting" in content["error"] and int(headers["retry-after"]) >= 1 for content, headers in refused)
 
 
+def test_who_waits_is_answered_when_the_patience_ends(serve: Serve, slow: Slow) -> None:
+    client = serve(slow, patience=0.2)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.post, "translate", {"sources": [LINE]})
+        assert slow.entered.wait(10)
+        status, content, headers = client.send("POST", "/api/translate", {"sources": [LINE], "nbest": 2})
+        assert not slow.ended.is_set()  # the worker is still at the first request
+        assert status == 503 and "has waited for more than 0.2 seconds" in content["error"]
+        assert int(headers["retry-after"]) >= 1
+        assert first.result()[0] == 200
+
+
 def test_a_search_that_takes_too_long_is_ended(serve: Serve, slow: Slow) -> None:
     status, content = serve(slow, seconds=0.2).post("translate", {"sources": [LINE]})
     assert status == 503 and "more than 0.2 seconds" in content["error"]

@@ -118,6 +118,20 @@ def test_time_is_limited(limit: str, message: str, gate: Gate) -> None:
     worker.close()
 
 
+def test_patience_ends_while_the_worker_is_busy(worker: Worker, gate: Gate) -> None:
+    first = hold(worker, gate)
+    waiting, other = (worker.submit(gate.work, None, name) for name in ("waiting", "other"))
+    worker.expire(waiting)
+    worker.expire(first)  # it is worked on: that has a limit of its own
+    with pytest.raises(Refusal, match="has waited for more than 20 seconds") as refusal:
+        waiting.answer.result(0)
+    assert refusal.value.status == 503 and not gate.open.is_set() and worker.waiting == 1
+    gate.open.set()
+    assert [job.answer.result(10) for job in (first, other)] == ["answer to first", "answer to other"]
+    worker.expire(first)
+    assert ["waiting"] not in gate.batches
+
+
 def test_the_end_of_the_server_ends_work_and_refuses_what_waits(worker: Worker, gate: Gate) -> None:
     jobs = [hold(worker, gate), worker.submit(gate.work, None, "waiting")]
     worker.close()

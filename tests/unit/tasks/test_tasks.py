@@ -296,3 +296,8 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
 def test_scores_without_a_title_are_printed_under_their_names() -> None:
     table = score_table({"f1": 0.25, "loss": 1.5, "seconds": 3.0, "signatures": {"f1": "v1"}})
     assert table.split("\n") == [f"{'f1':<28}{'0.2500':>10}", f"{'loss a symbol':<28}{'1.5000':>10}", "f1: v1"]
+
+
+def test_unknown_gold_symbols_are_printed_where_there_are_any() -> None:
+    assert score_table({"loss": 1.5, "unknown_symbols": 0}) == f"{'loss a symbol':<28}{'1.5000':>10}"
+    assert score_table({"unknown_symbols": 3}) == f"{'gold symbols unknown':<28}{3:>10}"

@@ -295,16 +295,35 @@ def test_examples_too_long_to_train_on_are_left_out(tmp_path: Path) -> None:
     assert len(data.train) == 2 and data.train.counts == Counts(4, 2, 0, 2)
     assert "x" not in data.vocabularies.src  # the others count for nothing
     assert len(prepare(inflection(tmp_path, rows, rows[:1], max_length=301)).data.train) == 3
-    with pytest.raises(InputError, match=r"none of 4 examples has at most 2 symbols \(data.max_length\)"):
+    reason = r"none of 4 examples has at most 2 symbols \(data.max_length\)"
+    with pytest.raises(InputError, match=f"^{tmp_path}/train: {reason}"):
         prepare(inflection(tmp_path, rows, rows[:1], max_length=2))
-    with pytest.raises(InputError, match=r"data.dev:2: 300001 symbols, at most 256 are read"):
+    with pytest.raises(InputError, match=f"^{tmp_path}/dev:2: 300001 symbols, at most 256 are read"):
         prepare(inflection(tmp_path, rows, rows[:2]))
 
 
 def test_sentences_too_long_for_a_search(tmp_path: Path) -> None:
     corpus(tmp_path, dev=[DEV[0], ("", "a"), ("ein " * 9000, "a")])
-    with pytest.raises(InputError, match=r"data.dev:3: \d+ symbols, at most 1024 are read"):
+    with pytest.raises(InputError, match=rf"^{tmp_path}/dev.de:3: \d+ symbols, at most 1024 are read"):
         prepare(config(tmp_path))
+    corpus(tmp_path, ".xz", dev=[DEV[0], ("ein", "a " * 9000)])
+    for side in ("de", "en"):
+        (tmp_path / f"dev.{side}").unlink()
+    with pytest.raises(InputError, match=rf"^{tmp_path}/dev.en.xz:2: \d+ symbols, at most 1024 are read"):
+        prepare(config(tmp_path))
+
+
+def test_pairs_without_symbols_are_named_with_their_files(tmp_path: Path) -> None:
+    corpus(tmp_path, dev=[("", "a"), ("ein", "")])
+    with pytest.raises(InputError, match=f"^{tmp_path}/dev.de and {tmp_path}/dev.en: of 2 pairs of sentences none"):
+        prepare(config(tmp_path))
+
+
+def test_a_long_form_of_several_languages_is_named_with_its_file(tmp_path: Path) -> None:
+    loaded = languages_config(tmp_path)
+    write(tmp_path / "cc-dev", ["cca\tacc\tN", f"cc{'b' * 300}\tb\tN"])
+    with pytest.raises(InputError, match=f"^{tmp_path}/cc-dev:2: 304 symbols, at most 256 are read"):
+        prepare(loaded)
 
 
 def test_a_model_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
