@@ -50,15 +50,20 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
     top = torch.where(active, scores, -torch.inf).amax(-1, keepdim=True).detach()
     z = z - torch.where(empty, torch.zeros_like(top), top)
 
-    # The unknown is y = -log(largest probability): thresholds of large alphas differ only beyond float64's digits.
     eps = alpha - 1
     steep = eps > 1
+    # Above alpha 2 the least score of the support stands for the threshold, from which it differs by its probability's
+    # power: often only beyond float64's digits.
+    least = _least_of_support(z, active, torch.where(steep, eps, torch.ones_like(eps)))
+    base = z.gather(-1, least)
 
+    # The unknown is y = -log(a probability): the largest one, above alpha 2 the least of the support.
     def probabilities(y: Tensor) -> Tensor:
         e = torch.where(steep, eps, torch.ones_like(eps))
-        u = torch.exp(-e * y) + e * z
-        inside = active & (u > 0)
-        power = torch.where(inside, torch.where(inside, u, torch.ones_like(u)) ** (1 / e), torch.zeros_like(z))
+        x = (e * (z - base)).scatter(-1, least, 0.0)
+        inside = active & (x >= 0)
+        u = torch.exp(-e * y) + torch.where(inside, x, torch.zeros_like(x))
+        power = torch.where(inside, u ** (1 / e), torch.zeros_like(z))
         small = torch.where(steep, torch.ones_like(eps), eps)
         ratio = -torch.expm1(-small * y) / torch.where(small == 0, torch.ones_like(small), small)
         c = torch.where(small.abs() < 1e-9, y, ratio)
@@ -67,6 +72,7 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
     with torch.no_grad():
         low = torch.zeros_like(alpha)
         high = torch.full_like(alpha, math.log(max(scores.shape[-1], 1)))
+        high = torch.where(steep, high + 300 / eps, high)  # the power of a probability is to be a number above 0
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
             above = probabilities(middle).sum(-1, keepdim=True) > 1
@@ -80,6 +86,23 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
         total = torch.where(empty, torch.ones_like(y), weight.sum(-1, keepdim=True)) * torch.exp(-eps * y)
         y = y + (p.sum(-1, keepdim=True) - 1) / total * (~empty)
     return probabilities(y)
+
+
+@torch.no_grad()
+def _least_of_support(z: Tensor, active: Tensor, eps: Tensor) -> Tensor:
+    """Return the place of the least score of the support [..., 1], for alpha of at least 2.
+
+    One is in the support if with the threshold at it the row has a mass below 1.
+    """
+    order = torch.where(active, z, -torch.inf).argsort(-1, descending=True)
+    best = z.gather(-1, order)
+    first, last = torch.zeros_like(order[..., :1]), active.sum(-1, keepdim=True)
+    for _ in range(z.shape[-1].bit_length()):
+        middle = (first + last) // 2
+        mass = (eps * (best - best.gather(-1, middle))).clamp(min=0) ** (1 / eps)
+        inside = torch.where(active.gather(-1, order), mass, 0).sum(-1, keepdim=True) < 1
+        first, last = torch.where(inside, middle, first), torch.where(inside, last, middle)
+    return order.gather(-1, first)
 
 
 def tsallis_entropy(probs: Tensor, alpha: float | Tensor) -> Tensor:

@@ -31,17 +31,20 @@ def entropy_alpha_gradient(probs: Tensor, alpha: Alpha) -> Tensor:
     inside = probs != 0
     log_p = torch.where(inside, probs, 1).log()
     x = ((alpha - 1) * log_p).clamp(max=LARGEST)
+    first = (probs * log_p * _expm1_over(x)).sum(-1, keepdim=True)
+    second = (probs * log_p * log_p * expm1_over_slope(x)).sum(-1, keepdim=True)
+    return first / (alpha * alpha) - second / alpha
+
+
+def expm1_over_slope(x: Tensor) -> Tensor:
+    """Return `((x - 1) e^x + 1) / x^2`, the derivative of `(e^x - 1) / x`: 1/2 at 0, differentiable there."""
     near_zero = x.abs() < SERIES_BELOW
     far = torch.where(near_zero, 1, x)
-    # ((x-1) e^x + 1) / x^2, the derivative of (e^x - 1)/x
-    derivative = torch.where(
+    return torch.where(
         near_zero,
         series(torch.where(near_zero, x, 0), lambda n: (n + 1) / math.factorial(n + 2)),
         (far * far.exp() - torch.expm1(far)) / (far * far),
     )
-    first = (probs * log_p * _expm1_over(x)).sum(-1, keepdim=True)
-    second = (probs * log_p * log_p * derivative).sum(-1, keepdim=True)
-    return first / (alpha * alpha) - second / alpha
 
 
 def series(x: Tensor, coefficient: Callable[[int], float]) -> Tensor:

@@ -90,8 +90,8 @@ def solve_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> tuple[Tensor, Te
         values = scores - torch.where(top == -torch.inf, 0, top)
         probs, c = solve(scores, alpha)[0], values.logsumexp(-1, keepdim=True)
     else:
-        values, top, packed, start = candidates(scores, alpha)
-        probs, c = threshold(values, alpha, start)
+        values, top, packed, start, table = candidates(scores, alpha)
+        probs, c = threshold(values, alpha, start, table)
     # L = sum p (z - z_y) + sum p (c - z) / alpha, both terms taken from the row's maximum: offsets cancel exactly.
     mean = (probs * values.clamp_(min=torch.finfo(values.dtype).min)).sum(-1, keepdim=True)  # 0 * -inf would be NaN
     gold = scores.gather(-1, target.clamp(min=0).unsqueeze(-1))

@@ -18,7 +18,9 @@ from torch import Tensor
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.eager.entropy import SERIES_BELOW, series
+from tsallis.ops.eager.steep import alpha_direction, apply_jacobian, solve_steep_budget
 from tsallis.ops.eager.thresholds import TINY_EPS, threshold
+from tsallis.ops.transforms import traced, without_numbers
 
 LONG = 256  # shorter rows are solved whole: compaction would cost more than it saves
 DENSE_SHARE = 4  # rows are compacted when at most one entry in this many is a candidate
@@ -100,8 +102,8 @@ def solve(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Packed | None]:
     if scores.dtype == torch.float32 and steep(alpha):
         probs, packed = solve(scores.double(), alpha)
         return probs.float(), packed
-    values, top, packed, start = candidates(scores, alpha)
-    probs = threshold(values, alpha, start)[0]
+    values, top, packed, start, table = candidates(scores, alpha)
+    probs = threshold(values, alpha, start, table)[0]
     if packed is None:
         return _exactly_softmax_at_one(probs, scores, alpha), None
     probs = packed.scatter(probs, scores)
@@ -121,6 +123,11 @@ def pullback(
     a NaN is among them, to reach the gradients.
     """
     inside = probs != 0 if inside is None else inside
+    if maybe_steep(alpha):
+        p, g = (upcast_steep(x, alpha) for x in (probs, grad))
+        dz = apply_jacobian(p, g, alpha, inside)
+        da = (dz * alpha_direction(p, alpha, inside)).sum(-1, keepdim=True) if need_alpha else None
+        return dz.to(probs.dtype), None if da is None else da.to(probs.dtype)
     s = slope(probs, inside, alpha)
     total = s.sum(-1, keepdim=True)
     some = total > 0
@@ -148,6 +155,12 @@ def pushforward(
 ) -> Tensor:
     """Return the derivative of the probabilities along a tangent of the scores and one of alpha [rows, 1]."""
     inside = probs != 0 if inside is None else inside
+    if maybe_steep(alpha):
+        p = upcast_steep(probs, alpha)
+        direction = torch.zeros_like(p) if tangent is None else tangent.to(p.dtype)
+        if alpha_tangent is not None:
+            direction = direction + alpha_direction(p, alpha, inside) * alpha_tangent
+        return apply_jacobian(p, direction, alpha, inside).to(probs.dtype)
     s = slope(probs, inside, alpha)
     total = s.sum(-1, keepdim=True)
     share = s / torch.where(total > 0, total, 1)
@@ -193,29 +206,41 @@ def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
     count = min(math.ceil(budget), scores.shape[-1])
     pivot = exact.topk(count, -1).values[..., -1:]
     filled = pivot == -torch.inf  # no more scores take part than the budget fills
-    values = exact - torch.where(filled, 0, pivot)
-    eps = torch.as_tensor(alpha, dtype=exact.dtype, device=exact.device).sub(1).clamp(min=TINY_EPS)
+    if isinstance(alpha, float):
+        probs = (_solve_budget if alpha <= 2 else solve_steep_budget)(exact, alpha, budget, pivot)
+    else:
+        probs = _solve_budget(exact, alpha.clamp(max=2), budget, pivot)
+        rows = (alpha > 2).squeeze(-1)
+        if rows.any():
+            probs[rows] = solve_steep_budget(exact[rows], alpha[rows], budget, pivot[rows])
+    probs = torch.where(filled, (scores > -torch.inf).to(probs.dtype), probs)
+    return probs.masked_fill(scores.isnan().any(-1, keepdim=True), torch.nan).to(scores.dtype)
+
+
+def _solve_budget(scores: Tensor, alpha: Alpha, budget: float, pivot: Tensor) -> Tensor:
+    count, d = min(math.ceil(budget), scores.shape[-1]), scores.shape[-1]
+    values = scores - torch.where(pivot == -torch.inf, 0, pivot)
+    eps = torch.as_tensor(alpha, dtype=scores.dtype, device=scores.device).sub(1).clamp(min=TINY_EPS)
     # exp_alpha(u) <= exp(u): at log(d / (budget - k + 1)) the d - k + 1 entries below the k-th can't make up the rest.
-    far = math.log(scores.shape[-1]) - math.log(budget - count + 1) if budget < scores.shape[-1] else 1.0
+    far = math.log(d) - math.log(budget - count + 1) if budget < d else 1.0
     low = torch.zeros_like(pivot)
     high = (1 / eps).clamp(max=far).expand_as(low)
     for _ in range(64):
         middle = (low + high) / 2
         above = _exp_alpha(values - middle, eps).clamp_(max=1).sum(-1, keepdim=True) > budget
         low, high = torch.where(above, middle, low), torch.where(above, high, middle)
-    probs = _exp_alpha(values - (low + high) / 2, eps).clamp_(max=1)
-    probs = torch.where(filled, (scores > -torch.inf).to(probs.dtype), probs)
-    return probs.masked_fill(scores.isnan().any(-1, keepdim=True), torch.nan).to(scores.dtype)
+    return _exp_alpha(values - (low + high) / 2, eps).clamp_(max=1)
 
 
 def _exp_alpha(u: Tensor, eps: Tensor) -> Tensor:
     return (u * eps).clamp_(min=-1).log1p_().div_(eps).exp_()
 
 
-def candidates(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor, Packed | None, Tensor | None]:
+def candidates(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor, Packed | None, Tensor | None, Tensor]:
     """Scores less their row's maximum: of whole rows, or of the entries that may be in the support.
 
-    With them the maxima, where the entries lie, and a lower bound of the threshold to start from.
+    With them the maxima, where the entries lie, a lower bound of the threshold to start from, and the scores
+    themselves of these entries.
     """
     rows, d = scores.shape
     least = alpha if isinstance(alpha, float) else (float(alpha.amin()) if d >= LONG else 1.0)
@@ -235,16 +260,31 @@ def candidates(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor, Packed | N
     packed = compact(keep)
     if packed is None:
         return _whole(scores, top, start)
-    return packed.gather(scores, -torch.inf) - torch.where(top == -torch.inf, 0, top), top, packed, start
+    table = packed.gather(scores, -torch.inf)
+    return table - torch.where(top == -torch.inf, 0, top), top, packed, start, table
 
 
-def _whole(scores: Tensor, top: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor, None, Tensor | None]:
-    return scores - torch.where(top == -torch.inf, 0, top), top, None, start
+def _whole(scores: Tensor, top: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor, None, Tensor | None, Tensor]:
+    return scores - torch.where(top == -torch.inf, 0, top), top, None, start, scores
 
 
 def steep(alpha: Alpha) -> bool:
     """Above 2 the map is so steep near zero probabilities that the rounding of float32 differences shows."""
     return alpha > 2 if isinstance(alpha, float) else bool((alpha > 2).any())
+
+
+def maybe_steep(alpha: Alpha) -> bool:
+    """Tell whether an alpha may be above 2: of a tensor that can't be looked at, or only by waiting, it may."""
+    return _unseen(alpha) or steep(alpha)
+
+
+def upcast_steep(x: Tensor, alpha: Alpha) -> Tensor:
+    """Return a tensor in float64 if an alpha is known to be above 2: rounding grows with such powers."""
+    return x if _unseen(alpha) else x.double()
+
+
+def _unseen(alpha: Alpha) -> bool:
+    return isinstance(alpha, Tensor) and (alpha.is_cuda or traced() or without_numbers(alpha))
 
 
 def _exactly_softmax_at_one(probs: Tensor, scores: Tensor, alpha: Alpha) -> Tensor:

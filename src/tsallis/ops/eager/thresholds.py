@@ -12,16 +12,20 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha
+from tsallis.ops.eager.steep import solve_steep
 
 SMALL = 8192  # fewer entries than this: sorting takes fewer operations than Newton steps, and operations are what costs
 NEWTON_LIMIT = 60
 TINY_EPS = 1e-10  # stands for an alpha - 1 that is nearer to 0: log1p(TINY_EPS u) / TINY_EPS is u up to rounding
 
 
-def threshold(values: Tensor, alpha: Alpha, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def threshold(
+    values: Tensor, alpha: Alpha, start: Tensor | None = None, scores: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return probabilities of scores whose maximum is 0, and the threshold c [rows, 1]. Rows of -inf give zeros.
 
-    `start` is a lower bound of c, if one is known.
+    `start` is a lower bound of c, if one is known; `scores` are the values before their maximum was taken from them,
+    for alphas above 2, where the rounding of that difference would show.
     """
     start = torch.zeros_like(values[:, :1]) if start is None else start
     if isinstance(alpha, float):
@@ -29,11 +33,13 @@ def threshold(values: Tensor, alpha: Alpha, start: Tensor | None = None) -> tupl
             return _solve_two(values, start)
         if alpha == 1.5:
             return _solve_three_halves(values, start)
-        return _solve_convex(values, alpha, start) if alpha <= 2 else _solve_bracketed(values, alpha)
+        if alpha <= 2:
+            return _solve_convex(values, alpha, start)
+        return solve_steep(values if scores is None else scores, alpha)
     steep = (alpha > 2).squeeze(-1)
     probs, c = _solve_convex(values, alpha.clamp(max=2), start)
     if steep.any():
-        probs[steep], c[steep] = _solve_bracketed(values[steep], alpha[steep])
+        probs[steep], c[steep] = solve_steep((values if scores is None else scores)[steep], alpha[steep])
     return probs, c
 
 
@@ -133,18 +139,3 @@ def nonzero_eps(alpha: Alpha) -> Alpha:
     if isinstance(eps, float):
         return eps if abs(eps) > TINY_EPS else TINY_EPS
     return eps.masked_fill(eps.abs() < TINY_EPS, TINY_EPS)
-
-
-def _solve_bracketed(values: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
-    """Find thresholds for alpha > 2, where the mass is not convex, but falls with -log of the largest probability."""
-    eps = alpha - 1
-    low = torch.zeros_like(values[:, :1])
-    high = torch.full_like(low, math.log(values.shape[-1]))
-    scaled = values * eps
-    for _ in range(60 if values.dtype == torch.float64 else 32):
-        middle = (low + high) / 2
-        mass = (scaled + torch.exp(-eps * middle)).clamp_(min=0).pow_(1 / eps).sum(-1, keepdim=True)
-        above = mass > 1
-        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
-    p = (scaled + torch.exp(-eps * low)).clamp_(min=0).pow_(1 / eps)
-    return _normalised(p, p.sum(-1, keepdim=True)), -torch.expm1(-eps * low) / eps

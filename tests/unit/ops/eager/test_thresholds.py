@@ -12,7 +12,7 @@ from tsallis.ops.eager import thresholds
 from tsallis.ops.eager.thresholds import SMALL, threshold
 
 
-@pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0, 3.0])
+@pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0, 3.0, 10.0])
 @pytest.mark.parametrize("rows", [3, 64])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_probabilities_and_thresholds_are_those_of_the_reference(alpha: float, rows: int, dtype: torch.dtype) -> None:

@@ -1,0 +1,144 @@
+"""Thresholds and derivatives for alphas above 2, of which no difference of nearly equal numbers is a part.
+
+With `eps = alpha - 1` the power of the smallest probability, `q^eps`, is far below the rounding of the threshold: at
+alpha 10 a probability of 0.01 is 1e-18 above it. So the unknown is `q` itself, with the score `z_s` that has it:
+
+    p_i = (q^eps + eps (z_i - z_s))^{1/eps}   for z_i >= z_s, else 0.
+
+Both terms are positive, and the differences are those of the scores as they came in, whatever their offset. In the
+Jacobian `diag(s) - s s^T / sum s` it is `s = p^{2-alpha}` that leaves the range of numbers where p is small: a row's
+largest one stands for itself only as a share.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tsallis.ops.alphas import Alpha
+from tsallis.ops.eager.entropy import expm1_over_slope
+
+STEPS = 100  # of Newton's at most; some five are enough
+HALVINGS = 60  # of the bracket of a capped mass, from 1 down to the rounding of float64
+LARGEST = {torch.float64: 600.0, torch.float32: 80.0}  # logarithm of a slope, with room for what it is multiplied by
+
+
+def solve_steep(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
+    """Return probabilities of rows [rows, d] with any offset, and the threshold c [rows, 1] of `scores - max(scores)`.
+
+    `alpha` is above 2. Rows of -inf give zeros, rows with a NaN or with infinity NaN.
+    """
+    eps = _eps(alpha, scores)
+    top = scores.amax(-1, keepdim=True)
+    finite = scores.clamp(min=torch.finfo(scores.dtype).min)
+    least, mass = _least_of_support(_best(finite, top, eps), eps, 1.0)
+    x, above, ties = _split(finite, least, eps)
+    same = ties.sum(-1, keepdim=True).to(x.dtype)
+    # The mass is convex in q and at least `mass + same q`: Newton's steps from above fall to the root.
+    q = ((1 - mass) / same).minimum(1 / (above.sum(-1, keepdim=True) + same))
+    tolerance, tiny = 4 * torch.finfo(x.dtype).eps, torch.finfo(x.dtype).tiny
+    for _ in range(STEPS):
+        power = q**eps
+        u = x + power
+        p = (u ** (1 / eps)).mul_(above)
+        excess = p.sum(-1, keepdim=True) + same * q - 1
+        slope = p.mul_(power / u).sum(-1, keepdim=True) / q + same
+        q = (q - (excess / slope).clamp_(min=0)).clamp_(min=tiny)
+        if not bool((excess > tolerance).any()):
+            break
+    p = _probabilities(x, above, ties, q, eps)
+    empty = top == -torch.inf
+    p.div_(p.sum(-1, keepdim=True)).masked_fill_(empty, 0).masked_fill_(top == torch.inf, torch.nan)
+    c = -torch.expm1(eps * p.amax(-1, keepdim=True).log()) / eps
+    return p, c.masked_fill_(empty, 0)
+
+
+def solve_steep_budget(scores: Tensor, alpha: Alpha, budget: float, pivot: Tensor) -> Tensor:
+    """Return `min(1, p)` that sum to a budget above 0, `p` as in :func:`solve_steep`.
+
+    `pivot` [rows, 1] is the score which, with those above it, fills the budget. Rows where it is -inf are not solved.
+    """
+    eps = _eps(alpha, scores)
+    finite = scores.clamp(min=torch.finfo(scores.dtype).min)
+    least, _ = _least_of_support(_best(finite, pivot, eps), eps, budget)
+    x, above, ties = _split(finite, least, eps)
+    low, high = torch.zeros_like(least), torch.ones_like(least)
+    for _ in range(HALVINGS):  # the cap bends the mass: it is not convex in q
+        middle = (low + high) / 2
+        more = _probabilities(x, above, ties, middle, eps).clamp_(max=1).sum(-1, keepdim=True) > budget
+        low, high = torch.where(more, low, middle), torch.where(more, middle, high)
+    return _probabilities(x, above, ties, high, eps).clamp_(max=1)
+
+
+def _eps(alpha: Alpha, like: Tensor) -> Alpha:
+    return (alpha.to(like.dtype) if isinstance(alpha, Tensor) else alpha) - 1
+
+
+def _best(scores: Tensor, pivot: Tensor, eps: Alpha) -> Tensor:
+    """Return the largest scores of rows in order: what lies 1 / eps below the pivot is not in the support."""
+    near = ((scores - pivot) * eps > -1) & (pivot > -torch.inf)
+    return scores.topk(max(int(near.sum(-1).amax()), 1) if len(scores) else 1, -1).values
+
+
+def _least_of_support(best: Tensor, eps: Alpha, budget: float) -> tuple[Tensor, Tensor]:
+    """Return the least score of each row's support [rows, 1], and the mass of the row with the threshold at it.
+
+    `best` holds the largest scores of each row in order: one is in the support if with the threshold at it the row has
+    less mass than the budget, and the mass grows along the order.
+    """
+    first = torch.zeros_like(best[:, :1], dtype=torch.long)
+    last = torch.full_like(first, best.shape[-1])
+    mass = torch.zeros_like(best[:, :1])
+    for _ in range((best.shape[-1] - 1).bit_length()):
+        middle = (first + last) // 2
+        x = (best - best.gather(-1, middle)).clamp_(min=0)
+        total = x.mul_(eps).pow_(1 / eps).clamp_(max=1).sum(-1, keepdim=True)
+        inside = total < budget
+        mass = torch.where(inside, total, mass)
+        first, last = torch.where(inside, middle, first), torch.where(inside, last, middle)
+    return best.gather(-1, first), mass
+
+
+def _split(scores: Tensor, least: Tensor, eps: Alpha) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `eps (z - z_s)` of what lies above the least score of the support, and where, and what equals it."""
+    above, ties = scores > least, scores == least
+    return torch.where(above, (scores - least) * eps, 1), above, ties
+
+
+def _probabilities(x: Tensor, above: Tensor, ties: Tensor, q: Tensor, eps: Alpha) -> Tensor:
+    # The power of a small q may be no number above 0: entries of which it is all that there is are q as it is.
+    return torch.where(above, (x + q**eps) ** (1 / eps), torch.where(ties, q, 0))
+
+
+def apply_jacobian(probs: Tensor, vector: Tensor, alpha: Alpha, inside: Tensor) -> Tensor:
+    r"""Return `s (v - (s.v) / sum s)` with `s = p^{2-alpha}` where `inside`, else 0: for any alpha, differentiable.
+
+    The entry with the largest s gets what the others lose: its own difference would be 0 but for the last digits.
+    """
+    log_s = torch.where(inside, (2 - alpha) * torch.where(inside, probs, 1).log(), -torch.inf)
+    top, first = log_s.detach().max(-1, keepdim=True)
+    share = (log_s - torch.where(top == -torch.inf, 0, top)).exp()
+    total = share.sum(-1, keepdim=True)
+    share = share / torch.where(total > 0, total, 1)
+    difference = vector - vector.gather(-1, first)
+    s = log_s.clamp(max=LARGEST.get(probs.dtype, 80.0)).exp().scatter(-1, first, 0)
+    part = s * (difference - (share * difference).sum(-1, keepdim=True))
+    return part.scatter(-1, first, -part.sum(-1, keepdim=True))
+
+
+def alpha_direction(probs: Tensor, alpha: Alpha, inside: Tensor) -> Tensor:
+    r"""Return a direction of the scores along which probabilities move as with alpha: `dp / d alpha` is J times it.
+
+    `-k` with `k = log^2 p ((x - 1) e^x + 1) / x^2`, `x = eps log p`; above alpha 2 `1 / eps^2` more, as J maps what is
+    the same everywhere to 0: where p is small, k is all but that number.
+    """
+    eps = alpha - 1
+    log_p = torch.where(inside, probs, 1).log()
+    if isinstance(eps, float):
+        x = eps * log_p
+        return torch.where(inside, x.exp() * (1 - x) / (eps * eps), 0)
+    steep = eps > 1
+    x = torch.where(steep, eps, 1) * log_p
+    far = x.exp() * (1 - x) / torch.where(steep, eps, 1).square()
+    x = (torch.where(steep, 0, eps) * log_p).clamp(max=LARGEST.get(probs.dtype, 80.0))
+    return torch.where(inside, torch.where(steep, far, -log_p * log_p * expm1_over_slope(x)), 0)
