@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from tsallis.nn.alpha import PerHeadAlpha
 from tsallis.nn.multihead_attention import MultiheadAttention
 from tsallis.nn.transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
 
 Module = TypeVar("Module", bound=nn.Module)
+HOOKS = tuple(
+    name for name in vars(nn.Module()) if name.endswith("_hooks") or "_hooks_" in name or name.endswith("_hook")
+)
 Attention = nn.MultiheadAttention | MultiheadAttention
 NewAttention = TypeVar("NewAttention", nn.MultiheadAttention, MultiheadAttention)
 LAYERS = (TransformerEncoderLayer, TransformerDecoderLayer)
@@ -35,7 +40,8 @@ def sparsify_module(
     :class:`MultiheadAttention` with the same parameters, which an optimizer goes on training. Layers stay as they are
     around it, but for the fast path of PyTorch's encoder, which computes softmax by itself and is left out. At alpha 1
     the outputs are those of before, except where PyTorch gives NaN because a query has no key, and at padding, where
-    the fast path gives zeros. :func:`densify_module` undoes it.
+    the fast path gives zeros. Hooks, and attributes and parts that were added to an attention, go with it.
+    :func:`densify_module` undoes it.
 
     Args:
         module: changed in place, unless it is an attention itself.
@@ -48,7 +54,8 @@ def sparsify_module(
 
     Raises:
         ValueError: no attention to replace, a bad alpha.
-        TypeError: a subclass of PyTorch's attention, whose own code would be lost.
+        TypeError: a subclass of PyTorch's attention, or one whose `forward` was replaced: their own code would be lost;
+            one whose parameters are computed, by pruning or a parametrization; an attribute that has no place here.
 
     Example:
         >>> import torch
@@ -61,11 +68,14 @@ def sparsify_module(
     if isinstance(alpha, str) and alpha != "learned":
         raise ValueError(f"alpha must be a number or 'learned', got {alpha!r}")
     patterns = [names] if isinstance(names, str) else names if names is None else list(names)
-    attentions = list(_attentions(module, patterns))
+    attentions = dict(_attentions(module, patterns))
     if not attentions:
         among = "" if patterns is None else f" whose name matches {', '.join(patterns)}"
         raise ValueError(f"{type(module).__name__} has no torch.nn.MultiheadAttention{among}")
-    return cast(Module | MultiheadAttention, _swap(module, {old: _sparse(old, alpha, initial) for old in attentions}))
+    return cast(
+        Module | MultiheadAttention,
+        _swap(module, {old: _sparse(old, alpha, initial, name) for name, old in attentions.items()}),
+    )
 
 
 def densify_module(module: Module) -> Module | nn.MultiheadAttention:
@@ -90,14 +100,19 @@ def densify_module(module: Module) -> Module | nn.MultiheadAttention:
         <class 'torch.nn.modules.activation.MultiheadAttention'>
     """
     own = {part for layer in module.modules() if isinstance(layer, LAYERS) for part in layer.children()}
-    attentions = [x for x in module.modules() if type(x) is MultiheadAttention and x not in own]
+    attentions = {n: x for n, x in module.named_modules() if type(x) is MultiheadAttention and x not in own}
     if not attentions:
         raise ValueError(f"{type(module).__name__} has no sparse attention that PyTorch's could replace")
-    return cast(Module | nn.MultiheadAttention, _swap(module, {old: _dense(old) for old in attentions}))
+    return cast(Module | nn.MultiheadAttention, _swap(module, {old: _dense(old, n) for n, old in attentions.items()}))
 
 
 def _swap(module: nn.Module, replacements: dict[nn.Module, nn.Module]) -> nn.Module:
     """Put modules in the place of others wherever these are, and return what then stands for the outermost one."""
+    for new in replacements.values():
+        hooks: Iterable[Any] = new._load_state_dict_pre_hooks.values()
+        for hook in hooks:
+            if getattr(hook, "with_module", False):  # it knows its module
+                hook.module = weakref.ref(new)
     if module in replacements:
         return replacements[module]
     for parent in list(module.modules()):
@@ -119,28 +134,35 @@ def _set_nested(encoder: Any) -> None:
         encoder.use_nested_tensor, encoder.nested_when_dense = True, False
 
 
-def _attentions(module: nn.Module, patterns: list[str] | None) -> Iterator[nn.MultiheadAttention]:
+def _attentions(module: nn.Module, patterns: list[str] | None) -> Iterator[tuple[str, nn.MultiheadAttention]]:
+    """Yield the attentions that a pattern names, and their names; those that can't be replaced are errors."""
     for name, part in module.named_modules():
         if not isinstance(part, nn.MultiheadAttention):
             continue
         if patterns is not None and not any(fnmatchcase(name, pattern) for pattern in patterns):
             continue
+        if is_parametrized(part):
+            tensors = ", ".join(part.parametrizations)  # type: ignore[arg-type]
+            raise TypeError(
+                f"{name or 'module'} has parametrizations of {tensors}, which would be lost: "
+                "torch.nn.utils.parametrize.remove_parametrizations first"
+            )
         if type(part) is not nn.MultiheadAttention:
             raise TypeError(f"{name or 'module'} is a {type(part).__name__}, not a torch.nn.MultiheadAttention itself")
-        yield part
+        yield name, part
 
 
-def _sparse(old: nn.MultiheadAttention, alpha: Any, initial: float | None) -> MultiheadAttention:
+def _sparse(old: nn.MultiheadAttention, alpha: Any, initial: float | None, name: str) -> MultiheadAttention:
     """Return a sparse attention with the same parameters."""
     if isinstance(alpha, str):
         device = old.out_proj.weight.device
         alpha = PerHeadAlpha(old.num_heads, initial=initial, device=device, dtype=torch.float32)
-    return _with_parameters(MultiheadAttention(**_arguments(old), alpha=alpha), old)
+    return _with_parts(MultiheadAttention(**_arguments(old), alpha=alpha), old, name)
 
 
-def _dense(old: MultiheadAttention) -> nn.MultiheadAttention:
+def _dense(old: MultiheadAttention, name: str) -> nn.MultiheadAttention:
     """Return an attention of PyTorch with the same parameters."""
-    return _with_parameters(nn.MultiheadAttention(**_arguments(old)), old)
+    return _with_parts(nn.MultiheadAttention(**_arguments(old)), old, name)
 
 
 def _arguments(old: Attention) -> dict[str, Any]:
@@ -158,7 +180,40 @@ def _arguments(old: Attention) -> dict[str, Any]:
     }
 
 
-def _with_parameters(new: NewAttention, old: Attention) -> NewAttention:
+def _with_parts(new: NewAttention, old: Attention, path: str) -> NewAttention:
+    """Give a new attention the parameters, the hooks and the additions of an old one, which stands at `path`."""
+    path = path or "module"
     for name in (*PARAMETERS, "out_proj"):
+        part = getattr(old, name)
+        if isinstance(part, Tensor) and name not in old._parameters:
+            raise TypeError(
+                f"{path}.{name} is no parameter but computed, as by pruning: torch.nn.utils.prune.remove first"
+            )
+        setattr(new, name, part)
+    if "forward" in vars(old):
+        raise TypeError(f"{path}.forward was replaced, and that code would be lost: take it off first")
+    _add_extras(new, old, path)
+    for name in HOOKS:  # the dictionaries themselves: whoever registered a hook can still remove it
         setattr(new, name, getattr(old, name))
     return new.train(old.training)
+
+
+def _add_extras(new: NewAttention, old: Attention, path: str) -> None:
+    """Add the attributes, parameters, buffers and modules that someone added to an attention after it was made."""
+    own = _names(type(old)(**_arguments(old)))
+    taken = _names(new)
+    for kind in ("_parameters", "_buffers", "_modules", "__dict__"):
+        for name, value in getattr(old, kind).items():
+            if name in own:
+                continue
+            if name in taken:
+                raise TypeError(
+                    f"{path}.{name} was added to a {type(old).__name__}, but {type(new).__name__} has its own"
+                )
+            getattr(new, kind)[name] = value
+            if kind == "_buffers" and name in old._non_persistent_buffers_set:
+                new._non_persistent_buffers_set.add(name)
+
+
+def _names(module: nn.Module) -> set[str]:
+    return {*vars(module), *dir(type(module)), *module._parameters, *module._buffers, *module._modules}

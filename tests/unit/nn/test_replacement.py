@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize, prune
 
 from tsallis.nn import MultiheadAttention, TransformerDecoderLayer, densify_module, sparsify_module
 
@@ -200,3 +201,86 @@ def test_what_cannot_be_replaced_is_named() -> None:
         sparsify_module(transformer(), names="head.*")
     with pytest.raises(ValueError, match="alpha must be a number or 'learned', got 'learnt'"):
         sparsify_module(transformer(), "learnt")  # type: ignore[arg-type]
+
+
+def test_computed_parameters_are_refused_by_name() -> None:
+    def model() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(2, 2), nn.ModuleDict({"attention": nn.MultiheadAttention(16, 4)}))
+
+    pruned = model()
+    prune.random_unstructured(pruned[1]["attention"], "in_proj_weight", amount=0.5)
+    with pytest.raises(TypeError, match=r"1\.attention\.in_proj_weight is no parameter but computed, .*prune\.remove"):
+        sparsify_module(pruned)
+    prune.remove(pruned[1]["attention"], "in_proj_weight")
+    assert isinstance(sparsify_module(pruned)[1]["attention"], MultiheadAttention)
+    normed = model()
+    parametrizations.weight_norm(normed[1]["attention"], "in_proj_weight")
+    with pytest.raises(TypeError, match=r"1\.attention has parametrizations of in_proj_weight.*remove_param"):
+        sparsify_module(normed)
+    parametrize.remove_parametrizations(normed[1]["attention"], "in_proj_weight")
+    assert isinstance(sparsify_module(normed)[1]["attention"], MultiheadAttention)
+    replaced = model()
+    replaced[1]["attention"].forward = lambda *inputs, **options: inputs
+    with pytest.raises(TypeError, match=r"1\.attention\.forward was replaced"):
+        sparsify_module(replaced)
+    taken = model()
+    taken[1]["attention"].alpha = 2
+    with pytest.raises(TypeError, match=r"1\.attention\.alpha was added to a MultiheadAttention, but"):
+        sparsify_module(taken)
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_hooks_go_with_it(back: bool) -> None:
+    old = nn.MultiheadAttention(16, 4)
+    calls: list[str] = []
+    modules: list[nn.Module] = []
+
+    def note(name: str) -> Any:
+        def hook(module: nn.Module, *_: Any) -> None:
+            calls.append(name)
+            modules.append(module)
+
+        return hook
+
+    handles = [
+        old.register_forward_pre_hook(note("before")),
+        old.register_forward_hook(note("after"), always_call=True),
+        old.register_forward_hook(note("with options"), with_kwargs=True),
+        old.register_full_backward_pre_hook(note("backward, before")),
+        old.register_full_backward_hook(note("backward")),
+        old.register_state_dict_pre_hook(note("state, before")),
+        old.register_state_dict_post_hook(note("state")),
+        old.register_load_state_dict_pre_hook(note("load, before")),
+        old.register_load_state_dict_post_hook(note("load")),
+    ]
+    new = sparsify_module(nn.ModuleList([old]))[0]
+    if back:
+        new = densify_module(nn.ModuleList([new]))[0]
+    del old
+    x = torch.randn(5, 2, 16, requires_grad=True)
+    new(x, x, x)[0].sum().backward()
+    new.load_state_dict(new.state_dict())
+    names = ["before", "after", "with options", "backward, before", "backward", "state, before", "state"]
+    assert calls == [*names, "load, before", "load"]
+    assert all(module is new for module in modules)
+    for handle in handles:
+        handle.remove()
+    calls.clear()
+    new(x, x, x)[0].sum().backward()
+    new.load_state_dict(new.state_dict())
+    assert not calls
+
+
+def test_what_was_added_goes_with_it() -> None:
+    old = nn.MultiheadAttention(16, 4).eval()
+    old.layer_index = 7
+    old.gate = nn.Linear(2, 2)
+    old.temperature = nn.Parameter(torch.ones(1))
+    old.register_buffer("steps", torch.zeros(1), persistent=False)
+    old.requires_grad_(False)
+    new = sparsify_module(old, "learned")
+    assert isinstance(new, MultiheadAttention) and not new.training
+    assert new.layer_index == 7 and new.gate is old.gate and new.temperature is old.temperature
+    assert new.steps is old.steps and "steps" not in new.state_dict() and "gate.weight" in new.state_dict()
+    assert not new.in_proj_weight.requires_grad
+    assert densify_module(new).layer_index == 7
