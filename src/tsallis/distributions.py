@@ -10,8 +10,9 @@ from torch.distributions import Categorical, Distribution, constraints, kl_diver
 from torch.distributions.utils import lazy_property
 
 from tsallis import functional
-from tsallis.functional.rows import alpha_number, check_floating
+from tsallis.functional.rows import alpha_number, check_floating, number
 from tsallis.ops.alphas import Alpha
+from tsallis.ops.transforms import traced, without_numbers
 
 __all__ = ["EntmaxCategorical", "RelaxedEntmax", "Support", "kl_divergence"]
 
@@ -168,15 +169,20 @@ class EntmaxCategorical(Categorical):
         Raises:
             ValueError: a value that is no class.
         """
-        value = value.long()
         if self._validate_args:
-            wrong = (value < 0) | (value >= self.num_classes)
-            if wrong.any():
-                raise ValueError(
-                    f"value must hold classes from 0 to {self.num_classes - 1}, got {int(value[wrong][0])}"
-                )
-        index, log_p = _align(value, self.logits)
+            self._check_classes(value)
+        index, log_p = _align(value.long(), self.logits)
         return log_p.gather(-1, index).squeeze(-1)
+
+    def _check_classes(self, value: Tensor) -> None:
+        if not isinstance(value, Tensor):
+            raise ValueError(f"value must be a tensor of classes, got {value!r}")
+        right = (value >= 0) & (value < self.num_classes)  # False for NaN
+        if value.is_floating_point():
+            right = right & (value == value.floor())
+        if not right.all():
+            wrong = value[~right][0].item()
+            raise ValueError(f"value must hold classes from 0 to {self.num_classes - 1}, got {wrong:g}")
 
     def loss(self, value: Tensor) -> Tensor:
         """The loss that belongs to the map, see :func:`tsallis.entmax_loss`: finite outside the support too."""
@@ -189,9 +195,11 @@ class EntmaxCategorical(Categorical):
         """Classes [*sample_shape, ...], from the support alone.
 
         Raises:
-            ValueError: a row without support (every class taken out).
+            ValueError: a row without support: every class taken out, or scores that are NaN or infinite.
         """
         if bool((self.support_size == 0).any()):
+            if bool(self.probs.isnan().any()):
+                raise ValueError("can't sample: a row has scores that are not finite, NaN or infinity")
             raise ValueError("can't sample: a row has no support, every one of its scores is -inf")
         shape = self._extended_shape(sample_shape)
         width = self.indices.shape[-1]
@@ -241,13 +249,14 @@ class RelaxedEntmax(Distribution):
     with probabilities above zero.
 
     Args:
-        temperature: above 0.
+        temperature: above 0: a number, or a tensor broadcastable to the batch shape [...]; it gets a gradient.
         scores: [..., classes], any floating dtype.
         alpha: positive: a number, or a tensor broadcastable to the batch shape [...].
         validate_args: check scores, as everywhere in `torch.distributions`.
 
     Raises:
-        ValueError: a temperature or an alpha that is not above 0, scores without a class.
+        ValueError: a temperature or an alpha that is not above 0, or of a wrong shape, scores without a class.
+        TypeError: a temperature that is neither a number nor a tensor.
 
     Example:
         >>> d = RelaxedEntmax(0.5, torch.zeros(2, 6), alpha=1.5)
@@ -261,21 +270,21 @@ class RelaxedEntmax(Distribution):
     has_rsample = True
 
     def __init__(
-        self, temperature: float, scores: Tensor, alpha: Alpha = 1.5, validate_args: bool | None = None
+        self, temperature: float | Tensor, scores: Tensor, alpha: Alpha = 1.5, validate_args: bool | None = None
     ) -> None:
         _check_scores(scores)
-        if not temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {temperature}")
-        self.scores, self.temperature = scores, float(temperature)
+        self.scores, self.temperature = scores, _checked_temperature(temperature, scores)
         self.alpha = _checked_alpha(alpha, scores.shape[:-1])
         super().__init__(scores.shape[:-1], scores.shape[-1:], validate_args=validate_args)
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
-        """Samples [*sample_shape, ..., classes], with gradients in scores and alpha."""
+        """Samples [*sample_shape, ..., classes], with gradients in scores, alpha and temperature."""
         shape = self._extended_shape(sample_shape)
         noise = -torch.empty(shape, dtype=self.scores.dtype, device=self.scores.device).exponential_().log()
         alpha = self.alpha.unsqueeze(-1) if isinstance(self.alpha, Tensor) else self.alpha
-        return functional.entmax((self.scores + noise) / self.temperature, alpha)
+        temperature = self.temperature
+        divisor = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
+        return functional.entmax((self.scores + noise) / divisor, alpha)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Refuse: there is no density."""
@@ -284,7 +293,9 @@ class RelaxedEntmax(Distribution):
     def expand(self, batch_shape: Any, _instance: RelaxedEntmax | None = None) -> RelaxedEntmax:
         new: RelaxedEntmax = self._get_checked_instance(RelaxedEntmax, _instance)
         shape = torch.Size(batch_shape)
-        new.scores, new.temperature = self.scores.expand(*shape, self.scores.shape[-1]), self.temperature
+        new.scores = self.scores.expand(*shape, self.scores.shape[-1])
+        temperature = self.temperature
+        new.temperature = temperature.expand(shape) if isinstance(temperature, Tensor) else temperature
         new.alpha = self.alpha.expand(shape) if isinstance(self.alpha, Tensor) else self.alpha
         super(RelaxedEntmax, new).__init__(shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
@@ -300,12 +311,32 @@ def _check_scores(scores: Tensor) -> None:
 def _checked_alpha(alpha: Alpha, shape: torch.Size) -> Alpha:
     if not isinstance(alpha, Tensor):
         return alpha_number(alpha, positive=True)
+    return _expand("alpha", alpha, shape)
+
+
+def _checked_temperature(temperature: float | Tensor, scores: Tensor) -> float | Tensor:
+    """Return a number, or a tensor of the batch shape in the dtype of the scores."""
+    if not isinstance(temperature, Tensor):
+        temperature = number("temperature", temperature)
+        if not temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {temperature:g}")
+        return temperature
+    if not (traced() or without_numbers(temperature) or bool((temperature > 0).all())):
+        wrong = temperature.detach()[~(temperature > 0)][0].item()
+        raise ValueError(f"temperature must be above 0, got a tensor with {wrong:g}")
+    # One number serves any batch, that of a single row too, as it does in torch.distributions.
+    one = temperature.reshape(()) if temperature.numel() == 1 else temperature
+    return _expand("temperature", one.to(device=scores.device, dtype=scores.dtype), scores.shape[:-1])
+
+
+def _expand(name: str, x: Tensor, shape: torch.Size) -> Tensor:
+    """Return a tensor in the batch shape."""
     try:
-        return alpha.expand(shape)
+        return x.expand(shape)
     except RuntimeError as error:
-        hint = "; it has no dimension of classes: alpha.squeeze(-1)" if alpha.shape[:-1] == shape else ""
+        hint = f"; it has no dimension of classes: {name}.squeeze(-1)" if x.shape[:-1] == shape else ""
         raise ValueError(
-            f"alpha of shape {tuple(alpha.shape)} can't be broadcast to the batch shape {tuple(shape)}{hint}"
+            f"{name} of shape {tuple(x.shape)} can't be broadcast to the batch shape {tuple(shape)}{hint}"
         ) from error
 
 

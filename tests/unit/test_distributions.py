@@ -132,6 +132,19 @@ def test_bad_input_is_refused(scores: torch.Tensor) -> None:
         EntmaxCategorical(torch.tensor([1.0, torch.nan]), validate_args=True)
     with pytest.raises(ValueError, match="got 4"):
         EntmaxCategorical(scores, validate_args=True).log_prob(torch.tensor([0, 1, 4]))
+    for wrong, words in ((0.5, "0.5"), (-1, "-1"), (4, "4"), (torch.nan, "nan"), (-0.5, "-0.5"), (1e9, "1e\\+09")):
+        with pytest.raises(ValueError, match=f"value must hold classes from 0 to 3, got {words}$"):
+            EntmaxCategorical(scores, validate_args=True).log_prob(torch.tensor([0, wrong, 1]))
+    with pytest.raises(ValueError, match="value must be a tensor of classes, got 1"):
+        EntmaxCategorical(scores, validate_args=True).log_prob(1)
+    whole = EntmaxCategorical(scores, validate_args=True).log_prob(torch.tensor([0.0, 1.0, 2.0]))
+    assert torch.equal(whole, EntmaxCategorical(scores).log_prob(torch.tensor([0, 1, 2])))
+    assert EntmaxCategorical(scores, validate_args=False).log_prob(torch.tensor([0.5, 1, 2])).shape == (3,)
+    for broken in (torch.nan, torch.inf):
+        with pytest.raises(ValueError, match="a row has scores that are not finite, NaN or infinity"):
+            EntmaxCategorical(torch.tensor([[1.0, broken], [0.0, 0.0]]), validate_args=False).sample()
+    with pytest.raises(ValueError, match="a row has no support, every one of its scores is -inf"):
+        EntmaxCategorical(torch.tensor([[-torch.inf] * 2, [0.0, 0.0]])).sample()
     with pytest.raises(ValueError, match=r"\(3, 1\) .* batch shape \(3,\); .* alpha.squeeze\(-1\)"):
         EntmaxCategorical(torch.zeros(3, 4), torch.ones(3, 1))
     with pytest.raises(TypeError, match=r"alpha .* 'learned'"):
@@ -163,6 +176,24 @@ def test_relaxed_samples_are_sparse_and_have_gradients(scores: torch.Tensor) -> 
     assert d.expand((2, 3)).rsample((5,)).shape == (5, 2, 3, 4)
 
 
+def test_relaxed_samples_have_gradients_in_the_temperature(scores: torch.Tensor) -> None:
+    def sample(temperature: torch.Tensor, scores: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(1)
+        return RelaxedEntmax(temperature, scores, alpha).rsample((2,))
+
+    alpha = torch.tensor([1.2, 1.5, 2.0], dtype=torch.float64, requires_grad=True)
+    for temperature in (torch.tensor(0.7), torch.tensor([0.9]), torch.tensor([0.5, 0.7, 2.0])):
+        leaf = temperature.double().requires_grad_()
+        assert gradcheck(sample, (leaf, scores.requires_grad_(), alpha))
+        assert torch.autograd.grad(sample(leaf, scores, alpha)[..., 0].sum(), leaf)[0].abs().max() > 0
+        torch.testing.assert_close(sample(leaf, scores, alpha)[:, 1], sample(leaf.expand(3), scores, alpha)[:, 1])
+    torch.testing.assert_close(sample(torch.tensor(0.7), scores, alpha), sample(0.7, scores, alpha))
+    d = RelaxedEntmax(torch.tensor([0.5, 0.7, 2.0]), scores, alpha).expand((2, 3))
+    assert d.temperature.shape == (2, 3) and d.rsample((5,)).shape == (5, 2, 3, 4)
+    row = RelaxedEntmax(torch.tensor([0.5]), torch.zeros(4))
+    assert row.rsample().shape == (4,) and row.expand((2,)).rsample().shape == (2, 4)
+
+
 def test_cold_relaxed_samples_are_those_of_softmax() -> None:
     scores = torch.tensor([1.0, 0.0, -0.5])
     sample = RelaxedEntmax(1e-4, scores).sample((20_000,))
@@ -173,6 +204,12 @@ def test_cold_relaxed_samples_are_those_of_softmax() -> None:
 def test_settings_of_relaxed_samples_are_checked() -> None:
     with pytest.raises(ValueError, match="temperature must be above 0, got 0"):
         RelaxedEntmax(0, torch.zeros(3))
+    with pytest.raises(ValueError, match="temperature must be above 0, got a tensor with -1"):
+        RelaxedEntmax(torch.tensor([1.0, -1.0]), torch.zeros(2, 3))
+    with pytest.raises(ValueError, match=r"temperature of shape \(2,\) can't be broadcast to the batch shape \(3,\)"):
+        RelaxedEntmax(torch.ones(2), torch.zeros(3, 4))
+    with pytest.raises(TypeError, match="temperature must be a number, got 'cold'"):
+        RelaxedEntmax("cold", torch.zeros(3))
     with pytest.raises(ValueError, match=r"scores must be \[\.\.\., classes\]"):
         RelaxedEntmax(1.0, torch.tensor(1.0))
     with pytest.raises(NotImplementedError, match="has no density"):
