@@ -313,6 +313,43 @@ def test_half_precision_is_computed_in_float32_under_autocast_too(either: None) 
     torch.testing.assert_close(result.double(), exact(**to(inputs, torch.float64))[0], atol=2e-6, rtol=2**-8)
 
 
+def test_several_dtypes_become_autocasts(either: None) -> None:
+    """As `scaled_dot_product_attention` has it; without autocast, and with float64 among them, they are refused."""
+    query, key, value = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4).bfloat16(), torch.randn(1, 2, 5, 4).half()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = entmax_attention(query, key, value, 1.0)
+        expected = scaled_dot_product_attention(query, key, value)
+        alike = entmax_attention(query, key.float(), value.float(), 1.0)
+        with pytest.raises(TypeError, match=r"key must have the query's dtype .* torch\.float64 .* torch\.bfloat16"):
+            entmax_attention(query.double(), key, value)
+    assert result.dtype == expected.dtype == torch.bfloat16 and alike.dtype == torch.float32
+    torch.testing.assert_close(result, expected, atol=1e-2, rtol=1e-2)
+    with pytest.raises(TypeError, match=r"key must have the query's dtype .* torch\.float32 .* torch\.bfloat16"):
+        entmax_attention(query, key, value)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.5])
+def test_features_of_size_zero_have_weights_all_the_same(alpha: float, either: None) -> None:
+    """Scores of 0 are shared equally among the keys that a query sees."""
+    query, key = torch.randn(2, 4, 3, 0, requires_grad=True), torch.randn(2, 2, 5, 0, requires_grad=True)
+    value = torch.randn(2, 2, 5, 3, requires_grad=True)
+    options = {"enable_gqa": True, "is_causal": True}
+    output, weights, support = entmax_attention(
+        query, key, value, alpha, return_weights=True, return_support=True, **options
+    )
+    torch.testing.assert_close(weights, torch.tril(torch.ones(3, 5) / torch.tensor([[1], [2], [3]])).expand(2, 4, 3, 5))
+    dense = scaled_dot_product_attention(query, key, value, **options)
+    torch.testing.assert_close(output, dense)
+    torch.testing.assert_close(entmax_attention(query, key, value, alpha, **options), output)
+    assert support.tolist() == [[[1, 2, 3]] * 4] * 2
+    gradients = torch.autograd.grad(output.sum(), (query, key, value))
+    (expected,) = torch.autograd.grad(dense.sum(), value)
+    torch.testing.assert_close(gradients[2], expected)
+    assert [x.shape for x in gradients[:2]] == [query.shape, key.shape]
+    empty, support = entmax_attention(*torch.randn(2, 2, 4, 5), value[0, :, :4, :0], alpha, return_support=True)
+    assert empty.shape == (2, 4, 0) and (support > 0).all()
+
+
 def test_a_learned_alpha_keeps_its_dtype(either: None) -> None:
     inputs, of, expected = answers(NAMED["an alpha for each head of each element"])
     alpha = inputs["alpha"].clone().requires_grad_()

@@ -111,6 +111,20 @@ def test_soft_targets(alpha: float) -> None:
     torch.testing.assert_close(tsallis.entmax_loss(z, classes, alpha), tsallis.entmax_loss(z, y, alpha))
 
 
+@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0, 3.0])
+def test_soft_targets_never_make_it_negative(alpha: float) -> None:
+    z, _ = problem(300, 50, torch.float32)
+    own = tsallis.entmax(z, alpha)
+    loss = tsallis.entmax_loss(z.requires_grad_(), own, alpha, reduction="none")
+    assert (loss >= 0).all() and (loss < 2e-6).all() and (loss == 0).any()
+    # The gradients are those of before, where rounding would have made it negative too.
+    grad = torch.autograd.grad(loss.sum(), z, create_graph=True)[0]
+    torch.testing.assert_close(grad, torch.zeros_like(z), rtol=0, atol=1e-5)
+    (second,) = torch.autograd.grad(grad[:, 0].sum(), z)
+    entry = tsallis.entmax(z, alpha)[:, 0].sum()
+    torch.testing.assert_close(second, torch.autograd.grad(entry, z)[0], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
 def test_the_margin_makes_it_exactly_zero(alpha: float) -> None:
     z = torch.zeros(1, 5)
@@ -149,6 +163,24 @@ def test_ignored_empty_and_broken_rows(alpha: float, d: int) -> None:
         assert grad[[3, 5]].isfinite().all() and grad[3, 1] == 0
     target_out = tsallis.entmax_loss(z[3:4], torch.tensor([1]), alpha)
     assert target_out == torch.inf
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0, 2.5])
+def test_second_derivatives_do_not_look_at_ignored_rows(alpha: float) -> None:
+    z, y = problem(4, 5)
+    y[1] = -100
+
+    def derivatives(scores: Tensor) -> tuple[Tensor, ...]:
+        scores = scores.clone().requires_grad_()
+        alphas = torch.tensor(alpha, dtype=torch.float64, requires_grad=True)
+        loss = tsallis.entmax_loss(scores, y, alphas)
+        first = torch.autograd.grad(loss, (scores, alphas), create_graph=True)
+        return *first, *torch.autograd.grad(sum(x.square().sum() for x in first), (scores, alphas))
+
+    expected = derivatives(z)
+    z[1, 2:] = torch.nan
+    for ours, theirs in zip(derivatives(z), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 def test_all_ignored_is_as_in_cross_entropy() -> None:
@@ -262,6 +294,33 @@ def test_alpha_relu_ignores_what_it_is_told_to() -> None:
     torch.testing.assert_close(tsallis.alpha_relu_loss(z, y), loss.sum() / 3)
     (grad,) = torch.autograd.grad(loss.sum(), z)
     assert (grad[1] == 0).all()
+
+
+@pytest.mark.by_reference(False)
+@pytest.mark.parametrize("alpha", [1.3, 1.5, 2.0, 3.0])
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("kind", ["number", "tensor", "compiled"])
+def test_alpha_relu_does_not_look_at_ignored_rows(alpha: float, broken: float, kind: str) -> None:
+    z, y = problem(4, 5)
+    y[1] = -100
+    tau = torch.tensor(0.1, dtype=torch.float64, requires_grad=kind == "tensor")
+
+    def derivatives(scores: Tensor) -> list[Tensor]:
+        """Both orders, in the scores and in tau if it is a tensor."""
+        scores = scores.clone().requires_grad_()
+
+        def compute(scores: Tensor) -> Tensor:
+            return tsallis.alpha_relu_loss(scores, y, alpha, tau if kind == "tensor" else 0.1)
+
+        inputs = (scores, tau) if kind == "tensor" else (scores,)
+        loss = (torch.compile(compute, backend="eager") if kind == "compiled" else compute)(scores)
+        first = torch.autograd.grad(loss, inputs, create_graph=True)
+        return [loss, *first, *torch.autograd.grad(sum(x.square().sum() for x in first), inputs)]
+
+    expected = derivatives(z)
+    z[1, 2:] = broken
+    for ours, theirs in zip(derivatives(z), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 @pytest.mark.any_backend

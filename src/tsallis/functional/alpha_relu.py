@@ -93,7 +93,8 @@ def alpha_relu_loss(
         raise ValueError(f"tau must be one number, got a tensor of shape {tuple(tau.shape)}")
     z = rows.scores.reshape(-1, scores.shape[-1])  # [rows, classes]
     if isinstance(tau, Tensor) or not fused:
-        loss = eager.loss(z, classes, eps, tau)
+        # An ignored row may hold anything, and what is infinite or no number would reach gradients: 0 times it is NaN.
+        loss = eager.loss(torch.where((classes >= 0).unsqueeze(-1), z, 0), classes, eps, tau)
     else:
         loss = autograd.alpha_relu_loss(z, classes, 1 + eps, tau, rows.backend)
     loss = loss.reshape(scores.shape[:-1])

@@ -18,6 +18,8 @@ from tsallis.ops.backend import capabilities, choose_attention
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.transforms import forward_mode, traced, transforms_active, without_numbers
 
+_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
+
 
 class AttentionOutput(NamedTuple):
     """The output of attention, all weights if requested, and a tensor that its sparsity can be read from."""
@@ -85,7 +87,8 @@ def entmax_attention(
 
     Raises:
         ValueError: shapes that don't fit together, an alpha below 1 or not finite, a length or a dropout out of range.
-        TypeError: tensors of other dtypes, a mask of integers.
+        TypeError: tensors of several dtypes (under autocast half precision and float32 become autocast's), a mask of
+            integers.
 
     Example:
         >>> q, k, v = torch.randn(3, 2, 4, 5, 8).unbind()
@@ -143,6 +146,7 @@ def attend(
     key_norms: Tensor | None = None,
 ) -> AttentionOutput:
     """Compute :func:`entmax_attention`; return with it a tensor that its sparsity can be read from."""
+    query, key, value = _one_dtype(query, key, value)
     _check(query, key, value, enable_gqa)
     if not 0 <= dropout_p <= 1:
         raise ValueError(f"dropout_p must be between 0 and 1, got {dropout_p}")
@@ -157,6 +161,7 @@ def attend(
     limits = None if isinstance(alpha, Tensor) and (traced() or without_numbers(q)) else bounds(alpha)
     backend = choose_attention(q, k, v, limits)
     can, dense = capabilities(backend), need_weights or transforms_active() or forward_mode()
+    dense = dense or not (q.shape[-1] and v.shape[-1])  # scores of 0 have weights, too
     if dense or q.dtype not in can.attention_dtypes:
         q, k, v = (upcast(x) for x in (q, k, v))
     args = AttentionArgs(
@@ -176,7 +181,7 @@ def attend(
         offset=query_offset,
         threads=1 if traced() else torch.get_num_threads(),
     )
-    if q.numel() and k.numel() and v.numel():
+    if math.prod(q.shape[:-1]) and keys:
         with _no_autocast(query.device.type):  # in the precision that was chosen here
             output, weights, support = attention.compute(args, backend, dense)
     else:
@@ -200,6 +205,17 @@ def _empty(args: AttentionArgs) -> tuple[Tensor, Tensor, Tensor]:
     query, key, value = args[:3]
     output = query.new_zeros(*query.shape[:-1], value.shape[-1]) + nothing
     return output, query.new_zeros(*query.shape[:-1], key.shape[2]), query.new_zeros(query.shape[:-1])
+
+
+def _one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+    """Return tensors of several dtypes in autocast's, as `scaled_dot_product_attention` has them under autocast."""
+    inputs = (query, key, value)
+    if not all(isinstance(x, Tensor) for x in inputs) or query.dtype is key.dtype is value.dtype:
+        return inputs
+    if not autocast_enabled(query.device.type):
+        return inputs
+    dtype = torch.get_autocast_dtype(query.device.type)
+    return tuple(x.to(dtype) if x.dtype in _AUTOCAST else x for x in inputs)
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:

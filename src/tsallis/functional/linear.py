@@ -152,7 +152,8 @@ def _reduced(
     classes = class_rows((*leading, len(weight)), weight.device, target, ignore_index)
     layer = Layer(rows, weight, bias, classes, alpha, tau)
     if rows.shape[0] == 0:
-        loss = (rows.sum(-1) + weight.sum() * 0).float()
+        inputs = [x for x in (weight, bias, alpha) if isinstance(x, Tensor)]
+        loss = (rows.sum(-1) + sum(x.sum() * 0 for x in inputs)).float()  # of no number, with gradients of zero
     elif reduction == "none":
         loss = linear_loss(layer)
     else:

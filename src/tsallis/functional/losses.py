@@ -172,4 +172,6 @@ def _soft(
     gaps = torch.where(y > 0, scores.gather(-1, best.unsqueeze(-1)) - scores, 0)  # 0 * inf would be NaN
     loss = autograd.entmax_loss(scores, best, alpha) * mass.squeeze(-1) + (y * gaps).sum(-1)
     share = y / torch.where(mass > 0, mass, 1)
-    return loss - mass.squeeze(-1) * entropy(share, alpha).squeeze(-1)
+    loss = loss - mass.squeeze(-1) * entropy(share, alpha).squeeze(-1)
+    # A difference of numbers that may be equal: what rounding leaves below 0 becomes 0, and keeps its gradients.
+    return torch.where(loss < 0, loss - loss.detach(), loss)

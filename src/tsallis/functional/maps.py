@@ -51,8 +51,13 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | 
     """
     rows = as_rows(scores, alpha, dim, mask, direct=True, positive=True)
     if scores.numel() == 0:
-        return scores.clone()
+        return _empty(scores, rows.alpha).to(rows.dtype)
     return rows.restore(autograd.entmax(rows.scores, rows.alpha, rows.dim, rows.backend))
+
+
+def _empty(scores: Tensor, alpha: Alpha) -> Tensor:
+    """Return a copy of a tensor without entries, in the graph of its inputs: their gradients are zeros."""
+    return scores + (alpha.sum() * 0).to(scores.dtype) if isinstance(alpha, Tensor) else scores.clone()
 
 
 def sparsemax(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
@@ -175,7 +180,7 @@ def budgeted_entmax(scores: Tensor, alpha: Alpha = 1.5, budget: float = 2, dim: 
         raise ValueError(f"budget must be finite and at least 0, got {budget:g}")
     rows = as_rows(scores, alpha, dim)
     if scores.numel() == 0:
-        return scores.clone()
+        return _empty(scores, rows.alpha).to(rows.dtype)
     return rows.restore(autograd.budgeted_entmax(rows.scores, rows.alpha, budget))
 
 
@@ -207,11 +212,10 @@ def tsallis_entropy(probs: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
     rows = as_rows(probs, alpha, dim, positive=True)
     if isinstance(rows.alpha, Tensor) and not (traced() or without_numbers(rows.alpha)):
         check_alpha(rows.alpha, positive=True)
-    assert rows.shape is not None
-    shape = rows.shape[:-1]
     if probs.numel() == 0:
-        return probs.new_zeros(shape)
-    return entropy(rows.scores, rows.alpha).reshape(shape).to(rows.dtype)
+        return _empty(probs, rows.alpha).sum(dim).to(rows.dtype)
+    assert rows.shape is not None
+    return entropy(rows.scores, rows.alpha).reshape(rows.shape[:-1]).to(rows.dtype)
 
 
 def escort(probs: Tensor, beta: float, dim: int = -1) -> Tensor:

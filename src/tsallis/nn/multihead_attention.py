@@ -264,6 +264,9 @@ class MultiheadAttention(nn.Module):
             raise ValueError("key and value go together, and only a cache can stand in for them")
         if query.shape[-1] != self.embed_dim:
             raise ValueError(f"query must have the size {self.embed_dim}, got {query.shape[-1]}")
+        for name, x, size in (("key", key, self.kdim), ("value", value, self.vdim)):
+            if x is not None and x.shape[-1] != size:
+                raise ValueError(f"{name} must have the size {size}, got {x.shape[-1]}")
         if key_lengths is not None and key_padding_mask is not None:
             raise ValueError("key_lengths and key_padding_mask say the same: give one of them")
         q, k, v = self._project(query, key, value)

@@ -37,3 +37,32 @@ def test_all_targets_ignored(name: str, backend: str) -> None:
     assert loss.isnan()
     for tensor in (hidden, weight, *([alpha] if "learned" in name else [])):
         assert tensor.grad is not None and not tensor.grad.any()
+
+
+EMPTY = torch.zeros(0, dtype=torch.long)
+Function = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+OF_NO_ROW: dict[str, Function] = {
+    "entmax": lambda h, w, b, a: tsallis.entmax(h, a),
+    "entmax of no class": lambda h, w, b, a: tsallis.entmax(h.new_zeros(3, 0) + h.sum(), a),
+    "budgeted": lambda h, w, b, a: tsallis.budgeted_entmax(h, a, 2),
+    "entropy": lambda h, w, b, a: tsallis.tsallis_entropy(h, a),
+    "loss": lambda h, w, b, a: tsallis.entmax_loss(h, EMPTY, a, reduction="sum"),
+    "loss, probabilities": lambda h, w, b, a: tsallis.entmax_loss(h, torch.zeros(0, 4), a, reduction="sum"),
+    "linear": lambda h, w, b, a: tsallis.linear_entmax_loss(h, w, EMPTY, a, bias=b, reduction="sum"),
+    "linear, each": lambda h, w, b, a: tsallis.linear_entmax_loss(h, w, EMPTY, a, bias=b, reduction="none"),
+    "linear alpha-ReLU": lambda h, w, b, a: tsallis.linear_alpha_relu_loss(h, w, EMPTY, bias=b, reduction="sum"),
+}
+
+
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+@pytest.mark.parametrize("name", OF_NO_ROW)
+def test_no_row_at_all(name: str, backend: str) -> None:
+    """What an optimizer or a wrapper of data parallelism waits for is there: gradients of zero."""
+    hidden, weight, bias = (torch.randn(s, requires_grad=True) for s in ((0, 4), (6, 4), (6,)))
+    alpha = torch.nn.Parameter(torch.tensor(1.5))
+    with tsallis.backend(backend):
+        result = OF_NO_ROW[name](hidden, weight, bias, alpha)
+    result.sum().backward()
+    used = [hidden, *([weight, bias] if "linear" in name else []), *([alpha] if "ReLU" not in name else [])]
+    for tensor in used:
+        assert tensor.grad is not None and tensor.grad.shape == tensor.shape and not tensor.grad.any()

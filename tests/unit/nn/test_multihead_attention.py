@@ -285,6 +285,8 @@ def test_bad_sizes(arguments: tuple[int, int], message: str) -> None:
         (((3, 4, 7), (3, 5, 8), (3, 5, 8)), {}, "query must have the size 8, got 7"),
         (((3, 4, 8), (2, 5, 8), (2, 5, 8)), {}, "same batch"),
         (((3, 4, 8), (3, 5, 8), (3, 6, 8)), {}, "value must be"),
+        (((3, 4, 8), (3, 5, 7), (3, 5, 8)), {}, "key must have the size 8, got 7"),
+        (((3, 4, 8), (3, 5, 8), (3, 5, 4)), {}, "value must have the size 8, got 4"),
         (((3, 4, 8),), {}, "key and value go together, and only a cache"),
         (((3, 4, 8), (3, 5, 8)), {}, "key and value go together"),
         (
@@ -300,6 +302,16 @@ def test_bad_sizes(arguments: tuple[int, int], message: str) -> None:
 def test_bad_shapes(shapes: Sequence[tuple[int, ...]], options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MultiheadAttention(EMBED, HEADS, batch_first=True)(*(torch.randn(s) for s in shapes), **options)
+
+
+def test_keys_and_values_of_their_own_sizes_are_checked() -> None:
+    attention = MultiheadAttention(EMBED, HEADS, kdim=5, vdim=3)
+    query, key, value = torch.randn(4, 2, EMBED), torch.randn(6, 2, 5), torch.randn(6, 2, 3)
+    assert attention(query, key, value)[0].shape == query.shape
+    with pytest.raises(ValueError, match="key must have the size 5, got 3"):
+        attention(query, value, key)
+    with pytest.raises(ValueError, match="value must have the size 3, got 5"):
+        attention(query, key, key)
 
 
 @pytest.mark.parametrize("padding", ["none", "middle"])

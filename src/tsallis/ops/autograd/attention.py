@@ -99,7 +99,7 @@ def dense_attention(args: AttentionArgs, backend: str = "eager") -> tuple[Tensor
     if active is not None:  # whatever lies behind, infinity times 0 is NaN
         key, value = (torch.where(active.unsqueeze(-1), x, 0) for x in (key, value))
     # Queries that share a key head are rows of one matrix; [batch, key heads, group * queries, size] before and after.
-    scores = query.reshape(batch, key.shape[1], group * queries, -1) @ key.transpose(-1, -2) * args.scale
+    scores = query.reshape(batch, key.shape[1], group * queries, query.shape[-1]) @ key.transpose(-1, -2) * args.scale
     scores = scores.reshape(batch, heads, queries, keys)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
@@ -118,7 +118,7 @@ def dense_attention(args: AttentionArgs, backend: str = "eager") -> tuple[Tensor
     elif args.dropout:
         dropped = weights * load_attention(backend).drop_factors(args)
     out = dropped.reshape(batch, key.shape[1], group * queries, keys) @ value
-    return out.reshape(batch, heads, queries, -1), weights
+    return out.reshape(batch, heads, queries, value.shape[-1]), weights
 
 
 def differentiable_gradient(ctx: Any, args: AttentionArgs, grad: Tensor) -> Sequence[Tensor | None]:

@@ -60,7 +60,8 @@ class Loss(Operation):
         scores, target, alpha, *rest = saved(ctx)
         need_alpha = ctx.needs_input_grad[2]
         if ctx.backend is None or differentiable(grad):
-            wide = upcast(scores)
+            # An ignored row may hold a NaN, which would reach the gradients of this gradient.
+            wide = torch.where((target >= 0).unsqueeze(-1), upcast(scores), 0)
             dz, da = eager.pullback(wide, target, alpha, maps.entmax(wide, alpha), grad, need_alpha)
             return dz.to(scores.dtype), None, da, None
         slope, *stats = rest
