@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tsallis.analysis.record import Symbols
 from tsallis.analysis.tables import Bins, Histogram, Record
-from tsallis.data.batching import IGNORED, Batch, counted
+from tsallis.data.batching import IGNORED, Batch
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.evaluation.empty_output import compare_empty, empty_log_probs
@@ -112,8 +112,7 @@ def output_statistics(model: Any, batches: Iterable[Batch]) -> OutputStatistics:
 
     for the values :math:`p` of the scores :math:`z` of a step, see :func:`output_steps`. These are the counts of Peters
     et al. 2019, table 3 (`num_attended`, `support`), and of Tezekbayev et al. 2022 the distributions of zeros (fig. 5
-    and 6), of logit norm and threshold (fig. 7, one point of it), and of sums (fig. 9). Symbols that the vocabulary
-    lacks do not count.
+    and 6), of logit norm and threshold (fig. 7, one point of it), and of sums (fig. 9).
 
     Args:
         model: an encoder-decoder of this package.
@@ -164,7 +163,7 @@ class Outputs:
     @torch.no_grad()
     def update(self, decoded: Any, batch: Batch) -> None:
         """Take in the model's last pass, over a batch with targets."""
-        counts = counted(batch.tgt_out).to(decoded.hidden.device)
+        counts = (batch.tgt_out != IGNORED).to(decoded.hidden.device)
         if self.attends:
             self.num_attended += float(self.model.num_attended(decoded)[counts].double().sum())
         for hidden in decoded.hidden[counts].split(max(1, AT_ONCE // len(self.model.output.weight))):

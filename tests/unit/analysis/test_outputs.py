@@ -108,7 +108,7 @@ def test_output_statistics_beside_single_steps(make: Any, arguments: Any, monkey
 
 def test_counts_are_those_of_the_metrics() -> None:
     model, data = sharp(transformer), corpus(9)
-    data.tgt[0].append(3)  # an unknown symbol, which does not count
+    data.tgt[0].append(3)  # an unknown symbol: the output has a support there as everywhere
     statistics, metrics = output_statistics(model, data.batches(4)), teacher_forced_scores(model, data)
     assert statistics.support == pytest.approx(metrics.output_support)
     assert statistics.num_attended == pytest.approx(metrics.attention_support)
