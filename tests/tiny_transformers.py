@@ -94,12 +94,17 @@ DECODERS = [family for family in FAMILIES if family.kind != "encoder"]
 
 
 def build(family: Family | str) -> Any:
-    """Return a model in evaluation mode, its queries scaled up so that some keys are far ahead of others."""
+    """Return a family's model in evaluation mode."""
     family = BY_NAME[family] if isinstance(family, str) else family
     if Version(tf.__version__) < Version(family.since or "0"):
         pytest.skip(f"needs transformers: {family.name} from {family.since} on")
+    return fill(family.make)
+
+
+def fill(make: Callable[[], Any]) -> Any:
+    """Make a model in evaluation mode, its queries scaled up so that some keys are far ahead of others."""
     torch.manual_seed(7)
-    model = family.make().eval()
+    model = make().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Marian computes its positions and does not save them.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import re
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-from transformers.modeling_utils import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
+from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 from transformers.utils import output_capturing
 
 from tsallis.functional.attention import attend
@@ -16,10 +20,14 @@ from tsallis.integrations.huggingface.alphas import ALPHA
 from tsallis.ops.transforms import traced
 
 NAME = "tsallis"
+FULL_MASKS = "tsallis_full_masks"  # the name in models that rely on being handed every mask, as eager attention is
 # What changes the scores in a way that entmax_attention cannot follow, by Transformers' names for it.
 UNSUPPORTED = {
     "softcap": "a soft cap of the scores",
     "s_aux": "attention sinks",
+    "sinks": "attention sinks",
+    "indices": "an indexer's choice of keys",
+    "block_indices": "an indexer's choice of blocks of keys",
     "cache": "a paged cache (continuous batching)",
 }
 
@@ -28,6 +36,60 @@ def register() -> None:
     """Make the attention known to Transformers, and its masks with it: without them padding would be attended to."""
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionInterface.register(FULL_MASKS, full_mask_forward)
+    AttentionMaskInterface.register(FULL_MASKS, eager_mask)
+
+
+def implementation_name(model: nn.Module) -> str:
+    """Return the name of the implementation whose masks fit a model.
+
+    `sdpa_mask` leaves a causal mask out where attentions that say `is_causal` need none. That holds in models that
+    support PyTorch's scaled dot-product attention. Others (NLLB-MoE, PEGASUS-X) may have decoders that do not say it,
+    or attentions of their own that the same mask is handed to (Informer, BigBird-Pegasus), and some that do support it
+    treat it specially by its name (Gemma 4, which drops queries): these get the masks of eager attention.
+    """
+    models = [x for x in model.modules() if isinstance(x, PreTrainedModel)]
+    return NAME if all(x._supports_sdpa and not _mentions_sdpa(type(x).__module__) for x in models) else FULL_MASKS
+
+
+@functools.cache
+def _mentions_sdpa(module_name: str) -> bool:
+    """Tell whether a model's Python module treats the name "sdpa" differently from others."""
+    try:
+        source = inspect.getsource(sys.modules[module_name])
+    except (KeyError, OSError, TypeError):  # a notebook's
+        return False
+    return re.search(r"""_attn_implementation\s*==\s*["']sdpa["']""", source) is not None
+
+
+def full_mask_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute an attention whose mask says everything, as eager attention does: without one every key takes part.
+
+    Args:
+        module, query, key, value, dropout, scaling, position_bias, kwargs: as in :func:`attention_forward`.
+        attention_mask: [batch, 1 or heads, queries, keys], boolean or added; its dtype's lowest number hides a key.
+        is_causal: makes no difference.
+
+    Returns:
+        What :func:`attention_forward` does.
+    """
+    if attention_mask is not None and attention_mask.is_floating_point():
+        lowest = torch.finfo(attention_mask.dtype).min
+        attention_mask = attention_mask.masked_fill(attention_mask < lowest / 2, -torch.inf)
+    return attention_forward(
+        module, query, key, value, attention_mask, dropout, scaling, False, position_bias, **kwargs
+    )
 
 
 def attention_forward(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor, nn
 from transformers import TrainerCallback
+from transformers.trainer_utils import IntervalStrategy
 
 from tsallis.functional.rows import alpha_number
 from tsallis.integrations.huggingface.alphas import alphas
@@ -60,10 +62,13 @@ class AnnealAlpha(TrainerCallback):
 
 
 class AttentionLog(TrainerCallback):
-    """A callback that logs every attention's alpha and density, wherever the Trainer logs.
+    """A callback that logs every attention's alpha and density, wherever the Trainer logs its loss.
 
     The entries are `alpha/NAME` and `density/NAME`, means of the heads, and `alpha` and `density`, means of all.
-    Densities are those of the training batches of the steps that are logged; a compiled model runs these uncompiled.
+    Densities are those of the training batches of the step before the entry; a compiled model runs this step
+    uncompiled. Which step that will be follows from `logging_strategy`, `logging_steps` and `logging_first_step`. Where
+    it is not known, as at the end of an epoch of a data set without a length, or where another callback asks for an
+    entry, there are alphas alone.
 
     Args:
         trainer: the Trainer that the callback is added to.
@@ -77,24 +82,55 @@ class AttentionLog(TrainerCallback):
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self._meter: DensityMeter | None = None
+        self._densities: dict[str, Tensor] = {}
+        self._last_step = 0  # that was logged
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Forget the training before."""
+        self._last_step = 0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin to count at a step that will be logged."""
-        step = state.global_step + 1
-        if step % state.logging_steps == 0 or (step == 1 and args.logging_first_step):
+        self._densities = {}
+        if _will_log(args, state, kwargs.get("train_dataloader")):
             self._meter = DensityMeter(kwargs["model"]).__enter__()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Log what was counted."""
+        """End counting, and log if the Trainer does."""
         meter, self._meter = self._meter, None
-        if meter is None:
+        if meter is not None:
+            meter.__exit__(None, None, None)
+            self._densities = meter.densities()
+        self._log(state, control, kwargs["model"])
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Log if the Trainer does."""
+        self._log(state, control, kwargs["model"])
+
+    def _log(self, state: Any, control: Any, model: nn.Module) -> None:
+        if not control.should_log or state.global_step == self._last_step:  # as Trainer, once for each step
             return
-        meter.__exit__(None, None, None)
+        self._last_step = state.global_step
         entries: dict[str, float] = {}
-        for title, values in (("alpha", alphas(kwargs["model"])), ("density", meter.densities())):
+        for title, values in (("alpha", alphas(model)), ("density", self._densities)):
             means = {f"{title}/{name}": float(value.mean()) for name, value in values.items()}
             if means:
                 entries |= means | {title: sum(means.values()) / len(means)}
-        should_log = control.should_log
         self.trainer.log(entries)
-        control.should_log = should_log  # logging answers the wish for the Trainer's own entry, which is still to come
+        control.should_log = True  # logging answers the wish for the Trainer's own entry, which is still to come
+
+
+def _will_log(args: Any, state: Any, loader: Any) -> bool:
+    """Tell whether the Trainer will log its loss after the step that begins."""
+    step = state.global_step + 1
+    if step == 1 and args.logging_first_step:
+        return True
+    if args.logging_strategy == IntervalStrategy.STEPS:
+        return bool(step % state.logging_steps == 0)
+    if args.logging_strategy != IntervalStrategy.EPOCH:
+        return False
+    try:
+        steps = max(-(-len(loader) // args.gradient_accumulation_steps), 1)
+    except TypeError:  # a data set without a length
+        steps = state.max_steps
+    return bool(step % steps == 0 or step == state.max_steps)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tsallis.functional.attention import count_support
 from tsallis.integrations.huggingface.alphas import alpha_modules
+from tsallis.integrations.huggingface.modules import Kind, attention_kind
 from tsallis.nn.attention_masks import count_visible
 
 
@@ -41,7 +42,7 @@ class DensityMeter:
         self._modules = dict(alpha_modules(model))
         if not self._modules:
             raise ValueError(f"{type(model).__name__} has no sparse attention: call sparsify first")
-        self._counts = {name: _Counts() for name in self._modules}
+        self._counts = {name: _Counts(attention_kind(name)) for name in self._modules}
         self._stance: Any = None
 
     def __enter__(self) -> DensityMeter:
@@ -72,7 +73,8 @@ class DensityMeter:
 class _Counts:
     """Sums over forward passes, for each head."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
         self.passes = 0
         self._sums = torch.zeros(3, 1, dtype=torch.float64)  # attended keys, visible keys, queries that see a key
 
@@ -81,7 +83,7 @@ class _Counts:
         support = count_support(record).double()
         visible = count_visible(mask, None, causal, queries, keys, 0, support.device)
         visible = visible.to(support).expand_as(support)
-        if mask is not None and queries == keys and queries > 1:
+        if self.kind == "self" and mask is not None and queries == keys and queries > 1:
             allowed = mask if mask.dtype == torch.bool else mask > -torch.inf
             active = allowed.any(-2).expand(-1, -1, queries)  # a key that no query sees is padding, as a query too
             support, visible = support * active, visible * active

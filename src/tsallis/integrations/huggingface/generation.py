@@ -19,6 +19,9 @@ class EntmaxLogitsProcessor(LogitsProcessor):
     follows the model's certainty: one token where it is sure, many where it is not. Top-k and top-p are not needed;
     call `generate` with `do_sample=True, top_k=0, top_p=1.0`, as a model's own settings may have them.
 
+    `support_sizes` are those of the last call of `generate`; one whose prompts are exactly what the call before
+    returned counts as the same call.
+
     Args:
         alpha: at least 1: sparser the larger it is; 1 is softmax.
         temperature: the scores are divided by it; below 1 fewer tokens stay.
@@ -37,17 +40,24 @@ class EntmaxLogitsProcessor(LogitsProcessor):
         if not temperature > 0:
             raise ValueError(f"temperature must be above 0, got {temperature}")
         self.alpha, self.temperature = alpha_number(alpha), float(temperature)
-        self._length = 0
+        self._ids: Tensor | None = None  # of the last step
         self._sizes: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return log-probabilities [batch, classes], -inf outside the support; `generate` calls this at every step."""
-        if input_ids.shape[-1] <= self._length:  # another call of `generate`
+        if not self._continues(input_ids):  # another call of `generate`
             self._sizes.clear()
-        self._length = input_ids.shape[-1]
+        self._ids = input_ids
         probs = entmax(scores.float() / self.temperature, self.alpha)
         self._sizes.append((probs > 0).sum(-1))
         return probs.log().to(scores.dtype)
+
+    def _continues(self, input_ids: Tensor) -> bool:
+        """Tell whether every sentence is one of the last step and a token more; a beam search changes their order."""
+        last, rest = self._ids, input_ids[:, :-1]
+        if last is None or last.shape != rest.shape or last.device != rest.device:
+            return False
+        return torch.equal(last, rest) or len(torch.cat([last, rest]).unique(dim=0)) == len(last.unique(dim=0))
 
     @property
     def support_sizes(self) -> Tensor:

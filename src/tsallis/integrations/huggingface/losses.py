@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from tsallis.functional import entmax_loss, linear_entmax_loss
+from tsallis.ops.tracing import untraced
 
-# What models do to their logits besides the projection, by the names of their settings and the value that does nothing.
+# Settings by which models change their logits after the projection, and the value that does nothing.
 SCALINGS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0, "mup_width_multiplier": None}
 
 
@@ -54,8 +55,9 @@ def causal_lm_loss(
 ) -> Tensor:
     """Compute the entmax loss of a causal language model; its logits are never held.
 
-    The model runs without its head, and :func:`tsallis.linear_entmax_loss` does what the head and the loss would. With
-    large vocabularies logits are most of the memory of a training.
+    The model's head projects the first position alone, and :func:`tsallis.linear_entmax_loss` does what the projection
+    and the loss would, with all that the model does before the projection. With large vocabularies logits are most of
+    the memory of a training.
 
     Args:
         model: a Transformers model with a language modelling head, such as `LlamaForCausalLM`.
@@ -67,7 +69,8 @@ def causal_lm_loss(
         The loss [].
 
     Raises:
-        ValueError: inputs without labels, a model without a head or one that changes its logits after the projection.
+        ValueError: inputs without labels, a model without a linear head, one that changes its logits after the
+            projection, or one whose head does not get as many positions as there are labels.
 
     Example:
         >>> import torch
@@ -81,17 +84,58 @@ def causal_lm_loss(
     if inputs.get("labels") is None:
         raise ValueError(f"inputs must have labels, got {', '.join(inputs)}")
     lm = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT
+    lm = getattr(lm, "_orig_mod", lm)  # of torch.compile
     head = lm.get_output_embeddings()
-    if not isinstance(head, nn.Linear) or lm.base_model is lm:
-        raise ValueError(f"{type(lm).__name__} has no linear head on a base model")
-    config = lm.config.get_text_config()
-    for name, neutral in SCALINGS.items():
-        if getattr(config, name, neutral) not in (None, neutral):
-            raise ValueError(f"{type(lm).__name__} changes its logits by {name} = {getattr(config, name)}")
-    rest = {name: x for name, x in inputs.items() if name != "labels"}
-    hidden = lm.base_model(**rest)[0]  # [batch, length, size]
+    if not isinstance(head, nn.Linear):
+        raise ValueError(f"{type(lm).__name__} has no linear head")
+    hidden = _run_to_head(lm, head, {name: x for name, x in inputs.items() if name != "labels"})
+    if hidden.shape[:-1] != inputs["labels"].shape:
+        raise ValueError(
+            f"labels must have a position for each that {type(lm).__name__} projects, {list(hidden.shape[:-1])}, "
+            f"got {list(inputs['labels'].shape)}"
+        )
     labels = torch.nn.functional.pad(inputs["labels"], (0, 1), value=-100)[..., 1:].to(hidden.device)
     weight = head.weight.to(hidden.dtype)
     if num_items_in_batch is None:
         return linear_entmax_loss(hidden, weight, labels, alpha, bias=head.bias)
     return linear_entmax_loss(hidden, weight, labels, alpha, bias=head.bias, reduction="sum") / num_items_in_batch
+
+
+@untraced  # hooks that come and go are not noticed by compiled code
+def _run_to_head(lm: Any, head: nn.Linear, inputs: dict[str, Any]) -> Tensor:
+    """Run a model and return what its head would project [batch, length, size].
+
+    The head gets the first position alone and hands on made-up logits: if these come out of the model as they are, then
+    nothing happens to logits after the projection.
+
+    Raises:
+        ValueError: something does, or the head is not called once.
+    """
+    states: list[Tensor] = []
+    probes: list[Tensor] = []
+
+    def shorten(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        states.append(args[0])
+        return (args[0][:, :1], *args[1:])
+
+    def replace(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        probe = torch.linspace(-100, 100, output.shape[-1], device=output.device).to(output.dtype)
+        probes.append(probe)
+        return probe.expand(output.shape).clone()
+
+    hooks = [head.register_forward_pre_hook(shorten), head.register_forward_hook(replace)]
+    forward = lm if getattr(lm, "_compiled_call_impl", None) is None else lm.forward
+    try:
+        logits = forward(**inputs)[0]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(states) != 1:
+        raise ValueError(f"{type(lm).__name__} calls its head {len(states)} times, not once")
+    if logits.shape[-1:] != probes[0].shape or not (logits == probes[0]).all():
+        config = lm.config.get_text_config()
+        settings = {name: getattr(config, name, neutral) for name, neutral in SCALINGS.items()}
+        reasons = [f"{name} = {x}" for name, x in settings.items() if x not in (None, SCALINGS[name])]
+        how = f"by {', '.join(reasons)}" if reasons else "after the projection"
+        raise ValueError(f"{type(lm).__name__} changes its logits {how}")
+    return states[0]

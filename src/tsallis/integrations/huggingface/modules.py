@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -22,6 +23,36 @@ def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
         if code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names:
             yield name, module
+
+
+def other_attentions(model: nn.Module) -> Iterator[str]:
+    """Yield the names of modules that are attentions by their classes' names, but don't ask Transformers' interface.
+
+    Of modules inside one another the innermost is named: LongT5's local attention, not the part of a layer around it.
+    """
+    own = [name for name, _ in attention_modules(model)]
+    candidates = [name for name, x in model.named_modules() if name and "Attention" in type(x).__name__]
+    for name in candidates:
+        around = any(other.startswith(f"{name}.") for other in (*own, *candidates))
+        inside = any(name == other or name.startswith(f"{other}.") for other in own)
+        if not around and not inside:
+            yield name
+
+
+def warn_of_others(model: nn.Module, layers: Layer | Iterable[Layer] | None, kind: Kind | None) -> None:
+    """Warn of attentions that a user means, too, but whose function cannot be replaced."""
+    requests = [layers] if isinstance(layers, int | str) else layers
+    names = [
+        name
+        for name in other_attentions(model)
+        if (requests is None or any(_matches(name, one) for one in requests)) and kind in (None, attention_kind(name))
+    ]
+    if names:
+        warnings.warn(
+            f"{type(model).__name__} has attentions that do not ask Transformers' AttentionInterface which function "
+            f"computes them; they stay as they are: {', '.join(names)}",
+            stacklevel=3,
+        )
 
 
 def choose_attentions(

@@ -11,8 +11,15 @@ from transformers import AutoConfig, PreTrainedModel
 
 from tsallis.functional.rows import alpha_number
 from tsallis.integrations.huggingface.alphas import ALPHA, FixedAlpha, LearnedAlpha, alpha_modules
-from tsallis.integrations.huggingface.attention import NAME, register
-from tsallis.integrations.huggingface.modules import Kind, Layer, check_scores, choose_attentions, count_heads
+from tsallis.integrations.huggingface.attention import implementation_name, register
+from tsallis.integrations.huggingface.modules import (
+    Kind,
+    Layer,
+    check_scores,
+    choose_attentions,
+    count_heads,
+    warn_of_others,
+)
 
 Alpha = float | Literal["learned"]
 Model = TypeVar("Model", bound=nn.Module)
@@ -41,7 +48,8 @@ def sparsify(
     in place of softmax (Correia et al. 2019, eq. 8). At alpha 1 the outputs are the model's own. Padding, causal and
     sliding masks, grouped queries, caches and `generate` stay as they are. Alphas lie inside the attentions, under
     `tsallis_alpha`: `save_pretrained` saves them, and :func:`from_pretrained` loads them. A second call changes
-    the attentions that it chooses and leaves the others as they are.
+    the attentions that it chooses and leaves the others as they are. A warning names attentions that are meant, too,
+    but are computed in a way of their own and stay as they are, such as those of LongT5's encoder.
 
     Args:
         model: a Transformers model whose attentions use its `AttentionInterface`; it is changed in place.
@@ -73,8 +81,10 @@ def sparsify(
     if isinstance(alpha, Mapping):
         if layers is not None:
             raise ValueError("alpha names the layers itself: leave layers out")
+        layers = list(alpha)
         requests = [(value, choose_attentions(model, layer, kind)) for layer, value in alpha.items()]
     else:
+        layers = layers if layers is None or isinstance(layers, int | str) else list(layers)
         requests = [(alpha, choose_attentions(model, layers, kind))]
     modules: dict[str, tuple[nn.Module, FixedAlpha | LearnedAlpha]] = {}
     for value, attentions in requests:
@@ -86,6 +96,7 @@ def sparsify(
         setattr(attention, ALPHA, alpha_module)
     _keep_in_float32(model)
     write_settings(model)
+    warn_of_others(model, layers, kind)
     return model
 
 
@@ -238,9 +249,9 @@ def _switch(model: Any) -> None:
     if hasattr(model, DENSE):
         return
     register()
-    before = _implementations(model)
-    model.set_attn_implementation(NAME)
-    others = sorted({type(x).__name__ for x in _models(model) if x.config._attn_implementation != NAME})
+    before, name = _implementations(model), implementation_name(model)
+    model.set_attn_implementation(name)
+    others = sorted({type(x).__name__ for x in _models(model) if x.config._attn_implementation != name})
     if others:
         model.set_attn_implementation(before)
         raise ValueError(f"Transformers does not let the attention function of {', '.join(others)} be replaced")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +33,21 @@ ROWS = [
 ]
 
 
-def trainer(model: Any, folder: Path, *callbacks: Any, steps: int = 4, **options: Any) -> tf.Trainer:
-    arguments = tf.TrainingArguments(
-        str(folder),
-        max_steps=steps,
-        per_device_train_batch_size=2,
-        learning_rate=1e-2,
-        report_to=[],
-        logging_steps=2,
-        save_steps=2,
-        disable_tqdm=True,
-        use_cpu=True,
-    )
-    return tf.Trainer(model, arguments, train_dataset=ROWS, callbacks=list(callbacks), **options)
+def trainer(
+    model: Any, folder: Path, *callbacks: Any, rows: Any = ROWS, arguments: dict[str, Any] | None = None, **options: Any
+) -> tf.Trainer:
+    settings = {
+        "max_steps": 4,
+        "per_device_train_batch_size": 2,
+        "learning_rate": 1e-2,
+        "report_to": [],
+        "logging_steps": 2,
+        "save_steps": 2,
+        "disable_tqdm": True,
+        "use_cpu": True,
+    }
+    training = tf.TrainingArguments(str(folder), **settings | (arguments or {}))
+    return tf.Trainer(model, training, train_dataset=rows, callbacks=list(callbacks), **options)
 
 
 def test_alphas_are_annealed_saved_and_resumed(tmp_path: Path) -> None:
@@ -82,6 +85,46 @@ def test_learned_alphas_train_and_are_logged(tmp_path: Path) -> None:
     assert [entry["step"] for entry in run.state.log_history if "loss" in entry] == [2, 4]
     loaded = from_pretrained(tf.BertForMaskedLM, tmp_path / "checkpoint-4")
     assert all(torch.equal(alphas(loaded)[key], x) for key, x in alphas(model).items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "steps"),
+    [
+        ({"logging_steps": 3, "logging_first_step": True}, [1, 3]),
+        ({"logging_steps": 0.5}, [2, 4]),
+        ({"logging_steps": 4}, [4]),
+        ({"logging_strategy": "epoch"}, [3, 4]),
+        ({"logging_strategy": "epoch", "gradient_accumulation_steps": 2}, [2, 4]),
+        ({"logging_strategy": "epoch", "logging_first_step": True, "gradient_accumulation_steps": 3}, [1, 2, 3, 4]),
+        ({"logging_strategy": "no"}, []),
+    ],
+)
+def test_attention_is_logged_where_the_trainer_logs(
+    arguments: dict[str, Any], steps: list[int], tmp_path: Path
+) -> None:
+    """An epoch has three batches."""
+    arguments = {"save_strategy": "no", **arguments}
+    run = trainer(sparsify(build("bert"), 1.5), tmp_path, rows=ROWS * 3, arguments=arguments)
+    run.add_callback(AttentionLog(run))
+    for _ in range(2):
+        run.train()
+        history = run.state.log_history
+        assert [entry["step"] for entry in history if "loss" in entry] == steps
+        assert [entry["step"] for entry in history if "density" in entry] == steps
+
+
+def test_a_stream_is_logged_without_densities_where_its_end_is_not_known(tmp_path: Path) -> None:
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(ROWS * 3)
+
+    arguments = {"logging_strategy": "epoch", "logging_first_step": True, "save_strategy": "no"}
+    run = trainer(sparsify(build("bert"), 1.5), tmp_path, rows=Stream(), arguments=arguments)
+    run.add_callback(AttentionLog(run))
+    run.train()
+    assert [entry["step"] for entry in run.state.log_history if "loss" in entry] == [1, 3, 4]
+    entries = [entry for entry in run.state.log_history if "alpha" in entry]
+    assert [(entry["step"], "density" in entry) for entry in entries] == [(1, True), (3, False), (4, True)]
 
 
 def test_the_trainer_leaves_alphas_without_decay(tmp_path: Path) -> None:

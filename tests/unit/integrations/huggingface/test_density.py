@@ -33,6 +33,21 @@ def test_densities_are_those_of_the_weights(name: str) -> None:
         assert 0 < density.min() < 1
 
 
+@pytest.mark.parametrize("length", [5, 7])
+@pytest.mark.parametrize("name", ["bart", "t5"])
+def test_every_query_of_cross_attention_counts(name: str, length: int) -> None:
+    """Where a target is as long as its source, too."""
+    batch, model = inputs(BY_NAME[name]), sparsify(build(name), 1.5, kind="cross")
+    batch["decoder_input_ids"] = torch.randint(3, 40, (2, length))
+    with torch.no_grad(), DensityMeter(model) as meter:
+        weights = model(**batch, output_attentions=True).cross_attentions
+    visible = batch["attention_mask"].bool()[:, None, None, :].expand(2, 4, length, 7)
+    for weight, density, support in zip(weights, meter.densities().values(), meter.supports().values(), strict=True):
+        attended = (weight > 0).sum((0, 2, 3))
+        torch.testing.assert_close(density, attended / visible.sum((0, 2, 3)))
+        torch.testing.assert_close(support, attended / (2 * length))
+
+
 def test_passes_add_up_and_end_with_the_block() -> None:
     batch, model = inputs(BY_NAME["bert"]), sparsify(build("bert"), {0: 1.5})
     with DensityMeter(model) as meter:

@@ -50,6 +50,22 @@ def test_sizes_are_those_of_the_last_call() -> None:
     assert processor.support_sizes.shape == (2, 5)
 
 
+def test_every_call_begins_anew() -> None:
+    """Whatever its prompts are: longer, of the next length but others, of another number."""
+    model, processor = build("llama"), EntmaxLogitsProcessor()
+    ids = torch.randint(3, VOCABULARY, (3, 30))
+    for prompt in (ids[:2, :3], ids[:2, :12], ids[:2, 1:18], ids[:, :22]):  # 12 + 5 = 17
+        model.generate(prompt, attention_mask=torch.ones_like(prompt), **SAMPLE, logits_processor=[processor])
+        assert processor.support_sizes.shape == (len(prompt), 5)
+
+
+def test_a_beam_search_is_one_call() -> None:
+    model, processor = build("llama"), EntmaxLogitsProcessor(1.5, temperature=4.0)
+    torch.manual_seed(0)
+    model.generate(**inputs(BY_NAME["llama"], "left"), **SAMPLE, num_beams=3, logits_processor=[processor])
+    assert processor.support_sizes.shape == (6, 5)
+
+
 def test_settings_are_checked() -> None:
     with pytest.raises(ValueError, match="temperature must be above 0, got 0"):
         EntmaxLogitsProcessor(temperature=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,16 +11,51 @@ pytest.importorskip("transformers")  # before what imports it
 
 import torch
 import transformers as tf
+from torch import Tensor
 
 import tsallis
-from tiny_transformers import BY_NAME, GROUPED, build, inputs
+from tiny_transformers import BY_NAME, GROUPED, SMALL, TEXT, build, fill, inputs
 from tsallis.integrations.huggingface import causal_lm_loss, trainer_loss
 
+BERT = {**SMALL, **TEXT, "is_decoder": True}
+MODELS = {
+    "llama": BY_NAME["llama"].make,
+    "gpt2": BY_NAME["gpt2"].make,
+    # With a transform, or a scaling, before the projection.
+    "bert": lambda: tf.BertLMHeadModel(tf.BertConfig(**BERT)),
+    "roberta": lambda: tf.RobertaForCausalLM(tf.RobertaConfig(**BERT)),
+    "electra": lambda: tf.ElectraForCausalLM(tf.ElectraConfig(**BERT, embedding_size=8)),
+    "modernbert": lambda: tf.ModernBertDecoderForCausalLM(
+        tf.ModernBertDecoderConfig(**SMALL, **TEXT, local_attention=4, cls_token_id=1, sep_token_id=2)
+    ),
+    "scaled": lambda: ScaledBefore(tf.LlamaConfig(**GROUPED)),
+}
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+
+class ScaledBefore(tf.LlamaForCausalLM):
+    def __init__(self, config: tf.LlamaConfig) -> None:
+        super().__init__(config)
+        self.lm_head.register_forward_pre_hook(lambda _, args: (args[0] / 3,))
+
+
+class ChangedAfter(tf.LlamaForCausalLM):
+    """A model that does to its logits what none of its settings says; at first all of them are 0."""
+
+    def __init__(self, config: tf.LlamaConfig, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(config)
+        self.change = change
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        torch.nn.init.zeros_(self.lm_head.weight)
+        output = super().forward(*args, **kwargs)
+        output.logits = self.change(output.logits)
+        return output
+
+
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("alpha", [1.0, 1.5])
 def test_the_loss_without_logits_is_that_of_the_logits(name: str, alpha: float) -> None:
-    batch, model = inputs(BY_NAME[name]), build(name)
+    batch, model = inputs(BY_NAME["llama"]), fill(MODELS[name])
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
     results = []
     for loss in (
@@ -52,21 +88,54 @@ def test_a_loss_of_classes() -> None:
     torch.testing.assert_close(smooth, tsallis.entmax_loss(logits, labels, 2.0, label_smoothing=0.1))
 
 
-def test_the_head_is_not_called() -> None:
+def test_the_head_projects_one_position() -> None:
     batch, model = inputs(BY_NAME["llama"]), build("llama")
-
-    def refuse(*args: Any) -> None:
-        raise AssertionError("logits were computed")
-
-    model.lm_head.register_forward_hook(refuse)
+    shapes = []
+    model.lm_head.register_forward_hook(lambda _, args, output: shapes.append((args[0].shape, output.shape)))
     causal_lm_loss(model, {**batch, "labels": batch["input_ids"]}).backward()
+    assert shapes == [((2, 1, 16), (2, 1, 40))]
+
+
+def test_a_compiled_model_is_the_same() -> None:
+    batch, model = inputs(BY_NAME["llama"]), build("llama")
+    items = {**batch, "labels": batch["input_ids"]}
+    reference, logits = causal_lm_loss(model, items), model(**batch).logits
+    compiled = torch.compile(model, backend="eager")
+    for forward in (compiled, model):
+        assert torch.equal(causal_lm_loss(forward, items), reference)
+        torch.testing.assert_close(forward(**batch).logits, logits)
+        assert torch.equal(causal_lm_loss(forward, items), reference)
+        model.compile(backend="eager")
+    step = torch.compile(lambda: causal_lm_loss(model, items), backend="eager")
+    assert torch.equal(step(), reference) and torch.equal(step(), reference)
+
+
+def test_a_failure_leaves_no_hooks() -> None:
+    batch, model = inputs(BY_NAME["llama"]), build("llama")
+    logits = model(**batch).logits
+    with pytest.raises(ValueError, match=r"for each that LlamaForCausalLM projects, \[2, 3\], got \[2, 7\]"):
+        causal_lm_loss(model, {**batch, "labels": batch["input_ids"], "logits_to_keep": 3})
+    with pytest.raises(TypeError):
+        causal_lm_loss(model, {"input_ids": 3, "labels": batch["input_ids"]})
+    assert torch.equal(model(**batch).logits, logits)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda x: 2 * x, lambda x: 30 * (x / 30).tanh(), lambda x: x[..., :-1], lambda x: x.clamp(max=99)],
+    ids=["factor", "cap", "slice", "clamp"],
+)
+def test_what_changes_logits_is_refused(change: Callable[[Tensor], Tensor]) -> None:
+    batch, model = inputs(BY_NAME["llama"]), ChangedAfter(tf.LlamaConfig(**GROUPED), change)
+    with pytest.raises(ValueError, match="ChangedAfter changes its logits after the projection"):
+        causal_lm_loss(model, {**batch, "labels": batch["input_ids"]})
 
 
 @pytest.mark.parametrize(
     ("model", "labels", "message"),
     [
         (lambda: build("llama"), None, "inputs must have labels, got input_ids, attention_mask"),
-        (lambda: build("llama").model, True, "LlamaModel has no linear head on a base model"),
+        (lambda: build("llama").model, True, "LlamaModel has no linear head"),
         (
             lambda: tf.Gemma2ForCausalLM(tf.Gemma2Config(**GROUPED, head_dim=4)),
             True,

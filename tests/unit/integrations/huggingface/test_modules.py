@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 pytest.importorskip("transformers")  # before what imports it
@@ -9,7 +11,7 @@ pytest.importorskip("transformers")  # before what imports it
 import transformers as tf
 from torch import nn
 
-from tiny_transformers import GROUPED, SMALL, TEXT, build
+from tiny_transformers import GROUPED, SEQ2SEQ, SMALL, TEXT, build
 from tsallis.integrations.huggingface import sparsify
 from tsallis.integrations.huggingface.modules import choose_attentions, count_heads
 
@@ -57,6 +59,34 @@ def test_a_model_with_an_attention_of_its_own_is_refused() -> None:
     model = tf.DebertaV2Model(tf.DebertaV2Config(**SMALL, **TEXT))
     with pytest.raises(ValueError, match="DebertaV2Model has no attention that asks Transformers' AttentionInterface"):
         sparsify(model)
+
+
+def bigbird() -> tf.BigBirdPegasusModel:
+    """Return a model whose encoder computes attention in a way of its own."""
+    return tf.BigBirdPegasusModel(tf.BigBirdPegasusConfig(**SEQ2SEQ, **TEXT))
+
+
+def test_attentions_that_stay_as_they_are_are_named() -> None:
+    names = [f"encoder.layers.{i}.self_attn.self" for i in (0, 1)]
+    with pytest.warns(UserWarning, match=f"Model has attentions .* stay as they are: {', '.join(names)}$") as log:
+        sparsify(bigbird())
+    assert log[0].filename == __file__
+    with pytest.warns(UserWarning, match=f"stay as they are: {names[1]}$"):
+        sparsify(bigbird(), {1: 2.0})
+
+
+@pytest.mark.parametrize("options", [{"layers": "decoder.*"}, {"kind": "cross"}])
+def test_attentions_that_are_not_meant_are_not_named(options: dict) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sparsify(bigbird(), 1.5, **options)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "bart", "t5"])
+def test_parts_of_attentions_are_not_named(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sparsify(build(name))
 
 
 def test_scores_that_are_changed_are_refused() -> None:
