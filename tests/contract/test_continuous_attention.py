@@ -271,6 +271,66 @@ def test_it_compiles(dims: int, moments: str) -> None:
 
 
 @both
+@pytest.mark.parametrize("moments", MOMENTS)
+def test_one_graph_with_points(dims: int, moments: str) -> None:
+    """No regression is known yet when it is traced, and none is kept of what was traced."""
+    module = make(dims, "learned", moments, points=24 if dims == 1 else (8, 16)).float()
+    torch._dynamo.reset()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    g = torch.Generator().manual_seed(1)
+    mask = torch.rand(3, LENGTH, generator=g) > 0.4
+    positions = torch.rand(3, LENGTH, *([2] if dims == 2 else []), generator=g)
+    options: list[dict[str, Any]] = [where(dims), {**where(dims), "mask": mask}, {"positions": positions}]
+    if dims == 1:
+        options.append({"lengths": torch.tensor([LENGTH, 4, 1])})
+    for more in options:
+        query, values = inputs(moments, dtype=torch.float32)
+        result = compiled(query, values, **more)[0]
+        assert not module.fit._solvers
+        expected = module(query, values, **more)[0]
+        module.fit._solvers.clear()
+        torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
+        grads = [torch.autograd.grad(x.sum(), list(module.parameters())) for x in (expected, result)]
+        for grad, compiled_grad in zip(*grads, strict=True):
+            torch.testing.assert_close(compiled_grad, grad, atol=1e-3, rtol=1e-3)
+
+
+@both
+def test_it_is_exported_for_any_batch(dims: int) -> None:
+    """Rules of quadrature are made while numbers are not known: none may stay in the cache without its own."""
+    points = 25 if dims == 1 else (9, 18)
+    module = make(dims, 1.37, "query", points=points).float()
+    query, values = inputs("query", dtype=torch.float32)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    more = {"lengths": torch.tensor([LENGTH, 4, 1])} if dims == 1 else where(dims)
+    shapes = {
+        "query": {0: batch},
+        "values": {0: batch},
+        **({"lengths": {0: batch}} if dims == 1 else {"grid": (None, None)}),
+    }
+    program = torch.export.export(module, (query, values), more, dynamic_shapes=shapes)
+    torch.testing.assert_close(program.module()(query, values, **more)[0], module(query, values, **more)[0])
+    more = {"lengths": more["lengths"][:2]} if dims == 1 else more
+    result, expected = (f(query[:2], values[:2], **more)[0] for f in (program.module(), module))
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
+
+
+@every_kind
+def test_a_batch_of_nothing(dims: int, density: Any, moments: str) -> None:
+    module = make(dims, density, moments)
+    query, values = inputs(moments, batch=3)
+    query, values = None if query is None else query[:0], values[:0]
+    mask = torch.ones(0, LENGTH, dtype=torch.bool)
+    options: list[dict[str, Any]] = [where(dims), {**where(dims), "mask": mask}]
+    if dims == 1:
+        options.append({"lengths": torch.zeros(0, dtype=torch.long)})
+    for more in options:
+        context = module(query, values, **more)[0]
+        assert context.shape == ((0, SIZE) if query is None else (0, QUERIES, SIZE))
+        context.sum().backward()
+
+
+@both
 @pytest.mark.parametrize("moments", ["query", "discrete", "pooled"])
 def test_mixtures(dims: int, moments: str) -> None:
     """A mixture's context is that of its components, weighed."""

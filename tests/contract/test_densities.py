@@ -29,6 +29,8 @@ from tsallis.continuous import (
     TruncatedParabola,
     TruncatedParaboloid,
     WholeSpace,
+    cell_masses,
+    image_basis,
 )
 
 Make = Callable[[Tensor, Tensor], Density]
@@ -492,3 +494,134 @@ def test_mixtures_that_fit_nowhere_are_refused() -> None:
         Mixture(torch.ones(2), pair)
     with pytest.raises(ValueError, match="share a space"):
         Mixture(torch.ones(2) / 2, [pair, TruncatedParaboloid(torch.zeros(2), torch.eye(2))])
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.3, 2.0, 2.5, 5.0])
+@pytest.mark.parametrize("entropy", ["entropy", "tsallis_entropy"])
+def test_derivatives_of_a_mixture_s_entropy(entropy: str, alpha: float) -> None:
+    """Above alpha 2 a density ends so steeply that nodes which stay where they are give other derivatives."""
+    weights = torch.tensor([0.4, 0.6], dtype=torch.float64)
+    mean = torch.tensor([0.37, 0.57], dtype=torch.float64)
+
+    def value(mean: Tensor, variance: Tensor) -> Tensor:
+        result: Tensor = getattr(Mixture(weights, BetaGaussian(mean, variance, alpha)), entropy)()
+        return result
+
+    def slopes(mean: Tensor, variance: Tensor) -> Tensor:
+        return torch.cat([x.reshape(-1) for x in torch.autograd.grad(value(mean, variance), (mean, variance))])
+
+    mean.requires_grad_()
+    variance = torch.tensor(0.02, dtype=torch.float64, requires_grad=True)
+    first = torch.autograd.grad(value(mean, variance), (mean, variance), create_graph=True)
+    second = torch.autograd.grad(first[1], (mean, variance))
+    step = 1e-6
+    steps = [variance.detach() + step, variance.detach() - step]
+    numeric = (value(mean, steps[0]) - value(mean, steps[1])) / (2 * step)
+    torch.testing.assert_close(first[1], numeric, rtol=1e-7, atol=0)
+    above, below = (slopes(mean, x.requires_grad_()) for x in steps)
+    expected = (above - below) / (2 * step)
+    torch.testing.assert_close(torch.cat([x.reshape(-1) for x in second]), expected, rtol=1e-6, atol=1e-4)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 3.0, 6.0])
+def test_a_learned_alpha_has_derivatives_in_a_mixture_s_entropy(alpha: float) -> None:
+    mean, variance = torch.tensor([0.37, 0.57], dtype=torch.float64), torch.tensor(0.02, dtype=torch.float64)
+    weights = torch.tensor([0.4, 0.6], dtype=torch.float64)
+
+    def entropy(alpha: Tensor) -> Tensor:
+        return Mixture(weights, BetaGaussian(mean, variance, alpha)).tsallis_entropy(1.7)
+
+    at = torch.tensor(alpha, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(entropy(at), at)
+    a, b, c = (entropy(torch.tensor(alpha + k * 1e-4, dtype=torch.float64)) for k in range(3))
+    torch.testing.assert_close(slope, (4 * b - 3 * a - c) / 2e-4, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_mixture_takes_and_returns_half_precision(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    for _ in range(30):  # weights that are rounded, sums of which are off by more than 1e-3
+        Mixture(torch.randn(8).to(dtype).softmax(-1), Gaussian(torch.zeros(8), 1.0))
+    mean, variance = torch.tensor([0.2, 0.7], dtype=dtype), torch.tensor([0.02, 0.01], dtype=dtype)
+    weights = torch.tensor([0.25, 0.75], dtype=dtype)
+    d = Mixture(weights, TruncatedParabola(mean, variance))
+    wide = Mixture(weights.double(), TruncatedParabola(mean.double(), variance.double()))
+    basis, t = scattered_basis(1), torch.tensor(0.6, dtype=dtype)
+    edges = torch.linspace(0, 1, 4, dtype=dtype)
+    for value, expected in (
+        (d.expect(basis.to(dtype)), wide.expect(basis.double())),
+        (d.pdf(t), wide.pdf(t.double())),
+        (d.log_prob(t), wide.log_prob(t.double())),
+        (d.entropy(), wide.entropy()),
+        (d.tsallis_entropy(), wide.tsallis_entropy()),
+        (cell_masses(d, edges), cell_masses(wide, edges.double())),
+    ):
+        assert value.dtype == dtype
+        torch.testing.assert_close(value.double(), expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
+    assert d.sample((3,)).dtype == dtype
+    mixed = Mixture(weights.float(), TruncatedParabola(mean, variance))
+    assert mixed.pdf(t).dtype == torch.float32
+
+
+def test_nothing_to_draw_and_nothing_to_expect() -> None:
+    pair = Mixture(torch.ones(2) / 2, Gaussian(torch.zeros(2), 1.0))
+    assert pair.sample((0,)).shape == (0,) and pair.sample((3, 0)).shape == (3, 0)
+    none = Mixture(torch.ones(0, 2) / 2, TruncatedParaboloid(torch.zeros(0, 2, 2), torch.eye(2)))
+    assert none.sample().shape == (0, 2) and none.sample((3,)).shape == (3, 0, 2)
+    basis = image_basis(3)
+    for d in (TruncatedParaboloid(torch.zeros(0, 2), torch.eye(2)), none):
+        assert d.expect(basis).shape == (0, 9)
+        assert d.expect(basis, (4, 8)).shape == (0, 9)
+
+
+def test_batch_shapes_that_do_not_fit_are_named() -> None:
+    with pytest.raises(ValueError, match=r"\(2,\) of mean, \(3,\) of spread"):
+        Gaussian(torch.zeros(2), torch.ones(3))
+    with pytest.raises(ValueError, match=r"\(2,\) of mean, .* \(3,\) of alpha"):
+        BetaGaussian(torch.zeros(2), torch.ones(2), torch.ones(3))
+    with pytest.raises(ValueError, match="component 1"):
+        Mixture(torch.ones(2) / 2, [Gaussian(torch.zeros(2), 1.0), Gaussian(torch.zeros(3), 1.0)])
+    with pytest.raises(ValueError, match=r"\(3,\) of weights"):
+        Mixture(torch.ones(3, 2) / 2, Gaussian(torch.zeros(2, 2), 1.0))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_torch_func(name: str) -> None:
+    """Of each density of a batch alone, checks of arguments and the rule of all of them included."""
+    mean, cov = moments_for(name)
+    dims = 2 if name in PLANE else 1
+    basis = scattered_basis(dims)
+    t = torch.full((dims,), 0.4, dtype=torch.float64) if dims > 1 else torch.tensor(0.4, dtype=torch.float64)
+    edges = torch.linspace(-1, 2, 5, dtype=torch.float64)
+    make = (LINE | PLANE)[name]
+    functions: list[Callable[[Density], Tensor]] = [
+        lambda d: d.expect(basis),
+        lambda d: d.expect(basis, 24),
+        lambda d: d.pdf(t),
+        lambda d: d.log_prob(t),
+        lambda d: d.entropy(),
+    ]
+    if dims == 1:
+        functions.append(lambda d: cell_masses(d, edges))
+    for function in functions:
+
+        def value(mean: Tensor, cov: Tensor, function: Callable[[Density], Tensor] = function) -> Tensor:
+            return function(make(mean, cov)).nan_to_num(neginf=0.0)
+
+        expected = value(mean, cov)
+        torch.testing.assert_close(torch.func.vmap(value)(mean, cov), expected, atol=1e-9, rtol=1e-9)
+        backward, forward = (f(value, (0, 1))(mean, cov) for f in (torch.func.jacrev, torch.func.jacfwd))
+        slopes = torch.autograd.functional.jacobian(value, (mean, cov))
+        for a, b, c in zip(backward, forward, slopes, strict=True):
+            torch.testing.assert_close(a, c)
+            torch.testing.assert_close(b, c)
+
+
+def test_arguments_are_checked_under_vmap() -> None:
+    with pytest.raises(ValueError, match="variance must be positive"):
+        torch.func.vmap(lambda m, v: Gaussian(m, v).mean)(torch.zeros(2), torch.tensor([1.0, -1.0]))
+    with pytest.raises(ValueError, match="weights must be non-negative"):
+        torch.func.vmap(lambda w: Mixture(w, Gaussian(torch.zeros(2), 1.0)).mean)(torch.ones(3, 2))
+    with pytest.raises(ValueError, match="must be symmetric"):
+        skew = torch.tensor([[1.0, 0.2], [0.3, 1.0]])
+        torch.func.vmap(lambda m: TruncatedParaboloid(m, skew * m[0].cos()).mean)(torch.zeros(3, 2))

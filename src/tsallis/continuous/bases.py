@@ -225,7 +225,7 @@ class ProductBasis(Basis):
             a, b = ((basis.centres.to(x), basis.covs.to(x)) for basis in (self.first, self.second))
             if weights.dim() == 1 and not traced():
                 sums = plane_sum(weights, x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1]), bells(*a), bells(*b))
-                return (sums * torch.outer(peaks(a[1]), peaks(b[1]))).reshape(*x.shape[:-1], -1)
+                return (sums * torch.outer(peaks(a[1]), peaks(b[1]))).reshape(*x.shape[:-1], self.size)
         left = self.first.at(x) * weights.unsqueeze(-1)  # [..., points, first]
         return (left.mT @ self.second.at(y)).flatten(-2)
 

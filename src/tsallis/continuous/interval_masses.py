@@ -70,7 +70,7 @@ def _masses(density: Density, edges: Tensor) -> Tensor:
             masses = _masses(density.parts[0], edges.unsqueeze(-2))  # [..., components, cells]
         else:
             masses = torch.stack([_masses(part, edges) for part in density.parts], -2)
-        return (density.weights.unsqueeze(-1) * masses).sum(-2)
+        return (density.weights.unsqueeze(-1) * masses).sum(-2).to(density.dtype)
     if not isinstance(density, Elliptical):
         raise TypeError(f"no masses are known of a {type(density).__name__}")
     mean, std = density.mean, density.factor

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tsallis.functional.rows import check_floating
 from tsallis.ops import tracing
+from tsallis.ops.transforms import outside_tracers
 
 T = TypeVar("T")
 # The most a weight may lose to the largest before it is left out: exp(-39) is below the rounding of float64.
@@ -44,11 +45,12 @@ def _range(n: int) -> Tensor:
 
 
 def constant(function: Callable[..., T]) -> Callable[..., T]:
-    """Cache results for each set of arguments, as plain tensors in any mode of torch; the compiler sees constants."""
+    """Cache results for each set of arguments, as plain tensors in any mode and under any transformation of torch; the
+    compiler sees constants."""
 
     @lru_cache(maxsize=512)
     def computed(*arguments: Any) -> T:
-        with torch.inference_mode(False), torch.no_grad():
+        with outside_tracers():
             return function(*arguments)
 
     def wrapper(*arguments: Any) -> T:
@@ -242,7 +244,8 @@ def plane_of(rule: Callable[[int], Rule], points: int) -> Rule:
 def sine_line(points: int, alpha: Tensor) -> Rule:
     r"""Return :func:`beta_line`'s rule, differentiable in alpha to every order, for alphas from 1 (the normal density).
 
-    Gauss-Legendre after :math:`u = c \sin f`, with weight :math:`\cos^{2/(\alpha-1)+1} f`.
+    Gauss-Legendre after :math:`u = c \sin f`, with weight :math:`\cos^{2/(\alpha-1)+1} f`; above alpha 2, where that
+    power is below 3, after :math:`f = \frac\pi2 \sin g` too.
 
     Args:
         points: of the rule.
@@ -257,8 +260,9 @@ def sine_line(points: int, alpha: Tensor) -> Rule:
         >>> (rule.weights * rule.nodes**2).sum(-1).round(decimals=12).tolist()
         [1.0, 1.0, 1.0]
     """
-    x, weights = gauss_legendre(points).to(alpha)
-    nodes, density = _sines(x, alpha.unsqueeze(-1), 1)
+    alpha = alpha.unsqueeze(-1)
+    x, weights = _crowd(gauss_legendre(points).to(alpha), alpha)
+    nodes, density = _sines(x, alpha, 1)
     weights = weights * density
     return Rule(nodes, weights / weights.sum(-1, keepdim=True))
 
@@ -272,11 +276,19 @@ def sine_disk(radial: int, angular: int, alpha: Tensor) -> Rule:
     [1.0, 1.0, 1.0]
     """
     x, weights = gauss_legendre(radial).to(alpha)
-    radii, density = _sines((x + 1) / 2, alpha.unsqueeze(-1), 2)
+    x, weights = _crowd(Rule((x + 1) / 2, weights), alpha.unsqueeze(-1))
+    radii, density = _sines(x, alpha.unsqueeze(-1), 2)
     weights = weights * density * radii
     weights = weights / weights.sum(-1, keepdim=True)
     nodes = radii[..., None, None] * _circles(radial, angular).to(alpha)  # [..., radial, angular, 2]
     return Rule(nodes.flatten(-3, -2), (weights / angular).repeat_interleave(angular, -1))
+
+
+def _crowd(rule: Rule, alpha: Tensor) -> Rule:
+    """Let the nodes of a rule up to 1 crowd there where alpha is above 2, and the weight of sines ends steeply."""
+    steep, turn = alpha.detach() > 2, rule.nodes * (math.pi / 2)
+    slope = torch.where(steep, torch.cos(turn) * (math.pi / 2), 1)
+    return Rule(torch.where(steep, torch.sin(turn), rule.nodes), rule.weights * slope)
 
 
 def _sines(x: Tensor, alpha: Tensor, dims: int) -> tuple[Tensor, Tensor]:

@@ -152,7 +152,8 @@ class Sines:
     r"""Gauss and Legendre's rule in f, u = reach sin f, with the weight :math:`\cos^p f`, for f up to `end` on both
     sides or, along a radius, on one, with sin f as a further weight.
 
-    The weight is analytic for whole p; else its end is a power, which costs :math:`(2n)^{-2p-2}`.
+    The weight is analytic for whole p; else its end is a power, which costs :math:`(2n)^{-2p-2}`; below p = 3, above
+    alpha 2, nodes crowd there, and it is :math:`(2n)^{-4p-4}`.
     """
 
     power: float

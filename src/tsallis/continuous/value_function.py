@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -168,11 +167,14 @@ class _Fitted(Signal):
         self.basis, self.dtype = basis, dtype
         self.solver = solver  # [..., length, functions]
         self.observations = observations  # [batch..., length, d]
+        self._computed: Tensor | None = None
 
-    @cached_property
+    @property
     def coefficients(self) -> Tensor:
-        with torch.autocast(self.observations.device.type, enabled=False):
-            return (self.solver.mT @ self.observations).to(self.dtype)
+        if self._computed is None:  # the compiler does not know `cached_property`
+            with torch.autocast(self.observations.device.type, enabled=False):
+                self._computed = (self.solver.mT @ self.observations).to(self.dtype)
+        return self._computed
 
     def heads(self, count: int) -> Signal:
         solver = self.solver.unsqueeze(-3) if self.solver.dim() > 2 else self.solver
@@ -184,7 +186,7 @@ class _Fitted(Signal):
     def _combined(self, expectations: Tensor) -> Tensor:
         rows, (length, functions), d = expectations.shape[-2], self.solver.shape[-2:], self.observations.shape[-1]
         few = rows * length * (functions + d) < functions * d * (length + rows)
-        if not few or "coefficients" in self.__dict__:
+        if not few or self._computed is not None:
             return super()._combined(expectations)
         with torch.autocast(expectations.device.type, enabled=False):
             shares = expectations.to(self.solver.dtype) @ self.solver.mT  # [batch..., any, length]
@@ -309,6 +311,8 @@ class ValueFunction(nn.Module):
         if lengths is None:
             return self._fixed(("line", size), values)
         each = torch.as_tensor(lengths)
+        if traced() or not each.numel():
+            return self._in_cells(each.to(values.device), size, keep)
         distinct, index = each.unique(return_inverse=True)
         padded = [self._padded(int(length), size, values) for length in distinct.tolist()]
         return torch.stack(padded)[index.to(values.device)]
@@ -317,21 +321,38 @@ class ValueFunction(nn.Module):
         return nn.functional.pad(self._fixed(("line", length), like), (0, 0, 0, size - length))
 
     def _fixed(self, layout: tuple[object, ...], like: Tensor) -> Tensor:
-        """Return the solver [length, functions] of equal cells, remembered as long as the basis stays what it is."""
+        """Return the solver [length, functions] of equal cells, remembered as long as the basis stays what it is.
+
+        A tracer solves it in its graph: it can't see whether the basis stays.
+        """
         dtype = upcast(like).dtype
+        if traced():
+            with torch.no_grad():
+                return self._solved(layout, like.device).to(dtype)
         versions = tuple((b.data_ptr(), b._version) for b in self.basis.buffers())
         key = (layout, like.device, dtype, self.ridge, versions)
         if key in self._solvers:
             self._solvers.move_to_end(key)
             return self._solvers[key]
-        _, *numbers = layout
         with torch.inference_mode(False), torch.no_grad():
-            t = cell_centres(*numbers) if layout[0] == "line" else grid_centres(*numbers)  # type: ignore[arg-type]
-            solver = ridge_regression(self.basis(t.to(like.device)), self.ridge).to(dtype)
+            solver = self._solved(layout, like.device).to(dtype)
         self._solvers[key] = solver
         while len(self._solvers) > KEPT:
             self._solvers.popitem(last=False)
         return solver
+
+    def _solved(self, layout: tuple[object, ...], device: torch.device) -> Tensor:
+        """Solve the regression at the centres of equal cells [length, functions], in float64."""
+        kind, *numbers = layout
+        t = cell_centres(*numbers) if kind == "line" else grid_centres(*numbers)  # type: ignore[arg-type]
+        return ridge_regression(self.basis(t.to(device)), self.ridge)
+
+    def _in_cells(self, lengths: Tensor, size: int, keep: Tensor | None) -> Tensor:
+        """Solve the regressions of lengths [...] anew, all at once [..., size, functions], in float64."""
+        with torch.no_grad():
+            t = (torch.arange(size, dtype=torch.float64, device=lengths.device) + 0.5) / lengths.unsqueeze(-1)
+            assert keep is not None
+            return ridge_regression(self.basis(torch.where(keep, t, 0)), self.ridge, keep)
 
     def _at_positions(self, values: Tensor, positions: Tensor, keep: Tensor | None) -> Tensor:
         dims = self.basis.dims

@@ -6,7 +6,8 @@ Kernels are called by pointer. Whoever follows PyTorch's operations (a compiler,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +36,31 @@ def modes_active() -> bool:
 def tracing_active() -> bool:
     """Tell whether anyone follows PyTorch's operations: a compiler, a dispatch mode, torch.func or forward mode."""
     return torch.compiler.is_compiling() or transforms_active() or modes_active() or forward_mode()
+
+
+@contextlib.contextmanager
+def outside_tracers() -> Iterator[None]:
+    """Compute plain tensors, whoever follows PyTorch's operations: what a cache keeps must not be theirs."""
+    with contextlib.ExitStack() as stack:
+        if modes_active():
+            stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
+        if transforms_active():
+            from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+            stack.enter_context(temporarily_clear_interpreter_stack())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        yield
+
+
+def physical(x: Tensor) -> Tensor:
+    """Return the tensor beneath the wrappers of torch.func, detached: of `vmap` all of the batch, in front."""
+    wrappers = torch._C._functorch
+    while wrappers.is_functorch_wrapped_tensor(x):
+        dim = wrappers.maybe_get_bdim(x) if wrappers.is_batchedtensor(x) else 0
+        x = wrappers.get_unwrapped(x)
+        x = x.movedim(dim, 0) if dim else x
+    return x.detach()
 
 
 def operators_only(x: Tensor) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tsallis.continuous import (
     BetaGaussian,
@@ -75,6 +76,11 @@ def test_rules_survive_the_modes_they_are_made_in() -> None:
     assert not made.nodes.is_inference() and made.nodes.dtype == D
     with torch.device("meta"):
         assert rules.gauss_jacobi(41, 0.1, 0.2).nodes.device.type == "cpu"
+    with FakeTensorMode():
+        assert not isinstance(rules.beta_line(43, 1.7).nodes, FakeTensor)
+    for alpha, transform in ((1.71, torch.func.grad), (1.72, torch.func.vmap), (1.73, torch.func.jacfwd)):
+        transform(lambda x, alpha=alpha: x.sum() * rules.beta_line(45, alpha).nodes.sum())(torch.ones(3))
+        assert not torch._C._functorch.is_functorch_wrapped_tensor(rules.beta_line(45, alpha).nodes)
     with pytest.raises(ValueError, match="at least 1 point, got 0"):
         rules.gauss_legendre(0)
 

@@ -231,3 +231,18 @@ def test_moments_of_weights() -> None:
         match_moments(TruncatedParabola, weights, positions, matching="paper")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="positions must be"):
         moments(weights, positions[:, :2])
+
+
+def test_regressions_under_torch_func_are_those_without() -> None:
+    """They are solved anew: what a transformation wraps must not be remembered."""
+    values, lengths = torch.randn(3, 7, 2, dtype=torch.float64), torch.tensor([7, 4, 1])
+    fit = ValueFunction(text_basis(32))
+    batched = torch.func.vmap(lambda v, n: fit(v, lengths=n).coefficients)(values, lengths)
+    plain = torch.func.vmap(lambda v: fit(v).coefficients)(values)
+    slope = torch.func.grad(lambda v: fit(v, lengths=lengths).coefficients.sum())(values)
+    assert not fit._solvers
+    torch.testing.assert_close(batched, fit(values, lengths=lengths).coefficients, atol=1e-7, rtol=1e-7)
+    torch.testing.assert_close(plain, fit(values).coefficients)
+    values.requires_grad_()
+    (expected,) = torch.autograd.grad(fit(values, lengths=lengths).coefficients.sum(), values)
+    torch.testing.assert_close(slope, expected, atol=1e-7, rtol=1e-7)

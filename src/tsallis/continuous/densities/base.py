@@ -16,6 +16,7 @@ from torch import Tensor
 from tsallis.continuous import quadrature as rules
 from tsallis.continuous.quadrature import Rule
 from tsallis.continuous.quadrature_sizes import Growth
+from tsallis.ops.transforms import outside_tracers, physical
 
 Shape = Sequence[int]
 
@@ -59,6 +60,15 @@ class Family(Protocol):
         """Return a quadrature rule for functions of this growth off the real line, or with so many points."""
 
 
+def broadcast_batch(**shapes: Shape) -> torch.Size:
+    """Return the batch shape that shapes [...] broadcast to; an error names them and what they belong to."""
+    try:
+        return torch.Size(torch.broadcast_shapes(*shapes.values()))
+    except RuntimeError as error:
+        names = ", ".join(f"{tuple(shape)} of {name}" for name, shape in shapes.items())
+        raise ValueError(f"batch shapes can't be broadcast to each other: {names}") from error
+
+
 def log_det(factor: Tensor, dims: int) -> Tensor:
     """Compute the log-determinant [...] of a standard deviation [...] or Cholesky factor [..., n, n], in float64."""
     return factor.double().log() if dims == 1 else factor.double().diagonal(dim1=-2, dim2=-1).log().sum(-1)
@@ -76,8 +86,10 @@ def cholesky(cov: Tensor, dims: int) -> Tensor:
     return torch.where((info != 0)[..., None, None], math.nan, root)
 
 
+@outside_tracers()
 def check_symmetric(cov: Tensor, name: str = "covariance") -> None:
     """Check that [..., n, n] is symmetric but for rounding; numbers that are not finite are checked elsewhere."""
+    cov = physical(cov)
     size = cov.diagonal(dim1=-2, dim2=-1).abs().amax(-1)[..., None, None]
     mismatch = (cov - cov.mT).abs() > size * math.sqrt(torch.finfo(cov.dtype).eps)
     if bool(mismatch.any()):

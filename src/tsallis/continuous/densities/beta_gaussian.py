@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from tsallis.continuous.characteristic_function import characteristic_of_rows
 from tsallis.continuous.densities.base import Shape, cholesky, log_det, one_number
 from tsallis.continuous.quadrature import Rule, expm1_ratio, log1p_ratio
 from tsallis.continuous.quadrature_sizes import Growth
-from tsallis.ops.transforms import traced
+from tsallis.ops.transforms import outside_tracers, physical, traced
 
 
 def _over_matrix(x: Tensor, dims: int) -> Tensor:
@@ -62,11 +61,10 @@ def beta_constants(alpha: Tensor, dims: int) -> Constants:
     return Constants(alpha, eps, peak, bend)
 
 
-@lru_cache(maxsize=256)
+@rules.constant
 def _beta_numbers(alpha: float, dims: int) -> tuple[float, float]:
-    with torch.inference_mode(False), torch.no_grad():
-        constants = beta_constants(torch.tensor(alpha, dtype=torch.float64, device="cpu"), dims)
-        return float(constants.peak), float(constants.bend)
+    constants = beta_constants(torch.tensor(alpha, dtype=torch.float64, device="cpu"), dims)
+    return float(constants.peak), float(constants.bend)
 
 
 class BetaGaussian:
@@ -188,12 +186,17 @@ class BetaGaussian:
             return _normal_rule(self.dims, growth, points, like)
         if self.dims == 1:
             error, _ = self._errors(like)
-            count = quadrature_sizes.enough(error, growth, like.dtype) if points is None else one_number(points)
+            count = (
+                self._crowded(quadrature_sizes.enough(error, growth, like.dtype))
+                if points is None
+                else one_number(points)
+            )
             return (
                 rules.beta_line(count, self.number) if self._jacobi else rules.sine_line(count, self._wide(like))
             ).to(like)
         if points is None:
-            points = quadrature_sizes.on_disk(*self._errors(like), growth, like.dtype)
+            rings, angles = quadrature_sizes.on_disk(*self._errors(like), growth, like.dtype)
+            points = self._crowded(rings), angles
         rings, angles = points if isinstance(points, tuple) else (points, 2 * points)
         if self._jacobi:
             return rules.beta_disk(rings, angles, self.number).to(like)
@@ -209,7 +212,7 @@ class BetaGaussian:
             assert self.number is not None
             span = min(math.sqrt(rules.squared_reach(self.number, self.dims)), quadrature_sizes.SPAN)
             return quadrature_sizes.Weighted(span, 2 * self.dims), span
-        eps = self._least(like) - 1
+        eps = self._bounds()[0] - 1
         # Seldom another number, that bounds are seldom computed anew; next to 1 there is no difference to 1.
         eps = 2.0 ** (math.floor(math.log2(eps) * 8) / 8) if eps > 1e-6 else 1e-6
         power = (eps + 2) / eps
@@ -219,18 +222,24 @@ class BetaGaussian:
         error = quadrature_sizes.Sines(power, end, math.sqrt(rules.squared_reach(1 + eps, self.dims)), self.dims == 2)
         return error, error.span
 
+    def _crowded(self, count: int) -> int:
+        """Return a number of nodes with which a rule that crowds some at the ends is as dense elsewhere."""
+        return math.ceil(count * math.pi / 2) if not self._jacobi and self._bounds()[1] > 2 else count
+
     def _wide(self, like: Tensor) -> Tensor:
         """Return alpha in float64."""
         return torch.as_tensor(self.alphas, dtype=torch.float64, device=like.device)
 
-    def _least(self, like: Tensor) -> float:
-        """Return the smallest alpha, whose density has the longest support; 1 where values can't be read."""
+    def _bounds(self) -> tuple[float, float]:
+        """Return the smallest alpha, whose density has the longest support, and the largest; 1 where none is known."""
         if not isinstance(self.alphas, Tensor):
-            return self.alphas
+            return self.alphas, self.alphas
         if torch.compiler.is_compiling() or not self.alphas.numel():
-            return 1.0
-        least = float(self.alphas.detach().amin())
-        return least if 1 <= least < math.inf else 1.0
+            return 1.0, 1.0
+        alphas = physical(self.alphas)
+        with outside_tracers():
+            least, largest = (float(x) for x in alphas.aminmax())
+        return (least, largest) if 1 <= least < math.inf else (1.0, 1.0)
 
 
 def _normal_rule(dims: int, growth: Growth, points: int | tuple[int, int] | None, like: Tensor) -> Rule:

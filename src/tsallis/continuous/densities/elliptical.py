@@ -13,14 +13,14 @@ from torch.distributions import Distribution, constraints
 from tsallis.continuous import fourier
 from tsallis.continuous import quadrature as rules
 from tsallis.continuous.bases import Basis
-from tsallis.continuous.densities.base import Family, check_symmetric, cholesky, log_det, tensors
+from tsallis.continuous.densities.base import Family, broadcast_batch, check_symmetric, cholesky, log_det, tensors
 from tsallis.continuous.densities.beta_gaussian import NEARLY_GAUSSIAN, BetaGaussian
 from tsallis.continuous.quadrature import Rule
 from tsallis.continuous.quadrature_sizes import Growth
 from tsallis.continuous.supports import Ellipse, Interval, WholeSpace
 from tsallis.functional.rows import check_floating, result_dtype
 from tsallis.ops.dtypes import upcast
-from tsallis.ops.transforms import traced
+from tsallis.ops.transforms import outside_tracers, physical, traced
 
 Points = int | tuple[int, int] | None
 Function = Basis | Callable[[Tensor], Tensor]
@@ -46,6 +46,7 @@ class Density(Distribution):
     """
 
     dims: int
+    dtype: torch.dtype  # of its results
 
     def pdf(self, t: Tensor) -> Tensor:
         """Evaluate the density, zero outside the support."""
@@ -110,12 +111,12 @@ class Elliptical(Density):
                 f"got shapes {tuple(mean.shape)} and {tuple(factor.shape)}"
             )
         event = mean.shape[-1:] if n > 1 else torch.Size()
-        batch = torch.broadcast_shapes(
-            mean.shape[: mean.dim() - len(event)], factor.shape[: factor.dim() - 2 * len(event)]
-        )
         alpha = family.alpha(mean)
-        if isinstance(alpha, Tensor):
-            batch = torch.broadcast_shapes(batch, alpha.shape)
+        batch = broadcast_batch(
+            mean=mean.shape[: mean.dim() - len(event)],
+            spread=factor.shape[: factor.dim() - 2 * len(event)],
+            **({"alpha": alpha.shape} if isinstance(alpha, Tensor) else {}),
+        )
         self._mean, self._factor = mean.expand(batch + event), factor.expand(batch + event + event)
         if torch.compiler.is_compiling():
             validate_args = False
@@ -123,28 +124,23 @@ class Elliptical(Density):
         if self._validate_args:
             self._check()
 
+    @outside_tracers()
     def _check(self) -> None:
-        diagonal = self._factor if self.dims == 1 else self._factor.diagonal(dim1=-2, dim2=-1)
-        if not bool(self._mean.isfinite().all()):
-            raise ValueError(f"mean must be finite, got {self._mean[~self._mean.isfinite()][0].item():g}")
+        mean, factor, alpha = physical(self._mean), physical(self._factor), self.family.alpha(self._mean)
+        diagonal = factor if self.dims == 1 else factor.diagonal(dim1=-2, dim2=-1)
+        if not bool(mean.isfinite().all()):
+            raise ValueError(f"mean must be finite, got {mean[~mean.isfinite()][0].item():g}")
         if not bool(((diagonal > 0) & (diagonal < math.inf)).all()):
             what = "variance must be positive and finite" if self.dims == 1 else "covariance must be positive definite"
             value = diagonal[~((diagonal > 0) & (diagonal < math.inf))][0].item()
             raise ValueError(f"{what}, got one whose factor has {value:g}")
         if self.dims > 1:
-            self._check_triangle()
-        alpha = self.family.alpha(self._mean)
-        if isinstance(alpha, Tensor) and not bool(((alpha >= 1) & (alpha < math.inf)).all()):
-            value = alpha[~((alpha >= 1) & (alpha < math.inf))][0].item()
-            raise ValueError(f"alpha must be finite and at least 1, got a tensor with {value:g}")
-
-    def _check_triangle(self) -> None:
-        """Check the entries of a factor off its diagonal."""
-        lower, upper = self._factor.tril(-1), self._factor.triu(1)
-        if bool((upper != 0).any()):
-            raise ValueError(f"factor must be lower triangular, got {upper[upper != 0][0].item():g} above the diagonal")
-        if not bool(lower.isfinite().all()):
-            raise ValueError(f"factor must be finite, got {lower[~lower.isfinite()][0].item():g} below the diagonal")
+            _check_triangle(factor)
+        if isinstance(alpha, Tensor):
+            alpha = physical(alpha)
+            if not bool(((alpha >= 1) & (alpha < math.inf)).all()):
+                value = alpha[~((alpha >= 1) & (alpha < math.inf))][0].item()
+                raise ValueError(f"alpha must be finite and at least 1, got a tensor with {value:g}")
 
     @property
     def arg_constraints(self) -> dict[str, constraints.Constraint]:
@@ -371,9 +367,11 @@ class Elliptical(Density):
         """Return the largest standard deviation in any direction."""
         if torch.compiler.is_compiling() or not self._mean.numel():
             return math.nan
-        if self.dims == 1:
-            return float(self._factor.detach().nan_to_num(0.0).amax())
-        return math.sqrt(float(fourier.largest(self._factor.detach()).nan_to_num(0.0).amax()))
+        factor = physical(self._factor)  # vmap has one rule for all of its batch
+        with outside_tracers():
+            if self.dims == 1:
+                return float(factor.nan_to_num(0.0).amax())
+            return math.sqrt(float(fourier.largest(factor).nan_to_num(0.0).amax()))
 
     def _closed_form(self, basis: Basis, points: Points) -> Tensor | None:
         gaussian = isinstance(self.family, BetaGaussian) and self.family.number == 1
@@ -410,3 +408,12 @@ class Elliptical(Density):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(batch_shape={tuple(self.batch_shape)}, dims={self.dims})"
+
+
+def _check_triangle(factor: Tensor) -> None:
+    """Check the entries of a factor off its diagonal."""
+    lower, upper = factor.tril(-1), factor.triu(1)
+    if bool((upper != 0).any()):
+        raise ValueError(f"factor must be lower triangular, got {upper[upper != 0][0].item():g} above the diagonal")
+    if not bool(lower.isfinite().all()):
+        raise ValueError(f"factor must be finite, got {lower[~lower.isfinite()][0].item():g} below the diagonal")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from tsallis.continuous import quadrature_sizes
 from tsallis.continuous.densities.base import Shape, one_number
 from tsallis.continuous.quadrature import Rule
 from tsallis.continuous.quadrature_sizes import Growth
+from tsallis.ops.transforms import transforms_active
 
 
 class Laplace:
@@ -69,6 +71,8 @@ def _root(x: Tensor) -> Tensor:
 
 def _slope(g: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Return g', differentiable where x is."""
+    if transforms_active():
+        return cast(Tensor, torch.func.grad(lambda x: g(x).sum())(x))
     graph = x.requires_grad and torch.is_grad_enabled()
     with torch.enable_grad():
         x = x if graph else x.detach().requires_grad_()
@@ -100,10 +104,14 @@ def _end(g: Callable[[Tensor], Tensor]) -> float:
     return (low + high) / 2
 
 
+@rules.constant
+def _slope_at(g: Callable[[Tensor], Tensor], x: float) -> float:
+    return float(_slope(g, torch.tensor(x, dtype=torch.float64, device="cpu")))
+
+
 def _profile(g: Callable[[Tensor], Tensor], end: float, x: Tensor) -> Tensor:
     """Return the density at scale 1, at distances up to `end`."""
-    top = float(_slope(g, torch.tensor(end, dtype=torch.float64, device="cpu")))
-    return (top - _slope(g, x)).clamp(min=0)
+    return (_slope_at(g, end) - _slope(g, x)).clamp(min=0)
 
 
 @rules.constant
@@ -174,7 +182,7 @@ class LocationScale:
         """By bisection of the distribution function, which g gives: x g'(a) - g(x) + g(0)."""
         target = torch.rand(*shape, dtype=torch.float64, device="cpu") - 0.5
         with torch.no_grad():
-            top = float(_slope(self.g, torch.tensor(self.end, dtype=torch.float64, device="cpu")))
+            top = _slope_at(self.g, self.end)
             low, high = torch.zeros_like(target), torch.full_like(target, self.end)
             start = self.g(torch.zeros_like(target))
             for _ in range(60):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +12,13 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from tsallis.continuous.densities.base import broadcast_batch
 from tsallis.continuous.densities.elliptical import Density, Elliptical, Function, Points
 from tsallis.continuous.quadrature import expm1_ratio, gauss_legendre
 from tsallis.continuous.supports import Interval, Union
-from tsallis.functional.rows import check_floating
-from tsallis.ops.dtypes import upcast
+from tsallis.functional.rows import check_floating, result_dtype
+from tsallis.ops.dtypes import compute_dtype, upcast
+from tsallis.ops.transforms import outside_tracers, physical
 
 PANEL = 48  # points of the rule between two places where some density of a mixture is not smooth
 MARKS = (2.0, 4.0, 8.0, 40.0)  # standard deviations; beyond the last nothing is left of a density
@@ -57,23 +61,20 @@ class Mixture(Density):
         self.dims, event = first.dims, first.event_shape
         if any(part.event_shape != event for part in self.parts):
             raise ValueError(f"components must share a space, got {[part.dims for part in self.parts]} dimensions")
-        batch = torch.broadcast_shapes(*(part.batch_shape for part in self.parts))
+        batch = broadcast_batch(**{f"component {k}": part.batch_shape for k, part in enumerate(self.parts)})
         count = weights.shape[-1]
         if (self.stacked and batch[-1:] != (count,)) or (not self.stacked and len(self.parts) != count):
             actual = f"the batch shape {tuple(batch)}" if self.stacked else f"{len(self.parts)} components"
             raise ValueError(f"weights of shape {tuple(weights.shape)} don't fit {actual}")
-        batch = torch.broadcast_shapes(weights.shape[:-1], batch[:-1] if self.stacked else batch)
+        batch = broadcast_batch(weights=weights.shape[:-1], components=batch[:-1] if self.stacked else batch)
         self.weights = upcast(weights).expand(*batch, count)
-        self.parts = [part.expand((*batch, count) if self.stacked else batch) for part in self.parts]
+        self.dtype = functools.reduce(torch.promote_types, (part.dtype for part in self.parts), result_dtype(weights))
+        self.parts = [_upcast(part.expand((*batch, count) if self.stacked else batch)) for part in self.parts]
         if torch.compiler.is_compiling():
             validate_args = False
         super().__init__(batch, event, validate_args=validate_args)
         if self._validate_args:
-            off = (self.weights.sum(-1) - 1).abs()
-            if bool((self.weights < 0).any()) or not bool((off < 1e-3).all()):
-                raise ValueError(
-                    f"weights must be non-negative and sum to 1, got {self.weights.reshape(-1, count)[0].tolist()}"
-                )
+            _check_weights(self.weights, torch.finfo(weights.dtype).eps)
 
     @property
     def arg_constraints(self) -> dict[str, Any]:
@@ -124,6 +125,10 @@ class Mixture(Density):
         return alphas[0] if same else None
 
     def pdf(self, t: Tensor) -> Tensor:
+        return self._pdf(t).to(self.dtype)
+
+    def _pdf(self, t: Tensor) -> Tensor:
+        """Return the density in the dtype of the computation."""
         points = self._spread_out(t)
         return self._mix([part.pdf(points) for part in self.parts], 0)
 
@@ -134,23 +139,24 @@ class Mixture(Density):
         weights = self.weights
         logs = logs + torch.where(weights > 0, torch.where(weights > 0, weights, 1).log(), -torch.inf)
         inside = logs.amax(-1) > -torch.inf
-        return torch.where(inside, torch.where(inside.unsqueeze(-1), logs, 0).logsumexp(-1), -torch.inf)
+        return torch.where(inside, torch.where(inside.unsqueeze(-1), logs, 0).logsumexp(-1), -torch.inf).to(self.dtype)
 
     def expect(self, function: Function, points: Points = None) -> Tensor:
         """Return expectations as every density does; each component by a rule of its own."""
         values = [part.expect(function, points) for part in self.parts]
         batch = len(self.batch_shape) + self.stacked
-        return self._mix(values, values[0].dim() - batch)
+        return self._mix(values, values[0].dim() - batch).to(self.dtype)
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
         shape, event = torch.Size(sample_shape), len(self.event_shape)
         drawn = self._gather([part.sample(shape) for part in self.parts], event)  # [*shape, ..., K, *event]
+        if not drawn.numel():
+            return drawn.new_empty(shape + self.batch_shape + self.event_shape, dtype=self.dtype)
         flat = self.weights.reshape(-1, self.weights.shape[-1])
-        count = max(shape.numel(), 1)
-        component = torch.multinomial(flat, count, replacement=True).T.reshape(shape + self.batch_shape)
+        component = torch.multinomial(flat, shape.numel(), replacement=True).T.reshape(shape + self.batch_shape)
         index = component.reshape(component.shape + (1,) * (1 + event)).expand(*component.shape, 1, *self.event_shape)
-        return drawn.gather(-1 - event, index).squeeze(-1 - event)
+        return drawn.gather(-1 - event, index).squeeze(-1 - event).to(self.dtype)
 
     def tsallis_entropy(self, alpha: float | None = None) -> Tensor:
         r"""Return the Tsallis entropy :math:`(1 - \int p^\alpha) / (\alpha(\alpha-1))` [...]; on the line only.
@@ -168,10 +174,13 @@ class Mixture(Density):
         if alpha is None or isinstance(alpha, Tensor):
             raise ValueError("the components have no alpha in common: say which entropy, as in tsallis_entropy(2.0)")
         t, steps = self._panels()  # [panels * points, ...]
-        p = self.pdf(t)
-        log_p = torch.where(p > 0, torch.where(p > 0, p, 1).log(), 0)
+        p = self._pdf(t)
+        # Where p is next to nothing its logarithm is a constant: the square of 1 / p would leave the range of numbers.
+        large = p > torch.finfo(p.dtype).tiny ** 0.5
+        constant = torch.where(p > 0, p, 1).detach().log()
+        log_p = torch.where(large, torch.where(large, p, 1).log(), constant)
         deformed = log_p * expm1_ratio((alpha - 1) * log_p)
-        return -(steps * p * deformed).sum(0) / alpha
+        return (-(steps * p * deformed).sum(0) / alpha).to(self.dtype)
 
     def entropy(self) -> Tensor:
         """Shannon's differential entropy in nats [...]; on the line only."""
@@ -211,8 +220,31 @@ class Mixture(Density):
         return f"Mixture(batch_shape={tuple(self.batch_shape)}, components={self.weights.shape[-1]}, dims={self.dims})"
 
 
+@outside_tracers()
+def _check_weights(weights: Tensor, rounding: float) -> None:
+    """Check that weights [..., K] are probabilities; each may be off by its rounding."""
+    weights = physical(weights)
+    off = (weights.sum(-1) - 1).abs()
+    if bool((weights < 0).any()) or not bool((off < 1e-3 + weights.shape[-1] * rounding).all()):
+        raise ValueError(
+            f"weights must be non-negative and sum to 1, got {weights.reshape(-1, weights.shape[-1])[0].tolist()}"
+        )
+
+
+def _upcast(density: Density) -> Density:
+    """Return a density whose results are in the dtype of the computation: a mixture rounds its own alone."""
+    if density.dtype != compute_dtype(density.dtype):
+        density = copy.copy(density)
+        density.dtype = compute_dtype(density.dtype)
+    return density
+
+
 def _breaks(density: Density) -> Tensor:
-    """Return the mean and the ends of a support [..., breaks], and where it is long, points in between."""
+    """Return the mean and the ends of a support [..., breaks], and where it is long, points in between.
+
+    They have gradients: above alpha 2 the slope of a density has no bound at the ends of its support, and derivatives
+    of a rule are right only if its nodes move with them.
+    """
     mean, std, support = density.mean, density.variance.sqrt(), density.support
     reach = density.family.reach(mean) if isinstance(density, Elliptical) else math.inf
     short = not isinstance(reach, Tensor) and reach <= 2 * MARKS[0]
@@ -220,6 +252,9 @@ def _breaks(density: Density) -> Tensor:
     places = mean.unsqueeze(-1) + std.unsqueeze(-1) * torch.tensor(steps, dtype=mean.dtype, device=mean.device)
     if not isinstance(support, Interval):
         return places
-    lower, upper = support.lower.unsqueeze(-1), support.upper.unsqueeze(-1)
-    places = torch.minimum(torch.maximum(places, lower), upper)
+    # Beyond the last mark an end plays no role, and an infinite one would have gradients of NaN.
+    half = std * (reach.clamp(max=2 * MARKS[-1]) if isinstance(reach, Tensor) else reach)
+    lower, upper = (mean - half).unsqueeze(-1), (mean + half).unsqueeze(-1)
+    # A mark at an end moves as the end does: a maximum would take the mean of the two.
+    places = torch.where(places > lower, torch.where(places < upper, places, upper), lower)
     return torch.cat([lower, places, upper], -1) if short else places

@@ -202,9 +202,9 @@ class ContinuousAttention(nn.Module):
         if self.moments == "scores":
             scores = self._expand_scores(query, values)
         else:
-            if query.dim() not in (2, 3) or query.shape[-1] != self.d_query or len(query) != len(values):
+            if query.dim() not in (2, 3) or query.shape[-1] != self.d_query or query.shape[0] != values.shape[0]:
                 raise ValueError(
-                    f"query must be [{len(values)}, queries, {self.d_query}] or without queries, "
+                    f"query must be [{values.shape[0]}, queries, {self.d_query}] or without queries, "
                     f"got shape {tuple(query.shape)}"
                 )
             query = query.unsqueeze(1) if query.dim() == 2 else query  # [batch, queries, d_query]
@@ -214,7 +214,7 @@ class ContinuousAttention(nn.Module):
         mask = None if keep is None else keep.reshape(keep.shape[0], *[1] * (scores.dim() - 2), keep.shape[1])
         weights = functional.entmax(upcast(scores), self.alpha, mask=mask)
         if positions.dim() > self.dims:
-            positions = positions.reshape(len(positions), *[1] * (scores.dim() - 2), *positions.shape[1:])
+            positions = positions.reshape(positions.shape[0], *[1] * (scores.dim() - 2), *positions.shape[1:])
         parts = self.kind.matched(weights, positions, self.components)
         if self.components == 1:
             return parts, weights

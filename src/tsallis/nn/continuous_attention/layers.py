@@ -127,7 +127,7 @@ class ContinuousAttention1d(ContinuousAttention):
         if lengths is not None:
             lengths = torch.as_tensor(lengths, device=values.device)
             if lengths.shape != values.shape[:1]:
-                raise ValueError(f"lengths must be [{len(values)}], got shape {tuple(lengths.shape)}")
+                raise ValueError(f"lengths must be [{values.shape[0]}], got shape {tuple(lengths.shape)}")
             keep = torch.arange(size, device=values.device) < lengths.unsqueeze(1)
             fit: dict[str, Any] = {"lengths": lengths}
         elif mask is None:
