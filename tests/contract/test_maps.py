@@ -290,6 +290,24 @@ def test_compiled_with_a_learned_alpha() -> None:
     torch.testing.assert_close(result, expected)
 
 
+@pytest.mark.parametrize("dim", [-1, 1, 0])
+def test_compiled_whatever_the_dimensions(dim: int) -> None:
+    """A compiler's operator takes scores of any shape, and alphas of theirs."""
+    scores = torch.randn(2, 3, 4, 4, dtype=torch.float64, requires_grad=True)
+    alpha = torch.tensor([1.0, 1.2, 1.5, 2.5], dtype=torch.float64, requires_grad=True)
+
+    def function(scores: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
+        along = alpha if dim != -1 else alpha.unsqueeze(-1)
+        return tsallis.entmax(scores, along, dim).square()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
+    value, expected = compiled(scores, alpha), function(scores, alpha)
+    torch.testing.assert_close(value, expected)
+    grads = [torch.autograd.grad(x.cos().sum(), (scores, alpha)) for x in (value, expected)]
+    torch.testing.assert_close(*grads)
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_exported(strict: bool) -> None:
     class Module(torch.nn.Module):

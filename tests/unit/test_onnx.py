@@ -53,6 +53,56 @@ def test_the_graph_agrees_with_the_reference(alpha: float) -> None:
     torch.testing.assert_close(graph.entmax(scores, alphas), expected, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("alpha", [1.0, 1.001, 1.25, 1.5, 2.0, 2.5, 10.0])
+@pytest.mark.parametrize("budget", [0.0, 0.5, 2.0, 3.5, 40.0])
+def test_the_graph_of_a_budget_agrees_with_the_reference(alpha: float, budget: float) -> None:
+    scores = 3 * torch.randn(50, 33)
+    scores[0], scores[1, 3:], scores[2, 4], scores[3] = -torch.inf, -torch.inf, torch.nan, 1.0
+    expected = tsallis.budgeted_entmax(scores, alpha, budget)
+    torch.testing.assert_close(
+        graph.budgeted_entmax(scores, alpha, budget), expected, rtol=0, atol=2e-6, equal_nan=True
+    )
+    alphas = torch.full((50, 1), alpha)
+    torch.testing.assert_close(
+        graph.budgeted_entmax(scores, alphas, budget), expected, rtol=0, atol=2e-6, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 1.25, 1.5, 2.0, 2.5, 10.0])
+def test_the_graph_of_a_loss_agrees_with_the_reference(alpha: float) -> None:
+    scores, target = 3 * torch.randn(50, 33), torch.randint(33, (50,))
+    scores[0], scores[1, 3:], target[1], target[2], scores[3, 5], target[3] = -torch.inf, -torch.inf, 1, -1, 40.0, 5
+    expected = tsallis.entmax_loss(scores, target, alpha, reduction="none", ignore_index=-1)
+    torch.testing.assert_close(graph.entmax_loss(scores, target, alpha), expected, rtol=1e-5, atol=5e-6)
+    alphas = torch.full((50, 1), alpha)
+    torch.testing.assert_close(graph.entmax_loss(scores, target, alphas), expected, rtol=1e-5, atol=5e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alpha", [1.5, 3.0])
+def test_a_budget(alpha: float, tmp_path: Path) -> None:
+    scores = torch.randn(4, 20)
+    _, output = run(Call(lambda z: tsallis.budgeted_entmax(z, alpha, 2.5)), (scores,), tmp_path)
+    torch.testing.assert_close(output, tsallis.budgeted_entmax(scores, alpha, 2.5), rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["class", "probability", "smoothing", "linear", "alpha-relu", "linear-alpha-relu"])
+def test_losses(name: str, tmp_path: Path) -> None:
+    weight = torch.randn(20, 8)
+    losses: dict[str, Any] = {
+        "class": lambda z, y: tsallis.entmax_loss(z, y, 1.5),
+        "probability": lambda z, y: tsallis.entmax_loss(z, nn.functional.one_hot(y, 20).float() * 0.9 + 0.005, 1.5),
+        "smoothing": lambda z, y: tsallis.entmax_loss(z, y, 1.5, label_smoothing=0.1, reduction="none"),
+        "linear": lambda z, y: tsallis.linear_entmax_loss(z[:, :8], weight, y, 1.5),
+        "alpha-relu": lambda z, y: tsallis.alpha_relu_loss(z, y, 1.5, 0.2),
+        "linear-alpha-relu": lambda z, y: tsallis.linear_alpha_relu_loss(z[:, :8], weight, y, 1.5, 0.2),
+    }
+    inputs = (torch.randn(4, 20), torch.tensor([0, 3, -100 if name != "probability" else 1, 19]))
+    _, output = run(Call(losses[name]), inputs, tmp_path)
+    torch.testing.assert_close(output, losses[name](*inputs), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("alpha", [1.0, 1.5])
 def test_maps(alpha: float, tmp_path: Path) -> None:

@@ -49,7 +49,9 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | 
         >>> entmax(torch.zeros(2, 3, 4), per_head).shape
         torch.Size([2, 3, 4])
     """
-    rows = as_rows(scores, alpha, dim, mask, direct=True, positive=True)
+    # A tracer can't prove the guards of a merge of two dimensions of the same unknown length.
+    merge = not torch.compiler.is_compiling()
+    rows = as_rows(scores, alpha, dim, mask, direct=True, positive=True, merge=merge)
     if scores.numel() == 0:
         return _empty(scores, rows.alpha).to(rows.dtype)
     return rows.restore(autograd.entmax(rows.scores, rows.alpha, rows.dim, rows.backend))

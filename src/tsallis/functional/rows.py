@@ -23,7 +23,7 @@ class Rows(NamedTuple):
     """Scores as a backend takes them, and the way back to the caller's layout."""
 
     scores: Tensor  # contiguous, in a dtype of the backend's; without a backend [rows, d] in float32 or float64
-    alpha: Alpha  # a number, or [rows, 1]
+    alpha: Alpha  # a number, or [rows, 1]; with scores [..., d] that are not merged to rows, [..., 1]
     dim: int  # of the rows in `scores`: -1, or one from 0
     backend: Backend | None
     shape: torch.Size | None  # of the caller's tensor with its dimension moved last, where `scores` has another
@@ -46,12 +46,13 @@ def as_rows(
     mask: Tensor | None = None,
     direct: bool = False,
     positive: bool = False,
+    merge: bool = True,
 ) -> Rows:
     """Return checked rows of `scores` along `dim`, and their alphas; entries that `mask` leaves out are -inf.
 
     Alphas must be at least 1, with `positive` only positive. With `direct` there is a backend, unless PyTorch follows
     the operations; it takes the scores with few steps on the way, or none, because those are most of the time of small
-    tensors.
+    tensors. Without `merge` and a backend, scores stay [..., d] and alphas [..., 1].
     """
     if not (isinstance(scores, Tensor) and scores.is_floating_point()):
         check_floating(scores)
@@ -78,7 +79,7 @@ def as_rows(
     if backend is None:
         if isinstance(alpha, float):
             check_alpha(alpha, positive)
-        return _plain_rows(scores, alpha, axis, dtype)
+        return _plain_rows(scores, alpha, axis, dtype, merge)
     can = backend.CAPABILITIES
     if scores.dtype not in can.dtypes:
         scores = upcast(scores)
@@ -89,10 +90,13 @@ def as_rows(
     return Rows(contiguous(scores.movedim(axis, -1)), alpha, -1, backend, None, axis, dtype)
 
 
-def _plain_rows(scores: Tensor, alpha: Alpha, axis: int, dtype: torch.dtype) -> Rows:
+def _plain_rows(scores: Tensor, alpha: Alpha, axis: int, dtype: torch.dtype, merge: bool) -> Rows:
     if scores.dim() == 0:
         return Rows(upcast(scores.reshape(1, 1)), alpha, -1, None, scores.shape, -1, dtype)
     moved = scores.resolve_neg().movedim(axis, -1)
+    if not merge:
+        alpha = alpha.reshape(*moved.shape[:-1], 1) if isinstance(alpha, Tensor) else alpha
+        return Rows(upcast(moved), alpha, -1, None, None, axis, dtype)
     rows = moved.reshape(-1, moved.shape[-1]) if moved.numel() else moved.reshape(0, max(moved.shape[-1], 1))
     return Rows(upcast(rows), alpha, -1, None, moved.shape, axis, dtype)
 

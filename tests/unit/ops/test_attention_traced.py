@@ -145,6 +145,26 @@ def test_it_is_exported() -> None:
     assert any("tsallis.attention" in str(graph) for graph in graphs)
 
 
+@pytest.mark.parametrize("alpha", [1.0, 1.5, "learned"])
+def test_weights_of_any_length_are_exported(alpha: float | str) -> None:
+    """Queries and keys of one length that is not known: no two dimensions of it may be merged."""
+    module = tsallis.nn.MultiheadAttention(8, 2, batch_first=True, alpha=alpha).eval()
+
+    class Itself(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = module
+
+        def forward(self, x: Tensor) -> Any:
+            return self.inner(x, x, x, need_weights=True)
+
+    batch, length = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("length", min=2, max=128)
+    program = torch.export.export(Itself(), (torch.randn(3, 10, 8),), dynamic_shapes={"x": {0: batch, 1: length}})
+    for shape in ((3, 10, 8), (2, 2, 8), (1, 33, 8)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(program.module()(x), Itself()(x), atol=1e-5, rtol=1e-5)
+
+
 def test_numbers_that_nobody_could_look_at_before_are_checked() -> None:
     function, inputs = compiled(), tensors()
     with pytest.raises(NotImplementedError, match=r"alphas from 1 to 2, got .*2\.5.*use tsallis.backend\('eager'\)"):

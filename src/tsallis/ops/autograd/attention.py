@@ -110,8 +110,8 @@ def dense_attention(args: AttentionArgs, backend: str = "eager") -> tuple[Tensor
     if active is not None:
         scores = scores.masked_fill(~active.unsqueeze(1), -torch.inf)
     if isinstance(alpha, Tensor):
-        alpha = alpha.expand(batch, heads).unsqueeze(-1).expand(-1, -1, queries).reshape(-1, 1)
-    weights = autograd.entmax(scores.reshape(-1, keys), alpha).view(batch, heads, queries, keys)
+        alpha = alpha.expand(batch, heads)[..., None, None].expand(-1, -1, queries, 1)
+    weights = autograd.entmax(scores, alpha)
     dropped = weights
     if args.dropout and (traced() or modes_active()):
         dropped = torch.dropout(weights, args.dropout, True)

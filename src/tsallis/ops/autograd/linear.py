@@ -23,6 +23,7 @@ from tsallis.ops.tracing import operator, split_alpha
 from tsallis.ops.transforms import (
     compiling,
     differentiable,
+    exporting_to_onnx,
     forward_mode,
     operators_only,
     recomputed_gradients,
@@ -90,7 +91,7 @@ def linear_loss(layer: Layer, total: bool = False) -> Tensor:
 
     A sum is more than the losses added up: every loss then is known to have the same weight in the gradients.
     """
-    if transforms_active() or forward_mode():
+    if transforms_active() or forward_mode() or exporting_to_onnx():
         loss = materialised(layer)
     elif compiling() or operators_only(layer.hidden):
         loss = cast(Tensor, _operator(*layer[:4], *split_alpha(layer.alpha), layer.tau))

@@ -11,10 +11,18 @@ from tsallis.ops.alphas import Alpha
 from tsallis.ops.autograd import maps
 from tsallis.ops.backend import Backend, choose, choose_direct
 from tsallis.ops.dtypes import contiguous, contiguous_alpha, upcast
+from tsallis.ops.eager import graph
 from tsallis.ops.eager import losses as eager
 from tsallis.ops.eager.maps import pullback as map_pullback
 from tsallis.ops.tracing import Operation, join_alpha, operator, save, saved, split_alpha, vmap_rows
-from tsallis.ops.transforms import compiling, differentiable, differentiated, functionalized, operators_only
+from tsallis.ops.transforms import (
+    compiling,
+    differentiable,
+    differentiated,
+    exporting_to_onnx,
+    functionalized,
+    operators_only,
+)
 
 
 def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, backend: Backend | None = None) -> Tensor:
@@ -23,6 +31,8 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, backend: Backend |
     By a backend that was chosen for these scores, whose targets then were checked, or by one that is chosen here.
     """
     if backend is None:
+        if exporting_to_onnx():
+            return graph.entmax_loss(scores, target, alpha)
         if compiling() or functionalized():
             return cast(Tensor, _operator(scores, target, *split_alpha(alpha))[0])
         backend = choose_direct(alpha, scores)

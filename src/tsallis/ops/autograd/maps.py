@@ -155,12 +155,18 @@ def apply_map(rule: MapRule, scores: Tensor, alpha: Alpha, *parameters: Any) -> 
 
 
 def entmax(scores: Tensor, alpha: Alpha, dim: int = -1, backend: Backend | None = None) -> Tensor:
-    """Return probabilities of rows [rows, d], `alpha` a float or [rows, 1]; by a backend along `dim` of any shape."""
+    """Return probabilities of scores [..., d], `alpha` a float or [..., 1]; by a backend along `dim` of any shape.
+
+    Where a tracer is at work, no dimensions are merged to rows: two of one length would be a guard that it can't prove.
+    """
     if backend is None:
         if exporting_to_onnx():
             return graph.entmax(scores, alpha)
         if compiling() or functionalized():
             return ENTMAX.operator(scores, *split_alpha(alpha))
+        if scores.dim() != 2:
+            alphas = alpha.reshape(-1, 1) if isinstance(alpha, Tensor) else alpha
+            return entmax(scores.reshape(-1, scores.shape[-1]), alphas).reshape(scores.shape)
         backend = choose_direct(alpha, scores)
         scores = scores if backend is None else contiguous(scores)
     if backend is not None and not differentiated(scores, alpha):  # half the time of a small tensor
@@ -169,8 +175,11 @@ def entmax(scores: Tensor, alpha: Alpha, dim: int = -1, backend: Backend | None 
 
 
 def _solve_entmax(scores: Tensor, alpha: Alpha) -> Tensor:
-    alphas = contiguous_alpha(alpha)
-    return choose(alpha, scores).entmax(contiguous(scores), alphas)
+    rows, alphas = contiguous(scores), contiguous_alpha(alpha)
+    if rows.dim() != 2:
+        rows = rows.reshape(-1, rows.shape[-1])
+        alphas = alphas.reshape(-1, 1) if isinstance(alphas, Tensor) else alphas
+    return choose(alphas, rows).entmax(rows, alphas).reshape(scores.shape)
 
 
 def _pull_entmax(probs: Tensor, grad: Tensor, needs: Sequence[bool], alpha: Alpha) -> Gradients:
@@ -186,6 +195,8 @@ ENTMAX = map_rule("entmax", _solve_entmax, _pull_entmax, _push_entmax)
 
 def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
     """Return marginals of rows [rows, d], which sum to the budget, each at most 1."""
+    if exporting_to_onnx():
+        return graph.budgeted_entmax(scores, alpha, budget)
     return apply_map(BUDGETED_ENTMAX, scores, alpha, budget)
 
 

@@ -1,15 +1,20 @@
-"""Entmax as a graph of PyTorch's operations that is the same for all numbers: for exporters to other formats."""
+"""Maps and losses as graphs of PyTorch's operations, the same for all numbers: for exporters to other formats."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha
+from tsallis.ops.eager.entropy import entropy
 from tsallis.ops.eager.thresholds import nonzero_eps
 
 STEPS = 40  # of the bisection: the bracket is then narrower than the rounding of float32
 WIDEST = 20.0  # of the bracket: enough for exp(20) classes
+DOUBLE_STEPS = 64  # the same for float64
+LEAST_EPS = 1e-7  # of a budget's bisection: a power of 1 / eps of a number next to 1 has few digits
 NEWTON_STEPS = 12  # above alpha 2: from its largest value, the smallest probability falls to its own in fewer
 
 
@@ -85,3 +90,78 @@ def _steep(scores: Tensor, top: Tensor, eps: float | Tensor) -> Tensor:
 
 def _steep_power(u: Tensor, eps: float | Tensor) -> Tensor:
     return (eps * u).clamp(min=0) ** (1 / eps)
+
+
+def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
+    """Return marginals of rows [rows, d], which sum to the budget, each at most 1; `alpha` a number or [rows, 1].
+
+    In float64: no division by the total takes errors away. The k-th largest score, k = ceil(budget), has a bracket of
+    the threshold on its two sides.
+    """
+    broken = scores.isnan().any(-1, keepdim=True)
+    if budget == 0:
+        return torch.zeros_like(scores).masked_fill(broken, torch.nan)
+    z = scores.double()
+    pivot = z.topk(min(math.ceil(budget), z.shape[-1]), -1).values[..., -1:]
+    few = pivot == -torch.inf  # no more scores take part than the budget fills
+    pivot = pivot.masked_fill(few, 0)
+    eps = alpha.to(z.dtype) - 1 if isinstance(alpha, Tensor) else alpha - 1
+    if not isinstance(eps, Tensor):
+        probs = (_steep_budget if eps > 1 else _capped)(z, pivot, eps if eps > 1 else max(eps, LEAST_EPS), budget)
+    else:
+        steep = eps > 1
+        flat = _capped(z, pivot, eps.clamp(min=LEAST_EPS, max=1), budget)
+        probs = torch.where(steep, _steep_budget(z, pivot, torch.where(steep, eps, 2), budget), flat)
+    probs = torch.where(few, (z > -torch.inf).to(z.dtype), probs)
+    return probs.masked_fill(broken, torch.nan).to(scores.dtype)
+
+
+def _capped(z: Tensor, pivot: Tensor, eps: float | Tensor, budget: float) -> Tensor:
+    low = torch.zeros_like(pivot)
+    high = torch.clamp(low + 1 / eps, max=WIDEST)
+    for _ in range(DOUBLE_STEPS):
+        middle = (low + high) / 2
+        above = _capped_power(z - pivot - middle, eps).sum(-1, keepdim=True) > budget
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    return _capped_power(z - pivot - (low + high) / 2, eps)
+
+
+def _capped_power(u: Tensor, eps: float | Tensor) -> Tensor:
+    return (1 + eps * u.clamp(max=0)).clamp(min=0) ** (1 / eps)
+
+
+def _steep_budget(z: Tensor, pivot: Tensor, eps: float | Tensor, budget: float) -> Tensor:
+    """Return marginals for alpha above 2: the least score of the support, then its probability, each by bisection."""
+    low, high = pivot - 1 / eps, pivot
+    for _ in range(DOUBLE_STEPS):
+        middle = (low + high) / 2
+        more = _steep_power(z - middle, eps).clamp(max=1).sum(-1, keepdim=True) >= budget
+        low, high = torch.where(more, middle, low), torch.where(more, high, middle)
+    least = torch.where(z >= high, z, torch.inf).amin(-1, keepdim=True)
+    between = torch.where(z < high, z, -torch.inf).amax(-1, keepdim=True)
+    inside = _steep_power(z - between, eps).clamp(max=1).sum(-1, keepdim=True) < budget
+    least = torch.where(inside, between, least)
+    above, ties = z > least, z == least
+    x = torch.where(above, eps * (z - least), 1)
+
+    def marginals(q: Tensor) -> Tensor:
+        return torch.where(above, (x + q**eps) ** (1 / eps), torch.where(ties, q, 0)).clamp(max=1)
+
+    low, high = torch.zeros_like(pivot), torch.ones_like(pivot)
+    for _ in range(DOUBLE_STEPS):
+        middle = (low + high) / 2
+        more = marginals(middle).sum(-1, keepdim=True) > budget
+        low, high = torch.where(more, low, middle), torch.where(more, middle, high)
+    return marginals(high)
+
+
+def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> Tensor:
+    """Return the Fenchel-Young loss [rows] against classes [rows]; a negative class has loss 0."""
+    probs = entmax(scores, alpha)
+    top = scores.amax(-1, keepdim=True)
+    empty = top == -torch.inf
+    values = (scores - top.masked_fill(empty, 0)).clamp(min=torch.finfo(scores.dtype).min)  # 0 * -inf would be NaN
+    gold = scores.gather(-1, target.clamp(min=0).unsqueeze(-1))
+    conjugate = (probs * values).sum(-1, keepdim=True) + entropy(probs, alpha)
+    loss = conjugate.clamp(min=0) + (top - gold)
+    return loss.masked_fill(empty | (target < 0).unsqueeze(-1), 0).squeeze(-1)
