@@ -90,6 +90,7 @@ def arguments() -> argparse.Namespace:
     add("--encoder", type=Path, help="folder with model.safetensors and tokenizer.json; default: the package's")
     add("--min-count", type=int, default=1, help="of a word in train; rarer ones have no vector")
     add("--size", type=int, help="numbers of a vector: that many principal components; default: all")
+    add("--std", type=float, help="standard deviation of the numbers, 0.4 is GloVe's; default: as the encoder has them")
     add("--out", type=Path, required=True, help="file of the matrix, .safetensors")
     return parser.parse_args()
 
@@ -109,6 +110,8 @@ def main() -> int:
         print(f"piece_vectors: {error}", file=sys.stderr)
         return 2
     vectors = average_pieces(spellings, tokenizer, matrix)
+    if options.std is not None:
+        vectors *= options.std / vectors.std()
     save_file({"vectors": vectors}, str(options.out))
     options.out.with_suffix(".txt").write_text("".join(f"{word}\n" for word in spellings), encoding="utf-8")
     print(f"{options.out}: {len(vectors)} words, {vectors.shape[1]} numbers each")

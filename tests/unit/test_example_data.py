@@ -59,6 +59,11 @@ def test_a_words_vector_is_the_mean_of_its_pieces(
     symbols = {"good": 4, "films": 5, "!": 6, "xyz": 7}
     matrix = read_word_vectors(path, symbols, path.with_suffix(".txt")).matrix
     assert matrix.tolist() == [[1, 0, 0], [0, 1, 2], [5, 5, 5], [9, 9, 9]]
+    arguments = ("--data", tmp_path, "--encoder", encoder, "--std", 0.4, "--out", path)
+    assert run(load("piece_vectors"), monkeypatch, *arguments) == 0
+    scaled = read_word_vectors(path, symbols, path.with_suffix(".txt")).matrix
+    torch.testing.assert_close(scaled.std(), torch.tensor(0.4))
+    torch.testing.assert_close(scaled / scaled[2, 0], matrix / 5)
 
 
 def test_vectors_of_fewer_numbers_have_the_distances_of_a_flat_matrix() -> None:
