@@ -711,6 +711,22 @@ def test_float32_is_accurate_on_adversarial_rows(kind: str, alpha: float) -> Non
             assert loss.isfinite().all() and (loss >= 0).all() and slope is not None and slope.isfinite().all()
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_result_is_subnormal_but_torch_still_has_such_numbers(instructions: str, threads: int) -> None:
+    """They take some processors a hundred cycles each; the setting is a thread's, and must not stay."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        z = torch.linspace(-84, -104, 16).index_fill(0, torch.tensor([0]), 0.0).expand(8192, 16).contiguous()
+        p = cpu.entmax(z, 1.0)
+        product = torch.full((1_000_000,), 2e-38) * 0.25
+    finally:
+        torch.set_num_threads(before)
+    assert ((p == 0) | (p >= torch.finfo(p.dtype).tiny)).all()
+    assert (p[:, 1] > 0).all() and (p[:, -1] == 0).all()
+    assert (product > 0).all()
+
+
 @in_pairs(d=[1, 100, 300, 511, 1023, 4097, 60_000], alpha=ALPHAS)
 def test_float32_is_accurate_on_constant_rows(d: int, alpha: float) -> None:
     for value in (0.0, 1e6, -3.7):
