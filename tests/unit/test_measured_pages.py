@@ -297,25 +297,27 @@ def test_what_is_said_of_windows_is_in_the_rows() -> None:
 
 
 def test_what_is_said_of_94_languages_is_in_the_manifests() -> None:
-    softmax, entmax = (
-        json.loads((RESULTS / "runs" / f"inflection-all-{name}-s1.json").read_text(encoding="utf-8"))
-        for name in ("softmax", "entmax")
-    )
-    accuracies = [
-        (languages["accuracy"], softmax["metrics"]["languages"][name]["accuracy"])
-        for name, languages in entmax["metrics"]["languages"].items()
-    ]
-    ahead, behind = sum(a > b for a, b in accuracies), sum(a < b for a, b in accuracies)
+    runs = {
+        name: json.loads((RESULTS / "runs" / f"inflection-all-{name}-s1.json").read_text(encoding="utf-8"))
+        for name in ("softmax", "entmax", "sparsemax")
+    }
+
+    def compare(one: str, other: str) -> tuple[int, int]:
+        """Return in how many languages one is ahead of the other, and behind."""
+        languages = [runs[name]["metrics"]["languages"] for name in (one, other)]
+        pairs = [(languages[0][key]["accuracy"], languages[1][key]["accuracy"]) for key in languages[1]]
+        assert len(pairs) == 94
+        return sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
+
     text = words("results.md")
-    assert (
-        f"ahead of softmax, by about as much: in {ahead} of the {len(accuracies)} languages, and behind in {behind}"
-        in text
-    )
-    published = {"softmax": 0.8255, "entmax": 0.8493}
-    behind_paper = [
-        published[n] - run["metrics"]["macro_accuracy"] for n, run in (("softmax", softmax), ("entmax", entmax))
-    ]
-    assert (
-        all(0.045 < difference < 0.05 for difference in behind_paper) and "nearly five points below the paper" in text
-    )
-    assert all(run["run"]["epoch"] + 1 == 17 and run["training"]["updates"] == 23200 for run in (softmax, entmax))
+    ahead, behind = compare("entmax", "softmax")
+    assert f"1.5-entmax by about as much as there: in {ahead} of the 94 languages, and behind in {behind};" in text
+    ahead, behind = compare("sparsemax", "softmax")
+    assert f"; sparsemax in {ahead}, and behind in {behind} (" in text
+    ahead, behind = compare("entmax", "sparsemax")
+    assert f"1.5-entmax is ahead of sparsemax in {ahead} languages and behind in {behind};" in text
+    published = {"softmax": 0.8255, "entmax": 0.8493, "sparsemax": 0.8496}
+    below = [published[name] - run["metrics"]["macro_accuracy"] for name, run in runs.items()]
+    assert all(0.045 < difference < 0.06 for difference in below) and "four and a half to six points below the paper" in text
+    assert 0.72 < runs["sparsemax"]["metrics"]["complete"] < 0.78 and "three lists in four are complete" in text
+    assert all(run["run"]["epoch"] + 1 == 17 and run["training"]["updates"] == 23200 for run in runs.values())
