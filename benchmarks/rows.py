@@ -43,6 +43,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "accuracy": "accuracy",
         "dev_accuracy": "dev_accuracy",
         "attended": "attended",
+        "freeze": "options.freeze",
         "epochs": "options.epochs",
         "cut": "options.cut",
         "dropout": "options.dropout",

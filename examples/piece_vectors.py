@@ -90,7 +90,7 @@ def arguments() -> argparse.Namespace:
     add("--encoder", type=Path, help="folder with model.safetensors and tokenizer.json; default: the package's")
     add("--min-count", type=int, default=1, help="of a word in train; rarer ones have no vector")
     add("--size", type=int, help="numbers of a vector: that many principal components; default: all")
-    add("--std", type=float, help="standard deviation of the numbers, 0.4 is GloVe's; default: as the encoder has them")
+    add("--std", type=float, help="standard deviation of the numbers, such as 0.4; default: as the encoder has them")
     add("--out", type=Path, required=True, help="file of the matrix, .safetensors")
     return parser.parse_args()
 
