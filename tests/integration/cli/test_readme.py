@@ -124,9 +124,9 @@ def write_others(folder: Path) -> None:
     reviews, easy, daquar, features, stays, sentences = (folder / "data" / name for name in names)
     for location in (reviews, easy, daquar, features, stays, sentences):
         location.mkdir()
-    for location in (reviews, sentences):
-        safetensors.torch.save_file({"vectors": torch.ones(2, 384)}, location / "minilm.safetensors")
-        (location / "minilm.txt").write_text("film\nfine\n")
+    for vectors in (reviews / "scaled", sentences / "minilm"):
+        safetensors.torch.save_file({"vectors": torch.ones(2, 384)}, vectors.with_suffix(".safetensors"))
+        vectors.with_suffix(".txt").write_text("film\nfine\n")
     np.save(features / "features.npy", np.ones((30, 6, 8, 16), np.float16))
     pixels = np.random.default_rng(0).integers(0, 256, (30, 16, 16, 3)).astype(np.uint8)
     with tarfile.open(daquar / "images.tar", "w") as tar:
