@@ -587,7 +587,7 @@ def test_batch_shapes_that_do_not_fit_are_named() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_torch_func(name: str) -> None:
-    """Of each density of a batch alone, checks of arguments and the rule of all of them included."""
+    """Under vmap a density of the batch gives what the batch gives, and Jacobians are those of autograd."""
     mean, cov = moments_for(name)
     dims = 2 if name in PLANE else 1
     basis = scattered_basis(dims)

@@ -68,18 +68,14 @@ def full_mask_forward(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute an attention whose mask says everything, as eager attention does: without one every key takes part.
 
     Args:
-        module, query, key, value, dropout, scaling, position_bias, kwargs: as in :func:`attention_forward`.
+        module, query, key, value: as in :func:`attention_forward`.
         attention_mask: [batch, 1 or heads, queries, keys], boolean or added; its dtype's lowest number hides a key.
-        is_causal: makes no difference.
+        kwargs: the further arguments of :func:`attention_forward`; `is_causal` makes no difference.
 
     Returns:
         What :func:`attention_forward` does.
@@ -87,9 +83,7 @@ def full_mask_forward(
     if attention_mask is not None and attention_mask.is_floating_point():
         lowest = torch.finfo(attention_mask.dtype).min
         attention_mask = attention_mask.masked_fill(attention_mask < lowest / 2, -torch.inf)
-    return attention_forward(
-        module, query, key, value, attention_mask, dropout, scaling, False, position_bias, **kwargs
-    )
+    return attention_forward(module, query, key, value, attention_mask, **{**kwargs, "is_causal": False})
 
 
 def attention_forward(

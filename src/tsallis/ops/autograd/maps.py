@@ -165,8 +165,7 @@ def entmax(scores: Tensor, alpha: Alpha, dim: int = -1, backend: Backend | None 
         if compiling() or functionalized():
             return ENTMAX.operator(scores, *split_alpha(alpha))
         if scores.dim() != 2:
-            alphas = alpha.reshape(-1, 1) if isinstance(alpha, Tensor) else alpha
-            return entmax(scores.reshape(-1, scores.shape[-1]), alphas).reshape(scores.shape)
+            return entmax(*_merge_rows(scores, alpha)).reshape(scores.shape)
         backend = choose_direct(alpha, scores)
         scores = scores if backend is None else contiguous(scores)
     if backend is not None and not differentiated(scores, alpha):  # half the time of a small tensor
@@ -174,11 +173,15 @@ def entmax(scores: Tensor, alpha: Alpha, dim: int = -1, backend: Backend | None 
     return cast(Tensor, Map.apply(scores, alpha, dim, backend, ENTMAX))
 
 
+def _merge_rows(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Alpha]:
+    """Return scores [..., d] as rows [rows, d], and alphas [..., 1] as [rows, 1]."""
+    return scores.reshape(-1, scores.shape[-1]), alpha.reshape(-1, 1) if isinstance(alpha, Tensor) else alpha
+
+
 def _solve_entmax(scores: Tensor, alpha: Alpha) -> Tensor:
     rows, alphas = contiguous(scores), contiguous_alpha(alpha)
     if rows.dim() != 2:
-        rows = rows.reshape(-1, rows.shape[-1])
-        alphas = alphas.reshape(-1, 1) if isinstance(alphas, Tensor) else alphas
+        rows, alphas = _merge_rows(rows, alphas)
     return choose(alphas, rows).entmax(rows, alphas).reshape(scores.shape)
 
 

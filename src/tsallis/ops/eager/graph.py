@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -35,18 +36,23 @@ def entmax(scores: Tensor, alpha: Alpha) -> Tensor:
         return _steep(scores, top, alpha - 1)
     z = scores - top
     eps = nonzero_eps(alpha)
-    low = torch.zeros_like(top)
-    high = torch.full_like(low, WIDEST)
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        above = _power(z, middle, eps).sum(-1, keepdim=True) > 1
-        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    low, high = torch.zeros_like(top), torch.full_like(top, WIDEST)
+    low, high = _bisect(low, high, STEPS, lambda y: _power(z, y, eps).sum(-1, keepdim=True) > 1)
     probs = _normalised(_power(z, (low + high) / 2, eps))
     if not isinstance(alpha, Tensor):
         return probs
     steep = alpha > 2
     probs = torch.where(steep, _steep(scores, top, torch.where(steep, alpha - 1, 2)), probs)
     return torch.where(alpha == 1, softmax, probs)
+
+
+def _bisect(low: Tensor, high: Tensor, steps: int, below: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Halve brackets [rows, 1] so many times; `below` tells where a number is below the one that is looked for."""
+    for _ in range(steps):
+        middle = (low + high) / 2
+        raise_low = below(middle)
+        low, high = torch.where(raise_low, middle, low), torch.where(raise_low, high, middle)
+    return low, high
 
 
 def _power(z: Tensor, y: Tensor, eps: float | Tensor) -> Tensor:
@@ -64,11 +70,7 @@ def _normalised(probs: Tensor) -> Tensor:
 
 def _steep(scores: Tensor, top: Tensor, eps: float | Tensor) -> Tensor:
     """Return probabilities for alpha above 2: the least score of the support by bisection, then its probability."""
-    low, high = top - 1 / eps, top
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        above = _steep_power(scores - middle, eps).sum(-1, keepdim=True) > 1
-        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    _, high = _bisect(top - 1 / eps, top, STEPS, lambda c: _steep_power(scores - c, eps).sum(-1, keepdim=True) > 1)
     least = torch.where(scores >= high, scores, torch.inf).amin(-1, keepdim=True)
     # Numbers near 0 are closer to each other than the ends of the bracket: one score may lie between them.
     between = torch.where(scores < high, scores, -torch.inf).amax(-1, keepdim=True)
@@ -119,10 +121,9 @@ def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
 def _capped(z: Tensor, pivot: Tensor, eps: float | Tensor, budget: float) -> Tensor:
     low = torch.zeros_like(pivot)
     high = torch.clamp(low + 1 / eps, max=WIDEST)
-    for _ in range(DOUBLE_STEPS):
-        middle = (low + high) / 2
-        above = _capped_power(z - pivot - middle, eps).sum(-1, keepdim=True) > budget
-        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    low, high = _bisect(
+        low, high, DOUBLE_STEPS, lambda y: _capped_power(z - pivot - y, eps).sum(-1, keepdim=True) > budget
+    )
     return _capped_power(z - pivot - (low + high) / 2, eps)
 
 
@@ -132,15 +133,14 @@ def _capped_power(u: Tensor, eps: float | Tensor) -> Tensor:
 
 def _steep_budget(z: Tensor, pivot: Tensor, eps: float | Tensor, budget: float) -> Tensor:
     """Return marginals for alpha above 2: the least score of the support, then its probability, each by bisection."""
-    low, high = pivot - 1 / eps, pivot
-    for _ in range(DOUBLE_STEPS):
-        middle = (low + high) / 2
-        more = _steep_power(z - middle, eps).clamp(max=1).sum(-1, keepdim=True) >= budget
-        low, high = torch.where(more, middle, low), torch.where(more, high, middle)
+
+    def mass(least: Tensor) -> Tensor:
+        return _steep_power(z - least, eps).clamp(max=1).sum(-1, keepdim=True)
+
+    _, high = _bisect(pivot - 1 / eps, pivot, DOUBLE_STEPS, lambda c: mass(c) >= budget)
     least = torch.where(z >= high, z, torch.inf).amin(-1, keepdim=True)
     between = torch.where(z < high, z, -torch.inf).amax(-1, keepdim=True)
-    inside = _steep_power(z - between, eps).clamp(max=1).sum(-1, keepdim=True) < budget
-    least = torch.where(inside, between, least)
+    least = torch.where(mass(between) < budget, between, least)
     above, ties = z > least, z == least
     x = torch.where(above, eps * (z - least), 1)
 
@@ -148,10 +148,7 @@ def _steep_budget(z: Tensor, pivot: Tensor, eps: float | Tensor, budget: float) 
         return torch.where(above, (x + q**eps) ** (1 / eps), torch.where(ties, q, 0)).clamp(max=1)
 
     low, high = torch.zeros_like(pivot), torch.ones_like(pivot)
-    for _ in range(DOUBLE_STEPS):
-        middle = (low + high) / 2
-        more = marginals(middle).sum(-1, keepdim=True) > budget
-        low, high = torch.where(more, low, middle), torch.where(more, middle, high)
+    _, high = _bisect(low, high, DOUBLE_STEPS, lambda q: ~(marginals(q).sum(-1, keepdim=True) > budget))
     return marginals(high)
 
 
