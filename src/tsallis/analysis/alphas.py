@@ -15,7 +15,7 @@ from tsallis.analysis.weights import Floats
 from tsallis.data.io import read_bytes
 from tsallis.errors import InputError
 
-LOG = "log.jsonl"
+LOG, TIMING = "log.jsonl", "timing.jsonl"
 BINS = 20
 
 

@@ -1,12 +1,13 @@
-"""Numbers of a run over its training: scores, the norm of its output's scores, the mean threshold."""
+"""Numbers of a run over its updates and its time: scores, the norm of its output's scores, the mean threshold."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tsallis.analysis.alphas import LOG, read_log
+from tsallis.analysis.alphas import LOG, TIMING, read_log
 from tsallis.analysis.tables import Record
 from tsallis.errors import InputError
 
@@ -21,6 +22,7 @@ class ValueHistory(Record):
     Args:
         steps: updates done before each validation.
         values: by name, one number a validation; None where a validation lacks it.
+        seconds: of training before each validation, without those of validations; None where they are not known.
 
     Example:
         >>> history = ValueHistory((10, 20), {"dev_loss": (2.5, 1.5)})
@@ -30,6 +32,7 @@ class ValueHistory(Record):
 
     steps: tuple[int, ...]
     values: dict[str, tuple[float | None, ...]]
+    seconds: tuple[float, ...] | None = None
 
     def last(self, name: str) -> float | None:
         """Return the last number of a name; None where there is none."""
@@ -42,7 +45,8 @@ def value_history(log: Path | str) -> ValueHistory:
 
     Among them are loss and scores on the development set, the mean norm :math:`\|z\|` of the output's scores and the
     mean threshold :math:`\tau(z)` (Tezekbayev et al. 2022, fig. 7 and 8), and how many symbols and positions are above
-    zero. Logs written before thresholds were measured have none; alpha-ReLU's own is "tau".
+    zero. Logs written before thresholds were measured have none; alpha-ReLU's own is "tau". The seconds of training
+    (fig. 3) are those of `timing.jsonl` beside the log.
 
     Args:
         log: `log.jsonl` of a run, or the run's folder.
@@ -59,7 +63,7 @@ def value_history(log: Path | str) -> ValueHistory:
         >>> events = [{"event": "epoch", "step": s, "dev_loss": 9 / s, "logit_norm": float(s)} for s in (3, 6)]
         >>> _ = path.write_text("".join(json.dumps(event) + "\n" for event in events))
         >>> value_history(path)
-        ValueHistory(steps=(3, 6), values={'dev_loss': (3.0, 1.5), 'logit_norm': (3.0, 6.0)})
+        ValueHistory(steps=(3, 6), values={'dev_loss': (3.0, 1.5), 'logit_norm': (3.0, 6.0)}, seconds=None)
     """
     path = Path(log)
     path = path / LOG if path.is_dir() else path
@@ -72,7 +76,24 @@ def value_history(log: Path | str) -> ValueHistory:
         values = {name: tuple(_number(event.get(name)) for event in events) for name in names}
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: validations must have a step and numbers: {error}") from error
-    return ValueHistory(steps, values)
+    return ValueHistory(steps, values, _seconds(path.with_name(TIMING), events))
+
+
+def _seconds(path: Path, events: Sequence[dict[str, Any]]) -> tuple[float, ...] | None:
+    """Return the seconds of training before each event; None where a timing of one is missing."""
+    if not path.exists():
+        return None
+    before, by_event = 0.0, {}
+    try:
+        for event in read_log(path):
+            total = before + float(event["seconds"])  # an event within an epoch counts from the epoch's beginning
+            by_event[event["event"], event["step"]] = total
+            if event["event"] == "epoch":
+                before = total
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: events must have a step and seconds: {error}") from error
+    seconds = [by_event.get((event.get("event"), event["step"])) for event in events]
+    return None if None in seconds else tuple(number for number in seconds if number is not None)
 
 
 def _number(value: Any) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,17 +25,19 @@ Panel = tuple[str, Callable[["Axes"], None]]  # its title, and what draws it in 
 
 def row(panels: Sequence[Panel], width: float | None = None, height: float = HEIGHT) -> Figure:
     """Draw panels beside each other."""
-    figure = style.blank(width or (COLUMN if len(panels) == 1 else PAGE), height)
-    for number, (title, draw) in enumerate(panels):
-        _draw(figure.add_subplot(1, len(panels), number + 1), title, draw)
-    return figure
+    return grid([panels], width or (COLUMN if len(panels) == 1 else PAGE), height)
 
 
 def stack(panels: Sequence[Panel], width: float) -> Figure:
     """Draw panels below each other."""
-    figure = style.blank(width, HEIGHT * len(panels))
-    for number, (title, draw) in enumerate(panels):
-        _draw(figure.add_subplot(len(panels), 1, number + 1), title, draw)
+    return grid([[panel] for panel in panels], width)
+
+
+def grid(rows: Sequence[Sequence[Panel]], width: float = PAGE, height: float = HEIGHT) -> Figure:
+    """Draw rows of panels below each other, as many in each."""
+    figure = style.blank(width, height * len(rows))
+    for number, (title, draw) in enumerate(chain.from_iterable(rows)):
+        _draw(figure.add_subplot(len(rows), len(rows[0]), number + 1), title, draw)
     return figure
 
 

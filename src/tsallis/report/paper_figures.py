@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tsallis.analysis.alphas import HeadHistory, alpha_histograms
+from tsallis.analysis.alphas import alpha_histograms
 from tsallis.analysis.densities import DensitySummary
 from tsallis.analysis.density_shapes import SignalDensity
 from tsallis.analysis.head_roles import ROLES
@@ -19,8 +19,9 @@ from tsallis.analysis.sweep import Sweep
 from tsallis.analysis.tables import Histogram
 from tsallis.report import style
 from tsallis.report.density_figures import density_figures, signal_figures
-from tsallis.report.panels import COLUMN, Panel, bars, file_endings, label, row, stack
+from tsallis.report.panels import COLUMN, Panel, bars, file_endings, label, row
 from tsallis.report.style import GREY, KINDS, SMALL
+from tsallis.report.training_figures import sweep_figures, training_figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,8 +43,9 @@ def draw_figures(
         InputError: if matplotlib is missing.
     """
     style.require()
-    swept = [("sweep", row([("", partial(_sweep, sweep))], COLUMN))] if sweep is not None else []
-    for name, figure in chain(_figures(runs), swept, density_figures(densities), signal_figures(signals)):
+    swept = [] if sweep is None else sweep_figures(sweep)
+    drawn = _figures(runs), training_figures(runs), swept, density_figures(densities), signal_figures(signals)
+    for name, figure in chain.from_iterable(drawn):
         for ending in ENDINGS:
             yield f"{name}.{ending}", style.render(figure, ending)
 
@@ -51,9 +53,6 @@ def draw_figures(
 def _figures(runs: Sequence[RunSummary]) -> Iterator[tuple[str, Figure]]:
     names = file_endings(runs)
     for run, name in zip(runs, names, strict=True):
-        for title, history in (("alpha", run.alphas), ("density", run.densities)):
-            if history is not None:
-                yield f"{title}-over-training{name}", stack(_histories(history, title), COLUMN)
         if run.heads:
             yield f"alpha-histograms{name}", row(_alpha_histograms(run))
             yield f"density-histograms{name}", row(_density_histograms(run))
@@ -71,23 +70,6 @@ def _kinds(run: RunSummary) -> list[str]:
 
 def _of_kind(run: RunSummary, kind: str) -> list[HeadSummary]:
     return [head for head in run.heads if head.kind == kind]
-
-
-def _histories(history: HeadHistory, name: str) -> list[Panel]:
-    """Return the lines of each head over the updates, by kind (Correia et al. 2019, fig. 2)."""
-
-    def draw(values: Any, ax: Axes) -> None:
-        layers = values.shape[1]
-        shade = style.layer_shades(layers)
-        for layer in range(layers):
-            ax.plot(history.steps, values[:, layer], color=shade[layer], linewidth=0.9)
-        low, high = (1.0, 2.0) if name == "alpha" else (0.0, 1.0)
-        ax.set_ylim(low - 0.02, max(high, float(values.max())) + 0.02)
-        label(ax, "update", name)
-        if layers > 1:
-            style.name_lines(ax, [(f"layer {i + 1}", shade[i]) for i in range(layers)])
-
-    return [(kind, partial(draw, values)) for kind, values in history.values.items()]
 
 
 def _alpha_histograms(run: RunSummary) -> list[Panel]:
@@ -158,17 +140,6 @@ def _head_roles(run: RunSummary, ax: Axes) -> None:
     ax.set(xlim=(-0.02, 1.02), ylim=(max(len(names), 1) - 0.5, -0.5))
     label(ax, "mean weight (lines: thresholds)", "")
     style.name_lines(ax, [(kind, KINDS[kind]) for kind in _kinds(run)])
-
-
-def _sweep(sweep: Sweep, ax: Axes) -> None:
-    """Draw the score of each run, and mean and deviation of each value (Tezekbayev et al. 2022, fig. 8)."""
-    points = [point for point in sweep.points if point.mean(sweep.score) is not None]
-    xs, means = [point.value for point in points], [point.mean(sweep.score) or 0.0 for point in points]
-    deviations = [point.deviation(sweep.score) or 0.0 for point in points]
-    ax.errorbar(xs, means, deviations, color=style.WEIGHTS, linewidth=1.1, elinewidth=0.9, capsize=2)
-    dots = [(point.value, score) for point in points for score in point.scores[sweep.score] if score is not None]
-    ax.scatter([x for x, _ in dots], [y for _, y in dots], s=8, color=style.WEIGHTS, linewidths=0, zorder=3)
-    label(ax, sweep.setting, sweep.score)
 
 
 def _support(outputs: OutputStatistics, ax: Axes) -> None:

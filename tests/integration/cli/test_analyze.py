@@ -80,6 +80,7 @@ def test_figures_are_drawn_in_three_formats(translator: Path, tmp_path: Path) ->
     pytest.importorskip("matplotlib")
     analyze(translator, "-o", tmp_path / "page.html", "--figures", tmp_path / "figures")
     names = {path.stem for path in (tmp_path / "figures").iterdir()}
+    assert {"scores-over-training", "outputs-over-training"} <= names
     assert {"alpha-over-training", "density-histograms", "head-roles", "diversity", "output-support"} <= names
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".pdf", ".svg", ".png"}
 
@@ -155,7 +156,8 @@ def test_scores_are_drawn_against_the_setting_in_which_runs_differ(swept: list[P
     assert (first["value"], first["seeds"], first["scores"]["dev_bleu"]) == (1.2, [1, 2], [30.0, 32.0])
     assert first["spread"]["dev_bleu"]["mean"] == 31 and second["spread"]["dev_bleu"] == {"mean": 40, "deviation": None}
     assert data_of(tmp_path / "page.html")["sweep"]["points"][1]["value"] == 1.5
-    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"sweep.pdf", "sweep.svg", "sweep.png"}
+    names = {f"{stem}.{ending}" for stem in ("sweep", "sweep-over-training") for ending in ("pdf", "svg", "png")}
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == names
 
 
 def test_runs_of_one_folder_name_are_told_apart_in_a_sweep(swept: list[Path], tmp_path: Path) -> None:

@@ -202,6 +202,17 @@ def test_curves_have_the_values_of_the_log(visit: Visit, report: tuple[Path, Any
     assert len(shown) == 2 and shown[0].endswith(f": {loss[-1]:.2f}")
 
 
+def test_curves_are_drawn_over_updates_or_over_time(visit: Visit) -> None:
+    tab = visit.open("training")
+    axis = "figure >> nth=0 >> text.name >> nth=0"
+    assert tab.text_content(axis) == "update"
+    tab.check("fieldset.segments input >> nth=1", force=True)
+    assert tab.text_content(axis) == "minutes of training"
+    assert len(tab.query_selector_all("figure >> nth=0 >> polyline")) == 2
+    tab.check("fieldset.segments input >> nth=0", force=True)
+    assert tab.text_content(axis) == "update"
+
+
 def test_a_figure_is_saved_as_svg(visit: Visit, tmp_path: Path) -> None:
     import xml.etree.ElementTree
 

@@ -167,7 +167,22 @@ def test_values_over_a_training(tmp_path: Path) -> None:
     history = value_history(tmp_path)
     assert history.steps == (7, 9) and set(history.values) == {"dev_loss", "dev_bleu", "logit_norm", "output_threshold"}
     assert history.values["output_threshold"] == (None, 0.5) and history.last("dev_bleu") == 2.5
-    assert history.last("tau") is None
+    assert history.last("tau") is None and history.seconds is None
+
+
+def test_seconds_add_up_over_epochs(tmp_path: Path) -> None:
+    """An event within an epoch counts from the epoch's beginning; one that was not timed leaves all unknown."""
+    events = [("validation", 2, 3.0), ("epoch", 4, 7.0), ("validation", 6, 2.5), ("epoch", 8, 6.0)]
+    for name, key in (("log", "dev_loss"), ("timing", "seconds")):
+        records = [{"event": event, "step": step, key: number} for event, step, number in events]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert value_history(tmp_path).seconds == (3.0, 7.0, 9.5, 13.0)
+    timing = (tmp_path / "timing.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "timing.jsonl").write_text("".join(timing[:-1]))
+    assert value_history(tmp_path).seconds is None
+    (tmp_path / "timing.jsonl").write_text('{"event": "epoch", "step": 4}')
+    with pytest.raises(InputError, match="events must have a step and seconds"):
+        value_history(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ const CURVES = [
   ["dev_bleu", "BLEU on the development set", "BLEU"],
   ["dev_macro_accuracy", "Accuracy on the development set, mean of languages", "accuracy"],
   ["dev_accuracy", "Accuracy on the development set", "accuracy"],
+  ["dev_symbol_accuracy", "Most probable symbols that are right, development set", "share"],
   ["logit_norm", "Norm of the output’s scores ‖z‖", "mean norm"],
   ["output_threshold", "Threshold of the output τ(z)", "mean threshold"],
   ["output_support", "Symbols possible a step", "symbols"],
@@ -35,28 +36,44 @@ function valuesOf(run, name) {
   return values[name] || (name === "output_threshold" ? values.tau : undefined) || null;
 }
 
+// What curves are drawn over: updates, or minutes of training where all logs have them.
+let curvesOver = "updates";
+
 function curves() {
-  const constants = [];
-  const figures = CURVES.map(([key, title, axis]) => {
-    const runs = RUNS.filter((run) => (valuesOf(run, key) || []).some((value) => value !== null));
-    if (!runs.length) return null;
-    const lines = runs.map((run) => ({ name: run.name, steps: run.values.steps, values: valuesOf(run, key),
-      colour: runColour(run) }));
-    const all = lines.flatMap((line) => line.values).filter((value) => value !== null);
-    if (all.every((value) => value === all[0])) {
-      constants.push(`${title}: ${label(all[0])} at every validation.`);
-      return null;
-    }
-    const [low, high] = padded(Math.min(...all), Math.max(...all));
-    return figure(title, lineChart(null, lines, { xName: "update", yName: axis, left: 52, low, high }));
-  }).filter(Boolean);
-  const missing = RUNS.filter((run) => run.values && !valuesOf(run, "output_threshold")
-    && run.outputs && run.outputs.threshold !== null);
-  if (!figures.length && !constants.length) return h("p", { class: "hint" }, "There is no log of validations.");
-  return h("section", null, h("h2", null, "Scores and outputs over the updates"), runLegend(),
+  const runs = RUNS.filter((run) => run.values);
+  if (!runs.length) return h("p", { class: "hint" }, "There is no log of validations.");
+  const missing = runs.filter((run) => !valuesOf(run, "output_threshold") && run.outputs && run.outputs.threshold !== null);
+  const timed = runs.every((run) => run.values.seconds);
+  const body = h("div");
+  const draw = () => body.replaceChildren(...curveFigures(runs, timed && curvesOver === "time"));
+  draw();
+  return h("section", null, h("h2", null, "Scores and outputs over the training"), runLegend(),
+    timed ? h("div", { class: "controls" }, segments("Over", [["updates", "updates"], ["time", "time"]], curvesOver, (value) => {
+      curvesOver = value;
+      draw();
+    })) : null,
     missing.length ? h("p", { class: "hint" }, `No thresholds in the log of ${missing.map((run) => run.name).join(", ")}: `
       + "its training did not log them.") : null,
-    h("div", { class: "columns" }, figures), constants.map((text) => h("p", { class: "hint" }, text)));
+    body);
+}
+
+function curveFigures(all, overTime) {
+  const constants = [];
+  const figures = CURVES.map(([key, title, axis]) => {
+    const runs = all.filter((run) => (valuesOf(run, key) || []).some((value) => value !== null));
+    if (!runs.length) return null;
+    const lines = runs.map((run) => ({ name: run.name, values: valuesOf(run, key), colour: runColour(run),
+      steps: overTime ? run.values.seconds.map((seconds) => seconds / 60) : run.values.steps }));
+    const values = lines.flatMap((line) => line.values).filter((value) => value !== null);
+    if (values.every((value) => value === values[0])) {
+      constants.push(`${title}: ${label(values[0])} at every validation.`);
+      return null;
+    }
+    const [low, high] = padded(Math.min(...values), Math.max(...values));
+    const xName = overTime ? "minutes of training" : "update";
+    return figure(title, lineChart(null, lines, { xName, yName: axis, left: 52, low, high }));
+  }).filter(Boolean);
+  return [h("div", { class: "columns" }, figures), ...constants.map((text) => h("p", { class: "hint" }, text))];
 }
 
 function runColour(run) {
