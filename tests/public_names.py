@@ -68,8 +68,8 @@ PUBLIC = {
         TransformerDecoderLayer TransformerEncoderLayer densify_module sparsify_module
     """,
     "tsallis.report": """
-        View attention_matrix image_attention image_panels learned_alphas matrix_panels save text_attention
-        text_panels
+        View attention_matrix image_attention image_panels learned_alphas matrix_panels output_steps output_tree save
+        text_attention text_panels
     """,
     "tsallis.search": """
         Certificate Choice Completions Ensemble Exclusion Generated Hypothesis Result RiskChoice TokenScores beam_search

@@ -19,6 +19,7 @@ from tsallis.analysis.sweep import Sweep
 from tsallis.analysis.tables import Histogram
 from tsallis.report import style
 from tsallis.report.density_figures import density_figures, signal_figures
+from tsallis.report.output_figures import output_figures
 from tsallis.report.panels import COLUMN, Panel, bars, file_endings, label, row
 from tsallis.report.style import GREY, KINDS, SMALL
 from tsallis.report.training_figures import sweep_figures, training_figures
@@ -44,7 +45,8 @@ def draw_figures(
     """
     style.require()
     swept = [] if sweep is None else sweep_figures(sweep)
-    drawn = _figures(runs), training_figures(runs), swept, density_figures(densities), signal_figures(signals)
+    of_runs = _figures(runs), output_figures(runs), training_figures(runs)
+    drawn = *of_runs, swept, density_figures(densities), signal_figures(signals)
     for name, figure in chain.from_iterable(drawn):
         for ending in ENDINGS:
             yield f"{name}.{ending}", style.render(figure, ending)

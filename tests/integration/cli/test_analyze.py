@@ -80,7 +80,7 @@ def test_figures_are_drawn_in_three_formats(translator: Path, tmp_path: Path) ->
     pytest.importorskip("matplotlib")
     analyze(translator, "-o", tmp_path / "page.html", "--figures", tmp_path / "figures")
     names = {path.stem for path in (tmp_path / "figures").iterdir()}
-    assert {"scores-over-training", "outputs-over-training"} <= names
+    assert {"scores-over-training", "outputs-over-training", "steps-1", "tree-1"} <= names
     assert {"alpha-over-training", "density-histograms", "head-roles", "diversity", "output-support"} <= names
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".pdf", ".svg", ".png"}
 
