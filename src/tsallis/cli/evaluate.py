@@ -73,9 +73,9 @@ def evaluate(
     """Scores, loss, certificates and sparsity on lines with known outputs.
 
     Of forms: accuracy and distance; of those of several languages also their means over languages, and each language's.
-    Of translations: BLEU, chrF and TER with their signatures. Of texts: epsilon-perplexity and sparsemax score, each
-    token given those before it. How often the empty output is more probable than the
-    answer, and with --exact than all others.
+    Of translations: BLEU, chrF and TER with their signatures, and how long they are. Of texts: epsilon-perplexity and
+    sparsemax score, each token given those before it. How often the empty output is more probable than the answer, and
+    with --exact than all others.
     """
     from tsallis.errors import InputError
     from tsallis.tasks.registry import load_config

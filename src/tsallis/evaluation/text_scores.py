@@ -107,9 +107,8 @@ def translation_scores(
     """
     from sacrebleu.metrics import BLEU, CHRF, TER
 
-    tokenizer = {"tokenize": "none", "force": True} if tokenized else {"trg_lang": tgt_lang}
     factories: dict[str, Any] = {
-        "bleu": lambda: BLEU(lowercase=lowercase, **tokenizer),
+        "bleu": lambda: BLEU(lowercase=lowercase, **_tokenizer(tgt_lang, tokenized)),
         "chrf": lambda: CHRF(lowercase=lowercase),
         "ter": TER,  # never tells capitals from small letters
     }
@@ -119,6 +118,35 @@ def translation_scores(
         value = metric.corpus_score(list(texts), [list(references)]).score
         scores.append(CorpusScore(name, float(value), str(metric.get_signature())))
     return scores
+
+
+def length_ratio(texts: Sequence[str], references: Sequence[str], tgt_lang: str = "", tokenized: bool = False) -> float:
+    r"""Return how many words translations have beside their references, as BLEU counts them.
+
+    Below 1 it is what BLEU's penalty for brevity comes from, :math:`\exp(1 - 1 / r)`: a model finds short outputs more
+    probable than it should.
+
+    Args:
+        texts: translations.
+        references: one for each.
+        tgt_lang: as for :func:`translation_scores`.
+        tokenized: as for :func:`translation_scores`.
+
+    Returns:
+        The ratio; 0 where references have no words.
+
+    Example:
+        >>> length_ratio(["the cat", ""], ["the cat sat", "a dog."])
+        0.3333333333333333
+    """
+    from sacrebleu.metrics import BLEU
+
+    score: Any = BLEU(**_tokenizer(tgt_lang, tokenized)).corpus_score(list(texts), [list(references)])
+    return float(score.sys_len / score.ref_len) if score.ref_len else 0.0
+
+
+def _tokenizer(tgt_lang: str, tokenized: bool) -> dict[str, Any]:
+    return {"tokenize": "none", "force": True} if tokenized else {"trg_lang": tgt_lang}
 
 
 @cache

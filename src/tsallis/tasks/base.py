@@ -184,6 +184,10 @@ class Task(ABC):
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
         """Score outputs; the first score selects the best model. With `quick`, the costly ones are left out."""
 
+    def measure_outputs(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+        """Return what an evaluation also says of outputs, no scores, by name."""
+        return {}
+
     def spell(self, text: str, run: Run) -> list[int]:
         """Return the symbols of an output, or of the beginning of one."""
         return run.tgt_vocab.encode(text)
@@ -371,6 +375,7 @@ class Task(ABC):
         scores, each = self.score(texts, lines.references), language_scores(self, texts, lines)
         report: dict[str, Any] = score_values(scores, each)
         signatures = {score.name: score.signature for score in scores if score.signature}
+        report.update(self.measure_outputs(texts, lines.references))
         report.update({"signatures": signatures} if signatures else {})
         report.update({"languages": each} if each else {})
         return {**report, **evaluate(run.model, lines.corpus, results, seconds).as_dict()}, results

@@ -18,7 +18,7 @@ from tsallis.data.subword_numbers import load_subwords
 from tsallis.data.subwords import Subwords
 from tsallis.datasets.number_names import german_english_numbers
 from tsallis.errors import InputError
-from tsallis.evaluation.text_scores import CorpusScore, exact_match, sentence_chrf, translation_scores
+from tsallis.evaluation.text_scores import CorpusScore, exact_match, length_ratio, sentence_chrf, translation_scores
 from tsallis.tasks.base import LONGEST, Data, Lines, Task, Vocabularies, refuse_long, split_name
 from tsallis.tasks.sequences import SequenceTask, check_source
 from tsallis.tasks.subwords import LearningConfig
@@ -188,6 +188,11 @@ class Translation(SequenceTask):
             *translation_scores(texts, references, self.tgt or "", names, self.lowercase, self.tokenized),
             CorpusScore("exact", exact_match(texts, references), ""),
         ]
+
+    def measure_outputs(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+        """Return "length_ratio", the words of outputs to those of references."""
+        texts, references = ([self._words(text) for text in side] for side in (texts, references))
+        return {"length_ratio": length_ratio(texts, references, self.tgt or "", self.tokenized)}
 
     def _words(self, text: str) -> str:
         """Return a text as it is scored: parts of words put together, case folded where the model folds it."""

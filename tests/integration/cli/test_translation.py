@@ -99,7 +99,19 @@ def test_scores_are_those_of_the_search(tsallis, trained: Path) -> None:
 def test_evaluation(tsallis, trained: Path, known: Path) -> None:
     report = json.loads(tsallis("evaluate", trained, known, "--json").stdout)
     assert set(report) == {
-        *("run", "on", "bleu", "chrf", "ter", "exact", "signatures", "samples", "loss", "gold_in_support"),
+        *(
+            "run",
+            "on",
+            "bleu",
+            "length_ratio",
+            "chrf",
+            "ter",
+            "exact",
+            "signatures",
+            "samples",
+            "loss",
+            "gold_in_support",
+        ),
         *("symbol_accuracy", "unknown_symbols"),
         *("gold_possible", "single", "complete", "optimal", "bounded", "none", "output_support", "output_sum"),
         *(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from tsallis.evaluation.text_scores import form_scores, sentence_chrf, translation_scores
+from tsallis.evaluation.text_scores import form_scores, length_ratio, sentence_chrf, translation_scores
 
 
 def test_forms_are_compared_as_text() -> None:
@@ -26,6 +28,16 @@ def test_translations_are_scored_by_sacrebleu() -> None:
     assert "tok:13a" in scores["bleu"].signature and "version:" in scores["ter"].signature
     (chinese,) = translation_scores(["\u4f60\u597d"], ["\u4f60\u597d"], "zh", ("bleu",))
     assert "tok:zh" in chinese.signature
+
+
+def test_lengths_are_those_that_bleu_counts() -> None:
+    """The penalty for brevity follows from them; the full stop is a word."""
+    from sacrebleu import corpus_bleu
+
+    texts, references = ["the cat sat.", ""], ["the cat sat there.", "a dog, too"]
+    ratio = length_ratio(texts, references)
+    assert ratio == 4 / 9 and corpus_bleu(texts, [references]).bp == pytest.approx(math.exp(1 - 1 / ratio))
+    assert length_ratio(["a b"], ["a b."], tokenized=True) == 1 and length_ratio(["a"], [""]) == 0
 
 
 def test_chrf_of_a_sentence() -> None:
