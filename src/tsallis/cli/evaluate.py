@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ from tsallis.cli.options import (
     Beam,
     Device,
     Json,
+    LengthPenalty,
     RunArgument,
     SplitImages,
     SplitLanguage,
@@ -47,6 +48,7 @@ def evaluate(
         int | None,
         typer.Option(min=1, max=MOST_EXPANSIONS, help=f"Prefixes that --exact expands a line; default: {BUDGET}."),
     ] = None,
+    length_penalty: LengthPenalty = None,
     out: Annotated[
         Path | None, typer.Option(help="A file for outputs beside references, one JSON object a line.")
     ] = None,
@@ -90,7 +92,7 @@ def evaluate(
         raise InputError(f"--length is for the config's own data: of {file} each line is a text")
     check_writable(out, manifest)
     loaded, task = open_run(run, checkpoint, device, others)
-    of_search = {"--beam": beam, "--exact": exact or None, "--out": out}
+    of_search = {"--beam": beam, "--exact": exact or None, "--length-penalty": length_penalty, "--out": out}
     if not task.searched and (names := [name for name, value in of_search.items() if value is not None]):
         raise InputError(f"{run}: a run of the task {task.name} is not searched and takes no {', '.join(names)}")
     config = load_config(loaded.folder / "config.yaml")
@@ -101,7 +103,7 @@ def evaluate(
         lines = task.split(loaded, config.data, split or "test", **options)
     expansions = (budget or BUDGET) if exact else None
     beam_size = beam or config.search.beam_size
-    report, results = task.evaluate_outputs(loaded, lines, beam_size, expansions)
+    report, results = task.evaluate_outputs(loaded, lines, beam_size, expansions, length_penalty or 0.0)
     if continuations is not None:
         report["continuations"] = task.continue_texts(loaded, lines, continuations)
     if out is not None:
@@ -109,9 +111,10 @@ def evaluate(
     if manifest is not None:
         from tsallis.tasks.manifest import describe_result, write_manifest
 
-        search = {"beam": beam_size} if expansions is None else {"budget": expansions}
-        search = search if task.searched else {}
-        evaluation = {"split": None if file else split or "test", **options, "checkpoint": checkpoint, **search}
+        evaluation: dict[str, Any] = {"split": None if file else split or "test", **options, "checkpoint": checkpoint}
+        if task.searched:
+            evaluation |= {"beam": beam_size} if expansions is None else {"budget": expansions}
+            evaluation["length_penalty"] = length_penalty
         evaluation["continuations"] = continuations
         write_manifest(manifest, describe_result(loaded, config, report, evaluation, others or (), file))
     if as_json:

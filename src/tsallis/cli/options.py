@@ -14,6 +14,10 @@ LENGTH = 100_000  # symbols of an output that may be asked for
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Input file; default: standard input.")]
 Beam = Annotated[int | None, typer.Option(min=1, max=MOST, help="Beam size; default: the run's.")]
+LengthPenalty = Annotated[
+    float | None,
+    typer.Option(min=0, max=100, help="Rank by log-probability over this power of the length; default: 0."),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Language = Annotated[str | None, typer.Option(help="The lines' language, for a run of several.")]
 Images = Annotated[Path | None, typer.Option(help="Images that lines name; default: those of the config's test split.")]

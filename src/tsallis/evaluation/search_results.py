@@ -13,23 +13,26 @@ from tsallis.search import Result, beam_search, exact_search
 
 
 def search_batches(
-    model: Any, batches: Iterable[Batch], beam_size: int, budget: int | None = None
+    model: Any, batches: Iterable[Batch], beam_size: int, budget: int | None = None, **limits: Any
 ) -> dict[int, Result]:
-    """Return the results of a beam search by row of the corpus; with a budget, of an exact search."""
+    """Return the results of a beam search by row of the corpus; with a budget, of an exact search.
+
+    `limits` are those of :func:`tsallis.search.beam_search`, such as `length_penalty`.
+    """
     device = device_of(model)
     by_row: dict[int, Result] = {}
     for batch in batches:
         sources = batch.src.to(device), batch.src_lengths.to(device)
         if budget is None:
-            results = beam_search(model, *sources, beam_size=beam_size)
+            results = beam_search(model, *sources, beam_size=beam_size, **limits)
         else:
-            results = exact_search(model, *sources, beam_size=beam_size, budget=budget)
+            results = exact_search(model, *sources, beam_size=beam_size, budget=budget, **limits)
         by_row.update(zip(batch.index, results, strict=True))
     return by_row
 
 
 def search_corpus(
-    model: Any, corpus: Corpus, beam_size: int, batch_size: int = 128, budget: int | None = None
+    model: Any, corpus: Corpus, beam_size: int, batch_size: int = 128, budget: int | None = None, **limits: Any
 ) -> list[Result]:
     """Compute the results of a beam search for every row of a corpus.
 
@@ -39,6 +42,7 @@ def search_corpus(
         beam_size: prefixes kept a source.
         batch_size: rows searched together.
         budget: prefixes that an exact search expands a row, in place of a beam search; None: there is none.
+        limits: of :func:`tsallis.search.beam_search`, such as `length_penalty`.
 
     Returns:
         One result a row, in the corpus's order.
@@ -48,14 +52,16 @@ def search_corpus(
         >>> len(search_corpus(RNNSeq2Seq(6, 6, d_model=8), Corpus([[4, 5], [5]], [[5], [4]]), beam_size=2))
         2
     """
-    by_row = search_batches(model, corpus.batches(batch_size), beam_size, budget)
+    by_row = search_batches(model, corpus.batches(batch_size), beam_size, budget, **limits)
     return [by_row[i] for i in range(len(corpus))]
 
 
-def timed_search(model: Any, corpus: Corpus, beam_size: int, budget: int | None = None) -> tuple[list[Result], float]:
+def timed_search(
+    model: Any, corpus: Corpus, beam_size: int, budget: int | None = None, **limits: Any
+) -> tuple[list[Result], float]:
     """Return the results of a beam search, or with a budget an exact one, and the seconds it took."""
     began = time.perf_counter()
-    results = search_corpus(model, corpus, beam_size, budget=budget)
+    results = search_corpus(model, corpus, beam_size, budget=budget, **limits)
     return results, time.perf_counter() - began
 
 

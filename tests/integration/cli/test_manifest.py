@@ -36,6 +36,23 @@ def test_a_manifest_has_scores_configuration_data_and_origin(
     assert str(tmp_path.parent) not in path.read_text(encoding="utf-8")
 
 
+def test_the_length_penalty_of_the_search_is_part_of_it(
+    tsallis, trained: Path, small_data: Path, tmp_path: Path
+) -> None:
+    """Outputs are those of `tsallis translate` with the same penalty."""
+    lines, path, out = small_data / "dev.tsv", tmp_path / "a.json", tmp_path / "out"
+    options = "--length-penalty", 3, "--beam", 4
+    tsallis("evaluate", trained, lines, *options, "--manifest", path, "--out", out)
+    evaluation = json.loads(path.read_text(encoding="utf-8"))["evaluation"]
+    assert (evaluation["length_penalty"], evaluation["beam"]) == (3, 4)
+    sources = tmp_path / "sources"
+    texts = (line.split("\t") for line in lines.read_text(encoding="utf-8").splitlines())
+    sources.write_text("".join(f"{lemma}\t{tags}\n" for lemma, _form, tags in texts), encoding="utf-8")
+    answers = tsallis("translate", trained, sources, *options).stdout.splitlines()
+    assert [json.loads(line)["output"]["text"] for line in out.read_text().splitlines()] == answers
+    assert "from 0 to 100" in tsallis("evaluate", trained, "--length-penalty", "nan", status=2).stderr
+
+
 def test_a_manifest_of_a_file_and_of_an_ensemble(tsallis, trained: Path, small_data: Path, tmp_path: Path) -> None:
     path, lines = tmp_path / "a.json", small_data / "dev.tsv"
     tsallis("evaluate", trained, lines, "--with", trained, "--manifest", path)

@@ -59,14 +59,17 @@ SINGLE = {
     "data list": {"--language", "--json"},
     "data get": {"--folder", "--languages", "--json"},
 }
-# Options that test_search.py and test_language.py use, and those that say where a model is, which a test on one machine
-# can't tell apart.
+# Options that test_search.py, test_manifest.py and test_language.py use, and those that say where a model is: a test on
+# one machine can't tell them apart.
 ELSEWHERE = {
     "translate": {
         *("--exact", "--time", "--mass", "--sample", "--seed", "--mbr", "--prefix", "--prefix-column"),
         *("--min-length", "--max-length", "--length-penalty", "--with", "--device"),
     },
-    "evaluate": {"--exact", "--budget", "--out", "--manifest", "--with", "--length", "--continuations", "--device"},
+    "evaluate": {
+        *("--exact", "--budget", "--length-penalty", "--out", "--manifest", "--with", "--length", "--continuations"),
+        "--device",
+    },
     "score": {"--tokens", "--with", "--device"},
     "look": {"--device", "--json"},
 }
