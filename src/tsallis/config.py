@@ -109,6 +109,7 @@ class TrainingConfig(Section):
     validate_every: Count = 1
     validate_updates: Count | None = None
     validation_beam: Beam = 1
+    validation_competing_ends: bool = False
     validation_rows: Count | None = None
     select: str | None = Field(None, min_length=1, max_length=100)
     patience: Count | None = None
@@ -134,6 +135,7 @@ class TrainingConfig(Section):
 
 class SearchConfig(Section):
     beam_size: Beam = 5
+    competing_ends: bool = False
 
 
 class Config(Section):

@@ -21,6 +21,7 @@ from tsallis.special_symbols import EOS
 
 SYMBOLS = 3
 LONGEST = 4
+BEAMS = ((1, None), (2, 1), (3, None), (4, 2), (5, 5))  # sizes, and outputs that are asked for
 TRANSFORMS = [("softmax", 1.0), ("entmax", 1.3), ("entmax", 1.5), ("sparsemax", 2.0), ("alpha_relu", 1.5)]
 
 
@@ -152,8 +153,9 @@ def test_no_certificate_is_refuted_by_a_written_table(transform: str, alpha: flo
     for limit in (1, 2, 5):
         model = random_table(transform, alpha, seed)
         truth = [model.enumerate(source, limit) for source in range(3)]
-        for size, n_best in ((1, None), (2, 1), (3, None), (4, 2), (5, 5)):
-            actual = beam_search(model, src, lengths, beam_size=size, n_best=n_best, max_length=limit)
+        for (size, n_best), competing in itertools.product(BEAMS, (False, True)):
+            options = {"beam_size": size, "n_best": n_best, "competing_ends": competing}
+            actual = beam_search(model, src, lengths, **options, max_length=limit)
             for result, known in zip(actual, truth, strict=True):
                 check(result, known, model.output.normalized)
         for budget, n_best in ((1, None), (7, None), (40, 2), (40, None), (10_000, None), (10_000, 3)):
@@ -215,7 +217,8 @@ def test_no_certificate_within_limits_is_refuted(transform: str, alpha: float) -
         n_best = chance.choice((None, 1, 2))
         mass = chance.choice((None, 0.2, 0.9)) if normalized else None
         budget, seconds = chance.choice((1, 4, 20, 10_000)), chance.choice((None, None, 0.0))
-        beams = beam_search(case.model, src, lengths, beam_size=chance.choice((1, 2, 4)), n_best=n_best, **case.limits)
+        beam = {"beam_size": chance.choice((1, 2, 4)), "n_best": n_best, "competing_ends": chance.random() < 0.5}
+        beams = beam_search(case.model, src, lengths, **beam, **case.limits)
         known = beams if chance.random() < 0.5 else None
         options = {"n_best": n_best, "budget": budget, "mass": mass, "seconds": seconds, "known": known}
         listed = exhaustive(case.model, src, lengths, **options, **case.limits)
@@ -251,6 +254,46 @@ def test_a_beam_of_one_is_greedy(transform: str, alpha: float) -> None:
         }.items()
         expected = max(greedy, key=greedy.__getitem__, default=None)
         assert (result.best.tokens if result.best else None) == expected
+
+
+def textbook_beam(table: TableModel, size: int) -> dict[tuple[int, ...], float]:
+    """Every output that ends among the `size` best continuations of its step, beside as many prefixes that go on."""
+    live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    outputs = {}
+    for length in range(LONGEST + 1):
+        ranked = sorted(
+            (-(total + math.log(prob)), i, token)
+            for i, (prefix, total) in enumerate(live)
+            for token, prob in table.row(0, prefix).items()
+            if prob > 0
+        )
+        ends = [c for rank, c in enumerate(ranked) if c[2] == EOS and (rank < size or length == LONGEST)]
+        outputs.update({live[i][0]: -cost for cost, i, _ in ends})
+        live = [((*live[i][0], token), -cost) for cost, i, token in ranked if token != EOS][:size]
+    return outputs
+
+
+@pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_competing_ends_are_those_of_a_textbook(transform: str, alpha: float, size: int) -> None:
+    """The best `size`, for a search lets go what can't be among them; with a beam of 1, greedy up to the first end."""
+    fewer = 0
+    for seed in range(40):
+        table = random_table(transform, alpha, seed)
+        options: dict[str, Any] = {"beam_size": size, "max_length": LONGEST}
+        (result,) = beam_search(table, *table_sources(0), **options, competing_ends=True)
+        expected = textbook_beam(table, size)
+        ranked = sorted(expected, key=lambda tokens: (-expected[tokens], tokens))[:size]
+        assert [h.tokens for h in result.hypotheses[:size]] == ranked
+        assert [h.log_prob for h in result.hypotheses[:size]] == pytest.approx([expected[tokens] for tokens in ranked])
+        (every,) = beam_search(table, *table_sources(0), **options)
+        fewer += every.best != result.best
+        if size == 1 and ranked and table.output.normalized:
+            prefix: tuple[int, ...] = ()
+            while len(prefix) < LONGEST and (token := max(row := table.row(0, prefix), key=row.__getitem__)) != EOS:
+                prefix = (*prefix, token)
+            assert [prefix] == ranked
+    assert fewer > 0 or size > 1
 
 
 def test_forced_beginnings_of_real_models_score_as_reported() -> None:

@@ -14,6 +14,7 @@ from tsallis.cli.options import (
     MOST,
     MOST_EXPANSIONS,
     Beam,
+    CompetingEnds,
     Device,
     Json,
     LengthPenalty,
@@ -49,6 +50,7 @@ def evaluate(
         typer.Option(min=1, max=MOST_EXPANSIONS, help=f"Prefixes that --exact expands a line; default: {BUDGET}."),
     ] = None,
     length_penalty: LengthPenalty = None,
+    competing_ends: CompetingEnds = None,
     out: Annotated[
         Path | None, typer.Option(help="A file for outputs beside references, one JSON object a line.")
     ] = None,
@@ -88,11 +90,14 @@ def evaluate(
         raise InputError("--budget is for --exact")
     if beam is not None and exact:
         raise InputError("--beam is for beam search: --exact answers the same for every beam (--budget limits it)")
+    if competing_ends and exact:
+        raise InputError("--competing-ends is for beam search: --exact proves the best of all outputs")
     if file and length is not None:
         raise InputError(f"--length is for the config's own data: of {file} each line is a text")
     check_writable(out, manifest)
     loaded, task = open_run(run, checkpoint, device, others)
     of_search = {"--beam": beam, "--exact": exact or None, "--length-penalty": length_penalty, "--out": out}
+    of_search["--competing-ends"] = competing_ends
     if not task.searched and (names := [name for name, value in of_search.items() if value is not None]):
         raise InputError(f"{run}: a run of the task {task.name} is not searched and takes no {', '.join(names)}")
     config = load_config(loaded.folder / "config.yaml")
@@ -103,7 +108,8 @@ def evaluate(
         lines = task.split(loaded, config.data, split or "test", **options)
     expansions = (budget or BUDGET) if exact else None
     beam_size = beam or config.search.beam_size
-    report, results = task.evaluate_outputs(loaded, lines, beam_size, expansions, length_penalty or 0.0)
+    competing = config.search.competing_ends if competing_ends is None else competing_ends
+    report, results = task.evaluate_outputs(loaded, lines, beam_size, expansions, length_penalty or 0.0, competing)
     if continuations is not None:
         report["continuations"] = task.continue_texts(loaded, lines, continuations)
     if out is not None:
@@ -114,7 +120,10 @@ def evaluate(
         evaluation: dict[str, Any] = {"split": None if file else split or "test", **options, "checkpoint": checkpoint}
         if task.searched:
             evaluation |= {"beam": beam_size} if expansions is None else {"budget": expansions}
-            evaluation["length_penalty"] = length_penalty
+            evaluation |= {
+                "length_penalty": length_penalty,
+                "competing_ends": (expansions is None and competing) or None,
+            }
         evaluation["continuations"] = continuations
         write_manifest(manifest, describe_result(loaded, config, report, evaluation, others or (), file))
     if as_json:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from tsallis.config import SearchConfig
     from tsallis.data.batching import Batch
     from tsallis.data.corpus import Corpus
     from tsallis.tasks.base import Lines, Task
@@ -67,11 +68,16 @@ def check_command(task: Task, folder: Path, command: str) -> None:
         raise InputError(f"{folder}: a run of the task {task.name}: {reason}")
 
 
-def beam_size_of(run: Run) -> int:
-    """Return the beam size of a run's configuration."""
+def search_of(run: Run) -> SearchConfig:
+    """Return what a run's configuration says of searches."""
     from tsallis.tasks.registry import load_config
 
-    return load_config(run.folder / "config.yaml").search.beam_size
+    return load_config(run.folder / "config.yaml").search
+
+
+def beam_size_of(run: Run) -> int:
+    """Return the beam size of a run's configuration."""
+    return search_of(run).beam_size
 
 
 class Block(NamedTuple):

@@ -18,6 +18,13 @@ LengthPenalty = Annotated[
     float | None,
     typer.Option(min=0, max=100, help="Rank by log-probability over this power of the length; default: 0."),
 ]
+CompetingEnds = Annotated[
+    bool | None,
+    typer.Option(
+        "--competing-ends/--every-end",
+        help="Whether outputs must end among the beam's best continuations, as in other toolkits; default: the run's.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Language = Annotated[str | None, typer.Option(help="The lines' language, for a run of several.")]
 Images = Annotated[Path | None, typer.Option(help="Images that lines name; default: those of the config's test split.")]

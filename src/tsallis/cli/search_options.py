@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tsallis.config import SearchConfig
     from tsallis.data.batching import Batch
     from tsallis.search import Hypothesis, Result, RiskChoice
     from tsallis.tasks.base import Task
@@ -34,6 +35,9 @@ REFUSALS = {
     ("--length-penalty", "--mbr"): "--length-penalty ranks outputs, --mbr weighs them by their probability",
     ("--length-penalty", "--sample"): "--length-penalty ranks outputs, --sample draws them by their probability",
     ("--min-length", "--sample"): "--min-length is for searches: --sample draws as the model has it",
+    ("--competing-ends", "--all"): "--competing-ends is for beam search: --all lists every output",
+    ("--competing-ends", "--exact"): "--competing-ends is for beam search: --exact proves the best of all outputs",
+    ("--competing-ends", "--sample"): "--competing-ends is for beam search: --sample draws as the model has it",
     ("--prefix", "--prefix-column"): "--prefix is for all lines, --prefix-column for each its own: one of the two",
 }
 
@@ -66,6 +70,7 @@ class SearchOptions:
     min_length: int | None = None
     max_length: int | None = None
     length_penalty: float | None = None
+    competing_ends: bool | None = None
 
     def check(self) -> None:
         """Refuse options that say nothing beside each other.
@@ -147,7 +152,13 @@ class SearchOptions:
         return tokens
 
     def answer(
-        self, run: Run, task: Task, batch: Batch, prefixes: list[list[int]] | None, lines: Sequence[int], beam_size: int
+        self,
+        run: Run,
+        task: Task,
+        batch: Batch,
+        prefixes: list[list[int]] | None,
+        lines: Sequence[int],
+        defaults: SearchConfig,
     ) -> list[Answer]:
         """Search, draw or choose outputs of a batch.
 
@@ -157,7 +168,7 @@ class SearchOptions:
             batch: of sources.
             prefixes: that the outputs begin with.
             lines: the numbers of the rows' lines, from 1: draws depend on them and on the seed alone.
-            beam_size: of the run.
+            defaults: of the run.
         """
         from tsallis.search.sampling import line_seed, sample
 
@@ -168,22 +179,24 @@ class SearchOptions:
             draws = sample(run.model, *sources, self.sample, **options)
             answers = [Answer(None, part) for part in draws]
         else:
-            answers = [Answer(result) for result in self._search(run, batch, prefixes, beam_size)]
+            answers = [Answer(result) for result in self._search(run, batch, prefixes, defaults)]
         return [choose(answer, run, task) for answer in answers] if self.mbr else answers
 
-    def _search(self, run: Run, batch: Batch, prefixes: list[list[int]] | None, beam_size: int) -> list[Result]:
+    def _search(self, run: Run, batch: Batch, prefixes: list[list[int]] | None, defaults: SearchConfig) -> list[Result]:
         from tsallis.search import beam_search, exact_search, exhaustive
 
         n_best = self.nbest or 1
         common: dict[str, Any] = {"prefixes": prefixes, **self.limits}
         budgets: dict[str, Any] = {"budget": self.budget or BUDGET, "seconds": self.time, "mass": self.mass}
-        size = self.beam or max(beam_size, n_best)
+        size = self.beam or max(defaults.beam_size, n_best)
         model, src, lengths = run.model, batch.src, batch.src_lengths
         if self.every:
             return exhaustive(model, src, lengths, n_best=self.nbest, **budgets, **common)
         if self.exact:
             return exact_search(model, src, lengths, n_best=n_best, beam_size=size, **budgets, **common)
-        return beam_search(model, src, lengths, beam_size=size, n_best=None if self.mbr else n_best, **common)
+        competing = defaults.competing_ends if self.competing_ends is None else self.competing_ends
+        beam: dict[str, Any] = {"beam_size": size, "competing_ends": competing}
+        return beam_search(model, src, lengths, n_best=None if self.mbr else n_best, **beam, **common)
 
 
 def choose(answer: Answer, run: Run, task: Task) -> Answer:

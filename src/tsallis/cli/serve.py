@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tsallis.cli.input import beam_size_of, check_command, open_run
+from tsallis.cli.input import check_command, open_run, search_of
 from tsallis.cli.options import MOST, Device, Which
 from tsallis.cli.output import print_fields
 
@@ -85,7 +85,8 @@ def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, exa
         run, task = open_run(folder, checkpoint, device)
         check_command(task, folder, "serve")
         readable = tuple(line for line in lines if _is_readable(run, task, line))
-        one = ServedRun(name, run, task, beam_size_of(run), limits, checkpoint, readable[:MOST_EXAMPLES])
+        search, offered = search_of(run), readable[:MOST_EXAMPLES]
+        one = ServedRun(name, run, task, search.beam_size, limits, checkpoint, offered, search.competing_ends)
         _ = one.facts  # read now: a mistake in the folder is one of the command's
         served.append(one)
     if lines and not any(one.examples for one in served):

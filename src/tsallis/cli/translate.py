@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsallis.cli.input import Block, beam_size_of, check_command, line_blocks, one_batch, open_run
+from tsallis.cli.input import Block, check_command, line_blocks, one_batch, open_run, search_of
 from tsallis.cli.options import (
     LENGTH,
     MOST,
     MOST_EXPANSIONS,
+    CompetingEnds,
     Device,
     FileArgument,
     Images,
@@ -72,6 +73,7 @@ def translate(
         typer.Option(min=1, max=LENGTH, help="Symbols of an output, at most; default: twice the source's and 20."),
     ] = None,
     length_penalty: LengthPenalty = None,
+    competing_ends: CompetingEnds = None,
     others: With = None,
     language: Language = None,
     images: Images = None,
@@ -102,19 +104,20 @@ def translate(
         min_length=min_length,
         max_length=max_length,
         length_penalty=length_penalty,
+        competing_ends=competing_ends,
     )
     options.check()
     loaded, task = open_run(run, checkpoint, device, others)
     check_command(task, run, "translate")
     options.check_run(loaded)
-    beam_size, name = beam_size_of(loaded), str(file) if file else "standard input"
+    defaults, name = search_of(loaded), str(file) if file else "standard input"
     writer = Writer(loaded, task.noun, options, as_json)
     for block in line_blocks(loaded, task, file, False, prefix_column, language=language, images=images):
         lines = [block.line(row) for row in range(len(block.lines.numbers))]
         prefixes = options.spell(loaded, task, block.beginnings, [f"{name}:{line}" for line in lines])
         answers: list[Answer] = []
         for batch in one_batch(block.lines.corpus, loaded.model):
-            answers += options.answer(loaded, task, batch, prefixes, lines, beam_size)
+            answers += options.answer(loaded, task, batch, prefixes, lines, defaults)
         writer.write(block, lines, answers)
         sys.stdout.flush()
 

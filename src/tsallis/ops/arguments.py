@@ -75,6 +75,7 @@ class BeamOptions(NamedTuple):
     noted: int  # the best outputs of a source that are noted, and those that equal the last; 0: all
     normalized: bool  # whether a longer prefix is never more probable
     penalty: float  # the exponent of the length in scores
+    competing: bool = False  # whether an ending must be one of its step's `size` best continuations to be an output
 
 
 class BeamOutcome(NamedTuple):

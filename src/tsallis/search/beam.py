@@ -29,11 +29,13 @@ def beam_search(
     min_length: int = 0,
     max_length: int | None = None,
     length_penalty: float = 0.0,
+    competing_ends: bool = False,
     keep_attention: bool = False,
 ) -> list[Result]:
     r"""Find the most probable outputs of every source, with a certificate of what is proved about them.
 
-    A beam holds the `beam_size` most probable unfinished prefixes of each source; every output it finishes is kept.
+    A beam holds the `beam_size` most probable unfinished prefixes of each source; every output it finishes is kept,
+    unless endings compete, as they do in other toolkits: then one counts if it is among its step's best continuations.
     `bound` is the best log-probability of any prefix that had to be dropped. As a prefix is never less probable than
     what it grows into, an output at least as probable as `bound` is the exact argmax; and where no prefix was dropped,
     the list is the whole distribution (Peters et al. 2019, sec. 4.1).
@@ -53,6 +55,9 @@ def beam_search(
         max_length: of an output, without its end; None: twice the source's length and 20 after its prefix.
         length_penalty: outputs are ranked by their log-probabilities over this power of their lengths, the end counted
             (Wu et al. 2016, eq. 14, in its simplest form); 0: by their probabilities, 1: by the mean of a symbol's.
+        competing_ends: whether an output must end by one of the `beam_size` most probable continuations of its step,
+            endings included; those that do not are dropped prefixes to the certificate. With a beam of 1 that is greedy
+            search. A model that finds short outputs too probable is then not asked for them.
         keep_attention: whether hypotheses carry their attention weights.
 
     Returns:
@@ -83,6 +88,7 @@ def beam_search(
         noted=0 if n_best is None else n_best + 1,  # one more than is returned: a list cut short is bounded by it
         normalized=normalized,
         penalty=length_penalty,
+        competing=competing_ends,
     )
     beams = load_beams(beam_size * len(lengths)).Beams(
         [BeamLimits(own.steps, own.free_from, own.prefix) for own in limits], options, BOS

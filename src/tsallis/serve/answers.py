@@ -67,6 +67,7 @@ class ServedRun:
         limits: of the server.
         checkpoint: that the model is of.
         examples: lines that the page offers.
+        competing_ends: whether outputs of beam searches must end among their best continuations.
     """
 
     name: str
@@ -76,6 +77,7 @@ class ServedRun:
     limits: Limits
     checkpoint: str = "best"
     examples: tuple[str, ...] = ()
+    competing_ends: bool = False
 
     def __post_init__(self) -> None:
         if "images" in self.task.options:
@@ -183,7 +185,8 @@ class ServedRun:
         beam_size = request.beam or max(self.beam_size, n_best)
         if request.search == "beam":
             wanted = request.nbest or (beam_size if request.tree else 1)
-            return beam_search(model, src, lengths, beam_size=beam_size, n_best=wanted, **common)
+            beam: Content = {"beam_size": beam_size, "competing_ends": self.competing_ends}
+            return beam_search(model, src, lengths, n_best=wanted, **beam, **common)
         seconds = min(math.inf if request.time is None else request.time, TIME_SHARE * self.limits.seconds / len(src))
         budgets: Content = {"budget": request.budget or BUDGET, "seconds": seconds, "mass": request.mass}
         if request.search == "exact":
@@ -264,7 +267,8 @@ class ServedRun:
             if len(tokens) > self.limits.longest:
                 raise Refusal(400, f"output: at most {self.limits.longest} symbols, found {len(tokens)}")
             return tokens
-        (result,) = beam_search(model, source.src, source.src_lengths, beam_size=self.beam_size, n_best=1)
+        beam: Content = {"beam_size": self.beam_size, "competing_ends": self.competing_ends}
+        (result,) = beam_search(model, source.src, source.src_lengths, n_best=1, **beam)
         if result.best is None:
             raise Refusal(400, "output: the search found none, send one")
         return [*result.best.tokens]

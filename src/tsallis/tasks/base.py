@@ -367,10 +367,18 @@ class Task(ABC):
         return self.evaluate_outputs(run, lines, beam_size)[0]
 
     def evaluate_outputs(
-        self, run: Run, lines: Lines, beam_size: int, budget: int | None = None, length_penalty: float = 0.0
+        self,
+        run: Run,
+        lines: Lines,
+        beam_size: int,
+        budget: int | None = None,
+        length_penalty: float = 0.0,
+        competing_ends: bool = False,
     ) -> tuple[dict[str, Any], list[Result]]:
         """Return what `evaluate` computes, and the results of the search; with a `budget` those of an exact one."""
-        limits = {"length_penalty": length_penalty}
+        limits: dict[str, Any] = {"length_penalty": length_penalty}
+        if budget is None:
+            limits["competing_ends"] = competing_ends
         results, seconds = timed_search(run.model, lines.corpus, beam_size, budget, **limits)
         texts = best_texts(results, run.tgt_vocab)
         scores, each = self.score(texts, lines.references), language_scores(self, texts, lines)

@@ -42,6 +42,8 @@ class Settings(EngineSettings):
         validate_every: epochs between validations.
         validate_updates: updates between validations, in place of epochs.
         validation_beam: size of the beam that validation searches with.
+        validation_competing_ends: whether its outputs must end among the beam's best continuations, see
+            :func:`tsallis.search.beam_search`.
         validation_rows: rows of the development set that are searched, the first ones; None: all. The loss is of all.
         select: the score of the development set that decides which checkpoint is best, by its name; None: the first
             one that the measure returns.
@@ -73,6 +75,7 @@ class Settings(EngineSettings):
     validate_every: int = 1
     validate_updates: int | None = None
     validation_beam: int = 1
+    validation_competing_ends: bool = False
     validation_rows: int | None = None
     select: str | None = None
     patience: int | None = None

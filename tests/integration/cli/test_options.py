@@ -64,11 +64,11 @@ SINGLE = {
 ELSEWHERE = {
     "translate": {
         *("--exact", "--time", "--mass", "--sample", "--seed", "--mbr", "--prefix", "--prefix-column"),
-        *("--min-length", "--max-length", "--length-penalty", "--with", "--device"),
+        *("--min-length", "--max-length", "--length-penalty", "--competing-ends", "--with", "--device"),
     },
     "evaluate": {
         *("--exact", "--budget", "--length-penalty", "--out", "--manifest", "--with", "--length", "--continuations"),
-        "--device",
+        *("--competing-ends", "--device"),
     },
     "score": {"--tokens", "--with", "--device"},
     "look": {"--device", "--json"},

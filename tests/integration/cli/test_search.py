@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pty
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -118,6 +119,33 @@ def test_lengths_and_penalties(answers: Answers) -> None:
             assert h["score"] == pytest.approx(h["log_prob"] / (len(h["form"]) + 1) ** 2)
 
 
+def test_greedy_answers_are_those_of_competing_ends(tsallis, trained: Path, answers: Answers, tmp_path: Path) -> None:
+    """No symbol is followed by one that is less probable than another, and evaluation searches alike."""
+    greedy = answers("--beam", 1, "--competing-ends")
+    every = answers("--beam", 1)
+    assert all(len(answer["hypotheses"]) == 1 for answer in greedy)
+    for one, all_of in zip(greedy, every, strict=True):
+        assert one["hypotheses"][0]["log_prob"] <= all_of["hypotheses"][0]["log_prob"] + 1e-5
+    lines = tmp_path / "gold.tsv"
+    lines.write_text("walk\twalked\tV;PST\nbake\tbaking\tV;V.PTCP;PRS\n", encoding="utf-8")
+    options = "--beam", 1, "--competing-ends", "--manifest", tmp_path / "m.json", "--out", tmp_path / "out"
+    tsallis("evaluate", trained, lines, *options)
+    assert json.loads((tmp_path / "m.json").read_text())["evaluation"]["competing_ends"] is True
+    texts = [json.loads(line)["output"]["text"] for line in (tmp_path / "out").read_text().splitlines()]
+    asked = "walk\tV;PST\nbake\tV;V.PTCP;PRS\n"
+    assert texts == tsallis("translate", trained, "--beam", 1, "--competing-ends", stdin=asked).stdout.splitlines()
+
+
+def test_a_run_says_how_its_beam_ends(tsallis, trained: Path, answers: Answers, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    config = (run / "config.yaml").read_text(encoding="utf-8")
+    assert "competing_ends: false" in config
+    (run / "config.yaml").write_text(config.replace("\n  competing_ends: false", "\n  competing_ends: true"))
+    assert answers("--beam", 1, run=run) == answers("--beam", 1, "--competing-ends")
+    assert answers("--beam", 1, "--every-end", run=run) == answers("--beam", 1)
+    assert answers("--exact", run=run) == answers("--exact")
+
+
 def test_ensembles_translate_score_and_evaluate(
     answers: Answers, tsallis, trained: Path, second: Path, small_data: Path
 ) -> None:
@@ -193,6 +221,7 @@ def test_evaluate_writes_outputs_beside_references(tsallis, trained: Path, small
         ("translate", ("--device", "tpu"), "device must be"),
         ("evaluate", ("--budget", 5), "--budget is for --exact"),
         ("evaluate", ("--exact", "--beam", 2), "--beam is for beam search"),
+        ("evaluate", ("--exact", "--competing-ends"), "--competing-ends is for beam search"),
         ("evaluate", ("--out", "/"), "expected a file to write"),
         ("score", ("--tokens", "--json"), "--tokens is for text"),
     ],
@@ -204,7 +233,8 @@ def test_mistakes(tsallis, trained: Path, command_name: str, options: tuple[obje
 
 def active(name: str) -> dict[str, Any]:
     """The argument that an option is."""
-    values = {"--all": True, "--exact": True, "--mbr": True, "--prefix-column": True, "--prefix": "a", "--mass": 0.5}
+    flags = dict.fromkeys(("--all", "--exact", "--mbr", "--prefix-column", "--competing-ends"), True)
+    values = {**flags, "--prefix": "a", "--mass": 0.5}
     key = "every" if name == "--all" else name[2:].replace("-", "_")
     return {key: values.get(name, 1)}
 

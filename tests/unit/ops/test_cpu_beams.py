@@ -27,6 +27,7 @@ def random_options(chance: random.Random) -> BeamOptions:
         noted=0 if n_best is None else n_best + 1,
         normalized=chance.random() < 0.8,
         penalty=chance.choice((0.0, 0.0, 0.6, 1.0)),
+        competing=chance.random() < 0.4,
     )
 
 

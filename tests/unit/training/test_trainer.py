@@ -20,7 +20,7 @@ from tsallis.errors import InputError
 from tsallis.evaluation.search_results import search_corpus
 from tsallis.evaluation.teacher_forcing import teacher_forced_scores
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
-from tsallis.search import Result
+from tsallis.search import Result, beam_search
 from tsallis.tasks.inflection import encode_examples, english_verbs
 from tsallis.training import Checkpoints, Progress, Settings, Trainer
 
@@ -280,6 +280,28 @@ def test_a_search_of_the_first_rows_and_a_measure_of_ones_own(tmp_path: Path) ->
     index = Checkpoints(tmp_path / "checkpoints").index()
     assert index.best == "step-00000004" and index.last == "step-00000012"  # the first number decides
     assert events[-1]["dev_loss"] == pytest.approx(teacher_forced_scores(made.model, DEV).loss)  # of all rows
+
+
+def test_validation_may_search_greedily(tmp_path: Path) -> None:
+    """With softmax many a short output is more probable than the greedy one."""
+    seen: list[list[Result]] = []
+    for competing in (False, True):
+        torch.manual_seed(3)
+        net = RNNSeq2Seq(len(SRC), len(TGT), d_model=8, layers=1, output="softmax")
+        settings = replace(SETTINGS, epochs=1, validation_competing_ends=competing)
+        Trainer(net, TRAIN, DEV, tmp_path / str(competing), settings, lambda _: None, collect(seen)).run()
+        batch = DEV.batch(range(len(DEV)))
+        expected = beam_search(net, batch.src, batch.src_lengths, beam_size=1, competing_ends=competing)
+        assert [r.best and r.best.tokens for r in seen[-1]] == [r.best and r.best.tokens for r in expected]
+    assert seen[0] != seen[1]
+
+
+def collect(seen: list[list[Result]]) -> Callable[[Sequence[Result]], dict[str, float]]:
+    def measure(results: Sequence[Result]) -> dict[str, float]:
+        seen.append(list(results))
+        return {"score": 0.0}
+
+    return measure
 
 
 def test_what_is_logged_of_a_model(tmp_path: Path) -> None:

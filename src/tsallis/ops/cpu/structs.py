@@ -160,6 +160,7 @@ class Beam(ctypes.Structure):
     _fields_ = (
         *((name, c_int64) for name in ("sources", "size", "wanted", "noted", "normalized")),
         ("penalty", c_double),
+        ("competing", c_int64),
         ("source", c_void_p),
         ("source_row", c_int64),
         ("score", c_void_p),

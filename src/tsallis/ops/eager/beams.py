@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 
 import torch
@@ -67,8 +67,9 @@ class Beams:
         row = 0
         for _, beam in self._active:
             after = row + len(beam.log_probs)
-            beam.finish(ends[row:after], self._length, first + row)
-            for _, parent, token in beam.choose(log_probs[row:after], symbols[row:after], self._length):
+            candidates = beam.continuations(log_probs[row:after], symbols[row:after])
+            beam.finish(ends[row:after], candidates, self._length, first + row)
+            for _, parent, token in beam.choose(candidates, self._length):
                 self._tokens.append(token)
                 self._parents.append(first + row + parent)
                 self._parent_rows.append(row + parent)
@@ -105,17 +106,35 @@ class _Beam:
         self.bound = max(self.bound, log_prob)
         self.gave_up = True
 
-    def finish(self, log_probs: list[float], length: int, row: int) -> None:
+    def finish(self, log_probs: list[float], candidates: list[Candidate], length: int, row: int) -> None:
         """Note the outputs that the prefixes of a length are, from their ends' log-probabilities."""
         if length < self.limits.free_from:
             return
         penalty = self.options.penalty
-        for i, log_prob in enumerate(log_probs):
-            if log_prob > -math.inf:
-                total = self.log_probs[i] + log_prob
+        totals = [before + log_prob for before, log_prob in zip(self.log_probs, log_probs, strict=True)]
+        if self.options.competing and not self._at_limit(length):
+            totals = self._compete(totals, candidates)
+        for i, total in enumerate(totals):
+            if total > -math.inf:
                 score = total / (length + 1) ** penalty if penalty else total
                 if self._add_cost(-score) or not self.options.noted:
                     self.ends.append((total, row + i))
+
+    def _compete(self, totals: list[float], candidates: list[Candidate]) -> list[float]:
+        """Give up endings that are not among the best continuations of the step, endings included."""
+        costs, ends = [cost for cost, _, _ in candidates], sorted(-total for total in totals)
+        remaining = []
+        for total in totals:
+            rank = bisect_left(costs, -total) + bisect_left(ends, -total)
+            if total > -math.inf and rank >= self.options.size:
+                self.give_up(total)
+                total = -math.inf
+            remaining.append(total)
+        return remaining
+
+    def _at_limit(self, length: int) -> bool:
+        """Tell whether a prefix one token longer could not even end."""
+        return length + 2 > self.limits.steps
 
     def _add_cost(self, cost: float) -> bool:
         """Tell whether a score is among the best; one that equals the last of them is, too."""
@@ -126,8 +145,8 @@ class _Beam:
         del costs[room:]
         return True
 
-    def choose(self, best: list[list[float]], symbols: list[list[int]], length: int) -> list[Candidate]:
-        """Make the best continuations the beam, give up the others, and return the beam."""
+    def continuations(self, best: list[list[float]], symbols: list[list[int]]) -> list[Candidate]:
+        """Return the best continuations of all prefixes in order, at least one more than fit."""
         candidates: list[Candidate] = []
         size = self.options.size
         most = math.inf  # a cost that as many candidates don't exceed as are looked at
@@ -141,9 +160,11 @@ class _Beam:
             ]
             if len(costs) > size:
                 most = min(most, costs[size])
-        candidates.sort()
-        at_limit = length + 2 > self.limits.steps  # a prefix one token longer could not even end
-        selection = [] if at_limit else candidates[:size]
+        return sorted(candidates)
+
+    def choose(self, candidates: list[Candidate], length: int) -> list[Candidate]:
+        """Make the best continuations the beam, give up the others, and return the beam."""
+        selection = [] if self._at_limit(length) else candidates[: self.options.size]
         if len(candidates) > len(selection):
             self.give_up(-candidates[len(selection)][0])
         if self.gave_up and self.options.normalized:

@@ -69,8 +69,10 @@ class Beams {
         for (int64_t row = 0, end; row < rows; row = end) {
             const int64_t source = owner[row];
             end = row + source_of(source)[ROWS];
+            find_best(step, row, end);
+            if (call.competing) compete(source, row, end);
             finish(source, row, end);
-            next = choose(step, source, row, end, next);
+            next = choose(source, next);
         }
         call.used += rows, call.rows = next, call.length++;
     }
@@ -79,6 +81,7 @@ class Beams {
     BeamCall& call;
     int64_t most_costs;
     std::vector<Candidate> best;  // of a source, in order
+    std::vector<double> best_ends;  // costs of a source's endings, in order
 
     int64_t* past(int64_t column) const { return call.past + column * call.room + call.used; }
     double* value(int64_t column) const { return call.past_value + column * call.room + call.used; }
@@ -104,6 +107,32 @@ class Beams {
         std::memcpy(past(ATTENDED), attended, bytes);
         std::memcpy(value(LOG_PROB), call.log_prob, bytes);
         std::memcpy(value(END), step.ends, bytes);
+    }
+
+    // Tell whether a prefix one token longer could not even end.
+    bool at_limit(int64_t source) const {
+        return call.length + 2 > source_of(source)[STEPS];
+    }
+
+    // Give up endings that are not among the best continuations of the step, endings included; at
+    // the limit of length nothing else is left.
+    void compete(int64_t source, int64_t row, int64_t end) {
+        if (call.length < source_of(source)[FREE_FROM] || at_limit(source)) return;
+        double *ends = value(END), *before = value(LOG_PROB);
+        best_ends.clear();
+        for (int64_t r = row; r < end; r++) best_ends.push_back(-(before[r] + ends[r]));
+        std::sort(best_ends.begin(), best_ends.end());
+        for (int64_t r = row; r < end; r++) {
+            const double cost = -(before[r] + ends[r]);
+            if (!(cost < INFINITY)) continue;
+            const auto less = [](const Candidate& one, double most) { return one.cost < most; };
+            const int64_t rank =
+                (std::lower_bound(best.begin(), best.end(), cost, less) - best.begin()) +
+                (std::lower_bound(best_ends.begin(), best_ends.end(), cost) - best_ends.begin());
+            if (rank < call.size) continue;
+            give_up(source, -cost);
+            ends[r] = -INFINITY;
+        }
     }
 
     // Note the outputs that prefixes are, unless enough others are better.
@@ -134,11 +163,9 @@ class Beams {
 
     // Make the best continuations of a source's prefixes the next ones, from `next` on; return
     // where they end.
-    int64_t choose(const RankCall& step, int64_t source, int64_t row, int64_t end, int64_t next) {
-        find_best(step, row, end);
+    int64_t choose(int64_t source, int64_t next) const {
         const int64_t candidates = (int64_t)best.size();
-        const bool at_limit = call.length + 2 > source_of(source)[STEPS];
-        int64_t chosen = at_limit ? 0 : std::min(candidates, call.size);
+        int64_t chosen = at_limit(source) ? 0 : std::min(candidates, call.size);
         if (candidates > chosen) give_up(source, -best[(size_t)chosen].cost);
         if (source_of(source)[GAVE_UP] && call.normalized) chosen = shrink(source, chosen);
         for (int64_t k = 0; k < chosen; k++) {
