@@ -51,7 +51,8 @@ ROLES = {
     "start": Role(0.6, "attends to the start of the sentence"),
     "end": Role(0.6, "attends to the end of the sentence"),
 }
-# The share of a threshold, and the multiple of the score of equal weights, from which on a head tends to a role.
+# The share of a threshold from which on a head tends to a role; the multiple of the score of equal weights from which
+# on it has a role, or tends to one.
 TENDENCY, LIFT = 0.6, 2.0
 OFFSETS = {"previous": -1, "self": 0, "next": 1}
 # Scores that are computed beside the roles.
@@ -80,7 +81,8 @@ class HeadRole(Record):
         layer: its number.
         head: its number.
         alpha: of the head.
-        role: the best of those whose threshold is reached, where "merging" gives way to a position; None without one.
+        role: the best of those whose threshold is reached, by a score of twice that of equal weights; "merging" gives
+            way to a position; None without one.
         tendency: the role that a head without one comes nearest to; None where it comes near none.
         scores: by the names of `ROLES`, "clusters" and "within_word"; None for what occurred nowhere.
         uniform: the scores of a head that attends to all keys alike.
@@ -347,11 +349,13 @@ def _head_role(layer: AttentionLayer, totals: Mapping[str, _Total], head: int) -
     scores = {name: float(t.sums[head] / t.count) if t.count else None for name, t in totals.items()}
     uniform = {name: t.uniform / t.count if t.count else None for name, t in totals.items()}
     shares = {name: score / role.threshold for name, role in ROLES.items() if (score := scores[name]) is not None}
-    reached = {name: share for name, share in shares.items() if share >= 1}
+    # What equal weights nearly reach, too, is a property of the text: one without spaces is one word of merged pieces.
+    lifts = {name: (scores[name] or 0.0) / (uniform[name] or 1.0) for name in shares}
+    reached = {name: share for name, share in shares.items() if share >= 1 and lifts[name] >= LIFT}
     if reached.keys() & OFFSETS.keys():
         reached.pop("merging", None)  # of a word of two pieces, the previous piece and the other one are the same
     role = max(reached, key=lambda name: reached[name], default=None)
-    tendency = None if role else _tendency(shares, scores, uniform)
+    tendency = None if role else _tendency(shares, lifts)
     example_of = role or tendency
     examples = tuple(example for _, example in totals[example_of].best[head]) if example_of else ()
     counts = {name: total.count for name, total in totals.items()}
@@ -359,12 +363,8 @@ def _head_role(layer: AttentionLayer, totals: Mapping[str, _Total], head: int) -
     return HeadRole(*identity, role, tendency, scores, uniform, counts, examples)
 
 
-def _tendency(
-    shares: Mapping[str, float], scores: Mapping[str, float | None], uniform: Mapping[str, float | None]
-) -> str | None:
+def _tendency(shares: Mapping[str, float], lifts: Mapping[str, float]) -> str | None:
     """Return of the roles whose thresholds are near the one that is farthest above equal weights."""
-    lifts = {
-        name: (scores[name] or 0.0) / (uniform[name] or 1.0) for name, share in shares.items() if share >= TENDENCY
-    }
-    best = max(lifts, key=lambda name: lifts[name], default=None)
+    near = [name for name, share in shares.items() if share >= TENDENCY]
+    best = max(near, key=lambda name: lifts[name], default=None)
     return best if best and lifts[best] >= LIFT else None

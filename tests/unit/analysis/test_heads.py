@@ -316,6 +316,17 @@ def test_the_merging_score_is_the_largest_of_a_word() -> None:
     assert head.scores["merging"] == pytest.approx(0.9)
 
 
+def test_a_role_that_equal_weights_have_is_none() -> None:
+    """A text without spaces is one long word and a mark: whatever a head does, it merges pieces."""
+    pieces = ["▁", *"今日は良い天気です", "▁."]
+    cyclic = shifted(11, -1)
+    even, last = head_roles(encoder([uniform(11), cyclic], pieces=[pieces])).heads
+    assert even.scores["merging"] == pytest.approx(9 / 11) and even.role is None
+    assert last.scores["merging"] is not None and last.scores["merging"] > 0.8 and last.role == "previous"
+    short = ["▁a", "b", *(f"▁{i}" for i in range(9))]
+    assert head_roles(encoder([uniform(11)], pieces=[short])).heads[0].role is None
+
+
 def test_interrogation_heads_by_hand() -> None:
     pieces = ["▁What", "▁do", "▁you", "▁wh", "en", "?"]
     weights = np.eye(6)
