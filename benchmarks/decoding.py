@@ -45,6 +45,7 @@ class Task(NamedTuple):
     batches: list[tuple[Tensor, Tensor]]
     beam: int
     threads: int
+    competing_ends: bool
 
 
 def build(symbols: int, seed: int = 0, attention: str = "softmax", output: str = "softmax", **sizes: int) -> Any:
@@ -100,10 +101,12 @@ def with_plain_steps(model: TransformerSeq2Seq) -> TransformerSeq2Seq:
 Search = Callable[[Tensor, Tensor], list[Any]]
 
 
-def our_search(model: TransformerSeq2Seq, beam: int, backend: str = "auto") -> Search:
+def our_search(model: TransformerSeq2Seq, task: Task, backend: str = "auto") -> Search:
+    options: dict[str, Any] = {"beam_size": task.beam, "competing_ends": task.competing_ends}
+
     def run(src: Tensor, lengths: Tensor) -> list[Result]:
         with tsallis.backend(backend):
-            return beam_search(model, src, lengths, beam_size=beam, n_best=1, max_length=LONGEST)
+            return beam_search(model, src, lengths, n_best=1, max_length=LONGEST, **options)
 
     return run
 
@@ -212,15 +215,15 @@ def measure(
 ) -> list[Row]:
     """Return the rows of one size, beam, batch and number of threads."""
     peer = "ctranslate2 float32"
-    searches = {f"tsallis {name}": our_search(model, task.beam) for name, model in models.items()}
+    searches = {f"tsallis {name}": our_search(model, task) for name, model in models.items()}
     joey = joey_search(models["softmax"], task.beam)
     if joey is not None:
         searches["joeynmt softmax"] = joey
     if plain:
         for name, model in models.items():
-            searches[f"tsallis plain {name}"] = our_search(with_plain_steps(model), task.beam)
+            searches[f"tsallis plain {name}"] = our_search(with_plain_steps(model), task)
     if eager:
-        searches["tsallis eager softmax"] = our_search(models["softmax"], task.beam, "eager")
+        searches["tsallis eager softmax"] = our_search(models["softmax"], task, "eager")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "model").mkdir()
         hand_over(models["softmax"], Path(folder, "model"))
@@ -244,6 +247,7 @@ def measure(
                 "beam": task.beam,
                 "batch": len(task.batches[0][0]),
                 "threads": task.threads,
+                "competing_ends": task.competing_ends,
                 "seconds": sum(run.seconds),
                 "to_peer": sum(run.seconds) / sum(runs[peer].seconds),
                 "median_to_peer": statistics.median(a / b for a, b in pairs),
@@ -280,6 +284,9 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=SIZES, help="of random models")
     parser.add_argument("--run", nargs="+", type=Path, help="trained runs in their place, softmax first; with --file")
     parser.add_argument("--file", type=Path, help="sources for the runs, a line each")
+    parser.add_argument(
+        "--competing-ends", action="store_true", help="our outputs end as the peers' do; without, every ending counts"
+    )
     parser.add_argument("--beams", nargs="+", type=int, default=[5, 1])
     parser.add_argument("--batches", nargs="+", type=int, default=[64, 1])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
@@ -305,7 +312,7 @@ def main() -> None:
                         if symbols is None
                         else text_sources(symbols, options.file, sentences, batch)
                     )
-                    task = Task(batches, beam, threads)
+                    task = Task(batches, beam, threads, options.competing_ends)
                     new = measure(size, models, task, options.rounds, options.eager, options.plain)
                     print(table(new, COLUMNS), file=sys.stderr, flush=True)
                     rows += new

@@ -33,6 +33,7 @@ OTHERS = (
     "learned-alpha",
     "reading-a-report",
     "results",
+    "papers-figures",
 )
 PAGES = [README, *((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in OTHERS)]
 CONSOLE = [
@@ -54,6 +55,7 @@ SMALLER = {
     "tsallis train recipes/tiny/long-copy": " training.updates=3 training.warmup=1 model.d_model=16",
     "tsallis train recipes/tiny/language": " training.updates=3 training.warmup=1 training.validate_updates=3",
     "tsallis train recipes/multi30k": MINUTE,
+    "tsallis train recipes/kftt": MINUTE,
     "tsallis train recipes/tiny/inflection": " training.epochs=1 model.d_model=16",
     "tsallis train recipes/sigmorphon2018": " training.epochs=1 model.d_model=8 model.layers=1",
     "tsallis train recipes/easy-vqa": " training.epochs=1 training.updates=3 training.warmup=2 model.d_model=8",
@@ -97,15 +99,11 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, folder / name)
     data = folder / "data" / "sigmorphon2018"
     data.mkdir(parents=True)
-    for language in ("adyghe", "spanish"):
+    for language in ("adyghe", "english", "finnish", "spanish"):
         for split in ("train-high", "train-medium", "dev", "test"):
             write_examples(data / f"{language}-{split}", english_verbs()["dev"][:60])
-    captions = folder / "data" / "multi30k"
-    captions.mkdir()
-    for split, name in (("train", "train"), ("dev", "val"), ("test", "test_2016_flickr")):
-        pairs = german_english_numbers()[split][: 200 if split == "train" else 8]
-        for i, side in enumerate(("de", "en")):
-            (captions / f"{name}.{side}").write_text("".join(f"{pair[i]}\n" for pair in pairs), encoding="utf-8")
+    write_pairs(folder / "data" / "multi30k", ("train", "val", "test_2016_flickr"), "de")
+    write_pairs(folder / "data" / "kftt", ("kyoto-train", "kyoto-dev", "kyoto-test"), "ja")
     write_others(folder)
     scripts = folder / "bin"
     scripts.mkdir()
@@ -115,6 +113,15 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {module} "$@"\n')
         script.chmod(0o755)
     return folder
+
+
+def write_pairs(folder: Path, names: tuple[str, str, str], src: str) -> None:
+    """Names of numbers, in the place of captions and articles."""
+    folder.mkdir()
+    for split, name in zip(("train", "dev", "test"), names, strict=True):
+        pairs = german_english_numbers()[split][: 200 if split == "train" else 8]
+        for i, side in enumerate((src, "en")):
+            (folder / f"{name}.{side}").write_text("".join(f"{pair[i]}\n" for pair in pairs), encoding="utf-8")
 
 
 def write_others(folder: Path) -> None:
