@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from tsallis.report import save, style
 from tsallis.report.panels import label
@@ -18,21 +19,25 @@ SCORES = {"bleu": "BLEU", "symbol_accuracy": "words right"}
 
 
 def main(folder: str, picture: str) -> None:
+    points = {sweep: read_points(Path(folder), sweep) for sweep in SWEEPS}
     figure = style.blank(6.8, 3.4)
     for row, (score, axis) in enumerate(SCORES.items()):
         shared = None
         for column, (sweep, name) in enumerate(SWEEPS.items()):
-            points = []
-            points_of_others = (Path(folder, name) for name in SHARED.get(sweep, []))
-            for path in (*Path(folder).glob(f"multi30k-{sweep}-*-s1.json"), *points_of_others):
-                metrics = json.loads(path.read_text(encoding="utf-8"))["metrics"]
-                points.append((float(path.stem.split("-")[2]), metrics[score]))
+            values = [(value, metrics[score]) for value, metrics in points[sweep]]
             number = row * len(SWEEPS) + column + 1
             shared = ax = figure.add_subplot(len(SCORES), len(SWEEPS), number, sharey=shared)
             style.quiet(ax, ("left", "bottom"))
-            ax.plot(*zip(*sorted(points), strict=True), color=style.WEIGHTS, marker="o", markersize=3, linewidth=1.1)
+            ax.plot(*zip(*values, strict=True), color=style.WEIGHTS, marker="o", markersize=3, linewidth=1.1)
             label(ax, name if row else "", axis if column == 0 else "")
     save(figure, picture)
+
+
+def read_points(folder: Path, sweep: str) -> list[tuple[float, dict[str, Any]]]:
+    """Return the values of a sweep in order, each with its metrics."""
+    paths = [*folder.glob(f"multi30k-{sweep}-*-s1.json"), *(folder / name for name in SHARED.get(sweep, []))]
+    by_value = {float(path.stem.split("-")[2]): json.loads(path.read_text(encoding="utf-8")) for path in paths}
+    return [(value, by_value[value]["metrics"]) for value in sorted(by_value)]
 
 
 if __name__ == "__main__":

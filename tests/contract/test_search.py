@@ -258,18 +258,18 @@ def test_a_beam_of_one_is_greedy(transform: str, alpha: float) -> None:
 
 def textbook_beam(table: TableModel, size: int) -> dict[tuple[int, ...], float]:
     """Every output that ends among the `size` best continuations of its step, beside as many prefixes that go on."""
-    live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    prefixes: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     outputs = {}
     for length in range(LONGEST + 1):
         ranked = sorted(
             (-(total + math.log(prob)), i, token)
-            for i, (prefix, total) in enumerate(live)
+            for i, (prefix, total) in enumerate(prefixes)
             for token, prob in table.row(0, prefix).items()
             if prob > 0
         )
         ends = [c for rank, c in enumerate(ranked) if c[2] == EOS and (rank < size or length == LONGEST)]
-        outputs.update({live[i][0]: -cost for cost, i, _ in ends})
-        live = [((*live[i][0], token), -cost) for cost, i, token in ranked if token != EOS][:size]
+        outputs.update({prefixes[i][0]: -cost for cost, i, _ in ends})
+        prefixes = [((*prefixes[i][0], token), -cost) for cost, i, token in ranked if token != EOS][:size]
     return outputs
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from tsallis.analysis.alphas import LOG, TIMING, read_log
 from tsallis.analysis.tables import Record
 from tsallis.errors import InputError
+from tsallis.training.log import totals
 
 VALUES = ("logit_norm", "output_threshold", "tau", "output_support", "attention_support")
 SCORES = "dev_"  # how the names of values on the development set begin
@@ -83,13 +84,10 @@ def _seconds(path: Path, events: Sequence[dict[str, Any]]) -> tuple[float, ...] 
     """Return the seconds of training before each event; None where a timing of one is missing."""
     if not path.exists():
         return None
-    before, by_event = 0.0, {}
+    timings = read_log(path)
     try:
-        for event in read_log(path):
-            total = before + float(event["seconds"])  # an event within an epoch counts from the epoch's beginning
-            by_event[event["event"], event["step"]] = total
-            if event["event"] == "epoch":
-                before = total
+        sums = totals(timings, "seconds")
+        by_event = {(timing["event"], timing["step"]): total for timing, total in zip(timings, sums, strict=True)}
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: events must have a step and seconds: {error}") from error
     seconds = [by_event.get((event.get("event"), event["step"])) for event in events]

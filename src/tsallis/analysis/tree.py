@@ -76,17 +76,22 @@ class BeamTree(Record):
         """Return the edges that go on from a node, the most probable first."""
         return sorted((edge for edge in self.edges if edge.parent == node), key=lambda edge: -edge.log_prob)
 
+    def chain(self, edge: Edge) -> tuple[list[Edge], list[Edge]]:
+        """Return an edge with those that follow without a choice, and the edges that fork behind them."""
+        chain, following = [edge], self.children(edge.node)
+        while len(following) == 1:
+            chain += following
+            following = self.children(following[0].node)
+        return chain, following
+
     def lines(self) -> list[str]:
         """Return the tree as text, an edge with a choice or an end to a line, indented by its depth."""
         lines: list[str] = []
         stack = [(edge, 0) for edge in reversed(self.children(0))]
         while stack:
             edge, depth = stack.pop()
-            label, following = [_label(edge)], self.children(edge.node)
-            while len(following) == 1:
-                label.append(_label(following[0]))
-                following = self.children(following[0].node)
-            lines.append("  " * depth + " ".join(label))
+            chain, following = self.chain(edge)
+            lines.append("  " * depth + " ".join(map(_label, chain)))
             stack += [(child, depth + 1) for child in reversed(following)]
         return lines
 

@@ -96,8 +96,10 @@ def evaluate(
         raise InputError(f"--length is for the config's own data: of {file} each line is a text")
     check_writable(out, manifest)
     loaded, task = open_run(run, checkpoint, device, others)
-    of_search = {"--beam": beam, "--exact": exact or None, "--length-penalty": length_penalty, "--out": out}
-    of_search["--competing-ends"] = competing_ends
+    of_search = {
+        **{"--beam": beam, "--exact": exact or None, "--length-penalty": length_penalty},
+        **{"--competing-ends": competing_ends, "--out": out},
+    }
     if not task.searched and (names := [name for name, value in of_search.items() if value is not None]):
         raise InputError(f"{run}: a run of the task {task.name} is not searched and takes no {', '.join(names)}")
     config = load_config(loaded.folder / "config.yaml")
@@ -108,8 +110,10 @@ def evaluate(
         lines = task.split(loaded, config.data, split or "test", **options)
     expansions = (budget or BUDGET) if exact else None
     beam_size = beam or config.search.beam_size
-    competing = config.search.competing_ends if competing_ends is None else competing_ends
-    report, results = task.evaluate_outputs(loaded, lines, beam_size, expansions, length_penalty or 0.0, competing)
+    limits: dict[str, Any] = {"length_penalty": length_penalty or 0.0}
+    if not exact:
+        limits["competing_ends"] = config.search.competing_ends if competing_ends is None else competing_ends
+    report, results = task.evaluate_outputs(loaded, lines, beam_size, expansions, **limits)
     if continuations is not None:
         report["continuations"] = task.continue_texts(loaded, lines, continuations)
     if out is not None:
@@ -120,10 +124,7 @@ def evaluate(
         evaluation: dict[str, Any] = {"split": None if file else split or "test", **options, "checkpoint": checkpoint}
         if task.searched:
             evaluation |= {"beam": beam_size} if expansions is None else {"budget": expansions}
-            evaluation |= {
-                "length_penalty": length_penalty,
-                "competing_ends": (expansions is None and competing) or None,
-            }
+            evaluation |= {"length_penalty": length_penalty, "competing_ends": limits.get("competing_ends") or None}
         evaluation["continuations"] = continuations
         write_manifest(manifest, describe_result(loaded, config, report, evaluation, others or (), file))
     if as_json:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from tsallis.analysis.outputs import TeacherForcedStep
 from tsallis.analysis.summary_records import RunSummary
 from tsallis.analysis.tree import BeamTree, Edge
+from tsallis.analysis.words import WORD_START
 from tsallis.report import style
 from tsallis.report.panels import file_endings
 from tsallis.report.style import FAINT, GREY, INK, POINTS, SMALL, WIDTH
+from tsallis.special_symbols import EOS, SPECIALS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +23,6 @@ SENTENCES = 3  # of a report that figures show, the first ones
 LINE, GAP, MARGIN = 26.0, 20.0, 6.0  # points from leaf to leaf of a tree, from a word to its branches, around
 CELL, PAD = 13.0, 5.0  # points of a word's height, and beside it
 HEADS = 4.0  # points between bands of steps
-END = "</s>"
 MISSED = style.DENSITY  # of a target that is impossible
 
 
@@ -120,18 +121,13 @@ def output_steps(
 
 
 class _TreePlan:
-    """Where the words and branches of a tree stand, in points; y goes down."""
+    """The places of a tree's words and branches, in points; y goes down."""
 
     def __init__(self, tree: BeamTree) -> None:
         self.words: list[tuple[float, float, str, str, str]] = []  # x, y, word, its probability, that of an output
         self.branches: list[tuple[tuple[float, float], tuple[float, float]]] = []
-        self.rows, self.right = 0, 0.0
-        self._children: dict[int, list[Edge]] = {}
-        for edge in tree.edges:
-            self._children.setdefault(edge.parent, []).append(edge)
-        for edges in self._children.values():
-            edges.sort(key=lambda edge: -edge.log_prob)
-        self.root = self._fork(MARGIN, self._children[0])
+        self.rows, self.right, self._tree = 0, 0.0, tree
+        self.root = self._fork(MARGIN, tree.children(0))
 
     def _fork(self, x: float, edges: Sequence[Edge]) -> float:
         """Place branches from a point; return its height."""
@@ -141,10 +137,7 @@ class _TreePlan:
         return middle
 
     def _branch(self, edge: Edge, x: float) -> float:
-        chain, following = [edge], self._children.get(edge.node, [])
-        while len(following) == 1:
-            chain.append(following[0])
-            following = self._children.get(following[0].node, [])
+        chain, following = self._tree.chain(edge)
         last = chain[-1]
         word = style.shorten("".join(_spell(step.symbol) for step in chain if not step.end).strip() or "(end)", 60)
         prob = _probability(math.exp(sum(step.log_prob for step in chain)))
@@ -161,7 +154,7 @@ class _TreePlan:
 
 
 def _spell(symbol: str) -> str:
-    return f" {symbol[1:]}" if symbol.startswith("▁") else symbol
+    return f" {symbol[1:]}" if symbol.startswith(WORD_START) else symbol
 
 
 def _probability(value: float) -> str:
@@ -184,7 +177,7 @@ def _column(step: TeacherForcedStep, words: int) -> list[tuple[str, float | None
 
 
 def _name(symbol: str) -> str:
-    return "(end)" if symbol == END else style.shorten(_spell(symbol).strip() or "▁")
+    return "(end)" if symbol == SPECIALS[EOS] else style.shorten(_spell(symbol).strip() or WORD_START)
 
 
 def _bands(widths: Sequence[float]) -> list[list[tuple[int, float, float]]]:

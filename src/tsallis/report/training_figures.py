@@ -89,7 +89,7 @@ def _curves(named: Sequence[tuple[str, ValueHistory]], name: str) -> list[Panel]
     """Return the lines of runs over updates, and over time where all know it (Tezekbayev et al. 2022, fig. 2, 3, 7)."""
     shades = dict(zip((run for run, _ in named), style.layer_shades(len(named)), strict=True))
     drawn = [(run, history, values) for run, history in named if (values := _values(history, name))]
-    axis = AXES.get(name, name.removeprefix(SCORES).replace("_", " "))
+    axis = _axis(name)
     updates = [(history.steps, values, shades[run]) for run, history, values in drawn]
     timed = all(history.seconds is not None for _, history in named)
     legend = [(run, shades[run]) for run, _, _ in drawn] if len(named) > 1 else []
@@ -126,7 +126,7 @@ def _sweep(swept: Sweep, ax: Axes) -> None:
     )
     dots = [(point.value, score) for point in points for score in point.scores[swept.score] if score is not None]
     ax.scatter([x for x, _ in dots], [y for _, y in dots], s=8, color=style.WEIGHTS, linewidths=0, zorder=3)
-    label(ax, swept.setting.replace("model.", "").replace("_", " "), _score_axis(swept))
+    label(ax, swept.setting.replace("model.", "").replace("_", " "), _axis(swept.score))
 
 
 def _sweep_curves(swept: Sweep, ax: Axes) -> None:
@@ -138,8 +138,8 @@ def _sweep_curves(swept: Sweep, ax: Axes) -> None:
         for steps, values in zip(point.steps, point.curves[swept.score], strict=True)
     ]
     legend = [(f"{point.value:g}", shade) for point, shade in zip(swept.points, shades, strict=True)]
-    _lines(lines, "update", _score_axis(swept), legend, ax)
+    _lines(lines, "update", _axis(swept.score), legend, ax)
 
 
-def _score_axis(swept: Sweep) -> str:
-    return AXES.get(swept.score, swept.score.removeprefix(SCORES).replace("_", " "))
+def _axis(name: str) -> str:
+    return AXES.get(name, name.removeprefix(SCORES).replace("_", " "))

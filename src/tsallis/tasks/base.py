@@ -367,18 +367,12 @@ class Task(ABC):
         return self.evaluate_outputs(run, lines, beam_size)[0]
 
     def evaluate_outputs(
-        self,
-        run: Run,
-        lines: Lines,
-        beam_size: int,
-        budget: int | None = None,
-        length_penalty: float = 0.0,
-        competing_ends: bool = False,
+        self, run: Run, lines: Lines, beam_size: int, budget: int | None = None, **limits: Any
     ) -> tuple[dict[str, Any], list[Result]]:
-        """Return what `evaluate` computes, and the results of the search; with a `budget` those of an exact one."""
-        limits: dict[str, Any] = {"length_penalty": length_penalty}
-        if budget is None:
-            limits["competing_ends"] = competing_ends
+        """Return what `evaluate` computes, and the results of the search; with a `budget` those of an exact one.
+
+        `limits` are those of the search, such as `length_penalty`.
+        """
         results, seconds = timed_search(run.model, lines.corpus, beam_size, budget, **limits)
         texts = best_texts(results, run.tgt_vocab)
         scores, each = self.score(texts, lines.references), language_scores(self, texts, lines)

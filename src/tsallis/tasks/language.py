@@ -215,13 +215,7 @@ class Language(SequenceTask):
         return []
 
     def evaluate_outputs(
-        self,
-        run: Run,
-        lines: Lines,
-        beam_size: int,
-        budget: int | None = None,
-        length_penalty: float = 0.0,
-        competing_ends: bool = False,
+        self, run: Run, lines: Lines, beam_size: int, budget: int | None = None, **limits: Any
     ) -> tuple[dict[str, Any], list[Result]]:
         """Return scores of the texts themselves, each token given those before it; nothing is searched for."""
         report = score_texts(run.model, lines.corpus)

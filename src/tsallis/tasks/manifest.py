@@ -14,7 +14,7 @@ from tsallis.errors import InputError
 from tsallis.evaluation.provenance import command_line, digest_files, environment, shorten_path
 from tsallis.tasks.base import SPLITS
 from tsallis.tasks.registry import load_config, task_type
-from tsallis.training.log import Log
+from tsallis.training.log import Log, totals
 from tsallis.training.run_folder import CONFIG, Run
 
 FORMAT = 1  # of manifests
@@ -97,9 +97,8 @@ def _describe_training(folder: Path) -> dict[str, Any]:
 
 
 def _add_up(events: Sequence[Mapping[str, Any]], key: str) -> float:
-    """Return a sum over all epochs; an event within an epoch counts from the epoch's beginning."""
-    last = len(events) - 1
-    return float(sum(event.get(key, 0) for i, event in enumerate(events) if event["event"] == "epoch" or i == last))
+    """Return a sum over the training; 0 of events that lack the number."""
+    return [0.0, *totals([{key: 0, **event} for event in events], key)][-1]
 
 
 def _without_paths(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +132,19 @@ class Log:
         if position is not None and sum(map(len, lines)) != position:
             raise InputError(f"{self.path}: no line ends at byte {position}, where the last checkpoint was written")
         return [(line, parse_record(line, Event, f"{self.path}:{i}")) for i, line in enumerate(lines, start=1)]
+
+
+def totals(events: Iterable[Mapping[str, Any]], key: str) -> list[float]:
+    """Return the sum of a number over a training at each event; one within an epoch counts from the epoch's beginning.
+
+    Example:
+        >>> events = [("validation", 2.0), ("epoch", 5.0), ("validation", 1.0)]
+        >>> totals([{"event": event, "seconds": number} for event, number in events], "seconds")
+        [2.0, 5.0, 6.0]
+    """
+    before, sums = 0.0, []
+    for event in events:
+        sums.append(before + float(event[key]))
+        if event["event"] == "epoch":
+            before = sums[-1]
+    return sums

@@ -132,8 +132,8 @@ def test_greedy_answers_are_those_of_competing_ends(tsallis, trained: Path, answ
     tsallis("evaluate", trained, lines, *options)
     assert json.loads((tmp_path / "m.json").read_text())["evaluation"]["competing_ends"] is True
     texts = [json.loads(line)["output"]["text"] for line in (tmp_path / "out").read_text().splitlines()]
-    asked = "walk\tV;PST\nbake\tV;V.PTCP;PRS\n"
-    assert texts == tsallis("translate", trained, "--beam", 1, "--competing-ends", stdin=asked).stdout.splitlines()
+    sources = "walk\tV;PST\nbake\tV;V.PTCP;PRS\n"
+    assert texts == tsallis("translate", trained, "--beam", 1, "--competing-ends", stdin=sources).stdout.splitlines()
 
 
 def test_a_run_says_how_its_beam_ends(tsallis, trained: Path, answers: Answers, tmp_path: Path) -> None:

@@ -284,21 +284,21 @@ def test_a_search_of_the_first_rows_and_a_measure_of_ones_own(tmp_path: Path) ->
 
 def test_validation_may_search_greedily(tmp_path: Path) -> None:
     """With softmax many a short output is more probable than the greedy one."""
-    seen: list[list[Result]] = []
+    searches: list[list[Result]] = []
     for competing in (False, True):
         torch.manual_seed(3)
         net = RNNSeq2Seq(len(SRC), len(TGT), d_model=8, layers=1, output="softmax")
         settings = replace(SETTINGS, epochs=1, validation_competing_ends=competing)
-        Trainer(net, TRAIN, DEV, tmp_path / str(competing), settings, lambda _: None, collect(seen)).run()
+        Trainer(net, TRAIN, DEV, tmp_path / str(competing), settings, lambda _: None, collect(searches)).run()
         batch = DEV.batch(range(len(DEV)))
         expected = beam_search(net, batch.src, batch.src_lengths, beam_size=1, competing_ends=competing)
-        assert [r.best and r.best.tokens for r in seen[-1]] == [r.best and r.best.tokens for r in expected]
-    assert seen[0] != seen[1]
+        assert [r.best and r.best.tokens for r in searches[-1]] == [r.best and r.best.tokens for r in expected]
+    assert searches[0] != searches[1]
 
 
-def collect(seen: list[list[Result]]) -> Callable[[Sequence[Result]], dict[str, float]]:
+def collect(searches: list[list[Result]]) -> Callable[[Sequence[Result]], dict[str, float]]:
     def measure(results: Sequence[Result]) -> dict[str, float]:
-        seen.append(list(results))
+        searches.append(list(results))
         return {"score": 0.0}
 
     return measure
