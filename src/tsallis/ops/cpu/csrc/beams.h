@@ -80,7 +80,7 @@ class Beams {
   private:
     BeamCall& call;
     int64_t most_costs;
-    std::vector<Candidate> best;  // of a source, in order
+    std::vector<Candidate> best;    // of a source, in order
     std::vector<double> best_ends;  // costs of a source's endings, in order
 
     int64_t* past(int64_t column) const { return call.past + column * call.room + call.used; }
@@ -110,9 +110,7 @@ class Beams {
     }
 
     // Tell whether a prefix one token longer could not even end.
-    bool at_limit(int64_t source) const {
-        return call.length + 2 > source_of(source)[STEPS];
-    }
+    bool at_limit(int64_t source) const { return call.length + 2 > source_of(source)[STEPS]; }
 
     // Give up endings that are not among the best continuations of the step, endings included; at
     // the limit of length nothing else is left.
