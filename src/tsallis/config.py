@@ -157,12 +157,13 @@ class Config(Section):
 ChooseSchema = Callable[[Mapping[str, Any], str], type[Config]]
 
 
-def make_schema(data: type[Section], models: Mapping[str, type[Section]]) -> type[Config]:
+def make_schema(data: type[Section], models: Mapping[str, type[Section]], competing_ends: bool = False) -> type[Config]:
     """Return the schema of one task's configurations.
 
     Args:
         data: the section `data`.
         models: the sections that `model` may be, by its key `architecture`; without that key it is the first.
+        competing_ends: whether outputs of searches must end among the beam's best continuations, by default.
     """
     first = next(iter(models))
 
@@ -174,6 +175,13 @@ def make_schema(data: type[Section], models: Mapping[str, type[Section]]) -> typ
         union: Any = Union[tuple(Annotated[section, Tag(key)] for key, section in models.items())]  # noqa: UP007
         model = Annotated[union, Discriminator(architecture)]
     fields: dict[str, Any] = {"data": (data, ...), "model": (model, Field(default_factory=models[first]))}
+    for key, section, name in (
+        ("training", TrainingConfig, "validation_competing_ends"),
+        ("search", SearchConfig, "competing_ends"),
+    ):
+        default: Any = {name: (bool, competing_ends)}
+        of_task = create_model(section.__name__, __base__=section, __module__=__name__, **default)
+        fields[key] = (of_task, of_task())
     return create_model("Config", __base__=Config, __module__=__name__, **fields)
 
 

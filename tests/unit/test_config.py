@@ -30,6 +30,7 @@ from tsallis.training.run_folder import build_model
 BASE = "version: 1\ndata: {embedded: english-verbs}\n"
 TRANSFORMER = BASE + "model: {architecture: transformer}\n"
 TRANSLATION = "version: 1\ndata: {task: translation}\n"
+NUMBERS = "version: 1\ndata: {task: translation, embedded: german-english-numbers}\n"
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
 
@@ -253,6 +254,17 @@ def test_settings_of_searches_and_data_have_one_default() -> None:
     for section in (ClassificationData, VisualData):
         assert section.model_fields["held_out"].default == default(hold_out, "share")
     assert {*SECTIONS} == {*MODELS}
+
+
+@pytest.mark.parametrize(("text", "competing"), [(BASE, False), (NUMBERS, True)])
+def test_endings_compete_in_translation(tmp_path: Path, text: str, competing: bool) -> None:
+    def ends(*overrides: str) -> tuple[bool | None, bool | None]:
+        loaded = config(tmp_path, text, *overrides)
+        return loaded.search.competing_ends, loaded.training.validation_competing_ends
+
+    assert ends() == ends("search.beam_size=3", "training.epochs=2") == (competing, competing)
+    assert ends(f"search.competing_ends={not competing}") == (not competing, competing)
+    assert f"\n  competing_ends: {str(competing).lower()}" in config(tmp_path, text).text()
 
 
 def write(folder: Path, name: str, *rows: str) -> None:

@@ -18,6 +18,8 @@ class Options:
         searched: sentences, the first ones, that are searched for the rate of empty outputs beside those it holds.
         examples: sentences that show the role of a head.
         beam_size: of the search for outputs.
+        competing_ends: whether these must end among the beam's best continuations, see
+            :func:`tsallis.search.beam_search`.
 
     Raises:
         ValueError: a number below 1, of `importance` and `searched` below 0.
@@ -33,6 +35,7 @@ class Options:
     searched: int = 0
     examples: int = 3
     beam_size: int = 5
+    competing_ends: bool = False
 
     def __post_init__(self) -> None:
         at_least_one(limit=self.limit, sentences=self.sentences, examples=self.examples, beam_size=self.beam_size)

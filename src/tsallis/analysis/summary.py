@@ -198,7 +198,7 @@ def _summary(
     contrasts = own.contrasts.result()
     importance = _importance(run, reader, corpus, min(options.importance, count), advance)
     shown = ShownSentences(own, rows, head_examples(roles, contrasts))
-    results = _search(run, corpus, sorted({*rows, *range(min(options.searched, count))}), options.beam_size, advance)
+    results = _search(run, corpus, sorted({*rows, *range(min(options.searched, count))}), options, advance)
     model = read_record(run.folder / MODEL, ModelRecord)
     return RunSummary(
         name=run.folder.name or str(run.folder),
@@ -263,16 +263,18 @@ def _history(run: Run, read: Callable[..., Any]) -> Any:
 
 
 def _search(
-    run: Run, corpus: Corpus, rows: Sequence[int], beam_size: int, advance: Callable[..., None]
+    run: Run, corpus: Corpus, rows: Sequence[int], options: Options, advance: Callable[..., None]
 ) -> dict[int, Result]:
     """Return the results of a beam search for some rows, as many outputs as the beam holds; none of language models."""
     results: dict[int, Result] = {}
     if isinstance(run.model, LanguageModel):
         return results
+    size = options.beam_size
+    search: dict[str, Any] = {"beam_size": size, "n_best": size, "competing_ends": options.competing_ends}
     for first in range(0, len(rows), SEARCHED):
         part = rows[first : first + SEARCHED]
         batch = corpus.batch(part).to(device_of(run.model))
-        of_part = beam_search(run.model, batch.src, batch.src_lengths, beam_size=beam_size, n_best=beam_size)
+        of_part = beam_search(run.model, batch.src, batch.src_lengths, **search)
         results.update(zip(part, of_part, strict=True))
         advance("search", len(results), len(rows))
     return results

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tsallis.cli.input import beam_size_of, check_command, line_blocks, open_run
+from tsallis.cli.input import beam_of, check_command, line_blocks, open_run
 from tsallis.cli.options import Beam, Device, FileArgument, Images, Json, Language, RunArgument, Which
 from tsallis.cli.output import print_fields, print_json
 
@@ -41,14 +41,14 @@ def look(
 
     loaded, task = open_run(run, checkpoint, device)
     check_command(task, run, "look")
-    size = beam or beam_size_of(loaded)
+    search = beam_of(loaded, beam)
     out.mkdir(parents=True, exist_ok=True)
     for first, lines, _ in line_blocks(loaded, task, file, gold=False, language=language, images=images):
         drawn: Iterator[tuple[int, str | None, Figure]]
         if heads is None:
-            drawn = ((number, None, figure) for number, figure in task.figures(loaded, lines, size))
+            drawn = ((number, None, figure) for number, figure in task.figures(loaded, lines, **search))
         else:
-            drawn = task.head_figures(loaded, lines, heads, size)
+            drawn = task.head_figures(loaded, lines, heads, **search)
         for number, part, figure in drawn:
             path = out / f"{first + number + 1}{f'-{part}' if part else ''}.{kind}"
             save(figure, path)

@@ -126,6 +126,8 @@ class Task(ABC):
         costly_scores: those of them that `score` leaves out if it is to be quick.
         options: what may be said beside the lines, such as `language`: keywords of `read` and `examples`.
         searched: whether an example has a right output that is searched for: of a text nothing is.
+        competing_ends: whether outputs of beam searches must end among the beam's best continuations, where a
+            configuration does not say it, see :func:`tsallis.search.beam_search`.
         refusals: why some commands can't run this task, by their names.
     """
 
@@ -138,6 +140,7 @@ class Task(ABC):
     costly_scores: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[tuple[str, ...]] = ()
     searched: ClassVar[bool] = True
+    competing_ends: ClassVar[bool] = False
     refusals: ClassVar[Mapping[str, str]] = {"generate": "tsallis generate is for language models"}
 
     @classmethod
@@ -391,19 +394,21 @@ class Task(ABC):
         """
         raise InputError(f"{run.folder}: a run of the task {self.name} takes no --continuations")
 
-    def figures(self, run: Run, lines: Lines, beam_size: int = 1) -> Iterator[tuple[int, Figure]]:
+    def figures(self, run: Run, lines: Lines, beam_size: int = 1, **limits: Any) -> Iterator[tuple[int, Figure]]:
         """Yield a figure of each line that has an output, with the line's number from 0.
+
+        `limits` are those of the beam search, such as `competing_ends`.
 
         Raises:
             InputError: if matplotlib is missing.
         """
         on_cpu = _on_cpu(run)
-        for row, batch, result in _answers(run, lines, beam_size):
+        for row, batch, result in _answers(run, lines, beam_size=beam_size, **limits):
             with torch.no_grad():
                 yield lines.numbers[row], self.plot(on_cpu, batch, result, lines.titles[row])
 
     def head_figures(
-        self, run: Run, lines: Lines, heads: str, beam_size: int = 1
+        self, run: Run, lines: Lines, heads: str, beam_size: int = 1, **limits: Any
     ) -> Iterator[tuple[int, str | None, Figure]]:
         """Yield figures of single heads on each line that has an output, a figure for each kind of attention.
 
@@ -412,6 +417,7 @@ class Task(ABC):
             lines: that it reads.
             heads: "all", or names such as "encoder.1.2,cross.3.1": kind, layer and head, counted from 1.
             beam_size: of the search for outputs.
+            limits: others of that search, such as `competing_ends`.
 
         Yields:
             The line's number from 0; the kind of attention, where there are several; and the figure.
@@ -424,20 +430,20 @@ class Task(ABC):
         on_cpu = _on_cpu(run)
         chosen = choose_heads(run, heads)
         several = len({layer.kind for layer, _ in chosen}) > 1
-        for row, _, result in _answers(run, lines, beam_size):
+        for row, _, result in _answers(run, lines, beam_size=beam_size, **limits):
             assert result.best is not None
             for kind, figure in head_panels(on_cpu, lines.corpus.src[row], result.best.tokens, chosen):
                 yield lines.numbers[row], kind if several else None, figure
 
 
-def _answers(run: Run, lines: Lines, beam_size: int) -> Iterator[tuple[int, Batch, Result]]:
+def _answers(run: Run, lines: Lines, **search: Any) -> Iterator[tuple[int, Batch, Result]]:
     """Yield each row that has an output, as a batch, with the result of the search."""
     for row in range(len(lines.numbers)):
         if not lines.titles[row].strip():
             continue  # an empty line holds nothing to look at
         batch = lines.corpus.batch([row])
         source = batch.to(device_of(run.model))
-        (result,) = beam_search(run.model, source.src, source.src_lengths, beam_size=beam_size)
+        (result,) = beam_search(run.model, source.src, source.src_lengths, **search)
         if result.best is not None:
             yield row, batch, result
 

@@ -57,7 +57,7 @@ def _choose_schema(content: Mapping[str, Any], name: str) -> type[Config]:
 @cache
 def schema(task: type[Task]) -> type[Config]:
     """Return the schema of a task's configurations."""
-    return make_schema(task.Config, task.models)
+    return make_schema(task.Config, task.models, task.competing_ends)
 
 
 def task_type(config: Config) -> type[Task]:

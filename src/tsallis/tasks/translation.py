@@ -110,6 +110,7 @@ class Translation(SequenceTask):
     columns = ("text", "source<TAB>target")
     scores = ("bleu", "chrf", "ter", "exact")
     costly_scores = ("ter",)
+    competing_ends = True
 
     @classmethod
     def load(cls, config: TranslationData) -> tuple[Task, Data]:

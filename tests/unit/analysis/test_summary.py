@@ -39,6 +39,7 @@ from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
 from tsallis.evaluation.search_results import search_corpus
+from tsallis.search import beam_search
 from tsallis.training import Run
 
 
@@ -154,6 +155,22 @@ def test_more_sentences_may_be_searched_for_empty_outputs(tmp_path: Path) -> Non
     assert 15 <= summary.empty.sentences <= 17 and len(summary.sentences) == 2
     with pytest.raises(ValueError, match="searched must be at least 0, got -1"):
         Options(searched=-1)
+
+
+@pytest.mark.parametrize("competing", [False, True])
+def test_outputs_end_as_the_options_say(tmp_path: Path, competing: bool) -> None:
+    torch.manual_seed(1)
+    run, data = run_of(tmp_path, transformer(output="softmax")), corpus(20)
+    options = Options(sentences=20, beam_size=1, competing_ends=competing)
+    batch = data.batch([*range(20)])
+    expected = [
+        TGT.text(result.best.tokens)
+        for result in beam_search(run.model, batch.src, batch.src_lengths, beam_size=1, competing_ends=competing)
+        if result.best
+    ]
+    other = beam_search(run.model, batch.src, batch.src_lengths, beam_size=1, competing_ends=not competing)
+    assert expected != [TGT.text(result.best.tokens) for result in other if result.best]
+    assert sorted(str(one.answer) for one in summarize(run, data, "samples", options).sentences) == sorted(expected)
 
 
 def test_values_over_a_training(tmp_path: Path) -> None:
