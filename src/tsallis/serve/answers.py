@@ -67,7 +67,8 @@ class ServedRun:
         limits: of the server.
         checkpoint: that the model is of.
         examples: lines that the page offers.
-        competing_ends: whether outputs of beam searches must end among their best continuations.
+        competing_ends: whether outputs of beam searches must end among their best continuations, where requests don't
+            say it.
     """
 
     name: str
@@ -103,6 +104,7 @@ class ServedRun:
             "step": int(self.run.facts.get("step", 0)),
             "metrics": {name: finite(value) for name, value in metrics.items() if isinstance(value, int | float)},
             "beam": self.beam_size,
+            "competing_ends": self.competing_ends,
             "examples": self.examples,
             "attention": [{"kind": x.kind, "layer": x.layer + 1, "alphas": x.alphas} for x in layers],
         }
@@ -185,7 +187,8 @@ class ServedRun:
         beam_size = request.beam or max(self.beam_size, n_best)
         if request.search == "beam":
             wanted = request.nbest or (beam_size if request.tree else 1)
-            beam: Content = {"beam_size": beam_size, "competing_ends": self.competing_ends}
+            asked = request.competing_ends
+            beam: Content = {"beam_size": beam_size, "competing_ends": self.competing_ends if asked is None else asked}
             return beam_search(model, src, lengths, n_best=wanted, **beam, **common)
         seconds = min(math.inf if request.time is None else request.time, TIME_SHARE * self.limits.seconds / len(src))
         budgets: Content = {"budget": request.budget or BUDGET, "seconds": seconds, "mass": request.mass}

@@ -18,6 +18,7 @@ BUDGET = 10_000  # prefixes that a search without a beam expands, at most
 SEARCHES = {
     "nbest": ("beam", "exact", "all"),
     "beam": ("beam",),
+    "competing_ends": ("beam",),
     "budget": ("exact", "all"),
     "time": ("exact", "all"),
     "mass": ("exact", "all"),
@@ -66,6 +67,7 @@ class TranslateRequest(Request):
     search: Literal["beam", "exact", "all", "sample"] = "beam"
     nbest: Positive | None = None
     beam: Positive | None = None
+    competing_ends: bool | None = None
     budget: Annotated[int, Field(ge=1, le=BUDGET)] | None = None
     time: Annotated[Finite, Field(ge=0)] | None = None
     mass: Annotated[Finite, Field(gt=0, lt=1)] | None = None
@@ -85,7 +87,8 @@ class TranslateRequest(Request):
             raise Refusal(400, f"sources: at most {limits.sources}, found {len(self.sources)}")
         super().check(limits)
         for name, searches in SEARCHES.items():
-            if getattr(self, name) not in (None, False) and self.search not in searches:
+            unset = type(self).model_fields[name].default
+            if getattr(self, name) != unset and self.search not in searches:
                 raise Refusal(400, f"{name}: is for the search {' or '.join(searches)}, not for {self.search}")
         for name in ("nbest", "beam", "draws"):
             check_most(name, getattr(self, name), limits.outputs)

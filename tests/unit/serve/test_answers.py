@@ -37,11 +37,25 @@ def sources(served: ServedRun, *lines: str) -> tuple[Any, torch.Tensor, torch.Te
     return served.run.model, batch.src, batch.src_lengths
 
 
+def test_a_request_says_how_its_beam_ends(served: ServedRun) -> None:
+    competing = replace(served, beam_size=1, competing_ends=True)
+    best = {}
+    for ends in (True, False):
+        results = beam_search(*sources(served, *LINES), beam_size=1, competing_ends=ends)
+        best[ends] = [result.best and list(result.best.tokens) for result in results]
+    assert best[True] != best[False]
+    for more, ends in (({}, True), ({"competing_ends": False}, False)):
+        (answers,) = translate(competing, {"sources": LINES, **more})
+        hypotheses = [answer["hypotheses"] for answer in answers]
+        assert [list(part[0]["tokens"]) if part else None for part in hypotheses] == best[ends]
+
+
 @pytest.mark.parametrize(
     ("request_values", "search", "options"),
     [
         ({}, beam_search, {"beam_size": 3, "n_best": 1}),
         ({"nbest": 4}, beam_search, {"beam_size": 4, "n_best": 4}),
+        ({"beam": 1, "competing_ends": True}, beam_search, {"beam_size": 1, "n_best": 1, "competing_ends": True}),
         ({"beam": 1, "min_length": 2, "max_length": 6}, beam_search, {"beam_size": 1, "n_best": 1, "max_length": 6}),
         ({"length_penalty": 1.0, "nbest": 2}, beam_search, {"beam_size": 3, "n_best": 2, "length_penalty": 1.0}),
         (

@@ -87,7 +87,7 @@ def test_mistakes_are_refused(schema: type[Request], content: Any, message: str)
 
 @pytest.mark.parametrize("name", SEARCHES)
 def test_a_value_that_says_nothing_beside_a_search_is_refused(name: str) -> None:
-    value = {"mass": 0.5, "time": 0.5, "length_penalty": 0.5, "tree": True}.get(name, 1)
+    value = {"mass": 0.5, "time": 0.5, "length_penalty": 0.5, "tree": True, "competing_ends": False}.get(name, 1)
     for search in ("beam", "exact", "all", "sample"):
         content = {"sources": ["a"], "search": search, name: value}
         if search in SEARCHES[name]:
