@@ -59,8 +59,8 @@ PUBLIC = {
         TransformersReader summarize_texts
     """,
     "tsallis.models": """
-        BiLSTMClassifier Decoded Decoder GridClassifier LabelDecoder LanguageModel Memory RNNSeq2Seq SignalClassifier
-        Step TransformerSeq2Seq VisualAnswerer
+        BiLSTMClassifier Decoder DecoderOutput GridClassifier LabelDecoder LanguageModel Memory RNNSeq2Seq
+        SignalClassifier Step TransformerSeq2Seq VisualAnswerer
     """,
     "tsallis.nn": """
         AlphaReLULoss AttentionStats ContinuousAttention1d ContinuousAttention2d ContinuousGlobalAttention Entmax
@@ -72,8 +72,8 @@ PUBLIC = {
         text_attention text_panels
     """,
     "tsallis.search": """
-        Certificate Choice Completions Ensemble Exclusion Generated Hypothesis Result RiskChoice TokenScores beam_search
-        complete exact_search exhaustive generate minimum_risk sample score score_tokens
+        Certificate Choice Completions Ensemble Exclusion GeneratedText Hypothesis Result RiskChoice TokenScores
+        beam_search complete exact_search exhaustive generate minimum_risk sample score score_tokens
     """,
     "tsallis.tasks": """
         InflectionExample english_verbs load_config read_inflection read_languages

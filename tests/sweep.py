@@ -23,7 +23,7 @@ def tiling(path: str) -> Callable[[int, int, int, int], maps.Short | maps.Long]:
     """What takes the place of a `tiling` of the kernels."""
 
     def cut(rows: int, d: int, powers: int, processors: int) -> maps.Short | maps.Long:
-        width = maps.padded(d)
+        width = maps.pad_size(d)
         return PATHS[path] or maps.Short(2, width, width // 4 if width >= 8 else width, 1)
 
     return cut

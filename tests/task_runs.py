@@ -8,12 +8,12 @@ from typing import Any
 
 from tsallis.config import Config
 from tsallis.tasks.base import Lines
-from tsallis.tasks.prepared import Prepared
+from tsallis.tasks.prepared import PreparedRun
 from tsallis.tasks.registry import TASKS, task_of, task_type
 from tsallis.training import Run
 
 
-def prepare(config: Config, folder: Path | None = None) -> Prepared:
+def prepare(config: Config, folder: Path | None = None) -> PreparedRun:
     return task_type(config).prepare(config, folder)
 
 

@@ -19,7 +19,7 @@ from tsallis.tasks.registry import task_of
 from tsallis.training import Run, load_run
 
 LINE, RIGHT = "travel\tV;PST", ("traveled", "travelled")
-SHOWN = 4
+MOST_OUTPUTS = 4
 
 
 def main(folder: str, picture: str) -> None:
@@ -55,8 +55,8 @@ def attention(run: Run, target):
 
 def column(ax, x: float, name: str, run: Run, result) -> None:
     """Write the answers of a model, their probabilities and the certificate."""
-    rows = [(run.tgt_vocab.text(h.tokens), f"{h.prob:.4f}") for h in result.hypotheses[:SHOWN]]
-    if len(result.hypotheses) > SHOWN:
+    rows = [(run.tgt_vocab.text(h.tokens), f"{h.prob:.4f}") for h in result.hypotheses[:MOST_OUTPUTS]]
+    if len(result.hypotheses) > MOST_OUTPUTS:
         rows.append(("... and ever more", ""))
     ax.text(x, 0.94, name, weight="bold", transform=ax.transAxes)
     for i, (text, prob) in enumerate(rows):

@@ -370,7 +370,7 @@ class _Map(nn.Module):
             setattr(self, name, value)
 
 
-class _Sorted(_Map):
+class _SortingMap(_Map):
     """The arguments of the two maps that the peer solves by sorting."""
 
     def __init__(self, dim: int = -1, k: int | None = None, return_support_size: bool = False) -> None:
@@ -378,7 +378,7 @@ class _Sorted(_Map):
         self.dim, self.k, self.return_support_size = dim, k, return_support_size
 
 
-class Sparsemax(_Sorted):
+class Sparsemax(_SortingMap):
     """:func:`sparsemax` as a module.
 
     Args:
@@ -395,7 +395,7 @@ class Sparsemax(_Sorted):
         return sparsemax(X, self.dim, self.k, self.return_support_size)
 
 
-class Entmax15(_Sorted):
+class Entmax15(_SortingMap):
     """:func:`entmax15` as a module.
 
     Args:

@@ -25,7 +25,7 @@ from pydantic import (
 
 from tsallis.data.io import read_text
 from tsallis.errors import InputError, describe, truncate
-from tsallis.training.schema import RENAMED
+from tsallis.training.schema import NEW_NAMES
 
 
 def _check_name(name: str) -> str:
@@ -278,8 +278,8 @@ def _explain(error: ValidationError, schema: type[Section]) -> str:
         if detail["type"] == "extra_forbidden":
             close = difflib.get_close_matches(str(detail["loc"][-1])[:LONGEST_KEY], section.model_fields, 1)
             message = "unknown key" + (f" (did you mean {close[0]}?)" if close else "")
-            if RENAMED.get(str(detail["loc"][-1])) in section.model_fields:
-                message = f"now called {RENAMED[str(detail['loc'][-1])]}: rename it in the file"
+            if NEW_NAMES.get(str(detail["loc"][-1])) in section.model_fields:
+                message = f"now called {NEW_NAMES[str(detail['loc'][-1])]}: rename it in the file"
         elif detail["type"] == "missing":
             message = "missing"
         elif detail["type"] != "value_error":
@@ -306,7 +306,7 @@ def _find_section(loc: Sequence[int | str], section: type[Section]) -> tuple[str
         parts.append(str(part))
         field = section.model_fields.get(str(part)) if inside else None
         kind = _section_of(field.annotation) if field else None
-        sections = {tag.tag: member for member, tag in _tagged(kind)}
+        sections = {tag.tag: member for member, tag in _tagged_members(kind)}
         inside = isinstance(kind, type) and issubclass(kind, Section)
         section = kind if isinstance(kind, type) and issubclass(kind, Section) else section
     return ".".join(parts) or "the file", section
@@ -319,7 +319,7 @@ def _section_of(kind: Any) -> Any:
     return members[0] if alone and isinstance(members[0], type) and issubclass(members[0], Section) else kind
 
 
-def _tagged(kind: Any) -> list[tuple[type[Section], Tag]]:
+def _tagged_members(kind: Any) -> list[tuple[type[Section], Tag]]:
     """Return the tagged members of a union of sections; none of anything else."""
     members = [get_args(member) for member in get_args(kind)]
     return [(member[0], member[1]) for member in members if len(member) == 2 and isinstance(member[1], Tag)]

@@ -285,9 +285,9 @@ class _WordLists:
             added = []
             for row in order:
                 if len(words) < self.size or sign * columns[0, row] < sign * words[-1].between:
-                    named = (_largest(mean[row], keys) for mean in means)
+                    labels = (_largest(mean[row], keys) for mean in means)
                     added.append(
-                        WordContrast(sentence.text.index, row, queries[row], *columns[:, row].tolist(), *named)
+                        WordContrast(sentence.text.index, row, queries[row], *columns[:, row].tolist(), *labels)
                     )
             return sorted([*words, *added], key=lambda word: sign * word.between)[: self.size]
 

@@ -18,7 +18,7 @@ from tsallis.analysis.options import Options
 from tsallis.analysis.shapes import numbers, one_of
 from tsallis.analysis.tables import Histogram, Record
 from tsallis.continuous import Density
-from tsallis.data.batching import IGNORED
+from tsallis.data.batching import IGNORE_INDEX
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.models.classifier import AttentionMap
@@ -252,7 +252,7 @@ def _choose(sizes: Sequence[float], order: Sequence[int], count: int, shown: int
 
 
 def _gold(run: Run, corpus: Corpus, row: int) -> str:
-    numbers_of_row = [int(number) for number in corpus.tgt[row] if int(number) != IGNORED]
+    numbers_of_row = [int(number) for number in corpus.tgt[row] if int(number) != IGNORE_INDEX]
     text: str = run.tgt_vocab.text(numbers_of_row)
     return text
 

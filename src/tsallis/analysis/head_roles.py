@@ -351,10 +351,10 @@ def _head_role(layer: AttentionLayer, totals: Mapping[str, _Total], head: int) -
     shares = {name: score / role.threshold for name, role in ROLES.items() if (score := scores[name]) is not None}
     # What equal weights nearly reach, too, is a property of the text: one without spaces is one word of merged pieces.
     lifts = {name: (scores[name] or 0.0) / (uniform[name] or 1.0) for name in shares}
-    reached = {name: share for name, share in shares.items() if share >= 1 and lifts[name] >= LIFT}
-    if reached.keys() & OFFSETS.keys():
-        reached.pop("merging", None)  # of a word of two pieces, the previous piece and the other one are the same
-    role = max(reached, key=lambda name: reached[name], default=None)
+    candidates = {name: share for name, share in shares.items() if share >= 1 and lifts[name] >= LIFT}
+    if candidates.keys() & OFFSETS.keys():
+        candidates.pop("merging", None)  # of a word of two pieces, the previous piece and the other one are the same
+    role = max(candidates, key=lambda name: candidates[name], default=None)
     tendency = None if role else _tendency(shares, lifts)
     example_of = role or tendency
     examples = tuple(example for _, example in totals[example_of].best[head]) if example_of else ()

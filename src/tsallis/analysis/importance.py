@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tsallis.analysis.record import transformer_attentions
 from tsallis.analysis.tables import Record
-from tsallis.data.batching import Batch, counted
+from tsallis.data.batching import Batch, has_loss
 from tsallis.errors import InputError
 from tsallis.models import LanguageModel, TransformerSeq2Seq
 from tsallis.nn import MultiheadAttention
@@ -141,7 +141,7 @@ def _loss(model: TransformerSeq2Seq | LanguageModel, batches: Iterable[Batch]) -
         for batch in batches:
             target = batch.tgt_out.to(device)
             decoded = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
-            counts = counted(target)
+            counts = has_loss(target)
             total += float(model.output.loss(decoded.hidden[counts], target[counts], reduction="sum"))
             symbols += int(counts.sum())
     if symbols == 0:

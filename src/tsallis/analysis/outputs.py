@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tsallis.analysis.record import Symbols
 from tsallis.analysis.tables import Bins, Histogram, Record
-from tsallis.data.batching import IGNORED, Batch
+from tsallis.data.batching import IGNORE_INDEX, Batch
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.evaluation.empty_output import compare_empty, empty_log_probs
@@ -163,7 +163,7 @@ class Outputs:
     @torch.no_grad()
     def update(self, decoded: Any, batch: Batch) -> None:
         """Take in the model's last pass, over a batch with targets."""
-        counts = (batch.tgt_out != IGNORED).to(decoded.hidden.device)
+        counts = (batch.tgt_out != IGNORE_INDEX).to(decoded.hidden.device)
         if self.attends:
             self.num_attended += float(self.model.num_attended(decoded)[counts].double().sum())
         for hidden in decoded.hidden[counts].split(max(1, AT_ONCE // len(self.model.output.weight))):
@@ -262,7 +262,7 @@ def describe_steps(
         if rows is not None and index not in rows:
             continue
         gold = batch.tgt_out[row]
-        gold = gold[gold != IGNORED]
+        gold = gold[gold != IGNORE_INDEX]
         probs = model.output.probs(_scores(model, decoded.hidden[row, : len(gold)])).double()  # [steps, symbols]
         steps = zip(probs, gold.tolist(), strict=True)
         yield index, tuple(_teacher_forced_step(values, number, tgt_vocab, words) for values, number in steps)

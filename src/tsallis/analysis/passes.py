@@ -63,13 +63,13 @@ class AttentionPass:
         """
         roles: HeadRoles = self.roles.result()
         cited = Counter(example.text.index for head in roles.heads for example in head.examples)
-        chosen = {index for index, _ in cited.most_common(count // 2)}
-        chosen.update(list(dict.fromkeys(others))[: count // 4])
+        selection = {index for index, _ in cited.most_common(count // 2)}
+        selection.update(list(dict.fromkeys(others))[: count // 4])
         for index in range(self.roles.sentences):
-            if len(chosen) >= count:
+            if len(selection) >= count:
                 break
-            chosen.add(index)
-        return sorted(chosen)
+            selection.add(index)
+        return sorted(selection)
 
 
 class CorpusPass(AttentionPass):

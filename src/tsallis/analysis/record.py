@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tsallis.analysis.weights import AttentionLayer, Sentence, SparseWeights, Text
-from tsallis.data.batching import IGNORED, Batch
+from tsallis.data.batching import IGNORE_INDEX, Batch
 from tsallis.models import LanguageModel, RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.nn import ContinuousGlobalAttention, GlobalAttention, MultiheadAttention
 from tsallis.search.step import evaluating
@@ -279,7 +279,7 @@ class _Reader:
 
     def texts(self, batch: Batch) -> list[Text]:
         """Return the pieces of each sentence."""
-        targets = (batch.tgt_out != IGNORED).sum(1).tolist()
+        targets = (batch.tgt_out != IGNORE_INDEX).sum(1).tolist()
         return [
             Text(
                 index,

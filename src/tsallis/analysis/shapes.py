@@ -37,13 +37,13 @@ def one_of(density: Density, index: Index, dims: int) -> Density:
         index += (0,) * (len(batch) - len(index))
     if len(index) != len(batch) or any(not -n <= i < n for i, n in zip(index, batch, strict=True)):
         raise ValueError(f"index must name one density of a batch of shape {list(batch)}, got {list(index)}")
-    return _picked(density, index)
+    return _select(density, index)
 
 
-def _picked(density: Density, index: tuple[int, ...]) -> Density:
+def _select(density: Density, index: tuple[int, ...]) -> Density:
     if isinstance(density, Mixture):
         weights = numbers(density.weights[index])
-        parts = [_picked(part, index) for part in density.parts]
+        parts = [_select(part, index) for part in density.parts]
         return Mixture(weights, parts[0] if density.stacked else parts, validate_args=False)
     if isinstance(density, Elliptical):
         family, alpha = density.family, density.alpha
@@ -60,7 +60,7 @@ def parts_of(density: Density) -> list[Density]:
     if not isinstance(density, Mixture):
         return [density]
     members = density.weights.tolist()
-    each = [_picked(density.parts[0], (k,)) for k in range(len(members))] if density.stacked else density.parts
+    each = [_select(density.parts[0], (k,)) for k in range(len(members))] if density.stacked else density.parts
     return [component for weight, part in zip(members, each, strict=True) if weight > 0 for component in parts_of(part)]
 
 

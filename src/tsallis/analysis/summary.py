@@ -35,7 +35,7 @@ from tsallis.special_symbols import UNK
 from tsallis.training.run_folder import MODEL, Run
 from tsallis.training.schema import ModelRecord, read_record
 
-SEARCHED = 8  # sentences that are translated together
+SEARCH_BATCH = 8  # sentences that are translated together
 Advance = Callable[[int, str, int, int], None]  # number of the run, work at hand, how much is done, and of how much
 
 
@@ -224,7 +224,7 @@ def _summary(
     )
 
 
-class _Counted:
+class _CountingIterable:
     """An iterable that says how far it is."""
 
     def __init__(self, items: Iterable[Any], stage: str, total: int, advance: Callable[..., None]) -> None:
@@ -250,7 +250,7 @@ def _importance(
         return None
     batches: Sequence[Batch] = list(corpus.batches(BATCH, rows))
     total = (1 + sum(layer.heads for layer in reader.layers)) * len(batches)
-    return head_importance(run.model, _Counted(batches, "importance", total, advance))
+    return head_importance(run.model, _CountingIterable(batches, "importance", total, advance))
 
 
 def _history(run: Run, read: Callable[..., Any]) -> Any:
@@ -271,8 +271,8 @@ def _search(
         return results
     size = options.beam_size
     search: dict[str, Any] = {"beam_size": size, "n_best": size, "competing_ends": options.competing_ends}
-    for first in range(0, len(rows), SEARCHED):
-        part = rows[first : first + SEARCHED]
+    for first in range(0, len(rows), SEARCH_BATCH):
+        part = rows[first : first + SEARCH_BATCH]
         batch = corpus.batch(part).to(device_of(run.model))
         of_part = beam_search(run.model, batch.src, batch.src_lengths, **search)
         results.update(zip(part, of_part, strict=True))

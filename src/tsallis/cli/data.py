@@ -57,9 +57,9 @@ def data_get(
     """Fetch a data set: resumes; files are compared with their known digest, or with that of the first transfer."""
     from tsallis.datasets.registry import get
 
-    chosen = languages.split(",") if languages else None
+    selection = languages.split(",") if languages else None
     for path in get(
-        name, folder or Path("data") / name, chosen, lambda text: print(f"fetching {text}", file=sys.stderr)
+        name, folder or Path("data") / name, selection, lambda text: print(f"fetching {text}", file=sys.stderr)
     ):
         if as_json:
             print_json({"data_set": name, "path": str(path)})

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 BEAM = 5
 SOFTMAX = ("model.output=softmax", "model.attention=softmax")
-COMPARED = ("accuracy", "output_support", "attention_support", "single", "complete", "optimal")
-LISTED = 4  # answers a word; the others are counted
-REPORTED = 200  # verb forms that the report analyses
+COMPARISON = ("accuracy", "output_support", "attention_support", "single", "complete", "optimal")
+MOST_ANSWERS = 4  # answers a word; the others are counted
+REPORT_EXAMPLES = 200  # verb forms that the report analyses
 
 
 class Question(NamedTuple):
@@ -89,7 +89,7 @@ def demo(
     print("\n3. The letters it attends to as it writes an answer; where nothing stands, the weight is exactly zero:\n")
     _draw(sparse, task.read([QUESTIONS[0].line], "demo", sparse, gold=False).corpus.src[0], answers[0][0])
     print("\n4. A page about both models, to be opened in a browser:\n")
-    analyze([run_dir, softmax_dir], run_dir / "report.html", limit=REPORTED, sentences=12, device=device)
+    analyze([run_dir, softmax_dir], run_dir / "report.html", limit=REPORT_EXAMPLES, sentences=12, device=device)
     print("\nTo try next:\n")
     print(f"  printf 'vlog\\tV;PST\\n' | tsallis translate {run_dir} --all")
     print(f"  printf 'travel\\tV;PST\\ttrav\\n' | tsallis suggest {run_dir}")
@@ -123,7 +123,7 @@ def _training_beside(arguments: list[str]) -> Iterator[None]:
 def _print_scores(sparse: dict[str, Any], softmax: dict[str, Any]) -> None:
     """Print a table with a column for each model."""
     print(f"  {'':<30}{'1.5-entmax':>12}{'softmax':>10}")
-    for key in COMPARED:
+    for key in COMPARISON:
         title, how = ROWS[key]
         print(f"  {title:<30}{format(sparse[key], how):>12}{format(softmax[key], how):>10}")
 
@@ -150,8 +150,8 @@ def _print_answers(question: Question, sparse: Result, softmax: Result, *runs: R
 def _hypotheses(question: Question, result: Result, run: Run) -> list[str]:
     """Return the rows of a column: the most probable hypotheses, the others as one, and the sum."""
     texts = [(run.tgt_vocab.text(hypothesis.tokens), hypothesis.prob) for hypothesis in result.hypotheses]
-    rows = [f"  {text:<14}{prob:.6f}{'  right' * (text in question.right)}" for text, prob in texts[:LISTED]]
-    if others := texts[LISTED:]:
+    rows = [f"  {text:<14}{prob:.6f}{'  right' * (text in question.right)}" for text, prob in texts[:MOST_ANSWERS]]
+    if others := texts[MOST_ANSWERS:]:
         rows.append(f"  {f'and {len(others)} more':<14}{sum(prob for _, prob in others):.6f}")
     return [*rows, f"  {'sum':<14}{result.mass:.6f}"]
 

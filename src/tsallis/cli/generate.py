@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tsallis.data.batching import Batch
-    from tsallis.search import Generated, Result
+    from tsallis.search import GeneratedText, Result
     from tsallis.tasks.base import Task
     from tsallis.training import Run
 
@@ -73,10 +73,10 @@ def _draw(run: Run, block: Block, batch: Batch, samples: int, seed: int, length:
 
     lines = [block.line(row) for row in range(len(block.lines.numbers))]
     seeds = [line_seed(seed, line) for line in lines]
-    drawn = draw(run.model, batch.src, batch.src_lengths, samples, length=length, seeds=seeds)
-    for row, (line, texts) in enumerate(zip(lines, drawn, strict=True)):
+    draws = draw(run.model, batch.src, batch.src_lengths, samples, length=length, seeds=seeds)
+    for row, (line, texts) in enumerate(zip(lines, draws, strict=True)):
         if as_json:
-            print_json({"line": line, "texts": [_described(run, block, row, text) for text in texts]})
+            print_json({"line": line, "texts": [_describe(run, block, row, text) for text in texts]})
         else:
             for text in texts:
                 print_fields(_text(run, block, row, text.tokens))
@@ -103,7 +103,7 @@ def _proof(result: Result) -> dict[str, Any]:
     return {"log_prob": log_prob, "certificate": certificate.kind, "bound": finite(certificate.bound)}
 
 
-def _described(run: Run, block: Block, row: int, text: Generated) -> dict[str, Any]:
+def _describe(run: Run, block: Block, row: int, text: GeneratedText) -> dict[str, Any]:
     from tsallis.evaluation.outputs import describe_generated
 
     return describe_generated(text, _text(run, block, row, text.tokens))

@@ -49,7 +49,7 @@ class Editor:
 
     def __init__(self, title: str, suggest: Callable[[str], Suggestion], keys: Iterator[str], screen: TextIO) -> None:
         self.title, self.suggest, self.keys, self.screen = title, suggest, keys, screen
-        self.text, self.chosen = "", 0
+        self.text, self.choice = "", 0
 
     def run(self) -> str | None:
         """Return the text when it is ended; None where its writer leaves."""
@@ -64,30 +64,30 @@ class Editor:
                 return self.text if ended else None
             if key in ("up", "down"):
                 count = max(len(suggestion.choices), 1)
-                self.chosen = (self.chosen + (1 if key == "down" else -1)) % count
+                self.choice = (self.choice + (1 if key == "down" else -1)) % count
             else:
-                self.text, self.chosen = self._changed(key, suggestion), 0
+                self.text, self.choice = self._edit(key, suggestion), 0
                 suggestion = self.suggest(self.text)
             self._show(suggestion)
         return None
 
-    def _changed(self, key: str, suggestion: Suggestion) -> str:
+    def _edit(self, key: str, suggestion: Suggestion) -> str:
         """Return the text after a key: Tab takes the certain part, and where there is none the chosen suggestion."""
         if key == "backspace":
             return self.text[:-1]
         if key != "tab":
             return self.text + key
-        if suggestion.certain != self.text and not self.chosen:
+        if suggestion.certain != self.text and not self.choice:
             return suggestion.certain
-        return suggestion.choices[self.chosen][0] if suggestion.choices else self.text
+        return suggestion.choices[self.choice][0] if suggestion.choices else self.text
 
     def _show(self, suggestion: Suggestion) -> None:
         width = shutil.get_terminal_size().columns - 1
         rest = suggestion.certain[len(self.text) :] if suggestion.certain.startswith(self.text) else ""
         head = f"{self.title}: {_visible(self.text)}"
-        first = max(0, self.chosen + 1 - MOST_ROWS)
+        first = max(0, self.choice + 1 - MOST_ROWS)
         rows = [
-            f"{'>' if i == self.chosen else ' '} {prob:8.4f}  {_visible(text)}{'  (end)' if ends else ''}"
+            f"{'>' if i == self.choice else ' '} {prob:8.4f}  {_visible(text)}{'  (end)' if ends else ''}"
             for i, (text, prob, ends) in enumerate(suggestion.choices)
         ][first : first + MOST_ROWS]
         if suggestion.support > len(rows):
@@ -97,8 +97,8 @@ class Editor:
         self._clear()
         below = "".join(f"\r\n{row[:width]}" for row in rows)
         up = f"\x1b[{len(rows)}A" if rows else ""
-        shown = f"\x1b[2m{_visible(rest)}\x1b[0m" if rest and len(head) + len(rest) < width else ""
-        self.screen.write(f"{head[-width:]}{shown}{below}{up}\r\x1b[{min(len(head), width)}C")
+        preview = f"\x1b[2m{_visible(rest)}\x1b[0m" if rest and len(head) + len(rest) < width else ""
+        self.screen.write(f"{head[-width:]}{preview}{below}{up}\r\x1b[{min(len(head), width)}C")
         self.screen.flush()
 
     def _clear(self) -> None:

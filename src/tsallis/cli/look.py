@@ -44,12 +44,12 @@ def look(
     search = beam_of(loaded, beam)
     out.mkdir(parents=True, exist_ok=True)
     for first, lines, _ in line_blocks(loaded, task, file, gold=False, language=language, images=images):
-        drawn: Iterator[tuple[int, str | None, Figure]]
+        numbered: Iterator[tuple[int, str | None, Figure]]
         if heads is None:
-            drawn = ((number, None, figure) for number, figure in task.figures(loaded, lines, **search))
+            numbered = ((number, None, figure) for number, figure in task.figures(loaded, lines, **search))
         else:
-            drawn = task.head_figures(loaded, lines, heads, **search)
-        for number, part, figure in drawn:
+            numbered = task.head_figures(loaded, lines, heads, **search)
+        for number, part, figure in numbered:
             path = out / f"{first + number + 1}{f'-{part}' if part else ''}.{kind}"
             save(figure, path)
             if as_json:

@@ -33,7 +33,7 @@ from tsallis.tasks.base import Lines, Task
 from tsallis.tasks.registry import load_config
 from tsallis.training import Run
 
-COUNTED = 200_000  # training examples, at most, whose pieces are counted
+COUNT_LIMIT = 200_000  # training examples, at most, whose pieces are counted
 Runs = Sequence[tuple[Run, Task]]
 
 
@@ -158,7 +158,7 @@ def _progress(runs: Sequence[Run]) -> Iterator[Callable[[int, str, int, int], No
 def _count_training(run: Run, task: Task) -> TrainingCounts | None:
     """Count the pieces of a run's training data, if that is at hand."""
     try:
-        examples = task.read_split(load_config(run.folder / "config.yaml").data, "train")[:COUNTED]
+        examples = task.read_split(load_config(run.folder / "config.yaml").data, "train")[:COUNT_LIMIT]
     except InputError as error:
         print(f"tsallis: no score for rare tokens, which needs the training data: {error}", file=sys.stderr)
         return None

@@ -12,7 +12,7 @@ from tsallis.cli.options import Device
 
 if TYPE_CHECKING:
     from tsallis.config import Config
-    from tsallis.tasks.prepared import Prepared
+    from tsallis.tasks.prepared import PreparedRun
     from tsallis.training.distributed import World
     from tsallis.training.initial import Start
     from tsallis.training.lock import Lock
@@ -45,7 +45,7 @@ def run_training(loaded: Config, folder: Path, world: World) -> None:
 
     with contextlib.ExitStack() as stack:
 
-        def start() -> tuple[Prepared, Start, Lock | None, bool]:
+        def start() -> tuple[PreparedRun, Start, Lock | None, bool]:
             lock = stack.enter_context(locked(folder)) if world.main else None
             prepared = task_type(loaded).prepare(loaded, folder)
             parameters, symbols = prepared.initialize(prepared.build()), prepared.data.vocabularies

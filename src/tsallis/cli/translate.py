@@ -168,20 +168,20 @@ class Writer:
         if limits:
             content["limits"] = limits  # the certificate speaks of the outputs within them
         if self.options.mbr:
-            content["choice"] = self._chosen(answer) if answer and answer.choice else None
+            content["choice"] = self._describe_choice(answer) if answer and answer.choice else None
         if self.options.sample is not None:
             draws = answer.draws if answer and answer.draws else []
-            return {**content, "draws": [self._described(draw) if draw else None for draw in draws]}
+            return {**content, "draws": [self._describe(draw) if draw else None for draw in draws]}
         if answer is None:
             return {**content, "certificate": "none", "bound": None, "mass": 0.0, "hypotheses": []}
         assert answer.result is not None
         return {**content, **self._result(answer.result)}
 
-    def _chosen(self, answer: Answer) -> dict[str, Any]:
+    def _describe_choice(self, answer: Answer) -> dict[str, Any]:
         assert answer.choice is not None
         hypothesis, choice = answer.choice
         proved = choice.proved and answer.draws is None
-        return {**self._described(hypothesis), "expected_utility": choice.expected_utility, "proved": proved}
+        return {**self._describe(hypothesis), "expected_utility": choice.expected_utility, "proved": proved}
 
     def _result(self, result: Result) -> dict[str, Any]:
         from tsallis.evaluation.outputs import describe_result
@@ -191,7 +191,7 @@ class Writer:
             del content["stopped_by"], content["expanded"]
         return content
 
-    def _described(self, hypothesis: Hypothesis) -> dict[str, Any]:
+    def _describe(self, hypothesis: Hypothesis) -> dict[str, Any]:
         from tsallis.evaluation.outputs import describe_hypothesis
 
         return describe_hypothesis(hypothesis, self.run.tgt_vocab, self.noun, self.options.length_penalty or 0)

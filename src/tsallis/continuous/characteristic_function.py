@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from tsallis.continuous.quadrature import gauss_jacobi
-from tsallis.continuous.quadrature_sizes import Growth, Weighted, points_for
+from tsallis.continuous.quadrature_sizes import Growth, WeightedRule, points_for
 
 PANEL, PANEL_POINTS = 4.0, 26  # Chebyshev interpolation on pieces as long as this is exact to rounding
 LINES_PER_UNIT = 256  # in float32: straight lines between so many values, 5e-7 off at most
@@ -64,7 +64,7 @@ def table(order: float, end: float, dtype: torch.dtype, device: torch.device) ->
         nodes, places = _nodes(PANEL_POINTS, degree)
         z = (torch.arange(panels, dtype=torch.float64, device="cpu").unsqueeze(-1) + nodes) * PANEL
         # The expectation of cos(z t) under the density of t, proportional to (1 - t²)^(b - 3/2).
-        t, w = gauss_jacobi(points_for(Weighted(1.0), Growth(end, 0.0), 1e-16), order - 1.5, order - 1.5)
+        t, w = gauss_jacobi(points_for(WeightedRule(1.0), Growth(end, 0.0), 1e-16), order - 1.5, order - 1.5)
         values = torch.cos(z.unsqueeze(-1) * t) @ w  # [panels, nodes]
         at = (torch.arange(cells, dtype=torch.float64, device="cpu").unsqueeze(-1) + places) / cells
         fine = (values @ _interpolation(at.flatten(), nodes).mT).view(-1, degree + 1)  # [cells of all panels, places]

@@ -26,7 +26,7 @@ from tsallis.ops.transforms import differentiable
 # Numbers that one intermediate result may have: as many as stay in a core's cache, and as fill a GPU.
 CHUNK, DEVICE_CHUNK = 1 << 17, 1 << 24
 LARGEST = 1 << 23  # numbers of a matrix of frequencies and functions
-KEPT = 1 << 25  # numbers of all matrices of a basis that are remembered
+CACHE_NUMBERS = 1 << 25  # numbers of all matrices of a basis that are remembered
 GROUPS, GROUP = 4, 64  # densities are sorted by size into so many groups, of so many at least
 STEPS = 16  # periods come in so many steps an octave, that few matrices are ever made
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-14}
@@ -77,7 +77,7 @@ def _half(factor: Tensor) -> Tensor:
     return factor.square().sum(-1).amax(-1).sqrt()
 
 
-class _Known:
+class _BasisCache:
     """Centres and covariances of a basis, and matrices made of them, as long as its tensors are what they were."""
 
     def __init__(self, basis: Basis, versions: list[tuple[Tensor, int]], like: Tensor) -> None:
@@ -95,7 +95,7 @@ class _Known:
         if key not in self.matrices:
             with torch.inference_mode(False), torch.no_grad():
                 self.matrices[key] = self._make_grid(reach, spacing, order, end, dtype)
-            while sum(grid.functions.numel() for grid in self.matrices.values()) > KEPT:
+            while sum(grid.functions.numel() for grid in self.matrices.values()) > CACHE_NUMBERS:
                 del self.matrices[next(iter(self.matrices))]
         return self.matrices[key]
 
@@ -121,22 +121,22 @@ def _lattice(radius: float) -> Tensor:
     return torch.stack([x[keep], y[keep]])
 
 
-_known: WeakKeyDictionary[Basis, _Known] = WeakKeyDictionary()
+_caches: WeakKeyDictionary[Basis, _BasisCache] = WeakKeyDictionary()
 
 
-def _knowledge(basis: Basis, like: Tensor) -> _Known:
+def _knowledge(basis: Basis, like: Tensor) -> _BasisCache:
     buffers = list(basis.buffers())
     if any(b.is_inference() for b in buffers):  # whether those change can't be seen
-        return _Known(basis, [], like)
+        return _BasisCache(basis, [], like)
     versions = [(b, b._version) for b in buffers]
-    entry = _known.get(basis)
+    entry = _caches.get(basis)
     same = entry is not None and entry.centres.device == like.device and len(versions) == len(entry.versions)
     if (
         entry is None
         or not same
         or any(a is not b or v != w for (a, v), (b, w) in zip(versions, entry.versions, strict=True))
     ):
-        entry = _known[basis] = _Known(basis, versions, like)
+        entry = _caches[basis] = _BasisCache(basis, versions, like)
     return entry
 
 
@@ -155,7 +155,7 @@ def _cutoff(order: float, narrow: float, dtype: torch.dtype) -> float:
     return q
 
 
-def _grid_for(entry: _Known, factor: Tensor, order: float) -> FourierGrid | None:
+def _grid_for(entry: _BasisCache, factor: Tensor, order: float) -> FourierGrid | None:
     """Return the lattice for these densities on ellipses `factor @ u`, |u| <= 1, unless it were too large."""
     half, longest, shortest = extent(factor)
     if not 0 < shortest < math.inf:
@@ -217,7 +217,7 @@ class _Expectation(Function):
         ctx.grid = grid
         values = mean.new_empty(len(mean), grid.functions.shape[1])
         for rows in _chunks(mean, grid):
-            profile = characteristic(_stretched(factor[rows], grid)[-1], grid.order, grid.end)
+            profile = characteristic(_stretch(factor[rows], grid)[-1], grid.order, grid.end)
             phase = mean[rows] @ grid.k
             both = mean.new_empty(len(phase), 2, phase.shape[1])
             torch.cos(phase, out=both[:, 0])
@@ -242,7 +242,7 @@ def _chunks(mean: Tensor, grid: FourierGrid) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, len(mean), rows)]
 
 
-def _stretched(factor: Tensor, grid: FourierGrid) -> tuple[Tensor, Tensor, Tensor]:
+def _stretch(factor: Tensor, grid: FourierGrid) -> tuple[Tensor, Tensor, Tensor]:
     """Return the frequencies as the factor stretches them, and their square, each [rows, frequencies]."""
     first = factor[:, :, 0] @ grid.k
     second = factor[:, 1, 1:] * grid.k[1]
@@ -253,7 +253,7 @@ def _pullback(grad: Tensor, mean: Tensor, factor: Tensor, grid: FourierGrid) -> 
     """Gradients in mean and factor; of differentiable operations."""
     phase = mean @ grid.k
     cosine, sine = phase.cos(), phase.sin()
-    first, second, squared = _stretched(factor, grid)
+    first, second, squared = _stretch(factor, grid)
     profile = characteristic(squared, grid.order, grid.end)
     to_cosine, to_sine = (grad @ grid.functions.mT).chunk(2, -1)  # [rows, frequencies]
     to_mean = (profile * (cosine * to_sine - sine * to_cosine)) @ grid.k.mT

@@ -84,7 +84,8 @@ def _grid_masses(density: Elliptical, height: int, width: int) -> Tensor:
         bounds = left.expand_as(start)[some], right.expand_as(start)[some]
         of_some = family if family.number is not None else BetaGaussian(alpha[some], 2)
         if crosses:
-            mass_below[some] += _crossed(of_some, *bounds, *(x.expand_as(start)[some] for x in (edges, b, c, reach)))
+            coordinates = (x.expand_as(start)[some] for x in (edges, b, c, reach))
+            mass_below[some] += _mass_across(of_some, *bounds, *coordinates)
         else:
             mass_below[some] += _marginal_masses(of_some, *bounds)
     return mass_below.diff(dim=1).clamp(min=0).transpose(0, 1).movedim((0, 1), (-2, -1))
@@ -101,15 +102,15 @@ def _marginal_masses(family: BetaGaussian, low: Tensor, high: Tensor) -> Tensor:
     return (right - left) / (3 * math.pi)
 
 
-def _crossed(
+def _mass_across(
     family: BetaGaussian, start: Tensor, end: Tensor, edges: Tensor, b: Tensor, c: Tensor, reach: Tensor
 ) -> Tensor:
     """Return the mass below edges where they cross the density, u from `start` to `end`, all [cells]."""
     points = POINTS
     if family.number == 1 and start.numel():  # smooth at the ends: as many as the bound for the widest panel
         steepness = float(((end - start) / 2 * (1 + (b / c).square()).sqrt()).amax())
-        points = quadrature_sizes.needed(
-            quadrature_sizes.Weighted(1.0), quadrature_sizes.Growth(0.0, steepness), start.dtype
+        points = quadrature_sizes.least_points(
+            quadrature_sizes.WeightedRule(1.0), quadrature_sizes.Growth(0.0, steepness), start.dtype
         )
     x, weights = (n.unsqueeze(-1) for n in gauss_legendre(points).to(start))
     if family.number != 1:  # points crowd at the ends, where some power of the distance vanishes

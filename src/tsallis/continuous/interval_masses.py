@@ -94,9 +94,9 @@ def standard_masses(family: Family, low: Tensor, high: Tensor) -> Tensor:
         left_mass = (left[1] - left[0]) * (2 + left[0] + left[1])
         return (left_mass + (right[1] - right[0]) * (2 - right[0] - right[1])) / 2
     if isinstance(family, BetaGaussian):
-        return _integrated(family, low, high)
+        return _integrate(family, low, high)
     # Not smooth at the mean.
-    return _integrated(family, low.clamp(max=0), high.clamp(max=0)) + _integrated(
+    return _integrate(family, low.clamp(max=0), high.clamp(max=0)) + _integrate(
         family, low.clamp(min=0), high.clamp(min=0)
     )
 
@@ -118,7 +118,7 @@ def _laplace_below(u: Tensor) -> Tensor:
     return torch.where(u < 0, tail, 1 - tail)
 
 
-def _integrated(family: Family, low: Tensor, high: Tensor) -> Tensor:
+def _integrate(family: Family, low: Tensor, high: Tensor) -> Tensor:
     at = substitution(family, low, high, family.reach(low))
     points = FEW if isinstance(at, Sines) and not at.twice else POINTS
     x, weights = (v.reshape(-1, *[1] * low.dim()) for v in gauss_legendre(points).to(low))

@@ -84,7 +84,7 @@ def gauss_jacobi(points: int, a: float, b: float) -> Rule:
         square = 4 * n * (n + a) * (n + b) * (n + a + b) / (m.square() * (m + 1) * (m - 1))
         square[:1] = 4 * (1 + a) * (1 + b) / ((2 + a + b) ** 2 * (3 + a + b))  # the ratio above is 0/0 at a + b = -1
     rule = _golub_welsch(torch.cat([diagonal.new_tensor([first]), diagonal]), square.sqrt())
-    return _mirrored(rule) if a == b else rule
+    return _mirror(rule) if a == b else rule
 
 
 def gauss_legendre(points: int) -> Rule:
@@ -106,7 +106,7 @@ def gauss_hermite(points: int) -> Rule:
     3.0
     """
     n = _range(_check_points(points))
-    return _mirrored(_golub_welsch(torch.zeros(points, dtype=torch.float64, device="cpu"), n.sqrt()))
+    return _mirror(_golub_welsch(torch.zeros(points, dtype=torch.float64, device="cpu"), n.sqrt()))
 
 
 @constant
@@ -121,7 +121,7 @@ def gauss_laguerre(points: int) -> Rule:
     return _golub_welsch(2 * n - 1, n[:-1])
 
 
-def _mirrored(rule: Rule) -> Rule:
+def _mirror(rule: Rule) -> Rule:
     """Make the rule of an even weight symmetric to the last bit."""
     nodes, weights = rule
     return Rule((nodes - nodes.flip(0)) / 2, (weights + weights.flip(0)) / 2)

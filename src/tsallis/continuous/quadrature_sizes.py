@@ -39,7 +39,7 @@ SINGLE_TOLERANCE = 1e-6
 STEPS = 16  # growths come in so many steps an octave, that few bounds are ever computed
 SPAN = math.sqrt(2 * TAIL)  # standard deviations that hold all of a normal density but exp(-TAIL)
 ETAS = tuple(0.004 * 1.2**k for k in range(42))  # any of them gives a bound
-_warned: set[tuple[str, int]] = set()
+_warnings: set[tuple[str, int]] = set()
 
 
 class Growth(NamedTuple):
@@ -89,7 +89,7 @@ def _least(log_size: list[float], order: int) -> float:
 
 
 @dataclass(frozen=True)
-class Weighted:
+class WeightedRule:
     """Gauss rules whose weight is the density, on a support of half-width `span`, along a radius (4 degrees a ring), or
     in the angle (1 degree a point)."""
 
@@ -217,7 +217,7 @@ class Roots:
         return _least(sizes, 2 * points - 2 * growth.degree)
 
 
-def _rounded(n: int) -> int:
+def _round_up(n: int) -> int:
     """Round up to one of a few numbers, so that few rules are ever made."""
     step = 1 if n <= 32 else 4 if n <= 128 else 32
     return -(-n // step) * step
@@ -227,10 +227,11 @@ def _in_steps(x: float) -> float:
     return 2.0 ** (math.ceil(math.log2(x) * STEPS) / STEPS) if x > 0 else 0.0
 
 
-def needed(error: Error, growth: Growth, dtype: torch.dtype) -> int:
+def least_points(error: Error, growth: Growth, dtype: torch.dtype) -> int:
     """Return the number of points from which on the bound is below the tolerance of the dtype.
 
-    >>> needed(Weighted(1.0), Growth(0.0, 10.0), torch.float32), needed(Weighted(1.0), Growth(50.0, 0.0), torch.float64)
+    >>> rule = WeightedRule(1.0)
+    >>> least_points(rule, Growth(0.0, 10.0), torch.float32), least_points(rule, Growth(50.0, 0.0), torch.float64)
     (31, 45)
     """
     growth = growth.or_default(error.span)
@@ -270,10 +271,10 @@ def points_for(error: Error, growth: Growth, tolerance: float) -> int:
 def enough(error: Error, growth: Growth, dtype: torch.dtype, largest: int = LARGEST, what: str = "points") -> int:
     """Return the number of points needed, or the most there may be, with a warning of the remaining error."""
     growth = growth.or_default(error.span)
-    count = needed(error, growth, dtype)
+    count = least_points(error, growth, dtype)
     if count > largest:
         _warn(error.log_error(largest, growth), count, largest, what)
-    return min(_rounded(count), largest)
+    return min(_round_up(count), largest)
 
 
 def fewer(
@@ -287,7 +288,7 @@ def fewer(
     elif growth.frequency == growth.sharpness == 0:
         make = first
     else:
-        make = min(rules, key=lambda make: needed(rules[make], growth, dtype))
+        make = min(rules, key=lambda make: least_points(rules[make], growth, dtype))
     return make, enough(rules[make], growth, dtype)
 
 
@@ -295,15 +296,15 @@ def on_disk(radial: Error, span: float, growth: Growth, dtype: torch.dtype) -> t
     """Return the numbers of radial and angular points."""
     return (
         enough(radial, growth, dtype, LARGEST_RADIAL, "rings"),
-        enough(Weighted(span, 1), growth, dtype, LARGEST_ANGULAR, "angles"),
+        enough(WeightedRule(span, 1), growth, dtype, LARGEST_ANGULAR, "angles"),
     )
 
 
 def _warn(log_error: float, count: int, largest: int, what: str) -> None:
     """Warn once for each size of error."""
     size = math.ceil(min(0.0, log_error / math.log(10)))
-    if (what, size) not in _warned:
-        _warned.add((what, size))
+    if (what, size) not in _warnings:
+        _warnings.add((what, size))
         warnings.warn(
             f"basis functions are so narrow beside the density that {largest} {what} leave an error of up to "
             f"1e{size:+03d} of their peak, where {count} would do: give as many by points=, widen the functions or "

@@ -16,7 +16,7 @@ from tsallis.functional.rows import check_floating, result_dtype
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.transforms import traced
 
-KEPT = 128  # regressions a value function remembers
+CACHE_SIZE = 128  # regressions a value function remembers
 
 
 def cell_centres(length: int) -> Tensor:
@@ -145,19 +145,19 @@ class Signal:
                 f"a density of batch shape {tuple(density.batch_shape)} doesn't fit a signal of {tuple(batch)}"
             )
         flat = expectations.flatten(len(batch), -2) if inner else expectations.unsqueeze(-2)
-        context = self._combined(flat)  # [batch..., any, d]
+        context = self._combine(flat)  # [batch..., any, d]
         return context.reshape(*context.shape[:-2], *inner, context.shape[-1])
 
     def _batch(self) -> torch.Size:
         return self.coefficients.shape[:-2]
 
-    def _combined(self, expectations: Tensor) -> Tensor:
+    def _combine(self, expectations: Tensor) -> Tensor:
         """Turn [batch..., any, functions] into [batch..., any, d]."""
         context: Tensor = expectations.to(self.coefficients.dtype) @ self.coefficients
         return context
 
 
-class _Fitted(Signal):
+class _RegressionSignal(Signal):
     r"""A signal of observations H, whose coefficients :math:`G^\top H` are computed where they are worth it.
 
     The context of few queries is :math:`(E_p[\psi]\, G^\top) H` at the price of some rows, not of all functions.
@@ -178,16 +178,16 @@ class _Fitted(Signal):
 
     def heads(self, count: int) -> Signal:
         solver = self.solver.unsqueeze(-3) if self.solver.dim() > 2 else self.solver
-        return _Fitted(self.basis, solver, _parts(self.observations, count), self.dtype)
+        return _RegressionSignal(self.basis, solver, _parts(self.observations, count), self.dtype)
 
     def _batch(self) -> torch.Size:
         return torch.Size(torch.broadcast_shapes(self.observations.shape[:-2], self.solver.shape[:-2]))
 
-    def _combined(self, expectations: Tensor) -> Tensor:
+    def _combine(self, expectations: Tensor) -> Tensor:
         rows, (length, functions), d = expectations.shape[-2], self.solver.shape[-2:], self.observations.shape[-1]
         few = rows * length * (functions + d) < functions * d * (length + rows)
         if not few or self._computed is not None:
-            return super()._combined(expectations)
+            return super()._combine(expectations)
         with torch.autocast(expectations.device.type, enabled=False):
             shares = expectations.to(self.solver.dtype) @ self.solver.mT  # [batch..., any, length]
             context: Tensor = (shares @ self.observations).to(self.dtype)
@@ -266,7 +266,7 @@ class ValueFunction(nn.Module):
         h = upcast(values)
         if keep is not None:
             h = torch.where(keep.unsqueeze(-1), h, 0)
-        return _Fitted(self.basis, solver.to(h.dtype), h, result_dtype(values))
+        return _RegressionSignal(self.basis, solver.to(h.dtype), h, result_dtype(values))
 
     def _mask(
         self, values: Tensor, lengths: Tensor | Sequence[int] | None, mask: Tensor | None, positions: Tensor | None
@@ -306,21 +306,21 @@ class ValueFunction(nn.Module):
                 raise ValueError(
                     f"in the plane give positions, or a grid of height and width for {size} values, got {grid}"
                 )
-            solver = self._fixed(("grid", *grid), values)
+            solver = self._cell_solver(("grid", *grid), values)
             return solver if keep is None else self._at_positions(values, grid_centres(*grid), keep)
         if lengths is None:
-            return self._fixed(("line", size), values)
+            return self._cell_solver(("line", size), values)
         each = torch.as_tensor(lengths)
         if traced() or not each.numel():
             return self._in_cells(each.to(values.device), size, keep)
         distinct, index = each.unique(return_inverse=True)
-        padded = [self._padded(int(length), size, values) for length in distinct.tolist()]
+        padded = [self._pad(int(length), size, values) for length in distinct.tolist()]
         return torch.stack(padded)[index.to(values.device)]
 
-    def _padded(self, length: int, size: int, like: Tensor) -> Tensor:
-        return nn.functional.pad(self._fixed(("line", length), like), (0, 0, 0, size - length))
+    def _pad(self, length: int, size: int, like: Tensor) -> Tensor:
+        return nn.functional.pad(self._cell_solver(("line", length), like), (0, 0, 0, size - length))
 
-    def _fixed(self, layout: tuple[object, ...], like: Tensor) -> Tensor:
+    def _cell_solver(self, layout: tuple[object, ...], like: Tensor) -> Tensor:
         """Return the solver [length, functions] of equal cells, remembered as long as the basis stays what it is.
 
         A tracer solves it in its graph: it can't see whether the basis stays.
@@ -328,20 +328,20 @@ class ValueFunction(nn.Module):
         dtype = upcast(like).dtype
         if traced():
             with torch.no_grad():
-                return self._solved(layout, like.device).to(dtype)
+                return self._solve(layout, like.device).to(dtype)
         versions = tuple((b.data_ptr(), b._version) for b in self.basis.buffers())
         key = (layout, like.device, dtype, self.ridge, versions)
         if key in self._solvers:
             self._solvers.move_to_end(key)
             return self._solvers[key]
         with torch.inference_mode(False), torch.no_grad():
-            solver = self._solved(layout, like.device).to(dtype)
+            solver = self._solve(layout, like.device).to(dtype)
         self._solvers[key] = solver
-        while len(self._solvers) > KEPT:
+        while len(self._solvers) > CACHE_SIZE:
             self._solvers.popitem(last=False)
         return solver
 
-    def _solved(self, layout: tuple[object, ...], device: torch.device) -> Tensor:
+    def _solve(self, layout: tuple[object, ...], device: torch.device) -> Tensor:
         """Solve the regression at the centres of equal cells [length, functions], in float64."""
         kind, *numbers = layout
         t = cell_centres(*numbers) if kind == "line" else grid_centres(*numbers)  # type: ignore[arg-type]

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from tsallis.data.ragged import Ragged, Rows
+from tsallis.data.ragged import RaggedRows, Rows
 from tsallis.errors import InputError
 from tsallis.special_symbols import BOS, EOS, PAD, UNK
 
-IGNORED = -100
+IGNORE_INDEX = -100
 
 Ints = NDArray[np.int64]
 
@@ -54,7 +54,7 @@ class Batch:
     @property
     def tokens(self) -> int:
         """The number of target symbols that count, ends included."""
-        return int((self.tgt_out != IGNORED).sum())
+        return int((self.tgt_out != IGNORE_INDEX).sum())
 
     @property
     def src_tokens(self) -> int:
@@ -62,16 +62,16 @@ class Batch:
         return int(self.src_lengths.sum())
 
 
-def counted(tgt_out: Tensor) -> Tensor:
+def has_loss(tgt_out: Tensor) -> Tensor:
     """Tell which target symbols have a loss; one that the vocabulary lacks has none, it would be infinite."""
-    return (tgt_out != IGNORED) & (tgt_out != UNK)
+    return (tgt_out != IGNORE_INDEX) & (tgt_out != UNK)
 
 
 def make_batch(src: Rows, tgt: Rows, index: Sequence[int], empty_sources: bool = False) -> Batch:
     """Return some rows of encoded sources and targets as a batch.
 
     Args:
-        src: symbols of each source, as lists or :class:`~tsallis.data.ragged.Ragged`.
+        src: symbols of each source, as lists or :class:`~tsallis.data.ragged.RaggedRows`.
         tgt: symbols of each target, without start and end.
         index: the numbers of the rows.
         empty_sources: whether a source may have no symbols.
@@ -94,10 +94,10 @@ def make_batch(src: Rows, tgt: Rows, index: Sequence[int], empty_sources: bool =
     targets, tgt_lengths = _flat(tgt, rows)
     if not empty_sources and not src_lengths.all():
         raise ValueError(f"row {rows[int(src_lengths.argmin())]} has an empty source")
-    tgt_in = _padded(targets, tgt_lengths, PAD, start=BOS)
-    tgt_out = _padded(targets, tgt_lengths, IGNORED, end=EOS)
+    tgt_in = _pad(targets, tgt_lengths, PAD, start=BOS)
+    tgt_out = _pad(targets, tgt_lengths, IGNORE_INDEX, end=EOS)
     return Batch(
-        torch.from_numpy(_padded(sources, src_lengths, PAD)),
+        torch.from_numpy(_pad(sources, src_lengths, PAD)),
         torch.from_numpy(src_lengths),
         torch.from_numpy(tgt_in),
         torch.from_numpy(tgt_out),
@@ -107,14 +107,14 @@ def make_batch(src: Rows, tgt: Rows, index: Sequence[int], empty_sources: bool =
 
 def _flat(data: Rows, rows: list[int]) -> tuple[NDArray[Any], Ints]:
     """Return the symbols of some rows, one row after the other, and the rows' lengths."""
-    if isinstance(data, Ragged):
+    if isinstance(data, RaggedRows):
         return data.rows(rows)
-    chosen = [data[i] for i in rows]
-    lengths = np.fromiter(map(len, chosen), np.int64, len(chosen))
-    return np.fromiter(chain.from_iterable(chosen), np.int64, int(lengths.sum())), lengths
+    selection = [data[i] for i in rows]
+    lengths = np.fromiter(map(len, selection), np.int64, len(selection))
+    return np.fromiter(chain.from_iterable(selection), np.int64, int(lengths.sum())), lengths
 
 
-def _padded(flat: NDArray[Any], lengths: Ints, fill: int, start: int | None = None, end: int | None = None) -> Ints:
+def _pad(flat: NDArray[Any], lengths: Ints, fill: int, start: int | None = None, end: int | None = None) -> Ints:
     """Return rows [rows, width] of these lengths, each with the start before it or the end after it, if any."""
     before = int(start is not None)
     padded = np.full((len(lengths), int(lengths.max()) + before + int(end is not None)), fill, np.int64)

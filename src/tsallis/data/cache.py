@@ -14,7 +14,7 @@ from typing import Any
 from tsallis.data.io import lock_file, read_json, write_atomic
 from tsallis.errors import InputError
 
-SETTLED = 2.0  # seconds after which a file's times tell a change: some file systems count in whole seconds
+SETTLING_SECONDS = 2.0  # seconds after which a file's times tell a change: some file systems count in whole seconds
 
 
 def key_of(made_from: dict[str, Any]) -> str:
@@ -45,7 +45,7 @@ def fingerprint(path: Path, cache: Path) -> str:
         after = _stamp(path)
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
-    if after == before and time.time_ns() - max(before[2:]) > SETTLED * 1e9:
+    if after == before and time.time_ns() - max(before[2:]) > SETTLING_SECONDS * 1e9:
         write_atomic(remembered, json.dumps({"stamp": before, "sha256": digest.hexdigest()}))
     return digest.hexdigest()
 

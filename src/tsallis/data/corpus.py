@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tsallis.data.batching import Batch, make_batch
-from tsallis.data.ragged import Ragged, Rows, digest_of
+from tsallis.data.ragged import RaggedRows, Rows, digest_of
 from tsallis.data.subwords import Subwords
 
-PROBED = 2048  # rows by which the growth of sampled segmentations is measured
-KEPT = 0.99  # share of them that a limit leaves as they are
+PROBE_ROWS = 2048  # rows by which the growth of sampled segmentations is measured
+UNCUT_SHARE = 0.99  # share of them that a limit leaves as they are
 SPARE = 4  # symbols: short rows vary more
 
 
@@ -34,7 +34,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Encoded sources and targets, lists or :class:`~tsallis.data.ragged.Ragged`.
+    """Encoded sources and targets, lists or :class:`~tsallis.data.ragged.RaggedRows`.
 
     Targets are empty where an example has no form.
 
@@ -87,9 +87,9 @@ class LengthBatches(Sequence[Batch]):
 
     def __getitem__(self, index: int | slice) -> Batch | LengthBatches:
         if isinstance(index, slice):
-            chosen = object.__new__(LengthBatches)
-            chosen.corpus, chosen.parts = self.corpus, self.parts[index]
-            return chosen
+            selection = object.__new__(LengthBatches)
+            selection.corpus, selection.parts = self.corpus, self.parts[index]
+            return selection
         return self.corpus.batch(self.parts[index].tolist())
 
 
@@ -116,8 +116,8 @@ class SampledCorpus:
     """
 
     best: Corpus
-    src_text: Ragged
-    tgt_text: Ragged
+    src_text: RaggedRows
+    tgt_text: RaggedRows
     src_subwords: Subwords
     tgt_subwords: Subwords
     alpha: float = 0.1
@@ -157,9 +157,9 @@ class SampledCorpus:
         rows = [int(i) for i in index]
         sides: list[list[Any]] = []
         for side, best in enumerate((self.src, self.tgt)):
-            drawn = self._draw(rows, epoch, side)
+            draws = self._draw(rows, epoch, side)
             limits = self._limits[rows, side].tolist()
-            sides.append([d if len(d) <= n else best[i] for i, d, n in zip(rows, drawn, limits, strict=True)])
+            sides.append([d if len(d) <= n else best[i] for i, d, n in zip(rows, draws, limits, strict=True)])
         return replace(make_batch(sides[0], sides[1], range(len(rows))), index=tuple(rows))
 
     def batches(self, size: int, rows: int | None = None) -> LengthBatches:
@@ -170,19 +170,19 @@ class SampledCorpus:
         """Return a hash of everything that batches are made from."""
         models = f"{self.src_subwords.fingerprint()} {self.tgt_subwords.fingerprint()}"
         texts = f"{self.src_text.digest} {self.tgt_text.digest}"
-        drawn = f"{self.alpha!r} {self.seed} {self.max_length}"
-        return hashlib.sha256(f"{self.best.digest()} {models} {texts} {drawn}".encode()).hexdigest()
+        sampling = f"{self.alpha!r} {self.seed} {self.max_length}"
+        return hashlib.sha256(f"{self.best.digest()} {models} {texts} {sampling}".encode()).hexdigest()
 
     @cached_property
     def _limits(self) -> NDArray[np.int32]:
         """[rows, 2] the longest segmentation that a row may have in any epoch."""
         best = self.best.lengths().numpy()
-        rows = np.linspace(0, len(self) - 1, min(len(self), PROBED)).astype(np.int64)
+        rows = np.linspace(0, len(self) - 1, min(len(self), PROBE_ROWS)).astype(np.int64)
         limits = best.copy()
         for side in range(2):
-            drawn = np.array([len(d) for d in self._draw(rows.tolist(), -1, side)])
-            growth = (drawn - SPARE) / np.maximum(best[rows, side], 1)
-            limits[:, side] = best[:, side] * max(1.0, np.quantile(growth, KEPT)) + SPARE
+            draws = np.array([len(d) for d in self._draw(rows.tolist(), -1, side)])
+            growth = (draws - SPARE) / np.maximum(best[rows, side], 1)
+            limits[:, side] = best[:, side] * max(1.0, np.quantile(growth, UNCUT_SHARE)) + SPARE
         if self.max_length is not None:
             limits = np.minimum(limits, self.max_length)
         return np.maximum(limits, best)
@@ -198,9 +198,9 @@ def _seed(*parts: int) -> int:
 
 
 def _lengths(rows: Rows) -> Tensor:
-    counts = rows.lengths if isinstance(rows, Ragged) else np.fromiter(map(len, rows), np.int64, len(rows))
+    counts = rows.lengths if isinstance(rows, RaggedRows) else np.fromiter(map(len, rows), np.int64, len(rows))
     return torch.from_numpy(counts.astype(np.int32))
 
 
 def _digest(rows: Rows) -> str:
-    return rows.digest if isinstance(rows, Ragged) else digest_of(rows)
+    return rows.digest if isinstance(rows, RaggedRows) else digest_of(rows)

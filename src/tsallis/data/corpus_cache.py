@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tsallis.data.cache import fingerprint, key_of, locked
 from tsallis.data.corpus import Corpus, Counts, SampledCorpus
 from tsallis.data.io import read_json, stream_lines, write_atomic
-from tsallis.data.ragged import Ragged, RaggedWriter, type_for
+from tsallis.data.ragged import RaggedRows, RaggedWriter, type_for
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError, describe
 
@@ -121,10 +121,10 @@ class _Side:
         self.rows = stack.enter_context(RaggedWriter(folder / name, type_for(len(subwords)), made_from))
         self.text = stack.enter_context(RaggedWriter(folder / f"{name}.text", "<u1")) if text else None
 
-    def extend(self, rows: Sequence[NDArray[np.int32]], lines: Sequence[str], chosen: list[int]) -> None:
-        self.rows.extend([rows[i] for i in chosen])
+    def extend(self, rows: Sequence[NDArray[np.int32]], lines: Sequence[str], selection: list[int]) -> None:
+        self.rows.extend([rows[i] for i in selection])
         if self.text is not None:
-            self.text.extend([np.frombuffer(lines[i].encode(), np.uint8) for i in chosen])
+            self.text.extend([np.frombuffer(lines[i].encode(), np.uint8) for i in selection])
 
     def finish(self) -> None:
         self.rows.finish()
@@ -148,7 +148,7 @@ def open_corpus(folder: Path | str) -> Corpus:
         counts = Counts(**content["counts"])
     except (KeyError, TypeError) as error:
         raise InputError(f"{folder / CORPUS}: not the description of a corpus (format, counts)") from error
-    src, tgt = Ragged.open(folder / "src"), Ragged.open(folder / "tgt")
+    src, tgt = RaggedRows.open(folder / "src"), RaggedRows.open(folder / "tgt")
     if not len(src) == len(tgt) == counts.rows:
         raise InputError(f"{folder}: expected {counts.rows} pairs, found {len(src)} sources and {len(tgt)} targets")
     return Corpus(src, tgt, counts)
@@ -223,7 +223,7 @@ def cached_sampled_corpus(
     See :class:`~tsallis.data.corpus.SampledCorpus` for `alpha` and `seed`; another one needs no encoding.
     """
     folder = _entry(Path(cache_folder), src_path, tgt_path, src, tgt, max_length, keep_text=True)
-    texts = Ragged.open(folder / "src.text"), Ragged.open(folder / "tgt.text")
+    texts = RaggedRows.open(folder / "src.text"), RaggedRows.open(folder / "tgt.text")
     return SampledCorpus(open_corpus(folder), *texts, src, tgt, alpha, seed, max_length)
 
 
@@ -278,7 +278,7 @@ def _writable(cache: Path) -> Iterator[None]:
 def _whole(entry: Path, keep_text: bool) -> bool:
     try:
         corpus = open_corpus(entry)
-        texts: Sequence[Ragged] = [Ragged.open(entry / f"{n}.text") for n in SIDES if keep_text]
+        texts: Sequence[RaggedRows] = [RaggedRows.open(entry / f"{n}.text") for n in SIDES if keep_text]
     except InputError:
         return False
     return all(len(text) == len(corpus) for text in texts)
@@ -286,15 +286,15 @@ def _whole(entry: Path, keep_text: bool) -> bool:
 
 def _make(entry: Path, write: Callable[[Path], object], whole: Callable[[Path], bool]) -> None:
     """Write a folder beside its place and rename it when it is whole."""
-    made = Path(tempfile.mkdtemp(prefix=f".{entry.name}.", suffix=".tmp", dir=entry.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{entry.name}.", suffix=".tmp", dir=entry.parent))
     try:
-        write(made / "new")
+        write(temporary / "new")
         try:
-            (made / "new").rename(entry)
+            (temporary / "new").rename(entry)
         except OSError:
             # Where there are no locks another process may have been quicker: what it made is the same.
             if not whole(entry):
-                entry.rename(made / "old")  # a damaged one makes room; a process that has it mapped keeps it
-                (made / "new").rename(entry)
+                entry.rename(temporary / "old")  # a damaged one makes room; a process that has it mapped keeps it
+                (temporary / "new").rename(entry)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)

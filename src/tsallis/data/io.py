@@ -22,11 +22,11 @@ from tsallis.errors import InputError, memory_for
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of a file system without any
 # Not there on every system: a fifo opened without it waits for whoever writes into it.
 NONBLOCK = getattr(os, "O_NONBLOCK", 0)
-PACKED = ("", ".xz", ".gz")  # what the name of a text file may have behind it
+PACKED_ENDINGS = ("", ".xz", ".gz")  # what the name of a text file may have behind it
 LONGEST = 1 << 24  # bytes of a line
 PLAUSIBLE = 1 << 26  # bytes that anything may unpack to
 RATIO = 200  # times its size that a longer text may unpack to
-DAMAGED = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
+DAMAGE_ERRORS = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
 OPEN_ALREADY = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # names of what the process was started with
 
 
@@ -174,7 +174,7 @@ def lock_file(handle: int, wait: bool) -> bool:
     return True
 
 
-def find_packed(path: Path | str, endings: Sequence[str] = PACKED) -> Path | None:
+def find_packed(path: Path | str, endings: Sequence[str] = PACKED_ENDINGS) -> Path | None:
     """Return the file of that name, or that name with one of the endings behind it."""
     path = Path(path)
     return next((candidate for ending in endings if (candidate := path.with_name(path.name + ending)).is_file()), None)
@@ -219,7 +219,7 @@ def input_errors(path: Path | str) -> Iterator[None]:
     try:
         with memory_for(f"{path}: its content"):
             yield
-    except DAMAGED as error:
+    except DAMAGE_ERRORS as error:
         raise InputError(f"{path}: can't be unpacked as {Path(path).suffix}: {error}") from error
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from error

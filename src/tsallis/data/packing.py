@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from tsallis.data.batching import IGNORED, Batch, make_batch
+from tsallis.data.batching import IGNORE_INDEX, Batch, make_batch
 from tsallis.data.corpus import Corpus, LengthBatches
-from tsallis.data.ragged import Ragged, digest_of, type_for
+from tsallis.data.ragged import RaggedRows, digest_of, type_for
 from tsallis.errors import InputError
 from tsallis.special_symbols import BOS, EOS, PAD
 
-MASKED = 1 << 26  # pairs of tokens of a batch, of which a mask says which belong to one text
+MASK_LIMIT = 1 << 26  # pairs of tokens of a batch, of which a mask says which belong to one text
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class PackedCorpus(Corpus):
         return counts - torch.tensor([0, 1], dtype=counts.dtype)
 
     def batch(self, index: Sequence[int], epoch: int = 0) -> Batch:
-        assert isinstance(self.tgt, Ragged)
+        assert isinstance(self.tgt, RaggedRows)
         rows = np.asarray(index, np.int64)
         starts = self.tgt.offsets[rows]
         lengths = self.tgt.offsets[rows + 1] - starts
@@ -58,14 +58,14 @@ class PackedCorpus(Corpus):
         tokens = self.stream[offsets.clip(max=len(self.stream) - 1)].astype(np.int64)
         within = np.arange(tokens.shape[1] - 1) < lengths[:, None]
         tgt_in, following = np.where(within, tokens[:, :-1], PAD), tokens[:, 1:]
-        tgt_out = np.where(within, np.where(following == BOS, EOS, following), IGNORED)
+        tgt_out = np.where(within, np.where(following == BOS, EOS, following), IGNORE_INDEX)
         empty = torch.zeros(len(rows), 0, dtype=torch.long), torch.zeros(len(rows), dtype=torch.long)
         return Batch(*empty, torch.from_numpy(tgt_in), torch.from_numpy(tgt_out), tuple(map(int, rows)))
 
     def batches(self, size: int, rows: int | None = None) -> LengthBatches:
         """Return all rows, or the first `rows` of them, at most `size` together and fewer where they are long."""
         longest = int(self.lengths()[:, 1].max()) + 1
-        return LengthBatches(self, max(1, min(size, MASKED // longest**2)), rows)
+        return LengthBatches(self, max(1, min(size, MASK_LIMIT // longest**2)), rows)
 
     def digest(self) -> str:
         """Return a hash of all symbols in their rows."""
@@ -110,6 +110,6 @@ def pack(texts: Iterable[ArrayLike], length: int, symbols: int) -> PackedCorpus:
     if not parts:
         raise InputError("there is no text with symbols in it")
     stream = np.concatenate([*parts, start.astype(kind)])
-    rows = Ragged(stream[:-1], np.array([*offsets, total], np.int64))
-    nothing = Ragged(stream[:0], np.zeros(len(rows) + 1, np.int64))
+    rows = RaggedRows(stream[:-1], np.array([*offsets, total], np.int64))
+    nothing = RaggedRows(stream[:0], np.zeros(len(rows) + 1, np.int64))
     return PackedCorpus(nothing, rows, stream=stream)

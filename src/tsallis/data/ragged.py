@@ -40,7 +40,7 @@ def type_for(symbols: int) -> str:
     return "<u1" if symbols <= 1 << 8 else "<u2" if symbols <= 1 << 16 else "<u4"
 
 
-class Ragged(Sequence[Row]):
+class RaggedRows(Sequence[Row]):
     """Rows of integers of any lengths; indexing gives an array, without a copy.
 
     Args:
@@ -49,7 +49,7 @@ class Ragged(Sequence[Row]):
         folder: where they lie, if in one.
         manifest: what the folder says of them.
 
-    >>> rows = Ragged.of([[4, 5, 6], [], [7]])
+    >>> rows = RaggedRows.of([[4, 5, 6], [], [7]])
     >>> rows[0].tolist(), len(rows), rows.lengths.tolist()
     ([4, 5, 6], 3, [3, 0, 1])
     >>> tokens, lengths = rows.rows([2, 0])
@@ -67,13 +67,13 @@ class Ragged(Sequence[Row]):
         self.tokens, self.offsets, self.folder, self.manifest = tokens, offsets, folder, manifest or {}
 
     @classmethod
-    def of(cls, rows: Iterable[ArrayLike], dtype: DTypeLike = np.int64) -> Ragged:
+    def of(cls, rows: Iterable[ArrayLike], dtype: DTypeLike = np.int64) -> RaggedRows:
         """Rows held in memory."""
         arrays = [np.asarray(row, dtype) for row in rows]
         return cls(np.concatenate([np.empty(0, dtype), *arrays]), offsets_of([len(a) for a in arrays]))
 
     @classmethod
-    def open(cls, folder: Path | str) -> Ragged:
+    def open(cls, folder: Path | str) -> RaggedRows:
         """Map what :class:`RaggedWriter` wrote; sizes are checked, content is by :meth:`verify`.
 
         Raises:
@@ -114,7 +114,7 @@ class Ragged(Sequence[Row]):
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         """A mapped file goes to another process by its name."""
-        return (Ragged.open, (self.folder,)) if self.folder else (Ragged, (self.tokens, self.offsets))
+        return (RaggedRows.open, (self.folder,)) if self.folder else (RaggedRows, (self.tokens, self.offsets))
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -129,9 +129,9 @@ class Ragged(Sequence[Row]):
 
     def rows(self, index: ArrayLike) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Return the symbols of some rows, one row after the other, and the rows' lengths."""
-        chosen = np.asarray(index, np.int64)
-        starts = self.offsets[chosen]
-        lengths = self.offsets[chosen + 1] - starts
+        indices = np.asarray(index, np.int64)
+        starts = self.offsets[indices]
+        lengths = self.offsets[indices + 1] - starts
         before = np.cumsum(lengths) - lengths
         return self.tokens[np.repeat(starts - before, lengths) + np.arange(lengths.sum())], lengths
 
@@ -141,7 +141,7 @@ class Ragged(Sequence[Row]):
             raise InputError(f"{self.folder}: changed: the content is not what {MANIFEST} says")
 
 
-Rows = Sequence[Sequence[int]] | Ragged
+Rows = Sequence[Sequence[int]] | RaggedRows
 
 
 class RaggedWriter:
@@ -205,7 +205,7 @@ class RaggedWriter:
         self.count += len(arrays)
         self.symbols += len(flat)
 
-    def finish(self) -> Ragged:
+    def finish(self) -> RaggedRows:
         """Flush everything to the disk, then write the manifest; the rows, mapped."""
         for stream in (self._tokens, self._offsets):
             stream.flush()
@@ -220,23 +220,23 @@ class RaggedWriter:
             "made_from": self.made_from,
         }
         write_atomic(self.folder / MANIFEST, json.dumps(facts, indent=1, ensure_ascii=False))
-        return Ragged.open(self.folder)
+        return RaggedRows.open(self.folder)
 
 
 def digest_of(rows: Rows) -> str:
     """Return a hash of rows: the same for the same numbers, wherever and as whatever type they are kept.
 
-    >>> digest_of([[4, 5], [6]]) == digest_of(Ragged.of([[4, 5], [6]], np.uint16)) != digest_of([[4], [5, 6]])
+    >>> digest_of([[4, 5], [6]]) == digest_of(RaggedRows.of([[4, 5], [6]], np.uint16)) != digest_of([[4], [5, 6]])
     True
     """
     digest = _Digest()
-    if isinstance(rows, Ragged):
+    if isinstance(rows, RaggedRows):
         digest.update(np.empty(0, np.int64), rows.lengths)
         for start in range(0, len(rows.tokens), STRIDE):
             digest.update(rows.tokens[start : start + STRIDE], np.empty(0, np.int64))
     else:
         for start in range(0, len(rows), 4096):
-            part = Ragged.of(rows[start : start + 4096])
+            part = RaggedRows.of(rows[start : start + 4096])
             digest.update(part.tokens, part.lengths)
     return digest.hex()
 

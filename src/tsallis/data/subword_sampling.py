@@ -20,7 +20,7 @@ from tsallis.special_symbols import UNK
 
 NORMAL, USER_DEFINED, BYTE = 1, 4, 6  # types of pieces, as the model file numbers them
 UNKNOWN_PENALTY = 10.0  # below the worst piece, as in sentencepiece
-REMEMBERED = 1 << 17  # stretches of text: words come again and again
+CACHE_SIZE = 1 << 17  # stretches of text: words come again and again
 
 Chance = Callable[[], float]
 
@@ -93,7 +93,7 @@ class MergeSampler(Sampler):
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         super().__init__(pieces)
-        self._merged = lru_cache(REMEMBERED)(self._merge)
+        self._merged = lru_cache(CACHE_SIZE)(self._merge)
 
     def draw_stretch(self, stretch: str, alpha: float, chance: Chance) -> Sequence[int]:
         if len(stretch) == 1 or (self._fixed and self._fixed.fullmatch(stretch)):
@@ -154,7 +154,7 @@ class LatticeSampler(Sampler):
         super().__init__(pieces)
         self._longest = max(map(len, self.numbers), default=1)
         self._unknown = min(self.scores.values(), default=0.0) - UNKNOWN_PENALTY
-        self._weighed = lru_cache(REMEMBERED)(self._weigh)
+        self._weighed = lru_cache(CACHE_SIZE)(self._weigh)
 
     def draw_stretch(self, stretch: str, alpha: float, chance: Chance) -> Sequence[int]:
         if len(stretch) == 1 or (self._fixed and self._fixed.fullmatch(stretch)):

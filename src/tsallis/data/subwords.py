@@ -90,8 +90,8 @@ class Subwords:
             InputError: no text, or a size that is too large or too small for it.
         """
         _check(size, kind, coverage, normalization, max_lines)
-        guarded = _Guarded(lines)
-        written = _Written()
+        guarded = _GuardedLines(lines)
+        written = _ModelFile()
         try:
             _sentencepiece().SentencePieceTrainer.train(
                 sentence_iterator=iter(guarded),
@@ -235,7 +235,7 @@ def _check(size: int, kind: str, coverage: float, normalization: str, max_lines:
         raise ValueError(f"max_lines must be above 100, got {max_lines}")
 
 
-class _Guarded:
+class _GuardedLines:
     """Lines for sentencepiece, which turns whatever goes wrong while it reads into an error of its own."""
 
     def __init__(self, lines: Iterable[str]) -> None:
@@ -255,7 +255,7 @@ class _Guarded:
             raise
 
 
-class _Written:
+class _ModelFile:
     """An in-memory file that sentencepiece writes a model to."""
 
     blob = b""

@@ -14,7 +14,7 @@ from torch import Tensor
 from tsallis.data.io import check_file, input_errors, read_lines, stream_lines
 from tsallis.errors import InputError, describe, shorten
 
-EXPECTED = "a word and its numbers, separated by spaces"
+LINE_FORMAT = "a word and its numbers, separated by spaces"
 
 
 @dataclass(frozen=True)
@@ -84,14 +84,14 @@ def _read_text(path: Path | str, symbols: Mapping[str, int]) -> dict[int, Tensor
 def _split_lines(path: Path | str) -> Iterator[tuple[int, str, Sequence[str]]]:
     """Yield the number, the word and the values of each line; a word may hold spaces."""
     size = 0
-    for number, line in enumerate(stream_lines(path, EXPECTED), start=1):
+    for number, line in enumerate(stream_lines(path, LINE_FORMAT), start=1):
         line = line.rstrip()
         if number == 1 and len(line.split()) == 2 and all(part.isdecimal() for part in line.split()):
             continue  # the counts of words and of values
         size = size or len(line.split(" ")) - 1
         word, *values = line.rsplit(" ", size)
         if not size or len(values) < size or not word:
-            raise InputError(f"{path}:{number}: expected {EXPECTED}, {size} of them, found {shorten(line)}")
+            raise InputError(f"{path}:{number}: expected {LINE_FORMAT}, {size} of them, found {shorten(line)}")
         yield number, word, values
 
 
@@ -99,7 +99,7 @@ def _numbers(values: Sequence[str], origin: str) -> list[float]:
     try:
         numbers = [float(value) for value in values]
     except ValueError as error:
-        raise InputError(f"{origin}: expected {EXPECTED}: {error}") from error
+        raise InputError(f"{origin}: expected {LINE_FORMAT}: {error}") from error
     if not all(map(math.isfinite, numbers)):
         raise InputError(f"{origin}: a number is not finite")
     return numbers

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tsallis.data.io import BoundedStream, Stream, TooLarge, decompress
 from tsallis.datasets import converters
-from tsallis.datasets.archive_folders import LONGEST, read_folder, uncompressed, write_files, write_images
+from tsallis.datasets.archive_folders import LONGEST, open_tar, read_folder, write_files, write_images
 from tsallis.datasets.converters import CorruptDownloadError
 from tsallis.datasets.download import Part, SourceFile, check, fetch, known, record_of, same_digest, take_name
 from tsallis.errors import InputError
@@ -22,7 +22,7 @@ LARGEST = 1 << 26  # bytes of what can't be read line by line
 MANY = 20  # parts that are not announced one by one
 # A zip file may be encrypted (RuntimeError), packed in an unknown way (NotImplementedError), or name its members in
 # bytes that are no text (UnicodeDecodeError).
-DAMAGED = (
+DAMAGE_ERRORS = (
     EOFError,
     MemoryError,
     NotImplementedError,
@@ -139,7 +139,7 @@ def _blame(part: Part, where: str) -> Iterator[None]:
         yield
     except TooLarge as error:
         raise CorruptDownloadError(str(error)) from error
-    except DAMAGED as error:
+    except DAMAGE_ERRORS as error:
         raise CorruptDownloadError(f"{where}: can't be unpacked: {error or type(error).__name__}") from error
 
 
@@ -169,7 +169,7 @@ def _member_lines(part: Part, path: Path, where: str) -> Iterator[bytes]:
 @contextmanager
 def _open_part(part: Part, path: Path) -> Iterator[Stream]:
     if part.packing == "tar":
-        with uncompressed(path) as packed, tarfile.open(fileobj=packed, mode="r|") as tar:
+        with open_tar(path) as packed, tarfile.open(fileobj=packed, mode="r|") as tar:
             for member in tar:
                 # A link or a device of that name is not it.
                 content = tar.extractfile(member) if member.name == part.member and member.isreg() else None

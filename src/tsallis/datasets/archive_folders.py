@@ -33,7 +33,7 @@ def _members(part: Part, path: Path) -> Iterator[tuple[tuple[int | str, ...], re
     """Yield the sort key, name match, content and location of each member of a folder that matches."""
     pattern = re.compile(part.member or "")
     keys = set()
-    with uncompressed(path) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+    with open_tar(path) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
             tar.members = []  # type: ignore[attr-defined]  # it would keep a hundred thousand of them
             name = pattern.fullmatch(member.name)
@@ -55,7 +55,7 @@ def _members(part: Part, path: Path) -> Iterator[tuple[tuple[int | str, ...], re
         raise CorruptDownloadError(f"{path.name}: expected {part.count} files {part.member}, found {len(keys)}")
 
 
-def uncompressed(path: Path) -> IO[bytes]:
+def open_tar(path: Path) -> IO[bytes]:
     """Return the tar file in an archive, packed with gzip or xz, or as it is.
 
     tarfile's own reader of gzip takes the end of a header that breaks off for a character.

@@ -10,7 +10,7 @@ from tsallis.datasets.download import Part, SourceFile
 from tsallis.datasets.paraphrase_split import split_pairs
 from tsallis.errors import shorten
 
-LABELLED = re.compile(rb"(\d+) (.*\S.*)")
+LABELLED_LINE = re.compile(rb"(\d+) (.*\S.*)")
 CLOCK = re.compile(r"(\d+):([0-5]\d)")
 POINTER = re.compile(r"(?:\s+in)?(?:\s+the)?\s+image(\d+)\s*\?$")  # the end of a question: which image it is about
 CONTROLS = bytes.maketrans(b"\t\r\n", b"   ")
@@ -70,7 +70,7 @@ def clusters(lines: Iterator[bytes], where: str, part: Part) -> Iterator[bytes]:
 def labelled(lines: Iterator[bytes], where: str) -> Iterator[bytes]:
     """Yield `label<TAB>text` from a number, a blank and a text in UTF-8 or Latin-1: such collections mix the two."""
     for line in lines:
-        match = LABELLED.fullmatch(line.translate(CONTROLS).rstrip())
+        match = LABELLED_LINE.fullmatch(line.translate(CONTROLS).rstrip())
         if not match:
             raise CorruptDownloadError(f"{where}: expected a number and a text, found {line[:50]!r}")
         try:

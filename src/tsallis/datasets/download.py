@@ -191,11 +191,11 @@ def _stream(url: str, part: Path, size: int | None) -> None:
 def _start(answer: HTTPResponse, url: str, have: int, size: int | None) -> tuple[int, int | None]:
     """Return the offset of the answer's bytes and the file's size; refuse an answer that can't be the file, unread."""
     if answer.status == 206:
-        sent = answer.headers.get("Content-Range", "")
-        match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", sent.strip())
+        content_range = answer.headers.get("Content-Range", "")
+        match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", content_range.strip())
         if not match or int(match[1]) != have or (size is not None and match[2] not in ("*", str(size))):
             expected = f"bytes {have}-{size - 1}/{size}" if size is not None else f"bytes from {have} on"
-            raise InputError(f"{url}: expected {expected} of the file, the server sent {sent!r}")
+            raise InputError(f"{url}: expected {expected} of the file, the server sent {content_range!r}")
         return have, size if size is not None or match[2] == "*" else int(match[2])
     # A server that ignores the range answers 200 and sends everything again.
     length = answer.headers.get("Content-Length", "").strip()

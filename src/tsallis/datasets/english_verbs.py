@@ -114,7 +114,7 @@ def _stem(lemma: str, doubles: bool) -> str:
 def paradigms() -> dict[str, tuple[str, tuple[tuple[str, ...], ...]]]:
     """Return every lemma with its split and the right forms of its four cells, from the list of lemmas."""
     entries: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {}
-    listed = _listed()
+    listed = _read_list()
     irregular = {lemma: (forms[0], forms[-1]) for lemma, kind, forms in listed if kind == "irregular"}
     for lemma, kind, forms in listed:
         doubles = kind == "doubling"
@@ -134,7 +134,7 @@ def _split(lemma: str) -> str:
     return {0: "dev", 1: "test"}.get(bucket, "train")
 
 
-def _listed() -> list[tuple[str, str, list[str]]]:
+def _read_list() -> list[tuple[str, str, list[str]]]:
     """Lemma, kind and irregular past forms of every entry of the list."""
     text = files("tsallis.datasets").joinpath("embedded/english_verbs.txt").read_text(encoding="utf-8")
     kind, entries = "", []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tsallis.datasets.download import Part, SourceFile
-from tsallis.datasets.source import Source, table, unpacked
+from tsallis.datasets.source import Source, table, unpack
 
 GITHUB = "https://raw.githubusercontent.com"
 QUESTIONS = "image\tquestion\tanswer"
@@ -56,7 +56,7 @@ def _imdb() -> Source:
     for split in ("train", "test"):
         pattern = rf"aclImdb/{split}/(neg|pos)/(\d+)_(\d+)\.txt"
         part = Part(archive, "tar-folder", pattern, "reviews", count=25_000)
-        entries.append(unpacked(f"{split}.tsv", 25_000, [part]))
+        entries.append(unpack(f"{split}.tsv", 25_000, [part]))
     return Source(
         "imdb",
         "Large Movie Review Dataset 1.0: sentiment of IMDB reviews, 0 or 1, rating, name, text; negative ones first",
@@ -90,9 +90,9 @@ def _easy_vqa() -> Source:
         questions = Part(archive, "tar", f"{inside}/{split}/questions.json", "questions")
         size, sha256 = EASY_VQA[name := f"{split}_questions.tsv"]
         entries.append(SourceFile(name, size=size, sha256=sha256, parts=(questions,), header=QUESTIONS))
-        drawn = Part(archive, "tar-folder", rf"{inside}/{split}/images/(\d+)\.png", count=count)
+        images = Part(archive, "tar-folder", rf"{inside}/{split}/images/(\d+)\.png", count=count)
         size, sha256 = EASY_VQA[name := f"{split}_images.npy"]
-        entries.append(SourceFile(name, size=size, sha256=sha256, parts=(drawn,), holds="images"))
+        entries.append(SourceFile(name, size=size, sha256=sha256, parts=(images,), holds="images"))
     answers = f"{GITHUB}/vzhou842/easy-VQA/{commit}/easy_vqa/data/answers.txt"
     sha256 = "f004fd115e14db5f70a3a4e1b06d89fd76d45d7446a62d12b50ed1ac2a1a824c"
     entries.append(SourceFile("answers.txt", (answers,), 77, sha256))
@@ -136,7 +136,7 @@ def _physionet2012() -> Source:
         part = Part(archive, "tar-folder", rf"(?:\./)?set-{letter}/(\d+)\.txt", "patients", count=4_000)
         entries.append(SourceFile(f"set-{letter}.csv", parts=(part,), header=EVENTS))
         outcomes = SourceFile(f"Outcomes-{letter}.txt", (f"{base}/Outcomes-{letter}.txt",))
-        entries.append(unpacked(f"Outcomes-{letter}.csv", 4_001, [Part(outcomes, "plain")]))
+        entries.append(unpack(f"Outcomes-{letter}.csv", 4_001, [Part(outcomes, "plain")]))
     return Source(
         "physionet2012",
         "PhysioNet/Computing in Cardiology Challenge 2012: 48 hours in intensive care, sets a and b",

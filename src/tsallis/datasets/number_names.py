@@ -53,7 +53,12 @@ THINGS = _pairs(
 )
 UNITS = _pairs("Euro/euros Dollar/dollars Meter/meters Kilometer/kilometers")
 ADJECTIVES = _pairs("rote/red blaue/blue alte/old neue/new kleine/small große/big")
-RANKED = (("der", "Tag", "day"), ("die", "Woche", "week"), ("das", "Kapitel", "chapter"), ("der", "Versuch", "attempt"))
+ORDINAL_NOUNS = (
+    ("der", "Tag", "day"),
+    ("die", "Woche", "week"),
+    ("das", "Kapitel", "chapter"),
+    ("der", "Versuch", "attempt"),
+)
 # Subject, verb and its separable prefix.
 EVENTS = (
     ("der Zug", "the train", "fährt", "ab", "leaves"),
@@ -359,7 +364,7 @@ def _price(random: Random) -> Pair:
 
 
 def _rank(random: Random) -> Pair:
-    n, (article, noun, english) = random.between(1, 199), random.choice(RANKED)
+    n, (article, noun, english) = random.between(1, 199), random.choice(ORDINAL_NOUNS)
     return f"{article} {german_ordinal(n)} {noun}", f"the {english_ordinal(n)} {english}"
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from tsallis.datasets.archive import Report, fetch_text
 from tsallis.datasets.download import Part, SourceFile, count_lines, fetch, record_of
 from tsallis.datasets.labelled_sets import SETS
-from tsallis.datasets.source import Source, language_of, table, unpacked
+from tsallis.datasets.source import Source, language_of, table, unpack
 from tsallis.errors import InputError
 
 __all__ = ["SOURCES", "Source", "check_sides", "get", "language_of"]
 SETTINGS = ("high", "medium", "low")  # of the shared task of 2018: training files of three sizes
-PACKED = ".packed"  # what texts are unpacked from, until they all are
+PACKED_FILE = ".packed"  # what texts are unpacked from, until they all are
 
 
 def _sigmorphon2018() -> Source:
@@ -80,7 +80,7 @@ def _kftt() -> Source:
         "Kyoto Free Translation Task 1.0: Wikipedia's Kyoto articles in Japanese and English, not tokenised",
         "CC BY-SA 3.0",
         "Neubig 2011, The Kyoto Free Translation Task, http://www.phontron.com/kftt",
-        tuple(unpacked(n, k, [Part(archive, "tar", f"kftt-data-1.0/data/orig/{n}")]) for n, k in names),
+        tuple(unpack(n, k, [Part(archive, "tar", f"kftt-data-1.0/data/orig/{n}")]) for n, k in names),
         parallel=True,
     )
 
@@ -91,7 +91,7 @@ def _tatoeba() -> Source:
         "deu-eng.zip", (f"https://raw.githubusercontent.com/rioyshky/translation/{commit}/deu-eng.zip",)
     )
     entries = [
-        unpacked(f"{split}.{side}", None, [Part(archive, "zip", "deu.txt", "clusters", split=split, column=column)])
+        unpack(f"{split}.{side}", None, [Part(archive, "zip", "deu.txt", "clusters", split=split, column=column)])
         for split in ("train", "dev", "test")
         for column, side in enumerate(("en", "de"))
     ]
@@ -115,9 +115,9 @@ def _iwslt14() -> Source:
         tests = [Part(archive, "tar", f"de-en/IWSLT14.{s}.de-en.{side}.xml", "segments") for s in sets]
         entries += [
             # One line in 23 for development, and all five sets for the test, as is usual with this corpus.
-            unpacked(f"train.{side}", None, [Part(archive, "tar", talks, "talks", every=-23)]),
-            unpacked(f"dev.{side}", None, [Part(archive, "tar", talks, "talks", every=23)]),
-            unpacked(f"test.{side}", 6_750, tests),
+            unpack(f"train.{side}", None, [Part(archive, "tar", talks, "talks", every=-23)]),
+            unpack(f"dev.{side}", None, [Part(archive, "tar", talks, "talks", every=23)]),
+            unpack(f"test.{side}", 6_750, tests),
         ]
     return Source(
         "iwslt14-de-en",
@@ -137,9 +137,9 @@ def _iwslt17() -> Source:
         sets = [f"de-en/IWSLT17.TED.{s}.de-en.{side}.xml" for s in ("dev2010", *(f"tst{y}" for y in range(2010, 2016)))]
         dev, *test = [Part(archive, "zip", member, "segments") for member in sets]
         entries += [
-            unpacked(f"train.{side}", 206_112, [Part(archive, "zip", f"de-en/train.tags.de-en.{side}", "talks")]),
-            unpacked(f"dev.{side}", 888, [dev]),
-            unpacked(f"test.{side}", 8_079, test),
+            unpack(f"train.{side}", 206_112, [Part(archive, "zip", f"de-en/train.tags.de-en.{side}", "talks")]),
+            unpack(f"dev.{side}", 888, [dev]),
+            unpack(f"test.{side}", 8_079, test),
         ]
     return Source(
         "iwslt17-de-en",
@@ -181,9 +181,9 @@ def _wmt16() -> Source:
         ]
         test = f"test/newstest2016-roen-{'src' if side == 'ro' else 'ref'}.{side}.sgm"
         entries += [
-            unpacked(f"train.{side}", 612_422, train),
+            unpack(f"train.{side}", 612_422, train),
             SourceFile(f"newsdev2016.{side}", (f"{dev}.{side}",), size, sha256, lines=1_999),
-            unpacked(f"newstest2016.{side}", 1_999, [Part(news, "tar", test, "segments")]),
+            unpack(f"newstest2016.{side}", 1_999, [Part(news, "tar", test, "segments")]),
         ]
     return Source(
         "wmt16-ro-en",
@@ -225,11 +225,9 @@ def _wmt14() -> Source:
             Part(news, "tar", f"training/news-commentary-v9.de-en.{side}"),
         ]
         entries += [
-            unpacked(f"train.{side}", 1_920_209 + 2_399_123 + 201_288, train),
-            unpacked(
-                f"newstest2013.{side}", 3_000, [Part(dev, "tar", f"test/newstest2013-src.{side}.sgm", "segments")]
-            ),
-            unpacked(
+            unpack(f"train.{side}", 1_920_209 + 2_399_123 + 201_288, train),
+            unpack(f"newstest2013.{side}", 3_000, [Part(dev, "tar", f"test/newstest2013-src.{side}.sgm", "segments")]),
+            unpack(
                 f"newstest2014.{side}",
                 3_003,
                 [Part(test, "tar", f"test-full/newstest2014-deen-{role}.{side}.sgm", "segments")],
@@ -291,7 +289,7 @@ def get(
         what = "file" if names == sorted(f.name for f in source.files) else "language"
         raise InputError(f"{name} has no {what} {', '.join(map(repr, unknown))}; it has {', '.join(names)}")
     files = [f for f in source.files if languages is None or source.language_of(f.name) in languages]
-    packed = folder / PACKED
+    packed = folder / PACKED_FILE
     paths = []
     for file in files:
         path = folder / file.name

@@ -104,6 +104,6 @@ def table(name: str) -> list[list[str]]:
     return [line.split("\t") for line in text.split("\n")[:-1]]
 
 
-def unpacked(name: str, lines: int | None, parts: Iterable[Part]) -> SourceFile:
+def unpack(name: str, lines: int | None, parts: Iterable[Part]) -> SourceFile:
     """Return a text without a published digest."""
     return SourceFile(name, lines=lines, parts=tuple(parts))

@@ -59,7 +59,7 @@ class SyntheticTask:
         return self.make(random, length)
 
 
-def _answered(tokens: list[int], answer: list[int]) -> SyntheticExample:
+def _with_answer(tokens: list[int], answer: list[int]) -> SyntheticExample:
     """Return an input, the separator and the output, whose tokens are predicted one by one."""
     targets = [IGNORE] * len(tokens) + answer
     return SyntheticExample([*tokens, SEPARATOR, *answer[:-1]], targets)
@@ -72,19 +72,19 @@ def _symbols(random: Random, length: int) -> list[int]:
 def copied(random: Random, length: int) -> SyntheticExample:
     """Repeat a sequence."""
     tokens = _symbols(random, length)
-    return _answered(tokens, tokens)
+    return _with_answer(tokens, tokens)
 
 
 def reversed_(random: Random, length: int) -> SyntheticExample:
     """Repeat a sequence from its end to its beginning."""
     tokens = _symbols(random, length)
-    return _answered(tokens, tokens[::-1])
+    return _with_answer(tokens, tokens[::-1])
 
 
 def sorted_(random: Random, length: int) -> SyntheticExample:
     """Repeat the symbols of a sequence in ascending order."""
     tokens = _symbols(random, length)
-    return _answered(tokens, sorted(tokens))
+    return _with_answer(tokens, sorted(tokens))
 
 
 def recall(random: Random, length: int) -> SyntheticExample:

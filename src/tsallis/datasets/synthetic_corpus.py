@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from tsallis.data.batching import IGNORED, Batch
+from tsallis.data.batching import IGNORE_INDEX, Batch
 from tsallis.data.corpus import Corpus, LengthBatches
-from tsallis.data.ragged import Ragged
+from tsallis.data.ragged import RaggedRows
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.datasets.synthetic import SYNTHETIC_TASKS, SyntheticStream
 from tsallis.special_symbols import BOS, FIRST, PAD
@@ -53,12 +53,12 @@ class SyntheticCorpus(Corpus):
         pairs = [divmod(int(row), self.each) for row in index]
         examples = [self.streams[part].example(epoch * self.each + row) for part, row in pairs]
         width = 1 + max(len(example.tokens) for example in examples)
-        tgt_in, tgt_out = torch.full((len(index), width), PAD), torch.full((len(index), width), IGNORED)
+        tgt_in, tgt_out = torch.full((len(index), width), PAD), torch.full((len(index), width), IGNORE_INDEX)
         tgt_in[:, 0] = BOS
         for row, (tokens, targets) in enumerate(examples):
             tgt_in[row, 1 : len(tokens) + 1] = torch.tensor(tokens) + FIRST
             numbers = torch.tensor(targets)
-            tgt_out[row, 1 : len(tokens) + 1] = torch.where(numbers < 0, IGNORED, numbers + FIRST)
+            tgt_out[row, 1 : len(tokens) + 1] = torch.where(numbers < 0, IGNORE_INDEX, numbers + FIRST)
         empty = torch.zeros(len(index), 0, dtype=torch.long), torch.zeros(len(index), dtype=torch.long)
         return Batch(*empty, tgt_in, tgt_out, tuple(map(int, index)))
 
@@ -80,5 +80,5 @@ def synthetic_corpus(name: str, each: int, lengths: Sequence[tuple[int, int]], s
         ValueError: an unknown task, lengths that it has no examples of.
     """
     streams = tuple(SyntheticStream(name, 1, least, most, seed) for least, most in lengths)
-    nothing = Ragged(np.empty(0, np.int64), np.zeros(each * len(streams) + 1, np.int64))
+    nothing = RaggedRows(np.empty(0, np.int64), np.zeros(each * len(streams) + 1, np.int64))
     return SyntheticCorpus(nothing, nothing, streams=streams, each=each)

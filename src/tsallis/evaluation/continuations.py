@@ -54,12 +54,12 @@ def compare_continuations(model: Any, corpus: Corpus, count: int, seed: int = 0)
         raise InputError(f"continuations need a text of at least {SHORTEST} tokens in one row")
     prompts = [text[: len(text) // BEGINNING] for text in texts]
     rest = [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
-    drawn: list[Sequence[int]] = []
+    draws: list[Sequence[int]] = []
     for first in range(0, len(texts), TOGETHER):
         part = slice(first, first + TOGETHER)
         seeds = [line_seed(seed, line) for line in range(len(texts))[part]]
-        drawn += _draw(model, prompts[part], [len(text) for text in rest[part]], seeds)
-    return {"samples": len(texts), "drawn": repetition_rates(drawn), "text": repetition_rates(rest)}
+        draws += _draw(model, prompts[part], [len(text) for text in rest[part]], seeds)
+    return {"samples": len(texts), "drawn": repetition_rates(draws), "text": repetition_rates(rest)}
 
 
 def split_texts(corpus: Corpus) -> list[list[int]]:
@@ -106,5 +106,5 @@ def _draw(
     device, counts = device_of(model), torch.tensor([len(prompt) for prompt in prompts])
     padded = torch.full((len(prompts), int(counts.max())), PAD)  # [batch, src]
     padded[torch.arange(padded.shape[1]) < counts.unsqueeze(1)] = torch.tensor([*chain(*prompts)])
-    drawn = generate(model, padded.to(device), counts.to(device), length=max(lengths), seeds=seeds)
-    return [text.tokens[:length] for (text,), length in zip(drawn, lengths, strict=True)]
+    draws = generate(model, padded.to(device), counts.to(device), length=max(lengths), seeds=seeds)
+    return [text.tokens[:length] for (text,), length in zip(draws, lengths, strict=True)]

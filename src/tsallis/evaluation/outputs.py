@@ -9,7 +9,7 @@ from typing import Any
 from tsallis.data.corpus import Corpus
 from tsallis.evaluation.empty_output import compare_empty, empty_log_probs
 from tsallis.models.protocol import device_of
-from tsallis.search import Generated, Hypothesis, Result, TokenScores, score_tokens
+from tsallis.search import GeneratedText, Hypothesis, Result, TokenScores, score_tokens
 
 BATCH = 128  # outputs scored together
 
@@ -47,7 +47,7 @@ def describe_tokens(scores: TokenScores, tgt_vocab: Any) -> dict[str, Any]:
     }
 
 
-def describe_generated(text: Generated, spelling: str) -> dict[str, Any]:
+def describe_generated(text: GeneratedText, spelling: str) -> dict[str, Any]:
     """Return a text that was drawn as what JSON holds.
 
     Args:

@@ -68,10 +68,10 @@ def find_commit() -> str | None:
 def _git(root: Path, *arguments: str) -> str | None:
     """Return what git prints; None where it fails or is not there."""
     try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=30)
+        process = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return process.stdout.strip() if process.returncode == 0 else None
 
 
 def command_line(arguments: Sequence[str] | None = None) -> str:

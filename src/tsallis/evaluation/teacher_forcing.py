@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsallis.data.batching import IGNORED, Batch, counted
+from tsallis.data.batching import IGNORE_INDEX, Batch, has_loss
 from tsallis.data.corpus import Corpus
 from tsallis.evaluation.language import smoothed_losses, sparsemax_scores
 from tsallis.models.protocol import device_of
@@ -107,12 +107,12 @@ def teacher_forced_sums(
         for batch in batches:
             tgt_out = batch.tgt_out.to(device)
             decoded = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
-            mask = tgt_out != IGNORED
+            mask = tgt_out != IGNORE_INDEX
             hidden, gold = decoded.hidden[mask], tgt_out[mask]  # [symbols, d_model], [symbols]
             width = max(1, AT_ONCE // model.output.scores(hidden[:1]).shape[-1])
             parts = zip(hidden.split(width), gold.split(width), strict=True)
             of_output = sum((_output_sums(model.output, h, y) for h, y in parts), torch.zeros(OF_OUTPUT).double())
-            unknown = (~counted(gold)).sum().double()
+            unknown = (~has_loss(gold)).sum().double()
             rest = [model.num_attended(decoded)[mask].double().sum(), unknown, mask.sum().double()]
             totals += torch.cat([of_output, torch.stack(rest).cpu()])
             for kind, layers in (model.attention_stats() if densities else {}).items():
@@ -137,7 +137,7 @@ def row_hits(model: Any, batches: Iterable[Batch]) -> dict[int, tuple[int, int]]
         for batch in batches:
             tgt_out = batch.tgt_out.to(device)
             hidden = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device)).hidden
-            mask, known = tgt_out != IGNORED, counted(tgt_out)
+            mask, known = tgt_out != IGNORE_INDEX, has_loss(tgt_out)
             right = torch.zeros_like(known)
             right[known] = model.output.scores(hidden[known]).argmax(-1) == tgt_out[known]
             counts = zip(right.sum(1).tolist(), mask.sum(1).tolist(), strict=True)
@@ -147,7 +147,7 @@ def row_hits(model: Any, batches: Iterable[Batch]) -> dict[int, tuple[int, int]]
 
 def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
     """Return the sums over symbols of what :class:`TeacherForcedScores` says of the output layer [OF_OUTPUT]."""
-    known = counted(gold)  # [symbols]
+    known = has_loss(gold)  # [symbols]
     scores = output.scores(hidden)  # [symbols, d_vocab]
     probs = output.probs(scores)
     of_gold = _gold_values(probs, gold, known)

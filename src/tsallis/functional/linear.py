@@ -65,9 +65,9 @@ def linear_entmax_loss(
         tensor([[-0.1693,  0.0000],
                 [ 0.0000,  0.0000]])
     """
-    hidden, weight, bias = _checked(hidden, weight, bias, reduction)
+    hidden, weight, bias = _check_arguments(hidden, weight, bias, reduction)
     alpha = alpha_along(alpha, hidden, hidden.shape, -1, hidden.dim())
-    return _reduced(hidden, weight, bias, target, alpha, None, ignore_index, reduction)
+    return _reduce(hidden, weight, bias, target, alpha, None, ignore_index, reduction)
 
 
 def linear_alpha_relu_loss(
@@ -113,11 +113,11 @@ def linear_alpha_relu_loss(
     alpha = alpha_number(alpha)
     if alpha == 1:
         raise ValueError("alpha of alpha-ReLU must be above 1, got 1")
-    hidden, weight, bias = _checked(hidden, weight, bias, reduction)
-    return _reduced(hidden, weight, bias, target, alpha, number("tau", tau), ignore_index, reduction)
+    hidden, weight, bias = _check_arguments(hidden, weight, bias, reduction)
+    return _reduce(hidden, weight, bias, target, alpha, number("tau", tau), ignore_index, reduction)
 
 
-def _checked(
+def _check_arguments(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, reduction: str
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Arguments that fit together, in the dtype autocast would give a linear layer."""
@@ -137,7 +137,7 @@ def _checked(
     return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
-def _reduced(
+def _reduce(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,

@@ -124,25 +124,25 @@ def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignor
     if target.dtype == torch.bool or target.is_floating_point():
         raise TypeError(f"class targets must be integers, got {target.dtype}")
     target = target.to(device=device, dtype=torch.long).reshape(-1)
-    counted = target != ignore_index
+    has_loss = target != ignore_index
     if not (traced() or without_numbers(target)):
-        out_of_range = counted & ((target < 0) | (target >= classes))
+        out_of_range = has_loss & ((target < 0) | (target >= classes))
         if out_of_range.any():
             raise ValueError(
                 f"target must hold classes from 0 to {classes - 1} or ignore_index {ignore_index}, "
                 f"got {int(target[out_of_range][0])}"
             )
     # A negative class that could not be checked here fails in the kernel, as one that is too large.
-    return torch.where(counted, torch.where(target < 0, classes, target), -1)
+    return torch.where(has_loss, torch.where(target < 0, classes, target), -1)
 
 
 def _hard(
     scores: Tensor, classes: Tensor, alpha: Alpha, weight: Tensor | None, smoothing: float, backend: Backend | None
 ) -> tuple[Tensor, Tensor]:
-    counted = classes >= 0
+    has_loss = classes >= 0
     each = autograd.entmax_loss(scores, classes, alpha, backend)  # [rows]
     index = classes.clamp(min=0)
-    share = counted.to(each.dtype) if weight is None else torch.where(counted, weight[index], 0)
+    share = has_loss.to(each.dtype) if weight is None else torch.where(has_loss, weight[index], 0)
     loss = each if weight is None else each * share
     if smoothing > 0:
         # The loss of class c is the target's plus z_y - z_c: the mean over classes needs no other loss.
@@ -152,7 +152,7 @@ def _hard(
             spread = each + lead.sum(-1) / active.sum(-1).clamp(min=1)
         else:
             spread = (torch.where(active, each.unsqueeze(-1) + lead, 0) * weight).sum(-1) / active.sum(-1).clamp(min=1)
-        loss = (1 - smoothing) * loss + smoothing * torch.where(counted, spread, 0)
+        loss = (1 - smoothing) * loss + smoothing * torch.where(has_loss, spread, 0)
     return loss, share.sum()
 
 

@@ -4,15 +4,15 @@ from tsallis.models.classifier import BiLSTMClassifier
 from tsallis.models.label_decoder import LabelDecoder
 from tsallis.models.language import LanguageModel
 from tsallis.models.lstm import RNNSeq2Seq
-from tsallis.models.protocol import Decoded, Decoder, Memory, Step
+from tsallis.models.protocol import Decoder, DecoderOutput, Memory, Step
 from tsallis.models.timeseries import GridClassifier, SignalClassifier
 from tsallis.models.transformer.model import TransformerSeq2Seq
 from tsallis.models.vqa import VisualAnswerer
 
 __all__ = [
     "BiLSTMClassifier",
-    "Decoded",
     "Decoder",
+    "DecoderOutput",
     "GridClassifier",
     "LabelDecoder",
     "LanguageModel",

@@ -240,7 +240,7 @@ class BiLSTMClassifier(nn.Module):
 
     def read(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, AttentionMap]:
         """Return the output layer's input [batch, d_model], and the attention, which has no gradients."""
-        lengths = self._checked(src, src_lengths)
+        lengths = self._check(src, src_lengths)
         states, last = self._states(src, lengths)
         context, density, weights = self._attend(states, last, lengths)
         return self.drop(context), self._attention_map(density, weights, _mask(src, lengths))
@@ -254,12 +254,12 @@ class BiLSTMClassifier(nn.Module):
         mean, std = density.mean.detach().flatten(), density.factor.detach().flatten()
         return AttentionMap(mask, weights, type(density).from_factor(mean, std, **self.continuous.kind.shape(1)))
 
-    def _checked(self, src: Tensor, src_lengths: Tensor) -> Tensor:
+    def _check(self, src: Tensor, src_lengths: Tensor) -> Tensor:
         check_counts(src_lengths, src.shape[1])
         return src_lengths.to(src.device)
 
     def _hidden(self, src: Tensor, src_lengths: Tensor) -> Tensor:
-        lengths = self._checked(src, src_lengths)
+        lengths = self._check(src, src_lengths)
         states, last = self._states(src, lengths)
         return self.drop(self._attend(states, last, lengths)[0])
 

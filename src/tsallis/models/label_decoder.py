@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from tsallis.models.classifier import BiLSTMClassifier
-from tsallis.models.protocol import Decoded, Memory, Step
+from tsallis.models.protocol import DecoderOutput, Memory, Step
 from tsallis.models.sharing import SymbolRows
 from tsallis.models.vqa import GridAttention, VisualAnswerer
 from tsallis.nn import OutputLayer
@@ -248,16 +248,16 @@ class LabelDecoder(nn.Module):
         hidden = torch.cat([state.hidden, (token != BOS).unsqueeze(-1).to(state.hidden)], -1)
         return Step(self.output.scores(hidden), state.masses, state)
 
-    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> Decoded:
+    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> DecoderOutput:
         """Decode all steps with the target [batch, tgt]; masses are computed only if `need_attention` asks for them."""
         hidden, attention = self.classifier.read(src, src_lengths)
         self._attention = None if traced() else attention
         tgt = tgt_in.shape[1]
         ends = (tgt_in != BOS).unsqueeze(-1).to(hidden)  # [batch, tgt, 1]
         states = torch.cat([hidden.unsqueeze(1).expand(-1, tgt, -1), ends], -1)
-        return Decoded(states, attention.masses.unsqueeze(1).expand(-1, tgt, -1) if need_attention else None)
+        return DecoderOutput(states, attention.masses.unsqueeze(1).expand(-1, tgt, -1) if need_attention else None)
 
-    def num_attended(self, decoded: Decoded) -> Tensor:
+    def num_attended(self, decoded: DecoderOutput) -> Tensor:
         """Count places with a weight, or with mass of the density [batch, tgt], in the pass that made `decoded`.
 
         Raises:

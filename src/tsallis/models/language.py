@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tsallis.models.checks import check_counts
-from tsallis.models.protocol import BestStep, Decoded, Step, best_of_step
+from tsallis.models.protocol import BestStep, DecoderOutput, Step, best_of_step
 from tsallis.models.row_texts import RowTexts, other_texts, split_rows
 from tsallis.models.sharing import SymbolRows, shared_parameters
 from tsallis.models.transformer.decoding_state import Past, Reading, join_pasts, select_counts, selects_all
@@ -272,7 +272,7 @@ class LanguageModel(nn.Module):
         """Make a step as far as a beam search reads it, see :func:`tsallis.models.protocol.best_of_step`."""
         return best_of_step(self.output, self.step(state, token), count, end, only)
 
-    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> Decoded:
+    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> DecoderOutput:
         """Read prompts [batch, src] with their counts [batch], and what follows [batch, tgt], which begins with BOS.
 
         Without prompts (a `src` of width 0) rows of `tgt_in` may hold several texts, each behind its own BOS, and begin
@@ -285,7 +285,7 @@ class LanguageModel(nn.Module):
         if not width:
             hidden, _ = self._read(tgt_in, need_weights=need_attention)
             self._positions = None
-            return Decoded(hidden, hidden.new_zeros(batch, steps, 0) if need_attention else None)
+            return DecoderOutput(hidden, hidden.new_zeros(batch, steps, 0) if need_attention else None)
         text = src.new_full((batch, width + steps), PAD)
         text[:, : width + 1] = F.pad(src, (1, 0), value=BOS)
         positions = lengths.unsqueeze(1) + torch.arange(steps, device=src.device)  # [batch, tgt]: of the tokens read
@@ -294,12 +294,12 @@ class LanguageModel(nn.Module):
         self._positions = positions
         states = hidden.gather(1, positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
         if weights is None:
-            return Decoded(states, None)
+            return DecoderOutput(states, None)
         attention = weights.gather(1, positions.unsqueeze(-1).expand(-1, -1, weights.shape[-1]))[:, :, 1 : width + 1]
         padding = torch.arange(width, device=src.device) >= lengths.view(-1, 1, 1)
-        return Decoded(states, attention.masked_fill(padding, 0))
+        return DecoderOutput(states, attention.masked_fill(padding, 0))
 
-    def num_attended(self, decoded: Decoded) -> Tensor:
+    def num_attended(self, decoded: DecoderOutput) -> Tensor:
         """Count positions of the text with a weight above zero at each step [batch, tgt]: the mean of layers and heads.
 
         It is what the pass that made `decoded` recorded: to be asked before the next one.

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from tsallis.continuous import Density, translation_basis
 from tsallis.continuous.moments import Matching
 from tsallis.models.checks import check_counts
-from tsallis.models.protocol import Decoded, Memory, Step
+from tsallis.models.protocol import DecoderOutput, Memory, Step
 from tsallis.models.recurrence import CELLS, Layer, check_cell, open_forget_gates, read_layers, read_rows
 from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SymbolRows, share_embeddings, shared_parameters
 from tsallis.nn import ContinuousGlobalAttention, GlobalAttention, OutputLayer
@@ -218,11 +218,11 @@ class RNNSeq2Seq(nn.Module):
         """Return the scores of what follows `token` [batch], which itself follows all that the state has read."""
         by_token, layers = self._decoder_weights()
         gates = self._token_gates(token, by_token, layers[0])
-        between, out = self._dropped(self.layers - 1, *state.feed.shape), self._dropped(*state.feed.shape)
+        between, out = self._dropout_mask(self.layers - 1, *state.feed.shape), self._dropout_mask(*state.feed.shape)
         state, attention = self._advance(state, gates, layers, between, out)
         return Step(self.output.scores(state.feed), attention, state)
 
-    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = True) -> Decoded:
+    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = True) -> DecoderOutput:
         """Decode all steps with the target: [batch, src] symbols, their counts [batch], [batch, tgt] tokens.
 
         What :meth:`step` computes token by token, with all that need not wait for the step before done at once. The
@@ -234,23 +234,23 @@ class RNNSeq2Seq(nn.Module):
             start = torch.stack(state.hidden)
             states, _ = self.decoder(embedded, (start, torch.stack(state.cell)) if state.cell else start)
             context, attention = self.attention(states, state.memory.states, state.memory.mask, state.keys)
-            return Decoded(self._mix(states, context, self._dropped(*states.shape)), attention)
+            return DecoderOutput(self._mix(states, context, self._dropout_mask(*states.shape)), attention)
         by_token, layers = self._decoder_weights()
         token_gates = self._token_gates(tgt_in.t(), by_token, layers[0])  # [tgt, batch, gates * d_model]
-        between = self._dropped(tgt_in.shape[1], self.layers - 1, *state.feed.shape)
-        out = self._dropped(tgt_in.shape[1], *state.feed.shape)
+        between = self._dropout_mask(tgt_in.shape[1], self.layers - 1, *state.feed.shape)
+        out = self._dropout_mask(tgt_in.shape[1], *state.feed.shape)
         steps = self._as_lstm_steps(state, token_gates, layers, between, out)
         if steps is not None:
-            return Decoded(*fused_steps(steps))
+            return DecoderOutput(*fused_steps(steps))
         hidden, weights = [], []
         for t, gates in enumerate(token_gates.unbind(0)):
             drop = (None, None) if between is None or out is None else (between[t], out[t])
             state, attention = self._advance(state, gates, layers, *drop)
             hidden.append(state.feed)
             weights.append(attention)
-        return Decoded(torch.stack(hidden, 1), torch.stack(weights, 1))
+        return DecoderOutput(torch.stack(hidden, 1), torch.stack(weights, 1))
 
-    def num_attended(self, decoded: Decoded) -> Tensor:
+    def num_attended(self, decoded: DecoderOutput) -> Tensor:
         """Count the positions with a weight above zero at each step [batch, tgt]."""
         assert decoded.attention is not None
         return (decoded.attention > 0).sum(-1).float()
@@ -348,14 +348,14 @@ class RNNSeq2Seq(nn.Module):
         mixed: Tensor = torch.tanh(self.combine(torch.cat([context, states], -1)))
         return mixed if out is None else mixed * out
 
-    def _dropped(self, *shape: int) -> Tensor | None:
+    def _dropout_mask(self, *shape: int) -> Tensor | None:
         """Draw a dropout mask, scaled."""
         if not self.training or self.dropout == 0:
             return None
         return dropout_mask(shape, self.dropout, self.combine.weight)
 
     def _drop(self, x: Tensor) -> Tensor:
-        mask = self._dropped(*x.shape)
+        mask = self._dropout_mask(*x.shape)
         return x if mask is None else x * mask
 
 

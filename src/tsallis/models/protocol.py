@@ -93,7 +93,7 @@ class BestStep(NamedTuple):
     state: Any
 
 
-class Decoded(NamedTuple):
+class DecoderOutput(NamedTuple):
     """All steps at once, with teacher forcing.
 
     Args:

@@ -256,7 +256,7 @@ class VisualAnswerer(nn.Module):
         """Return the output layer's input [batch, d_fused], and the attention, which has no gradients."""
         words, lengths, grid = self._states(images, src, src_lengths)
         context, density, weights = self._attend(grid)
-        return self._fused(words, lengths, context), self._attention_map(density, weights, grid.shape[1:3])
+        return self._fuse(words, lengths, context), self._attention_map(density, weights, grid.shape[1:3])
 
     @torch.no_grad()
     def _attention_map(self, density: Density | None, weights: Tensor, size: torch.Size) -> GridAttention:
@@ -270,7 +270,7 @@ class VisualAnswerer(nn.Module):
 
     def _hidden(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> Tensor:
         words, lengths, grid = self._states(images, src, src_lengths)
-        return self._fused(words, lengths, self._attend(grid)[0])
+        return self._fuse(words, lengths, self._attend(grid)[0])
 
     def _states(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return question states [batch, src, d_model], counts and image states [batch, rows, columns, d_model]."""
@@ -298,7 +298,7 @@ class VisualAnswerer(nn.Module):
         weights = functional.entmax(upcast(scores), self.alpha)
         return (weights.to(cells.dtype).unsqueeze(1) @ cells).squeeze(1), None, weights
 
-    def _fused(self, words: Tensor, lengths: Tensor, context: Tensor) -> Tensor:
+    def _fuse(self, words: Tensor, lengths: Tensor, context: Tensor) -> Tensor:
         mask = torch.arange(words.shape[1], device=words.device) < lengths.unsqueeze(1)
         weights = functional.entmax(upcast(self.question_flat.scores(words)), 1.0, mask=mask)
         summary = (weights.to(words.dtype).unsqueeze(1) @ torch.where(mask.unsqueeze(-1), words, 0)).squeeze(1)

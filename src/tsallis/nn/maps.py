@@ -19,7 +19,7 @@ def _hold(module: nn.Module, name: str, value: Alpha) -> None:
         setattr(module, name, value)
 
 
-def _shown(name: str, value: Alpha) -> str:
+def _format(name: str, value: Alpha) -> str:
     return f"{name}: {tuple(value.shape)}" if isinstance(value, Tensor) else f"{name}={value:g}"
 
 
@@ -33,7 +33,7 @@ class _Alpha(nn.Module):
         _hold(self, "alpha", alpha if isinstance(alpha, Tensor) else alpha_number(alpha, positive=True))
 
     def extra_repr(self) -> str:
-        return _shown("alpha", self.alpha)
+        return _format("alpha", self.alpha)
 
 
 class Entmax(_Alpha):
@@ -201,4 +201,4 @@ class AlphaReLULoss(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        return f"alpha={self.alpha:g}, {_shown('tau', self.tau)}"
+        return f"alpha={self.alpha:g}, {_format('tau', self.tau)}"

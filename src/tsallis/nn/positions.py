@@ -65,17 +65,17 @@ class SinusoidalPositions(nn.Module):
             last = int(first.max()) + 1 if len(first) else 1
             return self._table_for(last, like)[first].unsqueeze(1)
         if traced():
-            return self._computed(first, count, like)
+            return self._compute(first, count, like)
         return self._table_for(first + count, like)[first : first + count]
 
     def _table_for(self, count: int, like: Tensor) -> Tensor:
         table = self._table
         if table is None or len(table) < count or table.dtype != like.dtype or table.device != like.device:
             with torch.inference_mode(False):  # serves any mode afterwards
-                self._table = table = self._computed(0, max(64, 2 * count), like)
+                self._table = table = self._compute(0, max(64, 2 * count), like)
         return table
 
-    def _computed(self, first: int, count: int, like: Tensor) -> Tensor:
+    def _compute(self, first: int, count: int, like: Tensor) -> Tensor:
         steps = torch.arange(first, first + count, dtype=torch.float64, device=like.device)
         power = torch.arange(0, self.d_model, 2, dtype=torch.float64, device=like.device) / self.d_model
         angles = steps.unsqueeze(1) * torch.exp(-math.log(10000) * power)  # [count, d_model / 2]

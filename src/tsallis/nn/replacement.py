@@ -201,12 +201,12 @@ def _with_parts(new: NewAttention, old: Attention, path: str) -> NewAttention:
 def _add_extras(new: NewAttention, old: Attention, path: str) -> None:
     """Add the attributes, parameters, buffers and modules that someone added to an attention after it was made."""
     own = _names(type(old)(**_arguments(old)))
-    taken = _names(new)
+    existing = _names(new)
     for kind in ("_parameters", "_buffers", "_modules", "__dict__"):
         for name, value in getattr(old, kind).items():
             if name in own:
                 continue
-            if name in taken:
+            if name in existing:
                 raise TypeError(
                     f"{path}.{name} was added to a {type(old).__name__}, but {type(new).__name__} has its own"
                 )

@@ -256,7 +256,7 @@ class backend:
     """
 
     def __init__(self, name: str) -> None:
-        self.name = _checked(name, "backend")
+        self.name = _check(name, "backend")
         self._tokens: list[Token[str | None]] = []
 
     def __enter__(self) -> backend:
@@ -267,7 +267,7 @@ class backend:
         _request.reset(self._tokens.pop())
 
 
-def _checked(name: str, what: str) -> str:
+def _check(name: str, what: str) -> str:
     if name not in NAMES:
         raise ValueError(f"{what} must be one of {', '.join(NAMES)}, got {name!r}")
     if name != "auto" and not load(name).status().available:
@@ -306,7 +306,7 @@ def load_beams(prefixes: int) -> BeamKernels:
 def request() -> str:
     """Return the backend's name that the innermost `backend` block asks for, else the environment, else `auto`."""
     name = _request.get()
-    return name if name is not None else _checked(os.environ.get(VARIABLE) or "auto", VARIABLE)
+    return name if name is not None else _check(os.environ.get(VARIABLE) or "auto", VARIABLE)
 
 
 def choose(alpha: Alpha, *tensors: Tensor) -> Backend:

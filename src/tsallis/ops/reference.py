@@ -183,21 +183,21 @@ def budgeted_entmax(scores: Tensor, alpha: float | Tensor = 1.5, budget: float =
     low, high = z.amin(-1, keepdim=True).detach() - 1 / eps * 0 - 1, torch.full_like(alpha, 0.0) + 1 / eps
     high = torch.where(alpha == 1, torch.full_like(high, 50.0), high)
 
-    def clipped(c: Tensor) -> Tensor:
+    def clip(c: Tensor) -> Tensor:
         return exp_alpha(z - c, alpha).clamp(max=1)
 
     with torch.no_grad():
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
-            above = clipped(middle).sum(-1, keepdim=True) > budget
+            above = clip(middle).sum(-1, keepdim=True) > budget
             low, high = torch.where(above, middle, low), torch.where(above, high, middle)
         c = (low + high) / 2
     for _ in range(2):
-        p = clipped(c)
+        p = clip(c)
         inside = (p > 0) & (p < 1)
         weight = torch.where(inside, torch.where(inside, p, torch.ones_like(p)) ** (2 - alpha), torch.zeros_like(p))
         total = weight.sum(-1, keepdim=True)
         some = total > 0
         step = (p.sum(-1, keepdim=True) - budget) / torch.where(some, total, torch.ones_like(total))
         c = c + torch.where(some, step, torch.zeros_like(step))
-    return clipped(c)
+    return clip(c)

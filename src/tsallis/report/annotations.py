@@ -28,16 +28,16 @@ def note(view: View, count: int) -> str:
     """Describe the support of weights and density in numbers."""
     parts = []
     if view.weights is not None:
-        reached = int((check_weights(view.weights, (count,), "word") > 0).sum())
-        parts.append(f"weights: {reached} of {count} words")
+        support_size = int((check_weights(view.weights, (count,), "word") > 0).sum())
+        parts.append(f"weights: {support_size} of {count} words")
     if view.density is not None:
         ends = intervals(one_of(view.density, view.index, 1))
         if ends is None:
             parts.append("support: no end")
         else:
             spans = " and ".join(f"{lower:.2f} to {upper:.2f}" for lower, upper in ends)
-            reached = int((word_masses(View(density=view.density, index=view.index), count) > 0).sum())
-            parts.append(f"support: {spans}, {reached} of {count} words")
+            support_size = int((word_masses(View(density=view.density, index=view.index), count) > 0).sum())
+            parts.append(f"support: {spans}, {support_size} of {count} words")
     return " · ".join(parts)
 
 

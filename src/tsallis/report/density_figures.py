@@ -38,8 +38,8 @@ def density_figures(summaries: Sequence[DensitySummary]) -> Iterator[tuple[str, 
         examples = [example for example in run.shown if example.words][:EXAMPLES]
         if examples:
             titles = [style.shorten(f"{example.answer or 'no answer'}: {example.title}", 60) for example in examples]
-            drawn = [(title, partial(_words, example)) for title, example in zip(titles, examples, strict=True)]
-            yield f"density-examples{ending}", stack(drawn, PAGE)
+            panels = [(title, partial(_words, example)) for title, example in zip(titles, examples, strict=True)]
+            yield f"density-examples{ending}", stack(panels, PAGE)
 
 
 def _words(example: DensityExample, ax: Axes) -> None:

@@ -254,12 +254,12 @@ def _draw_cells(ax: Axes, cells: Tensor) -> list[Any]:
     colours[..., 3] = VEIL * (cells > 0).numpy()
     ax.imshow(colours, extent=(0, 1, 1, 0), aspect=ax.get_aspect(), interpolation="nearest", label="weights")
     lines = _border(cells > 0)
-    reached = int((cells > 0).sum())
-    if reached < cells.numel():
+    support_size = int((cells > 0).sum())
+    if support_size < cells.numel():
         edge = LineCollection(lines, colors="white", linewidths=1.0, label="edge of what is above zero")
         edge.set_path_effects([withStroke(linewidth=2.2, foreground=INK)])
         ax.add_collection(edge)
-    return [Patch(facecolor=_colours()(0.6), alpha=VEIL, label=f"{reached} of {rows * columns} cells")]
+    return [Patch(facecolor=_colours()(0.6), alpha=VEIL, label=f"{support_size} of {rows * columns} cells")]
 
 
 def _border(there: Tensor) -> list[list[tuple[float, float]]]:

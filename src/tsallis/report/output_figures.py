@@ -23,7 +23,7 @@ SENTENCES = 3  # of a report that figures show, the first ones
 LINE, GAP, MARGIN = 26.0, 20.0, 6.0  # points from leaf to leaf of a tree, from a word to its branches, around
 CELL, PAD = 13.0, 5.0  # points of a word's height, and beside it
 HEADS = 4.0  # points between bands of steps
-MISSED = style.DENSITY  # of a target that is impossible
+IMPOSSIBLE = style.DENSITY  # of a target that is impossible
 
 
 def output_figures(runs: Sequence[RunSummary]) -> Iterator[tuple[str, Figure]]:
@@ -201,7 +201,7 @@ def _draw_cell(ax: Axes, place: tuple[float, float, float], text: str, prob: flo
     missed = target and prob == 0
     if prob is not None:
         shade = [1 - 0.75 * min(prob, 1.0) * (1 - part) for part in to_rgb(style.WEIGHTS)]
-        edge, line = (MISSED if missed else INK, 1.0) if target else (FAINT, 0.5)
+        edge, line = (IMPOSSIBLE if missed else INK, 1.0) if target else (FAINT, 0.5)
         inner = x + 1, y + 1
         ax.add_patch(Rectangle(inner, width - 2, CELL - 2, facecolor=shade, edgecolor=edge, linewidth=line))
     letters = style.lettering(SMALL if prob is not None else SMALL - 1.5, GREY if prob is None else INK)

@@ -46,8 +46,8 @@ def draw_figures(
     style.require()
     swept = [] if sweep is None else sweep_figures(sweep)
     of_runs = _figures(runs), output_figures(runs), training_figures(runs)
-    drawn = *of_runs, swept, density_figures(densities), signal_figures(signals)
-    for name, figure in chain.from_iterable(drawn):
+    parts = *of_runs, swept, density_figures(densities), signal_figures(signals)
+    for name, figure in chain.from_iterable(parts):
         for ending in ENDINGS:
             yield f"{name}.{ending}", style.render(figure, ending)
 
@@ -114,8 +114,8 @@ def _diversity(run: RunSummary, ax: Axes) -> None:
     markers = dict(zip(KINDS, "osD", strict=True))
     for kind in _kinds(run):
         points = [(layer.layer + 1, layer.divergence) for layer in run.diversity if layer.kind == kind]
-        drawn = [(x, y) for x, y in points if y is not None]
-        xs, ys = [x for x, _ in drawn], [y for _, y in drawn]
+        parts = [(x, y) for x, y in points if y is not None]
+        xs, ys = [x for x, _ in parts], [y for _, y in parts]
         ax.plot(xs, ys, color=KINDS[kind], marker=markers[kind], markersize=3.5, linewidth=1.1)
     ax.set_xticks(sorted({layer.layer + 1 for layer in run.layers}))
     ax.set_ylim(bottom=0)
@@ -159,13 +159,13 @@ def _support(outputs: OutputStatistics, ax: Axes) -> None:
 
 def _output_histograms(outputs: OutputStatistics) -> list[Panel]:
     """Return histograms of sums, norms and thresholds of the output (Tezekbayev et al. 2022, fig. 7 and 9)."""
-    named = (
+    pairs = (
         ("sum of the values", outputs.total),
         ("norm of the scores", outputs.norm),
         ("threshold", outputs.threshold),
     )
     return [
         (f"mean {values.mean:.3g}", partial(bars, values.histogram.coarser(BARS), style.WEIGHTS, name, "steps"))
-        for name, values in named
+        for name, values in pairs
         if values is not None and len(values.histogram.counts) > 1
     ]

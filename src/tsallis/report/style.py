@@ -134,7 +134,7 @@ def whole(figure: Figure | SubFigure | Axes) -> Figure:
 
 
 @lru_cache(maxsize=16)
-def _installed(names: tuple[str, ...]) -> tuple[str, ...]:
+def _installed_fonts(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of those fonts that are installed."""
     from matplotlib.font_manager import fontManager
 
@@ -153,7 +153,7 @@ def families() -> list[str]:
     own: list[str] = []
     for name in settings["font.family"]:
         own += settings[f"font.{name}"] if name in ("serif", "sans-serif", "monospace") else [name]
-    return [*_installed((*dict.fromkeys((*own, "DejaVu Sans", *FALLBACKS)), LAST_RESORT))]
+    return [*_installed_fonts((*dict.fromkeys((*own, "DejaVu Sans", *FALLBACKS)), LAST_RESORT))]
 
 
 @lru_cache(maxsize=16)

@@ -96,8 +96,8 @@ def _page(
     style.heading(ax, view.title, f"{note(view, count)} · largest {top:.2g}", pad=8.0)
     above = 0.0
     for line, height in zip(lines, heights, strict=True):
-        drawn = max(height - BARE, 0.5)
-        strip = ax.inset_axes((0, 1 - (above + drawn) / total, 1, drawn / total))
+        axes_height = max(height - BARE, 0.5)
+        strip = ax.inset_axes((0, 1 - (above + axes_height) / total, 1, axes_height / total))
         above += height
         style.quiet(strip)
         strip.set(xlim=(0, width), ylim=(0, top * 1.02), xticks=[], yticks=[])

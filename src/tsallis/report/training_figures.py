@@ -37,16 +37,16 @@ def training_figures(runs: Sequence[RunSummary]) -> Iterator[tuple[str, Figure]]
         for title, history in (("alpha", run.alphas), ("density", run.densities)):
             if history is not None:
                 yield f"{title}-over-training{name}", stack(_head_curves(history, title), COLUMN)
-    named = [(run.name, run.values) for run in runs if run.values is not None]
-    if named:
-        first = named[0][1].values
+    histories = [(run.name, run.values) for run in runs if run.values is not None]
+    if histories:
+        first = histories[0][1].values
         score = next((name for name in first if name.startswith(SCORES) and name != LOSS), LOSS)
         groups = {
             "scores": [LOSS, score, SHARES],
             "outputs": [name for name in AXES if not name.startswith(SCORES)],
         }
         for title, names in groups.items():
-            rows = [_curves(named, name) for name in dict.fromkeys(names) if _varies(named, name)]
+            rows = [_curves(histories, name) for name in dict.fromkeys(names) if _varies(histories, name)]
             if rows:
                 yield f"{title}-over-training", grid(rows)
 
@@ -74,9 +74,9 @@ def _head_curves(history: HeadHistory, name: str) -> list[Panel]:
     return [(kind, partial(draw, values)) for kind, values in history.values.items()]
 
 
-def _varies(named: Sequence[tuple[str, ValueHistory]], name: str) -> bool:
+def _varies(histories: Sequence[tuple[str, ValueHistory]], name: str) -> bool:
     """Tell whether a value is another at some validation of a run."""
-    return len({x for _, history in named for x in _values(history, name) if x is not None}) > 1
+    return len({x for _, history in histories for x in _values(history, name) if x is not None}) > 1
 
 
 def _values(history: ValueHistory, name: str) -> tuple[float | None, ...]:
@@ -85,17 +85,17 @@ def _values(history: ValueHistory, name: str) -> tuple[float | None, ...]:
     return history.values.get(name, tau)
 
 
-def _curves(named: Sequence[tuple[str, ValueHistory]], name: str) -> list[Panel]:
+def _curves(histories: Sequence[tuple[str, ValueHistory]], name: str) -> list[Panel]:
     """Return the lines of runs over updates, and over time where all know it (Tezekbayev et al. 2022, fig. 2, 3, 7)."""
-    shades = dict(zip((run for run, _ in named), style.layer_shades(len(named)), strict=True))
-    drawn = [(run, history, values) for run, history in named if (values := _values(history, name))]
+    shades = dict(zip((run for run, _ in histories), style.layer_shades(len(histories)), strict=True))
+    lines = [(run, history, values) for run, history in histories if (values := _values(history, name))]
     axis = _axis(name)
-    updates = [(history.steps, values, shades[run]) for run, history, values in drawn]
-    timed = all(history.seconds is not None for _, history in named)
-    legend = [(run, shades[run]) for run, _, _ in drawn] if len(named) > 1 else []
+    updates = [(history.steps, values, shades[run]) for run, history, values in lines]
+    timed = all(history.seconds is not None for _, history in histories)
+    legend = [(run, shades[run]) for run, _, _ in lines] if len(histories) > 1 else []
     panels: list[Panel] = [("", partial(_lines, updates, "update", axis, [] if timed else legend))]
     if timed:
-        minutes = [([s / MINUTE for s in history.seconds or ()], values, shades[run]) for run, history, values in drawn]
+        minutes = [([s / MINUTE for s in history.seconds or ()], values, shades[run]) for run, history, values in lines]
         panels.append(("", partial(_lines, minutes, "minutes of training", axis, legend)))
     return panels
 

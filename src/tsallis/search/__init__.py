@@ -6,7 +6,7 @@ from tsallis.search.completion import Choice, Completions, complete
 from tsallis.search.ensemble import Ensemble
 from tsallis.search.exact import exact_search
 from tsallis.search.exhaustive import exhaustive
-from tsallis.search.generation import Generated, generate
+from tsallis.search.generation import GeneratedText, generate
 from tsallis.search.risk import RiskChoice, minimum_risk
 from tsallis.search.sampling import sample
 from tsallis.search.scoring import Exclusion, TokenScores, score, score_tokens
@@ -17,7 +17,7 @@ __all__ = [
     "Completions",
     "Ensemble",
     "Exclusion",
-    "Generated",
+    "GeneratedText",
     "Hypothesis",
     "Result",
     "RiskChoice",

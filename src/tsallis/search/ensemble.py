@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tsallis.models.protocol import Decoded, Decoder, Step
+from tsallis.models.protocol import Decoder, DecoderOutput, Step
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class _States:
         return _States(tuple(part.select(index) for part in self.parts))
 
 
-class EnsembleDecoded(NamedTuple):
+class EnsembleOutput(NamedTuple):
     """All steps of an ensemble at once, with teacher forcing."""
 
     hidden: Tensor  # [batch, tgt, size]: those of the models side by side
     attention: Tensor | None  # [batch, tgt, src]: the mean, where every model gives weights
-    parts: tuple[Decoded, ...]  # of each model
+    parts: tuple[DecoderOutput, ...]  # of each model
 
 
 class AveragedOutput:
@@ -112,15 +112,15 @@ class Ensemble:
 
     def __call__(
         self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False
-    ) -> EnsembleDecoded:
+    ) -> EnsembleOutput:
         """Decode all steps with the target, of models that have such a pass themselves."""
         members: list[Any] = self.models
         parts = tuple(model(src, src_lengths, tgt_in, need_attention=need_attention) for model in members)
         weights = [part.attention for part in parts if part.attention is not None]
         attention = torch.stack(weights).mean(0) if len(weights) == len(parts) else None
-        return EnsembleDecoded(torch.cat([part.hidden for part in parts], -1), attention, parts)
+        return EnsembleOutput(torch.cat([part.hidden for part in parts], -1), attention, parts)
 
-    def num_attended(self, decoded: EnsembleDecoded) -> Tensor:
+    def num_attended(self, decoded: EnsembleOutput) -> Tensor:
         """Count source positions with a weight at each step [batch, tgt]: the mean of the models' counts."""
         members: list[Any] = self.models
         return torch.stack([m.num_attended(part) for m, part in zip(members, decoded.parts, strict=True)]).mean(0)

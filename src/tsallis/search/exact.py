@@ -77,7 +77,7 @@ def exact_search(
         starts = None if prefixes is None else prefixes[rows]
         size = max(beam_size, n_best)
         part = beam_search(model, src[rows], src_lengths[rows], beam_size=size, prefixes=starts, **limits)
-        open_rows = [i for i, result in enumerate(part) if not _proved(result, n_best)]
+        open_rows = [i for i, result in enumerate(part) if not _is_proved(result, n_best)]
         if open_rows:
             index = torch.tensor(open_rows, device=src.device)
             left = None if seconds is None else max(0.0, seconds - (time.monotonic() - began))
@@ -99,5 +99,5 @@ def exact_search(
     return results
 
 
-def _proved(result: Result, n_best: int) -> bool:
+def _is_proved(result: Result, n_best: int) -> bool:
     return result.certificate.kind == "complete" or len(result.proven) >= n_best

@@ -68,8 +68,8 @@ class _Queue(Search):
             self.give_up(-self.heap[0].cost)
         result = super().result(normalized, n_best)
         proven = len(result.proven) if n_best else 0
-        reached = result.certificate.kind == "complete" or (n_best is not None and proven == n_best)
-        return replace(result, stopped_by=None if reached else self.reason, expanded=spent)
+        is_complete = result.certificate.kind == "complete" or (n_best is not None and proven == n_best)
+        return replace(result, stopped_by=None if is_complete else self.reason, expanded=spent)
 
     def threshold(self) -> float:
         """Return the score that an output must exceed to be wanted."""

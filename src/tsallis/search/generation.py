@@ -15,7 +15,7 @@ from tsallis.special_symbols import BOS, EOS
 
 
 @dataclass(frozen=True)
-class Generated:
+class GeneratedText:
     """A text that was drawn behind a prompt.
 
     Args:
@@ -25,7 +25,7 @@ class Generated:
         ended: whether the end was drawn; else the text was cut at its greatest length, or nothing was possible.
 
     Example:
-        >>> Generated((7, 8), -1.5, (3, 1, 2), True).tokens
+        >>> GeneratedText((7, 8), -1.5, (3, 1, 2), True).tokens
         (7, 8)
     """
 
@@ -44,7 +44,7 @@ def generate(
     *,
     length: int = 256,
     seeds: Sequence[int] | None = None,
-) -> list[list[Generated]]:
+) -> list[list[GeneratedText]]:
     """Draw `n` texts behind every prompt, each token from its whole support: nothing is truncated or rescaled.
 
     Unlike :func:`tsallis.search.sample` it returns texts that are cut, too: their frequencies are those of beginnings.
@@ -127,5 +127,5 @@ class _Text:
             self.tokens.append(token)
         return not self.ended
 
-    def generated(self) -> Generated:
-        return Generated(tuple(self.tokens), self.log_prob, tuple(self.support), self.ended)
+    def generated(self) -> GeneratedText:
+        return GeneratedText(tuple(self.tokens), self.log_prob, tuple(self.support), self.ended)

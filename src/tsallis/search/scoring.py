@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsallis.data.batching import IGNORED
+from tsallis.data.batching import IGNORE_INDEX
 from tsallis.models.protocol import Decoder
 from tsallis.search.step import advance, at_least_one, checked_log_probs, evaluating
 
@@ -48,7 +48,7 @@ def score(model: Decoder, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_
         state = model.start(model.encode(src, src_lengths))
         for token, gold in zip(tgt_in.unbind(1), tgt_out.unbind(1), strict=True):
             log_probs, _, state = advance(model, state, token, range(len(src)))  # [batch, d_vocab]
-            mask = gold != IGNORED
+            mask = gold != IGNORE_INDEX
             log_prob = log_probs.gather(-1, torch.where(mask, gold, 0).unsqueeze(-1)).squeeze(-1)
             total = total + torch.where(mask, log_prob, 0)
     return total
@@ -155,7 +155,7 @@ def score_tokens(
             values = each.gather(-1, gold.clamp(min=0).unsqueeze(-1)).squeeze(-1).tolist()
             counts = (each > -torch.inf).sum(-1).tolist()
             for row, (number, value) in enumerate(zip(gold.tolist(), values, strict=True)):
-                if number == IGNORED or row in exclusions:
+                if number == IGNORE_INDEX or row in exclusions:
                     continue
                 tokens[row].append(number)
                 log_probs[row].append(value)
@@ -163,8 +163,8 @@ def score_tokens(
                 if value == -math.inf:
                     gap = _gap(model, scores[row], number)
                     best = each[row].topk(min(alternatives, counts[row]))
-                    named = zip(best.indices.tolist(), best.values.exp().tolist(), strict=True)
-                    exclusions[row] = Exclusion(step, number, gap, counts[row], tuple(named))
+                    pairs = zip(best.indices.tolist(), best.values.exp().tolist(), strict=True)
+                    exclusions[row] = Exclusion(step, number, gap, counts[row], tuple(pairs))
     columns = enumerate(zip(tokens, log_probs, support, strict=True))
     return [TokenScores(tuple(t), tuple(p), tuple(n), exclusions.get(row)) for row, (t, p, n) in columns]
 

@@ -19,7 +19,7 @@ from tsallis.evaluation.outputs import describe_generated, describe_hypothesis, 
 from tsallis.models.protocol import device_of
 from tsallis.search import (
     Certificate,
-    Generated,
+    GeneratedText,
     Hypothesis,
     Result,
     beam_search,
@@ -186,10 +186,10 @@ class ServedRun:
         src, lengths, n_best = batch.src, batch.src_lengths, request.nbest or 1
         beam_size = request.beam or max(self.beam_size, n_best)
         if request.search == "beam":
-            wanted = request.nbest or (beam_size if request.tree else 1)
-            asked = request.competing_ends
-            beam: Content = {"beam_size": beam_size, "competing_ends": self.competing_ends if asked is None else asked}
-            return beam_search(model, src, lengths, n_best=wanted, **beam, **common)
+            count = request.nbest or (beam_size if request.tree else 1)
+            ends = request.competing_ends
+            beam: Content = {"beam_size": beam_size, "competing_ends": self.competing_ends if ends is None else ends}
+            return beam_search(model, src, lengths, n_best=count, **beam, **common)
         seconds = min(math.inf if request.time is None else request.time, TIME_SHARE * self.limits.seconds / len(src))
         budgets: Content = {"budget": request.budget or BUDGET, "seconds": seconds, "mass": request.mass}
         if request.search == "exact":
@@ -220,7 +220,7 @@ class ServedRun:
     def _hypothesis(self, hypothesis: Hypothesis) -> Content:
         return {**describe_hypothesis(hypothesis, self.run.tgt_vocab), "tokens": hypothesis.tokens}
 
-    def _text(self, text: Generated) -> Content:
+    def _text(self, text: GeneratedText) -> Content:
         content = describe_generated(text, self.run.tgt_vocab.text(text.tokens))
         return {**content, "prob": math.exp(text.log_prob), "tokens": text.tokens}
 

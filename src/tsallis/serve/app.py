@@ -24,7 +24,7 @@ from tsallis.serve.limits import Limits, Refusal
 from tsallis.serve.page import FILES, page_file
 from tsallis.serve.requests import QUESTIONS, TranslateRequest, parse_request
 from tsallis.serve.requests import Request as Query
-from tsallis.serve.worker import Cancelled, Job, Worker
+from tsallis.serve.worker import Cancellation, Job, Worker
 
 CLIENT_GONE = 499  # the status of an answer that nobody reads
 POLICY = (
@@ -147,7 +147,7 @@ async def _wait(job: Job, request: Request) -> Response:
         if not answer.done():
             return Response(status_code=CLIENT_GONE)
         return _json(answer.result())
-    except Cancelled:
+    except Cancellation:
         return Response(status_code=CLIENT_GONE)
     finally:
         leaving.cancel()

@@ -19,7 +19,7 @@ Work = Callable[[Sequence[Any], Check], Sequence[Any]]  # from requests to an an
 LONGEST_RETRY = 60  # seconds that a client is told to wait, at most
 
 
-class Cancelled(Exception):
+class Cancellation(Exception):
     """Work that nobody waits for any more."""
 
 
@@ -34,11 +34,11 @@ class InterruptibleModel:
         >>> from tsallis.models import RNNSeq2Seq
         >>> from tsallis.search import beam_search
         >>> import torch
-        >>> def check(): raise Cancelled("enough")
+        >>> def check(): raise Cancellation("enough")
         >>> model = InterruptibleModel(RNNSeq2Seq(20, 15, d_model=8), check)
         >>> beam_search(model, torch.tensor([[4, 5]]), torch.tensor([2]))
         Traceback (most recent call last):
-        tsallis.serve.worker.Cancelled: enough
+        tsallis.serve.worker.Cancellation: enough
     """
 
     def __init__(self, model: Any, check: Check) -> None:
@@ -192,7 +192,7 @@ class Worker:
         try:
             answers = self._work(batch)
         except Exception as error:
-            if len(batch) > 1 and not isinstance(error, Cancelled):
+            if len(batch) > 1 and not isinstance(error, Cancellation):
                 for job in batch:
                     self._answer([job])
                 return
@@ -210,7 +210,7 @@ class Worker:
             if self._closed:
                 raise Refusal(503, "the server is being shut down", 1)
             if all(job.cancelled for job in batch):
-                raise Cancelled
+                raise Cancellation
             if time.monotonic() > deadline:
                 raise Refusal(503, f"the work took more than {self.limits.seconds:g} seconds")
 

@@ -30,7 +30,7 @@ from tsallis.evaluation.text_scores import CorpusScore
 from tsallis.models.protocol import device_of
 from tsallis.models.registry import MODELS
 from tsallis.search import Result, beam_search
-from tsallis.tasks.prepared import Prepared, check_rows, check_select, read_source, text_of_run
+from tsallis.tasks.prepared import PreparedRun, check_rows, check_select, read_source, text_of_run
 from tsallis.tasks.scoring import best_texts, language_scores, score_values
 from tsallis.training.run_folder import CONFIG, MODEL, TASK, Run, read_stored
 from tsallis.training.schema import explain
@@ -292,7 +292,7 @@ class Task(ABC):
         return encoded
 
     @classmethod
-    def prepare(cls, config: RunConfig, folder: Path | None = None) -> Prepared:
+    def prepare(cls, config: RunConfig, folder: Path | None = None) -> PreparedRun:
         """Read the data of a configuration and work out every argument.
 
         Args:
@@ -319,10 +319,10 @@ class Task(ABC):
         check_rows(settings, data)
         check_select(settings.select, task, data)
         if stored is not None:
-            return Prepared(task, data, stored.description, settings, text, config.training, started)
+            return PreparedRun(task, data, stored.description, settings, text, config.training, started)
         arguments = config.model.arguments(data, settings, source)
         description = {"class": config.model.architecture, "arguments": arguments}
-        return Prepared(task, data, description, settings, text, config.training, source=source)
+        return PreparedRun(task, data, description, settings, text, config.training, source=source)
 
     @classmethod
     def read_split(cls, config: Any, split: str, **options: Any) -> list[Any]:

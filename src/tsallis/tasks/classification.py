@@ -14,7 +14,7 @@ from tsallis.config import Alpha, Basis, Count, Density, Depth, FileName, Sectio
 from tsallis.data.batching import Batch
 from tsallis.data.corpus import Corpus
 from tsallis.data.io import find_packed, stream_lines
-from tsallis.data.ragged import Ragged, type_for
+from tsallis.data.ragged import RaggedRows, type_for
 from tsallis.data.splits import hold_out
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError, shorten
@@ -27,7 +27,7 @@ from tsallis.training.run_folder import Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-EXPECTED = "label<TAB>text"
+LINE_FORMAT = "label<TAB>text"
 ENDINGS = ("", ".tsv", ".xz", ".gz", ".tsv.xz", ".tsv.gz")
 BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)  # of lines, in reviews taken from web pages
 WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
@@ -73,7 +73,7 @@ class Classification(LabelTask):
     Config = ClassificationData
     models: ClassVar[Mapping[str, type[ModelSection]]] = {"classifier": ClassifierConfig}
     noun = "label"
-    columns = ("text", EXPECTED)
+    columns = ("text", LINE_FORMAT)
 
     @classmethod
     def load(cls, config: ClassificationData) -> tuple[Task, Data]:
@@ -114,7 +114,7 @@ class Classification(LabelTask):
         src, tgt, count = vocabularies.src, vocabularies.tgt, len(examples)
         rows = (src.encode(words(e.text)[: self.max_length] or [""]) for e in examples)
         labels = [e.label for e in examples]
-        corpus = Corpus(Ragged.of(rows, type_for(len(src))), [tgt.encode([x] if x else []) for x in labels])
+        corpus = Corpus(RaggedRows.of(rows, type_for(len(src))), [tgt.encode([x] if x else []) for x in labels])
         return Lines(corpus, labels, [e.text for e in examples], list(range(count)), count)
 
     def plot(self, run: Run, batch: Batch, result: Result, title: str) -> Figure:
@@ -139,7 +139,7 @@ def read_labelled(path: Path | str) -> list[LabelledText]:
     Raises:
         InputError: a file that is missing, empty or damaged, or a malformed line, each with its place.
     """
-    lines = enumerate(stream_lines(path, EXPECTED), start=1)
+    lines = enumerate(stream_lines(path, LINE_FORMAT), start=1)
     return [parse_labelled(line, f"{path}:{number}") for number, line in lines]
 
 
@@ -151,10 +151,10 @@ def parse_labelled(line: str, origin: str) -> LabelledText:
     """
     fields = line.split("\t")
     if len(fields) < 2:
-        raise InputError(f"{origin}: expected {EXPECTED}, found one column: {shorten(line)}")
+        raise InputError(f"{origin}: expected {LINE_FORMAT}, found one column: {shorten(line)}")
     label, text = fields[0].strip(), fields[-1].strip()
     if not label or not text:
-        raise InputError(f"{origin}: expected {EXPECTED}, found an empty {'text' if label else 'label'}")
+        raise InputError(f"{origin}: expected {LINE_FORMAT}, found an empty {'text' if label else 'label'}")
     return LabelledText(label, text)
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from tsallis.config import Alpha, Map
-from tsallis.data.batching import IGNORED, Batch
+from tsallis.data.batching import IGNORE_INDEX, Batch
 from tsallis.evaluation.text_scores import CorpusScore, exact_match
 from tsallis.search import Result
 from tsallis.special_symbols import SPECIALS
@@ -55,7 +55,7 @@ class LabelTask(Task):
 def label_numbers(batch: Batch) -> Tensor:
     """Return the class of each row [batch], as classifiers number them; -100 where it is not a known one."""
     symbols = batch.tgt_out[:, 0]
-    return torch.where(symbols < len(SPECIALS), IGNORED, symbols - len(SPECIALS))
+    return torch.where(symbols < len(SPECIALS), IGNORE_INDEX, symbols - len(SPECIALS))
 
 
 def describe_answer(run: Run, result: Result) -> str:

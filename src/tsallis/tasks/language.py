@@ -34,7 +34,7 @@ from tsallis.training.run_folder import Run
 from tsallis.user_cache import user_cache
 
 ENDINGS = ("", ".txt", ".xz", ".gz", ".txt.xz", ".txt.gz")
-EVALUATED = 64  # rows of a batch
+EVALUATION_BATCH = 64  # rows of a batch
 CHUNK = 8192  # texts encoded in one go
 DEV_SEED, TEST_SEED = 1 << 40, 1 << 41  # no training's
 Symbols = Vocabulary | Subwords
@@ -240,14 +240,14 @@ def _task_of(config: LanguageData) -> Language:
 
 def score_texts(model: Any, corpus: Corpus) -> dict[str, Any]:
     """Return scores of texts by their names, and how many rows there are."""
-    scores = teacher_forced_scores(model, corpus, EVALUATED)
+    scores = teacher_forced_scores(model, corpus, EVALUATION_BATCH)
     names = (*OF_TEXT, *TEACHER_FORCED, "unknown_symbols", "output_support", "output_sum", "attention_support")
     return {"samples": len(corpus), **{name: getattr(scores, name) for name in names}}
 
 
 def score_lengths(model: Any, corpus: SyntheticCorpus) -> dict[str, dict[str, float]]:
     """Return how many examples of each length there are, the share of right targets, and that of examples all right."""
-    hits = row_hits(model, corpus.batches(EVALUATED))
+    hits = row_hits(model, corpus.batches(EVALUATION_BATCH))
     each: dict[str, dict[str, float]] = {}
     for number, stream in enumerate(corpus.streams):
         rows = [hits[row] for row in range(number * corpus.each, (number + 1) * corpus.each)]

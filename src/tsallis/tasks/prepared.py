@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from tsallis.config import LARGEST_FILE, EmbeddingsConfig, TrainingConfig, parse_yaml
 from tsallis.config import Config as RunConfig
 from tsallis.data.io import read_text
-from tsallis.data.ragged import Ragged, Rows
+from tsallis.data.ragged import RaggedRows, Rows
 from tsallis.data.word_vectors import read_word_vectors
 from tsallis.errors import InputError, describe, memory_for
 from tsallis.evaluation.score_names import TEACHER_FORCED
@@ -41,7 +41,7 @@ AT_ONCE = 1 << 20  # symbols compared together
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """The task, data, model description and settings that a configuration describes."""
 
     task: Task
@@ -155,7 +155,7 @@ def read_source(config: RunConfig) -> Run | None:
 
 def coverage(rows: Rows, numbers: Sequence[int]) -> float:
     """Return the share of the symbols in a text that are among some; 0 of no text."""
-    text = rows if isinstance(rows, Ragged) else Ragged.of(rows)
+    text = rows if isinstance(rows, RaggedRows) else RaggedRows.of(rows)
     count = total = 0
     for start in range(0, len(text.tokens), AT_ONCE):
         part = text.tokens[start : start + AT_ONCE]

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 
 from tsallis.config import Alpha, Basis, Density, Depth, Map, Size
-from tsallis.data.batching import Batch, counted
+from tsallis.data.batching import Batch, has_loss
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.errors import InputError
 from tsallis.functional import estimate_tau, estimate_tau_from_scores
@@ -157,7 +157,7 @@ def _first_threshold(description: dict[str, Any], corpus: Corpus | SampledCorpus
     torch.manual_seed(settings.seed)
     model = build_model(description).eval()
     batch = corpus.batch(range(min(settings.batch_size, len(corpus))))
-    hidden = model(batch.src, batch.src_lengths, batch.tgt_in).hidden[counted(batch.tgt_out)]  # [symbols, d_model]
+    hidden = model(batch.src, batch.src_lengths, batch.tgt_in).hidden[has_loss(batch.tgt_out)]  # [symbols, d_model]
     return float(estimate_tau_from_scores(model.output.scores(hidden), model.output.alpha))
 
 

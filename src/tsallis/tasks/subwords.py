@@ -23,6 +23,6 @@ class LearningConfig(Section):
         """Return the options for learning subwords, without those for using them."""
         return self.model_dump(include=set(LEARNING))
 
-    def learned(self) -> list[str]:
+    def learning_options(self) -> list[str]:
         """Return the names of the options for learning that are not the defaults."""
         return [name for name in LEARNING if getattr(self, name) != type(self).model_fields[name].default]

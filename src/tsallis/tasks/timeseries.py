@@ -19,9 +19,9 @@ from torch import Tensor
 from tsallis.data.io import stream_lines
 from tsallis.errors import InputError, describe, shorten
 
-EXPECTED = "series,time,channel,value"
+LINE_FORMAT = "series,time,channel,value"
 FIELDS = np.dtype([("series", "i8"), ("time", "f8"), ("channel", "O"), ("value", "f8")])
-SKEWED = 1.0  # a channel that leans to the right by more is taken by its logarithm
+SKEW_LIMIT = 1.0  # a channel that leans to the right by more is taken by its logarithm
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -47,10 +47,10 @@ def read_events(path: Path | str) -> Events:
     Raises:
         InputError: a file that is missing, empty or damaged, or a malformed line, each with its place.
     """
-    lines = stream_lines(path, EXPECTED)
+    lines = stream_lines(path, LINE_FORMAT)
     header = next(lines)
     if header.count(",") != 3:
-        raise InputError(f"{path}:1: expected a header such as {EXPECTED}, found {shorten(header)}")
+        raise InputError(f"{path}:1: expected a header such as {LINE_FORMAT}, found {shorten(header)}")
     rows = list(lines)
     if not any(rows):  # numpy would warn of them
         raise InputError(f"{path}: there is no observation after the header")
@@ -77,8 +77,8 @@ def _first_bad(path: Path | str, rows: Sequence[str]) -> InputError:
                 continue
         except ValueError:
             pass
-        return InputError(f"{path}:{number}: expected {EXPECTED}, found {shorten(row)}")
-    return InputError(f"{path}: expected lines of {EXPECTED}")
+        return InputError(f"{path}:{number}: expected {LINE_FORMAT}, found {shorten(row)}")
+    return InputError(f"{path}: expected lines of {LINE_FORMAT}")
 
 
 def read_labels(path: Path | str, column: str, series: str | None = None) -> dict[int, int]:
@@ -109,7 +109,7 @@ def read_labels(path: Path | str, column: str, series: str | None = None) -> dic
     return labels
 
 
-class Observed(NamedTuple):
+class ChannelObservations(NamedTuple):
     """One channel of some series, padded."""
 
     times: Tensor  # [rows, length], ascending where they count; float64
@@ -156,7 +156,7 @@ class Scaling:
                 continue
             low, high = np.quantile(own, (0.005, 0.995))
             own = np.clip(own, low, high)
-            use_log = low > 0 and _skewness(own) > SKEWED
+            use_log = low > 0 and _skewness(own) > SKEW_LIMIT
             own = np.log(own) if use_log else own
             statistics[:, c] = low, high, use_log, own.mean(), own.std() or 1
         return cls(statistics[0], statistics[1], statistics[2] > 0, statistics[3], statistics[4])
@@ -195,9 +195,9 @@ class IrregularSeries:
 
     def __init__(self, events: Events, channels: Sequence[str], series: Sequence[int] | None = None) -> None:
         ids = np.unique(events.series) if series is None else np.asarray(series, np.int64)
-        for what, named in (("channels", list(channels)), ("series", ids.tolist())):
-            if len(set(named)) != len(named):
-                raise ValueError(f"{what} must differ, got {next(x for x in named if named.count(x) > 1)!r} twice")
+        for what, names in (("channels", list(channels)), ("series", ids.tolist())):
+            if len(set(names)) != len(names):
+                raise ValueError(f"{what} must differ, got {next(x for x in names if names.count(x) > 1)!r} twice")
         self.ids, self.names = ids, list(channels)
         numbers = {name: i for i, name in enumerate(self.names)}
         to_place = np.array([numbers.get(name, -1) for name in events.names] or [-1], np.int64)
@@ -231,7 +231,7 @@ class IrregularSeries:
         new.values = values
         return new
 
-    def channel(self, number: int) -> Observed:
+    def channel(self, number: int) -> ChannelObservations:
         """Return all series' observations in one channel, padded to the longest."""
         own = self.channels == number
         row, counts = self.rows[own], self.counts[:, number]
@@ -240,7 +240,7 @@ class IrregularSeries:
         times, values = np.zeros(shape), np.zeros(shape)
         times[row, column], values[row, column] = self.times[own], self.values[own]
         mask = np.arange(shape[1]) < counts[:, None]
-        return Observed(torch.from_numpy(times), torch.from_numpy(values).float(), torch.from_numpy(mask))
+        return ChannelObservations(torch.from_numpy(times), torch.from_numpy(values).float(), torch.from_numpy(mask))
 
     def grid(self, steps: int, end: float) -> Grid:
         """Return the last value known at the end of each of `steps` equal steps of the time from 0 to `end`.
@@ -266,8 +266,8 @@ class IrregularSeries:
         last[row[ends], step[ends], channel[ends]] = np.flatnonzero(inside)[ends]
         observed = last >= 0
         latest = np.maximum.accumulate(np.where(observed, np.arange(steps)[:, None], -1), 1)
-        held = np.maximum.accumulate(last, 1)  # ascending within a row and channel
-        values = np.where(held >= 0, np.append(self.values, 0)[held], 0)
+        last_values = np.maximum.accumulate(last, 1)  # ascending within a row and channel
+        values = np.where(last_values >= 0, np.append(self.values, 0)[last_values], 0)
         since = np.arange(steps)[:, None] - latest
         return Grid(
             torch.from_numpy(values).float(), torch.from_numpy(observed), torch.from_numpy(since.astype(np.float32))

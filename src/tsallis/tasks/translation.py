@@ -50,7 +50,7 @@ class SubwordsConfig(LearningConfig):
         sides = (self.src_model is None) + (self.tgt_model is None)
         if sides == 1 or (self.model is not None and sides == 0):
             raise ValueError("expected model, or both src_model and tgt_model")
-        others = self.learned() + (["joint"] if not self.joint else [])
+        others = self.learning_options() + (["joint"] if not self.joint else [])
         if self.models is not None and others:
             raise ValueError(f"an existing model is not learned: {', '.join(others)} can't be set beside it")
         if self.kind == "word" and self.sample:
@@ -115,7 +115,7 @@ class Translation(SequenceTask):
     @classmethod
     def load(cls, config: TranslationData) -> tuple[Task, Data]:
         task = cls(config.src, config.tgt, config.max_length, config.lowercase, config.tokenized, config.joiner)
-        train, vocabularies = _embedded(task, config) if config.embedded else _cached(config)
+        train, vocabularies = _load_embedded(task, config) if config.embedded else _load_cached(config)
         files = ["data.embedded"] * 2 if config.embedded else [*map(str, find_sides(config, "dev"))]
         dev = task.pairs(cls.read_split(config, "dev"), vocabularies, " and ".join(files))
         limit = max(LONGEST, config.max_length)
@@ -201,7 +201,7 @@ class Translation(SequenceTask):
         return text.casefold() if self.lowercase else text
 
 
-def _cached(config: TranslationData) -> tuple[Corpus | SampledCorpus, Vocabularies]:
+def _load_cached(config: TranslationData) -> tuple[Corpus | SampledCorpus, Vocabularies]:
     """Learn subwords from the training files and encode them, unless the cache has both."""
     cache, options = cache_folder(config.cache), config.subwords
     paths = find_sides(config, "train")
@@ -217,7 +217,7 @@ def _cached(config: TranslationData) -> tuple[Corpus | SampledCorpus, Vocabulari
     return cached_corpus(*arguments), Vocabularies(src, tgt)
 
 
-def _embedded(task: Translation, config: TranslationData) -> tuple[Corpus, Vocabularies]:
+def _load_embedded(task: Translation, config: TranslationData) -> tuple[Corpus, Vocabularies]:
     """Learn subwords from the embedded training pairs, and encode those."""
     pairs, options = task.read_split(config, "train"), config.subwords
     if options.models is not None:

@@ -19,7 +19,7 @@ from tsallis.data.corpus import Corpus
 from tsallis.data.image_store import ImageStore
 from tsallis.data.images import Pictures, open_pictures
 from tsallis.data.io import find_packed, stream_lines
-from tsallis.data.ragged import Ragged, type_for
+from tsallis.data.ragged import RaggedRows, type_for
 from tsallis.data.splits import hold_out
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError, describe, shorten
@@ -194,7 +194,7 @@ class Visual(LabelTask):
         answers = [e.question.answer for e in examples]
         targets = [tgt.encode([answer] if answer else []) for answer in answers]
         titles = [f"{e.question.image}: {e.question.question}" for e in examples]
-        corpus = Corpus(Ragged.of(rows, type_for(max(len(src), len(store)))), targets)
+        corpus = Corpus(RaggedRows.of(rows, type_for(max(len(src), len(store)))), targets)
         return Lines(corpus, answers, titles, list(range(count)), count)
 
     def plot(self, run: Run, batch: Batch, result: Result, title: str) -> Figure:

@@ -87,7 +87,7 @@ class Checkpoints:
             for path in self._folders():
                 unnamed = path.name not in index.names | set(index.discard)
                 if unnamed and path.name.startswith("step-") and _step(path.name) > last and not self._is_part(path):
-                    raise self._unnamed(path)
+                    raise self._unnamed_error(path)
             if self.written is None:
                 self.folder.mkdir(parents=self.lock is None, exist_ok=True)
                 self._replace(index, index)
@@ -149,7 +149,7 @@ class Checkpoints:
         """Write a folder that no index names yet; return the index that says so."""
         target = self.folder / name
         if name in index.names or (os.path.lexists(target) and name not in index.discard and not self._is_part(target)):
-            raise self._unnamed(target)
+            raise self._unnamed_error(target)
         index = self._replace(index, index.model_copy(update={"discard": (*index.discard, name)}))
         sums = {file: {"bytes": len(b), "sha256": hashlib.sha256(b).hexdigest()} for file, b in blobs.items()}
         manifest = check_record({**facts, "files": sums}, Manifest, str(target / MANIFEST))
@@ -242,7 +242,7 @@ class Checkpoints:
             if not any(path.iterdir()):
                 path.rmdir()
 
-    def _unnamed(self, path: Path) -> InputError:
+    def _unnamed_error(self, path: Path) -> InputError:
         return InputError(
             f"{path}: a checkpoint that {INDEX} does not name; move it out of the folder, or name it there"
         )

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from tsallis.data.batching import IGNORED, Batch, counted
+from tsallis.data.batching import IGNORE_INDEX, Batch, has_loss
 from tsallis.errors import InputError
 from tsallis.nn import PerHeadAlpha
 from tsallis.training.distributed import World
@@ -69,7 +69,7 @@ class Objective(nn.Module):
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
         """Return the loss, summed over the target symbols that count."""
         model: Any = self.model
-        tgt_out = torch.where(counted(tgt_out), tgt_out, IGNORED)
+        tgt_out = torch.where(has_loss(tgt_out), tgt_out, IGNORE_INDEX)
         decoded = model(src, src_lengths, tgt_in)
         if self.collect_stats:
             self.batch_stats = batch_stats(model, decoded, tgt_out)
@@ -80,7 +80,7 @@ class Objective(nn.Module):
 @torch.no_grad()
 def batch_stats(model: Any, decoded: Any, tgt_out: Tensor) -> BatchStats:
     """Compute accuracy and sparsity with teacher forcing."""
-    mask = counted(tgt_out)
+    mask = has_loss(tgt_out)
     scores = model.output.scores(decoded.hidden[mask]).float()  # [symbols, d_vocab]
     probs = model.output.probs(scores)
     finite_scores = scores.masked_fill(scores == -torch.inf, 0)
@@ -116,14 +116,14 @@ class Engine:
         self.model = model.to(world.device)
         self.objective = Objective(self.model, settings.label_smoothing)
         self.sharded = world.size > 1 and settings.strategy == "fsdp"
-        self.module: nn.Module = self._wrapped()
+        self.module: nn.Module = self._wrap()
         self.step_module = torch.compile(self.module, dynamic=True) if settings.compile else self.module
         fused = world.device.type in ("cpu", "cuda")
         self.optimizer = OPTIMIZERS[settings.optimizer](
             self._groups(), lr=0.0, betas=settings.betas, weight_decay=0.0, fused=fused
         )
 
-    def _wrapped(self) -> nn.Module:
+    def _wrap(self) -> nn.Module:
         if self.world.size == 1:
             return self.objective
         if self.sharded:
@@ -178,7 +178,7 @@ class Engine:
         Returns:
             Symbols of all processes, and this process's part of their summed loss, not yet read from the device.
         """
-        (symbols,) = self.world.sum(sum(int(counted(batch.tgt_out).sum()) for batch in batches[:own]))
+        (symbols,) = self.world.sum(sum(int(has_loss(batch.tgt_out).sum()) for batch in batches[:own]))
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["factor"]
         self.optimizer.zero_grad()

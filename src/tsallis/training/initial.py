@@ -21,7 +21,7 @@ from tsallis.special_symbols import FIRST, SPECIALS
 from tsallis.training.checkpoint import not_finite
 from tsallis.training.run_folder import START, Run
 
-LISTED = 4  # names in a line
+MOST_NAMES = 4  # names in a line
 
 
 @dataclass
@@ -72,17 +72,17 @@ def take_parameters(model: Any, source: Run, vocabularies: Mapping[str, Any]) ->
     state, own = source.model.state_dict(), model.state_dict()
     shared, by_symbol = _shared(model), model.symbol_rows
     names = [name for name in own if name not in shared]
-    taken = [name for name in names if name in state and name not in by_symbol]
-    for name in taken:
+    matches = [name for name in names if name in state and name not in by_symbol]
+    for name in matches:
         _check_shape(name, state[name].shape, own[name].shape, source)
     symbols: dict[str, list[int]] = {}
     for name in by_symbol.keys() & set(names) & state.keys():
         _check_shape(name, state[name].shape[1:], own[name].shape[1:], source, "rows of ")
         symbols[name] = _take_rows(own[name], state[name], by_symbol[name], source, vocabularies)
-    for name in taken:
+    for name in matches:
         own[name].copy_(state[name])
     return {
-        "taken": taken,
+        "taken": matches,
         "symbols": dict(sorted(symbols.items())),
         "random": [name for name in names if name not in state],
         "unused": [name for name in state if name not in own and name not in _shared(source.model)],
@@ -193,8 +193,8 @@ def describe_start(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _list(names: Sequence[str]) -> str:
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
 
 
 def _shared(model: Any) -> dict[str, str]:

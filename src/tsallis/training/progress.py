@@ -86,7 +86,7 @@ class TrainingDisplay:
             v = state.validation
             names = dict.fromkeys((*SCORES, v.get("select", "loss")))
             scores = "  ".join(
-                f"dev {n.replace('_', ' ')} {_shown(n, v[f'dev_{n}'])}"
+                f"dev {n.replace('_', ' ')} {_format(n, v[f'dev_{n}'])}"
                 for n in names
                 if f"dev_{n}" in v and n != "loss"
             )
@@ -99,7 +99,7 @@ class TrainingDisplay:
             )
 
 
-def _shown(name: str, value: float) -> str:
+def _format(name: str, value: float) -> str:
     if name.endswith("levenshtein"):
         return f"{value:.3f}"
     return f"{value:.2f}" if name in ("bleu", "chrf", "ter", "epsilon_perplexity") else f"{value:.2%}"

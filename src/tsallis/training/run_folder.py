@@ -39,7 +39,7 @@ CONFIG, MODEL, TASK = "config.yaml", "model.json", "task.json"
 START = "start.safetensors"  # the parameters that a run began with, if they were not drawn at random
 Symbols = Vocabulary | Subwords
 SYMBOLS: dict[str, type[Vocabulary] | type[Subwords]] = {"vocab.json": Vocabulary, "model": Subwords}  # by file ending
-ESTIMATED = ("tau",)  # arguments worked out from the data, which another machine rounds differently
+ESTIMATES = ("tau",)  # arguments worked out from the data, which another machine rounds differently
 # Errors that constructors of models raise for arguments of a wrong kind or size.
 REFUSALS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError, MemoryError)
 
@@ -280,7 +280,7 @@ def _check_same(
         if type(symbols).load(file) != symbols:
             raise InputError(f"{file}: the training data has changed since the run was started")
     saved, saved_task = _read_records(folder)
-    for key in sorted((saved.arguments.keys() & record.arguments.keys()).difference(ESTIMATED)):
+    for key in sorted((saved.arguments.keys() & record.arguments.keys()).difference(ESTIMATES)):
         if saved.arguments[key] != record.arguments[key]:
             raise InputError(
                 f"{folder / MODEL}: {key} is {saved.arguments[key]!r}, {record.arguments[key]!r} by {CONFIG}; "

@@ -21,12 +21,12 @@ from tsallis.data.io import read_bytes
 from tsallis.errors import InputError, describe, truncate
 
 LARGEST = 1 << 26  # bytes of a JSON file; those of runs have some kB
-SHOWN = 3  # mistakes of one file that an error lists
+MOST_MISTAKES = 3  # mistakes of one file that an error lists
 LONGEST_KEY = 80  # characters of a key in a message
-COUNTED = ("layers", "encoder_layers", "decoder_layers", "stages", "num_basis")
-LAYERS = COUNTED[:3]
+SIZES = ("layers", "encoder_layers", "decoder_layers", "stages", "num_basis")
+LAYERS = SIZES[:3]
 # Settings of runs that were saved under earlier names; their new names.
-RENAMED = {
+NEW_NAMES = {
     "alpha_rate": "alpha_lr_scale",
     "context_attention": "cross_attention",
     "functions": "num_basis",
@@ -113,9 +113,9 @@ class ModelRecord(Record):
     @classmethod
     def _plain(cls, arguments: dict[str, Any]) -> dict[str, Any]:
         for key, value in arguments.items():
-            if key in RENAMED:
-                raise ValueError(f"{key} is now called {RENAMED[key]}: rename it in this file and in config.yaml")
-            if key in COUNTED and type(value) is not int:
+            if key in NEW_NAMES:
+                raise ValueError(f"{key} is now called {NEW_NAMES[key]}: rename it in this file and in config.yaml")
+            if key in SIZES and type(value) is not int:
                 raise ValueError(f"{key} must be a whole number, found {describe(value)}")
             for part in value if isinstance(value, list) else [value]:
                 _check_argument(key, part)
@@ -131,7 +131,7 @@ def _check_argument(key: str, value: Any) -> None:
         raise ValueError(f"{key} must be a number, a text, true, false, null or a list of these")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{key} must be finite, found {value}")
-    largest = 10_000 if key in COUNTED else 2**31 - 1
+    largest = 10_000 if key in SIZES else 2**31 - 1
     if isinstance(value, (int, float)) and not -(2**31) <= value <= largest:
         raise ValueError(f"{key} must be at most {largest}, found {describe(value)}")
 
@@ -226,8 +226,8 @@ def explain(error: ValidationError) -> str:
     if details[0]["type"] == "json_invalid":
         return f"not a JSON file: {details[0]['ctx']['error']}"
     texts = list(dict.fromkeys(_mistake(detail) for detail in details))
-    more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
-    return "; ".join(texts[:SHOWN]) + more
+    more = f"; and {len(texts) - MOST_MISTAKES} more" if len(texts) > MOST_MISTAKES else ""
+    return "; ".join(texts[:MOST_MISTAKES]) + more
 
 
 def _mistake(detail: Mapping[str, Any]) -> str:

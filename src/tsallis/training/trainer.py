@@ -31,7 +31,7 @@ from tsallis.training.settings import Settings
 from tsallis.training.tensorboard import BOARD, Board
 
 WATCH_EVERY = 25  # updates between two records of supports for the progress display
-VALIDATED = 128  # rows of a batch of the development set
+VALIDATION_BATCH = 128  # rows of a batch of the development set
 
 
 @dataclass
@@ -149,13 +149,13 @@ class Trainer:
         """
         self._resume()
         try:
-            while not self._finished():
+            while not self._is_finished():
                 self._epoch()
         finally:
             if self.board is not None:
                 self.board.close()
 
-    def _finished(self) -> bool:
+    def _is_finished(self) -> bool:
         position, settings = self.position, self.settings
         return (
             position.epoch >= settings.epochs
@@ -171,7 +171,7 @@ class Trainer:
             self.world.on_main(lambda: self._start_log(start))
             self.world.on_main(self._open_board)
             return
-        state, parameters = self.world.run_on_all(self._stored)
+        state, parameters = self.world.run_on_all(self._load_checkpoint)
         self.engine.load(parameters, dict(state.optimizer))
         self.schedule.restore(dict(state.schedule))
         self.position = Position(**dict(state.position))
@@ -200,14 +200,14 @@ class Trainer:
         self.log.write("start", parameters=sum(p.numel() for p in self.model.parameters()), **init, **values)
 
     def _open_board(self) -> None:
-        if self.settings.tensorboard and not self._finished():
+        if self.settings.tensorboard and not self._is_finished():
             self.board = Board(self.folder / BOARD, self.position.step)
 
     def _rewind(self, position: int) -> None:
         self.log.rewind(position)
         self.timing.rewind_to_step(self.position.step)
 
-    def _stored(self) -> tuple[TrainingRecord, dict[str, Tensor]]:
+    def _load_checkpoint(self) -> tuple[TrainingRecord, dict[str, Tensor]]:
         """Load the last checkpoint, and check that it is of this run."""
         path = f"{self.checkpoints.folder / str(self.checkpoints.index().last)}/{TRAINING}"
         state = check_record(self.checkpoints.load_training("last"), TrainingRecord, path)
@@ -229,7 +229,7 @@ class Trainer:
 
     def _write(self, model: dict[str, Tensor], optimizer: dict[str, Any], metrics: dict[str, Any] | None) -> None:
         if (name := not_finite(model)) is not None:  # it would take the place of one that is
-            raise InputError(f"the weights {name} are not finite after update {self._diverged()}")
+            raise InputError(f"the weights {name} are not finite after update {self._describe_divergence()}")
         training: dict[str, Any] = {
             "optimizer": optimizer,
             "schedule": self.schedule.state(),
@@ -240,9 +240,9 @@ class Trainer:
         }
         facts = {"step": self.position.step, "epoch": self.position.epoch, "metrics": metrics or {}}
         best = metrics is not None and self.position.stale == 0
-        self.checkpoints.save(model, training, facts, best, self._finished(), metrics is not None)
+        self.checkpoints.save(model, training, facts, best, self._is_finished(), metrics is not None)
 
-    def _diverged(self) -> str:
+    def _describe_divergence(self) -> str:
         """Name the update that was made last, and the likely cause of its failure."""
         step = self.position.step
         rate = self.schedule.rate(step - 1)
@@ -265,8 +265,8 @@ class Trainer:
                 self._end_of_epoch(len(windows))
                 return
             if self._due(position.step, settings.validate_updates) or self._at_limit():
-                self._validated("validation", len(windows))
-                if self._finished():
+                self._validate_if_due("validation", len(windows))
+                if self._is_finished():
                     return
             elif position.step % settings.checkpoint_every == 0:
                 self._flush()
@@ -316,7 +316,7 @@ class Trainer:
         self.pending.zero_()
         position.loss += loss
         if not math.isfinite(position.loss):
-            raise CommonError(f"the loss is {position.loss} after update {self._diverged()}")
+            raise CommonError(f"the loss is {position.loss} after update {self._describe_divergence()}")
         now = time.perf_counter()
         speed = self.num_symbols / max(now - self.began, 1e-9)
         self.speed = 0.9 * self.speed + 0.1 * speed if self.speed else speed
@@ -339,9 +339,9 @@ class Trainer:
         last = position.epoch == settings.epochs or self._at_limit()
         every_epochs = settings.validate_every if settings.validate_updates is None else None
         due = last or self._due(position.epoch, every_epochs) or self._due(position.step, settings.validate_updates)
-        self._validated("epoch", updates, due)
+        self._validate_if_due("epoch", updates, due)
 
-    def _validated(self, event: str, updates: int, due: bool = True) -> None:
+    def _validate_if_due(self, event: str, updates: int, due: bool = True) -> None:
         """Validate on the development set if it is due, log the run's position, and save it."""
         position = self.position
         self._flush()
@@ -371,7 +371,7 @@ class Trainer:
         """Compute loss and scores of the development set, shared among the processes; all of them return the same."""
         model: Any = self.engine.plain()
         world, settings = self.world, self.settings
-        batches = self.dev.batches(VALIDATED)
+        batches = self.dev.batches(VALIDATION_BATCH)
         alphas = model.alphas() if hasattr(model, "alphas") else {}
         densities = {kind: torch.zeros(values.shape, dtype=torch.float64) for kind, values in alphas.items()}
         sums = world.sum(*teacher_forced_sums(model, batches[world.rank :: world.size], densities))
@@ -399,7 +399,7 @@ class Trainer:
         """Search for outputs of the development set and compute their scores; all processes return the same."""
         world, settings = self.world, self.settings
         rows = min(settings.validation_rows or len(self.dev), len(self.dev))
-        searched = self.dev.batches(VALIDATED, rows)[world.rank :: world.size]
+        searched = self.dev.batches(VALIDATION_BATCH, rows)[world.rank :: world.size]
         competing = settings.validation_competing_ends
         parts = world.gather(search_batches(model, searched, settings.validation_beam, competing_ends=competing))
         results = [result for _, result in sorted((i, r) for part in parts for i, r in part.items())]

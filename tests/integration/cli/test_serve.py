@@ -212,7 +212,8 @@ def test_what_is_typed_is_answered_with_a_proof_a_tree_steps_and_attention(
     ask_numbers(tab)
     run = load_run(translator)
     batch = task_of(run.task).read([SOURCE], "here", run, False).corpus.batch([0])
-    (result,) = beam_search(run.model, batch.src, batch.src_lengths, beam_size=5, n_best=5)
+    beam = {"beam_size": 5, "n_best": 5, "competing_ends": True}  # the default of translation
+    (result,) = beam_search(run.model, batch.src, batch.src_lengths, **beam)
     texts = tab.eval_on_selector_all(".outputs .words", "nodes => nodes.map(n => n.innerText)")
     assert texts == [" ".join(run.tgt_vocab.text(h.tokens).split()) or "(empty)" for h in result.hypotheses]
     assert result.certificate.kind in tab.get_attribute(".proof", "class")

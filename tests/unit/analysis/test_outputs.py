@@ -22,7 +22,7 @@ from tsallis.analysis import (
     teacher_forced_supports,
 )
 from tsallis.analysis.record import transformer_attentions
-from tsallis.data.batching import counted
+from tsallis.data.batching import has_loss
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.evaluation.empty_output import empty_log_probs
@@ -328,7 +328,7 @@ def test_importance_beside_values_of_zero() -> None:
     model, data = sharp(transformer), corpus(6)
     importance = head_importance(model, data.batches(4))
     batch = data.batch(list(range(6)))
-    counts = counted(batch.tgt_out)
+    counts = has_loss(batch.tgt_out)
 
     def loss() -> float:
         model.eval()

@@ -160,8 +160,8 @@ def test_functions_on_the_line(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "rule",
     [
-        quadrature_sizes.Weighted(1.0),
-        quadrature_sizes.Weighted(1.0, 4),
+        quadrature_sizes.WeightedRule(1.0),
+        quadrature_sizes.WeightedRule(1.0, 4),
         quadrature_sizes.Halves(1.0),
         quadrature_sizes.Normal(),
         quadrature_sizes.Roots(),
@@ -174,7 +174,7 @@ def test_bounds_are_bounds_and_not_far_off(rule: quadrature_sizes.Error) -> None
         counts = []
         for size in (0.5, 2.0, 8.0, 32.0):
             growth = Growth(*(size if k == index else 0.0 for k in range(2)))
-            count = quadrature_sizes.needed(rule, growth, D)
+            count = quadrature_sizes.least_points(rule, growth, D)
             assert rule.log_error(count, growth) <= math.log(1e-12)
             assert rule.log_error(max(count // 2, 1), growth) > math.log(1e-12)
             counts.append(count)
@@ -182,7 +182,7 @@ def test_bounds_are_bounds_and_not_far_off(rule: quadrature_sizes.Error) -> None
 
 
 def test_what_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quadrature_sizes, "_warned", set())
+    monkeypatch.setattr(quadrature_sizes, "_warnings", set())
     density = BetaGaussian(torch.tensor([0.5, 0.5]), torch.eye(2), torch.tensor(1.5), 2)
     with pytest.warns(
         UserWarning, match=r"384 angles leave an error of up to 1e[+-]\d+ of their peak, where \d+ would do"

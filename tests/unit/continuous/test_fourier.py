@@ -151,7 +151,7 @@ def test_what_is_remembered_follows_the_basis() -> None:
     torch.testing.assert_close(density.expect(basis.float()), density.expect(basis, NODES), atol=1e-9, rtol=0)
     with torch.inference_mode():
         assert density.expect(scattered()).shape == (3, 9)
-    known = fourier._known[basis]
+    known = fourier._caches[basis]
     for size in range(1, 40):
         known.grid(30.0, 60.0 / size, 3.0, 8.0, D)
-    assert sum(each.functions.numel() for each in known.matrices.values()) <= fourier.KEPT
+    assert sum(each.functions.numel() for each in known.matrices.values()) <= fourier.CACHE_NUMBERS

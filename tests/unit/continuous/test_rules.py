@@ -120,7 +120,7 @@ def test_points_follow_the_width_of_the_functions() -> None:
 
 
 def test_functions_too_narrow_for_any_rule_are_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quadrature_sizes, "_warned", set())
+    monkeypatch.setattr(quadrature_sizes, "_warnings", set())
     d = TruncatedParabola(torch.tensor(0.5), torch.tensor(1.0))
     with pytest.warns(UserWarning, match="so narrow beside the density"):
         d.expect(gaussian_grid(5, 1e-3))
@@ -128,7 +128,7 @@ def test_functions_too_narrow_for_any_rule_are_warned_of_once(monkeypatch: pytes
         warnings.simplefilter("error")
         d.expect(gaussian_grid(5, 1e-3))
         d.expect(gaussian_grid(5, 0.02))
-    monkeypatch.setattr(quadrature_sizes, "_warned", set())
+    monkeypatch.setattr(quadrature_sizes, "_warnings", set())
     with pytest.warns(UserWarning, match="so narrow"):
         TruncatedParaboloid(torch.zeros(2), torch.eye(2)).expect(image_basis(variance=1e-4))
 

@@ -162,9 +162,9 @@ def test_regressions_are_remembered_until_something_moves(monkeypatch: pytest.Mo
     fit.basis.centres.add_(0.01)
     fit(x)
     assert len(solved) == 5
-    for length in range(1, module.KEPT + 20):
+    for length in range(1, module.CACHE_SIZE + 20):
         fit(torch.randn(length, 1))
-    assert len(fit._solvers) == module.KEPT
+    assert len(fit._solvers) == module.CACHE_SIZE
     assert "basis.centres" in fit.state_dict()
 
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsallis.data import BatchPlan, Vocabulary, make_batch
-from tsallis.data.batching import IGNORED
+from tsallis.data.batching import IGNORE_INDEX
 from tsallis.data.corpus import Corpus
-from tsallis.data.ragged import Ragged
+from tsallis.data.ragged import RaggedRows
 from tsallis.errors import InputError
 from tsallis.special_symbols import BOS, EOS, PAD
 from tsallis.tasks.inflection import InflectionExample, encode_examples
@@ -38,10 +38,10 @@ def test_rows_come_back_whole(rows: list[tuple[list[int], list[int]]], chance: r
         assert batch.src[row, :length].tolist() == src and (batch.src[row, length:] == PAD).all()
         end = len(tgt) + 1
         assert batch.tgt_in[row, :end].tolist() == [BOS, *tgt] and (batch.tgt_in[row, end:] == PAD).all()
-        assert batch.tgt_out[row, :end].tolist() == [*tgt, EOS] and (batch.tgt_out[row, end:] == IGNORED).all()
+        assert batch.tgt_out[row, :end].tolist() == [*tgt, EOS] and (batch.tgt_out[row, end:] == IGNORE_INDEX).all()
     assert batch.tokens == sum(len(rows[i][1]) + 1 for i in index)
     assert batch.src_tokens == sum(len(rows[i][0]) for i in index)
-    mapped = make_batch(*(Ragged.of(side, np.uint16) for side in zip(*rows, strict=True)), torch.tensor(index))
+    mapped = make_batch(*(RaggedRows.of(side, np.uint16) for side in zip(*rows, strict=True)), torch.tensor(index))
     for name in ("src", "src_lengths", "tgt_in", "tgt_out"):
         one, other = getattr(batch, name), getattr(mapped, name)
         assert torch.equal(one, other) and one.dtype == other.dtype
@@ -262,7 +262,7 @@ def test_a_corpus_in_numbers() -> None:
 
 def test_digests_of_corpora() -> None:
     corpus = Corpus([[4, 5], [6]], [[7], []])
-    same = Corpus(Ragged.of([[4, 5], [6]], np.uint16), [[7], []])
+    same = Corpus(RaggedRows.of([[4, 5], [6]], np.uint16), [[7], []])
     assert corpus.digest() == same.digest() and corpus.digest() == Corpus(corpus.src, corpus.tgt).digest()
     others = [([[6], [4, 5]], [[7], []]), ([[4], [5, 6]], [[7], []]), ([[7], []], [[4, 5], [6]])]
     assert len({corpus.digest(), *(Corpus(*sides).digest() for sides in others)}) == 4

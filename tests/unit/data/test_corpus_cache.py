@@ -32,7 +32,7 @@ from tsallis.data.corpus_cache import (
     read_parallel,
 )
 from tsallis.data.io import stream_lines
-from tsallis.data.ragged import Ragged
+from tsallis.data.ragged import RaggedRows
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
 
@@ -131,8 +131,8 @@ def test_what_is_encoded_and_what_is_left_out(tmp_path: Path, monkeypatch: pytes
     assert corpus.src == SRC.encode_many(GERMAN) and corpus.tgt == TGT.encode_many(ENGLISH)
     assert corpus.counts == Counts(read=9, rows=5, empty=3, long=1)
     assert corpus.digest() == Corpus(SRC.encode_many(GERMAN), TGT.encode_many(ENGLISH)).digest()
-    assert [bytes(r).decode() for r in Ragged.open(tmp_path / "c" / "src.text")] == GERMAN
-    assert [bytes(r).decode() for r in Ragged.open(tmp_path / "c" / "tgt.text")] == ENGLISH
+    assert [bytes(r).decode() for r in RaggedRows.open(tmp_path / "c" / "src.text")] == GERMAN
+    assert [bytes(r).decode() for r in RaggedRows.open(tmp_path / "c" / "tgt.text")] == ENGLISH
     again = open_corpus(tmp_path / "c")
     assert again == corpus and again.counts == corpus.counts
     # Exactly the longest stays; one subword less, and it goes.
@@ -242,7 +242,7 @@ def test_anything_else_is_encoded_anew(tmp_path: Path, encodings: list[Path]) ->
 
 def test_changed_text_is_seen(tmp_path: Path, encodings: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same size and the same time of writing, too, and whatever was remembered of the file."""
-    monkeypatch.setattr(cache_module, "SETTLED", -1.0)  # files are remembered at once
+    monkeypatch.setattr(cache_module, "SETTLING_SECONDS", -1.0)  # files are remembered at once
     paths, cache = written(tmp_path), tmp_path / "cache"
     cached_corpus(cache, *paths, SRC, TGT)
     assert len(list(cache.glob("*.stamp.json"))) == 2
@@ -257,7 +257,7 @@ def test_text_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     paths, cache = written(tmp_path), tmp_path / "cache"
     cached_corpus(cache, *paths, SRC, TGT)
     assert not list(cache.glob("*.stamp.json")), "the files are too young to be known by their times"
-    monkeypatch.setattr(cache_module, "SETTLED", -1.0)
+    monkeypatch.setattr(cache_module, "SETTLING_SECONDS", -1.0)
     expected = cached_corpus(cache, *paths, SRC, TGT)
     remembered = sorted(cache.glob("*.stamp.json"))
     assert len(remembered) == 2
@@ -421,7 +421,7 @@ def test_a_sampled_corpus_stands_in_for_a_corpus(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"alpha must be from 0 to 1, got 1\.1"):
         replace(corpus, alpha=1.1)
     with pytest.raises(ValueError, match=r"must be as many, got \(100, 100, 1\)"):
-        replace(corpus, tgt_text=Ragged.of([[5]], np.uint8))
+        replace(corpus, tgt_text=RaggedRows.of([[5]], np.uint8))
 
 
 CHANGES: list[dict[str, object]] = [{"alpha": 0.2}, {"seed": 5}, {"max_length": 49}]

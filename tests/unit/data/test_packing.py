@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tsallis.data.batching import IGNORED
+from tsallis.data.batching import IGNORE_INDEX
 from tsallis.data.packing import TextCorpus, pack
 from tsallis.errors import InputError
 from tsallis.special_symbols import BOS, EOS, PAD
@@ -27,7 +27,7 @@ def test_every_token_is_predicted_once_and_every_end(length: int) -> None:
     corpus = pack(texts, length, SYMBOLS)
     assert corpus.lengths()[:, 1].max() < length
     batch = corpus.batch(range(len(corpus)))
-    predicted = [row[row != IGNORED].tolist() for row in batch.tgt_out]
+    predicted = [row[row != IGNORE_INDEX].tolist() for row in batch.tgt_out]
     assert list(chain(*predicted)) == list(chain(*([*text, EOS] for text in texts if text)))
     for row, tokens in enumerate(batch.tgt_in.tolist()):
         count = len(predicted[row])

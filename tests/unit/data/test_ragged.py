@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsallis.data.ragged import MANIFEST, OFFSETS, TOKENS, Ragged, RaggedWriter, digest_of, type_for
+from tsallis.data.ragged import MANIFEST, OFFSETS, TOKENS, RaggedRows, RaggedWriter, digest_of, type_for
 from tsallis.errors import InputError
 
 ROWS = [[5, 6, 7], [], [65_535], [4] * 100, []]
 LISTS = st.lists(st.lists(st.integers(0, 65_535), max_size=6), max_size=12)
 
 
-def written(folder: Path, rows: list[list[int]] = ROWS, dtype: str = "<u2", chunk: int = 2) -> Ragged:
+def written(folder: Path, rows: list[list[int]] = ROWS, dtype: str = "<u2", chunk: int = 2) -> RaggedRows:
     with RaggedWriter(folder, dtype, {"subwords": "abc"}) as writer:
         for start in range(0, len(rows), chunk):
             writer.extend(rows[start : start + chunk])
@@ -33,7 +33,7 @@ def test_rows_come_back(
 ) -> None:
     folder = tmp_path_factory.mktemp("rows") / "r"
     ragged = written(folder, rows, dtype, chunk)
-    for form in (ragged, Ragged.open(folder), Ragged.of(rows), pickle.loads(pickle.dumps(ragged))):
+    for form in (ragged, RaggedRows.open(folder), RaggedRows.of(rows), pickle.loads(pickle.dumps(ragged))):
         assert len(form) == len(rows) and form == rows
         assert [r.tolist() for r in form] == rows == [r.tolist() for r in form[:]]
         assert form.lengths.tolist() == list(map(len, rows))
@@ -90,10 +90,10 @@ def test_nothing_counts_before_the_manifest(tmp_path: Path) -> None:
     with RaggedWriter(tmp_path / "r", "<u2") as writer:
         writer.extend(ROWS)
         with pytest.raises(InputError, match=r"manifest\.json: can't be read: No such file"):
-            Ragged.open(tmp_path / "r")
+            RaggedRows.open(tmp_path / "r")
         writer.finish()
     assert sorted(p.name for p in (tmp_path / "r").iterdir()) == [MANIFEST, OFFSETS, TOKENS]
-    assert Ragged.open(tmp_path / "r").manifest["made_from"] is None
+    assert RaggedRows.open(tmp_path / "r").manifest["made_from"] is None
 
 
 def test_a_writer_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,16 +113,16 @@ def test_a_writer_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                     written(folder)
             if fatal < 3:
                 with pytest.raises(InputError):
-                    Ragged.open(folder)
+                    RaggedRows.open(folder)
             else:  # the fourth flush is that of the folder, which the manifest is in by then
-                assert (Ragged.open(folder) if fatal == 3 else written(folder)) == ROWS
+                assert (RaggedRows.open(folder) if fatal == 3 else written(folder)) == ROWS
 
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     rows = written(tmp_path / "r")
     with pytest.raises(InputError, match=r"r: expected a new or empty folder"):
         RaggedWriter(tmp_path / "r", "<u2")
-    assert rows == ROWS and Ragged.open(tmp_path / "r") == ROWS
+    assert rows == ROWS and RaggedRows.open(tmp_path / "r") == ROWS
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match=r"file: can't be written: File exists"):
         RaggedWriter(tmp_path / "file", "<u2")
@@ -139,10 +139,10 @@ def test_files_of_another_size(tmp_path: Path, name: str) -> None:
         with pytest.raises(
             InputError, match=rf"{name}: truncated or changed: {len(blob)} bytes, expected {len(whole)}"
         ):
-            Ragged.open(tmp_path / "r")
+            RaggedRows.open(tmp_path / "r")
     path.unlink()
     with pytest.raises(InputError, match=rf"{name}: can't be read: No such file"):
-        Ragged.open(tmp_path / "r")
+        RaggedRows.open(tmp_path / "r")
 
 
 @pytest.mark.parametrize("name", [TOKENS, OFFSETS])
@@ -152,7 +152,7 @@ def test_changed_content_is_found_on_demand(tmp_path: Path, name: str) -> None:
     blob = bytearray(path.read_bytes())
     blob[16] ^= 1
     path.write_bytes(blob)
-    rows = Ragged.open(tmp_path / "r")
+    rows = RaggedRows.open(tmp_path / "r")
     with pytest.raises(InputError, match=r"r: changed: the content is not what manifest\.json says"):
         rows.verify()
 
@@ -162,7 +162,7 @@ def test_offsets_that_end_elsewhere(tmp_path: Path) -> None:
     path = tmp_path / "r" / OFFSETS
     path.write_bytes(path.read_bytes()[:-8] + (10**9).to_bytes(8, "little"))
     with pytest.raises(InputError, match=r"offsets\.bin: changed: expected offsets from 0 to 104"):
-        Ragged.open(tmp_path / "r")
+        RaggedRows.open(tmp_path / "r")
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def test_changed_manifests(tmp_path: Path, changes: dict[str, object], message: 
     path = tmp_path / "r" / MANIFEST
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(InputError, match=message):
-        Ragged.open(tmp_path / "r")
+        RaggedRows.open(tmp_path / "r")
     for blob in (b"", b"[]", b"\xff"):
         path.write_bytes(blob)
         with pytest.raises(InputError, match=r"manifest\.json: "):
-            Ragged.open(tmp_path / "r")
+            RaggedRows.open(tmp_path / "r")

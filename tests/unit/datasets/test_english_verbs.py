@@ -127,7 +127,7 @@ def test_every_lemma_has_its_four_cells_in_one_split(verbs: dict[str, list[Infle
 def test_what_no_rule_predicts_is_in_train(verbs: dict[str, list[InflectionExample]]) -> None:
     """A held-out irregular verb is a prefix on one whose forms training has shown."""
     known = {(e.lemma, e.tags): e.form for e in verbs["train"]}
-    irregular = {lemma for lemma, kind, _ in generator._listed() if kind == "irregular"}
+    irregular = {lemma for lemma, kind, _ in generator._read_list() if kind == "irregular"}
     held_out = {e.lemma for split in ("dev", "test") for e in verbs[split]} & irregular
     assert {"understand", "withhold"} <= held_out
     for example in (e for split in ("dev", "test") for e in verbs[split] if e.lemma in held_out):
@@ -143,7 +143,7 @@ def test_training_shows_every_letter_and_tag_of_the_others(verbs: dict[str, list
 
 
 def test_two_right_spellings_are_rows_of_train_alone(verbs: dict[str, list[InflectionExample]]) -> None:
-    either = {lemma for lemma, kind, _ in generator._listed() if kind == "either"}
+    either = {lemma for lemma, kind, _ in generator._read_list() if kind == "either"}
     counts = {split: Counter((e.lemma, e.tags) for e in examples) for split, examples in verbs.items()}
     twice = {split: {lemma for (lemma, _), n in count.items() if n == 2} for split, count in counts.items()}
     assert twice == {"train": either, "dev": set(), "test": set()} and len(either) > 60
@@ -152,7 +152,7 @@ def test_two_right_spellings_are_rows_of_train_alone(verbs: dict[str, list[Infle
 
 
 def test_the_list_names_no_verb_twice() -> None:
-    counts = Counter(lemma for lemma, _, _ in generator._listed())
+    counts = Counter(lemma for lemma, _, _ in generator._read_list())
     assert [lemma for lemma, n in counts.items() if n > 1] == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tsallis.data.batching import IGNORED
+from tsallis.data.batching import IGNORE_INDEX
 from tsallis.datasets.synthetic import SYNTHETIC_TASKS, SyntheticStream
 from tsallis.datasets.synthetic_corpus import synthetic_corpus, synthetic_vocabulary
 from tsallis.special_symbols import BOS, FIRST, PAD
@@ -26,8 +26,8 @@ def test_rows_are_the_examples_of_the_streams(name: str) -> None:
                 assert batch.tgt_in[row, 0] == BOS and (batch.tgt_in[row, count + 1 :] == PAD).all()
                 assert torch.equal(batch.tgt_in[row, 1 : count + 1] - FIRST, tokens[number, :count])
                 own = batch.tgt_out[row, 1 : count + 1]
-                assert torch.equal(torch.where(own == IGNORED, IGNORED, own - FIRST), targets[number, :count])
-                assert batch.tgt_out[row, 0] == IGNORED and (batch.tgt_out[row, count + 1 :] == IGNORED).all()
+                assert torch.equal(torch.where(own == IGNORE_INDEX, IGNORE_INDEX, own - FIRST), targets[number, :count])
+                assert batch.tgt_out[row, 0] == IGNORE_INDEX and (batch.tgt_out[row, count + 1 :] == IGNORE_INDEX).all()
                 assert count <= corpus.lengths()[3 * part + row, 1]
                 assert batch.tgt_in[row].max() < len(synthetic_vocabulary(name))
 

@@ -10,18 +10,18 @@ from torch import Tensor
 
 import tsallis
 
-IGNORED = torch.full((3,), -100)
+IGNORE_INDEX = torch.full((3,), -100)
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 LOSSES: dict[str, Loss] = {
-    "entmax": lambda h, w, a: tsallis.entmax_loss(h @ w.t(), IGNORED),
-    "entmax, weights": lambda h, w, a: tsallis.entmax_loss(h @ w.t(), IGNORED, weight=torch.ones(6)),
-    "entmax, smoothed": lambda h, w, a: tsallis.entmax_loss(h @ w.t(), IGNORED, label_smoothing=0.1),
-    "entmax, learned": lambda h, w, a: tsallis.entmax_loss(h @ w.t(), IGNORED, a),
-    "alpha-ReLU": lambda h, w, a: tsallis.alpha_relu_loss(h @ w.t(), IGNORED, 1.5, 0.1),
-    "linear": lambda h, w, a: tsallis.linear_entmax_loss(h, w, IGNORED),
-    "linear, softmax": lambda h, w, a: tsallis.linear_entmax_loss(h, w, IGNORED, 1.0),
-    "linear, learned": lambda h, w, a: tsallis.linear_entmax_loss(h, w, IGNORED, a),
-    "linear alpha-ReLU": lambda h, w, a: tsallis.linear_alpha_relu_loss(h, w, IGNORED, 1.5, 0.1),
+    "entmax": lambda h, w, a: tsallis.entmax_loss(h @ w.t(), IGNORE_INDEX),
+    "entmax, weights": lambda h, w, a: tsallis.entmax_loss(h @ w.t(), IGNORE_INDEX, weight=torch.ones(6)),
+    "entmax, smoothed": lambda h, w, a: tsallis.entmax_loss(h @ w.t(), IGNORE_INDEX, label_smoothing=0.1),
+    "entmax, learned": lambda h, w, a: tsallis.entmax_loss(h @ w.t(), IGNORE_INDEX, a),
+    "alpha-ReLU": lambda h, w, a: tsallis.alpha_relu_loss(h @ w.t(), IGNORE_INDEX, 1.5, 0.1),
+    "linear": lambda h, w, a: tsallis.linear_entmax_loss(h, w, IGNORE_INDEX),
+    "linear, softmax": lambda h, w, a: tsallis.linear_entmax_loss(h, w, IGNORE_INDEX, 1.0),
+    "linear, learned": lambda h, w, a: tsallis.linear_entmax_loss(h, w, IGNORE_INDEX, a),
+    "linear alpha-ReLU": lambda h, w, a: tsallis.linear_alpha_relu_loss(h, w, IGNORE_INDEX, 1.5, 0.1),
 }
 
 

@@ -90,12 +90,12 @@ def test_input_feeding_is_what_it_says(input_feeding: bool) -> None:
 
 def test_dropout_keeps_the_mean_and_drops_its_share() -> None:
     rnn = model(dropout=0.3)
-    mask = rnn._dropped(200, 500)
+    mask = rnn._dropout_mask(200, 500)
     assert mask is not None and mask.unique().tolist() == pytest.approx([0, 1 / 0.7])
     assert mask.mean().item() == pytest.approx(1, abs=0.02)
     assert (mask == 0).double().mean().item() == pytest.approx(0.3, abs=0.01)
-    assert rnn.eval()._dropped(2, 2) is None
-    assert model(dropout=0.0)._dropped(2, 2) is None
+    assert rnn.eval()._dropout_mask(2, 2) is None
+    assert model(dropout=0.0)._dropout_mask(2, 2) is None
 
 
 def test_dropout_reaches_the_layers_the_embeddings_and_the_output() -> None:

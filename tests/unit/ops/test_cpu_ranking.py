@@ -25,7 +25,7 @@ every_map = pytest.mark.parametrize(("alpha", "tau"), MAPS)
 @pytest.fixture(autouse=True)
 def sort_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let PyTorch break ties by the symbols in large vocabularies, too."""
-    monkeypatch.setattr("tsallis.ops.eager.ranking.SORTED", 10_000)
+    monkeypatch.setattr("tsallis.ops.eager.ranking.SORT_LIMIT", 10_000)
 
 
 def scores(rows: int, d: int, seed: int = 0) -> Tensor:

@@ -285,7 +285,7 @@ def test_scripts_are_drawn_or_warned_about(
 
 def test_fonts_of_other_scripts_stand_in_where_they_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     fonts = ("Noto Sans Devanagari", "Amiri", "Noto Sans CJK JP")
-    monkeypatch.setattr(style, "_installed", lambda names: tuple(name for name in names if name in fonts))
+    monkeypatch.setattr(style, "_installed_fonts", lambda names: tuple(name for name in names if name in fonts))
     assert set(style.families()) == set(fonts)
 
 

@@ -164,7 +164,7 @@ def test_no_sources_no_results() -> None:
 def test_vocabularies_too_large_to_sort_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     src, lengths = sources(*range(6))
     sorted_whole = beam_search(random_table("entmax", 1.5, 3), src, lengths, beam_size=2, max_length=4)
-    monkeypatch.setattr("tsallis.ops.eager.ranking.SORTED", 2)
+    monkeypatch.setattr("tsallis.ops.eager.ranking.SORT_LIMIT", 2)
     assert beam_search(random_table("entmax", 1.5, 3), src, lengths, beam_size=2, max_length=4) == sorted_whole
 
 

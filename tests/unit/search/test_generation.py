@@ -9,7 +9,7 @@ import torch
 
 from contract.tables import EOS, A, B, sources, trie
 from tsallis.models import LanguageModel
-from tsallis.search import Generated, generate, score_tokens
+from tsallis.search import GeneratedText, generate, score_tokens
 from tsallis.special_symbols import BOS
 
 ROWS = {(): {A: 0.75, B: 0.25}, (A,): {EOS: 1.0}, (B,): {A: 0.5, EOS: 0.5}, (B, A): {EOS: 1.0}}
@@ -28,12 +28,12 @@ def test_texts_that_are_cut_are_drawn_as_often_as_their_beginnings() -> None:
 def test_a_text_has_its_probability_and_supports() -> None:
     (texts,) = generate(trie(ROWS), *sources(0), 50, length=5, seeds=[0])
     by_tokens = {text.tokens: text for text in texts}
-    assert by_tokens[B, A] == Generated((B, A), pytest.approx(math.log(0.125)), (2, 2, 1), True)
+    assert by_tokens[B, A] == GeneratedText((B, A), pytest.approx(math.log(0.125)), (2, 2, 1), True)
 
 
 def test_a_dead_end_is_a_text_that_did_not_end() -> None:
     ((text,),) = generate(trie({(): {A: 1.0}, (A,): {}}), *sources(0), length=5, seeds=[0])
-    assert text == Generated((A,), 0.0, (1,), False)
+    assert text == GeneratedText((A,), 0.0, (1,), False)
 
 
 def test_draws_repeat_and_no_prompt_changes_anothers() -> None:

@@ -15,7 +15,7 @@ from tsallis.errors import InputError
 from tsallis.models import TransformerSeq2Seq
 from tsallis.search import beam_search
 from tsallis.serve.limits import Limits, Refusal
-from tsallis.serve.worker import Cancelled, Check, InterruptibleModel, Job, Worker
+from tsallis.serve.worker import Cancellation, Check, InterruptibleModel, Job, Worker
 
 
 class Gate:
@@ -89,7 +89,7 @@ def test_work_that_nobody_waits_for_is_dropped_or_ends(worker: Worker, gate: Gat
     waiting, last = worker.submit(gate.work, None, "waiting"), worker.submit(gate.work, None, "last")
     waiting.cancel()
     first.cancel()  # its work ends at the next check, with the gate still closed
-    with pytest.raises(Cancelled):
+    with pytest.raises(Cancellation):
         first.answer.result(10)
     with pytest.raises(CancelledError):
         waiting.answer.result(10)
@@ -150,7 +150,7 @@ def test_a_beam_search_of_a_compiled_transformer_ends_when_it_is_told_to() -> No
     def check() -> None:
         checks.append(True)
         if len(checks) == 3:
-            raise Cancelled("enough")
+            raise Cancellation("enough")
 
-    with pytest.raises(Cancelled, match="enough"):
+    with pytest.raises(Cancellation, match="enough"):
         beam_search(InterruptibleModel(model, check), torch.tensor([[4, 5, 6]]), torch.tensor([3]), min_length=10)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tsallis.data.ragged import Ragged
+from tsallis.data.ragged import RaggedRows
 from tsallis.data.splits import hold_out
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
@@ -76,7 +76,7 @@ def test_documents_in_numbers() -> None:
     vocabularies = Vocabularies(vocab, Vocabulary(labels))
     lines = Classification(max_length=2).encode(examples, vocabularies)
     good = vocab.encode(["good"])[0]
-    assert isinstance(lines.corpus.src, Ragged) and lines.corpus.src.tokens.dtype == np.uint8
+    assert isinstance(lines.corpus.src, RaggedRows) and lines.corpus.src.tokens.dtype == np.uint8
     assert [row.tolist() for row in lines.corpus.src] == [[good, good], vocab.encode(["bad"]), [UNK]]
     assert label_numbers(lines.corpus.batch([2, 1, 0])).tolist() == [1, 0, 1]
     assert lines.references == ["pos", "neg", "pos"] and lines.numbers == [0, 1, 2]

@@ -19,7 +19,7 @@ from tsallis.data.subwords import Subwords
 from tsallis.datasets.number_names import german_english_numbers
 from tsallis.errors import InputError
 from tsallis.search import Certificate, Hypothesis, Result
-from tsallis.tasks.prepared import Prepared
+from tsallis.tasks.prepared import PreparedRun
 from tsallis.tasks.registry import check_config, load_config
 from tsallis.tasks.translation import cache_folder, find_sides
 from tsallis.training.run_folder import build_model, start_run
@@ -218,7 +218,7 @@ def test_a_run_that_was_started_keeps_its_threshold(tmp_path: Path) -> None:
         assert prepared.description["arguments"]["tau"] != 0.123
 
 
-def outputs_sum(prepared: Prepared) -> float:
+def outputs_sum(prepared: PreparedRun) -> float:
     """Mean sum of an untrained model's outputs, on data that no threshold was taken from."""
     model, batch = prepared.build().eval(), prepared.data.dev.corpus.batch(range(len(prepared.data.dev.corpus)))
     with torch.no_grad():

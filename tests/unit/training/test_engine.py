@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tsallis.data.batching import IGNORED, Batch, make_batch
+from tsallis.data.batching import IGNORE_INDEX, Batch, make_batch
 from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.nn import PerHeadAlpha
 from tsallis.special_symbols import UNK
 from tsallis.training.distributed import World
-from tsallis.training.engine import Engine, EngineSettings, Objective, counted
+from tsallis.training.engine import Engine, EngineSettings, Objective, has_loss
 
 SIZE = 14
 SRC = [[4, 5, 6], [4, 7], [8, 9, 5, 4], [6], [4, 4, 10], [12, 13]]
@@ -98,7 +98,7 @@ def test_a_symbol_that_the_vocabulary_lacks_has_no_loss() -> None:
     assert symbols == unknown.tokens - 1 and loss.isfinite()
     assert all(grad.isfinite().all() for grad in gradients(net).values())
     assert result.batch_stats is not None and result.batch_stats.symbols == symbols
-    assert counted(torch.tensor([2, UNK, IGNORED, 4])).tolist() == [True, False, False, True]
+    assert has_loss(torch.tensor([2, UNK, IGNORE_INDEX, 4])).tolist() == [True, False, False, True]
 
 
 def test_the_gradient_is_clipped_to_a_norm() -> None:
@@ -163,7 +163,7 @@ def test_what_is_looked_at() -> None:
     inputs, stats = batch(0, 1), result.batch_stats
     with torch.no_grad():
         decoded = net(inputs.src, inputs.src_lengths, inputs.tgt_in)
-        known = inputs.tgt_out != IGNORED
+        known = inputs.tgt_out != IGNORE_INDEX
         scores = net.output.scores(decoded.hidden)[known]
         probs = net.output.probs(scores)
         num_attended = net.num_attended(decoded)[known].sum()

@@ -187,7 +187,7 @@ class BetaGaussian:
         if self.dims == 1:
             error, _ = self._errors(like)
             count = (
-                self._crowded(quadrature_sizes.enough(error, growth, like.dtype))
+                self._crowd(quadrature_sizes.enough(error, growth, like.dtype))
                 if points is None
                 else one_number(points)
             )
@@ -196,7 +196,7 @@ class BetaGaussian:
             ).to(like)
         if points is None:
             rings, angles = quadrature_sizes.on_disk(*self._errors(like), growth, like.dtype)
-            points = self._crowded(rings), angles
+            points = self._crowd(rings), angles
         rings, angles = points if isinstance(points, tuple) else (points, 2 * points)
         if self._jacobi:
             return rules.beta_disk(rings, angles, self.number).to(like)
@@ -211,7 +211,7 @@ class BetaGaussian:
         if self._jacobi:
             assert self.number is not None
             span = min(math.sqrt(rules.squared_reach(self.number, self.dims)), quadrature_sizes.SPAN)
-            return quadrature_sizes.Weighted(span, 2 * self.dims), span
+            return quadrature_sizes.WeightedRule(span, 2 * self.dims), span
         eps = self._bounds()[0] - 1
         # Seldom another number, that bounds are seldom computed anew; next to 1 there is no difference to 1.
         eps = 2.0 ** (math.floor(math.log2(eps) * 8) / 8) if eps > 1e-6 else 1e-6
@@ -222,7 +222,7 @@ class BetaGaussian:
         error = quadrature_sizes.Sines(power, end, math.sqrt(rules.squared_reach(1 + eps, self.dims)), self.dims == 2)
         return error, error.span
 
-    def _crowded(self, count: int) -> int:
+    def _crowd(self, count: int) -> int:
         """Return a number of nodes with which a rule that crowds some at the ends is as dense elsewhere."""
         return math.ceil(count * math.pi / 2) if not self._jacobi and self._bounds()[1] > 2 else count
 

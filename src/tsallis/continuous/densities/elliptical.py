@@ -152,7 +152,7 @@ class Elliptical(Density):
         raise NotImplementedError
 
     @classmethod
-    def _made(cls: type[Self], mean: Tensor, factor: Tensor, family: Family, validate_args: bool | None) -> Self:
+    def _make(cls: type[Self], mean: Tensor, factor: Tensor, family: Family, validate_args: bool | None) -> Self:
         new = cls.__new__(cls)
         Elliptical.__init__(new, mean, factor, family, validate_args)
         return new
@@ -163,10 +163,10 @@ class Elliptical(Density):
     ) -> Self:
         """Return the density of a mean and a covariance, which on the line is the variance."""
         family = cls._family(**shape)
-        return cls._made(*cls._rooted(mean, cov, family, validate_args), family, validate_args)
+        return cls._make(*cls._factorize(mean, cov, family, validate_args), family, validate_args)
 
     @classmethod
-    def _rooted(
+    def _factorize(
         cls, mean: Tensor | float, cov: Tensor | float, family: Family, validate_args: bool | None
     ) -> tuple[Tensor, Tensor]:
         """Return the mean, and the factor of a variance or covariance."""
@@ -191,7 +191,7 @@ class Elliptical(Density):
         **shape: Any,
     ) -> Self:
         """Return the density of a mean and a standard deviation, or a lower triangular factor of the covariance."""
-        return cls._made(*tensors(mean, factor), cls._family(**shape), validate_args)
+        return cls._make(*tensors(mean, factor), cls._family(**shape), validate_args)
 
     @classmethod
     def from_scale(
@@ -202,7 +202,7 @@ class Elliptical(Density):
         mean, scale = tensors(mean, scale)
         factor = family.factor(upcast(scale))
         cls._check_symmetric(scale, family, validate_args)
-        return cls._made(mean, factor, family, validate_args)
+        return cls._make(mean, factor, family, validate_args)
 
     @property
     def mean(self) -> Tensor:
@@ -250,7 +250,7 @@ class Elliptical(Density):
         factor = self._factor * (reach[..., None, None] if isinstance(reach, Tensor) else reach)
         return Ellipse(self._mean.detach(), factor.detach())
 
-    def _standardised(self, t: Tensor) -> Tensor:
+    def _squared_distance(self, t: Tensor) -> Tensor:
         """Return the squared distance from the mean in standard deviations [*sample, ...]."""
         apart = t.to(self._mean.dtype) - self._mean
         if self.dims == 1:
@@ -264,11 +264,11 @@ class Elliptical(Density):
 
     def pdf(self, t: Tensor) -> Tensor:
         """Return the density at t [*sample, ...] or [*sample, ..., n]; zero outside the support, like its gradient."""
-        return (self.family.density(self._standardised(t)) / self._volume()).to(self.dtype)
+        return (self.family.density(self._squared_distance(t)) / self._volume()).to(self.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the logarithm of the density; -inf, with gradient zero, outside the support."""
-        log_q = self.family.log_density(self._standardised(value))
+        log_q = self.family.log_density(self._squared_distance(value))
         return (log_q - log_det(self._factor, self.dims).to(log_q)).to(self.dtype)
 
     def tsallis_entropy(self) -> Tensor:

@@ -115,7 +115,7 @@ def _profile(g: Callable[[Tensor], Tensor], end: float, x: Tensor) -> Tensor:
 
 
 @rules.constant
-def _solved(g: Callable[[Tensor], Tensor]) -> tuple[float, float, float, float]:
+def _solve_profile(g: Callable[[Tensor], Tensor]) -> tuple[float, float, float, float]:
     """Half the width of the support at scale 1, standard deviation, integral of the squared density, entropy."""
     end = _end(g)
     x, w = rules.gauss_legendre(256)
@@ -129,7 +129,7 @@ def _solved(g: Callable[[Tensor], Tensor]) -> tuple[float, float, float, float]:
 @rules.constant
 def _location_rule(g: Callable[[Tensor], Tensor], points: int) -> Rule:
     """Standardised."""
-    end, std, *_ = _solved(g)
+    end, std, *_ = _solve_profile(g)
     nodes, weights = rules.split_line(points, end, lambda x: _profile(g, end, x))
     return Rule(nodes / std, weights)
 
@@ -144,7 +144,7 @@ class LocationScale:
 
     def __init__(self, g: Callable[[Tensor], Tensor]) -> None:
         self.g = g
-        self.end, self.std, self.squared_mass, self.shannon = _solved(g)
+        self.end, self.std, self.squared_mass, self.shannon = _solve_profile(g)
 
     def _profile(self, x: Tensor) -> Tensor:
         return _profile(self.g, self.end, x)

@@ -150,13 +150,13 @@ class Mixture(Density):
     @torch.no_grad()
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
         shape, event = torch.Size(sample_shape), len(self.event_shape)
-        drawn = self._gather([part.sample(shape) for part in self.parts], event)  # [*shape, ..., K, *event]
-        if not drawn.numel():
-            return drawn.new_empty(shape + self.batch_shape + self.event_shape, dtype=self.dtype)
+        samples = self._gather([part.sample(shape) for part in self.parts], event)  # [*shape, ..., K, *event]
+        if not samples.numel():
+            return samples.new_empty(shape + self.batch_shape + self.event_shape, dtype=self.dtype)
         flat = self.weights.reshape(-1, self.weights.shape[-1])
         component = torch.multinomial(flat, shape.numel(), replacement=True).T.reshape(shape + self.batch_shape)
         index = component.reshape(component.shape + (1,) * (1 + event)).expand(*component.shape, 1, *self.event_shape)
-        return drawn.gather(-1 - event, index).squeeze(-1 - event).to(self.dtype)
+        return samples.gather(-1 - event, index).squeeze(-1 - event).to(self.dtype)
 
     def tsallis_entropy(self, alpha: float | None = None) -> Tensor:
         r"""Return the Tsallis entropy :math:`(1 - \int p^\alpha) / (\alpha(\alpha-1))` [...]; on the line only.

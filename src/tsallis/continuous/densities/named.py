@@ -54,7 +54,7 @@ class Quadratic(Elliptical):
             cls._check_symmetric(precision, family, validate_args)
             mean = torch.cholesky_solve(wide[..., :n].unsqueeze(-1), root).squeeze(-1)
             scale = torch.cholesky_inverse(root)
-        return cls._made(mean.to(theta.dtype), family.factor(scale), family, validate_args)
+        return cls._make(mean.to(theta.dtype), family.factor(scale), family, validate_args)
 
     @property
     def theta(self) -> Tensor:
@@ -104,7 +104,7 @@ class BetaGaussian(Quadratic):
         validate_args: bool | None = None,
     ) -> None:
         family = BetaGaussian._family(alpha, dims)
-        super().__init__(*self._rooted(mean, cov, family, validate_args), family, validate_args)
+        super().__init__(*self._factorize(mean, cov, family, validate_args), family, validate_args)
 
     @classmethod
     def _family(cls, alpha: Alpha = 1.5, dims: int = 1) -> Family:  # type: ignore[override]
@@ -140,7 +140,7 @@ class Gaussian(Quadratic):
         self, mean: Tensor | float, cov: Tensor | float, dims: int = 1, validate_args: bool | None = None
     ) -> None:
         family = Gaussian._family(dims)
-        super().__init__(*self._rooted(mean, cov, family, validate_args), family, validate_args)
+        super().__init__(*self._factorize(mean, cov, family, validate_args), family, validate_args)
 
     @classmethod
     def _family(cls, dims: int = 1) -> Family:  # type: ignore[override]
@@ -172,7 +172,7 @@ class TruncatedParabola(Quadratic):
 
     def __init__(self, mean: Tensor | float, variance: Tensor | float, validate_args: bool | None = None) -> None:
         family = TruncatedParabola._family()
-        super().__init__(*self._rooted(mean, variance, family, validate_args), family, validate_args)
+        super().__init__(*self._factorize(mean, variance, family, validate_args), family, validate_args)
 
     @classmethod
     def _family(cls) -> Family:  # type: ignore[override]
@@ -210,7 +210,7 @@ class TruncatedParaboloid(Quadratic):
         self, mean: Tensor | float, cov: Tensor | float, dims: int = 2, validate_args: bool | None = None
     ) -> None:
         family = TruncatedParaboloid._family(dims)
-        super().__init__(*self._rooted(mean, cov, family, validate_args), family, validate_args)
+        super().__init__(*self._factorize(mean, cov, family, validate_args), family, validate_args)
 
     @classmethod
     def _family(cls, dims: int = 2) -> Family:  # type: ignore[override]
@@ -260,7 +260,7 @@ class Laplace(_Absolute):
 
     def __init__(self, mean: Tensor | float, variance: Tensor | float, validate_args: bool | None = None) -> None:
         family = location_scale.Laplace()
-        super().__init__(*self._rooted(mean, variance, family, validate_args), family, validate_args)
+        super().__init__(*self._factorize(mean, variance, family, validate_args), family, validate_args)
 
     @classmethod
     def _family(cls) -> Family:  # type: ignore[override]
@@ -289,7 +289,7 @@ class Triangular(_Absolute):
 
     def __init__(self, mean: Tensor | float, variance: Tensor | float, validate_args: bool | None = None) -> None:
         family = location_scale.Triangular()
-        super().__init__(*self._rooted(mean, variance, family, validate_args), family, validate_args)
+        super().__init__(*self._factorize(mean, variance, family, validate_args), family, validate_args)
 
     @classmethod
     def _family(cls) -> Family:  # type: ignore[override]
@@ -328,7 +328,7 @@ class LocationScale(Elliptical):
         validate_args: bool | None = None,
     ) -> None:
         family = LocationScale._family(g)
-        super().__init__(*self._rooted(mean, variance, family, validate_args), family, validate_args)
+        super().__init__(*self._factorize(mean, variance, family, validate_args), family, validate_args)
 
     @classmethod
     def _family(cls, g: Callable[[Tensor], Tensor]) -> Family:  # type: ignore[override]

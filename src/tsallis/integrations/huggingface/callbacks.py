@@ -49,8 +49,8 @@ class AnnealAlpha(TrainerCallback):
         """Return the alpha of a step, of so many."""
         if step >= self.share * steps:
             return self.target
-        done = step // self.every * self.every / (self.share * steps)
-        return self.start + (self.target - self.start) * done
+        progress = step // self.every * self.every / (self.share * steps)
+        return self.start + (self.target - self.start) * progress
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the alpha of the step that begins."""

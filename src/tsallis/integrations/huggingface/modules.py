@@ -85,10 +85,10 @@ def choose_attentions(
             if not any(_matches(name, request) for name in attentions):
                 raise ValueError(f"no attention matches {request!r}; there are {', '.join(attentions)}")
         attentions = {name: x for name, x in attentions.items() if any(_matches(name, one) for one in requests)}
-    chosen = {name: x for name, x in attentions.items() if kind is None or attention_kind(name) == kind}
-    if not chosen:
+    selection = {name: x for name, x in attentions.items() if kind is None or attention_kind(name) == kind}
+    if not selection:
         raise ValueError(f"no attention of kind {kind!r} is among {', '.join(attentions)}")
-    return chosen
+    return selection
 
 
 def _matches(name: str, layer: Layer) -> bool:

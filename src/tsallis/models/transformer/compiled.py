@@ -195,7 +195,7 @@ class _Positions:
         return self._table
 
 
-class _Packed(NamedTuple):
+class _PackedWeights(NamedTuple):
     """A model's packed weights, and what it was like when they were packed."""
 
     watch: _Watch
@@ -205,7 +205,7 @@ class _Packed(NamedTuple):
     positions: _Positions
 
 
-_packs: weakref.WeakKeyDictionary[nn.Module, _Packed] = weakref.WeakKeyDictionary()
+_packs: weakref.WeakKeyDictionary[nn.Module, _PackedWeights] = weakref.WeakKeyDictionary()
 
 
 class CompiledMemory(Memory):
@@ -215,9 +215,9 @@ class CompiledMemory(Memory):
     """
 
     lengths: Tensor  # [batch]
-    packed: _Packed
+    packed: _PackedWeights
 
-    def __init__(self, states: Tensor, lengths: Tensor, packed: _Packed) -> None:
+    def __init__(self, states: Tensor, lengths: Tensor, packed: _PackedWeights) -> None:
         self.__dict__.update(states=states, lengths=lengths, packed=packed, summary=())
 
     @cached_property
@@ -245,7 +245,7 @@ def start_compiled(model: Any, memory: Memory) -> CompiledState | None:
     return CompiledState(packed.decoder, packed.positions, table, rows, 0, memory.states.shape[1], (source,))
 
 
-def _pack(model: Any, like: Tensor, known: _Packed | None = None) -> _Packed | None:
+def _pack(model: Any, like: Tensor, known: _PackedWeights | None = None) -> _PackedWeights | None:
     """Return the packed weights of a model; None where kernels may not be called on its tensors.
 
     They are those that are `known` to be of the model as it is, or are packed again if it has changed.
@@ -261,7 +261,7 @@ def _pack(model: Any, like: Tensor, known: _Packed | None = None) -> _Packed | N
     if known is None or known.kernels is not kernels or not known.watch.unchanged():
         _count_fused_updates()
         encoder, decoder, output = _encoder_weights(model), _decoder_weights(model), _output_weights(model.output)
-        known = _Packed(
+        known = _PackedWeights(
             _Watch(model),
             kernels,
             None if encoder is None or not kernels.computes(encoder) else kernels.CompiledEncoder(encoder),

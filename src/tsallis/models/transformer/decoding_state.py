@@ -208,7 +208,7 @@ class Reading:
         """Add the next layer's keys and values of this token [rows, heads, 1, head size]; return all that it has."""
         begin = len(self.buffers)
         for have, new in zip(self.past.buffers[begin : begin + 2], (keys, values), strict=True):
-            self.buffers.append(self._added(have, new))
+            self.buffers.append(self._append(have, new))
         return self.read()
 
     def next_past(self) -> Past:
@@ -219,7 +219,7 @@ class Reading:
         """Return the state after the step, when all layers have added."""
         return TransformerState(state.sources, state.source, self.next_past(), self.steps + 1, self.lengths, active)
 
-    def _added(self, have: Tensor, new: Tensor) -> Tensor:
+    def _append(self, have: Tensor, new: Tensor) -> Tensor:
         if self.in_place and self.count is None:
             have[:, :, self.steps] = new.squeeze(2)
             return have

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tsallis.models.checks import check_counts
-from tsallis.models.protocol import BestStep, Decoded, Memory, Step, best_of_step, source_mask
+from tsallis.models.protocol import BestStep, DecoderOutput, Memory, Step, best_of_step, source_mask
 from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SymbolRows, share_embeddings, shared_parameters
 from tsallis.models.transformer.compiled import CompiledState, encode_compiled, start_compiled
 from tsallis.models.transformer.decoding_state import Past, Places, Reading, Sources, TransformerState
@@ -302,7 +302,7 @@ class TransformerSeq2Seq(nn.Module):
         """
         return state.run_beams(beams, end, keep) if isinstance(state, CompiledState) else None
 
-    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> Decoded:
+    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> DecoderOutput:
         """Decode all steps with the target: [batch, src] symbols, their counts [batch], [batch, tgt] tokens.
 
         Attention weights, the mean of the last layer's heads, are held only if `need_attention` asks for them.
@@ -319,7 +319,7 @@ class TransformerSeq2Seq(nn.Module):
             x, attention = self._through(last, x, memory, **options, need_weights=True)
         else:
             x = self._through(last, x, memory, **options)
-        return Decoded(self.decoder.end(x), attention)
+        return DecoderOutput(self.decoder.end(x), attention)
 
     def _through(self, layer: nn.Module, x: Tensor, *rest: Tensor, **options: Any) -> Any:
         if self.checkpoint_activations and torch.is_grad_enabled():
@@ -356,7 +356,7 @@ class TransformerSeq2Seq(nn.Module):
         """
         return {kind: [a.stats() for a in self._attentions(kind)] for kind in KINDS}
 
-    def num_attended(self, decoded: Decoded) -> Tensor:
+    def num_attended(self, decoded: DecoderOutput) -> Tensor:
         """Count source positions with a weight above zero at each step [batch, tgt]: the mean of layers and heads.
 
         It is what the pass that made `decoded` recorded: to be asked before the next one.

@@ -174,7 +174,7 @@ class ContinuousAttention(nn.Module):
         context = _expect(signal, density) if self.points is None else signal.expect(density, self.points)
         if self.combine:
             assert weights is not None
-            shares = self._mixed(weights, density)
+            shares = self._mix(weights, density)
             context = context + shares.to(v.dtype) @ v.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
         if keep is not None and "lengths" in fit:
             # A regression needs one observation: where there is none, nothing was seen.
@@ -182,10 +182,10 @@ class ContinuousAttention(nn.Module):
         context = context.transpose(1, 2).flatten(2)  # [batch, queries, d_model]
         context = context if self.out_proj is None else self.out_proj(context)
         if self.components > 1 and weights is not None:
-            weights = self._mixed(weights, density)
+            weights = self._mix(weights, density)
         return ContinuousContext(context.squeeze(1) if single else context, density, weights)
 
-    def _mixed(self, weights: Tensor, density: Density) -> Tensor:
+    def _mix(self, weights: Tensor, density: Density) -> Tensor:
         """Average the weights of a mixture's components: [batch, heads, queries, length]."""
         return (density.weights.unsqueeze(-1) * weights).sum(-2) if isinstance(density, Mixture) else weights
 
@@ -246,7 +246,7 @@ class ContinuousAttention(nn.Module):
         scores: Tensor = (q @ k.mT) / math.sqrt(self.head_dim)  # [batch, heads, queries * components, length]
         return scores if self.components == 1 else scores.unflatten(2, (-1, self.components))
 
-    def _checked(self, values: Tensor) -> None:
+    def _check(self, values: Tensor) -> None:
         check_floating(values, "values")
         if values.dim() != 3 or values.shape[-1] != self.d_values:
             raise ValueError(f"values must be [batch, length, {self.d_values}], got shape {tuple(values.shape)}")

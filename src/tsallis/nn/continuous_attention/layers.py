@@ -109,7 +109,7 @@ class ContinuousAttention1d(ContinuousAttention):
         positions: Tensor | None = None,
     ) -> ContinuousContext:
         """Return context, density and discrete weights; arguments as of :meth:`forward`."""
-        self._checked(values)
+        self._check(values)
         return self._attend(query, values, self._places(values, mask, lengths, positions))
 
     def _places(
@@ -212,7 +212,7 @@ class ContinuousAttention2d(ContinuousAttention):
         positions: Tensor | None = None,
     ) -> ContinuousContext:
         """Return context, density and discrete weights; arguments as of :meth:`forward`."""
-        self._checked(values)
+        self._check(values)
         if (grid is None) == (positions is None):
             raise ValueError("in the plane give a grid of height and width, or positions")
         fit: dict[str, Any] = {"grid": grid} if positions is None else {"positions": positions}

@@ -32,7 +32,7 @@ from tsallis.ops.transforms import (
 
 FIELDS, TENSORS = len(AttentionArgs._fields), tensor_count(AttentionArgs)
 DIFFERENTIABLE = len(AttentionGradients._fields)
-SAVED = 5  # tensors that a backend saves for backward at the most
+MOST_SAVED = 5  # tensors that a backend saves for backward at the most
 
 
 def compute(args: AttentionArgs, backend: str, dense: bool) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -147,7 +147,7 @@ def differentiable_gradient(ctx: Any, args: AttentionArgs, grad: Tensor) -> Sequ
 @torch.library.custom_op(
     "tsallis::attention",
     mutates_args=(),
-    schema=f"({schema(AttentionArgs)}, str backend, bool needs_grad) -> ({', '.join(['Tensor'] * (SAVED + 3))})",
+    schema=f"({schema(AttentionArgs)}, str backend, bool needs_grad) -> ({', '.join(['Tensor'] * (MOST_SAVED + 3))})",
 )
 def _attention_op(*inputs: Any) -> tuple[Tensor, ...]:
     """Return the output, support, what backward needs of the pass, and the seed of its dropout, on the CPU."""
@@ -173,14 +173,14 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
 def _slots(saved: Any, output: Tensor, support: Tensor) -> list[Tensor]:
     """Return saved tensors as an operator returns them: empty where there is none, or another result is it."""
     tensors = [None if x is output or x is support else x for x in saved]
-    tensors += [None] * (SAVED - len(tensors))
+    tensors += [None] * (MOST_SAVED - len(tensors))
     return [output.new_empty(0) if x is None else x for x in tensors]
 
 
 @torch.library.custom_op(
     "tsallis::attention_backward",
     mutates_args=(),
-    schema=f"({schema(AttentionArgs)}, str backend, {', '.join(f'Tensor saved_{i}' for i in range(SAVED))}, "
+    schema=f"({schema(AttentionArgs)}, str backend, {', '.join(f'Tensor saved_{i}' for i in range(MOST_SAVED))}, "
     f"Tensor grad, bool[] needs) -> ({', '.join(['Tensor'] * DIFFERENTIABLE)})",
 )
 def _backward_op(*inputs: Any) -> tuple[Tensor, ...]:

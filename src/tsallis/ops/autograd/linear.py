@@ -33,7 +33,7 @@ from tsallis.ops.transforms import (
 __all__ = ["Layer", "linear_loss"]
 
 
-def materialised(layer: Layer) -> Tensor:
+def materialise(layer: Layer) -> Tensor:
     """Compute the losses from all scores, by operations that can be differentiated twice, transformed and batched."""
     scores = F.linear(layer.hidden, layer.weight, layer.bias)
     scores = scores.to(compute_dtype(scores.dtype))
@@ -61,7 +61,7 @@ class LinearLoss(Function):
         ctx.tau, ctx.alpha = tau, None if isinstance(alpha, Tensor) else alpha
         ctx.total = total
         if saved is not None:
-            ctx.backend, ctx.dense, ctx.made = saved.backend, saved.dense, saved.made
+            ctx.backend, ctx.dense, ctx.products = saved.backend, saved.dense, saved.products
             many = alpha if isinstance(alpha, Tensor) else None
             ctx.save_for_backward(hidden, weight, bias, target, many, alpha_grad, *saved.lists)
         return loss.sum() if total else loss
@@ -74,13 +74,13 @@ class LinearLoss(Function):
 
             def compute(*inputs: Any) -> Tensor:
                 hidden, weight, bias, target, alpha = inputs
-                loss = materialised(Layer(hidden, weight, bias, target, alpha, ctx.tau))
+                loss = materialise(Layer(hidden, weight, bias, target, alpha, ctx.tau))
                 return loss.sum() if ctx.total else loss
 
             return *recomputed_gradients(ctx, compute, layer[:5], grad), None, None
         grad = grad.expand(len(hidden))
-        made, ctx.made = ctx.made, None
-        saved = SavedForBackward(ctx.backend, CsrRows(*lists), ctx.dense, made)
+        products, ctx.products = ctx.products, None
+        saved = SavedForBackward(ctx.backend, CsrRows(*lists), ctx.dense, products)
         dh, dw, db = gradients(layer.plain(), saved, grad, ctx.needs_input_grad[:3])
         da = alpha_grad * grad.unsqueeze(-1) if ctx.needs_input_grad[4] else None
         return dh, dw, db, None, da, None, None
@@ -92,7 +92,7 @@ def linear_loss(layer: Layer, total: bool = False) -> Tensor:
     A sum is more than the losses added up: every loss then is known to have the same weight in the gradients.
     """
     if transforms_active() or forward_mode() or exporting_to_onnx():
-        loss = materialised(layer)
+        loss = materialise(layer)
     elif compiling() or operators_only(layer.hidden):
         loss = cast(Tensor, _operator(*layer[:4], *split_alpha(layer.alpha), layer.tau))
     else:
@@ -166,7 +166,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
         def compute(*tensors: Any) -> Tensor:
             arguments = (*tensors, ctx.tau)
-            return materialised(_layer(*arguments))
+            return materialise(_layer(*arguments))
 
         return *recomputed_gradients(ctx, compute, inputs, grad), None
     dh, dw, db, da = _backward_operator(grad, *inputs, ctx.tau)

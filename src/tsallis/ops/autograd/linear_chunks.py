@@ -27,7 +27,7 @@ from tsallis.ops.dtypes import compute_dtype, contiguous, contiguous_alpha
 from tsallis.ops.sparse_rows import CsrRows
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of hidden, weight and bias
-Needed = tuple[bool, bool, bool]
+RequiresGrad = tuple[bool, bool, bool]
 
 
 class Sizes(NamedTuple):
@@ -138,10 +138,10 @@ class SavedForBackward:
     backend: Backend  # that computed them
     lists: CsrRows
     dense: list[Dense]
-    made: Sums | None = None  # products of the dense chunks for losses of weight 1; gone once they are used
+    products: Sums | None = None  # products of the dense chunks for losses of weight 1; gone once they are used
 
 
-class Solved(NamedTuple):
+class ChunkSolution(NamedTuple):
     """A chunk whose losses are known, and how to list its supports."""
 
     loss: Tensor  # [rows]
@@ -169,7 +169,7 @@ class Numbers:
 class Losses:
     """Losses of all chunks as they come, and what is kept of each."""
 
-    def __init__(self, layer: Layer, plan: Plan, keep: bool, at_once: Needed | None) -> None:
+    def __init__(self, layer: Layer, plan: Plan, keep: bool, at_once: RequiresGrad | None) -> None:
         self.layer, self.plan, self.keep = layer, plan, keep
         self.at_once = at_once if plan.at_once and layer.hidden.dtype != torch.float16 else None
         self.wide = compute_dtype(layer.hidden.dtype)
@@ -179,8 +179,8 @@ class Losses:
         self.columns: list[Tensor] = []
         self.values: list[Tensor] = []
         self.dense: list[Dense] = []
-        self.made: Sums | None = None
-        self.waiting: tuple[slice, Tensor, Solved, Numbers] | None = None
+        self.products: Sums | None = None
+        self.waiting: tuple[slice, Tensor, ChunkSolution, Numbers] | None = None
 
     def run(self) -> None:
         rows = self.plan.chunks[0].stop
@@ -224,13 +224,13 @@ class Losses:
         if self.at_once is not None:
             self.multiply(dense, self.at_once)
 
-    def multiply(self, dense: Dense, needed: Needed) -> None:
+    def multiply(self, dense: Dense, requires_grad: RequiresGrad) -> None:
         """Make the products of a chunk now, as if every loss had the weight 1."""
-        if self.made is None:
-            self.made = sums_of(self.layer, needed, self.wide)
+        if self.products is None:
+            self.products = sums_of(self.layer, requires_grad, self.wide)
         chunk = self.layer.rows(dense.rows)
         one = torch.ones(len(chunk.hidden), dtype=self.wide, device=chunk.hidden.device)
-        self.made.add(chunk, dense.rows, score_gradient(chunk, dense, one, self.plan.backend))
+        self.products.add(chunk, dense.rows, score_gradient(chunk, dense, one, self.plan.backend))
 
     def saved(self) -> SavedForBackward:
         nothing = self.layer.hidden.new_empty(0)
@@ -239,17 +239,17 @@ class Losses:
             torch.cat([*self.columns, nothing.to(torch.int32)]),
             torch.cat([*self.values, nothing.to(self.wide)]),
         )
-        return SavedForBackward(self.plan.backend, lists, self.dense, self.made)
+        return SavedForBackward(self.plan.backend, lists, self.dense, self.products)
 
 
-def sums_of(layer: Layer, needed: Needed, wide: torch.dtype) -> Sums:
+def sums_of(layer: Layer, requires_grad: RequiresGrad, wide: torch.dtype) -> Sums:
     """Gradients of nothing yet. That of the bias is wide; the weight's is too large for that."""
     kinds = ((layer.hidden, layer.hidden.dtype), (layer.weight, layer.weight.dtype), (layer.weight[:, 0], wide))
-    return Sums(*(torch.zeros_like(x, dtype=t) if n else None for (x, t), n in zip(kinds, needed, strict=True)))
+    return Sums(*(torch.zeros_like(x, dtype=t) if n else None for (x, t), n in zip(kinds, requires_grad, strict=True)))
 
 
 def losses(
-    layer: Layer, keep: bool, at_once: Needed | None = None
+    layer: Layer, keep: bool, at_once: RequiresGrad | None = None
 ) -> tuple[Tensor, Tensor | None, SavedForBackward | None]:
     """Return losses [rows], their derivatives in alpha [rows, 1] where alpha is a tensor, and what the backward needs.
 
@@ -267,10 +267,10 @@ def losses(
     return torch.cat(chunks.each), slope, chunks.saved() if keep else None
 
 
-def _solve(chunk: Layer, scores: Tensor, backend: Backend, keep: bool) -> Solved:
+def _solve(chunk: Layer, scores: Tensor, backend: Backend, keep: bool) -> ChunkSolution:
     loss, stats, slope = _loss(chunk, scores, backend)
     if not keep:
-        return Solved(loss, slope, None, None, None)
+        return ChunkSolution(loss, slope, None, None, None)
     counts = backend.support_sizes(scores, chunk.alpha, stats, chunk.target)
 
     def entries(size: int) -> tuple[Tensor, Tensor]:
@@ -279,7 +279,7 @@ def _solve(chunk: Layer, scores: Tensor, backend: Backend, keep: bool) -> Solved
             return backend.support(scores, chunk.alpha, stats, offsets, size)
         return backend.alpha_relu_support(scores, cast(float, chunk.alpha), stats, offsets, size)
 
-    return Solved(loss, slope, counts, stats, entries)
+    return ChunkSolution(loss, slope, counts, stats, entries)
 
 
 def _loss(chunk: Layer, scores: Tensor, backend: Backend) -> tuple[Tensor, Any, Tensor | None]:
@@ -289,35 +289,36 @@ def _loss(chunk: Layer, scores: Tensor, backend: Backend) -> tuple[Tensor, Any, 
     return *backend.alpha_relu_loss(scores, chunk.target, cast(float, chunk.alpha), chunk.tau), None
 
 
-def gradients(layer: Layer, saved: SavedForBackward, weights: Tensor, needed: Needed) -> Gradients:
+def gradients(layer: Layer, saved: SavedForBackward, weights: Tensor, requires_grad: RequiresGrad) -> Gradients:
     """Return gradients of hidden, weight and bias, of losses weighted by `weights` [rows].
 
     Products that were made in the forward pass are for weights that are one number: that of the first row.
     """
-    backend, made = saved.backend, saved.made or Sums()
-    dense = saved.dense if saved.made is None else []
-    saved.made = None
+    backend, products = saved.backend, saved.products or Sums()
+    dense = saved.dense if saved.products is None else []
+    saved.products = None
     wide = contiguous(weights.to(saved.lists.value.dtype))  # the kernels read it: a sum's is one number, seen often
-    target = _listed(layer, saved)
+    target = _list_targets(layer, saved)
     sums = Sums()
-    if needed[0]:  # dH[r] = w_r (sum_c p_rc W[c] - W[y_r]), and what was made before
-        onto = _onto(made.hidden, wide)
+    if requires_grad[0]:  # dH[r] = w_r (sum_c p_rc W[c] - W[y_r]), and what was made before
+        onto = _onto(products.hidden, wide)
         sums.hidden, _ = backend.gather(saved.lists, layer.weight, scale=wide, minus=target, **onto)
-    if needed[1] or needed[2]:  # dW[c] = sum_r w_r (p_rc - [y_r = c]) H[r], and the same without H for the bias
+    # dW[c] = sum_r w_r (p_rc - [y_r = c]) H[r], and the same without H for the bias
+    if requires_grad[1] or requires_grad[2]:
         transposed = backend.transpose(saved.lists, len(layer.weight), wide, target)
-        onto = _onto(made.weight, wide)
+        onto = _onto(products.weight, wide)
         weight_grad, total = backend.gather(transposed, layer.hidden, need_total=True, **onto)
         assert total is not None
-        sums.weight = weight_grad if needed[1] else None
-        sums.bias = total if made.bias is None else total.add_(made.bias * wide[0])
+        sums.weight = weight_grad if requires_grad[1] else None
+        sums.bias = total if products.bias is None else total.add_(products.bias * wide[0])
     for chunk in dense:
         part = layer.rows(chunk.rows)
         sums.add(part, chunk.rows, score_gradient(part, chunk, wide[chunk.rows], backend))
-    bias = sums.bias.to(layer.hidden.dtype) if needed[2] and sums.bias is not None else None
+    bias = sums.bias.to(layer.hidden.dtype) if requires_grad[2] and sums.bias is not None else None
     return sums.hidden, sums.weight, bias
 
 
-def _listed(layer: Layer, saved: SavedForBackward) -> Tensor:
+def _list_targets(layer: Layer, saved: SavedForBackward) -> Tensor:
     """Return targets of the rows that have lists: without one, a row takes no part in sums over lists.
 
     A row of entmax without support is none: no class takes part in it, or its chunk is dense.
@@ -330,9 +331,9 @@ def _listed(layer: Layer, saved: SavedForBackward) -> Tensor:
     return target
 
 
-def _onto(made: Tensor | None, weights: Tensor) -> dict[str, Any]:
-    """Return the arguments by which a sum over lists is added to `made` in place, none without one."""
-    return {} if made is None else {"onto": made, "factor": weights}
+def _onto(products: Tensor | None, weights: Tensor) -> dict[str, Any]:
+    """Return the arguments by which a sum over lists is added to `products` in place, none without one."""
+    return {} if products is None else {"onto": products, "factor": weights}
 
 
 def score_gradient(chunk: Layer, dense: Dense, weights: Tensor, backend: Backend) -> Tensor:

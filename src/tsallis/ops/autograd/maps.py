@@ -114,7 +114,7 @@ class Map(Operation):
     def backward(ctx: Any, grad: Tensor | None) -> Gradients:
         if grad is None:
             return (None,) * len(ctx.needs_input_grad)
-        probs, alpha, *parameters = Map._saved(ctx)
+        probs, alpha, *parameters = Map._saved_tensors(ctx)
         scores_need, alpha_needs, _, _, _, *needs = ctx.needs_input_grad
         if ctx.backend is None or differentiable(grad):
             p, g = eager.to_rows(probs, ctx.dim), eager.to_rows(grad, ctx.dim)
@@ -131,7 +131,7 @@ class Map(Operation):
     def jvp(
         ctx: Any, tangent: Tensor | None, alpha_tangent: Tensor | None, _: Any, __: Any, ___: Any, *others: Any
     ) -> Tensor:
-        probs, alpha, *parameters = Map._saved(ctx)
+        probs, alpha, *parameters = Map._saved_tensors(ctx)
         rows = None if tangent is None else eager.to_rows(tangent, ctx.dim)
         p = eager.to_rows(probs, ctx.dim)
         return eager.from_rows(
@@ -143,7 +143,7 @@ class Map(Operation):
         return vmap_rows(Map.apply, info, in_dims, inputs)
 
     @staticmethod
-    def _saved(ctx: Any) -> Sequence[Any]:
+    def _saved_tensors(ctx: Any) -> Sequence[Any]:
         return saved(ctx) if ctx.alpha is None else (*ctx.saved_tensors, ctx.alpha)
 
 

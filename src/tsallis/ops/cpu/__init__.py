@@ -33,7 +33,7 @@ from tsallis.ops.eager.ranking import best_by_map
 from tsallis.ops.sparse_rows import CsrRows
 
 DROP_ROW = 4096  # numbers that a thread drops at a time
-LISTED = 1024  # classes from which on a loss keeps small supports
+SUPPORT_LIST_CLASSES = 1024  # classes from which on a loss keeps small supports
 CAPABILITIES = Capabilities(
     (torch.float32, torch.float64, torch.bfloat16, torch.float16),
     2.0,
@@ -153,9 +153,9 @@ def _layout(x: Tensor, alpha: Alpha, dim: int = -1) -> Layout:
     return Layout(STORAGE[x.dtype], x.numel() // d, d, inner, number, pointer)
 
 
-def run(name: str, *fields: Any, **named: Any) -> None:
+def run(name: str, *fields: Any, **keywords: Any) -> None:
     """Call a kernel with the fields of its structure, on as many threads as torch uses."""
-    getattr(_load()[0], f"tsallis_{name}")(CALLS[name](*fields, **named), torch.get_num_threads())
+    getattr(_load()[0], f"tsallis_{name}")(CALLS[name](*fields, **keywords), torch.get_num_threads())
 
 
 def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
@@ -210,7 +210,7 @@ def entmax_loss(
 
 def _support_width(scores: Tensor) -> int:
     """Return the numbers that a row's support takes if a 64th of its classes are in it: a 32nd of the scores'."""
-    room = 16 + scores.shape[-1] // 64 // 16 * 16 if scores.shape[-1] >= LISTED else 0
+    room = 16 + scores.shape[-1] // 64 // 16 * 16 if scores.shape[-1] >= SUPPORT_LIST_CLASSES else 0
     return 1 + room + room * 4 // compute_dtype(scores.dtype).itemsize if room else 0
 
 

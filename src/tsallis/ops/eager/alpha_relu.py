@@ -30,12 +30,12 @@ def alpha_relu_loss_gradient(
     scores: Tensor, target: Tensor, alpha: float, stats: ReluStats, grad: Tensor, out: Tensor | None = None
 ) -> Tensor:
     """Return the gradient of the scores, (r - e_y) times the gradient [rows] of each loss, itself differentiable."""
-    counted = target >= 0
+    has_loss = target >= 0
     # Ignored rows become 0 before and not after: what they hold would reach the gradients of this gradient.
-    values = alpha_relu(torch.where(counted.unsqueeze(-1), upcast(scores), 0), alpha - 1, ReluStats(*stats).tau)
+    values = alpha_relu(torch.where(has_loss.unsqueeze(-1), upcast(scores), 0), alpha - 1, ReluStats(*stats).tau)
     gold = target.clamp(min=0).unsqueeze(-1)
     values = values.scatter_add(-1, gold, torch.full_like(gold, -1, dtype=values.dtype))
-    return (values * torch.where(counted, grad, 0).unsqueeze(-1)).to(scores.dtype)
+    return (values * torch.where(has_loss, grad, 0).unsqueeze(-1)).to(scores.dtype)
 
 
 def loss(scores: Tensor, target: Tensor, eps: float, tau: float | Tensor) -> Tensor:

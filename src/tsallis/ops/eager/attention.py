@@ -168,14 +168,14 @@ class _TiledAttention:
             b0, b1, h0, h1 = shared[0][:4]
             most = max(tile.keys for tile in shared)
             pair = (self.args.key, self.args.value)
-            k, v = (self._padded(x[b0:b1, h0:h1, :most], b0).flatten(0, 1) for x in pair)
+            k, v = (self._pad(x[b0:b1, h0:h1, :most], b0).flatten(0, 1) for x in pair)
             for tile in shared:
                 keys = tile.keys
                 rows = self.group * (tile.i1 - tile.i0)
                 yield number, tile, k[:, :keys], v[:, :keys], self._buffer("scores", (len(k), rows, keys))
                 number += 1
 
-    def _padded(self, x: Tensor, b0: int) -> Tensor:
+    def _pad(self, x: Tensor, b0: int) -> Tensor:
         """Return keys or values with zeros behind each batch element's own: infinity times 0 would be NaN."""
         lengths, b1 = self.lengths, b0 + len(x)
         if lengths is None or self.args.lengths is None or min(lengths[b0:b1]) >= x.shape[2]:

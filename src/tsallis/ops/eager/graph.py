@@ -38,7 +38,7 @@ def entmax(scores: Tensor, alpha: Alpha) -> Tensor:
     eps = nonzero_eps(alpha)
     low, high = torch.zeros_like(top), torch.full_like(top, WIDEST)
     low, high = _bisect(low, high, STEPS, lambda y: _power(z, y, eps).sum(-1, keepdim=True) > 1)
-    probs = _normalised(_power(z, (low + high) / 2, eps))
+    probs = _normalise(_power(z, (low + high) / 2, eps))
     if not isinstance(alpha, Tensor):
         return probs
     steep = alpha > 2
@@ -63,7 +63,7 @@ def _power(z: Tensor, y: Tensor, eps: float | Tensor) -> Tensor:
     return base ** (1 / eps)
 
 
-def _normalised(probs: Tensor) -> Tensor:
+def _normalise(probs: Tensor) -> Tensor:
     total = probs.sum(-1, keepdim=True)
     return probs / torch.where(total == 0, 1.0, total)
 
@@ -87,7 +87,7 @@ def _steep(scores: Tensor, top: Tensor, eps: float | Tensor) -> Tensor:
         excess = p.sum(-1, keepdim=True) + same * q - 1
         slope = (p / q * (power / (x + power))).sum(-1, keepdim=True) + same
         q = (q - excess / slope).clamp(min=tiny)
-    return _normalised(torch.where(above, (x + q**eps) ** (1 / eps), torch.where(ties, q, 0)))
+    return _normalise(torch.where(above, (x + q**eps) ** (1 / eps), torch.where(ties, q, 0)))
 
 
 def _steep_power(u: Tensor, eps: float | Tensor) -> Tensor:
@@ -109,16 +109,16 @@ def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
     pivot = pivot.masked_fill(few, 0)
     eps = alpha.to(z.dtype) - 1 if isinstance(alpha, Tensor) else alpha - 1
     if not isinstance(eps, Tensor):
-        probs = (_steep_budget if eps > 1 else _capped)(z, pivot, eps if eps > 1 else max(eps, LEAST_EPS), budget)
+        probs = (_steep_budget if eps > 1 else _cap)(z, pivot, eps if eps > 1 else max(eps, LEAST_EPS), budget)
     else:
         steep = eps > 1
-        flat = _capped(z, pivot, eps.clamp(min=LEAST_EPS, max=1), budget)
+        flat = _cap(z, pivot, eps.clamp(min=LEAST_EPS, max=1), budget)
         probs = torch.where(steep, _steep_budget(z, pivot, torch.where(steep, eps, 2), budget), flat)
     probs = torch.where(few, (z > -torch.inf).to(z.dtype), probs)
     return probs.masked_fill(broken, torch.nan).to(scores.dtype)
 
 
-def _capped(z: Tensor, pivot: Tensor, eps: float | Tensor, budget: float) -> Tensor:
+def _cap(z: Tensor, pivot: Tensor, eps: float | Tensor, budget: float) -> Tensor:
     low = torch.zeros_like(pivot)
     high = torch.clamp(low + 1 / eps, max=WIDEST)
     low, high = _bisect(

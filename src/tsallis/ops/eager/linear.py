@@ -64,9 +64,9 @@ def gather(
     out = _sparse(lists, len(table)) @ wide
     total = lists.value.new_zeros(len(out)).index_add_(0, _row_numbers(lists), lists.value) if need_total else None
     if minus is not None:
-        named = minus >= 0
-        out -= torch.where(named.unsqueeze(-1), wide[minus.clamp(min=0)], 0)
-        total = None if total is None else total - named.to(total.dtype)
+        has_class = minus >= 0
+        out -= torch.where(has_class.unsqueeze(-1), wide[minus.clamp(min=0)], 0)
+        total = None if total is None else total - has_class.to(total.dtype)
     if scale is not None:
         out, total = out * scale.unsqueeze(-1), None if total is None else total * scale
     if onto is not None and factor is not None:
@@ -77,10 +77,10 @@ def gather(
 def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
     """Return the rows' lists by class, each value times its row's weight, with -weight where the target [rows] is."""
     rows = torch.arange(len(target), device=target.device)
-    counted = target >= 0
-    row = torch.cat([_row_numbers(lists), rows[counted]])
-    column = torch.cat([lists.column.long(), target[counted]])
-    value = torch.cat([lists.value, lists.value.new_full((int(counted.sum()),), -1.0)]) * weight[row]
+    has_loss = target >= 0
+    row = torch.cat([_row_numbers(lists), rows[has_loss]])
+    column = torch.cat([lists.column.long(), target[has_loss]])
+    value = torch.cat([lists.value, lists.value.new_full((int(has_loss.sum()),), -1.0)]) * weight[row]
     order = column.argsort(stable=True)
     offsets = F.pad(torch.bincount(column, minlength=classes).cumsum(0), (1, 0))
     return CsrRows(offsets, row[order].to(torch.int32), value[order])

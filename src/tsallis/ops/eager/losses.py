@@ -10,12 +10,12 @@ from torch import Tensor
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.eager.entropy import entropy_alpha_gradient
-from tsallis.ops.eager.maps import Packed, candidates, solve, steep
+from tsallis.ops.eager.maps import CompactIndex, candidates, solve, steep
 from tsallis.ops.eager.thresholds import threshold
 
 
 class LossStats(NamedTuple):
-    """Probabilities [rows, d], or those of the candidates [rows, width] and where these lie (see `Packed`)."""
+    """Probabilities [rows, d], or those of the candidates [rows, width] and where these lie (see `CompactIndex`)."""
 
     probs: Tensor
     position: Tensor | None
@@ -26,7 +26,7 @@ class LossStats(NamedTuple):
         """Return all probabilities [rows, d]; a row with a NaN is all NaN."""
         if self.position is None or self.slot is None:
             return self.probs
-        return Packed(self.position, self.slot, self.width).scatter(self.probs, like)
+        return CompactIndex(self.position, self.slot, self.width).scatter(self.probs, like)
 
 
 def entmax_loss(
@@ -45,42 +45,42 @@ def entmax_loss_gradient(
 ) -> Tensor:
     """Return the gradient of the scores, (p - e_y) times the gradient [rows] of each loss."""
     stats = LossStats(*stats)
-    counted = _counted(scores, target).unsqueeze(-1)
-    weight = torch.where(counted, grad.unsqueeze(-1), 0)
+    has_loss = _has_loss(scores, target).unsqueeze(-1)
+    weight = torch.where(has_loss, grad.unsqueeze(-1), 0)
     dz = LossStats(stats.probs * weight, *stats[1:]).rows(upcast(scores))
     broken = stats.probs[:, :1].isnan()  # all of such a row is NaN
     if broken.any():
-        dz.masked_fill_(broken & counted, torch.nan).masked_fill_(broken & ~counted, 0)
+        dz.masked_fill_(broken & has_loss, torch.nan).masked_fill_(broken & ~has_loss, 0)
     return dz.scatter_add_(-1, target.clamp(min=0).unsqueeze(-1), -weight).to(scores.dtype)
 
 
-def _counted(scores: Tensor, target: Tensor) -> Tensor:
+def _has_loss(scores: Tensor, target: Tensor) -> Tensor:
     """Mark rows that have a loss: with a target, and with something that takes part; most are not read for it."""
-    counted = target >= 0
-    lost = (scores.gather(-1, target.clamp(min=0).unsqueeze(-1)) == -torch.inf).squeeze(-1)
-    if lost.any():
-        counted &= scores.amax(-1) != -torch.inf
-    return counted
+    has_loss = target >= 0
+    impossible = (scores.gather(-1, target.clamp(min=0).unsqueeze(-1)) == -torch.inf).squeeze(-1)
+    if impossible.any():
+        has_loss &= scores.amax(-1) != -torch.inf
+    return has_loss
 
 
 def pullback(
     scores: Tensor, target: Tensor, alpha: Alpha, probs: Tensor, grad: Tensor, need_alpha: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return gradients of the scores [rows, d] and of alpha [rows, 1], differentiable where `probs` is."""
-    counted = ((target >= 0) & (scores.detach().amax(-1) != -torch.inf)).unsqueeze(-1)
+    has_loss = ((target >= 0) & (scores.detach().amax(-1) != -torch.inf)).unsqueeze(-1)
     gold = torch.zeros_like(probs).scatter(-1, target.clamp(min=0).unsqueeze(-1), 1.0)
     weight = grad.unsqueeze(-1)
-    dz = torch.where(counted, (probs - gold) * weight, 0)
+    dz = torch.where(has_loss, (probs - gold) * weight, 0)
     if not need_alpha:
         return dz, None
-    return dz, torch.where(counted, entropy_alpha_gradient(probs, alpha) * weight, 0)
+    return dz, torch.where(has_loss, entropy_alpha_gradient(probs, alpha) * weight, 0)
 
 
-def solve_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor, Packed | None]:
+def solve_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor, CompactIndex | None]:
     """Compute the Fenchel-Young loss of each row against a class [rows] (negative: none), and the probabilities.
 
-    Where the rows were compacted the probabilities are the table [rows, width] that `Packed` places; a row with a NaN
-    is all NaN in it.
+    Where the rows were compacted the probabilities are the table [rows, width] that `CompactIndex` places; a row with a
+    NaN is all NaN in it.
     """
     if scores.dtype == torch.float32 and steep(alpha):
         loss, probs, packed = solve_loss(scores.double(), target, alpha)

@@ -27,7 +27,7 @@ DENSE_SHARE = 4  # rows are compacted when at most one entry in this many is a c
 NEARLY_DENSE = 1.1  # below this alpha nearly every score has a probability
 
 
-class Packed(NamedTuple):
+class CompactIndex(NamedTuple):
     """The positions of the candidates of compacted rows: the rest of each row has probability zero."""
 
     position: Tensor  # [n] flat positions in [rows, d]
@@ -45,7 +45,7 @@ class Packed(NamedTuple):
         return rows
 
 
-def compact(active: Tensor) -> Packed | None:
+def compact(active: Tensor) -> CompactIndex | None:
     """Return the positions of the True entries of rows [rows, d]; None where there are too many for it to pay."""
     rows, d = active.shape
     count = active.view(torch.int8).sum(-1, dtype=torch.int32).long()
@@ -56,7 +56,7 @@ def compact(active: Tensor) -> Packed | None:
     row = torch.arange(rows, device=active.device).repeat_interleave(count, output_size=position.numel())
     first = count.cumsum(0) - count
     slot = row * width + torch.arange(position.numel(), device=active.device) - first[row]
-    return Packed(position, slot, width)
+    return CompactIndex(position, slot, width)
 
 
 def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
@@ -95,7 +95,7 @@ def from_rows(rows: Tensor, like: Tensor, dim: int) -> Tensor:
     return rows.reshape(like.movedim(dim, -1).shape).movedim(-1, dim).to(like.dtype)
 
 
-def solve(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Packed | None]:
+def solve(scores: Tensor, alpha: Alpha) -> tuple[Tensor, CompactIndex | None]:
     """Return probabilities [rows, d], and where the candidates lie if the rows were compacted."""
     if isinstance(alpha, float) and alpha == 1.0:
         return torch.softmax(scores, -1).masked_fill_(scores.amax(-1, keepdim=True) == -torch.inf, 0), None
@@ -236,7 +236,7 @@ def _exp_alpha(u: Tensor, eps: Tensor) -> Tensor:
     return (u * eps).clamp_(min=-1).log1p_().div_(eps).exp_()
 
 
-def candidates(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor, Packed | None, Tensor | None, Tensor]:
+def candidates(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor, CompactIndex | None, Tensor | None, Tensor]:
     """Scores less their row's maximum: of whole rows, or of the entries that may be in the support.
 
     With them the maxima, where the entries lie, a lower bound of the threshold to start from, and the scores

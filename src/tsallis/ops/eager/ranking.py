@@ -12,7 +12,7 @@ from tsallis.ops.dtypes import upcast
 from tsallis.ops.eager.alpha_relu import alpha_relu
 from tsallis.ops.eager.maps import entmax
 
-SORTED = 4096  # of more symbols only the largest are looked for: ties among vocabularies of words do not matter
+SORT_LIMIT = 4096  # of more symbols only the largest are looked for: ties among vocabularies of words do not matter
 
 
 def best_symbols(
@@ -55,7 +55,7 @@ def best_of_log_probs(log_probs: Tensor, count: int, end: int, only: Tensor | No
 def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the largest values of each row and their columns; of equal ones the first, in every run."""
     width = values.shape[-1]
-    if width > SORTED:
+    if width > SORT_LIMIT:
         best, order = values.topk(min(count, width))
     else:
         best, order = (x[:, :count] for x in values.sort(descending=True, stable=True))

@@ -49,7 +49,7 @@ def _tolerance(values: Tensor, quadratic: bool) -> float:
     return math.sqrt(eps) / 4 if quadratic else 8 * eps
 
 
-def _normalised(probs: Tensor, mass: Tensor) -> Tensor:
+def _normalise(probs: Tensor, mass: Tensor) -> Tensor:
     return probs.div_(mass.clamp_(min=0.5))  # a row that takes no part has mass 0 and stays 0
 
 
@@ -59,7 +59,7 @@ def _solve_two(x: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         best = x.clamp(min=-1).sort(-1, descending=True).values
         tau = best.cumsum(-1).sub_(1).div_(_counting(best)).amax(-1, keepdim=True)
         u = (x - tau).clamp_(min=0)
-        return _normalised(u, u.sum(-1, keepdim=True)), 1 + tau
+        return _normalise(u, u.sum(-1, keepdim=True)), 1 + tau
     tau = start - 1
     tolerance = _tolerance(x, quadratic=False)
     for _ in range(NEWTON_LIMIT):
@@ -71,7 +71,7 @@ def _solve_two(x: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         if not bool((excess > tolerance).any()):
             break
     u = (x - tau).clamp_(min=0)
-    return _normalised(u, u.sum(-1, keepdim=True)), 1 + tau
+    return _normalise(u, u.sum(-1, keepdim=True)), 1 + tau
 
 
 def _solve_three_halves(values: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,7 +89,7 @@ def _solve_three_halves(values: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         if not bool((((norm - 1).abs() > tolerance) & (total > 0)).any()):
             break
     p = (x - tau).clamp_(min=0).square_()
-    return _normalised(p, p.sum(-1, keepdim=True)), 2 * (1 + tau)
+    return _normalise(p, p.sum(-1, keepdim=True)), 2 * (1 + tau)
 
 
 def _solve_three_halves_sorted(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,7 +105,7 @@ def _solve_three_halves_sorted(x: Tensor) -> tuple[Tensor, Tensor]:
     # A spread is a difference of sums: one Newton step takes its rounding back.
     tau = tau + norm * (norm - 1) / u.sum(-1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny)
     p = (x - tau).clamp_(min=0).square_()
-    return _normalised(p, p.sum(-1, keepdim=True)), 2 * (1 + tau)
+    return _normalise(p, p.sum(-1, keepdim=True)), 2 * (1 + tau)
 
 
 def _counting(rows: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ def _solve_convex(values: Tensor, alpha: Alpha, start: Tensor) -> tuple[Tensor, 
         if not bool(((log_mass.abs() > tolerance) & (mass > 0)).any()):
             break
     p = ((values - c) * eps).clamp_(min=-1).log1p_().div_(eps).exp_()
-    return _normalised(p, p.sum(-1, keepdim=True)), c
+    return _normalise(p, p.sum(-1, keepdim=True)), c
 
 
 def nonzero_eps(alpha: Alpha) -> Alpha:

@@ -15,7 +15,7 @@ from torch import Tensor
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.triton import maps
 from tsallis.ops.triton.language import ANY_ALPHA, entmax_weights, entropy_slope, kernel, plain, run, tl
-from tsallis.ops.triton.maps import Short, alphas, padded, processors, scan_arguments
+from tsallis.ops.triton.maps import Short, alphas, pad_size, processors, scan_arguments
 from tsallis.ops.triton.scan import initial_threshold, merge_parts, scan_row, solve
 from tsallis.ops.triton.short_rows import NEWTON_LIMIT, block_eps, row_eps, short_solve
 
@@ -372,7 +372,7 @@ def tiling(rows: int, d: int, powers: int, processors: int) -> Short | maps.Long
 
 def block(d: int) -> tuple[int, int]:
     """Return rows and columns of a program's tile."""
-    width = min(padded(d), TILE)
+    width = min(pad_size(d), TILE)
     return TILE // width, width
 
 
@@ -485,7 +485,7 @@ def support(
         index=index,
         value=value,
         d=d,
-        WIDTH=min(padded(d), 1024),
+        WIDTH=min(pad_size(d), 1024),
         STATS=STATS,
         **alphas(alpha, scores),
         num_warps=4,

@@ -48,7 +48,7 @@ def gradient_tiling(rows: int, d: int, powers: int, processors: int) -> Short | 
 
 def short(d: int) -> Short:
     """Choose some thirty scores a thread, and a warp for each row where that is enough."""
-    width = padded(d)
+    width = pad_size(d)
     rows = max(1, min(64, 1024 // width))
     return Short(rows, width, width // 4 if width >= 256 else width, max(1, rows * width // 1024))
 
@@ -64,7 +64,7 @@ def long(rows: int, d: int, processors: int) -> Long:
     return Long(lanes, min(lanes, 512), 16, 4096, warps, 4, processors * min(16 // warps, 12), parts)
 
 
-def padded(d: int) -> int:
+def pad_size(d: int) -> int:
     """Return the next power of two."""
     return 1 << max(d - 1, 0).bit_length()
 
@@ -260,7 +260,7 @@ def _gradient_by_parts(shared: dict[str, Any], tiles: Long, rows: int, alpha_gra
     sizes = {
         "tiles_per_part": stride,
         "PARTS": count,
-        "PADDED": padded(count),
+        "PADDED": pad_size(count),
         "LANES": tiles.lanes,
         "num_warps": tiles.warps,
     }

@@ -50,7 +50,7 @@ class Tilings(NamedTuple):
 
 def tilings(size: int, value_size: int, dtype: torch.dtype) -> Tilings:
     """Return tilings that compile for an H200 with few registers spilled or none; wide float32 heads spill more."""
-    widest = max(padded(size), padded(value_size))
+    widest = max(pad_size(size), pad_size(value_size))
     if dtype == torch.float32:
         if widest <= 64:
             return Tilings(Tiling(64, 32, 8, 2), Tiling(32, 32, 8, 1), Tiling(32, 32, 4, 1))
@@ -73,7 +73,7 @@ class ShortTiling(NamedTuple):
 
 def short_tiling(size: int, value_size: int, dtype: torch.dtype, keys: int) -> ShortTiling | None:
     """Return the tiling of the kernel that holds all scores of a block of queries; None if there are too many."""
-    widest = max(padded(size), padded(value_size))
+    widest = max(pad_size(size), pad_size(value_size))
     if keys > SHORT_KEYS or widest > 128:
         return None
     if dtype == torch.float32 and (keys > 256 or widest > 64):  # spills
@@ -87,7 +87,7 @@ def short_tiling(size: int, value_size: int, dtype: torch.dtype, keys: int) -> S
 def decode_tiling(size: int, value_size: int, dtype: torch.dtype, rows: int) -> Tiling:
     """Return the tiling of the kernels that split the keys; `rows` queries read the same ones."""
     rows = max(16, 1 << (rows - 1).bit_length())
-    widest = max(padded(size), padded(value_size)) * (2 if dtype == torch.float32 else 1)
+    widest = max(pad_size(size), pad_size(value_size)) * (2 if dtype == torch.float32 else 1)
     return Tiling(rows, 64 if widest <= 256 else 32, 4, 3 if widest <= 256 else 2)
 
 
@@ -96,7 +96,7 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-def padded(size: int) -> int:
+def pad_size(size: int) -> int:
     """Return the size of a block that holds a head."""
     return max(16, 1 << (size - 1).bit_length())
 
@@ -142,8 +142,8 @@ class Launch:
             "scale": args.scale,
             "SIZE": size,
             "VALUE_SIZE": self.value_size,
-            "PADDED": padded(size),
-            "VALUE_PADDED": padded(self.value_size),
+            "PADDED": pad_size(size),
+            "VALUE_PADDED": pad_size(self.value_size),
             "MODE": plain(ANY_ALPHA) if args.alpha_value is None else mode(args.alpha_value),
             "MASK": plain(kind),
             "CAUSAL": args.causal,
@@ -167,14 +167,14 @@ class Launch:
     def by_query(self, kernel: Any, tiling: Tiling, **more: Any) -> None:
         """Launch a program for each block of queries."""
         blocks = -(-self.queries // tiling.queries)
-        self._tiled(kernel, (blocks, self.heads, self.batch), tiling, more)
+        self._launch(kernel, (blocks, self.heads, self.batch), tiling, more)
 
     def by_key(self, kernel: Any, tiling: Tiling, **more: Any) -> None:
         """Launch a program for each block of keys."""
         blocks = -(-self.keys // tiling.keys)
-        self._tiled(kernel, (blocks, self.key_heads, self.batch), tiling, more)
+        self._launch(kernel, (blocks, self.key_heads, self.batch), tiling, more)
 
-    def _tiled(self, kernel: Any, grid: tuple[int, int, int], tiling: Tiling, more: dict[str, Any]) -> None:
+    def _launch(self, kernel: Any, grid: tuple[int, int, int], tiling: Tiling, more: dict[str, Any]) -> None:
         sizes = {
             "BLOCK_Q": tiling.queries,
             "BLOCK_K": tiling.keys,
