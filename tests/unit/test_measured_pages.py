@@ -322,3 +322,11 @@ def test_what_is_said_of_94_languages_is_in_the_manifests() -> None:
     assert "four and a half to six points below the paper" in text
     assert 0.72 < runs["sparsemax"]["metrics"]["complete"] < 0.78 and "three lists in four are complete" in text
     assert all(run["run"]["epoch"] + 1 == 17 and run["training"]["updates"] == 23200 for run in runs.values())
+    for seed in (2, 3):
+        longer = json.loads((RESULTS / "runs" / f"inflection-all-entmax-long-s{seed}.json").read_text(encoding="utf-8"))
+        metrics, training = longer["metrics"], longer["config"]["training"]
+        assert "32,000 updates (23 epochs), and with twice the learning rate reaches the paper's accuracy" in text
+        assert (longer["run"]["epoch"], longer["training"]["updates"]) == (23, 32000)
+        assert training["learning_rate"] == 2 * runs["entmax"]["config"]["training"]["learning_rate"]
+        assert abs(metrics["macro_accuracy"] - published["entmax"]) < 0.005
+        assert metrics["complete"] > 0.79 and metrics["single"] < 0.66
